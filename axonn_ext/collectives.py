@@ -1,0 +1,72 @@
+"""Collectives along an axis of the grid, differentiable, that cost nothing where the axis is 1.
+
+What a gradient is depends on what ranks do with the result, so a sum comes in two kinds:
+
+    forward      backward     where
+    all_reduce   all_reduce   `all_reduce`   each rank goes on with the sum in its own way
+    all_reduce   nothing      `reduce_from`  all ranks go on alike, so each has the whole gradient
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from axonn_ext import ops  # noqa: F401  (registers torch.ops.axonn)
+from axonn_ext.grid import AxisGroup
+
+
+def all_gather(shard: Tensor, axis: AxisGroup, *, dim: int = 0, algorithm: str = "auto") -> Tensor:
+    """Returns the shards of all ranks of the axis, concatenated along `dim`.
+
+    Backward: reduce-scatter of the gradient.
+    """
+    if axis.size == 1:
+        return shard
+    return torch.ops.axonn.all_gather(shard, dim, axis.name, axis.size, algorithm)
+
+
+def reduce_scatter(
+    input: Tensor, axis: AxisGroup, *, dim: int = 0, algorithm: str = "auto"
+) -> Tensor:
+    """Returns this rank's block, along `dim`, of the sum over the axis, accumulated in fp32.
+
+    Backward: all-gather of the gradient.
+    """
+    if axis.size == 1:
+        return input
+    return torch.ops.axonn.reduce_scatter(input, dim, axis.name, axis.size, algorithm)
+
+
+def all_reduce(
+    input: Tensor, axis: AxisGroup, *, reduce_op: str = "sum", algorithm: str = "auto"
+) -> Tensor:
+    """Returns the sum (or "max", which has no gradient) over the axis, accumulated in fp32.
+
+    Backward: all-reduce of the gradient.
+    """
+    if axis.size == 1:
+        return input
+    return torch.ops.axonn.all_reduce(input, reduce_op, axis.name, axis.size, algorithm)
+
+
+def reduce_from(input: Tensor, axis: AxisGroup, *, algorithm: str = "auto") -> Tensor:
+    """Returns the sum over the axis, with which every rank must go on in the same way.
+
+    Backward: the gradient itself, without communication.
+    """
+    if axis.size == 1:
+        return input
+    return _ReduceFrom.apply(input, axis.name, axis.size, algorithm)
+
+
+class _ReduceFrom(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, name: str, size: int, algorithm: str) -> Tensor:
+        return torch.ops.axonn.all_reduce(input, "sum", name, size, algorithm)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return dy, None, None, None

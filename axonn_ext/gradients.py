@@ -1,0 +1,108 @@
+"""What happens to gradients between backward and the optimizer: sums, norm, clipping.
+
+Gradients are summed, never averaged: the loss is a mean over the global batch already. Each is
+summed over exactly the axes that split the rows it is computed from (shared rule, see
+docs/architecture.md); a copy that several ranks hold counts once in the norm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from axonn_ext import collectives
+from axonn_ext.grid import Grid
+from axonn_ext.nn.sharded import ShardedParameter, sharded_parameters
+
+# Large enough that a collective's latency does not show, small enough not to matter beside a model.
+BUCKET_BYTES = 32 << 20
+SUM_ORDER = ("x", "y", "z", "data")
+
+
+@torch.no_grad()
+def sync_gradients(module: nn.Module) -> None:
+    """Sums every gradient over the axes that backward has left; call it once a step.
+
+    With gradient accumulation, once after the last micro-batch. Parameters without a gradient are
+    passed over, and must be so on every rank. Collectives: bucketed all-reduces over x, z and data;
+    accumulated in fp32, in the gradients' dtype between ranks.
+    """
+    parameters = [p for p in sharded_parameters(module) if p.parameter.grad is not None]
+    for name in SUM_ORDER:
+        summed = [p for p in parameters if name in p.spec.summed_over and p.grid.size(name) > 1]
+        for bucket in _buckets(summed):
+            axis = bucket[0].grid.axis(name)
+            grads = [_grad(p) for p in bucket]
+            flat = torch.cat([grad.flatten() for grad in grads])
+            pieces = collectives.all_reduce(flat, axis).split([grad.numel() for grad in grads])
+            torch._foreach_copy_(
+                grads, [piece.view_as(grad) for piece, grad in zip(pieces, grads, strict=True)]
+            )
+
+
+@torch.no_grad()
+def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
+    """Scales all gradients so that their global norm is at most `max_norm`; returns it.
+
+    The norm returned, an fp64 scalar, is the one before clipping that a single process would
+    compute on the whole model, the same on every rank. Call it after `sync_gradients`. `max_norm` may be infinite: just the norm.
+    Collectives: one number over each of x, y and z.
+
+    Raises ValueError if max_norm is not positive.
+    """
+    if not max_norm > 0:
+        raise ValueError(f"clip_grad_norm_: max_norm must be positive, got {max_norm}")
+    parameters = [p for p in sharded_parameters(module) if p.parameter.grad is not None]
+    if not parameters:
+        return torch.zeros((), dtype=torch.float64)
+    norms = torch._foreach_norm([_wide(_grad(p)) for p in parameters])
+    square = torch.stack(
+        [norm.double().square() / _copies(p) for norm, p in zip(norms, parameters, strict=True)]
+    ).sum()
+    grid = parameters[0].grid
+    for name in ("x", "y", "z"):
+        square = collectives.all_reduce(square.view(1), grid.axis(name)).view(())
+    norm = square.sqrt()
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    if math.isfinite(max_norm):
+        for p in parameters:
+            _grad(p).mul_(scale.to(_grad(p).dtype))
+    return norm
+
+
+def _grad(p: ShardedParameter) -> Tensor:
+    assert p.parameter.grad is not None
+    return p.parameter.grad
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t.float() if t.dtype == torch.bfloat16 else t
+
+
+def _copies(p: ShardedParameter) -> int:
+    """How many ranks along x, y and z hold the same block."""
+    split = {axis for axes in p.spec.dims.values() for axis in axes}
+    return _num_ranks(p.grid, {"x", "y", "z"} - split)
+
+
+def _num_ranks(grid: Grid, axes: Iterable[str]) -> int:
+    return math.prod(grid.size(axis) for axis in axes)
+
+
+def _buckets(parameters: list[ShardedParameter]) -> Iterator[list[ShardedParameter]]:
+    """Runs of gradients of one grid and dtype, at most BUCKET_BYTES each (or one gradient)."""
+    bucket: list[ShardedParameter] = []
+    size = 0
+    for p in parameters:
+        grad = _grad(p)
+        alike = bucket and bucket[0].grid is p.grid and _grad(bucket[0]).dtype == grad.dtype
+        if bucket and (not alike or size + grad.nbytes > BUCKET_BYTES):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(p)
+        size += grad.nbytes
+    if bucket:
+        yield bucket

@@ -1,0 +1,205 @@
+"""The grid of ranks: how many along each axis, where this rank is, and the groups of the axes.
+
+Rank order, slowest to fastest: data, pipe, z, y, x, so that x has the fastest links.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+
+AXES = ("data", "pipe", "z", "y", "x")  # slowest to fastest
+Dims = Mapping[int, Sequence[str]]  # tensor dim -> the axes that split it, slowest first
+
+
+@dataclass(frozen=True)
+class GridShape:
+    """Sizes of the five axes. Needs no process group, so it can be checked before a launch."""
+
+    x: int = 1
+    y: int = 1
+    z: int = 1
+    data: int = 1
+    pipe: int = 1
+
+    def __post_init__(self) -> None:
+        for axis, size in self.as_dict().items():
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ValueError(f"grid axis {axis} must be a whole number >= 1, got {size!r}")
+        if self.pipe > 1:
+            raise ValueError(
+                f"grid axis pipe={self.pipe}: pipeline parallelism is not available yet; use pipe=1"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> GridShape:
+        """The shape that "x=2,y=2,z=1,data=1,pipe=1" (omitted = 1) or "2x2x1" (x, y, z) stands for.
+
+        Raises ValueError, with what was expected, for anything else.
+        """
+        text = text.strip()
+        if text == "auto":
+            raise ValueError("grid 'auto' needs the planner, which is not available yet")
+        names = [f.name for f in fields(cls)]
+        expected = f"grid must read like x=2,y=2,z=1 (axes {', '.join(names)}) or 2x2x1"
+        if re.fullmatch(r"\d+x\d+x\d+", text):
+            x, y, z = (int(size) for size in text.split("x"))
+            return cls(x=x, y=y, z=z)
+        sizes: dict[str, int] = {}
+        for item in text.split(","):
+            match = re.fullmatch(r"\s*(\w+)\s*=\s*(-?\d+)\s*", item)
+            if not match or match[1] not in names:
+                raise ValueError(f"{expected}; got {item!r} in {text!r}")
+            if match[1] in sizes:
+                raise ValueError(f"{expected}; {match[1]} stands twice in {text!r}")
+            sizes[match[1]] = int(match[2])
+        return cls(**sizes)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.as_dict().values())
+
+    def as_dict(self) -> dict[str, int]:
+        """The JSON object of five keys."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def __str__(self) -> str:
+        return ",".join(f"{axis}={size}" for axis, size in self.as_dict().items())
+
+
+@dataclass(frozen=True)
+class AxisGroup:
+    """The ranks that differ in one coordinate only: what the ops take, as plain values."""
+
+    axis: str
+    name: str  # of the c10d process group
+    size: int
+    rank: int  # this rank's coordinate
+    process_group: ProcessGroup = field(repr=False, compare=False)
+
+
+class Grid:
+    """The grid of this world's ranks; needs an initialised `torch.distributed`.
+
+        grid = Grid(x=2, y=2, z=2)
+        grid.size("x"), grid.coords["x"], grid.group("x")
+
+    Collective: every rank makes the same grids in the same order. Several grids may exist at once;
+    each has process groups of its own (c10d's, one for each axis).
+
+    Raises:
+        ValueError: the sizes' product is not the world size, or pipe > 1.
+        RuntimeError: `torch.distributed` is not initialised.
+    """
+
+    def __init__(self, x: int = 1, y: int = 1, z: int = 1, data: int = 1, pipe: int = 1) -> None:
+        self.shape = GridShape(x=x, y=y, z=z, data=data, pipe=pipe)
+        if not dist.is_initialized():
+            raise RuntimeError(
+                "Grid needs an initialised torch.distributed: call "
+                "torch.distributed.init_process_group() first, under torchrun for several ranks"
+            )
+        self.world_size = dist.get_world_size()
+        if self.shape.size != self.world_size:
+            raise ValueError(
+                f"grid {self.shape} has {self.shape.size} ranks but the world has {self.world_size}"
+            )
+        self.rank = dist.get_rank()
+        sizes = [getattr(self.shape, axis) for axis in AXES]
+        self._ranks = torch.arange(self.world_size).view(sizes)
+        place = (self._ranks == self.rank).nonzero()[0].tolist()
+        self.coords = dict(zip(AXES, place, strict=True))
+        self._groups = {axis: self._make_group(axis) for axis in AXES}
+        self._mesh: DeviceMesh | None = None
+
+    def _make_group(self, axis: str) -> AxisGroup:
+        index = [self.coords[a] if a != axis else slice(None) for a in AXES]
+        ranks = self._ranks[tuple(index)].flatten().tolist()
+        group = dist.new_group(ranks, use_local_synchronization=True, group_desc=f"axonn_{axis}")
+        return AxisGroup(axis, group.group_name, len(ranks), self.coords[axis], group)
+
+    def __repr__(self) -> str:
+        return f"Grid({self.shape})"
+
+    def size(self, axis: str) -> int:
+        return self.axis(axis).size
+
+    def axis(self, axis: str) -> AxisGroup:
+        """This rank's group along an axis. Raises ValueError for an unknown axis."""
+        if axis not in self._groups:
+            raise ValueError(f"axis must be one of {', '.join(AXES)}, got {axis!r}")
+        return self._groups[axis]
+
+    def group(self, axis: str) -> ProcessGroup:
+        """The c10d process group along an axis."""
+        return self.axis(axis).process_group
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The grid as torch's DeviceMesh, dims named like the axes, over the same groups."""
+        if self._mesh is None:
+            groups = [self.group(axis) for axis in AXES]
+            self._mesh = DeviceMesh.from_group(
+                groups, "cpu", mesh=self._ranks.clone(), mesh_dim_names=AXES
+            )
+        return self._mesh
+
+    def num_parts(self, axes: Sequence[str]) -> int:
+        """Into how many parts these axes together split a dimension."""
+        return math.prod(self.size(axis) for axis in axes)
+
+    def part(self, axes: Sequence[str]) -> int:
+        """Which of those parts is this rank's, the first axis being the slowest."""
+        index = 0
+        for axis in axes:
+            index = index * self.size(axis) + self.axis(axis).rank
+        return index
+
+    def local_block(self, full_sizes: Sequence[int], dims: Dims) -> tuple[list[int], list[int]]:
+        """(offsets, sizes) of this rank's block of a tensor that `dims` splits.
+
+        Raises ValueError, with the numbers, where the axes do not divide a dimension.
+        """
+        offsets, sizes = [0] * len(full_sizes), list(full_sizes)
+        for dim, axes in dims.items():
+            parts = self.num_parts(axes)
+            if full_sizes[dim] % parts:
+                raise ValueError(
+                    f"dim {dim} of a tensor of shape {list(full_sizes)} must be divisible by "
+                    f"{parts} (axes {', '.join(f'{axis}={self.size(axis)}' for axis in axes)})"
+                )
+            sizes[dim] = full_sizes[dim] // parts
+            offsets[dim] = self.part(axes) * sizes[dim]
+        return offsets, sizes
+
+    def shard(self, full: Tensor, dims: Dims) -> Tensor:
+        """This rank's block of a tensor that is whole on every rank; a copy, nothing moves.
+
+        `grid.shard(full, {0: ("data", "z", "x"), 1: ("y",)})`
+        """
+        offsets, sizes = self.local_block(full.shape, dims)
+        block = full
+        for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+            block = block.narrow(dim, offset, size)
+        return block.clone(memory_format=torch.contiguous_format)
+
+    def unshard(self, local: Tensor, dims: Dims) -> Tensor:
+        """The whole tensor, on every rank, of which each rank has `shard(full, dims)`.
+
+        Collectives: an all-gather over every axis of `dims`, fastest first. No gradient.
+        """
+        whole = local.detach()
+        for dim, axes in dims.items():
+            for axis in reversed(tuple(axes)):
+                group = self.axis(axis)
+                if group.size > 1:
+                    whole = torch.ops.axonn.all_gather(whole, dim, group.name, group.size, "auto")
+        return whole

@@ -1,0 +1,103 @@
+"""What the families share: blocks with a residual stream, and the run through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from axonn_ext.grid import Grid
+from axonn_ext.models.config import ModelConfig, ParallelConfig
+from axonn_ext.nn import MLP, Attention, CrossEntropy, Init
+from axonn_ext.nn.sharded import own_rows
+from axonn_ext.state import NamedState
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)); x [m / Gx, H / Gy] (replicated: m rows)."""
+
+    def __init__(
+        self, norm_1: nn.Module, attention: Attention, norm_2: nn.Module, mlp: MLP
+    ) -> None:
+        super().__init__()
+        self.norm_1, self.attention, self.norm_2, self.mlp = norm_1, attention, norm_2, mlp
+
+    def forward(self, x: Tensor, sequence_length: int) -> Tensor:
+        x = x + self.attention(self.norm_1(x), sequence_length)
+        return x + self.mlp(self.norm_2(x))
+
+
+class Transformer(nn.Module, NamedState):
+    """A decoder-only model on a grid. Subclasses say what goes in, and public names.
+
+    token_ids [B, S]: all sequences of this rank's (data, z) group, equal on every x and y rank.
+    """
+
+    config: ModelConfig
+    parallel: ParallelConfig
+    grid: Grid
+    criterion: CrossEntropy
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Returns this rank's logits, [m / Gy, V / Gx] (replicated: m rows), m = B * S."""
+        raise NotImplementedError
+
+    def loss(
+        self, token_ids: Tensor, labels: Tensor, num_labels: Tensor | float | None = None
+    ) -> Tensor:
+        """Returns the mean loss over the labelled tokens of the global batch, equal on every rank.
+
+        labels [B, S] like token_ids, -100: none. num_labels: what to divide by, if it is not the
+        number of this call's labels over all ranks; see CrossEntropy.
+        """
+        rows = labels.flatten()
+        if self.parallel.layout == "sharded":
+            axis = self.grid.axis("y")
+            rows = own_rows(rows, axis.rank, axis.size)
+        return self.criterion(self(token_ids), rows, num_labels)
+
+    def run_blocks(self, blocks: Iterable[nn.Module], x: Tensor, sequence_length: int) -> Tensor:
+        for block in blocks:
+            if self.parallel.recompute and torch.is_grad_enabled():
+                x = checkpoint(block, x, sequence_length, use_reentrant=False)
+            else:
+                x = block(x, sequence_length)
+        return x
+
+
+def check_token_ids(token_ids: Tensor, config: ModelConfig) -> int:
+    """The sequence length. Raises ValueError for anything but [B, S], S within the model's."""
+    if token_ids.dim() != 2 or token_ids.shape[1] > config.sequence_length:
+        raise ValueError(
+            f"token_ids must have shape [sequences, length <= {config.sequence_length}], "
+            f"got {list(token_ids.shape)}"
+        )
+    return token_ids.shape[1]
+
+
+def residual_init(config: ModelConfig) -> Init:
+    """For what adds to the residual stream: GPT-2 scales it by 1 / sqrt(its number of addends)."""
+    return Init.normal(config.init_std / (2 * config.num_layers) ** 0.5)
+
+
+# Whole tensors between a fused weight's arrangement and its separate parts.
+
+
+def split_qkv(fused: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """[q.., k, v] for each key-value head, in rows -> (q, k, v)."""
+    q_per_kv = config.num_heads // config.kv_heads
+    groups = fused.unflatten(0, (config.kv_heads, q_per_kv + 2, config.head_dim))
+    q, k, v = groups.split((q_per_kv, 1, 1), dim=1)
+    return q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)
+
+
+def fuse_qkv(q: Tensor, k: Tensor, v: Tensor, config: ModelConfig) -> Tensor:
+    """The reverse of `split_qkv`."""
+    heads = (t.unflatten(0, (config.kv_heads, -1, config.head_dim)) for t in (q, k, v))
+    return torch.cat(list(heads), dim=1).flatten(0, 2)
+
+
+def rename(state: dict[str, Tensor], name_of: Callable[[str], str]) -> dict[str, Tensor]:
+    return {name_of(name): tensor for name, tensor in state.items()}

@@ -1,0 +1,32 @@
+"""Modules for a grid of ranks. Shapes in their texts are those of one rank."""
+
+from axonn_ext.nn.attention import Attention, Rotary
+from axonn_ext.nn.embedding import Embedding, PositionEmbedding
+from axonn_ext.nn.linear import Linear
+from axonn_ext.nn.loss import CrossEntropy
+from axonn_ext.nn.mlp import MLP
+from axonn_ext.nn.norm import LayerNorm, RMSNorm
+from axonn_ext.nn.sharded import (
+    Init,
+    ParameterSpec,
+    ShardedModule,
+    initialize,
+    sharded_parameters,
+)
+
+__all__ = [
+    "MLP",
+    "Attention",
+    "CrossEntropy",
+    "Embedding",
+    "Init",
+    "LayerNorm",
+    "Linear",
+    "ParameterSpec",
+    "PositionEmbedding",
+    "RMSNorm",
+    "Rotary",
+    "ShardedModule",
+    "initialize",
+    "sharded_parameters",
+]

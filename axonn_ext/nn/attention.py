@@ -1,0 +1,111 @@
+"""Causal self-attention: whole sequences and whole key-value head groups on every rank."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from axonn_ext.grid import Grid
+from axonn_ext.nn.linear import Linear
+from axonn_ext.nn.sharded import Init
+
+
+class Rotary(nn.Module):
+    """Rotary position embedding, halves rotated against each other.
+
+    Source: Su et al., arXiv:2104.09864; the half-split arrangement of Llama's public weights.
+    """
+
+    def __init__(self, head_dim: int, max_length: int, theta: float = 10000.0) -> None:
+        super().__init__()
+        if head_dim % 2:
+            raise ValueError(f"Rotary: head_dim must be even, got {head_dim}")
+        frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        angles = torch.outer(torch.arange(max_length, dtype=torch.float64), frequencies)
+        angles = torch.cat([angles, angles], -1)  # [max_length, head_dim]
+        self.register_buffer("cos", angles.cos().float(), persistent=False)
+        self.register_buffer("sin", angles.sin().float(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., sequence, head_dim], positions from 0."""
+        length = x.shape[-2]
+        cos, sin = self.cos[:length].to(x.dtype), self.sin[:length].to(x.dtype)
+        low, high = x.chunk(2, -1)
+        return x * cos + torch.cat([-high, low], -1) * sin
+
+
+class Attention(nn.Module):
+    """Grouped-query causal attention between a fused qkv Linear and an out-projection.
+
+    x [m / Gx, H / Gy] -> same   (replicated: [m, H / Gy]); rows are the flattened batch.
+
+    The rows of the qkv weight are grouped by key-value head, [q.., k, v] for each, so that a block
+    of them holds whole groups. In between, a rank attends over whole sequences:
+
+        sharded                sequences over (data, z, y), heads over x
+        sharded, heads_over_y  sequences over (data, z), heads over x and y: where y does not divide
+                               the sequences; moves features instead of rows, at equal volume
+        replicated             sequences over (data, z), heads over x, computed on each y rank
+
+    Raises ValueError where the axes do not divide the key-value heads or the sequences.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        grid: Grid,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        rotary: Rotary | None = None,
+        bias: bool = True,
+        layout: str = "sharded",
+        heads_over_y: bool = False,
+        init: Init | None = None,
+        out_init: Init | None = None,
+        **linear_options: object,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
+        if num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"Attention: num_heads={num_heads} must be divisible by "
+                f"num_kv_heads={self.num_kv_heads}"
+            )
+        self.head_dim = head_dim or hidden_size // num_heads
+        self.rotary = rotary
+        head_axes = ("x", "y") if heads_over_y else ("x",)
+        parts = grid.num_parts(head_axes)
+        if self.num_kv_heads % parts:
+            raise ValueError(
+                f"Attention: num_kv_heads={self.num_kv_heads} must be divisible by {parts} "
+                f"(axes {', '.join(f'{a}={grid.size(a)}' for a in head_axes)})"
+            )
+        heads = num_heads + 2 * self.num_kv_heads
+        moved_dim = int(heads_over_y)
+        self.qkv = Linear(
+            hidden_size, heads * self.head_dim, grid=grid, role="expand", bias=bias, layout=layout,
+            scatter_dim=moved_dim, init=init, **linear_options,
+        )  # fmt: skip
+        self.out = Linear(
+            num_heads * self.head_dim, hidden_size, grid=grid, role="contract", bias=bias,
+            layout=layout, gather_dim=moved_dim, init=out_init or init, **linear_options,
+        )  # fmt: skip
+
+    def forward(self, x: Tensor, sequence_length: int) -> Tensor:
+        qkv = self.qkv(x)  # [sequences * length, groups * (q_per_kv + 2) * head_dim]
+        if qkv.shape[0] % sequence_length:
+            raise ValueError(
+                f"Attention: the {qkv.shape[0]} rows that each y rank attends over must be whole "
+                f"sequences of {sequence_length}; let y={self.qkv.grid.size('y')} divide the "
+                "sequences of a (data, z) group, or use heads_over_y or layout 'replicated'"
+            )
+        q_per_kv = self.num_heads // self.num_kv_heads
+        t = qkv.unflatten(0, (-1, sequence_length)).unflatten(-1, (-1, q_per_kv + 2, self.head_dim))
+        q, k, v = (u.flatten(2, 3).transpose(1, 2) for u in t.split((q_per_kv, 1, 1), dim=3))
+        if self.rotary is not None:
+            q, k = self.rotary(q), self.rotary(k)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q_per_kv > 1)
+        return self.out(out.transpose(1, 2).flatten(2).flatten(0, 1))

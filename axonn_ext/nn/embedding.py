@@ -1,0 +1,122 @@
+"""Token and position embeddings."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from axonn_ext import collectives
+from axonn_ext.grid import Grid
+from axonn_ext.nn.sharded import (
+    LAYOUTS,
+    Init,
+    ParameterSpec,
+    ShardedModule,
+    check_choice,
+    initialize,
+    rows_over,
+)
+
+
+class Embedding(ShardedModule):
+    """Rows of a table, its vocabulary split over x and z, its features over y.
+
+        ids    [m], any shape: all of the (data, z) group's, equal on every x and y rank
+        table  [V / (Gx Gz), H / Gy], laid out as the weight of an expand Linear H -> V (tying)
+        result [m / Gx, H / Gy]   (replicated: [m, H / Gy])
+
+    A contract Linear of one-hot rows whose input needs no gather. Collectives: all-gather of the
+    table over z, reduce-scatter (replicated: all-reduce) of the result over x; backward the
+    reverse.
+    Ids must lie in [0, V): as on a GPU, one outside is not detected, its row is zero.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        grid: Grid,
+        layout: str = "sharded",
+        algorithm: str = "auto",
+        init: Init | None = None,
+        seed: int | None = 0,
+        name: str = "",
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(grid)
+        check_choice("layout", layout, LAYOUTS)
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.layout, self.algorithm = layout, algorithm
+        spec = ParameterSpec(
+            (num_embeddings, embedding_dim),
+            {0: ("x", "z"), 1: ("y",)},
+            ("data",),
+            init or Init.normal(1.0),
+        )
+        self.add_parameter("weight", spec, dtype=dtype, device=device)
+        if seed is not None:
+            initialize(self, seed=seed, prefix=name)
+
+    def gather_weight(self) -> Tensor:
+        """The table gathered over z, [V / Gx, H / Gy]; see Linear.gather_weight."""
+        return collectives.all_gather(self.weight, self.grid.axis("z"), algorithm=self.algorithm)
+
+    def forward(self, ids: Tensor, weight: Tensor | None = None) -> Tensor:
+        table = self.gather_weight() if weight is None else weight
+        axis = self.grid.axis("x")
+        local = ids.flatten() - axis.rank * table.shape[0]
+        inside = (local >= 0) & (local < table.shape[0])
+        rows = F.embedding(local.clamp(0, table.shape[0] - 1), table) * inside[:, None]
+        if self.layout == "sharded":
+            return collectives.reduce_scatter(rows, axis, algorithm=self.algorithm)
+        return collectives.reduce_from(rows, axis, algorithm=self.algorithm)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, layout={self.layout}"
+
+
+class PositionEmbedding(ShardedModule):
+    """Adds a learned row for each position: x [m / Gx, H / Gy] (replicated: [m, H / Gy]).
+
+    Rows are the flattened batch, so a rank's block may begin within a sequence. No collectives.
+    """
+
+    def __init__(
+        self,
+        num_positions: int,
+        embedding_dim: int,
+        *,
+        grid: Grid,
+        layout: str = "sharded",
+        init: Init | None = None,
+        seed: int | None = 0,
+        name: str = "",
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(grid)
+        check_choice("layout", layout, LAYOUTS)
+        self.num_positions, self.layout = num_positions, layout
+        rows_axes = rows_over(layout, "x")
+        spec = ParameterSpec(
+            (num_positions, embedding_dim),
+            {1: ("y",)},
+            tuple(reversed(rows_axes)),
+            init or Init.normal(1.0),
+        )
+        self.add_parameter("weight", spec, dtype=dtype, device=device)
+        if seed is not None:
+            initialize(self, seed=seed, prefix=name)
+
+    def forward(self, x: Tensor, sequence_length: int) -> Tensor:
+        if sequence_length > self.num_positions:
+            raise ValueError(
+                f"PositionEmbedding: sequence_length={sequence_length} must be at most "
+                f"num_positions={self.num_positions}"
+            )
+        first = self.grid.axis("x").rank * x.shape[0] if self.layout == "sharded" else 0
+        positions = (torch.arange(x.shape[0], device=x.device) + first) % sequence_length
+        return x + F.embedding(positions, self.weight)

@@ -1,0 +1,186 @@
+"""The Linear of the 3D parallel matmul.
+
+Legend: M rows of the global batch, m = M / (Gd Gz) of them in one (data, z) group; K, N in and out
+features; (r, s) = (x, y) for the role "expand" and (y, x) for "contract".
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from axonn_ext import collectives
+from axonn_ext.grid import Dims, Grid
+from axonn_ext.nn.sharded import (
+    LAYOUTS,
+    Init,
+    ParameterSpec,
+    ShardedModule,
+    check_choice,
+    initialize,
+    rows_over,
+)
+
+ROLES = {"expand": ("x", "y"), "contract": ("y", "x")}
+
+
+class Linear(ShardedModule):
+    """y = x @ W.T + b, the matrix split over x and y, its shards over z.
+
+    Per rank, in layout "sharded" (and "replicated" where it differs):
+
+        x  [m / Gr, K / Gs]   (replicated: [..., K / Gs], equal on all ranks of r)
+        y  [m / Gs, N / Gr]   (replicated: [..., N / Gr], equal on all ranks of s)
+        W  [N / (Gr Gz), K / Gs]            b  [N / Gr]
+
+        forward  y  = reduce_scatter_s(all_gather_r(x) @ all_gather_z(W).T) + b
+        dgrad    dx = reduce_scatter_r(all_gather_s(dy) @ W)
+        wgrad    dW = reduce_scatter_z(all_gather_s(dy).T @ all_gather_r(x))
+
+    In "replicated" the gathers of x and dy fall away and the scatters become all-reduces. Roles
+    alternate: the output of an expand is laid out as a contract wants its input. After backward,
+    `sync_gradients` sums what is left: W over data, b over z and data.
+
+    Args:
+        role: "expand" (qkv, up, gate, lm_head) or "contract" (out-projection, down).
+        layout: "sharded" (rows stay scattered) or "replicated" (AxoNN's own).
+        save_gathered: keep the gathered x for wgrad instead of gathering it again in backward:
+            Gr times the memory for one collective less.
+        reshard_after_forward: gather W over z again in backward instead of keeping it.
+        gather_dim, scatter_dim: 1 moves features instead of rows along r, or s, at equal volume:
+            x [m, K / (Gs Gr)], y [m, N / (Gr Gs)].
+        init: of the weight; default as in torch.nn.Linear.
+        seed, name: the initial values are those of (seed, name + ".weight"): Linears with equal
+            names start equal. `initialize(model, seed=...)` renames all of a model's at once.
+            None: left uninitialised.
+
+    Raises:
+        ValueError: the grid does not divide a dimension; or an unknown role or layout.
+    Source: AxoNN, arXiv:2502.08145, section 3 (Algorithm 1); arXiv:2305.13525.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        grid: Grid,
+        role: str,
+        bias: bool = True,
+        layout: str = "sharded",
+        save_gathered: bool = False,
+        reshard_after_forward: bool = True,
+        gather_dim: int = 0,
+        scatter_dim: int = 0,
+        algorithm: str = "auto",
+        init: Init | None = None,
+        seed: int | None = 0,
+        name: str = "",
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(grid)
+        check_choice("role", role, tuple(ROLES))
+        check_choice("layout", layout, LAYOUTS)
+        self.in_features, self.out_features = in_features, out_features
+        self.role, self.layout = role, layout
+        self.save_gathered, self.reshard_after_forward = save_gathered, reshard_after_forward
+        self.gather_dim, self.scatter_dim, self.algorithm = gather_dim, scatter_dim, algorithm
+        self._r, self._s = ROLES[role]
+        axes = [grid.axis(axis) for axis in (self._r, self._s, "z")]
+        self._group_names = [axis.name for axis in axes]
+        self._group_sizes = [axis.size for axis in axes]
+        self._check_features()
+        bound = 1 / math.sqrt(in_features) if in_features else 0.0
+        self._add_parameters(bias, init or Init.uniform(bound), bound, dtype, device)
+        if seed is not None:
+            initialize(self, seed=seed, prefix=name)
+
+    def _add_parameters(
+        self, bias: bool, init: Init, bound: float, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        shape = (self.out_features, self.in_features)
+        weight = ParameterSpec(shape, {0: (self._r, "z"), 1: (self._s,)}, ("data",), init)
+        self.add_parameter("weight", weight, dtype=dtype, device=device)
+        if bias:
+            # Its gradient is the column sum of dY', which has all rows of the (data, z) group.
+            spec = ParameterSpec(shape[:1], {0: (self._r,)}, ("z", "data"), Init.uniform(bound))
+            self.add_parameter("bias", spec, dtype=dtype, device=device)
+        else:
+            self.register_parameter("bias", None)
+
+    def _check_features(self) -> None:
+        """What add_parameter does not see: features that move along r or s."""
+        if self.layout == "replicated" and (self.gather_dim or self.scatter_dim):
+            raise ValueError("gather_dim and scatter_dim must be 0 in layout 'replicated'")
+        for label, features, dims in (
+            ("in_features", self.in_features, self.input_dims),
+            ("out_features", self.out_features, self.output_dims),
+        ):
+            parts = self.grid.num_parts(dims[1])
+            if features % parts:
+                raise ValueError(
+                    f"Linear ({self.role}): {label}={features} must be divisible by {parts} "
+                    f"(axes {', '.join(f'{a}={self.grid.size(a)}' for a in dims[1])})"
+                )
+
+    def _dims(self, rows_axis: str, features_axis: str, moved_dim: int) -> Dims:
+        if moved_dim == 1:
+            return {0: ("data", "z"), 1: (features_axis, rows_axis)}
+        return {0: rows_over(self.layout, rows_axis), 1: (features_axis,)}
+
+    @property
+    def input_dims(self) -> Dims:
+        """How the grid splits the input [rows, features], as `grid.shard` takes it."""
+        return self._dims(self._r, self._s, self.gather_dim)
+
+    @property
+    def output_dims(self) -> Dims:
+        """How the grid splits the output [rows, features], as `grid.shard` takes it."""
+        return self._dims(self._s, self._r, self.scatter_dim)
+
+    def gather_weight(self) -> Tensor:
+        """The weight gathered over z, [N / Gr, K / Gs], for `forward(x, weight=...)`: a weight that
+        is used twice is gathered once, and its gradients are added before one reduce-scatter."""
+        return collectives.all_gather(self.weight, self.grid.axis("z"), algorithm=self.algorithm)
+
+    def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Returns the output; shapes in the class's text.
+
+        weight: one that `gather_weight` returned, instead of this module's own.
+        Collectives: see the class's text; in `sharded` all ranks of a (data, z) group take part.
+        """
+        self._check_input(x)
+        gathered = weight is not None
+        y, _, _ = torch.ops.axonn.linear_forward(
+            x.flatten(0, -2) if x.dim() > 2 else x,
+            weight if weight is not None else self.weight,
+            self.bias,
+            self._group_names,
+            [*self._group_sizes[:2], 1] if gathered else self._group_sizes,
+            self.layout == "sharded",
+            self.gather_dim,
+            self.scatter_dim,
+            self.save_gathered,
+            not self.reshard_after_forward,
+            self.algorithm,
+        )
+        return y.unflatten(0, x.shape[:-1]) if x.dim() > 2 else y
+
+    def _check_input(self, x: Tensor) -> None:
+        features = self.in_features // self.grid.num_parts(self.input_dims[1])
+        if x.shape[-1] != features or x.dim() < 2 or (x.dim() > 2 and self.layout == "sharded"):
+            leading = "rows" if self.layout == "sharded" else "..."
+            raise ValueError(
+                f"Linear ({self.role}, {self.layout}): input must have shape "
+                f"[{leading}, {features}] on each rank (in_features={self.in_features}, {self.grid.shape}), "
+                f"got {list(x.shape)}"
+            )
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, role={self.role}, layout={self.layout}"
+        )

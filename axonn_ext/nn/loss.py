@@ -1,0 +1,91 @@
+"""Cross-entropy over a vocabulary that is split over x: the logits never leave their rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from axonn_ext import collectives
+from axonn_ext.grid import Grid
+from axonn_ext.nn.sharded import LAYOUTS, check_choice, rows_over
+
+IGNORE_INDEX = -100
+
+
+class CrossEntropy(nn.Module):
+    """The mean over all labelled rows of the global batch, the same number on every rank.
+
+        logits  [m / Gy, V / Gx]   labels  [m / Gy], -100: none   (replicated: m rows)
+
+    The loss and the number of labelled rows are summed over the whole grid separately and divided
+    once, before backward: gradients are those of the global mean, to be summed, never averaged.
+    Arithmetic in fp32 (fp64 for fp64). Collectives: three numbers a row over x, then two numbers in
+    all over every axis that splits the rows.
+    """
+
+    def __init__(self, *, grid: Grid, layout: str = "sharded", algorithm: str = "auto") -> None:
+        super().__init__()
+        check_choice("layout", layout, LAYOUTS)
+        self._axis = grid.axis("x")
+        self._row_axes = [grid.axis(axis) for axis in reversed(rows_over(layout, "y"))]
+        self._algorithm = algorithm
+
+    def forward(
+        self, logits: Tensor, labels: Tensor, num_labels: Tensor | float | None = None
+    ) -> Tensor:
+        """num_labels: labelled rows to divide by, if they are not just those of this call (gradient
+        accumulation: those of all micro-batches and ranks)."""
+        axis = self._axis
+        losses = _VocabParallelLoss.apply(
+            logits, labels, axis.name, axis.size, axis.rank, self._algorithm
+        )
+        total = losses.sum()
+        if num_labels is None:
+            count = (labels != IGNORE_INDEX).sum().to(total.dtype)
+            num_labels = self._sum(count)
+        return self._sum(total / num_labels)
+
+    def _sum(self, value: Tensor) -> Tensor:
+        for axis in self._row_axes:
+            value = collectives.reduce_from(value, axis, algorithm=self._algorithm)
+        return value
+
+
+class _VocabParallelLoss(torch.autograd.Function):
+    """losses [rows] = log(sum(exp(logits))) - logits[label], zero where there is no label."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, name: str, size: int, rank: int, algorithm: str
+    ) -> Tensor:
+        axis = (name, size, algorithm)
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        columns = logits.shape[1]
+        local = labels - rank * columns
+        inside = (local >= 0) & (local < columns)
+        local = local.clamp(0, columns - 1)
+
+        top = _all_reduce(wide.amax(1), "max", *axis)
+        exponentials = (wide - top[:, None]).exp()
+        label_logit = wide.gather(1, local[:, None]).squeeze(1) * inside
+        sums = _all_reduce(torch.stack([exponentials.sum(1), label_logit]), "sum", *axis)
+        has_label = labels != IGNORE_INDEX
+        ctx.save_for_backward(exponentials / sums[0, :, None], local, inside, has_label)
+        ctx.dtype = logits.dtype
+        return (sums[0].log() + top - sums[1]) * has_label
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        probabilities, local, inside, has_label = ctx.saved_tensors
+        dy = dy * has_label
+        grad = probabilities * dy[:, None]
+        grad = grad.scatter_add(1, local[:, None], -(dy * inside)[:, None])
+        return grad.to(ctx.dtype), None, None, None, None, None
+
+
+def _all_reduce(value: Tensor, reduce_op: str, name: str, size: int, algorithm: str) -> Tensor:
+    if size == 1:
+        return value
+    return torch.ops.axonn.all_reduce(value, reduce_op, name, size, algorithm)

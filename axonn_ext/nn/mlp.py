@@ -1,0 +1,56 @@
+"""The feed-forward part of a block."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from axonn_ext.grid import Grid
+from axonn_ext.nn.linear import Linear
+from axonn_ext.nn.sharded import Init, check_choice
+
+
+class MLP(nn.Module):
+    """down(activation(up(x))), x [m / Gx, H / Gy] -> same (replicated: [..., H / Gy]).
+
+    activation "gelu" (tanh form): up [F, H]. "swiglu": up [2F, H], its rows alternating gate, up,
+    gate, up, ... so that each block of them holds whole pairs: silu(gate) * up.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        grid: Grid,
+        activation: str = "gelu",
+        bias: bool = True,
+        layout: str = "sharded",
+        init: Init | None = None,
+        out_init: Init | None = None,
+        **linear_options: object,
+    ) -> None:
+        super().__init__()
+        check_choice("activation", activation, ("gelu", "swiglu"))
+        self.activation = activation
+        width = intermediate_size * (2 if activation == "swiglu" else 1)
+        if intermediate_size % grid.size("x"):
+            raise ValueError(
+                f"MLP: intermediate_size={intermediate_size} must be divisible by "
+                f"x={grid.size('x')}"
+            )
+        self.up = Linear(
+            hidden_size, width, grid=grid, role="expand", bias=bias, layout=layout, init=init,
+            **linear_options,
+        )  # fmt: skip
+        self.down = Linear(
+            intermediate_size, hidden_size, grid=grid, role="contract", bias=bias, layout=layout,
+            init=out_init or init, **linear_options,
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.up(x)
+        if self.activation == "gelu":
+            return self.down(F.gelu(hidden, approximate="tanh"))
+        gate, up = hidden.unflatten(-1, (-1, 2)).unbind(-1)
+        return self.down(F.silu(gate) * up)

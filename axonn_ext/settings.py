@@ -1,0 +1,78 @@
+"""The only place that reads environment variables.
+
+AXONN_TIMEOUT_SECONDS         how long a rank waits for a peer inside a fused op (default 600)
+AXONN_SYMMETRIC_MEMORY_BYTES  address space reserved per rank and group for fused ops; memory is
+                              taken only as it is used (default 32 GiB)
+
+What torchrun sets (RANK, WORLD_SIZE, ...) is read here, too, by `launch_environment`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+MIN_SYMMETRIC_MEMORY_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Process-wide settings; see the module's text for their meaning and variables."""
+
+    timeout_seconds: float = 600.0
+    symmetric_memory_bytes: int = 32 << 30
+
+
+@dataclass(frozen=True)
+class LaunchEnvironment:
+    """Where torchrun put this process."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    master_addr: str
+    master_port: int
+
+
+def load(environment: Mapping[str, str] = os.environ) -> Settings:
+    """The settings of this process. Raises ValueError, naming the variable, for a bad value."""
+    defaults = Settings()
+    timeout = _number(environment, "AXONN_TIMEOUT_SECONDS", defaults.timeout_seconds)
+    reserve = _number(environment, "AXONN_SYMMETRIC_MEMORY_BYTES", defaults.symmetric_memory_bytes)
+    if timeout <= 0:
+        raise ValueError(f"AXONN_TIMEOUT_SECONDS must be positive, got {timeout}")
+    if reserve < MIN_SYMMETRIC_MEMORY_BYTES:
+        raise ValueError(
+            f"AXONN_SYMMETRIC_MEMORY_BYTES must be at least {MIN_SYMMETRIC_MEMORY_BYTES}, "
+            f"got {reserve:.0f}"
+        )
+    return Settings(timeout_seconds=timeout, symmetric_memory_bytes=int(reserve))
+
+
+def launch_environment(
+    environment: Mapping[str, str] = os.environ,
+) -> LaunchEnvironment | None:
+    """What torchrun told this process, or None if torchrun did not start it."""
+    if "TORCHELASTIC_RUN_ID" not in environment and "RANK" not in environment:
+        return None
+    world_size = int(environment["WORLD_SIZE"])
+    return LaunchEnvironment(
+        rank=int(environment["RANK"]),
+        local_rank=int(environment.get("LOCAL_RANK", "0")),
+        world_size=world_size,
+        local_world_size=int(environment.get("LOCAL_WORLD_SIZE", str(world_size))),
+        master_addr=environment.get("MASTER_ADDR", "127.0.0.1"),
+        master_port=int(environment.get("MASTER_PORT", "29500")),
+    )
+
+
+def _number(environment: Mapping[str, str], name: str, default: float) -> float:
+    text = environment.get(name, "")
+    if not text:
+        return default
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a number, got {text!r}") from None

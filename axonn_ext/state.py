@@ -1,0 +1,91 @@
+"""Whole tensors out of a sharded model, and into one, on any grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from axonn_ext.nn.sharded import ShardedParameter, sharded_parameters
+
+State = dict[str, Tensor]
+
+
+class NamedState:
+    """Mixed into a module whose parameters are called otherwise in its public state.
+
+    Both get and give whole tensors, keyed relative to the module.
+    """
+
+    def export_state(self, state: State) -> State:
+        """This module's own names -> public names."""
+        raise NotImplementedError
+
+    def import_state(self, state: State) -> State:
+        """Public names -> this module's own names."""
+        raise NotImplementedError
+
+
+def full_state_dict(module: nn.Module) -> State:
+    """Every parameter of the module, whole, on every rank.
+
+    Models of axonn_ext.models use the names and layouts of Hugging Face; other modules those of
+    `module.named_parameters()`. Collectives: all-gathers over the axes that split each parameter.
+    """
+    return _export(module, lambda p: p.parameter.detach())
+
+
+def full_gradients(module: nn.Module) -> State:
+    """Every gradient, whole, under the names of `full_state_dict`, after `sync_gradients`.
+
+    Parameters without a gradient are left out, unless their public tensor is part of one's that
+    has one. Collectives as in `full_state_dict`.
+    """
+    return _export(module, lambda p: p.parameter.grad)
+
+
+@torch.no_grad()
+def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Takes this rank's block of each whole tensor; the reverse of `full_state_dict`.
+
+    Raises ValueError naming what is missing, unexpected, or of another shape; then nothing has been
+    changed. No collectives.
+    """
+    local = _convert(module, dict(state), exporting=False)
+    parameters = {p.name: p for p in sharded_parameters(module)}
+    missing, unexpected = sorted(parameters - local.keys()), sorted(local.keys() - parameters)
+    if missing or unexpected:
+        raise ValueError(
+            f"load_full_state_dict: missing {missing or 'nothing'}, unexpected "
+            f"{unexpected or 'nothing'}"
+        )
+    for name, p in parameters.items():
+        if tuple(local[name].shape) != tuple(p.spec.full_sizes):
+            raise ValueError(
+                f"load_full_state_dict: {name} must have shape {list(p.spec.full_sizes)}, "
+                f"got {list(local[name].shape)}"
+            )
+    for name, p in parameters.items():
+        p.parameter.copy_(p.grid.shard(local[name], p.spec.dims))
+
+
+def _export(module: nn.Module, tensor_of: Callable[[ShardedParameter], Tensor | None]) -> State:
+    state = {}
+    for p in sharded_parameters(module):
+        local = tensor_of(p)
+        if local is not None:
+            state[p.name] = p.grid.unshard(local, p.spec.dims).clone()
+    return _convert(module, state, exporting=True)
+
+
+def _convert(module: nn.Module, state: State, *, exporting: bool) -> State:
+    """Applies the `NamedState`s below `module`, each to the names below its own."""
+    for prefix, owner in module.named_modules():
+        if isinstance(owner, NamedState):
+            start = f"{prefix}." if prefix else ""
+            own = {k.removeprefix(start): v for k, v in state.items() if k.startswith(start)}
+            rest = {k: v for k, v in state.items() if not k.startswith(start)}
+            converted = owner.export_state(own) if exporting else owner.import_state(own)
+            state = rest | {start + name: tensor for name, tensor in converted.items()}
+    return state

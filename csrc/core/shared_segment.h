@@ -1,0 +1,71 @@
+// Memory that several processes of one host map, with nothing to unlink: an anonymous file
+// (memfd_create) that peers open through /proc/<pid>/fd. It is gone when the last process that maps
+// it is gone, kill -9 included, and does not count against the 64 MB /dev/shm of a container.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace axonn::comm {
+
+// A file descriptor, closed at the end of its scope.
+class FileDescriptor {
+ public:
+  FileDescriptor() = default;
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  FileDescriptor(FileDescriptor&& other) noexcept;
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
+  ~FileDescriptor() { reset(); }
+
+  int get() const { return fd_; }
+  void reset();
+
+ private:
+  int fd_ = -1;
+};
+
+// A mapping of a whole segment. Pages are taken from the system when they are first written.
+class SharedSegment {
+ public:
+  // An anonymous file of `bytes` zeros; `name` shows in /proc/<pid>/maps.
+  static SharedSegment create(const std::string& name, int64_t bytes);
+  // The segment that process `pid` holds as descriptor `fd`.
+  static SharedSegment open(pid_t pid, int fd, int64_t bytes);
+
+  SharedSegment(SharedSegment&& other) noexcept;
+  SharedSegment& operator=(SharedSegment&&) = delete;
+  ~SharedSegment();
+
+  std::byte* data() const { return data_; }
+  int64_t size() const { return size_; }
+  int fd() const { return fd_.get(); }
+  // Peers have mapped it: the descriptor is no longer needed.
+  void close_descriptor() { fd_.reset(); }
+
+ private:
+  SharedSegment(FileDescriptor fd, int64_t bytes);
+
+  FileDescriptor fd_;
+  std::byte* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+// Tells whether a process of this host still runs, by a descriptor that cannot be fooled by a
+// reused process number.
+class ProcessWatch {
+ public:
+  explicit ProcessWatch(pid_t pid);
+  bool alive() const;
+
+ private:
+  pid_t pid_;
+  FileDescriptor fd_;
+};
+
+// Equal on two processes exactly if they can reach each other's /proc: same boot, same namespace.
+std::string host_identity();
+
+}  // namespace axonn::comm

@@ -1,0 +1,121 @@
+// Symmetric memory for a group of ranks on one host, and the protocol every fused CPU op speaks.
+//
+// Each rank owns one arena: a signal pad and a workspace in two halves. Only the owner writes to
+// it; peers map it and read in place. A collective is a Call with the next epoch number e:
+//
+//   publish  the signature of the call, then raise `started` to e
+//   produce  write into the own half e % 2, raise `ready[i]` to e      (release)
+//   consume  wait until a peer's `ready[i]` has reached e, then read   (acquire)
+//   finish   raise `completed` to e: this rank reads no peer's half e % 2 any more
+//
+// The only wait for a buffer is at the start: half e % 2 was last read in epoch e - 2, so every
+// peer must have completed that one. Calls follow each other without a barrier; a rank can be at
+// most one call ahead of the slowest. The same epochs and flags drive the CUDA kernels.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/epoch_flag.h"
+#include "core/key_value_store.h"
+#include "core/shared_segment.h"
+
+namespace axonn::comm {
+
+// What a call is, as far as ranks must agree on it. Lives in shared memory: no pointers.
+struct CallSignature {
+  std::array<char, 40> op{};
+  std::array<int64_t, 8> arguments{};  // sizes, dims, dtype: whatever must be equal on all ranks
+
+  static CallSignature of(const char* op, std::initializer_list<int64_t> arguments);
+  std::string describe() const;
+  friend bool operator==(const CallSignature&, const CallSignature&) = default;
+};
+
+struct GroupOptions {
+  std::string name;
+  int64_t rank;
+  int64_t size;
+  // Address space per workspace half; memory is taken only as calls first touch it.
+  int64_t workspace_bytes = int64_t{16} << 30;
+  std::chrono::duration<double> timeout = std::chrono::minutes(10);
+};
+
+class Call;
+
+class SymmetricGroup {
+ public:
+  static constexpr int64_t kNumFlags = 1024;
+
+  // Collective over the group's ranks. Every rank gets the same answer to `on_one_host()`; where
+  // that is false there is no shared memory and no Call may be made.
+  // Throws CommunicationError if a rank does not arrive within the store's timeout.
+  static std::unique_ptr<SymmetricGroup> rendezvous(const GroupOptions& options,
+                                                    KeyValueStore& store);
+
+  int64_t rank() const { return options_.rank; }
+  int64_t size() const { return options_.size; }
+  const std::string& name() const { return options_.name; }
+  bool on_one_host() const { return static_cast<int64_t>(arenas_.size()) == size(); }
+  // Bytes of this rank's arena that calls have used so far: its high-water mark.
+  int64_t used_bytes() const { return used_bytes_; }
+
+ private:
+  friend class Call;
+  struct Pad;
+
+  explicit SymmetricGroup(GroupOptions options) : options_(std::move(options)) {}
+  Pad& pad(int64_t rank) const;
+  std::byte* half(int64_t rank, Epoch epoch) const;
+  [[noreturn]] void fail_wait(const char* op, int64_t peer, const std::string& why) const;
+
+  GroupOptions options_;
+  std::vector<SharedSegment> arenas_;  // by rank; empty where the ranks share no host
+  std::vector<std::optional<ProcessWatch>> watches_;  // by rank; none for this process's own
+  std::mutex mutex_;  // held by a Call: two threads may not interleave theirs
+  Epoch epoch_ = 0;
+  int64_t used_bytes_ = 0;
+  bool broken_ = false;
+};
+
+// One collective of a group, from construction to destruction. If the scope is left by an
+// exception, peers that wait for this rank fail at once and so does every later call.
+class Call {
+ public:
+  // Waits until this rank's half is free. `workspace_bytes`: what this rank will write.
+  Call(SymmetricGroup& group, const CallSignature& signature, int64_t workspace_bytes);
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  int64_t rank() const { return group_.rank(); }
+  int64_t size() const { return group_.size(); }
+  std::byte* workspace() const { return group_.half(rank(), epoch_); }
+  // Valid once the flag that covers the bytes has been waited for.
+  const std::byte* workspace_of(int64_t peer) const { return group_.half(peer, epoch_); }
+
+  // What this rank wrote into its workspace so far is there for whoever waits for `flag`.
+  void signal(int64_t flag);
+  // Returns when `peer` has signalled `flag` in this call. Throws CommunicationError, naming rank,
+  // peer and op, if the peer died, failed, called something else, or the time is up.
+  void wait(int64_t peer, int64_t flag);
+
+ private:
+  void wait_for(int64_t peer, const EpochFlag& flag, Epoch epoch, const char* what);
+
+  SymmetricGroup& group_;
+  std::unique_lock<std::mutex> lock_;
+  CallSignature signature_;
+  Epoch epoch_;
+  int exceptions_at_start_;
+  std::vector<bool> checked_;  // peers whose signature has been compared
+};
+
+}  // namespace axonn::comm

@@ -1,0 +1,65 @@
+// Argument checks at the op boundary, each made once. Messages: op, argument, expected, got.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+#include "core/data_type.h"
+
+namespace axonn::ops {
+
+inline bool is_reducible(c10::ScalarType type) {
+  return type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kLong;
+}
+
+inline kernels::DataType data_type(c10::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return kernels::DataType::kFloat32;
+    case at::kDouble:
+      return kernels::DataType::kFloat64;
+    case at::kBFloat16:
+      return kernels::DataType::kBFloat16;
+    case at::kLong:
+      return kernels::DataType::kInt64;
+    default:
+      TORCH_CHECK_TYPE(false, "no kernel for dtype ", type);
+  }
+}
+
+inline void check_reducible(const char* op, const char* name, const at::Tensor& t) {
+  TORCH_CHECK_TYPE(is_reducible(t.scalar_type()), op, ": ", name, " has dtype ", t.scalar_type(),
+                   ", expected float32, float64, bfloat16 or int64");
+}
+
+inline void check_dim(const char* op, const char* name, int64_t dim, int64_t num_dims) {
+  TORCH_CHECK_VALUE(0 <= dim && dim < num_dims, op, ": ", name, "=", dim, " must be in [0, ",
+                    num_dims, ")");
+}
+
+// a [M, K] and b [K, N], of one floating dtype. k_factor: how many times a.size(1) makes b.size(0).
+inline void check_matmul(const char* op, const char* a_name, const at::Tensor& a,
+                         const char* b_name, const at::Tensor& b) {
+  TORCH_CHECK_VALUE(a.dim() == 2, op, ": ", a_name, " must be a matrix, got shape ", a.sizes());
+  TORCH_CHECK_VALUE(b.dim() == 2, op, ": ", b_name, " must be a matrix, got shape ", b.sizes());
+  TORCH_CHECK_TYPE(a.scalar_type() == b.scalar_type(), op, ": ", a_name, " has dtype ",
+                   a.scalar_type(), " but ", b_name, " has ", b.scalar_type());
+  TORCH_CHECK_TYPE(a.scalar_type() == at::kFloat || a.scalar_type() == at::kDouble ||
+                       a.scalar_type() == at::kBFloat16,
+                   op, ": ", a_name, " has dtype ", a.scalar_type(),
+                   ", expected float32, float64 or bfloat16");
+}
+
+inline void check_inner(const char* op, const char* a_text, int64_t a_size, const char* b_text,
+                        int64_t b_size) {
+  TORCH_CHECK_VALUE(a_size == b_size, op, ": ", a_text, "=", a_size, " must equal ", b_text, "=",
+                    b_size);
+}
+
+inline void check_divides(const char* op, const char* name, int64_t dim, int64_t size,
+                          int64_t group_size) {
+  TORCH_CHECK_VALUE(size % group_size == 0, op, ": ", name, ".size(", dim, ")=", size,
+                    " must be divisible by the group size ", group_size);
+}
+
+}  // namespace axonn::ops

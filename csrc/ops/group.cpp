@@ -1,0 +1,156 @@
+#include "ops/group.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <map>
+#include <mutex>
+
+namespace axonn::ops {
+namespace {
+
+using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+class C10dStore : public comm::KeyValueStore {
+ public:
+  explicit C10dStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    store_->set(key, std::vector<uint8_t>(value.begin(), value.end()));
+  }
+  std::string get(const std::string& key) override {
+    const auto value = store_->get(key);
+    return {value.begin(), value.end()};
+  }
+  int64_t add(const std::string& key, int64_t amount) override { return store_->add(key, amount); }
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+// Shared memory of the process groups met so far. An entry holds as long as its process group
+// lives; a name that c10d gave to another group later meets a new entry.
+class SharedGroups {
+ public:
+  void configure(const GroupSettings& settings) {
+    const std::lock_guard lock(mutex_);
+    settings_ = settings;
+  }
+
+  std::shared_ptr<comm::SymmetricGroup> find_or_rendezvous(const std::string& name,
+                                                           const ProcessGroupPtr& group) {
+    const std::lock_guard lock(mutex_);
+    if (const auto entry = entries_.find(name); entry != entries_.end()) {
+      if (entry->second.owner.lock() == group) return entry->second.shared;
+    }
+    std::erase_if(entries_, [](const auto& entry) { return entry.second.owner.expired(); });
+    C10dStore store(group->getStore());
+    std::shared_ptr<comm::SymmetricGroup> shared = comm::SymmetricGroup::rendezvous(
+        {.name = name,
+         .rank = group->getRank(),
+         .size = group->getSize(),
+         .workspace_bytes = settings_.symmetric_memory_bytes / 2,
+         .timeout = std::chrono::duration<double>(settings_.timeout_seconds)},
+        store);
+    entries_.insert_or_assign(
+        name, Entry{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), shared});
+    return shared;
+  }
+
+  int64_t bytes_in_use() {
+    const std::lock_guard lock(mutex_);
+    int64_t bytes = 0;
+    for (const auto& [name, entry] : entries_) bytes += entry.shared->used_bytes();
+    return bytes;
+  }
+
+ private:
+  struct Entry {
+    c10::weak_intrusive_ptr<c10d::ProcessGroup> owner;
+    std::shared_ptr<comm::SymmetricGroup> shared;
+  };
+
+  std::mutex mutex_;
+  GroupSettings settings_{600.0, int64_t{32} << 30};
+  std::map<std::string, Entry> entries_;
+};
+
+SharedGroups& shared_groups() {
+  static SharedGroups groups;
+  return groups;
+}
+
+}  // namespace
+
+void configure_groups(const GroupSettings& settings) { shared_groups().configure(settings); }
+
+int64_t symmetric_memory_bytes_in_use() { return shared_groups().bytes_in_use(); }
+
+Group resolve_group(const char* op, const std::string& name, int64_t size,
+                    const std::string& algorithm) {
+  const bool sequential = algorithm == "sequential";
+  TORCH_CHECK_VALUE(sequential || algorithm == "auto" || algorithm == "fused", op,
+                    ": algorithm must be 'auto', 'fused' or 'sequential', got '", algorithm, "'");
+  const auto process_group = c10d::resolve_process_group(name);
+  TORCH_CHECK_VALUE(process_group->getSize() == size, op, ": group_size=", size, " but group '",
+                    name, "' has ", process_group->getSize(), " ranks");
+  Group group{name, process_group->getRank(), size, nullptr};
+  if (sequential) return group;
+  auto shared = shared_groups().find_or_rendezvous(name, process_group);
+  if (shared->on_one_host()) {
+    group.shared = std::move(shared);
+  } else {
+    TORCH_CHECK_VALUE(algorithm == "auto", op, ": algorithm='fused' needs all ranks of group '",
+                      name, "' on one host; use 'auto' or 'sequential'");
+  }
+  return group;
+}
+
+// torch 2.13 renames the two collectives below; 2.11 knows the old names only.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+
+at::Tensor c10d_all_gather(const Group& group, const at::Tensor& shard, int64_t dim) {
+  auto input = shard.contiguous();
+  std::vector<int64_t> stacked = input.sizes().vec();
+  stacked.insert(stacked.begin(), group.size);
+  auto output = at::empty(stacked, input.options());
+  if (output.numel() > 0) {
+    auto process_group = c10d::resolve_process_group(group.name);
+    std::vector<at::Tensor> outputs{output.view(-1)}, inputs{input.view(-1)};
+    process_group->allgather_into_tensor_coalesced(outputs, inputs)->wait();
+  }
+  if (dim == 0) {
+    stacked.erase(stacked.begin());
+    stacked[0] *= group.size;
+    return output.view(stacked);
+  }
+  return at::cat(output.unbind(0), dim);
+}
+
+at::Tensor c10d_reduce_scatter(const Group& group, const at::Tensor& input, int64_t dim) {
+  const auto blocks = input.chunk(group.size, dim);
+  auto output = at::empty(blocks[0].sizes(), input.options());
+  if (output.numel() == 0) return output;
+  const auto stacked = dim == 0 ? input : at::cat(blocks, 0);
+  std::vector<at::Tensor> outputs{output.view(-1)}, inputs{stacked.contiguous().view(-1)};
+  auto process_group = c10d::resolve_process_group(group.name);
+  process_group->reduce_scatter_tensor_coalesced(outputs, inputs)->wait();
+  return output;
+}
+
+#pragma GCC diagnostic pop
+
+at::Tensor c10d_all_reduce(const Group& group, const at::Tensor& input, bool maximum) {
+  auto output = input.clone(at::MemoryFormat::Contiguous);
+  if (output.numel() == 0) return output;
+  std::vector<at::Tensor> tensors{output.view(-1)};
+  c10d::AllreduceOptions options;
+  options.reduceOp = maximum ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
+  c10d::resolve_process_group(group.name)->allreduce(tensors, options)->wait();
+  return output;
+}
+
+}  // namespace axonn::ops

@@ -1,0 +1,47 @@
+// Every schema of the extension. A group travels as its c10d name and its size: the name finds the
+// process group at run time, the size lets shapes be computed, and compiled graphs be told apart,
+// without one. `algorithm` is "auto", "fused" or "sequential".
+#include <torch/library.h>
+
+TORCH_LIBRARY(axonn, m) {
+  // Collectives. dim: the dimension that is concatenated or cut.
+  m.def(
+      "all_gather(Tensor shard, int dim, str group_name, int group_size, str algorithm) -> Tensor");
+  m.def(
+      "reduce_scatter(Tensor input, int dim, str group_name, int group_size, str algorithm) -> "
+      "Tensor");
+  m.def(
+      "all_reduce(Tensor input, str reduce_op, str group_name, int group_size, str algorithm) -> "
+      "Tensor");
+
+  // Matmuls with the collective that feeds or drains them. b is [K, N] as in torch.mm.
+  m.def(
+      "all_gather_matmul(Tensor a_shard, Tensor b, int gather_dim, str group_name, int group_size, "
+      "str algorithm) -> Tensor");
+  m.def(
+      "matmul_all_gather_rhs(Tensor a, Tensor b_shard, int gather_dim, str group_name, "
+      "int group_size, str algorithm) -> Tensor");
+  m.def(
+      "matmul_reduce_scatter(Tensor a, Tensor b, int scatter_dim, str group_name, int group_size, "
+      "str algorithm) -> Tensor");
+  m.def(
+      "matmul_all_reduce(Tensor a, Tensor b, str group_name, int group_size, str algorithm) -> "
+      "Tensor");
+
+  // The Linear of the 3D matmul. Groups in the order (r, s, z): r gathers the input's rows, s sums
+  // the output, z holds the weight's rows. Empty tensors stand for what is not kept or not asked.
+  m.def(
+      "linear_forward(Tensor x, Tensor weight, Tensor? bias, str[] group_names, "
+      "int[] group_sizes, bool sharded, int gather_dim, int scatter_dim, bool save_input, "
+      "bool save_weight, str algorithm) -> (Tensor y, Tensor full_x, Tensor full_weight)");
+  m.def(
+      "linear_backward(Tensor dy, Tensor x, Tensor weight, bool x_is_full, bool weight_is_full, "
+      "bool[3] output_mask, str[] group_names, int[] group_sizes, bool sharded, int gather_dim, "
+      "int scatter_dim, str algorithm) -> (Tensor dx, Tensor dweight, Tensor dbias)");
+
+  // Fills a block of a parameter with the numbers that its elements have on every grid. offsets:
+  // where the block lies in the full tensor. a, b: mean and standard deviation, or low and high.
+  m.def(
+      "fill_random_(Tensor(a!) out, int[] full_sizes, int[] offsets, str name, int seed, "
+      "str distribution, float a, float b) -> ()");
+}

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from worker_pool import WorkerPool
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Callable[[int], WorkerPool]]:
+    """`pool(world_size)`: the session's pool of that size, started at its first use."""
+    pools: dict[int, WorkerPool] = {}
+
+    def get(world_size: int) -> WorkerPool:
+        if world_size in pools and not pools[world_size].usable:
+            pools.pop(world_size).close()
+        if world_size not in pools:
+            pools[world_size] = WorkerPool(world_size)
+        return pools[world_size]
+
+    yield get
+    for started in pools.values():
+        started.close()

@@ -1,0 +1,274 @@
+"""The fused ops: values and gradients against float64, opcheck, errors."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import torch.distributed as dist
+from grids import bound, relative_error
+
+from axonn_ext import collectives, ops
+from axonn_ext.grid import AxisGroup
+
+# M, K, N of the whole product for W ranks: M and K are W times these. 1, odd, larger, empty.
+SHAPES = [(1, 1, 1), (3, 5, 7), (33, 64, 129), (0, 4, 3), (4, 0, 3), (2, 3, 0)]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+
+
+def world() -> dist.ProcessGroup:
+    return dist.group.WORLD
+
+
+def draw(*shape: int, dtype: torch.dtype, rank: int, requires_grad: bool = True) -> torch.Tensor:
+    """What rank `rank` holds; any rank can draw it, so each can compute the reference."""
+    generator = torch.Generator().manual_seed(1000 * rank + sum(shape))
+    # bf16 values, so that every dtype starts from the same numbers.
+    values = torch.randn(shape, generator=generator).bfloat16().to(dtype)
+    return values.requires_grad_(requires_grad)
+
+
+def gathered(shape: tuple[int, int], dim: int, world_size: int) -> torch.Tensor:
+    parts = [
+        draw(*shape, dtype=torch.float64, rank=r, requires_grad=False) for r in range(world_size)
+    ]
+    return torch.cat(parts, dim)
+
+
+class Case:
+    """One op on this rank beside its float64 reference, which plays all ranks."""
+
+    def __init__(self, op: str, dim: int, m: int, k: int, n: int) -> None:
+        self.op, self.dim = op, dim
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        w = self.size
+        if op == "all_gather_matmul":
+            self.a, self.b = (m, k), (k * (w if dim == 1 else 1), n)
+        elif op == "matmul_all_gather_rhs":
+            self.a, self.b = (m, k * (w if dim == 0 else 1)), (k, n)
+        else:  # the product's scattered dimension must divide
+            self.a, self.b = (m * w, k), (k, n * w)
+
+    def run(self, function, a, b):
+        if self.op == "matmul_all_reduce":
+            return function(a, b, world())
+        key = "scatter_dim" if self.op == "matmul_reduce_scatter" else "gather_dim"
+        return function(a, b, world(), **{key: self.dim})
+
+    def reference(self, leaves):
+        """Every rank's result, from every rank's operands."""
+        a, b = [leaf[0] for leaf in leaves], [leaf[1] for leaf in leaves]
+        if self.op == "all_gather_matmul":
+            return [torch.cat(a, self.dim) @ mine for mine in b]
+        if self.op == "matmul_all_gather_rhs":
+            return [mine @ torch.cat(b, self.dim) for mine in a]
+        total = sum(x @ y for x, y in zip(a, b, strict=True))
+        if self.op == "matmul_all_reduce":
+            return [total] * self.size
+        return list(total.chunk(self.size, self.dim))
+
+
+def check_op(op: str, dim: int, algorithm: str) -> list[str]:
+    failures = []
+    function = functools.partial(getattr(ops, op), algorithm=algorithm)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for m, k, n in SHAPES:
+        for dtype in DTYPES:
+            for transposed in (False, True):
+                case = Case(op, dim, m, k, n)
+                leaves = [
+                    tuple(draw(*s, dtype=torch.float64, rank=r) for s in (case.a, case.b))
+                    for r in range(size)
+                ]
+                want = case.reference(leaves)
+                a, b = (draw(*s, dtype=dtype, rank=rank) for s in (case.a, case.b))
+                operands = [t.t().contiguous().t() if transposed else t for t in (a, b)]
+                y = case.run(function, *operands)
+                dys = [
+                    draw(*w.shape, dtype=torch.float64, rank=100 + r) for r, w in enumerate(want)
+                ]
+                if op == "matmul_all_reduce":  # one tensor, held by all: one gradient
+                    dys = [dys[0]] + [torch.zeros_like(d) for d in dys[1:]]
+                torch.autograd.backward(want, [d.detach() for d in dys])
+                own_dy = dys[0 if op == "matmul_all_reduce" else rank]
+                y.backward(own_dy.detach().to(dtype))
+                errors = {
+                    "y": relative_error(y, want[rank]),
+                    "da": relative_error(a.grad, leaves[rank][0].grad),
+                    "db": relative_error(b.grad, leaves[rank][1].grad),
+                }
+                limit = bound(dtype, max(m, k, n, 1) * size)
+                failures += [
+                    f"{op} {dim=} {(m, k, n)} {dtype} {transposed=} {name}: {e:.1e} > {limit:.1e}"
+                    for name, e in errors.items()
+                    if not e <= limit
+                ]
+    return failures
+
+
+OPS = [
+    ("all_gather_matmul", 0),
+    ("all_gather_matmul", 1),
+    ("matmul_all_gather_rhs", 0),
+    ("matmul_all_gather_rhs", 1),
+    ("matmul_reduce_scatter", 0),
+    ("matmul_reduce_scatter", 1),
+    ("matmul_all_reduce", 0),
+]
+
+
+@pytest.mark.parametrize("algorithm", ["fused", "sequential"])
+@pytest.mark.parametrize("op, dim", OPS)
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_values_and_gradients(pool, world_size, op, dim, algorithm):
+    for failures in pool(world_size).run(check_op, op, dim, algorithm):
+        assert not failures, "\n".join(failures)
+
+
+def check_collectives(algorithm: str) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    axis = AxisGroup("x", world().group_name, size, rank, world())
+    # 9001 columns of fp32 pass the size from which an all-reduce is cut into parts.
+    for shape in [(size, 3), (2 * size, 9001), (0, 3), (size, 1, 5)]:
+        for dtype in (*DTYPES, torch.int64):
+            parts = [
+                (100 * draw(*shape, dtype=torch.float32, rank=r, requires_grad=False)).to(dtype)
+                for r in range(size)
+            ]
+            gather = collectives.all_gather(parts[rank], axis, dim=1, algorithm=algorithm)
+            assert torch.equal(gather, torch.cat(parts, 1))
+            top = collectives.all_reduce(parts[rank], axis, reduce_op="max", algorithm=algorithm)
+            assert torch.equal(top, torch.stack(parts).amax(0))
+            total = sum(p.double() for p in parts)
+            limit = 0.0 if dtype == torch.int64 else bound(dtype, size)
+            whole = collectives.all_reduce(parts[rank], axis, algorithm=algorithm)
+            assert relative_error(whole, total) <= limit
+            part = collectives.reduce_scatter(parts[rank], axis, algorithm=algorithm)
+            assert relative_error(part, total.chunk(size)[rank]) <= limit
+
+
+@pytest.mark.parametrize("algorithm", ["fused", "sequential"])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_collectives(pool, world_size, algorithm):
+    pool(world_size).run(check_collectives, algorithm)
+
+
+def repeat_bits() -> list[list[float]]:
+    a = draw(64, 96, dtype=torch.float32, rank=dist.get_rank(), requires_grad=False)
+    b = draw(96, 32, dtype=torch.float32, rank=dist.get_rank(), requires_grad=False)
+    first = ops.matmul_all_reduce(a, b, world())
+    for _ in range(50):
+        again = ops.matmul_all_reduce(a, b, world())
+        assert torch.equal(first, again)
+    return first.tolist()
+
+
+def test_same_bits_on_every_rank_and_every_call(pool):
+    results = pool(4).run(repeat_bits)
+    assert all(result == results[0] for result in results)
+
+
+def check_opcheck() -> None:
+    group = (world().group_name, dist.get_world_size(), "fused")
+    rank, axonn = dist.get_rank(), torch.ops.axonn
+    a, b = (draw(8, 8, dtype=torch.float32, rank=rank) for _ in range(2))
+    bias = draw(8, dtype=torch.float32, rank=rank)
+    samples = [
+        (axonn.all_gather, (a, 1, *group)),
+        (axonn.reduce_scatter, (a, 0, *group)),
+        (axonn.all_reduce, (a, "sum", *group)),
+        (axonn.all_gather_matmul, (a, b, 0, *group)),
+        (axonn.matmul_all_gather_rhs, (a, b, 1, *group)),
+        (axonn.matmul_reduce_scatter, (a, b, 0, *group)),
+        (axonn.matmul_all_reduce, (a, b, *group)),
+        (axonn.fill_random_, (torch.empty(4, 4), [8, 8], [4, 0], "w", 1, "normal", 0.0, 1.0)),
+    ]
+    names, sizes = [group[0]] * 3, [group[1], 1, 1]
+    for sharded, save in ((True, False), (True, True), (False, False)):
+        linear = (names, sizes, sharded, 0, 0)
+        samples += [
+            (axonn.linear_forward, (a, b, bias, *linear, save, save, "fused")),
+            (
+                axonn.linear_backward,
+                (
+                    draw(16 if sharded else 8, 8, dtype=torch.float32, rank=rank).detach(),
+                    a.detach(), b.detach(), False, False, [True, True, True], *linear, "fused",
+                ),
+            ),
+        ]  # fmt: skip
+    covered = {op.default._schema.name for op, _ in samples}
+    assert covered == {name for name in torch._C._dispatch_get_all_op_names() if "axonn::" in name}
+    for op, arguments in samples:
+        torch.library.opcheck(op, arguments)
+
+
+def test_opcheck_of_every_op(pool):
+    pool(2).run(check_opcheck)
+
+
+def message_of(function, *args, **kwargs) -> str:
+    """The error, which must come on every rank and leave the group usable."""
+    try:
+        function(*args, **kwargs)
+    except (ValueError, TypeError) as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return "no error"
+
+
+def collect_messages() -> list[str]:
+    matrix, group = torch.ones(4, 4), world()
+    messages = [
+        message_of(ops.matmul_reduce_scatter, torch.ones(3, 4), matrix, group),
+        message_of(ops.matmul_reduce_scatter, matrix, torch.ones(4, 3), group, scatter_dim=1),
+        message_of(ops.all_gather_matmul, torch.ones(4, 3), matrix, group),
+        message_of(ops.all_gather_matmul, torch.ones(4, 3), matrix, group, gather_dim=1),
+        message_of(ops.all_gather_matmul, matrix, matrix, group, gather_dim=2),
+        message_of(ops.matmul_all_reduce, matrix, matrix.double(), group),
+        message_of(ops.matmul_all_reduce, matrix.int(), matrix.int(), group),
+        message_of(ops.matmul_all_reduce, torch.ones(4), matrix, group),
+        message_of(ops.matmul_all_reduce, matrix, matrix, group, algorithm="best"),
+        message_of(ops.matmul_all_reduce, matrix, matrix, 3),
+    ]
+    ops.matmul_all_reduce(matrix, matrix, group)
+    return messages
+
+
+def test_error_messages(pool):
+    expected = [
+        "ValueError: matmul_reduce_scatter: a.size(0)=3 must be divisible by the group size 2",
+        "ValueError: matmul_reduce_scatter: b.size(1)=3 must be divisible by the group size 2",
+        "ValueError: all_gather_matmul: a_shard.size(1)=3 must equal b.size(0)=4",
+        "ValueError: all_gather_matmul: a_shard.size(1) * group size=6 must equal b.size(0)=4",
+        "ValueError: all_gather_matmul: gather_dim=2 must be in [0, 2)",
+        "TypeError: matmul_all_reduce: a has dtype Float but b has Double",
+        "TypeError: matmul_all_reduce: a has dtype Int, expected float32, float64 or bfloat16",
+        "ValueError: matmul_all_reduce: a must be a matrix, got shape [4]",
+        "ValueError: matmul_all_reduce: algorithm must be 'auto', 'fused' or 'sequential', got "
+        "'best'",
+        "TypeError: group must be a ProcessGroup or its name, got int",
+    ]
+    for messages in pool(2).run(collect_messages):
+        assert messages == expected
+
+
+def call_different_shapes() -> str:
+    """On a group of its own: it is broken afterwards."""
+    group = dist.new_group(list(range(dist.get_world_size())), use_local_synchronization=True)
+    rows = 4 + 2 * dist.get_rank()
+    try:
+        ops.all_gather_matmul(torch.ones(rows, 4), torch.ones(4, 4), group)
+    except RuntimeError as error:
+        first = str(error).splitlines()[0]
+    try:
+        ops.matmul_all_reduce(torch.ones(4, 4), torch.ones(4, 4), group)
+    except RuntimeError as error:
+        assert "cannot be used any more" in str(error)
+    return first
+
+
+def test_ranks_that_disagree_get_an_error_at_once(pool):
+    first, second = pool(2).run(call_different_shapes, timeout_s=20)
+    assert "all_gather_matmul(4, 4, " in first and "waited for rank 1" in first
+    assert "called all_gather_matmul(6, 4, " in first
+    assert "all_gather_matmul(6, 4, " in second and "called all_gather_matmul(4, 4, " in second

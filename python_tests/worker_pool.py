@@ -1,0 +1,105 @@
+"""Ranks for tests: processes that start once per world size and run one function after another."""
+
+from __future__ import annotations
+
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch.multiprocessing as mp
+
+START_TIMEOUT_S = 120.0  # eight imports of torch on two busy cores take about 20 s
+
+
+class WorkerError(AssertionError):
+    """A function failed on some ranks; the message holds every rank's traceback."""
+
+
+class WorkerPool:
+    """`world_size` processes joined in one gloo world.
+
+    `run(function, *args)` calls `function(*args)` on every rank and returns the results by rank.
+    Functions must be importable (module level); results are pickled.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        context = mp.get_context("spawn")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(rank, world_size, port, theirs), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        self._collect(START_TIMEOUT_S)
+
+    @property
+    def usable(self) -> bool:
+        return all(process.is_alive() for process in self._processes)
+
+    def run(self, function: Callable[..., Any], *args: Any, timeout_s: float = 240.0) -> list[Any]:
+        for pipe in self._pipes:
+            pipe.send((function, args))
+        return self._collect(timeout_s)
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+
+    def _collect(self, timeout_s: float) -> list[Any]:
+        results: dict[int, Any] = {}
+        errors: list[str] = []
+        pending = {pipe: rank for rank, pipe in enumerate(self._pipes)}
+        while pending:
+            ready = wait(list(pending), timeout=timeout_s)
+            if not ready:
+                errors.append(f"ranks {sorted(pending.values())} gave no answer in {timeout_s} s")
+                break
+            for pipe in ready:
+                rank = pending.pop(pipe)
+                try:
+                    ok, value = pipe.recv()
+                except EOFError:
+                    ok, value = False, "the process ended"
+                if ok:
+                    results[rank] = value
+                else:
+                    errors.append(f"rank {rank}: {value}")
+                    timeout_s = min(timeout_s, 30.0)  # its peers may wait for it in vain
+        if errors:
+            self.close()  # ranks may be out of step: the next test gets a new pool
+            raise WorkerError("\n".join(errors))
+        return [results[rank] for rank in range(self.world_size)]
+
+
+def _serve(rank: int, world_size: int, port: int, pipe: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size
+    )
+    pipe.send((True, None))
+    while True:
+        try:
+            function, args = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer = (True, function(*args))
+        except BaseException:
+            answer = (False, traceback.format_exc())
+        pipe.send(answer)
