@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch  # noqa: F401  (its shared libraries must be loaded before ours)
+import torch
 
 from axonn_ext import settings
 

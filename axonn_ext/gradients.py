@@ -48,7 +48,8 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
     """Scales all gradients so that their global norm is at most `max_norm`; returns it.
 
     The norm returned, an fp64 scalar, is the one before clipping that a single process would
-    compute on the whole model, the same on every rank. Call it after `sync_gradients`. `max_norm` may be infinite: just the norm.
+    compute on the whole model, the same on every rank. Call it after `sync_gradients`.
+    `max_norm` may be infinite: just the norm.
     Collectives: one number over each of x, y and z.
 
     Raises ValueError if max_norm is not positive.

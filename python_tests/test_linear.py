@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from grids import bound, factorisations, grid_of, relative_error
 
 from axonn_ext import GridShape, full_gradients, full_state_dict, nn, sync_gradients
+from grids import bound, factorisations, grid_of, relative_error
 
 ROWS, IN, OUT = 48, 24, 40  # divisible by every grid of 8 in every role
 

@@ -7,10 +7,10 @@ import functools
 import pytest
 import torch
 import torch.distributed as dist
-from grids import bound, relative_error
 
 from axonn_ext import collectives, ops
 from axonn_ext.grid import AxisGroup
+from grids import bound, relative_error
 
 # M, K, N of the whole product for W ranks: M and K are W times these. 1, odd, larger, empty.
 SHAPES = [(1, 1, 1), (3, 5, 7), (33, 64, 129), (0, 4, 3), (4, 0, 3), (2, 3, 0)]

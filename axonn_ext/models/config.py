@@ -17,8 +17,10 @@ class ModelConfig:
     family "gpt2": learned positions, LayerNorm, GELU (tanh form), biases.
     family "llama": rotary positions, RMSNorm, SwiGLU, grouped-query attention, no biases.
 
-    num_kv_heads: default num_heads. intermediate_size: default 4 hidden_size (gpt2), or 8/3
-    hidden_size rounded up to a multiple of 64 (llama). sequence_length: the longest.
+    num_kv_heads: default num_heads, which gpt2 keeps.
+    intermediate_size: default 4 hidden_size (gpt2), or 8/3 hidden_size rounded up to a multiple of
+    64 (llama).
+    sequence_length: the longest.
     """
 
     vocab_size: int
@@ -48,6 +50,11 @@ class ModelConfig:
                     f"{large}={getattr(self, large)} must be divisible by "
                     f"{small.replace('kv', 'num_kv')}={getattr(self, small)}"
                 )
+        if self.family == "gpt2" and self.kv_heads != self.num_heads:
+            raise ValueError(
+                f"num_kv_heads={self.num_kv_heads}: family 'gpt2' has as many as num_heads="
+                f"{self.num_heads}; use 'llama' for grouped-query attention"
+            )
         if self.family == "llama" and self.head_dim % 2:
             raise ValueError(f"rotary embedding needs an even head_dim, got {self.head_dim}")
 

@@ -111,9 +111,7 @@ class GPT2(Transformer):
             if name.endswith(TRANSPOSED):
                 state[name] = state[name].t()
             if ".attn.c_attn." in name:
-                kv_size = self.config.kv_heads * self.config.head_dim
-                parts = state[name].split((self.config.hidden_size, kv_size, kv_size))
-                state[name] = fuse_qkv(*parts, self.config)
+                state[name] = fuse_qkv(*state[name].chunk(3), self.config)
         return rename(state, _own_name)
 
 

@@ -24,8 +24,8 @@ class Rotary(nn.Module):
         frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
         angles = torch.outer(torch.arange(max_length, dtype=torch.float64), frequencies)
         angles = torch.cat([angles, angles], -1)  # [max_length, head_dim]
-        self.register_buffer("cos", angles.cos().float(), persistent=False)
-        self.register_buffer("sin", angles.sin().float(), persistent=False)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., sequence, head_dim], positions from 0."""

@@ -93,6 +93,7 @@ class Linear(ShardedModule):
         self._group_names = [axis.name for axis in axes]
         self._group_sizes = [axis.size for axis in axes]
         self._check_features()
+        self._local_in_features = in_features // grid.num_parts(self.input_dims[1])
         bound = 1 / math.sqrt(in_features) if in_features else 0.0
         self._add_parameters(bias, init or Init.uniform(bound), bound, dtype, device)
         if seed is not None:
@@ -170,13 +171,13 @@ class Linear(ShardedModule):
         return y.unflatten(0, x.shape[:-1]) if x.dim() > 2 else y
 
     def _check_input(self, x: Tensor) -> None:
-        features = self.in_features // self.grid.num_parts(self.input_dims[1])
+        features = self._local_in_features
         if x.shape[-1] != features or x.dim() < 2 or (x.dim() > 2 and self.layout == "sharded"):
             leading = "rows" if self.layout == "sharded" else "..."
             raise ValueError(
                 f"Linear ({self.role}, {self.layout}): input must have shape "
-                f"[{leading}, {features}] on each rank (in_features={self.in_features}, {self.grid.shape}), "
-                f"got {list(x.shape)}"
+                f"[{leading}, {features}] on each rank "
+                f"(in_features={self.in_features}, {self.grid.shape}), got {list(x.shape)}"
             )
 
     def extra_repr(self) -> str:

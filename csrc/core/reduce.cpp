@@ -1,7 +1,7 @@
 #include "core/reduce.h"
 
 #include <algorithm>
-#include <cmath>
+#include <type_traits>
 
 // One binary for every x86-64: the loader picks the widest clone the processor has. Clones need
 // ifunc support, and sanitizers break the resolvers (they run before the runtime is set up).
@@ -35,6 +35,9 @@ struct Accumulator<BFloat16> {
 template <ReduceOp op, typename T>
 inline T combine(T a, T b) {
   if constexpr (op == ReduceOp::kSum) {
+    if constexpr (std::is_same_v<T, int64_t>) {  // wraps, as in torch; signed overflow would be UB
+      return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+    }
     return a + b;
   } else {
     return (b > a || b != b) ? b : a;

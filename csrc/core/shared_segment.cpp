@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -36,25 +37,36 @@ SharedSegment SharedSegment::create(const std::string& name, int64_t bytes) {
   if (ftruncate(fd.get(), bytes) != 0) {
     throw_errno("cannot size a shared-memory segment to " + std::to_string(bytes) + " bytes");
   }
-  return SharedSegment(std::move(fd), bytes);
+  return SharedSegment(std::move(fd), bytes, PROT_READ | PROT_WRITE);
 }
 
 SharedSegment SharedSegment::open(pid_t pid, int fd, int64_t bytes) {
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
-  FileDescriptor opened(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  FileDescriptor opened(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (opened.get() < 0) throw_errno("open(" + path + ")");
-  SharedSegment segment(std::move(opened), bytes);
+  // Reading past the end of a file kills a process (SIGBUS): better refuse here.
+  struct stat status;
+  if (fstat(opened.get(), &status) != 0) throw_errno("fstat(" + path + ")");
+  if (status.st_size != bytes) {
+    errno = EINVAL;
+    throw_errno(path + " has " + std::to_string(status.st_size) + " bytes, expected " +
+                std::to_string(bytes));
+  }
+  SharedSegment segment(std::move(opened), bytes, PROT_READ);
   segment.close_descriptor();
   return segment;
 }
 
-SharedSegment::SharedSegment(FileDescriptor fd, int64_t bytes) : fd_(std::move(fd)), size_(bytes) {
-  void* mapped = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
-                      MAP_SHARED | MAP_NORESERVE, fd_.get(), 0);
+SharedSegment::SharedSegment(FileDescriptor fd, int64_t bytes, int protection)
+    : fd_(std::move(fd)), size_(bytes) {
+  void* mapped = mmap(nullptr, static_cast<size_t>(bytes), protection, MAP_SHARED | MAP_NORESERVE,
+                      fd_.get(), 0);
   if (mapped == MAP_FAILED) {
     throw_errno("cannot map " + std::to_string(bytes) +
                 " bytes of address space for symmetric memory (ulimit -v?)");
   }
+  // A core dump would otherwise read, and thereby take, every page of a sparse segment.
+  madvise(mapped, static_cast<size_t>(bytes), MADV_DONTDUMP);
   data_ = static_cast<std::byte*>(mapped);
 }
 
@@ -67,7 +79,8 @@ SharedSegment::~SharedSegment() {
   if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_));
 }
 
-// pidfd_open came with Linux 5.3; before that the process number must do.
+// pidfd_open came with Linux 5.3; before that the process number must do, and
+// a peer that nobody has reaped yet counts as alive until the wait's own timeout.
 ProcessWatch::ProcessWatch(pid_t pid)
     : pid_(pid), fd_(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))) {}
 

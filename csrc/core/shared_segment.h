@@ -32,7 +32,8 @@ class SharedSegment {
  public:
   // An anonymous file of `bytes` zeros; `name` shows in /proc/<pid>/maps.
   static SharedSegment create(const std::string& name, int64_t bytes);
-  // The segment that process `pid` holds as descriptor `fd`.
+  // The segment that process `pid` holds as descriptor `fd`, to read: only the creator writes, and
+  // the mapping holds peers to that.
   static SharedSegment open(pid_t pid, int fd, int64_t bytes);
 
   SharedSegment(SharedSegment&& other) noexcept;
@@ -46,7 +47,7 @@ class SharedSegment {
   void close_descriptor() { fd_.reset(); }
 
  private:
-  SharedSegment(FileDescriptor fd, int64_t bytes);
+  SharedSegment(FileDescriptor fd, int64_t bytes, int protection);
 
   FileDescriptor fd_;
   std::byte* data_ = nullptr;

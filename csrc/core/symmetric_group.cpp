@@ -6,6 +6,7 @@
 #include <cstring>
 #include <exception>
 #include <sstream>
+#include <stdexcept>
 
 #include "core/bounded_wait.h"
 #include "core/errors.h"
@@ -15,37 +16,44 @@ namespace axonn::comm {
 struct SymmetricGroup::Pad {
   EpochFlag started;
   EpochFlag completed;
-  EpochFlag failed;  // of the failed call; 0: none
+  EpochFlag end;  // an End
   CallSignature signature[2];
   EpochFlag ready[kNumFlags];
 };
 
-namespace {
-
-constexpr int64_t kPadBytes = int64_t{256} << 10;
-// Flags older than 2^31 epochs would compare as new: long before that the owner renews all of them.
-constexpr Epoch kRenewInterval = Epoch{1} << 30;
-
 // What a rank publishes about its arena.
-struct Address {
-  std::string host;
+struct SymmetricGroup::Address {
   int64_t pid;
-  int64_t fd;
+  int64_t fd;  // -1: it has none
+  int64_t arena_bytes;
+  Epoch first_epoch;
+  std::string host;
 
   std::string encode() const {
     std::ostringstream out;
-    out << pid << ' ' << fd << ' ' << host;
+    out << pid << ' ' << fd << ' ' << arena_bytes << ' ' << first_epoch << ' ' << host;
     return out.str();
   }
   static Address decode(const std::string& text) {
     Address address{};
     std::istringstream in(text);
-    in >> address.pid >> address.fd;
+    in >> address.pid >> address.fd >> address.arena_bytes >> address.first_epoch;
     in.ignore(1);
     std::getline(in, address.host);
     return address;
   }
 };
+
+namespace {
+
+// How a rank's part in its group ended; 0 while it has not.
+constexpr Epoch kFailed = 1;  // a call was left by an exception
+constexpr Epoch kLeft = 2;    // the group was destroyed
+
+constexpr int64_t kPageBytes = 4096;
+constexpr int64_t kPadBytes = int64_t{256} << 10;
+// Flags older than 2^31 epochs would compare as new: long before that the owner renews all of them.
+constexpr Epoch kRenewInterval = Epoch{1} << 30;
 
 // The part of the store that one rendezvous uses: a name may be used again after its process group
 // was destroyed, so each rendezvous counts itself.
@@ -84,13 +92,23 @@ class RendezvousKeys {
   std::string prefix_;
 };
 
+void check_flag(int64_t flag) {
+  if (flag < 0 || flag >= SymmetricGroup::kNumFlags) {
+    throw std::out_of_range("flag " + std::to_string(flag) + " of " +
+                            std::to_string(SymmetricGroup::kNumFlags));
+  }
+}
+
 }  // namespace
 
 CallSignature CallSignature::of(const char* op, std::initializer_list<int64_t> arguments) {
   CallSignature signature;
+  if (arguments.size() > signature.arguments.size()) {
+    throw std::invalid_argument(std::string(op) + ": a signature has room for " +
+                                std::to_string(signature.arguments.size()) + " arguments");
+  }
   std::strncpy(signature.op.data(), op, signature.op.size() - 1);
-  std::copy_n(arguments.begin(), std::min(arguments.size(), signature.arguments.size()),
-              signature.arguments.begin());
+  std::copy(arguments.begin(), arguments.end(), signature.arguments.begin());
   return signature;
 }
 
@@ -102,50 +120,144 @@ std::string CallSignature::describe() const {
   return out.str();
 }
 
+SymmetricGroup::SymmetricGroup(GroupOptions options)
+    : options_(std::move(options)), epoch_(options_.first_epoch) {
+  // Halves start on pages of their own, whatever size was asked for.
+  options_.workspace_bytes = (options_.workspace_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
+
+SymmetricGroup::~SymmetricGroup() {
+  // A forked child (a data loader's worker) that exits has a copy of this object, but is no rank.
+  const bool is_rank = getpid() == pid_;
+  if (is_rank && on_one_host()) pad(rank()).end.raise_to(broken_ ? kFailed : kLeft);
+}
+
+int64_t SymmetricGroup::arena_bytes() const {
+  static_assert(sizeof(Pad) <= kPadBytes);
+  return kPadBytes + 2 * options_.workspace_bytes;
+}
+
+// An arena whose flags stand at the epoch before the first call's. For epoch 0 its zeros will do.
+SharedSegment SymmetricGroup::create_arena() const {
+  auto arena = SharedSegment::create("axonn:" + options_.name, arena_bytes());
+  if (epoch_ != 0) {
+    auto& pad = *reinterpret_cast<Pad*>(arena.data());
+    pad.started.raise_to(epoch_);
+    pad.completed.raise_to(epoch_);
+    for (auto& flag : pad.ready) flag.raise_to(epoch_);
+  }
+  return arena;
+}
+
 std::unique_ptr<SymmetricGroup> SymmetricGroup::rendezvous(const GroupOptions& options,
                                                            KeyValueStore& store) {
-  static_assert(sizeof(Pad) <= kPadBytes);
-  const int64_t arena_bytes = kPadBytes + 2 * options.workspace_bytes;
-  auto own = SharedSegment::create("axonn:" + options.name, arena_bytes);
+  std::unique_ptr<SymmetricGroup> group(new SymmetricGroup(options));
   RendezvousKeys keys(options, store);
-  const Address address{host_identity(), getpid(), own.fd()};
-
+  // From here on this rank answers every question of its peers, whatever fails: they wait for it.
+  std::optional<SharedSegment> own;
+  std::string obstacle;
+  try {
+    own.emplace(group->create_arena());
+  } catch (const std::system_error& error) {
+    obstacle = error.what();
+  }
+  const int own_fd = own ? own->fd() : -1;
   std::vector<Address> addresses;
-  for (const auto& text : keys.exchange("address", address.encode())) {
+  for (const auto& text : keys.exchange("address", Address{getpid(), own_fd, group->arena_bytes(),
+                                                           options.first_epoch, options.host}
+                                                       .encode())) {
     addresses.push_back(Address::decode(text));
   }
-  bool mapped = std::all_of(addresses.begin(), addresses.end(),
-                            [&](const Address& peer) { return peer.host == address.host; });
-  std::unique_ptr<SymmetricGroup> group(new SymmetricGroup(options));
-  for (int64_t peer = 0; mapped && peer < options.size; ++peer) {
-    const auto pid = static_cast<pid_t>(addresses[peer].pid);
-    try {
-      group->arenas_.push_back(
-          peer == options.rank
-              ? std::move(own)
-              : SharedSegment::open(pid, static_cast<int>(addresses[peer].fd), arena_bytes));
-    } catch (const std::system_error&) {
-      mapped = false;  // another container or user: /proc does not let us in
-      break;
-    }
-    group->watches_.emplace_back();
-    if (pid != getpid()) group->watches_.back().emplace(pid);
-  }
+  group->check_layouts(addresses);
+  if (obstacle.empty()) obstacle = group->map_arenas(addresses, own);
   // Tells the peers, and keeps this rank's descriptor open until all of them have used it.
-  const auto answers = keys.exchange("mapping", mapped ? "yes" : "no");
-  const bool all = std::all_of(answers.begin(), answers.end(),
-                               [](const std::string& answer) { return answer == "yes"; });
-  if (!all) group->arenas_.clear();
-  if (all) group->arenas_[options.rank].close_descriptor();
+  const std::string none = "none";  // not every store keeps an empty value
+  const auto answers = keys.exchange("obstacle", obstacle.empty() ? none : obstacle);
+  for (int64_t peer = 0; peer < options.size; ++peer) {
+    if (answers[peer] == none) continue;
+    group->obstacle_ = "rank " + std::to_string(peer) + ": " + answers[peer];
+    group->arenas_.clear();
+    group->watches_.clear();
+    return group;
+  }
+  group->arenas_[options.rank]->close_descriptor();
   return group;
 }
 
+// Every rank sees all addresses, so that all of them throw.
+void SymmetricGroup::check_layouts(const std::vector<Address>& addresses) const {
+  for (int64_t peer = 0; peer < size(); ++peer) {
+    const auto& [pid, fd, bytes, first_epoch, host] = addresses[peer];
+    const auto& first = addresses[0];
+    if (bytes == first.arena_bytes && first_epoch == first.first_epoch) continue;
+    throw CommunicationError(
+        "rendezvous of group " + name() + ": rank " + std::to_string(peer) + " comes with " +
+        std::to_string(bytes) + " bytes of symmetric memory, rank 0 with " +
+        std::to_string(first.arena_bytes) +
+        "; AXONN_SYMMETRIC_MEMORY_BYTES (and the first epoch) must be the same on all ranks");
+  }
+}
+
+// Returns what stopped it: another host, container or user, whose memory /proc does not let us
+// into; or a limit on address space.
+std::string SymmetricGroup::map_arenas(const std::vector<Address>& addresses,
+                                       std::optional<SharedSegment>& own) {
+  for (int64_t peer = 0; peer < size(); ++peer) {
+    const auto& address = addresses[peer];
+    if (address.host != options_.host) {
+      return "is on another host than rank " + std::to_string(peer);
+    }
+    if (address.fd < 0) return "";  // that rank tells why it has no arena
+    const auto pid = static_cast<pid_t>(address.pid);
+    try {
+      arenas_.push_back(std::make_shared<SharedSegment>(
+          peer == rank() ? std::move(*own)
+                         : SharedSegment::open(pid, static_cast<int>(address.fd), arena_bytes())));
+    } catch (const std::system_error& error) {
+      return error.what();
+    }
+    watches_.emplace_back();
+    if (pid != getpid()) watches_.back().emplace(pid);
+  }
+  return "";
+}
+
+std::vector<std::unique_ptr<SymmetricGroup>> SymmetricGroup::of_threads(GroupOptions options) {
+  std::vector<std::unique_ptr<SymmetricGroup>> groups;
+  std::vector<std::shared_ptr<SharedSegment>> arenas;
+  for (options.rank = 0; options.rank < options.size; ++options.rank) {
+    groups.emplace_back(new SymmetricGroup(options));
+    arenas.push_back(std::make_shared<SharedSegment>(groups.back()->create_arena()));
+    arenas.back()->close_descriptor();
+  }
+  for (const auto& group : groups) {
+    group->arenas_ = arenas;
+    group->watches_.resize(arenas.size());
+  }
+  return groups;
+}
+
+// The pad is memory that other processes share, so no constructor can run on it: all-zero bytes
+// stand for it, which is what a new arena holds and what the atomics of every supported ABI are.
 SymmetricGroup::Pad& SymmetricGroup::pad(int64_t rank) const {
-  return *reinterpret_cast<Pad*>(arenas_[rank].data());
+  return *reinterpret_cast<Pad*>(arenas_[rank]->data());
 }
 
 std::byte* SymmetricGroup::half(int64_t rank, Epoch epoch) const {
-  return arenas_[rank].data() + kPadBytes + (epoch % 2) * options_.workspace_bytes;
+  return arenas_[rank]->data() + kPadBytes + (epoch % 2) * options_.workspace_bytes;
+}
+
+// Why there is no point in waiting for `peer` any longer; empty: wait on.
+std::string SymmetricGroup::obstacle_to_waiting(int64_t peer, std::chrono::duration<double> elapsed,
+                                                const char* what) const {
+  const Epoch end = pad(peer).end.value.load(std::memory_order_acquire);
+  if (end == kFailed) return "failed; see the error of that rank";
+  if (end == kLeft) return "has left the group";
+  if (const auto& watch = watches_[peer]; watch && !watch->alive()) return "has died";
+  if (elapsed <= options_.timeout) return "";
+  std::ostringstream late;
+  late << what << " after " << options_.timeout.count() << " s (AXONN_TIMEOUT_SECONDS)";
+  return late.str();
 }
 
 void SymmetricGroup::fail_wait(const char* op, int64_t peer, const std::string& why) const {
@@ -161,17 +273,10 @@ Call::Call(SymmetricGroup& group, const CallSignature& signature, int64_t worksp
       epoch_(group.epoch_ + 1),
       exceptions_at_start_(std::uncaught_exceptions()),
       checked_(static_cast<size_t>(group.size()), false) {
-  const char* op = signature_.op.data();
   if (group_.broken_) {
-    throw CommunicationError(std::string(op) + ": group " + group_.name() +
+    throw CommunicationError(std::string(signature_.op.data()) + ": group " + group_.name() +
                              " cannot be used any more: an earlier call failed on rank " +
                              std::to_string(rank()));
-  }
-  if (workspace_bytes > group_.options_.workspace_bytes) {
-    throw CommunicationError(std::string(op) + ": needs " + std::to_string(workspace_bytes) +
-                             " bytes of symmetric memory, more than the " +
-                             std::to_string(group_.options_.workspace_bytes) +
-                             " reserved; raise AXONN_SYMMETRIC_MEMORY_BYTES");
   }
   auto& own = group_.pad(rank());
   try {
@@ -180,11 +285,14 @@ Call::Call(SymmetricGroup& group, const CallSignature& signature, int64_t worksp
     }
   } catch (...) {  // no destructor runs for a half-built object
     group_.broken_ = true;
-    own.failed.raise_to(epoch_);
+    own.end.raise_to(kFailed);
     throw;
   }
   group_.epoch_ = epoch_;
-  group_.used_bytes_ = std::max(group_.used_bytes_, workspace_bytes);
+  if (workspace_bytes > group_.options_.workspace_bytes) refuse(workspace_bytes);
+  auto& used = group_.used_bytes_[epoch_ % 2];
+  used = std::max(used.load(), workspace_bytes);
+  // A peer may still be in the call before: to it, the flags must not go back behind that one.
   if (epoch_ % kRenewInterval == 0) {
     for (auto& flag : own.ready) flag.raise_to(epoch_ - 1);
   }
@@ -192,19 +300,37 @@ Call::Call(SymmetricGroup& group, const CallSignature& signature, int64_t worksp
   own.started.raise_to(epoch_);
 }
 
+// Gives this call up without breaking the group: it counts as made, under a signature that no peer
+// shares, so that a peer that does wait for this rank gets an error at once.
+void Call::refuse(int64_t workspace_bytes) {
+  auto& own = group_.pad(rank());
+  const std::string op = signature_.op.data();
+  own.signature[epoch_ % 2] = CallSignature::of(("[too large] " + op).c_str(), {workspace_bytes});
+  own.started.raise_to(epoch_);
+  own.completed.raise_to(epoch_);
+  throw CommunicationError(op + ": needs " + std::to_string(workspace_bytes) +
+                           " bytes of symmetric memory, more than the " +
+                           std::to_string(group_.options_.workspace_bytes) +
+                           " reserved; raise AXONN_SYMMETRIC_MEMORY_BYTES");
+}
+
 Call::~Call() {
   auto& own = group_.pad(rank());
   if (std::uncaught_exceptions() > exceptions_at_start_) {
     group_.broken_ = true;
-    own.failed.raise_to(epoch_);
+    own.end.raise_to(kFailed);
   } else {
     own.completed.raise_to(epoch_);
   }
 }
 
-void Call::signal(int64_t flag) { group_.pad(rank()).ready[flag].raise_to(epoch_); }
+void Call::signal(int64_t flag) {
+  check_flag(flag);
+  group_.pad(rank()).ready[flag].raise_to(epoch_);
+}
 
 void Call::wait(int64_t peer, int64_t flag) {
+  check_flag(flag);
   const auto& pad = group_.pad(peer);
   if (!checked_[peer]) {
     wait_for(peer, pad.started, epoch_, "has not started this call");
@@ -220,22 +346,12 @@ void Call::wait(int64_t peer, int64_t flag) {
 }
 
 void Call::wait_for(int64_t peer, const EpochFlag& flag, Epoch epoch, const char* what) {
-  const char* op = signature_.op.data();
   bounded_wait([&] { return flag.reached(epoch); },
                [&](std::chrono::duration<double> elapsed) {
-                 if (group_.pad(peer).failed.value.load(std::memory_order_acquire) != 0) {
-                   group_.fail_wait(op, peer, "failed; see the error of that rank");
-                 }
-                 // A peer may have ended right after it raised the flag: look at the flag once more.
-                 const auto& watch = group_.watches_[peer];
-                 if (watch && !watch->alive() && !flag.reached(epoch)) {
-                   group_.fail_wait(op, peer, "has died");
-                 }
-                 if (elapsed > group_.options_.timeout) {
-                   group_.fail_wait(op, peer,
-                                    std::string(what) + " after " +
-                                        std::to_string(group_.options_.timeout.count()) +
-                                        " s (AXONN_TIMEOUT_SECONDS)");
+                 const std::string obstacle = group_.obstacle_to_waiting(peer, elapsed, what);
+                 // The peer may have raised the flag right before it ended: then all is well.
+                 if (!obstacle.empty() && !flag.reached(epoch)) {
+                   group_.fail_wait(signature_.op.data(), peer, obstacle);
                  }
                });
 }

@@ -13,14 +13,19 @@
 // most one call ahead of the slowest. The same epochs and flags drive the CUDA kernels.
 #pragma once
 
+#include <unistd.h>
+
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/epoch_flag.h"
@@ -43,9 +48,14 @@ struct GroupOptions {
   std::string name;
   int64_t rank;
   int64_t size;
-  // Address space per workspace half; memory is taken only as calls first touch it.
+  // Address space per workspace half, equal on all ranks; memory is taken only as calls first
+  // touch it.
   int64_t workspace_bytes = int64_t{16} << 30;
   std::chrono::duration<double> timeout = std::chrono::minutes(10);
+  // Epoch before the first call's, equal on all ranks: lets a test count past 2^32.
+  Epoch first_epoch = 0;
+  // Ranks share memory if these are equal: lets a test play several hosts.
+  std::string host = host_identity();
 };
 
 class Call;
@@ -56,32 +66,54 @@ class SymmetricGroup {
 
   // Collective over the group's ranks. Every rank gets the same answer to `on_one_host()`; where
   // that is false there is no shared memory and no Call may be made.
-  // Throws CommunicationError if a rank does not arrive within the store's timeout.
+  // Throws CommunicationError if a rank does not arrive within the store's timeout, or comes with
+  // another workspace size.
   static std::unique_ptr<SymmetricGroup> rendezvous(const GroupOptions& options,
                                                     KeyValueStore& store);
+
+  // All ranks of a group, for ranks that are threads of this process; `options.rank` is not used.
+  // Each arena is mapped once only, so that a thread sanitizer sees both sides of every access.
+  static std::vector<std::unique_ptr<SymmetricGroup>> of_threads(GroupOptions options);
+
+  // Peers that still wait for this rank fail at once.
+  ~SymmetricGroup();
+  SymmetricGroup(const SymmetricGroup&) = delete;
+  SymmetricGroup& operator=(const SymmetricGroup&) = delete;
 
   int64_t rank() const { return options_.rank; }
   int64_t size() const { return options_.size; }
   const std::string& name() const { return options_.name; }
   bool on_one_host() const { return static_cast<int64_t>(arenas_.size()) == size(); }
-  // Bytes of this rank's arena that calls have used so far: its high-water mark.
-  int64_t used_bytes() const { return used_bytes_; }
+  // Why on_one_host() is false: the first rank that cannot share memory, and what stopped it.
+  const std::string& obstacle() const { return obstacle_; }
+  // Bytes of this rank's workspace, both halves, that calls have used so far: its high-water mark.
+  int64_t used_bytes() const { return used_bytes_[0] + used_bytes_[1]; }
 
  private:
   friend class Call;
   struct Pad;
+  struct Address;
 
-  explicit SymmetricGroup(GroupOptions options) : options_(std::move(options)) {}
+  explicit SymmetricGroup(GroupOptions options);
+  SharedSegment create_arena() const;
+  int64_t arena_bytes() const;
+  void check_layouts(const std::vector<Address>& addresses) const;
+  std::string map_arenas(const std::vector<Address>& addresses, std::optional<SharedSegment>& own);
   Pad& pad(int64_t rank) const;
   std::byte* half(int64_t rank, Epoch epoch) const;
+  std::string obstacle_to_waiting(int64_t peer, std::chrono::duration<double> elapsed,
+                                  const char* what) const;
   [[noreturn]] void fail_wait(const char* op, int64_t peer, const std::string& why) const;
 
   GroupOptions options_;
-  std::vector<SharedSegment> arenas_;  // by rank; empty where the ranks share no host
+  pid_t pid_ = getpid();
+  // By rank; empty where the ranks share no host. Shared: threads of one process map them once.
+  std::vector<std::shared_ptr<SharedSegment>> arenas_;
   std::vector<std::optional<ProcessWatch>> watches_;  // by rank; none for this process's own
   std::mutex mutex_;  // held by a Call: two threads may not interleave theirs
-  Epoch epoch_ = 0;
-  int64_t used_bytes_ = 0;
+  Epoch epoch_;
+  std::array<std::atomic<int64_t>, 2> used_bytes_{};  // by half; read while a Call runs
+  std::string obstacle_;
   bool broken_ = false;
 };
 
@@ -89,7 +121,8 @@ class SymmetricGroup {
 // exception, peers that wait for this rank fail at once and so does every later call.
 class Call {
  public:
-  // Waits until this rank's half is free. `workspace_bytes`: what this rank will write.
+  // Waits until this rank's half is free. `workspace_bytes`: what this rank will write. If that is
+  // more than the group has, throws and leaves the group usable, provided all ranks do so.
   Call(SymmetricGroup& group, const CallSignature& signature, int64_t workspace_bytes);
   ~Call();
   Call(const Call&) = delete;
@@ -101,13 +134,15 @@ class Call {
   // Valid once the flag that covers the bytes has been waited for.
   const std::byte* workspace_of(int64_t peer) const { return group_.half(peer, epoch_); }
 
-  // What this rank wrote into its workspace so far is there for whoever waits for `flag`.
+  // What this rank wrote into its workspace so far is there for whoever waits for `flag`, one of
+  // SymmetricGroup::kNumFlags.
   void signal(int64_t flag);
   // Returns when `peer` has signalled `flag` in this call. Throws CommunicationError, naming rank,
   // peer and op, if the peer died, failed, called something else, or the time is up.
   void wait(int64_t peer, int64_t flag);
 
  private:
+  [[noreturn]] void refuse(int64_t workspace_bytes);
   void wait_for(int64_t peer, const EpochFlag& flag, Epoch epoch, const char* what);
 
   SymmetricGroup& group_;

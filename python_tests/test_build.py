@@ -1,0 +1,196 @@
+"""The wheel: what it holds, that it runs where the checkout is not, and what setup.py decides."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Run by every rank, in the environment that the wheel was installed into.
+USE_THE_WHEEL = """
+import importlib.metadata, sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import axonn_ext
+
+rank, world_size, store, prefix, version = sys.argv[1:]
+rank, world_size = int(rank), int(world_size)
+assert Path(axonn_ext.__file__).is_relative_to(prefix), axonn_ext.__file__
+assert importlib.metadata.version("axonn-ext") == version
+assert axonn_ext.__version__ == version, axonn_ext.__version__
+
+dist.init_process_group(
+    "gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size
+)
+generator = torch.Generator().manual_seed(0)
+a = torch.randn(6, 5, generator=generator, dtype=torch.float64)
+b = torch.randn(5, 7, generator=generator, dtype=torch.float64)
+y = axonn_ext.ops.all_gather_matmul(a.chunk(world_size)[rank], b, dist.group.WORLD)
+torch.testing.assert_close(y, a @ b)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def run(*command: str | Path, cwd: Path, timeout: float = 600) -> str:
+    result = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        # What a developer has set must not lead back to the checkout.
+        env={k: v for k, v in os.environ.items() if not k.startswith("PYTHON")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def project() -> dict[str, str]:
+    return dict(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"])
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of this checkout, made in seconds, since the objects in build/ are used again."""
+    folder = tmp_path_factory.mktemp("wheel")
+    # setuptools packs whatever it finds there, modules that were removed since included.
+    for stale in (ROOT / "build").glob("lib*"):
+        shutil.rmtree(stale)
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps"]
+    run(*pip, "-w", folder, ROOT, cwd=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.mark.timeout(600)  # the fixture compiles everything where nothing was built yet
+def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    compiled = {name for name in names if name.endswith(".so")}
+    sources = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "axonn_ext").rglob("*")
+        if path.suffix == ".py" or path.name == "py.typed"
+    }
+    assert len(compiled) == 1
+    assert compiled.pop().startswith("axonn_ext/_C.")
+    assert {name for name in names if not name.endswith(".so")} == sources
+    assert "axonn_ext/py.typed" in names
+
+
+def test_wheel_is_named_after_the_version(wheel: Path) -> None:
+    assert wheel.name.startswith(f"axonn_ext-{project()['version']}-cp3")
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new environment with the wheel, and with the dependencies of the running one in sight."""
+    prefix = tmp_path_factory.mktemp("environment").resolve()
+    venv.create(prefix, with_pip=False)
+    run(
+        *(sys.executable, "-m", "pip", "--python", prefix / "bin" / "python"),
+        *("install", "--no-deps", "--no-index", wheel),
+        cwd=prefix,
+    )
+    # Folders named in a .pth file are searched, but their own .pth files are not run, so that the
+    # finder of an editable install stays out.
+    folders = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    (site_packages,) = prefix.glob("lib/python3*/site-packages")
+    (site_packages / "dependencies.pth").write_text("\n".join(folders) + "\n")
+    return prefix
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_installed_wheel_runs_an_op(installed: Path, tmp_path: Path, world_size: int) -> None:
+    script = tmp_path / "use_the_wheel.py"
+    script.write_text(USE_THE_WHEEL)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    ranks = [
+        subprocess.Popen(
+            [
+                *(installed / "bin" / "python", script, str(rank), str(world_size)),
+                *(tmp_path / "store", installed, project()["version"]),
+            ],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * world_size, "\n".join(outputs)
+
+
+def test_installed_command_line_is_there(installed: Path) -> None:
+    assert (installed / "bin" / "axonn-ext").is_file()
+
+
+# --- What setup.py decides -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def setup_py() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("axonn_ext_setup", ROOT / "setup.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for the annotations
+    spec.loader.exec_module(module)
+    return module
+
+
+FOUND = {"torch_cuda": "13.0", "nvcc": "/usr/local/cuda/bin/nvcc", "sources": ["csrc/core/x.cu"]}
+
+
+@pytest.mark.parametrize("request_", [None, "", "1"])
+def test_cuda_is_built_where_all_is_found(setup_py: ModuleType, request_: str | None) -> None:
+    assert setup_py.choose_cuda(request_, **FOUND).build
+
+
+@pytest.mark.parametrize(
+    ("lacking", "word"),
+    [
+        ({"torch_cuda": None}, "torch"),
+        ({"nvcc": None}, "nvcc"),
+        ({"sources": []}, "no CUDA sources"),
+    ],
+)
+def test_cuda_that_lacks_something(
+    setup_py: ModuleType, lacking: dict[str, object], word: str
+) -> None:
+    choice = setup_py.choose_cuda(None, **FOUND | lacking)
+    assert not choice.build
+    assert word in choice.reason
+    with pytest.raises(SystemExit, match=f"AXONN_CUDA=1 demands .*{word}"):
+        setup_py.choose_cuda("1", **FOUND | lacking)
+
+
+def test_cuda_can_be_turned_off(setup_py: ModuleType) -> None:
+    assert not setup_py.choose_cuda("0", **FOUND).build
+
+
+def test_cuda_request_is_checked(setup_py: ModuleType) -> None:
+    with pytest.raises(SystemExit, match="AXONN_CUDA must be 0, 1 or unset, got 'yes'"):
+        setup_py.choose_cuda("yes", **FOUND)

@@ -1,0 +1,99 @@
+"""Grid: grammar, coordinates, blocks, groups, device mesh, errors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from axonn_ext import Grid, GridShape
+from grids import factorisations, grid_of
+
+
+@pytest.mark.parametrize(
+    "text, shape",
+    [
+        ("x=2,y=3", GridShape(x=2, y=3)),
+        (" z=4 , data=2", GridShape(z=4, data=2)),
+        ("2x3x4", GridShape(x=2, y=3, z=4)),
+        ("x=1", GridShape()),
+    ],
+)
+def test_parse(text, shape):
+    assert GridShape.parse(text) == shape
+    assert GridShape.parse(str(shape)) == shape
+    assert GridShape(**shape.as_dict()) == shape
+    assert list(shape.as_dict()) == ["x", "y", "z", "data", "pipe"]
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("x=2,w=2", ["'w=2'", "x=2,y=2,z=1", "data, pipe"]),
+        ("", ["x=2,y=2,z=1"]),
+        ("2x2", ["'2x2'", "2x2x1"]),
+        ("x=0", ["axis x", ">= 1", "0"]),
+        ("y=-2", ["axis y", "-2"]),
+        ("x=2,x=2", ["x stands twice"]),
+        ("pipe=2", ["pipe=2", "pipeline"]),
+        ("auto", ["auto", "planner"]),
+    ],
+)
+def test_parse_refuses(text, words):
+    with pytest.raises(ValueError) as error:
+        GridShape.parse(text)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_needs_a_world():
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        Grid()
+
+
+def check_grid(shape: GridShape) -> tuple[int, ...]:
+    grid = grid_of(shape)
+    full = torch.arange(24 * 16).view(24, 16)
+    for dims in ({0: ("data", "z", "x"), 1: ("y",)}, {1: ("x", "z")}, {0: ("y", "x")}, {}):
+        local = grid.shard(full, dims)
+        assert local.is_contiguous()
+        assert torch.equal(grid.unshard(local, dims), full)
+    for axis in ("data", "pipe", "z", "y", "x"):
+        group = grid.group(axis)
+        assert group.size() == grid.size(axis) == getattr(shape, axis)
+        assert dist.get_group_rank(group, grid.rank) == grid.coords[axis]
+    mesh = grid.device_mesh
+    assert mesh.mesh_dim_names == ("data", "pipe", "z", "y", "x")
+    assert list(mesh.get_coordinate()) == [grid.coords[a] for a in mesh.mesh_dim_names]
+    assert mesh.get_group("x").group_name == grid.axis("x").name
+    # x is the fastest axis: neighbours in rank are neighbours along it.
+    c, s = grid.coords, shape
+    assert grid.rank == ((c["data"] * s.z + c["z"]) * s.y + c["y"]) * s.x + c["x"]
+    return tuple(c.values())
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_blocks_groups_and_mesh(pool, world_size):
+    for shape in factorisations(world_size):
+        places = pool(world_size).run(check_grid, shape)
+        assert len(set(places)) == world_size
+
+
+def collect_errors() -> list[str]:
+    grid = grid_of(GridShape(x=2))
+    errors = []
+    for function in (
+        lambda: Grid(x=3),
+        lambda: grid.shard(torch.ones(3, 4), {0: ("x",)}),
+        lambda: grid.axis("w"),
+    ):
+        with pytest.raises(ValueError) as error:
+            function()
+        errors.append(str(error.value))
+    return errors
+
+
+def test_errors_name_the_numbers(pool):
+    for size, shard, axis in pool(2).run(collect_errors):
+        assert "x=3,y=1,z=1,data=1,pipe=1 has 3 ranks but the world has 2" in size
+        assert "dim 0 of a tensor of shape [3, 4] must be divisible by 2 (axes x=2)" in shard
+        assert "data, pipe, z, y, x" in axis and "'w'" in axis

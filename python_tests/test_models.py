@@ -1,0 +1,198 @@
+"""GPT-2 and Llama on every grid against one process of plain PyTorch: loss, gradients, norm."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from axonn_ext import (
+    GridShape,
+    clip_grad_norm_,
+    full_gradients,
+    full_state_dict,
+    load_full_state_dict,
+    models,
+    sync_gradients,
+)
+from axonn_ext.models import ModelConfig, ParallelConfig
+from axonn_ext.models.plain import PlainTransformer
+from grids import factorisations, grid_of, relative_error
+
+GPT2 = ModelConfig(
+    family="gpt2", vocab_size=64, hidden_size=32, num_layers=2, num_heads=8, sequence_length=8
+)
+LLAMA = dataclasses.replace(
+    GPT2, family="llama", num_kv_heads=4, intermediate_size=48, tie_embeddings=False
+)
+CONFIGS = {
+    "gpt2": GPT2,
+    "llama": LLAMA,
+    "llama-tied": dataclasses.replace(LLAMA, tie_embeddings=True),
+    "gpt2-untied": dataclasses.replace(GPT2, tie_embeddings=False),
+}
+PARALLEL = {
+    "sharded": ParallelConfig(),
+    "replicated": ParallelConfig(layout="replicated"),
+    "heads_over_y": ParallelConfig(heads_over_y=True),
+    "kept": ParallelConfig(save_gathered=True, reshard_after_forward=False),
+    "recompute": ParallelConfig(recompute=True),
+    "sequential": ParallelConfig(algorithm="sequential"),
+}
+BATCH, LENGTH, MAX_NORM = 8, 8, 0.05
+GRIDS = {
+    1: [GridShape()],
+    2: factorisations(2),
+    4: factorisations(4),
+    8: [GridShape(2, 2, 2), GridShape(2, 2, 1, 2), GridShape(1, 2, 2, 2), GridShape(2, 1, 2, 2)],
+}
+
+
+def random_batch() -> tuple[torch.Tensor, torch.Tensor]:
+    """Every fourth label missing, unevenly, so that a mean of means would be wrong."""
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(64, (BATCH, LENGTH), generator=generator)
+    labels = torch.randint(64, (BATCH, LENGTH), generator=generator)
+    labels[torch.rand(labels.shape, generator=generator) < 0.25] = -100
+    labels[1] = -100
+    return ids, labels
+
+
+def reference(config: ModelConfig, state: dict, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    model = PlainTransformer(config).to(dtype)
+    model.load_state_dict(state)
+    loss = model.loss(*random_batch())
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+    grads = {name: p.grad for name, p in model.named_parameters(remove_duplicate=False)}
+    return {"loss": loss.detach(), "norm": norm, **grads}
+
+
+def run_on_grid(
+    shape: GridShape, config: ModelConfig, parallel: ParallelConfig, dtype: torch.dtype,
+    micro_batches: int = 1,
+) -> dict[str, float]:  # fmt: skip
+    """Relative errors of the loss, the norm and every clipped gradient."""
+    grid = grid_of(shape)
+    model = models.build(config, grid, parallel, seed=2, dtype=dtype)
+    want = reference(config, full_state_dict(model), dtype)
+    ids, labels = random_batch()
+    num_labels = None if micro_batches == 1 else float((labels != -100).sum())
+    loss = torch.zeros((), dtype=dtype)
+    for micro_ids, micro_labels in zip(
+        ids.chunk(micro_batches), labels.chunk(micro_batches), strict=True
+    ):
+        own = {0: ("data", "z")}
+        part = model.loss(grid.shard(micro_ids, own), grid.shard(micro_labels, own), num_labels)
+        part.backward()
+        loss += part.detach()
+    sync_gradients(model)
+    norm = clip_grad_norm_(model, MAX_NORM)
+    got = {"loss": loss, "norm": norm, **full_gradients(model)}
+    assert got.keys() == want.keys()
+    return {name: relative_error(got[name], want[name]) for name in want}
+
+
+def check_grids(world_size: int, config: ModelConfig, parallel: ParallelConfig) -> list[str]:
+    failures = []
+    for shape in GRIDS[world_size]:
+        assert not models.check(config, parallel, shape, batch_size=BATCH), shape
+        # Not a bound on rounding: in fp64 anything above 1e-11 is an error of the algorithm.
+        errors = run_on_grid(shape, config, parallel, torch.float64)
+        failures += [f"{shape} {name}: {e:.1e}" for name, e in errors.items() if not e < 1e-11]
+    return failures
+
+
+@pytest.mark.parametrize("parallel", ["sharded", "replicated"])
+@pytest.mark.parametrize("config", list(CONFIGS))
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_equals_one_process(pool, world_size, config, parallel):
+    results = pool(world_size).run(check_grids, world_size, CONFIGS[config], PARALLEL[parallel])
+    for failures in results:
+        assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("parallel", ["heads_over_y", "kept", "recompute", "sequential"])
+@pytest.mark.parametrize("config", ["gpt2", "llama"])
+def test_ways_to_run(pool, config, parallel):
+    for failures in pool(4).run(check_grids, 4, CONFIGS[config], PARALLEL[parallel]):
+        assert not failures, "\n".join(failures)
+
+
+def test_gradient_accumulation_equals_one_batch(pool):
+    shape = GridShape(x=2, z=2)
+    for errors in pool(4).run(run_on_grid, shape, LLAMA, ParallelConfig(), torch.float64, 2):
+        assert max(errors.values()) < 1e-11, errors
+
+
+@pytest.mark.parametrize("dtype, limit", [(torch.float32, 2e-5), (torch.bfloat16, 0.06)])
+def test_lower_precision(pool, dtype, limit):
+    """Gradients pass some 30 roundings in a row, which the limits allow with a factor of ten."""
+    for errors in pool(4).run(run_on_grid, GridShape(2, 2), LLAMA, ParallelConfig(), dtype):
+        assert max(errors.values()) < limit, errors
+
+
+def move_between_grids(config: ModelConfig) -> None:
+    """State of one grid, loaded on another, gives the same tensors; two grids in one process."""
+    first, second = grid_of(GridShape(x=2, y=2)), grid_of(GridShape(z=2, data=2))
+    state = full_state_dict(models.build(config, first, seed=1))
+    other = models.build(config, second, seed=9)
+    assert not torch.equal(full_state_dict(other)["lm_head.weight"], state["lm_head.weight"])
+    load_full_state_dict(other, state)
+    loaded = full_state_dict(other)
+    assert all(torch.equal(loaded[name], state[name]) for name in state)
+    for broken, word in (
+        ({k: v for k, v in state.items() if "norm" not in k and "ln_f" not in k}, "missing"),
+        (state | {"more": torch.ones(1)}, "more"),
+        (state | {"lm_head.bias": torch.ones(1)}, "lm_head.bias"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            load_full_state_dict(other, broken)
+
+
+@pytest.mark.parametrize("config", ["gpt2", "llama"])
+def test_state_moves_between_grids(pool, config):
+    pool(4).run(move_between_grids, CONFIGS[config])
+
+
+def illegal_cases() -> int:
+    """`check` says no exactly where building or running raises."""
+    config = dataclasses.replace(GPT2, hidden_size=24, num_heads=3, vocab_size=63)
+    disagreements, illegal = [], 0
+    for shape in factorisations(4):
+        for batch in (2, 4):
+            for name in ("sharded", "heads_over_y", "replicated"):
+                problems = models.check(config, PARALLEL[name], shape, batch_size=batch)
+                grid, error = grid_of(shape), ""
+                ids = torch.zeros(batch, LENGTH, dtype=torch.long)
+                try:
+                    model = models.build(config, grid, PARALLEL[name])
+                    own = grid.shard(ids, {0: ("data", "z")})
+                    model.loss(own, own).backward()
+                except ValueError as raised:
+                    error = str(raised)
+                illegal += bool(problems)
+                if bool(problems) != bool(error):
+                    disagreements.append((shape, batch, name, problems, error))
+    assert not disagreements, disagreements
+    return illegal
+
+
+def test_check_is_exact(pool):
+    assert pool(4).run(illegal_cases)[0] > 10
+
+
+def test_num_parameters_and_flops():
+    for config in CONFIGS.values():
+        model = PlainTransformer(config)
+        assert config.num_parameters() == sum(p.numel() for p in model.parameters())
+        tokens = BATCH * LENGTH
+        with FlopCounterMode(display=False) as counter:
+            model.loss(*random_batch()).backward()
+        # The counter takes attention as full, not causal, and knows no flash kernel of the CPU;
+        # matrices are most of it.
+        assert config.flops_per_token() * tokens == pytest.approx(
+            counter.get_total_flops(), rel=0.2
+        )

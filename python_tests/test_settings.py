@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+
+from axonn_ext import settings
+
+
+def test_defaults_and_values():
+    assert settings.load({}) == settings.Settings()
+    loaded = settings.load(
+        {"AXONN_TIMEOUT_SECONDS": "2.5", "AXONN_SYMMETRIC_MEMORY_BYTES": str(1 << 21)}
+    )
+    assert loaded == settings.Settings(timeout_seconds=2.5, symmetric_memory_bytes=1 << 21)
+
+
+@pytest.mark.parametrize(
+    "name, value, word",
+    [
+        ("AXONN_TIMEOUT_SECONDS", "soon", "'soon'"),
+        ("AXONN_TIMEOUT_SECONDS", "0", "positive"),
+        ("AXONN_SYMMETRIC_MEMORY_BYTES", "10", "at least"),
+    ],
+)
+def test_bad_values_are_named(name, value, word):
+    with pytest.raises(ValueError) as error:
+        settings.load({name: value})
+    assert name in str(error.value) and word in str(error.value)
+
+
+def test_launch_environment():
+    assert settings.launch_environment({}) is None
+    launch = settings.launch_environment(
+        {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_PORT": "1234"}
+    )
+    assert launch is not None
+    assert (launch.rank, launch.world_size, launch.local_rank) == (3, 4, 1)
+    assert (launch.master_addr, launch.master_port, launch.local_world_size) == (
+        "127.0.0.1",
+        1234,
+        4,
+    )
