@@ -37,7 +37,7 @@ inline void check_dim(const char* op, const char* name, int64_t dim, int64_t num
                     num_dims, ")");
 }
 
-// a [M, K] and b [K, N], of one floating dtype. k_factor: how many times a.size(1) makes b.size(0).
+// Two matrices of one floating dtype. What their sizes must be to each other is the op's to say.
 inline void check_matmul(const char* op, const char* a_name, const at::Tensor& a,
                          const char* b_name, const at::Tensor& b) {
   TORCH_CHECK_VALUE(a.dim() == 2, op, ": ", a_name, " must be a matrix, got shape ", a.sizes());

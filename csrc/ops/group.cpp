@@ -2,11 +2,11 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <map>
 #include <mutex>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace axonn::ops {
 namespace {
@@ -54,8 +54,8 @@ class SharedGroups {
          .workspace_bytes = settings_.symmetric_memory_bytes / 2,
          .timeout = std::chrono::duration<double>(settings_.timeout_seconds)},
         store);
-    entries_.insert_or_assign(
-        name, Entry{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), shared});
+    entries_.insert_or_assign(name,
+                              Entry{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), shared});
     return shared;
   }
 
@@ -102,8 +102,9 @@ Group resolve_group(const char* op, const std::string& name, int64_t size,
   if (shared->on_one_host()) {
     group.shared = std::move(shared);
   } else {
-    TORCH_CHECK_VALUE(algorithm == "auto", op, ": algorithm='fused' needs all ranks of group '",
-                      name, "' on one host; use 'auto' or 'sequential'");
+    TORCH_CHECK_VALUE(algorithm == "auto", op,
+                      ": algorithm='fused' needs shared memory between all ", "ranks of group '",
+                      name, "', but ", shared->obstacle(), "; use 'auto' or 'sequential'");
   }
   return group;
 }

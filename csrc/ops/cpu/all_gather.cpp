@@ -20,8 +20,8 @@ at::Tensor all_gather(const at::Tensor& shard, int64_t dim, const std::string& g
   auto output = at::empty(sizes, options);
   comm::Call call(
       *group.shared,
-      comm::CallSignature::of("all_gather", {dim, shard.numel(), length,
-                                             static_cast<int64_t>(shard.scalar_type())}),
+      comm::CallSignature::of(
+          "all_gather", {dim, shard.numel(), length, static_cast<int64_t>(shard.scalar_type())}),
       slot_bytes(shard.numel(), options));
   shared_tensor(call.workspace(), shard.sizes(), options).copy_(shard);
   call.signal(0);

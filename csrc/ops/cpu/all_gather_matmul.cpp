@@ -17,8 +17,8 @@ at::Tensor fused_over_rows(const Group& group, const at::Tensor& a_shard, const 
   const int64_t rows = a_shard.size(0);
   auto output = at::empty({rows * group.size, b.size(1)}, options);
   comm::Call call(*group.shared,
-                  comm::CallSignature::of(kOp, {rows, a_shard.size(1),
-                                                static_cast<int64_t>(a_shard.scalar_type())}),
+                  comm::CallSignature::of(
+                      kOp, {rows, a_shard.size(1), static_cast<int64_t>(a_shard.scalar_type())}),
                   slot_bytes(a_shard.numel(), options));
   shared_tensor(call.workspace(), a_shard.sizes(), options).copy_(a_shard);
   call.signal(0);

@@ -39,6 +39,13 @@ struct Axes {
     return scatter ? matmul_reduce_scatter(a, b, dim, axis.name, axis.size, algorithm)
                    : matmul_all_reduce(a, b, axis.name, axis.size, algorithm);
   }
+  // This rank's part of what is split over an axis and whole here.
+  at::Tensor own_features(const at::Tensor& t, const Axis& axis) const {
+    if (axis.size == 1) return t;
+    const int64_t length = t.size(0) / axis.size;
+    const auto group = resolve_group("linear_forward", axis.name, axis.size, "sequential");
+    return t.narrow(0, group.rank * length, length);
+  }
 };
 
 at::Tensor nothing(const at::Tensor& like) { return at::empty({0}, like.options()); }
@@ -62,14 +69,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_forward(
   // as well; otherwise its rows feed the matmul from their owners' memory.
   const bool feed = gathers && !save_input && axes.s.size == 1;
   const auto full_x = gathers && !feed ? axes.gather(x, axes.r, gather_dim) : x;
-  auto y = feed ? all_gather_matmul(x, full_weight.t(), gather_dim, axes.r.name, axes.r.size,
-                                    algorithm)
-                : axes.matmul(full_x, full_weight.t(), axes.s, sharded, scatter_dim);
+  auto y =
+      feed ? all_gather_matmul(x, full_weight.t(), gather_dim, axes.r.name, axes.r.size, algorithm)
+           : axes.matmul(full_x, full_weight.t(), axes.s, sharded, scatter_dim);
   if (bias) {  // after the sum over s, so once
-    const bool own_part = sharded && scatter_dim == 1 && axes.s.size > 1;
-    int64_t begin = 0;
-    if (own_part) begin = y.size(1) * resolve_group(kOp, axes.s.name, axes.s.size, "sequential").rank;
-    y.add_(own_part ? bias->narrow(0, begin, y.size(1)) : *bias);
+    y.add_(sharded && scatter_dim == 1 ? axes.own_features(*bias, axes.s) : *bias);
   }
   return {y, gathers && save_input ? full_x : nothing(x),
           axes.z.size > 1 && save_weight ? full_weight : nothing(weight)};

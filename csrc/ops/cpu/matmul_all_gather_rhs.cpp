@@ -39,9 +39,9 @@ at::Tensor fused_over_columns(const Group& group, const at::Tensor& a, const at:
 
 }  // namespace
 
-at::Tensor matmul_all_gather_rhs(const at::Tensor& a, const at::Tensor& b_shard,
-                                 int64_t gather_dim, const std::string& group_name,
-                                 int64_t group_size, const std::string& algorithm) {
+at::Tensor matmul_all_gather_rhs(const at::Tensor& a, const at::Tensor& b_shard, int64_t gather_dim,
+                                 const std::string& group_name, int64_t group_size,
+                                 const std::string& algorithm) {
   check_matmul(kOp, "a", a, "b_shard", b_shard);
   check_dim(kOp, "gather_dim", gather_dim, 2);
   check_inner(kOp, "a.size(1)", a.size(1),

@@ -16,8 +16,8 @@ at::Tensor matmul_all_reduce(const at::Tensor& a, const at::Tensor& b,
   const auto group = resolve_group(kOp, group_name, group_size, algorithm);
   if (!group.fused()) return c10d_all_reduce(group, at::mm(a, b), /*maximum=*/false);
 
-  const auto signature = comm::CallSignature::of(
-      kOp, {a.size(0), b.size(1), static_cast<int64_t>(a.scalar_type())});
+  const auto signature =
+      comm::CallSignature::of(kOp, {a.size(0), b.size(1), static_cast<int64_t>(a.scalar_type())});
   return staged_all_reduce(group, signature, a.size(0), b.size(1), a.options(),
                            kernels::ReduceOp::kSum, [&](comm::Range rows, at::Tensor slot) {
                              at::mm_out(slot, a.narrow(0, rows.begin, rows.size()), b);

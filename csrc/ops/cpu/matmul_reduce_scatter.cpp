@@ -17,15 +17,15 @@ at::Tensor fused(const Group& group, const at::Tensor& a, const at::Tensor& b,
                                      scatter_dim == 0 ? b.size(1) : length};
   const auto signature = comm::CallSignature::of(
       kOp, {scatter_dim, block[0], block[1], static_cast<int64_t>(a.scalar_type())});
-  return staged_reduce_scatter(
-      group, signature, block, a.options(), [&](int64_t destination, at::Tensor slot) {
-        const int64_t begin = destination * length;
-        if (scatter_dim == 0) {
-          at::mm_out(slot, a.narrow(0, begin, length), b);
-        } else {
-          at::mm_out(slot, a, b.narrow(1, begin, length));
-        }
-      });
+  return staged_reduce_scatter(group, signature, block, a.options(),
+                               [&](int64_t destination, at::Tensor slot) {
+                                 const int64_t begin = destination * length;
+                                 if (scatter_dim == 0) {
+                                   at::mm_out(slot, a.narrow(0, begin, length), b);
+                                 } else {
+                                   at::mm_out(slot, a, b.narrow(1, begin, length));
+                                 }
+                               });
 }
 
 }  // namespace

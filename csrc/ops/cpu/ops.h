@@ -21,9 +21,9 @@ at::Tensor all_gather_matmul(const at::Tensor& a_shard, const at::Tensor& b, int
                              const std::string& group_name, int64_t group_size,
                              const std::string& algorithm);
 
-at::Tensor matmul_all_gather_rhs(const at::Tensor& a, const at::Tensor& b_shard,
-                                 int64_t gather_dim, const std::string& group_name,
-                                 int64_t group_size, const std::string& algorithm);
+at::Tensor matmul_all_gather_rhs(const at::Tensor& a, const at::Tensor& b_shard, int64_t gather_dim,
+                                 const std::string& group_name, int64_t group_size,
+                                 const std::string& algorithm);
 
 at::Tensor matmul_reduce_scatter(const at::Tensor& a, const at::Tensor& b, int64_t scatter_dim,
                                  const std::string& group_name, int64_t group_size,

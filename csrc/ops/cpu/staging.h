@@ -74,8 +74,8 @@ at::Tensor staged_reduce_scatter(const Group& group, const comm::CallSignature& 
 // small ones are reduced whole by every rank, which saves a round of signals. Same order of
 // additions either way, so the same bits on every rank.
 template <typename Produce>
-at::Tensor staged_all_reduce(const Group& group, const comm::CallSignature& signature,
-                             int64_t rows, int64_t columns, const at::TensorOptions& options,
+at::Tensor staged_all_reduce(const Group& group, const comm::CallSignature& signature, int64_t rows,
+                             int64_t columns, const at::TensorOptions& options,
                              kernels::ReduceOp op, Produce&& produce) {
   constexpr int64_t kSmallBytes = 32 << 10;  // a guess until it is tuned: fits L1, one page fault
   auto output = at::empty({rows, columns}, options);
