@@ -15,6 +15,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.timeout(600)  # the wheel compiles everything where nothing was built yet
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # Run by every rank, in the environment that the wheel was installed into.
@@ -79,7 +81,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-@pytest.mark.timeout(600)  # the fixture compiles everything where nothing was built yet
 def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -87,7 +88,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     sources = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "axonn_ext").rglob("*")
-        if path.suffix == ".py" or path.name == "py.typed"
+        if path.suffix in (".py", ".pyi") or path.name == "py.typed"
     }
     assert len(compiled) == 1
     assert compiled.pop().startswith("axonn_ext/_C.")

@@ -1,0 +1,89 @@
+# `make help` lists the targets. Settings, as in `make build PYTHON=python3.12`:
+#   PYTHON    the Python that .venv is made from, 3.11 or newer (to change it, remove .venv)
+#   TORCH     the torch to install, e.g. torch==2.14.1; by default the one that PYTHON has, if it is
+#             supported, else the one that the tests are run with
+#   MAX_JOBS  compilations at a time (default: one per core)
+
+PYTHON ?= python3
+MAX_JOBS ?= $(shell nproc)
+VENV := .venv
+CPP_BUILD := build/cpp
+CPP_SOURCES := csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp cpp_tests/*.h cpp_tests/*.cpp
+
+export MAX_JOBS
+export TORCH
+# ninja comes from PyPI, into .venv.
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help build demo test test-cpp test-python test-slow test-sanitizers lint format clean \
+        python environment lint-tools
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1@\2/p' $(MAKEFILE_LIST) | \
+	  while IFS=@ read -r target text; do printf '  make %-17s %s\n' $$target "$$text"; done
+
+build: python  ## set everything up: .venv, torch, dependencies, compiled extension
+	@$(PYTHON) tools/bootstrap.py environment extension
+
+demo: build  ## train a small GPT on a 2x2 grid, then in one process, and compare the losses
+	rm -rf runs/demo runs/demo-plain
+	$(VENV)/bin/axonn-ext train --nproc 4 --config examples/demo.toml \
+	  --grid x=2,y=2,z=1,data=1 --out runs/demo
+	$(VENV)/bin/axonn-ext train --config examples/demo.toml \
+	  --grid x=1 --model.implementation plain --out runs/demo-plain
+	$(VENV)/bin/axonn-ext compare runs/demo runs/demo-plain
+
+test: test-cpp test-python  ## run the C++ and the Python tests
+
+test-cpp: environment  ## run the tests of the Torch-free core
+	@$(call ctest,$(CPP_BUILD),)
+
+test-python: build  ## run the Python tests, without the slow ones
+	$(VENV)/bin/python -m pytest -m "not slow and not gpu" --durations=15
+
+test-slow: build  ## run the slow Python tests
+	$(VENV)/bin/python -m pytest -m "slow and not gpu" --durations=15
+
+test-sanitizers: environment  ## run the core's tests under thread and address sanitizer
+	@$(call ctest,$(CPP_BUILD)-thread,thread)
+	@$(call ctest,$(CPP_BUILD)-address,address)
+
+lint: lint-tools  ## check style and types
+	ruff check .
+	ruff format --check .
+	clang-format --dry-run -Werror $(wildcard $(CPP_SOURCES))
+	mypy axonn_ext
+
+format: lint-tools  ## format Python and C++, and apply ruff's safe fixes
+	ruff check --fix .
+	ruff format .
+	clang-format -i $(wildcard $(CPP_SOURCES))
+
+clean:  ## remove what was built, not .venv (remove that by hand)
+	rm -rf build dist *.egg-info axonn_ext/*.so .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+# --- What the targets share -----------------------------------------------------------------------
+
+# $(call ctest,build folder,sanitizer)
+define ctest
+set -e; \
+echo "core tests$(if $(2), under $(2) sanitizer): building in $(1)"; \
+cmake -S . -B $(1) -G Ninja -DAXONN_WERROR=ON -DAXONN_SANITIZE=$(2) --log-level=WARNING >/dev/null; \
+NINJA_STATUS='[%f/%t] ' cmake --build $(1) -j $(MAX_JOBS) -- --quiet; \
+ctest --test-dir $(1) -j $(MAX_JOBS) --output-on-failure --no-tests=error --progress
+endef
+
+python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo 'error: $(PYTHON) is missing or older than 3.11; name another: make PYTHON=python3.12 ...'; \
+	  exit 1; }
+
+environment: python
+	@$(PYTHON) tools/bootstrap.py environment
+
+lint-tools: python
+	@$(PYTHON) tools/bootstrap.py environment lint

@@ -1,0 +1,88 @@
+"""`axonn-ext compare`: how far the losses of two runs are apart."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from axonn_ext.train.compare import Comparison, Pair, compare
+from axonn_ext.train.errors import UserError
+from axonn_ext.train.plot import plot_comparison
+from axonn_ext.train.run_folder import COMPARE_PICTURE
+
+DEFAULT_TOLERANCE = 1e-3
+NUM_ROWS = 10
+
+DESCRIPTION = """\
+Compares the training loss of RUN to that of REFERENCE, step by step: a table, the largest relative
+difference, and RUN/compare.png. Exit status 1 if that difference is above the tolerance."""
+
+EPILOG = """\
+example:
+  axonn-ext compare runs/demo runs/demo-plain --tolerance 1e-3
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "compare", help="compare the losses of two runs", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("folder", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument("reference", type=Path, metavar="REFERENCE", help="folder of another")
+    parser.add_argument(
+        "--tolerance", type=float, default=DEFAULT_TOLERANCE, metavar="R",
+        help="largest relative difference that is still equal (default: %(default)g)",
+    )  # fmt: skip
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+    """Prints the comparison; 1 if the runs differ by more than the tolerance."""
+    if extra:
+        raise UserError(f"unknown argument {extra[0]} (see axonn-ext compare --help)")
+    comparison = compare(args.folder, args.reference)
+    console = Console()
+    console.print(_table(comparison))
+    worst = comparison.worst
+    equal = worst.difference <= args.tolerance
+    lines = []
+    if len(set(comparison.num_steps)) > 1:
+        a, b = comparison.num_steps
+        lines.append(f"only the {len(comparison.pairs)} common steps of {a} and {b} are compared")
+    sign, verdict = ("<=", "equal") if equal else (">", "different")
+    lines.append(
+        f"largest relative difference of {len(comparison.pairs)} steps: {worst.difference:.2e} "
+        f"at step {worst.step} ({sign} {args.tolerance:g}: {verdict})"
+    )
+    if importlib.util.find_spec("matplotlib"):
+        picture = args.folder / COMPARE_PICTURE
+        plot_comparison(comparison, picture, subtitle=lines[-1])
+        lines.append(f"written: {picture}")
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return 0 if equal else 1
+
+
+def _table(comparison: Comparison) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2))
+    table.add_column("step", justify="right")
+    for name in (comparison.name, comparison.reference_name, "relative difference"):
+        table.add_column(name, justify="right")
+    for pair in comparison.some_pairs(NUM_ROWS):
+        table.add_row(str(pair.step), *_cells(pair))
+    if comparison.evaluations:
+        last = comparison.evaluations[-1]
+        table.add_row(f"held-out text, {last.step}", *_cells(last), style="cyan")
+    return table
+
+
+def _cells(pair: Pair) -> tuple[str, str, str]:
+    return f"{pair.loss:.6f}", f"{pair.reference:.6f}", f"{pair.difference:.1e}"

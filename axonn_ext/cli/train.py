@@ -1,0 +1,136 @@
+"""`axonn-ext train`: trains a model, in the processes that torchrun started or in its own."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from axonn_ext.train import process
+from axonn_ext.train.config import Config
+from axonn_ext.train.config_file import Override, describe_keys, load_config, to_toml
+from axonn_ext.train.errors import UserError
+from axonn_ext.train.job import prepare
+from axonn_ext.train.launcher import launch
+from axonn_ext.train.process import Process
+from axonn_ext.train.run_folder import check_folder, default_folder
+from axonn_ext.train.worker import run_worker
+
+DESCRIPTION = """\
+Trains a GPT-2 or Llama style model on a grid of processes, and leaves metrics.jsonl, config.toml
+and loss.png in the folder of the run."""
+
+EPILOG = """\
+examples:
+  axonn-ext train --config examples/demo.toml --grid x=2,y=2      starts 4 processes itself
+  torchrun --nproc-per-node 8 -m axonn_ext train --config examples/demo.toml --grid 2x2x2
+  axonn-ext train --model.hidden_size 384 --optim.lr=3e-4 --data.text ~/books --out runs/books
+  axonn-ext train --config examples/demo.toml --train.steps 50 --print-config > my.toml
+
+Every key of the configuration can be given as --TABLE.KEY VALUE. The keys and their defaults:
+
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "train", help="train a model", description=DESCRIPTION, epilog=EPILOG + describe_keys(),
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+        usage="axonn-ext train [--config FILE] [--grid SHAPE] [OPTION ...] [--TABLE.KEY VALUE ...]",
+    )  # fmt: skip
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file")
+    parser.add_argument(
+        "--grid", metavar="SHAPE", help="x=2,y=2,z=1,data=1 (what is left out is 1) or 2x2x1"
+    )
+    parser.add_argument(
+        "--nproc", type=int, metavar="N",
+        help="processes to start on this machine (default: as many as the grid has)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="of the run (default: runs/CONFIG-DATE-TIME)"
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace an earlier run in that folder"
+    )
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the whole configuration as TOML and stop"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+    """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
+    overrides = parse_overrides(extra)
+    config = load_config(args.config, grid=args.grid, overrides=overrides)
+    here = process.this_process()
+    if args.print_config:
+        if here is None or here.rank == 0:
+            print(to_toml(config), end="")
+        return 0
+    folder = args.out or default_folder(args.config)
+    if here is not None:
+        if args.nproc is not None:
+            raise UserError("--nproc starts processes itself; leave it out under torchrun")
+        run_worker(config, here, folder=folder, overwrite=args.overwrite)
+        return 0
+    world_size = _world_size(config, args.nproc)
+    if world_size == 1:
+        run_worker(config, Process(), folder=folder, overwrite=args.overwrite)
+        return 0
+    check_folder(folder, overwrite=args.overwrite)
+    prepare(config, world_size=world_size)
+    launch(world_size, _worker_arguments(args, folder, overrides))
+    return 0
+
+
+def parse_overrides(arguments: Sequence[str]) -> tuple[Override, ...]:
+    """The dotted overrides `--table.key value` and `--table.key=value`.
+
+    Raises: UserError for anything else.
+    """
+    overrides: list[Override] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        match = re.fullmatch(r"--([\w-]+\.[\w.-]+)(?:=(.*))?", argument, flags=re.DOTALL)
+        if match is None:
+            raise UserError(
+                f"unknown argument {argument}: expected an option of axonn-ext train --help, or "
+                "--TABLE.KEY VALUE"
+            )
+        key, text = match[1].replace("-", "_"), match[2]
+        if text is None:
+            if not rest or rest[0].startswith("--"):
+                raise UserError(f"--{key}: expected a value after it, got none")
+            text = rest.pop(0)
+        overrides.append(Override(key, text))
+    return tuple(overrides)
+
+
+def _world_size(config: Config, nproc: int | None) -> int:
+    """The number of processes to start."""
+    if nproc is None:
+        try:
+            return config.grid_shape().size
+        except ValueError as error:
+            raise UserError(str(error)) from None
+    if nproc < 1:
+        raise UserError(f"--nproc: expected a whole number >= 1, got {nproc}")
+    return nproc
+
+
+def _worker_arguments(
+    args: argparse.Namespace, folder: Path, overrides: Sequence[Override]
+) -> list[str]:
+    """What a worker is started with: what this process was, with the folder settled."""
+    arguments = ["train", "--out", str(folder)]
+    if args.config is not None:
+        arguments += ["--config", str(args.config)]
+    if args.grid is not None:
+        arguments += ["--grid", args.grid]
+    if args.overwrite:
+        arguments.append("--overwrite")
+    return arguments + [f"--{override.key}={override.text}" for override in overrides]

@@ -1,0 +1,63 @@
+"""Where text comes from: a file, a folder, or the sources of the Python that runs this."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+# Of the 30 MB of sources that come with Python, enough that a small model does not learn them by
+# heart. Text that the user names is read whole unless the user sets a limit.
+DEFAULT_TEXT_BYTES = 8_000_000
+_NOT_LIBRARY_CODE = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})
+
+
+def python_sources() -> list[Path]:
+    """The .py files of the standard library, in a fixed order, without its tests."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = (path.relative_to(root) for path in root.rglob("*.py"))
+    kept = (path for path in files if not _NOT_LIBRARY_CODE.intersection(path.parts[:-1]))
+    return [root / path for path in sorted(kept)]
+
+
+def find_text(path: str) -> list[Path]:
+    """The files that hold the text at `path`, sorted; an empty path means Python's own sources.
+
+    A folder is searched recursively; what is hidden (a name that starts with a dot) is left out.
+
+    Raises: ValueError when the path does not exist or a folder holds no file.
+    """
+    if not path:
+        return python_sources()
+    root = Path(path).expanduser()
+    if root.is_file():
+        return [root]
+    if not root.is_dir():
+        raise ValueError(f"expected a text file or a folder, but {path} does not exist")
+    files = sorted(file for file in root.rglob("*") if file.is_file() and not _hidden(file, root))
+    if not files:
+        raise ValueError(f"expected at least one text file, but the folder {path} holds none")
+    return files
+
+
+def read_documents(files: list[Path], max_bytes: int) -> Iterator[bytes]:
+    """Yields the content of each file until `max_bytes` are read (0: all of them).
+
+    Raises: ValueError when a file cannot be read.
+    """
+    left = max_bytes if max_bytes > 0 else None
+    for file in files:
+        try:
+            with file.open("rb") as stream:
+                content = stream.read() if left is None else stream.read(left)
+        except OSError as error:
+            raise ValueError(f"cannot read the text file {file}: {error.strerror}") from error
+        yield content
+        if left is not None:
+            left -= len(content)
+            if left <= 0:
+                return
+
+
+def _hidden(file: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(root).parts)

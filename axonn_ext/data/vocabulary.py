@@ -1,0 +1,84 @@
+"""How text becomes token ids: bytes, or a `tokenizers` JSON file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+# A vocabulary is split over x and z (and its embedding's features over y), so its size is rounded
+# up to what every usual grid divides; the ids above `num_tokens` never occur in the text.
+VOCABULARY_MULTIPLE = 128
+
+TokenArray = NDArray[np.integer[Any]]
+
+
+class Vocabulary(Protocol):
+    """What the data needs of a vocabulary."""
+
+    num_tokens: int
+
+    def encode(self, document: bytes) -> TokenArray:
+        """The token ids of one document."""
+        ...
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of token ids, for people to read."""
+        ...
+
+
+class ByteVocabulary:
+    """Every byte is a token: 256 of them, and any file is legal text."""
+
+    num_tokens = 256
+
+    def encode(self, document: bytes) -> TokenArray:
+        return np.frombuffer(document, dtype=np.uint8)
+
+    def decode(self, token_ids: list[int]) -> str:
+        return bytes(token_ids).decode("utf-8", errors="replace")
+
+
+class TokenizerVocabulary:
+    """The vocabulary of a JSON file of the `tokenizers` library.
+
+    Raises: ValueError when the library or the file is missing, or the file is not a tokenizer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise ValueError(
+                f"a vocabulary from {path} needs the tokenizers library (pip install tokenizers); "
+                'without it use vocabulary = "bytes"'
+            ) from None
+        if not path.is_file():
+            raise ValueError(f'expected "bytes" or a tokenizers JSON file, but {path} is no file')
+        try:
+            self._tokenizer: Any = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise ValueError(f"{path} is not a tokenizers JSON file: {error}") from None
+        self.num_tokens = int(self._tokenizer.get_vocab_size())
+
+    def encode(self, document: bytes) -> TokenArray:
+        text = document.decode("utf-8", errors="replace")
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return np.asarray(ids, dtype=np.int32)
+
+    def decode(self, token_ids: list[int]) -> str:
+        return str(self._tokenizer.decode(token_ids))
+
+
+def open_vocabulary(name: str) -> Vocabulary:
+    """The vocabulary called `name`: "bytes", or the path of a tokenizers JSON file."""
+    if name == "bytes":
+        return ByteVocabulary()
+    return TokenizerVocabulary(Path(name).expanduser())
+
+
+def padded_size(num_tokens: int, multiple: int = VOCABULARY_MULTIPLE) -> int:
+    """`num_tokens` rounded up to a multiple that grids divide."""
+    return -(-num_tokens // multiple) * multiple

@@ -1,0 +1,177 @@
+"""What a training run is made of: one frozen dataclass for each table of the TOML file.
+
+A key is declared by `_key`: default, what it means in one line, and which values are legal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import Field, dataclass, field
+from typing import Any, TypeVar
+
+from axonn_ext.grid import GridShape
+from axonn_ext.models import ModelConfig, ParallelConfig
+
+T = TypeVar("T")
+MAX_SEED = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class KeyInfo:
+    """What a key means and which values it takes."""
+
+    doc: str
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None  # exclusive minimum
+
+
+def _key(default: T, doc: str, **limits: Any) -> T:
+    return field(default=default, metadata={"key": KeyInfo(doc, **limits)})
+
+
+def key_info(key: Field[Any]) -> KeyInfo:
+    """What is known about one field of a table's dataclass."""
+    info = key.metadata["key"]
+    assert isinstance(info, KeyInfo)
+    return info
+
+
+@dataclass(frozen=True)
+class GridTable:
+    """How many processes along each axis; their product is the number of processes."""
+
+    x: int = _key(1, "splits output features of layers; has the fastest links", minimum=1)
+    y: int = _key(1, "splits input features of layers", minimum=1)
+    z: int = _key(1, "splits weights and the batch, like FSDP", minimum=1)
+    data: int = _key(1, "splits the batch; weights are copied", minimum=1)
+    pipe: int = _key(1, "pipeline stages; only 1 so far", minimum=1)
+
+
+@dataclass(frozen=True)
+class ModelTable:
+    """The model."""
+
+    implementation: str = _key(
+        "axonn", "axonn, or plain torch.nn modules in one process", choices=("axonn", "plain")
+    )
+    family: str = _key("gpt2", "gpt2 or llama", choices=("gpt2", "llama"))
+    vocab_size: int = _key(0, "0: what data.vocabulary needs, rounded up to 128", minimum=0)
+    hidden_size: int = _key(256, "features of the residual stream", minimum=1)
+    num_layers: int = _key(4, "transformer blocks", minimum=1)
+    num_heads: int = _key(4, "attention heads", minimum=1)
+    num_kv_heads: int = _key(0, "key-value heads (llama); 0: num_heads", minimum=0)
+    intermediate_size: int = _key(0, "features inside the MLP; 0: the family's usual", minimum=0)
+    sequence_length: int = _key(256, "tokens of a sequence", minimum=1)
+    tie_embeddings: bool = _key(True, "the embedding table is the output layer's weight, too")
+    rope_theta: float = _key(10000.0, "base of the rotary frequencies (llama)", above=0)
+    norm_eps: float = _key(1e-5, "added to the variance in norms", above=0)
+    init_std: float = _key(0.02, "standard deviation of initial weights", above=0)
+
+
+@dataclass(frozen=True)
+class DataTable:
+    """The text."""
+
+    text: str = _key("", "a file or folder; empty: the sources of the Python that runs this")
+    vocabulary: str = _key("bytes", "bytes, or a JSON file of the tokenizers library")
+    max_bytes: int = _key(0, "read no more than this; 0: all (8 MB of Python's sources)", minimum=0)
+    held_out: float = _key(0.05, "fraction at the end, for evaluation only", minimum=0, maximum=0.9)
+
+
+@dataclass(frozen=True)
+class OptimTable:
+    """AdamW; warm-up, then cosine."""
+
+    lr: float = _key(1e-3, "highest learning rate", above=0)
+    final_lr_fraction: float = _key(0.1, "of lr, at the end of the cosine", minimum=0, maximum=1)
+    warmup_steps: int = _key(20, "steps of linear warm-up", minimum=0)
+    weight_decay: float = _key(0.1, "on matrices only", minimum=0)
+    beta1: float = _key(0.9, "decay of the first moment", minimum=0, maximum=0.9999)
+    beta2: float = _key(0.95, "decay of the second moment", minimum=0, maximum=0.999999)
+    eps: float = _key(1e-8, "added to the root of the second moment", above=0)
+    clip_norm: float = _key(1.0, "largest global gradient norm; 0: no clipping", minimum=0)
+
+
+@dataclass(frozen=True)
+class TrainTable:
+    """The run."""
+
+    steps: int = _key(200, "optimizer steps", minimum=1)
+    batch_size: int = _key(16, "sequences of a step, over all processes", minimum=1)
+    micro_batches: int = _key(1, "parts a step is computed in (gradient accumulation)", minimum=1)
+    dtype: str = _key("fp32", "fp32, or bf16 with fp32 master weights", choices=("fp32", "bf16"))
+    seed: int = _key(0, "of the weights and of the order of the text", minimum=0, maximum=MAX_SEED)
+    eval_interval: int = _key(50, "steps from one evaluation to the next; 0: none", minimum=0)
+    eval_batches: int = _key(4, "micro-batches of one evaluation", minimum=1)
+    threads: int = _key(0, "threads of a process; 0: the host's cores shared out", minimum=0)
+
+
+@dataclass(frozen=True)
+class ParallelTable:
+    """How the model is run on the grid; changes no result beyond rounding."""
+
+    layout: str = _key(
+        "sharded", "sharded rows, or AxoNN's own replicated ones", choices=("sharded", "replicated")
+    )
+    heads_over_y: bool = _key(False, "y splits heads, not sequences, in attention (sharded)")
+    save_gathered: bool = _key(False, "keep gathered inputs for backward: more memory")
+    reshard_after_forward: bool = _key(True, "gather weights over z again in backward")
+    recompute: bool = _key(False, "activation checkpointing, block by block")
+    algorithm: str = _key("auto", "of the fused ops", choices=("auto", "fused", "sequential"))
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole training run; `config_file` reads and writes it."""
+
+    grid: GridTable = field(default_factory=GridTable)
+    model: ModelTable = field(default_factory=ModelTable)
+    data: DataTable = field(default_factory=DataTable)
+    optim: OptimTable = field(default_factory=OptimTable)
+    train: TrainTable = field(default_factory=TrainTable)
+    parallel: ParallelTable = field(default_factory=ParallelTable)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Sequences of one micro-batch over all processes."""
+        return self.train.batch_size // self.train.micro_batches
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.train.batch_size * self.model.sequence_length
+
+    def grid_shape(self) -> GridShape:
+        """Raises ValueError for what no grid can be yet (pipe > 1)."""
+        table = self.grid
+        return GridShape(x=table.x, y=table.y, z=table.z, data=table.data, pipe=table.pipe)
+
+    def model_config(self, vocab_size: int) -> ModelConfig:
+        """The model with the vocabulary's size. Raises ValueError for sizes that do not fit."""
+        table = self.model
+        return ModelConfig(
+            family=table.family,
+            vocab_size=vocab_size,
+            hidden_size=table.hidden_size,
+            num_layers=table.num_layers,
+            num_heads=table.num_heads,
+            num_kv_heads=table.num_kv_heads or None,
+            intermediate_size=table.intermediate_size or None,
+            sequence_length=table.sequence_length,
+            tie_embeddings=table.tie_embeddings,
+            rope_theta=table.rope_theta,
+            norm_eps=table.norm_eps,
+            init_std=table.init_std,
+        )
+
+    def parallel_config(self) -> ParallelConfig:
+        """Raises ValueError for options that exclude each other."""
+        table = self.parallel
+        return ParallelConfig(
+            layout=table.layout,
+            heads_over_y=table.heads_over_y,
+            save_gathered=table.save_gathered,
+            reshard_after_forward=table.reshard_after_forward,
+            recompute=table.recompute,
+            algorithm=table.algorithm,
+        )

@@ -1,0 +1,206 @@
+"""A `Config` from a TOML file and dotted overrides, and back to TOML.
+
+Whatever is wrong is reported by naming the key, what was expected, what came and where from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import Field, dataclass
+from pathlib import Path
+from typing import Any
+
+from axonn_ext.grid import GridShape
+from axonn_ext.train.config import Config, KeyInfo, key_info
+from axonn_ext.train.errors import UserError
+
+Tables = dict[str, dict[str, Any]]
+_TYPES = {"int": int, "float": float, "bool": bool, "str": str}
+_BOOLEANS = {"true": True, "false": False}
+
+
+@dataclass(frozen=True)
+class Override:
+    """One `--table.key value` of the command line, its value still text."""
+
+    key: str
+    text: str
+
+
+def load_config(
+    path: Path | None, *, grid: str | None = None, overrides: tuple[Override, ...] = ()
+) -> Config:
+    """The defaults, then the file, then `grid` (all five axes), then the overrides.
+
+    Raises: UserError with every problem there is.
+    """
+    problems: list[str] = []
+    tables: Tables = {table.name: {} for table in dataclasses.fields(Config)}
+    if path is not None:
+        _merge(tables, _read(path), f"in {path}", problems)
+    if grid is not None:
+        tables["grid"] = _parse_grid(grid, problems)
+    for override in overrides:
+        _apply(tables, override, problems)
+    if problems:
+        raise UserError(*problems)
+    return _build(tables)
+
+
+def to_toml(config: Config) -> str:
+    """The configuration with every key and, as a comment, what it means."""
+    lines: list[str] = []
+    for table in dataclasses.fields(Config):
+        values = getattr(config, table.name)
+        lines += ["", f"[{table.name}]"]
+        for key in dataclasses.fields(values):
+            assignment = f"{key.name} = {_to_toml_value(getattr(values, key.name))}"
+            lines.append(f"{assignment:<34}  # {key_info(key).doc}")
+    return "\n".join(lines[1:]) + "\n"
+
+
+def describe_keys() -> str:
+    """Every key with its default and meaning, for --help."""
+    return to_toml(Config())
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"the configuration file {path} does not exist") from None
+    except OSError as error:
+        raise UserError(f"cannot read the configuration file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+
+
+def _merge(tables: Tables, document: Mapping[str, Any], source: str, problems: list[str]) -> None:
+    for table, values in document.items():
+        if table not in tables:
+            hint = _nearest(table, list(tables))
+            names = ", ".join(f"[{name}]" for name in tables)
+            problems.append(f"unknown table [{table}] {source}{hint}; tables are {names}")
+        elif not isinstance(values, dict):
+            got = _to_toml_value(values)
+            problems.append(f"{table}: expected a table [{table}] {source}, got {got}")
+        else:
+            for name, value in values.items():
+                _set(tables, f"{table}.{name}", value, source, problems)
+
+
+def _apply(tables: Tables, override: Override, problems: list[str]) -> None:
+    source = "on the command line"
+    key = _find(override.key)
+    if key is None:
+        problems.append(_unknown(override.key, source))
+        return
+    text, kind = override.text, _TYPES[str(key.type)]
+    value: Any = text
+    if kind is bool:
+        value = _BOOLEANS.get(text.lower(), text)
+    elif kind is not str:
+        try:
+            value = int(text) if kind is int else float(text)
+        except ValueError:
+            value = text
+    _set(tables, override.key, value, source, problems)
+
+
+def _set(tables: Tables, dotted: str, value: Any, source: str, problems: list[str]) -> None:
+    """Puts a checked value in its table, or says what is wrong with it."""
+    key = _find(dotted)
+    if key is None:
+        problems.append(_unknown(dotted, source))
+        return
+    kind, info = _TYPES[str(key.type)], key_info(key)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind or not _in_range(value, info):
+        problems.append(
+            f"{dotted}: expected {_expected(kind, info)}, got {_to_toml_value(value)} {source}"
+        )
+        return
+    table, _, name = dotted.partition(".")
+    tables[table][name] = value
+
+
+def _parse_grid(text: str, problems: list[str]) -> dict[str, Any]:
+    try:
+        return dict(GridShape.parse(text).as_dict())
+    except ValueError as error:
+        problems.append(f"--grid {text}: {error}")
+        return {}
+
+
+def _build(tables: Tables) -> Config:
+    classes = {table.name: table.default_factory for table in dataclasses.fields(Config)}
+    built: dict[str, Any] = {}
+    for name, values in tables.items():
+        table_class = classes[name]
+        assert callable(table_class)
+        built[name] = table_class(**values)
+    return Config(**built)
+
+
+def _fields_of(table: str) -> dict[str, Field[Any]]:
+    default = getattr(Config(), table)
+    return {key.name: key for key in dataclasses.fields(default)}
+
+
+def _find(dotted: str) -> Field[Any] | None:
+    table, _, name = dotted.partition(".")
+    if table not in {t.name for t in dataclasses.fields(Config)}:
+        return None
+    return _fields_of(table).get(name)
+
+
+def _unknown(dotted: str, source: str) -> str:
+    """The message for a key that does not exist, with the nearest that does."""
+    table, _, _ = dotted.partition(".")
+    tables = [t.name for t in dataclasses.fields(Config)]
+    every = [f"{t}.{name}" for t in tables for name in _fields_of(t)]
+    known = f"; keys of [{table}]: {', '.join(_fields_of(table))}" if table in tables else ""
+    return f"unknown key {dotted} {source}{_nearest(dotted, every)}{known}"
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _in_range(value: Any, info: KeyInfo) -> bool:
+    if info.choices:
+        return value in info.choices
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    return not (
+        (info.minimum is not None and value < info.minimum)
+        or (info.maximum is not None and value > info.maximum)
+        or (info.above is not None and value <= info.above)
+    )
+
+
+def _expected(kind: type, info: KeyInfo) -> str:
+    if info.choices:
+        return f"one of {', '.join(info.choices)}"
+    text = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
+    limits = [
+        f"{sign} {limit:g}"
+        for sign, limit in ((">=", info.minimum), (">", info.above), ("<=", info.maximum))
+        if limit is not None
+    ]
+    return " ".join([text, " and ".join(limits)]).strip()
+
+
+def _to_toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)

@@ -1,0 +1,18 @@
+"""The mistake of a user, as opposed to a failure of ours."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Something the user can put right; shown as its message alone, with exit status 2.
+
+    `problems` are independent of each other and shown one a line.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class TrainingError(Exception):
+    """A run that cannot go on, explained by its message; exit status 1."""

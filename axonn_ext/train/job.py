@@ -1,0 +1,113 @@
+"""A configuration that has passed every check that needs no other process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from axonn_ext import models
+from axonn_ext.data import ByteVocabulary, Vocabulary, open_vocabulary, padded_size, text_bytes
+from axonn_ext.grid import GridShape
+from axonn_ext.models import ModelConfig, ParallelConfig
+from axonn_ext.train.config import Config
+from axonn_ext.train.errors import UserError
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be run: the configuration and what follows from it."""
+
+    config: Config
+    grid_shape: GridShape
+    model: ModelConfig
+    parallel: ParallelConfig
+    vocabulary: Vocabulary
+
+
+def prepare(config: Config, *, world_size: int) -> Job:
+    """The job, if it can run on `world_size` processes.
+
+    Raises: UserError with every problem that was found.
+    """
+    try:
+        shape = config.grid_shape()
+        parallel = config.parallel_config()
+        vocabulary = open_vocabulary(config.data.vocabulary)
+        model = config.model_config(_vocab_size(config, vocabulary))
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    job = Job(config, shape, model, parallel, vocabulary)
+    # Whether a grid fits a model says little while it is not the grid that is running.
+    problems = _process_problems(job, world_size) or _fit_problems(job)
+    problems += _text_problems(job)
+    if problems:
+        raise UserError(*problems)
+    return job
+
+
+def _vocab_size(config: Config, vocabulary: Vocabulary) -> int:
+    """Raises ValueError when the model has fewer rows than the vocabulary has tokens."""
+    asked, needed = config.model.vocab_size, vocabulary.num_tokens
+    if asked and asked < needed:
+        raise ValueError(
+            f"model.vocab_size: expected at least {needed}, the tokens of data.vocabulary "
+            f"{config.data.vocabulary}, got {asked}; 0 takes what is needed"
+        )
+    return asked or padded_size(needed)
+
+
+def _process_problems(job: Job, world_size: int) -> list[str]:
+    shape = job.grid_shape
+    if job.config.model.implementation == "plain" and (shape.size > 1 or world_size > 1):
+        return [
+            f"model.implementation plain runs in one process, got grid {shape} "
+            f"and {_processes(world_size)}; use --grid x=1, and one process"
+        ]
+    if shape.size != world_size:
+        product = " * ".join(f"{axis}={size}" for axis, size in shape.as_dict().items())
+        return [
+            f"grid {shape} needs {_processes(shape.size)} ({product}), but got {world_size}; "
+            "change the grid or the number of processes"
+        ]
+    return []
+
+
+def _fit_problems(job: Job) -> list[str]:
+    """Where the grid does not divide the model or the batch, all in one problem."""
+    train = job.config.train
+    if train.batch_size % train.micro_batches:
+        return [
+            f"train.batch_size {train.batch_size} must be divisible by "
+            f"train.micro_batches {train.micro_batches}"
+        ]
+    rules = models.check(
+        job.model, job.parallel, job.grid_shape, batch_size=job.config.micro_batch_size
+    )
+    if not rules:
+        return []
+    return ["\n  ".join([f"grid {job.grid_shape} does not fit this model and batch:", *rules])]
+
+
+def _text_problems(job: Job) -> list[str]:
+    """What can be said of the text without reading it; of bytes, whether it is long enough."""
+    config, data = job.config, job.config.data
+    try:
+        num_bytes = text_bytes(data.text, max_bytes=data.max_bytes)
+    except ValueError as error:
+        return [f"data.text: {error}"]
+    if not isinstance(job.vocabulary, ByteVocabulary):
+        return []
+    needed = config.model.sequence_length + 1
+    held_out = int(num_bytes * data.held_out)
+    parts = [("training text", num_bytes - held_out)]
+    if config.train.eval_interval:
+        parts.append(("held-out text (data.held_out)", held_out))
+    return [
+        f"data.text: the {part} has {size} bytes, but one sequence with its labels needs {needed} "
+        f"(model.sequence_length + 1)"
+        for part, size in parts
+        if size < needed
+    ]
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"

@@ -1,0 +1,139 @@
+"""What a run measures, the file it goes to, and that file read again."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from axonn_ext.train.errors import UserError
+
+METRICS_FILE = "metrics.jsonl"
+TENSORBOARD_FOLDER = "tensorboard"
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One optimizer step, counted from 1.
+
+    loss          global mean over tokens, before the update
+    grad_norm     of all gradients, before clipping
+    tokens        of all steps up to this one
+    tokens_per_s  of the whole job
+    tflops        10**12 floating-point operations a second of the whole job, by the model's formula
+    memory_bytes  the most that rank 0's process has had resident
+    eta_s         seconds that the rest of the run should take
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens: int
+    tokens_per_s: float
+    tflops: float
+    memory_bytes: int
+    eta_s: float
+
+
+@dataclass(frozen=True)
+class EvaluationMetrics:
+    """The loss on the held-out text after `step` steps."""
+
+    step: int
+    tokens: int
+    eval_loss: float
+
+
+class MetricsSink(Protocol):
+    """Takes what a run measures, as it is measured."""
+
+    def step(self, metrics: StepMetrics) -> None: ...
+
+    def evaluation(self, metrics: EvaluationMetrics) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class MetricsFile:
+    """metrics.jsonl: one JSON object a line, written at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = (folder / METRICS_FILE).open("w", encoding="utf-8", buffering=1)
+
+    def step(self, metrics: StepMetrics) -> None:
+        self._write(dataclasses.asdict(metrics))
+
+    def evaluation(self, metrics: EvaluationMetrics) -> None:
+        self._write(dataclasses.asdict(metrics))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, values: dict[str, Any]) -> None:
+        self._file.write(json.dumps(values) + "\n")
+
+
+class TensorBoard:
+    """The same numbers as TensorBoard scalars."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / TENSORBOARD_FOLDER))
+
+    @staticmethod
+    def installed() -> bool:
+        return importlib.util.find_spec("tensorboard") is not None
+
+    def step(self, metrics: StepMetrics) -> None:
+        self._write(dataclasses.asdict(metrics))
+
+    def evaluation(self, metrics: EvaluationMetrics) -> None:
+        self._write(dataclasses.asdict(metrics))
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _write(self, values: dict[str, Any]) -> None:
+        step = values.pop("step")
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+
+@dataclass
+class RunMetrics:
+    """What metrics.jsonl of one run says."""
+
+    steps: list[StepMetrics] = field(default_factory=list)
+    evaluations: list[EvaluationMetrics] = field(default_factory=list)
+
+
+def read_metrics(folder: Path) -> RunMetrics:
+    """The metrics of the run in `folder`.
+
+    Raises: UserError when there are none, or a line is not of this format.
+    """
+    path = folder / METRICS_FILE
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UserError(
+            f"expected a run in {folder}, but cannot read {path}: {error.strerror}"
+        ) from None
+    run = RunMetrics()
+    for number, line in enumerate(lines, start=1):
+        try:
+            values = json.loads(line)
+            if "eval_loss" in values:
+                run.evaluations.append(EvaluationMetrics(**values))
+            else:
+                run.steps.append(StepMetrics(**values))
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{path}, line {number} is not a line of metrics: {error}") from None
+    if not run.steps:
+        raise UserError(f"expected the metrics of at least one step in {path}, got none")
+    return run

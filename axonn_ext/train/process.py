@@ -1,0 +1,113 @@
+"""This process among its peers: where it is, how they meet, and how they part."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import DistError, HashStore, PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from axonn_ext import settings
+from axonn_ext.train.errors import UserError
+
+# A rank that found a mistake waits this long for peers that are still starting, so that torchrun,
+# which ends the job with its first failure, does not end it before they have said theirs.
+FAREWELL_SECONDS = 5.0
+START_SECONDS = 300.0
+_FINE, _PROBLEM = "fine", "problem"
+
+
+@dataclass(frozen=True)
+class Process:
+    """This process's place in the job."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+
+
+def this_process() -> Process | None:
+    """Where torchrun put this process, or None if torchrun did not start it."""
+    launch = settings.launch_environment()
+    if launch is None:
+        return None
+    return Process(launch.rank, launch.world_size, launch.local_world_size)
+
+
+def open_store(process: Process) -> Store:
+    """torchrun's store, or a store of this process alone."""
+    if process.world_size == 1:
+        return HashStore()
+    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=START_SECONDS)))
+    return PrefixStore("axonn_ext/train", store)
+
+
+def say_farewell(process: Process) -> None:
+    """Tells the peers that this rank stops, and waits a little until they have spoken, too."""
+    try:
+        store = open_store(process)
+        _post(store, process, _PROBLEM)
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        while time.monotonic() < deadline and not store.check(_keys(process)):
+            time.sleep(0.05)
+    except DistError:
+        pass  # the store went with a peer that was quicker
+
+
+def meet(store: Store, process: Process) -> None:
+    """Returns once every rank has passed its checks.
+
+    Raises: UserError if another rank has not.
+    """
+    _post(store, process, _FINE)
+    keys = _keys(process)
+    store.wait(keys, timedelta(seconds=START_SECONDS))
+    failed = [rank for rank, key in enumerate(keys) if store.get(key) == _PROBLEM.encode()]
+    if failed:
+        ranks = ", ".join(str(rank) for rank in failed)
+        raise UserError(f"stopping, because of the mistake that rank {ranks} reports")
+
+
+@contextmanager
+def process_group(process: Process, store: Store) -> Iterator[None]:
+    """torch.distributed's world, left again at the end.
+
+    Not after a failure, unless this process is alone: the peers may never answer.
+    """
+    dist.init_process_group(
+        "gloo",
+        store=PrefixStore("world", store),
+        rank=process.rank,
+        world_size=process.world_size,
+        timeout=timedelta(seconds=settings.load().timeout_seconds),
+    )
+    try:
+        yield
+    except BaseException:
+        if process.world_size == 1:
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+def set_threads(process: Process, threads: int) -> int:
+    """Gives this process `threads` threads, or (0) its share of the host's cores; returns them."""
+    if not threads:
+        threads = max(1, len(os.sched_getaffinity(0)) // process.local_world_size)
+    torch.set_num_threads(threads)
+    return threads
+
+
+def _post(store: Store, process: Process, state: str) -> None:
+    store.set(_keys(process)[process.rank], state)
+
+
+def _keys(process: Process) -> list[str]:
+    return [f"checked/{rank}" for rank in range(process.world_size)]

@@ -1,0 +1,46 @@
+"""The folder of a run: what is in it, and that it overwrites nothing unasked."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+from axonn_ext.train.config import Config
+from axonn_ext.train.config_file import to_toml
+from axonn_ext.train.errors import UserError
+from axonn_ext.train.metrics import METRICS_FILE, TENSORBOARD_FOLDER
+
+CONFIG_FILE = "config.toml"
+LOSS_PICTURE = "loss.png"
+COMPARE_PICTURE = "compare.png"
+_OURS = (CONFIG_FILE, METRICS_FILE, LOSS_PICTURE, COMPARE_PICTURE)
+
+
+def default_folder(config_path: Path | None) -> Path:
+    """runs/NAME-DATE-TIME, after the configuration file."""
+    name = config_path.stem if config_path else "run"
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def check_folder(folder: Path, *, overwrite: bool) -> None:
+    """Raises UserError when the folder cannot become a run's without losing something."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out {folder}: expected a folder, got a file")
+    if not overwrite and folder.is_dir() and any(folder.iterdir()):
+        raise UserError(
+            f"--out {folder}: expected a new or empty folder, got one that holds files; "
+            "use another name, or --overwrite to replace the run in it"
+        )
+
+
+def create_folder(folder: Path, config: Config) -> None:
+    """Makes the folder and puts config.toml in it; files of an earlier run go, others stay."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in _OURS:
+            (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder / TENSORBOARD_FOLDER, ignore_errors=True)
+        (folder / CONFIG_FILE).write_text(to_toml(config), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--out {folder}: cannot write there: {error.strerror}") from None

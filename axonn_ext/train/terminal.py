@@ -1,0 +1,111 @@
+"""A run as people read it on a terminal, or as plain lines in a log."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from axonn_ext.data import ByteVocabulary, Corpus
+from axonn_ext.train.job import Job
+from axonn_ext.train.metrics import EvaluationMetrics, StepMetrics
+
+NUM_LINES = 20  # of a run; between them a live terminal shows a bar
+_COLUMNS = ("step", "loss", "grad norm", "lr", "tokens/s", "TFLOP/s", "memory", "time left")
+_ROW = "{:>7}  {:>8}  {:>9}  {:>8}  {:>9}  {:>8}  {:>8}  {:>9}"
+
+
+class Terminal:
+    """A line every few steps and at every evaluation; on a real terminal a live bar, too."""
+
+    def __init__(self, console: Console, *, num_steps: int) -> None:
+        self._console = console
+        self._num_steps = num_steps
+        self._interval = max(1, num_steps // NUM_LINES)
+        self._progress: Progress | None = None
+        self._task = TaskID(0)
+        if console.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.completed:>7.0f}"), BarColumn(),
+                TextColumn("{task.percentage:>3.0f} %  loss {task.fields[loss]}  "
+                           "{task.fields[speed]} tokens/s  {task.fields[left]} left"),
+                console=console, transient=True, refresh_per_second=4,
+            )  # fmt: skip
+            self._task = self._progress.add_task(
+                "train", total=num_steps, loss="-", speed="-", left="-"
+            )
+            self._progress.start()
+        self._print(_ROW.format(*_COLUMNS), "bold")
+
+    def step(self, metrics: StepMetrics) -> None:
+        """Shows one step."""
+        if self._progress is not None:
+            self._progress.update(
+                self._task, completed=metrics.step, loss=f"{metrics.loss:.4f}",
+                speed=f"{metrics.tokens_per_s:,.0f}", left=duration(metrics.eta_s),
+            )  # fmt: skip
+        if metrics.step == 1 or metrics.step % self._interval == 0:
+            self._print(
+                _ROW.format(
+                    metrics.step, f"{metrics.loss:.4f}", f"{metrics.grad_norm:.3f}",
+                    f"{metrics.lr:.2e}", f"{metrics.tokens_per_s:,.0f}", f"{metrics.tflops:.3f}",
+                    f"{metrics.memory_bytes / 2**20:,.0f} MB", duration(metrics.eta_s),
+                )
+            )  # fmt: skip
+
+    def evaluation(self, metrics: EvaluationMetrics) -> None:
+        """Shows one evaluation."""
+        self._print(f"{metrics.step:>7}  {metrics.eval_loss:>8.4f}  on the held-out text", "cyan")
+
+    def close(self) -> None:
+        """Takes the bar away; the lines stay."""
+        if self._progress is not None:
+            self._progress.stop()
+
+    def _print(self, line: str, style: str = "") -> None:
+        self._console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def print_header(console: Console, job: Job, corpus: Corpus, *, threads: int, folder: str) -> None:
+    """What is about to run, in a few lines."""
+    config, model = job.config, job.model
+    text = config.data.text or "Python's own sources"
+    vocabulary = (
+        "bytes"
+        if isinstance(job.vocabulary, ByteVocabulary)
+        else f"{job.vocabulary.num_tokens:,} tokens of {config.data.vocabulary}"
+    )
+    parts = config.train.micro_batches
+    lines = {
+        "model": f"{model.family}, {model.num_parameters() / 1e6:.2f} M parameters: "
+        f"{model.num_layers} layers, {model.hidden_size} features, {model.num_heads} heads",
+        "grid": describe_grid(job) + f", {threads} {'thread' if threads == 1 else 'threads'} each",
+        "text": f"{text}: {corpus.num_bytes / 1e6:.1f} MB, {corpus.num_files:,} "
+        f"{'file' if corpus.num_files == 1 else 'files'}, {vocabulary}",
+        "steps": f"{config.train.steps:,} of {config.train.batch_size} x "
+        f"{model.sequence_length} = {config.tokens_per_step:,} tokens"
+        + (f", in {parts} micro-batches" if parts > 1 else ""),
+        "run": folder,
+    }
+    for name, value in lines.items():
+        console.print(f"{name:>7}  {value}", highlight=False, markup=False, soft_wrap=True)
+    console.print()
+
+
+def describe_grid(job: Job) -> str:
+    """The grid, the processes and the arithmetic, for headers and titles."""
+    dtype = job.config.train.dtype
+    if job.config.model.implementation == "plain":
+        return f"plain PyTorch, 1 process, {dtype}"
+    count = job.grid_shape.size
+    processes = "1 process" if count == 1 else f"{count} processes"
+    return f"{job.grid_shape}: {processes}, {job.parallel.layout}, {dtype}"
+
+
+def duration(seconds: float) -> str:
+    """As 42s, 3m 05s or 2h 07m."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    return f"{whole // 3600}h {whole % 3600 // 60:02d}m"

@@ -1,0 +1,160 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from axonn_ext.data import Corpus, EvaluationBatches, RowGroup, TrainingBatches
+from axonn_ext.grid import Grid
+from axonn_ext.optim import AdamW, WarmupCosine
+from axonn_ext.train.errors import TrainingError
+from axonn_ext.train.job import Job
+from axonn_ext.train.metrics import EvaluationMetrics, MetricsSink, StepMetrics
+from axonn_ext.train.model import TrainedModel
+
+_TERA = 1e12
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What a step's forward and backward passes give besides the gradients themselves."""
+
+    loss: float
+    norm: float
+
+
+class Trainer:
+    """Trains a model on a job's text. Every rank runs the same; rank 0 has the sinks."""
+
+    def __init__(
+        self,
+        job: Job,
+        grid: Grid,
+        *,
+        model: TrainedModel,
+        corpus: Corpus,
+        sinks: Sequence[MetricsSink] = (),
+    ) -> None:
+        config, optim = job.config, job.config.optim
+        self._config = config
+        self._flops_per_token = job.model.flops_per_token()
+        self._model = model
+        self._sinks = sinks
+        self._training, self._evaluation = make_batches(job, corpus, row_group(grid))
+        self._optimizer = AdamW(
+            model.module.parameters(), lr=optim.lr, betas=(optim.beta1, optim.beta2),
+            eps=optim.eps, weight_decay=optim.weight_decay,
+        )  # fmt: skip
+        self._schedule = WarmupCosine(
+            peak=optim.lr,
+            final=optim.lr * optim.final_lr_fraction,
+            warmup_steps=optim.warmup_steps,
+            total_steps=config.train.steps,
+        )
+        self._first_step_done = 0.0
+
+    def run(self) -> None:
+        """Runs all steps. Raises TrainingError when the loss is not a number any more."""
+        train = self._config.train
+        self._evaluate(0)
+        for step in range(train.steps):
+            began = time.perf_counter()
+            gradients = self._forward_backward(step)
+            lr = self._schedule(step)
+            self._optimizer.step(lr)
+            self._report(step + 1, gradients, lr, time.perf_counter() - began)
+            done = step + 1
+            if train.eval_interval and (done % train.eval_interval == 0 or done == train.steps):
+                self._evaluate(done)
+
+    def _forward_backward(self, step: int) -> Gradients:
+        """Gradients of one global batch, complete and clipped."""
+        self._optimizer.zero_grad()
+        total = 0.0
+        for index in range(self._training.num_micro_batches):
+            token_ids, labels = self._training.micro_batch(step, index)
+            loss = self._model.loss(token_ids, labels, float(self._training.tokens_per_step))
+            loss.backward()
+            total += loss.item()
+        norm = self._model.finish_gradients(self._config.optim.clip_norm)
+        if not (math.isfinite(total) and math.isfinite(norm)):
+            raise TrainingError(
+                f"step {step + 1}: loss {total}, gradient norm {norm}: the run has diverged; "
+                f"try a lower optim.lr (now {self._config.optim.lr:g}) or more optim.warmup_steps"
+            )
+        return Gradients(total, norm)
+
+    @torch.no_grad()
+    def _evaluate(self, step: int) -> None:
+        """Reports the mean loss over the fixed batches of held-out text."""
+        batches = self._evaluation
+        if batches is None:
+            return
+        total = 0.0
+        for index in range(batches.num_batches):
+            token_ids, labels = batches.batch(index)
+            total += self._model.loss(token_ids, labels, float(batches.num_tokens)).item()
+        tokens = step * self._training.tokens_per_step
+        for sink in self._sinks:
+            sink.evaluation(EvaluationMetrics(step=step, tokens=tokens, eval_loss=total))
+
+    def _report(self, step: int, gradients: Gradients, lr: float, seconds: float) -> None:
+        if not self._sinks:
+            return
+        now, tokens = time.perf_counter(), self._training.tokens_per_step
+        if step == 1:  # which also pays for what happens once
+            self._first_step_done = now
+        step_seconds = (now - self._first_step_done) / (step - 1) if step > 1 else seconds
+        metrics = StepMetrics(
+            step=step,
+            loss=gradients.loss,
+            grad_norm=gradients.norm,
+            lr=lr,
+            tokens=step * tokens,
+            tokens_per_s=tokens / seconds,
+            tflops=tokens / seconds * self._flops_per_token / _TERA,
+            memory_bytes=peak_memory_bytes(),
+            eta_s=step_seconds * (self._config.train.steps - step),
+        )
+        for sink in self._sinks:
+            sink.step(metrics)
+
+
+def make_batches(
+    job: Job, corpus: Corpus, group: RowGroup
+) -> tuple[TrainingBatches, EvaluationBatches | None]:
+    """A row group's share of the batches of a job; no evaluation when the job asks for none.
+
+    Raises: ValueError when the text is too short.
+    """
+    train, length = job.config.train, job.model.sequence_length
+    training = TrainingBatches(
+        corpus.train, sequence_length=length, batch_size=train.batch_size,
+        num_micro_batches=train.micro_batches, seed=train.seed, group=group,
+    )  # fmt: skip
+    if not train.eval_interval:
+        return training, None
+    evaluation = EvaluationBatches(
+        corpus.held_out, sequence_length=length, batch_size=job.config.micro_batch_size,
+        num_batches=train.eval_batches, group=group,
+    )  # fmt: skip
+    return training, evaluation
+
+
+def row_group(grid: Grid) -> RowGroup:
+    """Which sequences of a micro-batch this rank reads: those of its data and z coordinate."""
+    num_z = grid.size("z")
+    return RowGroup(grid.coords["data"] * num_z + grid.coords["z"], grid.size("data") * num_z)
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process has had resident."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,106 @@
+"""One process of a training job, from its checks to its summary."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from axonn_ext.data import Corpus, RowGroup, load_corpus
+from axonn_ext.grid import Grid
+from axonn_ext.train import process
+from axonn_ext.train.config import Config
+from axonn_ext.train.errors import UserError
+from axonn_ext.train.job import Job, prepare
+from axonn_ext.train.metrics import (
+    METRICS_FILE,
+    MetricsFile,
+    MetricsSink,
+    TensorBoard,
+    read_metrics,
+)
+from axonn_ext.train.model import build_model
+from axonn_ext.train.plot import plot_loss
+from axonn_ext.train.process import Process
+from axonn_ext.train.run_folder import LOSS_PICTURE, check_folder, create_folder
+from axonn_ext.train.terminal import Terminal, describe_grid, duration, print_header
+from axonn_ext.train.trainer import Trainer, make_batches
+
+
+def run_worker(config: Config, here: Process, *, folder: Path, overwrite: bool) -> None:
+    """Trains as one process of the job; rank 0 writes `folder` and shows the progress.
+
+    Raises: UserError for a mistake of the user, found here or on another rank; TrainingError.
+    """
+    if here.rank == 0:
+        check_folder(folder, overwrite=overwrite)
+    job = prepare(config, world_size=here.world_size)
+    corpus = _read_text(job)
+    store = process.open_store(here)
+    process.meet(store, here)
+    threads = process.set_threads(here, config.train.threads)
+    with process.process_group(here, store):
+        shape = job.grid_shape
+        grid = Grid(x=shape.x, y=shape.y, z=shape.z, data=shape.data, pipe=shape.pipe)
+        if here.rank == 0:
+            create_folder(folder, config)
+            _train_and_show(job, grid, corpus, folder=folder, threads=threads)
+        else:
+            Trainer(job, grid, model=build_model(job, grid), corpus=corpus).run()
+
+
+def _read_text(job: Job) -> Corpus:
+    """The text, and whether it is long enough now that its tokens are known."""
+    data = job.config.data
+    try:
+        corpus = load_corpus(
+            data.text, job.vocabulary, held_out=data.held_out, max_bytes=data.max_bytes
+        )
+        make_batches(job, corpus, RowGroup())
+    except ValueError as error:
+        raise UserError(f"data.text: {error}") from None
+    return corpus
+
+
+def _train_and_show(job: Job, grid: Grid, corpus: Corpus, *, folder: Path, threads: int) -> None:
+    """What rank 0 does besides training: progress, files, the picture."""
+    console = Console()
+    print_header(console, job, corpus, threads=threads, folder=str(folder))
+    model = build_model(job, grid)
+    sinks: list[MetricsSink] = [
+        MetricsFile(folder),
+        Terminal(console, num_steps=job.config.train.steps),
+    ]
+    if TensorBoard.installed():
+        sinks.append(TensorBoard(folder))
+    began = time.perf_counter()
+    try:
+        Trainer(job, grid, model=model, corpus=corpus, sinks=sinks).run()
+    finally:
+        for sink in sinks:
+            sink.close()
+    _summarise(job, console, folder=folder, seconds=time.perf_counter() - began)
+
+
+def _summarise(job: Job, console: Console, *, folder: Path, seconds: float) -> None:
+    run = read_metrics(folder)
+    first, last = run.steps[0].loss, run.steps[-1].loss
+    speed = run.steps[-1].tokens / seconds
+    lines = [
+        f"loss {first:.4f} -> {last:.4f} ({1 - last / first:.0%} lower) in {duration(seconds)}, "
+        f"{speed:,.0f} tokens/s"
+    ]
+    files = [METRICS_FILE]
+    if importlib.util.find_spec("matplotlib"):
+        size = f"{job.model.num_parameters() / 1e6:.2f} M parameters"
+        title = f"Training loss: {job.model.family}, {size}"
+        plot_loss(run, folder / LOSS_PICTURE, title=title, subtitle=describe_grid(job))
+        files.append(LOSS_PICTURE)
+    else:
+        lines.append(f"no {LOSS_PICTURE}: that needs matplotlib (pip install matplotlib)")
+    lines.append("written: " + ", ".join(str(folder / name) for name in files))
+    console.print()
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,90 @@
+#include "core/bounded_wait.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+#include <thread>
+
+#include "ranks.h"
+
+namespace axonn::comm {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+using testing::Timer;
+
+double cpu_seconds_of_this_thread() {
+  rusage usage{};
+  getrusage(RUSAGE_THREAD, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+TEST(BoundedWait, ReturnsAtOnceWithoutACheck) {
+  int asked = 0;
+  bounded_wait(
+      [&] {
+        ++asked;
+        return true;
+      },
+      [](Seconds) { FAIL() << "nothing to check"; });
+  EXPECT_EQ(asked, 1);
+}
+
+TEST(BoundedWait, SeesAnotherThreadsSignal) {
+  for (const int delay_us : {0, 5, 50, 500, 5000, 50000}) {
+    std::atomic<bool> done = false;
+    std::thread peer([&] {
+      std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
+      done.store(true, std::memory_order_release);
+    });
+    bounded_wait([&] { return done.load(std::memory_order_acquire); }, [](Seconds) {});
+    EXPECT_TRUE(done);
+    peer.join();
+  }
+}
+
+TEST(BoundedWait, ChecksAboutOnceAMillisecond) {
+  constexpr double kWait = 0.1;
+  const Timer timer;
+  int checks = 0;
+  double last = -1;
+  bounded_wait([&] { return timer.seconds() > kWait; },
+               [&](Seconds elapsed) {
+                 ++checks;
+                 EXPECT_GT(elapsed.count(), last);
+                 last = elapsed.count();
+               });
+  // At most one a millisecond, and the one at the start; a busy machine gives fewer.
+  EXPECT_LE(checks, static_cast<int>(timer.seconds() * 1e3) + 1);
+  EXPECT_GE(checks, 10);
+  EXPECT_GT(last, kWait / 2);
+}
+
+TEST(BoundedWait, AnExceptionOfTheCheckEndsTheWait) {
+  const Timer timer;
+  EXPECT_THROW(bounded_wait([] { return false; },
+                            [](Seconds elapsed) {
+                              if (elapsed > Seconds(0.05)) throw std::runtime_error("enough");
+                            }),
+               std::runtime_error);
+  EXPECT_GE(timer.seconds(), 0.05);
+  EXPECT_LT(timer.seconds(), 1);
+}
+
+// Ranks may outnumber cores: a waiting rank must leave its core to the one it waits for.
+TEST(BoundedWait, ALongWaitBurnsLittleTime) {
+  constexpr double kWait = 0.3;
+  const double cpu = cpu_seconds_of_this_thread();
+  const Timer timer;
+  bounded_wait([&] { return timer.seconds() > kWait; }, [](Seconds) {});
+  EXPECT_LT(cpu_seconds_of_this_thread() - cpu, kWait / 3);
+}
+
+}  // namespace
+}  // namespace axonn::comm

@@ -1,0 +1,309 @@
+"""Sets up what the Makefile's targets need, and nothing twice.
+
+    python3 tools/bootstrap.py environment             .venv with torch and the dependencies
+    python3 tools/bootstrap.py environment extension   and the compiled package, editable
+    python3 tools/bootstrap.py environment lint        and the formatters and type checker
+
+Each step keeps a digest of what it depends on in .venv/axonn-bootstrap.json and is skipped while
+that is unchanged. It runs on the Python that found it, with the standard library alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+BIN = VENV / "bin"
+STATE = VENV / "axonn-bootstrap.json"
+COMPLETE = (
+    VENV / "complete"
+)  # there while every install into .venv ran to its end; says which torch
+CONSTRAINTS = VENV / "constraints.txt"
+LOG = ROOT / "build" / "bootstrap.log"
+DEFAULT_TORCH = "torch==2.13.0"  # the version that the tests are run with
+SUPPORTED_TORCH = ((2, 11), (2, 15))  # from, below; pyproject.toml says the same
+
+
+class SetupError(Exception):
+    """What is wrong with this machine and what to do about it."""
+
+
+# --- Small things -------------------------------------------------------------------------------
+
+
+def say(text: str) -> None:
+    print(f"setup: {text}", flush=True)
+
+
+def run_logged(
+    command: Sequence[str | Path],
+    *,
+    show: str | None = None,
+    environment: dict[str, str] | None = None,
+) -> None:
+    """Runs a command with its output in the log, and shows the errors if it fails.
+
+    `show` is a regular expression; what its groups caught is printed as it happens.
+    """
+    LOG.parent.mkdir(exist_ok=True)
+    words = [str(word) for word in command]
+    lines: list[str] = []
+    with LOG.open("a") as log:
+        log.write(f"\n$ {' '.join(words)}\n")
+        process = subprocess.Popen(
+            words,
+            cwd=ROOT,
+            env=os.environ | (environment or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            log.write(line)
+            lines.append(line)
+            if show and (match := re.search(show, line)):
+                say("  " + " ".join(group for group in match.groups() if group))
+    if process.wait() != 0:
+        first = next((i for i, line in enumerate(lines) if "error:" in line), len(lines) - 40)
+        errors = "".join(lines[max(first, 0) :][:40])
+        print(re.split(r"\n *Traceback|\n *error: subprocess-exited", errors)[0], flush=True)
+        raise SetupError(f"{' '.join(words)} failed (whole output: {LOG.relative_to(ROOT)})")
+
+
+def digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def load_state() -> dict[str, str]:
+    try:
+        return dict(json.loads(STATE.read_text()))
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def once(name: str, key: str, step: Callable[[], None], *, whole: bool = True) -> None:
+    """Runs the step unless it was done for the same key and what it made is whole.
+
+    An interrupted step counts as not done.
+    """
+    state = load_state()
+    if whole and state.get(name) == key:
+        return
+    start = time.monotonic()
+    state.pop(name, None)
+    if STATE.exists():
+        STATE.write_text(json.dumps(state, indent=1))
+    step()
+    STATE.write_text(json.dumps(load_state() | {name: key}, indent=1))
+    say(f"{name} ready after {time.monotonic() - start:.0f} s")
+
+
+@contextlib.contextmanager
+def exclusive() -> Iterator[None]:
+    """Lets one bootstrap at a time work in this checkout."""
+    LOG.parent.mkdir(exist_ok=True)
+    with (LOG.parent / "bootstrap.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another set-up in this checkout")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+# --- Build tools --------------------------------------------------------------------------------
+
+
+def missing_tools() -> list[str]:
+    """Debian's names of the packages that hold what this machine lacks."""
+    missing = [tool for tool in ("gcc", "g++", "cmake") if shutil.which(tool) is None]
+    if not any(Path(p, "gtest/gtest.h").exists() for p in ("/usr/include", "/usr/local/include")):
+        missing.append("libgtest-dev")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        missing.append("python3-dev")
+    try:
+        import ensurepip  # noqa: F401  (Debian ships it apart, as part of python3-venv)
+    except ModuleNotFoundError:
+        missing.append("python3-venv")
+    return missing
+
+
+def install_tools() -> None:
+    missing = missing_tools()
+    if not missing:
+        return
+    install = f"apt-get install -y {' '.join(missing)}"
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        say(f"installing {', '.join(missing)}")
+        quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+        run_logged(["apt-get", "update", "-q"], environment=quiet)
+        run_logged([*install.split(), "-q", "--no-install-recommends"], environment=quiet)
+        missing = missing_tools()
+    # CMake fetches a GoogleTest that is not installed, so that one is no reason to stop.
+    if set(missing) - {"libgtest-dev"}:
+        raise SetupError(
+            f"these build tools are missing: {', '.join(missing)}. On Debian or Ubuntu: "
+            f"sudo {install}; elsewhere install the packages of the same purpose."
+        )
+
+
+# --- The environment ----------------------------------------------------------------------------
+
+
+def base_torch() -> str | None:
+    """The version of the torch that the base Python already has, if we support it."""
+    program = "import torch; print(torch.__version__)"
+    # -I: neither the checkout nor PYTHONPATH counts.
+    result = subprocess.run(
+        [sys.executable, "-I", "-c", program], capture_output=True, text=True, check=False
+    )
+    version = result.stdout.strip()
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if result.returncode != 0 or match is None:
+        return None
+    first, last = SUPPORTED_TORCH
+    return version if first <= (int(match[1]), int(match[2])) < last else None
+
+
+def pip(*arguments: str | Path, show: str | None = None) -> None:
+    command = [BIN / "python", "-m", "pip", "install", "--progress-bar", "off", *arguments]
+    run_logged(command, show=show)
+
+
+def environment_is_whole(torch: str | None) -> bool:
+    """Whether .venv can be kept: finished, made at this path, its Python and torch still right."""
+    if not COMPLETE.exists() or not (BIN / "python").exists():
+        return False
+    path, _, made_with = COMPLETE.read_text().strip().partition("\n")
+    return path == str(VENV) and torch in (None, made_with)
+
+
+def update_environment(project: dict[str, object], torch: str | None) -> None:
+    """A new .venv if there is no whole one, then torch, then what pyproject.toml asks for.
+
+    torch  what pip is to install; None: what is there, else the base Python's, else the default
+    """
+    install_tools()
+    if environment_is_whole(torch):
+        torch = COMPLETE.read_text().strip().partition("\n")[2]
+    else:
+        if VENV.exists():
+            say("removing a .venv that is unfinished, moved, or made for another torch")
+            shutil.rmtree(VENV)
+        inherited = None if torch else base_torch()
+        torch = torch or DEFAULT_TORCH
+        say(f"creating .venv with Python {sys.version.split()[0]}")
+        run_logged(
+            [sys.executable, "-m", "venv", VENV, *["--system-site-packages"] * bool(inherited)]
+        )
+        if inherited:
+            say(f"using the torch {inherited} of {sys.executable}")
+            if sys.prefix != sys.base_prefix:
+                # --system-site-packages leads past a venv to the Python it was made from.
+                (site_packages() / "base_environment.pth").write_text(
+                    sysconfig.get_path("purelib") + "\n"
+                )
+        else:
+            say(f"installing {torch} (the slow step: minutes, if it must be downloaded)")
+            pip(*torch.split())
+    # While this runs the environment is not to be trusted; if it is cut short it is made anew.
+    COMPLETE.unlink(missing_ok=True)
+    version = subprocess.run(
+        [BIN / "python", "-I", "-c", "import torch; print(torch.__version__)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    CONSTRAINTS.write_text(f"torch=={version}\n")  # no later step may swap it
+    say(f"installing the dependencies, beside torch {version}")
+    pip("-c", CONSTRAINTS, *requirements(project, "test"))
+    COMPLETE.write_text(f"{VENV}\n{torch}\n")
+
+
+def site_packages() -> Path:
+    return next((VENV / "lib").glob("python3.*")) / "site-packages"
+
+
+def requirements(project: dict[str, object], extra: str) -> list[str]:
+    """Everything needed to build, run and test from a checkout."""
+    meta = project["project"]
+    system = project["build-system"]
+    assert isinstance(meta, dict) and isinstance(system, dict)
+    return [*system["requires"], *meta["dependencies"], *meta["optional-dependencies"][extra]]
+
+
+# --- The package --------------------------------------------------------------------------------
+
+
+def extension_key() -> str:
+    """Changes when ninja may have something to do, or the package must be installed again."""
+    suffixes = {".h", ".cpp", ".cu", ".cuh"}
+    sources = sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in suffixes)
+    stamps = [(path, path.stat().st_mtime_ns) for path in sources]
+    project = [(ROOT / name).read_bytes() for name in ("setup.py", "pyproject.toml")]
+    return digest(stamps, project, CONSTRAINTS.read_text(), os.environ.get("AXONN_CUDA"))
+
+
+def build_extension() -> None:
+    """Installs the package editable; ninja recompiles what changed, in build/temp.*"""
+    say("compiling the extension")
+    # Of all that pip and ninja print: ninja's count with the file's name, and setup.py's own lines.
+    show = r"(\[\d+/\d+\]).*/(csrc/\S+\.(?:cpp|cu)) |(axonn_ext: .*)"
+    pip("--no-build-isolation", "--no-deps", "-v", "-e", ".", show=show)
+
+
+def install_lint(project: dict[str, object]) -> None:
+    say("installing the lint tools")
+    meta = project["project"]
+    assert isinstance(meta, dict)
+    pip("-c", CONSTRAINTS, *meta["optional-dependencies"]["lint"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("steps", nargs="+", choices=("environment", "extension", "lint"))
+    steps = parser.parse_args().steps
+
+    os.environ["PATH"] = os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)])
+    torch = os.environ.get("TORCH") or None
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    with exclusive():
+        once(
+            "environment",
+            digest(requirements(project, "test")),
+            lambda: update_environment(project, torch),
+            whole=environment_is_whole(torch),
+        )
+        if "extension" in steps:
+            built = any((ROOT / "axonn_ext").glob("_C.*.so"))
+            once("extension", extension_key(), build_extension, whole=built)
+        if "lint" in steps:
+            lint = project["project"]["optional-dependencies"]["lint"]
+            once("lint tools", digest(lint), lambda: install_lint(project))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except SetupError as error:
+        sys.exit(f"setup: error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
