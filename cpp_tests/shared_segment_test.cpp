@@ -7,8 +7,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <iterator>
+#include <stdexcept>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -74,7 +78,11 @@ void await_end(pid_t pid) {
 }
 
 void spin_until(const std::function<bool()>& done) {
-  while (!done()) usleep(200);
+  const testing::Timer timer;
+  while (!done()) {
+    if (timer.seconds() > 10) throw std::runtime_error("the other process never came");
+    usleep(200);
+  }
 }
 
 TEST(SharedSegment, StartsAsZeros) {

@@ -11,8 +11,7 @@ from typing import NoReturn
 import axonn_ext
 from axonn_ext.cli import compare, train
 from axonn_ext.train import process
-from axonn_ext.train.errors import TrainingError, UserError
-from axonn_ext.train.launcher import WorkerUserError
+from axonn_ext.train.errors import TrainingError, UserError, WorkerUserError
 from axonn_ext.train.process import Process
 
 DONE, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130

@@ -6,6 +6,8 @@ Public state: the names and layouts of Hugging Face's GPT2LMHeadModel, whose Con
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -54,7 +56,11 @@ class GPT2(Transformer):
     ) -> None:
         super().__init__()
         self.config, self.grid, self.parallel = config, grid, parallel
-        common = {"grid": grid, "layout": parallel.layout, "algorithm": parallel.algorithm}
+        common: dict[str, Any] = {
+            "grid": grid,
+            "layout": parallel.layout,
+            "algorithm": parallel.algorithm,
+        }
         options = common | {"seed": None, "dtype": dtype}
         linear = options | {
             "save_gathered": parallel.save_gathered,
@@ -111,7 +117,7 @@ class GPT2(Transformer):
             if name.endswith(TRANSPOSED):
                 state[name] = state[name].t()
             if ".attn.c_attn." in name:
-                state[name] = fuse_qkv(*state[name].chunk(3), self.config)
+                state[name] = fuse_qkv(state[name].chunk(3), self.config)
         return rename(state, _own_name)
 
 

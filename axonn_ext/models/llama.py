@@ -5,6 +5,8 @@ Public state: the names of Hugging Face's LlamaForCausalLM, where q, k, v, gate 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -41,7 +43,11 @@ class Llama(Transformer):
     ) -> None:
         super().__init__()
         self.config, self.grid, self.parallel = config, grid, parallel
-        common = {"grid": grid, "layout": parallel.layout, "algorithm": parallel.algorithm}
+        common: dict[str, Any] = {
+            "grid": grid,
+            "layout": parallel.layout,
+            "algorithm": parallel.algorithm,
+        }
         options = common | {"seed": None, "dtype": dtype}
         linear = options | {
             "save_gathered": parallel.save_gathered,
@@ -106,7 +112,7 @@ class Llama(Transformer):
             gate_up = [f"{start}mlp.{part}_proj.weight" for part in ("gate", "up")]
             if all(name in state for name in qkv):
                 parts = [state.pop(name) for name in qkv]
-                state[f"{start}attention.qkv.weight"] = fuse_qkv(*parts, self.config)
+                state[f"{start}attention.qkv.weight"] = fuse_qkv(parts, self.config)
             if all(name in state for name in gate_up):
                 parts = [state.pop(name) for name in gate_up]
                 state[f"{start}mlp.up.weight"] = torch.stack(parts, 1).flatten(0, 1)

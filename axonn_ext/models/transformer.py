@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -93,9 +93,9 @@ def split_qkv(fused: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor, Tenso
     return q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)
 
 
-def fuse_qkv(q: Tensor, k: Tensor, v: Tensor, config: ModelConfig) -> Tensor:
-    """The reverse of `split_qkv`."""
-    heads = (t.unflatten(0, (config.kv_heads, -1, config.head_dim)) for t in (q, k, v))
+def fuse_qkv(parts: Sequence[Tensor], config: ModelConfig) -> Tensor:
+    """(q, k, v) -> the reverse of `split_qkv`."""
+    heads = (t.unflatten(0, (config.kv_heads, -1, config.head_dim)) for t in parts)
     return torch.cat(list(heads), dim=1).flatten(0, 2)
 
 

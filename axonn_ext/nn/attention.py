@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,6 +26,8 @@ class Rotary(nn.Module):
         frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
         angles = torch.outer(torch.arange(max_length, dtype=torch.float64), frequencies)
         angles = torch.cat([angles, angles], -1)  # [max_length, head_dim]
+        self.cos: Tensor
+        self.sin: Tensor
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
@@ -65,7 +69,12 @@ class Attention(nn.Module):
         heads_over_y: bool = False,
         init: Init | None = None,
         out_init: Init | None = None,
-        **linear_options: object,
+        save_gathered: bool = False,
+        reshard_after_forward: bool = True,
+        algorithm: str = "auto",
+        seed: int | None = 0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
@@ -85,13 +94,18 @@ class Attention(nn.Module):
             )
         heads = num_heads + 2 * self.num_kv_heads
         moved_dim = int(heads_over_y)
-        self.qkv = Linear(
-            hidden_size, heads * self.head_dim, grid=grid, role="expand", bias=bias, layout=layout,
-            scatter_dim=moved_dim, init=init, **linear_options,
+        linear = partial(
+            Linear, grid=grid, bias=bias, layout=layout, save_gathered=save_gathered,
+            reshard_after_forward=reshard_after_forward, algorithm=algorithm, seed=seed,
+            dtype=dtype, device=device,
         )  # fmt: skip
-        self.out = Linear(
-            num_heads * self.head_dim, hidden_size, grid=grid, role="contract", bias=bias,
-            layout=layout, gather_dim=moved_dim, init=out_init or init, **linear_options,
+        self.qkv = linear(
+            hidden_size, heads * self.head_dim, role="expand", scatter_dim=moved_dim, init=init,
+            name="qkv",
+        )  # fmt: skip
+        self.out = linear(
+            num_heads * self.head_dim, hidden_size, role="contract", gather_dim=moved_dim,
+            init=out_init or init, name="out",
         )  # fmt: skip
 
     def forward(self, x: Tensor, sequence_length: int) -> Tensor:

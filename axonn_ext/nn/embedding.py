@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from axonn_ext import collectives
 from axonn_ext.grid import Grid
@@ -31,6 +31,8 @@ class Embedding(ShardedModule):
     reverse.
     Ids must lie in [0, V): as on a GPU, one outside is not detected, its row is zero.
     """
+
+    weight: nn.Parameter
 
     def __init__(
         self,
@@ -83,6 +85,8 @@ class PositionEmbedding(ShardedModule):
 
     Rows are the flattened batch, so a rank's block may begin within a sequence. No collectives.
     """
+
+    weight: nn.Parameter
 
     def __init__(
         self,

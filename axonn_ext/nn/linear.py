@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from axonn_ext import collectives
 from axonn_ext.grid import Dims, Grid
@@ -60,6 +60,9 @@ class Linear(ShardedModule):
         ValueError: the grid does not divide a dimension; or an unknown role or layout.
     Source: AxoNN, arXiv:2502.08145, section 3 (Algorithm 1); arXiv:2305.13525.
     """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
 
     def __init__(
         self,

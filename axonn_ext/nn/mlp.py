@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -28,7 +31,12 @@ class MLP(nn.Module):
         layout: str = "sharded",
         init: Init | None = None,
         out_init: Init | None = None,
-        **linear_options: object,
+        save_gathered: bool = False,
+        reshard_after_forward: bool = True,
+        algorithm: str = "auto",
+        seed: int | None = 0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
         check_choice("activation", activation, ("gelu", "swiglu"))
@@ -39,14 +47,15 @@ class MLP(nn.Module):
                 f"MLP: intermediate_size={intermediate_size} must be divisible by "
                 f"x={grid.size('x')}"
             )
-        self.up = Linear(
-            hidden_size, width, grid=grid, role="expand", bias=bias, layout=layout, init=init,
-            **linear_options,
+        linear = partial(
+            Linear, grid=grid, bias=bias, layout=layout, save_gathered=save_gathered,
+            reshard_after_forward=reshard_after_forward, algorithm=algorithm, seed=seed,
+            dtype=dtype, device=device,
         )  # fmt: skip
-        self.down = Linear(
-            intermediate_size, hidden_size, grid=grid, role="contract", bias=bias, layout=layout,
-            init=out_init or init, **linear_options,
-        )  # fmt: skip
+        self.up = linear(hidden_size, width, role="expand", init=init, name="up")
+        self.down = linear(
+            intermediate_size, hidden_size, role="contract", init=out_init or init, name="down"
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.up(x)

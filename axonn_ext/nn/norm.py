@@ -7,7 +7,7 @@ rows, so `sync_gradients` sums it over every axis that splits them.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from axonn_ext import collectives
 from axonn_ext.grid import Grid
@@ -23,6 +23,8 @@ from axonn_ext.nn.sharded import (
 
 
 class _Norm(ShardedModule):
+    weight: nn.Parameter
+    bias: nn.Parameter
     has_bias = False
 
     def __init__(

@@ -111,7 +111,8 @@ def matmul_all_reduce(
 
 def _resolve(group: ProcessGroup | str) -> tuple[str, int]:
     if isinstance(group, str):
-        return group, torch.distributed.distributed_c10d._resolve_process_group(group).size()
+        resolve = torch.distributed.distributed_c10d._resolve_process_group
+        return group, resolve(group).size()  # type: ignore[arg-type]
     if not isinstance(group, ProcessGroup):
         raise TypeError(f"group must be a ProcessGroup or its name, got {type(group).__name__}")
     return group.group_name, group.size()

@@ -16,3 +16,7 @@ class UserError(Exception):
 
 class TrainingError(Exception):
     """A run that cannot go on, explained by its message; exit status 1."""
+
+
+class WorkerUserError(Exception):
+    """The processes that were started found a mistake of the user, and have said so; status 2."""

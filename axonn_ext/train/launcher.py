@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from axonn_ext.train.errors import TrainingError
+from axonn_ext.train.errors import TrainingError, WorkerUserError
 
 USER_ERROR_STATUS = 2
 SIGNAL_HINTS: dict[int, str] = {
@@ -22,10 +22,6 @@ SIGNAL_HINTS: dict[int, str] = {
     signal.SIGSEGV: "; please report this with the command that was run",
 }
 SHUTDOWN_SECONDS = 10  # from SIGTERM to SIGKILL for the peers of a process that failed
-
-
-class WorkerUserError(Exception):
-    """The workers found a mistake of the user and have said so."""
 
 
 def launch(num_processes: int, arguments: Sequence[str]) -> None:

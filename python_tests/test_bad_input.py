@@ -1,0 +1,151 @@
+"""A user's mistakes and a lost process: what is said, how soon, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from commands import AXONN, processes_with, run, small, start, torchrun, wait_until
+
+USER_ERROR = 2
+MESSAGE_SECONDS = 10.0  # from the command to its end, the import of torch included
+LOSS_SECONDS = 60.0
+
+
+def assert_refused(arguments: list[str], *expected: str) -> None:
+    """The command names what is wrong, in time, without a traceback and with status 2."""
+    done = run([*AXONN, *arguments])
+    assert done.status == USER_ERROR, done.output
+    assert all(line.startswith(("error: ", "  ")) for line in done.output.splitlines())
+    for part in expected:
+        assert part in done.output
+    assert done.seconds < MESSAGE_SECONDS
+
+
+def test_grid_is_not_the_world() -> None:
+    assert_refused(
+        ["train", "--nproc", "3", "--grid", "x=2,y=2", *small()],
+        "grid x=2,y=2,z=1,data=1,pipe=1 needs 4 processes", "but got 3",
+    )  # fmt: skip
+
+
+def test_dimension_that_an_axis_does_not_divide() -> None:
+    assert_refused(
+        ["train", "--grid", "x=3", *small(model__sequence_length=30)],
+        "num_kv_heads: 4 must be divisible by 3 (x=3)", "vocab_size: 256",
+    )  # fmt: skip
+
+
+def test_batch_too_small_for_data_z_and_y() -> None:
+    assert_refused(
+        ["train", "--grid", "y=2,z=2,data=2", *small(train__batch_size=4)],
+        "sequences of a micro-batch: 4 must be divisible by 8 (data=2 * z=2 * y=2)",
+    )
+
+
+def test_unknown_key() -> None:
+    assert_refused(
+        ["train", *small(), "--model.hiden_size", "64"],
+        "unknown key model.hiden_size", "did you mean model.hidden_size?",
+    )  # fmt: skip
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    assert_refused(["train", "--config", str(tmp_path / "none.toml")], "none.toml does not exist")
+    assert_refused(
+        ["train", *small(data__text=tmp_path / "none.txt")], "data.text", "none.txt does not exist"
+    )
+
+
+def test_empty_text(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert_refused(
+        ["train", "--nproc", "2", "--grid", "x=2", *small(data__text=tmp_path / "empty")],
+        "data.text", "empty is empty",
+    )  # fmt: skip
+
+
+def test_grids_that_do_not_exist_yet() -> None:
+    assert_refused(["train", "--grid", "auto"], "--grid auto", "planner")
+    assert_refused(["train", "--grid", "pipe=2"], "pipe=2", "pipeline parallelism")
+
+
+def test_unknown_command_and_option() -> None:
+    assert_refused(["trian"], "trian", "train")
+    assert_refused(["train", "--gird", "x=2"], "unknown argument --gird")
+
+
+def test_folder_that_holds_files(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    assert_refused(
+        ["train", "--grid", "x=2", "--out", str(tmp_path), *small()],
+        f"--out {tmp_path}", "--overwrite",
+    )  # fmt: skip
+
+
+def test_under_torchrun_every_rank_speaks_before_the_end(tmp_path: Path) -> None:
+    arguments = ["train", "--grid", "x=2,y=2", "--out", str(tmp_path / "run"), *small()]
+    done = run([*torchrun(3), *arguments])
+    assert done.status == 1  # torchrun turns every failure into 1
+    for rank in range(3):
+        line = f"[rank {rank}] error: grid x=2,y=2,z=1,data=1,pipe=1 needs 4 processes"
+        assert done.output.count(line) == 1
+    assert "exitcode  : 2" in done.output
+    assert "[rank 0] Traceback" not in done.output  # torchrun shows one of its own
+    assert done.seconds < MESSAGE_SECONDS
+    assert not (tmp_path / "run").exists()
+
+
+def test_mistake_of_one_rank_ends_all(tmp_path: Path) -> None:
+    """Only rank 0 looks at the folder of the run; the others must not wait for it."""
+    (tmp_path / "thesis.tex").touch()
+    done = run([*torchrun(2), "train", "--grid", "x=2", "--out", str(tmp_path), *small()])
+    assert done.status == 1
+    assert f"[rank 0] error: --out {tmp_path}" in done.output
+    assert "[rank 1] error: stopping, because of the mistake that rank 0 reports" in done.output
+    assert done.seconds < MESSAGE_SECONDS
+
+
+@pytest.mark.parametrize("launcher", ["axonn-ext", "torchrun"])
+def test_killed_rank_ends_the_job(launcher: str, tmp_path: Path) -> None:
+    folder, output = tmp_path / "run", tmp_path / "output"
+    command = [*(AXONN if launcher == "axonn-ext" else torchrun(4)), "train"]
+    job = start(
+        [*command, "--grid", "x=2,y=2", "--out", str(folder), *small(train__steps=100_000)],
+        output=output,
+    )
+    metrics = folder / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 2000, "the first steps")
+    workers = processes_with(str(folder))
+    assert sorted(workers.values()) == [0, 1, 2, 3]
+    victim = next(pid for pid, rank in workers.items() if rank == 2)
+    killed = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    status = job.wait(timeout=LOSS_SECONDS)
+    seconds = time.monotonic() - killed
+    printed = output.read_text()
+    assert status == 1, printed
+    assert seconds < LOSS_SECONDS
+    if launcher == "axonn-ext":
+        assert f"error: rank 2 (pid {victim}) was killed by SIGKILL" in printed
+        assert "Traceback" not in printed
+    else:
+        assert f"(pid: {victim})  (SIGKILL)" in printed
+    wait_until(lambda: not processes_with(str(folder)), "the end of all processes", timeout_s=5)
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+    assert not [path for path in Path("/dev/shm").iterdir() if "axonn" in path.name]
+
+
+def test_ended_launcher_takes_its_processes_along(tmp_path: Path) -> None:
+    folder, output = tmp_path / "run", tmp_path / "output"
+    command = [*AXONN, "train", "--grid", "x=2", "--out", str(folder)]
+    job = start([*command, *small(train__steps=100_000)], output=output)
+    wait_until(lambda: (folder / "metrics.jsonl").exists(), "the run to begin")
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(timeout=LOSS_SECONDS) == 1
+    assert "error: the job was ended by SIGTERM" in output.read_text()
+    wait_until(lambda: not processes_with(str(folder)), "the end of all processes", timeout_s=5)

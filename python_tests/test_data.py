@@ -1,0 +1,210 @@
+"""Text, vocabulary and batches: the same global batch on every grid, resumable by step."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from axonn_ext.data import (
+    ByteVocabulary,
+    EvaluationBatches,
+    RowGroup,
+    TrainingBatches,
+    find_text,
+    load_corpus,
+    open_vocabulary,
+    padded_size,
+    python_sources,
+    split_tokens,
+    text_bytes,
+)
+
+TOKENS = np.arange(5000, dtype=np.int32)  # token i at place i: a window shows where it was cut
+
+
+def training(
+    *, group: RowGroup | None = None, num_micro_batches: int = 1, seed: int = 0
+) -> TrainingBatches:
+    return TrainingBatches(
+        TOKENS, sequence_length=7, batch_size=24, num_micro_batches=num_micro_batches, seed=seed,
+        group=group,
+    )  # fmt: skip
+
+
+def global_batch(step: int, *, num_micro_batches: int, num_groups: int) -> Tensor:
+    """The batch of a step put together from what each row group reads of each micro-batch."""
+    groups = [
+        training(group=RowGroup(index, num_groups), num_micro_batches=num_micro_batches)
+        for index in range(num_groups)
+    ]
+    return torch.cat(
+        [
+            group.micro_batch(step, index)[0]
+            for index in range(num_micro_batches)
+            for group in groups
+        ]
+    )
+
+
+def test_python_sources_are_sorted_library_files() -> None:
+    files = python_sources()
+    assert len(files) > 200
+    assert files == python_sources()
+    assert all(file.suffix == ".py" for file in files)
+    assert not any({"site-packages", "test"} & set(file.parts[-4:-1]) for file in files)
+
+
+def test_folder_is_read_sorted_and_without_hidden_files(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / ".git").mkdir()
+    for name, content in (("c.txt", b"3"), ("b/x", b"2"), ("a.txt", b"1"), (".git/z", b"no")):
+        (tmp_path / name).write_bytes(content)
+    assert [file.name for file in find_text(str(tmp_path))] == ["a.txt", "x", "c.txt"]
+    corpus = load_corpus(str(tmp_path), ByteVocabulary(), held_out=0)
+    assert bytes(corpus.train.tolist()) == b"123"
+    assert (corpus.num_files, corpus.num_bytes) == (3, 3)
+
+
+def test_any_bytes_are_text_and_the_limit_ends_the_reading(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 4
+    (tmp_path / "text").write_bytes(content)
+    path = str(tmp_path / "text")
+    corpus = load_corpus(path, ByteVocabulary(), held_out=0, max_bytes=1000)
+    assert bytes(corpus.train.tolist()) == content[:1000]
+    assert text_bytes(path) == 1024
+    assert text_bytes(path, max_bytes=1000) == 1000
+
+
+def test_default_text_has_a_limit() -> None:
+    assert text_bytes("") == 8_000_000
+    assert text_bytes("", max_bytes=1234) == 1234
+
+
+@pytest.mark.parametrize("read", [text_bytes, lambda path: load_corpus(path, ByteVocabulary())])
+def test_missing_and_empty_text_are_named(tmp_path: Path, read: object) -> None:
+    assert callable(read)
+    with pytest.raises(ValueError, match=r"nowhere does not exist"):
+        read(str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match=r"holds none"):
+        read(str(tmp_path))
+    (tmp_path / "empty").touch()
+    with pytest.raises(ValueError, match=r"empty is empty"):
+        read(str(tmp_path / "empty"))
+
+
+def test_held_out_is_the_end() -> None:
+    train, held_out = split_tokens(TOKENS, 0.1)
+    assert train.tolist() == list(range(4500))
+    assert held_out.tolist() == list(range(4500, 5000))
+    assert len(split_tokens(TOKENS, 0)[1]) == 0
+
+
+def test_labels_are_the_next_tokens() -> None:
+    token_ids, labels = training().micro_batch(3, 0)
+    assert token_ids.shape == labels.shape == (24, 7)
+    assert token_ids.dtype == labels.dtype == torch.int64
+    torch.testing.assert_close(labels, token_ids + 1, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2, 3])
+def test_global_batch_is_the_same_for_all_groups_and_micro_batches(num_micro_batches: int) -> None:
+    whole = training().micro_batch(5, 0)[0]
+    for num_groups in (1, 2, 4):
+        got = global_batch(5, num_micro_batches=num_micro_batches, num_groups=num_groups)
+        torch.testing.assert_close(got, whole, rtol=0, atol=0)
+
+
+def test_a_step_needs_no_other_step() -> None:
+    after_others = training()
+    for step in range(9):
+        after_others.micro_batch(step, 0)
+    torch.testing.assert_close(after_others.micro_batch(9, 0), training().micro_batch(9, 0))
+
+
+def test_steps_seeds_and_sequences_differ() -> None:
+    def starts(step: int, seed: int = 0) -> list[int]:
+        return training(seed=seed).micro_batch(step, 0)[0][:, 0].tolist()
+
+    assert starts(0) != starts(1)
+    assert starts(0) != starts(0, seed=1)
+    drawn = [start for step in range(40) for start in starts(step)]
+    assert len(set(drawn)) > 0.85 * len(drawn)  # 960 of 4993 places: 9 % repeat by chance
+    assert abs(np.mean(drawn) - 2496) < 200  # uniform: standard error 47
+    assert 0 <= min(drawn) < 60
+    assert 4930 < max(drawn) <= 4992
+
+
+def test_draws_are_fixed() -> None:
+    """A resumed run must read the same text with a later version of this package."""
+    assert training().micro_batch(0, 0)[0][:4, 0].tolist() == [3031, 1234, 2002, 3965]
+
+
+def test_shortest_text() -> None:
+    batches = TrainingBatches(TOKENS[:8], sequence_length=7, batch_size=2)
+    assert batches.micro_batch(0, 0)[1].tolist() == [list(range(1, 8))] * 2
+    with pytest.raises(ValueError, match=r"training text has 7 tokens.* needs 8"):
+        TrainingBatches(TOKENS[:7], sequence_length=7, batch_size=2)
+
+
+def test_batch_must_divide() -> None:
+    with pytest.raises(ValueError, match=r"24 must be divisible by 5 micro-batches"):
+        training(num_micro_batches=5)
+    with pytest.raises(ValueError, match=r"6 sequences must be divisible by the 4"):
+        training(num_micro_batches=4, group=RowGroup(0, 4))
+
+
+def test_evaluation_covers_the_text_evenly_and_never_changes() -> None:
+    batches = EvaluationBatches(TOKENS, sequence_length=7, batch_size=6, num_batches=2)
+    windows = torch.cat([batches.batch(i)[0] for i in range(2)])
+    assert windows[:, 0].tolist() == [i * 4992 // 11 for i in range(12)]
+    assert windows[-1, -1] == 4998  # its label is the last token
+    assert batches.num_tokens == 84
+    halves = [
+        EvaluationBatches(
+            TOKENS, sequence_length=7, batch_size=6, num_batches=2, group=RowGroup(i, 2)
+        ).batch(1)[0]
+        for i in range(2)
+    ]
+    torch.testing.assert_close(torch.cat(halves), windows[6:])
+
+
+def test_byte_vocabulary_round_trip() -> None:
+    vocabulary = open_vocabulary("bytes")
+    ids = vocabulary.encode("d\u00e9j\u00e0".encode())
+    assert vocabulary.num_tokens == 256
+    assert vocabulary.decode(ids.tolist()) == "d\u00e9j\u00e0"
+
+
+@pytest.mark.parametrize(("tokens", "padded"), [(256, 256), (1, 128), (50257, 50304)])
+def test_vocabulary_is_padded_so_that_grids_divide_it(tokens: int, padded: int) -> None:
+    assert padded_size(tokens) == padded
+
+
+def test_tokenizers_file(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?")
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "words.json"))
+    (tmp_path / "text").write_text("a b b c")
+    vocabulary = open_vocabulary(str(tmp_path / "words.json"))
+    corpus = load_corpus(str(tmp_path / "text"), vocabulary, held_out=0)
+    assert vocabulary.num_tokens == 3
+    assert corpus.train.tolist() == [0, 1, 1, 2]
+    (tmp_path / "broken.json").write_text("{}")
+    with pytest.raises(ValueError, match="not a tokenizers JSON file"):
+        open_vocabulary(str(tmp_path / "broken.json"))
+    with pytest.raises(ValueError, match=r'expected "bytes" or a tokenizers JSON file'):
+        open_vocabulary(str(tmp_path / "none.json"))
+
+
+def test_tokenizers_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)  # what an import sees as not installed
+    with pytest.raises(ValueError, match="pip install tokenizers"):
+        open_vocabulary("words.json")
