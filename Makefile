@@ -45,6 +45,7 @@ test-python: build  ## run the Python tests, without the slow ones
 	$(VENV)/bin/python -m pytest -m "not slow and not gpu" --durations=15
 
 test-slow: build  ## run the slow Python tests
+	@$(PYTHON) tools/bootstrap.py environment slow
 	$(VENV)/bin/python -m pytest -m "slow and not gpu" --durations=15
 
 test-sanitizers: environment  ## run the core's tests under thread and address sanitizer

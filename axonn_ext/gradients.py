@@ -8,13 +8,12 @@ docs/architecture.md); a copy that several ranks hold counts once in the norm.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from axonn_ext import collectives
-from axonn_ext.grid import Grid
 from axonn_ext.nn.sharded import ShardedParameter, sharded_parameters
 
 # Large enough that a collective's latency does not show, small enough not to matter beside a model.
@@ -52,7 +51,7 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
     `max_norm` may be infinite: just the norm.
     Collectives: one number over each of x, y and z.
 
-    Raises ValueError if max_norm is not positive.
+    Raises ValueError if max_norm is not positive, or the parameters lie on several grids.
     """
     if not max_norm > 0:
         raise ValueError(f"clip_grad_norm_: max_norm must be positive, got {max_norm}")
@@ -64,6 +63,8 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
         [norm.double().square() / _copies(p) for norm, p in zip(norms, parameters, strict=True)]
     ).sum()
     grid = parameters[0].grid
+    if any(p.grid is not grid for p in parameters):
+        raise ValueError("clip_grad_norm_: all parameters must lie on one Grid, got several")
     for name in ("x", "y", "z"):
         square = collectives.all_reduce(square.view(1), grid.axis(name)).view(())
     norm = square.sqrt()
@@ -86,11 +87,7 @@ def _wide(t: Tensor) -> Tensor:
 def _copies(p: ShardedParameter) -> int:
     """How many ranks along x, y and z hold the same block."""
     split = {axis for axes in p.spec.dims.values() for axis in axes}
-    return _num_ranks(p.grid, {"x", "y", "z"} - split)
-
-
-def _num_ranks(grid: Grid, axes: Iterable[str]) -> int:
-    return math.prod(grid.size(axis) for axis in axes)
+    return p.grid.num_parts([axis for axis in ("x", "y", "z") if axis not in split])
 
 
 def _buckets(parameters: list[ShardedParameter]) -> Iterator[list[ShardedParameter]]:

@@ -85,6 +85,10 @@ class AxisGroup:
     rank: int  # this rank's coordinate
     process_group: ProcessGroup = field(repr=False, compare=False)
 
+    def __deepcopy__(self, memo: dict[int, object]) -> AxisGroup:
+        """Itself: a copy of a module speaks to the same ranks."""
+        return self
+
 
 class Grid:
     """The grid of this world's ranks; needs an initialised `torch.distributed`.
@@ -123,11 +127,17 @@ class Grid:
     def _make_group(self, axis: str) -> AxisGroup:
         index = [self.coords[a] if a != axis else slice(None) for a in AXES]
         ranks = self._ranks[tuple(index)].flatten().tolist()
-        group = dist.new_group(ranks, use_local_synchronization=True, group_desc=f"axonn_{axis}")
+        # The description is what error messages call the group.
+        description = f"{axis} (ranks {', '.join(map(str, ranks))})"
+        group = dist.new_group(ranks, use_local_synchronization=True, group_desc=description)
         return AxisGroup(axis, group.group_name, len(ranks), self.coords[axis], group)
 
     def __repr__(self) -> str:
         return f"Grid({self.shape})"
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Grid:
+        """Itself: a copy of a module lives on the same grid."""
+        return self
 
     def size(self, axis: str) -> int:
         return self.axis(axis).size
@@ -170,6 +180,7 @@ class Grid:
         """
         offsets, sizes = [0] * len(full_sizes), list(full_sizes)
         for dim, axes in dims.items():
+            _check_dim(dim, len(full_sizes))
             parts = self.num_parts(axes)
             if full_sizes[dim] % parts:
                 raise ValueError(
@@ -198,8 +209,14 @@ class Grid:
         """
         whole = local.detach()
         for dim, axes in dims.items():
+            _check_dim(dim, local.dim())
             for axis in reversed(tuple(axes)):
                 group = self.axis(axis)
                 if group.size > 1:
                     whole = torch.ops.axonn.all_gather(whole, dim, group.name, group.size, "auto")
         return whole
+
+
+def _check_dim(dim: int, num_dims: int) -> None:
+    if not 0 <= dim < num_dims:
+        raise ValueError(f"dim {dim} must be in [0, {num_dims})")

@@ -9,6 +9,7 @@ What torchrun sets (RANK, WORLD_SIZE, ...) is read here, too, by `launch_environ
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ def launch_environment(
     environment: Mapping[str, str] = os.environ,
 ) -> LaunchEnvironment | None:
     """What torchrun told this process, or None if torchrun did not start it."""
-    if "TORCHELASTIC_RUN_ID" not in environment and "RANK" not in environment:
+    if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return None
     world_size = int(environment["WORLD_SIZE"])
     return LaunchEnvironment(
@@ -73,6 +74,9 @@ def _number(environment: Mapping[str, str], name: str, default: float) -> float:
     if not text:
         return default
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        raise ValueError(f"{name} must be a number, got {text!r}") from None
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be a number, got {text!r}")
+    return value

@@ -49,25 +49,40 @@ def full_gradients(module: nn.Module) -> State:
 def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Takes this rank's block of each whole tensor; the reverse of `full_state_dict`.
 
-    Raises ValueError naming what is missing, unexpected, or of another shape; then nothing has been
-    changed. No collectives.
+    Raises ValueError naming what is missing, unexpected, of another shape, or (tied weights) two
+    tensors that should be one; then nothing has been changed. No collectives.
     """
-    local = _convert(module, dict(state), exporting=False)
     parameters = {p.name: p for p in sharded_parameters(module)}
-    missing, unexpected = sorted(parameters - local.keys()), sorted(local.keys() - parameters)
+    whole = {
+        name: torch.empty(p.spec.full_sizes, dtype=p.parameter.dtype, device="meta")
+        for name, p in parameters.items()
+    }
+    public = _convert(module, whole, exporting=True)
+    state = _with_tied(dict(state), public)
+    missing, unexpected = sorted(public.keys() - state), sorted(state.keys() - public)
     if missing or unexpected:
         raise ValueError(
             f"load_full_state_dict: missing {missing or 'nothing'}, unexpected "
             f"{unexpected or 'nothing'}"
         )
-    for name, p in parameters.items():
-        if tuple(local[name].shape) != tuple(p.spec.full_sizes):
+    for name, expected in public.items():
+        if state[name].shape != expected.shape:
             raise ValueError(
-                f"load_full_state_dict: {name} must have shape {list(p.spec.full_sizes)}, "
-                f"got {list(local[name].shape)}"
+                f"load_full_state_dict: {name} must have shape {list(expected.shape)}, "
+                f"got {list(state[name].shape)}"
             )
+    local = _convert(module, state, exporting=False)
     for name, p in parameters.items():
         p.parameter.copy_(p.grid.shard(local[name], p.spec.dims))
+
+
+def _with_tied(state: State, public: Mapping[str, Tensor]) -> State:
+    """Files of tied models often hold the shared tensor under one of its names only."""
+    for name, tensor in public.items():
+        twins = [other for other, t in public.items() if t is tensor and other in state]
+        if name not in state and twins:
+            state[name] = state[twins[0]]
+    return state
 
 
 def _export(module: nn.Module, tensor_of: Callable[[ShardedParameter], Tensor | None]) -> State:

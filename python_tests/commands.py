@@ -22,6 +22,7 @@ SMALL = {
     "data.max_bytes": 200_000,
     "optim.lr": 3e-3,
     "optim.warmup_steps": 2,
+    "train.threads": 1,
     "train.steps": 6,
     "train.batch_size": 8,
     "train.eval_interval": 3,
@@ -89,6 +90,24 @@ def processes_with(argument: str) -> dict[int, int]:
         ranks = [v.removeprefix("RANK=") for v in variables if v.startswith("RANK=")]
         if ranks and any(argument in a for a in arguments):
             found[int(entry.name)] = int(ranks[0])
+    return found
+
+
+def shared_segments() -> set[str]:
+    """The segments of symmetric memory (device and inode) that any process maps or holds open."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            maps = (entry / "maps").read_text().splitlines()
+            for descriptor in (entry / "fd").iterdir():
+                if "memfd:axonn" in os.readlink(descriptor):
+                    found.add(f"{os.stat(descriptor).st_dev} {os.stat(descriptor).st_ino}")
+        except OSError:
+            continue  # it has ended, or is not ours
+        for line in maps:
+            if "memfd:axonn" in line:
+                _, _, _, device, inode, *_ = line.split()
+                found.add(f"{device} {inode}")
     return found
 
 

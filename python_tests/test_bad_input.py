@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import AXONN, processes_with, run, small, start, torchrun, wait_until
+from commands import AXONN, processes_with, run, shared_segments, small, start, torchrun, wait_until
 
 USER_ERROR = 2
 MESSAGE_SECONDS = 10.0  # from the command to its end, the import of torch included
@@ -87,9 +87,21 @@ def test_folder_that_holds_files(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+STRAGGLER = """
+import os, sys, time
+time.sleep(float(os.environ["RANK"]))
+sys.path.insert(0, os.getcwd())  # as `python -m` does
+from axonn_ext.cli import main
+sys.exit(main())
+"""
+
+
 def test_under_torchrun_every_rank_speaks_before_the_end(tmp_path: Path) -> None:
+    """Also those that start a second or two after the first has found the mistake."""
+    script = tmp_path / "straggler.py"
+    script.write_text(STRAGGLER)
     arguments = ["train", "--grid", "x=2,y=2", "--out", str(tmp_path / "run"), *small()]
-    done = run([*torchrun(3), *arguments])
+    done = run([*torchrun(3)[:-2], str(script), *arguments])
     assert done.status == 1  # torchrun turns every failure into 1
     for rank in range(3):
         line = f"[rank {rank}] error: grid x=2,y=2,z=1,data=1,pipe=1 needs 4 processes"
@@ -112,6 +124,7 @@ def test_mistake_of_one_rank_ends_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("launcher", ["axonn-ext", "torchrun"])
 def test_killed_rank_ends_the_job(launcher: str, tmp_path: Path) -> None:
+    before = shared_segments()  # of other tests' processes
     folder, output = tmp_path / "run", tmp_path / "output"
     command = [*(AXONN if launcher == "axonn-ext" else torchrun(4)), "train"]
     job = start(
@@ -122,6 +135,7 @@ def test_killed_rank_ends_the_job(launcher: str, tmp_path: Path) -> None:
     wait_until(lambda: metrics.exists() and metrics.stat().st_size > 2000, "the first steps")
     workers = processes_with(str(folder))
     assert sorted(workers.values()) == [0, 1, 2, 3]
+    assert shared_segments() - before, "the job uses symmetric memory"
     victim = next(pid for pid, rank in workers.items() if rank == 2)
     killed = time.monotonic()
     os.kill(victim, signal.SIGKILL)
@@ -137,7 +151,7 @@ def test_killed_rank_ends_the_job(launcher: str, tmp_path: Path) -> None:
         assert f"(pid: {victim})  (SIGKILL)" in printed
     wait_until(lambda: not processes_with(str(folder)), "the end of all processes", timeout_s=5)
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
-    assert not [path for path in Path("/dev/shm").iterdir() if "axonn" in path.name]
+    assert not shared_segments() - before
 
 
 def test_ended_launcher_takes_its_processes_along(tmp_path: Path) -> None:

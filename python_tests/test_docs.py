@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 import subprocess
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from axonn_ext import ops, settings
+from axonn_ext import GridShape, ops, settings
+from axonn_ext.train.metrics import EvaluationMetrics, StepMetrics
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -47,6 +49,22 @@ def test_signatures_of_the_ops():
         parameters = inspect.signature(getattr(ops, name)).parameters.values()
         bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
         assert signature == str(inspect.Signature(bare)), name
+
+
+def test_grid_grammar():
+    examples = re.findall(r"`--grid ([^`]+)`|`(\d+x\d+x\d+)`", INTERFACES)
+    assert len(examples) == 2
+    for example in examples:
+        GridShape.parse("".join(example))
+
+
+def test_keys_of_the_metrics():
+    section = INTERFACES.partition("## Trainer files")[2].partition("\n## ")[0]
+    step, _, evaluation = section.partition("evaluation\nlines carry")
+    keys = lambda text: set(re.findall(r"`(\w+)`", text))  # noqa: E731
+    assert keys(step) == {f.name for f in dataclasses.fields(StepMetrics)}
+    evaluation = evaluation.partition(".")[0]
+    assert keys(evaluation) == {f.name for f in dataclasses.fields(EvaluationMetrics)}
 
 
 def test_environment_variables():

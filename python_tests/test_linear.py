@@ -58,3 +58,84 @@ def check_all(role: str, layout: str, algorithm: str, world_size: int) -> list[s
 def test_matches_float64_on_every_grid(pool, world_size, role, layout, algorithm):
     for failures in pool(world_size).run(check_all, role, layout, algorithm, world_size):
         assert not failures, "\n".join(failures)
+
+
+OPTIONS = [
+    {"save_gathered": True, "reshard_after_forward": False},
+    {"gather_dim": 1},
+    {"scatter_dim": 1},
+    {"gather_dim": 1, "scatter_dim": 1},
+]
+
+
+def check_options(role: str) -> list[str]:
+    failures = []
+    for shape in (GridShape(x=4), GridShape(2, 2), GridShape(1, 2, 2), GridShape(y=4)):
+        for options in OPTIONS:
+            errors = check_linear(shape, role, "sharded", torch.float64, **options)
+            limit = bound(torch.float64, ROWS)
+            failures += [f"{shape} {options} {n}: {e}" for n, e in errors.items() if not e <= limit]
+    return failures
+
+
+@pytest.mark.parametrize("role", ["expand", "contract"])
+def test_options_change_no_result(pool, role):
+    for failures in pool(4).run(check_options, role):
+        assert not failures, "\n".join(failures)
+
+
+def check_bfloat16() -> dict[str, float]:
+    return check_linear(GridShape(2, 2), "expand", "sharded", torch.bfloat16)
+
+
+def test_bfloat16(pool):
+    for errors in pool(4).run(check_bfloat16):
+        assert max(errors.values()) <= bound(torch.bfloat16, 4), errors  # fp32 sums, few roundings
+
+
+def check_leading_dims() -> None:
+    grid = grid_of(GridShape(2, 2))
+    layer = nn.Linear(IN, OUT, grid=grid, role="expand", layout="replicated")
+    x = torch.randn(3, 2, 4, IN // 2, generator=torch.Generator().manual_seed(grid.coords["y"]))
+    y = layer(x)
+    assert y.shape == (3, 2, 4, OUT // 2)
+    assert torch.equal(y.flatten(0, 2), layer(x.flatten(0, 2)))
+
+
+def test_replicated_accepts_leading_dims(pool):
+    pool(4).run(check_leading_dims)
+
+
+def collect_messages() -> list[str]:
+    grid, messages = grid_of(GridShape(2, 2)), []
+    sharded = nn.Linear(IN, OUT, grid=grid, role="expand")
+    for function in (
+        lambda: nn.Linear(IN, OUT, grid=grid, role="both"),
+        lambda: nn.Linear(IN, OUT, grid=grid, role="expand", layout="row"),
+        lambda: nn.Linear(IN, OUT, grid=grid, role="expand", algorithm="best"),
+        lambda: nn.Linear(IN, 41, grid=grid, role="expand"),
+        lambda: nn.Linear(25, OUT, grid=grid, role="expand"),
+        lambda: sharded(torch.ones(4, IN)),
+        lambda: sharded(torch.ones(2, 4, IN // 2)),
+    ):
+        try:
+            function()
+            messages.append("")
+        except ValueError as error:
+            messages.append(str(error))
+    return messages
+
+
+def test_error_messages(pool):
+    expected = [
+        ("role", "'both'", "expand, contract"),
+        ("layout", "'row'", "sharded, replicated"),
+        ("algorithm", "'best'", "fused"),
+        ("out_features=41", "divisible by 2", "x=2"),
+        ("in_features=25", "divisible by 2", "y=2"),
+        ("[rows, 12]", "got [4, 24]"),
+        ("[rows, 12]", "got [2, 4, 12]"),
+    ]
+    for messages in pool(4).run(collect_messages):
+        for message, parts in zip(messages, expected, strict=True):
+            assert message and all(part in message for part in parts), message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import pytest
@@ -143,10 +144,27 @@ def move_between_grids(config: ModelConfig) -> None:
     load_full_state_dict(other, state)
     loaded = full_state_dict(other)
     assert all(torch.equal(loaded[name], state[name]) for name in state)
+    if config.tie_embeddings:
+        with pytest.raises(ValueError, match="tie_embeddings=False"):
+            load_full_state_dict(other, state | {"lm_head.weight": torch.ones(64, 32)})
+        del state["lm_head.weight"]  # as in Hugging Face's files of tied models
+        load_full_state_dict(other, state)
     for broken, word in (
         ({k: v for k, v in state.items() if "norm" not in k and "ln_f" not in k}, "missing"),
         (state | {"more": torch.ones(1)}, "more"),
         (state | {"lm_head.bias": torch.ones(1)}, "lm_head.bias"),
+        (
+            state | {"lm_head.weight": torch.ones(3, 3)},
+            r"lm_head.weight must have shape \[64, 32\]",
+        ),
+        (
+            {
+                k: v
+                for k, v in state.items()
+                if "0.attn.c_attn" not in k and "0.self_attn.q" not in k
+            },
+            "missing.*(0.attn.c_attn|0.self_attn.q_proj)",
+        ),
     ):
         with pytest.raises(ValueError, match=word):
             load_full_state_dict(other, broken)
@@ -155,6 +173,19 @@ def move_between_grids(config: ModelConfig) -> None:
 @pytest.mark.parametrize("config", ["gpt2", "llama"])
 def test_state_moves_between_grids(pool, config):
     pool(4).run(move_between_grids, CONFIGS[config])
+
+
+def copy_of_a_model() -> None:
+    grid = grid_of(GridShape(x=2))
+    model = models.build(LLAMA, grid)
+    twin = copy.deepcopy(model)
+    ids, _ = random_batch()
+    assert twin.grid is grid
+    assert torch.equal(model(ids), twin(ids))
+
+
+def test_models_can_be_copied(pool):
+    pool(2).run(copy_of_a_model)
 
 
 def illegal_cases() -> int:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from axonn_ext import collectives, ops
+from axonn_ext import Grid, collectives, nn, ops
 from axonn_ext.grid import AxisGroup
 from grids import bound, relative_error
+from worker_pool import WorkerError, WorkerPool
 
 # M, K, N of the whole product for W ranks: M and K are W times these. 1, odd, larger, empty.
 SHAPES = [(1, 1, 1), (3, 5, 7), (33, 64, 129), (0, 4, 3), (4, 0, 3), (2, 3, 0)]
@@ -173,7 +176,6 @@ def check_opcheck() -> None:
     group = (world().group_name, dist.get_world_size(), "fused")
     rank, axonn = dist.get_rank(), torch.ops.axonn
     a, b = (draw(8, 8, dtype=torch.float32, rank=rank) for _ in range(2))
-    bias = draw(8, dtype=torch.float32, rank=rank)
     samples = [
         (axonn.all_gather, (a, 1, *group)),
         (axonn.reduce_scatter, (a, 0, *group)),
@@ -184,19 +186,25 @@ def check_opcheck() -> None:
         (axonn.matmul_all_reduce, (a, b, *group)),
         (axonn.fill_random_, (torch.empty(4, 4), [8, 8], [4, 0], "w", 1, "normal", 0.0, 1.0)),
     ]
-    names, sizes = [group[0]] * 3, [group[1], 1, 1]
-    for sharded, save in ((True, False), (True, True), (False, False)):
-        linear = (names, sizes, sharded, 0, 0)
-        samples += [
-            (axonn.linear_forward, (a, b, bias, *linear, save, save, "fused")),
-            (
-                axonn.linear_backward,
-                (
-                    draw(16 if sharded else 8, 8, dtype=torch.float32, rank=rank).detach(),
-                    a.detach(), b.detach(), False, False, [True, True, True], *linear, "fused",
-                ),
-            ),
-        ]  # fmt: skip
+    names, size = [group[0]] * 3, group[1]
+    for sizes, sharded, dims, save, algorithm in (
+        ([size, 1, 1], True, (0, 0), False, "fused"),
+        ([size, 1, 1], True, (0, 0), True, "fused"),
+        ([size, 1, 1], False, (0, 0), False, "fused"),
+        ([1, size, 1], True, (0, 0), False, "fused"),
+        ([1, size, 1], True, (0, 1), False, "fused"),
+        ([1, 1, size], True, (0, 0), False, "fused"),
+        ([1, 1, size], True, (0, 0), True, "sequential"),
+    ):
+        linear = (names, sizes, sharded, *dims)
+        wide_bias = draw(8 * sizes[2], dtype=torch.float32, rank=rank)
+        forward = (a, b, wide_bias, *linear, save, save, algorithm)
+        samples.append((axonn.linear_forward, forward))
+        y, full_x, full_weight = (t.detach() for t in axonn.linear_forward(*forward))
+        kept = (save and sizes[0] > 1, save and sizes[2] > 1)
+        x, weight = full_x if kept[0] else a, full_weight if kept[1] else b
+        backward = (torch.randn_like(y), x.detach(), weight.detach(), *kept, [True] * 3)
+        samples.append((axonn.linear_backward, (*backward, *linear, algorithm)))
     covered = {op.default._schema.name for op, _ in samples}
     assert covered == {name for name in torch._C._dispatch_get_all_op_names() if "axonn::" in name}
     for op, arguments in samples:
@@ -252,6 +260,33 @@ def test_error_messages(pool):
         assert messages == expected
 
 
+def differentiate_twice() -> str:
+    layer = nn.Linear(8, 8, grid=Grid(x=2), role="expand")
+    x = torch.ones(4, 8, requires_grad=True)
+    (dx,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError) as error:
+        dx.sum().backward()
+    layer(x)  # the groups are still of use
+    return str(error.value)
+
+
+def test_second_derivative_is_refused(pool):
+    for message in pool(2).run(differentiate_twice):
+        assert "linear_backward" in message and "create_graph=False" in message
+
+
+def mixed_strides() -> None:
+    """One rank's shard lies transposed in memory, the other's does not: the same call."""
+    rank, shard = dist.get_rank(), torch.arange(12.0).view(4, 3)
+    shard = shard.t().contiguous().t() if rank else shard
+    got = ops.matmul_all_gather_rhs(torch.eye(4), shard, world())
+    assert torch.equal(got, torch.cat([shard, shard], 1))
+
+
+def test_strides_need_not_agree(pool):
+    pool(2).run(mixed_strides)
+
+
 def call_different_shapes() -> str:
     """On a group of its own: it is broken afterwards."""
     group = dist.new_group(list(range(dist.get_world_size())), use_local_synchronization=True)
@@ -272,3 +307,29 @@ def test_ranks_that_disagree_get_an_error_at_once(pool):
     assert "all_gather_matmul(4, 4, " in first and "waited for rank 1" in first
     assert "called all_gather_matmul(6, 4, " in first
     assert "all_gather_matmul(6, 4, " in second and "called all_gather_matmul(4, 4, " in second
+
+
+def wait_for_a_rank_that_died() -> str:
+    """Rank 1 of a group of its own ends in the middle of a run; what rank 0 is told."""
+    grid = Grid(x=2)
+    axis = grid.axis("x")
+    collectives.all_reduce(torch.ones(4), axis)
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        collectives.all_reduce(torch.ones(4), axis)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return "no error"
+
+
+def test_death_of_a_rank_is_an_error_that_names_it():
+    pool = WorkerPool(2)
+    try:
+        with pytest.raises(WorkerError, match="rank 1: the process ended"):
+            pool.run(wait_for_a_rank_that_died, timeout_s=20)
+        assert pool.answers[0] == (
+            "all_reduce: rank 0 waited for rank 1 of group x (ranks 0, 1), which has died"
+        )
+    finally:
+        pool.close()

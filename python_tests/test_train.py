@@ -214,7 +214,8 @@ def test_plain_model_is_causal_and_its_loss_a_mean(family: str) -> None:
 @pytest.mark.parametrize("tie", [True, False])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_plain_model_is_hugging_faces(family: str, tie: bool) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers  # `make test-slow` installs it
+
     torch.manual_seed(0)
     config = ModelConfig(
         family=family, vocab_size=256, hidden_size=64, num_layers=2, num_heads=4,

@@ -41,6 +41,7 @@ class WorkerPool:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
+        self.answers: dict[int, Any] = {}  # by rank, also where other ranks failed
         self._collect(START_TIMEOUT_S)
 
     @property
@@ -59,7 +60,7 @@ class WorkerPool:
             process.join()
 
     def _collect(self, timeout_s: float) -> list[Any]:
-        results: dict[int, Any] = {}
+        results = self.answers = {}
         errors: list[str] = []
         pending = {pipe: rank for rank, pipe in enumerate(self._pipes)}
         while pending:

@@ -3,6 +3,7 @@
     python3 tools/bootstrap.py environment             .venv with torch and the dependencies
     python3 tools/bootstrap.py environment extension   and the compiled package, editable
     python3 tools/bootstrap.py environment lint        and the formatters and type checker
+    python3 tools/bootstrap.py environment slow        and what the slow tests compare with
 
 Each step keeps a digest of what it depends on in .venv/axonn-bootstrap.json and is skipped while
 that is unchanged. It runs on the Python that found it, with the standard library alone.
@@ -24,6 +25,7 @@ import sysconfig
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -270,16 +272,22 @@ def build_extension() -> None:
     pip("--no-build-isolation", "--no-deps", "-v", "-e", ".", show=show)
 
 
-def install_lint(project: dict[str, object]) -> None:
-    say("installing the lint tools")
-    meta = project["project"]
-    assert isinstance(meta, dict)
-    pip("-c", CONSTRAINTS, *meta["optional-dependencies"]["lint"])
+def install_extra(target: str, packages: list[str]) -> None:
+    say(f"installing what `make {target}` needs")
+    pip("-c", CONSTRAINTS, *packages)
+
+
+def leave_venv() -> None:
+    """Starts over with the Python that .venv was made from: .venv may have to be made anew."""
+    base = getattr(sys, "_base_executable", sys.executable)
+    if Path(sys.prefix) == VENV and Path(base).exists() and BIN not in Path(base).parents:
+        os.execv(base, [base, *sys.argv])
 
 
 def main() -> None:
+    leave_venv()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("steps", nargs="+", choices=("environment", "extension", "lint"))
+    parser.add_argument("steps", nargs="+", choices=("environment", "extension", "lint", "slow"))
     steps = parser.parse_args().steps
 
     os.environ["PATH"] = os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)])
@@ -295,9 +303,10 @@ def main() -> None:
         if "extension" in steps:
             built = any((ROOT / "axonn_ext").glob("_C.*.so"))
             once("extension", extension_key(), build_extension, whole=built)
-        if "lint" in steps:
-            lint = project["project"]["optional-dependencies"]["lint"]
-            once("lint tools", digest(lint), lambda: install_lint(project))
+        for extra, target in (("lint", "lint"), ("slow", "test-slow")):
+            if extra in steps:
+                packages = project["project"]["optional-dependencies"][extra]
+                once(f"extra {extra}", digest(packages), partial(install_extra, target, packages))
 
 
 if __name__ == "__main__":

@@ -80,7 +80,13 @@ def _lost_peer(error: Exception) -> bool:
 
     Our fused ops and gloo both report it as a RuntimeError, known by its text alone.
     """
-    signs = ("which has died", "Connection closed by peer", "Connection reset by peer")
+    signs = (
+        "which has died",
+        "which has left the group",
+        "which failed; see the error",
+        "Connection closed by peer",
+        "Connection reset by peer",
+    )
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 

@@ -17,6 +17,7 @@ from axonn_ext.models.transformer import (
     Block,
     Transformer,
     check_token_ids,
+    drop_tied_head,
     fuse_qkv,
     rename,
     residual_init,
@@ -112,7 +113,7 @@ class GPT2(Transformer):
 
     def import_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.config.tie_embeddings:
-            state.pop("lm_head.weight", None)
+            drop_tied_head(state, "transformer.wte.weight")
         for name in list(state):
             if name.endswith(TRANSPOSED):
                 state[name] = state[name].t()

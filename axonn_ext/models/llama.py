@@ -16,6 +16,7 @@ from axonn_ext.models.transformer import (
     Block,
     Transformer,
     check_token_ids,
+    drop_tied_head,
     fuse_qkv,
     rename,
     residual_init,
@@ -105,7 +106,7 @@ class Llama(Transformer):
 
     def import_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.config.tie_embeddings:
-            state.pop("lm_head.weight", None)
+            drop_tied_head(state, "model.embed_tokens.weight")
         for i in range(self.config.num_layers):
             start = f"model.layers.{i}."
             qkv = [f"{start}self_attn.{part}_proj.weight" for part in "qkv"]

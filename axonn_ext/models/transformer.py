@@ -99,5 +99,15 @@ def fuse_qkv(parts: Sequence[Tensor], config: ModelConfig) -> Tensor:
     return torch.cat(list(heads), dim=1).flatten(0, 2)
 
 
+def drop_tied_head(state: dict[str, Tensor], table_name: str) -> None:
+    """Raises ValueError if the head is not the table."""
+    head = state.pop("lm_head.weight")
+    if not torch.equal(head, state[table_name]):
+        raise ValueError(
+            f"load_full_state_dict: lm_head.weight differs from {table_name}, but the model ties "
+            "them; build it with tie_embeddings=False"
+        )
+
+
 def rename(state: dict[str, Tensor], name_of: Callable[[str], str]) -> dict[str, Tensor]:
     return {name_of(name): tensor for name, tensor in state.items()}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from axonn_ext import collectives
 from axonn_ext.grid import Dims, Grid
 from axonn_ext.nn.sharded import (
+    ALGORITHMS,
     LAYOUTS,
     Init,
     ParameterSpec,
@@ -87,6 +88,7 @@ class Linear(ShardedModule):
         super().__init__(grid)
         check_choice("role", role, tuple(ROLES))
         check_choice("layout", layout, LAYOUTS)
+        check_choice("algorithm", algorithm, ALGORITHMS)
         self.in_features, self.out_features = in_features, out_features
         self.role, self.layout = role, layout
         self.save_gathered, self.reshard_after_forward = save_gathered, reshard_after_forward
@@ -158,6 +160,7 @@ class Linear(ShardedModule):
         """
         self._check_input(x)
         gathered = weight is not None
+        keeps = torch.is_grad_enabled()
         y, _, _ = torch.ops.axonn.linear_forward(
             x.flatten(0, -2) if x.dim() > 2 else x,
             weight if weight is not None else self.weight,
@@ -167,8 +170,8 @@ class Linear(ShardedModule):
             self.layout == "sharded",
             self.gather_dim,
             self.scatter_dim,
-            self.save_gathered,
-            not self.reshard_after_forward,
+            self.save_gathered and keeps,
+            not self.reshard_after_forward and keeps,
             self.algorithm,
         )
         return y.unflatten(0, x.shape[:-1]) if x.dim() > 2 else y

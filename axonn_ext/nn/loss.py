@@ -21,6 +21,7 @@ class CrossEntropy(nn.Module):
 
     The loss and the number of labelled rows are summed over the whole grid separately and divided
     once, before backward: gradients are those of the global mean, to be summed, never averaged.
+    Labels must be -100 or lie in [0, V): as on a GPU, others are not detected.
     Arithmetic in fp32 (fp64 for fp64). Collectives: three numbers a row over x, then two numbers in
     all over every axis that splits the rows.
     """

@@ -114,6 +114,17 @@ def _linear_backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Tensor | Non
     return (*(grad if on else None for grad, on in zip(grads, mask, strict=True)), *(None,) * 8)
 
 
+def _setup_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    pass
+
+
+def _no_second_backward(ctx: Any, *_: Any) -> tuple[Tensor | None, ...]:
+    raise NotImplementedError(
+        "linear_backward: a Linear of the 3D matmul can be differentiated once only; leave "
+        "create_graph=False"
+    )
+
+
 for _name, _backward, _setup in (
     ("all_gather", _all_gather_backward, _setup_collective),
     ("reduce_scatter", _reduce_scatter_backward, _setup_collective),
@@ -123,5 +134,6 @@ for _name, _backward, _setup in (
     ("matmul_reduce_scatter", _matmul_reduce_scatter_backward, _setup_matmul),
     ("matmul_all_reduce", _matmul_all_reduce_backward, _setup_matmul),
     ("linear_forward", _linear_backward, _setup_linear),
+    ("linear_backward", _no_second_backward, _setup_nothing),
 ):
     torch.library.register_autograd(f"axonn::{_name}", _backward, setup_context=_setup)

@@ -21,7 +21,7 @@ SIGNAL_HINTS: dict[int, str] = {
     "more micro_batches or a larger grid",
     signal.SIGSEGV: "; please report this with the command that was run",
 }
-SHUTDOWN_SECONDS = 10  # from SIGTERM to SIGKILL for the peers of a process that failed
+AGENT_LOGGERS = ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api")
 
 
 def launch(num_processes: int, arguments: Sequence[str]) -> None:
@@ -35,7 +35,8 @@ def launch(num_processes: int, arguments: Sequence[str]) -> None:
         KeyboardInterrupt: the user stopped the job; its processes have ended.
     """
     # The agent logs each process it ends; what matters of that is in the error raised here.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in AGENT_LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="axonn_ext_") as log_dir:
         config = LaunchConfig(
             min_nodes=1,
@@ -47,7 +48,6 @@ def launch(num_processes: int, arguments: Sequence[str]) -> None:
             local_addr="127.0.0.1",
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=log_dir),
-            shutdown_timeout=SHUTDOWN_SECONDS,
         )
         try:
             elastic_launch(config, sys.executable)("-m", "axonn_ext", *arguments)

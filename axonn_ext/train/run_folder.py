@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from pathlib import Path
@@ -32,6 +33,9 @@ def check_folder(folder: Path, *, overwrite: bool) -> None:
             f"--out {folder}: expected a new or empty folder, got one that holds files; "
             "use another name, or --overwrite to replace the run in it"
         )
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"--out {folder}: cannot write in {existing}")
 
 
 def create_folder(folder: Path, config: Config) -> None:

@@ -59,6 +59,12 @@ def _read_text(job: Job) -> Corpus:
             data.text, job.vocabulary, held_out=data.held_out, max_bytes=data.max_bytes
         )
         make_batches(job, corpus, RowGroup())
+        largest = max(int(part.max()) for part in (corpus.train, corpus.held_out) if len(part))
+        if largest >= job.model.vocab_size:
+            raise ValueError(
+                f"token {largest} does not lie in the vocabulary of {job.model.vocab_size}; raise "
+                "model.vocab_size"
+            )
     except ValueError as error:
         raise UserError(f"data.text: {error}") from None
     return corpus

@@ -191,7 +191,7 @@ void SymmetricGroup::check_layouts(const std::vector<Address>& addresses) const 
     const auto& first = addresses[0];
     if (bytes == first.arena_bytes && first_epoch == first.first_epoch) continue;
     throw CommunicationError(
-        "rendezvous of group " + name() + ": rank " + std::to_string(peer) + " comes with " +
+        "rendezvous of group " + label() + ": rank " + std::to_string(peer) + " comes with " +
         std::to_string(bytes) + " bytes of symmetric memory, rank 0 with " +
         std::to_string(first.arena_bytes) +
         "; AXONN_SYMMETRIC_MEMORY_BYTES (and the first epoch) must be the same on all ranks");
@@ -262,7 +262,7 @@ std::string SymmetricGroup::obstacle_to_waiting(int64_t peer, std::chrono::durat
 
 void SymmetricGroup::fail_wait(const char* op, int64_t peer, const std::string& why) const {
   throw CommunicationError(std::string(op) + ": rank " + std::to_string(rank()) +
-                           " waited for rank " + std::to_string(peer) + " of group " + name() +
+                           " waited for rank " + std::to_string(peer) + " of group " + label() +
                            ", which " + why);
 }
 
@@ -274,7 +274,7 @@ Call::Call(SymmetricGroup& group, const CallSignature& signature, int64_t worksp
       exceptions_at_start_(std::uncaught_exceptions()),
       checked_(static_cast<size_t>(group.size()), false) {
   if (group_.broken_) {
-    throw CommunicationError(std::string(signature_.op.data()) + ": group " + group_.name() +
+    throw CommunicationError(std::string(signature_.op.data()) + ": group " + group_.label() +
                              " cannot be used any more: an earlier call failed on rank " +
                              std::to_string(rank()));
   }

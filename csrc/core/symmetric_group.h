@@ -56,6 +56,8 @@ struct GroupOptions {
   Epoch first_epoch = 0;
   // Ranks share memory if these are equal: lets a test play several hosts.
   std::string host = host_identity();
+  // What messages call the group, if not by its name: c10d's names are hashes.
+  std::string label = {};
 };
 
 class Call;
@@ -83,6 +85,7 @@ class SymmetricGroup {
   int64_t rank() const { return options_.rank; }
   int64_t size() const { return options_.size; }
   const std::string& name() const { return options_.name; }
+  const std::string& label() const { return options_.label.empty() ? name() : options_.label; }
   bool on_one_host() const { return static_cast<int64_t>(arenas_.size()) == size(); }
   // Why on_one_host() is false: the first rank that cannot share memory, and what stopped it.
   const std::string& obstacle() const { return obstacle_; }

@@ -13,5 +13,6 @@ PYBIND11_MODULE(_C, m) {
       pybind11::kw_only(), pybind11::arg("timeout_seconds"),
       pybind11::arg("symmetric_memory_bytes"));
   m.def("symmetric_memory_bytes_in_use", &axonn::ops::symmetric_memory_bytes_in_use,
+        pybind11::call_guard<pybind11::gil_scoped_release>(),
         "Bytes of symmetric memory that this rank has used in all of its groups.");
 }

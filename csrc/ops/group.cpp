@@ -45,14 +45,16 @@ class SharedGroups {
     if (const auto entry = entries_.find(name); entry != entries_.end()) {
       if (entry->second.owner.lock() == group) return entry->second.shared;
     }
-    std::erase_if(entries_, [](const auto& entry) { return entry.second.owner.expired(); });
+    drop_dead_groups();
     C10dStore store(group->getStore());
+    const auto& description = group->getGroupDesc();  // "undefined" if nobody gave one
     std::shared_ptr<comm::SymmetricGroup> shared = comm::SymmetricGroup::rendezvous(
         {.name = name,
          .rank = group->getRank(),
          .size = group->getSize(),
          .workspace_bytes = settings_.symmetric_memory_bytes / 2,
-         .timeout = std::chrono::duration<double>(settings_.timeout_seconds)},
+         .timeout = std::chrono::duration<double>(settings_.timeout_seconds),
+         .label = description == "undefined" ? "" : description},
         store);
     entries_.insert_or_assign(name,
                               Entry{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), shared});
@@ -61,12 +63,17 @@ class SharedGroups {
 
   int64_t bytes_in_use() {
     const std::lock_guard lock(mutex_);
+    drop_dead_groups();
     int64_t bytes = 0;
     for (const auto& [name, entry] : entries_) bytes += entry.shared->used_bytes();
     return bytes;
   }
 
  private:
+  void drop_dead_groups() {
+    std::erase_if(entries_, [](const auto& entry) { return entry.second.owner.expired(); });
+  }
+
   struct Entry {
     c10::weak_intrusive_ptr<c10d::ProcessGroup> owner;
     std::shared_ptr<comm::SymmetricGroup> shared;
@@ -76,6 +83,11 @@ class SharedGroups {
   GroupSettings settings_{600.0, int64_t{32} << 30};
   std::map<std::string, Entry> entries_;
 };
+
+// c10d adds in the tensor's own dtype: sums of these are made in fp32, at twice the bytes.
+bool is_low_precision(const at::Tensor& t) {
+  return t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf;
+}
 
 SharedGroups& shared_groups() {
   static SharedGroups groups;
@@ -88,11 +100,14 @@ void configure_groups(const GroupSettings& settings) { shared_groups().configure
 
 int64_t symmetric_memory_bytes_in_use() { return shared_groups().bytes_in_use(); }
 
+void check_algorithm(const char* op, const std::string& algorithm) {
+  TORCH_CHECK_VALUE(algorithm == "auto" || algorithm == "fused" || algorithm == "sequential", op,
+                    ": algorithm must be 'auto', 'fused' or 'sequential', got '", algorithm, "'");
+}
+
 Group resolve_group(const char* op, const std::string& name, int64_t size,
                     const std::string& algorithm) {
   const bool sequential = algorithm == "sequential";
-  TORCH_CHECK_VALUE(sequential || algorithm == "auto" || algorithm == "fused", op,
-                    ": algorithm must be 'auto', 'fused' or 'sequential', got '", algorithm, "'");
   const auto process_group = c10d::resolve_process_group(name);
   TORCH_CHECK_VALUE(process_group->getSize() == size, op, ": group_size=", size, " but group '",
                     name, "' has ", process_group->getSize(), " ranks");
@@ -132,6 +147,9 @@ at::Tensor c10d_all_gather(const Group& group, const at::Tensor& shard, int64_t 
 }
 
 at::Tensor c10d_reduce_scatter(const Group& group, const at::Tensor& input, int64_t dim) {
+  if (is_low_precision(input)) {
+    return c10d_reduce_scatter(group, input.to(at::kFloat), dim).to(input.scalar_type());
+  }
   const auto blocks = input.chunk(group.size, dim);
   auto output = at::empty(blocks[0].sizes(), input.options());
   if (output.numel() == 0) return output;
@@ -145,6 +163,9 @@ at::Tensor c10d_reduce_scatter(const Group& group, const at::Tensor& input, int6
 #pragma GCC diagnostic pop
 
 at::Tensor c10d_all_reduce(const Group& group, const at::Tensor& input, bool maximum) {
+  if (is_low_precision(input)) {
+    return c10d_all_reduce(group, input.to(at::kFloat), maximum).to(input.scalar_type());
+  }
   auto output = input.clone(at::MemoryFormat::Contiguous);
   if (output.numel() == 0) return output;
   std::vector<at::Tensor> tensors{output.view(-1)};

@@ -32,8 +32,11 @@ struct Group {
   bool fused() const { return shared != nullptr; }
 };
 
+// Raises ValueError for an algorithm that does not exist; also where one rank needs none.
+void check_algorithm(const char* op, const std::string& algorithm);
+
 // The group of that name. The first fused call of a group is collective: its ranks exchange
-// mappings. Raises ValueError for an unknown algorithm, a size that is not the group's, or "fused"
+// mappings. Raises ValueError for a size that is not the group's, or "fused"
 // across hosts. `op` opens the message.
 Group resolve_group(const char* op, const std::string& name, int64_t size,
                     const std::string& algorithm);

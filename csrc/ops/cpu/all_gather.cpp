@@ -9,6 +9,7 @@ namespace axonn::ops::cpu {
 at::Tensor all_gather(const at::Tensor& shard, int64_t dim, const std::string& group_name,
                       int64_t group_size, const std::string& algorithm) {
   check_dim("all_gather", "dim", dim, shard.dim());
+  check_algorithm("all_gather", algorithm);
   if (group_size == 1) return shard.clone(at::MemoryFormat::Contiguous);
   const auto group = resolve_group("all_gather", group_name, group_size, algorithm);
   if (!group.fused()) return c10d_all_gather(group, shard, dim);
@@ -20,8 +21,8 @@ at::Tensor all_gather(const at::Tensor& shard, int64_t dim, const std::string& g
   auto output = at::empty(sizes, options);
   comm::Call call(
       *group.shared,
-      comm::CallSignature::of(
-          "all_gather", {dim, shard.numel(), length, static_cast<int64_t>(shard.scalar_type())}),
+      comm::CallSignature::of("all_gather", {dim, shard.numel(), shape_hash(shard),
+                                             static_cast<int64_t>(shard.scalar_type())}),
       slot_bytes(shard.numel(), options));
   shared_tensor(call.workspace(), shard.sizes(), options).copy_(shard);
   call.signal(0);

@@ -40,6 +40,7 @@ at::Tensor all_gather_matmul(const at::Tensor& a_shard, const at::Tensor& b, int
   check_dim(kOp, "gather_dim", gather_dim, 2);
   check_inner(kOp, gather_dim == 1 ? "a_shard.size(1) * group size" : "a_shard.size(1)",
               a_shard.size(1) * (gather_dim == 1 ? group_size : 1), "b.size(0)", b.size(0));
+  check_algorithm(kOp, algorithm);
   if (group_size == 1) return at::mm(a_shard, b);
   const auto group = resolve_group(kOp, group_name, group_size, algorithm);
   if (group.fused() && gather_dim == 0) return fused_over_rows(group, a_shard, b);

@@ -59,6 +59,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_forward(
     std::string algorithm) {
   constexpr auto kOp = "linear_forward";
   const auto axes = Axes::of(kOp, group_names, group_sizes, algorithm);
+  check_algorithm(kOp, algorithm);
+  check_dim(kOp, "gather_dim", gather_dim, 2);
+  check_dim(kOp, "scatter_dim", scatter_dim, 2);
   check_matmul(kOp, "x", x, "weight", weight);
   const bool gathers = sharded && axes.r.size > 1;
   const int64_t features = x.size(1) * (gathers && gather_dim == 1 ? axes.r.size : 1);
@@ -86,6 +89,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(
     std::string algorithm) {
   constexpr auto kOp = "linear_backward";
   const auto axes = Axes::of(kOp, group_names, group_sizes, algorithm);
+  check_algorithm(kOp, algorithm);
+  check_dim(kOp, "gather_dim", gather_dim, 2);
+  check_dim(kOp, "scatter_dim", scatter_dim, 2);
   check_matmul(kOp, "dy", dy, "weight", weight);
   const auto full_dy = sharded ? axes.gather(dy, axes.s, scatter_dim) : dy;
 

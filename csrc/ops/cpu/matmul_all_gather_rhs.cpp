@@ -14,17 +14,14 @@ constexpr auto kOp = "matmul_all_gather_rhs";
 at::Tensor fused_over_columns(const Group& group, const at::Tensor& a, const at::Tensor& b_shard) {
   const auto options = b_shard.options();
   const int64_t columns = b_shard.size(1);
-  // As the transpose, if that is how it lies in memory: weight.t() is copied in one piece.
-  const bool transposed = !b_shard.is_contiguous() && b_shard.t().is_contiguous();
-  const auto stored = transposed ? b_shard.t() : b_shard;
-  const auto read = [&](const std::byte* data) {
-    auto t = shared_tensor(data, stored.sizes(), options);
-    return transposed ? t.t() : t;
-  };
+  // Stored as the transpose on every rank, whatever its strides here: a weight.t() is copied in one
+  // piece.
+  const std::array<int64_t, 2> stored{columns, b_shard.size(0)};
+  const auto read = [&](const std::byte* data) { return shared_tensor(data, stored, options).t(); };
   auto output = at::empty({a.size(0), columns * group.size}, options);
   comm::Call call(*group.shared,
-                  comm::CallSignature::of(kOp, {b_shard.size(0), columns, transposed,
-                                                static_cast<int64_t>(b_shard.scalar_type())}),
+                  comm::CallSignature::of(
+                      kOp, {b_shard.size(0), columns, static_cast<int64_t>(b_shard.scalar_type())}),
                   slot_bytes(b_shard.numel(), options));
   read(call.workspace()).copy_(b_shard);
   call.signal(0);
@@ -47,6 +44,7 @@ at::Tensor matmul_all_gather_rhs(const at::Tensor& a, const at::Tensor& b_shard,
   check_inner(kOp, "a.size(1)", a.size(1),
               gather_dim == 0 ? "b_shard.size(0) * group size" : "b_shard.size(0)",
               b_shard.size(0) * (gather_dim == 0 ? group_size : 1));
+  check_algorithm(kOp, algorithm);
   if (group_size == 1) return at::mm(a, b_shard);
   const auto group = resolve_group(kOp, group_name, group_size, algorithm);
   if (group.fused() && gather_dim == 1) return fused_over_columns(group, a, b_shard);

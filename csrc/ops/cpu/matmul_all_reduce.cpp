@@ -12,6 +12,7 @@ at::Tensor matmul_all_reduce(const at::Tensor& a, const at::Tensor& b,
   constexpr auto kOp = "matmul_all_reduce";
   check_matmul(kOp, "a", a, "b", b);
   check_inner(kOp, "a.size(1)", a.size(1), "b.size(0)", b.size(0));
+  check_algorithm(kOp, algorithm);
   if (group_size == 1) return at::mm(a, b);
   const auto group = resolve_group(kOp, group_name, group_size, algorithm);
   if (!group.fused()) return c10d_all_reduce(group, at::mm(a, b), /*maximum=*/false);

@@ -41,6 +41,7 @@ at::Tensor matmul_reduce_scatter(const at::Tensor& a, const at::Tensor& b, int64
   } else {
     check_divides(kOp, "b", 1, b.size(1), group_size);
   }
+  check_algorithm(kOp, algorithm);
   if (group_size == 1) return at::mm(a, b);
   const auto group = resolve_group(kOp, group_name, group_size, algorithm);
   return group.fused() ? fused(group, a, b, scatter_dim)

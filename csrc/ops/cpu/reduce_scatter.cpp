@@ -11,6 +11,7 @@ at::Tensor reduce_scatter(const at::Tensor& input, int64_t dim, const std::strin
   check_dim(kOp, "dim", dim, input.dim());
   check_reducible(kOp, "input", input);
   check_divides(kOp, "input", dim, input.size(dim), group_size);
+  check_algorithm(kOp, algorithm);
   if (group_size == 1) return input.clone(at::MemoryFormat::Contiguous);
   const auto group = resolve_group(kOp, group_name, group_size, algorithm);
   if (!group.fused()) return c10d_reduce_scatter(group, input, dim);
@@ -19,7 +20,7 @@ at::Tensor reduce_scatter(const at::Tensor& input, int64_t dim, const std::strin
   std::vector<int64_t> block = input.sizes().vec();
   block[dim] = length;
   const auto signature = comm::CallSignature::of(
-      kOp, {dim, input.numel(), length, static_cast<int64_t>(input.scalar_type())});
+      kOp, {dim, input.numel(), shape_hash(input), static_cast<int64_t>(input.scalar_type())});
   return staged_reduce_scatter(group, signature, block, input.options(),
                                [&](int64_t destination, const at::Tensor& slot) {
                                  slot.copy_(input.narrow(dim, destination * length, length));

@@ -23,6 +23,13 @@ inline at::Tensor shared_tensor(const std::byte* data, at::IntArrayRef sizes,
   return at::from_blob(const_cast<std::byte*>(data), sizes, options);
 }
 
+// Stands for all sizes of a tensor in a signature (FNV-1a).
+inline int64_t shape_hash(const at::Tensor& t) {
+  uint64_t hash = 0xCBF29CE484222325u;
+  for (const int64_t size : t.sizes()) hash = (hash ^ static_cast<uint64_t>(size)) * 0x100000001B3u;
+  return static_cast<int64_t>(hash >> 32);
+}
+
 // Slots start on lines of their own, so that no two ranks' data share one.
 inline int64_t slot_bytes(int64_t numel, const at::TensorOptions& options) {
   const int64_t bytes = numel * static_cast<int64_t>(options.dtype().itemsize());
