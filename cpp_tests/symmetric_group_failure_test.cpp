@@ -379,5 +379,32 @@ TEST(KilledAfterItsPart, TheCallSucceeds) {
   EXPECT_EQ(outcomes[1].signal, SIGKILL);
 }
 
+// What ranks ask each other between two calls.
+TEST(Question, APeerThatHasGoneOnOrLeftWillNotAnswer) {
+  std::atomic<bool> asked = false;
+  auto groups = SymmetricGroup::of_threads(group_options(2));
+  const auto all_exchange = [&](int64_t rank) { exchange(*groups[rank]); };
+  expect_success(testing::run_threads(2, all_exchange));
+  EXPECT_EQ(groups[1]->obstacle_to_answer(0), "");
+  expect_success(testing::run_threads(2, [&](int64_t rank) {
+    if (rank == 0) {
+      Call call(*groups[0], signature("the_next_op"), 8);
+      call.signal(0);
+      while (!asked) std::this_thread::yield();
+      call.wait(1, 0);
+      return;
+    }
+    const Timer timer;
+    std::string obstacle;
+    while (obstacle.empty() && timer.seconds() < 10) obstacle = groups[1]->obstacle_to_answer(0);
+    asked = true;
+    EXPECT_EQ(obstacle, "has gone on to the_next_op(5, 0, 0, 0, 0, 0, 0, 0)");
+    exchange(*groups[1], signature("the_next_op"));
+  }));
+  EXPECT_EQ(groups[1]->obstacle_to_answer(0), "");
+  groups[0].reset();
+  EXPECT_EQ(groups[1]->obstacle_to_answer(0), "has left the group");
+}
+
 }  // namespace
 }  // namespace axonn::comm

@@ -85,8 +85,8 @@ TEST_P(Rendezvous, WorkspacesAreAlignedWhateverTheirSize) {
 TEST_P(Rendezvous, CountsTheBytesInUse) {
   expect_success(run_group(GetParam(), group_options(2), [](SymmetricGroup& group) {
     EXPECT_EQ(group.used_bytes(), 0);
-    const int64_t sizes[] = {1000, 300, 200, 5000, 0};  // halves take turns
-    const int64_t used[] = {1000, 1300, 1300, 6000, 6000};
+    const int64_t sizes[] = {1000, 300, 200, 5000, 0};
+    const int64_t used[] = {2000, 2000, 2000, 10000, 10000};  // of both halves
     for (int i = 0; i < 5; ++i) {
       {
         const Call call(group, CallSignature::of("use", {i}), sizes[i]);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <sched.h>
-#include <time.h>
 
 #include <chrono>
 #include <cstdint>
@@ -22,30 +21,34 @@ inline void cpu_relax() {
 }
 
 // Returns once `done()` holds. Spins first (a peer with a core of its own answers within
-// microseconds), then yields (ranks may outnumber cores), then naps. `check(elapsed)` is called
-// about once a millisecond from the first yield on and ends the wait by throwing.
-template <typename Done, typename Check>
-void bounded_wait(Done&& done, Check&& check) {
+// microseconds), then yields (where ranks outnumber cores, to the rank that is waited for), then
+// calls `sleep(t)`, which returns after t at the latest and should return when `done()` may hold.
+// `check(elapsed)` is called about once a millisecond from the first yield on and ends the wait by
+// throwing.
+template <typename Done, typename Sleep, typename Check>
+void bounded_wait(Done&& done, Sleep&& sleep, Check&& check) {
   using Clock = std::chrono::steady_clock;
-  // About 10 us: longer than a flag takes to cross sockets, shorter than a scheduler's time slice.
-  constexpr int kSpins = 300;
-  constexpr int kYields = 2000;
+  // About 5 us: longer than a flag takes to cross sockets, shorter than two context switches.
+  constexpr int kSpins = 150;
+  // Waking an idle core costs tens of microseconds, so a rank that has the core to itself polls on
+  // for a while; yields that took longer than this went to another rank that has work to do.
+  constexpr auto kYieldTime = std::chrono::microseconds(100);
   constexpr auto kCheckInterval = std::chrono::milliseconds(1);
-  constexpr timespec kNap{0, 20'000};
 
   for (int i = 0; i < kSpins; ++i) {
     if (done()) return;
     cpu_relax();
   }
   const auto start = Clock::now();
-  auto next_check = start;
-  for (int64_t i = 0; !done(); ++i) {
-    if (i < kYields) {
+  auto now = start, next_check = start;
+  while (!done()) {
+    if (now - start < kYieldTime) {
       sched_yield();
     } else {
-      nanosleep(&kNap, nullptr);
+      sleep(kCheckInterval);
     }
-    if (const auto now = Clock::now(); now >= next_check) {
+    now = Clock::now();
+    if (now >= next_check && !done()) {
       check(std::chrono::duration<double>(now - start));
       next_check = now + kCheckInterval;
     }

@@ -40,6 +40,14 @@ SharedSegment SharedSegment::create(const std::string& name, int64_t bytes) {
   return SharedSegment(std::move(fd), bytes, PROT_READ | PROT_WRITE);
 }
 
+void SharedSegment::populate(int64_t offset, int64_t bytes) const {
+#ifdef MADV_POPULATE_WRITE
+  const auto page = static_cast<int64_t>(sysconf(_SC_PAGESIZE));
+  const int64_t begin = offset / page * page;
+  madvise(data_ + begin, static_cast<size_t>(offset + bytes - begin), MADV_POPULATE_WRITE);
+#endif
+}
+
 SharedSegment SharedSegment::open(pid_t pid, int fd, int64_t bytes) {
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
   FileDescriptor opened(::open(path.c_str(), O_RDONLY | O_CLOEXEC));

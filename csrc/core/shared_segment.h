@@ -40,6 +40,10 @@ class SharedSegment {
   SharedSegment& operator=(SharedSegment&&) = delete;
   ~SharedSegment();
 
+  // Takes the pages of these bytes from the system now, not when they are first written; where the
+  // kernel cannot (before Linux 5.14), they come later.
+  void populate(int64_t offset, int64_t bytes) const;
+
   std::byte* data() const { return data_; }
   int64_t size() const { return size_; }
   int fd() const { return fd_.get(); }

@@ -10,14 +10,17 @@
 
 #include "core/bounded_wait.h"
 #include "core/errors.h"
+#include "core/futex.h"
+#include "core/protocol.h"
 
 namespace axonn::comm {
 
 struct SymmetricGroup::Pad {
   EpochFlag started;
   EpochFlag completed;
-  EpochFlag end;  // an End
-  CallSignature signature[2];
+  SharedWord end;       // 0, kFailed or kLeft
+  SharedWord sleeping;  // 1 while this rank sleeps until some peer's flag is raised
+  CallSignature signature[kNumHalves];
   EpochFlag ready[kNumFlags];
 };
 
@@ -129,7 +132,12 @@ SymmetricGroup::SymmetricGroup(GroupOptions options)
 SymmetricGroup::~SymmetricGroup() {
   // A forked child (a data loader's worker) that exits has a copy of this object, but is no rank.
   const bool is_rank = getpid() == pid_;
-  if (is_rank && on_one_host()) pad(rank()).end.raise_to(broken_ ? kFailed : kLeft);
+  if (is_rank && on_one_host()) pad(rank()).end.value.store(broken_ ? kFailed : kLeft);
+}
+
+void SymmetricGroup::abandon() {
+  broken_ = true;
+  if (on_one_host()) pad(rank()).end.value.store(kFailed);
 }
 
 int64_t SymmetricGroup::arena_bytes() const {
@@ -244,7 +252,40 @@ SymmetricGroup::Pad& SymmetricGroup::pad(int64_t rank) const {
 }
 
 std::byte* SymmetricGroup::half(int64_t rank, Epoch epoch) const {
-  return arenas_[rank]->data() + kPadBytes + (epoch % 2) * options_.workspace_bytes;
+  return arenas_[rank]->data() + kPadBytes + (epoch % kNumHalves) * options_.workspace_bytes;
+}
+
+// Takes the memory for all halves at once: the next calls of this size, whichever half they fall
+// on, need not.
+void SymmetricGroup::note_use(int64_t workspace_bytes, const char* op) {
+  const int64_t before = used_half_bytes_;
+  if (workspace_bytes <= before) return;
+  for (Epoch index = 0; index < kNumHalves; ++index) {
+    const auto offset = half(rank(), index) - arenas_[rank()]->data();
+    arenas_[rank()]->populate(offset + before, workspace_bytes - before);
+  }
+  used_half_bytes_ = workspace_bytes;
+  if (options_.on_growth) options_.on_growth(*this, op);
+}
+
+// A sleeper announces itself and then looks at the flag once more; here the flag is raised and then
+// the announcements are looked at. All four are sequentially consistent, so one sees the other.
+void SymmetricGroup::raise(EpochFlag& flag, Epoch epoch) const {
+  flag.raise_to(epoch);
+  for (int64_t peer = 0; peer < size(); ++peer) {
+    if (peer != rank() && pad(peer).sleeping.value.load(std::memory_order_seq_cst) != 0) {
+      return futex_wake(flag.value);
+    }
+  }
+}
+
+void SymmetricGroup::sleep(const EpochFlag& flag, Epoch epoch,
+                           std::chrono::nanoseconds timeout) const {
+  auto& sleeping = pad(rank()).sleeping;
+  sleeping.value.store(1);
+  const Epoch value = flag.value.load(std::memory_order_seq_cst);
+  if (!epoch_reached(value, epoch)) futex_wait(flag.value, value, timeout);
+  sleeping.value.store(0);
 }
 
 // Why there is no point in waiting for `peer` any longer; empty: wait on.
@@ -258,6 +299,16 @@ std::string SymmetricGroup::obstacle_to_waiting(int64_t peer, std::chrono::durat
   std::ostringstream late;
   late << what << " after " << options_.timeout.count() << " s (AXONN_TIMEOUT_SECONDS)";
   return late.str();
+}
+
+std::string SymmetricGroup::obstacle_to_answer(int64_t peer) {
+  const std::lock_guard lock(mutex_);
+  const auto no_time = std::chrono::duration<double>::zero();
+  if (auto obstacle = obstacle_to_waiting(peer, no_time, ""); !obstacle.empty()) return obstacle;
+  const auto& theirs = pad(peer);
+  const Epoch next = epoch_ + 1;
+  if (!theirs.started.reached(next)) return "";
+  return "has gone on to " + theirs.signature[next % kNumHalves].describe();
 }
 
 void SymmetricGroup::fail_wait(const char* op, int64_t peer, const std::string& why) const {
@@ -281,23 +332,23 @@ Call::Call(SymmetricGroup& group, const CallSignature& signature, int64_t worksp
   auto& own = group_.pad(rank());
   try {
     for (int64_t peer = 0; peer < size(); ++peer) {
-      wait_for(peer, group_.pad(peer).completed, epoch_ - 2, "is two calls behind");
+      wait_for(peer, group_.pad(peer).completed, epoch_to_await(epoch_), "is two calls behind");
+    }
+    if (workspace_bytes <= group_.options_.workspace_bytes) {
+      group_.note_use(workspace_bytes, signature_.op.data());
     }
   } catch (...) {  // no destructor runs for a half-built object
-    group_.broken_ = true;
-    own.end.raise_to(kFailed);
+    group_.abandon();
     throw;
   }
   group_.epoch_ = epoch_;
   if (workspace_bytes > group_.options_.workspace_bytes) refuse(workspace_bytes);
-  auto& used = group_.used_bytes_[epoch_ % 2];
-  used = std::max(used.load(), workspace_bytes);
   // A peer may still be in the call before: to it, the flags must not go back behind that one.
   if (epoch_ % kRenewInterval == 0) {
     for (auto& flag : own.ready) flag.raise_to(epoch_ - 1);
   }
-  own.signature[epoch_ % 2] = signature_;
-  own.started.raise_to(epoch_);
+  own.signature[epoch_ % kNumHalves] = signature_;
+  group_.raise(own.started, epoch_);
 }
 
 // Gives this call up without breaking the group: it counts as made, under a signature that no peer
@@ -305,9 +356,10 @@ Call::Call(SymmetricGroup& group, const CallSignature& signature, int64_t worksp
 void Call::refuse(int64_t workspace_bytes) {
   auto& own = group_.pad(rank());
   const std::string op = signature_.op.data();
-  own.signature[epoch_ % 2] = CallSignature::of(("[too large] " + op).c_str(), {workspace_bytes});
-  own.started.raise_to(epoch_);
-  own.completed.raise_to(epoch_);
+  own.signature[epoch_ % kNumHalves] =
+      CallSignature::of(("[too large] " + op).c_str(), {workspace_bytes});
+  group_.raise(own.started, epoch_);
+  group_.raise(own.completed, epoch_);
   throw CommunicationError(op + ": needs " + std::to_string(workspace_bytes) +
                            " bytes of symmetric memory, more than the " +
                            std::to_string(group_.options_.workspace_bytes) +
@@ -317,16 +369,15 @@ void Call::refuse(int64_t workspace_bytes) {
 Call::~Call() {
   auto& own = group_.pad(rank());
   if (std::uncaught_exceptions() > exceptions_at_start_) {
-    group_.broken_ = true;
-    own.end.raise_to(kFailed);
+    group_.abandon();
   } else {
-    own.completed.raise_to(epoch_);
+    group_.raise(own.completed, epoch_);
   }
 }
 
 void Call::signal(int64_t flag) {
   check_flag(flag);
-  group_.pad(rank()).ready[flag].raise_to(epoch_);
+  group_.raise(group_.pad(rank()).ready[flag], epoch_);
 }
 
 void Call::wait(int64_t peer, int64_t flag) {
@@ -334,7 +385,7 @@ void Call::wait(int64_t peer, int64_t flag) {
   const auto& pad = group_.pad(peer);
   if (!checked_[peer]) {
     wait_for(peer, pad.started, epoch_, "has not started this call");
-    if (const auto& theirs = pad.signature[epoch_ % 2]; theirs != signature_) {
+    if (const auto& theirs = pad.signature[epoch_ % kNumHalves]; theirs != signature_) {
       group_.fail_wait(signature_.describe().c_str(), peer,
                        "called " + theirs.describe() +
                            " instead: all ranks of a group must make the same calls, in the same "
@@ -347,6 +398,7 @@ void Call::wait(int64_t peer, int64_t flag) {
 
 void Call::wait_for(int64_t peer, const EpochFlag& flag, Epoch epoch, const char* what) {
   bounded_wait([&] { return flag.reached(epoch); },
+               [&](std::chrono::nanoseconds timeout) { group_.sleep(flag, epoch, timeout); },
                [&](std::chrono::duration<double> elapsed) {
                  const std::string obstacle = group_.obstacle_to_waiting(peer, elapsed, what);
                  // The peer may have raised the flag right before it ended: then all is well.

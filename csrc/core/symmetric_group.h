@@ -20,6 +20,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <mutex>
@@ -30,7 +31,9 @@
 
 #include "core/epoch_flag.h"
 #include "core/key_value_store.h"
+#include "core/protocol.h"
 #include "core/shared_segment.h"
+#include "core/signal_layout.h"
 
 namespace axonn::comm {
 
@@ -43,6 +46,8 @@ struct CallSignature {
   std::string describe() const;
   friend bool operator==(const CallSignature&, const CallSignature&) = default;
 };
+
+class SymmetricGroup;
 
 struct GroupOptions {
   std::string name;
@@ -58,13 +63,15 @@ struct GroupOptions {
   std::string host = host_identity();
   // What messages call the group, if not by its name: c10d's names are hashes.
   std::string label = {};
+  // Told when a call of this rank uses more memory than any before, and how much in all.
+  std::function<void(const SymmetricGroup& group, const char* op)> on_growth = {};
 };
 
 class Call;
 
 class SymmetricGroup {
  public:
-  static constexpr int64_t kNumFlags = 1024;
+  static constexpr int64_t kNumFlags = kNumSignals;
 
   // Collective over the group's ranks. Every rank gets the same answer to `on_one_host()`; where
   // that is false there is no shared memory and no Call may be made.
@@ -77,7 +84,7 @@ class SymmetricGroup {
   // Each arena is mapped once only, so that a thread sanitizer sees both sides of every access.
   static std::vector<std::unique_ptr<SymmetricGroup>> of_threads(GroupOptions options);
 
-  // Peers that still wait for this rank fail at once.
+  // Peers that still wait for this rank fail within about a millisecond.
   ~SymmetricGroup();
   SymmetricGroup(const SymmetricGroup&) = delete;
   SymmetricGroup& operator=(const SymmetricGroup&) = delete;
@@ -87,10 +94,16 @@ class SymmetricGroup {
   const std::string& name() const { return options_.name; }
   const std::string& label() const { return options_.label.empty() ? name() : options_.label; }
   bool on_one_host() const { return static_cast<int64_t>(arenas_.size()) == size(); }
+  // Ends this rank's part for a reason of its own: as if a call had failed.
+  void abandon();
   // Why on_one_host() is false: the first rank that cannot share memory, and what stopped it.
   const std::string& obstacle() const { return obstacle_; }
-  // Bytes of this rank's workspace, both halves, that calls have used so far: its high-water mark.
-  int64_t used_bytes() const { return used_bytes_[0] + used_bytes_[1]; }
+  // Why `peer` will not answer what this rank asks it between two calls: it failed, left, died, or
+  // has gone on to the next call. Empty: it may still.
+  std::string obstacle_to_answer(int64_t peer);
+  // Bytes of this rank's workspace, all halves, that calls have needed so far: taken from the
+  // system when a call first needs them, and kept.
+  int64_t used_bytes() const { return kNumHalves * used_half_bytes_; }
 
  private:
   friend class Call;
@@ -104,6 +117,11 @@ class SymmetricGroup {
   std::string map_arenas(const std::vector<Address>& addresses, std::optional<SharedSegment>& own);
   Pad& pad(int64_t rank) const;
   std::byte* half(int64_t rank, Epoch epoch) const;
+  void note_use(int64_t workspace_bytes, const char* op);
+  // Raises a flag of this rank's pad and wakes the peers that sleep.
+  void raise(EpochFlag& flag, Epoch epoch) const;
+  // Until `flag`, of any rank, may have reached `epoch`.
+  void sleep(const EpochFlag& flag, Epoch epoch, std::chrono::nanoseconds timeout) const;
   std::string obstacle_to_waiting(int64_t peer, std::chrono::duration<double> elapsed,
                                   const char* what) const;
   [[noreturn]] void fail_wait(const char* op, int64_t peer, const std::string& why) const;
@@ -115,9 +133,9 @@ class SymmetricGroup {
   std::vector<std::optional<ProcessWatch>> watches_;  // by rank; none for this process's own
   std::mutex mutex_;  // held by a Call: two threads may not interleave theirs
   Epoch epoch_;
-  std::array<std::atomic<int64_t>, 2> used_bytes_{};  // by half; read while a Call runs
+  std::atomic<int64_t> used_half_bytes_ = 0;  // read while a Call runs
   std::string obstacle_;
-  bool broken_ = false;
+  std::atomic<bool> broken_ = false;
 };
 
 // One collective of a group, from construction to destruction. If the scope is left by an

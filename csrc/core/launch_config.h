@@ -1,0 +1,123 @@
+// Tile sizes and grid of a persistent GEMM: which are legal on a GPU, and which to take. Plain host
+// code without CUDA headers, so that CPU tests cover it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace axonn::kernels {
+
+// One CTA an SM: a persistent GEMM's tiles and stages fill it.
+struct LaunchConfig {
+  int64_t block_m;
+  int64_t block_n;
+  int64_t block_k;
+  int64_t num_stages;          // of shared memory between loads and math
+  int64_t num_math_warps;      // that hold accumulators
+  int64_t num_producer_warps;  // that load; 0: the math warps do
+  int64_t cluster_m = 1;       // CTAs that share loads of B
+  int64_t cluster_n = 1;       // CTAs that share loads of A
+  int64_t num_ctas = 0;        // of the persistent grid
+
+  std::string describe() const;
+};
+
+// C [m, n] = A [m, k] @ B [k, n], accumulated in fp32.
+struct GemmProblem {
+  int64_t m;
+  int64_t n;
+  int64_t k;
+  int64_t element_bytes = 2;
+  // Edges of chunks (ChunkPlan::tile) along m and n; 0: not cut, or cut anywhere, as a gather may
+  // be whose tiles wait for every chunk that they touch.
+  int64_t chunk_tile_m = 0;
+  int64_t chunk_tile_n = 0;
+};
+
+// What else must run on the device while the GEMM spins on flags. Whoever raises them needs an SM
+// that no spinning CTA holds: CTAs of a persistent grid leave only when all their tiles are done.
+struct Residency {
+  int64_t ranks_per_device = 1;  // virtual ranks, each with its own share of the SMs
+  int64_t producer_ctas = 0;     // per rank; 0: the copy engine, which needs none
+};
+
+struct DeviceLimits {
+  int64_t architecture;  // 80: sm_80
+  int64_t num_sms;
+  int64_t shared_bytes_per_block;
+  int64_t threads_per_block;
+  int64_t max_cluster;  // CTAs; the size that every device of the architecture takes
+  int64_t mma_m;        // rows that one instruction of `warps_per_mma` warps multiplies
+  int64_t mma_n;        // step of its columns
+  int64_t mma_k_bytes;  // depth
+  int64_t warps_per_mma;
+  int64_t max_box;           // elements of a tile's edge that one load takes
+  int64_t max_accumulators;  // fp32 registers of a thread, next to what addresses and loops need
+  // Of the model in cost_us.
+  double clock_ghz;
+  double flops_per_cycle;     // of one SM, for elements of 2 bytes; half for 4
+  double l2_bytes_per_cycle;  // into one SM
+};
+
+// NVIDIA A100 SXM. Source: CUDA C programming guide, compute capabilities; A100 whitepaper
+// (312 TFLOP/s in bf16 = 108 SMs * 1.41 GHz * 2048). L2 bandwidth: 5120 bytes a cycle for all SMs.
+inline constexpr DeviceLimits kSm80{.architecture = 80,
+                                    .num_sms = 108,
+                                    .shared_bytes_per_block = 163 * 1024,
+                                    .threads_per_block = 1024,
+                                    .max_cluster = 1,
+                                    .mma_m = 16,
+                                    .mma_n = 8,
+                                    .mma_k_bytes = 32,
+                                    .warps_per_mma = 1,
+                                    .max_box = 256,
+                                    .max_accumulators = 128,
+                                    .clock_ghz = 1.41,
+                                    .flops_per_cycle = 2048,
+                                    .l2_bytes_per_cycle = 47};
+
+// NVIDIA H100 SXM. Source: as above; H100 whitepaper (989 TFLOP/s = 132 SMs * 1.83 GHz * 4096).
+// L2 bandwidth: 64 bytes a cycle and SM is a guess, until it is measured.
+inline constexpr DeviceLimits kSm90{.architecture = 90,
+                                    .num_sms = 132,
+                                    .shared_bytes_per_block = 227 * 1024,
+                                    .threads_per_block = 1024,
+                                    .max_cluster = 8,
+                                    .mma_m = 64,
+                                    .mma_n = 8,
+                                    .mma_k_bytes = 32,
+                                    .warps_per_mma = 4,
+                                    .max_box = 256,
+                                    .max_accumulators = 192,
+                                    .clock_ghz = 1.83,
+                                    .flops_per_cycle = 4096,
+                                    .l2_bytes_per_cycle = 64};
+
+// Of a CTA: the stages, the tile on its way out, and barriers.
+int64_t shared_bytes(const LaunchConfig& config, int64_t element_bytes);
+
+// The largest legal grid of a config: the SMs of one rank without those that its producers need,
+// in whole clusters. 0: none is left.
+int64_t max_ctas(const LaunchConfig& config, const Residency& residency,
+                 const DeviceLimits& limits);
+
+// Why a config cannot run, or could run and hang; empty: it is legal.
+std::string why_illegal(const LaunchConfig& config, const GemmProblem& problem,
+                        const Residency& residency, const DeviceLimits& limits);
+
+// A model, not a measurement: microseconds of the GEMM alone, as waves of tiles times a tile's
+// time, which is that of its math or of its loads from L2, whichever is longer. Good for ranking
+// configs. The config must be legal.
+double cost_us(const LaunchConfig& config, const GemmProblem& problem, const DeviceLimits& limits);
+
+// The configs that kernels are built for, num_ctas not set. Empty for an architecture without any.
+std::vector<LaunchConfig> candidates(const DeviceLimits& limits, int64_t element_bytes);
+
+// The legal candidate of least modelled cost, on its largest legal grid; the first of equals. None
+// if no candidate is legal: the op then takes another algorithm.
+std::optional<LaunchConfig> best_config(const GemmProblem& problem, const Residency& residency,
+                                        const DeviceLimits& limits);
+
+}  // namespace axonn::kernels
