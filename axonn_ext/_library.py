@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import platform
+
 import torch
 
 from axonn_ext import settings
+from axonn_ext._version import __version__
 
 try:
     from axonn_ext import _C
@@ -14,13 +18,39 @@ except ImportError as error:
         f"installed here (torch {torch.__version__}): pip install --no-build-isolation -e ."
     ) from error
 
-_loaded = settings.load()
-_C.configure(
-    timeout_seconds=_loaded.timeout_seconds,
-    symmetric_memory_bytes=_loaded.symmetric_memory_bytes,
-)
+enter_warm_up = _C.enter_warm_up
+leave_warm_up = _C.leave_warm_up
+tuning_choices = _C.tuning_choices
+clear_tuning_choices = _C.clear_tuning_choices
+
+
+def configure(loaded: settings.Settings) -> None:
+    """Hands the settings to C++. They hold for groups, and signatures, met from now on."""
+    _C.configure(
+        timeout_seconds=loaded.timeout_seconds,
+        symmetric_memory_bytes=loaded.symmetric_memory_bytes,
+        cache_dir=loaded.cache_dir,
+        machine=f"{_processor()}, {len(os.sched_getaffinity(0))} cores",
+        torch=torch.__version__,
+        axonn_ext=__version__,
+    )
 
 
 def symmetric_memory_bytes_in_use() -> int:
     """Bytes of symmetric memory that this rank has used in all of its groups."""
     return int(_C.symmetric_memory_bytes_in_use())
+
+
+def _processor() -> str:
+    """The model of this machine's processors: timings of another are of no use."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not on this kind of machine
+    return platform.machine()
+
+
+configure(settings.load())

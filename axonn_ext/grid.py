@@ -77,7 +77,7 @@ class GridShape:
 
 @dataclass(frozen=True)
 class AxisGroup:
-    """The ranks that differ in one coordinate only: what the ops take, as plain values."""
+    """The ranks of one axis, or ("model") of x, y and z together: what the ops take, as values."""
 
     axis: str
     name: str  # of the c10d process group
@@ -97,7 +97,7 @@ class Grid:
         grid.size("x"), grid.coords["x"], grid.group("x")
 
     Collective: every rank makes the same grids in the same order. Several grids may exist at once;
-    each has process groups of its own (c10d's, one for each axis).
+    each has process groups of its own (c10d's: one for each axis, one for x, y and z together).
 
     Raises:
         ValueError: the sizes' product is not the world size, or pipe > 1.
@@ -117,20 +117,36 @@ class Grid:
                 f"grid {self.shape} has {self.shape.size} ranks but the world has {self.world_size}"
             )
         self.rank = dist.get_rank()
+        # Plain numbers, no tensors: a grid can be made under FakeTensorMode.
         sizes = [getattr(self.shape, axis) for axis in AXES]
-        self._ranks = torch.arange(self.world_size).view(sizes)
-        place = (self._ranks == self.rank).nonzero()[0].tolist()
-        self.coords = dict(zip(AXES, place, strict=True))
-        self._groups = {axis: self._make_group(axis) for axis in AXES}
+        strides = [math.prod(sizes[i + 1 :]) for i in range(len(AXES))]
+        self.coords = {
+            axis: self.rank // stride % size
+            for axis, stride, size in zip(AXES, strides, sizes, strict=True)
+        }
+        self._groups = {
+            axis: self._make_group(axis, stride) for axis, stride in zip(AXES, strides, strict=True)
+        }
+        self._model_group = self._make_model_group()
         self._mesh: DeviceMesh | None = None
 
-    def _make_group(self, axis: str) -> AxisGroup:
-        index = [self.coords[a] if a != axis else slice(None) for a in AXES]
-        ranks = self._ranks[tuple(index)].flatten().tolist()
-        # The description is what error messages call the group.
-        description = f"{axis} (ranks {', '.join(map(str, ranks))})"
+    def _make_model_group(self) -> AxisGroup:
+        """Of the ranks that hold one copy of the model; of one axis, where no other has ranks."""
+        split = [self._groups[axis] for axis in ("x", "y", "z") if self.size(axis) > 1]
+        if len(split) < 2:
+            return split[0] if split else self._groups["x"]
+        size = math.prod(group.size for group in split)
+        first = self.rank - self.rank % size
+        return self._group_of("model", [first + i for i in range(size)])
+
+    def _make_group(self, axis: str, stride: int) -> AxisGroup:
+        first = self.rank - self.coords[axis] * stride
+        return self._group_of(axis, [first + i * stride for i in range(getattr(self.shape, axis))])
+
+    def _group_of(self, axis: str, ranks: list[int]) -> AxisGroup:
+        description = _describe(axis, ranks)
         group = dist.new_group(ranks, use_local_synchronization=True, group_desc=description)
-        return AxisGroup(axis, group.group_name, len(ranks), self.coords[axis], group)
+        return AxisGroup(axis, group.group_name, len(ranks), ranks.index(self.rank), group)
 
     def __repr__(self) -> str:
         return f"Grid({self.shape})"
@@ -148,6 +164,11 @@ class Grid:
             raise ValueError(f"axis must be one of {', '.join(AXES)}, got {axis!r}")
         return self._groups[axis]
 
+    @property
+    def model_group(self) -> AxisGroup:
+        """The ranks of x, y and z together, which hold one copy of the model."""
+        return self._model_group
+
     def group(self, axis: str) -> ProcessGroup:
         """The c10d process group along an axis."""
         return self.axis(axis).process_group
@@ -157,9 +178,8 @@ class Grid:
         """The grid as torch's DeviceMesh, dims named like the axes, over the same groups."""
         if self._mesh is None:
             groups = [self.group(axis) for axis in AXES]
-            self._mesh = DeviceMesh.from_group(
-                groups, "cpu", mesh=self._ranks.clone(), mesh_dim_names=AXES
-            )
+            mesh = torch.arange(self.world_size).view([group.size() for group in groups])
+            self._mesh = DeviceMesh.from_group(groups, "cpu", mesh=mesh, mesh_dim_names=AXES)
         return self._mesh
 
     def num_parts(self, axes: Sequence[str]) -> int:
@@ -215,6 +235,17 @@ class Grid:
                 if group.size > 1:
                     whole = torch.ops.axonn.all_gather(whole, dim, group.name, group.size, "auto")
         return whole
+
+
+def axis_of(group_description: str) -> str | None:
+    """The axis of the c10d group of that description; None for a group that no Grid made."""
+    match = re.fullmatch(rf"({'|'.join(AXES)}) \(ranks \d+(, \d+)*\)", group_description)
+    return match[1] if match else None
+
+
+def _describe(axis: str, ranks: Sequence[int]) -> str:
+    """What c10d, and so error messages, call the group of an axis."""
+    return f"{axis} (ranks {', '.join(map(str, ranks))})"
 
 
 def _check_dim(dim: int, num_dims: int) -> None:

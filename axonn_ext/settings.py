@@ -3,6 +3,8 @@
 AXONN_TIMEOUT_SECONDS         how long a rank waits for a peer inside a fused op (default 600)
 AXONN_SYMMETRIC_MEMORY_BYTES  address space reserved per rank and group for fused ops; memory is
                               taken only as it is used (default 32 GiB)
+AXONN_CACHE_DIR               where measurements are kept between runs; empty: nowhere (default
+                              $XDG_CACHE_HOME/axonn_ext, else ~/.cache/axonn_ext)
 
 What torchrun sets (RANK, WORLD_SIZE, ...) is read here, too, by `launch_environment`.
 """
@@ -23,6 +25,7 @@ class Settings:
 
     timeout_seconds: float = 600.0
     symmetric_memory_bytes: int = 32 << 30
+    cache_dir: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,11 @@ def load(environment: Mapping[str, str] = os.environ) -> Settings:
             f"AXONN_SYMMETRIC_MEMORY_BYTES must be at least {MIN_SYMMETRIC_MEMORY_BYTES}, "
             f"got {reserve:.0f}"
         )
-    return Settings(timeout_seconds=timeout, symmetric_memory_bytes=int(reserve))
+    return Settings(
+        timeout_seconds=timeout,
+        symmetric_memory_bytes=int(reserve),
+        cache_dir=_cache_dir(environment),
+    )
 
 
 def launch_environment(
@@ -67,6 +74,18 @@ def launch_environment(
         master_addr=environment.get("MASTER_ADDR", "127.0.0.1"),
         master_port=int(environment.get("MASTER_PORT", "29500")),
     )
+
+
+def _cache_dir(environment: Mapping[str, str]) -> str:
+    """An absolute path, for processes change their working directory; or "", for none."""
+    chosen = environment.get("AXONN_CACHE_DIR")
+    if chosen is not None:
+        return os.path.abspath(chosen) if chosen else ""
+    base = environment.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # the standard says to ignore a relative one
+        home = environment.get("HOME", "")
+        base = os.path.join(home, ".cache") if os.path.isabs(home) else ""
+    return os.path.join(base, "axonn_ext") if base else ""
 
 
 def _number(environment: Mapping[str, str], name: str, default: float) -> float:

@@ -7,6 +7,14 @@ import pytest
 from worker_pool import WorkerPool
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_cache_on_disk() -> Iterator[None]:
+    """Processes that tests start see no measurements of the user's, and leave none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AXONN_CACHE_DIR", "")
+        yield
+
+
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Callable[[int], WorkerPool]]:
     """`pool(world_size)`: the session's pool of that size, started at its first use."""

@@ -51,7 +51,7 @@ def check_all(role: str, layout: str, algorithm: str, world_size: int) -> list[s
     return failures
 
 
-@pytest.mark.parametrize("algorithm", ["fused", "sequential"])
+@pytest.mark.parametrize("algorithm", ["fused", "chunked", "sequential"])
 @pytest.mark.parametrize("layout", ["sharded", "replicated"])
 @pytest.mark.parametrize("role", ["expand", "contract"])
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])

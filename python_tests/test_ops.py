@@ -10,9 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from axonn_ext import Grid, collectives, nn, ops
+import axonn_ext
+from axonn_ext import Grid, GridShape, collectives, nn, ops
 from axonn_ext.grid import AxisGroup
-from grids import bound, relative_error
+from grids import bound, grid_of, relative_error
 from worker_pool import WorkerError, WorkerPool
 
 # M, K, N of the whole product for W ranks: M and K are W times these. 1, odd, larger, empty.
@@ -121,7 +122,7 @@ OPS = [
 ]
 
 
-@pytest.mark.parametrize("algorithm", ["fused", "sequential"])
+@pytest.mark.parametrize("algorithm", ["fused", "chunked", "sequential"])
 @pytest.mark.parametrize("op, dim", OPS)
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_values_and_gradients(pool, world_size, op, dim, algorithm):
@@ -151,7 +152,7 @@ def check_collectives(algorithm: str) -> None:
             assert relative_error(part, total.chunk(size)[rank]) <= limit
 
 
-@pytest.mark.parametrize("algorithm", ["fused", "sequential"])
+@pytest.mark.parametrize("algorithm", ["fused", "chunked", "sequential"])
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_collectives(pool, world_size, algorithm):
     pool(world_size).run(check_collectives, algorithm)
@@ -252,8 +253,8 @@ def test_error_messages(pool):
         "TypeError: matmul_all_reduce: a has dtype Float but b has Double",
         "TypeError: matmul_all_reduce: a has dtype Int, expected float32, float64 or bfloat16",
         "ValueError: matmul_all_reduce: a must be a matrix, got shape [4]",
-        "ValueError: matmul_all_reduce: algorithm must be 'auto', 'fused' or 'sequential', got "
-        "'best'",
+        "ValueError: matmul_all_reduce: algorithm must be 'auto', 'fused', 'chunked' or "
+        "'sequential', got 'best'",
         "TypeError: group must be a ProcessGroup or its name, got int",
     ]
     for messages in pool(2).run(collect_messages):
@@ -287,26 +288,30 @@ def test_strides_need_not_agree(pool):
     pool(2).run(mixed_strides)
 
 
-def call_different_shapes() -> str:
+def call_different_shapes(algorithm: str) -> str:
     """On a group of its own: it is broken afterwards."""
     group = dist.new_group(list(range(dist.get_world_size())), use_local_synchronization=True)
     rows = 4 + 2 * dist.get_rank()
     try:
-        ops.all_gather_matmul(torch.ones(rows, 4), torch.ones(4, 4), group)
+        ops.all_gather_matmul(torch.ones(rows, 4), torch.ones(4, 4), group, algorithm=algorithm)
     except RuntimeError as error:
         first = str(error).splitlines()[0]
     try:
-        ops.matmul_all_reduce(torch.ones(4, 4), torch.ones(4, 4), group)
+        ops.matmul_all_reduce(torch.ones(4, 4), torch.ones(4, 4), group, algorithm="fused")
     except RuntimeError as error:
         assert "cannot be used any more" in str(error)
     return first
 
 
 def test_ranks_that_disagree_get_an_error_at_once(pool):
-    first, second = pool(2).run(call_different_shapes, timeout_s=20)
-    assert "all_gather_matmul(4, 4, " in first and "waited for rank 1" in first
-    assert "called all_gather_matmul(6, 4, " in first
-    assert "all_gather_matmul(6, 4, " in second and "called all_gather_matmul(4, 4, " in second
+    first, second = pool(2).run(call_different_shapes, "fused", timeout_s=20)
+    assert "all_gather_matmul(0, 4, 4, " in first and "waited for rank 1" in first
+    assert "called all_gather_matmul(0, 6, 4, " in first
+    assert "all_gather_matmul(0, 6, 4, " in second
+    assert "called all_gather_matmul(0, 4, 4, " in second
+    first, second = pool(2).run(call_different_shapes, "auto", timeout_s=20)
+    assert "waited for rank 1" in first and "failed; see the error of that rank" in first
+    assert "a_shard=float32[6,4]" in second and "rank 0 calls all_gather_matmul" in second
 
 
 def wait_for_a_rank_that_died() -> str:
@@ -333,3 +338,32 @@ def test_death_of_a_rank_is_an_error_that_names_it():
         )
     finally:
         pool.close()
+
+
+def train_and_watch(steps: int) -> list[int]:
+    """Bytes of symmetric memory after each training step."""
+    grid = grid_of(GridShape(x=2, y=2))
+    model = axonn_ext.models.build(
+        axonn_ext.models.ModelConfig(
+            vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, sequence_length=16
+        ),
+        grid,
+        axonn_ext.models.ParallelConfig(),
+        seed=1,
+    )
+    generator = torch.Generator().manual_seed(0)
+    token_ids = torch.randint(64, (4, 16), generator=generator)
+    in_use = []
+    for _ in range(steps):
+        model.loss(token_ids, token_ids, float(token_ids.numel())).backward()
+        axonn_ext.sync_gradients(model)
+        axonn_ext.clip_grad_norm_(model, 1.0)
+        model.zero_grad()
+        in_use.append(axonn_ext.symmetric_memory_bytes_in_use())
+    return in_use
+
+
+def test_training_takes_no_symmetric_memory_after_its_first_step(pool) -> None:
+    for in_use in pool(4).run(train_and_watch, 6):
+        assert in_use[0] > 0
+        assert len(set(in_use)) == 1

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from axonn_ext import settings
@@ -11,6 +13,22 @@ def test_defaults_and_values():
         {"AXONN_TIMEOUT_SECONDS": "2.5", "AXONN_SYMMETRIC_MEMORY_BYTES": str(1 << 21)}
     )
     assert loaded == settings.Settings(timeout_seconds=2.5, symmetric_memory_bytes=1 << 21)
+
+
+@pytest.mark.parametrize(
+    "environment, directory",
+    [
+        ({"HOME": "/home/ada"}, "/home/ada/.cache/axonn_ext"),
+        ({"HOME": "/home/ada", "XDG_CACHE_HOME": "/scratch"}, "/scratch/axonn_ext"),
+        ({"HOME": "/home/ada", "XDG_CACHE_HOME": "scratch"}, "/home/ada/.cache/axonn_ext"),
+        ({"HOME": "/home/ada", "AXONN_CACHE_DIR": "/scratch/"}, "/scratch"),
+        ({"AXONN_CACHE_DIR": "here"}, str(Path.cwd() / "here")),
+        ({"HOME": "/home/ada", "AXONN_CACHE_DIR": ""}, ""),
+        ({}, ""),
+    ],
+)
+def test_cache_directory(environment: dict[str, str], directory: str):
+    assert settings.load(environment).cache_dir == directory
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from axonn_ext.grid import GridShape
+from axonn_ext.ops import ALGORITHMS
 
 FAMILIES = ("gpt2", "llama")
 
@@ -122,7 +123,7 @@ class ParallelConfig:
     save_gathered: keep a Linear's gathered input for backward instead of gathering again.
     reshard_after_forward: gather weights over z again in backward instead of keeping them.
     recompute: activation checkpointing, block by block.
-    algorithm: of the fused ops: "auto", "fused" or "sequential".
+    algorithm: of the fused ops: "auto", "fused", "chunked" or "sequential".
     """
 
     layout: str = "sharded"
@@ -135,7 +136,7 @@ class ParallelConfig:
     def __post_init__(self) -> None:
         for name, choices in (
             ("layout", ("sharded", "replicated")),
-            ("algorithm", ("auto", "fused", "sequential")),
+            ("algorithm", ALGORITHMS),
         ):
             if getattr(self, name) not in choices:
                 raise ValueError(

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from axonn_ext import collectives
 from axonn_ext.grid import Dims, Grid
 from axonn_ext.nn.sharded import (
-    ALGORITHMS,
     LAYOUTS,
     Init,
     ParameterSpec,
@@ -23,6 +22,7 @@ from axonn_ext.nn.sharded import (
     initialize,
     rows_over,
 )
+from axonn_ext.ops import ALGORITHMS
 
 ROLES = {"expand": ("x", "y"), "contract": ("y", "x")}
 
@@ -94,9 +94,11 @@ class Linear(ShardedModule):
         self.save_gathered, self.reshard_after_forward = save_gathered, reshard_after_forward
         self.gather_dim, self.scatter_dim, self.algorithm = gather_dim, scatter_dim, algorithm
         self._r, self._s = ROLES[role]
-        axes = [grid.axis(axis) for axis in (self._r, self._s, "z")]
+        axes = [*(grid.axis(axis) for axis in (self._r, self._s, "z")), grid.model_group]
         self._group_names = [axis.name for axis in axes]
         self._group_sizes = [axis.size for axis in axes]
+        r, s, _, model = self._group_sizes
+        self._group_sizes_gathered = [r, s, 1, model]  # where the weight is whole already
         self._check_features()
         self._local_in_features = in_features // grid.num_parts(self.input_dims[1])
         bound = 1 / math.sqrt(in_features) if in_features else 0.0
@@ -166,7 +168,7 @@ class Linear(ShardedModule):
             weight if weight is not None else self.weight,
             self.bias,
             self._group_names,
-            [*self._group_sizes[:2], 1] if gathered else self._group_sizes,
+            self._group_sizes_gathered if gathered else self._group_sizes,
             self.layout == "sharded",
             self.gather_dim,
             self.scatter_dim,

@@ -6,10 +6,12 @@ rows, so `sync_gradients` sums it over every axis that splits them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from axonn_ext import collectives
 from axonn_ext.grid import Grid
 from axonn_ext.nn.sharded import (
     LAYOUTS,
@@ -55,10 +57,6 @@ class _Norm(ShardedModule):
         return f"{self.features}, eps={self.eps}, layout={self.layout}"
 
 
-def _statistics_dtype(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
-
-
 class RMSNorm(_Norm):
     """x / sqrt(mean(x^2) + eps) * weight.   x [m / Gx, H / Gy]   (replicated: [..., H / Gy])
 
@@ -66,36 +64,103 @@ class RMSNorm(_Norm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = _statistics_dtype(x)
-        squares = collectives.all_reduce(
-            wide.square().sum(-1, keepdim=True), self.grid.axis("y"), algorithm=self.algorithm
+        axis = self.grid.axis("y")
+        return _Normalize.apply(
+            x, self.weight, None, self.features, self.eps, axis.name, axis.size, self.algorithm
         )
-        rstd = torch.rsqrt(squares / self.features + self.eps)
-        return (wide * rstd).to(x.dtype) * self.weight
 
 
 class LayerNorm(_Norm):
     """(x - mean) / sqrt(var + eps) * weight + bias.   x as in RMSNorm.
 
-    Collectives: an all-gather over y of two numbers a row, a reduce-scatter back.
-    Source: Chan et al. 1979, "Updating formulae": parts' means and squared deviations combine
-    without the cancellation of E[x^2] - E[x]^2.
+    Collectives: an all-gather over y of two numbers a row, an all-reduce of two back.
     """
 
     has_bias = True
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = _statistics_dtype(x)
         axis = self.grid.axis("y")
-        part_mean = wide.mean(-1)
-        part_square = (wide - part_mean.unsqueeze(-1)).square().sum(-1)
-        parts = collectives.all_gather(
-            torch.stack([part_mean, part_square]).unsqueeze(0), axis, algorithm=self.algorithm
-        )  # [Gy, 2, rows]
-        means, squares = parts[:, 0], parts[:, 1]
-        mean = means.mean(0)
-        deviations = (means - mean).square().sum(0) * x.shape[-1]
-        variance = (squares.sum(0) + deviations) / self.features
-        rstd = torch.rsqrt(variance + self.eps)
-        normal = (wide - mean.unsqueeze(-1)) * rstd.unsqueeze(-1)
-        return normal.to(x.dtype) * self.weight + self.bias
+        if axis.size == 1:
+            return F.layer_norm(x, (self.features,), self.weight, self.bias, self.eps)
+        return _Normalize.apply(
+            x, self.weight, self.bias, self.features, self.eps, axis.name, axis.size, self.algorithm
+        )
+
+
+class _Normalize(torch.autograd.Function):
+    """LayerNorm, or (without a bias) RMSNorm, as a whole: what autograd would make of its formula
+    passes over the rows four times as often, and keeps four tensors of their size instead of one.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        features: int,
+        eps: float,
+        name: str,
+        size: int,
+        algorithm: str,
+    ) -> Tensor:
+        axis = (name, size, algorithm)
+        wide = _wide(x)
+        if bias is None:
+            squares = _all_reduce(wide.square().sum(-1, keepdim=True), *axis)
+            rstd = torch.rsqrt(squares / features + eps)
+            normal = wide * rstd
+        else:
+            mean, rstd = _moments(wide, features, eps, *axis)
+            normal = (wide - mean).mul_(rstd)
+        normal = normal.to(x.dtype)
+        ctx.save_for_backward(normal, rstd, weight)
+        ctx.features, ctx.axis, ctx.has_bias = features, axis, bias is not None
+        return normal * weight if bias is None else torch.addcmul(bias, normal, weight)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """With g = dy * weight: dx = (g - mean(g) - normal * mean(g * normal)) * rstd, where
+        RMSNorm lacks the first mean. Means are over all features."""
+        normal, rstd, weight = ctx.saved_tensors
+        dtype, wide, wide_weight = dy.dtype, _wide(dy), _wide(weight)
+        product = wide * normal
+        sums = [product @ wide_weight]
+        if ctx.has_bias:
+            sums.append(wide @ wide_weight)
+        means = _all_reduce(torch.stack(sums), *ctx.axis).unsqueeze(-1) / ctx.features
+        dx = wide * wide_weight
+        if ctx.has_bias:
+            dx.sub_(means[1])
+        dx.sub_(normal * means[0]).mul_(rstd)
+        dweight = product.flatten(0, -2).sum(0).to(dtype)
+        dbias = wide.flatten(0, -2).sum(0).to(dtype) if ctx.has_bias else None
+        return dx.to(dtype), dweight, dbias, None, None, None, None, None
+
+
+def _moments(
+    x: Tensor, features: int, eps: float, name: str, size: int, algorithm: str
+) -> tuple[Tensor, Tensor]:
+    """(mean, 1 / sqrt(var + eps)) of whole rows, [..., 1] each.
+
+    Source: Chan et al. 1979, "Updating formulae": parts' means and squared deviations combine
+    without the cancellation of E[x^2] - E[x]^2.
+    """
+    part_mean = x.mean(-1, keepdim=True)
+    part_square = (x - part_mean).square_().sum(-1, keepdim=True)
+    own = torch.stack([part_mean, part_square]).unsqueeze(0)
+    parts = torch.ops.axonn.all_gather(own, 0, name, size, algorithm)  # [Gy, 2, ..., 1]
+    means, squares = parts[:, 0], parts[:, 1]
+    mean = means.mean(0)
+    deviations = (means - mean).square().sum(0) * x.shape[-1]
+    return mean, torch.rsqrt((squares.sum(0) + deviations) / features + eps)
+
+
+def _all_reduce(value: Tensor, name: str, size: int, algorithm: str) -> Tensor:
+    if size == 1:
+        return value
+    return torch.ops.axonn.all_reduce(value, "sum", name, size, algorithm)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()

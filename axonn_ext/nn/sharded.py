@@ -17,7 +17,6 @@ from axonn_ext import ops  # noqa: F401  (registers torch.ops.axonn)
 from axonn_ext.grid import Dims, Grid
 
 LAYOUTS = ("sharded", "replicated")
-ALGORITHMS = ("auto", "fused", "sequential")
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,10 @@ are made of the same ops, and all trace and compile (`torch.compile(fullgraph=Tr
 
     "fused"       through symmetric memory: peers' data is multiplied where it lies, products are
                   written where their owner reduces them, in a fixed order (bitwise repeatable)
+    "chunked"     the library's matmul and c10d's collective cut into a few chunks, pipelined
     "sequential"  the library's matmul, then c10d's collective: the reference
-    "auto"        "fused" if all ranks of the group share a host, else "sequential"
+    "auto"        what was measured to be fastest (axonn_ext.warm_up); if nothing was, "fused" where
+                  all ranks of the group share a host, else "sequential"
 
 dtypes: float32, float64, bfloat16. Sums over ranks accumulate in float32 (float64 for float64);
 what crosses ranks has the tensors' own dtype.
@@ -26,9 +28,12 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from axonn_ext import _library  # noqa: F401  (registers the ops)
-from axonn_ext.ops import _autograd, _fake  # noqa: F401  (register what belongs to them)
+from axonn_ext.ops import _fake  # noqa: F401  (registers what tracing needs)
+
+ALGORITHMS = ("auto", "fused", "chunked", "sequential")
 
 __all__ = [
+    "ALGORITHMS",
     "all_gather_matmul",
     "matmul_all_gather_rhs",
     "matmul_all_reduce",

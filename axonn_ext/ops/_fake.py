@@ -75,7 +75,7 @@ def _(
     save_weight: bool,
     algorithm: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r, s, z = group_sizes
+    r, s, z = group_sizes[:3]
     gathers = sharded and r > 1
     full_x = list(x.shape)
     y = [x.shape[0], weight.shape[0] * z]
@@ -106,7 +106,7 @@ def _(
     scatter_dim: int,
     algorithm: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r, s, z = group_sizes
+    r, s, z = group_sizes[:3]
     full_dy = list(dy.shape)
     if sharded:
         full_dy[scatter_dim] *= s

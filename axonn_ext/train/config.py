@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from axonn_ext.grid import GridShape
 from axonn_ext.models import ModelConfig, ParallelConfig
+from axonn_ext.ops import ALGORITHMS
 
 T = TypeVar("T")
 MAX_SEED = 2**32 - 1
@@ -118,7 +119,7 @@ class ParallelTable:
     save_gathered: bool = _key(False, "keep gathered inputs for backward: more memory")
     reshard_after_forward: bool = _key(True, "gather weights over z again in backward")
     recompute: bool = _key(False, "activation checkpointing, block by block")
-    algorithm: str = _key("auto", "of the fused ops", choices=("auto", "fused", "sequential"))
+    algorithm: str = _key("auto", "of the fused ops", choices=ALGORITHMS)
 
 
 @dataclass(frozen=True)

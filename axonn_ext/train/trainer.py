@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+import axonn_ext
 from axonn_ext.data import Corpus, EvaluationBatches, RowGroup, TrainingBatches
 from axonn_ext.grid import Grid
 from axonn_ext.optim import AdamW, WarmupCosine
@@ -59,6 +60,18 @@ class Trainer:
             total_steps=config.train.steps,
         )
         self._first_step_done = 0.0
+
+    def warm_up(self) -> int:
+        """Measures what "auto" stands for in this run's ops; returns how many had to be measured.
+
+        One forward and backward pass over the first micro-batch, of which nothing is left. Nothing
+        is measured in the steps themselves.
+        """
+        token_ids, labels = self._training.micro_batch(0, 0)
+        with axonn_ext.warm_up():
+            self._model.loss(token_ids, labels, float(self._training.tokens_per_step)).backward()
+        self._optimizer.zero_grad()
+        return sum(choice.source == "measured" for choice in axonn_ext.tuning.choices())
 
     def run(self) -> None:
         """Runs all steps. Raises TrainingError when the loss is not a number any more."""

@@ -48,7 +48,10 @@ def run_worker(config: Config, here: Process, *, folder: Path, overwrite: bool) 
             create_folder(folder, config)
             _train_and_show(job, grid, corpus, folder=folder, threads=threads)
         else:
-            Trainer(job, grid, model=build_model(job, grid), corpus=corpus).run()
+            trainer = Trainer(job, grid, model=build_model(job, grid), corpus=corpus)
+            if _needs_warm_up(job):
+                trainer.warm_up()
+            trainer.run()
 
 
 def _read_text(job: Job) -> Corpus:
@@ -81,13 +84,30 @@ def _train_and_show(job: Job, grid: Grid, corpus: Corpus, *, folder: Path, threa
     ]
     if TensorBoard.installed():
         sinks.append(TensorBoard(folder))
+    trainer = Trainer(job, grid, model=model, corpus=corpus, sinks=sinks)
+    if _needs_warm_up(job):
+        _warm_up_and_show(trainer, console)
     began = time.perf_counter()
     try:
-        Trainer(job, grid, model=model, corpus=corpus, sinks=sinks).run()
+        trainer.run()
     finally:
         for sink in sinks:
             sink.close()
     _summarise(job, console, folder=folder, seconds=time.perf_counter() - began)
+
+
+def _needs_warm_up(job: Job) -> bool:
+    """The same on all ranks. On a grid of one rank there is nothing to choose from."""
+    return job.parallel.algorithm == "auto" and job.grid_shape.size > 1
+
+
+def _warm_up_and_show(trainer: Trainer, console: Console) -> None:
+    began = time.perf_counter()
+    num_measured = trainer.warm_up()
+    if num_measured:
+        seconds = time.perf_counter() - began
+        text = f"warm-up: measured the algorithms of {num_measured} ops in {seconds:.1f} s"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _summarise(job: Job, console: Console, *, folder: Path, seconds: float) -> None:

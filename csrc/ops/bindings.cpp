@@ -1,18 +1,50 @@
 // The Python module axonn_ext._C. Importing it registers the ops with torch.library; what it holds
 // itself is the few functions that are no ops.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <string>
+#include <tuple>
 
 #include "ops/group.h"
+#include "ops/tuner.h"
+
+namespace {
+
+// group, signature, algorithm, source, median_us
+using ChoiceTuple = std::tuple<std::string, std::string, std::string, std::string,
+                               std::vector<std::pair<std::string, double>>>;
+
+std::vector<ChoiceTuple> tuning_choices() {
+  std::vector<ChoiceTuple> tuples;
+  for (auto& choice : axonn::ops::tuning_choices()) {
+    tuples.emplace_back(choice.group, choice.signature, name_of(choice.algorithm),
+                        name_of(choice.source), choice.median_us);
+  }
+  return tuples;
+}
+
+}  // namespace
 
 PYBIND11_MODULE(_C, m) {
   m.def(
       "configure",
-      [](double timeout_seconds, int64_t symmetric_memory_bytes) {
+      [](double timeout_seconds, int64_t symmetric_memory_bytes, const std::string& cache_dir,
+         const std::string& machine, const std::string& torch, const std::string& axonn_ext) {
         axonn::ops::configure_groups({timeout_seconds, symmetric_memory_bytes});
+        axonn::ops::configure_tuning({timeout_seconds, cache_dir, {machine, torch, axonn_ext}});
       },
-      pybind11::kw_only(), pybind11::arg("timeout_seconds"),
-      pybind11::arg("symmetric_memory_bytes"));
+      pybind11::call_guard<pybind11::gil_scoped_release>(), pybind11::kw_only(),
+      pybind11::arg("timeout_seconds"), pybind11::arg("symmetric_memory_bytes"),
+      pybind11::arg("cache_dir"), pybind11::arg("machine"), pybind11::arg("torch"),
+      pybind11::arg("axonn_ext"));
   m.def("symmetric_memory_bytes_in_use", &axonn::ops::symmetric_memory_bytes_in_use,
         pybind11::call_guard<pybind11::gil_scoped_release>(),
         "Bytes of symmetric memory that this rank has used in all of its groups.");
+  m.def("enter_warm_up", &axonn::ops::enter_warm_up);
+  m.def("leave_warm_up", &axonn::ops::leave_warm_up);
+  m.def("tuning_choices", &tuning_choices, pybind11::call_guard<pybind11::gil_scoped_release>(),
+        "(group, signature, algorithm, source, median_us) of every signature met.");
+  m.def("clear_tuning_choices", &axonn::ops::clear_tuning_choices,
+        pybind11::call_guard<pybind11::gil_scoped_release>());
 }

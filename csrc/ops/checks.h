@@ -32,9 +32,17 @@ inline void check_reducible(const char* op, const char* name, const at::Tensor& 
                    ", expected float32, float64, bfloat16 or int64");
 }
 
+inline void check_group_size(const char* op, int64_t size) {
+  TORCH_CHECK_VALUE(size >= 1, op, ": group_size must be at least 1, got ", size);
+}
+
 inline void check_dim(const char* op, const char* name, int64_t dim, int64_t num_dims) {
   TORCH_CHECK_VALUE(0 <= dim && dim < num_dims, op, ": ", name, "=", dim, " must be in [0, ",
                     num_dims, ")");
+}
+
+inline bool is_matmul_dtype(c10::ScalarType type) {
+  return type == at::kFloat || type == at::kDouble || type == at::kBFloat16;
 }
 
 // Two matrices of one floating dtype. What their sizes must be to each other is the op's to say.
@@ -44,10 +52,8 @@ inline void check_matmul(const char* op, const char* a_name, const at::Tensor& a
   TORCH_CHECK_VALUE(b.dim() == 2, op, ": ", b_name, " must be a matrix, got shape ", b.sizes());
   TORCH_CHECK_TYPE(a.scalar_type() == b.scalar_type(), op, ": ", a_name, " has dtype ",
                    a.scalar_type(), " but ", b_name, " has ", b.scalar_type());
-  TORCH_CHECK_TYPE(a.scalar_type() == at::kFloat || a.scalar_type() == at::kDouble ||
-                       a.scalar_type() == at::kBFloat16,
-                   op, ": ", a_name, " has dtype ", a.scalar_type(),
-                   ", expected float32, float64 or bfloat16");
+  TORCH_CHECK_TYPE(is_matmul_dtype(a.scalar_type()), op, ": ", a_name, " has dtype ",
+                   a.scalar_type(), ", expected float32, float64 or bfloat16");
 }
 
 inline void check_inner(const char* op, const char* a_text, int64_t a_size, const char* b_text,

@@ -2,6 +2,8 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
+#include <c10/util/Logging.h>
 
 #include <map>
 #include <mutex>
@@ -30,6 +32,12 @@ class C10dStore : public comm::KeyValueStore {
   c10::intrusive_ptr<c10d::Store> store_;
 };
 
+// Shown with TORCH_CPP_LOG_LEVEL=INFO.
+void log_growth(const comm::SymmetricGroup& group, const char* op) {
+  LOG(INFO) << "axonn_ext: symmetric memory of rank " << group.rank() << " in group "
+            << group.label() << " grows to " << group.used_bytes() << " bytes, for " << op;
+}
+
 // Shared memory of the process groups met so far. An entry holds as long as its process group
 // lives; a name that c10d gave to another group later meets a new entry.
 class SharedGroups {
@@ -54,7 +62,8 @@ class SharedGroups {
          .size = group->getSize(),
          .workspace_bytes = settings_.symmetric_memory_bytes / 2,
          .timeout = std::chrono::duration<double>(settings_.timeout_seconds),
-         .label = description == "undefined" ? "" : description},
+         .label = description == "undefined" ? "" : description,
+         .on_growth = &log_growth},
         store);
     entries_.insert_or_assign(name,
                               Entry{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), shared});
@@ -89,6 +98,16 @@ bool is_low_precision(const at::Tensor& t) {
   return t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf;
 }
 
+Pending all_reduce_in_place(const Group& group, const at::Tensor& output,
+                            c10d::ReduceOp::RedOpType op) {
+  if (output.numel() == 0) return {output, [] {}};
+  std::vector<at::Tensor> tensors{output.view(-1)};
+  c10d::AllreduceOptions options;
+  options.reduceOp = op;
+  auto work = c10d::resolve_process_group(group.name)->allreduce(tensors, options);
+  return {output, [work] { work->wait(); }};
+}
+
 SharedGroups& shared_groups() {
   static SharedGroups groups;
   return groups;
@@ -101,25 +120,27 @@ void configure_groups(const GroupSettings& settings) { shared_groups().configure
 int64_t symmetric_memory_bytes_in_use() { return shared_groups().bytes_in_use(); }
 
 void check_algorithm(const char* op, const std::string& algorithm) {
-  TORCH_CHECK_VALUE(algorithm == "auto" || algorithm == "fused" || algorithm == "sequential", op,
-                    ": algorithm must be 'auto', 'fused' or 'sequential', got '", algorithm, "'");
+  TORCH_CHECK_VALUE(algorithm == "auto" || algorithm == "fused" || algorithm == "chunked" ||
+                        algorithm == "sequential",
+                    op, ": algorithm must be 'auto', 'fused', 'chunked' or 'sequential', got '",
+                    algorithm, "'");
 }
 
 Group resolve_group(const char* op, const std::string& name, int64_t size,
                     const std::string& algorithm) {
-  const bool sequential = algorithm == "sequential";
+  if (size == 1) return {name, 0, 1, nullptr};
   const auto process_group = c10d::resolve_process_group(name);
   TORCH_CHECK_VALUE(process_group->getSize() == size, op, ": group_size=", size, " but group '",
                     name, "' has ", process_group->getSize(), " ranks");
   Group group{name, process_group->getRank(), size, nullptr};
-  if (sequential) return group;
+  if (algorithm == "sequential" || algorithm == "chunked") return group;
   auto shared = shared_groups().find_or_rendezvous(name, process_group);
   if (shared->on_one_host()) {
     group.shared = std::move(shared);
   } else {
     TORCH_CHECK_VALUE(algorithm == "auto", op,
-                      ": algorithm='fused' needs shared memory between all ", "ranks of group '",
-                      name, "', but ", shared->obstacle(), "; use 'auto' or 'sequential'");
+                      ": algorithm='fused' needs shared memory between all ranks of group '", name,
+                      "', but ", shared->obstacle(), "; use 'auto', 'chunked' or 'sequential'");
   }
   return group;
 }
@@ -128,51 +149,54 @@ Group resolve_group(const char* op, const std::string& name, int64_t size,
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 
-at::Tensor c10d_all_gather(const Group& group, const at::Tensor& shard, int64_t dim) {
-  auto input = shard.contiguous();
+Pending start_all_gather(const Group& group, const at::Tensor& shard) {
+  const auto input = shard.contiguous();
   std::vector<int64_t> stacked = input.sizes().vec();
   stacked.insert(stacked.begin(), group.size);
   auto output = at::empty(stacked, input.options());
-  if (output.numel() > 0) {
-    auto process_group = c10d::resolve_process_group(group.name);
-    std::vector<at::Tensor> outputs{output.view(-1)}, inputs{input.view(-1)};
-    process_group->allgather_into_tensor_coalesced(outputs, inputs)->wait();
-  }
-  if (dim == 0) {
-    stacked.erase(stacked.begin());
-    stacked[0] *= group.size;
-    return output.view(stacked);
-  }
-  return at::cat(output.unbind(0), dim);
+  if (output.numel() == 0) return {output, [] {}};
+  std::vector<at::Tensor> outputs{output.view(-1)}, inputs{input.view(-1)};
+  auto work =
+      c10d::resolve_process_group(group.name)->allgather_into_tensor_coalesced(outputs, inputs);
+  return {output, [work, input] { work->wait(); }};
 }
 
-at::Tensor c10d_reduce_scatter(const Group& group, const at::Tensor& input, int64_t dim) {
-  if (is_low_precision(input)) {
-    return c10d_reduce_scatter(group, input.to(at::kFloat), dim).to(input.scalar_type());
-  }
-  const auto blocks = input.chunk(group.size, dim);
-  auto output = at::empty(blocks[0].sizes(), input.options());
-  if (output.numel() == 0) return output;
-  const auto stacked = dim == 0 ? input : at::cat(blocks, 0);
-  std::vector<at::Tensor> outputs{output.view(-1)}, inputs{stacked.contiguous().view(-1)};
-  auto process_group = c10d::resolve_process_group(group.name);
-  process_group->reduce_scatter_tensor_coalesced(outputs, inputs)->wait();
-  return output;
+Pending start_reduce_scatter(const Group& group, const at::Tensor& stacked) {
+  const auto input = (is_low_precision(stacked) ? stacked.to(at::kFloat) : stacked).contiguous();
+  auto output = at::empty(input.sizes().slice(1), input.options());
+  if (output.numel() == 0) return {output, [] {}};
+  std::vector<at::Tensor> outputs{output.view(-1)}, inputs{input.view(-1)};
+  auto work =
+      c10d::resolve_process_group(group.name)->reduce_scatter_tensor_coalesced(outputs, inputs);
+  return {output, [work, input] { work->wait(); }};
 }
 
 #pragma GCC diagnostic pop
 
+at::Tensor c10d_all_gather(const Group& group, const at::Tensor& shard, int64_t dim) {
+  const auto gathered = start_all_gather(group, shard);
+  gathered.wait();
+  return dim == 0 ? gathered.output.flatten(0, 1) : at::cat(gathered.output.unbind(0), dim);
+}
+
+at::Tensor c10d_reduce_scatter(const Group& group, const at::Tensor& input, int64_t dim) {
+  const auto sum = start_reduce_scatter(group, at::stack(input.chunk(group.size, dim), 0));
+  sum.wait();
+  return sum.output.to(input.scalar_type());
+}
+
+Pending start_all_reduce(const Group& group, const at::Tensor& input) {
+  auto output = (is_low_precision(input) ? input.to(at::kFloat) : input).contiguous();
+  return all_reduce_in_place(group, output, c10d::ReduceOp::SUM);
+}
+
 at::Tensor c10d_all_reduce(const Group& group, const at::Tensor& input, bool maximum) {
-  if (is_low_precision(input)) {
-    return c10d_all_reduce(group, input.to(at::kFloat), maximum).to(input.scalar_type());
-  }
-  auto output = input.clone(at::MemoryFormat::Contiguous);
-  if (output.numel() == 0) return output;
-  std::vector<at::Tensor> tensors{output.view(-1)};
-  c10d::AllreduceOptions options;
-  options.reduceOp = maximum ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
-  c10d::resolve_process_group(group.name)->allreduce(tensors, options)->wait();
-  return output;
+  const auto type = is_low_precision(input) ? at::kFloat : input.scalar_type();
+  const auto copy = input.to(type, /*non_blocking=*/false, /*copy=*/true).contiguous();
+  const auto sum =
+      all_reduce_in_place(group, copy, maximum ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM);
+  sum.wait();
+  return sum.output.to(input.scalar_type());
 }
 
 }  // namespace axonn::ops

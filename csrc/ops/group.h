@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -24,22 +25,42 @@ int64_t symmetric_memory_bytes_in_use();
 
 struct Group {
   std::string name;
-  int64_t rank;
-  int64_t size;
-  // Null where the algorithm is "sequential", or is "auto" and the ranks span hosts.
+  int64_t rank = 0;
+  int64_t size = 1;
+  // Null where one rank is alone, where the algorithm needs none, and where "auto" finds that the
+  // ranks cannot share memory.
   std::shared_ptr<comm::SymmetricGroup> shared;
 
-  bool fused() const { return shared != nullptr; }
+  bool can_fuse() const { return shared != nullptr; }
+  // A rank without peers.
+  static Group alone() { return {"", 0, 1, nullptr}; }
 };
+
+// How a collective meets its matmul.
+enum class Algorithm { kFused, kChunked, kSequential };
 
 // Raises ValueError for an algorithm that does not exist; also where one rank needs none.
 void check_algorithm(const char* op, const std::string& algorithm);
 
-// The group of that name. The first fused call of a group is collective: its ranks exchange
-// mappings. Raises ValueError for a size that is not the group's, or "fused"
-// across hosts. `op` opens the message.
+// The group of that name; one of size 1 is not looked up. The first call of a group that may be
+// fused is collective: its ranks exchange mappings. Raises ValueError for a size that is not the
+// group's, or "fused" across hosts. `op` opens the message.
 Group resolve_group(const char* op, const std::string& name, int64_t size,
                     const std::string& algorithm);
+
+// A c10d collective under way.
+struct Pending {
+  at::Tensor output;  // to be read after wait()
+  std::function<void()> wait;
+};
+
+// Gathers the ranks' shards into [group size, ...]. Any strides.
+Pending start_all_gather(const Group& group, const at::Tensor& shard);
+// Sums [group size, ...] over ranks; this rank's block is left. The sum of bfloat16 is made, and
+// sent, in fp32: c10d adds in the tensor's own dtype. `output` has that dtype, too.
+Pending start_reduce_scatter(const Group& group, const at::Tensor& stacked);
+// Sums over ranks, likewise; may overwrite its input.
+Pending start_all_reduce(const Group& group, const at::Tensor& input);
 
 // c10d collectives, waited for. Tensors of any strides; results are contiguous.
 at::Tensor c10d_all_gather(const Group& group, const at::Tensor& shard, int64_t dim);

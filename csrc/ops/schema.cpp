@@ -1,6 +1,6 @@
 // Every schema of the extension. A group travels as its c10d name and its size: the name finds the
 // process group at run time, the size lets shapes be computed, and compiled graphs be told apart,
-// without one. `algorithm` is "auto", "fused" or "sequential".
+// without one. `algorithm` is "auto", "fused", "chunked" or "sequential".
 #include <torch/library.h>
 
 TORCH_LIBRARY(axonn, m) {
@@ -29,7 +29,8 @@ TORCH_LIBRARY(axonn, m) {
       "Tensor");
 
   // The Linear of the 3D matmul. Groups in the order (r, s, z): r gathers the input's rows, s sums
-  // the output, z holds the weight's rows. Empty tensors stand for what is not kept or not asked.
+  // the output, z holds the weight's rows; a fourth, of the ranks of all three, lets "auto" be
+  // measured. Empty tensors stand for what is not kept or not asked.
   m.def(
       "linear_forward(Tensor x, Tensor weight, Tensor? bias, str[] group_names, "
       "int[] group_sizes, bool sharded, int gather_dim, int scatter_dim, bool save_input, "

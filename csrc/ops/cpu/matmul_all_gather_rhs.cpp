@@ -2,35 +2,48 @@
 #include <ATen/ops/mm.h>
 #include <torch/library.h>
 
+#include "ops/checks.h"
+#include "ops/cpu/chunked.h"
+#include "ops/cpu/fused.h"
 #include "ops/cpu/ops.h"
-#include "ops/cpu/staging.h"
+#include "ops/tuner.h"
 
 namespace axonn::ops::cpu {
 namespace {
 
 constexpr auto kOp = "matmul_all_gather_rhs";
 
-// Columns gathered: each peer's columns of b give columns of the result, read in place.
-at::Tensor fused_over_columns(const Group& group, const at::Tensor& a, const at::Tensor& b_shard) {
-  const auto options = b_shard.options();
+at::Tensor fused(const Group& group, const at::Tensor& a, const at::Tensor& b_shard,
+                 int64_t gather_dim) {
+  FusedCall call(group,
+                 comm::CallSignature::of(kOp, {gather_dim, b_shard.size(0), b_shard.size(1),
+                                               static_cast<int64_t>(b_shard.scalar_type())}),
+                 Gathered::bytes(group, b_shard));
+  Gathered b(call, b_shard, gather_dim);
+  Gathered whole_a(a);
+  return multiply({whole_a}, {b});
+}
+
+// Chunks of columns: of each rank's own (gather_dim 1), or of all (gather_dim 0, along K). Moved as
+// the transpose, which is how a weight.t() lies.
+at::Tensor chunked(const Group& group, const at::Tensor& a, const at::Tensor& b_shard,
+                   int64_t gather_dim) {
   const int64_t columns = b_shard.size(1);
-  // Stored as the transpose on every rank, whatever its strides here: a weight.t() is copied in one
-  // piece.
-  const std::array<int64_t, 2> stored{columns, b_shard.size(0)};
-  const auto read = [&](const std::byte* data) { return shared_tensor(data, stored, options).t(); };
-  auto output = at::empty({a.size(0), columns * group.size}, options);
-  comm::Call call(*group.shared,
-                  comm::CallSignature::of(
-                      kOp, {b_shard.size(0), columns, static_cast<int64_t>(b_shard.scalar_type())}),
-                  slot_bytes(b_shard.numel(), options));
-  read(call.workspace()).copy_(b_shard);
-  call.signal(0);
-  for (int64_t step = 0; step < group.size; ++step) {
-    const int64_t peer = comm::own_first(group.rank, group.size, step);
-    call.wait(peer, 0);
-    auto block = output.narrow(1, peer * columns, columns);
-    at::mm_out(block, a, read(call.workspace_of(peer)));
-  }
+  const int64_t num_blocks = gather_dim == 1 ? group.size : 1;
+  auto output = at::empty({a.size(0), num_blocks * columns}, a.options());
+  feed(
+      columns, num_chunks(columns, bytes_of(b_shard)),
+      [&](comm::Range c) {
+        return start_all_gather(group, b_shard.narrow(1, c.begin, c.size()).t());
+      },
+      [&](comm::Range c, const at::Tensor& gathered) {
+        for (int64_t i = 0; i < num_blocks; ++i) {
+          auto block = output.narrow(1, i * columns + c.begin, c.size());
+          at::mm_out(
+              block, a,
+              gather_dim == 1 ? gathered[i].t() : gathered.transpose(0, 1).flatten(1, 2).t());
+        }
+      });
   return output;
 }
 
@@ -39,6 +52,7 @@ at::Tensor fused_over_columns(const Group& group, const at::Tensor& a, const at:
 at::Tensor matmul_all_gather_rhs(const at::Tensor& a, const at::Tensor& b_shard, int64_t gather_dim,
                                  const std::string& group_name, int64_t group_size,
                                  const std::string& algorithm) {
+  check_group_size(kOp, group_size);
   check_matmul(kOp, "a", a, "b_shard", b_shard);
   check_dim(kOp, "gather_dim", gather_dim, 2);
   check_inner(kOp, "a.size(1)", a.size(1),
@@ -47,8 +61,26 @@ at::Tensor matmul_all_gather_rhs(const at::Tensor& a, const at::Tensor& b_shard,
   check_algorithm(kOp, algorithm);
   if (group_size == 1) return at::mm(a, b_shard);
   const auto group = resolve_group(kOp, group_name, group_size, algorithm);
-  if (group.fused() && gather_dim == 1) return fused_over_columns(group, a, b_shard);
-  return at::mm(a, all_gather(b_shard, gather_dim, group_name, group_size, algorithm));
+  const auto run = [&](Algorithm choice) {
+    switch (choice) {
+      case Algorithm::kFused:
+        return fused(group, a, b_shard, gather_dim);
+      case Algorithm::kChunked:
+        return chunked(group, a, b_shard, gather_dim);
+      case Algorithm::kSequential:
+        return at::mm(a, c10d_all_gather(group, b_shard, gather_dim));
+    }
+    TORCH_INTERNAL_ASSERT(false);
+  };
+  return run_algorithm(
+      group, algorithm, {.can_fuse = group.can_fuse(), .is_empty = b_shard.numel() == 0},
+      [&] {
+        return Signature(kOp)
+            .tensor("b_shard", b_shard)
+            .option("gather_dim", gather_dim)
+            .own_tensor(a);
+      },
+      run);
 }
 
 TORCH_LIBRARY_IMPL(axonn, CPU, m) { m.impl(kOp, &matmul_all_gather_rhs); }

@@ -1,0 +1,425 @@
+// Gradients of the ops. Each is made of the same ops, so backward overlaps what forward does.
+//
+// A tensor that an op leaves whole on every rank (all_reduce, matmul_all_reduce) has, by
+// convention, a gradient of one of two kinds, and each op fixes which: matmul_all_reduce hands its
+// result to ranks that all do the same with it, so its gradient is whole on every rank and nothing
+// is summed; all_reduce hands its result to ranks that each do something of their own, so their
+// gradients are summed.
+//
+// In C++, because a node in Python costs 30 us more, which is what a small matmul takes.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <array>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "ops/checks.h"
+
+namespace axonn::ops {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+// --- Calls ---------------------------------------------------------------------------------------
+
+// The last three arguments of most schemas.
+struct GroupArguments {
+  std::string name;
+  int64_t size;
+  std::string algorithm;
+
+  void save(AutogradContext* ctx) const {
+    ctx->saved_data["group"] = std::make_tuple(name, size, algorithm);
+  }
+  static GroupArguments load(AutogradContext* ctx) {
+    auto [name, size, algorithm] =
+        ctx->saved_data["group"].to<std::tuple<std::string, int64_t, std::string>>();
+    return {std::move(name), size, std::move(algorithm)};
+  }
+};
+
+template <typename Signature>
+auto find(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+using CollectiveSignature = Tensor(const Tensor&, int64_t, const std::string&, int64_t,
+                                   const std::string&);
+using AllReduceSignature = Tensor(const Tensor&, const std::string&, const std::string&, int64_t,
+                                  const std::string&);
+using MatmulSignature = Tensor(const Tensor&, const Tensor&, int64_t, const std::string&, int64_t,
+                               const std::string&);
+using MatmulAllReduceSignature = Tensor(const Tensor&, const Tensor&, const std::string&, int64_t,
+                                        const std::string&);
+
+Tensor all_gather(const Tensor& t, int64_t dim, const GroupArguments& g) {
+  static const auto op = find<CollectiveSignature>("axonn::all_gather");
+  return op.call(t, dim, g.name, g.size, g.algorithm);
+}
+Tensor reduce_scatter(const Tensor& t, int64_t dim, const GroupArguments& g) {
+  static const auto op = find<CollectiveSignature>("axonn::reduce_scatter");
+  return op.call(t, dim, g.name, g.size, g.algorithm);
+}
+Tensor all_reduce(const Tensor& t, const std::string& reduce_op, const GroupArguments& g) {
+  static const auto op = find<AllReduceSignature>("axonn::all_reduce");
+  return op.call(t, reduce_op, g.name, g.size, g.algorithm);
+}
+Tensor all_gather_matmul(const Tensor& a, const Tensor& b, int64_t dim, const GroupArguments& g) {
+  static const auto op = find<MatmulSignature>("axonn::all_gather_matmul");
+  return op.call(a, b, dim, g.name, g.size, g.algorithm);
+}
+Tensor matmul_all_gather_rhs(const Tensor& a, const Tensor& b, int64_t dim,
+                             const GroupArguments& g) {
+  static const auto op = find<MatmulSignature>("axonn::matmul_all_gather_rhs");
+  return op.call(a, b, dim, g.name, g.size, g.algorithm);
+}
+Tensor matmul_reduce_scatter(const Tensor& a, const Tensor& b, int64_t dim,
+                             const GroupArguments& g) {
+  static const auto op = find<MatmulSignature>("axonn::matmul_reduce_scatter");
+  return op.call(a, b, dim, g.name, g.size, g.algorithm);
+}
+Tensor matmul_all_reduce(const Tensor& a, const Tensor& b, int64_t, const GroupArguments& g) {
+  static const auto op = find<MatmulAllReduceSignature>("axonn::matmul_all_reduce");
+  return op.call(a, b, g.name, g.size, g.algorithm);
+}
+
+// Also for a tangent of forward-mode differentiation, which the nodes refuse.
+bool needs_grad(std::initializer_list<const Tensor*> tensors) {
+  for (const auto* t : tensors) {
+    if (at::GradMode::is_enabled() && t->requires_grad()) return true;
+    if (t->_fw_grad(/*level=*/0).defined()) return true;
+  }
+  return false;
+}
+
+// --- Collectives ---------------------------------------------------------------------------------
+
+using Collective = Tensor (*)(const Tensor&, int64_t, const GroupArguments&);
+
+template <Collective op, Collective gradient>
+struct CollectiveNode : Function<CollectiveNode<op, gradient>> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& t, int64_t dim,
+                        const GroupArguments& group) {
+    ctx->saved_data["dim"] = dim;
+    group.save(ctx);
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return op(t, dim, group);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto group = GroupArguments::load(ctx);
+    return {gradient(grads[0], ctx->saved_data["dim"].toInt(), group), {}, {}};
+  }
+};
+
+template <Collective op, Collective gradient>
+Tensor collective(const Tensor& t, int64_t dim, const std::string& name, int64_t size,
+                  const std::string& algorithm) {
+  const GroupArguments group{name, size, algorithm};
+  if (needs_grad({&t})) return CollectiveNode<op, gradient>::apply(t, dim, group);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return op(t, dim, group);
+}
+
+struct AllReduceNode : Function<AllReduceNode> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& t, const std::string& reduce_op,
+                        const GroupArguments& group) {
+    ctx->saved_data["reduce_op"] = reduce_op;
+    group.save(ctx);
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return all_reduce(t, reduce_op, group);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto reduce_op = ctx->saved_data["reduce_op"].toStringRef();
+    TORCH_CHECK_NOT_IMPLEMENTED(reduce_op == "sum", "all_reduce: reduce_op='", reduce_op,
+                                "' has no gradient");
+    return {all_reduce(grads[0], "sum", GroupArguments::load(ctx)), {}, {}};
+  }
+};
+
+Tensor differentiable_all_reduce(const Tensor& t, const std::string& reduce_op,
+                                 const std::string& name, int64_t size,
+                                 const std::string& algorithm) {
+  const GroupArguments group{name, size, algorithm};
+  if (needs_grad({&t})) return AllReduceNode::apply(t, reduce_op, group);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return all_reduce(t, reduce_op, group);
+}
+
+// --- Matmuls -------------------------------------------------------------------------------------
+
+using Matmul = Tensor (*)(const Tensor&, const Tensor&, int64_t, const GroupArguments&);
+
+// The gradients of y = op(a, b), given dy.
+struct AllGatherMatmul {
+  static constexpr Matmul op = all_gather_matmul;
+  static Tensor da(const Tensor& dy, const Tensor& b, int64_t dim, const GroupArguments& g) {
+    return matmul_reduce_scatter(dy, b.t(), dim, g);
+  }
+  static Tensor db(const Tensor& a, const Tensor& dy, int64_t dim, const GroupArguments& g) {
+    return all_gather_matmul(a.t(), dy, 1 - dim, g);
+  }
+};
+
+struct MatmulAllGatherRhs {
+  static constexpr Matmul op = matmul_all_gather_rhs;
+  static Tensor da(const Tensor& dy, const Tensor& b, int64_t dim, const GroupArguments& g) {
+    return matmul_all_gather_rhs(dy, b.t(), 1 - dim, g);
+  }
+  static Tensor db(const Tensor& a, const Tensor& dy, int64_t dim, const GroupArguments& g) {
+    return matmul_reduce_scatter(a.t(), dy, dim, g);
+  }
+};
+
+struct MatmulReduceScatter {
+  static constexpr Matmul op = matmul_reduce_scatter;
+  static Tensor da(const Tensor& dy, const Tensor& b, int64_t dim, const GroupArguments& g) {
+    return all_gather_matmul(dy, b.t(), dim, g);
+  }
+  static Tensor db(const Tensor& a, const Tensor& dy, int64_t dim, const GroupArguments& g) {
+    return matmul_all_gather_rhs(a.t(), dy, dim, g);
+  }
+};
+
+struct MatmulAllReduce {
+  static constexpr Matmul op = matmul_all_reduce;
+  static Tensor da(const Tensor& dy, const Tensor& b, int64_t, const GroupArguments&) {
+    return at::mm(dy, b.t());
+  }
+  static Tensor db(const Tensor& a, const Tensor& dy, int64_t, const GroupArguments&) {
+    return at::mm(a.t(), dy);
+  }
+};
+
+template <typename Rule>
+struct MatmulNode : Function<MatmulNode<Rule>> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& a, const Tensor& b, int64_t dim,
+                        const GroupArguments& group) {
+    // Each is there for the gradient of the other.
+    ctx->save_for_backward({b.requires_grad() ? a : Tensor(), a.requires_grad() ? b : Tensor()});
+    ctx->saved_data["dim"] = dim;
+    group.save(ctx);
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return Rule::op(a, b, dim, group);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const auto group = GroupArguments::load(ctx);
+    const auto dim = ctx->saved_data["dim"].toInt();
+    return {ctx->needs_input_grad(0) ? Rule::da(grads[0], saved[1], dim, group) : Tensor(),
+            ctx->needs_input_grad(1) ? Rule::db(saved[0], grads[0], dim, group) : Tensor(),
+            {},
+            {}};
+  }
+};
+
+// Where one rank is alone, torch's own matmul does all, gradients included. Whatever does not fit
+// is left to the op, which says what.
+bool is_plain_matmul(const Tensor& a, const Tensor& b, int64_t dim, const GroupArguments& group) {
+  const bool symbolic = a.unsafeGetTensorImpl()->has_symbolic_sizes_strides() ||
+                        b.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+  return group.size == 1 && group.algorithm == "auto" && a.dim() == 2 && b.dim() == 2 &&
+         (dim == 0 || dim == 1) && a.scalar_type() == b.scalar_type() &&
+         is_matmul_dtype(a.scalar_type()) && (symbolic || a.size(1) == b.size(0));
+}
+
+template <typename Rule>
+Tensor matmul_with(const Tensor& a, const Tensor& b, int64_t dim, const GroupArguments& group) {
+  if (is_plain_matmul(a, b, dim, group)) return at::mm(a, b);
+  if (needs_grad({&a, &b})) return MatmulNode<Rule>::apply(a, b, dim, group);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return Rule::op(a, b, dim, group);
+}
+
+template <typename Rule>
+Tensor matmul(const Tensor& a, const Tensor& b, int64_t dim, const std::string& name, int64_t size,
+              const std::string& algorithm) {
+  return matmul_with<Rule>(a, b, dim, {name, size, algorithm});
+}
+
+Tensor differentiable_matmul_all_reduce(const Tensor& a, const Tensor& b, const std::string& name,
+                                        int64_t size, const std::string& algorithm) {
+  return matmul_with<MatmulAllReduce>(a, b, 0, {name, size, algorithm});
+}
+
+// --- Linear --------------------------------------------------------------------------------------
+
+using Triple = std::tuple<Tensor, Tensor, Tensor>;
+
+struct LinearArguments {
+  std::vector<std::string> group_names;
+  std::vector<int64_t> group_sizes;
+  bool sharded;
+  int64_t gather_dim;
+  int64_t scatter_dim;
+  std::string algorithm;
+
+  void save(AutogradContext* ctx) const {
+    ctx->saved_data["group_names"] = group_names;
+    ctx->saved_data["group_sizes"] = group_sizes;
+    ctx->saved_data["layout"] = std::make_tuple(sharded, gather_dim, scatter_dim);
+    ctx->saved_data["algorithm"] = algorithm;
+  }
+  static LinearArguments load(AutogradContext* ctx) {
+    const auto [sharded, gather_dim, scatter_dim] =
+        ctx->saved_data["layout"].to<std::tuple<bool, int64_t, int64_t>>();
+    return {ctx->saved_data["group_names"].to<std::vector<std::string>>(),
+            ctx->saved_data["group_sizes"].toIntVector(),
+            sharded,
+            gather_dim,
+            scatter_dim,
+            ctx->saved_data["algorithm"].toStringRef()};
+  }
+};
+
+Triple call_forward(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                    const LinearArguments& a, bool save_input, bool save_weight) {
+  static const auto op =
+      find<Triple(const Tensor&, const Tensor&, const std::optional<Tensor>&,
+                  const std::vector<std::string>&, at::IntArrayRef, bool, int64_t, int64_t, bool,
+                  bool, const std::string&)>("axonn::linear_forward");
+  return op.call(x, weight, bias, a.group_names, a.group_sizes, a.sharded, a.gather_dim,
+                 a.scatter_dim, save_input, save_weight, a.algorithm);
+}
+
+Triple call_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, bool x_is_full,
+                     bool weight_is_full, std::array<bool, 3> mask, const LinearArguments& a) {
+  static const auto op =
+      find<Triple(const Tensor&, const Tensor&, const Tensor&, bool, bool, std::array<bool, 3>,
+                  const std::vector<std::string>&, at::IntArrayRef, bool, int64_t, int64_t,
+                  const std::string&)>("axonn::linear_backward");
+  return op.call(dy, x, weight, x_is_full, weight_is_full, mask, a.group_names, a.group_sizes,
+                 a.sharded, a.gather_dim, a.scatter_dim, a.algorithm);
+}
+
+struct LinearNode : Function<LinearNode> {
+  static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight,
+                               const std::optional<Tensor>& bias, const LinearArguments& arguments,
+                               bool save_input, bool save_weight) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    auto [y, full_x, full_weight] =
+        call_forward(x, weight, bias, arguments, save_input, save_weight);
+    ctx->mark_non_differentiable({full_x, full_weight});
+    ctx->set_materialize_grads(false);
+    // Where nothing was gathered, what came in is whole already.
+    const bool x_gathered = arguments.sharded && arguments.group_sizes[0] > 1;
+    const bool weight_gathered = arguments.group_sizes[2] > 1;
+    ctx->saved_data["x_is_full"] = !x_gathered || save_input;
+    ctx->saved_data["weight_is_full"] = !weight_gathered || save_weight;
+    ctx->saved_data["has_bias"] = bias.has_value();
+    // x is there for dweight only.
+    const Tensor kept_x = x_gathered && save_input ? full_x : x;
+    ctx->save_for_backward({weight.requires_grad() ? kept_x : Tensor(),
+                            weight_gathered && save_weight ? full_weight : weight});
+    arguments.save(ctx);
+    return {y, full_x, full_weight};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    variable_list result(6);
+    if (!grads[0].defined()) return result;
+    const auto saved = ctx->get_saved_variables();
+    const bool has_bias = ctx->saved_data["has_bias"].toBool();
+    const std::array<bool, 3> mask{ctx->needs_input_grad(0), ctx->needs_input_grad(1),
+                                   has_bias && ctx->needs_input_grad(2)};
+    // A gathered copy has no history; what it was made from has one, so that differentiating a
+    // second time is refused here, too.
+    const auto tracked = [](const Tensor& t) {
+      return at::GradMode::is_enabled() && !t.requires_grad() ? t.detach().requires_grad_() : t;
+    };
+    const auto x = saved[0].defined() ? saved[0] : at::empty({0, 0}, grads[0].options());
+    const auto [dx, dweight, dbias] = call_backward(
+        grads[0], tracked(x), tracked(saved[1]), ctx->saved_data["x_is_full"].toBool(),
+        ctx->saved_data["weight_is_full"].toBool(), mask, LinearArguments::load(ctx));
+    if (mask[0]) result[0] = dx;
+    if (mask[1]) result[1] = dweight;
+    if (mask[2]) result[2] = dbias;
+    return result;
+  }
+};
+
+Triple linear_forward(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                      const std::vector<std::string>& group_names, at::IntArrayRef group_sizes,
+                      bool sharded, int64_t gather_dim, int64_t scatter_dim, bool save_input,
+                      bool save_weight, const std::string& algorithm) {
+  const LinearArguments arguments{group_names, group_sizes.vec(), sharded,
+                                  gather_dim,  scatter_dim,       algorithm};
+  if (needs_grad({&x, &weight}) || (bias && needs_grad({&*bias}))) {
+    const auto out = LinearNode::apply(x, weight, bias, arguments, save_input, save_weight);
+    return {out[0], out[1], out[2]};
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_forward(x, weight, bias, arguments, save_input, save_weight);
+}
+
+struct LinearBackwardNode : Function<LinearBackwardNode> {
+  static variable_list forward(AutogradContext*, const Tensor& dy, const Tensor& x,
+                               const Tensor& weight, bool x_is_full, bool weight_is_full,
+                               std::array<bool, 3> mask, const LinearArguments& arguments) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    auto [dx, dweight, dbias] =
+        call_backward(dy, x, weight, x_is_full, weight_is_full, mask, arguments);
+    return {dx, dweight, dbias};
+  }
+  static variable_list backward(AutogradContext*, const variable_list&) {
+    TORCH_CHECK_NOT_IMPLEMENTED(false,
+                                "linear_backward: a Linear of the 3D matmul can be differentiated "
+                                "once only; leave create_graph=False");
+  }
+};
+
+Triple linear_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, bool x_is_full,
+                       bool weight_is_full, std::array<bool, 3> mask,
+                       const std::vector<std::string>& group_names, at::IntArrayRef group_sizes,
+                       bool sharded, int64_t gather_dim, int64_t scatter_dim,
+                       const std::string& algorithm) {
+  const LinearArguments arguments{group_names, group_sizes.vec(), sharded,
+                                  gather_dim,  scatter_dim,       algorithm};
+  if (needs_grad({&dy, &x, &weight})) {
+    const auto out =
+        LinearBackwardNode::apply(dy, x, weight, x_is_full, weight_is_full, mask, arguments);
+    return {out[0], out[1], out[2]};
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_backward(dy, x, weight, x_is_full, weight_is_full, mask, arguments);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(axonn, Autograd, m) {
+  m.impl("all_gather", &collective<all_gather, reduce_scatter>);
+  m.impl("reduce_scatter", &collective<reduce_scatter, all_gather>);
+  m.impl("all_reduce", &differentiable_all_reduce);
+  m.impl("all_gather_matmul", &matmul<AllGatherMatmul>);
+  m.impl("matmul_all_gather_rhs", &matmul<MatmulAllGatherRhs>);
+  m.impl("matmul_reduce_scatter", &matmul<MatmulReduceScatter>);
+  m.impl("matmul_all_reduce", &differentiable_matmul_all_reduce);
+  m.impl("linear_forward", &linear_forward);
+  m.impl("linear_backward", &linear_backward);
+}
+
+// Ops compute in the dtypes they are given: autocast would change those of the matmuls inside, of
+// some algorithms and not of others.
+namespace {
+void ignore_autocast(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
+  op.callBoxed(stack);
+}
+}  // namespace
+
+TORCH_LIBRARY_IMPL(axonn, AutocastCPU, m) {
+  for (const char* name : {"all_gather_matmul", "matmul_all_gather_rhs", "matmul_reduce_scatter",
+                           "matmul_all_reduce", "linear_forward", "linear_backward"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&ignore_autocast>());
+  }
+}
+
+}  // namespace axonn::ops

@@ -1,0 +1,368 @@
+#include "ops/cpu/fused.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/mm.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/protocol.h"
+#include "ops/checks.h"
+
+namespace axonn::ops::cpu {
+namespace {
+
+// Before a published shard: whether it lies column-major, which ranks need not agree on.
+constexpr int64_t kHeaderBytes = comm::kFlagAlignment;
+
+// An all-reduce of at most this many bytes is summed whole by every rank, which saves a round of
+// signals. A guess until it is tuned: fits L1, one page fault.
+constexpr int64_t kOneShotBytes = 32 << 10;
+
+// Slots start on lines of their own, so that no two ranks' data share one.
+int64_t slot_bytes(int64_t numel, const at::TensorOptions& options) {
+  const int64_t bytes = numel * static_cast<int64_t>(options.dtype().itemsize());
+  return (bytes + comm::kFlagAlignment - 1) / comm::kFlagAlignment * comm::kFlagAlignment;
+}
+
+at::Tensor tensor_at(const std::byte* data, at::IntArrayRef sizes,
+                     const at::TensorOptions& options) {
+  return at::from_blob(const_cast<std::byte*>(data), sizes, options);
+}
+
+bool is_column_major(const at::Tensor& t) {
+  return t.dim() == 2 && !t.is_contiguous() && t.t().is_contiguous();
+}
+
+comm::Range intersect(comm::Range a, comm::Range b) {
+  const int64_t begin = std::max(a.begin, b.begin);
+  return {begin, std::max(begin, std::min(a.end, b.end))};
+}
+
+// destination[i] = sum (or maximum) over sources, in their order, on all threads of this rank.
+void reduce_parallel(std::byte* destination, const std::vector<const std::byte*>& sources,
+                     int64_t count, c10::ScalarType type, kernels::ReduceOp op) {
+  constexpr int64_t kGrain = 32768;  // below this a thread costs more than it adds
+  const auto dtype = data_type(type);
+  at::parallel_for(0, count, kGrain, [&](int64_t begin, int64_t end) {
+    const int64_t offset = begin * kernels::size_of(dtype);
+    std::vector<const void*> shifted;
+    for (const auto* source : sources) shifted.push_back(source + offset);
+    kernels::reduce_slots(destination + offset, shifted.data(),
+                          static_cast<int64_t>(shifted.size()), end - begin, dtype, op);
+  });
+}
+
+}  // namespace
+
+int64_t shape_hash(const at::Tensor& t) {
+  uint64_t hash = 0xCBF29CE484222325u;
+  for (const int64_t size : t.sizes()) hash = (hash ^ static_cast<uint64_t>(size)) * 0x100000001B3u;
+  return static_cast<int64_t>(hash >> 32);
+}
+
+// --- FusedCall -----------------------------------------------------------------------------------
+
+FusedCall::FusedCall(const Group& group, const comm::CallSignature& signature,
+                     int64_t workspace_bytes)
+    : group_(group) {
+  if (group.size > 1) call_.emplace(*group.shared, signature, workspace_bytes);
+}
+
+int64_t FusedCall::take_bytes(int64_t bytes) {
+  return std::exchange(next_byte_, next_byte_ + bytes);
+}
+
+Signals FusedCall::take_signals(const comm::SignalLayout& layout) {
+  return {*this, std::exchange(next_flag_, next_flag_ + layout.num_flags())};
+}
+
+int64_t Signals::rank() const { return call_->rank(); }
+int64_t Signals::size() const { return call_->size(); }
+void Signals::signal(int64_t flag) { call_->call_->signal(first_flag_ + flag); }
+void Signals::wait(int64_t peer, int64_t flag) { call_->call_->wait(peer, first_flag_ + flag); }
+
+// --- Gathered ------------------------------------------------------------------------------------
+
+int64_t Gathered::bytes(const Group& group, const at::Tensor& shard) {
+  return group.size == 1 ? 0 : kHeaderBytes + slot_bytes(shard.numel(), shard.options());
+}
+
+Gathered::Gathered(const at::Tensor& whole) : dim_(0), length_(whole.size(0)), parts_{whole} {}
+
+Gathered::Gathered(FusedCall& call, const at::Tensor& shard, int64_t dim)
+    : dim_(dim), length_(shard.size(dim)), rank_(call.rank()), parts_(call.size()), call_(&call) {
+  parts_[rank_] = shard;
+  if (call.size() == 1) return;
+  const int64_t header = call.take_bytes(kHeaderBytes);
+  offset_ = call.take_bytes(slot_bytes(shard.numel(), shard.options()));
+  const comm::SignalLayout layout{
+      .num_phases = 1, .num_shards = call.size(), .chunks_per_shard = 1};
+  signals_ = call.take_signals(layout);
+  const int64_t column_major = is_column_major(shard);
+  std::memcpy(call.own_data(header), &column_major, sizeof(column_major));
+  const auto stored = column_major ? shard.t() : shard;
+  tensor_at(call.own_data(offset_), stored.sizes(), stored.options()).copy_(stored);
+  signals_.signal(layout.flag(0, {rank_, 0}));
+}
+
+const at::Tensor& Gathered::part(int64_t index) {
+  auto& part = parts_[index];
+  if (!part.defined()) {
+    const auto layout = comm::SignalLayout{1, num_parts(), 1};
+    signals_.wait(index, layout.flag(0, {index, 0}));
+    const auto& own = parts_[rank_];
+    int64_t column_major = 0;
+    std::memcpy(&column_major, call_->data_of(index, offset_ - kHeaderBytes), sizeof(column_major));
+    std::vector<int64_t> sizes = own.sizes().vec();
+    if (column_major) std::swap(sizes[0], sizes[1]);
+    part = tensor_at(call_->data_of(index, offset_), sizes, own.options());
+    if (column_major) part = part.t();
+  }
+  return part;
+}
+
+const at::Tensor& Gathered::join() {
+  if (num_parts() == 1) return parts_[0];
+  for (int64_t step = 0; step < num_parts(); ++step) part(own_first(step));
+  auto whole = at::cat(parts_, dim_);
+  length_ = whole.size(dim_);
+  rank_ = 0;
+  parts_ = {std::move(whole)};
+  return parts_[0];
+}
+
+// --- Drained -------------------------------------------------------------------------------------
+
+namespace {
+
+// What is split between ranks: rows or columns; small all-reduces are summed whole by every rank.
+comm::ChunkPlan plan_of(int64_t group_size, int64_t rows, int64_t columns, Drain drain,
+                        const at::TensorOptions& options) {
+  const bool one_shot =
+      drain == Drain::kAllReduce && slot_bytes(rows * columns, options) <= kOneShotBytes;
+  return {.count = drain == Drain::kScatterColumns ? columns : rows,
+          .num_shards = one_shot ? 1 : group_size};
+}
+
+}  // namespace
+
+int64_t Drained::bytes(const Group& group, int64_t rows, int64_t columns, Drain drain,
+                       const at::TensorOptions& options) {
+  if (group.size == 1) return 0;
+  const int64_t numel = rows * columns;
+  if (drain == Drain::kAllReduce) {
+    const int64_t slots = slot_bytes(numel, options);
+    return plan_of(group.size, rows, columns, drain, options).num_shards == 1 ? slots : 2 * slots;
+  }
+  return (group.size - 1) * slot_bytes(numel / group.size, options);
+}
+
+Drained::Drained(FusedCall& call, int64_t rows, int64_t columns, Drain drain,
+                 const at::TensorOptions& options, kernels::ReduceOp reduce_op)
+    : call_(call),
+      rows_(rows),
+      columns_(columns),
+      drain_(drain),
+      reduce_op_(reduce_op),
+      plan_(plan_of(call.size(), rows, columns, drain, options)) {
+  output_ = at::empty({scatters() ? this->rows(call.rank()).size() : rows,
+                       scatters() ? this->columns(call.rank()).size() : columns},
+                      options);
+  if (call.size() == 1) return;
+  if (scatters()) {
+    offset_ = call.take_bytes((call.size() - 1) * slot_bytes(output_.numel(), options));
+  } else {
+    offset_ = call.take_bytes(slot_bytes(output_.numel(), options));
+    if (num_parts() > 1) summed_ = call.take_bytes(slot_bytes(output_.numel(), options));
+  }
+  signals_ = call.take_signals(layout());
+}
+
+comm::SignalLayout Drained::layout() const {
+  return comm::SignalLayout::of(plan_, scatters() ? 1 : 2);
+}
+
+comm::Range Drained::rows(int64_t part) const {
+  return drain_ == Drain::kScatterColumns ? comm::Range{0, rows_} : plan_.shard(part);
+}
+
+comm::Range Drained::columns(int64_t part) const {
+  return drain_ == Drain::kScatterColumns ? plan_.shard(part) : comm::Range{0, columns_};
+}
+
+// A scatter has a slot for each peer in turn, none for its own rank; the slots of an all-reduce
+// make up the whole matrix.
+int64_t Drained::slot_offset(int64_t source, int64_t part) const {
+  if (scatters()) {
+    const int64_t index = part < source ? part : part - 1;
+    return offset_ + index * slot_bytes(output_.numel(), options());
+  }
+  const auto row_bytes = columns_ * static_cast<int64_t>(output_.element_size());
+  return offset_ + rows(part).begin * row_bytes;
+}
+
+at::Tensor Drained::slot(int64_t part) {
+  if (call_.size() == 1 || (scatters() && part == call_.rank())) return output_;
+  return tensor_at(call_.own_data(slot_offset(call_.rank(), part)),
+                   {rows(part).size(), columns(part).size()}, options());
+}
+
+void Drained::done(int64_t part) {
+  if (call_.size() > 1) signals_.signal(layout().flag(0, {part, 0}));
+}
+
+// Adds up the slots of a part, which have all been waited for.
+void Drained::reduce(int64_t part, std::byte* destination) {
+  std::vector<const std::byte*> sources;
+  for (int64_t source = 0; source < call_.size(); ++source) {
+    const bool own = scatters() && source == call_.rank();
+    sources.push_back(own ? static_cast<const std::byte*>(output_.const_data_ptr())
+                          : call_.data_of(source, slot_offset(source, part)));
+  }
+  reduce_parallel(destination, sources, rows(part).size() * columns(part).size(),
+                  output_.scalar_type(), reduce_op_);
+}
+
+at::Tensor Drained::finish() {
+  if (call_.size() == 1) return output_;
+  auto* result = static_cast<std::byte*>(output_.mutable_data_ptr());
+  if (scatters()) {
+    comm::finish_reduce_scatter(
+        signals_, plan_, layout(),
+        [&](comm::ChunkIndex index, comm::Range) { reduce(index.shard, result); });
+    return output_;
+  }
+  const auto row_bytes = columns_ * static_cast<int64_t>(output_.element_size());
+  comm::finish_all_reduce(
+      signals_, plan_, layout(),
+      [&](comm::ChunkIndex index, comm::Range) {
+        reduce(index.shard, num_parts() == 1 ? result : call_.own_data(summed_));
+      },
+      [&](comm::ChunkIndex index, comm::Range part) {
+        std::memcpy(result + part.begin * row_bytes, call_.data_of(index.shard, summed_),
+                    static_cast<size_t>(part.size() * row_bytes));
+      });
+  return output_;
+}
+
+// --- Products ------------------------------------------------------------------------------------
+
+namespace {
+
+// The ranges of `total` that the parts of a factor cut along `dim` make; one, if it is not cut so.
+std::vector<comm::Range> cuts(const Factor& factor, int64_t dim, bool own_first) {
+  std::vector<comm::Range> ranges;
+  const int64_t count = factor.dim() == dim ? factor.matrix.num_parts() : 1;
+  if (count == 1) return {{0, factor.size(dim)}};
+  for (int64_t i = 0; i < count; ++i) {
+    ranges.push_back(factor.matrix.range(own_first ? factor.matrix.own_first(i) : i));
+  }
+  return ranges;
+}
+
+// The summed dimension, cut wherever one of the factors is, in rank order on every rank.
+std::vector<comm::Range> inner_cuts(const Factor& a, const Factor& b) {
+  std::vector<comm::Range> ranges;
+  for (const auto& x : cuts(a, 1, false)) {
+    for (const auto& y : cuts(b, 0, false)) {
+      if (const auto both = intersect(x, y); both.size() > 0) ranges.push_back(both);
+    }
+  }
+  if (ranges.empty()) ranges.push_back({0, 0});
+  return ranges;
+}
+
+at::Tensor block_of(const at::Tensor& t, comm::Range rows, comm::Range columns) {
+  auto block = t;
+  if (rows.size() != t.size(0)) block = block.narrow(0, rows.begin, rows.size());
+  if (columns.size() != t.size(1)) block = block.narrow(1, columns.begin, columns.size());
+  return block;
+}
+
+comm::Range shift(comm::Range range, int64_t origin) {
+  return {range.begin - origin, range.end - origin};
+}
+
+// Copies the parts of a factor into one piece where multiplying them one by one would cost more: by
+// `elements_a_part` that the library packs, or reads and writes, once more for every further part.
+void join_if_cheaper(Factor& factor, int64_t elements_a_part) {
+  constexpr int64_t kGain = 2;  // or better: a copy has to wait for the last part
+  const int64_t parts = factor.matrix.num_parts();
+  const int64_t copied = factor.size(0) * factor.size(1) / parts * (parts - 1);
+  if (kGain * copied < (parts - 1) * elements_a_part) factor.matrix.join();
+}
+
+void join_where_it_pays(Factor& a, Factor& b, const at::TensorOptions& options) {
+  // Sums over parts are rounded to the tensors' dtype in between: not where that is less than fp32.
+  const bool rounds = c10::typeMetaToScalarType(options.dtype()) == at::kBFloat16;
+  const int64_t rows = a.size(0), inner = a.size(1), columns = b.size(1);
+  if (rounds && a.dim() == 1) a.matrix.join();
+  if (rounds && b.dim() == 0) b.matrix.join();
+  join_if_cheaper(a, a.dim() == 0 ? inner * columns : 2 * rows * columns);
+  join_if_cheaper(b, b.dim() == 1 ? rows * inner : 2 * rows * columns);
+}
+
+}  // namespace
+
+at::Tensor Factor::block(comm::Range rows, comm::Range columns) const {
+  if (transposed) std::swap(rows, columns);
+  auto& range = matrix.dim() == 0 ? rows : columns;
+  const int64_t length = matrix.range(0).size();
+  const int64_t part = length > 0 ? range.begin / length : 0;
+  range = shift(range, part * length);
+  const auto block = block_of(matrix.part(part), rows, columns);
+  return transposed ? block.t() : block;
+}
+
+namespace {
+
+// out = (a @ b)[rows, columns]
+void multiply(const at::Tensor& out, comm::Range rows, comm::Range columns, Factor a, Factor b) {
+  TORCH_INTERNAL_ASSERT(a.size(1) == b.size(0), a.size(1), " and ", b.size(0));
+  const auto inner = inner_cuts(a, b);
+  for (const auto& row_part : cuts(a, 0, true)) {
+    const auto r = intersect(row_part, rows);
+    if (r.size() == 0) continue;
+    for (const auto& column_part : cuts(b, 1, true)) {
+      const auto c = intersect(column_part, columns);
+      if (c.size() == 0) continue;
+      auto tile = block_of(out, shift(r, rows.begin), shift(c, columns.begin));
+      bool first = true;
+      for (const auto& k : inner) {
+        if (first) {
+          at::mm_out(tile, a.block(r, k), b.block(k, c));
+        } else {
+          tile.addmm_(a.block(r, k), b.block(k, c));
+        }
+        first = false;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void multiply(Drained& out, Factor a, Factor b) {
+  join_where_it_pays(a, b, out.options());
+  for (int64_t step = 0; step < out.num_parts(); ++step) {
+    const int64_t part = out.own_last(step);
+    multiply(out.slot(part), out.rows(part), out.columns(part), a, b);
+    out.done(part);
+  }
+}
+
+at::Tensor multiply(Factor a, Factor b) {
+  const int64_t rows = a.size(0), columns = b.size(1);
+  const auto options = a.matrix.options();
+  join_where_it_pays(a, b, options);
+  auto out = at::empty({rows, columns}, options);
+  multiply(out, {0, rows}, {0, columns}, a, b);
+  return out;
+}
+
+}  // namespace axonn::ops::cpu

@@ -1,0 +1,174 @@
+// What the fused CPU ops are made of: matrices whose parts lie with the ranks of a group and are
+// read where they lie, and products that are summed over ranks through staging slots.
+//
+// An op opens one FusedCall per group and hands it to the matrices it gathers (Gathered: published
+// at once) and to the sum it drains its product into (Drained: one slot per part). Workspace and
+// flags are taken in the order of construction, which must be the same on all ranks. Where several
+// groups take part, every rank opens its calls, and publishes, before it waits for anything: so the
+// rank that is furthest behind never waits for a peer that waits for it. The waits and signals are
+// mirrored in core/linear_program.cpp, for the tests' simulator.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <vector>
+
+#include "core/chunk_plan.h"
+#include "core/reduce.h"
+#include "core/signal_layout.h"
+#include "core/symmetric_group.h"
+#include "ops/group.h"
+
+namespace axonn::ops::cpu {
+
+// Stands for all sizes of a tensor in a signature (FNV-1a).
+int64_t shape_hash(const at::Tensor& t);
+
+class FusedCall;
+
+// The flags of one matrix or sum within a call: what core/protocol.h runs on.
+class Signals {
+ public:
+  Signals() = default;
+  Signals(FusedCall& call, int64_t first_flag) : call_(&call), first_flag_(first_flag) {}
+
+  int64_t rank() const;
+  int64_t size() const;
+  void signal(int64_t flag);
+  void wait(int64_t peer, int64_t flag);
+
+ private:
+  FusedCall* call_ = nullptr;  // none: no peers
+  int64_t first_flag_ = 0;
+};
+
+// One group's call of a fused op; a group of one rank needs none.
+class FusedCall {
+ public:
+  // workspace_bytes: what the matrices and the sum say they need.
+  FusedCall(const Group& group, const comm::CallSignature& signature, int64_t workspace_bytes);
+
+  int64_t rank() const { return group_.rank; }
+  int64_t size() const { return group_.size; }
+  int64_t take_bytes(int64_t bytes);  // returns their offset
+  Signals take_signals(const comm::SignalLayout& layout);
+  std::byte* own_data(int64_t offset) const { return call_->workspace() + offset; }
+  const std::byte* data_of(int64_t rank, int64_t offset) const {
+    return call_->workspace_of(rank) + offset;
+  }
+
+ private:
+  friend class Signals;
+
+  const Group& group_;
+  std::optional<comm::Call> call_;
+  int64_t next_byte_ = 0;
+  int64_t next_flag_ = 0;
+};
+
+// A matrix that is the concatenation, along `dim`, of the shards of all ranks; or one that is whole
+// here, which is its only part.
+class Gathered {
+ public:
+  // Workspace that a call must have for a shard.
+  static int64_t bytes(const Group& group, const at::Tensor& shard);
+
+  // Publishes this rank's shard, of any strides; row-major and column-major ones are copied in one
+  // piece, as they lie.
+  Gathered(FusedCall& call, const at::Tensor& shard, int64_t dim);
+  explicit Gathered(const at::Tensor& whole);
+  // Gathered if the axis has peers, and whole otherwise, whatever else the call is for.
+  static Gathered over(const Group& axis, FusedCall& call, const at::Tensor& t, int64_t dim) {
+    return axis.size > 1 ? Gathered(call, t, dim) : Gathered(t);
+  }
+
+  at::TensorOptions options() const { return parts_[rank_].options(); }
+  int64_t dim() const { return dim_; }
+  int64_t num_parts() const { return static_cast<int64_t>(parts_.size()); }
+  comm::Range range(int64_t part) const { return {part * length_, (part + 1) * length_}; }
+  int64_t size(int64_t dim) const {
+    return dim == dim_ ? num_parts() * length_ : parts_[rank_].size(dim);
+  }
+  // Part at `step` of a walk that begins with what is here already.
+  int64_t own_first(int64_t step) const { return comm::own_first(rank_, num_parts(), step); }
+  // Waits for it. Valid as long as the call.
+  const at::Tensor& part(int64_t index);
+  // Copies the parts into one, which is then the only one, and returns it.
+  const at::Tensor& join();
+
+ private:
+  int64_t dim_;
+  int64_t length_;
+  int64_t rank_ = 0;
+  std::vector<at::Tensor> parts_;  // by rank; undefined until waited for
+  FusedCall* call_ = nullptr;
+  int64_t offset_ = 0;
+  Signals signals_;
+};
+
+// How a sum over ranks is handed out.
+enum class Drain { kScatterRows, kScatterColumns, kAllReduce };
+
+// A [rows, columns] product, summed over ranks: this rank's block of it or, with kAllReduce, all of
+// it on every rank. The caller writes every part's slot and says when it is done. Slots carry the
+// tensor's dtype; sums are made in rank order in fp32 (fp64 for fp64): equal bits on all ranks.
+class Drained {
+ public:
+  // Workspace that a call must have for it.
+  static int64_t bytes(const Group& group, int64_t rows, int64_t columns, Drain drain,
+                       const at::TensorOptions& options);
+
+  Drained(FusedCall& call, int64_t rows, int64_t columns, Drain drain,
+          const at::TensorOptions& options, kernels::ReduceOp reduce_op = kernels::ReduceOp::kSum);
+
+  at::TensorOptions options() const { return output_.options(); }
+  int64_t num_parts() const { return plan_.num_shards; }
+  // Part at `step` of a walk that serves the peers first.
+  int64_t own_last(int64_t step) const { return plan_.scatter_visit(call_.rank(), step).shard; }
+  comm::Range rows(int64_t part) const;
+  comm::Range columns(int64_t part) const;
+  at::Tensor slot(int64_t part);
+  void done(int64_t part);
+  // The sum, when every part is done here.
+  at::Tensor finish();
+
+ private:
+  bool scatters() const { return drain_ != Drain::kAllReduce; }
+  int64_t slot_offset(int64_t source, int64_t part) const;
+  void reduce(int64_t part, std::byte* destination);
+  comm::SignalLayout layout() const;
+
+  FusedCall& call_;
+  int64_t rows_;
+  int64_t columns_;
+  Drain drain_;
+  kernels::ReduceOp reduce_op_;
+  comm::ChunkPlan plan_;  // a shard for each part, in one chunk
+  at::Tensor output_;
+  int64_t offset_ = 0;  // of the slots
+  int64_t summed_ = 0;  // of the part that this rank sums for all (all-reduce)
+  Signals signals_;
+};
+
+// A factor of a product: a matrix as it is, or its transpose.
+struct Factor {
+  Gathered& matrix;
+  bool transposed = false;
+
+  int64_t dim() const { return transposed ? 1 - matrix.dim() : matrix.dim(); }
+  int64_t size(int64_t d) const { return matrix.size(transposed ? 1 - d : d); }
+  // Ranges that lie in one part each.
+  at::Tensor block(comm::Range rows, comm::Range columns) const;
+};
+
+// a @ b, tile by tile, each as soon as the parts it needs are there, into every part of `out`,
+// which is then to be finished. Where the summed dimension comes in parts, products are added up in
+// rank order, in the tensors' dtype. Parts are joined first where that is cheaper, by a rule of
+// sizes alone, and of bfloat16 where sums would be rounded.
+void multiply(Drained& out, Factor a, Factor b);
+
+// The whole product, for this rank alone.
+at::Tensor multiply(Factor a, Factor b);
+
+}  // namespace axonn::ops::cpu

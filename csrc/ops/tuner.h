@@ -1,0 +1,99 @@
+// What `algorithm="auto"` stands for: the algorithm that was measured for the signature of a call,
+// in a warm-up of this process or of an earlier one. All ranks of a group get the same answer: rank
+// 0's, whatever the others' clocks, disks and warm-ups say.
+//
+// A question about a signature is asked once per process group, by all ranks in the same call, and
+// is numbered. Rank 0 answers: from disk, else "measure" in a warm-up, else the default. A known
+// signature costs a look into a table and no communication.
+//
+// A default that was not measured is asked about again in a later warm-up. Ranks may not all be in
+// it, and a rank that is not says nothing. So a rank in a warm-up posts its wish, once, before
+// it runs call c of the signature. All ranks have to take part in call c for it to end, so all
+// that wished by then know of each other in call c + 1, and see the same: where every rank wished
+// in an earlier call, the question is asked again. Calls must have ended on the host for this. A
+// rank that has wished looks into the store once a call, until all have.
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <array>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/tuning_cache.h"
+#include "ops/group.h"
+#include "ops/signature.h"
+
+namespace axonn::ops {
+
+inline constexpr std::array kAlgorithms{Algorithm::kFused, Algorithm::kChunked,
+                                        Algorithm::kSequential};
+
+const char* name_of(Algorithm algorithm);
+
+struct TuningSettings {
+  double timeout_seconds;
+  std::string cache_directory;  // empty: nothing is read from or written to disk
+  tuning::Platform platform;
+};
+
+// Values that axonn_ext/settings.py read.
+void configure_tuning(const TuningSettings& settings);
+
+// Between these, calls of signatures that are not known are measured. They nest.
+void enter_warm_up();
+void leave_warm_up();
+
+// The algorithm to use in this call, one of `legal`, which must be equal on all ranks. Where it has
+// to be measured, calls `run(algorithm)` some dozen times, equally often on all ranks: it must make
+// the call, on the real arguments, and drop the result. Not for calls that need no peer (empty
+// tensors). Throws what `run` throws, and CommunicationError if a peer does not do its part.
+// `meets`: whether the call ends on a rank only after every rank of the group has come to it. Where
+// it does not, no rank can know that all wish to ask again, and a default stays.
+Algorithm resolve_auto(const Group& group, const Signature& signature, bool meets,
+                       std::span<const Algorithm> legal, c10::function_ref<void(Algorithm)> run);
+
+// One that check_algorithm has passed, other than "auto".
+Algorithm algorithm_named(const std::string& name);
+
+// What an op tells of a call, the same on all ranks.
+struct CallTraits {
+  bool can_fuse;      // its ranks share memory
+  bool is_empty;      // there is nothing to measure
+  bool meets = true;  // see resolve_auto
+};
+
+// Runs an op, `run(algorithm)`, with the algorithm asked for or, for "auto", the one chosen.
+// `make_signature()` names the call.
+template <typename MakeSignature, typename Run>
+auto run_algorithm(const Group& group, const std::string& algorithm, CallTraits call,
+                   MakeSignature&& make_signature, Run&& run) {
+  if (algorithm != "auto") return run(algorithm_named(algorithm));
+  if (call.is_empty) return run(call.can_fuse ? Algorithm::kFused : Algorithm::kSequential);
+  const auto legal = std::span(kAlgorithms).subspan(call.can_fuse ? 0 : 1);
+  return run(
+      resolve_auto(group, make_signature(), call.meets, legal, [&](Algorithm a) { run(a); }));
+}
+
+struct Choice {
+  enum class Source { kDefault, kDisk, kMeasured };
+
+  std::string group;
+  std::string signature;  // with the group's size and kind, rank 0's layouts and threads
+  Algorithm algorithm;
+  Source source;
+  std::vector<std::pair<std::string, double>> median_us;  // by algorithm; empty: never measured
+};
+
+const char* name_of(Choice::Source source);
+
+// What "auto" stands for in this process, for the groups that live.
+std::vector<Choice> tuning_choices();
+
+// Forgets them, so that they are asked for anew; not what is on disk. To be called on all ranks,
+// between the same calls.
+void clear_tuning_choices();
+
+}  // namespace axonn::ops
