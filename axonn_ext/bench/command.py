@@ -1,0 +1,232 @@
+"""`axonn-ext bench ag-gemm|gemm-rs|gemm-ar|linear|block`."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from axonn_ext import ops
+from axonn_ext.bench.case import DTYPES, Spec
+from axonn_ext.bench.machine import describe_machine, num_cores
+from axonn_ext.bench.measure import ROUNDS
+from axonn_ext.bench.plot import plot_rows
+from axonn_ext.bench.report import print_rows
+from axonn_ext.bench.results import Row, check_writable, read_rows, write_json
+from axonn_ext.bench.shapes import DEFAULTS, GEMM_OPS, OPS, describe, parse_shapes, problems
+from axonn_ext.bench.worker import Plan, run_worker
+from axonn_ext.grid import GridShape
+from axonn_ext.nn.linear import ROLES
+from axonn_ext.nn.sharded import LAYOUTS
+from axonn_ext.train import process
+from axonn_ext.train.errors import UserError
+from axonn_ext.train.process import Process
+
+DEFAULT_WORLD = 2
+MIN_WIDTH = 100  # of the table; a file or a pipe would get 80 columns, and numbers cut short
+# In the order of the table: the baseline first.
+ALGORITHMS = ops.ALGORITHMS[::-1]
+
+SUMMARIES = {
+    "ag-gemm": "all_gather_matmul: A's rows are gathered, B's columns stay",
+    "gemm-rs": "matmul_reduce_scatter: the sum's rows are scattered",
+    "gemm-ar": "matmul_all_reduce: every rank gets the sum",
+    "linear": "nn.Linear on a grid, forward and backward",
+    "block": "a GPT-2 transformer block on a grid, forward and backward",
+}
+DESCRIPTION = """\
+Times {summary}.
+
+In one run, interleaved: compute alone (the floor), the collectives alone, and the algorithms. Times
+are of the slowest rank. A result that is wrong, compared with float64 before and after timing, gets
+no time, and the exit status is 1. docs/benchmarks.md tells how to read the numbers."""
+GEMM_EXAMPLES = """\
+examples:
+  axonn-ext bench {op}                                      2 ranks, {default}
+  axonn-ext bench {op} --world 4 --shapes 256,256,256 1024,1024,1024
+  axonn-ext bench {op} --world 8 --dtype bf16 --shapes llama-70b --json {op}.json
+  torchrun --nproc-per-node 4 -m axonn_ext bench {op} --algorithms sequential,fused
+"""
+GRID_EXAMPLES = """\
+examples:
+  axonn-ext bench {op}                                       x=2, {default}
+  axonn-ext bench {op} --grid 2x1x1 --grid 2x2x1 --grid x=2,y=2,z=2 --plot {op}.png
+  axonn-ext bench {op} --grid 2x2x1 --layout replicated --rounds 100
+  torchrun --nproc-per-node 4 -m axonn_ext bench {op} --grid 2x2x1 --algorithms sequential,fused
+"""
+
+
+def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
+    """Adds a subcommand for each op."""
+    for op in OPS:
+        examples = GEMM_EXAMPLES if op in GEMM_OPS else GRID_EXAMPLES
+        parser = benchmarks.add_parser(
+            op, help=SUMMARIES[op], description=DESCRIPTION.format(summary=SUMMARIES[op]),
+            epilog=examples.format(op=op, default=describe(DEFAULTS[op])),
+            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+        )  # fmt: skip
+        _add_options(parser, op)
+        parser.set_defaults(run=run, op=op)
+
+
+def _add_options(parser: argparse.ArgumentParser, op: str) -> None:
+    add = parser.add_argument
+    add("--grid", action="append", default=[], metavar="SHAPE",
+        help="x=2,y=2,z=1 (left out: 1) or 2x2x1; may be given several times")  # fmt: skip
+    add("--world", type=int, metavar="N", help=f"--grid x=N (default: {DEFAULT_WORLD})")
+    sizes = ",".join(DEFAULTS[op]._fields)
+    add("--shapes", nargs="+", default=[], metavar="SHAPE",
+        help=f'global sizes "{sizes}", or a preset: '
+        + ("gpt2, gpt3" if op == "block" else "llama-70b, gpt3")
+        + f" (default: {','.join(map(str, DEFAULTS[op]))})")  # fmt: skip
+    add(
+        "--algorithms",
+        default=",".join(ALGORITHMS),
+        metavar="A,B,...",
+        help="(default: %(default)s)",
+    )
+    add("--dtype", choices=tuple(DTYPES), default="fp32", help="(default: %(default)s)")
+    add("--threads", type=int, default=1, metavar="N",
+        help="of each rank; 0: its share of the cores (default: 1, so that a rank's arithmetic is "
+        "the same on every machine and grid)")  # fmt: skip
+    add("--rounds", type=int, default=ROUNDS, metavar="N",
+        help="batches of each algorithm (default: %(default)s)")  # fmt: skip
+    if op == "linear":
+        add("--role", choices=tuple(ROLES), default="expand", help="(default: %(default)s)")
+    if op not in GEMM_OPS:
+        add("--layout", choices=LAYOUTS, default="sharded", help="(default: %(default)s)")
+    add("--json", type=Path, metavar="FILE", help="write machine and rows to a JSON file")
+    add("--plot", type=Path, metavar="FILE", help="draw a bar chart: .png, .svg or .pdf")
+    # Where the processes that this command starts leave their rows, instead of showing them.
+    add("--rows", type=Path, help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+    """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
+    if extra:
+        raise UserError(f"unknown argument {extra[0]} (see axonn-ext bench {args.op} --help)")
+    here = process.this_process()
+    plan = make_plan(args, here)
+    for option, path in (("--json", args.json), ("--plot", args.plot)):
+        check_writable(option, path)
+    if args.plot is not None and args.plot.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"--plot: expected a name ending in .png, .svg or .pdf, got {args.plot}")
+    if here is None:
+        return _launch(args, plan)
+    rows = run_worker(plan, here)
+    if here.rank == 0:
+        if args.rows is not None:
+            write_json(args.rows, {}, rows)
+        else:
+            _report(args, rows)
+    return 0 if args.rows is not None else _status(rows)
+
+
+def make_plan(args: argparse.Namespace, here: Process | None) -> Plan:
+    """What the arguments ask for.
+
+    Raises: UserError, with every problem found.
+    """
+    grids = _grids(args, here)
+    algorithms = tuple(dict.fromkeys(args.algorithms.split(",")))
+    for name in algorithms:
+        if name not in ALGORITHMS:
+            raise UserError(f"--algorithms: expected some of {', '.join(ALGORITHMS)}, got {name!r}")
+    if args.threads < 0:
+        raise UserError(f"--threads: expected a whole number >= 0, got {args.threads}")
+    if args.rounds < 1:
+        raise UserError(f"--rounds: expected a whole number >= 1, got {args.rounds}")
+    options = {key: getattr(args, key) for key in ("role", "layout") if key in args}
+    role, layout = options.get("role", "expand"), options.get("layout", "sharded")
+    shapes = parse_shapes(args.op, args.shapes, role=role)
+    found = [
+        problem
+        for grid in grids
+        for shape in shapes
+        for problem in problems(args.op, shape, grid, role=role, layout=layout)
+    ]
+    if found:
+        raise UserError(*found)
+    specs = tuple(
+        Spec(args.op, shape, grid, args.dtype, algorithms, options)
+        for grid in grids
+        for shape in shapes
+    )
+    return Plan(specs, threads=args.threads, rounds=args.rounds)
+
+
+def _grids(args: argparse.Namespace, here: Process | None) -> tuple[GridShape, ...]:
+    if args.grid and args.world is not None:
+        raise UserError("--world N is --grid x=N: give one of them")
+    default = DEFAULT_WORLD if here is None else here.world_size
+    texts = args.grid or [f"x={default if args.world is None else args.world}"]
+    try:
+        grids = tuple(dict.fromkeys(GridShape.parse(text) for text in texts))
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if here is not None:
+        if here.local_world_size != here.world_size:
+            raise UserError("bench: all ranks must be on one host: its clock is what they share")
+        for grid in grids:
+            if grid.size != here.world_size:
+                raise UserError(
+                    f"--grid: {grid} has {grid.size} ranks, but torchrun started {here.world_size}"
+                )
+    return grids
+
+
+def _launch(args: argparse.Namespace, plan: Plan) -> int:
+    """Starts the processes of one grid after another, and shows what all of them found."""
+    # Here, because it takes a sixth of a second that the processes themselves need not spend.
+    from axonn_ext.train.launcher import launch
+
+    rows: list[Row] = []
+    try:
+        with tempfile.TemporaryDirectory(prefix="axonn_ext_bench_") as folder:
+            path = Path(folder) / "rows.json"
+            for grid in plan.grids:
+                launch(grid.size, [*_worker_arguments(args, grid), "--rows", str(path)])
+                rows += read_rows(path)
+    finally:
+        if rows:  # also those of the grids before one that failed
+            _report(args, rows)
+    return _status(rows)
+
+
+def _worker_arguments(args: argparse.Namespace, grid: GridShape) -> list[str]:
+    """What a worker is started with: what this process was, but one grid."""
+    arguments = ["bench", args.op, "--grid", str(grid)]
+    for key in ("algorithms", "dtype", "threads", "rounds", "role", "layout"):
+        if key in args:
+            arguments += [f"--{key}", str(getattr(args, key))]
+    return arguments + (["--shapes", *args.shapes] if args.shapes else [])
+
+
+def _report(args: argparse.Namespace, rows: Sequence[Row]) -> None:
+    """The table, and the files that were asked for."""
+    console = Console()
+    console.width = max(console.width, MIN_WIDTH)
+    machine = describe_machine(threads=rows[0].threads)
+    print_rows(console, rows, cores=num_cores())
+    written = []
+    if args.json is not None:
+        write_json(args.json, machine, rows)
+        written.append(str(args.json))
+    if args.plot is not None:
+        subtitle = (
+            f"{machine['cpu']}, {machine['cores']} cores, {machine['threads_per_rank']} threads a "
+            f"rank, torch {machine['torch']}, axonn_ext {machine['axonn_ext']}"
+        )
+        plot_rows(rows, args.plot, subtitle=subtitle)
+        written.append(str(args.plot))
+    if written:
+        text = f"written: {', '.join(written)}"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _status(rows: Sequence[Row]) -> int:
+    return 0 if all(row.correct for row in rows) else 1

@@ -1,0 +1,66 @@
+"""A matmul with one collective over x, forward only.
+
+Legend: W ranks along x; M, N, K global.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from axonn_ext import ops
+from axonn_ext.bench.case import DTYPES, Case, Collective, Spec, bind_all
+from axonn_ext.bench.reference import Outputs, Whole, expected_product, round_off
+from axonn_ext.bench.shapes import GemmShape
+from axonn_ext.grid import AxisGroup, Grid
+
+
+def gemm_case(spec: Spec, grid: Grid) -> Case:
+    """all_gather_matmul, matmul_reduce_scatter or matmul_all_reduce, over x, forward only.
+
+    ag-gemm   A [M / W, K]   B [K, N / W]   result [M, N / W]
+    gemm-rs   A [M, K / W]   B [K / W, N]   result [M / W, N]
+    gemm-ar   A [M, K / W]   B [K / W, N]   result [M, N]
+    """
+    shape, axis, dtype = spec.shape, grid.axis("x"), DTYPES[spec.dtype]
+    assert isinstance(shape, GemmShape)
+    a = Whole("a", shape.M, shape.K, dtype)
+    b = Whole("b", shape.K, shape.N, dtype)
+    if spec.op == "ag-gemm":
+        op: Callable[..., Tensor] = ops.all_gather_matmul
+        rows, columns = a.rows, _part("N", shape.N, axis)
+        local_a, local_b = a.block(_part("M", shape.M, axis), a.columns), b.block(b.rows, columns)
+        floor = partial(torch.mm, a.block(a.rows, a.columns), local_b)
+        collective = Collective("all_gather", axis, tuple(local_a.shape), dtype)
+    else:
+        rows, columns = a.rows, b.columns
+        inner = _part("K", shape.K, axis)
+        local_a, local_b = a.block(a.rows, inner), b.block(inner, b.columns)
+        floor = partial(torch.mm, local_a, local_b)
+        kind = "reduce_scatter" if spec.op == "gemm-rs" else "all_reduce"
+        collective = Collective(kind, axis, (shape.M, shape.N), dtype)
+        op = ops.matmul_reduce_scatter if spec.op == "gemm-rs" else ops.matmul_all_reduce
+        if spec.op == "gemm-rs":
+            rows = _part("M", shape.M, axis)
+    expected = expected_product(
+        lambda chosen: a.take(chosen, a.columns),
+        lambda chosen: b.take(b.rows, chosen),
+        rows=rows, columns=columns, terms=shape.K, limit=round_off(dtype, shape.K, axis.size),
+    )  # fmt: skip
+
+    def run(algorithm: str) -> Outputs:
+        return {"y": op(local_a, local_b, axis.process_group, algorithm=algorithm)}
+
+    algorithms = {name: partial(run, name) for name in spec.algorithms}
+    return Case(spec, floor, bind_all([collective]), algorithms, {"y": expected})
+
+
+def _part(name: str, size: int, axis: AxisGroup) -> range:
+    """This rank's part of a dimension that the axis splits."""
+    length, rest = divmod(size, axis.size)
+    if rest:
+        raise ValueError(f"{name}={size} must be divisible by {axis.size} ({axis.axis})")
+    return range(axis.rank * length, (axis.rank + 1) * length)

@@ -1,0 +1,51 @@
+"""What a benchmark ran on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+import torch
+
+import axonn_ext
+
+
+def describe_machine(*, threads: int) -> dict[str, str | int]:
+    """The machine and the software, for the record; `threads` of each rank."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": num_cores(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "axonn_ext": axonn_ext.__version__,
+        "blas": _blas(),
+        "vector_instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads_per_rank": threads,
+    }
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else platform.machine()
+
+
+def _blas() -> str:
+    """The library that torch.mm calls, with its version where torch tells it."""
+    config = torch.__config__.show()
+    name = re.search(r"BLAS_INFO=(\w+)", config)
+    version = re.search(r"Math Kernel Library Version (\S+)", config)
+    label = name[1] if name else "unknown"
+    return f"{label} {version[1]}" if version and label == "mkl" else label

@@ -1,0 +1,161 @@
+"""Timing of calls that all ranks make together, interleaved so that noise meets all of them alike.
+
+The clock is CLOCK_MONOTONIC, which all processes of a host share. A batch lasts from the first
+rank's start to the last rank's end: where ranks outnumber cores, a rank that waits for a core would
+otherwise not see that time pass.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+T = TypeVar("T")
+
+ROUNDS = 30
+MIN_BATCH_SECONDS = 0.05  # the ranks' start, some 50 us apart, is a thousandth of that
+# A batch is made this much longer than it must be, so that few come out too short.
+_HEADROOM = 1.2
+_MAX_GROWTH = 50  # of the number of calls at once: the first calls may be uncommonly slow
+
+
+class Ranks:
+    """The ranks that time together: all of one host, over a process group that carries CPU tensors.
+
+    group: default, the whole world.
+    """
+
+    def __init__(self, group: ProcessGroup | None = None) -> None:
+        self._group = group
+        self.size = dist.get_world_size(group)
+
+    def meet(self) -> None:
+        """Returns once every rank has come."""
+        dist.barrier(self._group)
+
+    def exchange(self, *values: float) -> list[tuple[float, ...]]:
+        """The values of every rank, in rank order, the same on all of them."""
+        own = torch.tensor(values, dtype=torch.float64)
+        all_values = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(all_values, own, group=self._group)
+        return [tuple(rank_values.tolist()) for rank_values in all_values]
+
+
+@dataclass(frozen=True)
+class Timing(Generic[T]):
+    """How long one call takes on the slowest rank."""
+
+    samples_us: tuple[float, ...]  # one a round: a batch's time over its number of calls
+    calls_per_batch: int  # of the last batch
+    last: T  # what the last call of the last batch returned on this rank
+
+    @property
+    def median_us(self) -> float:
+        return statistics.median(self.samples_us)
+
+    @property
+    def min_us(self) -> float:
+        return min(self.samples_us)
+
+    @property
+    def iqr_us(self) -> float:
+        """The interquartile range: how wide the middle half of the samples lies."""
+        if len(self.samples_us) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.samples_us, n=4, method="inclusive")
+        return high - low
+
+
+def measure(
+    calls: Mapping[str, Callable[[], T]],
+    ranks: Ranks,
+    *,
+    rounds: int = ROUNDS,
+    min_batch_seconds: float = MIN_BATCH_SECONDS,
+    synchronize: Callable[[], None] = lambda: None,
+    on_round: Callable[[], None] = lambda: None,
+) -> dict[str, Timing[T]]:
+    """Times each of `calls`: one batch of back-to-back calls in each of `rounds` rounds.
+
+    Collective: all ranks of `ranks` pass calls of the same names in the same order; one that has no
+    part in a call passes one that returns at once. Call each a few times before. A round visits all
+    of them, starting one further than the round before, every other turn in reverse, so that none
+    always follows the same one. Ranks start a batch together; a batch that comes out shorter than
+    `min_batch_seconds` is repeated with more calls. Python's garbage collector runs between rounds.
+
+    synchronize: waits for what a call has left running on a device.
+    on_round: called after each round, on every rank.
+    """
+    if rounds < 1 or not calls:
+        raise ValueError(f"measure: expected calls and rounds >= 1, got {len(calls)} and {rounds}")
+
+    def batch(call: Callable[[], T], num_calls: int) -> tuple[float, T]:
+        ranks.meet()
+        began = time.perf_counter()
+        for _ in range(num_calls - 1):
+            call()
+        result = call()
+        synchronize()
+        return _span(ranks, began, time.perf_counter()), result
+
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    num_calls = dict.fromkeys(calls, 1)
+    last: dict[str, T] = {}
+    with _garbage_collected_by_hand():
+        for round_number in range(-1, rounds):  # -1: finds the number of calls
+            for name in _order(list(calls), round_number):
+                last.pop(name, None)  # its memory is free again for the calls to come
+                seconds, last[name] = batch(calls[name], num_calls[name])
+                while seconds < min_batch_seconds:
+                    num_calls[name] = _more_calls(num_calls[name], seconds, min_batch_seconds)
+                    del last[name]
+                    seconds, last[name] = batch(calls[name], num_calls[name])
+                if round_number >= 0:
+                    samples[name].append(seconds / num_calls[name] * 1e6)
+            gc.collect()
+            if round_number >= 0:
+                on_round()
+    return {name: Timing(tuple(samples[name]), num_calls[name], last[name]) for name in calls}
+
+
+def _span(ranks: Ranks, began: float, ended: float) -> float:
+    """Seconds from the first rank's beginning to the last one's end, the same on all ranks."""
+    times = ranks.exchange(began, ended)
+    return max(end for _, end in times) - min(begin for begin, _ in times)
+
+
+def _order(names: list[str], round_number: int) -> list[str]:
+    turn, start = divmod(max(round_number, 0), len(names))
+    order = names[start:] + names[:start]
+    return order[::-1] if turn % 2 else order
+
+
+def _more_calls(num_calls: int, seconds: float, min_seconds: float) -> int:
+    """How many calls the next batch shall have, after one that was too short."""
+    wanted = num_calls * _HEADROOM * min_seconds / max(seconds, 1e-9)
+    return max(num_calls + 1, min(math.ceil(wanted), num_calls * _MAX_GROWTH))
+
+
+@contextmanager
+def _garbage_collected_by_hand() -> Iterator[None]:
+    """Turns the collector off, and spares its explicit runs what exists already."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()

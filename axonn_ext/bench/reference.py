@@ -1,0 +1,153 @@
+"""What a result must be: float64 references of the whole inputs, and how far off is wrong.
+
+Inputs are functions of their name and the element's place, so every rank can draw any block of
+them, and nothing is communicated to find out what is right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from axonn_ext import ops  # noqa: F401  (registers torch.ops.axonn)
+from axonn_ext.bench.measure import Ranks
+
+Outputs = Mapping[str, Tensor]
+
+SEED = 0
+# A product of more operations is checked in part: so many rows by so many columns of each rank's
+# block, drawn at random. Below, every element is.
+MAX_CHECKED_OPERATIONS = 1 << 33
+NUM_SAMPLED = 256
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A random matrix, N(0, 1), of which any block can be drawn on any rank."""
+
+    name: str
+    num_rows: int
+    num_columns: int
+    dtype: torch.dtype
+
+    @property
+    def rows(self) -> range:
+        return range(self.num_rows)
+
+    @property
+    def columns(self) -> range:
+        return range(self.num_columns)
+
+    def block(self, rows: range, columns: range) -> Tensor:
+        """The block, in the matrix's dtype."""
+        block = torch.empty(len(rows), len(columns), dtype=self.dtype)
+        sizes, offsets = [self.num_rows, self.num_columns], [rows.start, columns.start]
+        torch.ops.axonn.fill_random_(block, sizes, offsets, self.name, SEED, "normal", 0.0, 1.0)
+        return block
+
+    def take(self, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
+        """Rows and columns anywhere, exact in float64."""
+        if not isinstance(rows, range):
+            return torch.cat([self.take(range(row, row + 1), columns) for row in rows])
+        if not isinstance(columns, range):
+            return torch.cat([self.take(rows, range(c, c + 1)) for c in columns], dim=1)
+        return self.block(rows, columns).double()
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A result, or part of it, in float64, and the relative error that rounding explains."""
+
+    values: Tensor
+    limit: float
+    rows: Tensor | None = None  # places of `values` in the result; None: all
+    columns: Tensor | None = None
+
+    def error(self, got: Tensor) -> float:
+        """Largest error over the largest magnitude; infinite for NaN or another shape."""
+        got = got.detach()
+        if self.rows is not None and self.columns is not None:
+            got = got[self.rows][:, self.columns]
+        if got.shape != self.values.shape:
+            return math.inf
+        if got.numel() == 0:
+            return 0.0
+        scale = self.values.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
+        error = ((got.double() - self.values).abs().max() / scale).item()
+        return math.inf if math.isnan(error) else error
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The worst of several results: its relative error, and the error that is still right."""
+
+    output: str
+    error: float
+    limit: float
+
+    @property
+    def correct(self) -> bool:
+        return self.error <= self.limit
+
+    @property
+    def severity(self) -> float:
+        return self.error / self.limit
+
+
+def judge(outputs: Outputs, expected: Mapping[str, Expected], ranks: Ranks) -> Verdict:
+    """The worst of all outputs on all ranks. Collective. An output that is missing is wrong."""
+    names = list(expected)
+    own = [
+        Verdict(name, e.error(outputs[name]) if name in outputs else math.inf, e.limit)
+        for name, e in expected.items()
+    ]
+    worst = max(range(len(own)), key=lambda i: own[i].severity)
+    everyone = ranks.exchange(float(worst), own[worst].error, own[worst].limit)
+    verdicts = [Verdict(names[int(i)], error, limit) for i, error, limit in everyone]
+    return max(verdicts, key=lambda verdict: verdict.severity)
+
+
+def round_off(dtype: torch.dtype, terms: int, parts: int = 1) -> float:
+    """The relative error of a sum of `terms` products that rounding explains, of the largest sum.
+
+    Products are accumulated in fp32 or better, where rounding errors add up like a random walk,
+    sqrt(terms) * eps, for terms of the result's own size; the factor 4 covers the largest of many
+    elements. bf16 results are rounded to bf16, too: once, and once for each of the `parts` ranks
+    that the sum is put together from, by at most eps / 2 each, doubled because a partial sum may
+    be larger than any result.
+    """
+    wide = dtype if dtype == torch.float64 else torch.float32
+    limit = 4 * torch.finfo(wide).eps * math.sqrt(terms)
+    if dtype != wide:
+        limit += torch.finfo(dtype).eps * math.sqrt(1 + parts)
+    return limit
+
+
+def expected_product(
+    left: Callable[[Sequence[int]], Tensor],
+    right: Callable[[Sequence[int]], Tensor],
+    *,
+    rows: range,
+    columns: range,
+    terms: int,
+    limit: float,
+) -> Expected:
+    """A block of a product: all of it, or a random part of one that is too large.
+
+    left(rows) and right(columns) are the operands' rows and columns, [rows, terms] and
+    [terms, columns], in float64.
+    """
+    everything = 2 * len(rows) * len(columns) * terms <= MAX_CHECKED_OPERATIONS
+    if everything:
+        return Expected(left(rows) @ right(columns), limit)
+    generator = torch.Generator().manual_seed(SEED)
+    chosen_rows, chosen_columns = (
+        torch.randperm(len(places), generator=generator)[:NUM_SAMPLED].sort().values
+        for places in (rows, columns)
+    )
+    values = left([rows[i] for i in chosen_rows]) @ right([columns[i] for i in chosen_columns])
+    return Expected(values, limit, chosen_rows, chosen_columns)

@@ -1,0 +1,106 @@
+"""What a benchmark found: rows, the ratios made of them, and their JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from axonn_ext.train.errors import UserError
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One algorithm on one op, shape and grid; times in microseconds, of one call on the slowest
+    rank. None: not measured, or not defined.
+
+    median_us, min_us, iqr_us    over the batches; None if the result was wrong
+    floor_us                     median of compute alone
+    collective_us                median of the collectives alone; None where nothing is sent
+    speedup                      t_sequential / t
+    ratio_to_floor               t / t_floor
+    hidden_share                 (t_sequential - t) / (t_sequential - t_floor)
+    overlap_efficiency           (t_floor + t_collective - t) / min(t_floor, t_collective)
+    rel_error, error_limit       of the worst output on the worst rank, and what rounding explains;
+                                 rel_error is None for NaN, infinity or another shape
+    """
+
+    op: str
+    grid: dict[str, int]
+    shape: dict[str, int]
+    dtype: str
+    options: dict[str, str]
+    algorithm: str
+    correct: bool
+    median_us: float | None
+    min_us: float | None
+    iqr_us: float | None
+    floor_us: float
+    floor_iqr_us: float
+    collective_us: float | None
+    collective_iqr_us: float | None
+    speedup: float | None
+    ratio_to_floor: float | None
+    hidden_share: float | None
+    overlap_efficiency: float | None
+    rel_error: float | None
+    error_limit: float
+    worst_output: str
+    batches: int
+    calls_per_batch: int | None
+    threads: int
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """How a time compares to that of its parts, where the comparison is defined."""
+
+    speedup: float | None
+    ratio_to_floor: float | None
+    hidden_share: float | None
+    overlap_efficiency: float | None
+
+    @classmethod
+    def of(
+        cls, t: float | None, *, sequential: float | None, floor: float, collective: float | None
+    ) -> Ratios:
+        if t is None:
+            return cls(None, None, None, None)
+        return cls(
+            speedup=None if sequential is None else _over(sequential, t),
+            ratio_to_floor=_over(t, floor),
+            hidden_share=None if sequential is None else _over(sequential - t, sequential - floor),
+            overlap_efficiency=None
+            if collective is None
+            else _over(floor + collective - t, min(floor, collective)),
+        )
+
+
+def _over(numerator: float, denominator: float) -> float | None:
+    return numerator / denominator if denominator > 0 else None
+
+
+def write_json(path: Path, machine: Json, rows: Sequence[Row]) -> None:
+    """The file of docs/interfaces.md."""
+    content = {"machine": machine, "rows": [dataclasses.asdict(row) for row in rows]}
+    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file that `write_json` wrote."""
+    return [Row(**row) for row in json.loads(path.read_text())["rows"]]
+
+
+def check_writable(option: str, path: Path | None) -> None:
+    """Raises UserError, before anything is measured, for a file that could not be written."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise UserError(f"{option}: expected a file, but {path} is a folder")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"{option}: there is no folder {path.absolute().parent}")

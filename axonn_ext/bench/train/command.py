@@ -1,0 +1,298 @@
+"""`axonn-ext bench train`: what was asked becomes launches, their results a table and files."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from axonn_ext.bench.machine import describe_machine, num_cores
+from axonn_ext.bench.results import check_writable
+from axonn_ext.bench.train import plot, report
+from axonn_ext.bench.train.plan import (
+    BASELINES,
+    FIXED,
+    OURS,
+    SINGLE,
+    STRONG,
+    WEAK,
+    Plan,
+    SystemSpec,
+    Workload,
+)
+from axonn_ext.bench.train.results import MemoryUse, Row, rows_from_values
+from axonn_ext.bench.train.worker import PLAN_FILE, RESULT_FILE, leave, run_folder, run_here
+from axonn_ext.grid import GridShape
+from axonn_ext.models import ModelConfig, ParallelConfig
+from axonn_ext.train import process
+from axonn_ext.train.errors import UserError
+from axonn_ext.train.process import Process
+
+DEFAULT_NPROC = 4
+
+DESCRIPTION = """\
+Trains the same GPT with torch's own ways and with ours on the same ranks, one thread each, and
+compares tokens/s and peak memory. Every system must first compute the same losses as one process
+does, or it gets no time. The systems take turns, so that noise meets all of them alike."""
+
+EPILOG = """\
+baselines:
+  single  plain torch in one process with as many threads as this machine has cores
+  ddp     DistributedDataParallel           fsdp2  fully_shard, block by block
+  tp      DTensor tensor parallelism        tp-sp  with sequence parallelism
+
+examples:
+  axonn-ext bench train
+  axonn-ext bench train --baseline ddp --baseline fsdp2 --grid 2x2x1 --grid 2x1x2
+  axonn-ext bench train --strong --json strong.json --plot strong.png
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "train", help="training against torch's own ways", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument(
+        "--baseline", action="append", choices=BASELINES, metavar="NAME",
+        help="may be given several times (default: all); single is always there",
+    )  # fmt: skip
+    parser.add_argument(
+        "--grid", action="append", metavar="SHAPE",
+        help="of ours; may be given several times (default: 2x2x1 for 4 ranks)",
+    )  # fmt: skip
+    parser.add_argument("--nproc", type=int, metavar="N", help="ranks to start (default: 4)")
+    scaling = parser.add_mutually_exclusive_group()
+    scaling.add_argument(
+        "--strong", action="store_const", const=STRONG, dest="scaling", default=FIXED,
+        help="the same batch on 1, 2, 4, ... up to N ranks",
+    )  # fmt: skip
+    scaling.add_argument(
+        "--weak", action="store_const", const=WEAK, dest="scaling",
+        help="the same batch for each of 1, 2, 4, ... up to N ranks; --batch is that of N",
+    )  # fmt: skip
+    for name, default, text in (
+        ("hidden", 512, "features"), ("layers", 6, "blocks"), ("heads", 8, "attention heads"),
+        ("sequence", 256, "tokens of a sequence"), ("batch", 16, "sequences of a global batch"),
+        ("vocabulary", 512, "rows of the tied table"), ("rounds", 10, "turns of every system"),
+    ):  # fmt: skip
+        parser.add_argument(
+            f"--{name}", type=int, default=default, metavar="N",
+            help=f"{text} (default: %(default)s)",
+        )  # fmt: skip
+    _add_parallel_options(parser)
+    parser.add_argument("--no-memory", action="store_true", help="leave peak memory out")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a chart there")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)  # folder of a launch
+    parser.set_defaults(run=run)
+
+
+def _add_parallel_options(parser: argparse.ArgumentParser) -> None:
+    """How ours runs; --keep-weights holds for fsdp2, too."""
+    group = parser.add_argument_group("how ours runs")
+    group.add_argument("--layout", default="sharded", metavar="NAME", help="sharded or replicated")
+    group.add_argument("--algorithm", default="auto", metavar="NAME", help="of the fused ops")
+    group.add_argument("--heads-over-y", action="store_true", help="y splits heads in attention")
+    group.add_argument(
+        "--save-gathered", action="store_true", help="keep gathered inputs for backward"
+    )
+    group.add_argument(
+        "--no-reshard-after-forward", action="store_true",
+        help="keep gathered weights for backward; fsdp2 does so, too",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+    """Runs the command; 1 if a system trains something else than the others."""
+    if extra:
+        raise UserError(f"unknown argument {extra[0]} (see axonn-ext bench train --help)")
+    here = process.this_process()
+    console = Console()
+    if args.worker is not None:
+        here = here or Process()
+        run_folder(args.worker, here, _dots(console, here))
+        leave(0)
+    for option, path in (("--json", args.json), ("--plot", args.plot)):
+        check_writable(option, path)
+    if here is None:
+        rows = _launch_all(args, console)
+    else:
+        (plan,) = make_plans(args, here)
+        rows = run_here(plan, here, _dots(console, here))
+    if here is None or here.rank == 0:
+        _report(args, rows, console)
+    status = report.exit_status(rows)
+    if here is not None:
+        leave(status)
+    return status
+
+
+def make_plans(args: argparse.Namespace, here: Process | None = None) -> list[Plan]:
+    """The launches that the arguments ask for, by number of ranks.
+
+    Raises: UserError, with every problem found.
+    """
+    most = _num_ranks(args, here)
+    if args.rounds < 1:
+        raise UserError(f"--rounds: expected a whole number >= 1, got {args.rounds}")
+    if args.scaling == WEAK and args.batch % most:
+        raise UserError(f"--batch: {args.batch} must be divisible by --nproc {most} with --weak")
+    baselines = [SystemSpec(kind) for kind in BASELINES if kind in (args.baseline or BASELINES)]
+    if baselines[0].kind != SINGLE:
+        baselines.insert(0, SystemSpec(SINGLE))
+    counts = [most]
+    if args.scaling != FIXED:
+        counts = [2**i for i in range(most.bit_length()) if 2**i < most] + [most]
+    plans, problems = [], []
+    for count in counts:
+        ours = [SystemSpec(OURS, grid) for grid in _grids(args, count, most)]
+        batch = args.batch // most * count if args.scaling == WEAK else args.batch
+        try:
+            plan = Plan(
+                Workload(_model(args), batch), _parallel(args), (*baselines, *ours),
+                num_ranks=count, single_threads=num_cores(), rounds=args.rounds,
+            )  # fmt: skip
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        plans.append(plan)
+        problems += [f"{count} ranks, {problem}" for problem in plan.problems()]
+    if problems:
+        raise UserError(*problems)
+    return plans
+
+
+def _num_ranks(args: argparse.Namespace, here: Process | None) -> int:
+    if here is not None:
+        if args.nproc is not None:
+            raise UserError("--nproc starts processes itself; leave it out under torchrun")
+        if args.scaling != FIXED:
+            raise UserError("--strong and --weak start processes themselves; not under torchrun")
+        if here.local_world_size != here.world_size:
+            raise UserError("bench train: all ranks must be on one host, whose clock they share")
+        return here.world_size
+    if args.nproc is not None:
+        if args.nproc < 1:
+            raise UserError(f"--nproc: expected a whole number >= 1, got {args.nproc}")
+        return int(args.nproc)
+    return max((_parse(text).size for text in args.grid or ()), default=DEFAULT_NPROC)
+
+
+def _grids(args: argparse.Namespace, count: int, most: int) -> list[GridShape]:
+    """Those asked for that have `count` ranks, else the default.
+
+    Raises: UserError for a grid that no launch has the ranks for.
+    """
+    asked = list(dict.fromkeys(_parse(text) for text in args.grid or ()))
+    for grid in asked:
+        fits = grid.size == most or (args.scaling != FIXED and _is_power_below(grid.size, most))
+        if not fits:
+            raise UserError(f"--grid: {grid} has {grid.size} ranks, but {most} are started")
+    return [grid for grid in asked if grid.size == count] or [default_grid(count)]
+
+
+def default_grid(count: int) -> GridShape:
+    """Factors of two to x, y and z in turn, as they are left; what else remains to data."""
+    sizes = [1, 1, 1]
+    for axis in range(3):
+        if count % 2 == 0:
+            sizes[axis], count = 2, count // 2
+    x, y, z = sizes
+    return GridShape(x=x, y=y, z=z, data=count)
+
+
+def _parse(text: str) -> GridShape:
+    try:
+        return GridShape.parse(text)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _is_power_below(size: int, most: int) -> bool:
+    return size < most and size.bit_count() == 1
+
+
+def _model(args: argparse.Namespace) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=args.vocabulary, hidden_size=args.hidden, num_layers=args.layers,
+        num_heads=args.heads, sequence_length=args.sequence,
+    )  # fmt: skip
+
+
+def _parallel(args: argparse.Namespace) -> ParallelConfig:
+    return ParallelConfig(
+        layout=args.layout, algorithm=args.algorithm, heads_over_y=args.heads_over_y,
+        save_gathered=args.save_gathered, reshard_after_forward=not args.no_reshard_after_forward,
+    )  # fmt: skip
+
+
+# --- Launches ------------------------------------------------------------------------------------
+
+
+def _launch_all(args: argparse.Namespace, console: Console) -> list[Row]:
+    rows: list[Row] = []
+    for plan in make_plans(args):
+        _say(console, f"timing {len(plan.systems)} systems, {plan.num_ranks} ranks")
+        timed = rows_from_values(_launch(plan))
+        for i, (spec, row) in enumerate(zip(plan.systems, timed, strict=True)):
+            if not args.no_memory and row.problem is None:
+                timed[i] = dataclasses.replace(row, memory=_weigh(plan, spec, console))
+        rows += timed
+    return rows
+
+
+def _weigh(plan: Plan, spec: SystemSpec, console: Console) -> MemoryUse:
+    """The peak memory of one system, alone in processes of its own."""
+    _say(console, f"memory of {spec.name}")
+    num_ranks = 1 if spec.kind == SINGLE else plan.num_ranks
+    alone = dataclasses.replace(plan, what="memory", systems=(spec,), num_ranks=num_ranks)
+    return MemoryUse(**_launch(alone))
+
+
+def _launch(plan: Plan) -> Any:
+    """What the processes of a plan have found out."""
+    # Here, because it takes a sixth of a second that the processes themselves need not spend.
+    from axonn_ext.train.launcher import launch
+
+    with tempfile.TemporaryDirectory(prefix="axonn_ext_bench_") as name:
+        folder = Path(name)
+        (folder / PLAN_FILE).write_text(plan.to_json())
+        launch(plan.num_ranks, ["bench", "train", "--worker", name])
+        return json.loads((folder / RESULT_FILE).read_text())
+
+
+def _dots(console: Console, here: Process) -> Callable[[], None]:
+    """Shows on rank 0's terminal that a round has passed."""
+    if here.rank != 0 or not console.is_terminal:
+        return lambda: None
+    return lambda: console.print(".", end="", style="dim")
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, style="dim", highlight=False, markup=False)
+
+
+def _report(args: argparse.Namespace, rows: Sequence[Row], console: Console) -> None:
+    """The table, and the files that were asked for."""
+    machine = describe_machine(threads=1)
+    report.print_rows(console, rows, cores=num_cores())
+    written = []
+    if args.json is not None:
+        report.write_json(args.json, machine, rows)
+        written.append(str(args.json))
+    if args.plot is not None:
+        subtitle = (
+            f"{machine['cpu']}, {machine['cores']} cores, one thread a rank, torch "
+            f"{machine['torch']}, axonn_ext {machine['axonn_ext']}"
+        )
+        plot.plot_rows(rows, args.plot, scaling=args.scaling, cores=num_cores(), subtitle=subtitle)
+        written.append(str(args.plot))
+    if written:
+        _say(console, f"written: {', '.join(written)}")

@@ -1,0 +1,113 @@
+"""What a run of the benchmark is to do: plain values that travel to its processes as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+
+from axonn_ext.grid import GridShape
+from axonn_ext.models import ModelConfig, ParallelConfig, check
+
+SINGLE, OURS = "single", "ours"
+BASELINES = (SINGLE, "ddp", "fsdp2", "tp", "tp-sp")
+FIXED, STRONG, WEAK = "fixed", "strong", "weak"  # how the number of ranks is varied
+SPLITS_BATCH = ("ddp", "fsdp2")
+SPLITS_MATRICES = ("tp", "tp-sp")
+
+
+@dataclass(frozen=True)
+class SystemSpec:
+    """One way to train: a baseline, or ours on a grid."""
+
+    kind: str
+    grid: GridShape | None = None
+
+    @property
+    def name(self) -> str:
+        if self.grid is None:
+            return self.kind
+        sizes = ",".join(f"{axis}={size}" for axis, size in self.grid.as_dict().items() if size > 1)
+        return f"{self.kind} {sizes or 'x=1'}"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The training that every system does, the same numbers on all of them.
+
+    batch_size: sequences of the global batch. clip_norm: of the gradients' global norm.
+    """
+
+    model: ModelConfig
+    batch_size: int
+    learning_rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.1  # of matrices
+    clip_norm: float = 1.0
+    seed: int = 0
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.model.sequence_length
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One launch: what is measured, on how many ranks.
+
+    single_threads: of the one process of `single`; every other rank has one.
+    """
+
+    workload: Workload
+    parallel: ParallelConfig
+    systems: tuple[SystemSpec, ...]
+    num_ranks: int
+    single_threads: int
+    rounds: int
+    what: str = field(default="time")  # or "memory", of the only system
+
+    def problems(self) -> list[str]:
+        """Where the ranks do not divide the work; empty if every system can run."""
+        return [
+            f"{spec.name}: {problem}"
+            for spec in self.systems
+            for problem in _problems(spec, self.workload, self.parallel, self.num_ranks)
+        ]
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        values = json.loads(text)
+        workload = values.pop("workload")
+        workload["model"] = ModelConfig(**workload["model"])
+        workload["betas"] = tuple(workload["betas"])
+        parallel = ParallelConfig(**values.pop("parallel"))
+        systems = tuple(
+            SystemSpec(spec["kind"], GridShape(**spec["grid"]) if spec["grid"] else None)
+            for spec in values.pop("systems")
+        )
+        return cls(workload=Workload(**workload), parallel=parallel, systems=systems, **values)
+
+
+def _problems(
+    spec: SystemSpec, workload: Workload, parallel: ParallelConfig, num_ranks: int
+) -> list[str]:
+    model = workload.model
+    if spec.grid is not None:
+        if spec.grid.size != num_ranks:
+            return [f"the grid has {spec.grid.size} ranks, expected {num_ranks}"]
+        return check(model, parallel, spec.grid, batch_size=workload.batch_size)
+    numbers: dict[str, int] = {}
+    if spec.kind in SPLITS_BATCH:
+        numbers = {"batch": workload.batch_size}
+    elif spec.kind in SPLITS_MATRICES:
+        numbers = {"heads": model.num_heads, "vocabulary": model.vocab_size}
+        if spec.kind == "tp-sp":
+            numbers["sequence"] = model.sequence_length
+    return [
+        f"{what} {number} must be divisible by the {num_ranks} ranks"
+        for what, number in numbers.items()
+        if number % num_ranks
+    ]

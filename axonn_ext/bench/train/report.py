@@ -1,0 +1,116 @@
+"""Rows as people read them on a terminal, and as a file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from axonn_ext.bench.train.plan import OURS, SINGLE
+from axonn_ext.bench.train.results import Row, rows_to_values
+
+NOISY = 0.1  # a middle half wider than this share of the median makes small differences moot
+_MIN_WIDTH = 120  # of the table; a file or a pipe would get 80 columns, and numbers cut short
+_MIB = 2**20
+_COLUMNS = (
+    "", "ranks", "batch", "tokens/s", "ms a step", "spread", "vs single", "memory", "of it shared",
+    "loss error",
+)  # fmt: skip
+
+
+def print_rows(console: Console, rows: Sequence[Row], *, cores: int) -> None:
+    """A table of all runs, and what is to be said about it."""
+    console.width = max(console.width, _MIN_WIDTH)
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2))
+    for column in _COLUMNS:
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    runs = runs_of(rows)
+    for run in runs:
+        for row in run:
+            table.add_row(*_cells(row), style=_style(row))
+        table.add_section()
+    console.print(table)
+    for line in [line for run in runs for line in findings(run, cores=cores)]:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def runs_of(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows that were timed together: each run begins with `single`."""
+    numbers = itertools.accumulate(row.kind == SINGLE for row in rows)
+    pairs = itertools.groupby(zip(numbers, rows, strict=True), key=lambda pair: pair[0])
+    return [[row for _, row in run] for _, run in pairs]
+
+
+def findings(run: Sequence[Row], *, cores: int) -> list[str]:
+    """What the numbers of one run say, and how far they can be trusted."""
+    lines = [f"{row.system}: {row.problem}; it gets no time" for row in run if row.problem]
+    num_ranks = max(row.num_ranks for row in run)
+    speeds = {row.system: row.tokens_per_s for row in run if row.tokens_per_s is not None}
+    ours = [row for row in run if row.kind == OURS and row.system in speeds]
+    theirs = [r for r in run if r.kind not in (OURS, SINGLE) and r.system in speeds]
+    if ours:
+        best = max(ours, key=lambda row: speeds[row.system])
+        text = f"{_ranks(num_ranks)}: {best.system} reaches {best.ratio_to_single:.2f} of single"
+        if theirs:
+            rival = max(theirs, key=lambda row: speeds[row.system])
+            ratio = speeds[best.system] / speeds[rival.system]
+            text += f", {ratio:.2f} x the fastest of torch's on as many ranks ({rival.system})"
+        lines.append(text)
+    if num_ranks > cores:
+        lines.append(
+            f"{num_ranks} ranks share {cores} cores, all of which single has, too: split without "
+            "any cost, the same arithmetic would reach 1.00 of single"
+        )
+    noisy = [r.system for r in run if r.median_ms and (r.spread_ms or 0) > NOISY * r.median_ms]
+    if noisy:
+        lines.append(
+            f"noisy ({', '.join(noisy)}): a spread is above {NOISY:.0%} of its median; quieten the "
+            "machine or raise --rounds before small differences are believed"
+        )
+    return lines
+
+
+def exit_status(rows: Sequence[Row]) -> int:
+    """1 if a system trained something else than the others."""
+    return 1 if any(row.problem for row in rows) else 0
+
+
+def write_json(path: Path, machine: dict[str, Any], rows: Sequence[Row]) -> None:
+    """Machine and rows, as docs/benchmarks_train.md describes them."""
+    content = {"machine": machine, "rows": rows_to_values(rows)}
+    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    speed = ("wrong", "-", "-", "-")
+    if row.median_ms is not None:
+        speed = (
+            f"{row.tokens_per_s:,.0f}",
+            f"{row.median_ms:,.0f}",
+            f"{row.spread_ms:,.0f}",
+            f"{row.ratio_to_single:.2f}",
+        )
+    memory = ("-", "-")
+    if row.memory is not None:
+        memory = (
+            f"{row.memory.peak_bytes / _MIB:,.0f} MiB",
+            f"{row.memory.shared_bytes / _MIB:,.0f} MiB",
+        )
+    ranks = str(row.num_ranks) if row.num_threads == 1 else f"1 x {row.num_threads} threads"
+    error = "not a number" if row.loss_error is None else f"{row.loss_error:.0e}"
+    return (row.system, ranks, str(row.batch_size), *speed, *memory, error)
+
+
+def _style(row: Row) -> str:
+    if row.problem:
+        return "bold red"
+    return {OURS: "bold", SINGLE: "cyan"}.get(row.kind, "")
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"

@@ -1,0 +1,273 @@
+"""The systems that are compared: one builder for each, which returns a training step.
+
+All train the same model from the same weights on the same batches, in fp32, and do the same work in
+a step: forward, backward, gradients summed over ranks, clipped by their global norm, AdamW (torch's
+fused one, decay on matrices only).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from axonn_ext import Grid, clip_grad_norm_, full_state_dict, models, sync_gradients
+from axonn_ext.bench.train.gpt import TorchGPT, load_whole
+from axonn_ext.bench.train.plan import OURS, SINGLE, Plan, SystemSpec, Workload
+from axonn_ext.optim import AdamW
+
+State = Mapping[str, Tensor]  # whole tensors, under the names of models.GPT2's parameters
+ADAM_EPS = 1e-8
+
+
+class Step(NamedTuple):
+    """What a step tells: the loss before the update, the gradients' norm before clipping."""
+
+    loss: Tensor
+    norm: Tensor
+
+
+@dataclass(frozen=True)
+class System:
+    """A system as it is measured.
+
+    step         does one training step; None: this rank has no part in it
+    local_loss   the loss of `step` is this rank's own part's, not the global batch's
+    num_threads  of each rank that takes part
+    """
+
+    name: str
+    step: Callable[[], Step] | None
+    local_loss: bool = False
+    num_threads: int = 1
+
+
+def whole_initial_state(plan: Plan) -> State:
+    """The initial weights, equal on every number of ranks; a collective.
+
+    Held whole on every rank, which only the comparison of systems needs.
+    """
+    grid = Grid(data=dist.get_world_size())
+    model = models.GPT2(plan.workload.model, grid, plan.parallel)
+    models.initialize(model, seed=plan.workload.seed)
+    return model.import_state(full_state_dict(model))
+
+
+def build_system(spec: SystemSpec, plan: Plan, state: State | None) -> System:
+    """The system, ready to step; a collective. Without `state`, each rank starts from weights of
+    its own, which costs the memory of no second copy."""
+    if spec.kind == OURS:
+        assert spec.grid is not None
+        return System(spec.name, _ours(Grid(**spec.grid.as_dict()), plan))
+    if spec.kind == SINGLE:
+        step = _single(plan.workload, state) if dist.get_rank() == 0 else None
+        return System(spec.name, step, num_threads=plan.single_threads)
+    if spec.kind == "ddp":
+        return System(spec.name, _ddp(plan.workload, state), local_loss=True)
+    if spec.kind == "fsdp2":
+        reshard = plan.parallel.reshard_after_forward
+        return System(spec.name, _fsdp2(plan.workload, state, reshard), local_loss=True)
+    if spec.kind in ("tp", "tp-sp"):
+        return System(spec.name, _tensor_parallel(plan.workload, state, spec.kind == "tp-sp"))
+    raise ValueError(f"kind must be a baseline or {OURS!r}, got {spec.kind!r}")
+
+
+def batches(workload: Workload) -> Iterator[tuple[Tensor, Tensor]]:
+    """Token ids and labels [B, S] of one step after another, equal on every rank."""
+    generator = torch.Generator().manual_seed(workload.seed)
+    model = workload.model
+    shape = (workload.batch_size, model.sequence_length + 1)
+    while True:
+        tokens = torch.randint(model.vocab_size, shape, generator=generator)
+        yield tokens[:, :-1], tokens[:, 1:]
+
+
+# --- Ours ----------------------------------------------------------------------------------------
+
+
+def _ours(grid: Grid, plan: Plan) -> Callable[[], Step]:
+    workload = plan.workload
+    model = models.build(workload.model, grid, plan.parallel, seed=workload.seed)
+    optimizer = AdamW(
+        model.parameters(), lr=workload.learning_rate, betas=workload.betas, eps=ADAM_EPS,
+        weight_decay=workload.weight_decay,
+    )  # fmt: skip
+    source = batches(workload)
+    rows = {0: ("data", "z")}
+
+    def step() -> Step:
+        token_ids, labels = (grid.shard(t, rows) for t in next(source))
+        optimizer.zero_grad()
+        loss = model.loss(token_ids, labels, float(workload.tokens_per_step))
+        loss.backward()
+        sync_gradients(model)
+        norm = clip_grad_norm_(model, workload.clip_norm)
+        optimizer.step()
+        return Step(loss.detach(), norm)
+
+    return step
+
+
+# --- Torch's own ---------------------------------------------------------------------------------
+
+
+def _single(workload: Workload, state: State | None) -> Callable[[], Step]:
+    model = TorchGPT(workload.model)
+    if state is not None:
+        load_whole(model, state)
+    return torch_step(model, workload)
+
+
+def _ddp(workload: Workload, state: State | None) -> Callable[[], Step]:
+    model = TorchGPT(workload.model)
+    if state is not None:
+        load_whole(model, state)
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    return torch_step(wrapped, workload, part=dist.get_rank(), num_parts=dist.get_world_size())
+
+
+def _fsdp2(workload: Workload, state: State | None, reshard: bool) -> Callable[[], Step]:
+    """Each block a unit of its own; embeddings, the last norm and the tied head are the root's."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    with torch.device("meta"):
+        model = TorchGPT(workload.model)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+    fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
+    _materialize(model, state)
+    return torch_step(model, workload, part=mesh.get_local_rank(), num_parts=mesh.size())
+
+
+def _tensor_parallel(
+    workload: Workload, state: State | None, sequence_parallel: bool
+) -> Callable[[], Step]:
+    """Megatron's split of the matrices over all ranks, with the logits gathered.
+
+    sequence_parallel: between the matrices the sequence is split, too.
+    """
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    with torch.device("meta"):
+        model = TorchGPT(workload.model)
+    outer, inner = _tensor_parallel_plan(sequence_parallel)
+    parallelize_module(model, mesh, outer)
+    for block in model.blocks:
+        parallelize_module(block, mesh, inner)
+    _materialize(model, state)
+    positions = torch.arange(workload.model.sequence_length)
+    if sequence_parallel:
+        positions = positions.chunk(mesh.size())[mesh.get_local_rank()]
+    return torch_step(model, workload, positions=positions)
+
+
+def _tensor_parallel_plan(
+    sequence_parallel: bool,
+) -> tuple[dict[str, ParallelStyle], dict[str, ParallelStyle]]:
+    """Styles of the modules of the model, and of those of a block."""
+    between = Shard(1) if sequence_parallel else Replicate()
+    outer: dict[str, ParallelStyle] = {
+        "wte": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        "lm_head": ColwiseParallel(input_layouts=between, output_layouts=Replicate()),
+    }
+    inner: dict[str, ParallelStyle] = {
+        "attention.qkv": ColwiseParallel(input_layouts=between),
+        "attention.out": RowwiseParallel(output_layouts=between),
+        "mlp.up": ColwiseParallel(input_layouts=between),
+        "mlp.down": RowwiseParallel(output_layouts=between),
+    }
+    if sequence_parallel:
+        outer |= {
+            "wpe": SequenceParallel(sequence_dim=0, use_local_output=True),
+            "norm": SequenceParallel(),
+        }
+        inner |= {"norm_1": SequenceParallel(), "norm_2": SequenceParallel()}
+    return outer, inner
+
+
+@torch.no_grad()
+def _materialize(model: TorchGPT, state: State | None) -> None:
+    """Gives a model that was split on the meta device its memory, ties and values."""
+    model.to_empty(device="cpu")
+    model.lm_head.weight = model.wte.weight
+    if state is not None:
+        load_whole(model, state)
+        return
+    for parameter in model.parameters():
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        local.normal_(std=0.02)
+
+
+def torch_step(
+    model: nn.Module,
+    workload: Workload,
+    *,
+    positions: Tensor | None = None,
+    part: int = 0,
+    num_parts: int = 1,
+) -> Callable[[], Step]:
+    """A training step on one of `num_parts` parts of every batch."""
+    if positions is None:
+        positions = torch.arange(workload.model.sequence_length)
+    groups = _groups(list(model.parameters()))
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": g, "weight_decay": workload.weight_decay if g[0].ndim >= 2 else 0.0}
+            for g in groups
+        ],
+        lr=workload.learning_rate, betas=workload.betas, eps=ADAM_EPS, fused=True,
+    )  # fmt: skip
+    source = batches(workload)
+
+    def step() -> Step:
+        token_ids, labels = (t.chunk(num_parts)[part] for t in next(source))
+        optimizer.zero_grad()
+        logits = model(token_ids, positions)
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        loss.backward()
+        norm = _clip(groups, workload.clip_norm)
+        optimizer.step()
+        return Step(loss.detach(), norm)
+
+    return step
+
+
+def _groups(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Matrices and the rest, DTensors apart: neither the optimizer's nor the norm's kernels take
+    them mixed with plain tensors."""
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        key = (isinstance(parameter, DTensor), parameter.ndim >= 2)
+        groups.setdefault(key, []).append(parameter)
+    return list(groups.values())
+
+
+def _clip(groups: Sequence[Sequence[nn.Parameter]], max_norm: float) -> Tensor:
+    """clip_grad_norm_ over several groups; returns the norm of all before clipping."""
+    norms = []
+    for group in groups:
+        norm = get_total_norm([p.grad for p in group if p.grad is not None])
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    for group in groups:
+        total = norm
+        if isinstance(group[0], DTensor):
+            mesh = group[0].device_mesh
+            total = DTensor.from_local(norm, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        clip_grads_with_norm_(group, max_norm, total)
+    return norm

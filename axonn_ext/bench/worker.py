@@ -1,0 +1,95 @@
+"""One rank of a benchmark, from the rendezvous to its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from axonn_ext.bench.block import block_case
+from axonn_ext.bench.case import Case, Spec
+from axonn_ext.bench.gemm import gemm_case
+from axonn_ext.bench.linear import linear_case
+from axonn_ext.bench.measure import Ranks
+from axonn_ext.bench.results import Row
+from axonn_ext.bench.run import run_case
+from axonn_ext.bench.shapes import short_grid
+from axonn_ext.grid import Grid, GridShape
+from axonn_ext.train import process
+from axonn_ext.train.process import Process
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to time, and how."""
+
+    specs: tuple[Spec, ...]
+    threads: int  # of each rank; 0: its share of the cores
+    rounds: int
+
+    @property
+    def grids(self) -> tuple[GridShape, ...]:
+        return tuple(dict.fromkeys(spec.grid for spec in self.specs))
+
+
+def run_worker(plan: Plan, here: Process) -> list[Row]:
+    """Times all of the plan's specs, whose grids have this world's size; rank 0 shows progress.
+
+    Collective; returns the same rows on every rank.
+    Raises: UserError if another rank has found a mistake of the user.
+    """
+    store = process.open_store(here)
+    process.meet(store, here)
+    process.set_threads(here, plan.threads)
+    rows: list[Row] = []
+    with process.process_group(here, store), _progress(plan, here) as progress:
+        ranks = Ranks()
+        grids = {shape: Grid(**shape.as_dict()) for shape in plan.grids}
+        for spec in plan.specs:
+            progress.begin(spec)
+            case = build_case(spec, grids[spec.grid])
+            rows += run_case(case, ranks, rounds=plan.rounds, on_round=progress.advance)
+    return rows
+
+
+def build_case(spec: Spec, grid: Grid) -> Case:
+    """This rank's calls for what is asked."""
+    builders = {"linear": linear_case, "block": block_case}
+    return builders.get(spec.op, gemm_case)(spec, grid)
+
+
+class _Bar:
+    """How far the rounds are, for people who watch a terminal; elsewhere nothing."""
+
+    def __init__(self, progress: Progress | None, num_rounds: int) -> None:
+        self._progress = progress
+        if progress is not None:
+            self._task = progress.add_task("", total=num_rounds)
+
+    def begin(self, spec: Spec) -> None:
+        if self._progress is not None:
+            text = f"{spec.op}  {short_grid(spec.grid)}  {','.join(map(str, spec.shape))}"
+            self._progress.update(self._task, description=text, refresh=True)
+
+    def advance(self) -> None:
+        if self._progress is not None:
+            self._progress.update(self._task, advance=1, refresh=True)
+
+
+@contextmanager
+def _progress(plan: Plan, here: Process) -> Iterator[_Bar]:
+    console = Console(stderr=True)  # the results alone go to standard output
+    num_rounds = len(plan.specs) * plan.rounds
+    if here.rank != 0 or not console.is_terminal:
+        yield _Bar(None, num_rounds)
+        return
+    # Drawn when a round ends, not by a thread of its own, which would take time from what is timed.
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
+        yield _Bar(progress, num_rounds)

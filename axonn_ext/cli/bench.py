@@ -1,0 +1,35 @@
+"""`axonn-ext bench`: times the ops, and what is built of them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from axonn_ext.bench import command
+from axonn_ext.bench.train import command as train
+
+DESCRIPTION = """\
+Times the fused ops against compute alone, the collectives alone and the unfused pair, and training
+against torch's own parallelisms, in processes of its own or in those of torchrun. `axonn-ext bench
+BENCHMARK --help` tells more."""
+
+EPILOG = """\
+examples:
+  axonn-ext bench ag-gemm --world 4
+  axonn-ext bench linear --grid 2x2x1 --grid 2x2x2 --json linear.json --plot linear.png
+  axonn-ext bench train --nproc 4 --grid 2x2x1 --baseline ddp --baseline tp
+"""
+
+# Each has an add_parser(benchmarks), which adds its subcommands with `run` as their default.
+BENCHMARKS = (command, train)
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the subcommand and, below it, every benchmark."""
+    parser = commands.add_parser(
+        "bench", help="time the ops", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
+    for benchmark in BENCHMARKS:
+        benchmark.add_parser(benchmarks)
