@@ -17,11 +17,11 @@ PACKAGE = ROOT / "axonn_ext"
 # Low to high. A module imports its own part and parts of lower layers; parts of one layer do not
 # know each other.
 LAYERS = (
-    ("_C", "settings"),
+    ("_C", "_version", "settings"),
     ("_library",),
-    ("ops", "triton"),
+    ("ops", "triton", "tuning"),
     ("grid",),
-    ("collectives",),
+    ("collectives", "communication"),
     ("nn",),
     ("state", "gradients"),
     ("models",),
@@ -29,6 +29,7 @@ LAYERS = (
     ("checkpoint", "memorization"),
     ("__init__",),  # the public names, which the trainer uses as a user would
     ("train",),
+    ("bench",),
     ("cli",),
 )
 LEVELS = {part: level for level, layer in enumerate(LAYERS) for part in layer}
