@@ -16,6 +16,9 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 using testing::Timer;
 
+// For conditions that nothing wakes a sleeper for.
+const auto nap = [](std::chrono::nanoseconds time) { std::this_thread::sleep_for(time / 20); };
+
 double cpu_seconds_of_this_thread() {
   rusage usage{};
   getrusage(RUSAGE_THREAD, &usage);
@@ -32,7 +35,7 @@ TEST(BoundedWait, ReturnsAtOnceWithoutACheck) {
         ++asked;
         return true;
       },
-      [](Seconds) { FAIL() << "nothing to check"; });
+      nap, [](Seconds) { FAIL() << "nothing to check"; });
   EXPECT_EQ(asked, 1);
 }
 
@@ -43,7 +46,7 @@ TEST(BoundedWait, SeesAnotherThreadsSignal) {
       std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
       done.store(true, std::memory_order_release);
     });
-    bounded_wait([&] { return done.load(std::memory_order_acquire); }, [](Seconds) {});
+    bounded_wait([&] { return done.load(std::memory_order_acquire); }, nap, [](Seconds) {});
     EXPECT_TRUE(done);
     peer.join();
   }
@@ -54,7 +57,7 @@ TEST(BoundedWait, ChecksAboutOnceAMillisecond) {
   const Timer timer;
   int checks = 0;
   double last = -1;
-  bounded_wait([&] { return timer.seconds() > kWait; },
+  bounded_wait([&] { return timer.seconds() > kWait; }, nap,
                [&](Seconds elapsed) {
                  ++checks;
                  EXPECT_GT(elapsed.count(), last);
@@ -68,7 +71,7 @@ TEST(BoundedWait, ChecksAboutOnceAMillisecond) {
 
 TEST(BoundedWait, AnExceptionOfTheCheckEndsTheWait) {
   const Timer timer;
-  EXPECT_THROW(bounded_wait([] { return false; },
+  EXPECT_THROW(bounded_wait([] { return false; }, nap,
                             [](Seconds elapsed) {
                               if (elapsed > Seconds(0.05)) throw std::runtime_error("enough");
                             }),
@@ -82,7 +85,7 @@ TEST(BoundedWait, ALongWaitBurnsLittleTime) {
   constexpr double kWait = 0.3;
   const double cpu = cpu_seconds_of_this_thread();
   const Timer timer;
-  bounded_wait([&] { return timer.seconds() > kWait; }, [](Seconds) {});
+  bounded_wait([&] { return timer.seconds() > kWait; }, nap, [](Seconds) {});
   EXPECT_LT(cpu_seconds_of_this_thread() - cpu, kWait / 3);
 }
 

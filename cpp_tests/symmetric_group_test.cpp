@@ -96,16 +96,17 @@ TEST_P(Rendezvous, CountsTheBytesInUse) {
   }));
 }
 
-// The default: 16 GiB a half, of which nothing is taken.
+// The default: 16 GiB a half, of which calls take what they need.
 TEST(SymmetricGroup, DefaultWorkspaceIsOnlyAddressSpace) {
   auto options = group_options(2);
   options.workspace_bytes = GroupOptions{}.workspace_bytes;
   expect_success(run_group(Launch::kProcesses, options, [&](SymmetricGroup& group) {
-    Call call(group, CallSignature::of("far", {}), options.workspace_bytes);
-    call.workspace()[options.workspace_bytes - 1] = std::byte{7};
+    Call call(group, CallSignature::of("near", {}), 4096);
+    call.workspace()[4095] = std::byte{7};
     call.signal(0);
     call.wait(1 - group.rank(), 0);
-    EXPECT_EQ(call.workspace_of(1 - group.rank()) [options.workspace_bytes - 1], std::byte { 7 });
+    EXPECT_EQ(call.workspace_of(1 - group.rank())[4095], std::byte{7});
+    EXPECT_EQ(group.used_bytes(), 2 * 4096);
   }));
 }
 
