@@ -24,6 +24,7 @@ LinearPass random_pass(std::mt19937_64& engine) {
   pass.gather_dim = flip();
   pass.scatter_dim = flip();
   pass.one_shot = flip();
+  pass.in_one_piece = {flip(), flip()};
   pass.joins = {flip(), flip(), flip(), flip()};
   pass.save_input = flip();
   pass.save_weight = flip();
@@ -131,7 +132,7 @@ TEST(LinearProtocol, SignalsOrderEveryWriteWithEveryOtherAccess) {
 
 // Every kind of pass, twice, with a call in between that hears from nobody, on each axis alone.
 TEST(LinearProtocol, EveryInterleavingOfTwoRanksOfAnyPass) {
-  for (int bits = 0; bits < 1 << 11; ++bits) {
+  for (int bits = 0; bits < 1 << 12; ++bits) {
     const auto bit = [&](int index) { return (bits >> index & 1) == 1; };
     LinearPass pass;
     pass.kind = bit(0) ? LinearPass::Kind::kBackward : LinearPass::Kind::kForward;
@@ -143,7 +144,8 @@ TEST(LinearProtocol, EveryInterleavingOfTwoRanksOfAnyPass) {
     pass.save_input = bit(6);
     pass.save_weight = bit(7);
     pass.mask = {bit(8), bit(9), bit(10)};
-    if (!bit(0) && bits >> 8 > 0) continue;  // a forward has no mask
+    pass.in_one_piece = {bit(11), bit(11)};
+    if (!bit(0) && (bits >> 8 & 7) > 0) continue;  // a forward has no mask
     for (int axis = 0; axis < kNumAxes; ++axis) {
       Grid grid{{1, 1, 1}};
       grid.sizes[axis] = 2;

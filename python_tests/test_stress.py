@@ -88,19 +88,21 @@ def matmul_all_gather_rhs(inputs: list[tuple[Tensor, ...]], rank: int, dim: int)
     return sum_of_products(list(a.chunk(WORLD, 1)), shards, WORLD * shards[0].numel())
 
 
+def rows_of_product(a: Tensor, b: Tensor) -> list[Tensor]:
+    """Every rank's rows of a @ b, multiplied one by one if they are many, as tensor_split cuts."""
+    if a.shape[0] < WORLD * 512:
+        return list((a @ b).tensor_split(WORLD))
+    return [rows @ b for rows in a.tensor_split(WORLD)]
+
+
 def matmul_reduce_scatter(inputs: list[tuple[Tensor, ...]], rank: int, dim: int) -> Tensor:
     if dim == 0:
-        return in_order([a.chunk(WORLD, 0)[rank] @ b for a, b in inputs])
+        return in_order([rows_of_product(a, b)[rank] for a, b in inputs])
     return in_order([a @ b.chunk(WORLD, 1)[rank] for a, b in inputs])
 
 
 def matmul_all_reduce(inputs: list[tuple[Tensor, ...]], rank: int) -> Tensor:
-    rows, columns = inputs[0][0].shape[0], inputs[0][1].shape[1]
-    # One shot up to 32 KiB; then each rank sums a range of rows, cut as torch.tensor_split cuts.
-    small = rows * columns * inputs[0][0].element_size() <= 32 << 10
-    products = [
-        torch.cat([part @ b for part in a.tensor_split(1 if small else WORLD)]) for a, b in inputs
-    ]
+    products = [torch.cat(rows_of_product(a, b)) for a, b in inputs]
     return in_order(products)
 
 
@@ -137,6 +139,8 @@ def make_case(seed: int, rank: int) -> Case:
     reference = REFERENCES[seed % len(REFERENCES)]
     dtype = pick.choice(DTYPES)
     m, k, n = (WORLD * pick.choice((1, 3, 8, 17, 40)) for _ in range(3))
+    if pick.random() < 0.25:
+        m, k, n = WORLD * 530, WORLD * 4, WORLD * 3  # each rank's rows are a matmul of their own
     dim = pick.randrange(2)
     shapes: dict[str, list[tuple[int, ...]]] = {
         "all_gather_matmul": [(m, k // WORLD) if dim else (m // WORLD, k), (k, n)],

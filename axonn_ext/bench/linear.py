@@ -48,19 +48,19 @@ def linear_case(spec: Spec, grid: Grid) -> Case:
     local_x = x.block(*places["x"]).requires_grad_()
     local_dy = dy.block(*places["y"])
 
-    def run(linear: nn.Linear) -> Outputs:
-        local_x.grad = linear.weight.grad = None
+    def run(linear: nn.Linear, weight: Tensor) -> Outputs:
+        local_x.grad = weight.grad = None
         y = linear(local_x)
         y.backward(local_dy)
-        assert local_x.grad is not None and linear.weight.grad is not None
-        return {"y": y.detach(), "dx": local_x.grad, "dweight": linear.weight.grad}
+        assert local_x.grad is not None and weight.grad is not None
+        return {"y": y, "dx": local_x.grad, "dweight": weight.grad}
 
     sizes = LinearSizes.of(grid, shape, role=role, layout=layout)
     return Case(
         spec,
         partial(call_all, sizes.matmuls(dtype)),
         bind_all(sizes.collectives(dtype)),
-        {name: partial(run, linear) for name, linear in linears.items()},
+        {name: partial(run, linear, linear.weight) for name, linear in linears.items()},
         _expected_of_linear(x, dy, weight, places, num_ranks=grid.world_size),
     )
 

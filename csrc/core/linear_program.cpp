@@ -90,10 +90,12 @@ enum class Drain { kScatterRows, kScatterColumns, kAllReduce };
 // The own part of a scatter, which has no slot, counts as one.
 class Drained {
  public:
-  Drained(FusedCall& call, int64_t rows, int64_t columns, Drain drain, bool one_shot)
+  Drained(FusedCall& call, int64_t rows, int64_t columns, Drain drain, bool one_shot,
+          bool in_one_piece)
       : rows_(rows),
         columns_(columns),
         drain_(drain),
+        in_one_piece_(call.size() > 1 && in_one_piece && drain != Drain::kScatterColumns),
         rank_(call.rank()),
         plan_{drain == Drain::kScatterColumns ? columns : rows,
               drain == Drain::kAllReduce && one_shot ? 1 : call.size()} {
@@ -108,6 +110,9 @@ class Drained {
   Range columns(int64_t part) const {
     return drain_ == Drain::kScatterColumns ? plan_.shard(part) : Range{0, columns_};
   }
+  bool in_one_piece() const { return in_one_piece_; }
+  Range all_rows() const { return {0, rows_}; }
+  Range all_columns() const { return {0, columns_}; }
   void slot(int64_t part) {
     if (signals_) signals_->write(layout().flag(0, {part, 0}));
   }
@@ -139,6 +144,7 @@ class Drained {
   int64_t rows_;
   int64_t columns_;
   Drain drain_;
+  bool in_one_piece_;
   int64_t rank_;
   ChunkPlan plan_;
   std::optional<Recorder> signals_;
@@ -204,10 +210,16 @@ void multiply(Range rows, Range columns, Factor a, Factor b) {
 void multiply(Drained& out, Factor a, Factor b, bool join_a, bool join_b) {
   if (join_a) a.matrix.join();
   if (join_b) b.matrix.join();
+  if (out.in_one_piece()) {
+    for (int64_t part = 0; part < out.num_parts(); ++part) out.slot(part);
+    multiply(out.all_rows(), out.all_columns(), a, b);
+  }
   for (int64_t step = 0; step < out.num_parts(); ++step) {
     const int64_t part = out.own_last(step);
-    out.slot(part);
-    multiply(out.rows(part), out.columns(part), a, b);
+    if (!out.in_one_piece()) {
+      out.slot(part);
+      multiply(out.rows(part), out.columns(part), a, b);
+    }
     out.done(part);
   }
 }
@@ -232,7 +244,8 @@ void fused_forward(const LinearPass& pass, const LinearAxes& axes, Program& prog
   FusedCall r_call(r, program);
   Gathered x(r_call, shard(pass.rows, pass.in_features, pass.gather_dim, r), pass.gather_dim);
   FusedCall s_call(axes.s, program);
-  Drained y(s_call, pass.rows, pass.features, drain(pass, pass.scatter_dim), pass.one_shot);
+  Drained y(s_call, pass.rows, pass.features, drain(pass, pass.scatter_dim), pass.one_shot,
+            pass.in_one_piece[0]);
 
   multiply(y, {x}, {weight, /*transposed=*/true}, pass.joins[0], pass.joins[1]);
   y.finish();
@@ -264,11 +277,13 @@ void fused_backward(const LinearPass& pass, const LinearAxes& axes, Program& pro
 
   std::optional<Drained> dx, dweight;
   if (mask[0]) {
-    dx.emplace(r_call, pass.rows, pass.in_features, drain(pass, pass.gather_dim), pass.one_shot);
+    dx.emplace(r_call, pass.rows, pass.in_features, drain(pass, pass.gather_dim), pass.one_shot,
+               pass.in_one_piece[0]);
     multiply(*dx, {dy}, {weight}, pass.joins[0], pass.joins[1]);
   }
   if (mask[1]) {
-    dweight.emplace(z_call, pass.features, pass.in_features, Drain::kScatterRows, false);
+    dweight.emplace(z_call, pass.features, pass.in_features, Drain::kScatterRows,
+                    /*one_shot=*/false, pass.in_one_piece[1]);
     multiply(*dweight, {dy, /*transposed=*/true}, {x}, pass.joins[2], pass.joins[3]);
   }
   if (mask[0]) dx->finish();

@@ -31,6 +31,8 @@ struct LinearPass {
   int64_t gather_dim = 0;   // of x along r, and of dx
   int64_t scatter_dim = 0;  // of y along s, and of dy
   bool one_shot = false;    // all-reduces are small
+  // Parts of rows are multiplied in one go: of the first product (y, or dx), and of dweight.
+  std::array<bool, 2> in_one_piece = {};
   bool save_input = false;  // forward: keep what was gathered; backward: it was kept
   bool save_weight = false;
   // Which factors are joined before they are multiplied: the first and second of the first product

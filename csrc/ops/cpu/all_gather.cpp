@@ -21,7 +21,7 @@ at::Tensor all_gather(const at::Tensor& shard, int64_t dim, const std::string& g
                                                static_cast<int64_t>(shard.scalar_type())}),
                  Gathered::bytes(group, shard));
   Gathered gathered(call, shard, dim);
-  return gathered.join();
+  return gathered.take();
 }
 
 TORCH_LIBRARY_IMPL(axonn, CPU, m) { m.impl("all_gather", &all_gather); }

@@ -1,10 +1,12 @@
 #include "ops/cpu/fused.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/addmm_cpu_dispatch.h>
+#include <ATen/ops/as_strided_cpu_dispatch.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/mm.h>
+#include <ATen/ops/mm_cpu_dispatch.h>
 
 #include <algorithm>
 #include <cstring>
@@ -18,6 +20,15 @@ namespace {
 
 // Before a published shard: whether it lies column-major, which ranks need not agree on.
 constexpr int64_t kHeaderBytes = comm::kFlagAlignment;
+
+// Parts of fewer rows are multiplied in one go, whoever they are for. The library packs the other
+// factor anew for each matmul, which costs what the arithmetic of some ten rows does; a peer that
+// gets its part a little later seldom has to wait for it.
+constexpr int64_t kRowsWorthAMatmul = 512;
+
+// A gathered matrix of at most this many bytes has room in every rank's workspace: joining parts
+// pays for small ones.
+constexpr int64_t kRoomForAll = 4 << 20;
 
 // An all-reduce of at most this many bytes is summed whole by every rank, which saves a round of
 // signals. A guess until it is tuned: fits L1, one page fault.
@@ -88,8 +99,14 @@ void Signals::wait(int64_t peer, int64_t flag) { call_->call_->wait(peer, first_
 
 // --- Gathered ------------------------------------------------------------------------------------
 
+bool Gathered::has_room_for_all(int64_t group_size, const at::Tensor& shard) {
+  return group_size * shard.numel() * static_cast<int64_t>(shard.element_size()) <= kRoomForAll;
+}
+
 int64_t Gathered::bytes(const Group& group, const at::Tensor& shard) {
-  return group.size == 1 ? 0 : kHeaderBytes + slot_bytes(shard.numel(), shard.options());
+  if (group.size == 1) return 0;
+  const int64_t shards = has_room_for_all(group.size, shard) ? group.size : 1;
+  return kHeaderBytes + slot_bytes(shards * shard.numel(), shard.options());
 }
 
 Gathered::Gathered(const at::Tensor& whole) : dim_(0), length_(whole.size(0)), parts_{whole} {}
@@ -99,15 +116,23 @@ Gathered::Gathered(FusedCall& call, const at::Tensor& shard, int64_t dim)
   parts_[rank_] = shard;
   if (call.size() == 1) return;
   const int64_t header = call.take_bytes(kHeaderBytes);
-  offset_ = call.take_bytes(slot_bytes(shard.numel(), shard.options()));
+  has_room_for_all_ = has_room_for_all(call.size(), shard);
+  offset_ = call.take_bytes(
+      slot_bytes((has_room_for_all_ ? call.size() : 1) * shard.numel(), shard.options()));
   const comm::SignalLayout layout{
       .num_phases = 1, .num_shards = call.size(), .chunks_per_shard = 1};
   signals_ = call.take_signals(layout);
   const int64_t column_major = is_column_major(shard);
   std::memcpy(call.own_data(header), &column_major, sizeof(column_major));
   const auto stored = column_major ? shard.t() : shard;
-  tensor_at(call.own_data(offset_), stored.sizes(), stored.options()).copy_(stored);
+  tensor_at(call.own_data(shard_offset(rank_)), stored.sizes(), stored.options()).copy_(stored);
   signals_.signal(layout.flag(0, {rank_, 0}));
+}
+
+int64_t Gathered::shard_offset(int64_t rank) const {
+  const auto& own = parts_[rank_];
+  const int64_t index = has_room_for_all_ ? rank : 0;
+  return offset_ + index * own.numel() * static_cast<int64_t>(own.element_size());
 }
 
 const at::Tensor& Gathered::part(int64_t index) {
@@ -120,7 +145,7 @@ const at::Tensor& Gathered::part(int64_t index) {
     std::memcpy(&column_major, call_->data_of(index, offset_ - kHeaderBytes), sizeof(column_major));
     std::vector<int64_t> sizes = own.sizes().vec();
     if (column_major) std::swap(sizes[0], sizes[1]);
-    part = tensor_at(call_->data_of(index, offset_), sizes, own.options());
+    part = tensor_at(call_->data_of(index, shard_offset(index)), sizes, own.options());
     if (column_major) part = part.t();
   }
   return part;
@@ -128,12 +153,41 @@ const at::Tensor& Gathered::part(int64_t index) {
 
 const at::Tensor& Gathered::join() {
   if (num_parts() == 1) return parts_[0];
+  await_all();
+  in_workspace_ = can_join_in_place();
+  return become(in_workspace_ ? joined_in_place() : at::cat(parts_, dim_));
+}
+
+at::Tensor Gathered::take() {
+  if (num_parts() == 1) return in_workspace_ ? parts_[0].clone() : parts_[0];
+  await_all();
+  return become(at::cat(parts_, dim_));
+}
+
+void Gathered::await_all() {
   for (int64_t step = 0; step < num_parts(); ++step) part(own_first(step));
-  auto whole = at::cat(parts_, dim_);
+}
+
+const at::Tensor& Gathered::become(at::Tensor whole) {
   length_ = whole.size(dim_);
   rank_ = 0;
   parts_ = {std::move(whole)};
   return parts_[0];
+}
+
+// The own shard lies where it belongs already, if rows are gathered and all shards are row-major.
+bool Gathered::can_join_in_place() const {
+  const auto row_major = [](const at::Tensor& t) { return t.is_contiguous(); };
+  return has_room_for_all_ && dim_ == 0 && std::all_of(parts_.begin(), parts_.end(), row_major);
+}
+
+at::Tensor Gathered::joined_in_place() const {
+  for (int64_t rank = 0; rank < num_parts(); ++rank) {
+    if (rank == rank_) continue;
+    std::memcpy(call_->own_data(shard_offset(rank)), parts_[rank].const_data_ptr(),
+                parts_[rank].nbytes());
+  }
+  return tensor_at(call_->own_data(shard_offset(0)), {size(0), size(1)}, options());
 }
 
 // --- Drained -------------------------------------------------------------------------------------
@@ -151,6 +205,10 @@ comm::ChunkPlan plan_of(int64_t group_size, int64_t rows, int64_t columns, Drain
 
 }  // namespace
 
+bool Drained::in_one_piece(int64_t group_size, int64_t rows, Drain drain) {
+  return drain != Drain::kScatterColumns && rows < group_size * kRowsWorthAMatmul;
+}
+
 int64_t Drained::bytes(const Group& group, int64_t rows, int64_t columns, Drain drain,
                        const at::TensorOptions& options) {
   if (group.size == 1) return 0;
@@ -159,6 +217,7 @@ int64_t Drained::bytes(const Group& group, int64_t rows, int64_t columns, Drain 
     const int64_t slots = slot_bytes(numel, options);
     return plan_of(group.size, rows, columns, drain, options).num_shards == 1 ? slots : 2 * slots;
   }
+  if (in_one_piece(group.size, rows, drain)) return slot_bytes(numel, options);
   return (group.size - 1) * slot_bytes(numel / group.size, options);
 }
 
@@ -169,16 +228,18 @@ Drained::Drained(FusedCall& call, int64_t rows, int64_t columns, Drain drain,
       columns_(columns),
       drain_(drain),
       reduce_op_(reduce_op),
+      in_one_piece_(call.size() > 1 && in_one_piece(call.size(), rows, drain)),
       plan_(plan_of(call.size(), rows, columns, drain, options)) {
   output_ = at::empty({scatters() ? this->rows(call.rank()).size() : rows,
                        scatters() ? this->columns(call.rank()).size() : columns},
                       options);
   if (call.size() == 1) return;
-  if (scatters()) {
-    offset_ = call.take_bytes((call.size() - 1) * slot_bytes(output_.numel(), options));
+  if (has_own_slot()) {
+    offset_ = call.take_bytes(slot_bytes(rows * columns, options));
+    if (!scatters() && num_parts() > 1)
+      summed_ = call.take_bytes(slot_bytes(rows * columns, options));
   } else {
-    offset_ = call.take_bytes(slot_bytes(output_.numel(), options));
-    if (num_parts() > 1) summed_ = call.take_bytes(slot_bytes(output_.numel(), options));
+    offset_ = call.take_bytes((call.size() - 1) * slot_bytes(output_.numel(), options));
   }
   signals_ = call.take_signals(layout());
 }
@@ -195,21 +256,25 @@ comm::Range Drained::columns(int64_t part) const {
   return drain_ == Drain::kScatterColumns ? plan_.shard(part) : comm::Range{0, columns_};
 }
 
-// A scatter has a slot for each peer in turn, none for its own rank; the slots of an all-reduce
-// make up the whole matrix.
+// The slots make up the whole matrix, if the own rank has one; otherwise there is one for each peer
+// in turn.
 int64_t Drained::slot_offset(int64_t source, int64_t part) const {
-  if (scatters()) {
-    const int64_t index = part < source ? part : part - 1;
-    return offset_ + index * slot_bytes(output_.numel(), options());
+  if (has_own_slot()) {
+    const auto row_bytes = columns_ * static_cast<int64_t>(output_.element_size());
+    return offset_ + rows(part).begin * row_bytes;
   }
-  const auto row_bytes = columns_ * static_cast<int64_t>(output_.element_size());
-  return offset_ + rows(part).begin * row_bytes;
+  const int64_t index = part < source ? part : part - 1;
+  return offset_ + index * slot_bytes(output_.numel(), options());
 }
 
 at::Tensor Drained::slot(int64_t part) {
-  if (call_.size() == 1 || (scatters() && part == call_.rank())) return output_;
+  if (call_.size() == 1 || (!has_own_slot() && part == call_.rank())) return output_;
   return tensor_at(call_.own_data(slot_offset(call_.rank(), part)),
                    {rows(part).size(), columns(part).size()}, options());
+}
+
+at::Tensor Drained::all_slots() {
+  return tensor_at(call_.own_data(offset_), {rows_, columns_}, options());
 }
 
 void Drained::done(int64_t part) {
@@ -220,7 +285,7 @@ void Drained::done(int64_t part) {
 void Drained::reduce(int64_t part, std::byte* destination) {
   std::vector<const std::byte*> sources;
   for (int64_t source = 0; source < call_.size(); ++source) {
-    const bool own = scatters() && source == call_.rank();
+    const bool own = !has_own_slot() && source == call_.rank();
     sources.push_back(own ? static_cast<const std::byte*>(output_.const_data_ptr())
                           : call_.data_of(source, slot_offset(source, part)));
   }
@@ -277,11 +342,17 @@ std::vector<comm::Range> inner_cuts(const Factor& a, const Factor& b) {
   return ranges;
 }
 
-at::Tensor block_of(const at::Tensor& t, comm::Range rows, comm::Range columns) {
-  auto block = t;
-  if (rows.size() != t.size(0)) block = block.narrow(0, rows.begin, rows.size());
-  if (columns.size() != t.size(1)) block = block.narrow(1, columns.begin, columns.size());
-  return block;
+// One step of the dispatcher where narrow, narrow and t would be six.
+at::Tensor block_of(const at::Tensor& t, comm::Range rows, comm::Range columns,
+                    bool transposed = false) {
+  int64_t sizes[] = {rows.size(), columns.size()};
+  int64_t strides[] = {t.stride(0), t.stride(1)};
+  const int64_t offset = t.storage_offset() + rows.begin * strides[0] + columns.begin * strides[1];
+  if (transposed) {
+    std::swap(sizes[0], sizes[1]);
+    std::swap(strides[0], strides[1]);
+  }
+  return at::cpu::as_strided(t, sizes, strides, offset);
 }
 
 comm::Range shift(comm::Range range, int64_t origin) {
@@ -315,8 +386,7 @@ at::Tensor Factor::block(comm::Range rows, comm::Range columns) const {
   const int64_t length = matrix.range(0).size();
   const int64_t part = length > 0 ? range.begin / length : 0;
   range = shift(range, part * length);
-  const auto block = block_of(matrix.part(part), rows, columns);
-  return transposed ? block.t() : block;
+  return block_of(matrix.part(part), rows, columns, transposed);
 }
 
 namespace {
@@ -335,9 +405,9 @@ void multiply(const at::Tensor& out, comm::Range rows, comm::Range columns, Fact
       bool first = true;
       for (const auto& k : inner) {
         if (first) {
-          at::mm_out(tile, a.block(r, k), b.block(k, c));
+          at::cpu::mm_out(tile, a.block(r, k), b.block(k, c));
         } else {
-          tile.addmm_(a.block(r, k), b.block(k, c));
+          at::cpu::addmm_out(tile, tile, a.block(r, k), b.block(k, c));
         }
         first = false;
       }
@@ -349,9 +419,10 @@ void multiply(const at::Tensor& out, comm::Range rows, comm::Range columns, Fact
 
 void multiply(Drained& out, Factor a, Factor b) {
   join_where_it_pays(a, b, out.options());
+  if (out.in_one_piece()) multiply(out.all_slots(), {0, a.size(0)}, {0, b.size(1)}, a, b);
   for (int64_t step = 0; step < out.num_parts(); ++step) {
     const int64_t part = out.own_last(step);
-    multiply(out.slot(part), out.rows(part), out.columns(part), a, b);
+    if (!out.in_one_piece()) multiply(out.slot(part), out.rows(part), out.columns(part), a, b);
     out.done(part);
   }
 }

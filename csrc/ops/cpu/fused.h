@@ -94,16 +94,27 @@ class Gathered {
   int64_t own_first(int64_t step) const { return comm::own_first(rank_, num_parts(), step); }
   // Waits for it. Valid as long as the call.
   const at::Tensor& part(int64_t index);
-  // Copies the parts into one, which is then the only one, and returns it.
+  // Copies the parts into one, which is then the only one. Valid as long as the call.
   const at::Tensor& join();
+  // All of it, to keep.
+  at::Tensor take();
 
  private:
+  static bool has_room_for_all(int64_t group_size, const at::Tensor& shard);
+  int64_t shard_offset(int64_t rank) const;
+  void await_all();
+  bool can_join_in_place() const;
+  at::Tensor joined_in_place() const;
+  const at::Tensor& become(at::Tensor whole);
+
   int64_t dim_;
   int64_t length_;
   int64_t rank_ = 0;
   std::vector<at::Tensor> parts_;  // by rank; undefined until waited for
   FusedCall* call_ = nullptr;
   int64_t offset_ = 0;
+  bool has_room_for_all_ = false;  // in the workspace, from offset_ on, in rank order
+  bool in_workspace_ = false;      // where the parts were joined
   Signals signals_;
 };
 
@@ -129,12 +140,17 @@ class Drained {
   comm::Range rows(int64_t part) const;
   comm::Range columns(int64_t part) const;
   at::Tensor slot(int64_t part);
+  // Whether parts are too small to be multiplied one by one; then all slots are one matrix.
+  bool in_one_piece() const { return in_one_piece_; }
+  at::Tensor all_slots();
   void done(int64_t part);
   // The sum, when every part is done here.
   at::Tensor finish();
 
  private:
+  static bool in_one_piece(int64_t group_size, int64_t rows, Drain drain);
   bool scatters() const { return drain_ != Drain::kAllReduce; }
+  bool has_own_slot() const { return !scatters() || in_one_piece_; }
   int64_t slot_offset(int64_t source, int64_t part) const;
   void reduce(int64_t part, std::byte* destination);
   comm::SignalLayout layout() const;
@@ -144,6 +160,7 @@ class Drained {
   int64_t columns_;
   Drain drain_;
   kernels::ReduceOp reduce_op_;
+  bool in_one_piece_;
   comm::ChunkPlan plan_;  // a shard for each part, in one chunk
   at::Tensor output_;
   int64_t offset_ = 0;  // of the slots

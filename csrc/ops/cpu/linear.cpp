@@ -142,8 +142,8 @@ Forward fused_forward(const Axes& axes, const at::Tensor& x, const at::Tensor& w
   Drained y(s_call, rows, features, how, x.options());
 
   multiply(y, {gathered_x}, {gathered_weight, /*transposed=*/true});
-  return {y.finish(), save_input && r.size > 1 ? gathered_x.join() : nothing(x),
-          save_weight && axes.z.size > 1 ? gathered_weight.join() : nothing(weight)};
+  return {y.finish(), save_input && r.size > 1 ? gathered_x.take() : nothing(x),
+          save_weight && axes.z.size > 1 ? gathered_weight.take() : nothing(weight)};
 }
 
 Forward composed_forward(const Axes& axes, const at::Tensor& x, const at::Tensor& weight,
