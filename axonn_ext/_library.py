@@ -22,6 +22,7 @@ enter_warm_up = _C.enter_warm_up
 leave_warm_up = _C.leave_warm_up
 tuning_choices = _C.tuning_choices
 clear_tuning_choices = _C.clear_tuning_choices
+waited_seconds = _C.waited_seconds
 
 
 def configure(loaded: settings.Settings) -> None:

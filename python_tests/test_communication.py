@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import time
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -17,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from axonn_ext import GridShape, collectives, nn, trace_communication
-from axonn_ext.communication import CommunicationRecord, CommunicationTrace
+from axonn_ext.communication import CommunicationRecord, CommunicationTrace, waited_seconds
 from axonn_ext.ops._communication import COLLECTIVES_OF
 from grids import factorisations, grid_of
 
@@ -377,3 +378,27 @@ def test_summary():
         "total                               4           1,259",
     ]
     assert CommunicationTrace().summary().splitlines()[-1].split() == ["total", "0", "0"]
+
+
+# --- Waiting --------------------------------------------------------------------------------------
+
+
+def wait_of_a_fast_rank(algorithm: str, delay: float) -> tuple[float, float]:
+    """How much waiting rank 0, whose peer comes late, and rank 1 count for one call over x."""
+    axis = grid_of(GridShape(2)).axis("x")
+    shard = torch.ones(4, 4)
+    torch.ops.axonn.all_gather(shard, 0, axis.name, axis.size, algorithm)
+    dist.barrier()
+    before = waited_seconds().get(axis.name, 0.0)
+    if axis.rank == 1:
+        time.sleep(delay)
+    torch.ops.axonn.all_gather(shard, 0, axis.name, axis.size, algorithm)
+    return waited_seconds()[axis.name] - before
+
+
+@pytest.mark.parametrize("algorithm", ["fused", "sequential"])
+def test_a_rank_counts_how_long_it_waits_for_its_peer(pool, algorithm):
+    delay = 0.2
+    early, late = pool(2).run(wait_of_a_fast_rank, algorithm, delay)
+    assert early > 0.8 * delay
+    assert late < 0.5 * delay

@@ -163,7 +163,7 @@ class Linear(ShardedModule):
         self._check_input(x)
         gathered = weight is not None
         keeps = torch.is_grad_enabled()
-        y, _, _ = torch.ops.axonn.linear_forward(
+        y, _, _ = torch.ops.axonn.linear_forward.default(
             x.flatten(0, -2) if x.dim() > 2 else x,
             weight if weight is not None else self.weight,
             self.bias,

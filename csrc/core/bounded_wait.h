@@ -20,13 +20,13 @@ inline void cpu_relax() {
 #endif
 }
 
-// Returns once `done()` holds. Spins first (a peer with a core of its own answers within
-// microseconds), then yields (where ranks outnumber cores, to the rank that is waited for), then
-// calls `sleep(t)`, which returns after t at the latest and should return when `done()` may hold.
-// `check(elapsed)` is called about once a millisecond from the first yield on and ends the wait by
-// throwing.
+// Returns once `done()` holds, and how long that took beyond the first spins. Spins first (a peer
+// with a core of its own answers within microseconds), then yields (where ranks outnumber cores, to
+// the rank that is waited for), then calls `sleep(t)`, which returns after t at the latest and
+// should return when `done()` may hold. `check(elapsed)` is called about once a millisecond from
+// the first yield on and ends the wait by throwing.
 template <typename Done, typename Sleep, typename Check>
-void bounded_wait(Done&& done, Sleep&& sleep, Check&& check) {
+std::chrono::nanoseconds bounded_wait(Done&& done, Sleep&& sleep, Check&& check) {
   using Clock = std::chrono::steady_clock;
   // About 5 us: longer than a flag takes to cross sockets, shorter than two context switches.
   constexpr int kSpins = 150;
@@ -36,7 +36,7 @@ void bounded_wait(Done&& done, Sleep&& sleep, Check&& check) {
   constexpr auto kCheckInterval = std::chrono::milliseconds(1);
 
   for (int i = 0; i < kSpins; ++i) {
-    if (done()) return;
+    if (done()) return std::chrono::nanoseconds(0);
     cpu_relax();
   }
   const auto start = Clock::now();
@@ -53,6 +53,7 @@ void bounded_wait(Done&& done, Sleep&& sleep, Check&& check) {
       next_check = now + kCheckInterval;
     }
   }
+  return now - start;
 }
 
 }  // namespace axonn::comm

@@ -397,15 +397,17 @@ void Call::wait(int64_t peer, int64_t flag) {
 }
 
 void Call::wait_for(int64_t peer, const EpochFlag& flag, Epoch epoch, const char* what) {
-  bounded_wait([&] { return flag.reached(epoch); },
-               [&](std::chrono::nanoseconds timeout) { group_.sleep(flag, epoch, timeout); },
-               [&](std::chrono::duration<double> elapsed) {
-                 const std::string obstacle = group_.obstacle_to_waiting(peer, elapsed, what);
-                 // The peer may have raised the flag right before it ended: then all is well.
-                 if (!obstacle.empty() && !flag.reached(epoch)) {
-                   group_.fail_wait(signature_.op.data(), peer, obstacle);
-                 }
-               });
+  const auto waited =
+      bounded_wait([&] { return flag.reached(epoch); },
+                   [&](std::chrono::nanoseconds timeout) { group_.sleep(flag, epoch, timeout); },
+                   [&](std::chrono::duration<double> elapsed) {
+                     const std::string obstacle = group_.obstacle_to_waiting(peer, elapsed, what);
+                     // The peer may have raised the flag right before it ended: then all is well.
+                     if (!obstacle.empty() && !flag.reached(epoch)) {
+                       group_.fail_wait(signature_.op.data(), peer, obstacle);
+                     }
+                   });
+  if (waited.count() > 0) group_.waited_ns_ += waited.count();
 }
 
 }  // namespace axonn::comm

@@ -104,6 +104,8 @@ class SymmetricGroup {
   // Bytes of this rank's workspace, all halves, that calls have needed so far: taken from the
   // system when a call first needs them, and kept.
   int64_t used_bytes() const { return kNumHalves * used_half_bytes_; }
+  // How long this rank's calls have waited for peers so far, in seconds.
+  double waited_seconds() const { return 1e-9 * static_cast<double>(waited_ns_); }
 
  private:
   friend class Call;
@@ -134,6 +136,7 @@ class SymmetricGroup {
   std::mutex mutex_;  // held by a Call: two threads may not interleave theirs
   Epoch epoch_;
   std::atomic<int64_t> used_half_bytes_ = 0;  // read while a Call runs
+  std::atomic<int64_t> waited_ns_ = 0;
   std::string obstacle_;
   std::atomic<bool> broken_ = false;
 };

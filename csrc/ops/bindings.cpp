@@ -41,6 +41,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("symmetric_memory_bytes_in_use", &axonn::ops::symmetric_memory_bytes_in_use,
         pybind11::call_guard<pybind11::gil_scoped_release>(),
         "Bytes of symmetric memory that this rank has used in all of its groups.");
+  m.def("waited_seconds", &axonn::ops::waited_seconds,
+        pybind11::call_guard<pybind11::gil_scoped_release>(),
+        "Seconds that this process has waited for peers inside ops, by group name.");
   m.def("enter_warm_up", &axonn::ops::enter_warm_up);
   m.def("leave_warm_up", &axonn::ops::leave_warm_up);
   m.def("tuning_choices", &tuning_choices, pybind11::call_guard<pybind11::gil_scoped_release>(),

@@ -5,6 +5,7 @@
 #include <ATen/ops/stack.h>
 #include <c10/util/Logging.h>
 
+#include <chrono>
 #include <map>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
@@ -70,6 +71,11 @@ class SharedGroups {
     return shared;
   }
 
+  void add_waited_seconds(std::map<std::string, double>& totals) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [name, entry] : entries_) totals[name] += entry.shared->waited_seconds();
+  }
+
   int64_t bytes_in_use() {
     const std::lock_guard lock(mutex_);
     drop_dead_groups();
@@ -93,6 +99,35 @@ class SharedGroups {
   std::map<std::string, Entry> entries_;
 };
 
+// Time spent in waits for c10d's collectives, by group name.
+class C10dWaits {
+ public:
+  void add(const std::string& name, double seconds) {
+    const std::lock_guard lock(mutex_);
+    seconds_[name] += seconds;
+  }
+  std::map<std::string, double> totals() {
+    const std::lock_guard lock(mutex_);
+    return seconds_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, double> seconds_;
+};
+
+C10dWaits& c10d_waits() {
+  static C10dWaits waits;
+  return waits;
+}
+
+void wait_for(const Group& group, c10d::Work& work) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  work.wait();
+  c10d_waits().add(group.name, std::chrono::duration<double>(Clock::now() - start).count());
+}
+
 // c10d adds in the tensor's own dtype: sums of these are made in fp32, at twice the bytes.
 bool is_low_precision(const at::Tensor& t) {
   return t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf;
@@ -105,7 +140,7 @@ Pending all_reduce_in_place(const Group& group, const at::Tensor& output,
   c10d::AllreduceOptions options;
   options.reduceOp = op;
   auto work = c10d::resolve_process_group(group.name)->allreduce(tensors, options);
-  return {output, [work] { work->wait(); }};
+  return {output, [work, group] { wait_for(group, *work); }};
 }
 
 SharedGroups& shared_groups() {
@@ -118,6 +153,12 @@ SharedGroups& shared_groups() {
 void configure_groups(const GroupSettings& settings) { shared_groups().configure(settings); }
 
 int64_t symmetric_memory_bytes_in_use() { return shared_groups().bytes_in_use(); }
+
+std::map<std::string, double> waited_seconds() {
+  auto totals = c10d_waits().totals();
+  shared_groups().add_waited_seconds(totals);
+  return totals;
+}
 
 void check_algorithm(const char* op, const std::string& algorithm) {
   TORCH_CHECK_VALUE(algorithm == "auto" || algorithm == "fused" || algorithm == "chunked" ||
@@ -158,7 +199,7 @@ Pending start_all_gather(const Group& group, const at::Tensor& shard) {
   std::vector<at::Tensor> outputs{output.view(-1)}, inputs{input.view(-1)};
   auto work =
       c10d::resolve_process_group(group.name)->allgather_into_tensor_coalesced(outputs, inputs);
-  return {output, [work, input] { work->wait(); }};
+  return {output, [work, input, group] { wait_for(group, *work); }};
 }
 
 Pending start_reduce_scatter(const Group& group, const at::Tensor& stacked) {
@@ -168,7 +209,7 @@ Pending start_reduce_scatter(const Group& group, const at::Tensor& stacked) {
   std::vector<at::Tensor> outputs{output.view(-1)}, inputs{input.view(-1)};
   auto work =
       c10d::resolve_process_group(group.name)->reduce_scatter_tensor_coalesced(outputs, inputs);
-  return {output, [work, input] { work->wait(); }};
+  return {output, [work, input, group] { wait_for(group, *work); }};
 }
 
 #pragma GCC diagnostic pop

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -22,6 +23,9 @@ void configure_groups(const GroupSettings& settings);
 
 // Bytes of symmetric memory that this rank has used in all of its groups.
 int64_t symmetric_memory_bytes_in_use();
+
+// How long this process has waited for peers inside ops so far, in seconds, by group name.
+std::map<std::string, double> waited_seconds();
 
 struct Group {
   std::string name;

@@ -57,8 +57,8 @@ struct Axes {
     r = resolve_group(op, names[0], sizes[0], algorithm);
     s = resolve_group(op, names[1], sizes[1], algorithm);
     z = resolve_group(op, names[2], sizes[2], algorithm);
-    if (names.size() == 4)
-      all = resolve_group(op, names[3], sizes[3], algorithm == "auto" ? "auto" : "sequential");
+    if (names.size() == 4 && algorithm == "auto")
+      all = resolve_group(op, names[3], sizes[3], algorithm);
   }
 
   bool gathers() const { return sharded && r.size > 1; }
