@@ -163,7 +163,7 @@ struct Factor {
   }
 };
 
-// --- As in ops/cpu/fused.cpp ---------------------------------------------------------------------
+// --- As in ops/cpu/product.cpp -------------------------------------------------------------------
 
 Range intersect(Range a, Range b) {
   const int64_t begin = std::max(a.begin, b.begin);

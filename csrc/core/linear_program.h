@@ -1,7 +1,8 @@
 // What a rank does in a fused Linear, which has calls on three groups open at once, as a list of
 // steps for the tests' simulator. It mirrors ops/cpu/linear.cpp (fused_forward, fused_backward) and
-// what these are made of, ops/cpu/fused.cpp, name by name and line by line, without the tensors:
-// who changes the order of calls, waits and signals there changes it in linear_program.cpp.
+// what these are made of, ops/cpu/fused.cpp and product.cpp, name by name and line by line, without
+// the tensors: who changes the order of calls, waits and signals there changes it in
+// linear_program.cpp.
 #pragma once
 
 #include <array>
@@ -36,7 +37,7 @@ struct LinearPass {
   bool save_input = false;  // forward: keep what was gathered; backward: it was kept
   bool save_weight = false;
   // Which factors are joined before they are multiplied: the first and second of the first product
-  // (y, or dx), and of dweight. Why they are is up to ops/cpu/fused.cpp; any choice is safe.
+  // (y, or dx), and of dweight. Why they are is up to ops/cpu/product.cpp; any choice is safe.
   std::array<bool, 4> joins = {};
   std::array<bool, 3> mask = {true, true, true};  // backward: dx, dweight, dbias are wanted
 };
