@@ -179,7 +179,9 @@ class Grid:
         if self._mesh is None:
             groups = [self.group(axis) for axis in AXES]
             mesh = torch.arange(self.world_size).view([group.size() for group in groups])
-            self._mesh = DeviceMesh.from_group(groups, "cpu", mesh=mesh, mesh_dim_names=AXES)
+            self._mesh = DeviceMesh.from_group(
+                groups, _device_type(groups[0]), mesh=mesh, mesh_dim_names=AXES
+            )
         return self._mesh
 
     def num_parts(self, axes: Sequence[str]) -> int:
@@ -246,6 +248,11 @@ def axis_of(group_description: str) -> str | None:
 def _describe(axis: str, ranks: Sequence[int]) -> str:
     """What c10d, and so error messages, call the group of an axis."""
     return f"{axis} (ranks {', '.join(map(str, ranks))})"
+
+
+def _device_type(group: ProcessGroup) -> str:
+    """The kind of device whose tensors a group carries: GPUs where it has NCCL."""
+    return "cuda" if "cuda:nccl" in str(dist.get_backend_config(group)) else "cpu"
 
 
 def _check_dim(dim: int, num_dims: int) -> None:

@@ -103,6 +103,9 @@ def try_all(specs: list[Spec]) -> list[bool]:
         (["gemm-rs", "--plot", "chart.txt"], [".png, .svg or .pdf"]),
         (["gemm-rs", "more"], ["unknown argument more"]),
         (["gemm-rs", "--role", "expand"], ["unknown argument --role"]),
+        (["gemm-rs", "--device", "cpu", "--dtype", "fp16"], ["fp16 needs --device cuda"]),
+        (["link-overlap", "--shape", "1,2"], ["M,N,K", "'1,2'"]),
+        (["link-overlap", "--chunks", "0"], ["--chunks", "[0]"]),
         (["conv"], ["invalid choice: 'conv'"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -113,6 +116,13 @@ def test_mistakes_are_named_before_anything_starts(
     assert main(["bench", *arguments]) == 2
     error = capsys.readouterr().err
     assert all(message in error for message in messages), error
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("arguments", [["gemm-rs", "--device", "cuda"], ["link-overlap"]])
+def test_a_missing_gpu_is_named(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert main(["bench", *arguments]) == 2
+    assert "sees no GPU" in capsys.readouterr().err
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,9 +137,9 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_command_on_two_grids(tmp_path: Path) -> None:
     done = run(
-        [*AXONN, "bench", "linear", "--grid", "2x1x1", "--grid", "1x2x1", "--shapes", "64,32,48",
-         "--algorithms", "sequential,fused", "--rounds", "3", "--json", str(tmp_path / "a.json"),
-         "--plot", str(tmp_path / "a.png")]
+        [*AXONN, "bench", "linear", "--device", "cpu", "--grid", "2x1x1", "--grid", "1x2x1",
+         "--shapes", "64,32,48", "--algorithms", "sequential,fused", "--rounds", "3",
+         "--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.png")]
     )  # fmt: skip
     assert done.status == 0, done.output
     assert "Warning" not in done.output and "Traceback" not in done.output
@@ -152,8 +162,8 @@ def test_command_on_two_grids(tmp_path: Path) -> None:
 
 def test_command_under_torchrun(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
-    command = [*torchrun(2), "bench", "gemm-ar", "--shapes", "8,8,8", "--rounds", "1"]
-    done = run([*command, "--algorithms", "fused", "--json", str(path)])
+    command = [*torchrun(2), "bench", "gemm-ar", "--device", "cpu", "--shapes", "8,8,8"]
+    done = run([*command, "--rounds", "1", "--algorithms", "fused", "--json", str(path)])
     assert done.status == 0, done.output
     assert done.output.count("without sequential there is no speedup") == 1, done.output
     (row,) = json.loads(path.read_text())["rows"]

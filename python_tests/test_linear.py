@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from axonn_ext import GridShape, full_gradients, full_state_dict, nn, sync_gradients
 from grids import bound, factorisations, grid_of, relative_error
@@ -82,6 +83,56 @@ def check_options(role: str) -> list[str]:
 def test_options_change_no_result(pool, role):
     for failures in pool(4).run(check_options, role):
         assert not failures, "\n".join(failures)
+
+
+def gradients_of(algorithm: str, shape: GridShape, **options: object) -> list[torch.Tensor]:
+    """y, dx, dweight and dbias on this rank; large enough to be cut into chunks."""
+    grid = grid_of(shape)
+    layer = nn.Linear(512, 768, grid=grid, role="expand", algorithm=algorithm, bias=True, **options)
+    torch.manual_seed(3)
+    x, dy = torch.randn(1024, 512), torch.randn(1024, 768)
+    local_x = grid.shard(x, layer.input_dims).requires_grad_()
+    y = layer(local_x)
+    y.backward(grid.shard(dy, layer.output_dims))
+    return [local_x.grad, layer.weight.grad, layer.bias.grad]
+
+
+def check_overlapped_backward(layout: str) -> list[bool]:
+    """Whether bits are those of "sequential": both sum dx whole, in c10d's order."""
+    shape = GridShape(x=dist.get_world_size())
+    overlapped, plain = (gradients_of(a, shape, layout=layout) for a in ("chunked", "sequential"))
+    assert all(t.abs().sum() > 0 for t in plain)
+    return [torch.equal(a, b) for a, b in zip(overlapped, plain, strict=True)]
+
+
+@pytest.mark.parametrize("layout", ["sharded", "replicated"])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_sum_behind_wgrad_changes_no_bit(pool, world_size, layout):
+    for same in pool(world_size).run(check_overlapped_backward, layout):
+        assert same == [True, True, True]
+
+
+def order_of_backward(algorithm: str) -> list[str]:
+    """What torch runs in a backward pass on a grid over x, in order."""
+    grid = grid_of(GridShape(x=dist.get_world_size()))
+    layer = nn.Linear(256, 256, grid=grid, role="expand", algorithm=algorithm, bias=False)
+    y = layer(torch.ones(256 // dist.get_world_size(), 256, requires_grad=True))
+    dy = torch.ones_like(y)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profile:
+        y.backward(dy)
+    events = sorted(profile.events(), key=lambda event: event.time_range.start)
+    wanted = {"aten::mm": "mm", "c10d::reduce_scatter_tensor_coalesced_": "scatter",
+              "c10d::allgather_into_tensor_coalesced_": "gather"}  # fmt: skip
+    return [wanted[event.name] for event in events if event.name in wanted]
+
+
+def test_collectives_start_before_the_matmul_that_hides_them(pool):
+    """dgrad, then wgrad: x is gathered behind dgrad, dx summed behind wgrad."""
+    for order in pool(2).run(order_of_backward, "chunked"):
+        assert order == ["gather", "mm", "scatter", "mm"]
+    for order in pool(2).run(order_of_backward, "sequential"):
+        assert order == ["mm", "scatter", "gather", "mm"]
 
 
 def check_bfloat16() -> dict[str, float]:

@@ -41,12 +41,16 @@ def block_case(spec: Spec, grid: Grid) -> Case:
     assert isinstance(shape, BlockShape)
     built = {
         name: models.build(
-            shape.model(spec.grid), grid, ParallelConfig(layout=layout, algorithm=name), dtype=dtype
+            shape.model(spec.grid),
+            grid,
+            ParallelConfig(layout=layout, algorithm=name),
+            dtype=dtype,
+            device=spec.device,
         )
         for name in spec.algorithms
     }
     rows = shape.batch * shape.sequence
-    x, dy = (Whole(name, rows, shape.hidden, dtype) for name in ("x", "dy"))
+    x, dy = (Whole(name, rows, shape.hidden, dtype, spec.device) for name in ("x", "dy"))
     x_all, dy_all = (whole.block(whole.rows, whole.columns) for whole in (x, dy))
     dims: Dims = {0: rows_over(layout, "x"), 1: ("y",)}
     local_x, local_dy = grid.shard(x_all, dims).requires_grad_(), grid.shard(dy_all, dims)
@@ -62,7 +66,7 @@ def block_case(spec: Spec, grid: Grid) -> Case:
         return {"y": y.detach(), "dx": local_x.grad, **gradients}
 
     model = next(iter(built.values()))  # they differ in the algorithm only
-    sizes = _BlockSizes(shape, grid, layout, dtype)
+    sizes = _BlockSizes(shape, grid, layout, dtype, spec.device)
     return Case(
         spec,
         partial(call_all, sizes.arithmetic()),
@@ -97,7 +101,7 @@ def _expected(
     """This rank's blocks of what plain torch.nn computes on the whole input in float64."""
     plain = PlainTransformer(model.config)
     plain.load_state_dict(full_state_dict(model))
-    plain.double()
+    plain.to(x.device, torch.float64)
     reference = plain.get_submodule(PUBLIC_BLOCK.rstrip("."))
     x_ref = x.double().unflatten(0, (shape.batch, shape.sequence)).requires_grad_()
     y_ref = reference(x_ref)
@@ -124,8 +128,11 @@ def _expected(
 class _BlockSizes:
     """What one rank computes and sends for a block, forward and backward."""
 
-    def __init__(self, shape: BlockShape, grid: Grid, layout: str, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: BlockShape, grid: Grid, layout: str, dtype: torch.dtype, device: str
+    ) -> None:
         self.shape, self.grid, self.layout, self.dtype = shape, grid, layout, dtype
+        self.device = device
         m = shape.batch * shape.sequence // grid.size("z")
         sharded = layout == "sharded"
         self.residual_rows = m // grid.size("x") if sharded else m
@@ -134,7 +141,7 @@ class _BlockSizes:
         h = shape.hidden
         rows = shape.batch * shape.sequence
         self.linears = [
-            LinearSizes.of(grid, GemmShape(rows, n, k), role=role, layout=layout)
+            LinearSizes.of(grid, GemmShape(rows, n, k), role=role, layout=layout, device=device)
             for role, n, k in (
                 ("expand", 3 * h, h), ("contract", h, h),
                 ("expand", self.mlp_size, h), ("contract", h, self.mlp_size),
@@ -158,8 +165,8 @@ class _BlockSizes:
         y = self.grid.axis("y")
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         statistics = [
-            Collective("all_gather", y, (1, 2, self.residual_rows), wide),
-            Collective("all_reduce", y, (2, self.residual_rows), wide),
+            Collective("all_gather", y, (1, 2, self.residual_rows), wide, self.device),
+            Collective("all_reduce", y, (2, self.residual_rows), wide, self.device),
         ]
         linears = [c for linear in self.linears for c in linear.collectives(self.dtype)]
         return [*linears, *statistics, *statistics]
@@ -167,12 +174,12 @@ class _BlockSizes:
     def _bias(self, linear: LinearSizes) -> list[Callable[[], object]]:
         rows = linear.m // linear.s.size if linear.sharded else linear.m
         y, dy = self._random(rows, linear.n), self._random(linear.m, linear.n)
-        bias = torch.zeros(linear.n, dtype=self.dtype)
+        bias = torch.zeros(linear.n, dtype=self.dtype, device=self.device)
         return [partial(y.add_, bias), partial(dy.sum, 0)]
 
     def _layer_norm(self) -> Callable[[], object]:
         x = self._random(self.residual_rows, self.shape.hidden // self.grid.size("y"))
-        weight, bias = (torch.ones(x.shape[1], dtype=self.dtype) for _ in range(2))
+        weight, bias = (torch.ones_like(x[0]) for _ in range(2))
         function = partial(F.layer_norm, normalized_shape=(x.shape[1],))
         return _forward_backward(lambda x, w, b: function(x, weight=w, bias=b), x, weight, bias)
 
@@ -198,7 +205,8 @@ class _BlockSizes:
         return partial(torch.add, x, x.clone())
 
     def _random(self, *sizes: int) -> Tensor:
-        return torch.randn(sizes, generator=torch.Generator().manual_seed(0)).to(self.dtype)
+        values = torch.randn(sizes, generator=torch.Generator().manual_seed(0))
+        return values.to(self.device, self.dtype)
 
 
 def _forward_backward(

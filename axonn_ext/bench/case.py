@@ -14,7 +14,10 @@ from axonn_ext.bench.reference import Expected, Outputs
 from axonn_ext.bench.shapes import Shape
 from axonn_ext.grid import AxisGroup, GridShape
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+DTYPES = {
+    "fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64, "fp16": torch.float16
+}  # fmt: skip
+CPU_DTYPES = ("fp32", "bf16", "fp64")
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Spec:
     dtype: str = "fp32"
     algorithms: tuple[str, ...] = ops.ALGORITHMS
     options: Mapping[str, str] = field(default_factory=dict)  # role, layout; where the op has them
+    device: str = "cpu"  # or "cuda": the current GPU
 
 
 @dataclass(frozen=True)
@@ -62,13 +66,14 @@ class Collective:
     axis: AxisGroup
     sizes: tuple[int, ...]
     dtype: torch.dtype
+    device: str = "cpu"
 
     def bind(self) -> Callable[[], object]:
         """The call. Its output is fresh each time, as the op's is."""
         dtype = self.dtype
-        if self.kind != "all_gather" and dtype == torch.bfloat16:
+        if self.kind != "all_gather" and dtype == torch.bfloat16 and self.device == "cpu":
             dtype = torch.float32  # c10d adds in the tensor's dtype: "sequential" sends fp32
-        source = torch.ones(self.sizes, dtype=dtype)
+        source = torch.ones(self.sizes, dtype=dtype, device=self.device)
         name, size = self.axis.name, self.axis.size
         issue: Callable[[], Tensor] = {
             "all_gather": partial(_c10d.all_gather_into_tensor, source, size, name),

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from axonn_ext import ops
-from axonn_ext.bench.case import DTYPES, Spec
-from axonn_ext.bench.machine import describe_machine, num_cores
+from axonn_ext.bench.case import CPU_DTYPES, DTYPES, Spec
+from axonn_ext.bench.machine import default_device, describe_machine, num_cores
 from axonn_ext.bench.measure import ROUNDS
 from axonn_ext.bench.plot import plot_rows
 from axonn_ext.bench.report import print_rows
@@ -30,6 +31,8 @@ DEFAULT_WORLD = 2
 MIN_WIDTH = 100  # of the table; a file or a pipe would get 80 columns, and numbers cut short
 # In the order of the table: the baseline first.
 ALGORITHMS = ops.ALGORITHMS[::-1]
+CUDA_ALGORITHMS = tuple(name for name in ALGORITHMS if name != "fused")
+DEVICES = ("cpu", "cuda")
 
 SUMMARIES = {
     "ag-gemm": "all_gather_matmul: A's rows are gathered, B's columns stay",
@@ -83,12 +86,11 @@ def _add_options(parser: argparse.ArgumentParser, op: str) -> None:
         help=f'global sizes "{sizes}", or a preset: '
         + ("gpt2, gpt3" if op == "block" else "llama-70b, gpt3")
         + f" (default: {','.join(map(str, DEFAULTS[op]))})")  # fmt: skip
-    add(
-        "--algorithms",
-        default=",".join(ALGORITHMS),
-        metavar="A,B,...",
-        help="(default: %(default)s)",
-    )
+    add("--device", choices=DEVICES,
+        help="ranks that outnumber the GPUs share them (default: cuda if there are any, else "
+        "cpu)")  # fmt: skip
+    add("--algorithms", metavar="A,B,...",
+        help=f"(default: {','.join(ALGORITHMS)}; on cuda without fused)")  # fmt: skip
     add("--dtype", choices=tuple(DTYPES), default="fp32", help="(default: %(default)s)")
     add("--threads", type=int, default=1, metavar="N",
         help="of each rank; 0: its share of the cores (default: 1, so that a rank's arithmetic is "
@@ -110,6 +112,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     if extra:
         raise UserError(f"unknown argument {extra[0]} (see axonn-ext bench {args.op} --help)")
     here = process.this_process()
+    args.device = args.device or default_device()
     plan = make_plan(args, here)
     for option, path in (("--json", args.json), ("--plot", args.plot)):
         check_writable(option, path)
@@ -132,10 +135,16 @@ def make_plan(args: argparse.Namespace, here: Process | None) -> Plan:
     Raises: UserError, with every problem found.
     """
     grids = _grids(args, here)
-    algorithms = tuple(dict.fromkeys(args.algorithms.split(",")))
+    check_device(args.device)
+    if args.device == "cpu" and args.dtype not in CPU_DTYPES:
+        raise UserError(f"--dtype {args.dtype} needs --device cuda, got {args.device}")
+    known = CUDA_ALGORITHMS if args.device == "cuda" else ALGORITHMS
+    algorithms = tuple(dict.fromkeys(args.algorithms.split(","))) if args.algorithms else known
     for name in algorithms:
-        if name not in ALGORITHMS:
-            raise UserError(f"--algorithms: expected some of {', '.join(ALGORITHMS)}, got {name!r}")
+        if name not in known:
+            raise UserError(
+                f"--algorithms: expected some of {', '.join(known)} on {args.device}, got {name!r}"
+            )
     if args.threads < 0:
         raise UserError(f"--threads: expected a whole number >= 0, got {args.threads}")
     if args.rounds < 1:
@@ -152,11 +161,17 @@ def make_plan(args: argparse.Namespace, here: Process | None) -> Plan:
     if found:
         raise UserError(*found)
     specs = tuple(
-        Spec(args.op, shape, grid, args.dtype, algorithms, options)
+        Spec(args.op, shape, grid, args.dtype, algorithms, options, args.device)
         for grid in grids
         for shape in shapes
     )
     return Plan(specs, threads=args.threads, rounds=args.rounds)
+
+
+def check_device(device: str) -> None:
+    """Raises UserError for GPUs where there are none."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch sees no GPU here; use --device cpu")
 
 
 def _grids(args: argparse.Namespace, here: Process | None) -> tuple[GridShape, ...]:
@@ -200,8 +215,8 @@ def _launch(args: argparse.Namespace, plan: Plan) -> int:
 def _worker_arguments(args: argparse.Namespace, grid: GridShape) -> list[str]:
     """What a worker is started with: what this process was, but one grid."""
     arguments = ["bench", args.op, "--grid", str(grid)]
-    for key in ("algorithms", "dtype", "threads", "rounds", "role", "layout"):
-        if key in args:
+    for key in ("device", "algorithms", "dtype", "threads", "rounds", "role", "layout"):
+        if getattr(args, key, None) is not None:
             arguments += [f"--{key}", str(getattr(args, key))]
     return arguments + (["--shapes", *args.shapes] if args.shapes else [])
 
@@ -210,16 +225,20 @@ def _report(args: argparse.Namespace, rows: Sequence[Row]) -> None:
     """The table, and the files that were asked for."""
     console = Console()
     console.width = max(console.width, MIN_WIDTH)
-    machine = describe_machine(threads=rows[0].threads)
-    print_rows(console, rows, cores=num_cores())
+    machine = describe_machine(threads=rows[0].threads, device=args.device)
+    if args.device == "cuda":
+        print_rows(console, rows, gpus=torch.cuda.device_count())
+    else:
+        print_rows(console, rows, cores=num_cores())
     written = []
     if args.json is not None:
         write_json(args.json, machine, rows)
         written.append(str(args.json))
     if args.plot is not None:
         subtitle = (
-            f"{machine['cpu']}, {machine['cores']} cores, {machine['threads_per_rank']} threads a "
-            f"rank, torch {machine['torch']}, axonn_ext {machine['axonn_ext']}"
+            f"{machine.get('gpu', machine['cpu'])}, {machine['cores']} cores, "
+            f"{machine['threads_per_rank']} threads a rank, torch {machine['torch']}, "
+            f"axonn_ext {machine['axonn_ext']}"
         )
         plot_rows(rows, args.plot, subtitle=subtitle)
         written.append(str(args.plot))

@@ -27,21 +27,21 @@ def gemm_case(spec: Spec, grid: Grid) -> Case:
     """
     shape, axis, dtype = spec.shape, grid.axis("x"), DTYPES[spec.dtype]
     assert isinstance(shape, GemmShape)
-    a = Whole("a", shape.M, shape.K, dtype)
-    b = Whole("b", shape.K, shape.N, dtype)
+    a = Whole("a", shape.M, shape.K, dtype, spec.device)
+    b = Whole("b", shape.K, shape.N, dtype, spec.device)
     if spec.op == "ag-gemm":
         op: Callable[..., Tensor] = ops.all_gather_matmul
         rows, columns = a.rows, _part("N", shape.N, axis)
         local_a, local_b = a.block(_part("M", shape.M, axis), a.columns), b.block(b.rows, columns)
         floor = partial(torch.mm, a.block(a.rows, a.columns), local_b)
-        collective = Collective("all_gather", axis, tuple(local_a.shape), dtype)
+        collective = Collective("all_gather", axis, tuple(local_a.shape), dtype, spec.device)
     else:
         rows, columns = a.rows, b.columns
         inner = _part("K", shape.K, axis)
         local_a, local_b = a.block(a.rows, inner), b.block(inner, b.columns)
         floor = partial(torch.mm, local_a, local_b)
         kind = "reduce_scatter" if spec.op == "gemm-rs" else "all_reduce"
-        collective = Collective(kind, axis, (shape.M, shape.N), dtype)
+        collective = Collective(kind, axis, (shape.M, shape.N), dtype, spec.device)
         op = ops.matmul_reduce_scatter if spec.op == "gemm-rs" else ops.matmul_all_reduce
         if spec.op == "gemm-rs":
             rows = _part("M", shape.M, axis)

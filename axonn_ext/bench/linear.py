@@ -28,14 +28,14 @@ def linear_case(spec: Spec, grid: Grid) -> Case:
     linears = {
         name: nn.Linear(
             shape.K, shape.N, grid=grid, role=role, layout=layout, bias=False, algorithm=name,
-            seed=None, dtype=dtype,
+            seed=None, dtype=dtype, device=spec.device,
         )
         for name in spec.algorithms
     }  # fmt: skip
     probe = next(iter(linears.values()))  # they differ in the algorithm only
-    x = Whole("x", shape.M, shape.K, dtype)
-    dy = Whole("dy", shape.M, shape.N, dtype)
-    weight = Whole("weight", shape.N, shape.K, dtype)
+    x = Whole("x", shape.M, shape.K, dtype, spec.device)
+    dy = Whole("dy", shape.M, shape.N, dtype, spec.device)
+    weight = Whole("weight", shape.N, shape.K, dtype, spec.device)
     places = {
         "x": _block_of(grid, x, probe.input_dims),
         "y": _block_of(grid, dy, probe.output_dims),
@@ -55,7 +55,7 @@ def linear_case(spec: Spec, grid: Grid) -> Case:
         assert local_x.grad is not None and weight.grad is not None
         return {"y": y, "dx": local_x.grad, "dweight": weight.grad}
 
-    sizes = LinearSizes.of(grid, shape, role=role, layout=layout)
+    sizes = LinearSizes.of(grid, shape, role=role, layout=layout, device=spec.device)
     return Case(
         spec,
         partial(call_all, sizes.matmuls(dtype)),
@@ -101,20 +101,22 @@ class LinearSizes:
     s: AxisGroup
     z: AxisGroup
     sharded: bool
+    device: str
 
     @classmethod
-    def of(cls, grid: Grid, shape: GemmShape, *, role: str, layout: str) -> LinearSizes:
+    def of(
+        cls, grid: Grid, shape: GemmShape, *, role: str, layout: str, device: str = "cpu"
+    ) -> LinearSizes:
         r, s = (grid.axis(axis) for axis in (("x", "y") if role == "expand" else ("y", "x")))
         z = grid.axis("z")
-        return cls(
-            shape.M // z.size, shape.N // r.size, shape.K // s.size, r, s, z, layout == "sharded"
-        )
+        m, n, k = shape.M // z.size, shape.N // r.size, shape.K // s.size
+        return cls(m, n, k, r, s, z, layout == "sharded", device)
 
     def matmuls(self, dtype: torch.dtype) -> list[Callable[[], Tensor]]:
         """Forward, dgrad and wgrad, of gathered operands."""
         generator = torch.Generator().manual_seed(0)
         x, w, dy = (
-            torch.randn(sizes, generator=generator).to(dtype)
+            torch.randn(sizes, generator=generator).to(self.device, dtype)
             for sizes in ((self.m, self.k), (self.n, self.k), (self.m, self.n))
         )
         return [
@@ -126,18 +128,19 @@ class LinearSizes:
     def collectives(self, dtype: torch.dtype) -> list[Collective]:
         """What "sequential" issues, in its order."""
         m, n, k, r, s, z = self.m, self.n, self.k, self.r, self.s, self.z
-        gather_weight = Collective("all_gather", z, (n // z.size, k), dtype)
-        reduce_dweight = Collective("reduce_scatter", z, (n, k), dtype)
+        gather_weight = Collective("all_gather", z, (n // z.size, k), dtype, self.device)
+        reduce_dweight = Collective("reduce_scatter", z, (n, k), dtype, self.device)
         if not self.sharded:
             return [
-                gather_weight, Collective("all_reduce", s, (m, n), dtype),
-                gather_weight, Collective("all_reduce", r, (m, k), dtype), reduce_dweight,
+                gather_weight, Collective("all_reduce", s, (m, n), dtype, self.device),
+                gather_weight, Collective("all_reduce", r, (m, k), dtype, self.device),
+                reduce_dweight,
             ]  # fmt: skip
-        gather_x = Collective("all_gather", r, (m // r.size, k), dtype)
+        gather_x = Collective("all_gather", r, (m // r.size, k), dtype, self.device)
         return [
-            gather_weight, gather_x, Collective("reduce_scatter", s, (m, n), dtype),
-            Collective("all_gather", s, (m // s.size, n), dtype), gather_weight,
-            Collective("reduce_scatter", r, (m, k), dtype), gather_x, reduce_dweight,
+            gather_weight, gather_x, Collective("reduce_scatter", s, (m, n), dtype, self.device),
+            Collective("all_gather", s, (m // s.size, n), dtype, self.device), gather_weight,
+            Collective("reduce_scatter", r, (m, k), dtype, self.device), gather_x, reduce_dweight,
         ]  # fmt: skip
 
 

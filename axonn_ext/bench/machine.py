@@ -12,9 +12,9 @@ import torch
 import axonn_ext
 
 
-def describe_machine(*, threads: int) -> dict[str, str | int]:
-    """The machine and the software, for the record; `threads` of each rank."""
-    return {
+def describe_machine(*, threads: int, device: str = "cpu") -> dict[str, str | int]:
+    """The machine and the software, for the record; `threads` of each rank, `device` its kind."""
+    return (_describe_gpus() if device == "cuda" else {}) | {
         "cpu": _cpu_model(),
         "cores": num_cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -25,6 +25,22 @@ def describe_machine(*, threads: int) -> dict[str, str | int]:
         "blas": _blas(),
         "vector_instructions": torch.backends.cpu.get_cpu_capability(),
         "threads_per_rank": threads,
+    }
+
+
+def default_device() -> str:
+    """What is timed where nobody says: GPUs, if there are any."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _describe_gpus() -> dict[str, str | int]:
+    """The GPUs and what drives them."""
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "gpus": torch.cuda.device_count(),
+        "cuda": str(torch.version.cuda),
+        "nccl": ".".join(str(part) for part in torch.cuda.nccl.version()),
+        "tf32": int(torch.backends.cuda.matmul.allow_tf32),
     }
 
 

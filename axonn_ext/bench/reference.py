@@ -33,6 +33,7 @@ class Whole:
     num_rows: int
     num_columns: int
     dtype: torch.dtype
+    device: str = "cpu"
 
     @property
     def rows(self) -> range:
@@ -43,11 +44,12 @@ class Whole:
         return range(self.num_columns)
 
     def block(self, rows: range, columns: range) -> Tensor:
-        """The block, in the matrix's dtype."""
-        block = torch.empty(len(rows), len(columns), dtype=self.dtype)
+        """The block, in the matrix's dtype; drawn by the CPU, the same on every device."""
+        drawn = torch.float32 if self.dtype == torch.float16 else self.dtype
+        block = torch.empty(len(rows), len(columns), dtype=drawn)
         sizes, offsets = [self.num_rows, self.num_columns], [rows.start, columns.start]
         torch.ops.axonn.fill_random_(block, sizes, offsets, self.name, SEED, "normal", 0.0, 1.0)
-        return block
+        return block.to(self.device, self.dtype)
 
     def take(self, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
         """Rows and columns anywhere, exact in float64."""
@@ -71,11 +73,12 @@ class Expected:
         """Largest error over the largest magnitude; infinite for NaN or another shape."""
         got = got.detach()
         if self.rows is not None and self.columns is not None:
-            got = got[self.rows][:, self.columns]
+            got = got[self.rows.to(got.device)][:, self.columns.to(got.device)]
         if got.shape != self.values.shape:
             return math.inf
         if got.numel() == 0:
             return 0.0
+        got = got.to(self.values.device)
         scale = self.values.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
         error = ((got.double() - self.values).abs().max() / scale).item()
         return math.inf if math.isnan(error) else error

@@ -24,10 +24,13 @@ LEGEND = (
 )
 
 
-def print_rows(console: Console, rows: Sequence[Row], *, cores: int) -> None:
-    """A table for each op, grid and shape, and what is to be said about it."""
+def print_rows(console: Console, rows: Sequence[Row], *, cores: int = 0, gpus: int = 0) -> None:
+    """A table for each op, grid and shape, and what is to be said about it.
+
+    cores, gpus: what the ranks had, of the kind that they ran on; 0: the other kind.
+    """
     for group in grouped(rows):
-        console.print(Group(_table(group), *_notes(group, cores=cores), Text("")))
+        console.print(Group(_table(group), *_notes(group, cores=cores, gpus=gpus), Text("")))
     batches = ", ".join(str(n) for n in sorted({row.batches for row in rows}))
     console.print(LEGEND.format(batches=batches), style="dim", highlight=False, markup=False)
 
@@ -84,11 +87,11 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _notes(group: Sequence[Row], *, cores: int) -> list[Text]:
+def _notes(group: Sequence[Row], *, cores: int, gpus: int) -> list[Text]:
     """What the table does not say by itself."""
     notes = [Text(_finding(group))]
     notes += [Text(_wrong(row), style="red") for row in group if not row.correct]
-    notes += [Text(text, style="yellow") for text in _cautions(group, cores=cores)]
+    notes += [Text(text, style="yellow") for text in _cautions(group, cores=cores, gpus=gpus)]
     return notes
 
 
@@ -100,11 +103,16 @@ def _wrong(row: Row) -> str:
     )
 
 
-def _cautions(group: Sequence[Row], *, cores: int) -> list[str]:
+def _cautions(group: Sequence[Row], *, cores: int, gpus: int) -> list[str]:
     """Why the numbers may say less than they seem to."""
     cautions = []
     first, ranks = group[0], GridShape(**group[0].grid).size
-    if ranks * first.threads > cores:
+    if gpus and ranks > gpus:
+        cautions.append(
+            f"{ranks} ranks take turns on {gpus} GPU{'s' if gpus > 1 else ''} and talk through "
+            "sockets, as hosts would: nothing here is a speed of NVLink, nor of free GPUs"
+        )
+    if cores and ranks * first.threads > cores:
         threads = f"{first.threads} thread{'s' if first.threads > 1 else ''}"
         cautions.append(
             f"{ranks} ranks of {threads} share {cores} cores, in compute alone as well: times are "

@@ -55,6 +55,7 @@ def run_case(
         ranks,
         rounds=rounds,
         min_batch_seconds=min_batch_seconds,
+        synchronize=_synchronize_with(case.spec.device),
         on_round=on_round,
     )
     for name in right:
@@ -62,6 +63,13 @@ def run_case(
         assert isinstance(outputs, dict)
         verdicts[name] = max(verdicts[name], verdict_on(outputs), key=lambda v: v.severity)
     return _rows(case, verdicts, timings, rounds=rounds)
+
+
+def _synchronize_with(device: str) -> Callable[[], None]:
+    """Waits for what calls have left running: on a GPU, on the stream that they were given to."""
+    if device == "cpu":
+        return lambda: None
+    return lambda: torch.cuda.current_stream().synchronize()
 
 
 def _timed(algorithm: str) -> str:

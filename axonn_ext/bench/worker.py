@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+import torch.distributed as dist
 
 from axonn_ext.bench.block import block_case
 from axonn_ext.bench.case import Case, Spec
@@ -21,6 +22,9 @@ from axonn_ext.grid import Grid, GridShape
 from axonn_ext.train import process
 from axonn_ext.train.process import Process
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -29,6 +33,11 @@ class Plan:
     specs: tuple[Spec, ...]
     threads: int  # of each rank; 0: its share of the cores
     rounds: int
+
+    @property
+    def device(self) -> str:
+        """The kind of device that all specs run on."""
+        return self.specs[0].device
 
     @property
     def grids(self) -> tuple[GridShape, ...]:
@@ -45,8 +54,9 @@ def run_worker(plan: Plan, here: Process) -> list[Row]:
     process.meet(store, here)
     process.set_threads(here, plan.threads)
     rows: list[Row] = []
-    with process.process_group(here, store), _progress(plan, here) as progress:
-        ranks = Ranks()
+    with process.process_group(here, store, plan.device), _progress(plan, here) as progress:
+        # What ranks tell each other of their clocks lies in CPU memory.
+        ranks = Ranks(dist.new_group(backend="gloo") if plan.device == "cuda" else None)
         grids = {shape: Grid(**shape.as_dict()) for shape in plan.grids}
         for spec in plan.specs:
             progress.begin(spec)
@@ -81,11 +91,21 @@ class _Bar:
 
 @contextmanager
 def _progress(plan: Plan, here: Process) -> Iterator[_Bar]:
-    console = Console(stderr=True)  # the results alone go to standard output
     num_rounds = len(plan.specs) * plan.rounds
-    if here.rank != 0 or not console.is_terminal:
+    if here.rank != 0 or not sys.stderr.isatty():
         yield _Bar(None, num_rounds)
         return
+    # Here, because a program that shows nothing needs no rich.
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)  # the results alone go to standard output
     # Drawn when a round ends, not by a thread of its own, which would take time from what is timed.
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"),

@@ -16,6 +16,9 @@ are made of the same ops, and all trace and compile (`torch.compile(fullgraph=Tr
 dtypes: float32, float64, bfloat16. Sums over ranks accumulate in float32 (float64 for float64);
 what crosses ranks has the tensors' own dtype.
 
+On GPUs there is no "fused" (NotImplementedError), float16 is supported, too, and NCCL adds sums
+over ranks in the tensors' own dtype. Once "auto" is settled, no call makes the host wait.
+
 Every op raises ValueError or TypeError for arguments that do not fit, naming op, argument, what was
 expected and what came; and RuntimeError if a peer dies, fails, does not come within
 AXONN_TIMEOUT_SECONDS, or makes a different call.

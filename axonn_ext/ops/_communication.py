@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 _ONE_PASS = ("reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
-# c10d adds in the tensor's own dtype, so csrc/ops/group.cpp makes it add these in fp32.
+# c10d adds in the tensor's own dtype, so csrc/ops/group.cpp makes it add these in fp32, save on
+# GPUs.
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 _C10D_ALGORITHMS = ("sequential", "chunked")
 
@@ -66,9 +67,9 @@ class _Group(NamedTuple):
     def all_gather(self, shard: Tensor) -> Collective:
         return Collective("all_gather", self.name, self.size, shard.numel(), shard.dtype)
 
-    def sum(self, kind: str, num_elements: int, dtype: torch.dtype) -> Collective:
-        wide = self.algorithm in _C10D_ALGORITHMS and dtype in _LOW_PRECISION
-        crossing = torch.float32 if wide else dtype
+    def sum(self, kind: str, num_elements: int, like: Tensor) -> Collective:
+        wide = self.algorithm in _C10D_ALGORITHMS and like.dtype in _LOW_PRECISION
+        crossing = torch.float32 if wide and like.device.type != "cuda" else like.dtype
         return Collective(kind, self.name, self.size, num_elements, crossing)
 
 
@@ -82,14 +83,14 @@ def _reduce_scatter(
     input: Tensor, dim: int, group_name: str, group_size: int, algorithm: str
 ) -> Iterator[Collective]:
     group = _Group(group_name, group_size, algorithm)
-    yield group.sum("reduce_scatter", input.numel(), input.dtype)
+    yield group.sum("reduce_scatter", input.numel(), input)
 
 
 def _all_reduce(
     input: Tensor, reduce_op: str, group_name: str, group_size: int, algorithm: str
 ) -> Iterator[Collective]:
     group = _Group(group_name, group_size, algorithm)
-    yield group.sum("all_reduce", input.numel(), input.dtype)
+    yield group.sum("all_reduce", input.numel(), input)
 
 
 def _all_gather_matmul(
@@ -108,14 +109,14 @@ def _matmul_reduce_scatter(
     a: Tensor, b: Tensor, scatter_dim: int, group_name: str, group_size: int, algorithm: str
 ) -> Iterator[Collective]:
     group = _Group(group_name, group_size, algorithm)
-    yield group.sum("reduce_scatter", a.shape[0] * b.shape[1], a.dtype)
+    yield group.sum("reduce_scatter", a.shape[0] * b.shape[1], a)
 
 
 def _matmul_all_reduce(
     a: Tensor, b: Tensor, group_name: str, group_size: int, algorithm: str
 ) -> Iterator[Collective]:
     group = _Group(group_name, group_size, algorithm)
-    yield group.sum("all_reduce", a.shape[0] * b.shape[1], a.dtype)
+    yield group.sum("all_reduce", a.shape[0] * b.shape[1], a)
 
 
 def _linear_forward(
@@ -138,7 +139,7 @@ def _linear_forward(
         yield r.all_gather(x)
         rows *= r.size if gather_dim == 0 else 1
     product = rows * weight.shape[0] * z.size
-    yield s.sum("reduce_scatter" if sharded else "all_reduce", product, x.dtype)
+    yield s.sum("reduce_scatter" if sharded else "all_reduce", product, x)
 
 
 def _linear_backward(
@@ -165,11 +166,11 @@ def _linear_backward(
     if output_mask[0]:
         if not weight_is_full:
             yield z.all_gather(weight)
-        yield r.sum("reduce_scatter" if sharded else "all_reduce", rows * in_features, dy.dtype)
+        yield r.sum("reduce_scatter" if sharded else "all_reduce", rows * in_features, dy)
     if output_mask[1]:
         if sharded and not x_is_full:
             yield r.all_gather(x)
-        yield z.sum("reduce_scatter", out_features * in_features, dy.dtype)
+        yield z.sum("reduce_scatter", out_features * in_features, dy)
 
 
 def _groups(names: Sequence[str], sizes: Sequence[int], algorithm: str) -> list[_Group]:

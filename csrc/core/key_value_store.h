@@ -15,6 +15,9 @@ class KeyValueStore {
   // Blocks until `key` is set. Throws if it is not within the store's own timeout.
   virtual std::string get(const std::string& key) = 0;
 
+  // Whether `key` is set. Does not wait.
+  virtual bool has(const std::string& key) = 0;
+
   // Adds to a counter that starts at 0 and returns the sum.
   virtual int64_t add(const std::string& key, int64_t amount) = 0;
 };

@@ -32,6 +32,13 @@ struct Accumulator<BFloat16> {
   static BFloat16 store(float value) { return BFloat16::from_float(value); }
 };
 
+template <>
+struct Accumulator<Float16> {
+  using type = float;
+  static float load(Float16 value) { return value.to_float(); }
+  static Float16 store(float value) { return Float16::from_float(value); }
+};
+
 template <ReduceOp op, typename T>
 inline T combine(T a, T b) {
   if constexpr (op == ReduceOp::kSum) {
@@ -73,6 +80,7 @@ inline __attribute__((always_inline)) void reduce(T* destination, const void* co
 AXONN_DEFINE_REDUCE(float32, float)
 AXONN_DEFINE_REDUCE(float64, double)
 AXONN_DEFINE_REDUCE(bfloat16, BFloat16)
+AXONN_DEFINE_REDUCE(float16, Float16)
 AXONN_DEFINE_REDUCE(int64, int64_t)
 #undef AXONN_DEFINE_REDUCE
 
@@ -90,6 +98,8 @@ void reduce_slots(void* destination, const void* const* sources, int64_t num_sou
       return (sum ? bfloat16_sum : bfloat16_max)(destination, sources, num_sources, count);
     case DataType::kInt64:
       return (sum ? int64_sum : int64_max)(destination, sources, num_sources, count);
+    case DataType::kFloat16:
+      return (sum ? float16_sum : float16_max)(destination, sources, num_sources, count);
   }
 }
 

@@ -228,7 +228,7 @@ bool is_plain_matmul(const Tensor& a, const Tensor& b, int64_t dim, const GroupA
                         b.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
   return group.size == 1 && group.algorithm == "auto" && a.dim() == 2 && b.dim() == 2 &&
          (dim == 0 || dim == 1) && a.scalar_type() == b.scalar_type() &&
-         is_matmul_dtype(a.scalar_type()) && (symbolic || a.size(1) == b.size(0));
+         is_matmul_dtype(a.scalar_type(), a.device()) && (symbolic || a.size(1) == b.size(0));
 }
 
 template <typename Rule>
@@ -413,13 +413,16 @@ void ignore_autocast(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
   op.callBoxed(stack);
 }
-}  // namespace
 
-TORCH_LIBRARY_IMPL(axonn, AutocastCPU, m) {
+void ignore_autocast_in_matmuls(torch::Library& m) {
   for (const char* name : {"all_gather_matmul", "matmul_all_gather_rhs", "matmul_reduce_scatter",
                            "matmul_all_reduce", "linear_forward", "linear_backward"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&ignore_autocast>());
   }
 }
+}  // namespace
+
+TORCH_LIBRARY_IMPL(axonn, AutocastCPU, m) { ignore_autocast_in_matmuls(m); }
+TORCH_LIBRARY_IMPL(axonn, AutocastCUDA, m) { ignore_autocast_in_matmuls(m); }
 
 }  // namespace axonn::ops

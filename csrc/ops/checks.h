@@ -8,8 +8,10 @@
 
 namespace axonn::ops {
 
-inline bool is_reducible(c10::ScalarType type) {
-  return type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kLong;
+// float16 only where something else than this library adds it up: NCCL, cuBLAS.
+inline bool is_reducible(c10::ScalarType type, c10::Device device) {
+  return type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kLong ||
+         (type == at::kHalf && !device.is_cpu());
 }
 
 inline kernels::DataType data_type(c10::ScalarType type) {
@@ -28,8 +30,9 @@ inline kernels::DataType data_type(c10::ScalarType type) {
 }
 
 inline void check_reducible(const char* op, const char* name, const at::Tensor& t) {
-  TORCH_CHECK_TYPE(is_reducible(t.scalar_type()), op, ": ", name, " has dtype ", t.scalar_type(),
-                   ", expected float32, float64, bfloat16 or int64");
+  TORCH_CHECK_TYPE(is_reducible(t.scalar_type(), t.device()), op, ": ", name, " has dtype ",
+                   t.scalar_type(), ", expected float32, float64, bfloat16",
+                   t.is_cpu() ? "" : ", float16", " or int64");
 }
 
 inline void check_group_size(const char* op, int64_t size) {
@@ -41,19 +44,24 @@ inline void check_dim(const char* op, const char* name, int64_t dim, int64_t num
                     num_dims, ")");
 }
 
-inline bool is_matmul_dtype(c10::ScalarType type) {
-  return type == at::kFloat || type == at::kDouble || type == at::kBFloat16;
+inline bool is_matmul_dtype(c10::ScalarType type, c10::Device device) {
+  return type == at::kFloat || type == at::kDouble || type == at::kBFloat16 ||
+         (type == at::kHalf && !device.is_cpu());
 }
 
-// Two matrices of one floating dtype. What their sizes must be to each other is the op's to say.
+// Two matrices of one floating dtype on one device. What their sizes must be to each other is the
+// op's to say.
 inline void check_matmul(const char* op, const char* a_name, const at::Tensor& a,
                          const char* b_name, const at::Tensor& b) {
   TORCH_CHECK_VALUE(a.dim() == 2, op, ": ", a_name, " must be a matrix, got shape ", a.sizes());
   TORCH_CHECK_VALUE(b.dim() == 2, op, ": ", b_name, " must be a matrix, got shape ", b.sizes());
   TORCH_CHECK_TYPE(a.scalar_type() == b.scalar_type(), op, ": ", a_name, " has dtype ",
                    a.scalar_type(), " but ", b_name, " has ", b.scalar_type());
-  TORCH_CHECK_TYPE(is_matmul_dtype(a.scalar_type()), op, ": ", a_name, " has dtype ",
-                   a.scalar_type(), ", expected float32, float64 or bfloat16");
+  TORCH_CHECK_TYPE(is_matmul_dtype(a.scalar_type(), a.device()), op, ": ", a_name, " has dtype ",
+                   a.scalar_type(), ", expected float32, float64",
+                   a.is_cpu() ? " or bfloat16" : ", bfloat16 or float16");
+  TORCH_CHECK_VALUE(a.device() == b.device(), op, ": ", a_name, " is on ", a.device(), " but ",
+                    b_name, " is on ", b.device());
 }
 
 inline void check_inner(const char* op, const char* a_text, int64_t a_size, const char* b_text,

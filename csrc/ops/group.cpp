@@ -11,27 +11,12 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "ops/c10d_store.h"
+
 namespace axonn::ops {
 namespace {
 
 using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
-
-class C10dStore : public comm::KeyValueStore {
- public:
-  explicit C10dStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
-
-  void set(const std::string& key, const std::string& value) override {
-    store_->set(key, std::vector<uint8_t>(value.begin(), value.end()));
-  }
-  std::string get(const std::string& key) override {
-    const auto value = store_->get(key);
-    return {value.begin(), value.end()};
-  }
-  int64_t add(const std::string& key, int64_t amount) override { return store_->add(key, amount); }
-
- private:
-  c10::intrusive_ptr<c10d::Store> store_;
-};
 
 // Shown with TORCH_CPP_LOG_LEVEL=INFO.
 void log_growth(const comm::SymmetricGroup& group, const char* op) {
@@ -128,9 +113,10 @@ void wait_for(const Group& group, c10d::Work& work) {
   c10d_waits().add(group.name, std::chrono::duration<double>(Clock::now() - start).count());
 }
 
-// c10d adds in the tensor's own dtype: sums of these are made in fp32, at twice the bytes.
-bool is_low_precision(const at::Tensor& t) {
-  return t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf;
+// The dtype in which c10d adds up a tensor: wider than its own, at twice the bytes, where the link
+// is a copy in memory and not what an op waits for.
+at::ScalarType sum_dtype(const at::Tensor& t) {
+  return t.is_cpu() && t.scalar_type() == at::kBFloat16 ? at::kFloat : t.scalar_type();
 }
 
 Pending all_reduce_in_place(const Group& group, const at::Tensor& output,
@@ -160,21 +146,24 @@ std::map<std::string, double> waited_seconds() {
   return totals;
 }
 
-void check_algorithm(const char* op, const std::string& algorithm) {
+void check_algorithm(const char* op, const std::string& algorithm, c10::Device device) {
   TORCH_CHECK_VALUE(algorithm == "auto" || algorithm == "fused" || algorithm == "chunked" ||
                         algorithm == "sequential",
                     op, ": algorithm must be 'auto', 'fused', 'chunked' or 'sequential', got '",
                     algorithm, "'");
+  TORCH_CHECK_NOT_IMPLEMENTED(algorithm != "fused" || device.is_cpu(), op,
+                              ": algorithm='fused' exists on cpu only so far, got tensors on ",
+                              device, "; use 'auto', 'chunked' or 'sequential'");
 }
 
 Group resolve_group(const char* op, const std::string& name, int64_t size,
-                    const std::string& algorithm) {
+                    const std::string& algorithm, c10::Device device) {
   if (size == 1) return {name, 0, 1, nullptr};
   const auto process_group = c10d::resolve_process_group(name);
   TORCH_CHECK_VALUE(process_group->getSize() == size, op, ": group_size=", size, " but group '",
                     name, "' has ", process_group->getSize(), " ranks");
   Group group{name, process_group->getRank(), size, nullptr};
-  if (algorithm == "sequential" || algorithm == "chunked") return group;
+  if (algorithm == "sequential" || algorithm == "chunked" || !device.is_cpu()) return group;
   auto shared = shared_groups().find_or_rendezvous(name, process_group);
   if (shared->on_one_host()) {
     group.shared = std::move(shared);
@@ -203,7 +192,7 @@ Pending start_all_gather(const Group& group, const at::Tensor& shard) {
 }
 
 Pending start_reduce_scatter(const Group& group, const at::Tensor& stacked) {
-  const auto input = (is_low_precision(stacked) ? stacked.to(at::kFloat) : stacked).contiguous();
+  const auto input = stacked.to(sum_dtype(stacked)).contiguous();
   auto output = at::empty(input.sizes().slice(1), input.options());
   if (output.numel() == 0) return {output, [] {}};
   std::vector<at::Tensor> outputs{output.view(-1)}, inputs{input.view(-1)};
@@ -214,26 +203,34 @@ Pending start_reduce_scatter(const Group& group, const at::Tensor& stacked) {
 
 #pragma GCC diagnostic pop
 
+at::Tensor joined(const at::Tensor& stacked, int64_t dim) {
+  return dim == 0 ? stacked.flatten(0, 1) : at::cat(stacked.unbind(0), dim);
+}
+
+at::Tensor stacked(const at::Tensor& whole, int64_t dim, int64_t num_blocks) {
+  return dim == 0 ? whole.unflatten(0, {num_blocks, whole.size(0) / num_blocks})
+                  : at::stack(whole.chunk(num_blocks, dim), 0);
+}
+
 at::Tensor c10d_all_gather(const Group& group, const at::Tensor& shard, int64_t dim) {
   const auto gathered = start_all_gather(group, shard);
   gathered.wait();
-  return dim == 0 ? gathered.output.flatten(0, 1) : at::cat(gathered.output.unbind(0), dim);
+  return joined(gathered.output, dim);
 }
 
 at::Tensor c10d_reduce_scatter(const Group& group, const at::Tensor& input, int64_t dim) {
-  const auto sum = start_reduce_scatter(group, at::stack(input.chunk(group.size, dim), 0));
+  const auto sum = start_reduce_scatter(group, stacked(input, dim, group.size));
   sum.wait();
   return sum.output.to(input.scalar_type());
 }
 
 Pending start_all_reduce(const Group& group, const at::Tensor& input) {
-  auto output = (is_low_precision(input) ? input.to(at::kFloat) : input).contiguous();
+  auto output = input.to(sum_dtype(input)).contiguous();
   return all_reduce_in_place(group, output, c10d::ReduceOp::SUM);
 }
 
 at::Tensor c10d_all_reduce(const Group& group, const at::Tensor& input, bool maximum) {
-  const auto type = is_low_precision(input) ? at::kFloat : input.scalar_type();
-  const auto copy = input.to(type, /*non_blocking=*/false, /*copy=*/true).contiguous();
+  const auto copy = input.to(sum_dtype(input), /*non_blocking=*/false, /*copy=*/true).contiguous();
   const auto sum =
       all_reduce_in_place(group, copy, maximum ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM);
   sum.wait();

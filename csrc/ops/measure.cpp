@@ -1,10 +1,10 @@
 #include "ops/measure.h"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 
 #include "core/tuning_plan.h"
+#include "ops/stopwatch.h"
 
 namespace axonn::ops {
 namespace {
@@ -23,33 +23,33 @@ std::string of_rank(const std::string& name, int64_t rank) {
   return name + "/" + std::to_string(rank);
 }
 
-int64_t time_ns(int64_t calls, Algorithm algorithm, Run run) {
-  const auto start = std::chrono::steady_clock::now();
-  for (int64_t call = 0; call < calls; ++call) run(algorithm);
-  const auto elapsed = std::chrono::steady_clock::now() - start;
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count();
+int64_t time_ns(c10::Device device, int64_t calls, Algorithm algorithm, Run run) {
+  return elapsed_ns(device, [&] {
+    for (int64_t call = 0; call < calls; ++call) run(algorithm);
+  });
 }
 
 // One call of each, in ns: only to size the batches. The first call is not timed (it touches
 // memory and opens connections); of two more the faster counts.
-Numbers estimate(std::span<const Algorithm> legal, Run run) {
+Numbers estimate(c10::Device device, std::span<const Algorithm> legal, Run run) {
   Numbers call_ns(legal.size(), std::numeric_limits<int64_t>::max());
   for (const auto algorithm : legal) run(algorithm);
   for (int sample = 0; sample < 2; ++sample) {
     for (size_t i = 0; i < legal.size(); ++i) {
-      call_ns[i] = std::min(call_ns[i], time_ns(1, legal[i], run));
+      call_ns[i] = std::min(call_ns[i], time_ns(device, 1, legal[i], run));
     }
   }
   return call_ns;
 }
 
 // Interleaved, so that what disturbs the machine for a while disturbs all of them.
-Numbers time_batches(const Plan& plan, std::span<const Algorithm> legal, Run run) {
+Numbers time_batches(const Plan& plan, c10::Device device, std::span<const Algorithm> legal,
+                     Run run) {
   Numbers batch_ns(static_cast<size_t>(plan.repetitions * plan.num_algorithms()));
   for (int64_t repetition = 0; repetition < plan.repetitions; ++repetition) {
     for (int64_t step = 0; step < plan.num_algorithms(); ++step) {
       const int64_t i = plan.algorithm_at(repetition, step);
-      batch_ns[plan.index(repetition, i)] = time_ns(plan.calls[i], legal[i], run);
+      batch_ns[plan.index(repetition, i)] = time_ns(device, plan.calls[i], legal[i], run);
     }
   }
   return batch_ns;
@@ -80,14 +80,15 @@ void fail_measurement(const Group& group, Mailbox& mailbox, const std::string& r
   mailbox.fail({own(kReady), own(kEstimate), own(kTimes)}, reason);
 }
 
-std::vector<double> measure(const Group& group, Mailbox& mailbox, std::span<const Algorithm> legal,
-                            Run run) {
+std::vector<double> measure(const Group& group, Mailbox& mailbox, c10::Device device,
+                            std::span<const Algorithm> legal, Run run) {
   try {
     // Lest a rank starts a collective that a peer has already refused.
     slowest_of_ranks(group, mailbox, kReady, {});
-    const auto call_ns = slowest_of_ranks(group, mailbox, kEstimate, estimate(legal, run));
+    const auto call_ns = slowest_of_ranks(group, mailbox, kEstimate, estimate(device, legal, run));
     const auto plan = tuning::plan_of(call_ns);
-    const auto batch_ns = slowest_of_ranks(group, mailbox, kTimes, time_batches(plan, legal, run));
+    const auto batch_ns =
+        slowest_of_ranks(group, mailbox, kTimes, time_batches(plan, device, legal, run));
     return tuning::medians_us(plan, batch_ns);
   } catch (const std::exception& error) {
     fail_measurement(group, mailbox, error.what());

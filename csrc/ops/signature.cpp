@@ -11,6 +11,8 @@ const char* dtype_name(c10::ScalarType type) {
       return "float64";
     case at::kBFloat16:
       return "bfloat16";
+    case at::kHalf:
+      return "float16";
     case at::kLong:
       return "int64";
     default:
@@ -59,6 +61,11 @@ Signature& Signature::own_tensor(const at::Tensor& t) {
 
 Signature& Signature::dtype(const at::Tensor& t) {
   text_.append(" ").append(dtype_name(t.scalar_type()));
+  return *this;
+}
+
+Signature& Signature::device(c10::Device device) {
+  if (!device.is_cpu()) text_.append(" device=").append(c10::DeviceTypeName(device.type(), true));
   return *this;
 }
 

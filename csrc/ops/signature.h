@@ -15,6 +15,8 @@ class Signature {
   Signature& tensor(const char* name, const at::Tensor& t);
   Signature& option(const char* name, int64_t value);
   Signature& dtype(const at::Tensor& t);
+  // Where the tensors are; the CPU goes without saying.
+  Signature& device(c10::Device device);
   // A tensor whose sizes ranks need not agree on.
   Signature& own_tensor(const at::Tensor& t);
 

@@ -20,6 +20,7 @@
 #include "core/tuning_plan.h"
 #include "ops/mailbox.h"
 #include "ops/measure.h"
+#include "ops/stopwatch.h"
 
 namespace axonn::ops {
 namespace {
@@ -47,6 +48,7 @@ struct GroupChoices {
 struct Request {
   const Group& group;
   const Signature& signature;
+  c10::Device device;
   bool meets;
   std::span<const Algorithm> legal;
   Run run;
@@ -253,7 +255,8 @@ class Tuner {
     }
     auto choice = answer.choice;
     if (answer.measure) {
-      const auto medians = measure(request.group, mailbox, request.legal, request.run);
+      const auto medians =
+          measure(request.group, mailbox, request.device, request.legal, request.run);
       choice.source = Choice::Source::kMeasured;
       choice.algorithm = request.legal[tuning::choose(medians, request.preferred())];
       for (size_t i = 0; i < medians.size(); ++i) {
@@ -288,7 +291,7 @@ class Tuner {
       answer.choice.source = Choice::Source::kDisk;
       answer.choice.median_us = std::move(found.record->median_us);
     } else {
-      answer.measure = warm_up_depth_ > 0;
+      answer.measure = warm_up_depth_ > 0 && !is_capturing(request.device);
     }
     mailbox.post("answer", encode(request.text(), answer));
     return answer;
@@ -365,9 +368,9 @@ Algorithm algorithm_named(const std::string& name) {
   return *algorithm;
 }
 
-Algorithm resolve_auto(const Group& group, const Signature& signature, bool meets,
-                       std::span<const Algorithm> legal, Run run) {
-  return tuner().resolve({group, signature, meets, legal, run});
+Algorithm resolve_auto(const Group& group, const Signature& signature, c10::Device device,
+                       bool meets, std::span<const Algorithm> legal, Run run) {
+  return tuner().resolve({group, signature, device, meets, legal, run});
 }
 
 std::vector<Choice> tuning_choices() { return tuner().choices(); }

@@ -51,15 +51,18 @@ void leave_warm_up();
 // the call, on the real arguments, and drop the result. Not for calls that need no peer (empty
 // tensors). Throws what `run` throws, and CommunicationError if a peer does not do its part.
 // `meets`: whether the call ends on a rank only after every rank of the group has come to it. Where
-// it does not, no rank can know that all wish to ask again, and a default stays.
-Algorithm resolve_auto(const Group& group, const Signature& signature, bool meets,
-                       std::span<const Algorithm> legal, c10::function_ref<void(Algorithm)> run);
+// it does not, no rank can know that all wish to ask again, and a default stays. `device`: of the
+// tensors; nothing is measured while its current stream is captured into a graph.
+Algorithm resolve_auto(const Group& group, const Signature& signature, c10::Device device,
+                       bool meets, std::span<const Algorithm> legal,
+                       c10::function_ref<void(Algorithm)> run);
 
 // One that check_algorithm has passed, other than "auto".
 Algorithm algorithm_named(const std::string& name);
 
 // What an op tells of a call, the same on all ranks.
 struct CallTraits {
+  c10::Device device;
   bool can_fuse;      // its ranks share memory
   bool is_empty;      // there is nothing to measure
   bool meets = true;  // see resolve_auto
@@ -73,8 +76,10 @@ auto run_algorithm(const Group& group, const std::string& algorithm, CallTraits 
   if (algorithm != "auto") return run(algorithm_named(algorithm));
   if (call.is_empty) return run(call.can_fuse ? Algorithm::kFused : Algorithm::kSequential);
   const auto legal = std::span(kAlgorithms).subspan(call.can_fuse ? 0 : 1);
-  return run(
-      resolve_auto(group, make_signature(), call.meets, legal, [&](Algorithm a) { run(a); }));
+  // A GPU's calls end on the host before a peer has come to them.
+  const bool meets = call.meets && call.device.is_cpu();
+  return run(resolve_auto(group, make_signature().device(call.device), call.device, meets, legal,
+                          [&](Algorithm a) { run(a); }));
 }
 
 struct Choice {

@@ -1,30 +1,14 @@
-#include <torch/library.h>
-
-#include "ops/checks.h"
 #include "ops/cpu/fused.h"
-#include "ops/cpu/ops.h"
+#include "ops/cpu/kernels.h"
 
 namespace axonn::ops::cpu {
 
-at::Tensor all_reduce(const at::Tensor& input, const std::string& reduce_op,
-                      const std::string& group_name, int64_t group_size,
-                      const std::string& algorithm) {
-  constexpr auto kOp = "all_reduce";
-  check_group_size(kOp, group_size);
-  check_reducible(kOp, "input", input);
-  TORCH_CHECK_VALUE(reduce_op == "sum" || reduce_op == "max", kOp,
-                    ": reduce_op must be 'sum' or 'max', got '", reduce_op, "'");
-  check_algorithm(kOp, algorithm);
-  if (group_size == 1) return input.clone(at::MemoryFormat::Contiguous);
-  const auto group = resolve_group(kOp, group_name, group_size, algorithm);
-  const bool maximum = reduce_op == "max";
-  if (!group.can_fuse()) return c10d_all_reduce(group, input, maximum);
-
+at::Tensor all_reduce(const Group& group, const at::Tensor& input, bool maximum) {
   const auto flat = input.reshape({-1, 1});
   constexpr auto how = Drain::kAllReduce;
   FusedCall call(group,
-                 comm::CallSignature::of(kOp, {maximum, input.numel(), shape_hash(input),
-                                               static_cast<int64_t>(input.scalar_type())}),
+                 comm::CallSignature::of("all_reduce", {maximum, input.numel(), shape_hash(input),
+                                                        static_cast<int64_t>(input.scalar_type())}),
                  Drained::bytes(group, input.numel(), 1, how, input.options()));
   Drained sum(call, input.numel(), 1, how, input.options(),
               maximum ? kernels::ReduceOp::kMax : kernels::ReduceOp::kSum);
@@ -36,7 +20,5 @@ at::Tensor all_reduce(const at::Tensor& input, const std::string& reduce_op,
   }
   return sum.finish().view(input.sizes());
 }
-
-TORCH_LIBRARY_IMPL(axonn, CPU, m) { m.impl("all_reduce", &all_reduce); }
 
 }  // namespace axonn::ops::cpu

@@ -1,88 +1,18 @@
-#include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
-#include <torch/library.h>
-
-#include "ops/checks.h"
-#include "ops/cpu/chunked.h"
 #include "ops/cpu/fused.h"
-#include "ops/cpu/ops.h"
-#include "ops/tuner.h"
+#include "ops/cpu/kernels.h"
 
 namespace axonn::ops::cpu {
-namespace {
 
-constexpr auto kOp = "matmul_all_gather_rhs";
-
-at::Tensor fused(const Group& group, const at::Tensor& a, const at::Tensor& b_shard,
-                 int64_t gather_dim) {
+at::Tensor matmul_all_gather_rhs(const Group& group, const at::Tensor& a, const at::Tensor& b_shard,
+                                 int64_t gather_dim) {
   FusedCall call(group,
-                 comm::CallSignature::of(kOp, {gather_dim, b_shard.size(0), b_shard.size(1),
-                                               static_cast<int64_t>(b_shard.scalar_type())}),
+                 comm::CallSignature::of("matmul_all_gather_rhs",
+                                         {gather_dim, b_shard.size(0), b_shard.size(1),
+                                          static_cast<int64_t>(b_shard.scalar_type())}),
                  Gathered::bytes(group, b_shard));
   Gathered b(call, b_shard, gather_dim);
   Gathered whole_a(a);
   return multiply({whole_a}, {b});
 }
-
-// Chunks of columns: of each rank's own (gather_dim 1), or of all (gather_dim 0, along K). Moved as
-// the transpose, which is how a weight.t() lies.
-at::Tensor chunked(const Group& group, const at::Tensor& a, const at::Tensor& b_shard,
-                   int64_t gather_dim) {
-  const int64_t columns = b_shard.size(1);
-  const int64_t num_blocks = gather_dim == 1 ? group.size : 1;
-  auto output = at::empty({a.size(0), num_blocks * columns}, a.options());
-  feed(
-      columns, num_chunks(columns, bytes_of(b_shard)),
-      [&](comm::Range c) {
-        return start_all_gather(group, b_shard.narrow(1, c.begin, c.size()).t());
-      },
-      [&](comm::Range c, const at::Tensor& gathered) {
-        for (int64_t i = 0; i < num_blocks; ++i) {
-          auto block = output.narrow(1, i * columns + c.begin, c.size());
-          at::mm_out(
-              block, a,
-              gather_dim == 1 ? gathered[i].t() : gathered.transpose(0, 1).flatten(1, 2).t());
-        }
-      });
-  return output;
-}
-
-}  // namespace
-
-at::Tensor matmul_all_gather_rhs(const at::Tensor& a, const at::Tensor& b_shard, int64_t gather_dim,
-                                 const std::string& group_name, int64_t group_size,
-                                 const std::string& algorithm) {
-  check_group_size(kOp, group_size);
-  check_matmul(kOp, "a", a, "b_shard", b_shard);
-  check_dim(kOp, "gather_dim", gather_dim, 2);
-  check_inner(kOp, "a.size(1)", a.size(1),
-              gather_dim == 0 ? "b_shard.size(0) * group size" : "b_shard.size(0)",
-              b_shard.size(0) * (gather_dim == 0 ? group_size : 1));
-  check_algorithm(kOp, algorithm);
-  if (group_size == 1) return at::mm(a, b_shard);
-  const auto group = resolve_group(kOp, group_name, group_size, algorithm);
-  const auto run = [&](Algorithm choice) {
-    switch (choice) {
-      case Algorithm::kFused:
-        return fused(group, a, b_shard, gather_dim);
-      case Algorithm::kChunked:
-        return chunked(group, a, b_shard, gather_dim);
-      case Algorithm::kSequential:
-        return at::mm(a, c10d_all_gather(group, b_shard, gather_dim));
-    }
-    TORCH_INTERNAL_ASSERT(false);
-  };
-  return run_algorithm(
-      group, algorithm, {.can_fuse = group.can_fuse(), .is_empty = b_shard.numel() == 0},
-      [&] {
-        return Signature(kOp)
-            .tensor("b_shard", b_shard)
-            .option("gather_dim", gather_dim)
-            .own_tensor(a);
-      },
-      run);
-}
-
-TORCH_LIBRARY_IMPL(axonn, CPU, m) { m.impl(kOp, &matmul_all_gather_rhs); }
 
 }  // namespace axonn::ops::cpu

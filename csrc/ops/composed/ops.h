@@ -1,11 +1,17 @@
-// The CPU kernels, with the signatures of schema.cpp, for those that are built from others.
+// The ops, on any device, with the signatures of schema.cpp: checks, the choice of an algorithm,
+// and what is composed of c10d's collectives and the library's matmul ("sequential", "chunked").
+// What is fused is the backend's (cpu/kernels.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+#include <optional>
 #include <string>
+#include <tuple>
+#include <vector>
 
-namespace axonn::ops::cpu {
+namespace axonn::ops {
 
 at::Tensor all_gather(const at::Tensor& shard, int64_t dim, const std::string& group_name,
                       int64_t group_size, const std::string& algorithm);
@@ -33,4 +39,16 @@ at::Tensor matmul_all_reduce(const at::Tensor& a, const at::Tensor& b,
                              const std::string& group_name, int64_t group_size,
                              const std::string& algorithm);
 
-}  // namespace axonn::ops::cpu
+std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_forward(
+    const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+    const std::vector<std::string>& group_names, at::IntArrayRef group_sizes, bool sharded,
+    int64_t gather_dim, int64_t scatter_dim, bool save_input, bool save_weight,
+    const std::string& algorithm);
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(
+    const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, bool x_is_full,
+    bool weight_is_full, std::array<bool, 3> output_mask,
+    const std::vector<std::string>& group_names, at::IntArrayRef group_sizes, bool sharded,
+    int64_t gather_dim, int64_t scatter_dim, const std::string& algorithm);
+
+}  // namespace axonn::ops

@@ -1,0 +1,169 @@
+"""How much of a copy over a real link hides behind a matmul, on one GPU.
+
+The link is emulated: what would be a peer's shard lies in pinned host memory, so the copy engine
+pulls it over the host's bus while the GPU multiplies. A link of known and honest speed, but not
+NVLink, and no collective: it shows what the schedule of "chunked" hides, not how fast NCCL is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from axonn_ext.bench.machine import describe_machine
+from axonn_ext.bench.results import check_writable
+from axonn_ext.train.errors import UserError
+
+LINK = "emulated: pinned host memory over the host's bus, by the copy engine"
+CALLS = 20
+WARM_UP_CALLS = 5
+MAX_DIFFERENCE = 2 * torch.finfo(torch.bfloat16).eps
+DESCRIPTION = """\
+On one GPU: copies A [M, K], in bf16, from pinned host memory in chunks, and multiplies each chunk
+with B [K, N] as it arrives. Next to it, in turns: the copy alone, the matmul alone, and one after
+the other. The link is emulated: host memory, not NVLink."""
+
+
+@dataclass(frozen=True)
+class LinkRow:
+    """Microseconds, medians; None where a share is not defined.
+
+    overlap_efficiency: (gemm + copy - overlapped) / min(gemm, copy).
+    """
+
+    op: str
+    link: str
+    shape: dict[str, int]
+    dtype: str
+    chunks: int
+    gemm_us: float
+    copy_us: float
+    sequential_us: float
+    overlapped_us: float
+    link_gbps: float
+    overlap_efficiency: float
+    max_difference: float  # between the overlapped result and the whole matmul's, relative
+
+
+def time_us(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Median time of each call on the current stream, interleaved."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(-WARM_UP_CALLS, CALLS):
+        for name, call in calls.items():
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            call()
+            end.record()
+            end.synchronize()
+            if turn >= 0:
+                samples[name].append(begin.elapsed_time(end) * 1e3)
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def measure_link(m: int, n: int, k: int, chunks: int) -> LinkRow:
+    """Times a chunked copy that feeds a matmul. Needs a GPU."""
+    generator = torch.Generator().manual_seed(0)
+    host = torch.randn(m, k, generator=generator).to(torch.bfloat16).pin_memory()
+    b = torch.randn(k, n, generator=generator).to("cuda", torch.bfloat16)
+    a = host.cuda()
+    gathered, y = torch.empty_like(a), torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+    link = torch.cuda.Stream()
+    places = list(zip(host.chunk(chunks), gathered.chunk(chunks), y.chunk(chunks), strict=True))
+    arrived = [torch.cuda.Event() for _ in places]
+
+    def overlapped() -> None:
+        main = torch.cuda.current_stream()
+        link.wait_stream(main)  # `gathered` is read until then
+        for (source, target, _), event in zip(places, arrived, strict=True):
+            with torch.cuda.stream(link):
+                target.copy_(source, non_blocking=True)
+                event.record(link)
+        for (_, target, out), event in zip(places, arrived, strict=True):
+            event.wait(main)
+            torch.mm(target, b, out=out)
+
+    def copy() -> None:
+        gathered.copy_(host, non_blocking=True)
+
+    def sequential() -> None:
+        copy()
+        torch.mm(gathered, b, out=y)
+
+    whole = torch.mm(a, b)
+    gathered.zero_()
+    overlapped()
+    scale = whole.abs().max()
+    difference = float(((y - whole).abs().max() / scale).item())
+    calls: dict[str, Callable[[], object]] = {
+        "gemm": lambda: torch.mm(a, b, out=whole), "copy": copy, "sequential": sequential,
+        "overlapped": overlapped,
+    }  # fmt: skip
+    us = time_us(calls)
+    hidden = us["gemm"] + us["copy"] - us["overlapped"]
+    return LinkRow(
+        op="link-overlap",
+        link=LINK,
+        shape={"M": m, "N": n, "K": k},
+        dtype="bf16",
+        chunks=len(places),
+        gemm_us=us["gemm"],
+        copy_us=us["copy"],
+        sequential_us=us["sequential"],
+        overlapped_us=us["overlapped"],
+        link_gbps=host.nbytes / us["copy"] / 1e3,
+        overlap_efficiency=hidden / min(us["gemm"], us["copy"]),
+        max_difference=difference,
+    )
+
+
+def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
+    """Adds the subcommand."""
+    parser = benchmarks.add_parser(
+        "link-overlap", help="a chunked copy over an emulated link, behind a matmul, on one GPU",
+        description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("--shape", default="8192,8192,8192", metavar="M,N,K",
+                        help="(default: %(default)s)")  # fmt: skip
+    parser.add_argument("--chunks", type=int, nargs="+", default=[1, 2, 4, 8], metavar="N",
+                        help="(default: 1 2 4 8)")  # fmt: skip
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write machine and rows to a file"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+    """Runs the command; raises UserError for a mistake of the user."""
+    if extra:
+        raise UserError(f"unknown argument {extra[0]} (see axonn-ext bench link-overlap --help)")
+    sizes = args.shape.split(",")
+    if len(sizes) != 3 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise UserError(f"--shape: expected M,N,K, three whole numbers >= 1, got {args.shape!r}")
+    m, n, k = (int(size) for size in sizes)
+    if not all(1 <= chunks <= m for chunks in args.chunks):
+        raise UserError(f"--chunks: expected numbers from 1 to M={m}, got {args.chunks}")
+    check_writable("--json", args.json)
+    if not torch.cuda.is_available():
+        raise UserError("link-overlap needs a GPU: torch sees no GPU here")
+    rows = [measure_link(m, n, k, chunks) for chunks in args.chunks]
+    print(f"link-overlap  M,N,K = {m},{n},{k}  bf16; link {LINK}")
+    print(f"{'chunks':>8} {'gemm us':>10} {'copy us':>10} {'in turn us':>11} {'overlapped us':>14} "
+          f"{'link GB/s':>10} {'overlap':>8}")  # fmt: skip
+    for row in rows:
+        print(f"{row.chunks:>8} {row.gemm_us:>10,.0f} {row.copy_us:>10,.0f} "
+              f"{row.sequential_us:>11,.0f} {row.overlapped_us:>14,.0f} {row.link_gbps:>10.1f} "
+              f"{row.overlap_efficiency:>8.0%}")  # fmt: skip
+    if args.json is not None:
+        machine = describe_machine(threads=torch.get_num_threads(), device="cuda")
+        content = {"machine": machine, "rows": [asdict(row) for row in rows]}
+        args.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    # A chunk's matmul may add up in another order than the whole one's: two roundings to bf16.
+    return 0 if max(row.max_difference for row in rows) <= MAX_DIFFERENCE else 1

@@ -1,0 +1,80 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+
+#include "ops/checks.h"
+#include "ops/composed/chunked.h"
+#include "ops/composed/ops.h"
+#include "ops/cpu/kernels.h"
+#include "ops/tuner.h"
+
+namespace axonn::ops {
+namespace {
+
+constexpr auto kOp = "all_gather_matmul";
+
+// A chunk of every shard's rows gives those rows of the result.
+at::Tensor chunked_over_rows(const Group& group, const at::Tensor& a_shard, const at::Tensor& b) {
+  const int64_t rows = a_shard.size(0);
+  auto output = at::empty({group.size, rows, b.size(1)}, a_shard.options());
+  feed(
+      plan_chunks(a_shard, rows),
+      [&](comm::Range r) { return start_all_gather(group, a_shard.narrow(0, r.begin, r.size())); },
+      [&](comm::Range r, const at::Tensor& gathered) {
+        multiply_blocks(output.narrow(1, r.begin, r.size()), gathered, for_each(b, group.size));
+      });
+  return output.flatten(0, 1);
+}
+
+// Gathered along K: a chunk of rows, gathered whole, gives those rows of the result.
+at::Tensor chunked_over_columns(const Group& group, const at::Tensor& a_shard,
+                                const at::Tensor& b) {
+  const int64_t rows = a_shard.size(0);
+  auto output = at::empty({rows, b.size(1)}, a_shard.options());
+  feed(
+      plan_chunks(a_shard, rows),
+      [&](comm::Range r) { return start_all_gather(group, a_shard.narrow(0, r.begin, r.size())); },
+      [&](comm::Range r, const at::Tensor& gathered) {
+        auto block = output.narrow(0, r.begin, r.size());
+        at::mm_out(block, gathered.transpose(0, 1).flatten(1, 2), b);
+      });
+  return output;
+}
+
+}  // namespace
+
+at::Tensor all_gather_matmul(const at::Tensor& a_shard, const at::Tensor& b, int64_t gather_dim,
+                             const std::string& group_name, int64_t group_size,
+                             const std::string& algorithm) {
+  check_group_size(kOp, group_size);
+  check_matmul(kOp, "a_shard", a_shard, "b", b);
+  check_dim(kOp, "gather_dim", gather_dim, 2);
+  check_inner(kOp, gather_dim == 1 ? "a_shard.size(1) * group size" : "a_shard.size(1)",
+              a_shard.size(1) * (gather_dim == 1 ? group_size : 1), "b.size(0)", b.size(0));
+  check_algorithm(kOp, algorithm, a_shard.device());
+  if (group_size == 1) return at::mm(a_shard, b);
+  const auto group = resolve_group(kOp, group_name, group_size, algorithm, a_shard.device());
+  const auto run = [&](Algorithm choice) {
+    switch (choice) {
+      case Algorithm::kFused:
+        return cpu::all_gather_matmul(group, a_shard, b, gather_dim);
+      case Algorithm::kChunked:
+        return gather_dim == 0 ? chunked_over_rows(group, a_shard, b)
+                               : chunked_over_columns(group, a_shard, b);
+      case Algorithm::kSequential:
+        return at::mm(c10d_all_gather(group, a_shard, gather_dim), b);
+    }
+    TORCH_INTERNAL_ASSERT(false);
+  };
+  return run_algorithm(
+      group, algorithm,
+      {.device = a_shard.device(), .can_fuse = group.can_fuse(), .is_empty = a_shard.numel() == 0},
+      [&] {
+        return Signature(kOp)
+            .tensor("a_shard", a_shard)
+            .option("gather_dim", gather_dim)
+            .own_tensor(b);
+      },
+      run);
+}
+
+}  // namespace axonn::ops

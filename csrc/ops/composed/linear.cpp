@@ -1,0 +1,290 @@
+// A whole Linear of the 3D matmul; legend in linear.h. "fused" is the backend's; "chunked" and
+// "sequential", and "auto" where an axis shares no memory, are composed of the other ops.
+#include "ops/composed/linear.h"
+
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/sum.h>
+
+#include <optional>
+
+#include "ops/checks.h"
+#include "ops/composed/ops.h"
+#include "ops/cpu/kernels.h"
+#include "ops/tuner.h"
+
+namespace axonn::ops {
+
+LinearAxes::LinearAxes(const char* op, const std::vector<std::string>& names, at::IntArrayRef sizes,
+                       bool sharded_layout, int64_t gather, int64_t scatter,
+                       const std::string& algorithm_name, c10::Device tensors_device)
+    : sharded(sharded_layout),
+      gather_dim(gather),
+      scatter_dim(scatter),
+      algorithm(algorithm_name),
+      device(tensors_device) {
+  check_algorithm(op, algorithm, device);
+  TORCH_CHECK_VALUE(
+      names.size() == sizes.size() && (names.size() == 3 || names.size() == 4), op,
+      ": group_names and group_sizes must name the groups (r, s, z) or (r, s, z, all), got ",
+      names.size(), " names and ", sizes.size(), " sizes");
+  check_dim(op, "gather_dim", gather_dim, 2);
+  check_dim(op, "scatter_dim", scatter_dim, 2);
+  for (const int64_t size : sizes) check_group_size(op, size);
+  for (int i = 0; i < 3; ++i) {
+    for (int j = 0; j < i; ++j) {
+      TORCH_CHECK_VALUE(sizes[i] == 1 || sizes[j] == 1 || names[i] != names[j], op,
+                        ": group_names must be three different groups, got '", names[i], "' twice");
+    }
+  }
+  r = resolve_group(op, names[0], sizes[0], algorithm, device);
+  s = resolve_group(op, names[1], sizes[1], algorithm, device);
+  z = resolve_group(op, names[2], sizes[2], algorithm, device);
+  if (names.size() == 4 && algorithm == "auto")
+    all = resolve_group(op, names[3], sizes[3], algorithm, device);
+}
+
+namespace {
+
+// Runs a pass, fused or composed of ops of the given algorithm. "auto" is measured where the ranks
+// can agree on it; elsewhere it is "fused" or, where an axis shares no memory, "auto" of each op.
+template <typename MakeSignature, typename Fused, typename Composed>
+auto run(const LinearAxes& axes, bool is_empty, MakeSignature&& make_signature, Fused&& fused,
+         Composed&& composed) {
+  if (axes.alone() || (axes.algorithm == "auto" && axes.all.size == 1)) {
+    return axes.can_fuse() ? fused() : composed("auto");
+  }
+  // A rank needs its peers along the axes for its call to end, not theirs.
+  const CallTraits traits{
+      .device = axes.device, .can_fuse = axes.can_fuse(), .is_empty = is_empty, .meets = false};
+  return run_algorithm(axes.all, axes.algorithm, traits, make_signature, [&](Algorithm choice) {
+    return choice == Algorithm::kFused ? fused() : composed(name_of(choice));
+  });
+}
+
+Signature signature_of(const char* op, const LinearAxes& axes) {
+  return Signature(op)
+      .option("r", axes.r.size)
+      .option("s", axes.s.size)
+      .option("z", axes.z.size)
+      .option("sharded", axes.sharded)
+      .option("gather_dim", axes.gather_dim)
+      .option("scatter_dim", axes.scatter_dim);
+}
+
+void check_scatter(const char* op, const char* what, std::array<int64_t, 2> sizes, int64_t dim,
+                   int64_t group_size) {
+  TORCH_CHECK_VALUE(sizes[dim] % group_size == 0, op, ": ", what, " has ", sizes[dim],
+                    dim == 0 ? " rows" : " features",
+                    ", which must be divisible by the group size ", group_size);
+}
+
+// After the sum over s, so once; a rank of s may have a part of the features only.
+void add_bias(const LinearAxes& axes, at::Tensor y, const std::optional<at::Tensor>& bias) {
+  if (!bias) return;
+  const int64_t own = y.size(1);
+  y.add_(own == bias->size(0) ? *bias : bias->narrow(0, axes.s.rank * own, own));
+}
+
+at::Tensor gather(const at::Tensor& t, const Group& axis, int64_t dim, const std::string& how) {
+  return axis.size == 1 ? t : all_gather(t, dim, axis.name, axis.size, how);
+}
+
+at::Tensor multiply(const at::Tensor& a, const at::Tensor& b, const Group& axis, bool scatter,
+                    int64_t dim, const std::string& how) {
+  return scatter ? matmul_reduce_scatter(a, b, dim, axis.name, axis.size, how)
+                 : matmul_all_reduce(a, b, axis.name, axis.size, how);
+}
+
+LinearOutput composed_forward(const LinearAxes& axes, const at::Tensor& x, const at::Tensor& weight,
+                              const std::optional<at::Tensor>& bias, bool save_input,
+                              bool save_weight, const std::string& how) {
+  // The weight is gathered on its own where it must be kept, or where something else is gathered or
+  // summed as well; otherwise its rows feed the matmul.
+  if (axes.z.size > 1 && !save_weight && !axes.gathers() && axes.s.size == 1) {
+    const auto y = matmul_all_gather_rhs(x, weight.t(), 1, axes.z.name, axes.z.size, how);
+    add_bias(axes, y, bias);
+    return {y, nothing(x), nothing(weight)};
+  }
+  const auto full_weight = gather(weight, axes.z, 0, how);
+  // The input is gathered on its own where it must be kept, or where the product is summed over s
+  // as well; otherwise its rows feed the matmul.
+  const bool feed = axes.gathers() && !save_input && axes.s.size == 1;
+  const auto full_x = axes.gathers() && !feed ? gather(x, axes.r, axes.gather_dim, how) : x;
+  at::Tensor y;
+  if (bias && !feed && axes.s.size == 1 && !axes.device.is_cpu()) {
+    y = at::addmm(*bias, full_x, full_weight.t());  // a GPU's matmul adds it on the way out
+  } else {
+    y = feed ? all_gather_matmul(x, full_weight.t(), axes.gather_dim, axes.r.name, axes.r.size, how)
+             : multiply(full_x, full_weight.t(), axes.s, axes.sharded, axes.scatter_dim, how);
+    add_bias(axes, y, bias);
+  }
+  return {y, axes.gathers() && save_input ? full_x : nothing(x),
+          axes.z.size > 1 && save_weight ? full_weight : nothing(weight)};
+}
+
+struct BackwardInput {
+  at::Tensor dy, x, weight;
+  bool x_is_full, weight_is_full;
+  std::array<bool, 3> mask;
+};
+
+// The gradient of a bias: column sums of dY'. The other axes are sync_gradients' task.
+at::Tensor column_sums(const at::Tensor& dy) {
+  // A GPU's sum of a low precision is made in fp32 and rounded once, in one pass.
+  if (!dy.is_cpu() || dy.scalar_type() == at::kDouble) return at::sum(dy, 0);
+  return at::sum(dy, 0, /*keepdim=*/false, at::kFloat).to(dy.scalar_type());
+}
+
+// A tensor that is whole already, or on its way.
+class Gathering {
+ public:
+  Gathering(const at::Tensor& shard, const Group& axis, int64_t dim) : whole_(shard), dim_(dim) {
+    if (axis.size > 1) pending_ = start_all_gather(axis, shard);
+  }
+  at::Tensor wait() {
+    if (pending_) {
+      pending_->wait();
+      whole_ = joined(pending_->output, dim_);
+      pending_.reset();
+    }
+    return whole_;
+  }
+
+ private:
+  at::Tensor whole_;
+  std::optional<Pending> pending_;
+  int64_t dim_;
+};
+
+// "chunked" where dgrad has a sum over r and wgrad follows: that sum is made behind the wgrad
+// matmul (AxoNN's OAR), and x is gathered behind the dgrad matmul.
+LinearGradients overlapped_backward(const LinearAxes& axes, const BackwardInput& in) {
+  constexpr auto kHow = "chunked";
+  const auto no_peers = Group::alone();
+  // Every rank starts in this order; what is needed first comes first.
+  Gathering dy(in.dy, axes.sharded ? axes.s : no_peers, axes.scatter_dim);
+  Gathering weight(in.weight, in.weight_is_full ? no_peers : axes.z, 0);
+  Gathering x(in.x, axes.sharded && !in.x_is_full ? axes.r : no_peers, axes.gather_dim);
+
+  const auto full_dy = dy.wait();
+  const auto product = at::mm(full_dy, weight.wait());
+  const auto dx = axes.sharded
+                      ? start_reduce_scatter(axes.r, stacked(product, axes.gather_dim, axes.r.size))
+                      : start_all_reduce(axes.r, product);
+  const auto dweight = multiply(full_dy.t(), x.wait(), axes.z, /*scatter=*/true, 0, kHow);
+  const auto dbias = in.mask[2] ? column_sums(full_dy) : nothing(in.dy);
+  dx.wait();
+  return {dx.output.to(in.dy.scalar_type()), dweight, dbias};
+}
+
+LinearGradients composed_backward(const LinearAxes& axes, const BackwardInput& in,
+                                  const std::string& how) {
+  if (how == "chunked" && axes.r.size > 1 && in.mask[0] && in.mask[1]) {
+    return overlapped_backward(axes, in);
+  }
+  const auto full_dy = axes.sharded ? gather(in.dy, axes.s, axes.scatter_dim, how) : in.dy;
+  LinearGradients result{nothing(in.dy), nothing(in.dy), nothing(in.dy)};
+  if (in.mask[0] && !in.weight_is_full && axes.z.size > 1 && axes.r.size == 1) {
+    result.dx = matmul_all_gather_rhs(full_dy, in.weight, 0, axes.z.name, axes.z.size, how);
+  } else if (in.mask[0]) {
+    const auto full_weight = in.weight_is_full ? in.weight : gather(in.weight, axes.z, 0, how);
+    result.dx = multiply(full_dy, full_weight, axes.r, axes.sharded, axes.gather_dim, how);
+  }
+  if (in.mask[1]) {
+    const auto full_x =
+        axes.sharded && !in.x_is_full ? gather(in.x, axes.r, axes.gather_dim, how) : in.x;
+    result.dweight = multiply(full_dy.t(), full_x, axes.z, /*scatter=*/true, 0, how);
+  }
+  if (in.mask[2]) result.dbias = column_sums(full_dy);
+  return result;
+}
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_forward(
+    const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+    const std::vector<std::string>& group_names, at::IntArrayRef group_sizes, bool sharded,
+    int64_t gather_dim, int64_t scatter_dim, bool save_input, bool save_weight,
+    const std::string& algorithm) {
+  constexpr auto kOp = "linear_forward";
+  const LinearAxes axes(kOp, group_names, group_sizes, sharded, gather_dim, scatter_dim, algorithm,
+                        x.device());
+  check_matmul(kOp, "x", x, "weight", weight);
+  const int64_t features = x.size(1) * (axes.gathers() && gather_dim == 1 ? axes.r.size : 1);
+  check_inner(kOp, "features of x", features, "weight.size(1)", weight.size(1));
+  if (bias) {
+    const int64_t length = weight.size(0) * axes.z.size;
+    TORCH_CHECK_VALUE(bias->dim() == 1 && bias->size(0) == length, kOp, ": bias must have shape [",
+                      length, "], got ", bias->sizes());
+    TORCH_CHECK_TYPE(bias->scalar_type() == x.scalar_type(), kOp, ": bias has dtype ",
+                     bias->scalar_type(), " but x has ", x.scalar_type());
+  }
+  if (sharded) {
+    const int64_t rows = x.size(0) * (axes.gathers() && gather_dim == 0 ? axes.r.size : 1);
+    check_scatter(kOp, "the output", {rows, weight.size(0) * axes.z.size}, scatter_dim,
+                  axes.s.size);
+  }
+  const auto [y, full_x, full_weight] = run(
+      axes, x.numel() == 0 || weight.numel() == 0,
+      [&] {
+        return signature_of(kOp, axes)
+            .tensor("x", x)
+            .tensor("weight", weight)
+            .option("save_input", save_input)
+            .option("save_weight", save_weight);
+      },
+      [&] {
+        auto output = cpu::linear_forward(axes, x, weight, save_input, save_weight);
+        add_bias(axes, output.y, bias);
+        return output;
+      },
+      [&](const std::string& how) {
+        return composed_forward(axes, x, weight, bias, save_input, save_weight, how);
+      });
+  return {y, full_x, full_weight};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(
+    const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, bool x_is_full,
+    bool weight_is_full, std::array<bool, 3> output_mask,
+    const std::vector<std::string>& group_names, at::IntArrayRef group_sizes, bool sharded,
+    int64_t gather_dim, int64_t scatter_dim, const std::string& algorithm) {
+  constexpr auto kOp = "linear_backward";
+  const LinearAxes axes(kOp, group_names, group_sizes, sharded, gather_dim, scatter_dim, algorithm,
+                        dy.device());
+  check_matmul(kOp, "dy", dy, "weight", weight);
+  const int64_t rows = dy.size(0) * (sharded && scatter_dim == 0 ? axes.s.size : 1);
+  check_inner(kOp, "features of dy", dy.size(1) * (sharded && scatter_dim == 1 ? axes.s.size : 1),
+              "rows of the weight", weight.size(0) * (weight_is_full ? 1 : axes.z.size));
+  if (output_mask[1]) {
+    const bool gathers = axes.gathers() && !x_is_full;
+    check_matmul(kOp, "dy", dy, "x", x);
+    check_inner(kOp, "rows of x", x.size(0) * (gathers && gather_dim == 0 ? axes.r.size : 1),
+                "rows of dy", rows);
+    check_inner(kOp, "features of x", x.size(1) * (gathers && gather_dim == 1 ? axes.r.size : 1),
+                "weight.size(1)", weight.size(1));
+  }
+  if (sharded) {
+    check_scatter(kOp, "dx", {rows, weight.size(1)}, gather_dim, axes.r.size);
+  }
+  const auto [dx, dweight, dbias] = run(
+      axes, dy.numel() == 0 || weight.numel() == 0 || !(output_mask[0] || output_mask[1]),
+      [&] {
+        return signature_of(kOp, axes)
+            .tensor("dy", dy)
+            .tensor("x", x)
+            .tensor("weight", weight)
+            .option("mask", output_mask[0] + 2 * output_mask[1] + 4 * output_mask[2]);
+      },
+      [&] {
+        return cpu::linear_backward(axes, dy, x, weight, x_is_full, weight_is_full, output_mask);
+      },
+      [&](const std::string& how) {
+        return composed_backward(axes, {dy, x, weight, x_is_full, weight_is_full, output_mask},
+                                 how);
+      });
+  return {dx, dweight, dbias};
+}
+
+}  // namespace axonn::ops

@@ -1,0 +1,52 @@
+// The axes of a whole Linear of the 3D matmul, and what its passes return. Legend as in
+// docs/architecture.md:
+//   r  the axis that the input's rows (sharded) and the output's features are split over
+//   s  the axis that the input's features are split over: the output is summed over it
+//   z  the axis that holds the weight's rows in shards
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "ops/group.h"
+
+namespace axonn::ops {
+
+// What both passes are told of the axes and of how rows or features move along them.
+struct LinearAxes {
+  Group r, s, z;
+  Group all;  // the ranks of the three, who agree on an algorithm; alone if it was not named
+  bool sharded;
+  int64_t gather_dim;   // of x along r, and of dx
+  int64_t scatter_dim;  // of y along s, and of dy
+  std::string algorithm;
+  c10::Device device;
+
+  // Checks what it is given; `op` opens the messages.
+  LinearAxes(const char* op, const std::vector<std::string>& names, at::IntArrayRef sizes,
+             bool sharded_layout, int64_t gather, int64_t scatter,
+             const std::string& algorithm_name, c10::Device tensors_device);
+
+  bool gathers() const { return sharded && r.size > 1; }
+  bool alone() const { return r.size * s.size * z.size == 1; }
+  // Whether each axis that has several ranks shares memory.
+  bool can_fuse() const { return device.is_cpu() && fits(r) && fits(s) && fits(z); }
+
+ private:
+  static bool fits(const Group& axis) { return axis.size == 1 || axis.can_fuse(); }
+};
+
+// Empty tensors stand for what is not kept or not asked.
+struct LinearOutput {
+  at::Tensor y, full_x, full_weight;
+};
+struct LinearGradients {
+  at::Tensor dx, dweight, dbias;
+};
+
+inline at::Tensor nothing(const at::Tensor& like) { return like.new_empty({0}); }
+
+}  // namespace axonn::ops

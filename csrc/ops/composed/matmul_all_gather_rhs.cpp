@@ -1,0 +1,73 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+
+#include "ops/checks.h"
+#include "ops/composed/chunked.h"
+#include "ops/composed/ops.h"
+#include "ops/cpu/kernels.h"
+#include "ops/tuner.h"
+
+namespace axonn::ops {
+namespace {
+
+constexpr auto kOp = "matmul_all_gather_rhs";
+
+// Chunks of columns: of each rank's own (gather_dim 1), or of all (gather_dim 0, along K). Moved as
+// the transpose, which is how a weight.t() lies.
+at::Tensor chunked(const Group& group, const at::Tensor& a, const at::Tensor& b_shard,
+                   int64_t gather_dim) {
+  const int64_t columns = b_shard.size(1);
+  const int64_t num_blocks = gather_dim == 1 ? group.size : 1;
+  auto output = at::empty({a.size(0), num_blocks * columns}, a.options());
+  feed(
+      plan_chunks(b_shard, columns),
+      [&](comm::Range c) {
+        return start_all_gather(group, b_shard.narrow(1, c.begin, c.size()).t());
+      },
+      [&](comm::Range c, const at::Tensor& gathered) {
+        const auto blocks = output.unflatten(1, {num_blocks, columns}).transpose(0, 1);
+        const auto b = gather_dim == 1 ? gathered.transpose(1, 2)
+                                       : gathered.transpose(0, 1).flatten(1, 2).t().unsqueeze(0);
+        multiply_blocks(blocks.narrow(2, c.begin, c.size()), for_each(a, num_blocks), b);
+      });
+  return output;
+}
+
+}  // namespace
+
+at::Tensor matmul_all_gather_rhs(const at::Tensor& a, const at::Tensor& b_shard, int64_t gather_dim,
+                                 const std::string& group_name, int64_t group_size,
+                                 const std::string& algorithm) {
+  check_group_size(kOp, group_size);
+  check_matmul(kOp, "a", a, "b_shard", b_shard);
+  check_dim(kOp, "gather_dim", gather_dim, 2);
+  check_inner(kOp, "a.size(1)", a.size(1),
+              gather_dim == 0 ? "b_shard.size(0) * group size" : "b_shard.size(0)",
+              b_shard.size(0) * (gather_dim == 0 ? group_size : 1));
+  check_algorithm(kOp, algorithm, a.device());
+  if (group_size == 1) return at::mm(a, b_shard);
+  const auto group = resolve_group(kOp, group_name, group_size, algorithm, a.device());
+  const auto run = [&](Algorithm choice) {
+    switch (choice) {
+      case Algorithm::kFused:
+        return cpu::matmul_all_gather_rhs(group, a, b_shard, gather_dim);
+      case Algorithm::kChunked:
+        return chunked(group, a, b_shard, gather_dim);
+      case Algorithm::kSequential:
+        return at::mm(a, c10d_all_gather(group, b_shard, gather_dim));
+    }
+    TORCH_INTERNAL_ASSERT(false);
+  };
+  return run_algorithm(
+      group, algorithm,
+      {.device = a.device(), .can_fuse = group.can_fuse(), .is_empty = b_shard.numel() == 0},
+      [&] {
+        return Signature(kOp)
+            .tensor("b_shard", b_shard)
+            .option("gather_dim", gather_dim)
+            .own_tensor(a);
+      },
+      run);
+}
+
+}  // namespace axonn::ops

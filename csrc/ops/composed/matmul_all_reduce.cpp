@@ -1,0 +1,63 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+
+#include "ops/checks.h"
+#include "ops/composed/chunked.h"
+#include "ops/composed/ops.h"
+#include "ops/cpu/kernels.h"
+#include "ops/tuner.h"
+
+namespace axonn::ops {
+namespace {
+
+constexpr auto kOp = "matmul_all_reduce";
+
+at::Tensor chunked(const Group& group, const at::Tensor& a, const at::Tensor& b) {
+  const int64_t rows = a.size(0);
+  auto output = at::empty({rows, b.size(1)}, a.options());
+  drain(
+      plan_chunks(output, rows),
+      [&](comm::Range r) {
+        return start_all_reduce(group, at::mm(a.narrow(0, r.begin, r.size()), b));
+      },
+      [&](comm::Range r) { return output.narrow(0, r.begin, r.size()); });
+  return output;
+}
+
+}  // namespace
+
+at::Tensor matmul_all_reduce(const at::Tensor& a, const at::Tensor& b,
+                             const std::string& group_name, int64_t group_size,
+                             const std::string& algorithm) {
+  check_group_size(kOp, group_size);
+  check_matmul(kOp, "a", a, "b", b);
+  check_inner(kOp, "a.size(1)", a.size(1), "b.size(0)", b.size(0));
+  check_algorithm(kOp, algorithm, a.device());
+  if (group_size == 1) return at::mm(a, b);
+  const auto group = resolve_group(kOp, group_name, group_size, algorithm, a.device());
+  const auto run = [&](Algorithm choice) {
+    switch (choice) {
+      case Algorithm::kFused:
+        return cpu::matmul_all_reduce(group, a, b);
+      case Algorithm::kChunked:
+        return chunked(group, a, b);
+      case Algorithm::kSequential:
+        return c10d_all_reduce(group, at::mm(a, b), /*maximum=*/false);
+    }
+    TORCH_INTERNAL_ASSERT(false);
+  };
+  return run_algorithm(
+      group, algorithm,
+      {.device = a.device(), .can_fuse = group.can_fuse(), .is_empty = a.size(0) * b.size(1) == 0},
+      [&] {
+        return Signature(kOp)
+            .dtype(a)
+            .option("M", a.size(0))
+            .option("N", b.size(1))
+            .own_tensor(a)
+            .own_tensor(b);
+      },
+      run);
+}
+
+}  // namespace axonn::ops

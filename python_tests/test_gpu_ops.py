@@ -1,0 +1,193 @@
+"""The ops on GPUs, over NCCL: values and gradients against float64, streams, graphs, `auto`.
+
+Ranks that outnumber the GPUs share them: every collective is NCCL's own, joined by sockets.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import axonn_ext
+from axonn_ext import ops
+from grids import relative_error
+from test_ops import OPS, Case, draw
+
+pytestmark = pytest.mark.gpu
+
+# M, K, N of one rank: ragged, empty, tile-sized, and large enough to be cut into chunks.
+SHAPES = [(3, 5, 7), (33, 64, 129), (0, 4, 3), (4, 0, 3), (2, 3, 0), (128, 256, 128)]
+CHUNKED_SHAPE = (2048, 4096, 512)
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+ALGORITHMS = ["chunked", "sequential", "auto"]
+LAYOUTS = {"NN": (False, False), "NT": (False, True), "TN": (True, False)}
+
+
+def limit_of(dtype: torch.dtype, terms: int, size: int) -> float:
+    """As `grids.bound`; and a rounding to the dtype for each rank's part of a sum, since NCCL adds
+    in the tensors' own dtype."""
+    wide = dtype if dtype == torch.float64 else torch.float32
+    limit = 4 * torch.finfo(wide).eps * math.sqrt(max(terms, 1))
+    return limit + (0 if dtype == wide else 2 * torch.finfo(dtype).eps * math.sqrt(size + 1))
+
+
+def on_gpu(t: torch.Tensor, dtype: torch.dtype, transposed: bool) -> torch.Tensor:
+    t = t.detach().to("cuda", dtype)
+    return (t.t().contiguous().t() if transposed else t).requires_grad_()
+
+
+def check_op(op: str, dim: int, algorithm: str, shapes: list[tuple[int, int, int]]) -> list[str]:
+    failures = []
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for m, k, n in shapes:
+        case = Case(op, dim, m, k, n)
+        leaves = [
+            tuple(
+                draw(*s, dtype=torch.float64, rank=r).detach().cuda().requires_grad_()
+                for s in (case.a, case.b)
+            )
+            for r in range(size)
+        ]
+        want = case.reference(leaves)
+        dys = [draw(*w.shape, dtype=torch.float64, rank=100 + r).detach().cuda()
+               for r, w in enumerate(want)]  # fmt: skip
+        if op == "matmul_all_reduce":  # one tensor, held by all: one gradient
+            dys = [dys[0]] + [torch.zeros_like(d) for d in dys[1:]]
+        torch.autograd.backward(want, dys)
+        own_dy = dys[0 if op == "matmul_all_reduce" else rank]
+        for dtype in DTYPES:
+            for layout, transposed in LAYOUTS.items():
+                a, b = (
+                    on_gpu(t, dtype, flag) for t, flag in zip(leaves[rank], transposed, strict=True)
+                )
+                y = case.run(
+                    lambda *args, **kw: getattr(ops, op)(*args, algorithm=algorithm, **kw), a, b
+                )
+                y.backward(own_dy.to(dtype))
+                limit = limit_of(dtype, max(m, k, n) * size, size)
+                for name, got, expected in (
+                    ("y", y, want[rank]),
+                    ("da", a.grad, leaves[rank][0].grad),
+                    ("db", b.grad, leaves[rank][1].grad),
+                ):
+                    error = relative_error(got.cpu(), expected.cpu())
+                    if not error <= limit:
+                        failures.append(
+                            f"{op} {dim=} {(m, k, n)} {dtype} {layout} {name}: {error:.1e} > "
+                            f"{limit:.1e}"
+                        )
+    return failures
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("op, dim", OPS)
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_values_and_gradients(gpu_pool, world_size, op, dim, algorithm):
+    for failures in gpu_pool(world_size).run(check_op, op, dim, algorithm, SHAPES):
+        assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("op, dim", OPS)
+def test_matrices_that_are_cut_into_chunks(gpu_pool, op, dim):
+    for failures in gpu_pool(2).run(check_op, op, dim, "chunked", [CHUNKED_SHAPE]):
+        assert not failures, "\n".join(failures)
+
+
+def check_fused_is_refused() -> None:
+    a = torch.ones(4, 4, device="cuda")
+    with pytest.raises(NotImplementedError, match="algorithm='fused' exists on cpu only"):
+        ops.matmul_all_reduce(a, a, dist.group.WORLD, algorithm="fused")
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_fused_is_refused(gpu_pool, world_size):
+    gpu_pool(world_size).run(check_fused_is_refused)
+
+
+def check_side_stream(algorithm: str) -> list[float]:
+    """Calls on a stream of its own, memory of one call free for the next at once."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    a, b = (torch.randn(512, 512, device="cuda") + rank for _ in range(2))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        total = torch.zeros(512 // size, 512, device="cuda")
+        for _ in range(20):
+            y = ops.matmul_reduce_scatter(a, b, dist.group.WORLD, algorithm=algorithm)
+            total += y
+            del y
+        once = ops.matmul_reduce_scatter(a, b, dist.group.WORLD, algorithm=algorithm)
+    stream.synchronize()
+    return [relative_error(total.cpu() / 20, once.cpu())]
+
+
+@pytest.mark.parametrize("algorithm", ["chunked", "sequential"])
+def test_on_a_stream_of_the_users(gpu_pool, algorithm):
+    for errors in gpu_pool(2).run(check_side_stream, algorithm):
+        assert max(errors) < 1e-5
+
+
+def check_graph(algorithm: str) -> list[float]:
+    """A forward and backward pass captured once, replayed on other values."""
+    group = dist.group.WORLD
+    a = torch.randn(256, 128, device="cuda", requires_grad=True)
+    b = torch.randn(128, 64, device="cuda", requires_grad=True)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        y = ops.all_gather_matmul(a, b, group, algorithm=algorithm)
+        return (y, *torch.autograd.grad(y, (a, b), torch.ones_like(y)))
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        captured = step()
+    with torch.no_grad():
+        a.mul_(2), b.sub_(1)
+    graph.replay()
+    return [relative_error(c.cpu(), e.cpu()) for c, e in zip(captured, step(), strict=True)]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_captured_in_a_graph(gpu_pool, world_size, algorithm):
+    for errors in gpu_pool(world_size).run(check_graph, algorithm):
+        assert max(errors) < 1e-6
+
+
+def check_auto_is_measured() -> list[tuple[str, str, tuple[str, ...]]]:
+    a, b = torch.randn(512, 256, device="cuda"), torch.randn(256, 128, device="cuda")
+    axonn_ext.tuning.clear()
+    with axonn_ext.warm_up():
+        ops.matmul_all_reduce(a, b, dist.group.WORLD)
+    return [
+        (choice.source, choice.algorithm, tuple(sorted(choice.median_us)))
+        for choice in axonn_ext.tuning.choices()
+        if "device=cuda" in choice.signature
+    ]
+
+
+def test_auto_is_measured_and_agreed(gpu_pool):
+    choices = gpu_pool(2).run(check_auto_is_measured)
+    assert choices[0] == choices[1]
+    ((source, algorithm, measured),) = choices[0]
+    assert source == "measured" and algorithm in measured
+    assert measured == ("chunked", "sequential")
+
+
+def check_autocast() -> torch.dtype:
+    a = torch.ones(4, 4, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        return ops.matmul_all_reduce(a, a, dist.group.WORLD).dtype
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_autocast_changes_nothing(gpu_pool, world_size):
+    assert set(gpu_pool(world_size).run(check_autocast)) == {torch.float32}

@@ -1,0 +1,108 @@
+"""What gpu_check.py times and trains; run by it, one rank of a case.
+
+gpu_cases.py --case JSON --rows FILE       under torchrun
+gpu_cases.py --link CHUNKS ... --rows FILE
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+LINK_CHUNKS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A microbenchmark: an op on W ranks along x."""
+
+    op: str
+    shape: tuple[int, ...]
+    ranks: int
+    dtype: str = "bf16"
+
+    @property
+    def name(self) -> str:
+        return f"{self.op} {','.join(map(str, self.shape))} {self.dtype} x={self.ranks}"
+
+
+# Layers of 7B to 70B models that fit an 80 GB GPU and the time; M small and large. Several ranks on
+# one GPU talk through sockets, so theirs are small: they show that results are right, not how fast
+# NVLink is.
+CASES = (
+    *(Case("linear", (m, 14336, 4096), 1) for m in (1024, 4096, 8192)),
+    Case("linear", (8192, 28672, 8192), 1),
+    Case("linear", (4096, 11008, 4096), 1, "fp16"),
+    Case("linear", (2048, 4096, 4096), 1, "fp32"),
+    Case("block", (4, 1024, 2048, 16), 1),
+    *(
+        Case(op, shape, ranks)
+        for ranks in (2, 4)
+        for op, shape in (
+            ("ag-gemm", (2048, 4096, 4096)),
+            ("gemm-rs", (2048, 4096, 4096)),
+            ("gemm-ar", (1024, 4096, 4096)),
+            ("linear", (2048, 4096, 4096)),
+        )
+    ),
+)
+
+
+# A GPT-2 of 100 M parameters; on several ranks of one GPU, whose collectives go through sockets, a
+# short run.
+TRAINING = {
+    "model.hidden_size": 768, "model.num_layers": 12, "model.num_heads": 12,
+    "model.sequence_length": 512, "data.max_bytes": 4_000_000, "train.batch_size": 16,
+    "train.dtype": "bf16", "train.device": "cuda", "train.eval_interval": 0,
+    "optim.warmup_steps": 5,
+}  # fmt: skip
+RUNS = ((1, 60), (2, 10))  # ranks along x, steps
+
+
+def time_case(text: str, path: Path) -> None:
+    """Times one case as one of its ranks; rank 0 writes the rows."""
+    from axonn_ext.bench.case import Spec
+    from axonn_ext.bench.shapes import BlockShape, GemmShape
+    from axonn_ext.bench.worker import Plan, run_worker
+    from axonn_ext.grid import GridShape
+    from axonn_ext.train.process import this_process
+
+    case = json.loads(text)
+    options = {"linear": {"role": "expand", "layout": "sharded"}, "block": {"layout": "sharded"}}
+    shape = (BlockShape if case["op"] == "block" else GemmShape)(*case["shape"])
+    spec = Spec(
+        case["op"], shape, GridShape(x=case["ranks"]), case["dtype"],
+        ("sequential", "chunked", "auto"), options.get(case["op"], {}), "cuda",
+    )  # fmt: skip
+    here = this_process()
+    assert here is not None, "started by torchrun"
+    rows = run_worker(Plan((spec,), threads=1, rounds=10), here)
+    if here.rank == 0:
+        path.write_text(json.dumps([dataclasses.asdict(row) for row in rows]))
+
+
+def time_link(chunks: Sequence[int], path: Path) -> None:
+    """Times the emulated link; fails where a result is wrong."""
+    from axonn_ext.bench.link_overlap import MAX_DIFFERENCE, measure_link
+
+    rows = [measure_link(8192, 8192, 8192, number) for number in chunks]
+    assert all(row.max_difference <= MAX_DIFFERENCE for row in rows), rows
+    path.write_text(json.dumps([dataclasses.asdict(row) for row in rows]))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs what the first argument names."""
+    kind, *values, option, path = arguments
+    assert option == "--rows", arguments
+    if kind == "--case":
+        time_case(values[0], Path(path))
+    else:
+        time_link([int(text) for text in values], Path(path))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
