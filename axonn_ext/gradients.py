@@ -8,7 +8,7 @@ docs/architecture.md); a copy that several ranks hold counts once in the norm.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -31,15 +31,41 @@ def sync_gradients(module: nn.Module) -> None:
     """
     parameters = [p for p in sharded_parameters(module) if p.parameter.grad is not None]
     for name in SUM_ORDER:
-        summed = [p for p in parameters if name in p.spec.summed_over and p.grid.size(name) > 1]
-        for bucket in _buckets(summed):
-            axis = bucket[0].grid.axis(name)
+        summed = [p for p in parameters if name in axes_left(p)]
+        for bucket in in_buckets(summed, BUCKET_BYTES):
             grads = [_grad(p) for p in bucket]
             flat = torch.cat([grad.flatten() for grad in grads])
-            pieces = collectives.all_reduce(flat, axis).split([grad.numel() for grad in grads])
-            torch._foreach_copy_(
-                grads, [piece.view_as(grad) for piece, grad in zip(pieces, grads, strict=True)]
-            )
+            total = collectives.all_reduce(flat, bucket[0].grid.axis(name))
+            torch._foreach_copy_(grads, split_like(total, grads))
+
+
+def axes_left(p: ShardedParameter) -> tuple[str, ...]:
+    """The axes over which backward has left a gradient to be summed, in the order of the sums."""
+    return tuple(a for a in SUM_ORDER if a in p.spec.summed_over and p.grid.size(a) > 1)
+
+
+def in_buckets(
+    parameters: Iterable[ShardedParameter], num_bytes: int
+) -> Iterator[list[ShardedParameter]]:
+    """Runs of gradients of one grid and dtype, at most `num_bytes` each (or one gradient)."""
+    bucket: list[ShardedParameter] = []
+    size = 0
+    for p in parameters:
+        grad = _grad(p)
+        alike = bucket and bucket[0].grid is p.grid and _grad(bucket[0]).dtype == grad.dtype
+        if bucket and (not alike or size + grad.nbytes > num_bytes):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(p)
+        size += grad.nbytes
+    if bucket:
+        yield bucket
+
+
+def split_like(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Views of the parts of `flat`, which are the elements of `tensors` one after another."""
+    pieces = flat.split([t.numel() for t in tensors])
+    return [piece.view_as(t) for piece, t in zip(pieces, tensors, strict=True)]
 
 
 @torch.no_grad()
@@ -81,26 +107,10 @@ def _grad(p: ShardedParameter) -> Tensor:
 
 
 def _wide(t: Tensor) -> Tensor:
-    return t.float() if t.dtype == torch.bfloat16 else t
+    return t.float() if t.dtype in (torch.bfloat16, torch.float16) else t
 
 
 def _copies(p: ShardedParameter) -> int:
     """How many ranks along x, y and z hold the same block."""
     split = {axis for axes in p.spec.dims.values() for axis in axes}
     return p.grid.num_parts([axis for axis in ("x", "y", "z") if axis not in split])
-
-
-def _buckets(parameters: list[ShardedParameter]) -> Iterator[list[ShardedParameter]]:
-    """Runs of gradients of one grid and dtype, at most BUCKET_BYTES each (or one gradient)."""
-    bucket: list[ShardedParameter] = []
-    size = 0
-    for p in parameters:
-        grad = _grad(p)
-        alike = bucket and bucket[0].grid is p.grid and _grad(bucket[0]).dtype == grad.dtype
-        if bucket and (not alike or size + grad.nbytes > BUCKET_BYTES):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(p)
-        size += grad.nbytes
-    if bucket:
-        yield bucket

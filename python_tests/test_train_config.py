@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 from axonn_ext.grid import GridShape
 from axonn_ext.models import ParallelConfig
@@ -170,6 +171,8 @@ def test_job_names_the_numbers(tmp_path: Path) -> None:
     assert "expected at least 256" in refused(model__vocab_size="255")
     assert "num_heads=3" in refused(model__num_heads="3")
     assert "pipeline" in refused(grid__pipe="2", world_size=2)
+    if not torch.cuda.is_available():
+        assert "torch sees no GPU here" in refused(train__device="cuda")
 
 
 def test_job_measures_the_text_before_it_reads_it(tmp_path: Path) -> None:

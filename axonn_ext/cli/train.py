@@ -55,6 +55,10 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "--overwrite", action="store_true", help="replace an earlier run in that folder"
     )
     parser.add_argument(
+        "--profile", action="store_true",
+        help="write profile.json, a Chrome trace of a few steps: compute, and each axis",
+    )  # fmt: skip
+    parser.add_argument(
         "--print-config", action="store_true", help="print the whole configuration as TOML and stop"
     )
     parser.set_defaults(run=run)
@@ -73,11 +77,11 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     if here is not None:
         if args.nproc is not None:
             raise UserError("--nproc starts processes itself; leave it out under torchrun")
-        run_worker(config, here, folder=folder, overwrite=args.overwrite)
+        run_worker(config, here, folder=folder, overwrite=args.overwrite, profile=args.profile)
         return 0
     world_size = _world_size(config, args.nproc)
     if world_size == 1:
-        run_worker(config, Process(), folder=folder, overwrite=args.overwrite)
+        run_worker(config, Process(), folder=folder, overwrite=args.overwrite, profile=args.profile)
         return 0
     check_folder(folder, overwrite=args.overwrite)
     prepare(config, world_size=world_size)
@@ -135,4 +139,6 @@ def _worker_arguments(
         arguments += ["--grid", args.grid]
     if args.overwrite:
         arguments.append("--overwrite")
+    if args.profile:
+        arguments.append("--profile")
     return arguments + [f"--{override.key}={override.text}" for override in overrides]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -64,17 +66,27 @@ class Embedding(ShardedModule):
 
     def gather_weight(self) -> Tensor:
         """The table gathered over z, [V / Gx, H / Gy]; see Linear.gather_weight."""
+        if self.weight_source is not None:
+            return self.weight_source.gather(self.weight)
         return collectives.all_gather(self.weight, self.grid.axis("z"), algorithm=self.algorithm)
 
     def forward(self, ids: Tensor, weight: Tensor | None = None) -> Tensor:
         table = self.gather_weight() if weight is None else weight
         axis = self.grid.axis("x")
-        local = ids.flatten() - axis.rank * table.shape[0]
-        inside = (local >= 0) & (local < table.shape[0])
-        rows = F.embedding(local.clamp(0, table.shape[0] - 1), table) * inside[:, None]
+        if self.weight_source is not None:
+            look_up = partial(self._look_up, ids.flatten())
+            rows = self.weight_source.apply(table, look_up, saves_weight=False)
+        else:
+            rows = self._look_up(ids.flatten(), table)
         if self.layout == "sharded":
             return collectives.reduce_scatter(rows, axis, algorithm=self.algorithm)
         return collectives.reduce_from(rows, axis, algorithm=self.algorithm)
+
+    def _look_up(self, ids: Tensor, table: Tensor) -> Tensor:
+        """This x rank's rows of the table, zero where another has the row."""
+        local = ids - self.grid.axis("x").rank * table.shape[0]
+        inside = (local >= 0) & (local < table.shape[0])
+        return F.embedding(local.clamp(0, table.shape[0] - 1), table) * inside[:, None]
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, layout={self.layout}"

@@ -7,6 +7,8 @@ features; (r, s) = (x, y) for the role "expand" and (y, x) for "contract".
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +51,8 @@ class Linear(ShardedModule):
         layout: "sharded" (rows stay scattered) or "replicated" (AxoNN's own).
         save_gathered: keep the gathered x for wgrad instead of gathering it again in backward:
             Gr times the memory for one collective less.
-        reshard_after_forward: gather W over z again in backward instead of keeping it.
+        reshard_after_forward: gather W over z again in backward instead of keeping it (with a
+            weight_source, that decides).
         gather_dim, scatter_dim: 1 moves features instead of rows along r, or s, at equal volume:
             x [m, K / (Gs Gr)], y [m, N / (Gr Gs)].
         init: of the weight; default as in torch.nn.Linear.
@@ -152,6 +155,8 @@ class Linear(ShardedModule):
     def gather_weight(self) -> Tensor:
         """The weight gathered over z, [N / Gr, K / Gs], for `forward(x, weight=...)`: a weight that
         is used twice is gathered once, and its gradients are added before one reduce-scatter."""
+        if self.weight_source is not None:
+            return self.weight_source.gather(self.weight)
         return collectives.all_gather(self.weight, self.grid.axis("z"), algorithm=self.algorithm)
 
     def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -161,11 +166,21 @@ class Linear(ShardedModule):
         Collectives: see the class's text; in `sharded` all ranks of a (data, z) group take part.
         """
         self._check_input(x)
-        gathered = weight is not None
+        rows = x.flatten(0, -2) if x.dim() > 2 else x
+        if self.weight_source is not None:
+            whole = self.gather_weight() if weight is None else weight
+            y = self.weight_source.apply(whole, partial(self._multiply, rows, gathered=True))
+        elif weight is not None:
+            y = self._multiply(rows, weight, gathered=True)
+        else:
+            y = self._multiply(rows, self.weight, gathered=False)
+        return y.unflatten(0, x.shape[:-1]) if x.dim() > 2 else y
+
+    def _multiply(self, x: Tensor, weight: Tensor, *, gathered: bool) -> Tensor:
         keeps = torch.is_grad_enabled()
         y, _, _ = torch.ops.axonn.linear_forward.default(
-            x.flatten(0, -2) if x.dim() > 2 else x,
-            weight if weight is not None else self.weight,
+            x,
+            weight,
             self.bias,
             self._group_names,
             self._group_sizes_gathered if gathered else self._group_sizes,
@@ -176,7 +191,7 @@ class Linear(ShardedModule):
             not self.reshard_after_forward and keeps,
             self.algorithm,
         )
-        return y.unflatten(0, x.shape[:-1]) if x.dim() > 2 else y
+        return cast(Tensor, y)
 
     def _check_input(self, x: Tensor) -> None:
         features = self._local_in_features

@@ -7,8 +7,9 @@ block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -55,12 +56,29 @@ class ParameterSpec:
     init: Init
 
 
+class WeightSource(Protocol):
+    """Gathers weights over z for modules, ahead of their use; see axonn_ext.overlap."""
+
+    def gather(self, parameter: nn.Parameter) -> Tensor:
+        """The weight gathered over z, differentiable; its memory is there within `apply` only."""
+
+    def apply(
+        self, weight: Tensor, function: Callable[[Tensor], Tensor], *, saves_weight: bool = True
+    ) -> Tensor:
+        """function(weight), `weight` from `gather` being in memory meanwhile and, where the last
+        node of function's graph saves it, in that node's backward, too."""
+
+
 class ShardedModule(nn.Module):
-    """A module whose own parameters are blocks of whole ones."""
+    """A module whose own parameters are blocks of whole ones.
+
+    weight_source: who gathers its weights over z; None: the module's own ops.
+    """
 
     def __init__(self, grid: Grid) -> None:
         super().__init__()
         self.grid = grid
+        self.weight_source: WeightSource | None = None
         self.specs: dict[str, ParameterSpec] = {}
 
     def add_parameter(

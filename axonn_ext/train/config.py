@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from axonn_ext.grid import GridShape
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.ops import ALGORITHMS
+from axonn_ext.overlap import Overlap
 
 T = TypeVar("T")
 MAX_SEED = 2**32 - 1
@@ -102,6 +103,9 @@ class TrainTable:
     batch_size: int = _key(16, "sequences of a step, over all processes", minimum=1)
     micro_batches: int = _key(1, "parts a step is computed in (gradient accumulation)", minimum=1)
     dtype: str = _key("fp32", "fp32, or bf16 with fp32 master weights", choices=("fp32", "bf16"))
+    device: str = _key(
+        "auto", "cpu, cuda, or auto: cuda where there are GPUs", choices=("auto", "cpu", "cuda")
+    )
     seed: int = _key(0, "of the weights and of the order of the text", minimum=0, maximum=MAX_SEED)
     eval_interval: int = _key(50, "steps from one evaluation to the next; 0: none", minimum=0)
     eval_batches: int = _key(4, "micro-batches of one evaluation", minimum=1)
@@ -123,6 +127,23 @@ class ParallelTable:
 
 
 @dataclass(frozen=True)
+class OverlapTable:
+    """Collectives of weights (z) and gradients (z, data) that run beside computation."""
+
+    mode: str = _key(
+        "off",
+        "on; off: the ops do it all; at_once: as on, each waited for where it starts",
+        choices=("off", "on", "at_once"),
+    )
+    prefetch: int = _key(Overlap.prefetch, "weights gathered ahead of use", minimum=0)
+    gathered_bytes: int = _key(
+        Overlap.gathered_bytes, "of gathered weights held at once", minimum=0
+    )
+    deferred: int = _key(Overlap.deferred, "weight gradients under way over z", minimum=0)
+    bucket_bytes: int = _key(Overlap.bucket_bytes, "of gradients that cross together", minimum=1)
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole training run; `config_file` reads and writes it."""
 
@@ -132,6 +153,7 @@ class Config:
     optim: OptimTable = field(default_factory=OptimTable)
     train: TrainTable = field(default_factory=TrainTable)
     parallel: ParallelTable = field(default_factory=ParallelTable)
+    overlap: OverlapTable = field(default_factory=OverlapTable)
 
     @property
     def micro_batch_size(self) -> int:
@@ -175,4 +197,17 @@ class Config:
             reshard_after_forward=table.reshard_after_forward,
             recompute=table.recompute,
             algorithm=table.algorithm,
+        )
+
+    def overlap_options(self) -> Overlap | None:
+        """None: no overlap, the ops communicate."""
+        table = self.overlap
+        if table.mode == "off":
+            return None
+        return Overlap(
+            prefetch=table.prefetch,
+            gathered_bytes=table.gathered_bytes,
+            deferred=table.deferred,
+            bucket_bytes=table.bucket_bytes,
+            wait_at_once=table.mode == "at_once",
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from axonn_ext import models
 from axonn_ext.data import ByteVocabulary, Vocabulary, open_vocabulary, padded_size, text_bytes
 from axonn_ext.grid import GridShape
@@ -22,6 +24,14 @@ class Job:
     parallel: ParallelConfig
     vocabulary: Vocabulary
 
+    @property
+    def device(self) -> str:
+        """The kind of device that it runs on: "cpu" or "cuda", a process's current GPU."""
+        asked = self.config.train.device
+        if asked != "auto":
+            return asked
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
 
 def prepare(config: Config, *, world_size: int) -> Job:
     """The job, if it can run on `world_size` processes.
@@ -38,7 +48,7 @@ def prepare(config: Config, *, world_size: int) -> Job:
     job = Job(config, shape, model, parallel, vocabulary)
     # Whether a grid fits a model says little while it is not the grid that is running.
     problems = _process_problems(job, world_size) or _fit_problems(job)
-    problems += _text_problems(job)
+    problems += _device_problems(job) + _text_problems(job)
     if problems:
         raise UserError(*problems)
     return job
@@ -68,6 +78,16 @@ def _process_problems(job: Job, world_size: int) -> list[str]:
             f"grid {shape} needs {_processes(shape.size)} ({product}), but got {world_size}; "
             "change the grid or the number of processes"
         ]
+    return []
+
+
+def _device_problems(job: Job) -> list[str]:
+    if job.device == "cpu":
+        return []
+    if not torch.cuda.is_available():
+        return ["train.device cuda: torch sees no GPU here; use cpu or auto"]
+    if job.parallel.algorithm == "fused":
+        return ["parallel.algorithm fused exists on cpu only so far; use auto, or train.device cpu"]
     return []
 
 

@@ -12,6 +12,7 @@ import axonn_ext
 from axonn_ext import models
 from axonn_ext.grid import Grid
 from axonn_ext.models.plain import PlainTransformer
+from axonn_ext.overlap import Orchestrator
 from axonn_ext.train.job import Job
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -29,6 +30,15 @@ class TrainedModel(Protocol):
         """The global mean loss, equal on every rank, its sum divided by `num_labels`."""
         ...
 
+    @property
+    def orchestrator(self) -> Orchestrator | None:
+        """Runs communication beside computation, if that was asked for."""
+        ...
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Adds to the gradients; `last`: of a step's micro-batches."""
+        ...
+
     def finish_gradients(self, clip_norm: float) -> float:
         """Completes and clips the gradients of a step (0: no clipping); returns their norm."""
         ...
@@ -40,29 +50,49 @@ class GridModel:
     def __init__(self, job: Job, grid: Grid) -> None:
         train = job.config.train
         self.module = models.build(
-            job.model, grid, job.parallel, seed=train.seed, dtype=DTYPES[train.dtype]
-        )
+            job.model, grid, job.parallel, seed=train.seed, dtype=DTYPES[train.dtype],
+            device=job.device,
+        )  # fmt: skip
+        overlap = job.config.overlap_options()
+        self.orchestrator = None if overlap is None else Orchestrator(self.module, overlap)
 
     def loss(self, token_ids: Tensor, labels: Tensor, num_labels: float) -> Tensor:
-        return self.module.loss(token_ids, labels, num_labels)
+        device = next(self.module.parameters()).device
+        return self.module.loss(token_ids.to(device), labels.to(device), num_labels)
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        if self.orchestrator is None or last:
+            loss.backward()
+        else:
+            with self.orchestrator.no_sync():
+                loss.backward()
 
     def finish_gradients(self, clip_norm: float) -> float:
-        axonn_ext.sync_gradients(self.module)
+        if self.orchestrator is None:
+            axonn_ext.sync_gradients(self.module)
+        else:
+            self.orchestrator.sync_gradients()
         return float(axonn_ext.clip_grad_norm_(self.module, clip_norm or math.inf))
 
 
 class PlainModel:
     """The same model in plain torch.nn, starting from the same weights."""
 
+    orchestrator = None
+
     def __init__(self, job: Job, grid: Grid) -> None:
         train = job.config.train
         initial = models.build(job.model, grid, job.parallel, seed=train.seed)
         self.module = PlainTransformer(job.model)
         self.module.load_state_dict(axonn_ext.full_state_dict(initial))
-        self.module.to(DTYPES[train.dtype])
+        self.module.to(job.device, DTYPES[train.dtype])
 
     def loss(self, token_ids: Tensor, labels: Tensor, num_labels: float) -> Tensor:
-        return self.module.loss(token_ids, labels, num_labels)
+        device = next(self.module.parameters()).device
+        return self.module.loss(token_ids.to(device), labels.to(device), num_labels)
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        loss.backward()
 
     def finish_gradients(self, clip_norm: float) -> float:
         return float(

@@ -76,13 +76,17 @@ def meet(store: Store, process: Process) -> None:
 
 
 @contextmanager
-def process_group(process: Process, store: Store) -> Iterator[None]:
-    """torch.distributed's world, left again at the end.
+def process_group(process: Process, store: Store, device: str = "cpu") -> Iterator[None]:
+    """torch.distributed's world for tensors on "cpu" or "cuda", left again at the end.
+
+    Makes the GPU that this rank is dealt the current one.
 
     Not after a failure, unless this process is alone: the peers may never answer.
     """
+    if device == "cuda":
+        _take_gpu(process)
     dist.init_process_group(
-        "gloo",
+        "nccl" if device == "cuda" else "gloo",
         store=PrefixStore("world", store),
         rank=process.rank,
         world_size=process.world_size,
@@ -95,6 +99,14 @@ def process_group(process: Process, store: Store) -> Iterator[None]:
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()
+
+
+def _take_gpu(process: Process) -> None:
+    """Ranks that outnumber the GPUs share them, for which NCCL must take each for a host."""
+    num_gpus = torch.cuda.device_count()
+    if process.local_world_size > num_gpus:
+        settings.let_ranks_share_gpus(process.rank)
+    torch.cuda.set_device(process.rank % process.local_world_size % num_gpus)
 
 
 def set_threads(process: Process, threads: int) -> int:

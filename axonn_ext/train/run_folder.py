@@ -14,8 +14,9 @@ from axonn_ext.train.metrics import METRICS_FILE, TENSORBOARD_FOLDER
 
 CONFIG_FILE = "config.toml"
 LOSS_PICTURE = "loss.png"
+PROFILE_FILE = "profile.json"
 COMPARE_PICTURE = "compare.png"
-_OURS = (CONFIG_FILE, METRICS_FILE, LOSS_PICTURE, COMPARE_PICTURE)
+_OURS = (CONFIG_FILE, METRICS_FILE, LOSS_PICTURE, COMPARE_PICTURE, PROFILE_FILE)
 
 
 def default_folder(config_path: Path | None) -> Path:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -16,6 +17,7 @@ from axonn_ext.data import Corpus, EvaluationBatches, RowGroup, TrainingBatches
 from axonn_ext.grid import Grid
 from axonn_ext.optim import AdamW, WarmupCosine
 from axonn_ext.train.errors import TrainingError
+from axonn_ext.train.exposure import Exposure
 from axonn_ext.train.job import Job
 from axonn_ext.train.metrics import EvaluationMetrics, MetricsSink, StepMetrics
 from axonn_ext.train.model import TrainedModel
@@ -42,6 +44,7 @@ class Trainer:
         model: TrainedModel,
         corpus: Corpus,
         sinks: Sequence[MetricsSink] = (),
+        profile: Path | None = None,
     ) -> None:
         config, optim = job.config, job.config.optim
         self._config = config
@@ -60,6 +63,9 @@ class Trainer:
             total_steps=config.train.steps,
         )
         self._first_step_done = 0.0
+        self.exposure = Exposure(
+            grid, model.orchestrator, num_steps=config.train.steps, profile=profile
+        )
 
     def warm_up(self) -> int:
         """Measures what "auto" stands for in this run's ops; returns how many had to be measured.
@@ -69,8 +75,11 @@ class Trainer:
         """
         token_ids, labels = self._training.micro_batch(0, 0)
         with axonn_ext.warm_up():
-            self._model.loss(token_ids, labels, float(self._training.tokens_per_step)).backward()
+            loss = self._model.loss(token_ids, labels, float(self._training.tokens_per_step))
+            self._model.backward(loss, last=False)
         self._optimizer.zero_grad()
+        if self._model.orchestrator is not None:
+            self._model.orchestrator.end_step()
         return sum(choice.source == "measured" for choice in axonn_ext.tuning.choices())
 
     def run(self) -> None:
@@ -79,9 +88,11 @@ class Trainer:
         self._evaluate(0)
         for step in range(train.steps):
             began = time.perf_counter()
-            gradients = self._forward_backward(step)
-            lr = self._schedule(step)
-            self._optimizer.step(lr)
+            with self.exposure.step(step + 1):
+                gradients = self._forward_backward(step)
+                lr = self._schedule(step)
+                with self.exposure.span("optimizer"):
+                    self._optimizer.step(lr)
             self._report(step + 1, gradients, lr, time.perf_counter() - began)
             done = step + 1
             if train.eval_interval and (done % train.eval_interval == 0 or done == train.steps):
@@ -90,13 +101,16 @@ class Trainer:
     def _forward_backward(self, step: int) -> Gradients:
         """Gradients of one global batch, complete and clipped."""
         self._optimizer.zero_grad()
-        total = 0.0
-        for index in range(self._training.num_micro_batches):
-            token_ids, labels = self._training.micro_batch(step, index)
-            loss = self._model.loss(token_ids, labels, float(self._training.tokens_per_step))
-            loss.backward()
+        total, num_parts = 0.0, self._training.num_micro_batches
+        for index in range(num_parts):
+            with self.exposure.span("forward"):
+                token_ids, labels = self._training.micro_batch(step, index)
+                loss = self._model.loss(token_ids, labels, float(self._training.tokens_per_step))
+            with self.exposure.span("backward"):
+                self._model.backward(loss, last=index == num_parts - 1)
             total += loss.item()
-        norm = self._model.finish_gradients(self._config.optim.clip_norm)
+        with self.exposure.span("sum and clip gradients"):
+            norm = self._model.finish_gradients(self._config.optim.clip_norm)
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise TrainingError(
                 f"step {step + 1}: loss {total}, gradient norm {norm}: the run has diverged; "
@@ -168,6 +182,8 @@ def row_group(grid: Grid) -> RowGroup:
 
 
 def peak_memory_bytes() -> int:
-    """The most memory that this process has had resident."""
+    """The most memory that this process has had: of its GPU where it uses one, else resident."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -24,13 +24,17 @@ from axonn_ext.train.metrics import (
 from axonn_ext.train.model import build_model
 from axonn_ext.train.plot import plot_loss
 from axonn_ext.train.process import Process
-from axonn_ext.train.run_folder import LOSS_PICTURE, check_folder, create_folder
+from axonn_ext.train.run_folder import LOSS_PICTURE, PROFILE_FILE, check_folder, create_folder
 from axonn_ext.train.terminal import Terminal, describe_grid, duration, print_header
 from axonn_ext.train.trainer import Trainer, make_batches
 
 
-def run_worker(config: Config, here: Process, *, folder: Path, overwrite: bool) -> None:
+def run_worker(
+    config: Config, here: Process, *, folder: Path, overwrite: bool, profile: bool = False
+) -> None:
     """Trains as one process of the job; rank 0 writes `folder` and shows the progress.
+
+    profile: rank 0 also writes a Chrome trace of a few steps.
 
     Raises: UserError for a mistake of the user, found here or on another rank; TrainingError.
     """
@@ -41,12 +45,12 @@ def run_worker(config: Config, here: Process, *, folder: Path, overwrite: bool) 
     store = process.open_store(here)
     process.meet(store, here)
     threads = process.set_threads(here, config.train.threads)
-    with process.process_group(here, store):
+    with process.process_group(here, store, job.device):
         shape = job.grid_shape
         grid = Grid(x=shape.x, y=shape.y, z=shape.z, data=shape.data, pipe=shape.pipe)
         if here.rank == 0:
             create_folder(folder, config)
-            _train_and_show(job, grid, corpus, folder=folder, threads=threads)
+            _train_and_show(job, grid, corpus, folder=folder, threads=threads, profile=profile)
         else:
             trainer = Trainer(job, grid, model=build_model(job, grid), corpus=corpus)
             if _needs_warm_up(job):
@@ -73,7 +77,9 @@ def _read_text(job: Job) -> Corpus:
     return corpus
 
 
-def _train_and_show(job: Job, grid: Grid, corpus: Corpus, *, folder: Path, threads: int) -> None:
+def _train_and_show(
+    job: Job, grid: Grid, corpus: Corpus, *, folder: Path, threads: int, profile: bool
+) -> None:
     """What rank 0 does besides training: progress, files, the picture."""
     console = Console()
     print_header(console, job, corpus, threads=threads, folder=str(folder))
@@ -84,7 +90,10 @@ def _train_and_show(job: Job, grid: Grid, corpus: Corpus, *, folder: Path, threa
     ]
     if TensorBoard.installed():
         sinks.append(TensorBoard(folder))
-    trainer = Trainer(job, grid, model=model, corpus=corpus, sinks=sinks)
+    trainer = Trainer(
+        job, grid, model=model, corpus=corpus, sinks=sinks,
+        profile=folder / PROFILE_FILE if profile else None,
+    )  # fmt: skip
     if _needs_warm_up(job):
         _warm_up_and_show(trainer, console)
     began = time.perf_counter()
@@ -93,7 +102,10 @@ def _train_and_show(job: Job, grid: Grid, corpus: Corpus, *, folder: Path, threa
     finally:
         for sink in sinks:
             sink.close()
-    _summarise(job, console, folder=folder, seconds=time.perf_counter() - began)
+    _summarise(
+        job, console, folder=folder, seconds=time.perf_counter() - began,
+        exposure=trainer.exposure.summary(), profile=profile,
+    )  # fmt: skip
 
 
 def _needs_warm_up(job: Job) -> bool:
@@ -110,15 +122,18 @@ def _warm_up_and_show(trainer: Trainer, console: Console) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _summarise(job: Job, console: Console, *, folder: Path, seconds: float) -> None:
+def _summarise(
+    job: Job, console: Console, *, folder: Path, seconds: float, exposure: list[str], profile: bool
+) -> None:
     run = read_metrics(folder)
     first, last = run.steps[0].loss, run.steps[-1].loss
     speed = run.steps[-1].tokens / seconds
     lines = [
         f"loss {first:.4f} -> {last:.4f} ({1 - last / first:.0%} lower) in {duration(seconds)}, "
-        f"{speed:,.0f} tokens/s"
+        f"{speed:,.0f} tokens/s",
+        *exposure,
     ]
-    files = [METRICS_FILE]
+    files = [METRICS_FILE, *([PROFILE_FILE] if profile else [])]
     if importlib.util.find_spec("matplotlib"):
         size = f"{job.model.num_parameters() / 1e6:.2f} M parameters"
         title = f"Training loss: {job.model.family}, {size}"

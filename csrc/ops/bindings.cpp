@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "ops/group.h"
+#include "ops/orchestrator_bindings.h"
 #include "ops/tuner.h"
 
 namespace {
@@ -50,4 +51,5 @@ PYBIND11_MODULE(_C, m) {
         "(group, signature, algorithm, source, median_us) of every signature met.");
   m.def("clear_tuning_choices", &axonn::ops::clear_tuning_choices,
         pybind11::call_guard<pybind11::gil_scoped_release>());
+  axonn::ops::bind_orchestrator(m);
 }

@@ -1,0 +1,245 @@
+"""Keeps the collectives of weights and gradients off the critical path of a model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import TracebackType
+
+import torch
+from torch import Tensor, nn
+
+from axonn_ext import _C, settings
+from axonn_ext.gradients import SUM_ORDER, axes_left
+from axonn_ext.grid import Grid
+from axonn_ext.nn.sharded import ShardedModule, ShardedParameter, sharded_parameters
+from axonn_ext.overlap.lane import Lane
+from axonn_ext.overlap.options import Overlap
+from axonn_ext.overlap.sums import BucketedSums, ScatteredSums
+from axonn_ext.overlap.watch import Watch
+from axonn_ext.overlap.weights import GatheredWeights
+
+
+class Orchestrator:
+    """Runs a model's weight gathers ahead of use and its gradient sums behind backward.
+
+        with Orchestrator(model, Overlap(prefetch=2)) as orchestrator:
+            for step in ...:
+                for micro_batch in all but the last:
+                    with orchestrator.no_sync():
+                        loss(micro_batch).backward()
+                loss(the last).backward()
+                orchestrator.sync_gradients()       instead of axonn_ext.sync_gradients
+                clip, optimizer step, zero_grad
+
+    Weights that z splits are gathered over z in the order that earlier steps executed, forward and
+    backward; their gradients are reduce-scattered over z while backward goes on, and are complete
+    over z when it returns. All gradients cross the other axes in buckets, from the backward pass
+    outside `no_sync` on. Between that and `sync_gradients`, gradients on their way are not in
+    `grad`. A backward pass outside no_sync that is not the last costs communication, nothing else.
+
+    What is issued, and in which order, follows from the program alone: ranks that run the same
+    program agree, whatever takes how long. All sums are made in a fixed order; with
+    `wait_at_once` the bits are the same.
+
+    All ranks make the same orchestrators in the same order. Several may exist in a process, each
+    for modules of its own. Works with torch.utils.checkpoint. Gradients are computed by `backward`,
+    not by torch.autograd.grad.
+
+    Raises:
+        ValueError: the parameters are on several grids, or are another orchestrator's already.
+        CommunicationError (any later call, backward included): a collective failed, took more than
+            AXONN_TIMEOUT_SECONDS, or ranks issued different ones.
+    """
+
+    def __init__(self, model: nn.Module, overlap: Overlap | None = None) -> None:
+        self.overlap = overlap or Overlap()
+        self._parameters = list(sharded_parameters(model))
+        grid = _only_grid(self._parameters)
+        split = [p for p in self._parameters if grid.size("z") > 1 and _is_split_over_z(p)]
+        self._by_id = {id(p.parameter): p for p in self._parameters}
+        self._modules = _owners(model, {id(p.parameter) for p in split})
+        self._recorder = _C.Lanes()
+        self._lanes = self._make_lanes(grid, {"z"} if split else set())
+        self._buckets = BucketedSums(self._lanes, bucket_bytes=self.overlap.bucket_bytes)
+        self._syncs = True
+        self._gradients_to_come: Counter[int] = Counter()  # from gathered weights, by parameter
+        self._graph_task = -1
+        self._weights: GatheredWeights | None = None
+        self._scattered: ScatteredSums | None = None
+        if split:
+            self._scattered = ScatteredSums(self._lanes["z"], deferred=self.overlap.deferred)
+            self._weights = GatheredWeights(
+                split, self._lanes["z"], self,
+                prefetch=self.overlap.prefetch, gathered_bytes=self.overlap.gathered_bytes,
+            )  # fmt: skip
+            for module in self._modules:
+                module.weight_source = self._weights
+        gathered = {id(p.parameter) for p in split}
+        self._hooks = [
+            p.parameter.register_post_accumulate_grad_hook(partial(self._accumulated, p))
+            for p in self._parameters
+            if id(p.parameter) not in gathered and p.parameter.requires_grad
+        ]
+        self.set_wait_at_once(self.overlap.wait_at_once)
+
+    def _make_lanes(self, grid: Grid, axes: set[str]) -> dict[str, Lane]:
+        axes = axes.union(*(axes_left(p) for p in self._parameters))
+        loaded = settings.load()
+        watches = [
+            Watch(
+                grid.axis(name), timeout_s=loaded.timeout_seconds, compare=loaded.debug_collectives
+            )
+            for name in SUM_ORDER
+            if name in axes
+        ]
+        for watch in watches:
+            watch.siblings = [other for other in watches if other is not watch]
+        return {watch.axis: Lane(grid.axis(watch.axis), self._recorder, watch) for watch in watches}
+
+    def __enter__(self) -> Orchestrator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives the model back: its modules gather their weights themselves again.
+
+        Collectives under way are left behind; call it between steps, or after a failure.
+        """
+        for module in self._modules:
+            module.weight_source = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """For backward passes of a step that are not its last: their gradients stay on this rank,
+        but for the sum over z."""
+        before, self._syncs = self._syncs, False
+        try:
+            yield
+        finally:
+            self._syncs = before
+
+    @torch.no_grad()
+    def sync_gradients(self) -> None:
+        """Completes all gradients, like `axonn_ext.sync_gradients`, and ends the step.
+
+        Raises: CommunicationError, also if ranks have issued different collectives in this step.
+        """
+        self._buckets.finish(self._parameters)
+        for lane in self._lanes.values():
+            lane.check_order()
+        self.end_step()
+
+    def end_step(self) -> None:
+        """Gives up the gathered weights; after a step that `sync_gradients` does not end."""
+        self._gradients_to_come.clear()
+        if self._weights is not None:
+            self._weights.end_step()
+
+    def set_wait_at_once(self, on: bool) -> None:
+        """Turns overlap off, or on again, from the next collective on; bits stay the same."""
+        for lane in self._lanes.values():
+            lane.wait_at_once = on
+
+    @property
+    def num_mispredictions(self) -> int:
+        """How often a step has left the order that was predicted for it."""
+        return 0 if self._weights is None else self._weights.num_mispredictions
+
+    def gathered_storages(self) -> list[torch.UntypedStorage]:
+        """The memory of the gathered weights; that of a weight not gathered now is empty."""
+        return [] if self._weights is None else self._weights.gathered_storages()
+
+    def totals(self) -> dict[str, _C.LaneTotals]:
+        """What each axis has carried so far: tasks, bytes, and seconds busy, exposed, hidden."""
+        return {axis: lane.totals for axis, lane in self._lanes.items()}
+
+    def record(self, on: bool) -> None:
+        """Keeps every collective that is waited for from now on, for `take_records`."""
+        self._recorder.record(on)
+
+    def take_records(self) -> dict[str, list[_C.LaneTask]]:
+        """The collectives kept, by axis, in the order in which they were waited for."""
+        return {axis: lane.take_records() for axis, lane in self._lanes.items()}
+
+    # --- What GatheredWeights reports (its GradientSink) ------------------------------------------
+
+    def expect(self, parameter: nn.Parameter) -> None:
+        self._gradients_to_come[id(parameter)] += 1
+
+    def take(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        assert self._scattered is not None
+        self.backward_runs()
+        with torch.no_grad():
+            for p in self._scattered.start(self._by_id[id(parameter)], gradient):
+                self._summed_over_z(p)
+
+    def backward_runs(self) -> None:
+        task = torch._C._current_graph_task_id()
+        if task != self._graph_task:
+            self._graph_task = task
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._end_of_backward)  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def _end_of_backward(self) -> None:
+        assert self._weights is not None and self._scattered is not None
+        self._graph_task = -1
+        self._weights.end_backward()
+        for p in self._scattered.finish():
+            self._summed_over_z(p)
+
+    def _summed_over_z(self, p: ShardedParameter) -> None:
+        self._gradients_to_come[id(p.parameter)] -= 1
+        if self._syncs and self._gradients_to_come[id(p.parameter)] <= 0:
+            self._buckets.add(p)
+
+    @torch.no_grad()
+    def _accumulated(self, p: ShardedParameter, _: Tensor) -> None:
+        """Autograd has accumulated the gradient of a parameter that is not gathered."""
+        if self._syncs:
+            self._buckets.add(p)
+
+
+def _is_split_over_z(p: ShardedParameter) -> bool:
+    axes = p.spec.dims.get(0, ())
+    split = any("z" in axes for axes in p.spec.dims.values())
+    if split and axes[-1] != "z":
+        raise NotImplementedError(
+            f"Orchestrator: {p.name} must be split over z in blocks of rows, got {p.spec.dims}"
+        )
+    return split
+
+
+def _only_grid(parameters: list[ShardedParameter]) -> Grid:
+    grids = {id(p.grid): p.grid for p in parameters}
+    if len(grids) != 1:
+        raise ValueError(
+            f"Orchestrator: the parameters must lie on one Grid, got {len(grids)} grids"
+        )
+    return next(iter(grids.values()))
+
+
+def _owners(model: nn.Module, parameters: set[int]) -> list[ShardedModule]:
+    """The modules that use one of these parameters."""
+    owners = []
+    for name, module in model.named_modules():
+        if not isinstance(module, ShardedModule):
+            continue
+        if any(id(p) in parameters for p in module.parameters(recurse=False)):
+            if module.weight_source is not None:
+                raise ValueError(f"Orchestrator: {name or 'the model'} has another one already")
+            owners.append(module)
+    return owners

@@ -1,0 +1,137 @@
+"""What ranks tell each other, through the c10d store, when a collective does not end."""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from collections import deque
+from dataclasses import asdict, dataclass
+
+import torch.distributed as dist
+from torch.distributed import DistError, Store
+
+from axonn_ext.grid import AxisGroup
+
+# For an answer from the peers of a rank that has failed: they look for failures this often.
+POLL_SECONDS = 0.25
+ANSWER_SECONDS = 4.0
+_REMEMBERED = 64
+
+
+class CommunicationError(RuntimeError):
+    """A collective failed, took too long, or is not the one that other ranks issued."""
+
+
+@dataclass(frozen=True)
+class RankState:
+    """Where a rank is on an axis: how many collectives it has issued, and the last of them."""
+
+    num_issued: int
+    recent: dict[int, str]
+    problem: str
+
+
+class Watch:
+    """One axis of one orchestrator, as seen by the error messages.
+
+    All ranks of the axis make their watches in the same order.
+    """
+
+    def __init__(self, axis: AxisGroup, *, timeout_s: float, compare: bool) -> None:
+        self.axis = axis.axis
+        self.timeout_s = timeout_s
+        self._compare = compare
+        self._group = axis.process_group
+        self._rank, self._size = axis.rank, axis.size
+        store = self._group.get_group_store()
+        number = store.add(f"axonn/overlap/made/{self._rank}", 1)
+        self._store: Store = dist.PrefixStore(f"axonn/overlap/{number}", store)
+        self.num_issued = 0
+        self._recent: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
+        self.digest = 0  # of every signature so far
+        self.siblings: list[Watch] = []  # this rank's on other axes, which learn of its failures
+
+    def issue(self, signature: str) -> None:
+        """Notes the next collective, before it is issued.
+
+        Raises: CommunicationError, where ranks are compared, if another rank issues another one.
+        """
+        sequence = self.num_issued
+        self.num_issued += 1
+        self._recent.append((sequence, signature))
+        self.digest = zlib.crc32(signature.encode(), self.digest)
+        if self._compare:
+            first = self._store.compare_set(f"issued/{sequence}", "", signature).decode()
+            if first != signature:
+                raise self.failure(sequence, signature, f"another rank issues {first}")
+
+    def done(self, sequence: int) -> None:
+        """Forgets a collective that every rank has issued."""
+        if self._compare and self._rank == 0:
+            self._store.delete_key(f"issued/{sequence}")
+
+    def someone_failed(self) -> bool:
+        """Whether another rank of the axis has given up."""
+        try:
+            return self._store.check(["failed"])
+        except DistError:
+            return True
+
+    def failure(self, sequence: int, signature: str, problem: str) -> CommunicationError:
+        """The error of this rank, once its peers had a moment to say where they are."""
+        states = self._exchange(problem)
+        ranks = dist.get_process_group_ranks(self._group)
+        lines = [
+            f"axis {self.axis}, rank {ranks[self._rank]} (ranks {', '.join(map(str, ranks))}): "
+            f"{signature}, number {sequence} on this axis: {problem}"
+        ]
+        for peer, state in states.items():
+            if peer != self._rank:
+                lines.append(f"  rank {ranks[peer]} {_compared(state, sequence, signature)}")
+        return CommunicationError("\n".join(lines))
+
+    def _exchange(self, problem: str) -> dict[int, RankState | None]:
+        """The state of every rank of the axis, None for those that do not answer in time."""
+        states: dict[int, RankState | None] = dict.fromkeys(range(self._size))
+        try:
+            self._post(problem)
+            for sibling in self.siblings:
+                sibling._post(f"failed on axis {self.axis}: {problem}")
+            deadline = time.monotonic() + min(ANSWER_SECONDS, self.timeout_s)
+            while None in states.values() and time.monotonic() < deadline:
+                for peer in [p for p, state in states.items() if state is None]:
+                    if self._store.check([f"state/{peer}"]):
+                        states[peer] = _read(self._store.get(f"state/{peer}"))
+                time.sleep(POLL_SECONDS / 5)
+        except DistError:
+            pass  # the store went with the process that held it
+        return states
+
+    def _post(self, problem: str) -> None:
+        """Tells the axis that this rank gives up, and where it is."""
+        own = RankState(self.num_issued, dict(self._recent), problem)
+        self._store.set(f"state/{self._rank}", json.dumps(asdict(own)))
+        self._store.set("failed", "")
+
+
+def _read(text: bytes) -> RankState:
+    values = json.loads(text)
+    recent = {int(sequence): signature for sequence, signature in values["recent"].items()}
+    return RankState(values["num_issued"], recent, values["problem"])
+
+
+def _compared(state: RankState | None, sequence: int, signature: str) -> str:
+    """What a peer's state says about a collective of this rank."""
+    if state is None:
+        return "gives no answer: it has died, or is elsewhere"
+    if state.num_issued <= sequence:
+        last = state.recent.get(state.num_issued - 1)
+        text = f"is behind: it has issued {state.num_issued}"
+        return text + (f", the last {last}" if last is not None else "")
+    theirs = state.recent.get(sequence)
+    if theirs is None:
+        return f"is ahead: it has issued {state.num_issued}"
+    if theirs != signature:
+        return f"differs: its number {sequence} is {theirs}"
+    return f"has issued the same; it says: {state.problem}"

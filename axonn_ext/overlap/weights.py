@@ -1,0 +1,201 @@
+"""Weights gathered over z ahead of use: the storage behind `ShardedModule.weight_source`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from axonn_ext import _C
+from axonn_ext.nn.sharded import ShardedParameter
+from axonn_ext.overlap.lane import Collective, Lane
+
+_PHASE_NAMES = {
+    _C.Phase.FORWARD: "forward",
+    _C.Phase.BACKWARD: "backward",
+    _C.Phase.INFERENCE: "inference",
+}
+
+
+class GradientSink(Protocol):
+    """Takes the gradients of gathered weights."""
+
+    def expect(self, parameter: nn.Parameter) -> None:
+        """A gradient of this parameter is to come, if backward reaches it."""
+
+    def take(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """One gradient of the whole weight, of this rank's rows."""
+
+    def backward_runs(self) -> None:
+        """Called at least once in every backward pass that uses a weight."""
+
+
+@dataclass(eq=False)
+class Weight:
+    """A parameter, and the place for it as a whole; tensors of autograd share its storage.
+
+    whole    [Gz * rows, ...]; its storage is empty while the weight is not gathered
+    target   the same memory, with a version counter of its own: gathering again between forward
+             and backward is no change that autograd should see
+    """
+
+    name: str
+    parameter: nn.Parameter
+    number: int
+    whole: Tensor
+    target: Tensor
+    num_bytes: int
+    gather: Collective | None = None
+
+
+class GatheredWeights:
+    """Gathers weights as a `GatherPlan` says; a `WeightSource`."""
+
+    def __init__(
+        self,
+        parameters: Sequence[ShardedParameter],
+        lane: Lane,
+        sink: GradientSink,
+        *,
+        prefetch: int,
+        gathered_bytes: int,
+    ) -> None:
+        self._lane, self._sink = lane, sink
+        self._plan = _C.GatherPlan(num_prefetched=prefetch, budget_bytes=gathered_bytes)
+        self._weights = [self._make(p) for p in parameters]
+        self._by_parameter = {id(w.parameter): w for w in self._weights}
+        self._aliases = WeakTensorKeyDictionary()
+        self._held: Weight | None = None  # by the node of backward that runs
+
+    def __deepcopy__(self, memo: dict[int, object]) -> None:
+        """None: a copy of a module gathers its weights itself."""
+
+    @property
+    def num_mispredictions(self) -> int:
+        """How often a step left the order that was predicted for it."""
+        return self._plan.num_mispredictions
+
+    def gathered_storages(self) -> list[torch.UntypedStorage]:
+        """The memory behind every weight; empty storages are those not gathered now."""
+        return [w.whole.untyped_storage() for w in self._weights]
+
+    def gather(self, parameter: nn.Parameter) -> Tensor:
+        """See `WeightSource`."""
+        weight = self._by_parameter[id(parameter)]
+        if torch.is_grad_enabled() and parameter.requires_grad:
+            alias: Tensor = _Gathered.apply(parameter, weight, self._sink)
+            if not _in_backward():  # a recomputed one gets no gradient of its own
+                self._sink.expect(parameter)
+        else:
+            alias = weight.whole.data
+        self._aliases[alias] = weight
+        return alias
+
+    def apply(
+        self, weight: Tensor, function: Callable[[Tensor], Tensor], *, saves_weight: bool = True
+    ) -> Tensor:
+        """See `WeightSource`."""
+        gathered = self._aliases.get(weight)
+        if gathered is None:  # the caller's own
+            return function(weight)
+        self._acquire(gathered, _phase())
+        try:
+            y = function(weight)
+        finally:
+            self._release(gathered)
+        if saves_weight and y.requires_grad:
+            version = gathered.parameter._version
+            y.register_hook(partial(self._before_backward, gathered, version))
+        return y
+
+    def end_backward(self) -> None:
+        """The last node of a backward pass has run."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._release(held)
+
+    def end_step(self) -> None:
+        """Gives up everything gathered: the parameters are about to change."""
+        self.end_backward()
+        self._carry_out(self._plan.end_step())
+
+    def _make(self, p: ShardedParameter) -> Weight:
+        rows, *rest = p.parameter.shape
+        whole = torch.empty(
+            (rows * p.grid.size("z"), *rest), dtype=p.parameter.dtype, device=p.parameter.device
+        )
+        storage = whole.untyped_storage()
+        weight = Weight(
+            name=p.name, parameter=p.parameter, number=self._plan.add_weight(storage.nbytes()),
+            whole=whole, target=whole.data, num_bytes=storage.nbytes(),
+        )  # fmt: skip
+        storage.resize_(0)
+        return weight
+
+    def _before_backward(self, weight: Weight, version: int, _: Tensor) -> None:
+        """Runs before the node whose forward used the weight does."""
+        if weight.parameter._version != version:
+            raise RuntimeError(
+                f"{weight.name} was changed in place between forward and backward, which would "
+                "now use the new value; step the optimizer after backward"
+            )
+        self._sink.backward_runs()
+        self.end_backward()
+        self._acquire(weight, _C.Phase.BACKWARD)
+        self._held = weight
+
+    def _acquire(self, weight: Weight, phase: _C.Phase) -> None:
+        self._carry_out(self._plan.use(weight.number, phase), _PHASE_NAMES[phase])
+        self._finish(weight)
+
+    def _release(self, weight: Weight) -> None:
+        self._carry_out(self._plan.release(weight.number))
+
+    def _finish(self, weight: Weight) -> None:
+        if weight.gather is not None:
+            gather, weight.gather = weight.gather, None
+            self._lane.wait(gather)
+
+    def _carry_out(self, actions: Sequence[_C.GatherAction], phase: str = "") -> None:
+        for action in actions:
+            weight = self._weights[action.weight]
+            storage = weight.whole.untyped_storage()
+            if action.kind == _C.ActionKind.FREE:
+                self._finish(weight)
+                storage.resize_(0)
+            else:
+                storage.resize_(weight.num_bytes)
+                shard = weight.parameter.detach().contiguous()
+                weight.gather = self._lane.all_gather(
+                    weight.target, shard, f"{weight.name} for {phase}"
+                )
+
+
+class _Gathered(torch.autograd.Function):
+    """A weight as a whole; its gradient goes to the sink, not to the parameter's accumulator."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, weight: Weight, sink: GradientSink) -> Tensor:
+        ctx.parameter, ctx.sink = weight.parameter, sink
+        return weight.whole.data
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:  # type: ignore[override]
+        ctx.sink.take(ctx.parameter, gradient)
+        return None, None, None
+
+
+def _in_backward() -> bool:
+    """Whether autograd's engine runs on this thread, as when a checkpoint is recomputed."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _phase() -> _C.Phase:
+    if _in_backward():
+        return _C.Phase.BACKWARD
+    return _C.Phase.FORWARD if torch.is_grad_enabled() else _C.Phase.INFERENCE

@@ -1,0 +1,138 @@
+"""How long a run's steps stood still for communication, and whether overlap was worth it."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+from axonn_ext.communication import waited_seconds
+from axonn_ext.grid import AXES, Grid
+from axonn_ext.overlap import Orchestrator
+from axonn_ext.overlap.chrome_trace import Span, write_chrome_trace
+
+# Steps that run by turns with and without overlap; the first step pays for what happens once.
+_COMPARED = range(2, 10)
+_NUM_PROFILED = 3
+
+
+class Exposure:
+    """Watches the steps of one rank, counted from 1.
+
+    Where overlap is on and the run has 10 steps or more, steps 2, 4, 6 and 8 wait for every
+    collective at once. Bits are the same, so this costs time only; it tells what overlap gains.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        orchestrator: Orchestrator | None,
+        *,
+        num_steps: int,
+        profile: Path | None = None,
+    ) -> None:
+        self._orchestrator = orchestrator
+        overlaps = orchestrator is not None and not orchestrator.overlap.wait_at_once
+        self._compares = overlaps and num_steps >= _COMPARED.stop
+        self._axes = {grid.axis(axis).name: axis for axis in AXES if grid.size(axis) > 1}
+        self._overlaps = overlaps
+        self._profile = profile
+        first = _COMPARED.stop if self._compares else min(2, num_steps)
+        last = min(first + _NUM_PROFILED - 1, num_steps) if profile else first - 1
+        self._profiled = range(first, last + 1)
+        self._spans: list[Span] = []
+        self._waited: dict[str, float] = defaultdict(float)  # inside ops, by axis
+        self._exposed: dict[str, float] = defaultdict(float)  # in the orchestrator's waits
+        self._busy: dict[str, float] = {}  # of the orchestrator's lanes
+        self._num_steps = 0
+        self._step_seconds: dict[bool, list[float]] = {True: [], False: []}  # by "waits at once"
+        self._recording = False
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Around one step, optimizer included."""
+        at_once = self._compares and number in _COMPARED and number % 2 == 0
+        if self._orchestrator is not None and self._overlaps:
+            self._orchestrator.set_wait_at_once(at_once)
+        self._recording = number in self._profiled
+        if self._orchestrator is not None:
+            self._orchestrator.record(self._recording)
+        before = self._waited_in_ops(), *self._lanes_so_far()
+        began = time.perf_counter()
+        yield
+        if self._compares and number in _COMPARED:
+            self._step_seconds[at_once].append(time.perf_counter() - began)
+        if number > 1 and not at_once:
+            self._num_steps += 1
+            after = self._waited_in_ops(), *self._lanes_so_far()
+            sums = self._waited, self._exposed, self._busy
+            for total, old, new in zip(sums, before, after, strict=True):
+                for axis, seconds in new.items():
+                    total[axis] = total.get(axis, 0.0) + seconds - old[axis]
+        if self._recording and number == self._profiled[-1]:
+            self._write_profile()
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Around a part of a step, which becomes a row's entry in the profile."""
+        if not self._recording:
+            yield
+            return
+        waited, began = self._waited_in_ops(), time.perf_counter()
+        yield
+        details = {
+            f"waited_for_{axis}_in_ops_ms": (total - waited[axis]) * 1e3
+            for axis, total in self._waited_in_ops().items()
+        }
+        self._spans.append(Span(name, began, time.perf_counter(), details))
+
+    def summary(self) -> list[str]:
+        """What to tell the user at the end, in lines; nothing where nothing was communicated."""
+        if not self._axes or not self._num_steps:
+            return []
+        lines = ["communication a step:"]
+        for axis in reversed(AXES):
+            if axis in self._axes.values():
+                exposed = self._waited[axis] + self._exposed[axis]
+                line = f"  {axis:<4}  {exposed / self._num_steps * 1e3:8.2f} ms exposed"
+                if axis in self._busy:
+                    line += f"  {self._hidden(axis) / self._num_steps * 1e3:8.2f} ms hidden"
+                lines.append(line)
+        return lines + self._verdict()
+
+    def _verdict(self) -> list[str]:
+        """Whether overlap, if it is on, has gained anything."""
+        if not self._overlaps:
+            return []
+        off = "--overlap.mode off runs what shared memory can do inside the ops"
+        if self._compares:
+            on, at_once = median(self._step_seconds[False]), median(self._step_seconds[True])
+            numbers = f"{on * 1e3:.1f} ms a step, {at_once * 1e3:.1f} ms without overlap"
+            if on < at_once:
+                return [f"overlap gains {1 - on / at_once:.0%} of a step: {numbers}"]
+            return [f"warning: overlap is on and does not help: {numbers}; {off}"]
+        if not any(self._hidden(axis) for axis in self._busy):
+            return [f"warning: overlap is on and hides nothing; {off}"]
+        return []
+
+    def _hidden(self, axis: str) -> float:
+        """Seconds in which a lane was busy and nobody waited for it."""
+        return max(0.0, self._busy[axis] - self._exposed[axis])
+
+    def _lanes_so_far(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Seconds by axis in which the orchestrator waited, and in which its lanes were busy."""
+        totals = self._orchestrator.totals() if self._orchestrator is not None else {}
+        exposed = {axis: total.exposed for axis, total in totals.items()}
+        return exposed, {axis: total.busy for axis, total in totals.items()}
+
+    def _waited_in_ops(self) -> dict[str, float]:
+        by_group = waited_seconds()
+        return {axis: by_group.get(name, 0.0) for name, axis in self._axes.items()}
+
+    def _write_profile(self) -> None:
+        assert self._profile is not None
+        lanes = self._orchestrator.take_records() if self._orchestrator is not None else {}
+        write_chrome_trace(self._profile, compute=self._spans, lanes=lanes)

@@ -1,0 +1,68 @@
+// The lanes of a run, one for each axis that communicates: what was issued on them, in order, when
+// it was done, and how long the program stood still for it.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace axonn::orchestrator {
+
+// One collective. Times are seconds of a steady clock; negative: not yet.
+struct Task {
+  std::string name;  // what is done, for people: collective and parameter
+  int64_t sequence;  // within the lane, from 0
+  int64_t bytes;     // that the task holds until it is retired
+  double submitted;
+  double started = -1;  // when the lane came to it
+  double finished = -1;
+  double waited_from = -1;
+  double waited_to = -1;
+};
+
+struct LaneTotals {
+  std::string name;
+  int64_t num_tasks = 0;
+  int64_t bytes = 0;
+  double busy = 0;     // seconds in which the lane had something under way
+  double exposed = 0;  // seconds in which the program waited for the lane
+  double hidden() const { return busy > exposed ? busy - exposed : 0.0; }
+};
+
+// Tasks of a lane start in the order of submission. `finished` may be called on any thread, and
+// the rest on one; each task is finished, then waited for.
+class Lanes {
+ public:
+  static double now();
+
+  // Returns the lane's number, counted from 0.
+  int64_t add_lane(std::string name);
+  // Returns the task's sequence number.
+  int64_t submit(int64_t lane, std::string name, int64_t bytes);
+  void finished(int64_t lane, int64_t sequence);
+  // The program waited for the task from then until now, and is done with it.
+  void retire(int64_t lane, int64_t sequence, double waited_from);
+
+  LaneTotals totals(int64_t lane) const;
+  // While recording, retired tasks are kept until they are taken.
+  void record(bool on);
+  std::vector<Task> take_records(int64_t lane);
+
+ private:
+  struct Lane {
+    LaneTotals totals;
+    std::deque<Task> open;  // in the order of submission
+    std::vector<Task> records;
+    int64_t next_sequence = 0;
+    double last_finished = -1;
+  };
+  std::deque<Task>::iterator find(int64_t lane, int64_t sequence);
+
+  mutable std::mutex mutex_;
+  std::vector<Lane> lanes_;
+  bool recording_ = false;
+};
+
+}  // namespace axonn::orchestrator

@@ -1,0 +1,51 @@
+// The order in which a step uses its weights, learned from the steps that ran.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace axonn::orchestrator {
+
+enum class Phase { kForward, kBackward, kInference };
+
+struct Use {
+  int64_t weight;
+  Phase phase;
+  bool operator==(const Use&) const = default;
+};
+
+// Records the uses of the step under way and, as long as they are those of a step that it
+// remembers, says which come next. At the first use that differs it changes to another remembered
+// step that began as this one did; where there is none, it is silent until the step ends, so one
+// change of a model's control flow is never mispredicted twice.
+//
+// Everything is a function of the sequence of calls: ranks that run the same program predict the
+// same.
+class ExecutionOrder {
+ public:
+  explicit ExecutionOrder(size_t num_remembered = 4) : num_remembered_(num_remembered) {}
+
+  // A switch between inference and training ends a step by itself.
+  void use(const Use& use);
+  void end_step();
+
+  // The rest of the step as it is expected, the next use first; empty where nothing is known.
+  std::span<const Use> predicted() const;
+  // Whether predicted() is the whole rest of the step, even where it is empty.
+  bool knows_the_rest() const { return followed_ != nullptr; }
+  int64_t num_mispredictions() const { return num_mispredictions_; }
+
+ private:
+  void follow_one_that_began_like_this();
+
+  size_t num_remembered_;
+  std::vector<std::vector<Use>> remembered_;  // the latest first
+  std::vector<Use> current_;
+  const std::vector<Use>* followed_ = nullptr;  // one of remembered_, which begins with current_
+  bool unknown_ = false;                        // no remembered step begins with current_
+  int64_t num_mispredictions_ = 0;
+};
+
+}  // namespace axonn::orchestrator

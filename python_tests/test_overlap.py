@@ -1,0 +1,345 @@
+"""The orchestrator: the same bits with overlap and without, and what it promises about memory."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from axonn_ext import (
+    Grid,
+    GridShape,
+    clip_grad_norm_,
+    models,
+    sync_gradients,
+    trace_communication,
+)
+from axonn_ext.models import ParallelConfig
+from axonn_ext.nn import Linear
+from axonn_ext.overlap import Orchestrator, Overlap
+from grids import grid_of, relative_error
+from test_models import CONFIGS, GPT2, LLAMA, random_batch
+
+STEPS = 3
+SHARDED = ParallelConfig()
+ON = Overlap(prefetch=2, deferred=2, bucket_bytes=4096)
+OFF = dataclasses.replace(ON, wait_at_once=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    config: models.ModelConfig = GPT2
+    parallel: ParallelConfig = SHARDED
+    dtype: torch.dtype = torch.float32
+    micro_batches: int = 1
+
+
+def train(grid: Grid, case: Case, overlap: Overlap | None) -> dict[str, Tensor]:
+    """Losses, norms and weights of a few steps of plain gradient descent."""
+    model = models.build(case.config, grid, case.parallel, seed=2, dtype=case.dtype)
+    orchestrator = None if overlap is None else Orchestrator(model, overlap)
+    record: dict[str, Tensor] = {}
+    for step in range(STEPS):
+        total = backward(model, grid, case, orchestrator)
+        sync_gradients(model) if orchestrator is None else orchestrator.sync_gradients()
+        record |= {f"{step} {n}.grad": p.grad.clone() for n, p in model.named_parameters()}
+        record |= {f"loss {step}": total, f"norm {step}": clip_grad_norm_(model, 0.5)}
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.1 * p.grad
+                p.grad = None
+    record |= {name: p.detach().clone() for name, p in model.named_parameters()}
+    if orchestrator is not None:
+        orchestrator.close()
+    return record
+
+
+def backward(model: Any, grid: Grid, case: Case, orchestrator: Orchestrator | None) -> Tensor:
+    """All micro-batches of a step."""
+    ids, labels = (grid.shard(t, {0: ("data", "z")}) for t in random_batch())
+    num_labels = float((random_batch()[1] != -100).sum())
+    total = torch.zeros((), dtype=case.dtype)
+    parts = list(zip(ids.chunk(case.micro_batches), labels.chunk(case.micro_batches), strict=True))
+    for index, part in enumerate(parts):
+        loss = model.loss(*part, num_labels)
+        if orchestrator is not None and index < len(parts) - 1:
+            with orchestrator.no_sync():
+                loss.backward()
+        else:
+            loss.backward()
+        total += loss.detach()
+    return total
+
+
+def compare(shape: GridShape, case: Case) -> tuple[list[str], float]:
+    """What differs in any bit between overlap on and off, and the largest error against without."""
+    grid = grid_of(shape)
+    on, off, without = (train(grid, case, overlap) for overlap in (ON, OFF, None))
+    assert on.keys() == off.keys() == without.keys()
+    differing = [name for name in on if not torch.equal(on[name], off[name])]
+    return differing, max(relative_error(on[name], without[name]) for name in on)
+
+
+CASES = {
+    "gpt2": Case(),
+    "llama": Case(LLAMA, micro_batches=2),
+    "llama-tied": Case(CONFIGS["llama-tied"]),
+    "replicated": Case(LLAMA, ParallelConfig(layout="replicated")),
+    "recompute": Case(GPT2, ParallelConfig(recompute=True), micro_batches=2),
+    "bf16": Case(LLAMA, dtype=torch.bfloat16),
+    "fp64": Case(dtype=torch.float64),
+}
+LIMITS = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 0.2}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize("shape", [GridShape(z=2, data=2), GridShape(x=2, z=2), GridShape(z=4)])
+def test_the_same_bits_on_and_off_4_ranks(pool, case, shape):
+    for differing, error in pool(4).run(compare, shape, CASES[case]):
+        assert differing == []
+        assert error < LIMITS[CASES[case].dtype]
+
+
+@pytest.mark.parametrize("shape", [GridShape(x=2, z=2, data=2), GridShape(y=2, data=4)])
+def test_the_same_bits_on_and_off_8_ranks(pool, shape):
+    case = Case(LLAMA, micro_batches=1)
+    for differing, error in pool(8).run(compare, shape, case):
+        assert differing == []
+        assert error < LIMITS[case.dtype]
+
+
+# --- The order of prefetch, and what happens when it changes --------------------------------------
+
+
+class Shuffled(nn.Module):
+    """Linears whose order is another in every step."""
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__()
+        self.order = [0, 1, 2, 3]
+        self.layers = nn.ModuleList(
+            Linear(16, 16, grid=grid, role="expand", name=str(i), layout="replicated")
+            for i in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index in self.order:
+            x = self.layers[index](x).tanh()
+        return x
+
+
+ORDERS = [[0, 1, 2, 3], [0, 1, 2, 3], [0, 3, 1, 2], [0, 3, 1, 2], [0, 1, 2, 3], [0, 3, 1], [3, 3]]
+
+
+def run_shuffled(overlap: Overlap | None) -> tuple[list[Tensor], list[list[str]], list[int]]:
+    """Gradients, the gathers of each step as issued, and mispredictions so far."""
+    grid = grid_of(GridShape(z=4))
+    model = Shuffled(grid)
+    orchestrator = None if overlap is None else Orchestrator(model, overlap)
+    gradients, gathers, mispredictions = [], [], []
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    for order in ORDERS:
+        model.order = order
+        if orchestrator is None:
+            model(x).square().sum().backward()
+            sync_gradients(model)
+        else:
+            orchestrator.record(True)
+            model(x).square().sum().backward()
+            records = sorted(orchestrator.take_records()["z"], key=lambda task: task.sequence)
+            gathers.append([t.name for t in records if t.name.startswith("all_gather")])
+            orchestrator.sync_gradients()
+            orchestrator.take_records()
+            mispredictions.append(orchestrator.num_mispredictions)
+        gradients += [p.grad for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+    return gradients, gathers, mispredictions
+
+
+def names(phase: str, order: list[int]) -> list[str]:
+    return [f"all_gather layers.{i}.weight for {phase}" for i in order]
+
+
+def test_prefetch_follows_the_order_that_was_executed(pool):
+    """With room for two weights, each is gathered in forward and again in backward."""
+    two = 2 * 16 * 16 * 4
+    results = pool(4).run(run_shuffled, Overlap(prefetch=1, gathered_bytes=two))
+    without = pool(4).run(run_shuffled, None)
+    for (gradients, gathers, mispredictions), (expected, _, _) in zip(
+        results, without, strict=True
+    ):
+        assert all(relative_error(g, e) < 1e-5 for g, e in zip(gradients, expected, strict=True))
+        # Backward finds the last two layers where forward has left them.
+        assert gathers[0][:4] == gathers[1][:4] == names("forward", [0, 1, 2, 3])
+        assert gathers[1][4:] == names("backward", [1, 0])
+        assert gathers[3][:4] == names("forward", [0, 3, 1, 2])
+        # Each step is expected to be the latest that began like it. The last but one leaves first
+        # the order before it and then the one before that; how the last begins is new.
+        assert mispredictions == [0, 0, 1, 1, 2, 4, 4]
+
+
+def issued_after_each_layer(model: Shuffled) -> list[int]:
+    """Gathers that a trace has seen when the first, second, ... layer has run."""
+    counts: list[int] = []
+    with trace_communication() as trace:
+        hooks = [
+            layer.register_forward_hook(lambda *_: counts.append(len(trace.records)))
+            for layer in model.layers
+        ]
+        model(torch.ones(4, 16))
+    for hook in hooks:
+        hook.remove()
+    return counts
+
+
+def traced_prefetch() -> list[list[int]]:
+    model = Shuffled(grid_of(GridShape(z=4)))
+    steps = []
+    with Orchestrator(model, Overlap(prefetch=2)) as orchestrator:
+        for order in ([0, 1, 2, 3], [0, 1, 2, 3], [1, 0, 2, 3], [1, 0, 2, 3]):
+            model.order = order
+            steps.append(issued_after_each_layer(model))
+            orchestrator.end_step()
+    return steps
+
+
+def test_prefetch_runs_two_layers_ahead_once_the_order_is_known(pool):
+    unknown, known = [1, 2, 3, 4], [3, 4, 4, 4]
+    for steps in pool(4).run(traced_prefetch):
+        assert steps == [unknown, known, unknown, known]
+
+
+# --- Memory ---------------------------------------------------------------------------------------
+
+
+class GatheredMemory(TorchDispatchMode):
+    """The most bytes alive at once in the storages that all-gathers wrote to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, torch.UntypedStorage] = {}
+        self.peak = self.num_gathers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name == "c10d::_allgather_base_" and args[0].dtype.is_floating_point:
+            storage = args[0].untyped_storage()
+            self.storages[storage._cdata] = storage
+            self.num_gathers += 1
+        result = func(*args, **(kwargs or {}))
+        self.peak = max(self.peak, sum(s.nbytes() for s in self.storages.values()))
+        return result
+
+
+def gathered_peak(budget: int, recompute: bool, prefetch: int) -> tuple[int, int]:
+    """(most bytes gathered at once, gathers) over three steps, seen from outside."""
+    grid = grid_of(GridShape(z=4))
+    model = models.build(LLAMA, grid, ParallelConfig(recompute=recompute), seed=2)
+    with Orchestrator(model, Overlap(prefetch=prefetch, gathered_bytes=budget)) as orchestrator:
+        with GatheredMemory() as memory:
+            for _ in range(STEPS):
+                backward(model, grid, Case(LLAMA), orchestrator)
+                orchestrator.sync_gradients()
+                assert sum(s.nbytes() for s in orchestrator.gathered_storages()) == 0
+    return memory.peak, memory.num_gathers
+
+
+LARGEST = 96 * 32 * 4  # gate and up of LLAMA
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_gathered_bytes_stay_within_the_budget(pool, recompute, prefetch):
+    everything = pool(4).run(gathered_peak, 1 << 30, recompute, prefetch)[0]
+    num_gathers = []
+    for budget in (2 * LARGEST, 3 * LARGEST, 5 * LARGEST):
+        results = pool(4).run(gathered_peak, budget, recompute, prefetch)
+        assert all(LARGEST < peak <= budget for peak, _ in results)
+        num_gathers.append(results[0][1])
+    assert everything[0] > 5 * LARGEST, "no budget was short"
+    # More memory, fewer gathers; with enough of it, each weight once a step.
+    assert num_gathers == sorted(num_gathers, reverse=True)
+    assert num_gathers[0] > num_gathers[-1] > everything[1] == STEPS * 10
+
+
+# --- Several models, and mistakes -----------------------------------------------------------------
+
+
+def two_models() -> list[str]:
+    """Two models, interleaved, give what each gives alone; closed, a model is as before."""
+    grid = grid_of(GridShape(z=2, data=2))
+    alone = [train(grid, Case(config), ON) for config in (GPT2, LLAMA)]
+    built = [models.build(config, grid, seed=2) for config in (GPT2, LLAMA)]
+    orchestrators = [Orchestrator(model, ON) for model in built]
+    losses = [model.loss(*(grid.shard(t, {0: ("data", "z")}) for t in random_batch()))
+              for model in built]  # fmt: skip
+    for loss in reversed(losses):
+        loss.backward()
+    for orchestrator in orchestrators:
+        orchestrator.sync_gradients()
+    wrong = [
+        name
+        for model, record in zip(built, alone, strict=True)
+        for name, p in model.named_parameters()
+        if relative_error(p.grad, record[f"0 {name}.grad"]) > 1e-5
+    ]
+    with pytest.raises(ValueError, match="has another one already"):
+        Orchestrator(built[0])
+    twin = copy.deepcopy(built[0])
+    Orchestrator(twin).close()  # a copy belongs to nobody
+    for orchestrator in orchestrators:
+        orchestrator.close()
+    Orchestrator(built[0]).close()
+    return wrong
+
+
+def test_two_models_at_once(pool):
+    for wrong in pool(4).run(two_models):
+        assert wrong == []
+
+
+def changed_in_between() -> None:
+    grid = grid_of(GridShape(z=2))
+    layer = Linear(8, 8, grid=grid, role="expand")
+    with Orchestrator(layer):
+        y = layer(torch.ones(4, 8))
+        with torch.no_grad():
+            layer.weight.mul_(2)
+        with pytest.raises(RuntimeError, match="weight was changed in place between"):
+            y.sum().backward()
+
+
+def test_a_weight_changed_between_forward_and_backward_is_an_error(pool):
+    pool(2).run(changed_in_between)
+
+
+def no_sync_forgotten() -> float:
+    """Two backward passes outside of no_sync: more communication, the same sums."""
+    grid = grid_of(GridShape(z=2, data=2))
+    results = []
+    for forgotten in (False, True):
+        model = models.build(LLAMA, grid, seed=2, dtype=torch.float64)
+        with Orchestrator(model, Overlap(bucket_bytes=1024)) as orchestrator:
+            for part in (0, 1):
+                ids, labels = (grid.shard(t, {0: ("data", "z")}) for t in random_batch())
+                loss = model.loss(ids.chunk(2)[part], labels.chunk(2)[part], 48.0)
+                with nullcontext() if forgotten or part else orchestrator.no_sync():
+                    loss.backward()
+            orchestrator.sync_gradients()
+        results.append([p.grad for p in model.parameters()])
+    return max(relative_error(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_forgetting_no_sync_changes_no_result(pool):
+    assert max(pool(4).run(no_sync_forgotten)) < 1e-12
+
+
+@pytest.mark.parametrize("option", ["prefetch", "gathered_bytes", "deferred", "bucket_bytes"])
+def test_bad_options(option):
+    with pytest.raises(ValueError, match=f"{option} must be >= "):
+        Overlap(**{option: -1})

@@ -1,0 +1,95 @@
+"""Overlap in training runs: the same losses, a profile, and what the end of a run says."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from axonn_ext import GridShape
+from axonn_ext.nn import Linear
+from axonn_ext.overlap import Orchestrator
+from axonn_ext.train.exposure import Exposure
+from axonn_ext.train.metrics import read_metrics
+from commands import AXONN, run, small
+from grids import grid_of
+
+OPTIONS = {"train.steps": 11, "train.eval_interval": 4, "train.micro_batches": 2}
+GRID = ["--grid", "z=2,data=2"]
+
+
+@pytest.fixture(scope="module")
+def folder_and_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run with overlap."""
+    folder = tmp_path_factory.mktemp("overlap") / "on"
+    options = small(**OPTIONS, **{"overlap.mode": "on", "overlap.prefetch": 2})
+    done = run([*AXONN, "train", *GRID, "--profile", "--out", str(folder), *options])
+    assert done.status == 0, done.output
+    return folder, done.output
+
+
+def test_losses_are_those_of_the_same_collectives_waited_for_at_once(
+    folder_and_output: tuple[Path, str], tmp_path: Path
+) -> None:
+    folder, _ = folder_and_output
+    options = small(**OPTIONS, **{"overlap.mode": "at_once"})
+    done = run([*AXONN, "train", *GRID, "--out", str(tmp_path / "run"), *options])
+    assert done.status == 0, done.output
+    on, at_once = read_metrics(folder), read_metrics(tmp_path / "run")
+    assert [m.loss for m in on.steps] == [m.loss for m in at_once.steps]
+    assert [m.eval_loss for m in on.evaluations] == [m.eval_loss for m in at_once.evaluations]
+    assert "overlap" not in done.output, "at_once is no overlap to judge"
+
+
+def test_the_end_of_a_run_tells_exposed_from_hidden(folder_and_output: tuple[Path, str]) -> None:
+    _, output = folder_and_output
+    for axis in ("z", "data"):
+        assert re.search(rf"^  {axis} +\d+\.\d\d ms exposed +\d+\.\d\d ms hidden$", output, re.M)
+    verdict = r"(overlap gains \d+% of a step|warning: overlap is on and does not help): "
+    assert re.search(verdict + r"[\d.]+ ms a step, [\d.]+ ms without overlap", output)
+
+
+def test_profile_is_a_chrome_trace_of_compute_and_lanes(
+    folder_and_output: tuple[Path, str],
+) -> None:
+    folder, _ = folder_and_output
+    events = json.loads((folder / "profile.json").read_text())["traceEvents"]
+    rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    names: dict[str, list[str]] = {name: [] for name in rows.values()}
+    for event in events:
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            names[rows[event["tid"]]].append(event["name"])
+    assert list(names) == ["compute", "axis z", "waiting for z", "axis data", "waiting for data"]
+    # Steps 10 and 11 of 11, in two micro-batches each.
+    step = ["forward", "backward"] * 2 + ["sum and clip gradients", "optimizer"]
+    assert names["compute"] == step * 2
+    assert names["axis z"].count("all_gather blocks.0.mlp.up.weight for forward") == 2
+    assert names["axis z"].count("reduce_scatter blocks.0.mlp.up.weight.grad") == 4
+    assert sum(name.startswith("all_reduce") for name in names["axis data"]) >= 2
+    assert sorted(names["axis z"]) == sorted(names["waiting for z"])
+
+
+def judged(overlapped_s: float, at_once_s: float) -> str:
+    """What is said of steps that take as long as that."""
+    grid = grid_of(GridShape(z=2))
+    layer = Linear(8, 8, grid=grid, role="expand")
+    with Orchestrator(layer) as orchestrator:
+        exposure = Exposure(grid, orchestrator, num_steps=10)
+        for number in range(1, 11):
+            with exposure.step(number):
+                layer(torch.ones(2, 8)).sum().backward()
+                orchestrator.sync_gradients()
+                time.sleep(at_once_s if number in (2, 4, 6, 8) else overlapped_s)
+    return exposure.summary()[-1]
+
+
+def test_overlap_that_does_not_help_is_warned_about(pool) -> None:
+    for verdict in pool(2).run(judged, 0.1, 0.0):
+        assert verdict.startswith("warning: overlap is on and does not help: ")
+    for verdict in pool(2).run(judged, 0.0, 0.1):
+        assert re.match(r"overlap gains \d\d% of a step: ", verdict)
