@@ -8,7 +8,7 @@ PYTHON ?= python3
 MAX_JOBS ?= $(shell nproc)
 VENV := .venv
 CPP_BUILD := build/cpp
-CPP_SOURCES := csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp cpp_tests/*.h cpp_tests/*.cpp
+CPP_SOURCES := csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp csrc/*/*/*.cu cpp_tests/*.h cpp_tests/*.cpp
 
 export MAX_JOBS
 export TORCH
@@ -18,7 +18,8 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help build demo test test-cpp test-python test-slow test-sanitizers lint format clean \
+.PHONY: help build demo test test-cpp test-python test-slow test-sanitizers gpu-check cuda-check \
+        lint format clean \
         python environment lint-tools
 
 help:  ## list the targets
@@ -48,9 +49,15 @@ test-slow: build  ## run the slow Python tests
 	@$(PYTHON) tools/bootstrap.py environment slow
 	$(VENV)/bin/python -m pytest -m "slow and not gpu" --durations=15
 
+gpu-check:  ## build, test, time and train on this machine's GPUs (STAGE=build|test|bench|train)
+	@STAGE=$(STAGE) $(PYTHON) tools/gpu_check.py
+
 test-sanitizers: environment  ## run the core's tests under thread and address sanitizer
 	@$(call ctest,$(CPP_BUILD)-thread,thread)
 	@$(call ctest,$(CPP_BUILD)-address,address)
+
+cuda-check: python  ## build the CUDA code in .venv-cuda, and check what needs no GPU
+	@$(PYTHON) tools/cuda_check.py
 
 lint: lint-tools  ## check style and types
 	ruff check .

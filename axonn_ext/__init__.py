@@ -5,13 +5,14 @@
     axonn_ext.ops                                fused matmul-with-collective ops for any model
     axonn_ext.warm_up, tuning                    measures which algorithm of an op is fastest
     axonn_ext.sync_gradients, clip_grad_norm_    between backward and the optimizer
+    axonn_ext.overlap                            gathers and sums that run beside computation
     axonn_ext.full_state_dict, ...               whole tensors, on any grid
     axonn_ext.trace_communication                what crosses ranks, in bytes
 
 Importing this starts nothing: no process group, no device.
 """
 
-from axonn_ext import models, nn, ops, tuning
+from axonn_ext import models, nn, ops, overlap, tuning
 from axonn_ext._library import symmetric_memory_bytes_in_use
 from axonn_ext._version import __version__
 from axonn_ext.communication import (
@@ -39,6 +40,7 @@ __all__ = [
     "models",
     "nn",
     "ops",
+    "overlap",
     "symmetric_memory_bytes_in_use",
     "sync_gradients",
     "trace_communication",

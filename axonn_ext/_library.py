@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import platform
+import re
+from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -18,6 +23,23 @@ except ImportError as error:
         f"installed here (torch {torch.__version__}): pip install --no-build-isolation -e ."
     ) from error
 
+
+def _load_cuda() -> ModuleType | None:
+    """The module of the CUDA parts, which registers kernels; None where they are not built."""
+    if importlib.util.find_spec("axonn_ext._cuda") is None:
+        return None
+    try:
+        return importlib.import_module("axonn_ext._cuda")
+    except ImportError as error:
+        raise ImportError(
+            "axonn_ext was built with CUDA parts, which the torch that is installed here "
+            f"({torch.__version__}, CUDA {torch.version.cuda or 'none'}) cannot load. Build it "
+            f"again: pip install --no-build-isolation . (the cause: {error})"
+        ) from error
+
+
+cuda = _load_cuda()
+
 enter_warm_up = _C.enter_warm_up
 leave_warm_up = _C.leave_warm_up
 tuning_choices = _C.tuning_choices
@@ -31,10 +53,15 @@ def configure(loaded: settings.Settings) -> None:
         timeout_seconds=loaded.timeout_seconds,
         symmetric_memory_bytes=loaded.symmetric_memory_bytes,
         cache_dir=loaded.cache_dir,
-        machine=f"{_processor()}, {len(os.sched_getaffinity(0))} cores",
+        machine=", ".join([_processor(), f"{len(os.sched_getaffinity(0))} cores", *_nvidia_gpus()]),
         torch=torch.__version__,
         axonn_ext=__version__,
     )
+
+
+def extension_path() -> str:
+    """Where the compiled extension lies."""
+    return str(_C.__file__)
 
 
 def symmetric_memory_bytes_in_use() -> int:
@@ -52,6 +79,15 @@ def _processor() -> str:
     except OSError:
         pass  # not on this kind of machine
     return platform.machine()
+
+
+def _nvidia_gpus() -> list[str]:
+    """The models of this machine's GPUs, from the driver's files: no device is touched."""
+    models = set()
+    for path in Path("/proc/driver/nvidia/gpus").glob("*/information"):
+        match = re.search(r"^Model:\s*(.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        models.add(match[1].strip() if match else "an NVIDIA GPU")
+    return sorted(models)
 
 
 configure(settings.load())

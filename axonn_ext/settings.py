@@ -1,10 +1,14 @@
 """The only place that reads environment variables.
 
-AXONN_TIMEOUT_SECONDS         how long a rank waits for a peer inside a fused op (default 600)
+AXONN_TIMEOUT_SECONDS         how long a rank waits for a peer inside a fused op, or for a
+                              collective of axonn_ext.overlap (default 600)
 AXONN_SYMMETRIC_MEMORY_BYTES  address space reserved per rank and group for fused ops; memory is
                               taken only as it is used (default 32 GiB)
 AXONN_CACHE_DIR               where measurements are kept between runs; empty: nowhere (default
                               $XDG_CACHE_HOME/axonn_ext, else ~/.cache/axonn_ext)
+AXONN_DEBUG_COLLECTIVES       1: ranks compare each collective of the orchestrator, and of our NCCL
+                              communicators, before it is issued, through the c10d store; an error
+                              names the rank that differs (slow; default 0)
 
 What torchrun sets (RANK, WORLD_SIZE, ...) is read here, too, by `launch_environment`.
 """
@@ -13,7 +17,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 MIN_SYMMETRIC_MEMORY_BYTES = 1 << 20
@@ -26,6 +30,7 @@ class Settings:
     timeout_seconds: float = 600.0
     symmetric_memory_bytes: int = 32 << 30
     cache_dir: str = ""
+    debug_collectives: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ def load(environment: Mapping[str, str] = os.environ) -> Settings:
         timeout_seconds=timeout,
         symmetric_memory_bytes=int(reserve),
         cache_dir=_cache_dir(environment),
+        debug_collectives=_switch(environment, "AXONN_DEBUG_COLLECTIVES"),
     )
 
 
@@ -76,6 +82,17 @@ def launch_environment(
     )
 
 
+def let_ranks_share_gpus(rank: int, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Lets NCCL, which must not have started yet, take several ranks on one GPU.
+
+    NCCL refuses two ranks of one host on one device; with names of their own it takes ranks for
+    hosts, joined by sockets. From NCCL 2.30 on it can be asked outright. What the user has set
+    holds.
+    """
+    environment.setdefault("NCCL_HOSTID", f"axonn-ext-rank-{rank}")
+    environment.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+
+
 def _cache_dir(environment: Mapping[str, str]) -> str:
     """An absolute path, for processes change their working directory; or "", for none."""
     chosen = environment.get("AXONN_CACHE_DIR")
@@ -86,6 +103,13 @@ def _cache_dir(environment: Mapping[str, str]) -> str:
         home = environment.get("HOME", "")
         base = os.path.join(home, ".cache") if os.path.isabs(home) else ""
     return os.path.join(base, "axonn_ext") if base else ""
+
+
+def _switch(environment: Mapping[str, str], name: str) -> bool:
+    text = environment.get(name, "") or "0"
+    if text not in ("0", "1"):
+        raise ValueError(f"{name} must be 0 or 1, got {text!r}")
+    return text == "1"
 
 
 def _number(environment: Mapping[str, str], name: str, default: float) -> float:

@@ -72,5 +72,40 @@ TEST(DataType, Sizes) {
   static_assert(sizeof(BFloat16) == 2);
 }
 
+// Against the processor's own conversion, where the compiler has the type.
+#if defined(__FLT16_MAX__)
+uint16_t bits_by_hardware(float value) {
+  const auto half = static_cast<_Float16>(value);
+  return std::bit_cast<uint16_t>(half);
+}
+
+TEST(Float16, EveryHalfSurvivesTheWayThroughFloat) {
+  for (uint32_t bits = 0; bits <= 0xFFFFu; ++bits) {
+    const Float16 half{static_cast<uint16_t>(bits)};
+    const float value = half.to_float();
+    if ((bits & 0x7FFFu) > 0x7C00u) {
+      ASSERT_TRUE(std::isnan(value)) << bits;
+      ASSERT_GT(Float16::from_float(value).bits & 0x7FFFu, 0x7C00u) << bits;
+      continue;
+    }
+    ASSERT_EQ(value, static_cast<float>(std::bit_cast<_Float16>(half.bits))) << bits;
+    ASSERT_EQ(Float16::from_float(value).bits, bits);
+  }
+}
+
+TEST(Float16, RoundsAsTheProcessorDoes) {
+  // A prime step visits every exponent and all kinds of mantissas; both signs follow from the bit.
+  for (uint64_t word = 0; word <= 0xFFFFFFFFu; word += 104729) {
+    const float value = std::bit_cast<float>(static_cast<uint32_t>(word));
+    if (std::isnan(value)) continue;
+    ASSERT_EQ(Float16::from_float(value).bits, bits_by_hardware(value)) << value;
+  }
+  for (const float value : {65504.0f, 65519.0f, 65520.0f, 65536.0f, 0x1p-24f, 0x1p-25f, 0x1.8p-25f,
+                            0x1p-14f, 0x1.ffcp-15f, 0x1.ffep-15f, 1.0f + 0x1p-11f, -0.0f}) {
+    EXPECT_EQ(Float16::from_float(value).bits, bits_by_hardware(value)) << value;
+  }
+}
+#endif
+
 }  // namespace
 }  // namespace axonn::kernels

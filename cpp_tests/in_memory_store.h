@@ -54,6 +54,11 @@ class InMemoryStore : public KeyValueStore {
     }
   }
 
+  bool has(const std::string& key) override {
+    const Lock lock(table_);
+    return table_->find(key) != nullptr;
+  }
+
   int64_t add(const std::string& key, int64_t amount) override {
     const Lock lock(table_);
     const Entry* entry = table_->find(key);

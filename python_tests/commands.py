@@ -22,6 +22,7 @@ SMALL = {
     "data.max_bytes": 200_000,
     "optim.lr": 3e-3,
     "optim.warmup_steps": 2,
+    "train.device": "cpu",
     "train.threads": 1,
     "train.steps": 6,
     "train.batch_size": 8,

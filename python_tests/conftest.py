@@ -3,8 +3,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
 from worker_pool import WorkerPool
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked gpu are skipped, and say why, where torch sees no GPU."""
+    if torch.cuda.is_available():
+        return
+    missing = pytest.mark.skip(reason=f"no GPU: torch {torch.__version__} sees no CUDA device")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(missing)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,6 +36,25 @@ def pool() -> Iterator[Callable[[int], WorkerPool]]:
             pools.pop(world_size).close()
         if world_size not in pools:
             pools[world_size] = WorkerPool(world_size)
+        return pools[world_size]
+
+    yield get
+    for started in pools.values():
+        started.close()
+
+
+@pytest.fixture(scope="session")
+def gpu_pool() -> Iterator[Callable[[int], WorkerPool]]:
+    """`gpu_pool(world_size)`: likewise over NCCL, ranks dealt to the GPUs there are."""
+    pools: dict[int, WorkerPool] = {}
+
+    def get(world_size: int) -> WorkerPool:
+        if world_size in pools and pools[world_size].usable:
+            return pools[world_size]
+        for started in pools.values():  # lest idle ranks take turns on the GPU with busy ones
+            started.close()
+        pools.clear()
+        pools[world_size] = WorkerPool(world_size, device="cuda")
         return pools[world_size]
 
     yield get

@@ -73,7 +73,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel of this checkout, made in seconds, since the objects in build/ are used again."""
     folder = tmp_path_factory.mktemp("wheel")
     # setuptools packs whatever it finds there, modules that were removed since included.
-    for stale in (ROOT / "build").glob("lib*"):
+    for stale in (ROOT / "build").glob("*/lib*"):
         shutil.rmtree(stale)
     pip = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps"]
     run(*pip, "-w", folder, ROOT, cwd=folder)
@@ -162,7 +162,7 @@ def setup_py() -> ModuleType:
     return module
 
 
-FOUND = {"torch_cuda": "13.0", "nvcc": "/usr/local/cuda/bin/nvcc", "sources": ["csrc/core/x.cu"]}
+FOUND = {"torch_cuda": "13.0", "nvcc": "13.2", "sources": ["csrc/core/x.cu"], "nccl": "nccl.h"}
 
 
 @pytest.mark.parametrize("request_", [None, "", "1"])
@@ -176,6 +176,8 @@ def test_cuda_is_built_where_all_is_found(setup_py: ModuleType, request_: str | 
         ({"torch_cuda": None}, "torch"),
         ({"nvcc": None}, "nvcc"),
         ({"sources": []}, "no CUDA sources"),
+        ({"nvcc": "12.8"}, "nvcc is of CUDA 12.8 but torch of CUDA 13.0"),
+        ({"nccl": None}, "nccl.h was not found"),
     ],
 )
 def test_cuda_that_lacks_something(
@@ -195,3 +197,132 @@ def test_cuda_can_be_turned_off(setup_py: ModuleType) -> None:
 def test_cuda_request_is_checked(setup_py: ModuleType) -> None:
     with pytest.raises(SystemExit, match="AXONN_CUDA must be 0, 1 or unset, got 'yes'"):
         setup_py.choose_cuda("yes", **FOUND)
+
+
+def make_program(path: Path) -> Path:
+    path.parent.mkdir(parents=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_nvcc_of_cuda_home_comes_before_the_wheel_and_the_path(
+    setup_py: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toolkit = make_program(tmp_path / "toolkit" / "bin" / "nvcc")
+    wheel = make_program(tmp_path / "site" / "nvidia" / "cu13" / "bin" / "nvcc")
+    system = make_program(tmp_path / "system" / "nvcc")
+    monkeypatch.setenv("PATH", str(system.parent))
+    wheels = setup_py.find_wheels([str(tmp_path / "site"), str(tmp_path / "none")])
+    assert wheels == (wheel.parent.parent,)
+    assert setup_py.find_nvcc(str(tmp_path / "toolkit"), wheels) == str(toolkit)
+    assert setup_py.find_nvcc(str(tmp_path / "empty"), wheels) == str(wheel)
+    assert setup_py.find_nvcc(None, ()) == str(system)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert setup_py.find_nvcc(None, ()) is None
+
+
+def test_home_is_where_nvcc_says_it_is(setup_py: ModuleType) -> None:
+    version = "Cuda compilation tools, release 13.0, V13.0.88\n"
+    dryrun = "#$ _SPACE_= \n#$ _HERE_=/opt/cuda-13.0/bin\n#$ _THERE_=/opt/cuda-13.0/bin\n"
+    assert setup_py.parse_nvcc(version, dryrun) == ("13.0", Path("/opt/cuda-13.0"))
+    assert setup_py.parse_nvcc("no compiler", "") is None
+
+
+def test_libraries_of_wheels_come_before_the_toolkits(setup_py: ModuleType, tmp_path: Path) -> None:
+    for path in ("wheel/lib/libcudart.so.13", "home/lib64/libcudart.so", "home/lib64/libextra.so"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    toolkit = setup_py.Toolkit(tmp_path / "home", "13.0", (tmp_path / "wheel",))
+    assert toolkit.find_library("cudart") == tmp_path / "wheel/lib/libcudart.so.13"
+    assert toolkit.find_library("extra") == tmp_path / "home/lib64/libextra.so"
+    assert toolkit.find_library("absent") is None
+
+
+@pytest.mark.parametrize("arch_list", [None, "", "8.0;9.0+PTX", " 8.0 9.0+PTX "])
+def test_architectures(setup_py: ModuleType, arch_list: str | None) -> None:
+    assert setup_py.gencode_flags(arch_list) == (
+        "-gencode=arch=compute_80,code=sm_80",
+        "-gencode=arch=compute_90,code=sm_90",
+        "-gencode=arch=compute_90,code=compute_90",
+    )
+
+
+@pytest.mark.parametrize("word", ["Hopper", "90", "9.0+ptx", "9.0b"])
+def test_bad_architectures_are_named(setup_py: ModuleType, word: str) -> None:
+    with pytest.raises(SystemExit, match="TORCH_CUDA_ARCH_LIST must list versions"):
+        setup_py.gencode_flags(f"8.0;{word}")
+
+
+def test_each_architecture_with_files_of_its_own_has_a_module(setup_py: ModuleType) -> None:
+    sources = ["a/fill.cu", "a/gemm_sm90.cu", "a/gemm_sm100.cu", "a/copy_sm80.cu"]
+    modules = {m.name: m for m in setup_py.kernel_modules(sources, "8.0;9.0a;12.0+PTX")}
+    assert {name: m.sources for name, m in modules.items()} == {
+        "axonn_ext._cuda": ["a/fill.cu"],
+        "axonn_ext._cuda_sm90": ["a/gemm_sm90.cu"],
+        "axonn_ext._cuda_sm80": ["a/copy_sm80.cu"],
+    }
+    # 10.0 was not asked for; what is for one architecture alone sees no flag of another.
+    assert modules["axonn_ext._cuda_sm90"].flags == ("-gencode=arch=compute_90a,code=sm_90a",)
+    assert modules["axonn_ext._cuda_sm80"].flags == ("-gencode=arch=compute_80,code=sm_80",)
+
+
+# --- What tools/cuda_check.py concludes ----------------------------------------------------------
+
+RESOURCE_USAGE = """
+Fatbin elf code:
+================
+arch = sm_80
+code version = [1,8]
+
+Resource usage:
+ Common:
+  GLOBAL:0
+ Function _Z4fillv:
+  REG:38 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:560 TEXTURE:0 SURFACE:0 SAMPLER:0
+
+Fatbin elf code:
+================
+arch = sm_90
+
+Resource usage:
+ Common:
+  GLOBAL:0
+ Function _Z4fillv:
+  REG:{registers} STACK:{stack} SHARED:0 LOCAL:{local} CONSTANT[0]:560 TEXTURE:0 SURFACE:0 SAMPLER:0
+"""
+
+
+@pytest.fixture(scope="module")
+def cuda_check() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("cuda_check", ROOT / "tools" / "cuda_check.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("usage", "problems"),
+    [
+        ({"registers": 40, "stack": 0, "local": 0}, []),
+        ({"registers": 255, "stack": 0, "local": 0}, ["_Z4fillv for sm_90 uses 255 registers"]),
+        ({"registers": 40, "stack": 0, "local": 16}, ["_Z4fillv for sm_90 uses 16 bytes of local"]),
+        ({"registers": 40, "stack": 8, "local": 0}, ["local memory and a stack of 8"]),
+    ],
+)
+def test_kernels_that_spill_are_found(
+    cuda_check: ModuleType, usage: dict[str, int], problems: list[str]
+) -> None:
+    kernels = cuda_check.parse_resource_usage(RESOURCE_USAGE.format(**usage))
+    assert [kernel.architecture for kernel in kernels] == ["sm_80", "sm_90"]
+    found = cuda_check.kernel_problems(kernels)
+    assert len(found) == len(problems)
+    assert all(problem in text for problem, text in zip(problems, found, strict=True))
+
+
+def test_an_architecture_without_code_is_found(cuda_check: ModuleType) -> None:
+    text = RESOURCE_USAGE.format(registers=1, stack=0, local=0).replace("sm_90", "sm_80")
+    kernels = cuda_check.parse_resource_usage(text)
+    assert cuda_check.kernel_problems(kernels) == ["there is no code for sm_90"]

@@ -14,6 +14,7 @@ from fractions import Fraction
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
@@ -46,6 +47,19 @@ def ring_bytes(collective: str, full_elements: int, group_size: int, itemsize: i
     passes = 2 if collective == "all_reduce" else 1
     sent = Fraction(passes * (group_size - 1) * full_elements, group_size)
     return math.ceil(sent) * itemsize
+
+
+def test_sums_on_gpus_travel_in_their_own_dtype(fake_world):
+    group = (dist.group.WORLD.group_name, fake_world)
+    with FakeTensorMode(), trace_communication() as trace:
+        for algorithm in ("sequential", "chunked", "auto"):
+            a = torch.empty(8, 4, device="cuda", dtype=torch.bfloat16)
+            y = axonn.matmul_reduce_scatter(a, a.t(), 0, *group, algorithm)
+            assert y.device.type == "cuda" and y.shape == (2, 8)
+            h = torch.empty(8, 4, device="cuda", dtype=torch.float16)
+            assert axonn.all_reduce(h, "sum", *group, algorithm).dtype == torch.float16
+    sums = [("reduce_scatter", torch.bfloat16, 96), ("all_reduce", torch.float16, 96)]
+    assert [(r.collective, r.dtype, r.bytes_per_rank) for r in trace.records] == 3 * sums
 
 
 # --- The ops -------------------------------------------------------------------------------------

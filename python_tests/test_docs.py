@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from axonn_ext import CommunicationRecord, GridShape, ops, settings
+from axonn_ext.overlap import Overlap
 from axonn_ext.train.metrics import EvaluationMetrics, StepMetrics
 
 ROOT = Path(__file__).parents[1]
@@ -73,11 +74,18 @@ def test_keys_of_the_metrics():
     assert keys(evaluation) == {f.name for f in dataclasses.fields(EvaluationMetrics)}
 
 
+def test_options_of_overlap():
+    section = INTERFACES.partition("## Overlap")[2].partition("\n## ")[0]
+    documented = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", section, re.MULTILINE))
+    assert documented == {f.name: str(f.default) for f in dataclasses.fields(Overlap)}
+
+
 def test_environment_variables():
     documented = dict(re.findall(r"^\| `(AXONN_\w+)` \| (\d+) \|", INTERFACES, re.MULTILINE))
     defaults = settings.Settings()
     assert documented == {
         "AXONN_TIMEOUT_SECONDS": f"{defaults.timeout_seconds:.0f}",
         "AXONN_SYMMETRIC_MEMORY_BYTES": str(defaults.symmetric_memory_bytes),
+        "AXONN_DEBUG_COLLECTIVES": str(int(defaults.debug_collectives)),
     }
     assert all(name in (settings.__doc__ or "") for name in documented)

@@ -17,13 +17,14 @@ PACKAGE = ROOT / "axonn_ext"
 # Low to high. A module imports its own part and parts of lower layers; parts of one layer do not
 # know each other.
 LAYERS = (
-    ("_C", "_version", "settings"),
+    ("_C", "_cuda", "_version", "settings"),
     ("_library",),
     ("ops", "triton", "tuning"),
     ("grid",),
-    ("collectives", "communication"),
+    ("collectives", "communication", "communicators"),
     ("nn",),
     ("state", "gradients"),
+    ("overlap",),
     ("models",),
     ("pipeline", "optim", "data"),
     ("checkpoint", "memorization"),

@@ -15,6 +15,11 @@ def test_defaults_and_values():
     assert loaded == settings.Settings(timeout_seconds=2.5, symmetric_memory_bytes=1 << 21)
 
 
+@pytest.mark.parametrize("text, value", [("", False), ("0", False), ("1", True)])
+def test_debug_collectives(text: str, value: bool):
+    assert settings.load({"AXONN_DEBUG_COLLECTIVES": text}).debug_collectives is value
+
+
 @pytest.mark.parametrize(
     "environment, directory",
     [
@@ -37,6 +42,7 @@ def test_cache_directory(environment: dict[str, str], directory: str):
         ("AXONN_TIMEOUT_SECONDS", "soon", "'soon'"),
         ("AXONN_TIMEOUT_SECONDS", "0", "positive"),
         ("AXONN_SYMMETRIC_MEMORY_BYTES", "10", "at least"),
+        ("AXONN_DEBUG_COLLECTIVES", "yes", "0 or 1, got 'yes'"),
     ],
 )
 def test_bad_values_are_named(name, value, word):
@@ -57,3 +63,11 @@ def test_launch_environment():
         1234,
         4,
     )
+
+
+def test_ranks_that_share_gpus_are_hosts_to_nccl() -> None:
+    environment = {"NCCL_MULTI_RANK_GPU_ENABLE": "0"}  # what the user has set holds
+    settings.let_ranks_share_gpus(3, environment)
+    assert environment == {
+        "NCCL_HOSTID": "axonn-ext-rank-3", "NCCL_MULTI_RANK_GPU_ENABLE": "0"
+    }  # fmt: skip

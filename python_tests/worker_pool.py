@@ -18,13 +18,13 @@ class WorkerError(AssertionError):
 
 
 class WorkerPool:
-    """`world_size` processes joined in one gloo world.
+    """`world_size` processes joined in one gloo world, or (device="cuda") in one of NCCL.
 
     `run(function, *args)` calls `function(*args)` on every rank and returns the results by rank.
     Functions must be importable (module level); results are pickled.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, device: str = "cpu") -> None:
         self.world_size = world_size
         context = mp.get_context("spawn")
         with socket.socket() as probe:
@@ -35,7 +35,7 @@ class WorkerPool:
         for rank in range(world_size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, world_size, port, theirs), daemon=True
+                target=_serve, args=(rank, world_size, port, theirs, device), daemon=True
             )
             process.start()
             theirs.close()
@@ -85,13 +85,23 @@ class WorkerPool:
         return [results[rank] for rank in range(self.world_size)]
 
 
-def _serve(rank: int, world_size: int, port: int, pipe: Connection) -> None:
+def _serve(rank: int, world_size: int, port: int, pipe: Connection, device: str) -> None:
     import torch
     import torch.distributed as dist
 
+    from axonn_ext import settings
+
     torch.set_num_threads(1)
+    if device == "cuda":
+        num_gpus = torch.cuda.device_count()
+        if world_size > num_gpus:
+            settings.let_ranks_share_gpus(rank)
+        torch.cuda.set_device(rank % num_gpus)
     dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size
+        "nccl" if device == "cuda" else "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=world_size,
     )
     pipe.send((True, None))
     while True:

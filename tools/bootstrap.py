@@ -4,6 +4,8 @@
     python3 tools/bootstrap.py environment extension   and the compiled package, editable
     python3 tools/bootstrap.py environment lint        and the formatters and type checker
     python3 tools/bootstrap.py environment slow        and what the slow tests compare with
+    python3 tools/bootstrap.py cuda-environment        .venv-cuda, with a CUDA torch and nvcc
+    python3 tools/bootstrap.py cuda                    and the package with its CUDA parts, in it
 
 Each step keeps a digest of what it depends on in .venv/axonn-bootstrap.json and is skipped while
 that is unchanged. It runs on the Python that found it, with the standard library alone.
@@ -38,6 +40,9 @@ COMPLETE = (
 CONSTRAINTS = VENV / "constraints.txt"
 LOG = ROOT / "build" / "bootstrap.log"
 DEFAULT_TORCH = "torch==2.13.0"  # the version that the tests are run with
+CUDA_VENV = ROOT / ".venv-cuda"
+CUDA_TORCH = "torch==2.14.1"  # what PyPI has is built for CUDA 13.0
+CUDA_NVCC = "nvidia-cuda-nvcc==13.0.*"  # where the machine has no nvcc of its own
 SUPPORTED_TORCH = ((2, 11), (2, 15))  # from, below; pyproject.toml says the same
 
 
@@ -185,9 +190,15 @@ def base_torch() -> str | None:
     return version if first <= (int(match[1]), int(match[2])) < last else None
 
 
-def pip(*arguments: str | Path, show: str | None = None) -> None:
-    command = [BIN / "python", "-m", "pip", "install", "--progress-bar", "off", *arguments]
-    run_logged(command, show=show)
+def pip(
+    *arguments: str | Path,
+    show: str | None = None,
+    environment: dict[str, str] | None = None,
+    venv: Path = VENV,
+) -> None:
+    python = venv / "bin" / "python"
+    command = [python, "-m", "pip", "install", "--progress-bar", "off", *arguments]
+    run_logged(command, show=show, environment=environment)
 
 
 def environment_is_whole(torch: str | None) -> bool:
@@ -272,6 +283,41 @@ def build_extension() -> None:
     pip("--no-build-isolation", "--no-deps", "-v", "-e", ".", show=show)
 
 
+# --- CUDA ----------------------------------------------------------------------------------------
+
+
+def update_cuda_environment(project: dict[str, object]) -> None:
+    """A whole .venv-cuda: a CUDA torch, nvcc, and what the build and the checks need."""
+    install_tools()
+    packages = [CUDA_TORCH, *requirements(project, "test")]
+    if not (os.environ.get("CUDA_HOME") or shutil.which("nvcc")):
+        packages.append(CUDA_NVCC)
+    complete = CUDA_VENV / "complete"
+    key = f"{CUDA_VENV}\n{digest(packages)}\n"
+    if complete.exists() and complete.read_text() == key:
+        return
+    start = time.monotonic()
+    if CUDA_VENV.exists() and not complete.exists():
+        shutil.rmtree(CUDA_VENV)
+    complete.unlink(missing_ok=True)
+    if not CUDA_VENV.exists():
+        run_logged([sys.executable, "-m", "venv", CUDA_VENV])
+    say(f"installing {CUDA_TORCH} with CUDA into {CUDA_VENV.name} (5 GB)")
+    pip(*packages, venv=CUDA_VENV)
+    complete.write_text(key)
+    say(f"{CUDA_VENV.name} ready after {time.monotonic() - start:.0f} s")
+
+
+def build_cuda() -> None:
+    """Installs the package, not editable: the checkout's own build is .venv's."""
+    start = time.monotonic()
+    say("compiling the extension with its CUDA parts")
+    show = r"(\[\d+/\d+\]).*/(csrc/\S+\.(?:cpp|cu)) |(axonn_ext: .*)"
+    options = ("--no-build-isolation", "--no-deps", "--force-reinstall", "-v")
+    pip(*options, ".", show=show, environment={"AXONN_CUDA": "1"}, venv=CUDA_VENV)
+    say(f"compiled in {time.monotonic() - start:.0f} s")
+
+
 def install_extra(target: str, packages: list[str]) -> None:
     say(f"installing what `make {target}` needs")
     pip("-c", CONSTRAINTS, *packages)
@@ -287,13 +333,20 @@ def leave_venv() -> None:
 def main() -> None:
     leave_venv()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("steps", nargs="+", choices=("environment", "extension", "lint", "slow"))
+    choices = ("environment", "extension", "lint", "slow", "cuda-environment", "cuda")
+    parser.add_argument("steps", nargs="+", choices=choices)
     steps = parser.parse_args().steps
 
     os.environ["PATH"] = os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)])
     torch = os.environ.get("TORCH") or None
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     with exclusive():
+        if {"cuda", "cuda-environment"} & set(steps):
+            update_cuda_environment(project)
+        if "cuda" in steps:
+            build_cuda()
+        if set(steps) <= {"cuda", "cuda-environment"}:
+            return
         once(
             "environment",
             digest(requirements(project, "test")),

@@ -21,6 +21,7 @@ def build(
     *,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
 ) -> Transformer:
     """The model with its initial values, which are the same on every grid.
 
@@ -29,5 +30,5 @@ def build(
     """
     model_class = {"gpt2": GPT2, "llama": Llama}[config.family]
     model = model_class(config, grid, parallel or ParallelConfig(), dtype=dtype)
-    initialize(model, seed=seed)
-    return model
+    initialize(model, seed=seed)  # by the CPU: the same bits on every device
+    return model.to(device)

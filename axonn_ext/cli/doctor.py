@@ -1,0 +1,258 @@
+"""`axonn-ext doctor`: what is installed here, what will be used and why, and what is missing."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.metadata
+import json
+import mmap
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+
+import axonn_ext
+from axonn_ext import _library
+from axonn_ext.train.errors import UserError
+
+OK, NOTE, PROBLEM = "ok", "note", "problem"
+STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "red"}
+OPS = (
+    *("all_gather_matmul", "matmul_all_gather_rhs", "matmul_reduce_scatter", "matmul_all_reduce"),
+    *("linear_forward", "linear_backward", "all_gather", "reduce_scatter", "all_reduce"),
+    "fill_random_",
+)
+
+DESCRIPTION = """\
+Tells what is installed, which GPUs there are, which algorithm each op uses here and why, and what
+is missing and how to get it. Starts no process group and needs no GPU. Exit status 0 if what is
+installed works, 1 if a part of it does not."""
+
+# A process that is no rank of ours maps memory as a rank maps that of its peers.
+MAP_A_PEER = """
+import mmap, sys
+with open(sys.argv[1], "rb") as file:
+    sys.exit(mmap.mmap(file.fileno(), 8, prot=mmap.PROT_READ)[:] != b"axonn_ok")
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    part: str
+    name: str
+    value: str
+    status: str = OK
+    remedy: str = ""  # what to do about it
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "doctor", help="tell what is installed and what will be used", description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings to a file")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+    """Prints the findings; 1 if one is a problem."""
+    if extra:
+        raise UserError(f"unknown argument {extra[0]} (see axonn-ext doctor --help)")
+    findings = diagnose()
+    if args.json is not None:
+        rows = [dataclasses.asdict(finding) for finding in findings]
+        try:
+            args.json.write_text(json.dumps({"findings": rows}, indent=1) + "\n")
+        except OSError as error:
+            raise UserError(f"--json: cannot write {args.json}: {error.strerror}") from error
+    console = Console()
+    console.print(_table(findings))
+    for finding in findings:
+        if finding.remedy:
+            text = f"{finding.status}: {finding.name}: {finding.remedy}"
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
+    return 1 if any(finding.status == PROBLEM for finding in findings) else 0
+
+
+def diagnose() -> list[Finding]:
+    """All findings, in the order of the report."""
+    shared_memory = find_shared_memory()
+    devices = find_devices()
+    return [
+        *find_versions(),
+        *find_build(),
+        *devices,
+        shared_memory,
+        *find_algorithms(
+            can_share=shared_memory.status == OK,
+            cuda_kernels={op for op in OPS if _has_kernel(op, "CUDA")},
+        ),
+    ]
+
+
+def _table(findings: Sequence[Finding]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2))
+    for column in ("", "what", "found"):
+        table.add_column(column, overflow="fold")
+    part = ""
+    for finding in findings:
+        table.add_row(
+            finding.part if finding.part != part else "",
+            finding.name,
+            finding.value,
+            style=None if finding.status == OK else STYLES[finding.status],
+        )
+        part = finding.part
+    return table
+
+
+# --- Versions and the build -----------------------------------------------------------------------
+
+
+def find_versions() -> list[Finding]:
+    """Of python and what we are built on."""
+    try:
+        triton = Finding("versions", "triton", importlib.metadata.version("triton"))
+    except importlib.metadata.PackageNotFoundError:
+        triton = Finding("versions", "triton", "none; nothing that is built so far needs it")
+    cuda = torch.version.cuda
+    return [
+        Finding("versions", "axonn_ext", axonn_ext.__version__),
+        Finding("versions", "python", platform.python_version()),
+        Finding("versions", "torch", torch.__version__),
+        Finding("versions", "CUDA of torch", cuda or "none: a CPU build"),
+        triton,
+    ]
+
+
+def find_build() -> list[Finding]:
+    """What is compiled, for which architectures, against which NCCL."""
+    # That _C loads is shown by our being here.
+    findings = [Finding("build", "CPU parts", str(_library.extension_path()))]
+    if _library.cuda is None:
+        status, remedy = OK, ""
+        if torch.version.cuda is not None:
+            status = NOTE
+            remedy = "with nvcc there, build again: AXONN_CUDA=1 pip install --no-build-isolation ."
+        return [*findings, Finding("build", "CUDA parts", "not built", status, remedy)]
+    info = _library.cuda.build_info()
+    findings += [
+        Finding("build", "CUDA parts", str(_library.cuda.__file__)),
+        Finding("build", "architectures", info["architectures"].replace(",", ", ")),
+        Finding("build", "nvcc", info["nvcc"]),
+    ]
+    loaded, built = info["nccl"], info["nccl_built"]
+    same = loaded.split(".")[:2] == built.split(".")[:2]
+    text = loaded if same else f"{loaded} is loaded, {built} was built against"
+    remedy = "" if same else "build axonn_ext again, against the NCCL of this torch"
+    findings.append(Finding("build", "NCCL", text, OK if same else NOTE, remedy))
+    return findings
+
+
+# --- Devices --------------------------------------------------------------------------------------
+
+
+def find_devices() -> list[Finding]:
+    """The GPUs, whether our code runs on each, and which reach each other's memory."""
+    if not torch.cuda.is_available():
+        built = torch.version.cuda is not None
+        text = "none that torch can use" if built else "not asked: torch is a CPU build"
+        return [Finding("devices", "GPUs", text, NOTE if built and _library.cuda else OK)]
+    count = torch.cuda.device_count()
+    findings = []
+    for device in range(count):
+        properties = torch.cuda.get_device_properties(device)
+        version = (properties.major, properties.minor)
+        text = (
+            f"{properties.name}, sm_{version[0]}{version[1]}, {properties.total_memory >> 30} GiB"
+        )
+        peers = [p for p in range(count) if p != device and _can_reach(device, p)]
+        text += f", reaches {', '.join(map(str, peers)) or 'no other'}" if count > 1 else ""
+        runs = _library.cuda is None or runs_on(
+            _library.cuda.build_info()["architectures"].split(","), version
+        )
+        remedy = "" if runs else (
+            f"build again with TORCH_CUDA_ARCH_LIST='{version[0]}.{version[1]}'"
+        )  # fmt: skip
+        findings.append(Finding("devices", f"cuda:{device}", text, OK if runs else PROBLEM, remedy))
+    return findings
+
+
+def runs_on(architectures: Sequence[str], version: tuple[int, int]) -> bool:
+    """Whether code for these runs on a device: sm_XY on X.Y and later of the same X; PTX on all."""
+    number = 10 * version[0] + version[1]
+    for architecture in architectures:
+        kind, _, text = architecture.partition("_")
+        if not text.isdigit():  # 90a: for exactly that version
+            if kind == "sm" and text.rstrip("af") == str(number):
+                return True
+            continue
+        if int(text) <= number and (kind == "compute" or int(text) // 10 == version[0]):
+            return True
+    return False
+
+
+def _can_reach(device: int, peer: int) -> bool:
+    return bool(torch.cuda.can_device_access_peer(device, peer))
+
+
+# --- What will be used ----------------------------------------------------------------------------
+
+
+def find_shared_memory() -> Finding:
+    """Whether processes of this host can map each other's memory, as fused ops on CPU do."""
+    try:
+        descriptor = os.memfd_create("axonn_doctor")
+        try:
+            os.write(descriptor, b"axonn_ok")
+            with mmap.mmap(descriptor, 8):
+                path = f"/proc/{os.getpid()}/fd/{descriptor}"
+                program = [sys.executable, "-I", "-c", MAP_A_PEER, path]
+                done = subprocess.run(program, capture_output=True, check=False, timeout=60)
+        finally:
+            os.close(descriptor)
+        why = "" if done.returncode == 0 else done.stderr.decode().strip().rpartition("\n")[2]
+        works = done.returncode == 0
+    except (OSError, subprocess.SubprocessError) as error:
+        works, why = False, str(error)
+    if works:
+        return Finding("CPU", "shared memory", "processes of this host map each other's")
+    remedy = "run the ranks as one user, with /proc mounted and process_vm access allowed"
+    return Finding("CPU", "shared memory", f"does not work: {why}", NOTE, remedy)
+
+
+def find_algorithms(*, can_share: bool, cuda_kernels: set[str]) -> list[Finding]:
+    """What each op does on CPU and CUDA tensors, and why."""
+    default = "fused" if can_share else "sequential"
+    reason = "ranks of one host share memory" if can_share else "no shared memory"
+    gloo = dist.is_available() and dist.is_gloo_available()
+    cpu = f"auto: {default} ({reason}) unless warm_up() measures better; sequential, chunked "
+    cpu += "over gloo" if gloo else "not available: torch has no gloo"
+    findings = [Finding("algorithms", "CPU tensors", cpu, OK if gloo or can_share else PROBLEM)]
+    if torch.version.cuda is None:
+        return [*findings, Finding("algorithms", "CUDA tensors", "none: torch is a CPU build")]
+    nccl = dist.is_available() and dist.is_nccl_available()
+    over = "over c10d's NCCL" if nccl else "torch has no NCCL"
+    for op in OPS:
+        there = op in cuda_kernels
+        collective = op != "fill_random_"
+        text = "no CUDA kernel in this build" if not there else over if collective else "our kernel"
+        findings.append(Finding("algorithms", f"{op} on CUDA", text, OK if there else NOTE))
+    return findings
+
+
+def _has_kernel(op: str, key: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"axonn::{op}", key))

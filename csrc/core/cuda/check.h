@@ -1,0 +1,31 @@
+// CUDA's return codes as exceptions: expression, error name, text, file:line.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <stdexcept>
+#include <string>
+
+namespace axonn::cuda {
+
+class CudaError : public std::runtime_error {
+ public:
+  CudaError(cudaError_t status, const char* expression, const char* file, int line)
+      : std::runtime_error(std::string(expression) + " failed with " + cudaGetErrorName(status) +
+                           ": " + cudaGetErrorString(status) + " (" + file + ":" +
+                           std::to_string(line) + ")"),
+        status(status) {}
+
+  const cudaError_t status;
+};
+
+}  // namespace axonn::cuda
+
+#define AXONN_CUDA_CHECK(expression)                                                       \
+  do {                                                                                     \
+    const cudaError_t axonn_status = (expression);                                         \
+    if (axonn_status != cudaSuccess) {                                                     \
+      (void)cudaGetLastError(); /* else the next call, whosever it is, reports it again */ \
+      throw ::axonn::cuda::CudaError(axonn_status, #expression, __FILE__, __LINE__);       \
+    }                                                                                      \
+  } while (false)

@@ -1,0 +1,16 @@
+// fill_random of csrc/core/philox.h on the device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "core/block_layout.h"
+#include "core/data_type.h"
+#include "core/philox.h"
+
+namespace axonn::kernels::cuda {
+
+// Fills a contiguous block with the elements that `layout` says it holds. Only enqueues.
+cudaError_t fill_random(void* out, const BlockLayout& layout, DataType dtype,
+                        const RandomStream& stream, cudaStream_t cuda_stream);
+
+}  // namespace axonn::kernels::cuda

@@ -1,0 +1,20 @@
+// reduce_slots of csrc/core/reduce.h on the device: the same order, the same accumulation, and so
+// the same bits.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "core/data_type.h"
+
+namespace axonn::kernels::cuda {
+
+inline constexpr int64_t kMaxSlots = 256;  // pointers travel as kernel parameters: 2 KiB of 4
+
+// destination[i] = sources[0][i] (op) sources[1][i] (op) ... on the stream. `sources` is read
+// before this returns. `destination` may be one of the sources. 1 <= num_sources <= kMaxSlots.
+cudaError_t reduce_slots(void* destination, const void* const* sources, int64_t num_sources,
+                         int64_t count, DataType dtype, ReduceOp op, cudaStream_t stream);
+
+}  // namespace axonn::kernels::cuda

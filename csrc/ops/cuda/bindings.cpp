@@ -1,0 +1,39 @@
+// The Python module axonn_ext._cuda. Importing it registers the CUDA kernels with torch.library and
+// needs no driver.
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+#include <pybind11/pybind11.h>
+
+#include <string>
+
+#include "ops/cuda/communicator.h"
+
+namespace {
+
+#define AXONN_STRING_OF(...) #__VA_ARGS__
+#define AXONN_STRING(...) AXONN_STRING_OF(__VA_ARGS__)
+
+std::string dotted(int major, int minor) {
+  return std::to_string(major) + "." + std::to_string(minor);
+}
+
+// What this module was built with, and the NCCL that is loaded.
+pybind11::dict build_info() {
+  int nccl = 0;
+  const bool known = ncclGetVersion(&nccl) == ncclSuccess;
+  pybind11::dict info;
+  info["architectures"] = AXONN_STRING(AXONN_CUDA_ARCHITECTURES);
+  info["nvcc"] = AXONN_STRING(AXONN_NVCC_VERSION);
+  info["cuda"] = dotted(CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+  info["nccl_built"] = dotted(NCCL_MAJOR, NCCL_MINOR) + "." + std::to_string(NCCL_PATCH);
+  info["nccl"] = known ? dotted(nccl / 10000, nccl / 100 % 100) + "." + std::to_string(nccl % 100)
+                       : std::string();
+  return info;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_cuda, m) {
+  m.def("build_info", &build_info);
+  axonn::ops::cuda::bind_communicators(m);
+}

@@ -1,0 +1,223 @@
+#include "ops/cuda/communicator.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAStream.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+#include <vector>
+
+#include "core/cuda/communicator.h"
+#include "ops/c10d_store.h"
+#include "ops/checks.h"
+
+namespace axonn::ops::cuda {
+namespace {
+
+namespace py = pybind11;
+
+cudaStream_t current_stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
+
+kernels::DataType element_type(const at::Tensor& t) {
+  return t.scalar_type() == at::kHalf ? kernels::DataType::kFloat16 : data_type(t.scalar_type());
+}
+
+void check_buffer(const char* op, const char* name, const at::Tensor& t) {
+  TORCH_CHECK_VALUE(t.is_cuda() && t.is_contiguous(), op, ": ", name,
+                    " must be a contiguous CUDA tensor, got one on ", t.device(), " with strides ",
+                    t.strides());
+}
+
+void check_pair(const char* op, const at::Tensor& output, const at::Tensor& input,
+                int64_t output_parts, int64_t input_parts) {
+  check_buffer(op, "output", output);
+  check_buffer(op, "input", input);
+  TORCH_CHECK_TYPE(output.scalar_type() == input.scalar_type(), op, ": output has dtype ",
+                   output.scalar_type(), " but input has ", input.scalar_type());
+  TORCH_CHECK_VALUE(output.numel() * input_parts == input.numel() * output_parts, op,
+                    ": output has ", output.numel(), " elements and input ", input.numel(),
+                    ", expected a ratio of ", output_parts, " to ", input_parts);
+}
+
+kernels::ReduceOp reduce_op(const char* op, const std::string& name) {
+  TORCH_CHECK_VALUE(name == "sum" || name == "max", op, ": reduce_op must be 'sum' or 'max', got '",
+                    name, "'");
+  return name == "sum" ? kernels::ReduceOp::kSum : kernels::ReduceOp::kMax;
+}
+
+// A call under way. Keeps its tensors until it was waited for; if it never is, tells the allocator
+// which stream still uses them.
+class Work {
+ public:
+  Work(comm::PendingCall call, cudaStream_t stream, std::vector<at::Tensor> tensors)
+      : call_(std::move(call)), stream_(stream), tensors_(std::move(tensors)) {}
+  ~Work() {
+    for (const auto& t : tensors_) {
+      c10::cuda::CUDACachingAllocator::recordStream(
+          t.storage().data_ptr(), c10::cuda::getStreamFromExternal(stream_, t.device().index()));
+    }
+  }
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+
+  void wait() {
+    call_.block(current_stream());
+    tensors_.clear();
+  }
+  bool is_done() const { return call_.is_done(); }
+  int64_t sequence() const { return call_.sequence(); }
+
+ private:
+  comm::PendingCall call_;
+  cudaStream_t stream_;
+  std::vector<at::Tensor> tensors_;
+};
+
+// A communicator that takes tensors, and keeps its grid alive.
+class Axis {
+ public:
+  Axis(std::shared_ptr<comm::CommunicatorGrid> grid, const std::string& name)
+      : grid_(std::move(grid)), axis_(grid_->axis(name)) {}
+
+  int64_t rank() const { return axis_.rank(); }
+  int64_t size() const { return axis_.size(); }
+
+  std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input) {
+    check_pair("all_gather", output, input, axis_.size(), 1);
+    return work(axis_.all_gather(input.data_ptr(), output.data_ptr(), input.numel(),
+                                 element_type(input), current_stream()),
+                {output, input});
+  }
+  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                       const std::string& op) {
+    check_pair("reduce_scatter", output, input, 1, axis_.size());
+    return work(axis_.reduce_scatter(input.data_ptr(), output.data_ptr(), output.numel(),
+                                     element_type(input), reduce_op("reduce_scatter", op),
+                                     current_stream()),
+                {output, input});
+  }
+  std::unique_ptr<Work> all_reduce(const at::Tensor& output, const at::Tensor& input,
+                                   const std::string& op) {
+    check_pair("all_reduce", output, input, 1, 1);
+    return work(
+        axis_.all_reduce(input.data_ptr(), output.data_ptr(), input.numel(), element_type(input),
+                         reduce_op("all_reduce", op), current_stream()),
+        {output, input});
+  }
+  std::unique_ptr<Work> send(const at::Tensor& input, int64_t peer) {
+    check_peer("send", "input", input, peer);
+    return work(
+        axis_.send(input.data_ptr(), input.numel(), element_type(input), peer, current_stream()),
+        {input});
+  }
+  std::unique_ptr<Work> receive(const at::Tensor& output, int64_t peer) {
+    check_peer("receive", "output", output, peer);
+    return work(axis_.receive(output.data_ptr(), output.numel(), element_type(output), peer,
+                              current_stream()),
+                {output});
+  }
+  void group_start() {
+    axis_.group_start();
+    grouping_ = true;
+  }
+  std::unique_ptr<Work> group_end() {
+    grouping_ = false;
+    auto tensors = std::exchange(grouped_, {});
+    return std::make_unique<Work>(axis_.group_end(current_stream()), axis_.stream(),
+                                  std::move(tensors));
+  }
+  void register_memory(const at::Tensor& tensor, bool window) {
+    check_buffer("register_memory", "tensor", tensor);
+    const auto bytes = static_cast<int64_t>(tensor.nbytes());
+    window ? axis_.register_window(tensor.data_ptr(), bytes)
+           : axis_.register_buffer(tensor.data_ptr(), bytes);
+  }
+  void deregister_memory(const at::Tensor& tensor) { axis_.deregister(tensor.data_ptr()); }
+
+ private:
+  void check_peer(const char* op, const char* name, const at::Tensor& t, int64_t peer) const {
+    check_buffer(op, name, t);
+    TORCH_CHECK_VALUE(0 <= peer && peer < axis_.size() && peer != axis_.rank(), op, ": peer=", peer,
+                      " must be another rank of the axis' ", axis_.size());
+  }
+  // Null inside a group: only its end is something to wait for.
+  std::unique_ptr<Work> work(comm::PendingCall call, std::vector<at::Tensor> tensors) {
+    if (!grouping_) return std::make_unique<Work>(std::move(call), axis_.stream(), tensors);
+    grouped_.insert(grouped_.end(), tensors.begin(), tensors.end());
+    return nullptr;
+  }
+
+  std::shared_ptr<comm::CommunicatorGrid> grid_;
+  comm::Communicator& axis_;
+  bool grouping_ = false;
+  std::vector<at::Tensor> grouped_;
+};
+
+std::shared_ptr<comm::CommunicatorGrid> make_grid(
+    const std::string& group_name,
+    const std::vector<std::pair<std::string, std::vector<int64_t>>>& axes, int64_t device,
+    int64_t min_ctas, int64_t max_ctas, bool zero_cta, bool compare_calls, double timeout_seconds) {
+  const auto group = c10d::resolve_process_group(group_name);
+  const auto store = group->getStore();
+  std::vector<comm::AxisRanks> ranks;
+  for (const auto& [name, members] : axes) {
+    if (members.size() > 1) ranks.push_back({name, members});
+  }
+  // Every rank makes its grids in the same order, so counts agree and keys are used once.
+  const int64_t instance = store->add("axonn/nccl/grids/" + std::to_string(group->getRank()), 1);
+  return std::make_shared<comm::CommunicatorGrid>(
+      comm::CommunicatorOptions{.device = static_cast<int>(device),
+                                .min_ctas = static_cast<int>(min_ctas),
+                                .max_ctas = static_cast<int>(max_ctas),
+                                .zero_cta = zero_cta,
+                                .compare_calls = compare_calls,
+                                .timeout = std::chrono::duration<double>(timeout_seconds)},
+      group->getRank(), group->getSize(), ranks, "axonn/nccl/" + std::to_string(instance),
+      std::make_shared<C10dStore>(store), std::make_shared<C10dStore>(store->clone()));
+}
+
+}  // namespace
+
+void bind_communicators(py::module_& m) {
+  using Grid = comm::CommunicatorGrid;
+  const py::call_guard<py::gil_scoped_release> no_gil;
+  py::class_<Work>(m, "CommunicatorWork", "A collective under way on a communicator's stream.")
+      .def("wait", &Work::wait, no_gil, "Makes the current stream wait; not the host.")
+      .def("is_done", &Work::is_done, no_gil)
+      .def_property_readonly("sequence", &Work::sequence);
+  py::class_<Axis>(m, "Communicator",
+                   "The ranks along one axis; see csrc/core/cuda/communicator.h.")
+      .def_property_readonly("rank", &Axis::rank)
+      .def_property_readonly("size", &Axis::size)
+      .def("all_gather", &Axis::all_gather, no_gil, py::arg("output"), py::arg("input"))
+      .def("reduce_scatter", &Axis::reduce_scatter, no_gil, py::arg("output"), py::arg("input"),
+           py::arg("reduce_op") = "sum")
+      .def("all_reduce", &Axis::all_reduce, no_gil, py::arg("output"), py::arg("input"),
+           py::arg("reduce_op") = "sum")
+      .def("send", &Axis::send, no_gil, py::arg("input"), py::arg("peer"))
+      .def("receive", &Axis::receive, no_gil, py::arg("output"), py::arg("peer"))
+      .def("group_start", &Axis::group_start, no_gil)
+      .def("group_end", &Axis::group_end, no_gil)
+      .def("register_memory", &Axis::register_memory, no_gil, py::arg("tensor"), py::kw_only(),
+           py::arg("window") = false)
+      .def("deregister_memory", &Axis::deregister_memory, no_gil, py::arg("tensor"));
+  py::class_<Grid, std::shared_ptr<Grid>>(m, "CommunicatorGrid")
+      .def(py::init(&make_grid), no_gil, py::arg("group_name"), py::arg("axes"), py::kw_only(),
+           py::arg("device"), py::arg("min_ctas") = 0, py::arg("max_ctas") = 0,
+           py::arg("zero_cta") = false, py::arg("compare_calls") = false,
+           py::arg("timeout_seconds") = 600.0)
+      .def("axis",
+           [](std::shared_ptr<Grid> grid, const std::string& name) {
+             return std::make_unique<Axis>(std::move(grid), name);
+           })
+      .def("check", &Grid::check, no_gil)
+      .def("close", &Grid::close, no_gil);
+}
+
+}  // namespace axonn::ops::cuda

@@ -1,0 +1,62 @@
+"""`axonn-ext doctor`: what it finds here, and what it would conclude elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import axonn_ext
+from axonn_ext.cli import doctor, main
+
+
+def test_report_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "doctor.json"
+    assert main(["doctor", "--json", str(path)]) == 0
+    findings = {(f["part"], f["name"]): f for f in json.loads(path.read_text())["findings"]}
+    assert findings["versions", "torch"]["value"] == torch.__version__
+    assert findings["versions", "axonn_ext"]["value"] == axonn_ext.__version__
+    assert findings["CPU", "shared memory"]["status"] == "ok"
+    assert "auto: fused" in findings["algorithms", "CPU tensors"]["value"]
+    printed = capsys.readouterr().out
+    assert torch.__version__ in printed and "shared memory" in printed
+
+
+def test_a_problem_is_the_exit_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = doctor.Finding("devices", "cuda:0", "sm_120", doctor.PROBLEM, "build again")
+    monkeypatch.setattr(doctor, "diagnose", lambda: [bad])
+    assert main(["doctor"]) == 1
+    assert "problem: cuda:0: build again" in capsys.readouterr().out
+
+
+def test_users_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--fast"]) == 2
+    assert main(["doctor", "--json", "/nowhere/doctor.json"]) == 2
+    assert "cannot write /nowhere/doctor.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("architectures", "version", "runs"),
+    [
+        ("sm_80,sm_90,compute_90", (8, 0), True),
+        ("sm_80,sm_90,compute_90", (8, 9), True),  # code of 8.0 runs on all of 8
+        ("sm_80,sm_90,compute_90", (7, 5), False),
+        ("sm_80,sm_90,compute_90", (12, 0), True),  # PTX of 9.0 is compiled there
+        ("sm_80,sm_90", (12, 0), False),
+        ("sm_90a", (9, 0), True),
+        ("sm_90a", (10, 0), False),
+    ],
+)
+def test_which_devices_compiled_code_runs_on(
+    architectures: str, version: tuple[int, int], runs: bool
+) -> None:
+    assert doctor.runs_on(architectures.split(","), version) is runs
+
+
+def test_without_shared_memory_sequential_is_the_default() -> None:
+    (first, *_) = doctor.find_algorithms(can_share=False, cuda_kernels=set())
+    assert "auto: sequential (no shared memory)" in first.value
