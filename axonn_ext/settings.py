@@ -1,7 +1,8 @@
 """The only place that reads environment variables.
 
 AXONN_TIMEOUT_SECONDS         how long a rank waits for a peer inside a fused op, or for a
-                              collective of axonn_ext.overlap (default 600)
+                              collective of axonn_ext.overlap or of our NCCL communicators
+                              (default 600)
 AXONN_SYMMETRIC_MEMORY_BYTES  address space reserved per rank and group for fused ops; memory is
                               taken only as it is used (default 32 GiB)
 AXONN_CACHE_DIR               where measurements are kept between runs; empty: nowhere (default

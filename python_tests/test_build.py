@@ -73,7 +73,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel of this checkout, made in seconds, since the objects in build/ are used again."""
     folder = tmp_path_factory.mktemp("wheel")
     # setuptools packs whatever it finds there, modules that were removed since included.
-    for stale in (ROOT / "build").glob("*/lib*"):
+    for stale in (ROOT / "build").glob("*/lib.*"):
         shutil.rmtree(stale)
     pip = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps"]
     run(*pip, "-w", folder, ROOT, cwd=folder)

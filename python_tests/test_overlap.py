@@ -343,3 +343,47 @@ def test_forgetting_no_sync_changes_no_result(pool):
 def test_bad_options(option):
     with pytest.raises(ValueError, match=f"{option} must be >= "):
         Overlap(**{option: -1})
+
+
+# --- Programs that do not go from forward to step -------------------------------------------------
+
+
+def outputs_after_a_change() -> tuple[Tensor, Tensor]:
+    """With and without an orchestrator, of weights changed after a pass without gradients."""
+    model, x = Shuffled(grid_of(GridShape(z=4))), torch.ones(4, 16)
+    with torch.no_grad(), Orchestrator(model, Overlap()):
+        model(x)
+        for layer in model.layers:
+            layer.weight.mul_(2.0)
+        changed = model(x)
+    with torch.no_grad():
+        return changed, model(x)
+
+
+def test_weights_changed_between_passes_are_gathered_again(pool):
+    for got, expected in pool(4).run(outputs_after_a_change):
+        assert relative_error(got, expected) < 1e-6
+
+
+def gradients_after_a_skipped_step() -> tuple[list[Tensor], list[Tensor]]:
+    """Of the same step, behind one that was given up and by itself."""
+    model = Shuffled(grid_of(GridShape(z=2, data=2)))
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
+    results = []
+    with Orchestrator(model, Overlap(bucket_bytes=1)) as orchestrator:
+        for skip in (True, False):
+            if skip:
+                model(3 * x).square().sum().backward()
+                orchestrator.end_step()
+                model.zero_grad()
+            model(x).square().sum().backward()
+            orchestrator.sync_gradients()
+            results.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+            model.zero_grad()
+    return results[0], results[1]
+
+
+def test_a_skipped_step_leaves_nothing_to_the_next(pool):
+    for behind, alone in pool(4).run(gradients_after_a_skipped_step):
+        assert len(behind) == len(alone) > 0
+        assert all(torch.equal(a, b) for a, b in zip(behind, alone, strict=True))

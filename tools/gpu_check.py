@@ -8,11 +8,13 @@ something did; 2 there is no GPU, or no such stage. docs/gpu_check.md tells more
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -197,12 +199,19 @@ class Check:
 
 
 def execute(command: Sequence[str], deadline: float) -> int:
-    """The exit status; 124 when the time was up."""
-    try:
-        seconds = max(deadline - time.monotonic(), 1.0)
-        return subprocess.run(command, cwd=ROOT, env=environment(), timeout=seconds).returncode
-    except subprocess.TimeoutExpired:
-        return 124
+    """The exit status; 124 when the time was up. What the command has started ends with it."""
+    seconds = max(deadline - time.monotonic(), 1.0)
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), start_new_session=True) as process:
+        try:
+            return process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # a launcher ends its ranks
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=10)
+            return 124
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def environment() -> dict[str, str]:
@@ -276,7 +285,8 @@ def table_of(content: Json) -> list[tuple[str, str, str]]:
     lines = []
     for stage, found in content["stages"].items():
         failed = found.get("failed")
-        state = "not run" if failed is None else f"{failed} failed" if failed else "passed"
+        nothing = failed is None or (failed == 0 and found.get("passed") == 0)
+        state = "not run" if nothing else f"{failed} failed" if failed else "passed"
         detail = f"{found['passed']} tests passed, " if "passed" in found else ""
         detail += "".join(f"{name}, " for name in found.get("failures", ()))
         lines.append((stage, state, f"{detail}{found['seconds']} s"))

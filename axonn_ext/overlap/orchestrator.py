@@ -50,6 +50,7 @@ class Orchestrator:
 
     Raises:
         ValueError: the parameters are on several grids, or are another orchestrator's already.
+        NotImplementedError: the parameters are not on the CPU.
         CommunicationError (any later call, backward included): a collective failed, took more than
             AXONN_TIMEOUT_SECONDS, or ranks issued different ones.
     """
@@ -58,6 +59,11 @@ class Orchestrator:
         self.overlap = overlap or Overlap()
         self._parameters = list(sharded_parameters(model))
         grid = _only_grid(self._parameters)
+        elsewhere = {p.parameter.device.type for p in self._parameters} - {"cpu"}
+        if elsewhere:
+            raise NotImplementedError(
+                f"Orchestrator: parameters must lie on the cpu so far, got {min(elsewhere)}"
+            )
         split = [p for p in self._parameters if grid.size("z") > 1 and _is_split_over_z(p)]
         self._by_id = {id(p.parameter): p for p in self._parameters}
         self._modules = _owners(model, {id(p.parameter) for p in split})
@@ -143,8 +149,12 @@ class Orchestrator:
         self.end_step()
 
     def end_step(self) -> None:
-        """Gives up the gathered weights; after a step that `sync_gradients` does not end."""
+        """Gives up the gathered weights and the gradients on their way; after a step that
+        `sync_gradients` does not end, such as one that is skipped on all ranks."""
         self._gradients_to_come.clear()
+        self._buckets.discard()
+        if self._scattered is not None:
+            self._scattered.discard()
         if self._weights is not None:
             self._weights.end_step()
 
@@ -216,7 +226,7 @@ class Orchestrator:
 def _is_split_over_z(p: ShardedParameter) -> bool:
     axes = p.spec.dims.get(0, ())
     split = any("z" in axes for axes in p.spec.dims.values())
-    if split and axes[-1] != "z":
+    if split and axes[-1:] != ("z",):
         raise NotImplementedError(
             f"Orchestrator: {p.name} must be split over z in blocks of rows, got {p.spec.dims}"
         )

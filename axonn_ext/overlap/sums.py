@@ -50,6 +50,11 @@ class ScatteredSums:
         """Completes every sum; returns the parameters, those of several sums several times."""
         return self._finish(0)
 
+    def discard(self) -> None:
+        """Waits for every sum and drops it."""
+        while self._under_way:
+            self._lane.wait(self._under_way.popleft().collective)
+
     def _finish(self, num_left: int) -> list[ShardedParameter]:
         done = []
         while len(self._under_way) > num_left:
@@ -120,6 +125,13 @@ class BucketedSums:
                 self._start(axes, bucket)
         while self._under_way:
             self._advance(self._under_way.popleft())
+
+    def discard(self) -> None:
+        """Waits for the buckets under way and drops them."""
+        self._filling.clear()
+        while self._under_way:
+            bucket = self._under_way.popleft()
+            self._lanes[bucket.axes[0]].wait(bucket.collective)
 
     def _start(self, axes: tuple[str, ...], parameters: list[ShardedParameter]) -> None:
         gradients = []

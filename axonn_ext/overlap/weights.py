@@ -40,6 +40,7 @@ class Weight:
     """A parameter, and the place for it as a whole; tensors of autograd share its storage.
 
     whole    [Gz * rows, ...]; its storage is empty while the weight is not gathered
+    version  of the parameter when it was last gathered
     target   the same memory, with a version counter of its own: gathering again between forward
              and backward is no change that autograd should see
     """
@@ -50,6 +51,7 @@ class Weight:
     whole: Tensor
     target: Tensor
     num_bytes: int
+    version: int = -1
     gather: Collective | None = None
 
 
@@ -152,6 +154,9 @@ class GatheredWeights:
     def _acquire(self, weight: Weight, phase: _C.Phase) -> None:
         self._carry_out(self._plan.use(weight.number, phase), _PHASE_NAMES[phase])
         self._finish(weight)
+        if weight.version != weight.parameter._version:  # kept since before it was changed
+            self._start_gather(weight, _PHASE_NAMES[phase])
+            self._finish(weight)
 
     def _release(self, weight: Weight) -> None:
         self._carry_out(self._plan.release(weight.number))
@@ -170,10 +175,12 @@ class GatheredWeights:
                 storage.resize_(0)
             else:
                 storage.resize_(weight.num_bytes)
-                shard = weight.parameter.detach().contiguous()
-                weight.gather = self._lane.all_gather(
-                    weight.target, shard, f"{weight.name} for {phase}"
-                )
+                self._start_gather(weight, phase)
+
+    def _start_gather(self, weight: Weight, phase: str) -> None:
+        weight.version = weight.parameter._version
+        shard = weight.parameter.detach().contiguous()
+        weight.gather = self._lane.all_gather(weight.target, shard, f"{weight.name} for {phase}")
 
 
 class _Gathered(torch.autograd.Function):

@@ -33,12 +33,14 @@ class Exposure:
         *,
         num_steps: int,
         profile: Path | None = None,
+        device: str = "cpu",
     ) -> None:
         self._orchestrator = orchestrator
         overlaps = orchestrator is not None and not orchestrator.overlap.wait_at_once
         self._compares = overlaps and num_steps >= _COMPARED.stop
         self._axes = {grid.axis(axis).name: axis for axis in AXES if grid.size(axis) > 1}
         self._overlaps = overlaps
+        self._on_cpu = device == "cpu"
         self._profile = profile
         first = _COMPARED.stop if self._compares else min(2, num_steps)
         last = min(first + _NUM_PROFILED - 1, num_steps) if profile else first - 1
@@ -93,6 +95,8 @@ class Exposure:
         """What to tell the user at the end, in lines; nothing where nothing was communicated."""
         if not self._axes or not self._num_steps:
             return []
+        if not self._on_cpu:  # the host, whose clock this is, waits for nothing there
+            return ["communication a step: how much is exposed is not measured on GPUs yet"]
         lines = ["communication a step:"]
         for axis in reversed(AXES):
             if axis in self._axes.values():

@@ -64,8 +64,9 @@ class Trainer:
         )
         self._first_step_done = 0.0
         self.exposure = Exposure(
-            grid, model.orchestrator, num_steps=config.train.steps, profile=profile
-        )
+            grid, model.orchestrator, num_steps=config.train.steps, profile=profile,
+            device=job.device,
+        )  # fmt: skip
 
     def warm_up(self) -> int:
         """Measures what "auto" stands for in this run's ops; returns how many had to be measured.

@@ -169,6 +169,7 @@ class CommunicatorGrid {
 
   // Throws CommunicationError if a communicator, of this rank or another, has failed.
   void check() const { watch_->check(); }
+  int device() const { return options_.device; }
 
   // Ends the communicators in order, within the timeout: all ranks must call it.
   void close();

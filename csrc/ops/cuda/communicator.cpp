@@ -3,10 +3,12 @@
 #include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/Logging.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -22,22 +24,24 @@ namespace {
 
 namespace py = pybind11;
 
-cudaStream_t current_stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
+cudaStream_t current_stream(int device) {
+  return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream();
+}
 
 kernels::DataType element_type(const at::Tensor& t) {
   return t.scalar_type() == at::kHalf ? kernels::DataType::kFloat16 : data_type(t.scalar_type());
 }
 
-void check_buffer(const char* op, const char* name, const at::Tensor& t) {
-  TORCH_CHECK_VALUE(t.is_cuda() && t.is_contiguous(), op, ": ", name,
-                    " must be a contiguous CUDA tensor, got one on ", t.device(), " with strides ",
-                    t.strides());
+void check_buffer(const char* op, const char* name, const at::Tensor& t, int device) {
+  TORCH_CHECK_VALUE(t.is_cuda() && t.device().index() == device && t.is_contiguous(), op, ": ",
+                    name, " must be a contiguous tensor on cuda:", device, ", got one on ",
+                    t.device(), " with strides ", t.strides());
 }
 
 void check_pair(const char* op, const at::Tensor& output, const at::Tensor& input,
-                int64_t output_parts, int64_t input_parts) {
-  check_buffer(op, "output", output);
-  check_buffer(op, "input", input);
+                int64_t output_parts, int64_t input_parts, int device) {
+  check_buffer(op, "output", output, device);
+  check_buffer(op, "input", input, device);
   TORCH_CHECK_TYPE(output.scalar_type() == input.scalar_type(), op, ": output has dtype ",
                    output.scalar_type(), " but input has ", input.scalar_type());
   TORCH_CHECK_VALUE(output.numel() * input_parts == input.numel() * output_parts, op,
@@ -51,29 +55,47 @@ kernels::ReduceOp reduce_op(const char* op, const std::string& name) {
   return name == "sum" ? kernels::ReduceOp::kSum : kernels::ReduceOp::kMax;
 }
 
-// A call under way. Keeps its tensors until it was waited for; if it never is, tells the allocator
-// which stream still uses them.
+// A call under way. Keeps its tensors until the stream that issued it was made to wait; if it never
+// is, or another stream waits, tells the allocator which stream still uses them. Keeps the grid,
+// whose stream that is.
 class Work {
  public:
-  Work(comm::PendingCall call, cudaStream_t stream, std::vector<at::Tensor> tensors)
-      : call_(std::move(call)), stream_(stream), tensors_(std::move(tensors)) {}
+  Work(std::shared_ptr<comm::CommunicatorGrid> grid, comm::PendingCall call, cudaStream_t stream,
+       std::vector<at::Tensor> tensors)
+      : grid_(std::move(grid)),
+        issued_on_(current_stream(grid_->device())),
+        call_(std::move(call)),
+        stream_(stream),
+        tensors_(std::move(tensors)) {}
   ~Work() {
-    for (const auto& t : tensors_) {
-      c10::cuda::CUDACachingAllocator::recordStream(
-          t.storage().data_ptr(), c10::cuda::getStreamFromExternal(stream_, t.device().index()));
+    try {
+      record_use();
+    } catch (const std::exception& error) {
+      LOG(WARNING) << "axonn_ext: a collective was given up: " << error.what();
     }
   }
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
 
   void wait() {
-    call_.block(current_stream());
+    const auto waiting = current_stream(grid_->device());
+    call_.block(waiting);
+    if (waiting != issued_on_) record_use();
     tensors_.clear();
   }
   bool is_done() const { return call_.is_done(); }
   int64_t sequence() const { return call_.sequence(); }
 
  private:
+  void record_use() const {
+    for (const auto& t : tensors_) {
+      c10::cuda::CUDACachingAllocator::recordStream(
+          t.storage().data_ptr(), c10::cuda::getStreamFromExternal(stream_, t.device().index()));
+    }
+  }
+
+  std::shared_ptr<comm::CommunicatorGrid> grid_;
+  cudaStream_t issued_on_;
   comm::PendingCall call_;
   cudaStream_t stream_;
   std::vector<at::Tensor> tensors_;
@@ -89,37 +111,37 @@ class Axis {
   int64_t size() const { return axis_.size(); }
 
   std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input) {
-    check_pair("all_gather", output, input, axis_.size(), 1);
+    check_pair("all_gather", output, input, axis_.size(), 1, grid_->device());
     return work(axis_.all_gather(input.data_ptr(), output.data_ptr(), input.numel(),
-                                 element_type(input), current_stream()),
+                                 element_type(input), current_stream(grid_->device())),
                 {output, input});
   }
   std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                        const std::string& op) {
-    check_pair("reduce_scatter", output, input, 1, axis_.size());
+    check_pair("reduce_scatter", output, input, 1, axis_.size(), grid_->device());
     return work(axis_.reduce_scatter(input.data_ptr(), output.data_ptr(), output.numel(),
                                      element_type(input), reduce_op("reduce_scatter", op),
-                                     current_stream()),
+                                     current_stream(grid_->device())),
                 {output, input});
   }
   std::unique_ptr<Work> all_reduce(const at::Tensor& output, const at::Tensor& input,
                                    const std::string& op) {
-    check_pair("all_reduce", output, input, 1, 1);
+    check_pair("all_reduce", output, input, 1, 1, grid_->device());
     return work(
         axis_.all_reduce(input.data_ptr(), output.data_ptr(), input.numel(), element_type(input),
-                         reduce_op("all_reduce", op), current_stream()),
+                         reduce_op("all_reduce", op), current_stream(grid_->device())),
         {output, input});
   }
   std::unique_ptr<Work> send(const at::Tensor& input, int64_t peer) {
     check_peer("send", "input", input, peer);
-    return work(
-        axis_.send(input.data_ptr(), input.numel(), element_type(input), peer, current_stream()),
-        {input});
+    return work(axis_.send(input.data_ptr(), input.numel(), element_type(input), peer,
+                           current_stream(grid_->device())),
+                {input});
   }
   std::unique_ptr<Work> receive(const at::Tensor& output, int64_t peer) {
     check_peer("receive", "output", output, peer);
     return work(axis_.receive(output.data_ptr(), output.numel(), element_type(output), peer,
-                              current_stream()),
+                              current_stream(grid_->device())),
                 {output});
   }
   void group_start() {
@@ -129,11 +151,11 @@ class Axis {
   std::unique_ptr<Work> group_end() {
     grouping_ = false;
     auto tensors = std::exchange(grouped_, {});
-    return std::make_unique<Work>(axis_.group_end(current_stream()), axis_.stream(),
-                                  std::move(tensors));
+    return std::make_unique<Work>(grid_, axis_.group_end(current_stream(grid_->device())),
+                                  axis_.stream(), std::move(tensors));
   }
   void register_memory(const at::Tensor& tensor, bool window) {
-    check_buffer("register_memory", "tensor", tensor);
+    check_buffer("register_memory", "tensor", tensor, grid_->device());
     const auto bytes = static_cast<int64_t>(tensor.nbytes());
     window ? axis_.register_window(tensor.data_ptr(), bytes)
            : axis_.register_buffer(tensor.data_ptr(), bytes);
@@ -142,13 +164,13 @@ class Axis {
 
  private:
   void check_peer(const char* op, const char* name, const at::Tensor& t, int64_t peer) const {
-    check_buffer(op, name, t);
+    check_buffer(op, name, t, grid_->device());
     TORCH_CHECK_VALUE(0 <= peer && peer < axis_.size() && peer != axis_.rank(), op, ": peer=", peer,
                       " must be another rank of the axis' ", axis_.size());
   }
   // Null inside a group: only its end is something to wait for.
   std::unique_ptr<Work> work(comm::PendingCall call, std::vector<at::Tensor> tensors) {
-    if (!grouping_) return std::make_unique<Work>(std::move(call), axis_.stream(), tensors);
+    if (!grouping_) return std::make_unique<Work>(grid_, std::move(call), axis_.stream(), tensors);
     grouped_.insert(grouped_.end(), tensors.begin(), tensors.end());
     return nullptr;
   }
@@ -171,15 +193,22 @@ std::shared_ptr<comm::CommunicatorGrid> make_grid(
   }
   // Every rank makes its grids in the same order, so counts agree and keys are used once.
   const int64_t instance = store->add("axonn/nccl/grids/" + std::to_string(group->getRank()), 1);
-  return std::make_shared<comm::CommunicatorGrid>(
-      comm::CommunicatorOptions{.device = static_cast<int>(device),
-                                .min_ctas = static_cast<int>(min_ctas),
-                                .max_ctas = static_cast<int>(max_ctas),
-                                .zero_cta = zero_cta,
-                                .compare_calls = compare_calls,
-                                .timeout = std::chrono::duration<double>(timeout_seconds)},
-      group->getRank(), group->getSize(), ranks, "axonn/nccl/" + std::to_string(instance),
-      std::make_shared<C10dStore>(store), std::make_shared<C10dStore>(store->clone()));
+  // Its end joins the watching thread and talks to NCCL: without the GIL.
+  const auto end = [](comm::CommunicatorGrid* grid) {
+    std::optional<py::gil_scoped_release> no_gil;
+    if (PyGILState_Check() != 0) no_gil.emplace();
+    delete grid;
+  };
+  return {new comm::CommunicatorGrid(
+              comm::CommunicatorOptions{.device = static_cast<int>(device),
+                                        .min_ctas = static_cast<int>(min_ctas),
+                                        .max_ctas = static_cast<int>(max_ctas),
+                                        .zero_cta = zero_cta,
+                                        .compare_calls = compare_calls,
+                                        .timeout = std::chrono::duration<double>(timeout_seconds)},
+              group->getRank(), group->getSize(), ranks, "axonn/nccl/" + std::to_string(instance),
+              std::make_shared<C10dStore>(store), std::make_shared<C10dStore>(store->clone())),
+          end};
 }
 
 }  // namespace
