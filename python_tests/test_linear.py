@@ -123,7 +123,7 @@ def order_of_backward(algorithm: str) -> list[str]:
         y.backward(dy)
     events = sorted(profile.events(), key=lambda event: event.time_range.start)
     wanted = {"aten::mm": "mm", "c10d::reduce_scatter_tensor_coalesced_": "scatter",
-              "c10d::allgather_into_tensor_coalesced_": "gather"}  # fmt: skip
+              "c10d::_allgather_base_": "gather"}  # fmt: skip
     return [wanted[event.name] for event in events if event.name in wanted]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from axonn_ext import ops
@@ -76,11 +77,18 @@ class Collective:
         source = torch.ones(self.sizes, dtype=dtype, device=self.device)
         name, size = self.axis.name, self.axis.size
         issue: Callable[[], Tensor] = {
-            "all_gather": partial(_c10d.all_gather_into_tensor, source, size, name),
+            "all_gather": partial(gather_rows, source, self.axis),
             "reduce_scatter": partial(_c10d.reduce_scatter_tensor, source, "sum", size, name),
             "all_reduce": partial(_c10d.all_reduce, source, "sum", name),
         }[self.kind]
         return lambda: _c10d.wait_tensor(issue())
+
+
+def gather_rows(shard: Tensor, axis: AxisGroup) -> Tensor:
+    """The gather that "sequential" issues; csrc/ops/group.cpp says why not the functional one."""
+    output = shard.new_empty(axis.size * shard.shape[0], *shard.shape[1:])
+    dist.all_gather_into_tensor(output, shard, group=axis.process_group)
+    return output
 
 
 def bind_all(collectives: Sequence[Collective]) -> Callable[[], object] | None:

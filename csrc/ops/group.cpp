@@ -185,9 +185,11 @@ Pending start_all_gather(const Group& group, const at::Tensor& shard) {
   stacked.insert(stacked.begin(), group.size);
   auto output = at::empty(stacked, input.options());
   if (output.numel() == 0) return {output, [] {}};
-  std::vector<at::Tensor> outputs{output.view(-1)}, inputs{input.view(-1)};
-  auto work =
-      c10d::resolve_process_group(group.name)->allgather_into_tensor_coalesced(outputs, inputs);
+  auto out = output.view(-1), in = input.view(-1);
+  // Not the coalesced form: of an operation with a name as long as ALLGATHER_COALESCED, gloo's two
+  // threads write the name into one std::string unguarded (ProcessGroupGloo::runLoop), which
+  // corrupts the heap where it has to be allocated. Short names live in the string itself.
+  auto work = c10d::resolve_process_group(group.name)->_allgather_base(out, in);
   return {output, [work, input, group] { wait_for(group, *work); }};
 }
 
