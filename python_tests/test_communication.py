@@ -231,7 +231,7 @@ def test_linear(pool, world_size):
 
 
 KINDS = {
-    "c10d::allgather_into_tensor_coalesced_": "all_gather",
+    "c10d::_allgather_base_": "all_gather",
     "c10d::reduce_scatter_tensor_coalesced_": "reduce_scatter",
     "c10d::allreduce_": "all_reduce",
 }

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from axonn_ext import ops
@@ -87,7 +86,7 @@ class Collective:
 def gather_rows(shard: Tensor, axis: AxisGroup) -> Tensor:
     """The gather that "sequential" issues; csrc/ops/group.cpp says why not the functional one."""
     output = shard.new_empty(axis.size * shard.shape[0], *shard.shape[1:])
-    dist.all_gather_into_tensor(output, shard, group=axis.process_group)
+    axis.process_group._allgather_base(output, shard).wait()  # 2.11's name, and 2.14's
     return output
 
 
