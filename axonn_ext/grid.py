@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -144,8 +145,10 @@ class Grid:
         return self._group_of(axis, [first + i * stride for i in range(getattr(self.shape, axis))])
 
     def _group_of(self, axis: str, ranks: list[int]) -> AxisGroup:
-        description = _describe(axis, ranks)
-        group = dist.new_group(ranks, use_local_synchronization=True, group_desc=description)
+        group = dist.new_group(
+            ranks, use_local_synchronization=True, group_desc=_describe(axis, ranks),
+            pg_options=_nccl_options(),
+        )  # fmt: skip
         return AxisGroup(axis, group.group_name, len(ranks), ranks.index(self.rank), group)
 
     def __repr__(self) -> str:
@@ -243,6 +246,13 @@ def axis_of(group_description: str) -> str | None:
     """The axis of the c10d group of that description; None for a group that no Grid made."""
     match = re.fullmatch(rf"({'|'.join(AXES)}) \(ranks \d+(, \d+)*\)", group_description)
     return match[1] if match else None
+
+
+def _nccl_options() -> Any:
+    """NCCL's kernels first where matmuls would take every SM that falls free."""
+    if dist.get_backend() != "nccl":
+        return None
+    return dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
 
 
 def _describe(axis: str, ranks: Sequence[int]) -> str:

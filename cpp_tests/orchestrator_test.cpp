@@ -234,5 +234,26 @@ TEST(Lanes, TellExposedFromHidden) {
   EXPECT_THROW(lanes.finished(lane, first), std::logic_error);
 }
 
+TEST(Lanes, CountWhatADeviceHasMeasured) {
+  Lanes lanes;
+  const auto lane = lanes.add_lane("z");
+  lanes.record(true);
+  const auto first = lanes.submit(lane, "first", 10), second = lanes.submit(lane, "second", 20);
+  const Times times{.submitted = 1.0, .finished = 3.0, .waited_from = 2.5, .waited_to = 3.0};
+  lanes.retire_measured(lane, first, times);
+  // Given to the device while the first ran; nobody had to wait.
+  lanes.retire_measured(lane, second, {2.0, 3.5, 4.0, 4.0});
+  const auto totals = lanes.totals(lane);
+  EXPECT_EQ(totals.num_tasks, 2);
+  EXPECT_EQ(totals.bytes, 30);
+  EXPECT_DOUBLE_EQ(totals.busy, 2.0 + 0.5);
+  EXPECT_DOUBLE_EQ(totals.exposed, 0.5);
+  const auto records = lanes.take_records(lane);
+  ASSERT_EQ(records.size(), 2u);
+  EXPECT_EQ(records[1].submitted, 2.0);
+  EXPECT_EQ(records[1].started, 3.0) << "tasks of a lane overlap";
+  EXPECT_THROW(lanes.retire_measured(lane, first, times), std::logic_error);
+}
+
 }  // namespace
 }  // namespace axonn::orchestrator

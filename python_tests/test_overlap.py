@@ -38,11 +38,13 @@ class Case:
     parallel: ParallelConfig = SHARDED
     dtype: torch.dtype = torch.float32
     micro_batches: int = 1
+    device: str = "cpu"
 
 
 def train(grid: Grid, case: Case, overlap: Overlap | None) -> dict[str, Tensor]:
     """Losses, norms and weights of a few steps of plain gradient descent."""
     model = models.build(case.config, grid, case.parallel, seed=2, dtype=case.dtype)
+    model.to(case.device)
     orchestrator = None if overlap is None else Orchestrator(model, overlap)
     record: dict[str, Tensor] = {}
     for step in range(STEPS):
@@ -62,9 +64,9 @@ def train(grid: Grid, case: Case, overlap: Overlap | None) -> dict[str, Tensor]:
 
 def backward(model: Any, grid: Grid, case: Case, orchestrator: Orchestrator | None) -> Tensor:
     """All micro-batches of a step."""
-    ids, labels = (grid.shard(t, {0: ("data", "z")}) for t in random_batch())
+    ids, labels = (grid.shard(t, {0: ("data", "z")}).to(case.device) for t in random_batch())
     num_labels = float((random_batch()[1] != -100).sum())
-    total = torch.zeros((), dtype=case.dtype)
+    total = torch.zeros((), dtype=case.dtype, device=case.device)
     parts = list(zip(ids.chunk(case.micro_batches), labels.chunk(case.micro_batches), strict=True))
     for index, part in enumerate(parts):
         loss = model.loss(*part, num_labels)

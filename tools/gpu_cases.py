@@ -60,7 +60,8 @@ TRAINING = {
     "train.dtype": "bf16", "train.device": "cuda", "train.eval_interval": 0,
     "optim.warmup_steps": 5,
 }  # fmt: skip
-RUNS = ((1, 60), (2, 10))  # ranks along x, steps
+# Axis, ranks along it, steps, and whether weights and gradients cross it beside the computation.
+RUNS = (("x", 1, 60, "off"), ("x", 2, 10, "off"), ("z", 2, 12, "on"))
 
 
 def time_case(text: str, path: Path) -> None:

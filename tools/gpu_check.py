@@ -181,12 +181,12 @@ class Check:
     def train(self, deadline: float) -> Json:
         failures: list[str] = []
         runs: list[Json] = []
-        for ranks, steps in RUNS:
-            name = f"training, {steps} steps, x={ranks}"
+        for axis, ranks, steps, overlap in RUNS:
+            name = f"training, {steps} steps, {axis}={ranks}, overlap {overlap}"
             if not importlib.util.find_spec("rich"):
                 self.report.leave_out("train", name, "rich is not installed")
                 continue
-            found = run_training(ranks, steps, deadline)
+            found = run_training(f"{axis}={ranks}", steps, overlap, deadline)
             if found is None or not found["last_loss"] < found["first_loss"]:
                 failures.append(name)
             runs += [found] if found else []
@@ -246,23 +246,22 @@ def run_case(case: Case) -> list[Json] | None:
     return measured([*launcher, str(CASES_SCRIPT), "--case", encoded])
 
 
-def run_training(ranks: int, steps: int, deadline: float) -> Json | None:
+def run_training(grid: str, steps: int, overlap: str, deadline: float) -> Json | None:
     """The first and last loss and the last speed of a short run; None if it failed."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        settings = [
-            f"--{key}={value}" for key, value in (TRAINING | {"train.steps": steps}).items()
-        ]
-        command = [sys.executable, "-m", "axonn_ext", "train", "--grid", f"x={ranks}", "--out",
-                   str(out), *settings]  # fmt: skip
+        chosen = TRAINING | {"train.steps": steps, "overlap.mode": overlap}
+        settings = [f"--{key}={value}" for key, value in chosen.items()]
+        command = [sys.executable, "-m", "axonn_ext", "train", "--grid", grid, "--out", str(out),
+                   *settings]  # fmt: skip
         if execute(command, deadline) != 0:
             return None
         lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     metrics = [json.loads(line) for line in lines]
     last = metrics[-1]
     return {
-        "ranks": ranks, "steps": steps, "first_loss": metrics[0]["loss"], "last_loss": last["loss"],
-        "tokens_per_s": last["tokens_per_s"], "tflops": last["tflops"],
+        "grid": grid, "overlap": overlap, "steps": steps, "first_loss": metrics[0]["loss"],
+        "last_loss": last["loss"], "tokens_per_s": last["tokens_per_s"], "tflops": last["tflops"],
         "memory_bytes": last["memory_bytes"],
     }  # fmt: skip
 
@@ -295,7 +294,7 @@ def table_of(content: Json) -> list[tuple[str, str, str]]:
                 f"loss {run['first_loss']:.3f} -> {run['last_loss']:.3f}, "
                 f"{run['tokens_per_s']:,.0f} tokens/s, {run['tflops']:.1f} Tflop/s"
             )
-            lines.append((f"training, x={run['ranks']}", "measured", detail))
+            lines.append((f"training, {run['grid']}", "measured", detail))
     for row in content["link"]:
         detail = (
             f"overlap {row['overlap_efficiency']:.0%} at {row['link_gbps']:.0f} GB/s, emulated link"

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from axonn_ext import _C, settings
 from axonn_ext.gradients import SUM_ORDER, axes_left
-from axonn_ext.grid import Grid
+from axonn_ext.grid import AxisGroup, Grid
 from axonn_ext.nn.sharded import ShardedModule, ShardedParameter, sharded_parameters
+from axonn_ext.overlap.host_lane import HostLane
 from axonn_ext.overlap.lane import Lane
 from axonn_ext.overlap.options import Overlap
+from axonn_ext.overlap.stream_lane import StreamLane
 from axonn_ext.overlap.sums import BucketedSums, ScatteredSums
 from axonn_ext.overlap.watch import Watch
 from axonn_ext.overlap.weights import GatheredWeights
@@ -49,8 +51,8 @@ class Orchestrator:
     not by torch.autograd.grad.
 
     Raises:
-        ValueError: the parameters are on several grids, or are another orchestrator's already.
-        NotImplementedError: the parameters are not on the CPU.
+        ValueError: the parameters are on several grids or devices, or are another orchestrator's
+            already.
         CommunicationError (any later call, backward included): a collective failed, took more than
             AXONN_TIMEOUT_SECONDS, or ranks issued different ones.
     """
@@ -59,11 +61,7 @@ class Orchestrator:
         self.overlap = overlap or Overlap()
         self._parameters = list(sharded_parameters(model))
         grid = _only_grid(self._parameters)
-        elsewhere = {p.parameter.device.type for p in self._parameters} - {"cpu"}
-        if elsewhere:
-            raise NotImplementedError(
-                f"Orchestrator: parameters must lie on the cpu so far, got {min(elsewhere)}"
-            )
+        self._device = _only_device(self._parameters)
         split = [p for p in self._parameters if grid.size("z") > 1 and _is_split_over_z(p)]
         self._by_id = {id(p.parameter): p for p in self._parameters}
         self._modules = _owners(model, {id(p.parameter) for p in split})
@@ -103,7 +101,12 @@ class Orchestrator:
         ]
         for watch in watches:
             watch.siblings = [other for other in watches if other is not watch]
-        return {watch.axis: Lane(grid.axis(watch.axis), self._recorder, watch) for watch in watches}
+        return {watch.axis: self._make_lane(grid.axis(watch.axis), watch) for watch in watches}
+
+    def _make_lane(self, axis: AxisGroup, watch: Watch) -> Lane:
+        if self._device.type == "cpu":
+            return HostLane(axis, self._recorder, watch)
+        return StreamLane(axis, self._recorder, watch, device=self._device)
 
     def __enter__(self) -> Orchestrator:
         return self
@@ -240,6 +243,14 @@ def _only_grid(parameters: list[ShardedParameter]) -> Grid:
             f"Orchestrator: the parameters must lie on one Grid, got {len(grids)} grids"
         )
     return next(iter(grids.values()))
+
+
+def _only_device(parameters: list[ShardedParameter]) -> torch.device:
+    devices = {p.parameter.device for p in parameters}
+    if len(devices) != 1 or min(device.type for device in devices) not in ("cpu", "cuda"):
+        found = ", ".join(sorted(map(str, devices)))
+        raise ValueError(f"Orchestrator: parameters must lie on the cpu or one GPU, got {found}")
+    return next(iter(devices))
 
 
 def _owners(model: nn.Module, parameters: set[int]) -> list[ShardedModule]:

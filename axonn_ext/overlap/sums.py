@@ -53,13 +53,13 @@ class ScatteredSums:
     def discard(self) -> None:
         """Waits for every sum and drops it."""
         while self._under_way:
-            self._lane.wait(self._under_way.popleft().collective)
+            self._under_way.popleft().collective.wait()
 
     def _finish(self, num_left: int) -> list[ShardedParameter]:
         done = []
         while len(self._under_way) > num_left:
             scatter = self._under_way.popleft()
-            self._lane.wait(scatter.collective)
+            scatter.collective.wait()
             parameter = scatter.p.parameter
             total = _sum_of_blocks(scatter.blocks, self._lane.axis.size)
             parameter.grad = total if parameter.grad is None else parameter.grad.add_(total)
@@ -130,8 +130,7 @@ class BucketedSums:
         """Waits for the buckets under way and drops them."""
         self._filling.clear()
         while self._under_way:
-            bucket = self._under_way.popleft()
-            self._lanes[bucket.axes[0]].wait(bucket.collective)
+            self._under_way.popleft().collective.wait()
 
     def _start(self, axes: tuple[str, ...], parameters: list[ShardedParameter]) -> None:
         gradients = []
@@ -146,8 +145,8 @@ class BucketedSums:
 
     def _advance(self, bucket: _Bucket) -> None:
         """Takes a bucket over its next axis, or its sums to where they belong."""
-        axis = bucket.axes.pop(0)
-        self._lanes[axis].wait(bucket.collective)
+        bucket.collective.wait()
+        del bucket.axes[0]
         if bucket.axes:
             bucket.collective = self._cross(bucket.axes[0], bucket.flat, bucket.parameters)
             self._under_way.append(bucket)

@@ -41,7 +41,7 @@ class Watch:
     def __init__(self, axis: AxisGroup, *, timeout_s: float, compare: bool) -> None:
         self.axis = axis.axis
         self.timeout_s = timeout_s
-        self._compare = compare
+        self.compares = compare
         self._group = axis.process_group
         self._rank, self._size = axis.rank, axis.size
         store = self._group.get_group_store()
@@ -61,14 +61,14 @@ class Watch:
         self.num_issued += 1
         self._recent.append((sequence, signature))
         self.digest = zlib.crc32(signature.encode(), self.digest)
-        if self._compare:
+        if self.compares:
             first = self._store.compare_set(f"issued/{sequence}", "", signature).decode()
             if first != signature:
                 raise self.failure(sequence, signature, f"another rank issues {first}")
 
     def done(self, sequence: int) -> None:
         """Forgets a collective that every rank has issued."""
-        if self._compare and self._rank == 0:
+        if self.compares and self._rank == 0:
             self._store.delete_key(f"issued/{sequence}")
 
     def someone_failed(self) -> bool:

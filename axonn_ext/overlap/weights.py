@@ -164,7 +164,7 @@ class GatheredWeights:
     def _finish(self, weight: Weight) -> None:
         if weight.gather is not None:
             gather, weight.gather = weight.gather, None
-            self._lane.wait(gather)
+            gather.wait()
 
     def _carry_out(self, actions: Sequence[_C.GatherAction], phase: str = "") -> None:
         for action in actions:

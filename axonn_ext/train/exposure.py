@@ -9,14 +9,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
+import torch
+
+from axonn_ext import _C
 from axonn_ext.communication import waited_seconds
 from axonn_ext.grid import AXES, Grid
 from axonn_ext.overlap import Orchestrator
 from axonn_ext.overlap.chrome_trace import Span, write_chrome_trace
+from axonn_ext.overlap.clock import StreamClock
 
 # Steps that run by turns with and without overlap; the first step pays for what happens once.
 _COMPARED = range(2, 10)
 _NUM_PROFILED = 3
+_Mark = float | torch.Event  # on the CPU and on a GPU
 
 
 class Exposure:
@@ -40,12 +45,12 @@ class Exposure:
         self._compares = overlaps and num_steps >= _COMPARED.stop
         self._axes = {grid.axis(axis).name: axis for axis in AXES if grid.size(axis) > 1}
         self._overlaps = overlaps
-        self._on_cpu = device == "cpu"
+        self._clock = None if device == "cpu" else StreamClock(torch.device(device))
         self._profile = profile
         first = _COMPARED.stop if self._compares else min(2, num_steps)
         last = min(first + _NUM_PROFILED - 1, num_steps) if profile else first - 1
         self._profiled = range(first, last + 1)
-        self._spans: list[Span] = []
+        self._spans: list[tuple[str, _Mark, _Mark, dict[str, float]]] = []
         self._waited: dict[str, float] = defaultdict(float)  # inside ops, by axis
         self._exposed: dict[str, float] = defaultdict(float)  # in the orchestrator's waits
         self._busy: dict[str, float] = {}  # of the orchestrator's lanes
@@ -83,23 +88,26 @@ class Exposure:
         if not self._recording:
             yield
             return
-        waited, began = self._waited_in_ops(), time.perf_counter()
+        waited, began = self._waited_in_ops(), self._now()
         yield
         details = {
             f"waited_for_{axis}_in_ops_ms": (total - waited[axis]) * 1e3
             for axis, total in self._waited_in_ops().items()
         }
-        self._spans.append(Span(name, began, time.perf_counter(), details))
+        self._spans.append((name, began, self._now(), details))
 
     def summary(self) -> list[str]:
         """What to tell the user at the end, in lines; nothing where nothing was communicated."""
         if not self._axes or not self._num_steps:
             return []
-        if not self._on_cpu:  # the host, whose clock this is, waits for nothing there
-            return ["communication a step: how much is exposed is not measured on GPUs yet"]
-        lines = ["communication a step:"]
+        lines, known = ["communication a step:"], set(self._axes.values())
+        if self._clock is not None:  # ops wait on the host's clock, streams wait on a GPU
+            in_ops = "inside ops, where it is not measured on GPUs"
+            if not self._busy:
+                return [f"communication a step: {in_ops}"]
+            lines, known = [f"communication a step, but for that {in_ops}:"], set(self._busy)
         for axis in reversed(AXES):
-            if axis in self._axes.values():
+            if axis in known:
                 exposed = self._waited[axis] + self._exposed[axis]
                 line = f"  {axis:<4}  {exposed / self._num_steps * 1e3:8.2f} ms exposed"
                 if axis in self._busy:
@@ -138,5 +146,22 @@ class Exposure:
 
     def _write_profile(self) -> None:
         assert self._profile is not None
+        spans = [
+            Span(name, self._seconds(begin), self._seconds(end), details)
+            for name, begin, end, details in self._spans
+        ]
         lanes = self._orchestrator.take_records() if self._orchestrator is not None else {}
-        write_chrome_trace(self._profile, compute=self._spans, lanes=lanes)
+        write_chrome_trace(self._profile, compute=spans, lanes=lanes)
+
+    def _now(self) -> _Mark:
+        """Where the program is: what it computes with, the host or a GPU's stream."""
+        if self._clock is None:
+            return _C.Lanes.now()
+        return self._clock.mark(torch.cuda.current_stream())
+
+    def _seconds(self, mark: _Mark) -> float:
+        if isinstance(mark, float):
+            return mark
+        assert self._clock is not None
+        mark.synchronize()
+        return self._clock.seconds(mark)

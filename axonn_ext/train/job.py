@@ -88,10 +88,6 @@ def _device_problems(job: Job) -> list[str]:
         return ["train.device cuda: torch sees no GPU here; use cpu or auto"]
     if job.parallel.algorithm == "fused":
         return ["parallel.algorithm fused exists on cpu only so far; use auto, or train.device cpu"]
-    if job.config.overlap.mode != "off":
-        return [
-            "overlap.mode on and at_once exist on cpu only so far; use off, or train.device cpu"
-        ]
     return []
 
 

@@ -32,9 +32,7 @@ void Lanes::finished(int64_t lane, int64_t sequence) {
   auto& l = lanes_.at(lane);
   auto& task = *find(lane, sequence);
   task.finished = now();
-  // The lane takes up one task after the other, so their times do not overlap.
-  task.started = std::max(task.submitted, l.last_finished);
-  l.last_finished = task.finished;
+  finish(l, task);
 }
 
 void Lanes::retire(int64_t lane, int64_t sequence, double waited_from) {
@@ -45,12 +43,34 @@ void Lanes::retire(int64_t lane, int64_t sequence, double waited_from) {
   if (task.finished < 0) throw std::logic_error("Lanes: a task is retired before it is finished");
   task.waited_from = waited_from;
   task.waited_to = now();
-  l.totals.num_tasks += 1;
-  l.totals.bytes += task.bytes;
-  l.totals.busy += task.finished - task.started;
-  l.totals.exposed += task.waited_to - waited_from;
-  if (recording_) l.records.push_back(task);
-  l.open.erase(position);
+  count(l, position);
+}
+
+void Lanes::retire_measured(int64_t lane, int64_t sequence, const Times& times) {
+  const std::lock_guard lock(mutex_);
+  auto& l = lanes_.at(lane);
+  const auto position = find(lane, sequence);
+  position->submitted = times.submitted;
+  position->finished = times.finished;
+  position->waited_from = times.waited_from;
+  position->waited_to = times.waited_to;
+  finish(l, *position);
+  count(l, position);
+}
+
+// A lane takes up one task after the other, so their times do not overlap.
+void Lanes::finish(Lane& lane, Task& task) {
+  task.started = std::max(task.submitted, lane.last_finished);
+  lane.last_finished = task.finished;
+}
+
+void Lanes::count(Lane& lane, std::deque<Task>::iterator task) {
+  lane.totals.num_tasks += 1;
+  lane.totals.bytes += task->bytes;
+  lane.totals.busy += task->finished - task->started;
+  lane.totals.exposed += task->waited_to - task->waited_from;
+  if (recording_) lane.records.push_back(*task);
+  lane.open.erase(task);
 }
 
 LaneTotals Lanes::totals(int64_t lane) const {

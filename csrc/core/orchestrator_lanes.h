@@ -31,6 +31,15 @@ struct LaneTotals {
   double hidden() const { return busy > exposed ? busy - exposed : 0.0; }
 };
 
+// When a task ran and was waited for, as a device's own events tell afterwards; seconds of
+// Lanes::now().
+struct Times {
+  double submitted;
+  double finished;
+  double waited_from;
+  double waited_to;
+};
+
 // Tasks of a lane start in the order of submission. `finished` may be called on any thread, and
 // the rest on one; each task is finished, then waited for.
 class Lanes {
@@ -44,6 +53,8 @@ class Lanes {
   void finished(int64_t lane, int64_t sequence);
   // The program waited for the task from then until now, and is done with it.
   void retire(int64_t lane, int64_t sequence, double waited_from);
+  // Both at once, later, for a task whose times the host could not see. In order of sequence.
+  void retire_measured(int64_t lane, int64_t sequence, const Times& times);
 
   LaneTotals totals(int64_t lane) const;
   // While recording, retired tasks are kept until they are taken.
@@ -58,6 +69,8 @@ class Lanes {
     int64_t next_sequence = 0;
     double last_finished = -1;
   };
+  static void finish(Lane& lane, Task& task);
+  void count(Lane& lane, std::deque<Task>::iterator task);
   std::deque<Task>::iterator find(int64_t lane, int64_t sequence);
 
   mutable std::mutex mutex_;

@@ -71,6 +71,14 @@ void bind_orchestrator(py::module_& m) {
       .def("submit", &Lanes::submit, py::arg("lane"), py::arg("name"), py::arg("bytes"))
       .def("finished", &Lanes::finished, py::arg("lane"), py::arg("sequence"))
       .def("retire", &Lanes::retire, py::arg("lane"), py::arg("sequence"), py::arg("waited_from"))
+      .def(
+          "retire_measured",
+          [](Lanes& lanes, int64_t lane, int64_t sequence, double submitted, double finished,
+             double waited_from, double waited_to) {
+            lanes.retire_measured(lane, sequence, {submitted, finished, waited_from, waited_to});
+          },
+          py::arg("lane"), py::arg("sequence"), py::kw_only(), py::arg("submitted"),
+          py::arg("finished"), py::arg("waited_from"), py::arg("waited_to"))
       .def("totals", &Lanes::totals, py::arg("lane"))
       .def("record", &Lanes::record, py::arg("on"))
       .def("take_records", &Lanes::take_records, py::arg("lane"));

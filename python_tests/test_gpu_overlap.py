@@ -1,0 +1,139 @@
+"""Overlap on GPUs, over NCCL: the same bits with and without, memory, errors, times, graphs."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from axonn_ext import Grid, GridShape
+from axonn_ext.models import ParallelConfig
+from axonn_ext.nn import Linear
+from axonn_ext.overlap import Orchestrator, Overlap
+from axonn_ext.train.exposure import Exposure
+from grids import grid_of, relative_error
+from test_models import GPT2, LLAMA
+from test_overlap import LIMITS, Case, compare
+from test_overlap_streams import diverge_on
+
+pytestmark = pytest.mark.gpu
+
+CASES = {
+    "gpt2": Case(GPT2, ParallelConfig(recompute=True, algorithm="sequential"), micro_batches=2),
+    "llama": Case(LLAMA, ParallelConfig(algorithm="sequential"), dtype=torch.float64),
+    "bf16": Case(LLAMA, ParallelConfig(algorithm="sequential"), dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize("shape", [GridShape(z=2), GridShape(z=2, data=2), GridShape(x=2, z=2)])
+def test_the_same_bits_on_and_off(gpu_pool, case, shape):
+    on_gpu = dataclasses.replace(CASES[case], device="cuda")
+    for differing, error in gpu_pool(shape.size).run(compare, shape, on_gpu):
+        assert differing == []
+        assert error < LIMITS[on_gpu.dtype]
+
+
+def test_ranks_that_differ_learn_of_it_a_step_later(gpu_pool):
+    for first, second in gpu_pool(2).run(diverge_on, "cuda", GridShape(data=2)):
+        assert first == ""
+        assert "axis data" in second and "ranks have issued different collectives" in second
+
+
+def stack(grid: Grid, width: int, num_layers: int) -> torch.nn.Sequential:
+    return torch.nn.Sequential(
+        *(
+            Linear(width, width, grid=grid, role="expand", name=str(i), layout="replicated")
+            for i in range(num_layers)
+        )
+    ).cuda()
+
+
+def measure_steps(folder: str) -> tuple[dict[str, tuple[int, float, float]], bool]:
+    """Tasks, busy and exposed seconds by axis after two steps; whether a profile was written."""
+    grid = grid_of(GridShape(z=2))
+    model, x = stack(grid, 1024, 4), torch.randn(512, 1024, device="cuda")
+    profile = Path(folder) / f"profile{grid.rank}.json"
+    with Orchestrator(model, Overlap(prefetch=1)) as run:
+        exposure = Exposure(grid, run, num_steps=2, profile=profile, device="cuda")
+        for step in (1, 2):
+            with exposure.step(step), exposure.span("forward and backward"):
+                model(x).sum().backward()
+                run.sync_gradients()
+                torch.cuda.current_stream().synchronize()
+        totals = run.totals()
+        assert "ms exposed" in "".join(exposure.summary())
+    return {a: (t.num_tasks, t.busy, t.exposed) for a, t in totals.items()}, profile.exists()
+
+
+def test_times_are_those_of_the_streams(gpu_pool, tmp_path):
+    for totals, profiled in gpu_pool(2).run(measure_steps, str(tmp_path)):
+        assert profiled
+        tasks, busy, exposed = totals["z"]
+        # Of each step: the weights, their gradients, the biases' together, the check of the order.
+        assert tasks == 2 * (4 + 4 + 1 + 1)
+        assert exposed >= 0 and 0 < busy < 60
+
+
+def peak_of_gathered_weights() -> tuple[int, int]:
+    """Bytes that inference adds to the allocator's peak, with a budget of one weight and of all."""
+    grid = grid_of(GridShape(z=2))
+    width, peaks = 2048, []
+    for num_held in (1, 8):
+        model, x = stack(grid, width, 8), torch.randn(8, width, device="cuda")
+        with Orchestrator(
+            model, Overlap(prefetch=1, gathered_bytes=num_held * width**2 * 4)
+        ) as run:
+            with torch.no_grad():
+                model(x)  # learns the order
+                run.end_step()
+                before = torch.cuda.memory_allocated()
+                torch.cuda.reset_peak_memory_stats()
+                model(x)
+                peaks.append(torch.cuda.max_memory_allocated() - before)
+                run.end_step()
+    return peaks[0], peaks[1]
+
+
+def test_the_allocator_sees_the_budget(gpu_pool):
+    weight, small = 2048**2 * 4, 1 << 20
+    for tight, ample in gpu_pool(2).run(peak_of_gathered_weights):
+        assert weight <= tight <= weight + small
+        assert 2 * weight <= ample <= 2 * weight + small  # one in use, one on its way
+
+
+def replay() -> list[float]:
+    """Gradients of a step that was captured, on values that came later, against a step as usual."""
+    grid = grid_of(GridShape(z=2))
+    model, x = stack(grid, 256, 3), torch.randn(64, 256, device="cuda")
+    with Orchestrator(model) as run:
+
+        def step() -> None:
+            model(x).square().sum().backward()
+            run.sync_gradients()
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                model.zero_grad()
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        model.zero_grad()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            step()
+        x.mul_(2)
+        graph.replay()
+        captured = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        step()
+        usual = [p.grad for p in model.parameters()]
+    return [relative_error(c.cpu(), u.cpu()) for c, u in zip(captured, usual, strict=True)]
+
+
+def test_a_step_in_a_graph(gpu_pool):
+    for errors in gpu_pool(2).run(replay):
+        assert len(errors) == 6 and max(errors) == 0

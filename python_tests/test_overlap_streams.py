@@ -1,0 +1,198 @@
+"""The lanes of a GPU, driven here by streams of the CPU that keep the books a GPU's would keep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from axonn_ext import GridShape
+from axonn_ext.models import ParallelConfig
+from axonn_ext.overlap import CommunicationError, Orchestrator, Overlap, orchestrator
+from axonn_ext.overlap.lane import Lane
+from axonn_ext.overlap.stream_lane import StreamLane
+from grids import grid_of
+from test_models import GPT2, LLAMA
+from test_overlap import LIMITS, Case, compare, train
+
+TWO_BY_TWO = GridShape(z=2, data=2)
+
+
+class Stream:
+    """Runs what it is given at once, and notes how far into each stream it has waited."""
+
+    def __init__(self, device: object = None, priority: int = 0) -> None:
+        self.seen = {id(self): 0}
+        self.priority = priority
+
+    def wait_event(self, event: Event) -> None:
+        for stream, count in event.seen.items():
+            self.seen[stream] = max(self.seen.get(stream, 0), count)
+
+    def wait_stream(self, other: Stream) -> None:
+        event = Event()
+        event.record(other)
+        self.wait_event(event)
+
+
+class Event:
+    def __init__(self, enable_timing: bool = False) -> None:
+        self._times = enable_timing
+
+    def record(self, stream: Stream) -> None:
+        stream.seen[id(stream)] += 1
+        self.seen = dict(stream.seen)
+        self.at = time.monotonic()
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end_event: Event) -> float:
+        assert self._times and end_event._times
+        return (end_event.at - self.at) * 1e3
+
+
+class Gpu:
+    """What the lanes use of torch.cuda."""
+
+    Stream, Event = Stream, Event
+
+    def __init__(self) -> None:
+        self._current = [Stream()]
+        self.capturing = False
+
+    def current_stream(self, device: object = None) -> Stream:
+        return self._current[-1]
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        self._current.append(stream)
+        yield
+        self._current.pop()
+
+
+class Checked(StreamLane):
+    """Sees that a collective runs behind what the program has given before, and a reader behind
+    the collective."""
+
+    def _start(self, signature: str, sequence: int, tensors: Any, start: Any) -> Any:
+        program = self._gpu.current_stream()
+        program.seen[id(program)] += 1  # the program writes the tensors here
+        wrote = program.seen[id(program)]
+        collective = super()._start(signature, sequence, tensors, start)
+        assert self._stream.seen[id(program)] >= wrote, signature
+        end, wait = self._stream.seen[id(self._stream)], collective.wait
+
+        def wait_and_look() -> None:
+            wait()
+            assert self._gpu.current_stream().seen[id(self._stream)] >= end, signature
+            assert program.seen[id(self._stream)] >= end, signature  # whose memory it is
+
+        collective.wait = wait_and_look
+        return collective
+
+
+@contextmanager
+def lanes_of_streams(gpu: Gpu, lane: type[Lane] = Checked) -> Iterator[None]:
+    make = partial(lane, device=torch.device("cpu"), gpu=gpu)
+    with mock.patch.object(orchestrator, "HostLane", make):
+        yield
+
+
+def compare_in_streams(case: Case) -> tuple[list[str], float]:
+    with lanes_of_streams(Gpu()):
+        return compare(TWO_BY_TWO, case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(GPT2, ParallelConfig(recompute=True), micro_batches=2),
+        Case(LLAMA, dtype=torch.float64),
+    ],
+)
+def test_the_same_bits_as_on_the_host(pool, case):
+    for differing, error in pool(4).run(compare_in_streams, case):
+        assert differing == []
+        assert error < LIMITS[case.dtype]
+
+
+def bits_of_both() -> list[str]:
+    """What differs between lanes of the host and lanes of streams."""
+    grid, case, overlap = grid_of(TWO_BY_TWO), Case(LLAMA), Overlap(prefetch=2, bucket_bytes=4096)
+    on_host = train(grid, case, overlap)
+    with lanes_of_streams(Gpu()):
+        in_streams = train(grid, case, overlap)
+    return [name for name in on_host if not torch.equal(on_host[name], in_streams[name])]
+
+
+def test_a_graph_captures_the_same_collectives(pool):
+    assert pool(4).run(bits_of_both) == [[]] * 4
+    for totals, untimed in pool(4).run(totals_with_and_without_capture):
+        assert totals.keys() == untimed.keys()
+        for axis, (tasks, num_bytes, busy) in totals.items():
+            assert busy > 0
+            checks = 1  # of the order, which a graph cannot make
+            assert untimed[axis] == (tasks - checks, num_bytes - 2 * 8, 0.0)
+
+
+def totals_with_and_without_capture() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Tasks, bytes and busy seconds of one step by axis; then while a graph is captured."""
+    both = []
+    for capturing in (False, True):
+        gpu = Gpu()
+        with lanes_of_streams(gpu):
+            grid = grid_of(TWO_BY_TWO)
+            model = torch.nn.Sequential(linear(grid, "a"), linear(grid, "b"))
+            with Orchestrator(model) as run:
+                gpu.capturing = capturing
+                model(torch.ones(4, 16)).sum().backward()
+                run.sync_gradients()
+                gpu.capturing = False
+                totals = run.totals()
+        both.append({a: (t.num_tasks, t.bytes, t.busy) for a, t in totals.items()})
+    return both[0], both[1]
+
+
+def linear(grid: Any, name: str) -> torch.nn.Module:
+    from axonn_ext.nn import Linear
+
+    return Linear(16, 16, grid=grid, role="expand", name=name, layout="replicated")
+
+
+def diverge_on(device: str, shape: GridShape) -> tuple[str, str]:
+    """The errors of a step in which ranks of data issue different sums, and of the next."""
+    grid = grid_of(shape)
+    run = Orchestrator(linear(grid, "a").to(device))
+    lane, what = run._lanes["data"], f"something of {grid.coords['data']}"
+    errors = []
+    for _ in range(2):
+        try:
+            lane.all_reduce(torch.ones(3, device=device), what).wait()
+            lane.check_order()
+            errors.append("")
+        except CommunicationError as error:
+            errors.append(str(error))
+    return errors[0], errors[1]
+
+
+def diverge() -> tuple[str, str]:
+    with lanes_of_streams(Gpu(), StreamLane):
+        return diverge_on("cpu", TWO_BY_TWO)
+
+
+def test_ranks_that_differ_learn_of_it_a_step_later(pool):
+    for first, second in pool(4).run(diverge):
+        assert first == ""
+        assert "axis data" in second and "ranks have issued different collectives" in second
