@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 
 # M, K, N of one rank: ragged, empty, tile-sized, and large enough to be cut into chunks.
 SHAPES = [(3, 5, 7), (33, 64, 129), (0, 4, 3), (4, 0, 3), (2, 3, 0), (128, 256, 128)]
-CHUNKED_SHAPE = (2048, 4096, 512)
+CHUNKED_SHAPE = (2048, 2048, 4096)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 ALGORITHMS = ["chunked", "sequential", "auto"]
 LAYOUTS = {"NN": (False, False), "NT": (False, True), "TN": (True, False)}
