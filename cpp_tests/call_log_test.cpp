@@ -127,6 +127,22 @@ TEST(CallLog, ARankThatStaysAwayIsNamed) {
   EXPECT_EQ(errors[1], "");
 }
 
+TEST(CallLog, AFailureElsewhereEndsTheWait) {
+  testing::InMemoryStore store;
+  const auto began = std::chrono::steady_clock::now();
+  const auto errors = on_ranks(2, [&](int64_t rank) {
+    if (rank == 1) return;  // has failed on another axis
+    CallLog log(log_options(rank, 2, true, std::chrono::seconds(60)), store);
+    log.announce("all_gather");
+    int64_t checks = 0;
+    log.agree([&] {
+      if (++checks == 3) throw CommunicationError("rank 10 has failed");
+    });
+  });
+  EXPECT_EQ(errors, (std::vector<std::string>{"rank 10 has failed", ""}));
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(10));
+}
+
 // Ranks with a watch each. A call of theirs is done once `done` says so.
 struct WatchedRank {
   WatchedRank(

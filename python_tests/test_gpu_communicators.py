@@ -128,6 +128,24 @@ def test_ordered_with_the_current_stream(gpu_pool):
         assert all(right)
 
 
+def pass_wrong_tensors() -> None:
+    with connected(GridShape(x=2)) as grid:
+        lane, own = grid.axis("x"), torch.ones(4, device="cuda")
+        with pytest.raises(ValueError, match="input must be a contiguous tensor on cuda"):
+            lane.all_reduce(own, own.cpu())
+        with pytest.raises(ValueError, match="output has 4 elements and input 4, expected a ratio"):
+            lane.all_gather(own, own)
+        with pytest.raises(TypeError, match="output has dtype Double but input has Float"):
+            lane.all_reduce(own.double(), own)
+        with pytest.raises(ValueError, match="peer=2 must be another rank"):
+            lane.send(own, 2)
+        grid.check()
+
+
+def test_wrong_tensors(gpu_pool):
+    gpu_pool(2).run(pass_wrong_tensors)
+
+
 def differ() -> str:
     """What a rank hears if the other issues something else, where calls are compared."""
     with connected(GridShape(x=2), AXONN_DEBUG_COLLECTIVES="1") as grid:

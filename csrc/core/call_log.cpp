@@ -98,7 +98,7 @@ int64_t CallLog::announce(const std::string& signature) {
   return ++progress_.issued;
 }
 
-void CallLog::agree() {
+void CallLog::agree(const std::function<void()>& check) {
   if (!options_.compare) return;
   const CallProgress mine = progress();
   const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(options_.timeout);
@@ -108,7 +108,8 @@ void CallLog::agree() {
   store_.set(key(slot, options_.rank), std::to_string(mine.issued) + " " + mine.last);
   std::vector<std::string> signatures;
   for (int64_t rank = 0; rank < static_cast<int64_t>(options_.ranks.size()); ++rank) {
-    signatures.push_back(rank == options_.rank ? mine.last : await_peer(rank, mine.issued, end));
+    signatures.push_back(rank == options_.rank ? mine.last
+                                               : await_peer(rank, mine.issued, end, check));
   }
   if (const auto text =
           describe_divergence(options_.axis, mine.issued, options_.ranks, signatures)) {
@@ -116,7 +117,8 @@ void CallLog::agree() {
   }
 }
 
-std::string CallLog::await_peer(int64_t rank, int64_t sequence, Clock::time_point end) {
+std::string CallLog::await_peer(int64_t rank, int64_t sequence, Clock::time_point end,
+                                const std::function<void()>& check) {
   const std::string name = key(sequence % 2 == 0 ? "even" : "odd", rank);
   auto pause = std::chrono::microseconds(50);
   while (true) {
@@ -129,6 +131,7 @@ std::string CallLog::await_peer(int64_t rank, int64_t sequence, Clock::time_poin
       const CallProgress mine = progress();
       throw CommunicationError(explain_timeout(sequence, mine.last, options_.timeout.count()));
     }
+    check();
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, std::chrono::microseconds(10000));
   }

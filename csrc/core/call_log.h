@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -64,8 +65,8 @@ class CallLog {
 
   // If calls are compared: returns once every peer has announced the call announced last, and
   // throws CommunicationError if one announced another, or none within the timeout. Else returns at
-  // once.
-  void agree();
+  // once. `check` is called while it waits, and may throw what makes waiting vain.
+  void agree(const std::function<void()>& check = [] {});
 
   // All calls up to this number are done.
   void complete(int64_t sequence);
@@ -82,7 +83,8 @@ class CallLog {
  private:
   std::string key(const char* what, int64_t rank) const;
   std::optional<CallProgress> read_progress(int64_t rank);
-  std::string await_peer(int64_t rank, int64_t sequence, std::chrono::steady_clock::time_point end);
+  std::string await_peer(int64_t rank, int64_t sequence, std::chrono::steady_clock::time_point end,
+                         const std::function<void()>& check);
 
   const CallLogOptions options_;
   KeyValueStore& store_;

@@ -133,7 +133,7 @@ PendingCall Communicator::launch(Kind kind, const std::string& signature, cudaSt
   const Numbered& numbered = kind == Kind::kCollective ? collectives_ : transfers_;
   const int64_t sequence = numbered.log->announce(signature);
   try {
-    numbered.log->agree();
+    numbered.log->agree([this] { grid_.check(); });
     cuda::Event ready;
     ready.record(caller);
     ready.block(stream_.get());

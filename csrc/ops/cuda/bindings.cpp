@@ -1,9 +1,11 @@
 // The Python module axonn_ext._cuda. Importing it registers the CUDA kernels with torch.library and
 // needs no driver.
+#include <c10/util/Exception.h>
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #include <pybind11/pybind11.h>
 
+#include <exception>
 #include <string>
 
 #include "ops/cuda/communicator.h"
@@ -31,9 +33,24 @@ pybind11::dict build_info() {
   return info;
 }
 
+// A mistake in an argument is the Python exception that the ops raise for it.
+void translate(std::exception_ptr error) {
+  if (!error) return;
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::ValueError& e) {
+    PyErr_SetString(PyExc_ValueError, e.what_without_backtrace());
+  } catch (const c10::TypeError& e) {
+    PyErr_SetString(PyExc_TypeError, e.what_without_backtrace());
+  } catch (const c10::Error& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what_without_backtrace());
+  }
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_cuda, m) {
+  pybind11::register_local_exception_translator(&translate);
   m.def("build_info", &build_info);
   axonn::ops::cuda::bind_communicators(m);
 }
