@@ -71,6 +71,28 @@ TEST(ExecutionOrder, ADivergedStepIsSilentUntilItsEndAndKnownFromThenOn) {
   EXPECT_EQ(order.predicted()[0], first[2]);
 }
 
+TEST(ExecutionOrder, APassOfInferenceEndsWhereTheNextBegins) {
+  ExecutionOrder order;
+  const std::vector<Use> pass{{0, kI}, {1, kI}, {2, kI}};
+  for (int i = 0; i < 5; ++i) {
+    for (size_t at = 0; at < pass.size(); ++at) {
+      order.use(pass[at]);
+      const std::vector<Use> rest(pass.begin() + (i == 0 ? 3 : at + 1), pass.end());
+      EXPECT_EQ(std::vector<Use>(order.predicted().begin(), order.predicted().end()), rest);
+    }
+  }
+  // A table that is used again at the end, as the head's weight.
+  ExecutionOrder tied;
+  for (int i = 0; i < 5; ++i) {
+    for (const int64_t weight : {0, 1, 2, 0}) tied.use({weight, kI});
+  }
+  EXPECT_EQ(tied.num_mispredictions(), 0);
+  tied.use({0, kI});
+  tied.use({1, kI});
+  ASSERT_EQ(tied.predicted().size(), 1u);
+  EXPECT_EQ(tied.predicted()[0].weight, 2);
+}
+
 TEST(ExecutionOrder, EvaluationBetweenStepsDisturbsNothing) {
   ExecutionOrder order;
   const auto step = step_of(2);

@@ -7,7 +7,10 @@ namespace axonn::orchestrator {
 
 void ExecutionOrder::use(const Use& use) {
   const bool inference = use.phase == Phase::kInference;
-  if (!current_.empty() && inference != (current_.back().phase == Phase::kInference)) end_step();
+  if (!current_.empty()) {
+    const bool switches = inference != (current_.back().phase == Phase::kInference);
+    if (switches || (inference && use == current_.front())) end_step();
+  }
 
   current_.push_back(use);
   if (unknown_) return;

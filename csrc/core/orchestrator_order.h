@@ -27,7 +27,8 @@ class ExecutionOrder {
  public:
   explicit ExecutionOrder(size_t num_remembered = 4) : num_remembered_(num_remembered) {}
 
-  // A switch between inference and training ends a step by itself.
+  // A switch between inference and training ends a step by itself, and so does, in inference, a use
+  // of the weight that the step began with: nothing else tells where a pass ends.
   void use(const Use& use);
   void end_step();
 
