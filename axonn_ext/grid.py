@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -17,7 +18,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
+from axonn_ext import settings
+
 AXES = ("data", "pipe", "z", "y", "x")  # slowest to fastest
+_WATCHDOG_SECONDS = 30.0  # that c10d grants a collective beyond AXONN_TIMEOUT_SECONDS
 Dims = Mapping[int, Sequence[str]]  # tensor dim -> the axes that split it, slowest first
 
 
@@ -147,7 +151,7 @@ class Grid:
     def _group_of(self, axis: str, ranks: list[int]) -> AxisGroup:
         group = dist.new_group(
             ranks, use_local_synchronization=True, group_desc=_describe(axis, ranks),
-            pg_options=_nccl_options(),
+            **_nccl_options(),
         )  # fmt: skip
         return AxisGroup(axis, group.group_name, len(ranks), ranks.index(self.rank), group)
 
@@ -248,11 +252,16 @@ def axis_of(group_description: str) -> str | None:
     return match[1] if match else None
 
 
-def _nccl_options() -> Any:
-    """NCCL's kernels first where matmuls would take every SM that falls free."""
-    if dist.get_backend() != "nccl":
-        return None
-    return dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+def _nccl_options() -> dict[str, Any]:
+    """For NCCL: its kernels come first where matmuls would take every SM that falls free, and its
+    watchdog, which ends the process, comes after errors that say what happened."""
+    assert dist.group.WORLD is not None
+    if _device_type(dist.group.WORLD) != "cuda":
+        return {}
+    timeout = timedelta(seconds=settings.load().timeout_seconds + _WATCHDOG_SECONDS)
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options._timeout = timeout
+    return {"pg_options": options, "timeout": timeout}
 
 
 def _describe(axis: str, ranks: Sequence[int]) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -89,6 +92,7 @@ def peak_of_gathered_weights() -> tuple[int, int]:
             with torch.no_grad():
                 model(x)  # learns the order
                 run.end_step()
+                gc.collect()  # the model before this one and its orchestrator know each other
                 before = torch.cuda.memory_allocated()
                 torch.cuda.reset_peak_memory_stats()
                 model(x)
@@ -104,11 +108,48 @@ def test_the_allocator_sees_the_budget(gpu_pool):
         assert 2 * weight <= ample <= 2 * weight + small  # one in use, one on its way
 
 
-def replay() -> list[float]:
+def on_two_streams() -> list[float]:
+    """Steps whose forward runs on another stream than backward, against steps as usual."""
+    gradients = []
+    for side in (torch.cuda.Stream(), torch.cuda.current_stream()):
+        model = stack(grid_of(GridShape(z=2)), 512, 4)
+        x = torch.ones(256, 512, device="cuda")
+        with Orchestrator(model, Overlap(prefetch=2, gathered_bytes=1)) as run:
+            for last in (False, False, True):
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    loss = model(x).square().sum()
+                torch.cuda.current_stream().wait_stream(side)
+                if last:
+                    loss.backward()
+                else:
+                    with run.no_sync():
+                        loss.backward()
+            run.sync_gradients()
+        gradients.append([p.grad.cpu() for p in model.parameters()])
+    return [relative_error(a, b) for a, b in zip(*gradients, strict=True)]
+
+
+def test_forward_and_backward_on_different_streams(gpu_pool):
+    for errors in gpu_pool(2).run(on_two_streams):
+        assert len(errors) == 8 and max(errors) == 0
+
+
+def compare_in_debug_mode(shape: GridShape, case: Case) -> tuple[list[str], float]:
+    with mock.patch.dict(os.environ, AXONN_DEBUG_COLLECTIVES="1"):
+        return compare(shape, case)
+
+
+def test_collectives_are_compared(gpu_pool):
+    case = dataclasses.replace(CASES["llama"], device="cuda")
+    for differing, _ in gpu_pool(2).run(compare_in_debug_mode, GridShape(z=2), case):
+        assert differing == []
+
+
+def replay(shape: GridShape, capture_error_mode: str) -> list[float]:
     """Gradients of a step that was captured, on values that came later, against a step as usual."""
-    grid = grid_of(GridShape(z=2))
-    model, x = stack(grid, 256, 3), torch.randn(64, 256, device="cuda")
-    with Orchestrator(model) as run:
+    model, x = stack(grid_of(shape), 256, 3), torch.randn(64, 256, device="cuda")
+    with Orchestrator(model, Overlap(bucket_bytes=4096)) as run:
 
         def step() -> None:
             model(x).square().sum().backward()
@@ -120,10 +161,14 @@ def replay() -> list[float]:
             for _ in range(3):
                 model.zero_grad()
                 step()
+            run.settle()
+            with torch.no_grad():
+                model(x)
+            run.end_step()
         torch.cuda.current_stream().wait_stream(side)
         model.zero_grad()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, capture_error_mode=capture_error_mode):
             step()
         x.mul_(2)
         graph.replay()
@@ -131,9 +176,12 @@ def replay() -> list[float]:
         model.zero_grad()
         step()
         usual = [p.grad for p in model.parameters()]
+        assert all(total.busy >= 0 for total in run.totals().values())
     return [relative_error(c.cpu(), u.cpu()) for c, u in zip(captured, usual, strict=True)]
 
 
-def test_a_step_in_a_graph(gpu_pool):
-    for errors in gpu_pool(2).run(replay):
+@pytest.mark.parametrize("mode", ["thread_local", "global"])
+@pytest.mark.parametrize("shape", [GridShape(z=2), GridShape(z=2, data=2)])
+def test_a_step_in_a_graph(gpu_pool, shape, mode):
+    for errors in gpu_pool(shape.size).run(replay, shape, mode):
         assert len(errors) == 6 and max(errors) == 0

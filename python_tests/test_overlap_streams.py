@@ -27,23 +27,22 @@ TWO_BY_TWO = GridShape(z=2, data=2)
 class Stream:
     """Runs what it is given at once, and notes how far into each stream it has waited."""
 
-    def __init__(self, device: object = None, priority: int = 0) -> None:
+    def __init__(self, device: object = None) -> None:
         self.seen = {id(self): 0}
-        self.priority = priority
 
     def wait_event(self, event: Event) -> None:
         for stream, count in event.seen.items():
             self.seen[stream] = max(self.seen.get(stream, 0), count)
 
     def wait_stream(self, other: Stream) -> None:
-        event = Event()
+        event = Event(Gpu())
         event.record(other)
         self.wait_event(event)
 
 
 class Event:
-    def __init__(self, enable_timing: bool = False) -> None:
-        self._times = enable_timing
+    def __init__(self, gpu: Gpu, enable_timing: bool = False) -> None:
+        self._gpu, self._times = gpu, enable_timing
 
     def record(self, stream: Stream) -> None:
         stream.seen[id(stream)] += 1
@@ -51,7 +50,8 @@ class Event:
         self.at = time.monotonic()
 
     def query(self) -> bool:
-        return True
+        assert not self._gpu.capturing  # which a GPU forbids
+        return not self._gpu.behind
 
     def synchronize(self) -> None: ...
 
@@ -63,11 +63,13 @@ class Event:
 class Gpu:
     """What the lanes use of torch.cuda."""
 
-    Stream, Event = Stream, Event
+    Stream = Stream
 
     def __init__(self) -> None:
+        self.Event = partial(Event, self)
         self._current = [Stream()]
         self.capturing = False
+        self.behind = False  # of the host
 
     def current_stream(self, device: object = None) -> Stream:
         return self._current[-1]
@@ -137,8 +139,11 @@ def bits_of_both() -> list[str]:
     return [name for name in on_host if not torch.equal(on_host[name], in_streams[name])]
 
 
-def test_a_graph_captures_the_same_collectives(pool):
+def test_lanes_of_the_host_and_of_streams_agree(pool):
     assert pool(4).run(bits_of_both) == [[]] * 4
+
+
+def test_a_graph_captures_the_same_collectives(pool):
     for totals, untimed in pool(4).run(totals_with_and_without_capture):
         assert totals.keys() == untimed.keys()
         for axis, (tasks, num_bytes, busy) in totals.items():
@@ -171,6 +176,69 @@ def linear(grid: Any, name: str) -> torch.nn.Module:
     return Linear(16, 16, grid=grid, role="expand", name=name, layout="replicated")
 
 
+def times_of_a_step_before_a_capture() -> dict[str, tuple[int, float, float]]:
+    """By axis, of a step whose times are read only after a capture."""
+    gpu, x = Gpu(), torch.ones(4, 16)
+    with lanes_of_streams(gpu, StreamLane):
+        grid = grid_of(TWO_BY_TWO)
+        model = torch.nn.Sequential(linear(grid, "a"), linear(grid, "b"))
+        run = Orchestrator(model)
+        model(x).sum().backward()
+        run._buckets.finish(run._parameters)
+        run.end_step()
+        gpu.behind = gpu.capturing = True
+        model(x).sum().backward()
+        run.sync_gradients()
+        gpu.behind = gpu.capturing = False
+        return {a: (t.num_tasks, t.busy, t.exposed) for a, t in run.totals().items()}
+
+
+def use_a_weight_from(capture: bool) -> str:
+    """What is said of a weight that was gathered before a capture, or in one that is over."""
+    gpu, x = Gpu(), torch.ones(4, 16)
+    with lanes_of_streams(gpu, StreamLane):
+        model = torch.nn.Sequential(linear(grid_of(TWO_BY_TWO), "a"))
+        run = Orchestrator(model)
+        for gpu.capturing in (capture, not capture):
+            try:
+                with torch.no_grad():
+                    model(x)  # the weight is kept: the pass may not be over
+            except RuntimeError as error:
+                return str(error)
+        run.close()
+    return ""
+
+
+def test_what_is_left_when_a_capture_begins(pool):
+    for totals in pool(4).run(times_of_a_step_before_a_capture):
+        for tasks, busy, exposed in totals.values():
+            assert tasks > 0 and busy > 0 and exposed >= 0
+    for capture in (False, True):
+        for message in pool(4).run(use_a_weight_from, capture):
+            assert "0.weight" in message and "Orchestrator.end_step() comes before" in message
+
+
+def read_elsewhere() -> list[bool]:
+    """Whether the allocator hears of a second stream that reads, and of it only."""
+    gpu, told = Gpu(), []
+    with lanes_of_streams(gpu, StreamLane):
+        run = Orchestrator(linear(grid_of(TWO_BY_TWO), "a"))
+        other, lane, value = Stream(), run._lanes["data"], torch.ones(3)
+        collective = lane.all_reduce(value, "something")
+        with mock.patch.object(torch.Tensor, "record_stream", lambda *args: told.append(args)):
+            collective.wait()
+            before = len(told)
+            with gpu.stream(other):
+                collective.wait()
+                collective.wait()
+        seen = other.seen[id(lane._stream)] > 0
+    return [before == 0, len(told) == 1, told[0][1] is other, seen]
+
+
+def test_memory_is_kept_for_every_stream_that_reads(pool):
+    assert pool(4).run(read_elsewhere) == [[True] * 4] * 4
+
+
 def diverge_on(device: str, shape: GridShape) -> tuple[str, str]:
     """The errors of a step in which ranks of data issue different sums, and of the next."""
     grid = grid_of(shape)
@@ -180,7 +248,7 @@ def diverge_on(device: str, shape: GridShape) -> tuple[str, str]:
     for _ in range(2):
         try:
             lane.all_reduce(torch.ones(3, device=device), what).wait()
-            lane.check_order()
+            lane.start_check()
             errors.append("")
         except CommunicationError as error:
             errors.append(str(error))

@@ -12,7 +12,8 @@ from axonn_ext import _C
 class StreamClock:
     """Turns events of a GPU's streams into seconds of `_C.Lanes.now`.
 
-    Both clocks are read together once, for which the host waits. `gpu` is torch.cuda.
+    Both clocks are read together once, for which the host waits. A GPU's times are differences in
+    fp32, so the marks that are asked for should not lie hours behind the base. `gpu` is torch.cuda.
     """
 
     def __init__(self, device: torch.device, gpu: Any = torch.cuda) -> None:
@@ -26,6 +27,10 @@ class StreamClock:
         event: torch.Event = self._gpu.Event(enable_timing=True)
         event.record(stream)
         return event
+
+    def rebase(self, mark: torch.Event) -> None:
+        """Counts from a mark that the GPU has come to."""
+        self._origin, self._base = self.seconds(mark), mark
 
     def seconds(self, mark: torch.Event) -> float:
         """When the stream came to the mark; it must have."""

@@ -18,13 +18,23 @@ from axonn_ext.overlap.watch import POLL_SECONDS, Watch
 class HostLane(Lane):
     """c10d's collectives on CPU tensors, which run on threads of c10d's."""
 
-    def check_order(self) -> None:
-        """See `Lane`. All ranks meet here."""
+    capturing = False
+    _check: tuple[Collective, torch.Tensor] | None = None
+
+    def start_check(self) -> None:
+        """See `Lane`."""
+        self.settle()
         own = torch.tensor([self._watch.digest])
         digests = torch.empty(self.axis.size, dtype=own.dtype)
-        check = self.all_gather(digests, own, ORDER)
+        self._check = self.all_gather(digests, own, ORDER), digests
+
+    def settle(self) -> None:
+        """See `Lane`."""
+        if self._check is None:
+            return
+        (check, digests), self._check = self._check, None
         check.wait()
-        if (digests != own).any():
+        if (digests != digests[self.axis.rank]).any():
             raise orders_differ(check)
 
     def _start(

@@ -84,11 +84,24 @@ class Lane(ABC):
 
         return self._issue("all_reduce", what, (tensor,), tensor.nbytes, start)
 
+    @property
     @abstractmethod
-    def check_order(self) -> None:
-        """Compares what the ranks of the axis have issued so far; ends a step.
+    def capturing(self) -> bool:
+        """Whether a CUDA graph records what is given to the current stream."""
 
-        Raises: CommunicationError if they differ. Collectives: an all-gather of 8 bytes.
+    @abstractmethod
+    def start_check(self) -> None:
+        """Starts to compare what the ranks of the axis have issued so far, at the end of a step;
+        settles the check before it.
+
+        Collectives: an all-gather of 8 bytes.
+        """
+
+    @abstractmethod
+    def settle(self) -> None:
+        """The host waits for the check that was started last, and so for all that came before it.
+
+        Raises: CommunicationError if the ranks differ.
         """
 
     @abstractmethod
@@ -105,7 +118,7 @@ class Lane(ABC):
         passed_in = tensors[0]
         dtype = str(passed_in.dtype).removeprefix("torch.")
         signature = f"{kind} of {what} ({passed_in.numel()} {dtype} per rank)"
-        self._watch.issue(signature)
+        self._watch.issue(signature, compare=not self.capturing)
         sequence = self._lanes.submit(self._lane, f"{kind} {what}", num_bytes)
         try:
             collective = self._start(signature, sequence, tensors, start)

@@ -48,13 +48,15 @@ class Orchestrator:
 
     All ranks make the same orchestrators in the same order. Several may exist in a process, each
     for modules of its own. Works with torch.utils.checkpoint. Gradients are computed by `backward`,
-    not by torch.autograd.grad.
+    not by torch.autograd.grad. A CUDA graph may capture a whole step, from `end_step` to
+    `sync_gradients`, once one has run without.
 
     Raises:
         ValueError: the parameters are on several grids or devices, or are another orchestrator's
             already.
-        CommunicationError (any later call, backward included): a collective failed, took more than
-            AXONN_TIMEOUT_SECONDS, or ranks issued different ones.
+        CommunicationError (any later call, backward included; on GPUs `sync_gradients` and
+            `settle`): a collective failed, took more than AXONN_TIMEOUT_SECONDS, or ranks issued
+            different ones.
     """
 
     def __init__(self, model: nn.Module, overlap: Overlap | None = None) -> None:
@@ -117,6 +119,8 @@ class Orchestrator:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if error is None:
+            self.settle()
         self.close()
 
     def close(self) -> None:
@@ -144,16 +148,31 @@ class Orchestrator:
     def sync_gradients(self) -> None:
         """Completes all gradients, like `axonn_ext.sync_gradients`, and ends the step.
 
-        Raises: CommunicationError, also if ranks have issued different collectives in this step.
+        Raises: CommunicationError, also if ranks have issued different collectives in this step;
+            on GPUs, in the step before.
         """
         self._buckets.finish(self._parameters)
-        for lane in self._lanes.values():
-            lane.check_order()
+        for lane in self._lanes.values():  # in turn: who fails is missed on the next axis
+            lane.start_check()
+            if self._device.type == "cpu":
+                lane.settle()
         self.end_step()
+
+    def settle(self) -> None:
+        """The host waits for every collective of the step that `sync_gradients` has ended.
+
+        On the CPU `sync_gradients` does so itself. On GPUs it settles the step before, so that the
+        host can be a step ahead; call this where the host is about to wait for the GPU anyway.
+
+        Raises: CommunicationError, also if ranks have issued different collectives in that step.
+        """
+        for lane in self._lanes.values():
+            lane.settle()
 
     def end_step(self) -> None:
         """Gives up the gathered weights and the gradients on their way; after a step that
-        `sync_gradients` does not end, such as one that is skipped on all ranks."""
+        `sync_gradients` does not end, such as one that is skipped on all ranks, and before a CUDA
+        graph is captured."""
         self._gradients_to_come.clear()
         self._buckets.discard()
         if self._scattered is not None:

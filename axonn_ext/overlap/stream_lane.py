@@ -1,4 +1,4 @@
-"""A lane of a GPU: streams wait for collectives, and the host for nothing."""
+"""A lane of a GPU: streams wait for collectives, and the host for none of the step under way."""
 
 from __future__ import annotations
 
@@ -22,22 +22,13 @@ _SLEEP_SECONDS = 2e-4
 _MANY = 256  # collectives whose times have not been read yet
 
 
-@dataclass(frozen=True)
-class _Check:
-    """What a step has found out about the order of collectives; the host reads it a step later."""
-
-    collective: Collective
-    differs: Tensor  # in pinned memory, there once `copied` is
-    copied: torch.Event
-
-
 class StreamLane(Lane):
-    """c10d's collectives on a GPU's tensors, in a stream of the lane's own.
+    """c10d's collectives on a GPU's tensors, behind a stream of the lane's own.
 
     A collective starts when the stream that is current at its start has come that far, and the one
     before it is done; `wait` makes the stream that is current then wait. A tensor that a collective
-    uses is kept until it is waited for, and belongs to the stream that was current at the start.
-    Works while a CUDA graph is captured, but tells no times then and compares no orders. `gpu` is
+    uses belongs to the stream that was current at the start, and lives as long as the collective.
+    Works while a CUDA graph is captured, but tells no times then and compares nothing. `gpu` is
     torch.cuda.
     """
 
@@ -47,10 +38,15 @@ class StreamLane(Lane):
     ) -> None:  # fmt: skip
         super().__init__(axis, lanes, watch)
         self._gpu, self._device = gpu, device
-        self._stream = gpu.Stream(device, priority=-1)
+        self._stream = gpu.Stream(device)
         self._clock = StreamClock(device, gpu)
-        self._without_times: deque[_InStream] = deque()
+        self._unread: deque[tuple[int, _Marks]] = deque()  # by sequence number
+        self._last_finished = 0.0
         self._check: _Check | None = None
+
+    @property
+    def capturing(self) -> bool:
+        return bool(self._gpu.is_current_stream_capturing())
 
     @property
     def totals(self) -> _C.LaneTotals:
@@ -62,15 +58,11 @@ class StreamLane(Lane):
         self._read_times()
         return super().take_records()
 
-    def check_order(self) -> None:
-        """See `Lane`. Raises what the check of the step before has found: the host waits for that
-        one only, so that it can be a step ahead."""
-        if self._gpu.is_current_stream_capturing():
+    def start_check(self) -> None:
+        """See `Lane`."""
+        if self.capturing:
             return
-        if self._check is not None:
-            wait_on_host(self._check.copied, self._check.collective, self._watch)
-            if self._check.differs:
-                raise orders_differ(self._check.collective)
+        self.settle()
         own = torch.full((1,), self._watch.digest, dtype=torch.int64, device=self._device)
         digests = own.new_empty(self.axis.size)
         check = self.all_gather(digests, own, ORDER)
@@ -80,86 +72,129 @@ class StreamLane(Lane):
         self._check = _Check(check, differs, copied)
         self._read_times()
 
+    def settle(self) -> None:
+        """See `Lane`."""
+        if self._check is None or self.capturing:
+            return
+        check, self._check = self._check, None
+        wait_on_host(check.copied, check.collective, self._watch)
+        if check.differs:
+            raise orders_differ(check.collective)
+
     def _start(
         self, signature: str, sequence: int, tensors: tuple[Tensor, ...],
         start: Callable[[], dist.Work],
     ) -> Collective:  # fmt: skip
-        if len(self._without_times) >= _MANY:
+        if len(self._unread) >= _MANY:
             self._read_times()
         current = self._gpu.current_stream(self._device)
-        capturing = self._gpu.is_current_stream_capturing()
-        collective = _InStream(
-            signature, sequence, self._watch, gpu=self._gpu, device=self._device,
-            clock=None if capturing else self._clock, tensors=tensors,
-        )  # fmt: skip
+        marks = _Marks(None if self.capturing else self._clock)
         self._stream.wait_stream(current)
-        collective.run(self._stream, start)
-        if capturing:
-            now = self._lanes.now()
-            self._lanes.retire_measured(
-                self._lane, sequence, submitted=now, finished=now, waited_from=now, waited_to=now
-            )
-        else:
-            self._without_times.append(collective)
-        return collective
+        with self._gpu.stream(self._stream):
+            marks.set("submitted", self._stream)
+            start().wait()  # the stream does, not the host
+            marks.set("finished", self._stream)
+            done = self._gpu.Event()
+            done.record(self._stream)
+        self._unread.append((sequence, marks))
+        return _InStream(
+            signature, sequence, self._watch, gpu=self._gpu, device=self._device, issued_on=current,
+            done=done, marks=marks, tensors=tensors,
+        )  # fmt: skip
 
     def _read_times(self) -> None:
         """Hands on the times of what is over, in order."""
-        if self._gpu.is_current_stream_capturing():
+        if self.capturing:
             return
-        while self._without_times and (times := self._without_times[0].times()) is not None:
-            sequence = self._without_times.popleft().sequence
+        newest = None
+        while self._unread and self._unread[0][1].are_known():
+            sequence, marks = self._unread.popleft()
+            times = marks.times(self._last_finished)
+            self._last_finished = max(self._last_finished, times["finished"])
             self._lanes.retire_measured(self._lane, sequence, **times)
+            newest = marks.get("finished") or newest
+        if newest is not None:
+            self._clock.rebase(newest)
 
 
 class _InStream(Collective):
-    """`clock`: None while a graph is captured."""
+    """One that the lane's stream has been given; it ends at `done`."""
 
     def __init__(
         self, signature: str, sequence: int, watch: Watch, *, gpu: Any, device: torch.device,
-        clock: StreamClock | None, tensors: tuple[Tensor, ...],
+        issued_on: torch.Stream, done: torch.Event, marks: _Marks, tensors: tuple[Tensor, ...],
     ) -> None:  # fmt: skip
         super().__init__(signature, sequence, watch)
-        self._gpu, self._device, self._clock = gpu, device, clock
-        self._tensors = tensors
-        self._issued_on = gpu.current_stream(device)
-        self._marks: dict[str, torch.Event] = {}
-
-    def run(self, stream: torch.Stream, start: Callable[[], dist.Work]) -> None:
-        """Gives the collective to the lane's stream."""
-        with self._gpu.stream(stream):
-            self._mark("submitted", stream)
-            start().wait()  # the stream does, not the host
-            self._mark("finished", stream)
-            self._done = self._gpu.Event()
-            self._done.record(stream)
+        self._gpu, self._device, self._issued_on = gpu, device, issued_on
+        self._done, self._marks, self._tensors = done, marks, tensors
+        self._readers: list[torch.Stream] = []
 
     def wait(self) -> None:
-        """See `Collective`; errors of the network end the process, by c10d's watchdog."""
-        if self.retired:
-            return
+        """See `Collective`; errors of the network end the process, by c10d's watchdog.
+
+        Raises: RuntimeError while a CUDA graph is captured, if that is not where the collective
+            was started.
+        """
+        if self._gpu.is_current_stream_capturing() is self._marks.timed:
+            raise RuntimeError(
+                f"{self.signature}: started outside the CUDA graph that uses it, or the other way "
+                "round; Orchestrator.end_step() comes before a capture, and ends it"
+            )
         current = self._gpu.current_stream(self._device)
-        self._mark("waited_from", current)
+        if current in self._readers:
+            return
+        if not self._readers:
+            self._marks.set("waited_from", current)
         current.wait_event(self._done)
-        if current != self._issued_on:  # whose memory it is
+        self._readers.append(current)
+        if current != self._issued_on:  # whose memory it is: not to be used again before this ends
             self._issued_on.wait_event(self._done)
-        self._mark("waited_to", current)
-        self._tensors = ()
-        self.retired = True
-        if self._watch.compares and self._clock is not None:
+            for tensor in self._tensors:
+                tensor.record_stream(current)
+        if self._watch.compares and self._marks.timed and not self.retired:
             wait_on_host(self._done, self, self._watch)
             self._watch.done(self.sequence)
+        self.retired = True
 
-    def times(self) -> dict[str, float] | None:
-        """In seconds of `_C.Lanes.now`; None where they are not known yet."""
-        if not self.retired or not self._marks["waited_to"].query():
-            return None
-        assert self._clock is not None
-        return {name: self._clock.seconds(mark) for name, mark in self._marks.items()}
 
-    def _mark(self, name: str, stream: torch.Stream) -> None:
+class _Marks:
+    """Events at the times of a collective; none of one that a CUDA graph captures (no clock)."""
+
+    def __init__(self, clock: StreamClock | None) -> None:
+        self._clock = clock
+        self._events: dict[str, torch.Event] = {}
+
+    @property
+    def timed(self) -> bool:
+        return self._clock is not None
+
+    def set(self, name: str, stream: torch.Stream) -> None:
         if self._clock is not None:
-            self._marks[name] = self._clock.mark(stream)
+            self._events[name] = self._clock.mark(stream)
+
+    def get(self, name: str) -> torch.Event | None:
+        return self._events.get(name)
+
+    def are_known(self) -> bool:
+        if self._clock is None:
+            return True
+        return "waited_from" in self._events and all(e.query() for e in self._events.values())
+
+    def times(self, without: float) -> dict[str, float]:
+        """Seconds of `_C.Lanes.now`; all `without`, if there is no clock."""
+        if self._clock is None:
+            return dict.fromkeys(("submitted", "finished", "waited_from", "waited_to"), without)
+        times = {name: self._clock.seconds(event) for name, event in self._events.items()}
+        return {**times, "waited_to": max(times["waited_from"], times["finished"])}
+
+
+@dataclass(frozen=True)
+class _Check:
+    """What a step has found out about the order of collectives, for the host to read later."""
+
+    collective: Collective
+    differs: Tensor  # in pinned memory, there once `copied` is
+    copied: torch.Event
 
 
 def wait_on_host(event: torch.Event, collective: Collective, watch: Watch) -> None:

@@ -52,8 +52,8 @@ class Watch:
         self.digest = 0  # of every signature so far
         self.siblings: list[Watch] = []  # this rank's on other axes, which learn of its failures
 
-    def issue(self, signature: str) -> None:
-        """Notes the next collective, before it is issued.
+    def issue(self, signature: str, *, compare: bool) -> None:
+        """Notes the next collective, before it is issued; compares it if this watch does at all.
 
         Raises: CommunicationError, where ranks are compared, if another rank issues another one.
         """
@@ -61,7 +61,7 @@ class Watch:
         self.num_issued += 1
         self._recent.append((sequence, signature))
         self.digest = zlib.crc32(signature.encode(), self.digest)
-        if self.compares:
+        if self.compares and compare:
             first = self._store.compare_set(f"issued/{sequence}", "", signature).decode()
             if first != signature:
                 raise self.failure(sequence, signature, f"another rank issues {first}")

@@ -163,8 +163,7 @@ class GatheredWeights:
 
     def _finish(self, weight: Weight) -> None:
         if weight.gather is not None:
-            gather, weight.gather = weight.gather, None
-            gather.wait()
+            weight.gather.wait()
 
     def _carry_out(self, actions: Sequence[_C.GatherAction], phase: str = "") -> None:
         for action in actions:
@@ -172,6 +171,7 @@ class GatheredWeights:
             storage = weight.whole.untyped_storage()
             if action.kind == _C.ActionKind.FREE:
                 self._finish(weight)
+                weight.gather = None
                 storage.resize_(0)
             else:
                 storage.resize_(weight.num_bytes)

@@ -65,9 +65,9 @@ class Exposure:
         if self._orchestrator is not None and self._overlaps:
             self._orchestrator.set_wait_at_once(at_once)
         self._recording = number in self._profiled
+        before = self._waited_in_ops(), *self._lanes_so_far()
         if self._orchestrator is not None:
             self._orchestrator.record(self._recording)
-        before = self._waited_in_ops(), *self._lanes_so_far()
         began = time.perf_counter()
         yield
         if self._compares and number in _COMPARED:
@@ -90,10 +90,10 @@ class Exposure:
             return
         waited, began = self._waited_in_ops(), self._now()
         yield
-        details = {
-            f"waited_for_{axis}_in_ops_ms": (total - waited[axis]) * 1e3
-            for axis, total in self._waited_in_ops().items()
-        }
+        details = {}
+        if self._clock is None:
+            for axis, total in self._waited_in_ops().items():
+                details[f"waited_for_{axis}_in_ops_ms"] = (total - waited[axis]) * 1e3
         self._spans.append((name, began, self._now(), details))
 
     def summary(self) -> list[str]:
@@ -102,10 +102,10 @@ class Exposure:
             return []
         lines, known = ["communication a step:"], set(self._axes.values())
         if self._clock is not None:  # ops wait on the host's clock, streams wait on a GPU
-            in_ops = "inside ops, where it is not measured on GPUs"
             if not self._busy:
-                return [f"communication a step: {in_ops}"]
-            lines, known = [f"communication a step, but for that {in_ops}:"], set(self._busy)
+                return ["communication a step: inside ops, where it is not measured on GPUs"]
+            lines = ["communication a step (inside ops it is not measured on GPUs):"]
+            known = set(self._busy)
         for axis in reversed(AXES):
             if axis in known:
                 exposed = self._waited[axis] + self._exposed[axis]

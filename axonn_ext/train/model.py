@@ -72,6 +72,7 @@ class GridModel:
             axonn_ext.sync_gradients(self.module)
         else:
             self.orchestrator.sync_gradients()
+            self.orchestrator.settle()  # the norm is waited for next
         return float(axonn_ext.clip_grad_norm_(self.module, clip_norm or math.inf))
 
 

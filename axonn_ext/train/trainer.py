@@ -102,16 +102,17 @@ class Trainer:
     def _forward_backward(self, step: int) -> Gradients:
         """Gradients of one global batch, complete and clipped."""
         self._optimizer.zero_grad()
-        total, num_parts = 0.0, self._training.num_micro_batches
+        losses, num_parts = [], self._training.num_micro_batches
         for index in range(num_parts):
             with self.exposure.span("forward"):
                 token_ids, labels = self._training.micro_batch(step, index)
                 loss = self._model.loss(token_ids, labels, float(self._training.tokens_per_step))
             with self.exposure.span("backward"):
                 self._model.backward(loss, last=index == num_parts - 1)
-            total += loss.item()
+            losses.append(loss.detach())
         with self.exposure.span("sum and clip gradients"):
             norm = self._model.finish_gradients(self._config.optim.clip_norm)
+        total = sum(loss.item() for loss in losses)
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise TrainingError(
                 f"step {step + 1}: loss {total}, gradient norm {norm}: the run has diverged; "
