@@ -406,7 +406,8 @@ void Call::wait_for(int64_t peer, const EpochFlag& flag, Epoch epoch, const char
                      if (!obstacle.empty() && !flag.reached(epoch)) {
                        group_.fail_wait(signature_.op.data(), peer, obstacle);
                      }
-                   });
+                   },
+                   group_.crowding_);
   if (waited.count() > 0) group_.waited_ns_ += waited.count();
 }
 

@@ -29,6 +29,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/bounded_wait.h"
 #include "core/epoch_flag.h"
 #include "core/key_value_store.h"
 #include "core/protocol.h"
@@ -137,6 +138,7 @@ class SymmetricGroup {
   Epoch epoch_;
   std::atomic<int64_t> used_half_bytes_ = 0;  // read while a Call runs
   std::atomic<int64_t> waited_ns_ = 0;
+  Crowding crowding_;  // of the thread whose call is open
   std::string obstacle_;
   std::atomic<bool> broken_ = false;
 };
