@@ -199,13 +199,18 @@ def test_fake_ranks_record_what_real_ones_do(pool):
             assert trace_step(GPT2, ParallelConfig(), Grid(2, 1, 2), BATCH, fake=True) == records
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [GridShape(x=4, y=4, z=8, data=4), GridShape(x=8, y=4, z=16, data=8)],
+    ids=["512", "4096"],
+)
 @pytest.mark.parametrize("parallel", ["sharded", "replicated"])
-def test_a_step_on_4096_ranks_needs_neither_ranks_nor_memory(parallel):
+def test_a_step_on_many_ranks_needs_neither_ranks_nor_memory(shape, parallel):
     config = ModelConfig(
         vocab_size=51200, hidden_size=8192, num_layers=4, num_heads=64, sequence_length=2048
     )
-    shape, batch = GridShape(x=8, y=4, z=16, data=8), 1024
-    with fake_ranks(1234, shape.size), FakeTensorMode():
+    batch, rank = 1024, shape.size // 3
+    with fake_ranks(rank, shape.size), FakeTensorMode():
         grid = Grid(**shape.as_dict())
         own = torch.zeros(batch // (shape.data * shape.z), config.sequence_length).long()
         with trace_communication() as trace:
