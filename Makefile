@@ -8,7 +8,8 @@ PYTHON ?= python3
 MAX_JOBS ?= $(shell nproc)
 VENV := .venv
 CPP_BUILD := build/cpp
-CPP_SOURCES := csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp csrc/*/*/*.cu cpp_tests/*.h cpp_tests/*.cpp
+CPP_SOURCES := csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp csrc/*/*/*.cu csrc/*/*/*.cuh \
+               csrc/*/*/*/*.h csrc/*/*/*/*.cpp csrc/*/*/*/*.cuh cpp_tests/*.h cpp_tests/*.cpp
 
 export MAX_JOBS
 export TORCH

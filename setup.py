@@ -1,8 +1,9 @@
-"""Compiles axonn_ext._C, and _cuda for CUDA. What needs no compiler is in pyproject.toml.
+"""Compiles axonn_ext._C, and _cuda, _cuda_sm90 for CUDA. What needs no compiler: pyproject.toml.
 
 AXONN_CUDA            1: build the CUDA parts or fail; 0: never; unset: if a CUDA torch, an nvcc of
                       its major version, and NCCL are found.
 CUDA_HOME             the CUDA toolkit; else the wheel nvidia-cuda-nvcc, else the nvcc of the PATH
+CUTLASS_HOME          CUTLASS, whose headers _cuda_sm90 needs; else the wheel nvidia-cutlass
 TORCH_CUDA_ARCH_LIST  what the kernels are compiled for, as in torch (by default 8.0;9.0+PTX)
 MAX_JOBS              how many files are compiled at once (by default one per core)
 """
@@ -30,6 +31,11 @@ axonn_ext is compiled against the torch that is installed, and the Python that b
 {python}, has none. Install one first (pip install torch==2.13.0), then
 run: pip install --no-build-isolation . (without that flag pip builds in an environment of its own,
 which has no torch either)."""
+
+
+NO_CUTLASS = (
+    "CUTLASS was not found (pip install --no-deps 'nvidia-cutlass>=4.2,<5', or set CUTLASS_HOME)"
+)
 
 
 class BuildError(SystemExit):
@@ -153,6 +159,20 @@ def find_wheels(site_packages: Iterable[str]) -> tuple[Path, ...]:
     )
 
 
+def find_cutlass(home: str | None, paths: Iterable[str]) -> Path | None:
+    """The folder of CUTLASS's headers: of CUTLASS_HOME, else of the wheel nvidia-cutlass.
+
+    Raises: BuildError if CUTLASS_HOME is no CUTLASS.
+    """
+    if home:
+        folder = Path(home) / "include"
+        if not (folder / "cutlass" / "cutlass.h").is_file():
+            raise BuildError(f"CUTLASS_HOME={home} has no include/cutlass/cutlass.h")
+        return folder
+    folders = (Path(path or ".") / "cutlass_library/source/include" for path in paths)
+    return next((f for f in folders if (f / "cutlass" / "cutlass.h").is_file()), None)
+
+
 def parse_nvcc(version: str, dryrun: str) -> tuple[str, Path] | None:
     """Version and home of a compiler, from what `nvcc --version` and `nvcc --dryrun` print.
 
@@ -239,9 +259,13 @@ CXX_FLAGS = (
     "-Wall",
     "-Wextra",
 )
+# Without -DNDEBUG CUTLASS's asserts make ptxas wait for each wgmma.
 NVCC_FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-lineinfo", "-Xcompiler=-fvisibility=hidden")
+CUTLASS_FLAGS = ("--expt-relaxed-constexpr",)
 # What both modules need of the core; hidden symbols keep the two copies apart.
-CUDA_CORE = ("csrc/core/philox.cpp", "csrc/core/call_log.cpp", "csrc/core/call_watch.cpp")
+CUDA_CORE = tuple(
+    f"csrc/core/{name}.cpp" for name in ("call_log", "call_watch", "launch_config", "philox")
+)
 
 
 def cxx_flags(include_dirs: Iterable[str | Path]) -> list[str]:
@@ -272,14 +296,20 @@ def cpu_extension() -> Any:
     return extension
 
 
-def cuda_extension(module: KernelModule, toolkit: Toolkit) -> Any:
-    """One module of CUDA code, with the C++ files of csrc/ops/<its name> that bind it."""
+def cuda_extension(module: KernelModule, toolkit: Toolkit, cutlass: Path | None) -> Any:
+    """One module of CUDA code, with the C++ files of csrc/ops/<its name> that bind it.
+
+    An architecture's has those of csrc/core/cuda/<architecture> and CUTLASS.
+    """
     from torch.utils.cpp_extension import CppExtension
 
     folder = module.name.rpartition("._")[2]
     sources = find_files(f"csrc/ops/{folder}/*.cpp")
     if folder == "cuda":
         sources += [*find_files("csrc/core/cuda/*.cpp"), *CUDA_CORE]
+        cutlass = None
+    else:
+        sources += find_files(f"csrc/core/cuda/{folder.removeprefix('cuda_')}/*.cpp")
     extension = CppExtension(
         name=module.name,
         sources=[*sources, *module.sources],
@@ -288,14 +318,15 @@ def cuda_extension(module: KernelModule, toolkit: Toolkit) -> Any:
     )
     includes = [*extension.include_dirs, *toolkit.include_dirs()]
     architectures = ",".join(re.findall(r",code=(\w+)", " ".join(module.flags)))
-    nvcc = [word for path in toolkit.include_dirs()[1:] for word in ("-isystem", str(path))]
+    system = [*toolkit.include_dirs()[1:], *([cutlass] if cutlass else [])]
+    nvcc = [word for path in system for word in ("-isystem", str(path))]
     extension.extra_compile_args = {
         "cxx": [
             *cxx_flags(includes),
             f"-DAXONN_CUDA_ARCHITECTURES={architectures}",
             f"-DAXONN_NVCC_VERSION={toolkit.version}",
         ],
-        "nvcc": [*NVCC_FLAGS, *nvcc, *module.flags],
+        "nvcc": [*NVCC_FLAGS, *(CUTLASS_FLAGS if cutlass else ()), *nvcc, *module.flags],
     }
     extension.include_dirs = [str(ROOT / "csrc")]
     for name in ("cudart", "nccl"):
@@ -355,16 +386,23 @@ def main() -> None:
         f"axonn_ext: building for CPU{' and CUDA' if choice.build else ', not for CUDA'}: "
         f"{choice.reason}"
     )
-    modules = []
+    modules: list[KernelModule] = []
+    cutlass = None
     if choice.build:
         assert toolkit is not None
         os.environ["CUDA_HOME"] = str(toolkit.home)  # torch reads it when the next is imported
         modules = kernel_modules(sources, arch_list)
+        cutlass = find_cutlass(os.environ.get("CUTLASS_HOME"), sys.path)
+        if cutlass is None and len(modules) > 1:
+            report += f"\naxonn_ext: {modules[1].name} is left out: {NO_CUTLASS}"
+            if os.environ.get("AXONN_CUDA") == "1":
+                raise BuildError(f"AXONN_CUDA=1 demands the CUDA parts, but {NO_CUTLASS}")
+            modules = modules[:1]
         report += "".join(f"\naxonn_ext: {m.name} has {' '.join(m.flags)}" for m in modules)
     # Builds against different torches, which may differ in what they hold, share no folder.
     base = Path("build", f"{sys.implementation.cache_tag}-torch-{torch.__version__}")
     setup(
-        ext_modules=[cpu_extension(), *(cuda_extension(m, toolkit) for m in modules)],
+        ext_modules=[cpu_extension(), *(cuda_extension(m, toolkit, cutlass) for m in modules)],
         cmdclass={"build_ext": build_command(report, ROOT / base / "objects")},
         options={"build": {"build_base": str(base)}},
     )

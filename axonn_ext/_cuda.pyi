@@ -1,10 +1,22 @@
 # What csrc/ops/cuda/bindings.cpp defines, where the CUDA parts are built.
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import torch
 
 def build_info() -> dict[str, str]: ...
+def gemm_candidates_sm90() -> list[tuple[tuple[int, int, int], tuple[int, int], int]]: ...
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    wait_chunks: int = 0,
+    pad: torch.Tensor | None = None,
+) -> torch.Tensor: ...
+
+PAD_BYTES: int
 
 class CommunicatorWork:
     def wait(self) -> None: ...
@@ -47,3 +59,43 @@ class CommunicatorGrid:
     def axis(self, name: str) -> Communicator: ...
     def check(self) -> None: ...
     def close(self) -> None: ...
+
+class VirtualRanks:
+    def __init__(
+        self,
+        num_ranks: int,
+        *,
+        workspace_bytes: int,
+        timeout_seconds: float = 10.0,
+        device: int = 0,
+    ) -> None: ...
+    def all_gather_matmul(
+        self,
+        shards: Sequence[torch.Tensor],
+        others: Sequence[torch.Tensor],
+        *,
+        arriving: str = "rows",
+        absent: Set[int] = ...,
+    ) -> list[torch.Tensor]: ...
+    def matmul_sum(
+        self,
+        a: Sequence[torch.Tensor],
+        b: Sequence[torch.Tensor],
+        *,
+        everywhere: bool = False,
+        absent: Set[int] = ...,
+    ) -> list[torch.Tensor]: ...
+    def failure(self) -> tuple[int, int, int, int, int] | None: ...
+
+class EmulatedLink:
+    def __init__(
+        self,
+        num_ranks: int,
+        *,
+        workspace_bytes: int,
+        timeout_seconds: float = 10.0,
+        device: int = 0,
+    ) -> None: ...
+    def all_gather_matmul(
+        self, shards: Sequence[torch.Tensor], b: torch.Tensor
+    ) -> torch.Tensor: ...

@@ -24,12 +24,12 @@ except ImportError as error:
     ) from error
 
 
-def _load_cuda() -> ModuleType | None:
-    """The module of the CUDA parts, which registers kernels; None where they are not built."""
-    if importlib.util.find_spec("axonn_ext._cuda") is None:
+def _load_cuda(name: str) -> ModuleType | None:
+    """A module of CUDA parts, which registers kernels; None where it is not built."""
+    if importlib.util.find_spec(f"axonn_ext.{name}") is None:
         return None
     try:
-        return importlib.import_module("axonn_ext._cuda")
+        return importlib.import_module(f"axonn_ext.{name}")
     except ImportError as error:
         raise ImportError(
             "axonn_ext was built with CUDA parts, which the torch that is installed here "
@@ -38,7 +38,8 @@ def _load_cuda() -> ModuleType | None:
         ) from error
 
 
-cuda = _load_cuda()
+cuda = _load_cuda("_cuda")
+cuda_sm90 = _load_cuda("_cuda_sm90")
 
 enter_warm_up = _C.enter_warm_up
 leave_warm_up = _C.leave_warm_up

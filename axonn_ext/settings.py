@@ -84,7 +84,7 @@ def launch_environment(
 
 
 def let_ranks_share_gpus(rank: int, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Lets NCCL, which must not have started yet, take several ranks on one GPU.
+    """Lets NCCL and torch's symmetric memory, both not yet started, take several ranks on one GPU.
 
     NCCL refuses two ranks of one host on one device; with names of their own it takes ranks for
     hosts, joined by sockets. From NCCL 2.30 on it can be asked outright. What the user has set
@@ -92,6 +92,7 @@ def let_ranks_share_gpus(rank: int, environment: MutableMapping[str, str] = os.e
     """
     environment.setdefault("NCCL_HOSTID", f"axonn-ext-rank-{rank}")
     environment.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    environment.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
 
 
 def _cache_dir(environment: Mapping[str, str]) -> str:

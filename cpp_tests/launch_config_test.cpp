@@ -165,9 +165,13 @@ TEST(BestConfig, LargeProblemsTakeLargeTilesAndSmallOnesSmall) {
   const auto large = best_config(kLarge, {}, kSm90);
   ASSERT_TRUE(large);
   EXPECT_EQ(large->block_m * large->block_n, 128 * 256);
-  const auto small = best_config({.m = 256, .n = 512, .k = 4096}, {}, kSm90);
+  const GemmProblem narrow{.m = 256, .n = 512, .k = 4096};
+  const auto small = best_config(narrow, {}, kSm90);
   ASSERT_TRUE(small);
-  EXPECT_EQ(small->block_m * small->block_n, 64 * 64);
+  EXPECT_EQ(small->block_m * small->block_n, 128 * 128);
+  const auto ampere = best_config(narrow, {}, kSm80);
+  ASSERT_TRUE(ampere);
+  EXPECT_EQ(ampere->block_m * ampere->block_n, 64 * 64);
 }
 
 TEST(BestConfig, IsTheLegalCandidateOfLeastCost) {

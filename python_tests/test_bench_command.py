@@ -105,6 +105,9 @@ def try_all(specs: list[Spec]) -> list[bool]:
         (["gemm-rs", "--role", "expand"], ["unknown argument --role"]),
         (["gemm-rs", "--device", "cpu", "--dtype", "fp16"], ["fp16 needs --device cuda"]),
         (["link-overlap", "--shape", "1,2"], ["M,N,K", "'1,2'"]),
+        (["link-overlap", "--shape", "6,8,8"], ["4 shards", "6"]),
+        (["gemm", "--shapes", "8,8"], ["M,N,K", "'8,8'"]),
+        (["gemm", "--shapes", "8,8,12"], ["multiples of 8", "'8,8,12'"]),
         (["link-overlap", "--chunks", "0"], ["--chunks", "[0]"]),
         (["conv"], ["invalid choice: 'conv'"]),
     ],
@@ -119,7 +122,7 @@ def test_mistakes_are_named_before_anything_starts(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("arguments", [["gemm-rs", "--device", "cuda"], ["link-overlap"]])
+@pytest.mark.parametrize("arguments", [["gemm-rs", "--device", "cuda"], ["link-overlap"], ["gemm"]])
 def test_a_missing_gpu_is_named(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert main(["bench", *arguments]) == 2
     assert "sees no GPU" in capsys.readouterr().err

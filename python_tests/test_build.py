@@ -317,7 +317,7 @@ def test_kernels_that_spill_are_found(
 ) -> None:
     kernels = cuda_check.parse_resource_usage(RESOURCE_USAGE.format(**usage))
     assert [kernel.architecture for kernel in kernels] == ["sm_80", "sm_90"]
-    found = cuda_check.kernel_problems(kernels)
+    found = cuda_check.kernel_problems(kernels, cuda_check.MODULES["_cuda"])
     assert len(found) == len(problems)
     assert all(problem in text for problem, text in zip(problems, found, strict=True))
 
@@ -325,4 +325,55 @@ def test_kernels_that_spill_are_found(
 def test_an_architecture_without_code_is_found(cuda_check: ModuleType) -> None:
     text = RESOURCE_USAGE.format(registers=1, stack=0, local=0).replace("sm_90", "sm_80")
     kernels = cuda_check.parse_resource_usage(text)
-    assert cuda_check.kernel_problems(kernels) == ["there is no code for sm_90"]
+    module = cuda_check.MODULES["_cuda"]
+    assert cuda_check.kernel_problems(kernels, module) == ["there is no code for sm_90"]
+
+
+GEMM_SASS = """
+        Function : _Z4gemmDepartureEpilogue
+    /*0000*/  LDG.E.STRONG.SYS R2, desc[UR4][R2.64] ;
+    /*0010*/  FENCE.VIEW.ASYNC.G ;
+    /*0020*/  UTMALDG.3D.MULTICAST [UR8], [UR4] ;
+    /*0030*/  HGMMA.64x256x16.F32.BF16 R24, gdesc[UR4], R24 ;
+    /*0040*/  HGMMA.64x256x16.F32.BF16 R24, gdesc[UR4], R24, gsb0 ;
+    /*0050*/  WARPGROUP.DEPBAR.LE gsb0, 0x1 ;
+    /*0060*/  UTMASTG.3D [UR4], [UR8] ;
+    /*0070*/  ATOMG.E.ADD.STRONG.GPU PT, R5, desc[UR4][R2.64], R5 ;
+    /*0080*/  STG.E.STRONG.SYS desc[UR4][R2.64], R5 ;
+"""
+
+
+@pytest.mark.parametrize(
+    ("opcode", "other", "problem"),
+    [
+        ("", "", None),
+        ("HGMMA", "HMMA", "has no HGMMA"),
+        ("UTMALDG", "LDGSTS", "has no UTMALDG"),
+        ("UTMASTG", "STG", "has no UTMASTG"),
+        ("FENCE", "NOP", "has no FENCE"),
+        ("LDG.E.STRONG.SYS", "LDG.E", "the acquire of flags"),
+        ("ATOMG.E.ADD.STRONG.GPU", "ATOMG.E.ADD", "the count of a chunk's tiles"),
+        ("STG.E.STRONG.SYS", "STG.E", "the release of a flag"),
+        ("UTMASTG", "WARPGROUP.DEPBAR ;\n UTMASTG", "serialised"),
+    ],
+)
+def test_gemms_must_have_their_instructions(
+    cuda_check: ModuleType, opcode: str, other: str, problem: str | None
+) -> None:
+    text = GEMM_SASS.replace(opcode, other) if opcode else GEMM_SASS
+    ((name, sass),) = cuda_check.parse_sass(text).items()
+    found = cuda_check.gemm_problems(name, sass)
+    assert len(found) == (problem is not None)
+    assert problem is None or problem in found[0]
+
+
+def test_cutlass_is_found(setup_py: ModuleType, tmp_path: Path) -> None:
+    header = tmp_path / "cutlass_library/source/include/cutlass/cutlass.h"
+    assert setup_py.find_cutlass(None, [str(tmp_path)]) is None
+    header.parent.mkdir(parents=True)
+    header.touch()
+    include = header.parent.parent
+    assert setup_py.find_cutlass(None, ["/nowhere", str(tmp_path)]) == include
+    assert setup_py.find_cutlass(str(include.parent), []) == include
+    with pytest.raises(SystemExit, match="CUTLASS_HOME=/nowhere has no include/cutlass"):
+        setup_py.find_cutlass("/nowhere", [str(tmp_path)])

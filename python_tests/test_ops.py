@@ -207,7 +207,10 @@ def check_opcheck() -> None:
         backward = (torch.randn_like(y), x.detach(), weight.detach(), *kept, [True] * 3)
         samples.append((axonn.linear_backward, (*backward, *linear, algorithm)))
     covered = {op.default._schema.name for op, _ in samples}
-    assert covered == {name for name in torch._C._dispatch_get_all_op_names() if "axonn::" in name}
+    # With an underscore: what kernels of the others call, on CUDA only, below autograd.
+    public = {name for name in torch._C._dispatch_get_all_op_names()
+              if name.startswith("axonn::") and not name.startswith("axonn::_")}  # fmt: skip
+    assert covered == public
     for op, arguments in samples:
         torch.library.opcheck(op, arguments)
 

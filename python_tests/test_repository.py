@@ -17,7 +17,7 @@ PACKAGE = ROOT / "axonn_ext"
 # Low to high. A module imports its own part and parts of lower layers; parts of one layer do not
 # know each other.
 LAYERS = (
-    ("_C", "_cuda", "_version", "settings"),
+    ("_C", "_cuda", "_cuda_sm90", "_version", "settings"),
     ("_library",),
     ("ops", "triton", "tuning"),
     ("grid",),
@@ -38,7 +38,9 @@ PLANNER_USERS = {"train", "cli"}
 EXEMPT = {"__main__"}  # may import everything
 
 PYTHON_FILES = sorted(PACKAGE.rglob("*.py"))
-CPP_FILES = sorted(p for p in (ROOT / "csrc").rglob("*") if p.suffix in {".h", ".cpp", ".cu"})
+CPP_FILES = sorted(
+    p for p in (ROOT / "csrc").rglob("*") if p.suffix in {".h", ".cpp", ".cu", ".cuh"}
+)
 
 
 def name_of(path: Path) -> str:

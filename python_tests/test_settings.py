@@ -69,5 +69,6 @@ def test_ranks_that_share_gpus_are_hosts_to_nccl() -> None:
     environment = {"NCCL_MULTI_RANK_GPU_ENABLE": "0"}  # what the user has set holds
     settings.let_ranks_share_gpus(3, environment)
     assert environment == {
-        "NCCL_HOSTID": "axonn-ext-rank-3", "NCCL_MULTI_RANK_GPU_ENABLE": "0"
+        "NCCL_HOSTID": "axonn-ext-rank-3", "NCCL_MULTI_RANK_GPU_ENABLE": "0",
+        "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
     }  # fmt: skip

@@ -42,6 +42,7 @@ LOG = ROOT / "build" / "bootstrap.log"
 DEFAULT_TORCH = "torch==2.13.0"  # the version that the tests are run with
 CUDA_VENV = ROOT / ".venv-cuda"
 CUDA_TORCH = "torch==2.14.1"  # what PyPI has is built for CUDA 13.0
+CUTLASS = "nvidia-cutlass==4.2.0.0"  # headers; what its Python code needs is not installed
 CUDA_NVCC = "nvidia-cuda-nvcc==13.0.*"  # where the machine has no nvcc of its own
 SUPPORTED_TORCH = ((2, 11), (2, 15))  # from, below; pyproject.toml says the same
 
@@ -293,7 +294,7 @@ def update_cuda_environment(project: dict[str, object]) -> None:
     if not (os.environ.get("CUDA_HOME") or shutil.which("nvcc")):
         packages.append(CUDA_NVCC)
     complete = CUDA_VENV / "complete"
-    key = f"{CUDA_VENV}\n{digest(packages)}\n"
+    key = f"{CUDA_VENV}\n{digest([*packages, CUTLASS])}\n"
     if complete.exists() and complete.read_text() == key:
         return
     start = time.monotonic()
@@ -304,6 +305,7 @@ def update_cuda_environment(project: dict[str, object]) -> None:
         run_logged([sys.executable, "-m", "venv", CUDA_VENV])
     say(f"installing {CUDA_TORCH} with CUDA into {CUDA_VENV.name} (5 GB)")
     pip(*packages, venv=CUDA_VENV)
+    pip("--no-deps", CUTLASS, venv=CUDA_VENV)
     complete.write_text(key)
     say(f"{CUDA_VENV.name} ready after {time.monotonic() - start:.0f} s")
 

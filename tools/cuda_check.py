@@ -4,8 +4,9 @@
     python3 tools/cuda_check.py --optional   in CI: what cannot be set up there is not run
 
 Checked: the modules import and register their ops; each architecture asked for has machine code; no
-kernel uses local memory (no spills) or more registers than its launch bounds promise; `axonn-ext
-doctor` runs. Whether the kernels compute the right thing only a GPU can tell.
+kernel uses local memory (no spills) or more registers than its launch bounds promise; the GEMMs for
+sm_90 are made of the instructions that they are written for; `axonn-ext doctor` runs. Whether the
+kernels compute the right thing only a GPU can tell.
 """
 
 from __future__ import annotations
@@ -22,18 +23,49 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = ROOT / ".venv-cuda" / "bin"
-ARCHITECTURES = ("sm_80", "sm_90")
-# 65,536 registers / (4 blocks of 256 threads): what every kernel so far leaves room for.
-MAX_REGISTERS = 64
+
+
+@dataclass(frozen=True)
+class Module:
+    """What is asked of the kernels of an extension module."""
+
+    architectures: tuple[str, ...]
+    max_registers: int
+
+
+MODULES = {
+    # 65,536 registers / (4 blocks of 256 threads): what every kernel leaves room for.
+    "_cuda": Module(("sm_80", "sm_90"), 64),
+    # 65,536 / 384 threads, in steps of 8: one block an SM. Its math warps take over registers of
+    # its producer warps at run time.
+    "_cuda_sm90": Module(("sm_90a",), 168),
+}
+
+# Opcodes that each GEMM must have, and what for.
+GEMM_OPCODES = {
+    r"HGMMA\.64x(128|256)x16\.F32": "wgmma, accumulated in fp32",
+    r"UTMALDG\.\w+\.MULTICAST": "bulk loads shared by a cluster",
+    r"UTMASTG": "bulk stores",
+    r"LDG?\.E\.STRONG\.SYS": "the acquire of flags that peers write",
+    r"FENCE\.VIEW\.ASYNC\.G": "the fence between a flag and the bulk copies of what it announces",
+}
+# And those whose result leaves, beside these.
+DEPARTURE_OPCODES = {
+    r"ATOMG\.E\.ADD\.STRONG\.GPU": "the count of a chunk's tiles",
+    r"STG?\.E\.STRONG\.SYS": "the release of a flag at a peer",
+}
 
 IMPORT = """
 import pathlib, sys
 import torch
-from axonn_ext import _cuda
+from axonn_ext import _cuda, _cuda_sm90
 assert not torch.cuda.is_initialized(), "importing touched the device"
 for op in ("fill_random_",):
     has = torch._C._dispatch_has_kernel_for_dispatch_key(f"axonn::{op}", "CUDA")
     assert has, f"axonn::{op} has no CUDA kernel"
+built = {(i["block"], i["cluster"], i["num_stages"]) for i in _cuda_sm90.instances()}
+wanted = set(_cuda.gemm_candidates_sm90())
+assert built == wanted, f"GEMMs are built for {built}, but chosen from {wanted}"
 print(pathlib.Path(_cuda.__file__).parent)
 """
 
@@ -67,7 +99,7 @@ def parse_resource_usage(text: str) -> list[Kernel]:
     return kernels
 
 
-def kernel_problems(kernels: list[Kernel]) -> list[str]:
+def kernel_problems(kernels: list[Kernel], module: Module) -> list[str]:
     """What is wrong with them, a line each."""
     problems = []
     for kernel in kernels:
@@ -77,11 +109,36 @@ def kernel_problems(kernels: list[Kernel]) -> list[str]:
                 f"{where} uses {kernel.local_bytes} bytes of local memory and a stack of "
                 f"{kernel.stack_bytes}: it spills, or indexes an array at run time"
             )
-        if kernel.registers > MAX_REGISTERS:
-            problems.append(f"{where} uses {kernel.registers} registers, more than {MAX_REGISTERS}")
+        if kernel.registers > module.max_registers:
+            problems.append(
+                f"{where} uses {kernel.registers} registers, more than {module.max_registers}"
+            )
     compiled = {kernel.architecture for kernel in kernels}
-    problems += [f"there is no code for {arch}" for arch in ARCHITECTURES if arch not in compiled]
+    problems += [
+        f"there is no code for {arch}" for arch in module.architectures if arch not in compiled
+    ]
     return problems
+
+
+def gemm_problems(name: str, sass: str) -> list[str]:
+    """What a GEMM for sm_90 lacks in its machine code, a line each."""
+    opcodes = GEMM_OPCODES | (DEPARTURE_OPCODES if "DepartureEpilogue" in name else {})
+    problems = [
+        f"{name} has no {opcode}: {what}"
+        for opcode, what in opcodes.items()
+        if not re.search(opcode, sass)
+    ]
+    # ptxas waits for each wgmma where it cannot tell that registers are left alone (its C7510).
+    multiplies, waits = (len(re.findall(word, sass)) for word in ("HGMMA", r"WARPGROUP\.DEPBAR"))
+    if multiplies and 2 * waits > multiplies:
+        problems.append(f"{name} waits {waits} times for {multiplies} wgmma: they are serialised")
+    return problems
+
+
+def parse_sass(text: str) -> dict[str, str]:
+    """The machine code of each function of `cuobjdump --dump-sass`."""
+    parts = re.split(r"^\s*Function : (\S+)$", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def output(*command: str | Path) -> str:
@@ -115,18 +172,33 @@ def check_import() -> list[Path]:
     return modules
 
 
-def check_kernels(module: Path) -> None:
-    kernels = parse_resource_usage(output(find_cuobjdump(), "--dump-resource-usage", module))
+def check_kernels(path: Path) -> None:
+    name = path.name.partition(".")[0]
+    kernels = parse_resource_usage(output(find_cuobjdump(), "--dump-resource-usage", path))
     if not kernels:
-        raise CheckError(f"{module.name} holds no kernels")
-    if problems := kernel_problems(kernels):
-        raise CheckError("\n".join([f"{module.name}:", *problems]))
+        raise CheckError(f"{path.name} holds no kernels")
+    if problems := kernel_problems(kernels, MODULES[name]):
+        raise CheckError("\n".join([f"{path.name}:", *problems]))
     for architecture in sorted({kernel.architecture for kernel in kernels}):
         mine = [kernel for kernel in kernels if kernel.architecture == architecture]
         print(
-            f"cuda-check: {module.name}, {architecture}: {len(mine)} kernels, no local memory, at "
+            f"cuda-check: {path.name}, {architecture}: {len(mine)} kernels, no local memory, at "
             f"most {max(kernel.registers for kernel in mine)} registers"
         )
+
+
+def check_gemms(path: Path) -> None:
+    functions = parse_sass(output(find_cuobjdump(), "--dump-sass", path))
+    gemms = {name: sass for name, sass in functions.items() if "GemmUniversal" in name}
+    departing = sum("DepartureEpilogue" in name for name in gemms)
+    if not departing or departing == len(gemms):
+        raise CheckError(f"{path.name}: {departing} of {len(gemms)} GEMMs send their result")
+    if problems := [line for name, sass in gemms.items() for line in gemm_problems(name, sass)]:
+        raise CheckError("\n".join([f"{path.name}:", *problems]))
+    print(
+        f"cuda-check: {path.name}: {len(gemms)} GEMMs of wgmma and bulk copies, {departing} of "
+        "which send their result"
+    )
 
 
 def check_doctor() -> None:
@@ -149,8 +221,10 @@ def main() -> int:
     try:
         if not bootstrap("cuda"):
             raise CheckError("the CUDA parts do not compile; the errors are above")
-        for module in check_import():
-            check_kernels(module)
+        for path in check_import():
+            check_kernels(path)
+            if path.name.startswith("_cuda_sm90"):
+                check_gemms(path)
         check_doctor()
     except CheckError as error:
         print(f"cuda-check: error: {error}")

@@ -1,7 +1,8 @@
 """What gpu_check.py times and trains; run by it, one rank of a case.
 
 gpu_cases.py --case JSON --rows FILE       under torchrun
-gpu_cases.py --link CHUNKS ... --rows FILE
+gpu_cases.py --link M,N,K --rows FILE
+gpu_cases.py --gemm M,N,K --rows FILE        on GPUs of sm_90
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-LINK_CHUNKS = (1, 2, 4, 8)
+LINK_CHUNKS = (3, 6, 12)
+# Over PCIe 5 (50 GB/s) copies take about 0.25, 0.46 and 0.92 of the time of these products.
+LINK_SHAPES = ((8192, 38912, 4096), (8192, 21248, 4096), (8192, 10624, 4096))
+# Layers of Llama 2 7B and 70B, Llama 3 8B and GPT-3 175B.
+GEMM_SHAPES = tuple(
+    (m, n, k)
+    for n, k in ((11008, 4096), (14336, 4096), (28672, 8192), (49152, 12288))
+    for m in (1024, 2048, 4096, 8192)
+)
 
 
 @dataclass(frozen=True)
@@ -86,23 +95,31 @@ def time_case(text: str, path: Path) -> None:
         path.write_text(json.dumps([dataclasses.asdict(row) for row in rows]))
 
 
-def time_link(chunks: Sequence[int], path: Path) -> None:
+def time_link(text: str, path: Path) -> None:
     """Times the emulated link; fails where a result is wrong."""
     from axonn_ext.bench.link_overlap import MAX_DIFFERENCE, measure_link
 
-    rows = [measure_link(8192, 8192, 8192, number) for number in chunks]
+    m, n, k = map(int, text.split(","))
+    rows = measure_link(m, n, k, LINK_CHUNKS)
+    assert all(row.max_difference <= MAX_DIFFERENCE for row in rows), rows
+    path.write_text(json.dumps([dataclasses.asdict(row) for row in rows]))
+
+
+def time_gemm(text: str, path: Path) -> None:
+    """Times the kernel of "fused" against torch.mm; fails where a result is wrong."""
+    from axonn_ext.bench.fused_gemm import LAYOUTS, MAX_DIFFERENCE, measure_gemm
+
+    m, n, k = map(int, text.split(","))
+    rows = [measure_gemm(m, n, k, "bf16", layout) for layout in LAYOUTS]
     assert all(row.max_difference <= MAX_DIFFERENCE for row in rows), rows
     path.write_text(json.dumps([dataclasses.asdict(row) for row in rows]))
 
 
 def main(arguments: Sequence[str]) -> None:
     """Runs what the first argument names."""
-    kind, *values, option, path = arguments
+    kind, text, option, path = arguments
     assert option == "--rows", arguments
-    if kind == "--case":
-        time_case(values[0], Path(path))
-    else:
-        time_link([int(text) for text in values], Path(path))
+    {"--case": time_case, "--link": time_link, "--gemm": time_gemm}[kind](text, Path(path))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpu_cases import CASES, LINK_CHUNKS, RUNS, TRAINING, Case
+from gpu_cases import CASES, GEMM_SHAPES, LINK_SHAPES, RUNS, TRAINING, Case
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES_SCRIPT = ROOT / "tools" / "gpu_cases.py"
@@ -33,11 +33,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 STAGES = ("build", "test", "bench", "train")
 STAGE_SECONDS = 8 * 60
 CASE_SECONDS = 120
-# What no GPU code exists for yet, so that no list of passed checks passes for all of them.
-MISSING = {
-    "fused": "the fused kernels come with a later version",
-    "virtual ranks": "come with the fused kernels, which they are for",
-}
 
 Json = dict[str, Any]
 
@@ -50,6 +45,7 @@ class Report:
     stages: dict[str, Json] = field(default_factory=dict)
     rows: list[Json] = field(default_factory=list)
     link: list[Json] = field(default_factory=list)
+    gemm: list[Json] = field(default_factory=list)
     not_run: list[dict[str, str]] = field(default_factory=list)
 
     def leave_out(self, stage: str, what: str, reason: str) -> None:
@@ -88,6 +84,7 @@ def merge(old: Json, new: Report, stages: Sequence[str]) -> Json:
         },
         "rows": new.rows if "bench" in stages else kept.get("rows", []),
         "link": new.link if "bench" in stages else kept.get("link", []),
+        "gemm": new.gemm if "bench" in stages else kept.get("gemm", []),
         "not_run": [
             *(item for item in kept.get("not_run", []) if item["stage"] not in stages),
             *new.not_run,
@@ -156,7 +153,11 @@ class Check:
         return counts
 
     def bench(self, deadline: float) -> Json:
-        failures = self._link_overlap()
+        failures = self._measure("link", LINK_SHAPES, deadline)
+        if reason := why_no_fused():
+            self.report.leave_out("bench", "fused GEMMs", reason)
+        else:
+            failures += self._measure("gemm", GEMM_SHAPES, deadline)
         for case in CASES:
             if time.monotonic() + CASE_SECONDS > deadline:
                 self.report.leave_out("bench", case.name, "the stage's time was up")
@@ -167,16 +168,25 @@ class Check:
                 failures.append(case.name)
             self.report.rows += rows or []
             self.save()
-        for what in ("fused", "virtual ranks"):
-            self.report.leave_out("bench", what, MISSING[what])
         return {"failed": len(failures), "failures": failures}
 
-    def _link_overlap(self) -> list[str]:
-        chunks = map(str, LINK_CHUNKS)
-        rows = measured([sys.executable, str(CASES_SCRIPT), "--link", *chunks])
-        self.report.link += rows or []
-        self.save()
-        return ["link-overlap"] if rows is None else []
+    def _measure(
+        self, kind: str, shapes: Sequence[tuple[int, int, int]], deadline: float
+    ) -> list[str]:
+        """Times what gpu_cases.py has under --kind; returns what failed."""
+        failures = []
+        for shape in shapes:
+            name = f"{kind} {','.join(map(str, shape))}"
+            if time.monotonic() + CASE_SECONDS > deadline:
+                self.report.leave_out("bench", name, "the stage's time was up")
+                continue
+            text = ",".join(map(str, shape))
+            rows = measured([sys.executable, str(CASES_SCRIPT), f"--{kind}", text])
+            if rows is None:
+                failures.append(name)
+            getattr(self.report, kind).extend(rows or [])
+            self.save()
+        return failures
 
     def train(self, deadline: float) -> Json:
         failures: list[str] = []
@@ -266,6 +276,20 @@ def run_training(grid: str, steps: int, overlap: str, deadline: float) -> Json |
     }  # fmt: skip
 
 
+def why_no_fused() -> str:
+    """Why the fused GEMMs cannot run here; empty if they can."""
+    program = (
+        "import torch; from axonn_ext import _library; "
+        "print('' if torch.cuda.get_device_capability() == (9, 0) else 'they are for sm_90', "
+        "'' if _library.cuda_sm90 else 'axonn_ext was built without CUTLASS')"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return found.stdout.strip() if found.returncode == 0 else found.stderr.strip()[-200:]
+
+
 def measured(command: Sequence[str]) -> list[Json] | None:
     """What a command writes into the file that it is given as its last argument."""
     with tempfile.TemporaryDirectory() as folder:
@@ -299,7 +323,17 @@ def table_of(content: Json) -> list[tuple[str, str, str]]:
         detail = (
             f"overlap {row['overlap_efficiency']:.0%} at {row['link_gbps']:.0f} GB/s, emulated link"
         )
-        lines.append((f"link-overlap, {row['chunks']} chunks", "measured", detail))
+        n = row["shape"]["N"]
+        lines.append(
+            (f"link-overlap N={n} {row['algorithm']} {row['chunks']} chunks", "measured", detail)
+        )
+    for row in content["gemm"]:
+        what = f"gemm {','.join(map(str, row['shape'].values()))} {row['dtype']} {row['layout']}"
+        detail = (
+            f"{row['fused_us']:,.0f} us, {row['fused_over_torch']:.3f} x torch.mm, "
+            f"waiting {row['waiting_over_fused']:.3f} x"
+        )
+        lines.append((what, "measured", detail))
     for row in content["rows"]:
         what = f"{row['op']} {','.join(map(str, row['shape'].values()))} {row['dtype']} " + (
             f"x={row['grid']['x']} {row['algorithm']}"

@@ -31,7 +31,9 @@ DEFAULT_WORLD = 2
 MIN_WIDTH = 100  # of the table; a file or a pipe would get 80 columns, and numbers cut short
 # In the order of the table: the baseline first.
 ALGORITHMS = ops.ALGORITHMS[::-1]
+# What runs on GPUs unless asked: "fused" is for some GPUs, and for ops of one matmul.
 CUDA_ALGORITHMS = tuple(name for name in ALGORITHMS if name != "fused")
+FUSED_ON_CUDA = ("ag-gemm", "gemm-rs", "gemm-ar")
 DEVICES = ("cpu", "cuda")
 
 SUMMARIES = {
@@ -90,7 +92,7 @@ def _add_options(parser: argparse.ArgumentParser, op: str) -> None:
         help="ranks that outnumber the GPUs share them (default: cuda if there are any, else "
         "cpu)")  # fmt: skip
     add("--algorithms", metavar="A,B,...",
-        help=f"(default: {','.join(ALGORITHMS)}; on cuda without fused)")  # fmt: skip
+        help=f"(default: {','.join(ALGORITHMS)}; fused on cuda only if asked)")  # fmt: skip
     add("--dtype", choices=tuple(DTYPES), default="fp32", help="(default: %(default)s)")
     add("--threads", type=int, default=1, metavar="N",
         help="of each rank; 0: its share of the cores (default: 1, so that a rank's arithmetic is "
@@ -138,12 +140,15 @@ def make_plan(args: argparse.Namespace, here: Process | None) -> Plan:
     check_device(args.device)
     if args.device == "cpu" and args.dtype not in CPU_DTYPES:
         raise UserError(f"--dtype {args.dtype} needs --device cuda, got {args.device}")
-    known = CUDA_ALGORITHMS if args.device == "cuda" else ALGORITHMS
-    algorithms = tuple(dict.fromkeys(args.algorithms.split(","))) if args.algorithms else known
+    cuda = args.device == "cuda"
+    known = CUDA_ALGORITHMS if cuda and args.op not in FUSED_ON_CUDA else ALGORITHMS
+    default = CUDA_ALGORITHMS if cuda else ALGORITHMS
+    algorithms = tuple(dict.fromkeys(args.algorithms.split(","))) if args.algorithms else default
     for name in algorithms:
         if name not in known:
             raise UserError(
-                f"--algorithms: expected some of {', '.join(known)} on {args.device}, got {name!r}"
+                f"--algorithms: expected some of {', '.join(known)} for {args.op} on "
+                f"{args.device}, got {name!r}"
             )
     if args.threads < 0:
         raise UserError(f"--threads: expected a whole number >= 0, got {args.threads}")

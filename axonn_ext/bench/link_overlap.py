@@ -1,8 +1,9 @@
 """How much of a copy over a real link hides behind a matmul, on one GPU.
 
-The link is emulated: what would be a peer's shard lies in pinned host memory, so the copy engine
+The link is emulated: what would be peers' shards lies in pinned host memory, so the copy engine
 pulls it over the host's bus while the GPU multiplies. A link of known and honest speed, but not
-NVLink, and no collective: it shows what the schedule of "chunked" hides, not how fast NCCL is.
+NVLink, and no collective: it shows what the schedules of "chunked" and "fused" hide, not how fast
+NCCL is.
 """
 
 from __future__ import annotations
@@ -16,19 +17,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from axonn_ext import _library
 from axonn_ext.bench.machine import describe_machine
 from axonn_ext.bench.results import check_writable
 from axonn_ext.train.errors import UserError
 
 LINK = "emulated: pinned host memory over the host's bus, by the copy engine"
+NUM_SHARDS = 4  # one of them is here
+FUSED_CHUNKS = 4  # of each shard, where that is large enough (fused_calls.cpp)
 CALLS = 20
 WARM_UP_CALLS = 5
 MAX_DIFFERENCE = 2 * torch.finfo(torch.bfloat16).eps
 DESCRIPTION = """\
-On one GPU: copies A [M, K], in bf16, from pinned host memory in chunks, and multiplies each chunk
-with B [K, N] as it arrives. Next to it, in turns: the copy alone, the matmul alone, and one after
-the other. The link is emulated: host memory, not NVLink."""
+On one GPU: A [M, K], in bf16, is gathered from four shards, one of them on the GPU, three in pinned
+host memory, while it is multiplied with B [K, N]: by "chunked", which copies and multiplies in
+chunks, and by "fused", one kernel that waits for each chunk (GPUs of sm_90). Next to it, in turns:
+the copy alone, the matmul alone, and one after the other. The link is emulated: host memory, not
+NVLink. The larger N, the shorter the copy is against the matmul."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,8 @@ class LinkRow:
     link: str
     shape: dict[str, int]
     dtype: str
-    chunks: int
+    algorithm: str
+    chunks: int  # of the shards that are copied, all together
     gemm_us: float
     copy_us: float
     sequential_us: float
@@ -67,60 +75,96 @@ def time_us(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
-def measure_link(m: int, n: int, k: int, chunks: int) -> LinkRow:
-    """Times a chunked copy that feeds a matmul. Needs a GPU."""
+def measure_link(m: int, n: int, k: int, chunks: Sequence[int]) -> list[LinkRow]:
+    """Times gathers that feed a matmul: "chunked" for each number of chunks, and "fused".
+
+    Needs a GPU; "fused" is left out where it has no kernel. M is a multiple of four.
+    """
     generator = torch.Generator().manual_seed(0)
     host = torch.randn(m, k, generator=generator).to(torch.bfloat16).pin_memory()
-    b = torch.randn(k, n, generator=generator).to("cuda", torch.bfloat16)
+    b = torch.randn(n, k, generator=generator).to("cuda", torch.bfloat16).t()
     a = host.cuda()
     gathered, y = torch.empty_like(a), torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+    own = m // NUM_SHARDS
+    gathered[:own] = a[:own]
+    whole = torch.mm(a, b)
+
+    def copy() -> None:
+        gathered[own:].copy_(host[own:], non_blocking=True)
+
+    def sequential() -> None:
+        copy()
+        torch.mm(gathered, b, out=y)
+
+    calls: dict[str, Callable[[], object]] = {
+        "gemm": lambda: torch.mm(a, b, out=whole), "copy": copy, "sequential": sequential,
+    }  # fmt: skip
+    results = {}
+    for number in chunks:
+        calls[f"chunked {number}"] = _chunked(host, gathered, b, y, number)
+        gathered[own:].zero_()
+        calls[f"chunked {number}"]()
+        results[f"chunked {number}"] = _difference(y, whole)
+    if (fused := _fused(host, a, b)) is not None:
+        calls["fused"] = fused
+        results["fused"] = _difference(fused(), whole)
+    us = time_us(calls)
+    return [
+        LinkRow(
+            op="link-overlap",
+            link=LINK,
+            shape={"M": m, "N": n, "K": k},
+            dtype="bf16",
+            algorithm=name.split()[0],
+            chunks=int(name.split()[1]) if " " in name else FUSED_CHUNKS * (NUM_SHARDS - 1),
+            gemm_us=us["gemm"],
+            copy_us=us["copy"],
+            sequential_us=us["sequential"],
+            overlapped_us=us[name],
+            link_gbps=host[own:].nbytes / us["copy"] / 1e3,
+            overlap_efficiency=(us["gemm"] + us["copy"] - us[name]) / min(us["gemm"], us["copy"]),
+            max_difference=difference,
+        )
+        for name, difference in results.items()
+    ]
+
+
+def _difference(got: Tensor, want: Tensor) -> float:
+    return float(((got - want).abs().max() / want.abs().max()).item())
+
+
+def _chunked(
+    host: Tensor, gathered: Tensor, b: Tensor, y: Tensor, chunks: int
+) -> Callable[[], None]:
+    """The own rows first, then each chunk of the others as it comes."""
+    own = len(host) // NUM_SHARDS
     link = torch.cuda.Stream()
-    places = list(zip(host.chunk(chunks), gathered.chunk(chunks), y.chunk(chunks), strict=True))
+    places = list(zip(*(part[own:].chunk(chunks) for part in (host, gathered, y)), strict=True))
     arrived = [torch.cuda.Event() for _ in places]
 
-    def overlapped() -> None:
+    def call() -> None:
         main = torch.cuda.current_stream()
         link.wait_stream(main)  # `gathered` is read until then
         for (source, target, _), event in zip(places, arrived, strict=True):
             with torch.cuda.stream(link):
                 target.copy_(source, non_blocking=True)
                 event.record(link)
+        torch.mm(gathered[:own], b, out=y[:own])
         for (_, target, out), event in zip(places, arrived, strict=True):
             event.wait(main)
             torch.mm(target, b, out=out)
 
-    def copy() -> None:
-        gathered.copy_(host, non_blocking=True)
+    return call
 
-    def sequential() -> None:
-        copy()
-        torch.mm(gathered, b, out=y)
 
-    whole = torch.mm(a, b)
-    gathered.zero_()
-    overlapped()
-    scale = whole.abs().max()
-    difference = float(((y - whole).abs().max() / scale).item())
-    calls: dict[str, Callable[[], object]] = {
-        "gemm": lambda: torch.mm(a, b, out=whole), "copy": copy, "sequential": sequential,
-        "overlapped": overlapped,
-    }  # fmt: skip
-    us = time_us(calls)
-    hidden = us["gemm"] + us["copy"] - us["overlapped"]
-    return LinkRow(
-        op="link-overlap",
-        link=LINK,
-        shape={"M": m, "N": n, "K": k},
-        dtype="bf16",
-        chunks=len(places),
-        gemm_us=us["gemm"],
-        copy_us=us["copy"],
-        sequential_us=us["sequential"],
-        overlapped_us=us["overlapped"],
-        link_gbps=host.nbytes / us["copy"] / 1e3,
-        overlap_efficiency=hidden / min(us["gemm"], us["copy"]),
-        max_difference=difference,
-    )
+def _fused(host: Tensor, a: Tensor, b: Tensor) -> Callable[[], Tensor] | None:
+    """One kernel that waits for each chunk; None where there is none for this GPU."""
+    cuda = _library.cuda if _library.cuda_sm90 is not None else None
+    if cuda is None or torch.cuda.get_device_capability() != (9, 0):
+        return None
+    link = cuda.EmulatedLink(NUM_SHARDS, workspace_bytes=a.nbytes)
+    shards = [a.chunk(NUM_SHARDS)[0], *host.chunk(NUM_SHARDS)[1:]]
+    return lambda: link.all_gather_matmul(shards, b)
 
 
 def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
@@ -148,17 +192,19 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     if len(sizes) != 3 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
         raise UserError(f"--shape: expected M,N,K, three whole numbers >= 1, got {args.shape!r}")
     m, n, k = (int(size) for size in sizes)
+    if m % NUM_SHARDS:
+        raise UserError(f"--shape: expected an M that {NUM_SHARDS} shards divide, got {m}")
     if not all(1 <= chunks <= m for chunks in args.chunks):
         raise UserError(f"--chunks: expected numbers from 1 to M={m}, got {args.chunks}")
     check_writable("--json", args.json)
     if not torch.cuda.is_available():
         raise UserError("link-overlap needs a GPU: torch sees no GPU here")
-    rows = [measure_link(m, n, k, chunks) for chunks in args.chunks]
+    rows = measure_link(m, n, k, args.chunks)
     print(f"link-overlap  M,N,K = {m},{n},{k}  bf16; link {LINK}")
-    print(f"{'chunks':>8} {'gemm us':>10} {'copy us':>10} {'in turn us':>11} {'overlapped us':>14} "
-          f"{'link GB/s':>10} {'overlap':>8}")  # fmt: skip
+    print(f"{'algorithm':<10} {'chunks':>8} {'gemm us':>10} {'copy us':>10} {'in turn us':>11} "
+          f"{'overlapped us':>14} {'link GB/s':>10} {'overlap':>8}")  # fmt: skip
     for row in rows:
-        print(f"{row.chunks:>8} {row.gemm_us:>10,.0f} {row.copy_us:>10,.0f} "
+        print(f"{row.algorithm:<10} {row.chunks:>8} {row.gemm_us:>10,.0f} {row.copy_us:>10,.0f} "
               f"{row.sequential_us:>11,.0f} {row.overlapped_us:>14,.0f} {row.link_gbps:>10.1f} "
               f"{row.overlap_efficiency:>8.0%}")  # fmt: skip
     if args.json is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from axonn_ext.bench import command, link_overlap
+from axonn_ext.bench import command, fused_gemm, link_overlap
 from axonn_ext.bench.train import command as train
 
 DESCRIPTION = """\
@@ -21,7 +21,7 @@ examples:
 """
 
 # Each has an add_parser(benchmarks), which adds its subcommands with `run` as their default.
-BENCHMARKS = (command, link_overlap, train)
+BENCHMARKS = (command, fused_gemm, link_overlap, train)
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:

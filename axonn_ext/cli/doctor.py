@@ -27,8 +27,11 @@ from axonn_ext.train.errors import UserError
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "red"}
+FUSED_OPS = (
+    "all_gather_matmul", "matmul_all_gather_rhs", "matmul_reduce_scatter", "matmul_all_reduce"
+)  # fmt: skip
 OPS = (
-    *("all_gather_matmul", "matmul_all_gather_rhs", "matmul_reduce_scatter", "matmul_all_reduce"),
+    *FUSED_OPS,
     *("linear_forward", "linear_backward", "all_gather", "reduce_scatter", "all_reduce"),
     "fill_random_",
 )
@@ -154,6 +157,13 @@ def find_build() -> list[Finding]:
         Finding("build", "architectures", info["architectures"].replace(",", ", ")),
         Finding("build", "nvcc", info["nvcc"]),
     ]
+    if _library.cuda_sm90 is not None:
+        text = f"{len(_library.cuda_sm90.instances())} GEMMs"
+        findings.append(Finding("build", "fused for sm_90", text))
+    else:
+        remedy = "pip install --no-deps 'nvidia-cutlass>=4.2,<5', and build again with 9.0 in "
+        remedy += "TORCH_CUDA_ARCH_LIST"
+        findings.append(Finding("build", "fused for sm_90", "not built", NOTE, remedy))
     loaded, built = info["nccl"], info["nccl_built"]
     same = loaded.split(".")[:2] == built.split(".")[:2]
     text = loaded if same else f"{loaded} is loaded, {built} was built against"
@@ -250,6 +260,8 @@ def find_algorithms(*, can_share: bool, cuda_kernels: set[str]) -> list[Finding]
         there = op in cuda_kernels
         collective = op != "fill_random_"
         text = "no CUDA kernel in this build" if not there else over if collective else "our kernel"
+        if op in FUSED_OPS and _library.cuda_sm90 is not None:
+            text += '; "fused" on sm_90'
         findings.append(Finding("algorithms", f"{op} on CUDA", text, OK if there else NOTE))
     return findings
 

@@ -184,10 +184,7 @@ std::vector<LaunchConfig> candidates(const DeviceLimits& limits, int64_t element
   }
   if (limits.architecture == 90) {
     // ..., cluster
-    return {{128, 256, block_k, 4, 8, 4, 2, 1}, {256, 128, block_k, 4, 8, 4, 2, 1},
-            {128, 256, block_k, 4, 8, 4},       {128, 128, block_k, 6, 8, 4, 2, 1},
-            {128, 128, block_k, 6, 8, 4},       {64, 256, block_k, 4, 4, 4},
-            {64, 128, block_k, 8, 4, 4},        {64, 64, block_k, 8, 4, 4}};
+    return {{128, 256, block_k, 4, 8, 4, 2, 1}, {128, 128, block_k, 6, 8, 4, 2, 1}};
   }
   return {};
 }

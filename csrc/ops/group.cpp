@@ -12,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "ops/c10d_store.h"
+#include "ops/fused_cuda.h"
 
 namespace axonn::ops {
 namespace {
@@ -59,6 +60,11 @@ class SharedGroups {
   void add_waited_seconds(std::map<std::string, double>& totals) {
     const std::lock_guard lock(mutex_);
     for (const auto& [name, entry] : entries_) totals[name] += entry.shared->waited_seconds();
+  }
+
+  double timeout_seconds() {
+    const std::lock_guard lock(mutex_);
+    return settings_.timeout_seconds;
   }
 
   int64_t bytes_in_use() {
@@ -138,6 +144,8 @@ SharedGroups& shared_groups() {
 
 void configure_groups(const GroupSettings& settings) { shared_groups().configure(settings); }
 
+double timeout_seconds() { return shared_groups().timeout_seconds(); }
+
 int64_t symmetric_memory_bytes_in_use() { return shared_groups().bytes_in_use(); }
 
 std::map<std::string, double> waited_seconds() {
@@ -146,14 +154,19 @@ std::map<std::string, double> waited_seconds() {
   return totals;
 }
 
-void check_algorithm(const char* op, const std::string& algorithm, c10::Device device) {
+void check_algorithm(const char* op, const std::string& algorithm, c10::Device device,
+                     bool fused_on_cuda) {
   TORCH_CHECK_VALUE(algorithm == "auto" || algorithm == "fused" || algorithm == "chunked" ||
                         algorithm == "sequential",
                     op, ": algorithm must be 'auto', 'fused', 'chunked' or 'sequential', got '",
                     algorithm, "'");
-  TORCH_CHECK_NOT_IMPLEMENTED(algorithm != "fused" || device.is_cpu(), op,
+  if (algorithm != "fused" || device.is_cpu()) return;
+  TORCH_CHECK_NOT_IMPLEMENTED(fused_on_cuda && device.is_cuda(), op,
                               ": algorithm='fused' exists on cpu only so far, got tensors on ",
                               device, "; use 'auto', 'chunked' or 'sequential'");
+  TORCH_CHECK_NOT_IMPLEMENTED(has_fused_on_cuda(), op,
+                              ": algorithm='fused' needs the CUDA parts of axonn_ext, which are "
+                              "not built; use 'auto', 'chunked' or 'sequential'");
 }
 
 Group resolve_group(const char* op, const std::string& name, int64_t size,

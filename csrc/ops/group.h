@@ -21,6 +21,9 @@ struct GroupSettings {
 // Values that axonn_ext/settings.py read; they hold for groups met from now on.
 void configure_groups(const GroupSettings& settings);
 
+// How long a rank waits for another, as configured.
+double timeout_seconds();
+
 // Bytes of symmetric memory that this rank has used in all of its groups.
 int64_t symmetric_memory_bytes_in_use();
 
@@ -44,8 +47,9 @@ struct Group {
 enum class Algorithm { kFused, kChunked, kSequential };
 
 // Raises ValueError for an algorithm that does not exist, NotImplementedError for "fused" where
-// only the CPU has it; also where one rank needs none.
-void check_algorithm(const char* op, const std::string& algorithm, c10::Device device);
+// the device has none; also where one rank needs none. On CUDA some ops have one: `fused_on_cuda`.
+void check_algorithm(const char* op, const std::string& algorithm, c10::Device device,
+                     bool fused_on_cuda = false);
 
 // The group of that name; one of size 1 is not looked up. The first call of a group that may be
 // fused is collective: its ranks exchange mappings. Tensors on `device` other than the CPU share no

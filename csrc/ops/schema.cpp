@@ -28,6 +28,15 @@ TORCH_LIBRARY(axonn, m) {
       "matmul_all_reduce(Tensor a, Tensor b, str group_name, int group_size, str algorithm) -> "
       "Tensor");
 
+  // The fused forms of these on CUDA, which those call. arriving: which rows `shard` are, "rows" of
+  // a, "columns" of b, or along K "inner", of b, or "inner_a". everywhere: an all-reduce.
+  m.def(
+      "_fused_all_gather_matmul(Tensor shard, Tensor other, str arriving, str group_name, "
+      "int group_size, float timeout_seconds) -> Tensor");
+  m.def(
+      "_fused_matmul_sum(Tensor a, Tensor b, bool everywhere, str group_name, int group_size, "
+      "float timeout_seconds) -> Tensor");
+
   // The Linear of the 3D matmul. Groups in the order (r, s, z): r gathers the input's rows, s sums
   // the output, z holds the weight's rows; a fourth, of the ranks of all three, lets "auto" be
   // measured. Empty tensors stand for what is not kept or not asked.

@@ -5,6 +5,7 @@
 #include "ops/composed/chunked.h"
 #include "ops/composed/ops.h"
 #include "ops/cpu/kernels.h"
+#include "ops/fused_cuda.h"
 #include "ops/tuner.h"
 
 namespace axonn::ops {
@@ -50,13 +51,14 @@ at::Tensor all_gather_matmul(const at::Tensor& a_shard, const at::Tensor& b, int
   check_dim(kOp, "gather_dim", gather_dim, 2);
   check_inner(kOp, gather_dim == 1 ? "a_shard.size(1) * group size" : "a_shard.size(1)",
               a_shard.size(1) * (gather_dim == 1 ? group_size : 1), "b.size(0)", b.size(0));
-  check_algorithm(kOp, algorithm, a_shard.device());
+  check_algorithm(kOp, algorithm, a_shard.device(), /*fused_on_cuda=*/true);
   if (group_size == 1) return at::mm(a_shard, b);
   const auto group = resolve_group(kOp, group_name, group_size, algorithm, a_shard.device());
   const auto run = [&](Algorithm choice) {
     switch (choice) {
       case Algorithm::kFused:
-        return cpu::all_gather_matmul(group, a_shard, b, gather_dim);
+        return a_shard.is_cpu() ? cpu::all_gather_matmul(group, a_shard, b, gather_dim)
+                                : fused_all_gather_matmul(group, a_shard, b, gather_dim);
       case Algorithm::kChunked:
         return gather_dim == 0 ? chunked_over_rows(group, a_shard, b)
                                : chunked_over_columns(group, a_shard, b);

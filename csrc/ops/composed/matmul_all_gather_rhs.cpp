@@ -5,6 +5,7 @@
 #include "ops/composed/chunked.h"
 #include "ops/composed/ops.h"
 #include "ops/cpu/kernels.h"
+#include "ops/fused_cuda.h"
 #include "ops/tuner.h"
 
 namespace axonn::ops {
@@ -44,13 +45,14 @@ at::Tensor matmul_all_gather_rhs(const at::Tensor& a, const at::Tensor& b_shard,
   check_inner(kOp, "a.size(1)", a.size(1),
               gather_dim == 0 ? "b_shard.size(0) * group size" : "b_shard.size(0)",
               b_shard.size(0) * (gather_dim == 0 ? group_size : 1));
-  check_algorithm(kOp, algorithm, a.device());
+  check_algorithm(kOp, algorithm, a.device(), /*fused_on_cuda=*/true);
   if (group_size == 1) return at::mm(a, b_shard);
   const auto group = resolve_group(kOp, group_name, group_size, algorithm, a.device());
   const auto run = [&](Algorithm choice) {
     switch (choice) {
       case Algorithm::kFused:
-        return cpu::matmul_all_gather_rhs(group, a, b_shard, gather_dim);
+        return a.is_cpu() ? cpu::matmul_all_gather_rhs(group, a, b_shard, gather_dim)
+                          : fused_matmul_all_gather_rhs(group, a, b_shard, gather_dim);
       case Algorithm::kChunked:
         return chunked(group, a, b_shard, gather_dim);
       case Algorithm::kSequential:

@@ -5,6 +5,7 @@
 #include "ops/composed/chunked.h"
 #include "ops/composed/ops.h"
 #include "ops/cpu/kernels.h"
+#include "ops/fused_cuda.h"
 #include "ops/tuner.h"
 
 namespace axonn::ops {
@@ -32,13 +33,14 @@ at::Tensor matmul_all_reduce(const at::Tensor& a, const at::Tensor& b,
   check_group_size(kOp, group_size);
   check_matmul(kOp, "a", a, "b", b);
   check_inner(kOp, "a.size(1)", a.size(1), "b.size(0)", b.size(0));
-  check_algorithm(kOp, algorithm, a.device());
+  check_algorithm(kOp, algorithm, a.device(), /*fused_on_cuda=*/true);
   if (group_size == 1) return at::mm(a, b);
   const auto group = resolve_group(kOp, group_name, group_size, algorithm, a.device());
   const auto run = [&](Algorithm choice) {
     switch (choice) {
       case Algorithm::kFused:
-        return cpu::matmul_all_reduce(group, a, b);
+        return a.is_cpu() ? cpu::matmul_all_reduce(group, a, b)
+                          : fused_matmul_all_reduce(group, a, b);
       case Algorithm::kChunked:
         return chunked(group, a, b);
       case Algorithm::kSequential:

@@ -5,6 +5,7 @@
 #include "ops/composed/chunked.h"
 #include "ops/composed/ops.h"
 #include "ops/cpu/kernels.h"
+#include "ops/fused_cuda.h"
 #include "ops/tuner.h"
 
 namespace axonn::ops {
@@ -57,13 +58,14 @@ at::Tensor matmul_reduce_scatter(const at::Tensor& a, const at::Tensor& b, int64
   } else {
     check_divides(kOp, "b", 1, b.size(1), group_size);
   }
-  check_algorithm(kOp, algorithm, a.device());
+  check_algorithm(kOp, algorithm, a.device(), /*fused_on_cuda=*/true);
   if (group_size == 1) return at::mm(a, b);
   const auto group = resolve_group(kOp, group_name, group_size, algorithm, a.device());
   const auto run = [&](Algorithm choice) {
     switch (choice) {
       case Algorithm::kFused:
-        return cpu::matmul_reduce_scatter(group, a, b, scatter_dim);
+        return a.is_cpu() ? cpu::matmul_reduce_scatter(group, a, b, scatter_dim)
+                          : fused_matmul_reduce_scatter(group, a, b, scatter_dim);
       case Algorithm::kChunked:
         return scatter_dim == 0 ? chunked_over_rows(group, a, b)
                                 : chunked_over_columns(group, a, b);

@@ -8,7 +8,9 @@
 #include <exception>
 #include <string>
 
+#include "core/launch_config.h"
 #include "ops/cuda/communicator.h"
+#include "ops/cuda/virtual_ranks.h"
 
 namespace {
 
@@ -33,6 +35,18 @@ pybind11::dict build_info() {
   return info;
 }
 
+// The tiles that GEMMs for sm_90 are chosen from: block, cluster, stages.
+pybind11::list gemm_candidates_sm90() {
+  pybind11::list result;
+  for (const auto& config :
+       axonn::kernels::candidates(axonn::kernels::kSm90, /*element_bytes=*/2)) {
+    result.append(pybind11::make_tuple(
+        pybind11::make_tuple(config.block_m, config.block_n, config.block_k),
+        pybind11::make_tuple(config.cluster_m, config.cluster_n), config.num_stages));
+  }
+  return result;
+}
+
 // A mistake in an argument is the Python exception that the ops raise for it.
 void translate(std::exception_ptr error) {
   if (!error) return;
@@ -52,5 +66,8 @@ void translate(std::exception_ptr error) {
 PYBIND11_MODULE(_cuda, m) {
   pybind11::register_local_exception_translator(&translate);
   m.def("build_info", &build_info);
+  m.def("gemm_candidates_sm90", &gemm_candidates_sm90);
   axonn::ops::cuda::bind_communicators(m);
+  axonn::ops::cuda::bind_virtual_ranks(m);
+  axonn::ops::cuda::bind_emulated_link(m);
 }

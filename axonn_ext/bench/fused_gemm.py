@@ -1,0 +1,140 @@
+"""What the fused GEMM costs where nothing is sent and nothing is waited for, against torch.mm."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from axonn_ext import _library
+from axonn_ext.bench.link_overlap import MAX_DIFFERENCE, time_us
+from axonn_ext.bench.machine import describe_machine
+from axonn_ext.bench.results import check_writable
+from axonn_ext.train.errors import UserError
+
+# As BLAS names operands: y = x @ weight.t(), dx = dy @ weight, dweight = dy.t() @ x.
+LAYOUTS = {"tn": (False, True), "nn": (False, False), "nt": (True, False)}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+WAIT_CHUNKS = 4
+DESCRIPTION = """\
+On one GPU of sm_90: A [M, K] @ B [K, N] by torch.mm (cuBLAS), by the kernel of "fused" without
+waits, and by the same kernel as if A came in 16 chunks, all of which are there. What the second
+costs over the first is our kernel; what the third costs over the second is waiting."""
+
+
+@dataclass(frozen=True)
+class GemmRow:
+    """Microseconds, medians."""
+
+    op: str
+    shape: dict[str, int]
+    dtype: str
+    layout: str
+    torch_us: float
+    fused_us: float
+    waiting_us: float
+    fused_over_torch: float  # below 1: the kernel is faster than cuBLAS
+    waiting_over_fused: float
+    max_difference: float  # from torch's result, relative
+
+
+def stored(t: Tensor, transposed: bool) -> Tensor:
+    return t.t().contiguous().t() if transposed else t
+
+
+def measure_gemm(m: int, n: int, k: int, dtype: str, layout: str) -> GemmRow:
+    """Times one product. Needs a GPU of sm_90."""
+    cuda = _library.cuda
+    assert cuda is not None
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def draw(rows: int, columns: int, transposed: bool) -> Tensor:
+        t = torch.randn(rows, columns, generator=generator, device="cuda", dtype=DTYPES[dtype])
+        return stored(t, transposed)
+
+    a, b = draw(m, k, LAYOUTS[layout][0]), draw(k, n, LAYOUTS[layout][1])
+    pad = torch.zeros(cuda.PAD_BYTES, dtype=torch.uint8, device="cuda")
+    calls: dict[str, Callable[[], Tensor]] = {
+        "torch": lambda: torch.mm(a, b),
+        "fused": lambda: cuda.gemm(a, b),
+        "waiting": lambda: cuda.gemm(a, b, wait_chunks=WAIT_CHUNKS, pad=pad),
+    }
+    want = calls["torch"]()
+    scale = want.abs().max()
+    differences = [(calls[name]() - want).abs().max() / scale for name in ("fused", "waiting")]
+    us = time_us(dict(calls))
+    return GemmRow(
+        op="gemm",
+        shape={"M": m, "N": n, "K": k},
+        dtype=dtype,
+        layout=layout,
+        torch_us=us["torch"],
+        fused_us=us["fused"],
+        waiting_us=us["waiting"],
+        fused_over_torch=us["fused"] / us["torch"],
+        waiting_over_fused=us["waiting"] / us["fused"],
+        max_difference=float(max(differences).item()),
+    )
+
+
+def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
+    """Adds the subcommand."""
+    parser = benchmarks.add_parser(
+        "gemm", help="the kernel of \"fused\" against torch.mm, on one GPU of sm_90",
+        description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("--shapes", nargs="+", default=["2048,11008,4096", "8192,14336,4096"],
+                        metavar="M,N,K", help="(default: %(default)s)")  # fmt: skip
+    parser.add_argument("--dtype", choices=list(DTYPES), default="bf16",
+                        help="(default: %(default)s)")  # fmt: skip
+    parser.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS),
+                        help="(default: all)")  # fmt: skip
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write machine and rows to a file"
+    )
+    parser.set_defaults(run=run)
+
+
+def parse_shape(text: str) -> tuple[int, int, int]:
+    sizes = text.split(",")
+    if len(sizes) != 3 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise UserError(f"--shapes: expected M,N,K, three whole numbers >= 1, got {text!r}")
+    m, n, k = (int(size) for size in sizes)
+    if any(size % 8 for size in (m, n, k)):
+        raise UserError(f"--shapes: expected multiples of 8, which bulk loads need, got {text!r}")
+    return m, n, k
+
+
+def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+    """Runs the command; raises UserError for a mistake of the user."""
+    if extra:
+        raise UserError(f"unknown argument {extra[0]} (see axonn-ext bench gemm --help)")
+    shapes = [parse_shape(text) for text in args.shapes]
+    check_writable("--json", args.json)
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        raise UserError("bench gemm needs a GPU of sm_90: torch sees no GPU of that kind here")
+    if _library.cuda_sm90 is None:
+        raise UserError("axonn_ext was built without the kernels for sm_90 (see axonn-ext doctor)")
+    print(f"{'M,N,K':>20} {'layout':>7} {'torch us':>10} {'fused us':>10} {'waiting us':>11} "
+          f"{'fused/torch':>12} {'waiting/fused':>14}")  # fmt: skip
+    rows = []
+    for shape in shapes:
+        for layout in args.layouts:
+            row = measure_gemm(*shape, args.dtype, layout)
+            rows.append(row)
+            print(f"{','.join(map(str, shape)):>20} {layout:>7} {row.torch_us:>10,.1f} "
+                  f"{row.fused_us:>10,.1f} {row.waiting_us:>11,.1f} {row.fused_over_torch:>12.3f} "
+                  f"{row.waiting_over_fused:>14.3f}", flush=True)  # fmt: skip
+    if args.json is not None:
+        machine = describe_machine(threads=torch.get_num_threads(), device="cuda")
+        content = {"machine": machine, "rows": [asdict(row) for row in rows]}
+        args.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    # cuBLAS may add up in another order: two roundings.
+    return 0 if max(row.max_difference for row in rows) <= MAX_DIFFERENCE else 1

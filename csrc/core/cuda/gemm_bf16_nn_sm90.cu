@@ -1,0 +1,9 @@
+#include "core/cuda/sm90/gemm.cuh"
+
+namespace axonn::kernels::sm90 {
+
+std::vector<Instance> gemm_bf16_nn() {
+  return instances_of<cutlass::bfloat16_t, false, false>(DataType::kBFloat16);
+}
+
+}  // namespace axonn::kernels::sm90

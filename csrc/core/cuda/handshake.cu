@@ -1,0 +1,61 @@
+#include "core/cuda/flags.cuh"
+#include "core/cuda/handshake.h"
+
+namespace axonn::kernels::cuda {
+namespace {
+
+constexpr int kWarp = 32;
+static_assert(kMaxPeers <= kWarp && kMaxChunks <= kWarp, "a lane for each");
+
+__global__ void __launch_bounds__(kWarp)
+    begin_kernel(const __grid_constant__ Peers peers, int32_t own_chunks) {
+  const int lane = static_cast<int>(threadIdx.x);
+  const uint32_t before = *peers.epoch;
+  if (lane < peers.num_ranks && lane != peers.rank) {
+    // Pairs with end_kernel: the peer's reads of the call before come first.
+    await_flag(flag_at(peers.pads[peers.rank], kDoneFlags + lane), before, peers.limit, {1, lane});
+  }
+  __syncwarp();
+  if (lane < own_chunks) {
+    store_release(flag_at(peers.pads[peers.rank], peers.rank * own_chunks + lane), before + 1);
+  }
+  if (lane == 0) *peers.epoch = before + 1;
+}
+
+__global__ void __launch_bounds__(kWarp)
+    await_kernel(const __grid_constant__ Peers peers, comm::SignalLayout layout, int32_t phase) {
+  const int lane = static_cast<int>(threadIdx.x);
+  const auto per_shard = static_cast<int32_t>(layout.chunks_per_shard);
+  if (lane < peers.num_ranks * per_shard) {
+    // Pairs with the release of whoever delivers; the kernels that follow see what it wrote.
+    const int64_t flag = layout.flag(phase, {lane / per_shard, lane % per_shard});
+    await_flag(flag_at(peers.pads[peers.rank], flag), *peers.epoch, peers.limit, {per_shard, lane});
+  }
+}
+
+__global__ void __launch_bounds__(kWarp) end_kernel(const __grid_constant__ Peers peers) {
+  const int lane = static_cast<int>(threadIdx.x);
+  if (lane < peers.num_ranks && lane != peers.rank) {
+    store_release(flag_at(peers.pads[lane], kDoneFlags + peers.rank), *peers.epoch);
+  }
+}
+
+}  // namespace
+
+cudaError_t begin_call(const Peers& peers, int32_t own_chunks, cudaStream_t stream) {
+  begin_kernel<<<1, kWarp, 0, stream>>>(peers, own_chunks);
+  return cudaGetLastError();
+}
+
+cudaError_t await_chunks(const Peers& peers, const comm::SignalLayout& layout, int32_t phase,
+                         cudaStream_t stream) {
+  await_kernel<<<1, kWarp, 0, stream>>>(peers, layout, phase);
+  return cudaGetLastError();
+}
+
+cudaError_t end_call(const Peers& peers, cudaStream_t stream) {
+  end_kernel<<<1, kWarp, 0, stream>>>(peers);
+  return cudaGetLastError();
+}
+
+}  // namespace axonn::kernels::cuda

@@ -1,0 +1,42 @@
+// How ranks that share device memory begin and end a call, and wait for what peers deliver. Device
+// code that any architecture runs.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "core/cuda/flags.h"
+#include "core/cuda/fused_gemm.h"
+#include "core/signal_layout.h"
+
+namespace axonn::kernels::cuda {
+
+// What the ranks of a group have mapped of each other: a workspace and a pad of flags each. A call
+// may start to overwrite a peer's workspace once that peer has ended the call before.
+struct Peers {
+  int32_t rank = 0;
+  int32_t num_ranks = 0;
+  void* workspaces[kMaxPeers] = {};
+  void* pads[kMaxPeers] = {};    // kPadBytes each, zero at first
+  uint32_t* epoch = nullptr;     // on this device: calls begun, in step on all ranks
+  uint32_t* counters = nullptr;  // on this device: kMaxChunks zeros
+  SpinLimit limit{};
+};
+
+// Flags of a pad: what is gathered or summed, then "this rank has ended its call" of each rank.
+inline constexpr int64_t kDoneFlags = comm::kNumSignals - kMaxPeers;
+inline constexpr int64_t kPadBytes = comm::kNumSignals * comm::kSignalStride;
+
+// Waits until all peers have ended the call before, then counts this one. Raises this rank's own
+// `own_chunks` flags of a gather: its shard lies in its workspace before the next kernel starts.
+cudaError_t begin_call(const Peers& peers, int32_t own_chunks, cudaStream_t stream);
+
+// Waits for the chunks of all shards (the addends of all sources) of a phase.
+cudaError_t await_chunks(const Peers& peers, const comm::SignalLayout& layout, int32_t phase,
+                         cudaStream_t stream);
+
+// Tells all peers that this rank reads nothing more of what they wrote in this call.
+cudaError_t end_call(const Peers& peers, cudaStream_t stream);
+
+}  // namespace axonn::kernels::cuda

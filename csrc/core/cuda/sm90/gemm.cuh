@@ -1,0 +1,155 @@
+// The sm_90 GEMM: CUTLASS's warp-specialised mainloop and TMA epilogue, with our order of tiles,
+// waits and destinations. Each file *_sm90.cu builds some of its instances.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
+#include "core/cuda/fused_gemm.h"
+#include "core/cuda/sm90/arrival_mainloop.cuh"
+#include "core/cuda/sm90/departure_epilogue.cuh"
+#include "core/cuda/sm90/instances.h"
+#include "core/cuda/sm90/tile_scheduler.cuh"
+#include "cutlass/epilogue/collective/collective_builder.hpp"
+#include "cutlass/gemm/collective/collective_builder.hpp"
+#include "cutlass/gemm/device/gemm_universal_adapter.h"
+#include "cutlass/gemm/kernel/gemm_universal.hpp"
+
+namespace axonn::kernels::sm90 {
+
+template <int M, int N, int ClusterM, int ClusterN>
+struct Tiles {
+  using Tile = cute::Shape<cute::Int<M>, cute::Int<N>, cute::_64>;
+  using Cluster = cute::Shape<cute::Int<ClusterM>, cute::Int<ClusterN>, cute::_1>;
+};
+
+// `Departs`: the rows of D leave; else D stays, and a bias and a residual can be added.
+template <class Element, bool ATransposed, bool BTransposed, class Tiles, bool Departs>
+struct Gemm {
+  using Tile = typename Tiles::Tile;
+  using Cluster = typename Tiles::Cluster;
+  using RowMajor = cutlass::layout::RowMajor;
+  using ColumnMajor = cutlass::layout::ColumnMajor;
+  // As [m, k] and [k, n].
+  using LayoutA = std::conditional_t<ATransposed, ColumnMajor, RowMajor>;
+  using LayoutB = std::conditional_t<BTransposed, ColumnMajor, RowMajor>;
+  static constexpr int kAlignment = 16 / sizeof(Element);  // TMA's
+
+  using Schedule = cutlass::gemm::KernelTmaWarpSpecializedCooperative;
+  using EpilogueSchedule = cutlass::epilogue::TmaWarpSpecializedCooperative;
+  // What is added where D stays; what leaves is a part of a sum, to which nothing is added.
+  using Source = std::conditional_t<Departs, void, Element>;
+  using Fusion = std::conditional_t<
+      Departs, cutlass::epilogue::fusion::LinearCombination<Element, float, void, float>,
+      cutlass::epilogue::fusion::LinCombPerColBias<Element, float, Element, Element, float>>;
+  using PlainEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
+      cutlass::epilogue::collective::EpilogueTileAuto, float, float, Source, RowMajor, kAlignment,
+      Element, RowMajor, kAlignment, EpilogueSchedule, Fusion>::CollectiveOp;
+  using Epilogue = std::conditional_t<Departs, DepartureEpilogue<PlainEpilogue>, PlainEpilogue>;
+  using Mainloop = ArrivalMainloop<typename cutlass::gemm::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, LayoutA, kAlignment, Element,
+      LayoutB, kAlignment, float, Tile, Cluster,
+      cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(
+          sizeof(typename PlainEpilogue::SharedStorage))>,
+      Schedule>::CollectiveOp>;
+  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
+                                                      Epilogue, OrderedTilesTag>;
+  using Device = cutlass::gemm::device::GemmUniversalAdapter<Kernel>;
+
+  static constexpr LaunchConfig kConfig{
+      .block_m = cute::size<0>(Tile{}),
+      .block_n = cute::size<1>(Tile{}),
+      .block_k = cute::size<2>(Tile{}),
+      .num_stages = Mainloop::DispatchPolicy::Stages,
+      .num_math_warps = Kernel::NumMMAThreads / 32,
+      .num_producer_warps = 4,
+      .cluster_m = cute::size<0>(Cluster{}),
+      .cluster_n = cute::size<1>(Cluster{}),
+  };
+
+  static cudaError_t launch(const cuda::FusedGemm& gemm, const LaunchConfig& config,
+                            cudaStream_t stream) {
+    typename Device::Arguments arguments{};
+    const int batches = Departs ? gemm.departures.num_ranks : 1;
+    const int m = static_cast<int>(gemm.m / batches);
+    const int n = static_cast<int>(gemm.n);
+    const int k = static_cast<int>(gemm.k);
+    arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
+    arguments.problem_shape = {m, n, k, batches};
+    arguments.hw_info.sm_count = static_cast<int>(config.num_ctas);
+    set_operands(arguments.mainloop, gemm, m);
+    set_result(arguments.epilogue, gemm);
+    const TileGrid grid = tile_grid(gemm, config);
+    arguments.scheduler.order = grid.order;
+    arguments.scheduler.along_columns = grid.along_columns;
+
+    Device device;
+    if (Device::can_implement(arguments) != cutlass::Status::kSuccess ||
+        device.initialize(arguments, nullptr, stream) != cutlass::Status::kSuccess) {
+      return cudaErrorInvalidValue;
+    }
+    const auto status = device.run(stream);
+    const cudaError_t error = cudaGetLastError();
+    if (error != cudaSuccess) return error;
+    return status == cutlass::Status::kSuccess ? cudaSuccess : cudaErrorLaunchFailure;
+  }
+
+ private:
+  // Batches of A are the destinations' rows. B is one matrix, of which only batch 0 is read; its
+  // batch stride is there for the descriptor alone.
+  static void set_operands(typename Mainloop::Arguments& mainloop, const cuda::FusedGemm& gemm,
+                           int m) {
+    mainloop.ptr_A = static_cast<const Element*>(gemm.a);
+    mainloop.ptr_B = static_cast<const Element*>(gemm.b);
+    if constexpr (ATransposed) {
+      mainloop.dA = {cute::_1{}, gemm.lda, m};
+    } else {
+      mainloop.dA = {gemm.lda, cute::_1{}, m * gemm.lda};
+    }
+    const int64_t whole = gemm.ldb * (BTransposed ? gemm.n : gemm.k);
+    if constexpr (BTransposed) {
+      mainloop.dB = {gemm.ldb, cute::_1{}, whole};
+    } else {
+      mainloop.dB = {cute::_1{}, gemm.ldb, whole};
+    }
+    mainloop.arrivals = arrival_plan(gemm, kConfig);
+  }
+
+  static void set_result(typename Epilogue::Arguments& epilogue, const cuda::FusedGemm& gemm) {
+    epilogue.thread.alpha = 1;
+    epilogue.thread.beta = 0;
+    epilogue.dD = {gemm.ldd, cute::_1{}, 0};
+    epilogue.dC = epilogue.dD;
+    if constexpr (Departs) {
+      epilogue.ptr_C = nullptr;
+      epilogue.departures = departure_plan(gemm, kConfig);
+    } else {
+      // A descriptor needs an address even where nothing is read.
+      epilogue.ptr_C = static_cast<const Element*>(gemm.residual ? gemm.residual : gemm.d);
+      epilogue.ptr_D = static_cast<Element*>(gemm.d);
+      epilogue.thread.beta = gemm.residual ? 1 : 0;
+      epilogue.thread.bias_ptr = static_cast<const Element*>(gemm.bias);
+    }
+  }
+};
+
+template <class Element, bool ATransposed, bool BTransposed, class Tiles, bool Departs>
+constexpr Instance instance_of(DataType dtype) {
+  using Built = Gemm<Element, ATransposed, BTransposed, Tiles, Departs>;
+  return {dtype, ATransposed, BTransposed, Departs, Built::kConfig, &Built::launch};
+}
+
+// The tiles that launch_config.h names for sm_90.
+template <class Element, bool ATransposed, bool BTransposed>
+std::vector<Instance> instances_of(DataType dtype) {
+  using Large = Tiles<128, 256, 2, 1>;
+  using Small = Tiles<128, 128, 2, 1>;
+  return {instance_of<Element, ATransposed, BTransposed, Large, false>(dtype),
+          instance_of<Element, ATransposed, BTransposed, Large, true>(dtype),
+          instance_of<Element, ATransposed, BTransposed, Small, false>(dtype),
+          instance_of<Element, ATransposed, BTransposed, Small, true>(dtype)};
+}
+
+}  // namespace axonn::kernels::sm90

@@ -1,0 +1,39 @@
+// Which instances of the sm_90 GEMM are built, and how a call finds its own.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <vector>
+
+#include "core/cuda/fused_gemm.h"
+#include "core/launch_config.h"
+
+namespace axonn::kernels::sm90 {
+
+struct Instance {
+  DataType dtype;
+  bool a_transposed, b_transposed;
+  bool departs;
+  LaunchConfig config;  // num_ctas not set
+  cudaError_t (*launch)(const cuda::FusedGemm&, const LaunchConfig&, cudaStream_t);
+};
+
+// tn: A [m, k] and B stored as [n, k], y = x @ weight.t(); nn: B stored as [k, n], dx = dy @
+// weight; nt: A stored as [k, m], dweight = dy.t() @ x. A file of its own each, gemm_*_sm90.cu, so
+// that they compile side by side.
+std::vector<Instance> gemm_bf16_tn();
+std::vector<Instance> gemm_bf16_nn();
+std::vector<Instance> gemm_bf16_nt();
+std::vector<Instance> gemm_f16_tn();
+std::vector<Instance> gemm_f16_nn();
+std::vector<Instance> gemm_f16_nt();
+
+// All of them.
+const std::vector<Instance>& instances();
+
+// Enqueues the product. `config` is one of theirs, its num_ctas set. cudaErrorInvalidValue for what
+// why_unsupported names, or where no instance has the config.
+cudaError_t fused_gemm(const cuda::FusedGemm& gemm, const LaunchConfig& config,
+                       cudaStream_t stream);
+
+}  // namespace axonn::kernels::sm90

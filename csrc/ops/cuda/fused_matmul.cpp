@@ -1,0 +1,158 @@
+#include "ops/cuda/fused_matmul.h"
+
+#include <ATen/ops/empty.h>
+
+#include <stdexcept>
+
+#include "ops/checks.h"
+#include "ops/cuda/gemm_backend.h"
+
+namespace axonn::ops::cuda {
+namespace {
+
+using kernels::LaunchConfig;
+using kernels::Residency;
+using kernels::cuda::Arriving;
+using kernels::cuda::CallStreams;
+using kernels::cuda::FusedGemm;
+using kernels::cuda::GatheredRows;
+using kernels::cuda::Peers;
+
+kernels::DataType gemm_dtype(const char* op, const at::Tensor& t) {
+  TORCH_CHECK_NOT_IMPLEMENTED(t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf, op,
+                              ": fused kernels multiply bfloat16 and float16, got ",
+                              t.scalar_type());
+  return t.scalar_type() == at::kHalf ? kernels::DataType::kFloat16 : kernels::DataType::kBFloat16;
+}
+
+// How a matrix lies in memory.
+struct Stored {
+  bool transposed;
+  int64_t leading;  // elements between rows; between columns if transposed
+};
+
+Stored stored(const char* op, const char* name, const at::Tensor& t) {
+  const auto by_rows = [](const at::Tensor& m) { return m.size(1) == 1 || m.stride(1) == 1; };
+  const auto leading = [](const at::Tensor& m) { return m.size(0) == 1 ? m.size(1) : m.stride(0); };
+  if (by_rows(t)) return {false, leading(t)};
+  const auto columns = t.t();
+  TORCH_CHECK_VALUE(by_rows(columns), op, ": ", name,
+                    " must be contiguous by rows or by columns, got strides ", t.strides());
+  return {true, leading(columns)};
+}
+
+void set_a(const char* op, FusedGemm& gemm, const at::Tensor& a) {
+  const Stored layout = stored(op, "a", a);
+  gemm.a = a.const_data_ptr();
+  gemm.a_transposed = layout.transposed;
+  gemm.lda = layout.leading;
+}
+
+void set_b(const char* op, FusedGemm& gemm, const at::Tensor& b) {
+  const Stored layout = stored(op, "b", b);
+  gemm.b = b.const_data_ptr();
+  gemm.b_transposed = layout.transposed;
+  gemm.ldb = layout.leading;
+}
+
+// What the kernels refuse is not implemented, rather than wrong: the other algorithms can do it.
+template <typename Call>
+void enqueue(const char* op, Call&& call) {
+  try {
+    call();
+  } catch (const std::invalid_argument& error) {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, op, ": algorithm='fused' cannot do this: ", error.what(),
+                                "; use 'auto', 'chunked' or 'sequential'");
+  }
+}
+
+}  // namespace
+
+GatheredPlace gathered_place(const char* op, const std::string& name) {
+  if (name == "rows") return {Arriving::kRows, true};
+  if (name == "columns") return {Arriving::kColumns, false};
+  if (name == "inner_a") return {Arriving::kInner, true};
+  TORCH_CHECK_VALUE(name == "inner", op,
+                    ": arriving must be 'rows', 'columns', 'inner' or 'inner_a', got '", name, "'");
+  return {Arriving::kInner, false};
+}
+
+GatherMatmul prepare_gather(const char* op, const at::Tensor& shard, const at::Tensor& other,
+                            Arriving arriving, bool shard_is_a, int64_t num_ranks,
+                            const Residency& residency) {
+  TORCH_CHECK_VALUE(shard.is_contiguous(), op,
+                    ": the shard must be rows without gaps, got strides ", shard.strides());
+  FusedGemm gemm{};
+  gemm.dtype = gemm_dtype(op, shard);
+  const int64_t count = shard.size(0) * num_ranks, width = shard.size(1);
+  const bool inner = arriving == Arriving::kInner;
+  gemm.k = inner ? count : width;
+  if (shard_is_a) {
+    gemm.m = inner ? width : count;
+    gemm.n = other.size(1);
+    gemm.a_transposed = inner;
+    gemm.lda = width;
+    set_b(op, gemm, other);
+  } else {
+    gemm.m = other.size(0);
+    gemm.n = inner ? width : count;
+    gemm.b_transposed = !inner;
+    gemm.ldb = width;
+    set_a(op, gemm, other);
+  }
+  gemm.ldd = gemm.n;
+  const LaunchConfig config = choose_config(op, gemm, shard.device(), residency);
+  const GatheredRows rows{
+      .shard = shard.const_data_ptr(),
+      .row_bytes = width * static_cast<int64_t>(shard.element_size()),
+      .plan = {count, num_ranks, kernels::cuda::chunks_per_shard(shard.size(0), config)},
+      .is_a = shard_is_a};
+  return {gemm, arriving, rows, config, kernels::cuda::gather_workspace_bytes(rows)};
+}
+
+MatmulSum prepare_sum(const char* op, const at::Tensor& a, const at::Tensor& b, bool everywhere,
+                      int64_t num_ranks, const Residency& residency) {
+  FusedGemm gemm{};
+  gemm.dtype = gemm_dtype(op, a);
+  gemm.m = a.size(0);
+  gemm.n = b.size(1);
+  gemm.k = a.size(1);
+  gemm.ldd = gemm.n;
+  set_a(op, gemm, a);
+  set_b(op, gemm, b);
+  TORCH_CHECK_NOT_IMPLEMENTED(gemm.m % num_ranks == 0, op, ": algorithm='fused' needs a number of ",
+                              "rows that ", num_ranks, " ranks divide, got ", gemm.m,
+                              "; use 'auto', 'chunked' or 'sequential'");
+  const LaunchConfig config = choose_config(op, gemm, a.device(), residency);
+  const auto ranks = static_cast<int32_t>(num_ranks);
+  const int64_t bytes = everywhere ? kernels::cuda::all_reduce_workspace_bytes(gemm, ranks)
+                                   : kernels::cuda::reduce_scatter_workspace_bytes(gemm, ranks);
+  return {gemm, config, everywhere, bytes};
+}
+
+at::Tensor run(const char* op, const GatherMatmul& call, const Peers& peers,
+               const CallStreams& streams, const at::TensorOptions& options) {
+  auto output = at::empty({call.gemm.m, call.gemm.n}, options);
+  FusedGemm gemm = call.gemm;
+  gemm.d = output.mutable_data_ptr();
+  enqueue(op, [&] {
+    kernels::cuda::all_gather_gemm(peers, gemm_backend(op, options.device()), call.config, gemm,
+                                   call.arriving, call.rows, streams);
+  });
+  return output;
+}
+
+at::Tensor run(const char* op, const MatmulSum& call, const Peers& peers,
+               const CallStreams& streams, const at::TensorOptions& options) {
+  const int64_t rows = call.everywhere ? call.gemm.m : call.gemm.m / peers.num_ranks;
+  auto output = at::empty({rows, call.gemm.n}, options);
+  const auto enqueue_call =
+      call.everywhere ? &kernels::cuda::gemm_all_reduce : &kernels::cuda::gemm_reduce_scatter;
+  enqueue(op, [&] {
+    enqueue_call(peers, gemm_backend(op, options.device()), call.config, call.gemm,
+                 output.mutable_data_ptr(), streams);
+  });
+  return output;
+}
+
+}  // namespace axonn::ops::cuda

@@ -1,0 +1,62 @@
+#include "ops/cuda/gemm_backend.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <cuda_runtime_api.h>
+
+#include <optional>
+
+#include "core/cuda/check.h"
+#include "ops/checks.h"
+
+namespace axonn::ops::cuda {
+namespace {
+
+using kernels::cuda::FusedGemm;
+using kernels::cuda::GemmBackend;
+
+int attribute(cudaDeviceAttr name, c10::Device device) {
+  int value = 0;
+  AXONN_CUDA_CHECK(cudaDeviceGetAttribute(&value, name, device.index()));
+  return value;
+}
+
+// Registered by the module of the architecture, which may not be built.
+std::optional<c10::OperatorHandle> find_backend() {
+  return c10::Dispatcher::singleton().findSchema({"axonn::_gemm_backend_sm90", ""});
+}
+
+}  // namespace
+
+std::string why_no_gemm_backend(c10::Device device) {
+  if (!device.is_cuda()) return "it is no CUDA device";
+  const int major = attribute(cudaDevAttrComputeCapabilityMajor, device);
+  const int minor = attribute(cudaDevAttrComputeCapabilityMinor, device);
+  if (major != 9 || minor != 0) {
+    return "fused kernels exist for sm_90 only, and it is of sm_" + std::to_string(major) +
+           std::to_string(minor);
+  }
+  return find_backend() ? "" : "axonn_ext was built without axonn_ext._cuda_sm90 (CUTLASS)";
+}
+
+const GemmBackend& gemm_backend(const char* op, c10::Device device) {
+  const std::string why = why_no_gemm_backend(device);
+  TORCH_CHECK_NOT_IMPLEMENTED(why.empty(), op, ": no fused kernels for ", device, ": ", why,
+                              "; use 'auto', 'chunked' or 'sequential'");
+  const auto address = find_backend()->typed<int64_t()>().call();
+  return *reinterpret_cast<const GemmBackend*>(address);
+}
+
+kernels::LaunchConfig choose_config(const char* op, const FusedGemm& gemm, c10::Device device,
+                                    const kernels::Residency& residency) {
+  kernels::DeviceLimits limits = kernels::kSm90;
+  limits.num_sms = attribute(cudaDevAttrMultiProcessorCount, device);
+  const kernels::GemmProblem problem{
+      .m = gemm.m, .n = gemm.n, .k = gemm.k, .element_bytes = kernels::size_of(gemm.dtype)};
+  const auto config = kernels::best_config(problem, residency, limits);
+  TORCH_CHECK_NOT_IMPLEMENTED(config.has_value(), op, ": no kernel for a product of M=", gemm.m,
+                              ", N=", gemm.n, ", K=", gemm.k, " on ", limits.num_sms, " SMs for ",
+                              residency.ranks_per_device, " ranks");
+  return *config;
+}
+
+}  // namespace axonn::ops::cuda

@@ -1,0 +1,172 @@
+#include "ops/cuda/virtual_ranks.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ops/checks.h"
+#include "ops/cuda/fused_matmul.h"
+#include "ops/cuda/peer_state.h"
+
+namespace axonn::ops::cuda {
+namespace {
+
+using kernels::cuda::kMaxPeers;
+using kernels::cuda::kPadBytes;
+using kernels::cuda::Peers;
+
+constexpr auto kOp = "VirtualRanks";
+
+// Each rank has a workspace, flags and streams, and an equal share of the SMs less one, on which
+// run the small kernels that others wait for. What they enqueue runs side by side, so waits, flags
+// and deadlocks are those of real ranks; links are not.
+class VirtualRanks {
+ public:
+  VirtualRanks(int64_t num_ranks, int64_t workspace_bytes, double timeout_seconds, int64_t device)
+      : device_(c10::kCUDA, static_cast<c10::DeviceIndex>(device)),
+        workspace_bytes_(workspace_bytes) {
+    TORCH_CHECK_VALUE(num_ranks >= 1 && num_ranks <= kMaxPeers, kOp, ": num_ranks must be 1 to ",
+                      kMaxPeers, ", got ", num_ranks);
+    TORCH_CHECK_VALUE(workspace_bytes >= 0, kOp, ": workspace_bytes must not be negative, got ",
+                      workspace_bytes);
+    TORCH_CHECK_VALUE(timeout_seconds > 0, kOp, ": timeout_seconds must be positive, got ",
+                      timeout_seconds);
+    const c10::cuda::CUDAGuard guard(device_);
+    failure_ = std::make_unique<FailureRecord>();
+    Peers peers;
+    peers.num_ranks = static_cast<int32_t>(num_ranks);
+    peers.limit = {static_cast<uint64_t>(timeout_seconds * 1e9), failure_->get(), 0};
+    const auto bytes = at::TensorOptions().dtype(at::kByte).device(device_);
+    for (int64_t rank = 0; rank < num_ranks; ++rank) {
+      memory_.push_back(at::empty({workspace_bytes}, bytes));
+      peers.workspaces[rank] = memory_.back().mutable_data_ptr();
+      memory_.push_back(at::zeros({kPadBytes + kStateBytes}, bytes));
+      peers.pads[rank] = memory_.back().mutable_data_ptr();
+    }
+    for (int32_t rank = 0; rank < peers.num_ranks; ++rank) {
+      peers.rank = rank;
+      peers.limit.rank = rank;
+      set_own_pad(peers, peers.pads[rank]);
+      ranks_.push_back(std::make_unique<Rank>(peers, device_.index()));
+    }
+  }
+
+  std::vector<at::Tensor> all_gather_matmul(const std::vector<at::Tensor>& shards,
+                                            const std::vector<at::Tensor>& others,
+                                            const std::string& arriving,
+                                            const std::set<int64_t>& absent) {
+    const GatheredPlace place = gathered_place(kOp, arriving);
+    check_operands("shards", shards);
+    check_operands("others", others);
+    return enqueue(shards, absent, [&](size_t rank) {
+      return prepare_gather(kOp, shards[rank], others[rank], place.dim, place.is_a, size(),
+                            residency());
+    });
+  }
+
+  std::vector<at::Tensor> matmul_sum(const std::vector<at::Tensor>& as,
+                                     const std::vector<at::Tensor>& bs, bool everywhere,
+                                     const std::set<int64_t>& absent) {
+    check_operands("a", as);
+    check_operands("b", bs);
+    return enqueue(as, absent, [&](size_t rank) {
+      return prepare_sum(kOp, as[rank], bs[rank], everywhere, size(), residency());
+    });
+  }
+
+  // Rank, peer, chunk, epoch waited for and epoch seen of the wait that failed; none: all went
+  // well so far. To be asked after an error of CUDA.
+  pybind11::object failure() const {
+    const auto& record = *failure_->get();
+    if (record.state != kernels::cuda::SpinFailure::kWritten) return pybind11::none();
+    return pybind11::make_tuple(record.rank, record.peer, record.chunk, record.expected,
+                                record.seen);
+  }
+
+ private:
+  struct Rank {
+    Rank(const Peers& peers, c10::DeviceIndex device)
+        : peers(peers),
+          compute(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)),
+          copies(device) {}
+
+    Peers peers;
+    c10::cuda::CUDAStream compute;
+    CopyLane copies;
+    OrderEvent ended;
+  };
+
+  int64_t size() const { return static_cast<int64_t>(ranks_.size()); }
+
+  kernels::Residency residency() const { return {.ranks_per_device = size(), .producer_ctas = 1}; }
+
+  void check_operands(const char* name, const std::vector<at::Tensor>& operands) const {
+    TORCH_CHECK_VALUE(static_cast<int64_t>(operands.size()) == size(), kOp, ": ", name,
+                      " must have a tensor for each of ", size(), " ranks, got ", operands.size());
+    for (const auto& operand : operands) {
+      TORCH_CHECK_VALUE(operand.dim() == 2 && operand.device() == device_, kOp, ": ", name,
+                        " must be matrices on ", device_, ", got ", operand.sizes(), " on ",
+                        operand.device());
+    }
+  }
+
+  // Runs each rank's call on its streams, between what the current stream had before and what it
+  // gets next. Ranks that are absent do nothing, and have no result.
+  template <typename Prepare>
+  std::vector<at::Tensor> enqueue(const std::vector<at::Tensor>& operands,
+                                  const std::set<int64_t>& absent, Prepare&& prepare) {
+    const c10::cuda::CUDAGuard guard(device_);
+    const auto current = c10::cuda::getCurrentCUDAStream();
+    std::vector<decltype(prepare(size_t{0}))> calls;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      calls.push_back(prepare(rank));
+      TORCH_CHECK_VALUE(calls.back().workspace_bytes <= workspace_bytes_, kOp,
+                        ": workspace_bytes=", workspace_bytes_, " but the call needs ",
+                        calls.back().workspace_bytes);
+    }
+    AXONN_CUDA_CHECK(cudaEventRecord(begun_.get(), current.stream()));
+    std::vector<at::Tensor> outputs;
+    for (size_t index = 0; index < ranks_.size(); ++index) {
+      if (absent.contains(static_cast<int64_t>(index))) continue;
+      const Rank& rank = *ranks_[index];
+      AXONN_CUDA_CHECK(cudaStreamWaitEvent(rank.compute.stream(), begun_.get(), 0));
+      outputs.push_back(run(kOp, calls[index], rank.peers, rank.copies.behind(rank.compute),
+                            operands[index].options()));
+      AXONN_CUDA_CHECK(cudaEventRecord(rank.ended.get(), rank.compute.stream()));
+    }
+    for (const auto& rank : ranks_) {
+      AXONN_CUDA_CHECK(cudaStreamWaitEvent(current.stream(), rank->ended.get(), 0));
+    }
+    return outputs;
+  }
+
+  c10::Device device_;
+  int64_t workspace_bytes_;
+  std::unique_ptr<FailureRecord> failure_;
+  OrderEvent begun_;
+  std::vector<at::Tensor> memory_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+}  // namespace
+
+void bind_virtual_ranks(pybind11::module_& m) {
+  namespace py = pybind11;
+  py::class_<VirtualRanks>(m, "VirtualRanks")
+      .def(py::init<int64_t, int64_t, double, int64_t>(), py::arg("num_ranks"), py::kw_only(),
+           py::arg("workspace_bytes"), py::arg("timeout_seconds") = 10.0, py::arg("device") = 0)
+      .def("all_gather_matmul", &VirtualRanks::all_gather_matmul, py::arg("shards"),
+           py::arg("others"), py::kw_only(), py::arg("arriving") = "rows",
+           py::arg("absent") = std::set<int64_t>{})
+      .def("matmul_sum", &VirtualRanks::matmul_sum, py::arg("a"), py::arg("b"), py::kw_only(),
+           py::arg("everywhere") = false, py::arg("absent") = std::set<int64_t>{})
+      .def("failure", &VirtualRanks::failure);
+}
+
+}  // namespace axonn::ops::cuda

@@ -1,0 +1,13 @@
+// Ranks of one process on one device, to check and time the fused calls where there is one GPU.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace axonn::ops::cuda {
+
+void bind_virtual_ranks(pybind11::module_& m);
+
+// The plain product, and one whose rows come over PCIe.
+void bind_emulated_link(pybind11::module_& m);
+
+}  // namespace axonn::ops::cuda

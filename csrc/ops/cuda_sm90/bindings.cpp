@@ -1,0 +1,45 @@
+// The Python module axonn_ext._cuda_sm90: GEMMs for sm_90, which _cuda calls. Importing it makes
+// them known and needs no driver.
+#include <pybind11/pybind11.h>
+#include <torch/library.h>
+
+#include "core/cuda/fused_calls.h"
+#include "core/cuda/sm90/instances.h"
+#include "core/cuda/sm90/plans.h"
+
+namespace axonn::ops::cuda_sm90 {
+namespace {
+
+using kernels::cuda::GemmBackend;
+
+// Modules have no symbols of each other, so the functions travel as an address.
+int64_t gemm_backend() {
+  static constexpr GemmBackend kBackend{&kernels::sm90::why_unsupported,
+                                        &kernels::sm90::fused_gemm};
+  return reinterpret_cast<int64_t>(&kBackend);
+}
+
+// What was built: a dict for each instance.
+pybind11::list instances() {
+  pybind11::list result;
+  for (const auto& instance : kernels::sm90::instances()) {
+    pybind11::dict item;
+    item["dtype"] = kernels::name_of(instance.dtype);
+    item["a_transposed"] = instance.a_transposed;
+    item["b_transposed"] = instance.b_transposed;
+    item["departs"] = instance.departs;
+    item["block"] = pybind11::make_tuple(instance.config.block_m, instance.config.block_n,
+                                         instance.config.block_k);
+    item["cluster"] = pybind11::make_tuple(instance.config.cluster_m, instance.config.cluster_n);
+    item["num_stages"] = instance.config.num_stages;
+    result.append(item);
+  }
+  return result;
+}
+
+TORCH_LIBRARY_FRAGMENT(axonn, m) { m.def("_gemm_backend_sm90() -> int", &gemm_backend); }
+
+}  // namespace
+}  // namespace axonn::ops::cuda_sm90
+
+PYBIND11_MODULE(_cuda_sm90, m) { m.def("instances", &axonn::ops::cuda_sm90::instances); }

@@ -1,0 +1,255 @@
+"""The fused GEMMs on one GPU: plain, and between virtual ranks that share it.
+
+What is waited for, signalled and summed is that of real ranks; only the links are not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from axonn_ext import _library
+from grids import relative_error
+from test_gpu_ops import check_op
+from test_ops import OPS
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = [torch.bfloat16, torch.float16]
+# M, N, K of one rank's product: whole tiles, ragged ones, fewer rows than a tile, and large enough
+# for several chunks and several rounds of tiles.
+SHAPES = [(512, 512, 256), (264, 200, 136), (16, 64, 64), (2048, 1536, 1024)]
+WORKSPACE = 64 << 20
+
+
+@pytest.fixture(scope="module")
+def cuda() -> object:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the fused kernels are for sm_90")
+    assert _library.cuda is not None and _library.cuda_sm90 is not None, "built without CUTLASS"
+    return _library.cuda
+
+
+def draw(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    return torch.randn(*shape, generator=generator, device="cuda", dtype=dtype)
+
+
+def check(got: Tensor, want: Tensor, torchs: Tensor, *, parts: int = 1) -> None:
+    """No more than twice torch's own error, and the rounding of each rank's part."""
+    eps = torch.finfo(got.dtype).eps
+    limit = 2 * relative_error(torchs, want) + eps * (1 + math.sqrt(parts))
+    assert relative_error(got, want) <= limit
+
+
+def stored(t: Tensor, transposed: bool) -> Tensor:
+    return t.t().contiguous().t() if transposed else t
+
+
+# --- The plain product ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("transposed", [(False, True), (False, False), (True, False)])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("wait_chunks", [0, 1, 4])
+def test_gemm(cuda, dtype, transposed, shape, wait_chunks):
+    m, n, k = shape
+    a = stored(draw(m, k, seed=1, dtype=dtype), transposed[0])
+    b = stored(draw(k, n, seed=2, dtype=dtype), transposed[1])
+    pad = torch.zeros(cuda.PAD_BYTES, dtype=torch.uint8, device="cuda")
+    got = cuda.gemm(a, b, wait_chunks=wait_chunks, pad=pad)
+    check(got, a.double() @ b.double(), a @ b)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bias_and_residual(cuda, dtype):
+    a, b = draw(384, 256, seed=1, dtype=dtype), draw(256, 320, seed=2, dtype=dtype)
+    bias, residual = draw(320, seed=3, dtype=dtype), draw(384, 320, seed=4, dtype=dtype)
+    product = a.double() @ b.double()
+    plain = a @ b
+    check(cuda.gemm(a, b, bias=bias), product + bias, plain + bias)
+    check(cuda.gemm(a, b, residual=residual), product + residual, plain + residual)
+    both = cuda.gemm(a, b, bias=bias, residual=residual)
+    check(both, product + bias + residual, plain + bias + residual)
+
+
+def test_what_no_kernel_computes_is_refused(cuda):
+    a = draw(64, 64, seed=1, dtype=torch.bfloat16)
+    with pytest.raises(NotImplementedError, match="16 bytes apart"):
+        cuda.gemm(draw(64, 33, seed=1, dtype=torch.bfloat16), a[:33])
+    with pytest.raises(NotImplementedError, match="bfloat16 and float16"):
+        cuda.gemm(a.float(), a.float())
+    with pytest.raises(NotImplementedError, match="both be transposed"):
+        cuda.gemm(stored(a, True), stored(a, True))
+
+
+# --- Virtual ranks -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ranks(cuda) -> Callable[[int], object]:
+    return lambda size: cuda.VirtualRanks(size, workspace_bytes=WORKSPACE)
+
+
+def gathered(size: int, shape: tuple[int, int, int], arriving: str, dtype: torch.dtype, seed: int):
+    """Shards, the other operands, and the products in float64 and by torch, of each rank."""
+    m, n, k = shape
+    is_a = arriving in ("rows", "inner_a")
+    others = [draw(*((k, n) if is_a else (m, k)), seed=seed + r, dtype=dtype) for r in range(size)]
+    whole = {"rows": (m, k), "columns": (n, k), "inner": (k, n), "inner_a": (k, m)}[arriving]
+    shards = list(draw(*whole, seed=seed + 99, dtype=dtype).chunk(size))
+    rows = torch.cat(shards)
+
+    def product(other: Tensor, cast: Callable[[Tensor], Tensor]) -> Tensor:
+        gathered = rows.t() if arriving in ("columns", "inner_a") else rows
+        return cast(gathered) @ cast(other) if is_a else cast(other) @ cast(gathered)
+
+    want = [product(other, Tensor.double) for other in others]
+    torchs = [product(other, lambda t: t) for other in others]
+    return shards, others, want, torchs
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("arriving", ["rows", "columns", "inner", "inner_a"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_all_gather_matmul(ranks, dtype, arriving, shape, size):
+    shards, others, want, torchs = gathered(size, shape, arriving, dtype, seed=7)
+    got = ranks(size).all_gather_matmul(shards, others, arriving=arriving)
+    for mine, right, plain in zip(got, want, torchs, strict=True):
+        check(mine, right, plain)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("transposed", [(False, True), (False, False), (True, False)])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("size", [2, 4])
+def test_sums(ranks, dtype, everywhere, transposed, shape, size):
+    m, n, k = shape
+    a = [stored(draw(m, k, seed=r, dtype=dtype), transposed[0]) for r in range(size)]
+    b = [stored(draw(k, n, seed=50 + r, dtype=dtype), transposed[1]) for r in range(size)]
+    if transposed[0] and m // size % 8 != 0:
+        pytest.skip("a destination's rows of a transposed a must be 16 bytes")
+    want = sum(x.double() @ y.double() for x, y in zip(a, b, strict=True))
+    plain = sum(x @ y for x, y in zip(a, b, strict=True))
+    virtual = ranks(size)
+    got = virtual.matmul_sum(a, b, everywhere=everywhere)
+    again = virtual.matmul_sum(a, b, everywhere=everywhere)
+    for rank, (first, second) in enumerate(zip(got, again, strict=True)):
+        assert torch.equal(first, second), "not the same bits"
+        part = slice(None) if everywhere else slice(rank * m // size, (rank + 1) * m // size)
+        check(first, want[part], plain[part], parts=size)
+    if everywhere:
+        assert all(torch.equal(got[0], other) for other in got[1:])
+
+
+def test_calls_back_to_back_keep_apart(ranks):
+    """No call reads what another wrote: 300 of all kinds, with nothing waited for between."""
+    size, dtype = 4, torch.bfloat16
+    virtual = ranks(size)
+    calls = []
+    for seed, shape in enumerate([(512, 512, 256), (256, 1024, 128), (1024, 256, 512)]):
+        for arriving in ("rows", "columns", "inner"):
+            shards, others, _, _ = gathered(size, shape, arriving, dtype, seed=100 * seed)
+            calls.append(
+                lambda s=shards, o=others, how=arriving: virtual.all_gather_matmul(
+                    s, o, arriving=how
+                )
+            )
+        m, n, k = shape
+        a = [draw(m, k, seed=seed + r, dtype=dtype) for r in range(size)]
+        b = [draw(k, n, seed=seed + 50 + r, dtype=dtype) for r in range(size)]
+        for everywhere in (False, True):
+            calls.append(lambda a=a, b=b, e=everywhere: virtual.matmul_sum(a, b, everywhere=e))
+    first = [call() for call in calls]
+    generator = torch.Generator().manual_seed(0)
+    for index in torch.randint(len(calls), (300,), generator=generator).tolist():
+        for mine, before in zip(calls[index](), first[index], strict=True):
+            assert torch.equal(mine, before)
+
+
+def test_calls_replay_in_a_graph(ranks):
+    size, shape = 2, (512, 512, 256)
+    virtual = ranks(size)
+    shards, others, _, _ = gathered(size, shape, "rows", torch.bfloat16, seed=1)
+    want = virtual.all_gather_matmul(shards, others)  # also loads the kernels
+    sums = virtual.matmul_sum(want, [w.t() for w in want])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = virtual.all_gather_matmul(shards, others)
+        added = virtual.matmul_sum(got, [g.t() for g in got])
+    for _ in range(3):
+        for output in (*got, *added):
+            output.fill_(math.nan)
+        graph.replay()
+        for mine, right in zip((*got, *added), (*want, *sums), strict=True):
+            assert torch.equal(mine, right)
+    # Calls outside go on from the epochs that the replays have counted.
+    assert torch.equal(virtual.all_gather_matmul(shards, others)[0], want[0])
+
+
+ABSENT = """
+import json, torch
+from axonn_ext import _library
+ranks = _library.cuda.VirtualRanks(2, workspace_bytes=1 << 20, timeout_seconds=0.5)
+shards = [torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)] * 2
+try:
+    {call}
+    torch.cuda.synchronize()
+    print("no error")
+except Exception as error:
+    print(json.dumps([type(error).__name__, ranks.failure()]))
+import os; os._exit(0)  # the context is lost, and with it every destructor
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "failure"),
+    [
+        ("ranks.all_gather_matmul(shards, shards, absent={1})", [0, 1, 0, 1, 0]),
+        ("ranks.matmul_sum(shards, shards, absent={0})", [1, 0, 0, 1, 0]),
+    ],
+)
+def test_a_rank_that_does_not_come_is_named(cuda, call, failure):
+    """Rank, peer, chunk, epoch awaited and seen; in a process whose CUDA the trap ends."""
+    program = textwrap.dedent(ABSENT).replace("{call}", call)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    error, found = json.loads(done.stdout.splitlines()[-1])
+    assert error in {"AcceleratorError", "RuntimeError"}, done.stdout + done.stderr
+    assert found == failure
+
+
+# --- Ranks of their own --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op, dim", OPS)
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_values_and_gradients_of_the_ops(cuda, gpu_pool, world_size, op, dim):
+    """Through torch's symmetric memory; on fewer GPUs than ranks, which then take turns."""
+    shapes = [(128, 256, 128), (64, 64, 192), (1024, 512, 512)]
+    for failures in gpu_pool(world_size).run(check_op, op, dim, "fused", shapes, DTYPES):
+        assert not failures, "\n".join(failures)
+
+
+# --- Over PCIe -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_rows_that_come_from_the_host(cuda, size):
+    link = cuda.EmulatedLink(size, workspace_bytes=WORKSPACE)
+    shards, others, want, torchs = gathered(size, (2048, 512, 1024), "rows", torch.bfloat16, seed=3)
+    shards = shards[:1] + [shard.cpu().pin_memory() for shard in shards[1:]]
+    for _ in range(3):
+        check(link.all_gather_matmul(shards, others[0]), want[0], torchs[0])
