@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -47,7 +48,7 @@ def test_without_a_gpu_nothing_is_run():
 def test_stages():
     assert gpu_check.stages_of("") == gpu_check.stages_of("all") == gpu_check.STAGES
     assert gpu_check.stages_of("bench") == ("bench",)
-    with pytest.raises(ValueError, match="build, test, bench, train, all, got 'tests'"):
+    with pytest.raises(ValueError, match="build, test, sanitize, bench, train, all, got 'tests'"):
         gpu_check.stages_of("tests")
     done = subprocess.run(
         [sys.executable, str(SCRIPT)], capture_output=True, text=True, env={"STAGE": "tests"}
@@ -137,6 +138,45 @@ def test_what_the_time_does_not_allow_is_not_run(tmp_path, monkeypatch):
     left_out = {item["what"] for item in check.report.not_run}
     assert {case.name for case in gpu_check.CASES} <= left_out
     assert check.report.rows == []
+
+
+def test_the_tests_whose_kernels_may_end_cuda_run_last():
+    files = gpu_check.gpu_tests()
+    assert len(files) > 3 and files[-1] == "python_tests/test_gpu_fused.py"
+
+
+TESTS = """
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+def test_right(): pass
+def test_wrong(): assert {wrong} == 0
+@pytest.mark.skip(reason="for two GPUs")
+def test_skipped(): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "prefix", "passed", "failed", "failure"),
+    [
+        (0, (), 2, 0, None),
+        (1, (), 1, 1, None),
+        # A tool around the tests that finds something, although they pass; and one that ends them.
+        (0, ("sh", "-c", '"$@"; exit 9', "-"), 2, 1, "ended with 9"),
+        (0, ("sh", "-c", "exit 3", "-"), 0, 1, "pytest ended with 3 and no report"),
+    ],
+)
+def test_files_of_tests_are_run_alone(tmp_path, wrong, prefix, passed, failed, failure):
+    path = tmp_path / "test_some.py"
+    path.write_text(TESTS.format(wrong=wrong))
+    check = check_on(tmp_path, "test")
+    found = {"passed": 0, "failed": 0, "failures": []}
+    check._add_tests("test", found, str(path), time.monotonic() + 100, prefix=prefix)
+    assert (found["passed"], found["failed"]) == (passed, failed)
+    assert [failure in text for text in found["failures"]] == ([True] if failure else [])
+    skipped = [item["reason"] for item in check.report.not_run]
+    assert skipped == (["for two GPUs"] if passed else [])
 
 
 def test_every_case_fits_its_grid():

@@ -14,10 +14,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from axonn_ext import _library
-from grids import relative_error
+from grids import factorisations, relative_error
+from test_gpu_layers import check_linear
 from test_gpu_ops import check_op
 from test_ops import OPS
 
@@ -28,6 +30,10 @@ DTYPES = [torch.bfloat16, torch.float16]
 # for several chunks and several rounds of tiles.
 SHAPES = [(512, 512, 256), (264, 200, 136), (16, 64, 64), (2048, 1536, 1024)]
 WORKSPACE = 64 << 20
+
+
+def name_of(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +65,7 @@ def stored(t: Tensor, transposed: bool) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("transposed", [(False, True), (False, False), (True, False)])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=name_of)
 @pytest.mark.parametrize("wait_chunks", [0, 1, 4])
 def test_gemm(cuda, dtype, transposed, shape, wait_chunks):
     m, n, k = shape
@@ -120,7 +126,7 @@ def gathered(size: int, shape: tuple[int, int, int], arriving: str, dtype: torch
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("arriving", ["rows", "columns", "inner", "inner_a"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=name_of)
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_all_gather_matmul(ranks, dtype, arriving, shape, size):
     shards, others, want, torchs = gathered(size, shape, arriving, dtype, seed=7)
@@ -132,7 +138,7 @@ def test_all_gather_matmul(ranks, dtype, arriving, shape, size):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("transposed", [(False, True), (False, False), (True, False)])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=name_of)
 @pytest.mark.parametrize("size", [2, 4])
 def test_sums(ranks, dtype, everywhere, transposed, shape, size):
     m, n, k = shape
@@ -240,6 +246,27 @@ def test_values_and_gradients_of_the_ops(cuda, gpu_pool, world_size, op, dim):
     """Through torch's symmetric memory; on fewer GPUs than ranks, which then take turns."""
     shapes = [(128, 256, 128), (64, 64, 192), (1024, 512, 512)]
     for failures in gpu_pool(world_size).run(check_op, op, dim, "fused", shapes, DTYPES):
+        assert not failures, "\n".join(failures)
+
+
+def check_linears(layout: str) -> list[str]:
+    # A rounding of each part of a sum, and of the result, over one and two reductions.
+    limit = 8 * torch.finfo(torch.bfloat16).eps
+    return [
+        f"{shape} {role} {name}: {error:.1e} > {limit:.1e}"
+        for shape in factorisations(dist.get_world_size())
+        for role in ("expand", "contract")
+        for name, error in check_linear(
+            shape, role, layout, "fused", dtype=torch.bfloat16, sizes=(256, 512, 1024)
+        ).items()
+        if not error <= limit
+    ]
+
+
+@pytest.mark.parametrize("layout", ["sharded", "replicated"])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_linear_on_every_grid(cuda, gpu_pool, world_size, layout):
+    for failures in gpu_pool(world_size).run(check_linears, layout):
         assert not failures, "\n".join(failures)
 
 

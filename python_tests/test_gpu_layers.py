@@ -18,18 +18,28 @@ pytestmark = pytest.mark.gpu
 ROWS, IN, OUT = 48, 24, 40  # divisible by every grid of 4 in every role
 
 
-def check_linear(shape: GridShape, role: str, layout: str, algorithm: str) -> dict[str, float]:
-    """Relative errors of one forward and backward in fp64, against plain torch on the CPU."""
-    grid, dtype = grid_of(shape), torch.float64
+def check_linear(
+    shape: GridShape,
+    role: str,
+    layout: str,
+    algorithm: str,
+    *,
+    dtype: torch.dtype = torch.float64,
+    sizes: tuple[int, int, int] = (ROWS, IN, OUT),
+) -> dict[str, float]:
+    """Relative errors of one forward and backward, against plain torch in fp64 on the CPU."""
+    grid, (rows, features_in, features_out) = grid_of(shape), sizes
     layer = nn.Linear(
-        IN, OUT, grid=grid, role=role, layout=layout, dtype=dtype, algorithm=algorithm
-    ).cuda()
+        features_in, features_out, grid=grid, role=role, layout=layout, dtype=dtype,
+        algorithm=algorithm,
+    ).cuda()  # fmt: skip
     torch.manual_seed(7)
-    x, dy = torch.randn(ROWS, IN, dtype=dtype), torch.randn(ROWS, OUT, dtype=dtype)
-    state = {name: t.cpu().requires_grad_() for name, t in full_state_dict(layer).items()}
-    x_ref = x.clone().requires_grad_()
+    x = torch.randn(rows, features_in).to(dtype)
+    dy = torch.randn(rows, features_out).to(dtype)
+    state = {name: t.cpu().double().requires_grad_() for name, t in full_state_dict(layer).items()}
+    x_ref = x.double().requires_grad_()
     y_ref = torch.nn.functional.linear(x_ref, state["weight"], state["bias"])
-    y_ref.backward(dy)
+    y_ref.backward(dy.double())
 
     local_x = grid.shard(x, layer.input_dims).cuda().requires_grad_()
     y = layer(local_x)

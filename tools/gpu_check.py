@@ -1,7 +1,7 @@
 """`make gpu-check`: builds, tests, times and trains on the GPUs of this machine.
 
-STAGE=build|test|bench|train|all (default all). Needs a CUDA torch in the Python that runs it, and
-no network. Writes benchmarks/results/<gpu>.json after every case, and prints a table. What cannot
+STAGE=build|test|sanitize|bench|train|all (default all). Needs a CUDA torch in the Python that runs
+it, and no network. Writes benchmarks/results/<gpu>.json after every case, and prints a table. What cannot
 be run here is listed with the reason, never counted as passed. Exit status: 0 nothing failed; 1
 something did; 2 there is no GPU, or no such stage. docs/gpu_check.md tells more.
 """
@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from gpu_cases import CASES, GEMM_SHAPES, LINK_SHAPES, RUNS, TRAINING, Case
 ROOT = Path(__file__).resolve().parent.parent
 CASES_SCRIPT = ROOT / "tools" / "gpu_cases.py"
 RESULTS = ROOT / "benchmarks" / "results"
-STAGES = ("build", "test", "bench", "train")
+STAGES = ("build", "test", "sanitize", "bench", "train")
 STAGE_SECONDS = 8 * 60
 CASE_SECONDS = 120
 
@@ -123,7 +124,8 @@ class Check:
 
     def run(self) -> None:
         steps = {
-            "build": self.build, "test": self.test, "bench": self.bench, "train": self.train
+            "build": self.build, "test": self.test, "sanitize": self.sanitize,
+            "bench": self.bench, "train": self.train,
         }  # fmt: skip
         for stage in self.stages:
             print(f"== {stage}", flush=True)
@@ -139,18 +141,64 @@ class Check:
         if not importlib.util.find_spec("pytest"):
             self.report.leave_out("test", "python_tests marked gpu", "pytest is not installed")
             return {}
+        found: Json = {"passed": 0, "failed": 0, "failures": []}
+        for path in gpu_tests():
+            if time.monotonic() > deadline:
+                self.report.leave_out("test", path, "the stage's time was up")
+                continue
+            self._add_tests("test", found, path, deadline)
+        return found
+
+    def sanitize(self, deadline: float) -> Json:
+        """The fused kernels on small shapes under compute-sanitizer.
+
+        Alone: it may run kernels one after the other, so none may wait for another's flags.
+        """
+        program, reason = find_sanitizer(), why_no_fused()
+        if program is None or reason:
+            reason = reason or "compute-sanitizer was not found in CUDA_HOME or on the PATH"
+            self.report.leave_out("sanitize", "fused GEMMs", reason)
+            return {}
+        found: Json = {"passed": 0, "failed": 0, "failures": []}
+        for tool in ("memcheck", "racecheck"):
+            prefix = (program, "--tool", tool, "--error-exitcode", "9")
+            selection = ("-k", "test_gemm and 264x200x136")
+            self._add_tests(
+                "sanitize", found, "python_tests/test_gpu_fused.py", deadline,
+                prefix=prefix, selection=selection,
+            )  # fmt: skip
+        return found
+
+    def _add_tests(
+        self,
+        stage: str,
+        found: Json,
+        path: str,
+        deadline: float,
+        *,
+        prefix: Sequence[str] = (),
+        selection: Sequence[str] = (),
+    ) -> None:
+        """Runs a file's tests in a process of its own: a kernel that fails ends CUDA in it."""
         with tempfile.TemporaryDirectory() as folder:
             xml = Path(folder) / "tests.xml"
             # Without addopts, whose plugins need not be installed here.
-            command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-m", "gpu", "-q",
-                       "python_tests", f"--junitxml={xml}"]  # fmt: skip
+            command = [*prefix, sys.executable, "-m", "pytest", "-o", "addopts=", "-m", "gpu", "-q",
+                       path, *selection, f"--junitxml={xml}"]  # fmt: skip
             status = execute(command, deadline)
             if not xml.exists():
-                return {"failed": 1, "reason": f"pytest ended with {status} and no report"}
+                found["failed"] += 1
+                found["failures"].append(f"{path}: pytest ended with {status} and no report")
+                return
             counts, skipped = count_tests(xml.read_text(encoding="utf-8"))
+        if status not in (0, 1, 5) or (status == 1 and not counts["failed"]):
+            counts["failed"] += 1
+            found["failures"].append(f"{' '.join(prefix)} {path}: ended with {status}".strip())
+        found["passed"] += counts["passed"]
+        found["failed"] += counts["failed"]
         for name, reason in skipped:
-            self.report.leave_out("test", name, reason)
-        return counts
+            self.report.leave_out(stage, name, reason)
+        self.save()
 
     def bench(self, deadline: float) -> Json:
         failures = self._measure("link", LINK_SHAPES, deadline)
@@ -274,6 +322,22 @@ def run_training(grid: str, steps: int, overlap: str, deadline: float) -> Json |
         "last_loss": last["loss"], "tokens_per_s": last["tokens_per_s"], "tflops": last["tflops"],
         "memory_bytes": last["memory_bytes"],
     }  # fmt: skip
+
+
+def gpu_tests() -> list[str]:
+    """The files that hold tests marked gpu; last the one whose kernels wait for each other."""
+    files = [
+        path for path in sorted((ROOT / "python_tests").glob("test_*.py"))
+        if "mark.gpu" in path.read_text(encoding="utf-8")
+    ]  # fmt: skip
+    files.sort(key=lambda path: path.name == "test_gpu_fused.py")
+    return [str(path.relative_to(ROOT)) for path in files]
+
+
+def find_sanitizer() -> str | None:
+    folders = [os.path.join(os.environ.get(name, ""), "bin") for name in ("CUDA_HOME", "CUDA_PATH")]
+    search = os.pathsep.join([*folders, os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
+    return shutil.which("compute-sanitizer", path=search)
 
 
 def why_no_fused() -> str:

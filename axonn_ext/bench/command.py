@@ -31,9 +31,8 @@ DEFAULT_WORLD = 2
 MIN_WIDTH = 100  # of the table; a file or a pipe would get 80 columns, and numbers cut short
 # In the order of the table: the baseline first.
 ALGORITHMS = ops.ALGORITHMS[::-1]
-# What runs on GPUs unless asked: "fused" is for some GPUs, and for ops of one matmul.
+# What runs on GPUs unless asked: "fused" is for some GPUs.
 CUDA_ALGORITHMS = tuple(name for name in ALGORITHMS if name != "fused")
-FUSED_ON_CUDA = ("ag-gemm", "gemm-rs", "gemm-ar")
 DEVICES = ("cpu", "cuda")
 
 SUMMARIES = {
@@ -140,16 +139,11 @@ def make_plan(args: argparse.Namespace, here: Process | None) -> Plan:
     check_device(args.device)
     if args.device == "cpu" and args.dtype not in CPU_DTYPES:
         raise UserError(f"--dtype {args.dtype} needs --device cuda, got {args.device}")
-    cuda = args.device == "cuda"
-    known = CUDA_ALGORITHMS if cuda and args.op not in FUSED_ON_CUDA else ALGORITHMS
-    default = CUDA_ALGORITHMS if cuda else ALGORITHMS
+    default = CUDA_ALGORITHMS if args.device == "cuda" else ALGORITHMS
     algorithms = tuple(dict.fromkeys(args.algorithms.split(","))) if args.algorithms else default
     for name in algorithms:
-        if name not in known:
-            raise UserError(
-                f"--algorithms: expected some of {', '.join(known)} for {args.op} on "
-                f"{args.device}, got {name!r}"
-            )
+        if name not in ALGORITHMS:
+            raise UserError(f"--algorithms: expected some of {', '.join(ALGORITHMS)}, got {name!r}")
     if args.threads < 0:
         raise UserError(f"--threads: expected a whole number >= 0, got {args.threads}")
     if args.rounds < 1:

@@ -28,11 +28,12 @@ from axonn_ext.train.errors import UserError
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "red"}
 FUSED_OPS = (
-    "all_gather_matmul", "matmul_all_gather_rhs", "matmul_reduce_scatter", "matmul_all_reduce"
-)  # fmt: skip
+    *("all_gather_matmul", "matmul_all_gather_rhs", "matmul_reduce_scatter", "matmul_all_reduce"),
+    *("linear_forward", "linear_backward"),
+)
 OPS = (
     *FUSED_OPS,
-    *("linear_forward", "linear_backward", "all_gather", "reduce_scatter", "all_reduce"),
+    *("all_gather", "reduce_scatter", "all_reduce"),
     "fill_random_",
 )
 

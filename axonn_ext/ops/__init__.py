@@ -17,9 +17,9 @@ dtypes: float32, float64, bfloat16. Sums over ranks accumulate in float32 (float
 what crosses ranks has the tensors' own dtype.
 
 On GPUs float16 is supported, too, and NCCL adds sums over ranks in the tensors' own dtype. "fused"
-is for bfloat16 and float16, up to 8 ranks with a GPU of sm_90 each that reach each other's memory,
-and the four matmuls, not nn.Linear; it adds sums in float32, and raises NotImplementedError where
-it cannot run. "auto" does not choose it yet. Once "auto" is settled, no call makes the host wait.
+is for bfloat16 and float16 and up to 8 ranks with a GPU of sm_90 each that reach each other's
+memory; it adds sums in float32, and raises NotImplementedError where it cannot run. "auto" does not
+choose it yet. Once "auto" is settled, no call makes the host wait.
 
 Every op raises ValueError or TypeError for arguments that do not fit, naming op, argument, what was
 expected and what came; and RuntimeError if a peer dies, fails, does not come within

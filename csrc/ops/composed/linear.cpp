@@ -1,5 +1,6 @@
-// A whole Linear of the 3D matmul; legend in linear.h. "fused" is the backend's; "chunked" and
-// "sequential", and "auto" where an axis shares no memory, are composed of the other ops.
+// A whole Linear of the 3D matmul; legend in linear.h. "fused" is the CPU backend's; the others,
+// and "auto" where an axis shares no memory, are composed of the other ops. So is "fused" on CUDA:
+// what feeds a matmul or drains it is fused with it, and what is gathered on its own is c10d's.
 #include "ops/composed/linear.h"
 
 #include <ATen/ops/addmm.h>
@@ -23,7 +24,7 @@ LinearAxes::LinearAxes(const char* op, const std::vector<std::string>& names, at
       scatter_dim(scatter),
       algorithm(algorithm_name),
       device(tensors_device) {
-  check_algorithm(op, algorithm, device);
+  check_algorithm(op, algorithm, device, /*fused_on_cuda=*/true);
   TORCH_CHECK_VALUE(
       names.size() == sizes.size() && (names.size() == 3 || names.size() == 4), op,
       ": group_names and group_sizes must name the groups (r, s, z) or (r, s, z, all), got ",
@@ -58,7 +59,8 @@ auto run(const LinearAxes& axes, bool is_empty, MakeSignature&& make_signature, 
   const CallTraits traits{
       .device = axes.device, .can_fuse = axes.can_fuse(), .is_empty = is_empty, .meets = false};
   return run_algorithm(axes.all, axes.algorithm, traits, make_signature, [&](Algorithm choice) {
-    return choice == Algorithm::kFused ? fused() : composed(name_of(choice));
+    const bool whole = choice == Algorithm::kFused && axes.device.is_cpu();
+    return whole ? fused() : composed(name_of(choice));
   });
 }
 
@@ -87,7 +89,9 @@ void add_bias(const LinearAxes& axes, at::Tensor y, const std::optional<at::Tens
 }
 
 at::Tensor gather(const at::Tensor& t, const Group& axis, int64_t dim, const std::string& how) {
-  return axis.size == 1 ? t : all_gather(t, dim, axis.name, axis.size, how);
+  if (axis.size == 1) return t;
+  const bool alone = how == "fused" && !t.is_cpu();
+  return all_gather(t, dim, axis.name, axis.size, alone ? "sequential" : how);
 }
 
 at::Tensor multiply(const at::Tensor& a, const at::Tensor& b, const Group& axis, bool scatter,
