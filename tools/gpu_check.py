@@ -1,9 +1,9 @@
 """`make gpu-check`: builds, tests, times and trains on the GPUs of this machine.
 
 STAGE=build|test|sanitize|bench|train|all (default all). Needs a CUDA torch in the Python that runs
-it, and no network. Writes benchmarks/results/<gpu>.json after every case, and prints a table. What cannot
-be run here is listed with the reason, never counted as passed. Exit status: 0 nothing failed; 1
-something did; 2 there is no GPU, or no such stage. docs/gpu_check.md tells more.
+it, and no network. Writes benchmarks/results/<gpu>.json after every case, and prints a table. What
+cannot be run here is listed with the reason, never counted as passed. Exit status: 0 nothing
+failed; 1 something did; 2 there is no GPU, or no such stage. docs/gpu_check.md tells more.
 """
 
 from __future__ import annotations
