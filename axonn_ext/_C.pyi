@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+def has_fused_on_cuda() -> bool: ...
 def configure(
     *,
     timeout_seconds: float,

@@ -149,6 +149,14 @@ TEST(DeparturePlan, CountsTheTilesOfEachChunk) {
   }
 }
 
+// Chunks begin where clusters of tiles do, with any config that is built.
+TEST(DeparturePlan, ChunksAreWholeClustersOfTiles) {
+  for (const LaunchConfig& config : candidates(kSm90, 2)) {
+    EXPECT_EQ(cuda::kChunkRows % (config.block_m * config.cluster_m), 0) << config.describe();
+    EXPECT_EQ(cuda::kChunkRows % (config.block_n * config.cluster_n), 0) << config.describe();
+  }
+}
+
 // A chunk without tiles is never signalled, so there must be none.
 TEST(DeparturePlan, NoChunkIsEmptyWhereShardsAreWholeTiles) {
   for (const int32_t chunks : {1, 2, 3, 4}) {
@@ -196,14 +204,22 @@ TEST(WhyUnsupported, NamesWhatIsWrong) {
   gemm.a = static_cast<char*>(address()) + 2;
   expect("operands must be aligned", gemm);
   expect("16 bytes apart", gemm_of(64, 64, 33));
+  gemm = gemm_of(64, 64, 33);
+  gemm.lda = gemm.ldb = 40;
+  expect("16 bytes long", gemm);
   expect("positive", gemm_of(0, 64, 64));
   expect("below 2^31", gemm_of(int64_t{1} << 31, 64, 64));
   gemm = gemm_of(64, 64, 64);
   gemm.a_transposed = true;
   expect("both be transposed", gemm);
   gemm = gemm_of(64, 64, 64);
-  gemm.d = nullptr;
+  gemm.d = static_cast<char*>(address()) + 2;
   expect("result must be aligned", gemm);
+  gemm = gemm_of(36, 64, 64);
+  gemm.a_transposed = true;
+  gemm.b_transposed = false;
+  gemm.lda = 64;
+  expect("16 bytes long", gemm);
   expect("lanes", arriving(Arriving::kRows, {512, 16, 4}, 0));
   gemm = arriving(Arriving::kRows, rows, 0);
   gemm.m = 256;

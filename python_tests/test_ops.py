@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import axonn_ext
-from axonn_ext import Grid, GridShape, collectives, nn, ops
+from axonn_ext import Grid, GridShape, _library, collectives, nn, ops
 from axonn_ext.grid import AxisGroup
 from grids import bound, grid_of, relative_error
 from worker_pool import WorkerError, WorkerPool
@@ -370,3 +370,8 @@ def test_training_takes_no_symmetric_memory_after_its_first_step(pool) -> None:
     for in_use in pool(4).run(train_and_watch, 6):
         assert in_use[0] > 0
         assert len(set(in_use)) == 1
+
+
+def test_fused_on_cuda_needs_the_module_that_has_it():
+    """Also holds the signatures of both sides to each other, where both are built."""
+    assert _library._C.has_fused_on_cuda() is (_library.cuda is not None)

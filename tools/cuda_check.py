@@ -58,7 +58,8 @@ DEPARTURE_OPCODES = {
 IMPORT = """
 import pathlib, sys
 import torch
-from axonn_ext import _cuda, _cuda_sm90
+from axonn_ext import _C, _cuda, _cuda_sm90
+assert _C.has_fused_on_cuda(), "the fused ops of _cuda are not what _C calls"
 assert not torch.cuda.is_initialized(), "importing touched the device"
 for op in ("fill_random_",):
     has = torch._C._dispatch_has_kernel_for_dispatch_key(f"axonn::{op}", "CUDA")

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 LINK_CHUNKS = (3, 6, 12)
 # Over PCIe 5 (50 GB/s) copies take about 0.25, 0.46 and 0.92 of the time of these products.
@@ -73,6 +74,22 @@ TRAINING = {
 RUNS = (("x", 1, 60, "off"), ("x", 2, 10, "off"), ("z", 2, 12, "on"))
 
 
+def algorithms(case: dict[str, Any]) -> tuple[str, ...]:
+    """With "fused" where it can run and be timed: on a GPU of sm_90 for each of several ranks."""
+    import torch
+
+    from axonn_ext import _library
+
+    fused = (
+        case["op"] != "block"
+        and case["dtype"] in ("bf16", "fp16")
+        and 1 < case["ranks"] <= torch.cuda.device_count()
+        and torch.cuda.get_device_capability() == (9, 0)
+        and _library.cuda_sm90 is not None
+    )
+    return ("sequential", "chunked", "auto", *(("fused",) if fused else ()))
+
+
 def time_case(text: str, path: Path) -> None:
     """Times one case as one of its ranks; rank 0 writes the rows."""
     from axonn_ext.bench.case import Spec
@@ -86,7 +103,7 @@ def time_case(text: str, path: Path) -> None:
     shape = (BlockShape if case["op"] == "block" else GemmShape)(*case["shape"])
     spec = Spec(
         case["op"], shape, GridShape(x=case["ranks"]), case["dtype"],
-        ("sequential", "chunked", "auto"), options.get(case["op"], {}), "cuda",
+        algorithms(case), options.get(case["op"], {}), "cuda",
     )  # fmt: skip
     here = this_process()
     assert here is not None, "started by torchrun"

@@ -275,7 +275,9 @@ def execute(command: Sequence[str], deadline: float) -> int:
 def environment() -> dict[str, str]:
     """This process's, with the checkout in front and no measurements of earlier runs."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    return {**os.environ, "PYTHONPATH": path, "AXONN_CACHE_DIR": ""}
+    # Ranks of one process have streams that wait for each other: none may share a queue.
+    queues = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    return {**os.environ, **queues, "PYTHONPATH": path, "AXONN_CACHE_DIR": ""}
 
 
 def count_tests(xml: str) -> tuple[dict[str, int], list[tuple[str, str]]]:

@@ -6,6 +6,7 @@
 #include <string>
 #include <tuple>
 
+#include "ops/fused_cuda.h"
 #include "ops/group.h"
 #include "ops/orchestrator_bindings.h"
 #include "ops/tuner.h"
@@ -28,6 +29,7 @@ std::vector<ChoiceTuple> tuning_choices() {
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
+  m.def("has_fused_on_cuda", &axonn::ops::has_fused_on_cuda);
   m.def(
       "configure",
       [](double timeout_seconds, int64_t symmetric_memory_bytes, const std::string& cache_dir,

@@ -11,34 +11,56 @@ namespace {
 constexpr auto kGather = "axonn::_fused_all_gather_matmul";
 constexpr auto kSum = "axonn::_fused_matmul_sum";
 
-c10::OperatorHandle find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+// Checked against the kernels that are registered.
+const auto& gather_op() {
+  using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, const std::string&,
+                               const std::string&, int64_t, double);
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow(kGather, "").typed<Signature>();
+  return op;
+}
+
+const auto& sum_op() {
+  using Signature =
+      at::Tensor(const at::Tensor&, const at::Tensor&, bool, const std::string&, int64_t, double);
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow(kSum, "").typed<Signature>();
+  return op;
+}
+
+// Whether rows, or else columns, lie without gaps and without overlap.
+bool is_by_rows(const at::Tensor& t) { return t.stride(1) == 1 && t.stride(0) >= t.size(1); }
+bool is_by_columns(const at::Tensor& t) { return is_by_rows(t.t()); }
+
+// A matrix that a kernel can read: itself, or a copy.
+at::Tensor readable(const at::Tensor& t) {
+  return is_by_rows(t) || is_by_columns(t) ? t : t.contiguous();
 }
 
 at::Tensor gather(const Group& group, const at::Tensor& shard, const at::Tensor& other,
                   const std::string& arriving) {
-  using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, c10::string_view,
-                               c10::string_view, int64_t, double);
-  static const auto op = find(kGather).typed<Signature>();
-  return op.call(shard.contiguous(), other, arriving, group.name, group.size, timeout_seconds());
+  // These come transposed, and no kernel takes two transposes.
+  const bool transposed = arriving == "inner_a" || arriving == "columns";
+  const auto whole = transposed && !is_by_rows(other) ? other.contiguous() : readable(other);
+  return gather_op().call(shard.contiguous(), whole, arriving, group.name, group.size,
+                          timeout_seconds());
 }
 
 // The rows of a @ b, by their sum or each rank's share.
 at::Tensor sum(const Group& group, const at::Tensor& a, const at::Tensor& b, bool everywhere) {
-  using Signature =
-      at::Tensor(const at::Tensor&, const at::Tensor&, bool, c10::string_view, int64_t, double);
-  static const auto op = find(kSum).typed<Signature>();
-  // No kernel takes two transposes.
-  const bool both = a.stride(1) != 1 && b.stride(1) != 1;
-  return op.call(a, both ? b.contiguous() : b, everywhere, group.name, group.size,
-                 timeout_seconds());
+  const auto left = readable(a);
+  const auto right = is_by_rows(left) || is_by_rows(b) ? readable(b) : b.contiguous();
+  return sum_op().call(left, right, everywhere, group.name, group.size, timeout_seconds());
 }
 
 bool is_empty(const at::Tensor& a, const at::Tensor& b) { return a.numel() == 0 || b.numel() == 0; }
 
 }  // namespace
 
-bool has_fused_on_cuda() { return find(kGather).hasKernelForDispatchKey(c10::DispatchKey::CUDA); }
+bool has_fused_on_cuda() {
+  return gather_op().hasKernelForDispatchKey(c10::DispatchKey::CUDA) &&
+         sum_op().hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+}
 
 at::Tensor fused_all_gather_matmul(const Group& group, const at::Tensor& a_shard,
                                    const at::Tensor& b, int64_t gather_dim) {
@@ -59,7 +81,7 @@ at::Tensor fused_matmul_reduce_scatter(const Group& group, const at::Tensor& a, 
   if (is_empty(a, b)) return c10d_reduce_scatter(group, at::mm(a, b), scatter_dim);
   // Columns are the rows of the transposed product.
   return scatter_dim == 0 ? sum(group, a, b, /*everywhere=*/false)
-                          : sum(group, b.t(), a.t(), /*everywhere=*/false).t();
+                          : sum(group, b.t(), a.t(), /*everywhere=*/false).t().contiguous();
 }
 
 at::Tensor fused_matmul_all_reduce(const Group& group, const at::Tensor& a, const at::Tensor& b) {

@@ -67,6 +67,12 @@ __device__ inline void fail_wait(const SpinLimit& limit, Awaited what, uint32_t 
     __threadfence_system();
     atomicExch_system(&limit.failure->state, SpinFailure::kWritten);
     __threadfence_system();
+  } else {
+    // The trap ends everybody: not before the record is there.
+    const uint64_t start = global_timer_ns();
+    while (load_acquire(&limit.failure->state) != SpinFailure::kWritten &&
+           global_timer_ns() - start < 10'000'000) {
+    }
   }
   __trap();
 }

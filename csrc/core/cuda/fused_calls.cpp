@@ -21,8 +21,34 @@ void copy(void* to, const void* from, int64_t bytes, cudaStream_t stream) {
 
 // Raises a flag of a peer behind what the stream has copied there.
 void push_flag(const Peers& peers, int32_t to, int64_t flag, cudaStream_t stream) {
-  copy(at(peers.pads[to], comm::signal_offset_bytes(flag)), peers.epoch, sizeof(uint32_t), stream);
+  copy(at(peers.pads[to], comm::signal_offset_bytes(flag)), peers.epoch_to_push, sizeof(uint32_t),
+       stream);
 }
+
+// A call on a stream, from the epoch's count to the word that peers wait for: that is given also
+// where an exception cuts the call short, since it has been counted.
+class Call {
+ public:
+  Call(const Peers& peers, int32_t own_chunks, cudaStream_t stream)
+      : peers_(peers), stream_(stream) {
+    AXONN_CUDA_CHECK(begin_call(peers, own_chunks, stream));
+  }
+  ~Call() {
+    if (!ended_) (void)end_call(peers_, stream_);
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  void end() {
+    ended_ = true;
+    AXONN_CUDA_CHECK(end_call(peers_, stream_));
+  }
+
+ private:
+  const Peers& peers_;
+  cudaStream_t stream_;
+  bool ended_ = false;
+};
 
 void require_supported(const GemmBackend& backend, const FusedGemm& gemm) {
   if (const char* why = backend.why_unsupported(gemm)) throw std::invalid_argument(why);
@@ -55,26 +81,32 @@ int64_t slot_bytes(const FusedGemm& gemm, int32_t num_ranks) {
   return gemm.m / num_ranks * gemm.n * size_of(gemm.dtype);
 }
 
-// Multiplies, sends each rank its rows, and adds up the own ones once all have come.
-void multiply_and_reduce(const Peers& peers, const GemmBackend& backend, const LaunchConfig& config,
-                         FusedGemm gemm, void* sum, const comm::SignalLayout& layout,
-                         cudaStream_t stream) {
+// The product whose rows leave for their owners' staging slots.
+FusedGemm leaving(FusedGemm gemm, const Peers& peers, const comm::SignalLayout& layout) {
+  const int64_t bytes = slot_bytes(gemm, peers.num_ranks);
   Departures& departures = gemm.departures;
   departures.num_ranks = peers.num_ranks;
   departures.rank = peers.rank;
   departures.chunks_per_shard = static_cast<int32_t>(layout.chunks_per_shard);
   departures.counters = peers.counters;
   departures.epoch = peers.epoch;
-  const int64_t bytes = slot_bytes(gemm, peers.num_ranks);
-  const void* slots[kMaxPeers];
   for (int32_t rank = 0; rank < peers.num_ranks; ++rank) {
     departures.slots[rank] = at(peers.workspaces[rank], peers.rank * bytes);
     departures.pads[rank] = peers.pads[rank];
-    slots[rank] = at(peers.workspaces[peers.rank], rank * bytes);
   }
   gemm.ldd = gemm.n;
-  require_supported(backend, gemm);
-  AXONN_CUDA_CHECK(begin_call(peers, 0, stream));
+  return gemm;
+}
+
+// Multiplies, sends each rank its rows, and adds up the own ones once all have come.
+void multiply_and_reduce(const Peers& peers, const GemmBackend& backend, const LaunchConfig& config,
+                         const FusedGemm& gemm, void* sum, const comm::SignalLayout& layout,
+                         cudaStream_t stream) {
+  const int64_t bytes = slot_bytes(gemm, peers.num_ranks);
+  const void* slots[kMaxPeers];
+  for (int32_t rank = 0; rank < peers.num_ranks; ++rank) {
+    slots[rank] = at(peers.workspaces[peers.rank], rank * bytes);
+  }
   AXONN_CUDA_CHECK(backend.launch(gemm, config, stream));
   AXONN_CUDA_CHECK(await_chunks(peers, layout, 0, stream));
   AXONN_CUDA_CHECK(reduce_slots(sum, slots, peers.num_ranks, bytes / size_of(gemm.dtype),
@@ -115,8 +147,7 @@ void gather_and_multiply(const Peers& peers, const GemmBackend& backend, const L
   require_supported(backend, gemm);
 
   const comm::Range own = rows.plan.shard(peers.rank);
-  AXONN_CUDA_CHECK(
-      begin_call(peers, static_cast<int32_t>(rows.plan.chunks_per_shard), streams.compute));
+  Call call(peers, static_cast<int32_t>(rows.plan.chunks_per_shard), streams.compute);
   AXONN_CUDA_CHECK(cudaEventRecord(streams.begun, streams.compute));
   AXONN_CUDA_CHECK(cudaStreamWaitEvent(streams.copy, streams.begun, 0));
   deliver();
@@ -124,16 +155,26 @@ void gather_and_multiply(const Peers& peers, const GemmBackend& backend, const L
 
   copy(at(workspace, own.begin * rows.row_bytes), rows.shard, own.size() * rows.row_bytes,
        streams.compute);
-  AXONN_CUDA_CHECK(backend.launch(gemm, config, streams.compute));
+  const cudaError_t launched = backend.launch(gemm, config, streams.compute);
   // What comes next on the stream may overwrite the shard, and counts the next epoch.
   AXONN_CUDA_CHECK(cudaStreamWaitEvent(streams.compute, streams.delivered, 0));
+  AXONN_CUDA_CHECK(launched);
+  call.end();
 }
 
 }  // namespace
 
-int32_t chunks_per_shard(int64_t shard_rows, const LaunchConfig& config) {
-  const int64_t tiles = shard_rows / (config.block_m * config.cluster_m);
-  return static_cast<int32_t>(std::clamp<int64_t>(tiles, 1, comm::kMaxChunksPerShard));
+void load_kernels(const GemmBackend& backend) {
+  AXONN_CUDA_CHECK(backend.load());
+  AXONN_CUDA_CHECK(load_handshake());
+  for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat16}) {
+    AXONN_CUDA_CHECK(load_reduce_slots(dtype));
+  }
+}
+
+int32_t chunks_per_shard(int64_t shard_rows) {
+  return static_cast<int32_t>(
+      std::clamp<int64_t>(shard_rows / kChunkRows, 1, comm::kMaxChunksPerShard));
 }
 
 int64_t gather_workspace_bytes(const GatheredRows& rows) {
@@ -153,7 +194,6 @@ void all_gather_gemm(const Peers& peers, const GemmBackend& backend, const Launc
                      const CallStreams& streams) {
   gather_and_multiply(peers, backend, config, gemm, arriving, rows, streams,
                       [&] { push_shard(peers, rows, streams.copy); });
-  AXONN_CUDA_CHECK(end_call(peers, streams.compute));
 }
 
 void pulled_gather_gemm(const Peers& peers, const GemmBackend& backend, const LaunchConfig& config,
@@ -167,19 +207,23 @@ void pulled_gather_gemm(const Peers& peers, const GemmBackend& backend, const La
 
 void gemm_reduce_scatter(const Peers& peers, const GemmBackend& backend, const LaunchConfig& config,
                          FusedGemm gemm, void* output, const CallStreams& streams) {
-  const comm::SignalLayout layout{1, peers.num_ranks,
-                                  chunks_per_shard(gemm.m / peers.num_ranks, config)};
+  const comm::SignalLayout layout{1, peers.num_ranks, chunks_per_shard(gemm.m / peers.num_ranks)};
+  gemm = leaving(gemm, peers, layout);
+  require_supported(backend, gemm);
+  Call call(peers, 0, streams.compute);
   multiply_and_reduce(peers, backend, config, gemm, output, layout, streams.compute);
-  AXONN_CUDA_CHECK(end_call(peers, streams.compute));
+  call.end();
 }
 
 void gemm_all_reduce(const Peers& peers, const GemmBackend& backend, const LaunchConfig& config,
                      FusedGemm gemm, void* output, const CallStreams& streams) {
-  const comm::SignalLayout layout{2, peers.num_ranks,
-                                  chunks_per_shard(gemm.m / peers.num_ranks, config)};
+  const comm::SignalLayout layout{2, peers.num_ranks, chunks_per_shard(gemm.m / peers.num_ranks)};
   const int64_t bytes = slot_bytes(gemm, peers.num_ranks);
   const int64_t sums = peers.num_ranks * bytes;  // behind the slots, the sums of all shards
   void* own_sum = at(peers.workspaces[peers.rank], sums + peers.rank * bytes);
+  gemm = leaving(gemm, peers, layout);
+  require_supported(backend, gemm);
+  Call call(peers, 0, streams.compute);
   multiply_and_reduce(peers, backend, config, gemm, own_sum, layout, streams.compute);
   for (int32_t step = 0; step < peers.num_ranks; ++step) {
     const int32_t to = receiver(peers, step);
@@ -192,7 +236,7 @@ void gemm_all_reduce(const Peers& peers, const GemmBackend& backend, const Launc
   }
   AXONN_CUDA_CHECK(await_chunks(peers, layout, 1, streams.compute));
   copy(output, at(peers.workspaces[peers.rank], sums), sums, streams.compute);
-  AXONN_CUDA_CHECK(end_call(peers, streams.compute));
+  call.end();
 }
 
 }  // namespace axonn::kernels::cuda

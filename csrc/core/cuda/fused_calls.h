@@ -16,7 +16,13 @@ namespace axonn::kernels::cuda {
 struct GemmBackend {
   const char* (*why_unsupported)(const FusedGemm& gemm);
   cudaError_t (*launch)(const FusedGemm& gemm, const LaunchConfig& config, cudaStream_t stream);
+  cudaError_t (*load)();
 };
+
+// Loads every kernel of a fused call onto the current device. To be called before the first: CUDA
+// loads a kernel at its first launch otherwise, which may wait for kernels that run, and those may
+// wait for what this rank has yet to enqueue.
+void load_kernels(const GemmBackend& backend);
 
 struct CallStreams {
   cudaStream_t compute;
@@ -33,8 +39,8 @@ struct GatheredRows {
   bool is_a;             // the operand that they are; else B
 };
 
-// Chunks per shard, so that none is smaller than a tile: the same on all ranks.
-int32_t chunks_per_shard(int64_t shard_rows, const LaunchConfig& config);
+// Chunks per shard, the same on all ranks.
+int32_t chunks_per_shard(int64_t shard_rows);
 
 int64_t gather_workspace_bytes(const GatheredRows& rows);
 int64_t reduce_scatter_workspace_bytes(const FusedGemm& gemm, int32_t num_ranks);

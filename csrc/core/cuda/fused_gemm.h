@@ -20,6 +20,10 @@ inline constexpr int32_t kMaxPeers = 8;  // in a node of a DGX: descriptors are 
 inline constexpr int32_t kMaxChunks = kMaxPeers * comm::kMaxChunksPerShard;
 static_assert(kMaxChunks <= 32, "a lane for each");
 
+// Rows of the smallest chunk: a whole number of clusters of tiles of every config that is built. A
+// constant, since ranks that multiply with different columns may choose different configs.
+inline constexpr int64_t kChunkRows = 256;
+
 // Which dimension of the product arrives in chunks.
 enum class Arriving : int32_t {
   kNothing,

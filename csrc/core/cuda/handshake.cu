@@ -19,7 +19,10 @@ __global__ void __launch_bounds__(kWarp)
   if (lane < own_chunks) {
     store_release(flag_at(peers.pads[peers.rank], peers.rank * own_chunks + lane), before + 1);
   }
-  if (lane == 0) *peers.epoch = before + 1;
+  if (lane == 0) {
+    *peers.epoch = before + 1;
+    *peers.epoch_to_push = before + 1;
+  }
 }
 
 __global__ void __launch_bounds__(kWarp)
@@ -41,6 +44,14 @@ __global__ void __launch_bounds__(kWarp) end_kernel(const __grid_constant__ Peer
 }
 
 }  // namespace
+
+cudaError_t load_handshake() {
+  cudaFuncAttributes attributes;
+  cudaError_t error = cudaFuncGetAttributes(&attributes, begin_kernel);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, await_kernel);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, end_kernel);
+  return error;
+}
 
 cudaError_t begin_call(const Peers& peers, int32_t own_chunks, cudaStream_t stream) {
   begin_kernel<<<1, kWarp, 0, stream>>>(peers, own_chunks);

@@ -18,8 +18,11 @@ struct Peers {
   int32_t rank = 0;
   int32_t num_ranks = 0;
   void* workspaces[kMaxPeers] = {};
-  void* pads[kMaxPeers] = {};    // kPadBytes each, zero at first
-  uint32_t* epoch = nullptr;     // on this device: calls begun, in step on all ranks
+  void* pads[kMaxPeers] = {};  // kPadBytes each, zero at first
+  uint32_t* epoch = nullptr;   // on this device: calls begun, in step on all ranks
+  // The same in pinned memory of the host, from where the copy engine takes it: a copy within a
+  // device may be a kernel's work, for which a grid that fills it leaves no room.
+  uint32_t* epoch_to_push = nullptr;
   uint32_t* counters = nullptr;  // on this device: kMaxChunks zeros
   SpinLimit limit{};
 };
@@ -27,6 +30,9 @@ struct Peers {
 // Flags of a pad: what is gathered or summed, then "this rank has ended its call" of each rank.
 inline constexpr int64_t kDoneFlags = comm::kNumSignals - kMaxPeers;
 inline constexpr int64_t kPadBytes = comm::kNumSignals * comm::kSignalStride;
+
+// Loads the kernels of this file onto the current device.
+cudaError_t load_handshake();
 
 // Waits until all peers have ended the call before, then counts this one. Raises this rank's own
 // `own_chunks` flags of a gather: its shard lies in its workspace before the next kernel starts.

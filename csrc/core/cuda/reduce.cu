@@ -118,7 +118,23 @@ cudaError_t reduce(void* destination, const Slots& slots, int64_t count, ReduceO
                               : reduce<T, ReduceOp::kMax>(destination, slots, count, stream);
 }
 
+template <typename T>
+cudaError_t load_sums() {
+  constexpr int kWidth = kVectorBytes / sizeof(T);
+  cudaFuncAttributes attributes;
+  const cudaError_t error =
+      cudaFuncGetAttributes(&attributes, reduce_kernel<T, kWidth, ReduceOp::kSum>);
+  if (error != cudaSuccess) return error;
+  return cudaFuncGetAttributes(&attributes, reduce_kernel<T, 1, ReduceOp::kSum>);
+}
+
 }  // namespace
+
+cudaError_t load_reduce_slots(DataType dtype) {
+  if (dtype == DataType::kBFloat16) return load_sums<__nv_bfloat16>();
+  if (dtype == DataType::kFloat16) return load_sums<__half>();
+  return cudaErrorInvalidValue;
+}
 
 cudaError_t reduce_slots(void* destination, const void* const* sources, int64_t num_sources,
                          int64_t count, DataType dtype, ReduceOp op, cudaStream_t stream) {

@@ -17,4 +17,8 @@ inline constexpr int64_t kMaxSlots = 256;  // pointers travel as kernel paramete
 cudaError_t reduce_slots(void* destination, const void* const* sources, int64_t num_sources,
                          int64_t count, DataType dtype, ReduceOp op, cudaStream_t stream);
 
+// Loads what sums of bfloat16 or float16 need onto the current device: CUDA does it at the first
+// call otherwise, which may wait for kernels that run.
+cudaError_t load_reduce_slots(DataType dtype);
+
 }  // namespace axonn::kernels::cuda

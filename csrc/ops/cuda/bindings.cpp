@@ -56,6 +56,8 @@ void translate(std::exception_ptr error) {
     PyErr_SetString(PyExc_ValueError, e.what_without_backtrace());
   } catch (const c10::TypeError& e) {
     PyErr_SetString(PyExc_TypeError, e.what_without_backtrace());
+  } catch (const c10::NotImplementedError& e) {
+    PyErr_SetString(PyExc_NotImplementedError, e.what_without_backtrace());
   } catch (const c10::Error& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what_without_backtrace());
   }

@@ -40,7 +40,8 @@ class EmulatedLink {
     workspace_ = at::empty({workspace_bytes}, bytes);
     pad_ = at::zeros({kPadBytes + kStateBytes}, bytes);
     peers_.num_ranks = static_cast<int32_t>(num_ranks);
-    peers_.limit = {static_cast<uint64_t>(timeout_seconds * 1e9), failure_.get(), 0};
+    peers_.limit = {static_cast<uint64_t>(timeout_seconds * 1e9), &pinned_.failure(), 0};
+    peers_.epoch_to_push = pinned_.epoch_to_push();
     peers_.workspaces[0] = workspace_.mutable_data_ptr();
     set_own_pad(peers_, pad_.mutable_data_ptr());
   }
@@ -79,7 +80,7 @@ class EmulatedLink {
  private:
   c10::Device device_;
   int64_t workspace_bytes_;
-  FailureRecord failure_;
+  PinnedState pinned_;
   CopyLane copies_;
   at::Tensor workspace_, pad_;
   Peers peers_;

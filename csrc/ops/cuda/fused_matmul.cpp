@@ -55,6 +55,13 @@ void set_b(const char* op, FusedGemm& gemm, const at::Tensor& b) {
   gemm.ldb = layout.leading;
 }
 
+// The other algorithms can do what the kernels refuse.
+void require_supported(const char* op, const FusedGemm& gemm, c10::Device device) {
+  const char* why = gemm_backend(op, device).why_unsupported(gemm);
+  TORCH_CHECK_NOT_IMPLEMENTED(why == nullptr, op, ": algorithm='fused' cannot do this: ", why,
+                              "; use 'auto', 'chunked' or 'sequential'");
+}
+
 // What the kernels refuse is not implemented, rather than wrong: the other algorithms can do it.
 template <typename Call>
 void enqueue(const char* op, Call&& call) {
@@ -82,6 +89,11 @@ GatherMatmul prepare_gather(const char* op, const at::Tensor& shard, const at::T
                             const Residency& residency) {
   TORCH_CHECK_VALUE(shard.is_contiguous(), op,
                     ": the shard must be rows without gaps, got strides ", shard.strides());
+  check_matmul(op, "the shard", shard, "the other operand", other);
+  const int64_t inner_size =
+      arriving == Arriving::kInner ? shard.size(0) * num_ranks : shard.size(1);
+  check_inner(op, "the gathered operand", inner_size, "the other operand",
+              other.size(shard_is_a ? 0 : 1));
   FusedGemm gemm{};
   gemm.dtype = gemm_dtype(op, shard);
   const int64_t count = shard.size(0) * num_ranks, width = shard.size(1);
@@ -101,17 +113,20 @@ GatherMatmul prepare_gather(const char* op, const at::Tensor& shard, const at::T
     set_a(op, gemm, other);
   }
   gemm.ldd = gemm.n;
+  require_supported(op, gemm, shard.device());
   const LaunchConfig config = choose_config(op, gemm, shard.device(), residency);
   const GatheredRows rows{
       .shard = shard.const_data_ptr(),
       .row_bytes = width * static_cast<int64_t>(shard.element_size()),
-      .plan = {count, num_ranks, kernels::cuda::chunks_per_shard(shard.size(0), config)},
+      .plan = {count, num_ranks, kernels::cuda::chunks_per_shard(shard.size(0))},
       .is_a = shard_is_a};
   return {gemm, arriving, rows, config, kernels::cuda::gather_workspace_bytes(rows)};
 }
 
 MatmulSum prepare_sum(const char* op, const at::Tensor& a, const at::Tensor& b, bool everywhere,
                       int64_t num_ranks, const Residency& residency) {
+  check_matmul(op, "a", a, "b", b);
+  check_inner(op, "a.size(1)", a.size(1), "b.size(0)", b.size(0));
   FusedGemm gemm{};
   gemm.dtype = gemm_dtype(op, a);
   gemm.m = a.size(0);
@@ -123,6 +138,7 @@ MatmulSum prepare_sum(const char* op, const at::Tensor& a, const at::Tensor& b, 
   TORCH_CHECK_NOT_IMPLEMENTED(gemm.m % num_ranks == 0, op, ": algorithm='fused' needs a number of ",
                               "rows that ", num_ranks, " ranks divide, got ", gemm.m,
                               "; use 'auto', 'chunked' or 'sequential'");
+  require_supported(op, gemm, a.device());
   const LaunchConfig config = choose_config(op, gemm, a.device(), residency);
   const auto ranks = static_cast<int32_t>(num_ranks);
   const int64_t bytes = everywhere ? kernels::cuda::all_reduce_workspace_bytes(gemm, ranks)

@@ -1,9 +1,12 @@
 #include "ops/cuda/gemm_backend.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 
+#include <mutex>
 #include <optional>
+#include <set>
 
 #include "core/cuda/check.h"
 #include "ops/checks.h"
@@ -25,6 +28,16 @@ std::optional<c10::OperatorHandle> find_backend() {
   return c10::Dispatcher::singleton().findSchema({"axonn::_gemm_backend_sm90", ""});
 }
 
+void load_once(const GemmBackend& backend, c10::Device device) {
+  static std::mutex mutex;
+  static std::set<c10::DeviceIndex> loaded;
+  const std::lock_guard lock(mutex);
+  if (loaded.contains(device.index())) return;
+  const c10::cuda::CUDAGuard guard(device);
+  kernels::cuda::load_kernels(backend);
+  loaded.insert(device.index());
+}
+
 }  // namespace
 
 std::string why_no_gemm_backend(c10::Device device) {
@@ -43,7 +56,9 @@ const GemmBackend& gemm_backend(const char* op, c10::Device device) {
   TORCH_CHECK_NOT_IMPLEMENTED(why.empty(), op, ": no fused kernels for ", device, ": ", why,
                               "; use 'auto', 'chunked' or 'sequential'");
   const auto address = find_backend()->typed<int64_t()>().call();
-  return *reinterpret_cast<const GemmBackend*>(address);
+  const auto& backend = *reinterpret_cast<const GemmBackend*>(address);
+  load_once(backend, device);
+  return backend;
 }
 
 kernels::LaunchConfig choose_config(const char* op, const FusedGemm& gemm, c10::Device device,

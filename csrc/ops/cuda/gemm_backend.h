@@ -13,7 +13,8 @@ namespace axonn::ops::cuda {
 // Why the device has no fused GEMMs; empty: it has.
 std::string why_no_gemm_backend(c10::Device device);
 
-// Raises NotImplementedError where there is none. `op` opens the message.
+// Raises NotImplementedError where there is none. `op` opens the message. The first call for a
+// device loads its kernels.
 const kernels::cuda::GemmBackend& gemm_backend(const char* op, c10::Device device);
 
 // The config of least modelled cost, on the largest grid of the device that leaves room for those

@@ -6,6 +6,7 @@
 
 #include "core/cuda/check.h"
 #include "core/cuda/fused_calls.h"
+#include "core/epoch_flag.h"
 
 namespace axonn::ops::cuda {
 
@@ -34,20 +35,27 @@ class OrderEvent {
   cudaEvent_t event_ = nullptr;
 };
 
-// Pinned memory in which a kernel that waits in vain says for whom.
-class FailureRecord {
+// A rank's pinned memory of the host: where a kernel that waits in vain says for whom, and the
+// epoch that the copy engine pushes.
+class PinnedState {
  public:
-  FailureRecord() {
-    AXONN_CUDA_CHECK(cudaHostAlloc(&record_, sizeof(*record_), cudaHostAllocMapped));
-    *record_ = {};
+  PinnedState() {
+    AXONN_CUDA_CHECK(cudaHostAlloc(&state_, sizeof(State), cudaHostAllocPortable));
+    *state_ = {};
   }
-  ~FailureRecord() { (void)cudaFreeHost(record_); }
-  FailureRecord(const FailureRecord&) = delete;
-  FailureRecord& operator=(const FailureRecord&) = delete;
-  kernels::cuda::SpinFailure* get() const { return record_; }
+  ~PinnedState() { (void)cudaFreeHost(state_); }
+  PinnedState(const PinnedState&) = delete;
+  PinnedState& operator=(const PinnedState&) = delete;
+
+  kernels::cuda::SpinFailure& failure() const { return state_->failure; }
+  uint32_t* epoch_to_push() const { return &state_->epoch; }
 
  private:
-  kernels::cuda::SpinFailure* record_ = nullptr;
+  struct State {
+    kernels::cuda::SpinFailure failure;
+    alignas(comm::kFlagAlignment) uint32_t epoch;
+  };
+  State* state_ = nullptr;
 };
 
 // The stream on which a rank's shard is pushed to its peers, and what orders it.

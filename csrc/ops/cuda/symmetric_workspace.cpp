@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <condition_variable>
+#include <cstdlib>
 #include <iostream>
 #include <map>
 #include <mutex>
@@ -38,26 +40,42 @@ constexpr uint64_t kLeastBytes = 2 << 20;                 // a page of device me
 constexpr int64_t kFrontBytes = kPadBytes + kStateBytes;  // the pad, in front of the workspace
 
 // Says on stderr which wait a kernel gave up, since the errors that CUDA then raises, from whatever
-// is called next, do not. Lives as long as the process.
+// is called next, do not.
 class FailureWatch {
  public:
-  void add(std::shared_ptr<const FailureRecord> record, std::string group) {
+  void add(std::shared_ptr<const PinnedState> state, std::string group) {
     const std::lock_guard lock(mutex_);
-    records_.emplace_back(std::move(record), std::move(group));
-    if (!std::exchange(watches_, true)) std::thread([this] { watch(); }).detach();
+    states_.emplace_back(std::move(state), std::move(group));
+    if (thread_.joinable()) return;
+    thread_ = std::thread([this] { watch(); });
+    // Registered behind CUDA's own, so run before it, which takes the memory away.
+    std::atexit([] { failure_watch().stop(); });
+  }
+
+  static FailureWatch& failure_watch() {
+    static auto* watch = new FailureWatch;  // CUDA may be gone before static objects are
+    return *watch;
   }
 
  private:
-  void watch() {
-    for (;;) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  void stop() {
+    {
       const std::lock_guard lock(mutex_);
-      std::erase_if(records_, [](const auto& item) { return report(*item.first, item.second); });
+      stops_ = true;
+    }
+    stopped_.notify_all();
+    thread_.join();
+  }
+
+  void watch() {
+    std::unique_lock lock(mutex_);
+    while (!stopped_.wait_for(lock, std::chrono::milliseconds(100), [this] { return stops_; })) {
+      std::erase_if(states_, [](const auto& item) { return report(*item.first, item.second); });
     }
   }
 
-  static bool report(const FailureRecord& record, const std::string& group) {
-    const volatile SpinFailure& failure = *record.get();
+  static bool report(const PinnedState& state, const std::string& group) {
+    const volatile SpinFailure& failure = state.failure();
     if (failure.state != SpinFailure::kWritten) return false;
     std::ostringstream text;
     text << "axonn_ext: a fused op of rank " << failure.rank << " in group '" << group
@@ -69,32 +87,56 @@ class FailureWatch {
   }
 
   std::mutex mutex_;
-  bool watches_ = false;
-  std::vector<std::pair<std::shared_ptr<const FailureRecord>, std::string>> records_;
+  std::condition_variable stopped_;
+  bool stops_ = false;
+  std::thread thread_;
+  std::vector<std::pair<std::shared_ptr<const PinnedState>, std::string>> states_;
 };
 
-FailureWatch& failure_watch() {
-  static auto* watch = new FailureWatch;  // its thread may outlive static objects
-  return *watch;
-}
+// Fused calls of a device follow each other, whatever groups and streams they are of: each fills
+// the device with a grid that waits for peers, and two would keep each other's from running.
+struct DeviceOrder {
+  OrderEvent ended;
+  std::optional<c10::cuda::CUDAStream> last;
+};
 
-// Makes the group known to torch's symmetric memory, unless it is.
-void introduce(const std::string& name, const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
-  try {
-    symm_mem::get_group_info(name);
-  } catch (const c10::Error&) {
-    auto store = c10::make_intrusive<c10d::PrefixStore>("axonn_ext/symmetric_memory/" + name,
-                                                        group->getStore());
-    symm_mem::set_group_info(name, group->getRank(), group->getSize(), store);
+// How many of the group's ranks share this rank's GPU, itself included.
+int64_t count_ranks_on_device(c10d::Store& store, const c10d::ProcessGroup& group,
+                              c10::DeviceIndex device) {
+  cudaDeviceProp properties;
+  AXONN_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+  const auto* bytes = reinterpret_cast<const uint8_t*>(properties.uuid.bytes);
+  const std::vector<uint8_t> own(bytes, bytes + sizeof(properties.uuid.bytes));
+  store.set("device/" + std::to_string(group.getRank()), own);
+  int64_t count = 0;
+  for (int rank = 0; rank < group.getSize(); ++rank) {
+    count += store.get("device/" + std::to_string(rank)) == own;
   }
+  return count;
 }
 
 class Workspace {
  public:
-  Workspace(std::string group_name, c10::Device device, double timeout_seconds)
-      : group_name_(std::move(group_name)), device_(device), copies_(device.index()) {
-    peers_.limit = {static_cast<uint64_t>(timeout_seconds * 1e9), failure_->get(), 0};
-    failure_watch().add(failure_, group_name_);
+  // Collective. `name` is what the group is called here and in no other call of this.
+  Workspace(const c10d::ProcessGroup& group, std::string group_name, std::string name,
+            c10::Device device, double timeout_seconds, DeviceOrder& order)
+      : group_name_(std::move(group_name)),
+        name_(std::move(name)),
+        device_(device),
+        copies_(device.index()),
+        order_(order) {
+    auto store = c10::make_intrusive<c10d::PrefixStore>(name_, group.getStore());
+    symm_mem::set_group_info(name_, group.getRank(), group.getSize(), store);
+    ranks_on_device_ = count_ranks_on_device(*store, group, device.index());
+    peers_.limit = {static_cast<uint64_t>(timeout_seconds * 1e9), &pinned_->failure(), 0};
+    peers_.epoch_to_push = pinned_->epoch_to_push();
+    FailureWatch::failure_watch().add(pinned_, group_name_);
+  }
+
+  // Processes that share a GPU take turns on it, each with all of its SMs; copies within it may be
+  // the work of kernels, for which a grid that waits must leave room.
+  kernels::Residency residency() const {
+    return {.ranks_per_device = 1, .producer_ctas = ranks_on_device_ > 1 ? 2 : 0};
   }
 
   int64_t bytes() const { return bytes_; }
@@ -107,15 +149,19 @@ class Workspace {
         " bytes, which cannot be captured into a graph; make the call once before capturing it");
     // Peers may still write what this rank has asked for: all ranks wait for their calls, and meet
     // in the rendezvous, before the old memory goes.
-    AXONN_CUDA_CHECK(cudaEventSynchronize(ended_.get()));
+    AXONN_CUDA_CHECK(cudaEventSynchronize(order_.ended.get()));
     const auto size = static_cast<int64_t>(
         std::bit_ceil(std::max(static_cast<uint64_t>(bytes + kFrontBytes), kLeastBytes)));
-    auto memory = symm_mem::empty_strided_p2p({size}, {1}, at::kByte, device_, group_name_, {});
+    auto memory = symm_mem::empty_strided_p2p({size}, {1}, at::kByte, device_, name_, {});
     const auto stream = c10::cuda::getCurrentCUDAStream(device_.index()).stream();
     AXONN_CUDA_CHECK(cudaMemsetAsync(memory.mutable_data_ptr(), 0, kFrontBytes, stream));
     AXONN_CUDA_CHECK(cudaStreamSynchronize(stream));  // before any peer can raise a flag
-    auto handle = symm_mem::rendezvous(memory, group_name_);
+    auto handle = symm_mem::rendezvous(memory, name_);
     set_peers(op, *handle);
+    // Graphs that have captured calls go on with the memory that they know.
+    if (captured_) retired_.emplace_back(std::move(memory_), std::move(handle_));
+    captured_ = false;
+    *pinned_->epoch_to_push() = 0;
     memory_ = std::move(memory);
     handle_ = std::move(handle);
     bytes_ = size - kFrontBytes;
@@ -127,14 +173,14 @@ class Workspace {
     const auto stream = c10::cuda::getCurrentCUDAStream(device_.index());
     const bool captured =
         c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
-    // Calls of a group follow each other, whatever streams they come from.
-    if (last_ && *last_ != stream && !captured) {
-      AXONN_CUDA_CHECK(cudaStreamWaitEvent(stream.stream(), ended_.get(), 0));
+    if (order_.last && *order_.last != stream && !captured) {
+      AXONN_CUDA_CHECK(cudaStreamWaitEvent(stream.stream(), order_.ended.get(), 0));
     }
+    captured_ = captured_ || captured;
     auto output = run(peers_, copies_.behind(stream));
     if (!captured) {
-      AXONN_CUDA_CHECK(cudaEventRecord(ended_.get(), stream.stream()));
-      last_ = stream;
+      AXONN_CUDA_CHECK(cudaEventRecord(order_.ended.get(), stream.stream()));
+      order_.last = stream;
     }
     return output;
   }
@@ -156,14 +202,16 @@ class Workspace {
     set_own_pad(peers_, buffers[static_cast<size_t>(peers_.rank)]);
   }
 
-  std::string group_name_;
+  std::string group_name_, name_;
   c10::Device device_;
-  std::shared_ptr<FailureRecord> failure_ = std::make_shared<FailureRecord>();
+  std::shared_ptr<PinnedState> pinned_ = std::make_shared<PinnedState>();
   CopyLane copies_;
-  OrderEvent ended_;
-  std::optional<c10::cuda::CUDAStream> last_;
+  DeviceOrder& order_;
+  int64_t ranks_on_device_ = 1;
   at::Tensor memory_;
   c10::intrusive_ptr<symm_mem::SymmetricMemory> handle_;
+  bool captured_ = false;  // a graph knows the memory
+  std::vector<std::pair<at::Tensor, c10::intrusive_ptr<symm_mem::SymmetricMemory>>> retired_;
   int64_t bytes_ = 0;
   Peers peers_;
 };
@@ -176,9 +224,13 @@ class Registry {
     auto& entry = workspaces_[{group_name, device.index()}];
     // Names are given anew once a group is destroyed.
     if (entry.workspace == nullptr || entry.owner.lock() != group) {
-      introduce(group_name, group);
+      auto& order = orders_[device.index()];
+      if (order == nullptr) order = std::make_unique<DeviceOrder>();
+      const int64_t number = numbers_[group_name]++;  // ranks meet here equally often
+      auto name = "axonn_ext/" + group_name + "/" + std::to_string(number);
       entry = {c10::weak_intrusive_ptr<c10d::ProcessGroup>(group),
-               std::make_unique<Workspace>(group_name, device, timeout_seconds)};
+               std::make_unique<Workspace>(*group, group_name, std::move(name), device,
+                                           timeout_seconds, *order)};
     }
     return *entry.workspace;
   }
@@ -198,6 +250,8 @@ class Registry {
   };
 
   std::mutex mutex_;
+  std::map<c10::DeviceIndex, std::unique_ptr<DeviceOrder>> orders_;
+  std::map<std::string, int64_t> numbers_;
   std::map<std::pair<std::string, c10::DeviceIndex>, Entry> workspaces_;
 };
 
@@ -208,16 +262,22 @@ Registry& registry() {
 
 }  // namespace
 
-at::Tensor with_workspace(const char* op, const std::string& group_name, int64_t group_size,
-                          c10::Device device, int64_t bytes, double timeout_seconds,
+at::Tensor with_workspace(const char* op, const std::string& group_name, c10::Device device,
+                          int64_t bytes, double timeout_seconds,
                           const std::function<at::Tensor(const Peers&, const CallStreams&)>& run) {
-  TORCH_CHECK_NOT_IMPLEMENTED(group_size <= kMaxPeers, op, ": algorithm='fused' serves at most ",
-                              kMaxPeers, " ranks, group '", group_name, "' has ", group_size,
-                              "; use 'auto', 'chunked' or 'sequential'");
   const c10::cuda::CUDAGuard guard(device);
   Workspace& workspace = registry().find(group_name, device, timeout_seconds);
   workspace.require(op, bytes);
   return workspace.call(run);
+}
+
+kernels::Residency residency_of(const char* op, const std::string& group_name, int64_t group_size,
+                                c10::Device device, double timeout_seconds) {
+  TORCH_CHECK_NOT_IMPLEMENTED(group_size <= kMaxPeers, op, ": algorithm='fused' serves at most ",
+                              kMaxPeers, " ranks, group '", group_name, "' has ", group_size,
+                              "; use 'auto', 'chunked' or 'sequential'");
+  const c10::cuda::CUDAGuard guard(device);
+  return registry().find(group_name, device, timeout_seconds).residency();
 }
 
 int64_t symmetric_workspace_bytes() { return registry().bytes(); }

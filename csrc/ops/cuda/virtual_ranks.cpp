@@ -1,11 +1,15 @@
 #include "ops/cuda/virtual_ranks.h"
 
+#include <ATen/cuda/Sleep.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <set>
 #include <string>
 #include <vector>
@@ -38,10 +42,8 @@ class VirtualRanks {
     TORCH_CHECK_VALUE(timeout_seconds > 0, kOp, ": timeout_seconds must be positive, got ",
                       timeout_seconds);
     const c10::cuda::CUDAGuard guard(device_);
-    failure_ = std::make_unique<FailureRecord>();
     Peers peers;
     peers.num_ranks = static_cast<int32_t>(num_ranks);
-    peers.limit = {static_cast<uint64_t>(timeout_seconds * 1e9), failure_->get(), 0};
     const auto bytes = at::TensorOptions().dtype(at::kByte).device(device_);
     for (int64_t rank = 0; rank < num_ranks; ++rank) {
       memory_.push_back(at::empty({workspace_bytes}, bytes));
@@ -50,8 +52,10 @@ class VirtualRanks {
       peers.pads[rank] = memory_.back().mutable_data_ptr();
     }
     for (int32_t rank = 0; rank < peers.num_ranks; ++rank) {
+      const auto& pinned = *pinned_.emplace_back(std::make_unique<PinnedState>());
       peers.rank = rank;
-      peers.limit.rank = rank;
+      peers.limit = {static_cast<uint64_t>(timeout_seconds * 1e9), &pinned.failure(), rank};
+      peers.epoch_to_push = pinned.epoch_to_push();
       set_own_pad(peers, peers.pads[rank]);
       ranks_.push_back(std::make_unique<Rank>(peers, device_.index()));
     }
@@ -83,10 +87,29 @@ class VirtualRanks {
   // Rank, peer, chunk, epoch waited for and epoch seen of the wait that failed; none: all went
   // well so far. To be asked after an error of CUDA.
   pybind11::object failure() const {
-    const auto& record = *failure_->get();
-    if (record.state != kernels::cuda::SpinFailure::kWritten) return pybind11::none();
-    return pybind11::make_tuple(record.rank, record.peer, record.chunk, record.expected,
-                                record.seen);
+    for (const auto& pinned : pinned_) {
+      const auto& record = pinned->failure();
+      if (record.state != kernels::cuda::SpinFailure::kWritten) continue;
+      return pybind11::make_tuple(record.rank, record.peer, record.chunk, record.expected,
+                                  record.seen);
+    }
+    return pybind11::none();
+  }
+
+  // From here on ranks go from call to call on their own: a call starts on a rank when it has ended
+  // the call before, whatever the others do, and some `max_delay_cycles` at random later. Results
+  // may be read after join(), and operands and results must live until then.
+  void run_apart(int64_t max_delay_cycles, int64_t seed) {
+    apart_ = true;
+    max_delay_cycles_ = max_delay_cycles;
+    generator_.seed(static_cast<uint64_t>(seed));
+    join_with_current(/*wait=*/false);
+  }
+
+  // Makes the current stream wait for all ranks, and ranks for it before each call, as at first.
+  void join() {
+    apart_ = false;
+    join_with_current(/*wait=*/true);
   }
 
  private:
@@ -116,13 +139,39 @@ class VirtualRanks {
     }
   }
 
-  // Runs each rank's call on its streams, between what the current stream had before and what it
-  // gets next. Ranks that are absent do nothing, and have no result.
+  // The ranks wait for the current stream, or it for them.
+  void join_with_current(bool wait) {
+    const c10::cuda::CUDAGuard guard(device_);
+    const auto current = c10::cuda::getCurrentCUDAStream().stream();
+    if (!wait) AXONN_CUDA_CHECK(cudaEventRecord(begun_.get(), current));
+    for (const auto& rank : ranks_) {
+      const auto stream = rank->compute.stream();
+      if (wait) AXONN_CUDA_CHECK(cudaEventRecord(rank->ended.get(), stream));
+      AXONN_CUDA_CHECK(wait ? cudaStreamWaitEvent(current, rank->ended.get(), 0)
+                            : cudaStreamWaitEvent(stream, begun_.get(), 0));
+    }
+  }
+
+  // In which the ranks' calls are enqueued: shuffled where they run apart.
+  std::vector<size_t> order() {
+    std::vector<size_t> result(ranks_.size());
+    std::iota(result.begin(), result.end(), size_t{0});
+    if (apart_) std::shuffle(result.begin(), result.end(), generator_);
+    return result;
+  }
+
+  void delay(const Rank& rank) {
+    if (!apart_ || max_delay_cycles_ == 0) return;
+    const c10::cuda::CUDAStreamGuard guard(rank.compute);
+    at::cuda::sleep(static_cast<int64_t>(generator_() % static_cast<uint64_t>(max_delay_cycles_)));
+  }
+
+  // Enqueues each rank's call on its streams; between what the current stream had before and what
+  // it gets next, unless ranks run apart. Ranks that are absent do nothing, and have no result.
   template <typename Prepare>
   std::vector<at::Tensor> enqueue(const std::vector<at::Tensor>& operands,
                                   const std::set<int64_t>& absent, Prepare&& prepare) {
     const c10::cuda::CUDAGuard guard(device_);
-    const auto current = c10::cuda::getCurrentCUDAStream();
     std::vector<decltype(prepare(size_t{0}))> calls;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       calls.push_back(prepare(rank));
@@ -130,26 +179,26 @@ class VirtualRanks {
                         ": workspace_bytes=", workspace_bytes_, " but the call needs ",
                         calls.back().workspace_bytes);
     }
-    AXONN_CUDA_CHECK(cudaEventRecord(begun_.get(), current.stream()));
-    std::vector<at::Tensor> outputs;
-    for (size_t index = 0; index < ranks_.size(); ++index) {
+    if (!apart_) join_with_current(/*wait=*/false);
+    std::vector<at::Tensor> outputs(ranks_.size());
+    for (const size_t index : order()) {
       if (absent.contains(static_cast<int64_t>(index))) continue;
       const Rank& rank = *ranks_[index];
-      AXONN_CUDA_CHECK(cudaStreamWaitEvent(rank.compute.stream(), begun_.get(), 0));
-      outputs.push_back(run(kOp, calls[index], rank.peers, rank.copies.behind(rank.compute),
-                            operands[index].options()));
-      AXONN_CUDA_CHECK(cudaEventRecord(rank.ended.get(), rank.compute.stream()));
+      delay(rank);
+      outputs[index] = run(kOp, calls[index], rank.peers, rank.copies.behind(rank.compute),
+                           operands[index].options());
     }
-    for (const auto& rank : ranks_) {
-      AXONN_CUDA_CHECK(cudaStreamWaitEvent(current.stream(), rank->ended.get(), 0));
-    }
+    if (!apart_) join_with_current(/*wait=*/true);
     return outputs;
   }
 
   c10::Device device_;
   int64_t workspace_bytes_;
-  std::unique_ptr<FailureRecord> failure_;
+  bool apart_ = false;
+  int64_t max_delay_cycles_ = 0;
+  std::mt19937_64 generator_;
   OrderEvent begun_;
+  std::vector<std::unique_ptr<PinnedState>> pinned_;
   std::vector<at::Tensor> memory_;
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
@@ -166,6 +215,9 @@ void bind_virtual_ranks(pybind11::module_& m) {
            py::arg("absent") = std::set<int64_t>{})
       .def("matmul_sum", &VirtualRanks::matmul_sum, py::arg("a"), py::arg("b"), py::kw_only(),
            py::arg("everywhere") = false, py::arg("absent") = std::set<int64_t>{})
+      .def("run_apart", &VirtualRanks::run_apart, py::kw_only(), py::arg("max_delay_cycles") = 0,
+           py::arg("seed") = 0)
+      .def("join", &VirtualRanks::join)
       .def("failure", &VirtualRanks::failure);
 }
 

@@ -14,8 +14,8 @@ using kernels::cuda::GemmBackend;
 
 // Modules have no symbols of each other, so the functions travel as an address.
 int64_t gemm_backend() {
-  static constexpr GemmBackend kBackend{&kernels::sm90::why_unsupported,
-                                        &kernels::sm90::fused_gemm};
+  static constexpr GemmBackend kBackend{&kernels::sm90::why_unsupported, &kernels::sm90::fused_gemm,
+                                        &kernels::sm90::load};
   return reinterpret_cast<int64_t>(&kBackend);
 }
 

@@ -69,6 +69,11 @@ struct Gemm {
       .cluster_n = cute::size<1>(Cluster{}),
   };
 
+  static cudaError_t load() {
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, cutlass::device_kernel<Kernel>);
+  }
+
   static cudaError_t launch(const cuda::FusedGemm& gemm, const LaunchConfig& config,
                             cudaStream_t stream) {
     typename Device::Arguments arguments{};
@@ -138,7 +143,7 @@ struct Gemm {
 template <class Element, bool ATransposed, bool BTransposed, class Tiles, bool Departs>
 constexpr Instance instance_of(DataType dtype) {
   using Built = Gemm<Element, ATransposed, BTransposed, Tiles, Departs>;
-  return {dtype, ATransposed, BTransposed, Departs, Built::kConfig, &Built::launch};
+  return {dtype, ATransposed, BTransposed, Departs, Built::kConfig, &Built::launch, &Built::load};
 }
 
 // The tiles that launch_config.h names for sm_90.

@@ -28,9 +28,20 @@ const std::vector<Instance>& instances() {
   return all;
 }
 
+cudaError_t load() {
+  for (const Instance& instance : instances()) {
+    if (const cudaError_t error = instance.load(); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
 cudaError_t fused_gemm(const cuda::FusedGemm& gemm, const LaunchConfig& config,
                        cudaStream_t stream) {
-  if (why_unsupported(gemm) != nullptr || config.num_ctas < 1) return cudaErrorInvalidValue;
+  const bool has_result = gemm.departures.num_ranks > 0 || gemm.d != nullptr;
+  if (why_unsupported(gemm) != nullptr || config.num_ctas < 1 || gemm.a == nullptr ||
+      gemm.b == nullptr || !has_result) {
+    return cudaErrorInvalidValue;
+  }
   for (const Instance& instance : instances()) {
     if (matches(instance, gemm, config)) return instance.launch(gemm, config, stream);
   }

@@ -16,6 +16,7 @@ struct Instance {
   bool departs;
   LaunchConfig config;  // num_ctas not set
   cudaError_t (*launch)(const cuda::FusedGemm&, const LaunchConfig&, cudaStream_t);
+  cudaError_t (*load)();  // onto the current device
 };
 
 // tn: A [m, k] and B stored as [n, k], y = x @ weight.t(); nn: B stored as [k, n], dx = dy @
@@ -30,6 +31,9 @@ std::vector<Instance> gemm_f16_nt();
 
 // All of them.
 const std::vector<Instance>& instances();
+
+// Loads all of them onto the current device.
+cudaError_t load();
 
 // Enqueues the product. `config` is one of theirs, its num_ctas set. cudaErrorInvalidValue for what
 // why_unsupported names, or where no instance has the config.

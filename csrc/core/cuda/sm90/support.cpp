@@ -31,6 +31,10 @@ const char* why_unsupported_operands(const FusedGemm& gemm) {
   for (const int64_t stride : {gemm.lda, gemm.ldb, gemm.ldd}) {
     if (!is_aligned(stride, gemm.dtype)) return "rows must be a multiple of 16 bytes apart";
   }
+  for (const int64_t size :
+       {gemm.a_transposed ? gemm.m : gemm.k, gemm.b_transposed ? gemm.k : gemm.n, gemm.n}) {
+    if (!is_aligned(size, gemm.dtype)) return "rows must be a multiple of 16 bytes long";
+  }
   return nullptr;
 }
 
@@ -53,7 +57,7 @@ const char* why_unsupported_arrivals(const FusedGemm& gemm) {
 const char* why_unsupported_departures(const FusedGemm& gemm) {
   const Departures& departures = gemm.departures;
   if (departures.num_ranks == 0) {
-    if (gemm.d == nullptr || !is_aligned(gemm.d)) return "the result must be aligned to 16 bytes";
+    if (!is_aligned(gemm.d)) return "the result must be aligned to 16 bytes";
     if (!is_aligned(gemm.residual) || !is_aligned(gemm.bias)) {
       return "bias and residual must be aligned to 16 bytes";
     }
