@@ -154,7 +154,8 @@ def test_every_op_that_takes_a_group_is_known():
     schemas = {
         name.partition(".")[0]: torch._C._get_schema(*name.partition(".")[::2])
         for name in torch._C._dispatch_get_all_op_names()
-        if name.startswith("axonn::")
+        # Not those with an underscore: ops that are recorded call them.
+        if name.startswith("axonn::") and not name.startswith("axonn::_")
     }
     parameters = {name: [a.name for a in schema.arguments] for name, schema in schemas.items()}
     communicating = {
