@@ -10,6 +10,11 @@ group, threads) was never measured, by this process or an earlier one, uses the 
 where the ranks share memory, else "sequential". All ranks of a group use what its rank 0 found, for
 its own layouts and threads; what is found first holds for all calls of a process that differ in
 these alone. Results are kept in AXONN_CACHE_DIR.
+
+The whole matrix products of a Linear with algorithm="auto" are chosen in the same way: "direct"
+(the library's, the default), "transposed", "relayout_a", "relayout_b" or, on GPUs of sm_90,
+"fused_sm90". Their signatures begin with mm_forward, mm_dgrad and mm_wgrad. `tune_product` settles
+one ahead.
 """
 
 from __future__ import annotations
@@ -18,16 +23,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from axonn_ext import _library
 
-__all__ = ["Choice", "choices", "clear", "warm_up"]
+PASSES = ("forward", "dgrad", "wgrad")
+
+__all__ = ["PASSES", "Choice", "choices", "clear", "tune_product", "warm_up"]
 
 
 @dataclass(frozen=True)
 class Choice:
     """What "auto" stands for in calls of one signature on one group."""
 
-    group: str  # its c10d name
+    group: str  # its c10d name; empty: a product of this rank alone
     signature: str
     algorithm: str
     source: str  # "measured" by this process, from "disk", or "default": never measured
@@ -51,6 +61,24 @@ def warm_up() -> Iterator[None]:
         yield
     finally:
         _library.leave_warm_up()
+
+
+def tune_product(
+    a: Tensor, b: Tensor, *, product_pass: str, bias: Tensor | None = None
+) -> Choice | None:
+    """How Linears will compute a @ b (+ bias): found on disk or, if it is not there, measured now.
+
+    a [M, K], b [K, N], bias [N], laid out as in the pass: forward x @ W.T, dgrad dy @ W, wgrad
+    dy.T @ x. None: Linears do not ask about it (without an element, or, on the CPU, too small).
+
+    Raises ValueError or TypeError for a pass that does not exist or tensors that do not fit.
+    """
+    if product_pass not in PASSES:
+        raise ValueError(f"product_pass must be one of {', '.join(PASSES)}, got {product_pass!r}")
+    with warm_up():
+        signature = torch.ops.axonn._tune_mm(a, b, bias, f"mm_{product_pass}")
+    alone = (c for c in choices() if not c.group and c.signature == signature)
+    return next(alone, None)
 
 
 def choices() -> list[Choice]:

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
 #include <numeric>
 #include <set>
 #include <stdexcept>
@@ -55,6 +56,56 @@ TEST(TuningPlan, EveryBatchHasItsPlaceAndNoneIsAlwaysFirst) {
   EXPECT_EQ(first.size(), 3u);
   EXPECT_EQ(indices.size(), static_cast<size_t>(plan.repetitions * plan.num_algorithms()));
   EXPECT_EQ(*indices.rbegin() + 1, static_cast<int64_t>(indices.size()));
+}
+
+// The candidates' times, from a clock that the test turns: what is measured, and what is chosen.
+struct Clock {
+  Numbers call_ns;
+  int64_t first_call_ns = 0;    // added to the first call of each
+  int64_t disturbed_until = 0;  // by the number of batches timed, twice as slow
+  std::vector<int64_t> calls = std::vector<int64_t>(call_ns.size(), 0);
+  int64_t batches = 0;
+
+  int64_t operator()(size_t candidate, int64_t num_calls) {
+    const int64_t extra = calls[candidate] == 0 ? first_call_ns : 0;
+    calls[candidate] += num_calls;
+    const int64_t slowdown = batches++ < disturbed_until ? 2 : 1;
+    return extra + slowdown * num_calls * call_ns[candidate];
+  }
+};
+
+size_t chosen_by(Clock& clock, size_t preferred) {
+  const auto plan = plan_of(estimate(clock.call_ns.size(), std::ref(clock)));
+  return choose(medians_us(plan, time_batches(plan, std::ref(clock))), preferred);
+}
+
+TEST(TuningPlan, TheFastestOfWhatIsTimedIsChosen) {
+  for (size_t fastest = 0; fastest < 4; ++fastest) {
+    Clock clock{.call_ns = {100'000, 110'000, 120'000, 130'000}};
+    clock.call_ns[fastest] = 50'000;
+    EXPECT_EQ(chosen_by(clock, /*preferred=*/0), fastest);
+  }
+}
+
+TEST(TuningPlan, TheFirstCallsDoNotCount) {
+  Clock clock{.call_ns = {100'000, 50'000}, .first_call_ns = 1'000'000'000};
+  EXPECT_EQ(estimate(2, std::ref(clock)), (Numbers{100'000, 50'000}));
+  EXPECT_EQ(clock.calls, (std::vector<int64_t>{3, 3}));
+}
+
+TEST(TuningPlan, AnotherMustWinByAMargin) {
+  Clock near{.call_ns = {104'000, 100'000}};
+  EXPECT_EQ(chosen_by(near, /*preferred=*/0), 0u);
+  Clock far{.call_ns = {106'000, 100'000}};
+  EXPECT_EQ(chosen_by(far, /*preferred=*/0), 1u);
+}
+
+// After the 6 timings of the estimate, each repetition has a batch of both: both are disturbed.
+TEST(TuningPlan, ADisturbanceOfWholeRepetitionsChangesNothing) {
+  for (int64_t until = 0; until <= 20; until += 2) {
+    Clock clock{.call_ns = {3'000'000, 2'000'000}, .disturbed_until = until};
+    EXPECT_EQ(chosen_by(clock, /*preferred=*/0), 1u) << until;
+  }
 }
 
 TEST(TuningPlan, MediansArePerCallAndForgiveAnOutlier) {

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import axonn_ext
-from axonn_ext.cli import bench, compare, doctor, train
+from axonn_ext.cli import bench, compare, doctor, train, tune
 from axonn_ext.train import process
 from axonn_ext.train.errors import TrainingError, UserError, WorkerUserError
 from axonn_ext.train.process import Process
@@ -25,6 +25,7 @@ examples:
   torchrun --nproc-per-node 8 -m axonn_ext train --config examples/demo.toml --grid x=2,y=2,z=2
   axonn-ext compare runs/demo runs/demo-plain
   axonn-ext bench linear --grid 2x2x1
+  axonn-ext tune --model gpt2-small --grid 2x2x1
   axonn-ext doctor
 
 `axonn-ext COMMAND --help` tells more. Exit status: 0 done, 1 failed, 2 a mistake in what was asked.
@@ -72,7 +73,7 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(
         title="commands", metavar="COMMAND", required=True, parser_class=Parser
     )
-    for command in (train, compare, bench, doctor):
+    for command in (train, compare, bench, tune, doctor):
         command.add_parser(commands)
     return parser
 

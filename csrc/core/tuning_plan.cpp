@@ -1,6 +1,7 @@
 #include "core/tuning_plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <sstream>
 #include <stdexcept>
 
@@ -53,6 +54,26 @@ Plan plan_of(const Numbers& call_ns) {
     plan.repetitions = std::clamp(kBudgetNs / repetition_ns, kMinRepetitions, kMaxRepetitions);
   }
   return plan;
+}
+
+Numbers estimate(size_t num_candidates, const TimeCalls& time_ns) {
+  Numbers call_ns(num_candidates, std::numeric_limits<int64_t>::max());
+  for (size_t i = 0; i < num_candidates; ++i) time_ns(i, 1);
+  for (int sample = 0; sample < 2; ++sample) {
+    for (size_t i = 0; i < num_candidates; ++i) call_ns[i] = std::min(call_ns[i], time_ns(i, 1));
+  }
+  return call_ns;
+}
+
+Numbers time_batches(const Plan& plan, const TimeCalls& time_ns) {
+  Numbers batch_ns(static_cast<size_t>(plan.repetitions * plan.num_algorithms()));
+  for (int64_t repetition = 0; repetition < plan.repetitions; ++repetition) {
+    for (int64_t step = 0; step < plan.num_algorithms(); ++step) {
+      const int64_t i = plan.algorithm_at(repetition, step);
+      batch_ns[plan.index(repetition, i)] = time_ns(static_cast<size_t>(i), plan.calls[i]);
+    }
+  }
+  return batch_ns;
 }
 
 std::vector<double> medians_us(const Plan& plan, const Numbers& batch_ns) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,17 @@ struct Plan {
 // `call_ns`: one call of each algorithm, on the slowest rank. Batches take about 2 ms, of one call
 // at least; there are 3 to 7 of each algorithm, in about 0.2 s together.
 Plan plan_of(const Numbers& call_ns);
+
+// What times: `calls` calls of a candidate, one after the other, in ns.
+using TimeCalls = std::function<int64_t(size_t candidate, int64_t calls)>;
+
+// One call of each candidate, in ns: only to size the batches. The first call does not count (it
+// touches memory and opens connections); of two more the faster does.
+Numbers estimate(size_t num_candidates, const TimeCalls& time_ns);
+
+// The batches of a plan, by Plan::index. Interleaved, so that what disturbs the machine for a while
+// disturbs all of them.
+Numbers time_batches(const Plan& plan, const TimeCalls& time_ns);
 
 // Microseconds per call and algorithm: the median over repetitions of `batch_ns`, by Plan::index.
 std::vector<double> medians_us(const Plan& plan, const Numbers& batch_ns);

@@ -20,8 +20,8 @@ using ChoiceTuple = std::tuple<std::string, std::string, std::string, std::strin
 std::vector<ChoiceTuple> tuning_choices() {
   std::vector<ChoiceTuple> tuples;
   for (auto& choice : axonn::ops::tuning_choices()) {
-    tuples.emplace_back(choice.group, choice.signature, name_of(choice.algorithm),
-                        name_of(choice.source), choice.median_us);
+    tuples.emplace_back(choice.group, choice.signature, choice.algorithm, name_of(choice.source),
+                        choice.median_us);
   }
   return tuples;
 }

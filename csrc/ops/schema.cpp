@@ -37,6 +37,13 @@ TORCH_LIBRARY(axonn, m) {
       "_fused_matmul_sum(Tensor a, Tensor b, bool everywhere, str group_name, int group_size, "
       "float timeout_seconds) -> Tensor");
 
+  // A product a @ b, plus bias in each row, in one of several ways (ops/product.h); the name under
+  // which the choice between them is kept; and _cuda's own GEMM, where a device has it.
+  m.def("_tuned_mm(Tensor a, Tensor b, Tensor? bias, str variant) -> Tensor");
+  m.def("_tune_mm(Tensor a, Tensor b, Tensor? bias, str name) -> str");
+  m.def("_gemm_sm90(Tensor a, Tensor b, Tensor? bias) -> Tensor");
+  m.def("_gemm_sm90_takes(Tensor a, Tensor b) -> bool");
+
   // The Linear of the 3D matmul. Groups in the order (r, s, z): r gathers the input's rows, s sums
   // the output, z holds the weight's rows; a fourth, of the ranks of all three, lets "auto" be
   // measured. Empty tensors stand for what is not kept or not asked.

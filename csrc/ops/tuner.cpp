@@ -26,7 +26,6 @@ namespace axonn::ops {
 namespace {
 
 using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
-using Run = c10::function_ref<void(Algorithm)>;
 
 // What is settled for one process group. The mutex is not held while ranks talk.
 struct GroupChoices {
@@ -44,37 +43,22 @@ struct GroupChoices {
   std::atomic<int64_t> num_questions = 0;
 };
 
-// One call of an op with algorithm="auto".
-struct Request {
-  const Group& group;
-  const Signature& signature;
-  c10::Device device;
-  bool meets;
-  std::span<const Algorithm> legal;
-  Run run;
+std::string op_of(const Tunable& call) {
+  const auto& text = call.signature.text();
+  return text.substr(0, text.find(' '));
+}
 
-  bool is_legal(Algorithm algorithm) const {
-    return std::find(legal.begin(), legal.end(), algorithm) != legal.end();
-  }
-  size_t preferred() const {
-    const auto fused = std::find(legal.begin(), legal.end(), Algorithm::kFused);
-    if (fused != legal.end()) return static_cast<size_t>(fused - legal.begin());
-    const auto sequential = std::find(legal.begin(), legal.end(), Algorithm::kSequential);
-    return sequential != legal.end() ? static_cast<size_t>(sequential - legal.begin()) : 0;
-  }
-  const std::string& text() const { return signature.text(); }
-  std::string op() const { return text().substr(0, text().find(' ')); }
-  // With what rank 0 adds to it. Ranks may have unequal layouts and numbers of threads.
-  std::string full_signature() const {
-    return text() + " layouts=" + signature.layouts() + " ranks=" + std::to_string(group.size) +
-           " memory=" + (group.can_fuse() ? "shared" : "separate") +
-           " threads=" + std::to_string(at::get_num_threads());
-  }
-};
+// What the call is known under. Layouts belong to it only where no peer has others, with whom this
+// rank would fall out of step.
+std::string key_of(const Tunable& call) {
+  auto key = call.signature.key();
+  if (call.group.size == 1) key.append(" ").append(call.signature.layouts());
+  return key;
+}
 
-std::optional<Algorithm> algorithm_of(const std::string& name) {
-  for (const auto algorithm : kAlgorithms) {
-    if (name == name_of(algorithm)) return algorithm;
+std::optional<size_t> index_of(const Candidates& candidates, const std::string& name) {
+  for (size_t i = 0; i < candidates.names.size(); ++i) {
+    if (name == candidates.names[i]) return i;
   }
   return std::nullopt;
 }
@@ -94,32 +78,31 @@ std::string encode(const std::string& signature, const Answer& answer) {
   out << signature << '\n'
       << choice.signature << '\n'
       << (answer.measure ? kMeasure : name_of(choice.source)) << '\n'
-      << name_of(choice.algorithm);
+      << choice.algorithm;
   for (const auto& [algorithm, median] : choice.median_us) out << ' ' << algorithm << ' ' << median;
   return out.str();
 }
 
 // Throws CommunicationError if rank 0 is in another call, or does not know these algorithms.
-Answer decode(const Request& request, const std::string& text) {
+Answer decode(const Tunable& call, const std::string& text) {
   std::istringstream in(text);
   std::string signature, verdict, algorithm, name;
   Answer answer{};
   std::getline(in, signature);
   std::getline(in, answer.choice.signature);
   in >> verdict >> algorithm;
-  const auto where = request.op() + ": rank " + std::to_string(request.group.rank) + " of group " +
-                     request.group.name;
-  if (signature != request.text()) {
-    throw comm::CommunicationError(where + " calls " + request.text() + " but rank 0 calls " +
-                                   signature +
+  const auto where =
+      op_of(call) + ": rank " + std::to_string(call.group.rank) + " of group " + call.group.name;
+  if (signature != call.signature.text()) {
+    throw comm::CommunicationError(where + " calls " + call.signature.text() +
+                                   " but rank 0 calls " + signature +
                                    ": algorithm='auto' needs equal shapes and dtypes on all ranks");
   }
-  const auto chosen = algorithm_of(algorithm);
-  if (!chosen || !request.is_legal(*chosen)) {
+  if (!index_of(call.candidates(), algorithm)) {
     throw comm::CommunicationError(where + " cannot use '" + algorithm + "', which rank 0 chose");
   }
-  answer.choice.group = request.group.name;
-  answer.choice.algorithm = *chosen;
+  answer.choice.group = call.group.name;
+  answer.choice.algorithm = algorithm;
   answer.measure = verdict == kMeasure;
   for (const auto source : {Choice::Source::kDisk, Choice::Source::kMeasured}) {
     if (verdict == name_of(source)) answer.choice.source = source;
@@ -142,17 +125,18 @@ class Tuner {
 
   void change_warm_up(int64_t by) { warm_up_depth_ += by; }
 
-  Algorithm resolve(const Request& request) {
-    const auto process_group = c10d::resolve_process_group(request.group.name);
-    const auto choices = choices_of(request.group, process_group);
+  std::string resolve(const Tunable& call) {
+    if (call.group.size == 1) return resolve_alone(call);
+    const auto process_group = c10d::resolve_process_group(call.group.name);
+    const auto choices = choices_of(call.group, process_group);
+    const auto key = key_of(call);
     std::optional<GroupChoices::Entry> known;
     {
       const std::lock_guard lock(choices->mutex);
-      if (const auto it = choices->entries.find(request.signature.key());
-          it != choices->entries.end()) {
+      if (const auto it = choices->entries.find(key); it != choices->entries.end()) {
         auto& entry = it->second;
         const bool settled = entry.choice.source != Choice::Source::kDefault;
-        if (settled || !request.meets) return entry.choice.algorithm;
+        if (settled || !call.meets) return entry.choice.algorithm;
         ++entry.calls;
         if (!entry.announced && warm_up_depth_ == 0) return entry.choice.algorithm;
         known = entry;
@@ -160,18 +144,18 @@ class Tuner {
       }
     }
     const auto mailbox = [&](int64_t question) {
-      return Mailbox(request.group, process_group->getStore(),
-                     choices->prefix + std::to_string(question) + "/", request.op(),
+      return Mailbox(call.group, process_group->getStore(),
+                     choices->prefix + std::to_string(question) + "/", op_of(call),
                      timeout_seconds_);
     };
-    if (known && !all_ask_again(request, *known, mailbox(known->question))) {
+    if (known && !all_ask_again(call, *known, mailbox(known->question))) {
       return known->choice.algorithm;
     }
     const int64_t question = choices->num_questions;
-    auto choice = ask(request, mailbox(question), choices->num_questions);
+    auto own = mailbox(question);
+    auto choice = ask(call, &own, choices->num_questions);
     const std::lock_guard lock(choices->mutex);
-    choices->entries.insert_or_assign(request.signature.key(),
-                                      GroupChoices::Entry{choice, question});
+    choices->entries.insert_or_assign(key, GroupChoices::Entry{choice, question});
     return choice.algorithm;
   }
 
@@ -195,6 +179,25 @@ class Tuner {
   }
 
  private:
+  // What a rank decides by itself; a default is looked into again in any warm-up.
+  std::string resolve_alone(const Tunable& call) {
+    const auto key = key_of(call);
+    {
+      const std::lock_guard lock(alone_->mutex);
+      if (const auto it = alone_->entries.find(key); it != alone_->entries.end()) {
+        const auto& choice = it->second.choice;
+        if (choice.source != Choice::Source::kDefault || warm_up_depth_ == 0) {
+          return choice.algorithm;
+        }
+      }
+    }
+    auto choice = ask(call, nullptr, alone_->num_questions);
+    choice.group.clear();
+    const std::lock_guard lock(alone_->mutex);
+    alone_->entries.insert_or_assign(key, GroupChoices::Entry{choice, 0});
+    return choice.algorithm;
+  }
+
   // An entry holds as long as its process group lives; a name that c10d gave to another group later
   // meets a new entry, and new keys, should the store be the old one.
   struct Entry {
@@ -219,7 +222,7 @@ class Tuner {
 
   std::vector<std::shared_ptr<GroupChoices>> living() {
     const std::lock_guard lock(mutex_);
-    std::vector<std::shared_ptr<GroupChoices>> groups;
+    std::vector<std::shared_ptr<GroupChoices>> groups{alone_};
     for (const auto& [name, entry] : groups_) {
       if (!entry.owner.expired()) groups.push_back(entry.choices);
     }
@@ -227,45 +230,46 @@ class Tuner {
   }
 
   // Whether every rank had wished so before this call; the same on all ranks that wonder.
-  static bool all_ask_again(const Request& request, const GroupChoices::Entry& known,
+  static bool all_ask_again(const Tunable& call, const GroupChoices::Entry& known,
                             Mailbox mailbox) {
     const auto wish_of = [](int64_t rank) { return "again/" + std::to_string(rank); };
     if (!known.announced) {
-      mailbox.post(wish_of(request.group.rank), std::to_string(known.calls));
+      mailbox.post(wish_of(call.group.rank), std::to_string(known.calls));
       return false;
     }
     std::vector<std::string> wishes;
-    for (int64_t rank = 0; rank < request.group.size; ++rank) wishes.push_back(wish_of(rank));
+    for (int64_t rank = 0; rank < call.group.size; ++rank) wishes.push_back(wish_of(rank));
     if (!mailbox.posted(wishes)) return false;
-    for (int64_t rank = 0; rank < request.group.size; ++rank) {
+    for (int64_t rank = 0; rank < call.group.size; ++rank) {
       if (std::stoll(mailbox.read(wishes[rank], rank)) >= known.calls) return false;
     }
     return true;
   }
 
-  // Counts the question as soon as there is an answer, whatever becomes of it.
-  Choice ask(const Request& request, Mailbox mailbox, std::atomic<int64_t>& num_questions) {
+  // Counts the question as soon as there is an answer, whatever becomes of it. A rank that is alone
+  // has no mailbox.
+  Choice ask(const Tunable& call, Mailbox* mailbox, std::atomic<int64_t>& num_questions) {
     std::string problem;
     Answer answer{};
-    if (request.group.rank == 0) {
-      answer = decide(request, mailbox, problem);
+    if (call.group.rank == 0) {
+      answer = decide(call, mailbox, problem);
       ++num_questions;
     } else {
-      answer = hear(request, mailbox, num_questions);
+      answer = hear(call, *mailbox, num_questions);
     }
     auto choice = answer.choice;
     if (answer.measure) {
+      const auto candidates = call.candidates();
       const auto medians =
-          measure(request.group, mailbox, request.device, request.legal, request.run);
+          measure(call.group, mailbox, call.device, candidates.names.size(), call.run);
       choice.source = Choice::Source::kMeasured;
-      choice.algorithm = request.legal[tuning::choose(medians, request.preferred())];
+      choice.algorithm = candidates.names[tuning::choose(medians, candidates.preferred)];
       for (size_t i = 0; i < medians.size(); ++i) {
-        choice.median_us.emplace_back(name_of(request.legal[i]), medians[i]);
+        choice.median_us.emplace_back(candidates.names[i], medians[i]);
       }
     }
-    if (answer.measure && request.group.rank == 0) {
-      const auto kept =
-          cache()->keep({choice.signature, name_of(choice.algorithm), choice.median_us});
+    if (answer.measure && call.group.rank == 0) {
+      const auto kept = cache()->keep({choice.signature, choice.algorithm, choice.median_us});
       if (!kept.empty()) problem = kept;
     }
     if (!problem.empty()) {
@@ -276,38 +280,37 @@ class Tuner {
   }
 
   // Rank 0 only; posts the answer.
-  Answer decide(const Request& request, Mailbox& mailbox, std::string& problem) {
+  Answer decide(const Tunable& call, Mailbox* mailbox, std::string& problem) {
+    const auto candidates = call.candidates();
     Answer answer{.measure = false,
-                  .choice = {.group = request.group.name,
-                             .signature = request.full_signature(),
-                             .algorithm = request.legal[request.preferred()],
+                  .choice = {.group = call.group.name,
+                             .signature = full_signature(call),
+                             .algorithm = candidates.names[candidates.preferred],
                              .source = Choice::Source::kDefault,
                              .median_us = {}}};
     auto found = cache()->find(answer.choice.signature);
     problem = std::move(found.problem);
-    const auto kept = found.record ? algorithm_of(found.record->algorithm) : std::nullopt;
-    if (kept && request.is_legal(*kept)) {
-      answer.choice.algorithm = *kept;
+    if (found.record && index_of(candidates, found.record->algorithm)) {
+      answer.choice.algorithm = found.record->algorithm;
       answer.choice.source = Choice::Source::kDisk;
       answer.choice.median_us = std::move(found.record->median_us);
     } else {
-      answer.measure = warm_up_depth_ > 0 && !is_capturing(request.device);
+      answer.measure = warm_up_depth_ > 0 && !is_capturing(call.device);
     }
-    mailbox.post("answer", encode(request.text(), answer));
+    if (mailbox != nullptr) mailbox->post("answer", encode(call.signature.text(), answer));
     return answer;
   }
 
   // Rank 0's answer. Without one, the ranks are not in the same call: rank 0, which may wait for
   // this one in a measurement or in the op itself, fails at once, too.
-  static Answer hear(const Request& request, Mailbox& mailbox,
-                     std::atomic<int64_t>& num_questions) {
+  static Answer hear(const Tunable& call, Mailbox& mailbox, std::atomic<int64_t>& num_questions) {
     try {
       const auto text = mailbox.read("answer", 0);
       ++num_questions;
-      return decode(request, text);
+      return decode(call, text);
     } catch (const comm::CommunicationError& error) {
-      fail_measurement(request.group, mailbox, error.what());
-      if (request.group.shared) request.group.shared->abandon();
+      fail_measurement(call.group, mailbox, error.what());
+      if (call.group.shared) call.group.shared->abandon();
       throw;
     }
   }
@@ -323,6 +326,7 @@ class Tuner {
   std::shared_ptr<const tuning::TuningCache> cache_ =
       std::make_shared<tuning::TuningCache>("", tuning::Platform{});
   std::map<std::string, Entry> groups_;
+  const std::shared_ptr<GroupChoices> alone_ = std::make_shared<GroupChoices>();
 };
 
 Tuner& tuner() {
@@ -363,14 +367,34 @@ void enter_warm_up() { tuner().change_warm_up(+1); }
 void leave_warm_up() { tuner().change_warm_up(-1); }
 
 Algorithm algorithm_named(const std::string& name) {
-  const auto algorithm = algorithm_of(name);
-  TORCH_INTERNAL_ASSERT(algorithm, name);
-  return *algorithm;
+  for (const auto algorithm : kAlgorithms) {
+    if (name == name_of(algorithm)) return algorithm;
+  }
+  TORCH_INTERNAL_ASSERT(false, name);
 }
 
+std::string full_signature(const Tunable& call) {
+  auto text = call.signature.text() + " layouts=" + call.signature.layouts();
+  if (!call.is_local) {
+    text += " ranks=" + std::to_string(call.group.size) +
+            " memory=" + (call.group.can_fuse() ? "shared" : "separate");
+  }
+  return text + " threads=" + std::to_string(at::get_num_threads());
+}
+
+std::string resolve(const Tunable& call) { return tuner().resolve(call); }
+
 Algorithm resolve_auto(const Group& group, const Signature& signature, c10::Device device,
-                       bool meets, std::span<const Algorithm> legal, Run run) {
-  return tuner().resolve({group, signature, device, meets, legal, run});
+                       bool meets, std::span<const Algorithm> legal,
+                       c10::function_ref<void(Algorithm)> run) {
+  // The first is "fused" where that is legal; else the default is the last, "sequential".
+  const auto candidates = [&] {
+    Candidates all{{}, legal.front() == Algorithm::kFused ? 0 : legal.size() - 1};
+    for (const auto algorithm : legal) all.names.push_back(name_of(algorithm));
+    return all;
+  };
+  return algorithm_named(resolve({group, signature, device, meets, /*is_local=*/false, candidates,
+                                  [&](size_t i) { run(legal[i]); }}));
 }
 
 std::vector<Choice> tuning_choices() { return tuner().choices(); }

@@ -28,6 +28,35 @@
 
 namespace axonn::ops {
 
+// The ways in which a call can be made, equal on all ranks that are asked.
+struct Candidates {
+  std::vector<const char*> names;
+  size_t preferred;  // without a measurement, and unless another is faster by more than noise
+};
+
+// A call that can be made in several ways.
+struct Tunable {
+  const Group& group;  // whose ranks agree; of one rank: it decides by itself
+  const Signature& signature;
+  c10::Device device;  // of the tensors; nothing is measured while its stream is captured
+  // Whether the call ends on a rank only after every rank of the group has come to it. Where it
+  // does not, no rank can know that all wish to ask again, and a default stays.
+  bool meets;
+  // Whether peers play no part in the call: what is on disk then holds for any group.
+  bool is_local;
+  c10::function_ref<Candidates()> candidates;  // asked for only while the call is not settled
+  // Makes the call, on the real arguments, and drops the result.
+  c10::function_ref<void(size_t candidate)> run;
+};
+
+// The name of the candidate to use in this call. Where it has to be measured, each is run some
+// dozen times, equally often on all ranks. Throws what `run` throws, and CommunicationError if a
+// peer does not do its part.
+std::string resolve(const Tunable& call);
+
+// With what a rank adds to it: the name under which a call of its own is kept on disk.
+std::string full_signature(const Tunable& call);
+
 inline constexpr std::array kAlgorithms{Algorithm::kFused, Algorithm::kChunked,
                                         Algorithm::kSequential};
 
@@ -46,13 +75,8 @@ void configure_tuning(const TuningSettings& settings);
 void enter_warm_up();
 void leave_warm_up();
 
-// The algorithm to use in this call, one of `legal`, which must be equal on all ranks. Where it has
-// to be measured, calls `run(algorithm)` some dozen times, equally often on all ranks: it must make
-// the call, on the real arguments, and drop the result. Not for calls that need no peer (empty
-// tensors). Throws what `run` throws, and CommunicationError if a peer does not do its part.
-// `meets`: whether the call ends on a rank only after every rank of the group has come to it. Where
-// it does not, no rank can know that all wish to ask again, and a default stays. `device`: of the
-// tensors; nothing is measured while its current stream is captured into a graph.
+// The algorithm to use in this call of an op, one of `legal`, which must be equal on all ranks; see
+// resolve(). Not for calls that need no peer (empty tensors).
 Algorithm resolve_auto(const Group& group, const Signature& signature, c10::Device device,
                        bool meets, std::span<const Algorithm> legal,
                        c10::function_ref<void(Algorithm)> run);
@@ -85,9 +109,9 @@ auto run_algorithm(const Group& group, const std::string& algorithm, CallTraits 
 struct Choice {
   enum class Source { kDefault, kDisk, kMeasured };
 
-  std::string group;
-  std::string signature;  // with the group's size and kind, rank 0's layouts and threads
-  Algorithm algorithm;
+  std::string group;      // empty: of a rank that decides by itself
+  std::string signature;  // with rank 0's layouts and threads and, for ops, the group's kind
+  std::string algorithm;
   Source source;
   std::vector<std::pair<std::string, double>> median_us;  // by algorithm; empty: never measured
 };

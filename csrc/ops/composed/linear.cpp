@@ -3,8 +3,6 @@
 // what feeds a matmul or drains it is fused with it, and what is gathered on its own is c10d's.
 #include "ops/composed/linear.h"
 
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
 
 #include <optional>
@@ -12,6 +10,7 @@
 #include "ops/checks.h"
 #include "ops/composed/ops.h"
 #include "ops/cpu/kernels.h"
+#include "ops/product.h"
 #include "ops/tuner.h"
 
 namespace axonn::ops {
@@ -94,8 +93,22 @@ at::Tensor gather(const at::Tensor& t, const Group& axis, int64_t dim, const std
   return all_gather(t, dim, axis.name, axis.size, alone ? "sequential" : how);
 }
 
-at::Tensor multiply(const at::Tensor& a, const at::Tensor& b, const Group& axis, bool scatter,
-                    int64_t dim, const std::string& how) {
+// "auto" stands for the fastest way to compute a whole product, too, where the ranks can agree on
+// it. An algorithm that is named has the library's product: its bits depend on nothing measured.
+ProductChoice products_of(const LinearAxes& axes, const char* name) {
+  if (axes.algorithm != "auto") return {nullptr, name};
+  if (axes.alone()) return {&axes.r, name};  // each rank for itself: none computes what others do
+  return {axes.all.size > 1 ? &axes.all : nullptr, name};
+}
+
+at::Tensor multiply(const ProductChoice& products, const at::Tensor& a, const at::Tensor& b,
+                    const Group& axis, bool scatter, int64_t dim, const std::string& how) {
+  if (axis.size == 1) return products.mm(a, b);
+  if (how == name_of(Algorithm::kSequential)) {
+    const auto product = products.mm(a, b);
+    return scatter ? c10d_reduce_scatter(axis, product, dim)
+                   : c10d_all_reduce(axis, product, /*maximum=*/false);
+  }
   return scatter ? matmul_reduce_scatter(a, b, dim, axis.name, axis.size, how)
                  : matmul_all_reduce(a, b, axis.name, axis.size, how);
 }
@@ -103,9 +116,12 @@ at::Tensor multiply(const at::Tensor& a, const at::Tensor& b, const Group& axis,
 LinearOutput composed_forward(const LinearAxes& axes, const at::Tensor& x, const at::Tensor& weight,
                               const std::optional<at::Tensor>& bias, bool save_input,
                               bool save_weight, const std::string& how) {
+  const auto products = products_of(axes, "mm_forward");
+  // One after the other: the gather, then a whole product.
+  const bool apart = how == name_of(Algorithm::kSequential);
   // The weight is gathered on its own where it must be kept, or where something else is gathered or
   // summed as well; otherwise its rows feed the matmul.
-  if (axes.z.size > 1 && !save_weight && !axes.gathers() && axes.s.size == 1) {
+  if (!apart && axes.z.size > 1 && !save_weight && !axes.gathers() && axes.s.size == 1) {
     const auto y = matmul_all_gather_rhs(x, weight.t(), 1, axes.z.name, axes.z.size, how);
     add_bias(axes, y, bias);
     return {y, nothing(x), nothing(weight)};
@@ -113,14 +129,15 @@ LinearOutput composed_forward(const LinearAxes& axes, const at::Tensor& x, const
   const auto full_weight = gather(weight, axes.z, 0, how);
   // The input is gathered on its own where it must be kept, or where the product is summed over s
   // as well; otherwise its rows feed the matmul.
-  const bool feed = axes.gathers() && !save_input && axes.s.size == 1;
+  const bool feed = !apart && axes.gathers() && !save_input && axes.s.size == 1;
   const auto full_x = axes.gathers() && !feed ? gather(x, axes.r, axes.gather_dim, how) : x;
   at::Tensor y;
   if (bias && !feed && axes.s.size == 1 && !axes.device.is_cpu()) {
-    y = at::addmm(*bias, full_x, full_weight.t());  // a GPU's matmul adds it on the way out
+    y = products.mm(full_x, full_weight.t(), bias);  // a GPU's matmul adds it on the way out
   } else {
     y = feed ? all_gather_matmul(x, full_weight.t(), axes.gather_dim, axes.r.name, axes.r.size, how)
-             : multiply(full_x, full_weight.t(), axes.s, axes.sharded, axes.scatter_dim, how);
+             : multiply(products, full_x, full_weight.t(), axes.s, axes.sharded, axes.scatter_dim,
+                        how);
     add_bias(axes, y, bias);
   }
   return {y, axes.gathers() && save_input ? full_x : nothing(x),
@@ -172,11 +189,12 @@ LinearGradients overlapped_backward(const LinearAxes& axes, const BackwardInput&
   Gathering x(in.x, axes.sharded && !in.x_is_full ? axes.r : no_peers, axes.gather_dim);
 
   const auto full_dy = dy.wait();
-  const auto product = at::mm(full_dy, weight.wait());
+  const auto product = products_of(axes, "mm_dgrad").mm(full_dy, weight.wait());
   const auto dx = axes.sharded
                       ? start_reduce_scatter(axes.r, stacked(product, axes.gather_dim, axes.r.size))
                       : start_all_reduce(axes.r, product);
-  const auto dweight = multiply(full_dy.t(), x.wait(), axes.z, /*scatter=*/true, 0, kHow);
+  const auto dweight = multiply(products_of(axes, "mm_wgrad"), full_dy.t(), x.wait(), axes.z,
+                                /*scatter=*/true, 0, kHow);
   const auto dbias = in.mask[2] ? column_sums(full_dy) : nothing(in.dy);
   dx.wait();
   return {dx.output.to(in.dy.scalar_type()), dweight, dbias};
@@ -189,16 +207,19 @@ LinearGradients composed_backward(const LinearAxes& axes, const BackwardInput& i
   }
   const auto full_dy = axes.sharded ? gather(in.dy, axes.s, axes.scatter_dim, how) : in.dy;
   LinearGradients result{nothing(in.dy), nothing(in.dy), nothing(in.dy)};
-  if (in.mask[0] && !in.weight_is_full && axes.z.size > 1 && axes.r.size == 1) {
+  const bool apart = how == name_of(Algorithm::kSequential);
+  if (in.mask[0] && !apart && !in.weight_is_full && axes.z.size > 1 && axes.r.size == 1) {
     result.dx = matmul_all_gather_rhs(full_dy, in.weight, 0, axes.z.name, axes.z.size, how);
   } else if (in.mask[0]) {
     const auto full_weight = in.weight_is_full ? in.weight : gather(in.weight, axes.z, 0, how);
-    result.dx = multiply(full_dy, full_weight, axes.r, axes.sharded, axes.gather_dim, how);
+    result.dx = multiply(products_of(axes, "mm_dgrad"), full_dy, full_weight, axes.r, axes.sharded,
+                         axes.gather_dim, how);
   }
   if (in.mask[1]) {
     const auto full_x =
         axes.sharded && !in.x_is_full ? gather(in.x, axes.r, axes.gather_dim, how) : in.x;
-    result.dweight = multiply(full_dy.t(), full_x, axes.z, /*scatter=*/true, 0, how);
+    result.dweight = multiply(products_of(axes, "mm_wgrad"), full_dy.t(), full_x, axes.z,
+                              /*scatter=*/true, 0, how);
   }
   if (in.mask[2]) result.dbias = column_sums(full_dy);
   return result;
