@@ -20,6 +20,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help build demo test test-cpp test-python test-slow test-sanitizers gpu-check cuda-check \
+        triton-check \
         lint format clean \
         python environment lint-tools
 
@@ -59,6 +60,9 @@ test-sanitizers: environment  ## run the core's tests under thread and address s
 
 cuda-check: python  ## build the CUDA code in .venv-cuda, and check what needs no GPU
 	@$(PYTHON) tools/cuda_check.py
+
+triton-check: build  ## compile the Triton kernels for sm_80 and sm_90, and check the machine code
+	$(VENV)/bin/python tools/triton_check.py
 
 lint: lint-tools  ## check style and types
 	ruff check .

@@ -46,6 +46,8 @@ leave_warm_up = _C.leave_warm_up
 tuning_choices = _C.tuning_choices
 clear_tuning_choices = _C.clear_tuning_choices
 waited_seconds = _C.waited_seconds
+find_measurement = _C.find_measurement
+keep_measurement = _C.keep_measurement
 
 
 def configure(loaded: settings.Settings) -> None:

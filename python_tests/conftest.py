@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from triton_interpreter import Interpreter
 from worker_pool import WorkerPool
 
 
@@ -41,6 +42,14 @@ def pool() -> Iterator[Callable[[int], WorkerPool]]:
     yield get
     for started in pools.values():
         started.close()
+
+
+@pytest.fixture(scope="session")
+def interpreter() -> Iterator[Interpreter]:
+    """The session's process in which Triton's kernels run in its interpreter."""
+    process = Interpreter()
+    yield process
+    process.close()
 
 
 @pytest.fixture(scope="session")

@@ -131,7 +131,7 @@ def find_versions() -> list[Finding]:
     try:
         triton = Finding("versions", "triton", importlib.metadata.version("triton"))
     except importlib.metadata.PackageNotFoundError:
-        triton = Finding("versions", "triton", "none; nothing that is built so far needs it")
+        triton = Finding("versions", "triton", "none; only axonn_ext.triton needs it")
     cuda = torch.version.cuda
     return [
         Finding("versions", "axonn_ext", axonn_ext.__version__),

@@ -3,8 +3,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "ops/fused_cuda.h"
 #include "ops/group.h"
@@ -24,6 +27,21 @@ std::vector<ChoiceTuple> tuning_choices() {
                         choice.median_us);
   }
   return tuples;
+}
+
+using Medians = std::vector<std::pair<std::string, double>>;
+
+// (choice, median_us) if there is a record, and why one that is there is of no use, or "".
+std::pair<std::optional<std::pair<std::string, Medians>>, std::string> find_measurement(
+    const std::string& signature) {
+  auto found = axonn::ops::find_measurement(signature);
+  if (!found.record) return {std::nullopt, std::move(found.problem)};
+  return {std::pair(std::move(found.record->algorithm), std::move(found.record->median_us)), ""};
+}
+
+std::string keep_measurement(const std::string& signature, const std::string& choice,
+                             const Medians& median_us) {
+  return axonn::ops::keep_measurement({signature, choice, median_us});
 }
 
 }  // namespace
@@ -53,5 +71,9 @@ PYBIND11_MODULE(_C, m) {
         "(group, signature, algorithm, source, median_us) of every signature met.");
   m.def("clear_tuning_choices", &axonn::ops::clear_tuning_choices,
         pybind11::call_guard<pybind11::gil_scoped_release>());
+  m.def("find_measurement", &find_measurement, pybind11::call_guard<pybind11::gil_scoped_release>(),
+        pybind11::arg("signature"));
+  m.def("keep_measurement", &keep_measurement, pybind11::call_guard<pybind11::gil_scoped_release>(),
+        pybind11::arg("signature"), pybind11::arg("choice"), pybind11::arg("median_us"));
   axonn::ops::bind_orchestrator(m);
 }

@@ -123,6 +123,11 @@ class Tuner {
     cache_ = std::make_shared<tuning::TuningCache>(settings.cache_directory, settings.platform);
   }
 
+  std::shared_ptr<const tuning::TuningCache> cache() {
+    const std::lock_guard lock(mutex_);
+    return cache_;
+  }
+
   void change_warm_up(int64_t by) { warm_up_depth_ += by; }
 
   std::string resolve(const Tunable& call) {
@@ -315,11 +320,6 @@ class Tuner {
     }
   }
 
-  std::shared_ptr<const tuning::TuningCache> cache() {
-    const std::lock_guard lock(mutex_);
-    return cache_;
-  }
-
   std::mutex mutex_;
   std::atomic<int64_t> warm_up_depth_ = 0;
   std::atomic<double> timeout_seconds_ = 600.0;
@@ -361,6 +361,12 @@ const char* name_of(Choice::Source source) {
 }
 
 void configure_tuning(const TuningSettings& settings) { tuner().configure(settings); }
+
+tuning::TuningCache::Answer find_measurement(const std::string& signature) {
+  return tuner().cache()->find(signature);
+}
+
+std::string keep_measurement(const tuning::Record& record) { return tuner().cache()->keep(record); }
 
 void enter_warm_up() { tuner().change_warm_up(+1); }
 

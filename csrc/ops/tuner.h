@@ -71,6 +71,11 @@ struct TuningSettings {
 // Values that axonn_ext/settings.py read.
 void configure_tuning(const TuningSettings& settings);
 
+// The cache on disk, for choices that are not of an op's algorithm (tile configs of Triton
+// kernels).
+tuning::TuningCache::Answer find_measurement(const std::string& signature);
+std::string keep_measurement(const tuning::Record& record);
+
 // Between these, calls of signatures that are not known are measured. They nest.
 void enter_warm_up();
 void leave_warm_up();

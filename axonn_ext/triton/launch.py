@@ -1,0 +1,165 @@
+"""What the launchers of our Triton kernels share: operands, limits of the device, checks."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from axonn_ext.triton.tile_configs import (
+    DESCRIPTOR_ALIGNMENT,
+    DTYPE_BYTES,
+    SM90,
+    DeviceLimits,
+    Problem,
+    TileConfig,
+    best_config,
+    device_limits,
+    shared_bytes,
+    why_illegal,
+)
+
+DTYPES = {getattr(torch, name): name for name in DTYPE_BYTES}
+
+
+def interpreting() -> bool:
+    """Whether kernels run in Triton's interpreter, on the CPU (TRITON_INTERPRET=1)."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+@functools.cache
+def limits_of(device: torch.device) -> DeviceLimits:
+    """The limits of a GPU; in the interpreter those of sm_90, with few SMs."""
+    if interpreting():
+        return device_limits(SM90.architecture, 4, SM90.shared_bytes_per_block)
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
+    major, minor = torch.cuda.get_device_capability(device)
+    return device_limits(
+        major * 10 + minor, properties["multiprocessor_count"], properties["max_shared_mem"]
+    )
+
+
+def tf32_allowed() -> bool:
+    """Whether torch's own float32 matmuls on GPUs may use tf32."""
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A matrix as our kernels read it: where it lies, never a copy."""
+
+    tensor: Tensor
+
+    @property
+    def layout(self) -> str:
+        """N: rows are contiguous, T: columns are, S: neither."""
+        rows, columns = self.tensor.shape
+        by_row, by_column = self.tensor.stride()
+        if by_column == 1 or columns <= 1:
+            return "N"
+        return "T" if by_row == 1 or rows <= 1 else "S"
+
+    @property
+    def transposed(self) -> bool:
+        return self.layout == "T"
+
+    @property
+    def aligned(self) -> bool:
+        """Whether a tensor descriptor can read it."""
+        matrix = self.tensor.t() if self.transposed else self.tensor
+        pitch = matrix.stride(0) * matrix.element_size()
+        return (
+            matrix.numel() > 0
+            and matrix.stride(1) == 1
+            and matrix.stride(0) >= matrix.size(1)
+            and pitch % DESCRIPTOR_ALIGNMENT == 0
+            and matrix.data_ptr() % DESCRIPTOR_ALIGNMENT == 0
+        )
+
+    @property
+    def vectors(self) -> bool:
+        """Whether pointers can read it in vectors: Triton looks for multiples of 16."""
+        matrix = self.tensor.t() if self.transposed else self.tensor
+        return (
+            matrix.stride(1) == 1
+            and matrix.stride(0) % 16 == 0
+            and matrix.size(1) % 16 == 0
+            and matrix.data_ptr() % 16 == 0
+        )
+
+    def source(self, block_rows: int, block_columns: int, *, descriptor: bool) -> Any:
+        """What a kernel's load_tile takes."""
+        if not descriptor:
+            return self.tensor
+        if self.transposed:
+            return TensorDescriptor.from_tensor(self.tensor.t(), [block_columns, block_rows])
+        return TensorDescriptor.from_tensor(self.tensor, [block_rows, block_columns])
+
+
+def checked_config(
+    name: str, config: TileConfig | None, problem: Problem, limits: DeviceLimits
+) -> TileConfig:
+    """The config, or else the heuristic's. Raises ValueError for one that is illegal."""
+    if config is None:
+        return best_config(problem, limits)
+    if why := why_illegal(config, problem, limits):
+        raise ValueError(f"{name}: config {why}")
+    return config
+
+
+def constants_of(config: TileConfig, problem: Problem) -> dict[str, Any]:
+    """What every kernel that multiplies tiles wants to know when it is compiled."""
+    return {
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "DESCRIPTORS": config.descriptors,
+        "PRECISION": "tf32" if problem.tf32 else "ieee",  # matters for float32 alone
+        "UPCAST": interpreting() and problem.dtype != "float32",
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
+
+
+def num_programs(config: TileConfig, limits: DeviceLimits, dtype: torch.dtype, tiles: int) -> int:
+    """The persistent grid: as many programs as fit all SMs at a time, and no more than tiles."""
+    accumulators = config.block_m * config.block_n // (config.num_warps * 32)
+    registers = config.num_warps * 32 * min(accumulators + 64, 255)
+    shared = shared_bytes(config, dtype.itemsize)
+    per_sm = min(65536 // registers, limits.shared_bytes_per_block // shared, 4)
+    return min(limits.num_sms * max(per_sm, 1), tiles)
+
+
+def check_operands(name: str, a: Tensor, b: Tensor, *, a_name: str = "a") -> None:
+    """Raises TypeError or ValueError for operands that our kernels do not take."""
+    for argument, tensor in ((a_name, a), ("b", b)):
+        if tensor.dim() != 2:
+            raise ValueError(f"{name}: {argument} must have 2 dims, got {tuple(tensor.shape)}")
+        if tensor.dtype not in DTYPES:
+            raise TypeError(
+                f"{name}: {argument} must be one of {', '.join(DTYPE_BYTES)}, got {tensor.dtype}"
+            )
+        if tensor.device.type != ("cpu" if interpreting() else "cuda"):
+            raise ValueError(
+                f"{name}: {argument} must be on a GPU (or, in Triton's interpreter, on the CPU), "
+                f"got {tensor.device}"
+            )
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            raise ValueError(
+                f"{name}: {argument} requires grad, and there is no gradient formula; call it "
+                "under torch.no_grad()"
+            )
+    if a.size(1) != b.size(0):
+        raise ValueError(
+            f"{name}: {a_name}.size(1) must be b.size(0), got {tuple(a.shape)} and {tuple(b.shape)}"
+        )
+    if a.dtype != b.dtype or a.device != b.device:
+        raise TypeError(
+            f"{name}: {a_name} and b must agree, got {a.dtype} on {a.device} and {b.dtype} on "
+            f"{b.device}"
+        )

@@ -1,0 +1,97 @@
+# mypy: allow-untyped-defs, allow-untyped-calls
+"""What our Triton matmuls share: loading operands, the loop over K, epilogues.
+
+Shapes: M, N, K of the product, R rows and C columns of any matrix. A matrix is given as a pointer
+with two strides, or as a tensor descriptor of its contiguous rows, or columns (TRANSPOSED). Of a
+buffer whose two halves are used by turns the descriptor knows both.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_tile(
+    source,  # pointer to [R, C], or a descriptor: see DESCRIPTOR
+    half, row, col, rows, cols, stride_row, stride_col,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    DESCRIPTOR: tl.constexpr,  # of [R, C], of [C, R] if TRANSPOSED, of [2, R, C] if HALVES
+    TRANSPOSED: tl.constexpr, HALVES: tl.constexpr,
+):  # fmt: skip
+    """A tile [BLOCK_R, BLOCK_C]; zeros beyond the matrix."""
+    if DESCRIPTOR:
+        if HALVES:
+            tile = tl.reshape(source.load([half, row, col]), (BLOCK_R, BLOCK_C))
+        elif TRANSPOSED:
+            tile = source.load([col, row]).T
+        else:
+            tile = source.load([row, col])
+    else:
+        r = row + tl.arange(0, BLOCK_R)
+        c = col + tl.arange(0, BLOCK_C)
+        offsets = r.to(tl.int64)[:, None] * stride_row + c.to(tl.int64)[None, :] * stride_col
+        tile = tl.load(source + offsets, mask=(r < rows)[:, None] & (c < cols)[None, :], other=0.0)
+    return tile
+
+
+@triton.jit
+def store_tile(
+    target_ptr,  # [R, C], rows contiguous
+    tile, row, col, rows, cols, stride_row,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Stores what of the tile lies in the matrix, cast to its dtype."""
+    r = row + tl.arange(0, BLOCK_R)
+    c = col + tl.arange(0, BLOCK_C)
+    offsets = r.to(tl.int64)[:, None] * stride_row + c.to(tl.int64)[None, :]
+    mask = (r < rows)[:, None] & (c < cols)[None, :]
+    tl.store(target_ptr + offsets, tile.to(target_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def multiply_tile(
+    a, b,  # [M, K], [K, N]: see load_tile
+    half, row, col, first, last,
+    m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, TRANSPOSED_A: tl.constexpr, TRANSPOSED_B: tl.constexpr,
+    HALVES_A: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """fp32 [BLOCK_M, BLOCK_N]: the product at (row, col), of blocks first to last - 1 of K."""
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for block in tl.range(first, last):
+        depth = block * BLOCK_K
+        x = load_tile(a, half, row, depth, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K,
+                      DESCRIPTORS, TRANSPOSED_A, HALVES_A)  # fmt: skip
+        y = load_tile(b, 0, depth, col, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N,
+                      DESCRIPTORS, TRANSPOSED_B, False)  # fmt: skip
+        if UPCAST:  # the interpreter multiplies the bits of 16-bit floats, or sums in them
+            x = x.to(tl.float32)
+            y = y.to(tl.float32)
+        acc = tl.dot(x, y, acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit
+def finish_tile(
+    acc, bias_ptr,  # bias: [N]
+    col, n,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """bias and activation, in fp32; swiglu halves the columns, which alternate gate and up."""
+    if HAS_BIAS:
+        c = col + tl.arange(0, BLOCK_N)
+        acc += tl.load(bias_ptr + c, mask=c < n, other=0.0).to(tl.float32)[None, :]
+    if ACTIVATION == "gelu":
+        # x (1 + tanh(u)) / 2 = x / (1 + exp(-2 u)): u = sqrt(2 / pi) (x + 0.044715 x^3)
+        twice = 1.5957691216057308 * (acc + 0.044715 * acc * acc * acc)
+        out = acc / (1.0 + tl.exp(-twice))
+    elif ACTIVATION == "swiglu":
+        gate, up = tl.split(tl.reshape(acc, (BLOCK_M, BLOCK_N // 2, 2)))
+        out = gate / (1.0 + tl.exp(-gate)) * up
+    else:
+        out = acc
+    return out

@@ -1,0 +1,194 @@
+"""Tile configs: what is legal, what the heuristic takes, what a shape class tells apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from axonn_ext.triton.tile_configs import (
+    DTYPE_BYTES,
+    SM80,
+    SM90,
+    DeviceLimits,
+    Problem,
+    TileConfig,
+    best_config,
+    candidates,
+    cost_us,
+    device_limits,
+    legal_configs,
+    shape_class,
+    shared_bytes,
+    why_illegal,
+)
+
+LARGE = Problem(8192, 8192, 8192, "bfloat16")
+HOPPER = TileConfig(128, 256, 64, 8, 3, descriptors=True)
+
+
+def why(config: TileConfig = HOPPER, problem: Problem = LARGE, limits: DeviceLimits = SM90) -> str:
+    return why_illegal(config, problem, limits)
+
+
+def test_a_legal_config_has_no_reason():
+    assert why() == ""
+    assert why(replace(HOPPER, descriptors=False), limits=SM80) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"block_m": 96}, "block_m must be a power of two of at least 16, got 96"),
+        ({"block_n": 8}, "block_n must be a power of two of at least 16, got 8"),
+        ({"block_k": 0}, "block_k must be a power of two of at least 16, got 0"),
+        ({"num_warps": 3}, "num_warps must be a power of two of at most 16, got 3"),
+        ({"num_warps": 32}, "num_warps must be a power of two of at most 16, got 32"),
+        ({"num_stages": 0}, "num_stages must be 1 to 8, got 0"),
+        ({"num_stages": 9}, "num_stages must be 1 to 8, got 9"),
+        ({"group_m": 0}, "group_m must be positive, got 0"),
+        ({"split_k": 0}, "split_k must be 1 to 16, got 0"),
+        ({"split_k": 17}, "split_k must be 1 to 16, got 17"),
+        ({"block_m": 512}, "descriptors load edges of at most 256 elements"),
+        ({"block_m": 256}, "needs 256 accumulators a thread, at most 128 fit"),
+        ({"num_stages": 5}, "needs 246784 bytes of shared memory, at most 232448 fit"),
+        ({"split_k": 2}, "partial sums of 536870912 bytes, at most 268435456 are taken"),
+    ],
+)
+def test_what_no_device_runs(changes, reason):
+    config = replace(HOPPER, **changes)
+    assert why(config) == f"{config.name} on sm_90: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "reason"),
+    [
+        (HOPPER, {"dtype": "float64"}, "dtype must be one of bfloat16, float16, float32, got "
+         "float64"),
+        (HOPPER, {"n": -1}, "sizes must not be negative, got 8192, -1, 8192"),
+        (HOPPER, {"n": 8191, "activation": "swiglu"}, "swiglu needs pairs of columns, got n=8191"),
+        (HOPPER, {"aligned": False}, "descriptors need operands of 16-byte aligned rows or columns "
+         "that are not empty"),
+        (HOPPER, {"dtype": "float32"}, "descriptors feed tensor cores, which do not multiply full "
+         "float32"),
+        (HOPPER, {"chunk_tile_m": 64}, "edges of chunks (64 rows) must be edges of tiles"),
+        (replace(HOPPER, split_k=4), {"m": 64, "k": 192}, "split_k=4 leaves a part empty: K has 3 "
+         "blocks"),
+        (replace(HOPPER, split_k=4), {"m": 64, "fused": True}, "a matmul that is fused with a "
+         "collective does not split K"),
+        (replace(HOPPER, descriptors=False), {"fused": True}, "needs 128 accumulators a thread, at "
+         "most 64 fit"),
+        (TileConfig(128, 128, 64, 8, 3), {"fused": True, "vectors": False}, "needs 64 accumulators "
+         "a thread, at most 32 fit"),
+        (TileConfig(128, 64, 64, 4, 3), {"vectors": False}, "loads 192 bytes a thread element by "
+         "element, at most 128 fit"),
+        (TileConfig(32, 32, 32, 4, 3), {"dtype": "float32"}, "steps of 128 bytes of K, at most 64 "
+         "fit"),
+        (replace(HOPPER, block_k=32), {"dtype": "float32", "tf32": True, "activation": "gelu"},
+         "needs 128 accumulators a thread, at most 64 fit"),
+    ],
+)  # fmt: skip
+def test_what_a_problem_forbids(config, changes, reason):
+    assert why(config, replace(LARGE, **changes)) == f"{config.name} on sm_90: {reason}"
+
+
+def test_descriptors_exist_from_sm_90_on():
+    assert why(limits=SM80) == f"{HOPPER.name} on sm_80: there are tensor descriptors from sm_90 on"
+
+
+def test_shared_memory_is_that_of_the_stages_or_of_the_tile():
+    assert shared_bytes(HOPPER, 2) == 3 * (128 + 256) * 64 * 2 + 1024
+    assert shared_bytes(replace(HOPPER, num_stages=1), 2) == 128 * 256 * 4 + 1024
+
+
+SIZES = [(8192, 8192, 8192), (1, 4096, 4096), (64, 11008, 4096), (37, 3, 5), (5, 7, 1), (4, 4, 0)]
+
+
+@pytest.mark.parametrize("limits", [SM80, SM90], ids=["sm_80", "sm_90"])
+@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("vectors", [True, False])
+@pytest.mark.parametrize("fused", [True, False])
+def test_every_problem_has_a_config_and_the_heuristics_is_legal(
+    limits, dtype, aligned, vectors, fused
+):
+    for m, n, k in SIZES:
+        for tf32, activation in ((True, None), (False, "gelu")):
+            problem = Problem(
+                m, n, k, dtype, tf32=tf32, aligned=aligned and k > 0, vectors=vectors, fused=fused,
+                activation=None if fused else activation,
+            )  # fmt: skip
+            legal = legal_configs(problem, limits)
+            assert legal and best_config(problem, limits) == legal[0]
+            assert all(why_illegal(config, problem, limits) == "" for config in legal)
+            refused = set(candidates(problem.element_bytes)) - set(legal)
+            assert all(why_illegal(config, problem, limits) for config in refused)
+            costs = [cost_us(config, problem, limits) for config in legal]
+            assert costs == sorted(costs)
+
+
+def test_what_the_heuristic_takes():
+    assert best_config(LARGE, SM90).descriptors
+    assert not best_config(LARGE, SM80).descriptors
+    assert best_config(LARGE, SM90).split_k == 1
+    large = best_config(LARGE, SM90)
+    assert large.block_m * large.block_n == 128 * 256
+    # Few rows: few tiles, so that K is split to occupy the SMs; and they are low.
+    small = best_config(Problem(16, 4096, 16384, "bfloat16"), SM90)
+    assert small.split_k > 1 and small.block_m <= 64
+
+
+def test_the_heuristic_says_that_nothing_is_legal():
+    none = replace(SM90, shared_bytes_per_block=1024)
+    with pytest.raises(ValueError, match="no tile config is legal for Problem"):
+        best_config(LARGE, none)
+
+
+def test_more_work_costs_more():
+    config = TileConfig(128, 128, 64, 8, 4)
+    for name in ("m", "n", "k"):
+        twice = replace(LARGE, **{name: 16384})
+        assert cost_us(config, twice, SM90) > 1.9 * cost_us(config, LARGE, SM90) - 10
+    split = replace(config, split_k=4)
+    narrow = Problem(64, 256, 65536, "bfloat16")
+    assert cost_us(split, narrow, SM90) < cost_us(config, narrow, SM90)
+
+
+def test_limits_of_a_device():
+    assert device_limits(90, 66, 1 << 17) == replace(
+        SM90, num_sms=66, shared_bytes_per_block=1 << 17
+    )
+    assert device_limits(89, 128, 100 << 10) == replace(
+        SM80, architecture=89, num_sms=128, shared_bytes_per_block=100 << 10
+    )
+    assert device_limits(100, 148, 228 << 10).architecture == 100
+    with pytest.raises(ValueError, match=r"at least 80 \(sm_80\), got 75"):
+        device_limits(75, 40, 64 << 10)
+
+
+def test_names_tell_configs_apart():
+    for element_bytes in (2, 4):
+        names = [config.name for config in candidates(element_bytes)]
+        assert len(set(names)) == len(names)
+        # Bare keys of TOML, as which the cache on disk writes them.
+        assert all(name.isalnum() and name.isascii() for name in names)
+    assert HOPPER.name == "m128n256k64w8s3g8p1t"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"m": 8193}, {"n": 4096}, {"k": 1}, {"dtype": "float16"}, {"layout": "NT"}, {"bias": True},
+        {"activation": "gelu"}, {"aligned": False}, {"vectors": False}, {"tf32": True}, {"m": 0},
+    ],
+)  # fmt: skip
+def test_a_shape_class_tells_apart_what_changes_the_winner(changes):
+    assert shape_class(replace(LARGE, **changes), SM90) != shape_class(LARGE, SM90)
+
+
+def test_a_shape_class_holds_sizes_up_to_the_next_power_of_two():
+    expected = "triton_matmul bfloat16 M=8192 N=8192 K=8192 layout=NN epilogue=none sm_90 sms=132"
+    for size in (4097, 5000, 8192):
+        assert shape_class(replace(LARGE, m=size, n=size, k=size), SM90) == expected
+    assert shape_class(LARGE, SM80) != expected
+    assert shape_class(LARGE, replace(SM90, num_sms=66)) != expected

@@ -1,0 +1,91 @@
+"""What our Triton matmul must compute, in the interpreter and on GPUs.
+
+Imports triton: only for processes that have chosen how kernels run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from axonn_ext.triton.matmul import matmul
+from axonn_ext.triton.tile_configs import TileConfig
+from grids import relative_error
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+EPILOGUES = [
+    (bias, activation) for bias in (False, True) for activation in (None, "gelu", "swiglu")
+]
+
+
+@dataclass(frozen=True)
+class MatmulCase:
+    m: int
+    n: int
+    k: int
+    dtype: str = "fp32"
+    layout: str = "NN"  # as tile_configs.Problem's
+    bias: bool = False
+    activation: str | None = None
+
+
+def draw(*shape: int, dtype: torch.dtype, device: str, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(device, dtype)
+
+
+def laid_out(matrix: Tensor, layout: str) -> Tensor:
+    """The same values, with contiguous rows (N) or columns (T), or neither (S)."""
+    if layout == "N":
+        return matrix.contiguous()
+    if layout == "T":
+        return matrix.t().contiguous().t()
+    rows, columns = matrix.shape
+    wide = matrix.new_full((2 * rows, 2 * columns), float("nan"))
+    wide[::2, ::2] = matrix
+    return wide[::2, ::2]
+
+
+def activate(y: Tensor, activation: str | None) -> Tensor:
+    if activation == "gelu":
+        return F.gelu(y, approximate="tanh")
+    if activation == "swiglu":
+        gate, up = y.unflatten(-1, (-1, 2)).unbind(-1)
+        return F.silu(gate) * up
+    return y
+
+
+def limit_of(torch_error: float, dtype: torch.dtype) -> float:
+    """Twice what torch is off by, and a rounding to the dtype: half a unit in the last place.
+
+    And where torch happens to be exact, as sums of few terms are, roundings of fp32.
+    """
+    return 2 * torch_error + torch.finfo(dtype).eps / 2 + 8 * torch.finfo(torch.float32).eps
+
+
+def check_matmul(
+    cases: Sequence[MatmulCase], configs: Sequence[TileConfig | None], device: str
+) -> list[str]:
+    """Every case by every config, against float64 and torch."""
+    failures = []
+    for case, config in itertools.product(cases, configs):
+        dtype = DTYPES[case.dtype]
+        a = draw(case.m, case.k, dtype=dtype, device=device, seed=1)
+        b = draw(case.k, case.n, dtype=dtype, device=device, seed=2) / max(case.k, 1) ** 0.5
+        bias = draw(case.n, dtype=dtype, device=device, seed=3) if case.bias else None
+        added = bias if bias is not None else torch.zeros(case.n, dtype=dtype, device=device)
+        want = activate(a.double() @ b.double() + added.double(), case.activation)
+        torch_error = relative_error(activate(a @ b + added, case.activation), want)
+        x, w = laid_out(a, case.layout[0]), laid_out(b, case.layout[1])
+        got = matmul(x, w, bias=bias, activation=case.activation, config=config)
+        error = relative_error(got, want)
+        limit = limit_of(torch_error, dtype)
+        if got.dtype != dtype or not got.is_contiguous() or not error <= limit:
+            name = config.name if config else "default"
+            failures.append(f"{case} {name}: {got.dtype} {error:.2e} > {limit:.2e}")
+    return failures

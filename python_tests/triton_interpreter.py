@@ -1,0 +1,127 @@
+"""A process in which Triton's kernels run in its interpreter, and ranks forked from it.
+
+The interpreter has to be chosen before triton is imported, so it gets a process of its own; and it
+is not safe for threads, so ranks are processes that share memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+import pickle
+import random
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+TIMEOUT_S = 120.0
+
+
+class Interpreter:
+    """`run(function, *args)` calls a module-level function there and returns what it returns."""
+
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        context = mp.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRITON_INTERPRET", "1")
+            self._process.start()
+        theirs.close()
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        if not self._process.is_alive():  # what ended it is no business of the next test
+            self._start()
+        self._pipe.send((function, args))
+        try:
+            if not self._pipe.poll(TIMEOUT_S):
+                raise AssertionError(f"{function.__name__}: no answer in {TIMEOUT_S} s")
+            ok, value = self._pipe.recv()
+        except (AssertionError, EOFError) as error:
+            self.close()
+            raise AssertionError(f"the interpreter's process: {error!r}") from error
+        assert ok, value
+        return value
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(pipe: Any) -> None:
+    torch.set_num_threads(1)  # no pool of threads: ranks are forked
+    while True:
+        try:
+            function, args = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer = (True, function(*args))
+        except BaseException:
+            answer = (False, traceback.format_exc())
+        pipe.send(answer)
+
+
+def shared(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Zeros that processes forked later see at the same address, and see each other write to."""
+    count = math.prod(shape)
+    memory = mmap.mmap(-1, (count + 1) * dtype.itemsize)  # neither of the two likes to be empty
+    return torch.frombuffer(memory, dtype=dtype)[:count].view(shape)
+
+
+def run_ranks(world_size: int, function: Callable[[int], Any]) -> list[Any]:
+    """`function(rank)` in a process each, forked from this one; what they return, by rank."""
+    readers, processes = [], []
+    for rank in range(world_size):
+        reader, writer = os.pipe()
+        process = os.fork()
+        if process == 0:
+            os.close(reader)
+            _run_rank(rank, function, writer)
+        os.close(writer)
+        readers.append(reader)
+        processes.append(process)
+    try:
+        answers = [_read(reader) for reader in readers]
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, 9)
+            os.waitpid(process, 0)
+    errors = [f"rank {rank}: {text}" for rank, (ok, text) in enumerate(answers) if not ok]
+    assert not errors, "\n".join(errors)
+    return [value for _, value in answers]
+
+
+def _run_rank(rank: int, function: Callable[[int], Any], writer: int) -> None:
+    """Never returns: what the parent has open is not this process's to close."""
+    signal.alarm(int(TIMEOUT_S))  # lest it waits for its peers when nobody waits for it any more
+    try:
+        answer = pickle.dumps((True, function(rank)))
+    except BaseException:
+        answer = pickle.dumps((False, traceback.format_exc()))
+    with os.fdopen(writer, "wb") as pipe:
+        pipe.write(answer)
+    os._exit(0)
+
+
+def _read(reader: int) -> tuple[bool, Any]:
+    with os.fdopen(reader, "rb") as pipe:
+        answer = pipe.read()
+    return pickle.loads(answer) if answer else (False, "the process ended")
+
+
+def dawdle(seed: int) -> None:
+    """Sleeps for up to 20 ms, so that ranks come to the next step in another order each time."""
+    time.sleep(random.Random(seed).random() * 0.02)

@@ -1,0 +1,357 @@
+"""Compiles the Triton kernels for sm_80 and sm_90, without a GPU, and looks at the machine code.
+
+    python3 tools/triton_check.py            make triton-check
+    python3 tools/triton_check.py --verbose  a line for every kernel
+
+Checked of each kernel with its dtypes, layouts, epilogues and tile sizes: no stack and no local
+memory (no spills); no more registers than promised here, and no more shared memory than
+tile_configs.py reckons with; the tensor cores' instructions, TMA loads where descriptors are used;
+flags read with acquire and raised with release at system scope. Whether they compute the right
+thing the interpreter's tests tell, and on a GPU python_tests/test_gpu_triton.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # the checkout's package, installed or not
+
+import triton  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from axonn_ext.triton import (  # noqa: E402
+    all_gather_matmul,
+    matmul,
+    matmul_reduce_scatter,
+    tile_configs,
+)
+from axonn_ext.triton.tile_configs import Problem, TileConfig  # noqa: E402
+
+KERNELS = {
+    "matmul": matmul.matmul_kernel,
+    "split_k_reduce": matmul.split_k_reduce_kernel,
+    "push_shard": all_gather_matmul.push_shard_kernel,
+    "await_chunks": all_gather_matmul.await_chunks_kernel,
+    "all_gather_matmul": all_gather_matmul.all_gather_matmul_kernel,
+    "multiply_and_send": matmul_reduce_scatter.multiply_and_send_kernel,
+    "reduce_slots": matmul_reduce_scatter.reduce_slots_kernel,
+}
+LIMITS = {80: tile_configs.SM80, 90: tile_configs.SM90}
+SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+# What a thread may use: with 8 warps the whole register file is 255 each.
+MAX_REGISTERS = {
+    "split_k_reduce": 96, "push_shard": 112, "await_chunks": 32, "reduce_slots": 168
+}  # fmt: skip
+MAX_SHARED = {
+    "split_k_reduce": 4096, "push_shard": 1024, "await_chunks": 1024, "reduce_slots": 1024
+}  # fmt: skip
+INDICES = {"m", "n", "k", "rows", "rank", "chunks", "chunk_tile", "budget"}
+WORLD_SIZE = 4
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One compilation."""
+
+    kernel: str
+    architecture: int
+    dtype: str = "bfloat16"
+    config: TileConfig | None = None  # of the kernels that multiply
+    layout: str = "NN"
+    bias: bool = False
+    activation: str | None = None
+    tf32: bool = True
+    ones: tuple[str, ...] = ()  # arguments that are 1, which Triton makes constants
+    aligned: bool = True  # addresses and sizes are multiples of 16
+
+    @property
+    def name(self) -> str:
+        words = [self.kernel, f"sm_{self.architecture}", SHORT[self.dtype]]
+        if self.dtype == "float32" and self.tf32:
+            words[-1] = "tf32"
+        if self.config:
+            words += [self.layout, self.config.name]
+        words += ["bias"] * self.bias + [self.activation] * bool(self.activation)
+        words += [f"{name}=1" for name in self.ones] + ["unaligned"] * (not self.aligned)
+        return " ".join(str(word) for word in words)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came of it."""
+
+    registers: int
+    shared_bytes: int
+    problems: tuple[str, ...]
+
+
+# --- What is compiled ----------------------------------------------------------------------------
+
+
+def configs_of(architecture: int, dtype: str, **fields: Any) -> list[TileConfig]:
+    """Every tile size that is legal there, without a split K; `fields`: of the Problem."""
+    problem = Problem(8192, 8192, 8192, dtype, **{"tf32": True, **fields})
+    problem = replace(problem, vectors=problem.aligned)
+    legal = tile_configs.legal_configs(problem, LIMITS[architecture])
+    return [config for config in legal if config.split_k == 1]
+
+
+def sample(configs: list[TileConfig]) -> list[TileConfig]:
+    """Every tile size once: with descriptors, or else by pointers; and the first few by both."""
+    by_pointer = [config for config in configs if not config.descriptors]
+    by_descriptor = [config for config in configs if config.descriptors]
+    return [*by_descriptor, *(by_pointer[:4] if by_descriptor else by_pointer)]
+
+
+def variants() -> Iterator[Variant]:
+    for architecture in LIMITS:
+        for dtype in SHORT:
+            yield from matmul_variants(architecture, dtype)
+            for kernel in ("all_gather_matmul", "multiply_and_send"):
+                yield from fused_variants(Variant(kernel, architecture, dtype))
+            for kernel in ("push_shard", "reduce_slots"):
+                yield Variant(kernel, architecture, dtype)
+                yield Variant(kernel, architecture, dtype, aligned=False)
+        yield Variant("await_chunks", architecture)
+
+
+def fused_variants(base: Variant) -> Iterator[Variant]:
+    configs = configs_of(base.architecture, base.dtype, fused=True)
+    every = base.dtype == "bfloat16"  # of the others, what the heuristic takes first
+    for config in sample(configs) if every else configs[:1]:
+        yield replace(base, config=config)
+    yield replace(base, config=configs[0], layout="NT")
+    scattered = configs_of(base.architecture, base.dtype, fused=True, aligned=False)
+    for config in scattered[:2] if every else scattered[:1]:
+        yield replace(base, config=config, aligned=False)
+
+
+def matmul_variants(architecture: int, dtype: str) -> Iterator[Variant]:
+    configs = configs_of(architecture, dtype)
+    best, base = configs[0], Variant("matmul", architecture, dtype)
+    if dtype == "float16":  # whose code differs from bfloat16's in the instructions' names alone
+        yield replace(base, config=best)
+        return
+    by_pointer = next(config for config in configs if not config.descriptors)
+    scattered = configs_of(architecture, dtype, aligned=False)
+    for config in configs if dtype == "bfloat16" else sample(configs):
+        yield replace(base, config=config)
+    for layout in ("NT", "TN", "TT"):
+        yield replace(base, config=best, layout=layout)
+    for config in scattered:
+        yield replace(base, config=config, layout="SS", aligned=False)
+    yield replace(base, config=scattered[0], layout="TN", aligned=False)
+    for activation in (None, "gelu", "swiglu"):
+        configs = configs_of(architecture, dtype, activation=activation)
+        for config in {configs[0], next(c for c in configs if not c.descriptors)}:
+            yield replace(base, config=config, bias=True, activation=activation)
+        yield Variant("split_k_reduce", architecture, dtype, None, "NN", True, activation)
+    yield replace(base, config=replace(best, split_k=4))
+    yield replace(base, config=by_pointer, ones=("m",), bias=True)
+    yield replace(base, config=scattered[0], ones=("m", "n", "k"), aligned=False)
+    if dtype == "float32":
+        for config in configs_of(architecture, dtype, tf32=False):
+            yield replace(base, config=config, tf32=False)
+
+
+# --- Compiling -----------------------------------------------------------------------------------
+
+
+def constants_of(variant: Variant) -> dict[str, Any]:
+    """The values of constexpr parameters, and of those that Triton makes constants."""
+    constants: dict[str, Any] = dict.fromkeys(variant.ones, 1)
+    constants |= {
+        "HAS_BIAS": variant.bias, "ACTIVATION": variant.activation,
+        "WORLD": WORLD_SIZE, "INTERPRET": False, "UPCAST": False, "BLOCK": 4096,
+        "TRANSPOSED_A": variant.layout[0] == "T", "TRANSPOSED_B": variant.layout[1] == "T",
+        "PRECISION": "tf32" if variant.dtype == "float32" and variant.tf32 else "ieee",
+        "BLOCK_M": matmul.REDUCE_M, "BLOCK_N": matmul.REDUCE_N, "SPLIT_K": 4,
+    }  # fmt: skip
+    if not variant.bias:
+        constants["bias_ptr"] = None
+    for operand, (by_row, by_column) in zip(
+        variant.layout, (("stride_am", "stride_ak"), ("stride_bk", "stride_bn")), strict=True
+    ):
+        if operand != "S":
+            constants[by_row if operand == "T" else by_column] = 1
+    if variant.config:
+        constants |= {
+            "BLOCK_M": variant.config.block_m, "BLOCK_N": variant.config.block_n,
+            "BLOCK_K": variant.config.block_k, "GROUP_M": variant.config.group_m,
+            "SPLIT_K": variant.config.split_k, "DESCRIPTORS": variant.config.descriptors,
+        }  # fmt: skip
+    return constants
+
+
+def type_of(name: str, variant: Variant) -> str:
+    """Of a parameter that is no constant."""
+    dtype, config = SHORT[variant.dtype], variant.config
+    if name in ("a", "b") and config and config.descriptors:
+        rows, columns = (
+            (config.block_m, config.block_k) if name == "a" else (config.block_k, config.block_n)
+        )
+        box = [columns, rows] if variant.layout["ab".index(name)] == "T" else [rows, columns]
+        if name == "a" and variant.kernel == "all_gather_matmul":
+            box = [1, *box]
+        return f"tensordesc<{dtype}{box}>"
+    if name.endswith("_ptrs"):
+        return "*i64"
+    if name in ("flags_ptr", "epoch_ptr", "failure_ptr", "counters_ptr"):
+        return "*i32"
+    if name == "parts_ptr" or (name == "c_ptr" and config and config.split_k > 1):
+        return "*fp32"
+    if name in ("a", "b") or name.endswith("_ptr"):
+        return f"*{dtype}"
+    return "i64" if name in ("half_stride", "budget") else "i32"
+
+
+def compile_variant(variant: Variant) -> Any:
+    kernel = KERNELS[variant.kernel]
+    constants = constants_of(variant)
+    signature, attributes, values = {}, {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+            values[(index,)] = constants[name]
+            continue
+        signature[name] = type_of(name, variant)
+        specialised = variant.aligned and name not in getattr(kernel, "do_not_specialize", ())
+        if specialised and not signature[name].startswith("tensordesc"):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    options = {"num_warps": 8 if variant.kernel == "push_shard" else 4}
+    if variant.config:
+        options = {
+            "num_warps": variant.config.num_warps, "num_stages": variant.config.num_stages
+        }  # fmt: skip
+    return triton.compile(
+        ASTSource(kernel, signature, constexprs=values, attrs=attributes),
+        target=GPUTarget("cuda", variant.architecture, 32),
+        options=options,
+    )
+
+
+# --- Looking -------------------------------------------------------------------------------------
+
+
+def cuobjdump(*arguments: str | Path) -> str:
+    """What the tool that comes with triton prints."""
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    command = [str(word) for word in (program, *arguments)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def wanted_code(variant: Variant) -> list[tuple[str, str, str]]:
+    """(ptx or sass, pattern, what it is) that the code must have."""
+    wanted = []
+    config, ieee = variant.config, variant.dtype == "float32" and not variant.tf32
+    if config and ieee:
+        wanted.append(("sass", r"\bFFMA\b", "multiplications of full float32"))
+    elif config and variant.architecture == 90 and config.block_m >= 64:
+        wanted.append(("sass", r"\bHGMMA\.", "warpgroups' tensor core instructions"))
+    elif config:
+        wanted.append(("sass", r"\bHMMA\.", "tensor core instructions"))
+    if config and config.descriptors:
+        wanted.append(("sass", r"\bUTMALDG\.", "TMA loads"))
+    elif config and variant.aligned:
+        wanted.append(("sass", r"\bLDGSTS\.", "asynchronous copies"))
+    if variant.kernel in ("all_gather_matmul", "await_chunks", "reduce_slots"):
+        wanted += [
+            ("ptx", r"ld\S*\.sys\.acquire|ld\.acquire\.sys", "acquire of flags"),
+            ("sass", r"\bCCTL\.IVALL", "L1 cache invalidated behind it"),
+            ("ptx", r"%globaltimer", "a clock that bounds waits"),
+        ]
+    if variant.kernel == "all_gather_matmul" and config and config.descriptors:
+        wanted.append(("ptx", r"fence\.proxy\.async", "a fence before TMA loads"))
+    if variant.kernel in ("push_shard", "multiply_and_send"):
+        wanted += [
+            ("ptx", r"atom\S*\.acq_rel\.sys\.|atom\S*\.sys\S*\.acq_rel\.", "a count of parts"),
+            ("ptx", r"(atom|red)\S*\.release\.sys\.|atom\S*\.sys\S*\.release\.", "release"),
+        ]
+    return wanted
+
+
+def examine(variant: Variant) -> Found:
+    """Compiles a variant and lists what is wrong with it."""
+    try:
+        compiled = compile_variant(variant)
+    except Exception as error:
+        return Found(0, 0, (f"does not compile: {type(error).__name__}: {error}",))
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(compiled.asm["cubin"])
+        cubin.flush()
+        usage = cuobjdump("--dump-resource-usage", cubin.name)
+        code = {"ptx": compiled.asm["ptx"], "sass": cuobjdump("--dump-sass", cubin.name)}
+    match = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage)
+    if match is None:
+        return Found(0, 0, (f"cuobjdump tells no use of resources: {usage}",))
+    registers, stack, local = (int(number) for number in match.groups())
+    shared = int(compiled.metadata.shared)
+    problems = [
+        f"has no {what} ({pattern})"
+        for kind, pattern, what in wanted_code(variant)
+        if not re.search(pattern, code[kind])
+    ]
+    if stack or local:
+        problems.append(f"uses a stack of {stack} and {local} bytes of local memory: it spills")
+    most = MAX_REGISTERS.get(variant.kernel, 255)
+    if registers > most:
+        problems.append(f"uses {registers} registers, at most {most} are expected")
+    room = MAX_SHARED.get(variant.kernel, 0)
+    if variant.config:
+        element_bytes = tile_configs.DTYPE_BYTES[variant.dtype]
+        room = tile_configs.shared_bytes(variant.config, element_bytes)
+    if shared > room:
+        problems.append(f"uses {shared} bytes of shared memory, at most {room} are expected")
+    return Found(registers, shared, tuple(problems))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--verbose", action="store_true", help="a line for every kernel")
+    parser.add_argument("--only", default="", help="those whose names match this pattern")
+    options = parser.parse_args()
+    start = time.monotonic()
+    chosen = [v for v in dict.fromkeys(variants()) if re.search(options.only, v.name)]
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+        found = list(pool.map(examine, chosen, chunksize=4))
+    groups: dict[tuple[str, int], list[Found]] = collections.defaultdict(list)
+    failed = 0
+    for variant, one in zip(chosen, found, strict=True):
+        groups[variant.kernel, variant.architecture].append(one)
+        failed += bool(one.problems)
+        if options.verbose or one.problems:
+            print(f"{variant.name}: {one.registers} registers, {one.shared_bytes} bytes shared")
+        for problem in one.problems:
+            print(f"triton-check: error: {variant.name} {problem}")
+    for (kernel, architecture), all_of in sorted(groups.items()):
+        print(
+            f"triton-check: {kernel}, sm_{architecture}: {len(all_of)} compiled, at most "
+            f"{max(one.registers for one in all_of)} registers and "
+            f"{max(one.shared_bytes for one in all_of)} bytes of shared memory"
+        )
+    if failed or not chosen:
+        print(f"triton-check: error: {failed} of {len(chosen)} kernels failed")
+        return 1
+    seconds = time.monotonic() - start
+    print(f"triton-check: triton {triton.__version__} passed in {seconds:.0f} s; nothing was run")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
