@@ -68,8 +68,9 @@ def extension_path() -> str:
 
 
 def symmetric_memory_bytes_in_use() -> int:
-    """Bytes of symmetric memory that this rank has used in all of its groups."""
-    return int(_C.symmetric_memory_bytes_in_use())
+    """Bytes of symmetric memory that this rank has used in all of its groups, on GPUs as well."""
+    on_gpus = 0 if cuda is None else int(cuda.symmetric_workspace_bytes())
+    return int(_C.symmetric_memory_bytes_in_use()) + on_gpus
 
 
 def _processor() -> str:

@@ -189,38 +189,11 @@ TEST(ShardBlocks, RefuseEdgesInsideABlock) {
   EXPECT_FALSE((ShardBlocks{{1024, 4, 2, 128}, 256}.legal()));
 }
 
-TEST(GatherK, EveryPositionOnceInArrivalOrderAndEachChunkAwaitedOnce) {
-  for_each_rank(32, [](const ChunkPlan& plan, int64_t rank) {
-    const GatherK blocks{plan, rank, 16};
-    std::vector<int> covered(static_cast<size_t>(plan.count));
-    std::vector<int> entered(static_cast<size_t>(plan.num_chunks()));
-    int64_t step = 0;
-    for (int64_t index = 0; index < blocks.num_blocks(); ++index) {
-      const Range positions = blocks.positions(index);
-      for (int64_t p = positions.begin; p < positions.end; ++p) ++covered[static_cast<size_t>(p)];
-      const ChunkIndex chunk = blocks.chunk(index);
-      ASSERT_EQ(plan.at(positions.end - 1), chunk) << "reads past its chunk";
-      ASSERT_GE(plan.gather_step(rank, chunk), step);
-      step = plan.gather_step(rank, chunk);
-      const auto ordinal = static_cast<size_t>(plan.ordinal(chunk));
-      if (blocks.enters_chunk(index)) ++entered[ordinal];
-      ASSERT_EQ(entered[ordinal], 1) << "before or after it has been waited for";
-    }
-    ASSERT_TRUE(std::all_of(covered.begin(), covered.end(), [](int n) { return n == 1; }));
-    for (int64_t ordinal = 0; ordinal < plan.num_chunks(); ++ordinal) {
-      const bool empty = plan.chunk(plan.from_ordinal(ordinal)).size() == 0;
-      ASSERT_EQ(entered[static_cast<size_t>(ordinal)], empty ? 0 : 1);
-    }
-  });
-}
-
 TEST(TileSchedule, IsAConstant) {
   constexpr GatherTiles kGather{{4096, 4, 4, 128}, 1, 128, 16};
   static_assert(kGather.tile(0).m == 8);
   constexpr ScatterTiles kScatter{{4096, 4, 4, 128}, 1, 128, 16};
   static_assert(kScatter.chunk(0).shard == 2);
-  constexpr GatherK kDepth{{4096, 4, 4, 128}, 1, 64};
-  static_assert(kDepth.positions(0).begin == 1024);
 }
 
 }  // namespace

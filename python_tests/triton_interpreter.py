@@ -22,6 +22,8 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
+from worker_pool import serve
+
 TIMEOUT_S = 120.0
 
 
@@ -61,16 +63,7 @@ class Interpreter:
 
 def _serve(pipe: Any) -> None:
     torch.set_num_threads(1)  # no pool of threads: ranks are forked
-    while True:
-        try:
-            function, args = pipe.recv()
-        except EOFError:
-            return
-        try:
-            answer = (True, function(*args))
-        except BaseException:
-            answer = (False, traceback.format_exc())
-        pipe.send(answer)
+    serve(pipe)
 
 
 def shared(*shape: int, dtype: torch.dtype) -> torch.Tensor:

@@ -85,6 +85,20 @@ class WorkerPool:
         return [results[rank] for rank in range(self.world_size)]
 
 
+def serve(pipe: Any) -> None:
+    """Calls what comes through the pipe, and sends back (True, result) or (False, traceback)."""
+    while True:
+        try:
+            function, args = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer = (True, function(*args))
+        except BaseException:
+            answer = (False, traceback.format_exc())
+        pipe.send(answer)
+
+
 def _serve(rank: int, world_size: int, port: int, pipe: Connection, device: str) -> None:
     import torch
     import torch.distributed as dist
@@ -104,13 +118,4 @@ def _serve(rank: int, world_size: int, port: int, pipe: Connection, device: str)
         world_size=world_size,
     )
     pipe.send((True, None))
-    while True:
-        try:
-            function, args = pipe.recv()
-        except EOFError:
-            return
-        try:
-            answer = (True, function(*args))
-        except BaseException:
-            answer = (False, traceback.format_exc())
-        pipe.send(answer)
+    serve(pipe)

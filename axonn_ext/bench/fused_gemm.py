@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import torch
 from torch import Tensor
 
 from axonn_ext import _library
-from axonn_ext.bench.link_overlap import MAX_DIFFERENCE, time_us
+from axonn_ext.bench.link_overlap import MAX_DIFFERENCE, parse_sizes, time_us
 from axonn_ext.bench.machine import describe_machine
-from axonn_ext.bench.results import check_writable
+from axonn_ext.bench.results import check_writable, write_json
 from axonn_ext.train.errors import UserError
 
 # As BLAS names operands: y = x @ weight.t(), dx = dy @ weight, dweight = dy.t() @ x.
@@ -103,10 +102,7 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
 
 
 def parse_shape(text: str) -> tuple[int, int, int]:
-    sizes = text.split(",")
-    if len(sizes) != 3 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        raise UserError(f"--shapes: expected M,N,K, three whole numbers >= 1, got {text!r}")
-    m, n, k = (int(size) for size in sizes)
+    m, n, k = parse_sizes("--shapes", text)
     if any(size % 8 for size in (m, n, k)):
         raise UserError(f"--shapes: expected multiples of 8, which bulk loads need, got {text!r}")
     return m, n, k
@@ -134,7 +130,6 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
                   f"{row.waiting_over_fused:>14.3f}", flush=True)  # fmt: skip
     if args.json is not None:
         machine = describe_machine(threads=torch.get_num_threads(), device="cuda")
-        content = {"machine": machine, "rows": [asdict(row) for row in rows]}
-        args.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+        write_json(args.json, machine, rows)
     # cuBLAS may add up in another order: two roundings.
     return 0 if max(row.max_difference for row in rows) <= MAX_DIFFERENCE else 1

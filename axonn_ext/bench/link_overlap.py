@@ -9,10 +9,9 @@ NCCL is.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from axonn_ext import _library
 from axonn_ext.bench.machine import describe_machine
-from axonn_ext.bench.results import check_writable
+from axonn_ext.bench.results import check_writable, write_json
 from axonn_ext.train.errors import UserError
 
 LINK = "emulated: pinned host memory over the host's bus, by the copy engine"
@@ -180,6 +179,15 @@ def _fused(host: Tensor, a: Tensor, b: Tensor) -> Callable[[], Tensor] | None:
     return lambda: link.all_gather_matmul(shards, b)
 
 
+def parse_sizes(option: str, text: str) -> tuple[int, int, int]:
+    """M, N, K of an option's value."""
+    sizes = text.split(",")
+    if len(sizes) != 3 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise UserError(f"{option}: expected M,N,K, three whole numbers >= 1, got {text!r}")
+    m, n, k = (int(size) for size in sizes)
+    return m, n, k
+
+
 def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
     parser = benchmarks.add_parser(
@@ -201,10 +209,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Runs the command; raises UserError for a mistake of the user."""
     if extra:
         raise UserError(f"unknown argument {extra[0]} (see axonn-ext bench link-overlap --help)")
-    sizes = args.shape.split(",")
-    if len(sizes) != 3 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        raise UserError(f"--shape: expected M,N,K, three whole numbers >= 1, got {args.shape!r}")
-    m, n, k = (int(size) for size in sizes)
+    m, n, k = parse_sizes("--shape", args.shape)
     if m % NUM_SHARDS:
         raise UserError(f"--shape: expected an M that {NUM_SHARDS} shards divide, got {m}")
     if not all(1 <= chunks <= m for chunks in args.chunks):
@@ -222,7 +227,6 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
               f"{row.overlap_efficiency:>8.0%}")  # fmt: skip
     if args.json is not None:
         machine = describe_machine(threads=torch.get_num_threads(), device="cuda")
-        content = {"machine": machine, "rows": [asdict(row) for row in rows]}
-        args.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+        write_json(args.json, machine, rows)
     # A chunk's matmul may add up in another order than the whole one's: two roundings to bf16.
     return 0 if max(row.max_difference for row in rows) <= MAX_DIFFERENCE else 1

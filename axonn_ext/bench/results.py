@@ -85,7 +85,7 @@ def _over(numerator: float, denominator: float) -> float | None:
     return numerator / denominator if denominator > 0 else None
 
 
-def write_json(path: Path, machine: Json, rows: Sequence[Row]) -> None:
+def write_json(path: Path, machine: Json, rows: Sequence[Any]) -> None:
     """The file of docs/interfaces.md."""
     content = {"machine": machine, "rows": [dataclasses.asdict(row) for row in rows]}
     path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")

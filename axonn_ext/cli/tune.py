@@ -37,7 +37,8 @@ DESCRIPTION = """\
 Measures the matrix products of a model's Linears, as one rank of the grid computes them (forward,
 dgrad, wgrad), in every way that exists, keeps the fastest in AXONN_CACHE_DIR, and shows what was
 won. Jobs on this machine with equal sizes, dtype and threads then use them, wherever algorithm
-"auto" multiplies whole matrices. One process; what is kept already is not measured again."""
+"auto" multiplies whole matrices: on GPUs, and on CPUs of several hosts (ranks of one host have
+"fused", whose products are its own). One process; what is kept already is not measured again."""
 
 EPILOG = """\
 examples:
@@ -232,6 +233,8 @@ def report(console: Console, request: Request, rows: Sequence[Row]) -> None:
     lines: list[str | Table] = [f"{model}; {kind}", table]
     if (speedup := mean_speedup(rows)) is not None:
         lines.append(f"{speedup:.3f} times as fast as direct, the geometric mean of the products")
+    if request.device == "cpu":
+        lines.append("used by ranks on several hosts; on one host Linears are fused instead")
     folder = settings.load().cache_dir
     lines.append(f"kept in {folder}" if folder else "kept nowhere: AXONN_CACHE_DIR is empty")
     for line in lines:

@@ -150,27 +150,4 @@ struct ScatterTiles {
   }
 };
 
-// Gather along K (dgrad with a gathered weight): every tile of the output needs all chunks, so each
-// CTA walks K in the order of arrival, its own shard first. The order of additions depends on the
-// rank, never on timing, so a rank gets the same bits run after run. Blocks of K start anew at each
-// shard: none reads past a chunk that is there into one that is not.
-struct GatherK {
-  comm::ChunkPlan plan;
-  int64_t rank;
-  int64_t block;  // BLOCK_K; divides plan.tile
-
-  AXONN_HOST_DEVICE constexpr ShardBlocks blocks() const { return {plan, block}; }
-  AXONN_HOST_DEVICE constexpr int64_t num_blocks() const { return blocks().count(); }
-  AXONN_HOST_DEVICE constexpr comm::Range positions(int64_t index) const {
-    return blocks().positions(blocks().place(rank, index));
-  }
-  AXONN_HOST_DEVICE constexpr comm::ChunkIndex chunk(int64_t index) const {
-    return plan.at(positions(index).begin);
-  }
-  // Whether the chunk must be waited for here: it is the first block of its chunk.
-  AXONN_HOST_DEVICE constexpr bool enters_chunk(int64_t index) const {
-    return positions(index).begin == plan.chunk(chunk(index)).begin;
-  }
-};
-
 }  // namespace axonn::kernels

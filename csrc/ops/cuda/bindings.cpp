@@ -10,6 +10,7 @@
 
 #include "core/launch_config.h"
 #include "ops/cuda/communicator.h"
+#include "ops/cuda/symmetric_workspace.h"
 #include "ops/cuda/virtual_ranks.h"
 
 namespace {
@@ -69,6 +70,7 @@ PYBIND11_MODULE(_cuda, m) {
   pybind11::register_local_exception_translator(&translate);
   m.def("build_info", &build_info);
   m.def("gemm_candidates_sm90", &gemm_candidates_sm90);
+  m.def("symmetric_workspace_bytes", &axonn::ops::cuda::symmetric_workspace_bytes);
   axonn::ops::cuda::bind_communicators(m);
   axonn::ops::cuda::bind_virtual_ranks(m);
   axonn::ops::cuda::bind_emulated_link(m);

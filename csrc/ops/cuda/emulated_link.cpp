@@ -92,8 +92,7 @@ class EmulatedLink {
 at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
                 const std::optional<at::Tensor>& residual, int64_t wait_chunks,
                 const std::optional<at::Tensor>& pad) {
-  check_matmul(kGemm, "a", a, "b", b);
-  check_inner(kGemm, "a.size(1)", a.size(1), "b.size(0)", b.size(0));
+  auto gemm = describe_product(kGemm, a, b);
   TORCH_CHECK_VALUE(!bias || (bias->sizes() == b.sizes().slice(1) && bias->is_contiguous()), kGemm,
                     ": bias must be contiguous, with ", b.size(1), " elements");
   TORCH_CHECK_VALUE(!residual || (residual->sizes() == at::IntArrayRef{a.size(0), b.size(1)} &&
@@ -102,27 +101,22 @@ at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const std::optional<at
   TORCH_CHECK_VALUE(wait_chunks == 0 || (pad && pad->numel() >= kPadBytes + kStateBytes), kGemm,
                     ": wait_chunks needs a pad of ", kPadBytes + kStateBytes, " bytes of zeros");
   const c10::cuda::CUDAGuard guard(a.device());
-  auto call = prepare_sum(kGemm, a, b, /*everywhere=*/true, /*num_ranks=*/1, {});
   auto output = at::empty({a.size(0), b.size(1)}, a.options());
-  call.gemm.d = output.mutable_data_ptr();
-  call.gemm.bias = bias ? bias->const_data_ptr() : nullptr;
-  call.gemm.residual = residual ? residual->const_data_ptr() : nullptr;
+  gemm.d = output.mutable_data_ptr();
+  gemm.bias = bias ? bias->const_data_ptr() : nullptr;
+  gemm.residual = residual ? residual->const_data_ptr() : nullptr;
   if (wait_chunks > 0) {
     Peers peers;
     set_own_pad(peers, pad->mutable_data_ptr());
     auto* failure = reinterpret_cast<kernels::cuda::SpinFailure*>(peers.counters + 64);
-    call.gemm.arrivals = {.dim = Arriving::kRows,
-                          .plan = {a.size(0), 4, wait_chunks},
-                          .rank = 0,
-                          .pad = peers.pads[0],
-                          .epoch = peers.epoch,
-                          .limit = {1'000'000'000, failure, 0}};
+    gemm.arrivals = {.dim = Arriving::kRows,
+                     .plan = {a.size(0), 4, wait_chunks},
+                     .rank = 0,
+                     .pad = peers.pads[0],
+                     .epoch = peers.epoch,
+                     .limit = {1'000'000'000, failure, 0}};
   }
-  const auto& backend = gemm_backend(kGemm, a.device());
-  const char* why = backend.why_unsupported(call.gemm);
-  TORCH_CHECK_NOT_IMPLEMENTED(why == nullptr, kGemm, ": ", why);
-  const auto stream = c10::cuda::getCurrentCUDAStream(a.device().index());
-  AXONN_CUDA_CHECK(backend.launch(call.gemm, call.config, stream.stream()));
+  launch_product(kGemm, gemm, a.device());
   return output;
 }
 

@@ -1,9 +1,11 @@
 #include "ops/cuda/fused_matmul.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAStream.h>
 
 #include <stdexcept>
 
+#include "core/cuda/check.h"
 #include "ops/checks.h"
 #include "ops/cuda/gemm_backend.h"
 
@@ -58,7 +60,7 @@ void set_b(const char* op, FusedGemm& gemm, const at::Tensor& b) {
 // The other algorithms can do what the kernels refuse.
 void require_supported(const char* op, const FusedGemm& gemm, c10::Device device) {
   const char* why = gemm_backend(op, device).why_unsupported(gemm);
-  TORCH_CHECK_NOT_IMPLEMENTED(why == nullptr, op, ": algorithm='fused' cannot do this: ", why,
+  TORCH_CHECK_NOT_IMPLEMENTED(why == nullptr, op, ": the fused kernels cannot do this: ", why,
                               "; use 'auto', 'chunked' or 'sequential'");
 }
 
@@ -123,8 +125,7 @@ GatherMatmul prepare_gather(const char* op, const at::Tensor& shard, const at::T
   return {gemm, arriving, rows, config, kernels::cuda::gather_workspace_bytes(rows)};
 }
 
-MatmulSum prepare_sum(const char* op, const at::Tensor& a, const at::Tensor& b, bool everywhere,
-                      int64_t num_ranks, const Residency& residency) {
+FusedGemm describe_product(const char* op, const at::Tensor& a, const at::Tensor& b) {
   check_matmul(op, "a", a, "b", b);
   check_inner(op, "a.size(1)", a.size(1), "b.size(0)", b.size(0));
   FusedGemm gemm{};
@@ -135,6 +136,19 @@ MatmulSum prepare_sum(const char* op, const at::Tensor& a, const at::Tensor& b, 
   gemm.ldd = gemm.n;
   set_a(op, gemm, a);
   set_b(op, gemm, b);
+  return gemm;
+}
+
+void launch_product(const char* op, const FusedGemm& gemm, c10::Device device) {
+  require_supported(op, gemm, device);
+  const LaunchConfig config = choose_config(op, gemm, device, {});
+  const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
+  AXONN_CUDA_CHECK(gemm_backend(op, device).launch(gemm, config, stream.stream()));
+}
+
+MatmulSum prepare_sum(const char* op, const at::Tensor& a, const at::Tensor& b, bool everywhere,
+                      int64_t num_ranks, const Residency& residency) {
+  const FusedGemm gemm = describe_product(op, a, b);
   TORCH_CHECK_NOT_IMPLEMENTED(gemm.m % num_ranks == 0, op, ": algorithm='fused' needs a number of ",
                               "rows that ", num_ranks, " ranks divide, got ", gemm.m,
                               "; use 'auto', 'chunked' or 'sequential'");

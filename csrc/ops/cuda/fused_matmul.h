@@ -53,6 +53,13 @@ struct MatmulSum {
 MatmulSum prepare_sum(const char* op, const at::Tensor& a, const at::Tensor& b, bool everywhere,
                       int64_t num_ranks, const kernels::Residency& residency);
 
+// a [M, K] @ b [K, N] with nothing arriving and nothing leaving: operands, sizes and dtype are set.
+// Raises as prepare_sum, but for what no kernel computes.
+kernels::cuda::FusedGemm describe_product(const char* op, const at::Tensor& a, const at::Tensor& b);
+
+// Enqueues a product on the current stream; what no kernel computes raises NotImplementedError.
+void launch_product(const char* op, const kernels::cuda::FusedGemm& gemm, c10::Device device);
+
 // Enqueue the call. The result is allocated on the current stream, which must be streams.compute or
 // waited for by it. The workspaces must have the bytes that were asked for.
 at::Tensor run(const char* op, const GatherMatmul& call, const kernels::cuda::Peers& peers,

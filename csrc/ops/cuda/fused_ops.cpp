@@ -12,30 +12,38 @@ namespace {
 using kernels::cuda::CallStreams;
 using kernels::cuda::Peers;
 
+// Binds a prepared product to the tensors that it is of.
+template <typename Product>
+PreparedCall prepared(const char* op, const Product& product, const at::TensorOptions& options) {
+  return {product.workspace_bytes, [=](const Peers& peers, const CallStreams& streams) {
+            return run(op, product, peers, streams, options);
+          }};
+}
+
 at::Tensor all_gather_matmul(const at::Tensor& shard, const at::Tensor& other,
                              const std::string& arriving, const std::string& group_name,
                              int64_t group_size, double timeout_seconds) {
   constexpr auto kOp = "all_gather_matmul";
-  (void)gemm_backend(kOp, shard.device());
-  const auto [dim, is_a] = gathered_place(kOp, arriving);
-  const auto residency = residency_of(kOp, group_name, group_size, shard.device(), timeout_seconds);
-  const auto call = prepare_gather(kOp, shard, other, dim, is_a, group_size, residency);
-  return with_workspace(kOp, group_name, shard.device(), call.workspace_bytes, timeout_seconds,
-                        [&](const Peers& peers, const CallStreams& streams) {
-                          return run(kOp, call, peers, streams, shard.options());
-                        });
+  const auto place = gathered_place(kOp, arriving);
+  (void)gemm_backend(kOp, shard.device());  // raises before ranks meet
+  return call_fused(
+      kOp, group_name, group_size, shard.device(), timeout_seconds,
+      [&](const kernels::Residency& residency) {
+        return prepared(
+            kOp, prepare_gather(kOp, shard, other, place.dim, place.is_a, group_size, residency),
+            shard.options());
+      });
 }
 
 at::Tensor matmul_sum(const at::Tensor& a, const at::Tensor& b, bool everywhere,
                       const std::string& group_name, int64_t group_size, double timeout_seconds) {
   const char* op = everywhere ? "matmul_all_reduce" : "matmul_reduce_scatter";
-  (void)gemm_backend(op, a.device());
-  const auto residency = residency_of(op, group_name, group_size, a.device(), timeout_seconds);
-  const auto call = prepare_sum(op, a, b, everywhere, group_size, residency);
-  return with_workspace(op, group_name, a.device(), call.workspace_bytes, timeout_seconds,
-                        [&](const Peers& peers, const CallStreams& streams) {
-                          return run(op, call, peers, streams, a.options());
-                        });
+  (void)gemm_backend(op, a.device());  // raises before ranks meet
+  return call_fused(op, group_name, group_size, a.device(), timeout_seconds,
+                    [&](const kernels::Residency& residency) {
+                      return prepared(op, prepare_sum(op, a, b, everywhere, group_size, residency),
+                                      a.options());
+                    });
 }
 
 TORCH_LIBRARY_IMPL(axonn, CUDA, m) {

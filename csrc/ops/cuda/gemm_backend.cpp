@@ -4,9 +4,9 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 
+#include <map>
 #include <mutex>
 #include <optional>
-#include <set>
 
 #include "core/cuda/check.h"
 #include "ops/checks.h"
@@ -28,20 +28,38 @@ std::optional<c10::OperatorHandle> find_backend() {
   return c10::Dispatcher::singleton().findSchema({"axonn::_gemm_backend_sm90", ""});
 }
 
-void load_once(const GemmBackend& backend, c10::Device device) {
-  static std::mutex mutex;
-  static std::set<c10::DeviceIndex> loaded;
-  const std::lock_guard lock(mutex);
-  if (loaded.contains(device.index())) return;
-  const c10::cuda::CUDAGuard guard(device);
-  kernels::cuda::load_kernels(backend);
-  loaded.insert(device.index());
+// The backends of devices whose kernels are loaded: asked for several times in every call.
+class LoadedBackends {
+ public:
+  const GemmBackend* find(c10::Device device) {
+    const std::lock_guard lock(mutex_);
+    const auto found = backends_.find(device.index());
+    return found == backends_.end() ? nullptr : found->second;
+  }
+
+  const GemmBackend& load(const GemmBackend& backend, c10::Device device) {
+    const std::lock_guard lock(mutex_);
+    const c10::cuda::CUDAGuard guard(device);
+    kernels::cuda::load_kernels(backend);
+    backends_.insert_or_assign(device.index(), &backend);
+    return backend;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<c10::DeviceIndex, const GemmBackend*> backends_;
+};
+
+LoadedBackends& loaded_backends() {
+  static LoadedBackends backends;
+  return backends;
 }
 
 }  // namespace
 
 std::string why_no_gemm_backend(c10::Device device) {
   if (!device.is_cuda()) return "it is no CUDA device";
+  if (loaded_backends().find(device) != nullptr) return "";
   const int major = attribute(cudaDevAttrComputeCapabilityMajor, device);
   const int minor = attribute(cudaDevAttrComputeCapabilityMinor, device);
   if (major != 9 || minor != 0) {
@@ -52,13 +70,12 @@ std::string why_no_gemm_backend(c10::Device device) {
 }
 
 const GemmBackend& gemm_backend(const char* op, c10::Device device) {
+  if (const auto* loaded = loaded_backends().find(device)) return *loaded;
   const std::string why = why_no_gemm_backend(device);
   TORCH_CHECK_NOT_IMPLEMENTED(why.empty(), op, ": no fused kernels for ", device, ": ", why,
                               "; use 'auto', 'chunked' or 'sequential'");
   const auto address = find_backend()->typed<int64_t()>().call();
-  const auto& backend = *reinterpret_cast<const GemmBackend*>(address);
-  load_once(backend, device);
-  return backend;
+  return loaded_backends().load(*reinterpret_cast<const GemmBackend*>(address), device);
 }
 
 kernels::LaunchConfig choose_config(const char* op, const FusedGemm& gemm, c10::Device device,

@@ -262,22 +262,17 @@ Registry& registry() {
 
 }  // namespace
 
-at::Tensor with_workspace(const char* op, const std::string& group_name, c10::Device device,
-                          int64_t bytes, double timeout_seconds,
-                          const std::function<at::Tensor(const Peers&, const CallStreams&)>& run) {
-  const c10::cuda::CUDAGuard guard(device);
-  Workspace& workspace = registry().find(group_name, device, timeout_seconds);
-  workspace.require(op, bytes);
-  return workspace.call(run);
-}
-
-kernels::Residency residency_of(const char* op, const std::string& group_name, int64_t group_size,
-                                c10::Device device, double timeout_seconds) {
+at::Tensor call_fused(const char* op, const std::string& group_name, int64_t group_size,
+                      c10::Device device, double timeout_seconds,
+                      const std::function<PreparedCall(const kernels::Residency&)>& prepare) {
   TORCH_CHECK_NOT_IMPLEMENTED(group_size <= kMaxPeers, op, ": algorithm='fused' serves at most ",
                               kMaxPeers, " ranks, group '", group_name, "' has ", group_size,
                               "; use 'auto', 'chunked' or 'sequential'");
   const c10::cuda::CUDAGuard guard(device);
-  return registry().find(group_name, device, timeout_seconds).residency();
+  Workspace& workspace = registry().find(group_name, device, timeout_seconds);
+  const PreparedCall call = prepare(workspace.residency());
+  workspace.require(op, call.workspace_bytes);
+  return workspace.call(call.run);
 }
 
 int64_t symmetric_workspace_bytes() { return registry().bytes(); }
