@@ -51,7 +51,7 @@ test-slow: build  ## run the slow Python tests
 	@$(PYTHON) tools/bootstrap.py environment slow
 	$(VENV)/bin/python -m pytest -m "slow and not gpu" --durations=15
 
-gpu-check:  ## build, test, time and train on this machine's GPUs (STAGE=build|test|sanitize|bench|train)
+gpu-check:  ## build, test, time and train on this machine's GPUs (STAGE=build|test|sanitize|bench|published|train)
 	@STAGE=$(STAGE) $(PYTHON) tools/gpu_check.py
 
 test-sanitizers: environment  ## run the core's tests under thread and address sanitizer

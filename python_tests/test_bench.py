@@ -268,6 +268,17 @@ def test_a_large_product_is_checked_in_part() -> None:
     assert expected.error(product[1:]) <= expected.limit < expected.error(product[:-1])
 
 
+def test_a_product_with_a_large_operand_is_checked_in_part() -> None:
+    """However few its rows: every rank of a host would hold the operand, in float64."""
+    terms = 1 << 14
+    expected = expected_product(
+        lambda rows: torch.ones(len(rows), terms), lambda columns: torch.ones(terms, len(columns)),
+        rows=range(3), columns=range(1 << 13), terms=terms, limit=0.0,
+    )  # fmt: skip
+    assert expected.values.shape == (3, 256)
+    assert expected.error(torch.full((3, 1 << 13), float(terms))) == 0.0
+
+
 def test_blocks_are_parts_of_one_matrix() -> None:
     whole = Whole("a", 6, 5, torch.bfloat16)
     everything = whole.block(whole.rows, whole.columns)

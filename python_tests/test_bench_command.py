@@ -12,10 +12,19 @@ import torch
 
 from axonn_ext import GridShape, ops
 from axonn_ext.bench.case import Spec
+from axonn_ext.bench.command import BASELINES
 from axonn_ext.bench.measure import Ranks
 from axonn_ext.bench.reference import judge
 from axonn_ext.bench.results import Row
-from axonn_ext.bench.shapes import OPS, BlockShape, GemmShape, parse_shapes, problems
+from axonn_ext.bench.shapes import (
+    ALL_GEMM_OPS,
+    OPS,
+    BlockShape,
+    GemmShape,
+    parse_shapes,
+    problems,
+)
+from axonn_ext.bench.summary import Comparison
 from axonn_ext.bench.worker import build_case
 from axonn_ext.cli import main
 from axonn_ext.train.errors import UserError
@@ -38,7 +47,7 @@ def test_shapes() -> None:
         "gemm-ar", ["llama-70b"]
     )
     for op, text, message in (
-        ("linear", "1,2", "linear takes \"M,N,K\" or one of llama-70b, gpt3, got '1,2'"),
+        ("linear", "1,2", "linear takes \"M,N,K\" or one of llama-70b, gpt3, published, got '1,2'"),
         ("linear", "1,2,0", "at least 1"),
         ("ag-gemm", "gpt2", "got 'gpt2'"),
         ("block", "llama-70b", 'block takes "batch,sequence,hidden,heads" or one of gpt2, gpt3'),
@@ -108,6 +117,9 @@ def try_all(specs: list[Spec]) -> list[bool]:
         (["link-overlap", "--shape", "6,8,8"], ["4 shards", "6"]),
         (["gemm", "--shapes", "8,8"], ["M,N,K", "'8,8'"]),
         (["gemm", "--shapes", "8,8,12"], ["multiples of 8", "'8,8,12'"]),
+        (["gemm", "--shapes", "published:8"], ["published has M of", "got '8'"]),
+        (["ag-gemm", "--device", "cpu", "--baseline", "torch-symm-mem"], ["for GPUs alone, got"]),
+        (["ag-gemm", "--baseline", "nccl"], ["invalid choice: 'nccl'"]),
         (["link-overlap", "--chunks", "0"], ["--chunks", "[0]"]),
         (["conv"], ["invalid choice: 'conv'"]),
     ],
@@ -129,7 +141,7 @@ def test_a_missing_gpu_is_named(capsys: pytest.CaptureFixture[str], arguments: l
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["bench"], *(["bench", op] for op in OPS)):
+    for arguments in (["bench"], *(["bench", op] for op in (*OPS, ALL_GEMM_OPS))):
         with pytest.raises(SystemExit) as ended:
             main([*arguments, "--help"])
         assert ended.value.code == 0
@@ -180,9 +192,13 @@ def test_documented_columns_are_those_of_a_row() -> None:
     section = (ROOT / "docs/interfaces.md").read_text().partition("## Benchmarks")[2]
     section = section.partition("\n## ")[0]
     names = {field.name for field in dataclasses.fields(Row)}
-    assert set(re.findall(r'"(\w+)"', section)) - {"machine", "rows"} == names
+    summary = {field.name for field in dataclasses.fields(Comparison)}
+    listed, _, compared = section.partition('"summary"')
+    assert set(re.findall(r'"(\w+)"', listed)) - {"machine", "rows"} == names
+    assert set(re.findall(r'"(\w+)"', compared)) == summary
     page = (ROOT / "docs/benchmarks.md").read_text()
     columns = page.partition("## The columns")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", columns, re.MULTILINE)) == names
     timed = page.partition("In each run:")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", timed, re.MULTILINE)) == set(ops.ALGORITHMS)
+    named = set(re.findall(r"^\| `([\w-]+)` \|", timed, re.MULTILINE))
+    assert named == {*ops.ALGORITHMS, *BASELINES}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import time
@@ -29,7 +31,11 @@ def load() -> ModuleType:
 
 
 gpu_check = load()
-MACHINE = {"gpu": "NVIDIA H100 80GB HBM3", "torch": "2.14.1"}
+gpu_cases, gpu_runs, gpu_table = (
+    sys.modules[name] for name in ("gpu_cases", "gpu_runs", "gpu_table")
+)
+Case = gpu_cases.Case
+MACHINE = {"gpu": "NVIDIA H100 80GB HBM3", "gpus": 1, "torch": "2.14.1", "nccl": "2.30"}
 ROW = {"op": "linear", "shape": {"M": 1}, "dtype": "bf16", "grid": {"x": 1}, "algorithm": "auto",
        "correct": False, "median_us": None, "ratio_to_floor": None}  # fmt: skip
 
@@ -48,7 +54,9 @@ def test_without_a_gpu_nothing_is_run():
 def test_stages():
     assert gpu_check.stages_of("") == gpu_check.stages_of("all") == gpu_check.STAGES
     assert gpu_check.stages_of("bench") == ("bench",)
-    with pytest.raises(ValueError, match="build, test, sanitize, bench, train, all, got 'tests'"):
+    with pytest.raises(
+        ValueError, match="build, test, sanitize, bench, published, train, all, got 'tests'"
+    ):
         gpu_check.stages_of("tests")
     done = subprocess.run(
         [sys.executable, str(SCRIPT)], capture_output=True, text=True, env={"STAGE": "tests"}
@@ -107,7 +115,7 @@ def check_on(tmp_path: Path, *stages: str):
 
 
 def test_cases_are_written_as_they_end_and_failures_counted(tmp_path, monkeypatch):
-    cases = [gpu_check.Case("linear", (1, 1, 1), 1), gpu_check.Case("linear", (2, 2, 2), 1)]
+    cases = [Case("linear", (1, 1, 1), 1), Case("linear", (2, 2, 2), 1)]
     seen = []
 
     def run_case(case):
@@ -117,7 +125,7 @@ def test_cases_are_written_as_they_end_and_failures_counted(tmp_path, monkeypatc
 
     monkeypatch.setattr(gpu_check, "CASES", cases)
     monkeypatch.setattr(gpu_check, "run_case", run_case)
-    monkeypatch.setattr(gpu_check, "measured", lambda command: [])
+    monkeypatch.setattr(gpu_check, "measured", lambda command, **_: [])
     monkeypatch.setattr(gpu_check, "why_no_fused", lambda: "they are for sm_90")
     check = check_on(tmp_path, "bench")
     check.run()
@@ -126,18 +134,168 @@ def test_cases_are_written_as_they_end_and_failures_counted(tmp_path, monkeypatc
     assert check.report.failed
     assert content["stages"]["bench"]["failures"] == [case.name for case in cases]
     assert {item["what"] for item in content["not_run"]} == {"fused GEMMs"}
-    lines = gpu_check.table_of(content)
+    lines = gpu_table.table_of(content)
     assert any(state == "WRONG" for _, state, _ in lines)
 
 
 def test_what_the_time_does_not_allow_is_not_run(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_check, "STAGE_SECONDS", 0)
-    monkeypatch.setattr(gpu_check, "measured", lambda command: [])
+    monkeypatch.setattr(gpu_check, "measured", lambda command, **_: [])
     check = check_on(tmp_path, "bench")
     check.run()
     left_out = {item["what"] for item in check.report.not_run}
     assert {case.name for case in gpu_check.CASES} <= left_out
     assert check.report.rows == []
+
+
+def tuned(speedup: float | None) -> dict[str, object]:
+    return {"product_pass": "wgrad", "m": 8, "n": 8, "k": 8, "layout": "TN", "winner": "direct",
+            "direct_us": speedup, "winner_us": 1.0, "speedup": speedup}  # fmt: skip
+
+
+def timed(op: str, algorithm: str, median_us: float | None) -> dict[str, object]:
+    return ROW | {"op": op, "algorithm": algorithm, "median_us": median_us,
+                  "correct": median_us is not None}  # fmt: skip
+
+
+PAIR = [timed("ag-gemm", "sequential", 20.0), timed("ag-gemm", "auto", 10.0)]
+
+
+def run_published(tmp_path: Path, monkeypatch, *, gpus: int, failing: str = "", rows=PAIR):
+    """The stage with commands that write `rows`, except those with `failing` among their words."""
+    asked: list[list[str]] = []
+
+    def measured(command, *, option):
+        assert option == "--json"
+        asked.append(command)
+        if failing in command:
+            return None
+        return {"rows": [tuned(0.99), tuned(None)] if "tune" in command else rows}
+
+    monkeypatch.setattr(gpu_check, "measured", measured)
+    monkeypatch.setattr(gpu_check, "why_no_fused", lambda: "")
+    check = check_on(tmp_path, "published")
+    check.report.machine["gpus"] = gpus
+    check.run()
+    return check, asked
+
+
+def test_one_gpu_tunes_the_published_shapes(tmp_path, monkeypatch):
+    check, asked = run_published(tmp_path, monkeypatch, gpus=1)
+    assert [command[-1] for command in asked] == [f"published:{m}" for m in gpu_check.TUNED_ROWS]
+    assert not check.report.failed and check.report.published == []
+    assert [item["reason"] for item in check.report.not_run] == ["they need two GPUs"]
+    lines = gpu_table.table_of(check.content)
+    assert ("wgrad 8,8,8 TN", "not run", "too small to be asked about") in lines
+    assert "0.990 x as fast as the library's call in the worst of 4" in str(lines)
+
+
+def test_several_gpus_time_the_ops_beside_torch(tmp_path, monkeypatch):
+    check, asked = run_published(tmp_path, monkeypatch, gpus=6)
+    ops = [command for command in asked if "bench" in command]
+    assert len(ops) == len(gpu_check.PUBLISHED_CASES) == 21
+    for command in ops:
+        assert "--world 4 --dtype bf16" in " ".join(command), "a power of two divides the sizes"
+        assert command[-2:] == ["--baseline", "torch-symm-mem"]
+        assert "sequential,chunked,fused,auto" in command
+    assert not check.report.failed
+    assert check.report.published == PAIR * 21
+    assert "2.000 x as fast as sequential in the worst of 1" in str(
+        gpu_table.table_of(check.content)
+    )
+
+
+def test_where_torchs_ops_fail_ours_are_timed_alone(tmp_path, monkeypatch):
+    check, asked = run_published(tmp_path, monkeypatch, gpus=2, failing="torch-symm-mem")
+    assert len([command for command in asked if "bench" in command]) == 42
+    failures = check.report.stages["published"]["failures"]
+    assert len(failures) == 21 and all("beside torch-symm-mem" in name for name in failures)
+    assert check.report.published == PAIR * 21
+
+
+def test_a_wrong_row_fails_and_is_shown(tmp_path, monkeypatch):
+    rows = [timed("gemm-rs", "auto", None)]
+    check, asked = run_published(tmp_path, monkeypatch, gpus=2, rows=rows)
+    assert len([command for command in asked if "bench" in command]) == 21, "not without torch's"
+    assert check.report.failed and check.report.published == rows * 21
+    assert ("gemm-rs 1 bf16 x=1 auto", "WRONG", "-") in gpu_table.table_of(check.content)
+
+
+def test_the_commands_of_the_stage_are_understood():
+    """Their arguments, on a CPU in place of the GPUs; torch's ops are refused there, by name."""
+    from axonn_ext.cli import main
+
+    for fused, baseline in ((True, False), (False, True)):
+        command = gpu_cases.published_command("gemm-rs", 64, 2, fused=fused, baseline=baseline)
+        assert command[1:3] == ["-m", "axonn_ext"]
+        arguments = [word.replace("cuda", "cpu") for word in command[3:]]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("axonn_ext.bench.command._launch", lambda args, plan: len(plan.specs))
+            assert main(arguments) == (2 if baseline else 6)
+    tune = [word.replace("cuda", "cpu") for word in gpu_cases.tune_command(1024)[3:]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("axonn_ext.cli.tune.measure_all", lambda console, request: [])
+        assert main(tune) == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_page_names_commands_that_exist(tmp_path, capsys):
+    """Every promise has one; without a GPU each gets as far as asking for it."""
+    from axonn_ext.cli import main
+
+    page = (ROOT / "docs" / "gpu_check.md").read_text(encoding="utf-8")
+    table = page.partition("## What is promised")[2].partition("\n## ")[0]
+    lines = re.findall(r"^\| ([a-g]) \| (?:.*) \| (.*) \|$", table, re.MULTILINE)
+    assert [letter for letter, _ in lines] == list("abcdefg")
+    commands = [text for _, cell in lines for text in re.findall(r"`([^`]+)`", cell)]
+    for text in commands:
+        if text.startswith("make gpu-check STAGE="):
+            assert gpu_check.stages_of(text.partition("=")[2])
+            continue
+        program, *arguments = text.replace("FILE", str(tmp_path / "a.png")).split()
+        assert program == "axonn-ext"
+        assert main([argument.replace("W", "8") for argument in arguments]) == 2
+        assert "torch sees no GPU" in capsys.readouterr().err
+
+
+WRITES = """
+import json, sys
+rows = {rows}
+with open(sys.argv[sys.argv.index("--json") + 1], "w") as file:
+    json.dump({{"rows": rows}}, file)
+sys.exit({status})
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "status", "kept"),
+    [
+        ([{"correct": True}], 0, True),
+        ([{"correct": False}], 1, True),  # the command says so by its status
+        ([{"correct": True}], 1, False),
+        ([{"correct": False}], 3, False),
+    ],
+)
+def test_what_a_command_wrote_counts_if_it_did_not_fail(rows, status, kept):
+    program = WRITES.format(rows=rows, status=status)
+    found = gpu_runs.measured([sys.executable, "-c", program], option="--json")
+    assert found == ({"rows": rows} if kept else None)
+
+
+def test_the_page_and_the_charts_lie_beside_the_file(tmp_path):
+    from test_bench_published import row_of
+
+    rows = [dataclasses.asdict(row_of(op, 8, "auto", 2.0)) for op in ("ag-gemm", "gemm-rs")]
+    content = gpu_check.merge({}, report(rows=rows[:1], published=rows[1:]), gpu_check.STAGES)
+    gpu_check.write(tmp_path / "gpu.json", content)
+    gpu_cases.main(["--plot", str(tmp_path / "gpu.json"), "--rows", "-"])
+    assert {path.name for path in tmp_path.glob("*.png")} == {"gpu-ag-gemm.png", "gpu-gemm-rs.png"}
+    page = gpu_table.markdown_of(
+        content | {"not_run": [{"stage": "test", "what": "a|b", "reason": "two\nlines"}]}
+    )
+    assert page.startswith(f"# {MACHINE['gpu']}\n")
+    assert "| a\\|b | not run | two lines |" in page
+    assert "| ag-gemm 8,8,8 bf16 x=2 auto | right | 2 us, 2.00 x floor |" in page
 
 
 def test_the_tests_whose_kernels_may_end_cuda_run_last():

@@ -1,9 +1,7 @@
-"""A product in several ways: equal values, the fastest by a margin, agreed, kept, and shown."""
+"""A product in several ways: equal values, the fastest by a margin, agreed and kept."""
 
 from __future__ import annotations
 
-import json
-import math
 import time
 import tomllib
 from collections.abc import Iterator
@@ -14,15 +12,13 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from axonn_ext import GridShape, _library, models, nn, settings, tuning, warm_up
-from axonn_ext.cli import main
-from axonn_ext.cli.tune import measure_product
+from axonn_ext import GridShape, models, nn, tuning, warm_up
+from axonn_ext.bench.products import measure_product
 from axonn_ext.models import ModelConfig
-from axonn_ext.models.products import PRESETS, Product, linear_products
+from axonn_ext.models.products import Product, linear_products
 from grids import bound, grid_of, relative_error
 from test_tuning import cache_in, edit, files
 
-Capture = pytest.CaptureFixture[str]
 CPU_VARIANTS = ("direct", "transposed", "relayout_a", "relayout_b")
 MARGIN = 0.05
 # Large enough for Linears to ask about it: 2 ** 24 multiply-adds.
@@ -292,91 +288,6 @@ def test_the_list_of_products_is_what_a_model_multiplies(pool, family: str, shap
     assert {p.product_pass for p in listed} == {"forward", "dgrad", "wgrad"}
     expected = {(p.m, p.n, p.k) for p in listed}
     assert pool(2).run(recorded_products, shape, config) == [expected] * 2
-
-
-# --- The command ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The command's folder of measurements; a configuration lies beside it."""
-    monkeypatch.setenv("AXONN_CACHE_DIR", str(tmp_path / "cache"))
-    threads = torch.get_num_threads()
-    _library.configure(settings.load())
-    tuning.clear()
-    (tmp_path / "job.toml").write_text(
-        "[model]\nhidden_size = 128\nnum_layers = 2\nsequence_length = 128\n"
-        "[train]\nbatch_size = 8\ndtype = 'bf16'\n[data]\nmax_bytes = 100000\n"
-    )
-    yield tmp_path
-    torch.set_num_threads(threads)
-    monkeypatch.undo()
-    _library.configure(settings.load())
-    tuning.clear()
-
-
-def test_the_command_measures_shows_and_keeps(tune: Path, capsys: Capture):
-    arguments = ["tune", "--model", str(tune / "job.toml"), "--grid", "1x2x1", "--device", "cpu",
-                 "--threads", "1", "--json", str(tune / "products.json")]  # fmt: skip
-    assert main(arguments) == 0
-    text = capsys.readouterr().out
-    content = json.loads((tune / "products.json").read_text())
-    assert content["grid"] == GridShape(y=2).as_dict()
-    assert (content["dtype"], content["batch"], content["device"]) == ("bf16", 8, "cpu")
-    rows = content["rows"]
-    sources = {row["source"] for row in rows}
-    assert sources == {"measured", "small"}
-    assert {row["product_pass"] for row in rows} == {"forward", "dgrad", "wgrad"}
-    for row in rows:
-        assert f"{row['m']},{row['n']},{row['k']}" in text
-        if row["source"] == "small":
-            assert row["direct_us"] is None and row["median_us"] == {}
-            continue
-        assert row["winner_us"] == row["median_us"][row["winner"]] <= row["direct_us"]
-        won = 100 * (1 - row["winner_us"] / row["direct_us"])
-        assert row["won_percent"] == pytest.approx(won)
-        assert row["winner"] == "direct" or won > 100 * (1 - 1 / (1 + MARGIN))
-    measured = [row for row in rows if row["source"] == "measured"]
-    logarithms = [math.log(row["direct_us"] / row["winner_us"]) for row in measured]
-    assert content["mean_speedup"] == pytest.approx(math.exp(sum(logarithms) / len(measured)))
-    assert len(files(tune / "cache")) == len(measured)
-    assert "direct us" in text and f"kept in {tune / 'cache'}" in text
-
-    tuning.clear()
-    assert main(arguments) == 0
-    again = json.loads((tune / "products.json").read_text())["rows"]
-    winners = [(row["winner"], row["source"]) for row in again if row["source"] != "small"]
-    assert winners == [(row["winner"], "disk") for row in measured]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--model", "gpt5"], "--model: expected one of gpt2-small"),
-        (["--model", "missing.toml"], "missing.toml does not exist"),
-        (["--model", "gpt2-small", "--grid", "2x2"], "--grid 2x2: grid must read like"),
-        (["--model", "gpt2-small", "--grid", "x=5"], "num_kv_heads: 12 must be divisible by 5"),
-        (["--model", "gpt2-small", "--batch", "0"], "--batch: expected a whole number >= 1, got 0"),
-        (["--model", "gpt2-small", "--batch", "3", "--grid", "z=2"], "3 must be divisible by 2"),
-        (["--model", "gpt2-small", "--threads", "0"], "--threads: expected a whole number >= 1"),
-        (["--model", "gpt2-small", "--dtype", "fp8"], "invalid choice: 'fp8'"),
-        (["--model", "gpt2-small", "--json", "/no/such/file"], "there is no folder /no/such"),
-        (["--model", "gpt2-small", "--more"], "unknown argument --more"),
-        ([], "the following arguments are required: --model"),
-    ],
-)
-def test_mistakes_are_named(tune: Path, capsys: Capture, arguments: list[str], message: str):
-    assert main(["tune", "--device", "cpu", *arguments]) == 2
-    assert message in capsys.readouterr().err
-    assert files(tune / "cache") == []
-
-
-def test_presets_are_the_published_sizes():
-    millions = {name: round(model.num_parameters() / 1e6) for name, model in PRESETS.items()}
-    assert millions == {
-        "gpt2-small": 124, "gpt2-medium": 355, "gpt2-large": 774, "gpt2-xl": 1558,
-        "llama2-7b": 6738, "llama2-70b": 68977,
-    }  # fmt: skip
 
 
 def test_a_lookup_of_an_unknown_product_is_cheap():

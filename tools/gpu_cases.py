@@ -3,6 +3,7 @@
 gpu_cases.py --case JSON --rows FILE       under torchrun
 gpu_cases.py --link M,N,K --rows FILE
 gpu_cases.py --gemm M,N,K --rows FILE        on GPUs of sm_90
+gpu_cases.py --plot RESULTS.json --rows -    charts beside the file
 """
 
 from __future__ import annotations
@@ -60,6 +61,32 @@ CASES = (
         )
     ),
 )
+
+
+# The published layer sizes: rows whose products are tuned, and cases of the ops on all GPUs, those
+# that tell most first, since the time may not suffice for all.
+TUNED_ROWS = (8192, 1024, 4096, 2048)
+PUBLISHED_CASES = tuple(
+    (op, m)
+    for m in (8192, 64, 1024, 4096, 256, 16384, 2048)
+    for op in ("ag-gemm", "gemm-rs", "gemm-ar")
+)
+
+
+def tune_command(m: int) -> list[str]:
+    """Tunes the products of the published layers with M = m."""
+    return [sys.executable, "-m", "axonn_ext", "tune", "--device", "cuda",
+            "--shapes", f"published:{m}"]  # fmt: skip
+
+
+def published_command(op: str, m: int, ranks: int, *, fused: bool, baseline: bool) -> list[str]:
+    """Times an op in the published layers with M = m, beside torch's symmetric-memory ops."""
+    names = ("sequential", "chunked", *(("fused",) if fused else ()), "auto")
+    return [
+        sys.executable, "-m", "axonn_ext", "bench", op, "--device", "cuda", "--world", str(ranks),
+        "--dtype", "bf16", "--rounds", "10", "--shapes", f"published:{m}",
+        "--algorithms", ",".join(names), *(("--baseline", "torch-symm-mem") if baseline else ()),
+    ]  # fmt: skip
 
 
 # A GPT-2 of 100 M parameters; on several ranks of one GPU, whose collectives go through sockets, a
@@ -132,11 +159,27 @@ def time_gemm(text: str, path: Path) -> None:
     path.write_text(json.dumps([dataclasses.asdict(row) for row in rows]))
 
 
+def draw_charts(text: str, _: Path) -> None:
+    """A chart of each op that the file of results has, beside it: <gpu>-<op>.png."""
+    from axonn_ext.bench.plot import plot_rows
+    from axonn_ext.bench.results import Row
+
+    path = Path(text)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    rows = [Row(**row) for row in (*content["rows"], *content["published"])]
+    machine = content["machine"]
+    subtitle = f"{machine['gpu']}, torch {machine['torch']}, NCCL {machine['nccl']}"
+    for op in dict.fromkeys(row.op for row in rows):
+        chart = path.with_name(f"{path.stem}-{op}.png")
+        plot_rows([row for row in rows if row.op == op], chart, subtitle=subtitle)
+
+
 def main(arguments: Sequence[str]) -> None:
     """Runs what the first argument names."""
     kind, text, option, path = arguments
     assert option == "--rows", arguments
-    {"--case": time_case, "--link": time_link, "--gemm": time_gemm}[kind](text, Path(path))
+    kinds = {"--case": time_case, "--link": time_link, "--gemm": time_gemm, "--plot": draw_charts}
+    kinds[kind](text, Path(path))
 
 
 if __name__ == "__main__":

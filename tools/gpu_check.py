@@ -1,39 +1,58 @@
 """`make gpu-check`: builds, tests, times and trains on the GPUs of this machine.
 
-STAGE=build|test|sanitize|bench|train|all (default all). Needs a CUDA torch in the Python that runs
-it, and no network. Writes benchmarks/results/<gpu>.json after every case, and prints a table. What
-cannot be run here is listed with the reason, never counted as passed. Exit status: 0 nothing
-failed; 1 something did; 2 there is no GPU, or no such stage. docs/gpu_check.md tells more.
+STAGE=build|test|sanitize|bench|published|train|all (default all). Needs a CUDA torch in the Python
+that runs it, and no network. Writes benchmarks/results/<gpu>.json after every case; at the end a
+table, there and on the terminal, and charts. What cannot be run here is listed with the reason,
+never counted as passed. Exit status: 0 nothing failed; 1 something did; 2 there is no GPU, or no
+such stage. docs/gpu_check.md tells more.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import importlib.util
 import json
 import os
 import re
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpu_cases import CASES, GEMM_SHAPES, LINK_SHAPES, RUNS, TRAINING, Case
+from gpu_cases import (
+    CASES,
+    GEMM_SHAPES,
+    LINK_SHAPES,
+    PUBLISHED_CASES,
+    RUNS,
+    TUNED_ROWS,
+    published_command,
+    tune_command,
+)
+from gpu_runs import (
+    CASE_SECONDS,
+    CASES_SCRIPT,
+    ROOT,
+    all_right,
+    count_tests,
+    execute,
+    find_sanitizer,
+    gpu_tests,
+    measured,
+    run_case,
+    run_training,
+    why_no_fused,
+)
+from gpu_table import markdown_of, show
 
-ROOT = Path(__file__).resolve().parent.parent
-CASES_SCRIPT = ROOT / "tools" / "gpu_cases.py"
 RESULTS = ROOT / "benchmarks" / "results"
-STAGES = ("build", "test", "sanitize", "bench", "train")
+STAGES = ("build", "test", "sanitize", "bench", "published", "train")
 STAGE_SECONDS = 8 * 60
-CASE_SECONDS = 120
+# Results by the stage that finds them.
+FINDINGS = {"rows": "bench", "link": "bench", "gemm": "bench", "tune": "published",
+            "published": "published"}  # fmt: skip
 
 Json = dict[str, Any]
 
@@ -47,6 +66,8 @@ class Report:
     rows: list[Json] = field(default_factory=list)
     link: list[Json] = field(default_factory=list)
     gemm: list[Json] = field(default_factory=list)
+    tune: list[Json] = field(default_factory=list)
+    published: list[Json] = field(default_factory=list)
     not_run: list[dict[str, str]] = field(default_factory=list)
 
     def leave_out(self, stage: str, what: str, reason: str) -> None:
@@ -83,9 +104,10 @@ def merge(old: Json, new: Report, stages: Sequence[str]) -> Json:
         "stages": {
             **{k: v for k, v in kept.get("stages", {}).items() if k not in stages}, **new.stages
         },
-        "rows": new.rows if "bench" in stages else kept.get("rows", []),
-        "link": new.link if "bench" in stages else kept.get("link", []),
-        "gemm": new.gemm if "bench" in stages else kept.get("gemm", []),
+        **{
+            name: getattr(new, name) if stage in stages else kept.get(name, [])
+            for name, stage in FINDINGS.items()
+        },
         "not_run": [
             *(item for item in kept.get("not_run", []) if item["stage"] not in stages),
             *new.not_run,
@@ -119,13 +141,30 @@ class Check:
     report: Report
     earlier: Json
 
+    @property
+    def content(self) -> Json:
+        return merge(self.earlier, self.report, self.stages)
+
     def save(self) -> None:
-        write(self.path, merge(self.earlier, self.report, self.stages))
+        write(self.path, self.content)
+
+    def draw(self) -> None:
+        """A chart of each op beside the file, where matplotlib is installed."""
+        stages = [stage for stage in ("bench", "published") if stage in self.stages]
+        if not stages or not (self.report.rows or self.report.published):
+            return
+        if not importlib.util.find_spec("matplotlib"):
+            self.report.leave_out(stages[0], "charts", "matplotlib is not installed")
+        else:
+            command = [sys.executable, str(CASES_SCRIPT), "--plot", str(self.path), "--rows", "-"]
+            if execute(command, time.monotonic() + CASE_SECONDS) != 0:
+                self.report.leave_out(stages[0], "charts", "they could not be drawn; see above")
+        self.save()
 
     def run(self) -> None:
         steps = {
             "build": self.build, "test": self.test, "sanitize": self.sanitize,
-            "bench": self.bench, "train": self.train,
+            "bench": self.bench, "published": self.published, "train": self.train,
         }  # fmt: skip
         for stage in self.stages:
             print(f"== {stage}", flush=True)
@@ -207,10 +246,8 @@ class Check:
         else:
             failures += self._measure("gemm", GEMM_SHAPES, deadline)
         for case in CASES:
-            if time.monotonic() + CASE_SECONDS > deadline:
-                self.report.leave_out("bench", case.name, "the stage's time was up")
+            if not self._has_time("bench", case.name, deadline):
                 continue
-            print(case.name, flush=True)
             rows = run_case(case)
             if rows is None or not all(row["correct"] for row in rows):
                 failures.append(case.name)
@@ -225,8 +262,7 @@ class Check:
         failures = []
         for shape in shapes:
             name = f"{kind} {','.join(map(str, shape))}"
-            if time.monotonic() + CASE_SECONDS > deadline:
-                self.report.leave_out("bench", name, "the stage's time was up")
+            if not self._has_time("bench", name, deadline):
                 continue
             text = ",".join(map(str, shape))
             rows = measured([sys.executable, str(CASES_SCRIPT), f"--{kind}", text])
@@ -235,6 +271,56 @@ class Check:
             getattr(self.report, kind).extend(rows or [])
             self.save()
         return failures
+
+    def published(self, deadline: float) -> Json:
+        """The published layer sizes: what tuning wins, and on several GPUs what the ops take."""
+        if not importlib.util.find_spec("rich"):
+            self.report.leave_out("published", "all of it", "rich is not installed")
+            return {}
+        failures: list[str] = []
+        for m in TUNED_ROWS:
+            name = f"tune published:{m}"
+            if self._has_time("published", name, deadline):
+                self._keep(name, tune_command(m), self.report.tune, failures)
+        ranks = 1 << (int(self.report.machine["gpus"]).bit_length() - 1)
+        if ranks < 2:
+            self.report.leave_out("published", "ag-gemm, gemm-rs, gemm-ar", "they need two GPUs")
+        else:
+            self._time_published(ranks, deadline, failures)
+        found = bool(self.report.tune or self.report.published or failures)
+        return {"failed": len(failures), "failures": failures} if found else {}
+
+    def _time_published(self, ranks: int, deadline: float, failures: list[str]) -> None:
+        """The ops beside torch's symmetric memory; where that fails, without."""
+        fused = not why_no_fused()
+        for op, m in PUBLISHED_CASES:
+            name = f"{op} published:{m} x={ranks}"
+            for baseline in (True, False):
+                if not self._has_time("published", name, deadline):
+                    break
+                named = f"{name} beside torch-symm-mem" if baseline else name
+                command = published_command(op, m, ranks, fused=fused, baseline=baseline)
+                if self._keep(named, command, self.report.published, failures):
+                    break
+
+    def _has_time(self, stage: str, name: str, deadline: float) -> bool:
+        if time.monotonic() + CASE_SECONDS <= deadline:
+            print(name, flush=True)
+            return True
+        self.report.leave_out(stage, name, "the stage's time was up")
+        return False
+
+    def _keep(
+        self, name: str, command: Sequence[str], rows: list[Json], failures: list[str]
+    ) -> bool:
+        """Adds the rows that a command of axonn-ext writes; whether there are any."""
+        content = measured(command, option="--json")
+        if content is None or not all_right(content["rows"]):
+            failures.append(name)
+        if content is not None:
+            rows += content["rows"]
+        self.save()
+        return content is not None
 
     def train(self, deadline: float) -> Json:
         failures: list[str] = []
@@ -254,179 +340,6 @@ class Check:
             if (runs or failures)
             else {}
         )
-
-
-def execute(command: Sequence[str], deadline: float) -> int:
-    """The exit status; 124 when the time was up. What the command has started ends with it."""
-    seconds = max(deadline - time.monotonic(), 1.0)
-    with subprocess.Popen(command, cwd=ROOT, env=environment(), start_new_session=True) as process:
-        try:
-            return process.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # a launcher ends its ranks
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=10)
-            return 124
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def environment() -> dict[str, str]:
-    """This process's, with the checkout in front and no measurements of earlier runs."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    # Ranks of one process have streams that wait for each other: none may share a queue.
-    queues = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-    return {**os.environ, **queues, "PYTHONPATH": path, "AXONN_CACHE_DIR": ""}
-
-
-def count_tests(xml: str) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Passed and failed tests, and the name and reason of each that was skipped."""
-    counts = {"passed": 0, "failed": 0}
-    skipped = []
-    for case in ElementTree.fromstring(xml).iter("testcase"):
-        skip = case.find("skipped")
-        if skip is not None:
-            name = f"{case.get('classname')}.{case.get('name')}"
-            skipped.append((name, skip.get("message") or "no reason given"))
-        elif case.find("failure") is not None or case.find("error") is not None:
-            counts["failed"] += 1
-        else:
-            counts["passed"] += 1
-    if not any(counts.values()) and not skipped:
-        counts["failed"] = 1  # nothing was collected
-    return counts, skipped
-
-
-def run_case(case: Case) -> list[Json] | None:
-    """The rows of a case, from processes of its own; None if one failed or took too long."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-                f"--nproc-per-node={case.ranks}"]  # fmt: skip
-    encoded = json.dumps(dataclasses.asdict(case))
-    return measured([*launcher, str(CASES_SCRIPT), "--case", encoded])
-
-
-def run_training(grid: str, steps: int, overlap: str, deadline: float) -> Json | None:
-    """The first and last loss and the last speed of a short run; None if it failed."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "run"
-        chosen = TRAINING | {"train.steps": steps, "overlap.mode": overlap}
-        settings = [f"--{key}={value}" for key, value in chosen.items()]
-        command = [sys.executable, "-m", "axonn_ext", "train", "--grid", grid, "--out", str(out),
-                   *settings]  # fmt: skip
-        if execute(command, deadline) != 0:
-            return None
-        lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    metrics = [json.loads(line) for line in lines]
-    last = metrics[-1]
-    return {
-        "grid": grid, "overlap": overlap, "steps": steps, "first_loss": metrics[0]["loss"],
-        "last_loss": last["loss"], "tokens_per_s": last["tokens_per_s"], "tflops": last["tflops"],
-        "memory_bytes": last["memory_bytes"],
-    }  # fmt: skip
-
-
-def gpu_tests() -> list[str]:
-    """The files that hold tests marked gpu; last the one whose kernels wait for each other."""
-    files = [
-        path for path in sorted((ROOT / "python_tests").glob("test_*.py"))
-        if "mark.gpu" in path.read_text(encoding="utf-8")
-    ]  # fmt: skip
-    files.sort(key=lambda path: path.name == "test_gpu_fused.py")
-    return [str(path.relative_to(ROOT)) for path in files]
-
-
-def find_sanitizer() -> str | None:
-    folders = [os.path.join(os.environ.get(name, ""), "bin") for name in ("CUDA_HOME", "CUDA_PATH")]
-    search = os.pathsep.join([*folders, os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
-    return shutil.which("compute-sanitizer", path=search)
-
-
-def why_no_fused() -> str:
-    """Why the fused GEMMs cannot run here; empty if they can."""
-    program = (
-        "import torch; from axonn_ext import _library; "
-        "print('' if torch.cuda.get_device_capability() == (9, 0) else 'they are for sm_90', "
-        "'' if _library.cuda_sm90 else 'axonn_ext was built without CUTLASS')"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return found.stdout.strip() if found.returncode == 0 else found.stderr.strip()[-200:]
-
-
-def measured(command: Sequence[str]) -> list[Json] | None:
-    """What a command writes into the file that it is given as its last argument."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rows.json"
-        deadline = time.monotonic() + CASE_SECONDS
-        if execute([*command, "--rows", str(path)], deadline) != 0 or not path.exists():
-            return None
-        return list(json.loads(path.read_text(encoding="utf-8")))
-
-
-# --- The table -----------------------------------------------------------------------------------
-
-
-def table_of(content: Json) -> list[tuple[str, str, str]]:
-    """What was run, how it went, and the numbers."""
-    lines = []
-    for stage, found in content["stages"].items():
-        failed = found.get("failed")
-        nothing = failed is None or (failed == 0 and found.get("passed") == 0)
-        state = "not run" if nothing else f"{failed} failed" if failed else "passed"
-        detail = f"{found['passed']} tests passed, " if "passed" in found else ""
-        detail += "".join(f"{name}, " for name in found.get("failures", ()))
-        lines.append((stage, state, f"{detail}{found['seconds']} s"))
-        for run in found.get("runs", ()):
-            detail = (
-                f"loss {run['first_loss']:.3f} -> {run['last_loss']:.3f}, "
-                f"{run['tokens_per_s']:,.0f} tokens/s, {run['tflops']:.1f} Tflop/s"
-            )
-            lines.append((f"training, {run['grid']}", "measured", detail))
-    for row in content["link"]:
-        detail = (
-            f"overlap {row['overlap_efficiency']:.0%} at {row['link_gbps']:.0f} GB/s, emulated link"
-        )
-        n = row["shape"]["N"]
-        lines.append(
-            (f"link-overlap N={n} {row['algorithm']} {row['chunks']} chunks", "measured", detail)
-        )
-    for row in content["gemm"]:
-        what = f"gemm {','.join(map(str, row['shape'].values()))} {row['dtype']} {row['layout']}"
-        detail = (
-            f"{row['fused_us']:,.0f} us, {row['fused_over_torch']:.3f} x torch.mm, "
-            f"waiting {row['waiting_over_fused']:.3f} x"
-        )
-        lines.append((what, "measured", detail))
-    for row in content["rows"]:
-        what = f"{row['op']} {','.join(map(str, row['shape'].values()))} {row['dtype']} " + (
-            f"x={row['grid']['x']} {row['algorithm']}"
-        )
-        time_us = "-" if row["median_us"] is None else f"{row['median_us']:,.0f} us"
-        ratio = "" if row["ratio_to_floor"] is None else f", {row['ratio_to_floor']:.2f} x floor"
-        lines.append((what, "right" if row["correct"] else "WRONG", time_us + ratio))
-    lines += [(item["what"], "not run", item["reason"]) for item in content["not_run"]]
-    return lines
-
-
-def show(content: Json) -> None:
-    """A table, with rich where it is installed."""
-    lines = table_of(content)
-    if importlib.util.find_spec("rich"):
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table("what", "result", "detail", title=content["machine"]["gpu"], box=None)
-        for line in lines:
-            table.add_row(*line)
-        Console().print(table, markup=False)
-        return
-    print(content["machine"]["gpu"])
-    widths = [max(len(line[i]) for line in lines) for i in range(2)]
-    for what, state, detail in lines:
-        print(f"{what:<{widths[0]}}  {state:<{widths[1]}}  {detail}")
 
 
 def describe() -> Json:
@@ -458,8 +371,11 @@ def main(settings: Mapping[str, str]) -> int:
     path = RESULTS / file_name(machine["gpu"])
     check = Check(stages, path, Report(machine), read(path))
     check.run()
-    show(merge(check.earlier, check.report, stages))
-    print(f"written: {path.relative_to(ROOT)}")
+    check.draw()
+    page = path.with_suffix(".md")
+    page.write_text(markdown_of(check.content), encoding="utf-8")
+    show(check.content)
+    print(f"written: {path.relative_to(ROOT)}, {page.relative_to(ROOT)}")
     return int(check.report.failed)
 
 

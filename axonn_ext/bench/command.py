@@ -1,4 +1,4 @@
-"""`axonn-ext bench ag-gemm|gemm-rs|gemm-ar|linear|block`."""
+"""`axonn-ext bench ag-gemm|gemm-rs|gemm-ar|gemm-ops|linear|block`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,26 @@ import torch
 from rich.console import Console
 
 from axonn_ext import ops
+from axonn_ext.bench import symm_mem
 from axonn_ext.bench.case import CPU_DTYPES, DTYPES, Spec
 from axonn_ext.bench.machine import default_device, describe_machine, num_cores
 from axonn_ext.bench.measure import ROUNDS
 from axonn_ext.bench.plot import plot_rows
 from axonn_ext.bench.report import print_rows
 from axonn_ext.bench.results import Row, check_writable, read_rows, write_json
-from axonn_ext.bench.shapes import DEFAULTS, GEMM_OPS, OPS, describe, parse_shapes, problems
+from axonn_ext.bench.shapes import (
+    ALL_GEMM_OPS,
+    DEFAULTS,
+    GEMM_OPS,
+    OPS,
+    PUBLISHED_LAYERS,
+    PUBLISHED_ROWS,
+    Shape,
+    describe,
+    parse_shapes,
+    problems,
+)
+from axonn_ext.bench.summary import compare
 from axonn_ext.bench.worker import Plan, run_worker
 from axonn_ext.grid import GridShape
 from axonn_ext.nn.linear import ROLES
@@ -34,11 +47,13 @@ ALGORITHMS = ops.ALGORITHMS[::-1]
 # What runs on GPUs unless asked: "fused" is for some GPUs.
 CUDA_ALGORITHMS = tuple(name for name in ALGORITHMS if name != "fused")
 DEVICES = ("cpu", "cuda")
+BASELINES = (symm_mem.NAME,)
 
 SUMMARIES = {
     "ag-gemm": "all_gather_matmul: A's rows are gathered, B's columns stay",
     "gemm-rs": "matmul_reduce_scatter: the sum's rows are scattered",
     "gemm-ar": "matmul_all_reduce: every rank gets the sum",
+    ALL_GEMM_OPS: "ag-gemm, gemm-rs and gemm-ar, one after another",
     "linear": "nn.Linear on a grid, forward and backward",
     "block": "a GPT-2 transformer block on a grid, forward and backward",
 }
@@ -47,13 +62,24 @@ Times {summary}.
 
 In one run, interleaved: compute alone (the floor), the collectives alone, and the algorithms. Times
 are of the slowest rank. A result that is wrong, compared with float64 before and after timing, gets
-no time, and the exit status is 1. docs/benchmarks.md tells how to read the numbers."""
+no time, and the exit status is 1. At the end: how auto compares with sequential over all shapes.
+docs/benchmarks.md tells how to read the numbers."""
 GEMM_EXAMPLES = """\
 examples:
   axonn-ext bench {op}                                      2 ranks, {default}
   axonn-ext bench {op} --world 4 --shapes 256,256,256 1024,1024,1024
   axonn-ext bench {op} --world 8 --dtype bf16 --shapes llama-70b --json {op}.json
+  axonn-ext bench {op} --world 8 --dtype bf16 --shapes published:64,4096 \\
+      --algorithms sequential,chunked,fused,auto --baseline torch-symm-mem
   torchrun --nproc-per-node 4 -m axonn_ext bench {op} --algorithms sequential,fused
+
+presets:
+  llama-70b, gpt3   layers of Llama 2 70B (4096 tokens) and GPT-3 175B (2048 tokens)
+  published         {layers} MLPs of models from 7B to 405B, each with
+                    M = {rows};
+                    published:64,1024 has those M alone. The largest needs some 10 GB a GPU in bf16
+                    on 2 ranks, and 2 GB of host memory a rank; all take some ten minutes an op on
+                    GPUs, and hours on a CPU
 """
 GRID_EXAMPLES = """\
 examples:
@@ -66,11 +92,14 @@ examples:
 
 def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     """Adds a subcommand for each op."""
-    for op in OPS:
-        examples = GEMM_EXAMPLES if op in GEMM_OPS else GRID_EXAMPLES
+    for op in (*OPS, ALL_GEMM_OPS):
+        examples = GRID_EXAMPLES if op in ("linear", "block") else GEMM_EXAMPLES
         parser = benchmarks.add_parser(
             op, help=SUMMARIES[op], description=DESCRIPTION.format(summary=SUMMARIES[op]),
-            epilog=examples.format(op=op, default=describe(DEFAULTS[op])),
+            epilog=examples.format(
+                op=op, default=describe(DEFAULTS[op]), layers=len(PUBLISHED_LAYERS),
+                rows=", ".join(map(str, PUBLISHED_ROWS)),
+            ),
             formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
         )  # fmt: skip
         _add_options(parser, op)
@@ -85,13 +114,17 @@ def _add_options(parser: argparse.ArgumentParser, op: str) -> None:
     sizes = ",".join(DEFAULTS[op]._fields)
     add("--shapes", nargs="+", default=[], metavar="SHAPE",
         help=f'global sizes "{sizes}", or a preset: '
-        + ("gpt2, gpt3" if op == "block" else "llama-70b, gpt3")
+        + ("gpt2, gpt3" if op == "block" else "llama-70b, gpt3, published, published:M,M,...")
         + f" (default: {','.join(map(str, DEFAULTS[op]))})")  # fmt: skip
     add("--device", choices=DEVICES,
         help="ranks that outnumber the GPUs share them (default: cuda if there are any, else "
         "cpu)")  # fmt: skip
     add("--algorithms", metavar="A,B,...",
         help=f"(default: {','.join(ALGORITHMS)}; fused on cuda only if asked)")  # fmt: skip
+    if op in (*GEMM_OPS, ALL_GEMM_OPS):
+        add("--baseline", action="append", choices=BASELINES, default=[],
+            help="torch-symm-mem: torch.ops.symm_mem's fused ops, in turns with ours; needs a GPU "
+            "for each rank (default: none)")  # fmt: skip
     add("--dtype", choices=tuple(DTYPES), default="fp32", help="(default: %(default)s)")
     add("--threads", type=int, default=1, metavar="N",
         help="of each rank; 0: its share of the cores (default: 1, so that a rank's arithmetic is "
@@ -100,7 +133,7 @@ def _add_options(parser: argparse.ArgumentParser, op: str) -> None:
         help="batches of each algorithm (default: %(default)s)")  # fmt: skip
     if op == "linear":
         add("--role", choices=tuple(ROLES), default="expand", help="(default: %(default)s)")
-    if op not in GEMM_OPS:
+    if op in ("linear", "block"):
         add("--layout", choices=LAYOUTS, default="sharded", help="(default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="write machine and rows to a JSON file")
     add("--plot", type=Path, metavar="FILE", help="draw a bar chart: .png, .svg or .pdf")
@@ -150,21 +183,35 @@ def make_plan(args: argparse.Namespace, here: Process | None) -> Plan:
         raise UserError(f"--rounds: expected a whole number >= 1, got {args.rounds}")
     options = {key: getattr(args, key) for key in ("role", "layout") if key in args}
     role, layout = options.get("role", "expand"), options.get("layout", "sharded")
-    shapes = parse_shapes(args.op, args.shapes, role=role)
+    baselines = tuple(dict.fromkeys(getattr(args, "baseline", ())))
+    asked = [
+        (op, shape, grid)
+        for op in (GEMM_OPS if args.op == ALL_GEMM_OPS else (args.op,))
+        for grid in grids
+        for shape in parse_shapes(op, args.shapes, role=role)
+    ]
     found = [
         problem
-        for grid in grids
-        for shape in shapes
-        for problem in problems(args.op, shape, grid, role=role, layout=layout)
+        for op, shape, grid in asked
+        for problem in problems(op, shape, grid, role=role, layout=layout)
     ]
+    if baselines:
+        found += _baseline_problems(asked, dtype=args.dtype, device=args.device)
     if found:
         raise UserError(*found)
     specs = tuple(
-        Spec(args.op, shape, grid, args.dtype, algorithms, options, args.device)
-        for grid in grids
-        for shape in shapes
+        Spec(op, shape, grid, args.dtype, (*algorithms, *baselines), options, args.device)
+        for op, shape, grid in asked
     )
     return Plan(specs, threads=args.threads, rounds=args.rounds)
+
+
+def _baseline_problems(
+    asked: Sequence[tuple[str, Shape, GridShape]], *, dtype: str, device: str
+) -> list[str]:
+    """Why torch-symm-mem cannot run, each reason once."""
+    reasons = (symm_mem.why_refused(op, grid, dtype=dtype, device=device) for op, _, grid in asked)
+    return [f"--baseline {symm_mem.NAME}: {reason}" for reason in dict.fromkeys(reasons) if reason]
 
 
 def check_device(device: str) -> None:
@@ -217,6 +264,8 @@ def _worker_arguments(args: argparse.Namespace, grid: GridShape) -> list[str]:
     for key in ("device", "algorithms", "dtype", "threads", "rounds", "role", "layout"):
         if getattr(args, key, None) is not None:
             arguments += [f"--{key}", str(getattr(args, key))]
+    for name in getattr(args, "baseline", ()):
+        arguments += ["--baseline", name]
     return arguments + (["--shapes", *args.shapes] if args.shapes else [])
 
 
@@ -229,9 +278,12 @@ def _report(args: argparse.Namespace, rows: Sequence[Row]) -> None:
         print_rows(console, rows, gpus=torch.cuda.device_count())
     else:
         print_rows(console, rows, cores=num_cores())
+    summary = compare(rows)
+    for line in summary:
+        console.print(line.sentence(), highlight=False, markup=False, soft_wrap=True)
     written = []
     if args.json is not None:
-        write_json(args.json, machine, rows)
+        write_json(args.json, machine, rows, summary)
         written.append(str(args.json))
     if args.plot is not None:
         subtitle = (

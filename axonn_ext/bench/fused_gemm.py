@@ -15,6 +15,7 @@ from axonn_ext import _library
 from axonn_ext.bench.link_overlap import MAX_DIFFERENCE, parse_sizes, time_us
 from axonn_ext.bench.machine import describe_machine
 from axonn_ext.bench.results import check_writable, write_json
+from axonn_ext.bench.shapes import is_published, published_shapes
 from axonn_ext.train.errors import UserError
 
 # As BLAS names operands: y = x @ weight.t(), dx = dy @ weight, dweight = dy.t() @ x.
@@ -24,7 +25,12 @@ WAIT_CHUNKS = 4
 DESCRIPTION = """\
 On one GPU of sm_90: A [M, K] @ B [K, N] by torch.mm (cuBLAS), by the kernel of "fused" without
 waits, and by the same kernel as if A came in 16 chunks, all of which are there. What the second
-costs over the first is our kernel; what the third costs over the second is waiting."""
+costs over the first is our kernel; what the third costs over the second is waiting. At the end: the
+least speed of both over M >= 2048, below which auto has other kernels. SHAPE is M,N,K, "published"
+(MLPs of models from 7B to 405B) or published:M,M,... for some of its M."""
+# Below, tiles of 128 rows leave most of the GPU idle, and another kernel is chosen.
+LEAST_ROWS = 2048
+LEAST_OF_TORCH, LEAST_OF_FUSED = 0.97, 0.99
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,34 @@ class GemmRow:
     fused_over_torch: float  # below 1: the kernel is faster than cuBLAS
     waiting_over_fused: float
     max_difference: float  # from torch's result, relative
+
+
+@dataclass(frozen=True)
+class GemmSummary:
+    """The least speeds over the products of at least `LEAST_ROWS` rows, as shares."""
+
+    num_products: int
+    least_of_torch: float  # fused, of torch.mm's
+    least_of_fused: float  # waiting, of fused
+
+    def sentence(self) -> str:
+        return (
+            f"over {self.num_products} products of M >= {LEAST_ROWS}: fused has at least "
+            f"{self.least_of_torch:.3f} of the speed of torch.mm (aim: {LEAST_OF_TORCH}), waiting "
+            f"{self.least_of_fused:.3f} of fused (aim: {LEAST_OF_FUSED})"
+        )
+
+
+def summarize(rows: Sequence[GemmRow]) -> GemmSummary | None:
+    """None if no product has enough rows."""
+    large = [row for row in rows if row.shape["M"] >= LEAST_ROWS]
+    if not large:
+        return None
+    return GemmSummary(
+        num_products=len(large),
+        least_of_torch=min(1 / row.fused_over_torch for row in large),
+        least_of_fused=min(1 / row.waiting_over_fused for row in large),
+    )
 
 
 def stored(t: Tensor, transposed: bool) -> Tensor:
@@ -90,7 +124,7 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
         allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("--shapes", nargs="+", default=["2048,11008,4096", "8192,14336,4096"],
-                        metavar="M,N,K", help="(default: %(default)s)")  # fmt: skip
+                        metavar="SHAPE", help="(default: %(default)s)")  # fmt: skip
     parser.add_argument("--dtype", choices=list(DTYPES), default="bf16",
                         help="(default: %(default)s)")  # fmt: skip
     parser.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS),
@@ -101,18 +135,21 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     parser.set_defaults(run=run)
 
 
-def parse_shape(text: str) -> tuple[int, int, int]:
+def parse_shapes(text: str) -> tuple[tuple[int, int, int], ...]:
+    """What an argument of --shapes stands for. Raises: UserError."""
+    if is_published(text):
+        return published_shapes(text, "expand")
     m, n, k = parse_sizes("--shapes", text)
     if any(size % 8 for size in (m, n, k)):
         raise UserError(f"--shapes: expected multiples of 8, which bulk loads need, got {text!r}")
-    return m, n, k
+    return ((m, n, k),)
 
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Runs the command; raises UserError for a mistake of the user."""
     if extra:
         raise UserError(f"unknown argument {extra[0]} (see axonn-ext bench gemm --help)")
-    shapes = [parse_shape(text) for text in args.shapes]
+    shapes = dict.fromkeys(shape for text in args.shapes for shape in parse_shapes(text))
     check_writable("--json", args.json)
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         raise UserError("bench gemm needs a GPU of sm_90: torch sees no GPU of that kind here")
@@ -128,8 +165,11 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
             print(f"{','.join(map(str, shape)):>20} {layout:>7} {row.torch_us:>10,.1f} "
                   f"{row.fused_us:>10,.1f} {row.waiting_us:>11,.1f} {row.fused_over_torch:>12.3f} "
                   f"{row.waiting_over_fused:>14.3f}", flush=True)  # fmt: skip
+    summary = summarize(rows)
+    if summary is not None:
+        print(summary.sentence())
     if args.json is not None:
         machine = describe_machine(threads=torch.get_num_threads(), device="cuda")
-        write_json(args.json, machine, rows)
+        write_json(args.json, machine, rows, [summary] if summary else [])
     # cuBLAS may add up in another order: two roundings.
     return 0 if max(row.max_difference for row in rows) <= MAX_DIFFERENCE else 1

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from axonn_ext import ops
+from axonn_ext.bench import symm_mem
 from axonn_ext.bench.case import DTYPES, Case, Collective, Spec, bind_all
 from axonn_ext.bench.reference import Outputs, Whole, expected_product, round_off
 from axonn_ext.bench.shapes import GemmShape
@@ -54,7 +55,13 @@ def gemm_case(spec: Spec, grid: Grid) -> Case:
     def run(algorithm: str) -> Outputs:
         return {"y": op(local_a, local_b, axis.process_group, algorithm=algorithm)}
 
-    algorithms = {name: partial(run, name) for name in spec.algorithms}
+    algorithms: dict[str, Callable[[], Outputs]] = {
+        name: partial(run, name) for name in spec.algorithms if name != symm_mem.NAME
+    }
+    if symm_mem.NAME in spec.algorithms:
+        symm_mem.require_peer_access(axis.size)
+        baseline = symm_mem.bind_symm_mem(spec.op, local_a, local_b, axis)
+        algorithms[symm_mem.NAME] = lambda: {"y": baseline()}
     return Case(spec, floor, bind_all([collective]), algorithms, {"y": expected})
 
 

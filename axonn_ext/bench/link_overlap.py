@@ -31,12 +31,20 @@ HEAD_START_CYCLES = 2_000_000  # about a millisecond
 CALLS = 20
 WARM_UP_CALLS = 5
 MAX_DIFFERENCE = 2 * torch.finfo(torch.bfloat16).eps
+LEAST_OVERLAP = 0.9  # what "fused" aims at
 DESCRIPTION = """\
 On one GPU: A [M, K], in bf16, is gathered from four shards, one of them on the GPU, three in pinned
 host memory, while it is multiplied with B [K, N]: by "chunked", which copies and multiplies in
 chunks, and by "fused", one kernel that waits for each chunk (GPUs of sm_90). Next to it, in turns:
 the copy alone, the matmul alone, and one after the other. The link is emulated: host memory, not
-NVLink. The larger N, the shorter the copy is against the matmul."""
+NVLink. The larger N, the shorter the copy is against the matmul. At the end, for each shape, how
+fused compares with the best chunked and with one after the other."""
+EPILOG = """\
+examples:
+  axonn-ext bench link-overlap
+  axonn-ext bench link-overlap --shape 8192,38912,4096 8192,21248,4096 8192,10624,4096
+      over 50 GB/s the copies take about 0.25, 0.46 and 0.92 of the matmul's time
+"""
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,45 @@ class LinkRow:
     link_gbps: float
     overlap_efficiency: float
     max_difference: float  # between the overlapped result and the whole matmul's, relative
+
+
+@dataclass(frozen=True)
+class LinkSummary:
+    """ "fused" on one shape, beside what it replaces; the chunks of "chunked" are its best ones."""
+
+    shape: dict[str, int]
+    copy_over_gemm: float
+    overlap_efficiency: float
+    speedup_over_chunked: float
+    speedup_over_sequential: float
+
+    def sentence(self) -> str:
+        return (
+            f"{','.join(map(str, self.shape.values()))}, copy / matmul {self.copy_over_gemm:.2f}: "
+            f"fused overlaps {self.overlap_efficiency:.1%} (aim: {LEAST_OVERLAP:.0%}), "
+            f"{self.speedup_over_chunked:.3f} x as fast as chunked, "
+            f"{self.speedup_over_sequential:.3f} x as one after the other"
+        )
+
+
+def summarize(rows: Sequence[LinkRow]) -> list[LinkSummary]:
+    """One for each shape that "fused" was timed in."""
+    return [
+        LinkSummary(
+            shape=row.shape,
+            copy_over_gemm=row.copy_us / row.gemm_us,
+            overlap_efficiency=row.overlap_efficiency,
+            speedup_over_chunked=min(
+                other.overlapped_us
+                for other in rows
+                if other.algorithm == "chunked" and other.shape == row.shape
+            )
+            / row.overlapped_us,
+            speedup_over_sequential=row.sequential_us / row.overlapped_us,
+        )
+        for row in rows
+        if row.algorithm == "fused"
+    ]
 
 
 def time_us(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
@@ -192,11 +239,11 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
     parser = benchmarks.add_parser(
         "link-overlap", help="a chunked copy over an emulated link, behind a matmul, on one GPU",
-        description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--shape", default="8192,8192,8192", metavar="M,N,K",
-                        help="(default: %(default)s)")  # fmt: skip
+    parser.add_argument("--shape", nargs="+", default=["8192,8192,8192"], metavar="M,N,K",
+                        help="(default: 8192,8192,8192)")  # fmt: skip
     parser.add_argument("--chunks", type=int, nargs="+", default=[1, 2, 4, 8], metavar="N",
                         help="(default: 1 2 4 8)")  # fmt: skip
     parser.add_argument(
@@ -209,24 +256,37 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Runs the command; raises UserError for a mistake of the user."""
     if extra:
         raise UserError(f"unknown argument {extra[0]} (see axonn-ext bench link-overlap --help)")
-    m, n, k = parse_sizes("--shape", args.shape)
-    if m % NUM_SHARDS:
-        raise UserError(f"--shape: expected an M that {NUM_SHARDS} shards divide, got {m}")
-    if not all(1 <= chunks <= m for chunks in args.chunks):
-        raise UserError(f"--chunks: expected numbers from 1 to M={m}, got {args.chunks}")
+    shapes = list(dict.fromkeys(parse_sizes("--shape", text) for text in args.shape))
+    for m, _, _ in shapes:
+        if m % NUM_SHARDS:
+            raise UserError(f"--shape: expected an M that {NUM_SHARDS} shards divide, got {m}")
+        if not all(1 <= chunks <= m for chunks in args.chunks):
+            raise UserError(f"--chunks: expected numbers from 1 to M={m}, got {args.chunks}")
     check_writable("--json", args.json)
     if not torch.cuda.is_available():
         raise UserError("link-overlap needs a GPU: torch sees no GPU here")
-    rows = measure_link(m, n, k, args.chunks)
-    print(f"link-overlap  M,N,K = {m},{n},{k}  bf16; link {LINK}")
+    rows: list[LinkRow] = []
+    for shape in shapes:
+        found = measure_link(*shape, args.chunks)
+        _show(found)
+        rows += found
+    summary = summarize(rows)
+    for line in summary:
+        print(line.sentence())
+    if args.json is not None:
+        machine = describe_machine(threads=torch.get_num_threads(), device="cuda")
+        write_json(args.json, machine, rows, summary)
+    # A chunk's matmul may add up in another order than the whole one's: two roundings to bf16.
+    return 0 if max(row.max_difference for row in rows) <= MAX_DIFFERENCE else 1
+
+
+def _show(rows: Sequence[LinkRow]) -> None:
+    """The rows of one shape."""
+    sizes = ",".join(map(str, rows[0].shape.values()))
+    print(f"link-overlap  M,N,K = {sizes}  bf16; link {LINK}")
     print(f"{'algorithm':<10} {'chunks':>8} {'gemm us':>10} {'copy us':>10} {'in turn us':>11} "
           f"{'overlapped us':>14} {'link GB/s':>10} {'overlap':>8}")  # fmt: skip
     for row in rows:
         print(f"{row.algorithm:<10} {row.chunks:>8} {row.gemm_us:>10,.0f} {row.copy_us:>10,.0f} "
               f"{row.sequential_us:>11,.0f} {row.overlapped_us:>14,.0f} {row.link_gbps:>10.1f} "
               f"{row.overlap_efficiency:>8.0%}")  # fmt: skip
-    if args.json is not None:
-        machine = describe_machine(threads=torch.get_num_threads(), device="cuda")
-        write_json(args.json, machine, rows)
-    # A chunk's matmul may add up in another order than the whole one's: two roundings to bf16.
-    return 0 if max(row.max_difference for row in rows) <= MAX_DIFFERENCE else 1

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from axonn_ext.bench import symm_mem
 from axonn_ext.bench.report import grouped
 from axonn_ext.bench.results import Row
 from axonn_ext.bench.shapes import short_grid
@@ -13,10 +14,16 @@ from axonn_ext.grid import GridShape
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
 
-_COLORS = {"sequential": "#94a3b8", "chunked": "#ea580c", "fused": "#2563eb", "auto": "#16a34a"}
+_COLORS = {
+    "sequential": "#94a3b8", "chunked": "#ea580c", "fused": "#2563eb", "auto": "#16a34a",
+    symm_mem.NAME: "#9333ea",
+}  # fmt: skip
 _RED, _GREY, _INK = "#dc2626", "#94a3b8", "#1e293b"
 _BAR_INCHES = 0.42
+_HEAD_INCHES, _PANEL_INCHES = 1.09, 4.11
+_MAX_GROUPS = 14  # side by side; more go into panels below
 
 
 def plot_rows(rows: Sequence[Row], path: Path, *, subtitle: str) -> None:
@@ -30,21 +37,43 @@ def plot_rows(rows: Sequence[Row], path: Path, *, subtitle: str) -> None:
     from matplotlib.patches import Patch
 
     groups = grouped(rows)
+    panels = [groups[i : i + _MAX_GROUPS] for i in range(0, len(groups), _MAX_GROUPS)]
     algorithms = list(dict.fromkeys(row.algorithm for row in rows))
     pitch = len(algorithms) + 1
-    width = max(7.2, 1.6 + _BAR_INCHES * pitch * len(groups))
-    figure = Figure(figsize=(width, 5.2), dpi=150, facecolor="white")
+    width = max(7.2, 1.6 + _BAR_INCHES * pitch * len(panels[0]))
+    height = _HEAD_INCHES + _PANEL_INCHES * len(panels)
+    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
     left, right = 0.85 / width, 1 - 0.25 / width
-    axes = figure.add_axes((left, 0.16, right - left, 0.63))
+    several = len({row.op for row in rows}) > 1
+    for place, panel in enumerate(panels):
+        bottom = (_PANEL_INCHES * (len(panels) - 1 - place) + 0.83) / height
+        axes = figure.add_axes((left, bottom, right - left, 3.28 / height))
+        axes.set_xlim(-1, len(panels[0]) * pitch - 1)  # bars of one width in all panels
+        floor = _draw_panel(axes, panel, algorithms, names_op=several)
+        axes.set_xlabel(f"grid; {', '.join(rows[0].shape)}", color=_INK, fontsize=9)
+    handles = [*(Patch(color=_COLORS[name], label=name) for name in algorithms), floor]
+    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(left, 1 - 0.65 / height),
+                  frameon=False, ncols=len(handles), labelcolor=_INK, fontsize=9, borderaxespad=0,
+                  borderpad=0)  # fmt: skip
+    title = _title(rows)
+    figure.text(left, 1 - 0.29 / height, title, fontsize=14, fontweight="bold", color=_INK)
+    figure.text(left, 1 - 0.52 / height, subtitle, fontsize=8.5, color="#64748b")
+    figure.savefig(path)
+
+
+def _draw_panel(
+    axes: Axes, groups: Sequence[Sequence[Row]], algorithms: Sequence[str], *, names_op: bool
+) -> Line2D:
+    """A row of groups of bars; returns the line of the floor, for the legend."""
+    pitch = len(algorithms) + 1
     tops = [1.0]
     for place, group in enumerate(groups):
         for row in group:
             tops.append(_draw_bar(axes, row, place * pitch + algorithms.index(row.algorithm)))
     axes.set_ylim(0, 1.25 * max(tops))  # room for what the bars bear
-    axes.set_xlim(-1, len(groups) * pitch - 1)
     middle = (len(algorithms) - 1) / 2
-    axes.set_xticks([i * pitch + middle for i in range(len(groups))], _labels(groups), fontsize=8)
-    axes.set_xlabel(f"grid; {', '.join(rows[0].shape)}", color=_INK, fontsize=9)
+    labels = _labels(groups, names_op=names_op)
+    axes.set_xticks([i * pitch + middle for i in range(len(groups))], labels, fontsize=8)
     axes.set_ylabel("time / compute alone", color=_INK)
     floor = axes.axhline(1.0, color=_RED, linewidth=1.4, linestyle="--", label="compute alone")
     axes.spines[["top", "right"]].set_visible(False)
@@ -52,13 +81,7 @@ def plot_rows(rows: Sequence[Row], path: Path, *, subtitle: str) -> None:
     axes.grid(axis="y", color=_GREY, alpha=0.25, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=_INK, length=0)
-    handles = [*(Patch(color=_COLORS[name], label=name) for name in algorithms), floor]
-    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(left, 0.875), frameon=False,
-                  ncols=len(handles), labelcolor=_INK, fontsize=9, borderaxespad=0,
-                  borderpad=0)  # fmt: skip
-    figure.text(left, 0.945, _title(rows), fontsize=14, fontweight="bold", color=_INK)
-    figure.text(left, 0.9, subtitle, fontsize=8.5, color="#64748b")
-    figure.savefig(path)
+    return floor
 
 
 def _draw_bar(axes: Axes, row: Row, x: float) -> float:
@@ -81,9 +104,11 @@ def _title(rows: Sequence[Row]) -> str:
     return f"{names}, {'; '.join(options)}"
 
 
-def _labels(groups: Sequence[Sequence[Row]]) -> list[str]:
+def _labels(groups: Sequence[Sequence[Row]], *, names_op: bool) -> list[str]:
     return [
-        f"{short_grid(GridShape(**group[0].grid))}\n{', '.join(map(str, group[0].shape.values()))}"
+        (f"{group[0].op} " if names_op else "")
+        + f"{short_grid(GridShape(**group[0].grid))}\n"
+        + ", ".join(map(str, group[0].shape.values()))
         for group in groups
     ]
 

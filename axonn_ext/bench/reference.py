@@ -19,9 +19,10 @@ from axonn_ext.bench.measure import Ranks
 Outputs = Mapping[str, Tensor]
 
 SEED = 0
-# A product of more operations is checked in part: so many rows by so many columns of each rank's
-# block, drawn at random. Below, every element is.
+# A product of more operations, or with operands of more elements, is checked in part: so many rows
+# by so many columns of each rank's block, drawn at random. Below, every element is.
 MAX_CHECKED_OPERATIONS = 1 << 33
+MAX_CHECKED_ELEMENTS = 1 << 26  # half a GB in float64, on every rank of a host
 NUM_SAMPLED = 256
 
 
@@ -144,8 +145,8 @@ def expected_product(
     left(rows) and right(columns) are the operands' rows and columns, [rows, terms] and
     [terms, columns], in float64.
     """
-    everything = 2 * len(rows) * len(columns) * terms <= MAX_CHECKED_OPERATIONS
-    if everything:
+    operations, elements = 2 * len(rows) * len(columns) * terms, (len(rows) + len(columns)) * terms
+    if operations <= MAX_CHECKED_OPERATIONS and elements <= MAX_CHECKED_ELEMENTS:
         return Expected(left(rows) @ right(columns), limit)
     generator = torch.Generator().manual_seed(SEED)
     chosen_rows, chosen_columns = (

@@ -85,9 +85,13 @@ def _over(numerator: float, denominator: float) -> float | None:
     return numerator / denominator if denominator > 0 else None
 
 
-def write_json(path: Path, machine: Json, rows: Sequence[Any]) -> None:
-    """The file of docs/interfaces.md."""
-    content = {"machine": machine, "rows": [dataclasses.asdict(row) for row in rows]}
+def write_json(
+    path: Path, machine: Json, rows: Sequence[Any], summary: Sequence[Any] | None = None
+) -> None:
+    """The file of docs/interfaces.md. rows, summary: dataclasses."""
+    content: Json = {"machine": machine, "rows": [dataclasses.asdict(row) for row in rows]}
+    if summary is not None:
+        content["summary"] = [dataclasses.asdict(line) for line in summary]
     path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from axonn_ext.grid import GridShape
@@ -10,7 +11,9 @@ from axonn_ext.models import ModelConfig, ParallelConfig, check
 from axonn_ext.train.errors import UserError
 
 GEMM_OPS = ("ag-gemm", "gemm-rs", "gemm-ar")
+ALL_GEMM_OPS = "gemm-ops"  # each of GEMM_OPS
 OPS = (*GEMM_OPS, "linear", "block")
+ROLE_OF = {"ag-gemm": "expand", "gemm-rs": "contract", "gemm-ar": "contract"}  # of a Linear
 
 
 class GemmShape(NamedTuple):
@@ -56,12 +59,22 @@ GEMM_PRESETS = {
     ("gpt3", "expand"): (GemmShape(2048, 36864, 12288), GemmShape(2048, 49152, 12288)),
     ("gpt3", "contract"): (GemmShape(2048, 12288, 12288), GemmShape(2048, 12288, 49152)),
 }
+# The MLPs that papers on fused matmuls time, as N,K of "expand"; "contract" has them transposed.
+# Sizes: Touvron et al., arXiv:2307.09288 (Llama 2 7B); Llama team, arXiv:2407.21783 (Llama 3 8B,
+# 70B, 405B); Yang et al., arXiv:2407.10671 (Qwen2 72B); Brown et al., arXiv:2005.14165 (GPT-3).
+# Timed by Chang et al., arXiv:2406.06858 (Flux), and Zheng et al., arXiv:2504.19442
+# (Triton-distributed), from M = 1024 on; below, fused kernels lose to the pair.
+PUBLISHED = "published"
+PUBLISHED_LAYERS = (
+    (11008, 4096), (14336, 4096), (28672, 8192), (29568, 8192), (53248, 16384), (49152, 12288)
+)  # fmt: skip
+PUBLISHED_ROWS = (64, 256, 1024, 2048, 4096, 8192, 16384)
 BLOCK_PRESETS = {
     "gpt2": (BlockShape(8, 1024, 768, 12),),  # Radford et al. 2019, the smallest
     "gpt3": (BlockShape(1, 2048, 12288, 96),),
 }
 DEFAULTS: dict[str, Shape] = {
-    **dict.fromkeys(GEMM_OPS, GemmShape(1024, 1024, 1024)),
+    **dict.fromkeys((*GEMM_OPS, ALL_GEMM_OPS), GemmShape(1024, 1024, 1024)),
     "linear": GemmShape(512, 1024, 1024),
     "block": BlockShape(4, 256, 512, 8),
 }
@@ -78,28 +91,59 @@ def parse_shapes(op: str, texts: list[str], *, role: str = "expand") -> tuple[Sh
     return tuple(dict.fromkeys(shape for text in texts for shape in _parse(op, text, role)))
 
 
+def published_shapes(text: str, role: str) -> tuple[GemmShape, ...]:
+    """What "published", or "published:M,M,..." for some of its M, stands for in a role.
+
+    Raises: UserError for an M that it does not have.
+    """
+    chosen: tuple[int, ...] = PUBLISHED_ROWS
+    if text != PUBLISHED:
+        rows = text.removeprefix(f"{PUBLISHED}:").split(",")
+        known = [str(m) for m in PUBLISHED_ROWS]
+        if unknown := [m for m in rows if m not in known]:
+            raise UserError(
+                f"--shapes: {PUBLISHED} has M of {', '.join(known)}, got {unknown[0]!r} in {text!r}"
+            )
+        chosen = tuple(m for m in PUBLISHED_ROWS if str(m) in rows)
+    layers = PUBLISHED_LAYERS if role == "expand" else [(k, n) for n, k in PUBLISHED_LAYERS]
+    return tuple(GemmShape(m, n, k) for n, k in layers for m in chosen)
+
+
+def is_published(text: str) -> bool:
+    return text.partition(":")[0] == PUBLISHED
+
+
+def is_preset(text: str) -> bool:
+    """Whether the text stands for layers, with sizes of their own in each role."""
+    return is_published(text) or any(text == name for name, _ in GEMM_PRESETS)
+
+
 def _parse(op: str, text: str, role: str) -> tuple[Shape, ...]:
-    kind = BlockShape if op == "block" else GemmShape
+    role = ROLE_OF.get(op, role)
+    if op != "block" and is_published(text):
+        return published_shapes(text, role)
     if op == "block":
         names = list(BLOCK_PRESETS)
         preset: tuple[Shape, ...] | None = BLOCK_PRESETS.get(text)
     else:
-        if op != "linear":
-            role = "expand" if op == "ag-gemm" else "contract"
-        names = list(dict.fromkeys(name for name, _ in GEMM_PRESETS))
+        names = [*dict.fromkeys(name for name, _ in GEMM_PRESETS), PUBLISHED]
         preset = GEMM_PRESETS.get((text, role))
-    if preset:
-        return preset
+    return preset or (parse_sizes(op, text, names),)
+
+
+def parse_sizes(op: str, text: str, presets: Sequence[str]) -> Shape:
+    """The shape whose sizes the text lists. Raises: UserError for any other text."""
+    kind = BlockShape if op == "block" else GemmShape
     sizes = text.split(",")
     if len(sizes) != len(kind._fields) or not all(s.strip().isdecimal() for s in sizes):
         raise UserError(
-            f'--shapes: {op} takes "{",".join(kind._fields)}" or one of {", ".join(names)}, '
+            f'--shapes: {op} takes "{",".join(kind._fields)}" or one of {", ".join(presets)}, '
             f"got {text!r}"
         )
     shape = kind(*(int(size) for size in sizes))
     if min(shape) < 1:
         raise UserError(f"--shapes: every size must be at least 1, got {text!r}")
-    return (shape,)
+    return shape
 
 
 def problems(op: str, shape: Shape, grid: GridShape, *, role: str, layout: str) -> list[str]:

@@ -16,6 +16,7 @@ BENCHMARK --help` tells more."""
 EPILOG = """\
 examples:
   axonn-ext bench ag-gemm --world 4
+  axonn-ext bench gemm-ops --world 8 --dtype bf16 --shapes published --baseline torch-symm-mem
   axonn-ext bench linear --grid 2x2x1 --grid 2x2x2 --json linear.json --plot linear.png
   axonn-ext bench train --nproc 4 --grid 2x2x1 --baseline ddp --baseline tp
 """

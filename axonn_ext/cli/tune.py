@@ -1,11 +1,10 @@
-"""`axonn-ext tune`: measures, ahead of a job, how each product of a model is computed fastest."""
+"""`axonn-ext tune`: measures, ahead of a job, how each product of Linears is computed fastest."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,88 +14,104 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
-from torch import Tensor
 
-from axonn_ext import models, settings, tuning
+from axonn_ext import models, settings
 from axonn_ext.bench.command import check_device
 from axonn_ext.bench.machine import default_device, describe_machine
+from axonn_ext.bench.products import ProductRow, gain, measure_product, sizes
 from axonn_ext.bench.results import check_writable
+from axonn_ext.bench.shapes import (
+    PUBLISHED_LAYERS,
+    PUBLISHED_ROWS,
+    GemmShape,
+    is_preset,
+    parse_shapes,
+    problems,
+)
 from axonn_ext.grid import GridShape
-from axonn_ext.models import ModelConfig, ParallelConfig
-from axonn_ext.models.products import PRESETS, Product, linear_products
+from axonn_ext.models import ParallelConfig
+from axonn_ext.models.products import (
+    PRESETS,
+    LinearSpec,
+    Product,
+    linear_products,
+    products_of_linears,
+)
+from axonn_ext.nn.linear import ROLES
 from axonn_ext.train import process
 from axonn_ext.train.config_file import load_config
 from axonn_ext.train.errors import UserError
 from axonn_ext.train.job import prepare
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-MIN_WIDTH = 110  # of the table; a file or a pipe would get 80 columns, and numbers cut short
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+MIN_WIDTH = 130  # of the table; a file or a pipe would get 80 columns, and numbers cut short
 REMARKS = {"measured": "", "disk": "kept", "small": "too small to ask"}
 
 DESCRIPTION = """\
-Measures the matrix products of a model's Linears, as one rank of the grid computes them (forward,
-dgrad, wgrad), in every way that exists, keeps the fastest in AXONN_CACHE_DIR, and shows what was
-won. Jobs on this machine with equal sizes, dtype and threads then use them, wherever algorithm
-"auto" multiplies whole matrices: on GPUs, and on CPUs of several hosts (ranks of one host have
-"fused", whose products are its own). One process; what is kept already is not measured again."""
+Measures the matrix products of a model's Linears, or of Linears of given sizes, as one rank of the
+grid computes them (forward, dgrad, wgrad), in every way that exists, and keeps the fastest in
+AXONN_CACHE_DIR. Then the winner and "direct", the library's call, are timed once more, in turns,
+to show what was won. Jobs on this machine with equal sizes, dtype and threads use the winners
+wherever algorithm "auto" multiplies whole matrices: on GPUs, and on CPUs of several hosts (ranks of
+one host have "fused", whose products are its own). One process; what is kept already is not
+measured again."""
 
-EPILOG = """\
+EPILOG = f"""\
+shapes:
+  M,N,K              a Linear: M rows, N out-features (over x), K in-features (over y)
+  llama-70b, gpt3    layers of Llama 2 70B (4096 tokens) and GPT-3 175B (2048 tokens)
+  published          {len(PUBLISHED_LAYERS)} MLPs of models from 7B to 405B, up and down, each with
+                     M = {", ".join(map(str, PUBLISHED_ROWS))};
+                     published:64,1024 has those M alone. The largest product needs some 8 GB in
+                     bf16; all take minutes on a GPU, and hours on a CPU
+
 examples:
   axonn-ext tune --model gpt2-small
   axonn-ext tune --model llama2-7b --grid x=2,y=2,z=2 --batch 16 --json products.json
   axonn-ext tune --model examples/demo.toml --grid 2x2x1 --device cpu
+  axonn-ext tune --shapes published --grid x=8 --json published.json
 """
 
 
 @dataclass(frozen=True)
 class Request:
-    """Whose products are measured, and on what."""
+    """Which products are measured, and on what.
 
-    name: str
-    model: ModelConfig
-    grid: GridShape
-    batch_size: int
-    dtype: str
-    device: str
-
-    def products(self) -> list[Product]:
-        return linear_products(
-            self.model, self.grid, batch_size=self.batch_size, adds_bias=self.device == "cuda"
-        )
-
-
-@dataclass(frozen=True)
-class Row:
-    """What a product takes, in microseconds. source "small": Linears do not ask about it.
-
-    won_percent: of the time that "direct" takes
+    name: of a model; or the shapes that were asked for, which have no batch
     """
 
-    product: Product
-    direct_us: float | None
-    winner: str
-    winner_us: float | None
-    won_percent: float | None
-    source: str
-    median_us: dict[str, float]
+    name: str
+    products: tuple[Product, ...]
+    grid: GridShape
+    batch_size: int | None
+    dtype: str
+    device: str
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
     parser = commands.add_parser(
-        "tune", help="measure a model's matrix products", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+        "tune", help="measure matrix products ahead of a job", description=DESCRIPTION,
+        epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     add = parser.add_argument
-    add("--model", required=True, metavar="NAME|FILE.toml",
-        help=f"{', '.join(PRESETS)}, or a file as axonn-ext train takes it")  # fmt: skip
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--model", metavar="NAME|FILE.toml",
+        help=f"{', '.join(PRESETS)}, or a file as axonn-ext train takes it",
+    )  # fmt: skip
+    what.add_argument(
+        "--shapes", nargs="+", metavar="SHAPE", help="Linears of these sizes; see below"
+    )
     add("--grid", metavar="SHAPE",
         help="x=2,y=2,z=1 (left out: 1) or 2x2x1 (default: the file's, or 1x1x1)")  # fmt: skip
     add("--batch", type=int, metavar="N",
         help="sequences of a micro-batch over the whole grid (default: the file's, or one for each "
         "rank of data, z and y)")  # fmt: skip
     add("--device", choices=("cpu", "cuda"), help="(default: cuda if there is a GPU)")
-    add("--dtype", choices=tuple(DTYPES), help="(default: the file's, or bf16 on cuda, else fp32)")
+    add("--dtype", choices=tuple(DTYPES),
+        help="(default: the file's, or bf16 on cuda, else fp32); fp16: on cuda, and not for a "
+        "file")  # fmt: skip
     add("--threads", type=int, metavar="N", help="of the job's ranks (default: torch's)")
     add("--json", type=Path, metavar="FILE", help="write machine and rows to a JSON file")
     parser.set_defaults(run=run)
@@ -134,6 +149,10 @@ def make_request(args: argparse.Namespace) -> Request:
             raise UserError(f"--{option}: expected a whole number >= 1, got {value}")
     device = args.device or default_device()
     check_device(device)
+    if args.dtype == "fp16" and device != "cuda":
+        raise UserError(f"--dtype fp16 needs --device cuda, got {device}")
+    if args.shapes is not None:
+        return _request_of_shapes(args, device)
     if args.model.endswith(".toml"):
         return _request_of_file(args, device)
     if args.model not in PRESETS:
@@ -141,23 +160,58 @@ def make_request(args: argparse.Namespace) -> Request:
             f"--model: expected one of {', '.join(PRESETS)} or a file that ends in .toml, got "
             f"{args.model!r}"
         )
+    model, grid = PRESETS[args.model], _grid(args)
+    batch_size = args.batch or grid.data * grid.z * grid.y
+    found = models.check(model, ParallelConfig(), grid, batch_size=batch_size)
+    if found:
+        fits = f"grid {grid} does not fit {args.model} and --batch {batch_size}:"
+        raise UserError("\n  ".join([fits, *found]))
+    products = linear_products(model, grid, batch_size=batch_size, adds_bias=device == "cuda")
+    return Request(args.model, tuple(products), grid, batch_size, _dtype(args, device), device)
+
+
+def _grid(args: argparse.Namespace) -> GridShape:
     try:
-        grid = GridShape.parse(args.grid or "1x1x1")
+        return GridShape.parse(args.grid or "1x1x1")
     except ValueError as error:
         raise UserError(f"--grid {args.grid}: {error}") from None
-    request = Request(
-        args.model, PRESETS[args.model], grid, args.batch or grid.data * grid.z * grid.y,
-        args.dtype or ("bf16" if device == "cuda" else "fp32"), device,
-    )  # fmt: skip
-    problems = models.check(request.model, ParallelConfig(), grid, batch_size=request.batch_size)
-    if problems:
-        fits = f"grid {grid} does not fit {request.name} and --batch {request.batch_size}:"
-        raise UserError("\n  ".join([fits, *problems]))
-    return request
+
+
+def _dtype(args: argparse.Namespace, device: str) -> str:
+    return args.dtype or ("bf16" if device == "cuda" else "fp32")
+
+
+def _request_of_shapes(args: argparse.Namespace, device: str) -> Request:
+    """Linears of the sizes that are given, and of presets in both roles."""
+    if args.batch is not None:
+        raise UserError("--batch is for --model: the M of --shapes says how many rows there are")
+    grid = _grid(args)
+    linears: dict[int, list[LinearSpec]] = {}  # by M
+    found = []
+    for text in args.shapes:
+        for role in ROLES if is_preset(text) else ("expand",):
+            for shape in parse_shapes("linear", [text], role=role):
+                assert isinstance(shape, GemmShape)
+                found += problems("linear", shape, grid, role=role, layout="sharded")
+                linear = LinearSpec(f"{role} {shape.N}x{shape.K}", role, shape.N, shape.K, False)
+                linears.setdefault(shape.M, []).append(linear)
+    if found:
+        raise UserError(*dict.fromkeys(found))
+    products = [
+        product
+        for m, group in linears.items()
+        for product in products_of_linears(
+            tuple(dict.fromkeys(group)), grid, m=m // grid.z, adds_bias=False
+        )
+    ]
+    name = " ".join(args.shapes)
+    return Request(name, tuple(products), grid, None, _dtype(args, device), device)
 
 
 def _request_of_file(args: argparse.Namespace, device: str) -> Request:
     """The job of a configuration file, with what the command line says otherwise."""
+    if args.dtype == "fp16":
+        raise UserError(f"--dtype fp16: {args.model} is a trainer's file, which has fp32 and bf16")
     config = load_config(Path(args.model), grid=args.grid)
     changes: dict[str, Any] = {"device": device}
     if args.batch is not None:
@@ -172,67 +226,37 @@ def _request_of_file(args: argparse.Namespace, device: str) -> Request:
     job = prepare(config, world_size=world_size)
     if config.model.implementation == "plain":
         raise UserError("model.implementation plain has no Linears of axonn_ext to tune")
-    return Request(
-        args.model, job.model, job.grid_shape, config.micro_batch_size, config.train.dtype, device
-    )
+    grid, batch_size = job.grid_shape, config.micro_batch_size
+    products = linear_products(job.model, grid, batch_size=batch_size, adds_bias=device == "cuda")
+    return Request(args.model, tuple(products), grid, batch_size, config.train.dtype, device)
 
 
-def measure_all(console: Console, request: Request) -> list[Row]:
+def measure_all(console: Console, request: Request) -> list[ProductRow]:
     """A row for each product, with a bar on a terminal while they are measured."""
     rows = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as progress:
-        products = request.products()
-        task = progress.add_task("", total=len(products))
-        for product in products:
-            progress.update(task, description=f"{product.product_pass} {_sizes(product)}")
+        task = progress.add_task("", total=len(request.products))
+        for product in request.products:
+            progress.update(task, description=f"{product.product_pass} {sizes(product)}")
             rows.append(measure_product(product, DTYPES[request.dtype], request.device))
             progress.advance(task)
     return rows
 
 
-def measure_product(product: Product, dtype: torch.dtype, device: str) -> Row:
-    """The choice for one product, on random operands that are laid out as in the Linear."""
-
-    def operand(rows: int, columns: int, layout: str) -> Tensor:
-        sizes = (rows, columns) if layout == "N" else (columns, rows)
-        whole = torch.randn(sizes, dtype=dtype, device=device)
-        return whole if layout == "N" else whole.t()
-
-    a = operand(product.m, product.k, product.layout[0])
-    b = operand(product.k, product.n, product.layout[1])
-    bias = torch.randn(product.n, dtype=dtype, device=device) if product.bias else None
-    choice = tuning.tune_product(a, b, bias=bias, product_pass=product.product_pass)
-    if choice is None:
-        return Row(product, None, "direct", None, None, "small", {})
-    direct, best = choice.median_us["direct"], choice.median_us[choice.algorithm]
-    won = 100 * (direct - best) / direct
-    return Row(product, direct, choice.algorithm, best, won, choice.source, choice.median_us)
-
-
-def report(console: Console, request: Request, rows: Sequence[Row]) -> None:
-    """The table, and where it is kept."""
-    model = f"{request.name} on {request.grid}, {request.batch_size} sequences a micro-batch"
+def report(console: Console, request: Request, rows: Sequence[ProductRow]) -> None:
+    """The table, what was won over all, and where it is kept."""
+    what = f"{request.name} on {request.grid}"
+    if request.batch_size is not None:
+        what += f", {request.batch_size} sequences a micro-batch"
     kind = f"{request.dtype} on {request.device}"
     if request.device == "cpu":
         kind += f", {torch.get_num_threads()} threads"
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2))
-    for name in ("pass", "Linears", "m,n,k", "layout", "direct us", "winner", "won %", ""):
-        numbers = name in ("m,n,k", "direct us", "won %")
-        table.add_column(name, justify="right" if numbers else "left", no_wrap=True)
-    for row in rows:
-        product = row.product
-        table.add_row(
-            product.product_pass, _linears(product), _sizes(product),
-            product.layout + (" + bias" if product.bias else ""), _number(row.direct_us),
-            row.winner, _number(row.won_percent), REMARKS[row.source],
-            style="green" if row.winner != "direct" else "",
-        )  # fmt: skip
-    lines: list[str | Table] = [f"{model}; {kind}", table]
-    if (speedup := mean_speedup(rows)) is not None:
-        lines.append(f"{speedup:.3f} times as fast as direct, the geometric mean of the products")
+    lines: list[str | Table] = [f"{what}; {kind}", _table(rows)]
+    if (won := gain(rows)) is not None:
+        lines.append(won.sentence())
     if request.device == "cpu":
         lines.append("used by ranks on several hosts; on one host Linears are fused instead")
     folder = settings.load().cache_dir
@@ -241,25 +265,33 @@ def report(console: Console, request: Request, rows: Sequence[Row]) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=not isinstance(line, Table))
 
 
-def mean_speedup(rows: Sequence[Row]) -> float | None:
-    """The geometric mean over products of direct / winner; None if nothing was measured."""
-    ratios = [row.direct_us / row.winner_us for row in rows if row.direct_us and row.winner_us]
-    return statistics.geometric_mean(ratios) if ratios else None
+def _table(rows: Sequence[ProductRow]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
+    numbers = ("m,n,k", "direct us", "winner us", "speedup")
+    for name in ("pass", "Linears", "m,n,k", "layout", "direct us", "winner", *numbers[2:], ""):
+        table.add_column(name, justify="right" if name in numbers else "left", no_wrap=True)
+    for row in rows:
+        product = row.product
+        table.add_row(
+            product.product_pass, _linears(product), sizes(product),
+            product.layout + (" + bias" if product.bias else ""), _number(row.direct_us),
+            row.winner, _number(row.winner_us),
+            "-" if row.speedup is None else f"{row.speedup:.3f}", REMARKS[row.source],
+            style="green" if row.winner != "direct" else "",
+        )  # fmt: skip
+    return table
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.1f}"
 
 
-def _sizes(product: Product) -> str:
-    return f"{product.m},{product.n},{product.k}"
-
-
 def _linears(product: Product) -> str:
     return ", ".join(name.rpartition(".")[2] for name in product.linears)
 
 
-def _write_json(path: Path, request: Request, rows: Sequence[Row]) -> None:
+def _write_json(path: Path, request: Request, rows: Sequence[ProductRow]) -> None:
+    won = gain(rows)
     content = {
         "machine": describe_machine(threads=torch.get_num_threads(), device=request.device),
         "model": request.name,
@@ -267,11 +299,12 @@ def _write_json(path: Path, request: Request, rows: Sequence[Row]) -> None:
         "batch": request.batch_size,
         "dtype": request.dtype,
         "device": request.device,
-        "mean_speedup": mean_speedup(rows),
+        "mean_speedup": None if won is None else won.mean_speedup,
+        "worst_speedup": None if won is None else won.worst_speedup,
         "rows": [dataclasses.asdict(row.product) | _times(row) for row in rows],
     }
     path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
-def _times(row: Row) -> dict[str, Any]:
+def _times(row: ProductRow) -> dict[str, Any]:
     return {f.name: getattr(row, f.name) for f in dataclasses.fields(row) if f.name != "product"}

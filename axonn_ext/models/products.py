@@ -5,6 +5,7 @@ Legend: m tokens of one (data, z) group; Linears [N, K] split over (r, s), see n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from axonn_ext.grid import GridShape
@@ -45,6 +46,17 @@ class Product:
     bias: bool
 
 
+@dataclass(frozen=True)
+class LinearSpec:
+    """A Linear: its sizes over the whole grid."""
+
+    name: str
+    role: str
+    out_features: int
+    in_features: int
+    bias: bool
+
+
 def linear_products(
     config: ModelConfig, grid: GridShape, *, batch_size: int, adds_bias: bool
 ) -> list[Product]:
@@ -55,24 +67,31 @@ def linear_products(
     """
     m = batch_size * config.sequence_length // (grid.data * grid.z)
     hidden, has_bias = config.hidden_size, config.family == "gpt2"
-    linears = [  # name, role, in features, out features, bias
-        ("attention.qkv", "expand", hidden, config.qkv_size, has_bias),
-        ("attention.out", "contract", hidden, hidden, has_bias),
-        ("mlp.up", "expand", hidden, config.up_size, has_bias),
-        ("mlp.down", "contract", config.mlp_size, hidden, has_bias),
-        ("lm_head", "expand", hidden, config.vocab_size, False),
+    linears = [
+        LinearSpec("attention.qkv", "expand", config.qkv_size, hidden, has_bias),
+        LinearSpec("attention.out", "contract", hidden, hidden, has_bias),
+        LinearSpec("mlp.up", "expand", config.up_size, hidden, has_bias),
+        LinearSpec("mlp.down", "contract", hidden, config.mlp_size, has_bias),
+        LinearSpec("lm_head", "expand", config.vocab_size, hidden, False),
     ]
+    return products_of_linears(linears, grid, m=m, adds_bias=adds_bias)
+
+
+def products_of_linears(
+    linears: Sequence[LinearSpec], grid: GridShape, *, m: int, adds_bias: bool
+) -> list[Product]:
+    """Every distinct product of Linears that read m rows of a (data, z) group."""
     names: dict[tuple[str, int, int, int, str, bool], tuple[str, ...]] = {}
-    for name, role, in_features, out_features, bias in linears:
-        r, s = (getattr(grid, axis) for axis in ROLES[role])
-        k, n = in_features // s, out_features // r
+    for linear in linears:
+        r, s = (getattr(grid, axis) for axis in ROLES[linear.role])
+        k, n = linear.in_features // s, linear.out_features // r
         for key in (
-            ("forward", m, n, k, "NT", bias and adds_bias and s == 1),
+            ("forward", m, n, k, "NT", linear.bias and adds_bias and s == 1),
             ("dgrad", m, k, n, "NN", False),
             ("wgrad", n, k, m, "TN", False),
         ):
-            names[key] = (*names.get(key, ()), name)
+            names[key] = (*names.get(key, ()), linear.name)
     return [
-        Product(product_pass, linears, m, n, k, layout, bias)
-        for (product_pass, m, n, k, layout, bias), linears in names.items()
+        Product(product_pass, named, m, n, k, layout, bias)
+        for (product_pass, m, n, k, layout, bias), named in names.items()
     ]
