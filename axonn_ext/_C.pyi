@@ -7,6 +7,7 @@ def configure(
     *,
     timeout_seconds: float,
     symmetric_memory_bytes: int,
+    fused_nccl_sms: int,
     cache_dir: str,
     machine: str,
     torch: str,

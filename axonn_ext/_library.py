@@ -55,6 +55,7 @@ def configure(loaded: settings.Settings) -> None:
     _C.configure(
         timeout_seconds=loaded.timeout_seconds,
         symmetric_memory_bytes=loaded.symmetric_memory_bytes,
+        fused_nccl_sms=loaded.fused_nccl_sms,
         cache_dir=loaded.cache_dir,
         machine=", ".join([_processor(), f"{len(os.sched_getaffinity(0))} cores", *_nvidia_gpus()]),
         torch=torch.__version__,

@@ -10,6 +10,11 @@ AXONN_CACHE_DIR               where measurements are kept between runs; empty: n
 AXONN_DEBUG_COLLECTIVES       1: ranks compare each collective of the orchestrator, and of our NCCL
                               communicators, before it is issued, through the c10d store; an error
                               names the rank that differs (slow; default 0)
+AXONN_FUSED_NCCL_SMS          SMs of a GPU that algorithm="fused" leaves to NCCL, which then brings
+                              the rows of gathers across hosts: at least 8, and as many more as
+                              other collectives under way meanwhile take, or ranks wait for each
+                              other until the time is up; the same on all ranks (default 0: refused
+                              across hosts)
 
 What torchrun sets (RANK, WORLD_SIZE, ...) is read here, too, by `launch_environment`.
 """
@@ -22,6 +27,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 MIN_SYMMETRIC_MEMORY_BYTES = 1 << 20
+MIN_FUSED_NCCL_SMS = 8  # NcclChunks::kMostCtas
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,7 @@ class Settings:
     symmetric_memory_bytes: int = 32 << 30
     cache_dir: str = ""
     debug_collectives: bool = False
+    fused_nccl_sms: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,11 +65,18 @@ def load(environment: Mapping[str, str] = os.environ) -> Settings:
             f"AXONN_SYMMETRIC_MEMORY_BYTES must be at least {MIN_SYMMETRIC_MEMORY_BYTES}, "
             f"got {reserve:.0f}"
         )
+    sms = _number(environment, "AXONN_FUSED_NCCL_SMS", defaults.fused_nccl_sms)
+    if sms != int(sms) or 0 != sms < MIN_FUSED_NCCL_SMS:
+        raise ValueError(
+            f"AXONN_FUSED_NCCL_SMS must be 0 or a whole number from {MIN_FUSED_NCCL_SMS} on, "
+            f"got {sms:g}"
+        )
     return Settings(
         timeout_seconds=timeout,
         symmetric_memory_bytes=int(reserve),
         cache_dir=_cache_dir(environment),
         debug_collectives=_switch(environment, "AXONN_DEBUG_COLLECTIVES"),
+        fused_nccl_sms=int(sms),
     )
 
 

@@ -367,6 +367,36 @@ def test_gemms_must_have_their_instructions(
     assert problem is None or problem in found[0]
 
 
+SUM_SASS = """
+        Function : _Z17sum_to_all_kernelI6__halfLb0EEv
+    /*0000*/  STG.E.128 desc[UR4][R14.64], R8 ;
+        Function : _Z17sum_to_all_kernelI6__halfLb1EEv
+    /*0000*/  STG.E.128.STRONG.SYS desc[UR4][R16.64], R4 ;
+        Function : _Z17sum_to_all_kernelI13__nv_bfloat16Lb0EEv
+    /*0000*/  STG.E.128 desc[UR4][R14.64], R8 ;
+        Function : _Z17sum_to_all_kernelI13__nv_bfloat16Lb1EEv
+    /*0000*/  STG.E.128.STRONG.SYS desc[UR4][R16.64], R4 ;
+"""
+
+
+@pytest.mark.parametrize(
+    ("part", "other", "problems"),
+    [
+        ("", "", []),
+        (".128.STRONG.SYS", ".STRONG.SYS", ["has no STG", "multicast stores of 16 bytes"]),
+        ("STG.E.128 ", "STG.E.64 ", ["has no STG", "stores of 16 bytes"]),
+        ("Lb1E", "Lb2E", ["0 sums of the form Lb1E, not one for each of 2 dtypes"]),
+    ],
+)
+def test_sums_for_all_ranks_must_have_their_stores(
+    cuda_check: ModuleType, part: str, other: str, problems: list[str]
+) -> None:
+    sums = cuda_check.parse_sass(SUM_SASS.replace(part, other) if part else SUM_SASS)
+    found = cuda_check.sum_problems(sums)
+    assert bool(found) == bool(problems)
+    assert all(any(problem in line for line in found) for problem in problems)
+
+
 def test_cutlass_is_found(setup_py: ModuleType, tmp_path: Path) -> None:
     header = tmp_path / "cutlass_library/source/include/cutlass/cutlass.h"
     assert setup_py.find_cutlass(None, [str(tmp_path)]) is None

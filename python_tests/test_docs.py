@@ -86,6 +86,7 @@ def test_environment_variables():
     assert documented == {
         "AXONN_TIMEOUT_SECONDS": f"{defaults.timeout_seconds:.0f}",
         "AXONN_SYMMETRIC_MEMORY_BYTES": str(defaults.symmetric_memory_bytes),
+        "AXONN_FUSED_NCCL_SMS": str(defaults.fused_nccl_sms),
         "AXONN_DEBUG_COLLECTIVES": str(int(defaults.debug_collectives)),
     }
     assert all(name in (settings.__doc__ or "") for name in documented)

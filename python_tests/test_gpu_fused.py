@@ -161,6 +161,28 @@ def test_sums(ranks, dtype, everywhere, transposed, shape, size):
         assert all(torch.equal(got[0], other) for other in got[1:])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=name_of)
+@pytest.mark.parametrize("size", [2, 4])
+def test_sums_are_the_same_bits_however_handed_out(ranks, dtype, shape, size):
+    m, n, k = shape
+    a = [draw(m, k, seed=r, dtype=dtype) for r in range(size)]
+    b = [draw(k, n, seed=50 + r, dtype=dtype) for r in range(size)]
+    virtual = ranks(size)
+    want = virtual.matmul_sum(a, b, everywhere=True, hand_out="copy_engine")
+    got = virtual.matmul_sum(a, b, everywhere=True, hand_out="peer_stores")
+    for mine in (*got, *virtual.matmul_sum(a, b, everywhere=True)):
+        assert torch.equal(mine, want[0])
+
+
+def test_ways_to_hand_out_that_there_are_not(ranks):
+    a = [draw(64, 64, seed=r, dtype=torch.bfloat16) for r in range(2)]
+    with pytest.raises(NotImplementedError, match="no multicast address"):
+        ranks(2).matmul_sum(a, a, everywhere=True, hand_out="multicast")
+    with pytest.raises(ValueError, match="hand_out must be 'auto'"):
+        ranks(2).matmul_sum(a, a, everywhere=True, hand_out="ring")
+
+
 def test_calls_back_to_back_keep_apart(ranks):
     """No call reads what another wrote, or writes what another reads: 300 of all kinds, on ranks
     that wait for each other's flags only, each late at random."""
@@ -178,8 +200,12 @@ def test_calls_back_to_back_keep_apart(ranks):
         m, n, k = shape
         a = [draw(m, k, seed=seed + r, dtype=dtype) for r in range(size)]
         b = [draw(k, n, seed=seed + 50 + r, dtype=dtype) for r in range(size)]
-        for everywhere in (False, True):
-            calls.append(lambda a=a, b=b, e=everywhere: virtual.matmul_sum(a, b, everywhere=e))
+        for everywhere, way in ((False, "auto"), (True, "copy_engine"), (True, "peer_stores")):
+            calls.append(
+                lambda a=a, b=b, e=everywhere, way=way: virtual.matmul_sum(
+                    a, b, everywhere=e, hand_out=way
+                )
+            )
     first = [call() for call in calls]
     generator = torch.Generator().manual_seed(0)
     order = torch.randint(len(calls), (300,), generator=generator).tolist()
@@ -255,6 +281,91 @@ def test_values_and_gradients_of_the_ops(cuda, gpu_pool, world_size, op, dim):
     shapes = [(128, 256, 128), (64, 64, 192), (1024, 512, 512)]
     for failures in gpu_pool(world_size).run(check_op, op, dim, "fused", shapes, DTYPES):
         assert not failures, "\n".join(failures)
+
+
+def check_hand_outs() -> tuple[str, list[str]]:
+    """Why there is no multicast, or "", and what differs from the sums that copies hand out."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    failures = []
+
+    def total(a: Tensor, b: Tensor, way: str) -> Tensor:
+        group = dist.group.WORLD.group_name
+        return torch.ops.axonn._fused_matmul_sum(a, b, True, way, group, size, 60.0)
+
+    for dtype in DTYPES:
+        for m, n, k in [(64, 64, 192), (1024, 512, 512), (4096, 4096, 256)]:
+            a = draw(m, k, seed=rank, dtype=dtype)
+            b = draw(k, n, seed=50 + rank, dtype=dtype)
+            want = total(a, b, "copy_engine")
+            results = {"peer_stores": total(a, b, "peer_stores")}
+            try:
+                # Back to back: none may overwrite what a slower rank has yet to copy.
+                for step in range(20):
+                    results[f"multicast, {step}"] = total(a, b, "multicast")
+                    results[f"auto, {step}"] = total(-a, b, "auto").neg()
+            except NotImplementedError as error:
+                return str(error), failures
+            # Ranks need not agree.
+            ways = ("copy_engine", "multicast", "peer_stores")
+            for step in range(len(ways)):
+                results[f"mixed, {step}"] = total(a, b, ways[(rank + step) % len(ways)])
+            failures += [
+                f"rank {rank}: {way}, {dtype}, {(m, n, k)}"
+                for way, got in results.items()
+                if not torch.equal(got, want)
+            ]
+    return "", failures
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_sums_by_multicast_are_those_by_copies(cuda, gpu_pool, world_size):
+    if torch.cuda.device_count() < world_size:
+        pytest.skip(f"multicast is between GPUs: {world_size} are needed")
+    answers = gpu_pool(world_size).run(check_hand_outs)
+    for _, failures in answers:
+        assert not failures, "\n".join(failures)
+    if answers[0][0]:
+        pytest.skip(answers[0][0])
+
+
+def check_gathers_over_nccl() -> None:
+    """All forms, several calls in flight, between calls over symmetric memory."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def call(shard: Tensor, other: Tensor, arriving: str, transport: str) -> Tensor:
+        return torch.ops.axonn._fused_all_gather_matmul(
+            shard, other, arriving, transport, 16, dist.group.WORLD.group_name, size, 60.0
+        )
+
+    for dtype in DTYPES:
+        for arriving in ("rows", "columns", "inner", "inner_a"):
+            for shape in [(64 * size, 64, 192), (2048, 1536, 1024)]:
+                shards, others, want, torchs = gathered(size, shape, arriving, dtype, seed=7)
+                mine = shards[rank], others[rank], arriving
+                got = [call(*mine, "nccl") for _ in range(3)]
+                check(call(*mine, "copy_engine"), want[rank], torchs[rank])
+                got.append(call(*mine, "nccl"))
+                for result in got:
+                    check(result, want[rank], torchs[rank])
+                    assert torch.equal(result, got[0])
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_gathers_over_nccl(cuda, gpu_pool, world_size):
+    # Processes that share a GPU take turns, and NCCL's kernels on it must run side by side with
+    # those that wait for them.
+    if torch.cuda.device_count() < world_size:
+        pytest.skip(f"a GPU is needed for each of {world_size} ranks")
+    gpu_pool(world_size).run(check_gathers_over_nccl)
+
+
+def test_transports_that_there_are_not(cuda):
+    shard = draw(64, 64, seed=1, dtype=torch.bfloat16)
+    gather = torch.ops.axonn._fused_all_gather_matmul
+    with pytest.raises(ValueError, match="transport must be 'auto'"):
+        gather(shard, shard, "rows", "ring", 0, "a group", 2, 60.0)
+    with pytest.raises(ValueError, match="nccl_sms must be at least 8, got 4"):
+        gather(shard, shard, "rows", "nccl", 4, "a group", 2, 60.0)
 
 
 def check_linears(layout: str) -> list[str]:

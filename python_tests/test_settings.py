@@ -10,9 +10,15 @@ from axonn_ext import settings
 def test_defaults_and_values():
     assert settings.load({}) == settings.Settings()
     loaded = settings.load(
-        {"AXONN_TIMEOUT_SECONDS": "2.5", "AXONN_SYMMETRIC_MEMORY_BYTES": str(1 << 21)}
+        {
+            "AXONN_TIMEOUT_SECONDS": "2.5",
+            "AXONN_SYMMETRIC_MEMORY_BYTES": str(1 << 21),
+            "AXONN_FUSED_NCCL_SMS": "16",
+        }
     )
-    assert loaded == settings.Settings(timeout_seconds=2.5, symmetric_memory_bytes=1 << 21)
+    assert loaded == settings.Settings(
+        timeout_seconds=2.5, symmetric_memory_bytes=1 << 21, fused_nccl_sms=16
+    )
 
 
 @pytest.mark.parametrize("text, value", [("", False), ("0", False), ("1", True)])
@@ -43,12 +49,19 @@ def test_cache_directory(environment: dict[str, str], directory: str):
         ("AXONN_TIMEOUT_SECONDS", "0", "positive"),
         ("AXONN_SYMMETRIC_MEMORY_BYTES", "10", "at least"),
         ("AXONN_DEBUG_COLLECTIVES", "yes", "0 or 1, got 'yes'"),
+        ("AXONN_FUSED_NCCL_SMS", "4", "0 or a whole number from 8 on, got 4"),
+        ("AXONN_FUSED_NCCL_SMS", "8.5", "got 8.5"),
     ],
 )
 def test_bad_values_are_named(name, value, word):
     with pytest.raises(ValueError) as error:
         settings.load({name: value})
     assert name in str(error.value) and word in str(error.value)
+
+
+def test_the_least_number_of_sms_is_that_of_the_transport():
+    header = Path(__file__).parent.parent / "csrc" / "core" / "cuda" / "nccl_chunks.h"
+    assert f"kMostCtas = {settings.MIN_FUSED_NCCL_SMS};" in header.read_text()
 
 
 def test_launch_environment():

@@ -5,8 +5,8 @@
 
 Checked: the modules import and register their ops; each architecture asked for has machine code; no
 kernel uses local memory (no spills) or more registers than its launch bounds promise; the GEMMs for
-sm_90 are made of the instructions that they are written for; `axonn-ext doctor` runs. Whether the
-kernels compute the right thing only a GPU can tell.
+sm_90, and the sums that are stored at all ranks, are made of the instructions that they are written
+for; `axonn-ext doctor` runs. Whether the kernels compute the right thing only a GPU can tell.
 """
 
 from __future__ import annotations
@@ -53,6 +53,12 @@ GEMM_OPCODES = {
 DEPARTURE_OPCODES = {
     r"ATOMG\.E\.ADD\.STRONG\.GPU": "the count of a chunk's tiles",
     r"STG?\.E\.STRONG\.SYS": "the release of a flag at a peer",
+}
+# Stores of a kernel that adds up rows for all ranks, by whether it is its multicast form (the
+# template argument that its name ends in). ptxas makes multimem.st a store of system scope.
+SUM_OPCODES = {
+    "Lb0E": (r"STG\.E\.128 ", "stores of 16 bytes"),
+    "Lb1E": (r"STG\.E\.128\.STRONG\.SYS", "multicast stores of 16 bytes"),
 }
 
 IMPORT = """
@@ -136,6 +142,21 @@ def gemm_problems(name: str, sass: str) -> list[str]:
     return problems
 
 
+def sum_problems(sums: dict[str, str]) -> list[str]:
+    """What the kernels that store a sum at all ranks lack in their machine code, a line each."""
+    problems = []
+    for form, (opcode, what) in SUM_OPCODES.items():
+        mine = {name: sass for name, sass in sums.items() if form in name}
+        if len(mine) != 2:
+            problems.append(f"{len(mine)} sums of the form {form}, not one for each of 2 dtypes")
+        problems += [
+            f"{name} has no {opcode}: {what}"
+            for name, sass in mine.items()
+            if not re.search(opcode, sass)
+        ]
+    return problems
+
+
 def parse_sass(text: str) -> dict[str, str]:
     """The machine code of each function of `cuobjdump --dump-sass`."""
     parts = re.split(r"^\s*Function : (\S+)$", text, flags=re.MULTILINE)
@@ -194,11 +215,13 @@ def check_gemms(path: Path) -> None:
     departing = sum("DepartureEpilogue" in name for name in gemms)
     if not departing or departing == len(gemms):
         raise CheckError(f"{path.name}: {departing} of {len(gemms)} GEMMs send their result")
-    if problems := [line for name, sass in gemms.items() for line in gemm_problems(name, sass)]:
+    problems = [line for name, sass in gemms.items() for line in gemm_problems(name, sass)]
+    problems += sum_problems({n: s for n, s in functions.items() if "sum_to_all_kernel" in n})
+    if problems:
         raise CheckError("\n".join([f"{path.name}:", *problems]))
     print(
         f"cuda-check: {path.name}: {len(gemms)} GEMMs of wgmma and bulk copies, {departing} of "
-        "which send their result"
+        "which send their result, and sums stored at all ranks, by multicast too"
     )
 
 

@@ -3,7 +3,10 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/mm.h>
 
+#include <atomic>
 #include <string>
+
+#include "ops/fused_settings.h"
 
 namespace axonn::ops {
 namespace {
@@ -14,18 +17,23 @@ constexpr auto kSum = "axonn::_fused_matmul_sum";
 // Checked against the kernels that are registered.
 const auto& gather_op() {
   using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, const std::string&,
-                               const std::string&, int64_t, double);
+                               const std::string&, int64_t, const std::string&, int64_t, double);
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow(kGather, "").typed<Signature>();
   return op;
 }
 
 const auto& sum_op() {
-  using Signature =
-      at::Tensor(const at::Tensor&, const at::Tensor&, bool, const std::string&, int64_t, double);
+  using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, bool, const std::string&,
+                               const std::string&, int64_t, double);
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow(kSum, "").typed<Signature>();
   return op;
+}
+
+std::atomic<int64_t>& configured_nccl_sms() {
+  static std::atomic<int64_t> sms = 0;
+  return sms;
 }
 
 // Whether rows, or else columns, lie without gaps and without overlap.
@@ -42,20 +50,24 @@ at::Tensor gather(const Group& group, const at::Tensor& shard, const at::Tensor&
   // These come transposed, and no kernel takes two transposes.
   const bool transposed = arriving == "inner_a" || arriving == "columns";
   const auto whole = transposed && !is_by_rows(other) ? other.contiguous() : readable(other);
-  return gather_op().call(shard.contiguous(), whole, arriving, group.name, group.size,
-                          timeout_seconds());
+  return gather_op().call(shard.contiguous(), whole, arriving, "auto", fused_nccl_sms(), group.name,
+                          group.size, timeout_seconds());
 }
 
 // The rows of a @ b, by their sum or each rank's share.
 at::Tensor sum(const Group& group, const at::Tensor& a, const at::Tensor& b, bool everywhere) {
   const auto left = readable(a);
   const auto right = is_by_rows(left) || is_by_rows(b) ? readable(b) : b.contiguous();
-  return sum_op().call(left, right, everywhere, group.name, group.size, timeout_seconds());
+  return sum_op().call(left, right, everywhere, "auto", group.name, group.size, timeout_seconds());
 }
 
 bool is_empty(const at::Tensor& a, const at::Tensor& b) { return a.numel() == 0 || b.numel() == 0; }
 
 }  // namespace
+
+void configure_fused_on_cuda(int64_t nccl_sms) { configured_nccl_sms() = nccl_sms; }
+
+int64_t fused_nccl_sms() { return configured_nccl_sms(); }
 
 bool has_fused_on_cuda() {
   return gather_op().hasKernelForDispatchKey(c10::DispatchKey::CUDA) &&

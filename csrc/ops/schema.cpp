@@ -29,13 +29,15 @@ TORCH_LIBRARY(axonn, m) {
       "Tensor");
 
   // The fused forms of these on CUDA, which those call. arriving: which rows `shard` are, "rows" of
-  // a, "columns" of b, or along K "inner", of b, or "inner_a". everywhere: an all-reduce.
+  // a, "columns" of b, or along K "inner", of b, or "inner_a"; transport:
+  // "copy_engine", "nccl" or "auto". everywhere: an all-reduce, whose sums are handed out by
+  // "auto", "copy_engine", "peer_stores" or "multicast".
   m.def(
-      "_fused_all_gather_matmul(Tensor shard, Tensor other, str arriving, str group_name, "
+      "_fused_all_gather_matmul(Tensor shard, Tensor other, str arriving, str transport, int "
+      "nccl_sms, str group_name, int group_size, float timeout_seconds) -> Tensor");
+  m.def(
+      "_fused_matmul_sum(Tensor a, Tensor b, bool everywhere, str hand_out, str group_name, "
       "int group_size, float timeout_seconds) -> Tensor");
-  m.def(
-      "_fused_matmul_sum(Tensor a, Tensor b, bool everywhere, str group_name, int group_size, "
-      "float timeout_seconds) -> Tensor");
 
   // A product a @ b, plus bias in each row, in one of several ways (ops/product.h); the name under
   // which the choice between them is kept; and _cuda's own GEMM, where a device has it.

@@ -1,15 +1,12 @@
 #include <algorithm>
-#include <cstring>
-#include <thread>
 #include <utility>
 
 #include "core/cuda/communicator.h"
 #include "core/cuda/nccl.h"
+#include "core/cuda/nccl_connect.h"
 
 namespace axonn::comm {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // Colours must tell the groups of one split apart; a rank is in one of them.
 int colour_of(const AxisRanks& axis) { return static_cast<int>(axis.ranks.front()); }
@@ -79,20 +76,7 @@ void CommunicatorGrid::close() {
 }
 
 ncclComm_t CommunicatorGrid::connect(int64_t rank, int64_t world_size, const std::string& prefix) {
-  ncclUniqueId id{};
-  const std::string key = prefix + "/nccl";
-  if (rank == 0) {
-    AXONN_NCCL_CHECK(ncclGetUniqueId(&id));
-    store_->set(key, std::string(id.internal, sizeof(id.internal)));
-  } else {
-    const std::string bytes = store_->get(key);
-    if (bytes.size() != sizeof(id.internal)) {
-      throw CommunicationError(key + " holds " + std::to_string(bytes.size()) +
-                               " bytes, expected an NCCL id of " +
-                               std::to_string(sizeof(id.internal)));
-    }
-    std::memcpy(id.internal, bytes.data(), sizeof(id.internal));
-  }
+  const ncclUniqueId id = share_nccl_id(*store_, prefix + "/nccl", rank);
   ncclConfig_t settings = config();
   ncclComm_t comm = nullptr;
   const ncclResult_t result = ncclCommInitRankConfig(&comm, static_cast<int>(world_size), id,
@@ -130,21 +114,9 @@ ncclConfig_t CommunicatorGrid::config() const {
 }
 
 void CommunicatorGrid::settle(ncclResult_t result, ncclComm_t comm, const std::string& what) const {
-  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(options_.timeout);
-  auto pause = std::chrono::microseconds(10);
-  while (result == ncclInProgress) {
-    if (comm == nullptr) throw CommunicationError(what + ": NCCL made no communicator");
-    AXONN_NCCL_CHECK(ncclCommGetAsyncError(comm, &result));
-    if (result != ncclInProgress) break;
+  settle_nccl(result, comm, what, options_.timeout, [this] {
     if (watch_ != nullptr) check();  // a peer has failed: it will not come
-    if (Clock::now() > end) {
-      throw CommunicationError(what + ": not done after " +
-                               std::to_string(options_.timeout.count()) + " s");
-    }
-    std::this_thread::sleep_for(pause);
-    pause = std::min(pause * 2, std::chrono::microseconds(1000));
-  }
-  if (result != ncclSuccess) throw_nccl(result, what, __FILE__, __LINE__);
+  });
 }
 
 // On the watching thread, which may look at events while another thread captures a graph.

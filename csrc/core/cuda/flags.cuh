@@ -22,6 +22,11 @@ __device__ inline void store_release(uint32_t* flag, uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 
+// Orders accesses of the same memory by different addresses: a multicast one stands for that of
+// each rank. Between writes by one address and reads by another, somewhere along the path from the
+// first to the second that flags make.
+__device__ inline void fence_aliases() { asm volatile("fence.proxy.alias;" ::: "memory"); }
+
 // Another CTA of this device that adds later sees what this thread saw before.
 __device__ inline uint32_t add_acq_rel(uint32_t* counter, uint32_t value) {
   uint32_t before;

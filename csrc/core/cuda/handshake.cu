@@ -11,9 +11,11 @@ __global__ void __launch_bounds__(kWarp)
     begin_kernel(const __grid_constant__ Peers peers, int32_t own_chunks) {
   const int lane = static_cast<int>(threadIdx.x);
   const uint32_t before = *peers.epoch;
-  if (lane < peers.num_ranks && lane != peers.rank) {
+  if (!peers.apart && lane < peers.num_ranks && lane != peers.rank) {
     // Pairs with end_kernel: the peer's reads of the call before come first.
     await_flag(flag_at(peers.pads[peers.rank], kDoneFlags + lane), before, peers.limit, {1, lane});
+    // What it read by its own address may now be overwritten by the multicast one.
+    if (peers.multicast != nullptr) fence_aliases();
   }
   __syncwarp();
   if (lane < own_chunks) {
@@ -26,6 +28,19 @@ __global__ void __launch_bounds__(kWarp)
 }
 
 __global__ void __launch_bounds__(kWarp)
+    raise_kernel(const __grid_constant__ Peers peers, comm::SignalLayout layout, int32_t phase) {
+  const int lane = static_cast<int>(threadIdx.x);
+  const auto per_shard = static_cast<int32_t>(layout.chunks_per_shard);
+  if (lane < peers.num_ranks * per_shard) {
+    // Pairs with await_kernel. The stores that it announces are those of the kernels before, by the
+    // multicast address perhaps, and this one is not.
+    if (peers.multicast != nullptr) fence_aliases();
+    const int64_t flag = layout.flag(phase, {peers.rank, lane % per_shard});
+    store_release(flag_at(peers.pads[lane / per_shard], flag), *peers.epoch);
+  }
+}
+
+__global__ void __launch_bounds__(kWarp)
     await_kernel(const __grid_constant__ Peers peers, comm::SignalLayout layout, int32_t phase) {
   const int lane = static_cast<int>(threadIdx.x);
   const auto per_shard = static_cast<int32_t>(layout.chunks_per_shard);
@@ -33,12 +48,20 @@ __global__ void __launch_bounds__(kWarp)
     // Pairs with the release of whoever delivers; the kernels that follow see what it wrote.
     const int64_t flag = layout.flag(phase, {lane / per_shard, lane % per_shard});
     await_flag(flag_at(peers.pads[peers.rank], flag), *peers.epoch, peers.limit, {per_shard, lane});
+    // What follows reads by this rank's own address what was written by the multicast one.
+    if (peers.multicast != nullptr) fence_aliases();
   }
+}
+
+__global__ void await_own_kernel(const __grid_constant__ Peers peers) {
+  // Pairs with the copy engine's write behind all else on its stream.
+  await_flag(flag_at(peers.pads[peers.rank], kDoneFlags + peers.rank), *peers.epoch, peers.limit,
+             {1, peers.rank});
 }
 
 __global__ void __launch_bounds__(kWarp) end_kernel(const __grid_constant__ Peers peers) {
   const int lane = static_cast<int>(threadIdx.x);
-  if (lane < peers.num_ranks && lane != peers.rank) {
+  if (!peers.apart && lane < peers.num_ranks && lane != peers.rank) {
     store_release(flag_at(peers.pads[lane], kDoneFlags + peers.rank), *peers.epoch);
   }
 }
@@ -48,7 +71,9 @@ __global__ void __launch_bounds__(kWarp) end_kernel(const __grid_constant__ Peer
 cudaError_t load_handshake() {
   cudaFuncAttributes attributes;
   cudaError_t error = cudaFuncGetAttributes(&attributes, begin_kernel);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, raise_kernel);
   if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, await_kernel);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, await_own_kernel);
   if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, end_kernel);
   return error;
 }
@@ -58,9 +83,20 @@ cudaError_t begin_call(const Peers& peers, int32_t own_chunks, cudaStream_t stre
   return cudaGetLastError();
 }
 
+cudaError_t raise_chunks(const Peers& peers, const comm::SignalLayout& layout, int32_t phase,
+                         cudaStream_t stream) {
+  raise_kernel<<<1, kWarp, 0, stream>>>(peers, layout, phase);
+  return cudaGetLastError();
+}
+
 cudaError_t await_chunks(const Peers& peers, const comm::SignalLayout& layout, int32_t phase,
                          cudaStream_t stream) {
   await_kernel<<<1, kWarp, 0, stream>>>(peers, layout, phase);
+  return cudaGetLastError();
+}
+
+cudaError_t await_own(const Peers& peers, cudaStream_t stream) {
+  await_own_kernel<<<1, 1, 0, stream>>>(peers);
   return cudaGetLastError();
 }
 

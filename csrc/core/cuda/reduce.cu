@@ -1,10 +1,8 @@
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
 
+#include "core/cuda/accumulator.cuh"
 #include "core/cuda/reduce.h"
 
 namespace axonn::kernels::cuda {
@@ -20,25 +18,6 @@ struct Slots {
 };
 static_assert(sizeof(Slots) + 2 * sizeof(int64_t) <= 4096, "kernel parameters of every CUDA");
 
-template <typename T>
-struct Accumulator {
-  using type = T;
-  static __device__ T load(T value) { return value; }
-  static __device__ T store(T value) { return value; }
-};
-template <>
-struct Accumulator<__nv_bfloat16> {
-  using type = float;
-  static __device__ float load(__nv_bfloat16 value) { return __bfloat162float(value); }
-  static __device__ __nv_bfloat16 store(float value) { return __float2bfloat16_rn(value); }
-};
-template <>
-struct Accumulator<__half> {
-  using type = float;
-  static __device__ float load(__half value) { return __half2float(value); }
-  static __device__ __half store(float value) { return __float2half_rn(value); }
-};
-
 template <ReduceOp op, typename T>
 __device__ T combine(T a, T b) {
   if constexpr (op == ReduceOp::kSum) {
@@ -51,11 +30,6 @@ __device__ T combine(T a, T b) {
     return (b > a || b != b) ? b : a;  // NaN wins, as in torch
   }
 }
-
-template <typename T, int kWidth>
-struct alignas(sizeof(T) * kWidth) Vector {
-  T values[kWidth];
-};
 
 // `count` vectors. A thread has read element i of every source before it writes it, so the
 // destination may be a source.

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "core/launch_config.h"
+#include "ops/cuda/call_fused.h"
 #include "ops/cuda/communicator.h"
-#include "ops/cuda/symmetric_workspace.h"
 #include "ops/cuda/virtual_ranks.h"
 
 namespace {

@@ -71,8 +71,9 @@ class EmulatedLink {
     auto output = at::empty({call.gemm.m, call.gemm.n}, shards[0].options());
     auto gemm = call.gemm;
     gemm.d = output.mutable_data_ptr();
-    kernels::cuda::pulled_gather_gemm(
-        peers_, gemm_backend(kLink, device_), call.config, gemm, call.rows, addresses,
+    kernels::cuda::CopyEnginePull pull(addresses);
+    kernels::cuda::all_gather_gemm(
+        peers_, gemm_backend(kLink, device_), call.config, gemm, Arriving::kRows, call.rows, pull,
         copies_.behind(c10::cuda::getCurrentCUDAStream(device_.index())));
     return output;
   }

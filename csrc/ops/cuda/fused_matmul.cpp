@@ -15,10 +15,9 @@ namespace {
 using kernels::LaunchConfig;
 using kernels::Residency;
 using kernels::cuda::Arriving;
-using kernels::cuda::CallStreams;
 using kernels::cuda::FusedGemm;
 using kernels::cuda::GatheredRows;
-using kernels::cuda::Peers;
+using kernels::cuda::HandOut;
 
 kernels::DataType gemm_dtype(const char* op, const at::Tensor& t) {
   TORCH_CHECK_NOT_IMPLEMENTED(t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf, op,
@@ -86,6 +85,15 @@ GatheredPlace gathered_place(const char* op, const std::string& name) {
   return {Arriving::kInner, false};
 }
 
+std::optional<HandOut> named_hand_out(const char* op, const std::string& name) {
+  if (name == "copy_engine") return HandOut::kCopyEngine;
+  if (name == "peer_stores") return HandOut::kPeerStores;
+  if (name == "multicast") return HandOut::kMulticast;
+  TORCH_CHECK_VALUE(name == "auto", op, ": hand_out must be 'auto', 'copy_engine', 'peer_stores' ",
+                    "or 'multicast', got '", name, "'");
+  return std::nullopt;
+}
+
 GatherMatmul prepare_gather(const char* op, const at::Tensor& shard, const at::Tensor& other,
                             Arriving arriving, bool shard_is_a, int64_t num_ranks,
                             const Residency& residency) {
@@ -147,7 +155,8 @@ void launch_product(const char* op, const FusedGemm& gemm, c10::Device device) {
 }
 
 MatmulSum prepare_sum(const char* op, const at::Tensor& a, const at::Tensor& b, bool everywhere,
-                      int64_t num_ranks, const Residency& residency) {
+                      std::optional<HandOut> hand_out, int64_t num_ranks,
+                      const Residency& residency) {
   const FusedGemm gemm = describe_product(op, a, b);
   TORCH_CHECK_NOT_IMPLEMENTED(gemm.m % num_ranks == 0, op, ": algorithm='fused' needs a number of ",
                               "rows that ", num_ranks, " ranks divide, got ", gemm.m,
@@ -157,30 +166,37 @@ MatmulSum prepare_sum(const char* op, const at::Tensor& a, const at::Tensor& b, 
   const auto ranks = static_cast<int32_t>(num_ranks);
   const int64_t bytes = everywhere ? kernels::cuda::all_reduce_workspace_bytes(gemm, ranks)
                                    : kernels::cuda::reduce_scatter_workspace_bytes(gemm, ranks);
-  return {gemm, config, everywhere, bytes};
+  return {gemm, config, everywhere, hand_out, bytes};
 }
 
-at::Tensor run(const char* op, const GatherMatmul& call, const Peers& peers,
-               const CallStreams& streams, const at::TensorOptions& options) {
+at::Tensor run(const char* op, const GatherMatmul& call, const CallPlace& place,
+               const at::TensorOptions& options) {
   auto output = at::empty({call.gemm.m, call.gemm.n}, options);
   FusedGemm gemm = call.gemm;
   gemm.d = output.mutable_data_ptr();
   enqueue(op, [&] {
-    kernels::cuda::all_gather_gemm(peers, gemm_backend(op, options.device()), call.config, gemm,
-                                   call.arriving, call.rows, streams);
+    kernels::cuda::all_gather_gemm(place.peers, gemm_backend(op, options.device()), call.config,
+                                   gemm, call.arriving, call.rows, place.transport, place.streams);
   });
   return output;
 }
 
-at::Tensor run(const char* op, const MatmulSum& call, const Peers& peers,
-               const CallStreams& streams, const at::TensorOptions& options) {
+at::Tensor run(const char* op, const MatmulSum& call, const CallPlace& place,
+               const at::TensorOptions& options) {
+  const auto& peers = place.peers;
   const int64_t rows = call.everywhere ? call.gemm.m : call.gemm.m / peers.num_ranks;
   auto output = at::empty({rows, call.gemm.n}, options);
-  const auto enqueue_call =
-      call.everywhere ? &kernels::cuda::gemm_all_reduce : &kernels::cuda::gemm_reduce_scatter;
+  const auto& backend = gemm_backend(op, options.device());
   enqueue(op, [&] {
-    enqueue_call(peers, gemm_backend(op, options.device()), call.config, call.gemm,
-                 output.mutable_data_ptr(), streams);
+    if (call.everywhere) {
+      const HandOut way =
+          call.hand_out ? *call.hand_out : choose_hand_out(hand_out_problem(peers, call.gemm));
+      gemm_all_reduce(peers, backend, call.config, call.gemm, way, output.mutable_data_ptr(),
+                      place.streams);
+    } else {
+      gemm_reduce_scatter(peers, backend, call.config, call.gemm, output.mutable_data_ptr(),
+                          place.streams);
+    }
   });
   return output;
 }

@@ -4,10 +4,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
 
 #include "core/cuda/fused_calls.h"
 #include "core/launch_config.h"
+#include "ops/cuda/workspace.h"
 
 namespace axonn::ops::cuda {
 
@@ -19,6 +21,10 @@ struct GatheredPlace {
   bool is_a;
 };
 GatheredPlace gathered_place(const char* op, const std::string& name);
+
+// How sums are handed out, by name: "copy_engine", "peer_stores", "multicast", or "auto": none.
+// Raises ValueError for others.
+std::optional<kernels::cuda::HandOut> named_hand_out(const char* op, const std::string& name);
 
 // a [M, K] @ b [K, N] of which one operand is gathered: it lies in rows, this rank's in `shard`.
 struct GatherMatmul {
@@ -47,11 +53,13 @@ struct MatmulSum {
   kernels::cuda::FusedGemm gemm;
   kernels::LaunchConfig config;
   bool everywhere;  // each rank gets the whole sum; otherwise its share of the rows
+  std::optional<kernels::cuda::HandOut> hand_out;  // none: the one that is chosen
   int64_t workspace_bytes;
 };
 
 MatmulSum prepare_sum(const char* op, const at::Tensor& a, const at::Tensor& b, bool everywhere,
-                      int64_t num_ranks, const kernels::Residency& residency);
+                      std::optional<kernels::cuda::HandOut> hand_out, int64_t num_ranks,
+                      const kernels::Residency& residency);
 
 // a [M, K] @ b [K, N] with nothing arriving and nothing leaving: operands, sizes and dtype are set.
 // Raises as prepare_sum, but for what no kernel computes.
@@ -60,11 +68,11 @@ kernels::cuda::FusedGemm describe_product(const char* op, const at::Tensor& a, c
 // Enqueues a product on the current stream; what no kernel computes raises NotImplementedError.
 void launch_product(const char* op, const kernels::cuda::FusedGemm& gemm, c10::Device device);
 
-// Enqueue the call. The result is allocated on the current stream, which must be streams.compute or
-// waited for by it. The workspaces must have the bytes that were asked for.
-at::Tensor run(const char* op, const GatherMatmul& call, const kernels::cuda::Peers& peers,
-               const kernels::cuda::CallStreams& streams, const at::TensorOptions& options);
-at::Tensor run(const char* op, const MatmulSum& call, const kernels::cuda::Peers& peers,
-               const kernels::cuda::CallStreams& streams, const at::TensorOptions& options);
+// Enqueue the call. The result is allocated on the current stream, which must be the compute stream
+// or waited for by it. The workspaces must have the bytes that were asked for.
+at::Tensor run(const char* op, const GatherMatmul& call, const CallPlace& place,
+               const at::TensorOptions& options);
+at::Tensor run(const char* op, const MatmulSum& call, const CallPlace& place,
+               const at::TensorOptions& options);
 
 }  // namespace axonn::ops::cuda

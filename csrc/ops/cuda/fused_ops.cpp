@@ -2,32 +2,29 @@
 #include <torch/library.h>
 
 #include "ops/checks.h"
+#include "ops/cuda/call_fused.h"
 #include "ops/cuda/fused_matmul.h"
 #include "ops/cuda/gemm_backend.h"
-#include "ops/cuda/symmetric_workspace.h"
 
 namespace axonn::ops::cuda {
 namespace {
 
-using kernels::cuda::CallStreams;
-using kernels::cuda::Peers;
-
 // Binds a prepared product to the tensors that it is of.
 template <typename Product>
 PreparedCall prepared(const char* op, const Product& product, const at::TensorOptions& options) {
-  return {product.workspace_bytes, [=](const Peers& peers, const CallStreams& streams) {
-            return run(op, product, peers, streams, options);
-          }};
+  return {product.workspace_bytes,
+          [=](const CallPlace& place) { return run(op, product, place, options); }};
 }
 
 at::Tensor all_gather_matmul(const at::Tensor& shard, const at::Tensor& other,
-                             const std::string& arriving, const std::string& group_name,
-                             int64_t group_size, double timeout_seconds) {
+                             const std::string& arriving, const std::string& transport,
+                             int64_t nccl_sms, const std::string& group_name, int64_t group_size,
+                             double timeout_seconds) {
   constexpr auto kOp = "all_gather_matmul";
   const auto place = gathered_place(kOp, arriving);
   (void)gemm_backend(kOp, shard.device());  // raises before ranks meet
   return call_fused(
-      kOp, group_name, group_size, shard.device(), timeout_seconds,
+      kOp, {group_name, group_size, shard.device(), timeout_seconds, transport, nccl_sms},
       [&](const kernels::Residency& residency) {
         return prepared(
             kOp, prepare_gather(kOp, shard, other, place.dim, place.is_a, group_size, residency),
@@ -36,12 +33,16 @@ at::Tensor all_gather_matmul(const at::Tensor& shard, const at::Tensor& other,
 }
 
 at::Tensor matmul_sum(const at::Tensor& a, const at::Tensor& b, bool everywhere,
-                      const std::string& group_name, int64_t group_size, double timeout_seconds) {
+                      const std::string& hand_out, const std::string& group_name,
+                      int64_t group_size, double timeout_seconds) {
   const char* op = everywhere ? "matmul_all_reduce" : "matmul_reduce_scatter";
+  const auto way = named_hand_out(op, hand_out);
   (void)gemm_backend(op, a.device());  // raises before ranks meet
-  return call_fused(op, group_name, group_size, a.device(), timeout_seconds,
+  // Rows that leave are stored into the memory of peers.
+  return call_fused(op, {group_name, group_size, a.device(), timeout_seconds, "copy_engine", 0},
                     [&](const kernels::Residency& residency) {
-                      return prepared(op, prepare_sum(op, a, b, everywhere, group_size, residency),
+                      return prepared(op,
+                                      prepare_sum(op, a, b, everywhere, way, group_size, residency),
                                       a.options());
                     });
 }

@@ -1,38 +1,41 @@
-// Device memory that the ranks of a group map of each other, for fused calls: torch's symmetric
-// memory, pooled by group and device, and grown where a call needs more.
+// A rank's workspace that its peers have mapped: torch's symmetric memory.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <cstdint>
-#include <functional>
-#include <memory>
 #include <string>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
+#include <utility>
+#include <vector>
 
-#include "core/cuda/fused_calls.h"
-#include "core/launch_config.h"
+#include "ops/cuda/workspace.h"
 
 namespace axonn::ops::cuda {
 
-// A call of a rank, for a workspace of some bytes: enqueued on the current stream, and on the
-// streams that it is given.
-struct PreparedCall {
-  int64_t workspace_bytes;
-  std::function<at::Tensor(const kernels::cuda::Peers&, const kernels::cuda::CallStreams&)> run;
+class SymmetricWorkspace : public Workspace {
+ public:
+  // Collective, as is growth. `name` is what the group is called here and in no other call of this.
+  SymmetricWorkspace(const c10d::ProcessGroup& group, std::string group_name, std::string name,
+                     c10::Device device, double timeout_seconds, DeviceOrder& order);
+
+  // Processes that share a GPU take turns on it, each with all of its SMs; copies within it may be
+  // the work of kernels, for which a grid that waits must leave room.
+  kernels::Residency residency() const override {
+    return {.ranks_per_device = 1, .producer_ctas = ranks_on_device_ > 1 ? 2 : 0};
+  }
+
+ private:
+  void grow(const char* op, int64_t size, bool keep) override;
+  kernels::cuda::ShardTransport& transport() override { return push_; }
+  void set_peers(const char* op, c10d::symmetric_memory::SymmetricMemory& handle);
+
+  using Handle = c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory>;
+  const std::string name_;
+  int64_t ranks_on_device_ = 1;
+  at::Tensor memory_;
+  Handle handle_;
+  std::vector<std::pair<at::Tensor, Handle>> retired_;
+  kernels::cuda::CopyEnginePush push_;
 };
-
-// Makes a call with the workspace of a group on a device. `prepare` is told what a GEMM must leave
-// free there. The first call of a group, and each that needs more than any before, is collective:
-// ranks exchange mappings, after waiting for the calls before on the host.
-//
-// Raises NotImplementedError where the group has more ranks than kernels serve, or not all of its
-// GPUs reach each other's memory. Growth while a graph is captured is refused: make the call once
-// before. What graphs have captured keeps its memory.
-at::Tensor call_fused(const char* op, const std::string& group_name, int64_t group_size,
-                      c10::Device device, double timeout_seconds,
-                      const std::function<PreparedCall(const kernels::Residency&)>& prepare);
-
-// Bytes that this process has allocated for all groups.
-int64_t symmetric_workspace_bytes();
 
 }  // namespace axonn::ops::cuda

@@ -76,11 +76,12 @@ class VirtualRanks {
 
   std::vector<at::Tensor> matmul_sum(const std::vector<at::Tensor>& as,
                                      const std::vector<at::Tensor>& bs, bool everywhere,
-                                     const std::set<int64_t>& absent) {
+                                     const std::string& hand_out, const std::set<int64_t>& absent) {
+    const auto way = named_hand_out(kOp, hand_out);
     check_operands("a", as);
     check_operands("b", bs);
     return enqueue(as, absent, [&](size_t rank) {
-      return prepare_sum(kOp, as[rank], bs[rank], everywhere, size(), residency());
+      return prepare_sum(kOp, as[rank], bs[rank], everywhere, way, size(), residency());
     });
   }
 
@@ -185,8 +186,9 @@ class VirtualRanks {
       if (absent.contains(static_cast<int64_t>(index))) continue;
       const Rank& rank = *ranks_[index];
       delay(rank);
-      outputs[index] = run(kOp, calls[index], rank.peers, rank.copies.behind(rank.compute),
-                           operands[index].options());
+      outputs[index] =
+          run(kOp, calls[index], {rank.peers, rank.copies.behind(rank.compute), transport_},
+              operands[index].options());
     }
     if (!apart_) join_with_current(/*wait=*/true);
     return outputs;
@@ -198,6 +200,7 @@ class VirtualRanks {
   int64_t max_delay_cycles_ = 0;
   std::mt19937_64 generator_;
   OrderEvent begun_;
+  kernels::cuda::CopyEnginePush transport_;
   std::vector<std::unique_ptr<PinnedState>> pinned_;
   std::vector<at::Tensor> memory_;
   std::vector<std::unique_ptr<Rank>> ranks_;
@@ -214,7 +217,8 @@ void bind_virtual_ranks(pybind11::module_& m) {
            py::arg("others"), py::kw_only(), py::arg("arriving") = "rows",
            py::arg("absent") = std::set<int64_t>{})
       .def("matmul_sum", &VirtualRanks::matmul_sum, py::arg("a"), py::arg("b"), py::kw_only(),
-           py::arg("everywhere") = false, py::arg("absent") = std::set<int64_t>{})
+           py::arg("everywhere") = false, py::arg("hand_out") = "auto",
+           py::arg("absent") = std::set<int64_t>{})
       .def("run_apart", &VirtualRanks::run_apart, py::kw_only(), py::arg("max_delay_cycles") = 0,
            py::arg("seed") = 0)
       .def("join", &VirtualRanks::join)

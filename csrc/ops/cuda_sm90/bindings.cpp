@@ -6,6 +6,7 @@
 #include "core/cuda/fused_calls.h"
 #include "core/cuda/sm90/instances.h"
 #include "core/cuda/sm90/plans.h"
+#include "core/cuda/sm90/sum_to_all.h"
 
 namespace axonn::ops::cuda_sm90 {
 namespace {
@@ -15,7 +16,7 @@ using kernels::cuda::GemmBackend;
 // Modules have no symbols of each other, so the functions travel as an address.
 int64_t gemm_backend() {
   static constexpr GemmBackend kBackend{&kernels::sm90::why_unsupported, &kernels::sm90::fused_gemm,
-                                        &kernels::sm90::load};
+                                        &kernels::sm90::sum_to_all, &kernels::sm90::load};
   return reinterpret_cast<int64_t>(&kBackend);
 }
 

@@ -1,6 +1,7 @@
 #include "core/cuda/sm90/instances.h"
 
 #include "core/cuda/sm90/plans.h"
+#include "core/cuda/sm90/sum_to_all.h"
 
 namespace axonn::kernels::sm90 {
 namespace {
@@ -32,7 +33,7 @@ cudaError_t load() {
   for (const Instance& instance : instances()) {
     if (const cudaError_t error = instance.load(); error != cudaSuccess) return error;
   }
-  return cudaSuccess;
+  return load_sum_to_all();
 }
 
 cudaError_t fused_gemm(const cuda::FusedGemm& gemm, const LaunchConfig& config,

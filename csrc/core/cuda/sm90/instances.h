@@ -32,7 +32,7 @@ std::vector<Instance> gemm_f16_nt();
 // All of them.
 const std::vector<Instance>& instances();
 
-// Loads all of them onto the current device.
+// Loads all of them, and the other kernels for sm_90, onto the current device.
 cudaError_t load();
 
 // Enqueues the product. `config` is one of theirs, its num_ctas set. cudaErrorInvalidValue for what

@@ -1,0 +1,17 @@
+// A sum that is stored at every rank as it is made.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "core/cuda/hand_out.h"
+
+namespace axonn::kernels::sm90 {
+
+// Enqueues it. The slots must be there before it starts; whoever tells peers of the sum does so
+// behind it. cudaErrorInvalidValue for what SumToAll does not allow.
+cudaError_t sum_to_all(const cuda::SumToAll& sum, cudaStream_t stream);
+
+// Loads its kernels onto the current device.
+cudaError_t load_sum_to_all();
+
+}  // namespace axonn::kernels::sm90

@@ -1,0 +1,142 @@
+#include "ops/cuda/call_fused.h"
+
+#include <c10/cuda/CUDAGuard.h>
+
+#include <fstream>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+#include <vector>
+
+#include "ops/checks.h"
+#include "ops/cuda/nccl_workspace.h"
+#include "ops/cuda/symmetric_workspace.h"
+
+namespace axonn::ops::cuda {
+namespace {
+
+using kernels::cuda::kMaxPeers;
+using kernels::cuda::NcclChunks;
+
+// Whether the group's ranks run under one kernel of the operating system, be it in containers.
+bool is_on_one_host(const c10d::ProcessGroup& group, const std::string& name) {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  const std::vector<uint8_t> own(boot.begin(), boot.end());
+  auto store = c10::make_intrusive<c10d::PrefixStore>(name, group.getStore());
+  store->set("host/" + std::to_string(group.getRank()), own);
+  for (int rank = 0; rank < group.getSize(); ++rank) {
+    if (store->get("host/" + std::to_string(rank)) != own) return false;
+  }
+  return true;
+}
+
+void check_transport(const char* op, const CallGroup& group) {
+  const bool nccl = group.transport == "nccl";
+  TORCH_CHECK_VALUE(nccl || group.transport == "auto" || group.transport == "copy_engine", op,
+                    ": transport must be 'auto', 'copy_engine' or 'nccl', got '", group.transport,
+                    "'");
+  TORCH_CHECK_VALUE(group.nccl_sms >= NcclChunks::kMostCtas || (group.nccl_sms == 0 && !nccl), op,
+                    ": nccl_sms must be ", nccl ? "" : "0 or ", "at least ", NcclChunks::kMostCtas,
+                    ", got ", group.nccl_sms);
+}
+
+class Registry {
+ public:
+  Workspace& find(const CallGroup& call) {
+    const std::lock_guard lock(mutex_);
+    const auto group = c10d::resolve_process_group(call.name);
+    Entry& entry = entries_[{call.name, call.device.index()}];
+    // Names are given anew once a group is destroyed.
+    if (entry.prefix.empty() || entry.owner.lock() != group) {
+      const int64_t number = numbers_[call.name]++;  // ranks meet here equally often
+      entry = {};
+      entry.owner = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group);
+      entry.prefix = "axonn_ext/" + call.name + "/" + std::to_string(number);
+    }
+    auto& order = orders_[call.device.index()];
+    if (order == nullptr) order = std::make_unique<DeviceOrder>();
+    return takes_nccl(call, *group, entry) ? over_nccl(call, *group, entry, *order)
+                                           : over_symmetric_memory(call, *group, entry, *order);
+  }
+
+  int64_t symmetric_bytes() {
+    const std::lock_guard lock(mutex_);
+    int64_t total = 0;
+    for (const auto& [key, entry] : entries_) {
+      if (entry.symmetric != nullptr) total += entry.symmetric->bytes();
+    }
+    return total;
+  }
+
+ private:
+  struct Entry {
+    c10::weak_intrusive_ptr<c10d::ProcessGroup> owner =
+        c10::weak_intrusive_ptr<c10d::ProcessGroup>(c10::intrusive_ptr<c10d::ProcessGroup>());
+    std::string prefix;  // of what its ranks write into the store
+    std::optional<bool> on_one_host;
+    std::unique_ptr<SymmetricWorkspace> symmetric;
+    std::map<int64_t, std::unique_ptr<NcclWorkspace>> nccl;  // by the SMs left to it
+  };
+
+  static bool takes_nccl(const CallGroup& call, const c10d::ProcessGroup& group, Entry& entry) {
+    if (call.transport != "auto") return call.transport == "nccl";
+    if (call.nccl_sms == 0) return false;
+    if (!entry.on_one_host) entry.on_one_host = is_on_one_host(group, entry.prefix);
+    return !*entry.on_one_host;
+  }
+
+  static Workspace& over_nccl(const CallGroup& call, const c10d::ProcessGroup& group, Entry& entry,
+                              DeviceOrder& order) {
+    auto& workspace = entry.nccl[call.nccl_sms];
+    if (workspace == nullptr) {
+      const auto name = entry.prefix + "/nccl" + std::to_string(call.nccl_sms);
+      workspace = std::make_unique<NcclWorkspace>(group, call.name, name, call.device,
+                                                  call.timeout_seconds, call.nccl_sms, order);
+    }
+    return *workspace;
+  }
+
+  static Workspace& over_symmetric_memory(const CallGroup& call, const c10d::ProcessGroup& group,
+                                          Entry& entry, DeviceOrder& order) {
+    if (entry.symmetric == nullptr) {
+      entry.symmetric = std::make_unique<SymmetricWorkspace>(
+          group, call.name, entry.prefix, call.device, call.timeout_seconds, order);
+    }
+    return *entry.symmetric;
+  }
+
+  std::mutex mutex_;
+  std::map<c10::DeviceIndex, std::unique_ptr<DeviceOrder>> orders_;
+  std::map<std::string, int64_t> numbers_;
+  std::map<std::pair<std::string, c10::DeviceIndex>, Entry> entries_;
+};
+
+Registry& registry() {
+  static auto* all = new Registry;  // CUDA is gone before static objects are
+  return *all;
+}
+
+}  // namespace
+
+at::Tensor call_fused(const char* op, const CallGroup& group,
+                      const std::function<PreparedCall(const kernels::Residency&)>& prepare) {
+  check_transport(op, group);
+  TORCH_CHECK_NOT_IMPLEMENTED(group.size <= kMaxPeers, op, ": algorithm='fused' serves at most ",
+                              kMaxPeers, " ranks, group '", group.name, "' has ", group.size,
+                              "; use 'auto', 'chunked' or 'sequential'");
+  const c10::cuda::CUDAGuard guard(group.device);
+  Workspace& workspace = registry().find(group);
+  const PreparedCall call = prepare(workspace.residency());
+  workspace.require(op, call.workspace_bytes);
+  return workspace.call(call);
+}
+
+int64_t symmetric_workspace_bytes() { return registry().symmetric_bytes(); }
+
+}  // namespace axonn::ops::cuda

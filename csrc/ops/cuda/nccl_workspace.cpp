@@ -1,0 +1,45 @@
+#include "ops/cuda/nccl_workspace.h"
+
+#include <ATen/ops/empty.h>
+
+#include <chrono>
+#include <utility>
+
+#include "ops/c10d_store.h"
+
+namespace axonn::ops::cuda {
+namespace {
+
+kernels::cuda::NcclChunks connect(const c10d::ProcessGroup& group, const std::string& name,
+                                  double timeout_seconds) {
+  C10dStore store(group.getStore());
+  return {group.getRank(), group.getSize(), store, name + "/nccl",
+          std::chrono::duration<double>(timeout_seconds)};
+}
+
+}  // namespace
+
+NcclWorkspace::NcclWorkspace(const c10d::ProcessGroup& group, std::string group_name,
+                             const std::string& name, c10::Device device, double timeout_seconds,
+                             int64_t sms, DeviceOrder& order)
+    : Workspace(std::move(group_name), device, timeout_seconds, order),
+      sms_(sms),
+      chunks_(connect(group, name, timeout_seconds)) {
+  peers_.rank = static_cast<int32_t>(group.getRank());
+  peers_.num_ranks = static_cast<int32_t>(group.getSize());
+  peers_.limit.rank = peers_.rank;
+}
+
+// Each rank for itself: flags and epochs are its own.
+void NcclWorkspace::grow(const char* op, int64_t size, bool keep) {
+  (void)op;
+  if (keep) retired_.push_back(std::move(memory_));
+  memory_ = at::Tensor();
+  memory_ = at::empty({size}, at::TensorOptions().dtype(at::kByte).device(device_));
+  clear_front(memory_);
+  auto* front = static_cast<char*>(memory_.mutable_data_ptr());
+  peers_.workspaces[peers_.rank] = front + kFrontBytes;
+  set_own_pad(peers_, front);
+}
+
+}  // namespace axonn::ops::cuda

@@ -1,0 +1,35 @@
+// A rank's workspace that no peer has mapped: NCCL brings the rows of gathers, from other hosts
+// too.
+#pragma once
+
+#include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <vector>
+
+#include "core/cuda/nccl_chunks.h"
+#include "ops/cuda/workspace.h"
+
+namespace axonn::ops::cuda {
+
+class NcclWorkspace : public Workspace {
+ public:
+  // Collective. `name` is what the group is called here and in no other call of this. `sms`: what a
+  // GEMM leaves to NCCL, at least NcclChunks::kMostCtas.
+  NcclWorkspace(const c10d::ProcessGroup& group, std::string group_name, const std::string& name,
+                c10::Device device, double timeout_seconds, int64_t sms, DeviceOrder& order);
+
+  kernels::Residency residency() const override {
+    return {.ranks_per_device = 1, .producer_ctas = sms_};
+  }
+
+ private:
+  void grow(const char* op, int64_t size, bool keep) override;
+  kernels::cuda::ShardTransport& transport() override { return chunks_; }
+
+  const int64_t sms_;
+  at::Tensor memory_;
+  std::vector<at::Tensor> retired_;
+  kernels::cuda::NcclChunks chunks_;
+};
+
+}  // namespace axonn::ops::cuda
