@@ -1,7 +1,7 @@
 """Compiles axonn_ext._C, and _cuda, _cuda_sm90 for CUDA. What needs no compiler: pyproject.toml.
 
 AXONN_CUDA            1: build the CUDA parts or fail; 0: never; unset: if a CUDA torch, an nvcc of
-                      its major version, and NCCL are found.
+                      its major version, NCCL and cuBLAS are found.
 CUDA_HOME             the CUDA toolkit; else the wheel nvidia-cuda-nvcc, else the nvcc of the PATH
 CUTLASS_HOME          CUTLASS, whose headers _cuda_sm90 needs; else the wheel nvidia-cutlass
 TORCH_CUDA_ARCH_LIST  what the kernels are compiled for, as in torch (by default 8.0;9.0+PTX)
@@ -100,6 +100,7 @@ def choose_cuda(
     nvcc: str | None,
     sources: Sequence[str],
     nccl: str | None = "found",
+    cublas: str | None = "found",
 ) -> CudaChoice:
     """Whether to build the CUDA parts, and why.
 
@@ -108,6 +109,7 @@ def choose_cuda(
     nvcc        the version of the compiler
     sources     the .cu files of this checkout
     nccl        path of nccl.h
+    cublas      path of cublasLt.h
 
     Raises: BuildError if the request is malformed, or demands what cannot be built.
     """
@@ -133,6 +135,8 @@ def choose_cuda(
         )
     elif nccl is None:
         missing.append("nccl.h was not found (pip install nvidia-nccl-cu13)")
+    elif cublas is None:
+        missing.append("cublasLt.h was not found (pip install nvidia-cublas)")
     if not missing:
         return CudaChoice(True, "AXONN_CUDA=1" if request == "1" else "torch and nvcc have it")
     if request == "1":
@@ -264,7 +268,8 @@ NVCC_FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-lineinfo", "-Xcompiler=-fvisibi
 CUTLASS_FLAGS = ("--expt-relaxed-constexpr",)
 # What both modules need of the core; hidden symbols keep the two copies apart.
 CUDA_CORE = tuple(
-    f"csrc/core/{name}.cpp" for name in ("call_log", "call_watch", "launch_config", "philox")
+    f"csrc/core/{name}.cpp"
+    for name in ("call_log", "call_watch", "launch_config", "philox", "product_variant")
 )
 
 
@@ -329,7 +334,7 @@ def cuda_extension(module: KernelModule, toolkit: Toolkit, cutlass: Path | None)
         "nvcc": [*NVCC_FLAGS, *(CUTLASS_FLAGS if cutlass else ()), *nvcc, *module.flags],
     }
     extension.include_dirs = [str(ROOT / "csrc")]
-    for name in ("cudart", "nccl"):
+    for name in ("cudart", "nccl", "cublasLt") if folder == "cuda" else ("cudart", "nccl"):
         library = toolkit.find_library(name)
         if library is None:
             raise BuildError(f"lib{name}.so was not found in the nvidia wheels or {toolkit.home}")
@@ -379,6 +384,7 @@ def main() -> None:
         nvcc=toolkit.version if toolkit else None,
         sources=sources,
         nccl=str(toolkit.find_header("nccl.h") or "") or None if toolkit else None,
+        cublas=str(toolkit.find_header("cublasLt.h") or "") or None if toolkit else None,
     )
     report = (
         f"axonn_ext: torch {torch.__version__} (CUDA {torch.version.cuda or 'none'}), "

@@ -9,6 +9,7 @@ def configure(
     symmetric_memory_bytes: int,
     fused_nccl_sms: int,
     cache_dir: str,
+    product_kernels: list[str],
     machine: str,
     torch: str,
     axonn_ext: str,

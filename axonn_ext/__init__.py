@@ -12,7 +12,14 @@
 Importing this starts nothing: no process group, no device.
 """
 
-from axonn_ext import models, nn, ops, overlap, tuning
+from axonn_ext import (
+    _product_kernels,  # noqa: F401  registers kernels
+    models,
+    nn,
+    ops,
+    overlap,
+    tuning,
+)
 from axonn_ext._library import symmetric_memory_bytes_in_use
 from axonn_ext._version import __version__
 from axonn_ext.communication import (

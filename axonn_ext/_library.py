@@ -57,6 +57,7 @@ def configure(loaded: settings.Settings) -> None:
         symmetric_memory_bytes=loaded.symmetric_memory_bytes,
         fused_nccl_sms=loaded.fused_nccl_sms,
         cache_dir=loaded.cache_dir,
+        product_kernels=list(loaded.product_kernels),
         machine=", ".join([_processor(), f"{len(os.sched_getaffinity(0))} cores", *_nvidia_gpus()]),
         torch=torch.__version__,
         axonn_ext=__version__,

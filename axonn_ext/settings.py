@@ -7,6 +7,11 @@ AXONN_SYMMETRIC_MEMORY_BYTES  address space reserved per rank and group for fuse
                               taken only as it is used (default 32 GiB)
 AXONN_CACHE_DIR               where measurements are kept between runs; empty: nowhere (default
                               $XDG_CACHE_HOME/axonn_ext, else ~/.cache/axonn_ext)
+AXONN_PRODUCT_KERNELS         kernels besides torch's own that a warm-up and `axonn-ext tune` may
+                              measure, and Linears use, for whole products on GPUs: any of cublaslt,
+                              triton and fused_sm90, separated by commas; empty: none (default
+                              cublaslt,triton: fused_sm90 has not run on a GPU yet, and a kernel
+                              that reads a wrong address, or hangs, ends the process)
 AXONN_DEBUG_COLLECTIVES       1: ranks compare each collective of the orchestrator, and of our NCCL
                               communicators, before it is issued, through the c10d store; an error
                               names the rank that differs (slow; default 0)
@@ -28,6 +33,7 @@ from dataclasses import dataclass
 
 MIN_SYMMETRIC_MEMORY_BYTES = 1 << 20
 MIN_FUSED_NCCL_SMS = 8  # NcclChunks::kMostCtas
+PRODUCT_KERNELS = ("cublaslt", "triton", "fused_sm90")
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class Settings:
     cache_dir: str = ""
     debug_collectives: bool = False
     fused_nccl_sms: int = 0
+    product_kernels: tuple[str, ...] = ("cublaslt", "triton")
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,7 @@ def load(environment: Mapping[str, str] = os.environ) -> Settings:
         cache_dir=_cache_dir(environment),
         debug_collectives=_switch(environment, "AXONN_DEBUG_COLLECTIVES"),
         fused_nccl_sms=int(sms),
+        product_kernels=_product_kernels(environment, defaults.product_kernels),
     )
 
 
@@ -119,6 +127,20 @@ def _cache_dir(environment: Mapping[str, str]) -> str:
         home = environment.get("HOME", "")
         base = os.path.join(home, ".cache") if os.path.isabs(home) else ""
     return os.path.join(base, "axonn_ext") if base else ""
+
+
+def _product_kernels(environment: Mapping[str, str], default: tuple[str, ...]) -> tuple[str, ...]:
+    text = environment.get("AXONN_PRODUCT_KERNELS")
+    if text is None:
+        return default
+    kinds = tuple(kind.strip() for kind in text.split(",") if kind.strip())
+    for kind in kinds:
+        if kind not in PRODUCT_KERNELS:
+            raise ValueError(
+                f"AXONN_PRODUCT_KERNELS must list {', '.join(PRODUCT_KERNELS)} or nothing, "
+                f"got {kind!r}"
+            )
+    return kinds
 
 
 def _switch(environment: Mapping[str, str], name: str) -> bool:

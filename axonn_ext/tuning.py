@@ -12,9 +12,10 @@ its own layouts and threads; what is found first holds for all calls of a proces
 these alone. Results are kept in AXONN_CACHE_DIR.
 
 The whole matrix products of a Linear with algorithm="auto" are chosen in the same way: "direct"
-(the library's, the default), "transposed", "relayout_a", "relayout_b" or, on GPUs of sm_90,
-"fused_sm90". Their signatures begin with mm_forward, mm_dgrad and mm_wgrad. `tune_product` settles
-one ahead.
+(the library's, the default), "transposed", "relayout_a", "relayout_b" or, on GPUs, by a kernel that
+AXONN_PRODUCT_KERNELS names: "cublaslt_<algorithm>", "triton_<config>", "fused_sm90". What errs, by
+more than rounding, is not measured. Their signatures begin with mm_forward, mm_dgrad and mm_wgrad.
+`tune_product` settles one ahead.
 """
 
 from __future__ import annotations

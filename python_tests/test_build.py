@@ -178,6 +178,7 @@ def test_cuda_is_built_where_all_is_found(setup_py: ModuleType, request_: str | 
         ({"sources": []}, "no CUDA sources"),
         ({"nvcc": "12.8"}, "nvcc is of CUDA 12.8 but torch of CUDA 13.0"),
         ({"nccl": None}, "nccl.h was not found"),
+        ({"cublas": None}, "cublasLt.h was not found"),
     ],
 )
 def test_cuda_that_lacks_something(

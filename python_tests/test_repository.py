@@ -20,7 +20,7 @@ LAYERS = (
     ("_C", "_cuda", "_cuda_sm90", "_version", "settings"),
     ("_library",),
     ("ops", "triton", "tuning"),
-    ("grid",),
+    ("_product_kernels", "grid"),
     ("collectives", "communication", "communicators"),
     ("nn",),
     ("state", "gradients"),

@@ -27,6 +27,18 @@ def test_debug_collectives(text: str, value: bool):
 
 
 @pytest.mark.parametrize(
+    "environment, kernels",
+    [
+        ({}, ("cublaslt", "triton")),
+        ({"AXONN_PRODUCT_KERNELS": ""}, ()),
+        ({"AXONN_PRODUCT_KERNELS": "fused_sm90, triton"}, ("fused_sm90", "triton")),
+    ],
+)
+def test_product_kernels(environment: dict[str, str], kernels: tuple[str, ...]):
+    assert settings.load(environment).product_kernels == kernels
+
+
+@pytest.mark.parametrize(
     "environment, directory",
     [
         ({"HOME": "/home/ada"}, "/home/ada/.cache/axonn_ext"),
@@ -51,6 +63,7 @@ def test_cache_directory(environment: dict[str, str], directory: str):
         ("AXONN_DEBUG_COLLECTIVES", "yes", "0 or 1, got 'yes'"),
         ("AXONN_FUSED_NCCL_SMS", "4", "0 or a whole number from 8 on, got 4"),
         ("AXONN_FUSED_NCCL_SMS", "8.5", "got 8.5"),
+        ("AXONN_PRODUCT_KERNELS", "cublaslt,cublas", "got 'cublas'"),
     ],
 )
 def test_bad_values_are_named(name, value, word):

@@ -95,13 +95,11 @@ def test_operands_that_do_not_fit_are_named():
     mm, a = torch.ops.axonn._tuned_mm, torch.ones(4, 3)
     with pytest.raises(ValueError, match=r"a\.size\(1\)=3 must equal b\.size\(0\)=4"):
         mm(a, a, None, "direct")
-    with pytest.raises(ValueError, match=r"variant must be one of direct, .* got 'fast'"):
+    with pytest.raises(ValueError, match=r"variant must be direct, .* got 'fast'"):
         mm(a, a.t(), None, "fast")
     with pytest.raises(ValueError, match=r"bias must have shape \[4\], got \[3\]"):
         mm(a, a.t(), torch.ones(3), "direct")
-    with pytest.raises(
-        NotImplementedError, match="'fused_sm90' needs bfloat16 or float16 on a GPU"
-    ):
+    with pytest.raises(NotImplementedError, match="'fused_sm90' is not built or not used here"):
         mm(a, a.t(), None, "fused_sm90")
     with pytest.raises(ValueError, match=r"product_pass must be one of .* got 'backward'"):
         tuning.tune_product(a, a.t(), product_pass="backward")

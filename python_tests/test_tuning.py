@@ -9,6 +9,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ Report = tuple[str, str, str]  # signature, algorithm, source
 
 
 @contextlib.contextmanager
-def cache_in(directory: Path | str, **changes: int) -> Iterator[None]:
+def cache_in(directory: Path | str, **changes: Any) -> Iterator[None]:
     """This rank keeps its measurements there, and starts without any in memory."""
     loaded = settings.load()
     tuning.clear()

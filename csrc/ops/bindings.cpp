@@ -13,6 +13,7 @@
 #include "ops/fused_settings.h"
 #include "ops/group.h"
 #include "ops/orchestrator_bindings.h"
+#include "ops/product_kernels.h"
 #include "ops/tuner.h"
 
 namespace {
@@ -52,16 +53,17 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "configure",
       [](double timeout_seconds, int64_t symmetric_memory_bytes, int64_t fused_nccl_sms,
-         const std::string& cache_dir, const std::string& machine, const std::string& torch,
-         const std::string& axonn_ext) {
+         const std::string& cache_dir, const std::vector<std::string>& product_kernels,
+         const std::string& machine, const std::string& torch, const std::string& axonn_ext) {
+        axonn::ops::configure_product_kernels(product_kernels);
         axonn::ops::configure_groups({timeout_seconds, symmetric_memory_bytes});
         axonn::ops::configure_fused_on_cuda(fused_nccl_sms);
         axonn::ops::configure_tuning({timeout_seconds, cache_dir, {machine, torch, axonn_ext}});
       },
       pybind11::call_guard<pybind11::gil_scoped_release>(), pybind11::kw_only(),
       pybind11::arg("timeout_seconds"), pybind11::arg("symmetric_memory_bytes"),
-      pybind11::arg("fused_nccl_sms"), pybind11::arg("cache_dir"), pybind11::arg("machine"),
-      pybind11::arg("torch"), pybind11::arg("axonn_ext"));
+      pybind11::arg("fused_nccl_sms"), pybind11::arg("cache_dir"), pybind11::arg("product_kernels"),
+      pybind11::arg("machine"), pybind11::arg("torch"), pybind11::arg("axonn_ext"));
   m.def("symmetric_memory_bytes_in_use", &axonn::ops::symmetric_memory_bytes_in_use,
         pybind11::call_guard<pybind11::gil_scoped_release>(),
         "Bytes of symmetric memory that this rank has used in all of its groups.");

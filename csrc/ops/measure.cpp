@@ -1,13 +1,11 @@
 #include "ops/measure.h"
 
-#include "core/tuning_plan.h"
 #include "ops/stopwatch.h"
 
 namespace axonn::ops {
 namespace {
 
 using tuning::Numbers;
-using Run = c10::function_ref<void(size_t)>;
 
 constexpr auto kReady = "ready";
 constexpr auto kEstimate = "estimate";
@@ -45,22 +43,27 @@ void fail_measurement(const Group& group, Mailbox& mailbox, const std::string& r
   mailbox.fail({own(kReady), own(kEstimate), own(kTimes)}, reason);
 }
 
-std::vector<double> measure(const Group& group, Mailbox* mailbox, c10::Device device,
-                            size_t num_candidates, Run run) {
+Outcome measure(const Group& group, Mailbox* mailbox, c10::Device device,
+                c10::function_ref<Numbers()> check, c10::function_ref<void(size_t)> run) {
+  Outcome outcome;
   const auto time_ns = [&](size_t candidate, int64_t calls) {
     return elapsed_ns(device, [&] {
-      for (int64_t call = 0; call < calls; ++call) run(candidate);
+      for (int64_t call = 0; call < calls; ++call) run(outcome.right[candidate]);
     });
   };
   try {
-    // Lest a rank starts a collective that a peer has already refused.
-    slowest_of_ranks(group, mailbox, kReady, {});
-    const auto call_ns =
-        slowest_of_ranks(group, mailbox, kEstimate, tuning::estimate(num_candidates, time_ns));
+    // All ranks wait here, lest one starts a collective that a peer has already refused.
+    const auto wrong = slowest_of_ranks(group, mailbox, kReady, check());
+    for (size_t i = 0; i < wrong.size(); ++i) {
+      if (wrong[i] == 0) outcome.right.push_back(i);
+    }
+    const auto call_ns = slowest_of_ranks(group, mailbox, kEstimate,
+                                          tuning::estimate(outcome.right.size(), time_ns));
     const auto plan = tuning::plan_of(call_ns);
     const auto batch_ns =
         slowest_of_ranks(group, mailbox, kTimes, tuning::time_batches(plan, time_ns));
-    return tuning::medians_us(plan, batch_ns);
+    outcome.median_us = tuning::medians_us(plan, batch_ns);
+    return outcome;
   } catch (const std::exception& error) {
     if (mailbox != nullptr) fail_measurement(group, *mailbox, error.what());
     throw;

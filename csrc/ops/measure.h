@@ -6,16 +6,22 @@
 #include <string>
 #include <vector>
 
+#include "core/tuning_plan.h"
 #include "ops/mailbox.h"
 
 namespace axonn::ops {
 
-// Collective: microseconds per call of each of `num_candidates`, `run(candidate)`, of the slowest
-// rank. Rank 0 fixes how often each is run; the others learn it through `mailbox`, which a rank
-// that is alone does without. Where `run` throws on one rank, peers that wait in the mailbox fail
-// with its message.
-std::vector<double> measure(const Group& group, Mailbox* mailbox, c10::Device device,
-                            size_t num_candidates, c10::function_ref<void(size_t)> run);
+struct Outcome {
+  std::vector<size_t> right;      // candidates that every rank's check passed
+  std::vector<double> median_us;  // of these: a call, on the slowest rank
+};
+
+// Collective. `check()` says of every candidate 0 if it is right on this rank, else 1; it may call
+// nothing collective. `run(candidate)` makes the call. Rank 0 fixes how often each is run; the
+// others learn it through `mailbox`, which a rank that is alone does without. Where either throws
+// on one rank, peers that wait in the mailbox fail with its message.
+Outcome measure(const Group& group, Mailbox* mailbox, c10::Device device,
+                c10::function_ref<tuning::Numbers()> check, c10::function_ref<void(size_t)> run);
 
 // For a rank that cannot take part: peers that wait for its timings get an error with `reason`.
 void fail_measurement(const Group& group, Mailbox& mailbox, const std::string& reason);

@@ -1,52 +1,26 @@
 #include "ops/product.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/Context.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
 #include <torch/library.h>
 
-#include <array>
-
 #include "ops/checks.h"
+#include "ops/product_check.h"
+#include "ops/product_kernels.h"
 #include "ops/tuner.h"
 
 namespace axonn::ops {
 namespace {
 
+using tuning::ProductName;
+using tuning::Variant;
+
 constexpr auto kOp = "_tuned_mm";
-
-// A product by a Triton kernel would be one more variant: a name, a predicate as takes_sm90(), and
-// a private op of the schema that a module which need not be there implements.
-constexpr std::array kVariants{Variant::kDirect, Variant::kTransposed, Variant::kRelayoutA,
-                               Variant::kRelayoutB, Variant::kFusedSm90};
-
-// Whether the kernel for sm_90 may be chosen. It compiles, and has not run on a GPU yet: until its
-// results have been checked there, it runs where it is named and nowhere else.
-constexpr bool kChoosesSm90 = false;
 
 // Below this many multiply-adds a CPU's product takes less than about half a millisecond (at some
 // 40 GFLOP/s of a core): what a copy could win is lost in the noise.
 constexpr int64_t kMinCpuProduct = int64_t{1} << 24;
-
-c10::OperatorHandle find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-}
-
-// The module that implements it need not be built, nor need the device be of its architecture.
-bool takes_sm90(const at::Tensor& a, const at::Tensor& b) {
-  static const auto op = find("axonn::_gemm_sm90_takes");
-  if (a.is_cpu() || !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA)) return false;
-  static const auto typed = op.typed<bool(const at::Tensor&, const at::Tensor&)>();
-  return typed.call(a, b);
-}
-
-at::Tensor gemm_sm90(const at::Tensor& a, const at::Tensor& b,
-                     const std::optional<at::Tensor>& bias) {
-  static const auto op = find("axonn::_gemm_sm90");
-  using Schema = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&);
-  static const auto typed = op.typed<Schema>();
-  return typed.call(a, b, bias);
-}
 
 // Rows become columns, all else becomes rows.
 at::Tensor relayout(const at::Tensor& t) {
@@ -68,68 +42,71 @@ bool is_worth_asking(const at::Tensor& a, const at::Tensor& b) {
 }
 
 Signature signature_of(const char* name, const at::Tensor& a, const at::Tensor& b, bool has_bias) {
-  return Signature(name).tensor("a", a).tensor("b", b).option("bias", has_bias).device(a.device());
+  auto signature =
+      Signature(name).tensor("a", a).tensor("b", b).option("bias", has_bias).device(a.device());
+  if (a.is_cuda() && a.scalar_type() == at::kFloat) {
+    const auto precision =
+        at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL);
+    signature.option("tf32", precision == at::Float32Precision::TF32);
+  }
+  return signature;
 }
 
-// Calls `use` with the product as the tuner sees it.
+// A product, as the tuner sees it.
+class ProductWays final : public Ways {
+ public:
+  ProductWays(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias)
+      : a_(a), b_(b), bias_(bias) {}
+
+  Candidates candidates() const override {
+    Candidates all{{}, 0, ""};
+    for (const auto variant : tuning::kLayoutVariants) all.names.emplace_back(name_of(variant));
+    add_kernels(all, a_, b_, bias_);
+    return all;
+  }
+
+  // By form: which kernels take which operands may differ between ranks, and mm() copes with that.
+  bool knows(const std::string& name) const override {
+    return tuning::parse_product(name).has_value();
+  }
+
+  tuning::Numbers check(const std::vector<std::string>& names) const override {
+    const auto multiply = [](const std::string& name, const at::Tensor& a, const at::Tensor& b,
+                             const std::optional<at::Tensor>& bias) {
+      return mm_by(tuning::parse_product(name).value(), a, b, bias);
+    };
+    return check_products(names, name_of(Variant::kDirect), a_, b_, bias_, multiply);
+  }
+
+  void run(const std::string& name) const override {
+    mm_by(tuning::parse_product(name).value(), a_, b_, bias_);
+  }
+
+ private:
+  const at::Tensor& a_;
+  const at::Tensor& b_;
+  const std::optional<at::Tensor>& bias_;
+};
+
+// Calls `use` with the product as a call that can be made in several ways.
 template <typename Use>
 auto with_tunable(const Group& group, const char* name, const at::Tensor& a, const at::Tensor& b,
                   const std::optional<at::Tensor>& bias, Use&& use) {
   const auto signature = signature_of(name, a, b, bias.has_value());
-  std::vector<Variant> variants;
-  const auto candidates = [&] {
-    variants = variants_for(a, b);
-    Candidates all{{}, 0};
-    for (const auto variant : variants) all.names.push_back(name_of(variant));
-    return all;
-  };
-  const auto run = [&](size_t i) { tuned_mm(a, b, bias, variants[i]); };
+  const ProductWays ways(a, b, bias);
   return use(Tunable{.group = group,
                      .signature = signature,
                      .device = a.device(),
                      .meets = false,
                      .is_local = true,
-                     .candidates = candidates,
-                     .run = run});
+                     .ways = ways});
 }
 
 }  // namespace
 
-const char* name_of(Variant variant) {
-  switch (variant) {
-    case Variant::kDirect:
-      return "direct";
-    case Variant::kTransposed:
-      return "transposed";
-    case Variant::kRelayoutA:
-      return "relayout_a";
-    case Variant::kRelayoutB:
-      return "relayout_b";
-    case Variant::kFusedSm90:
-      return "fused_sm90";
-  }
-  return "";
-}
-
-Variant variant_named(const std::string& name) {
-  for (const auto variant : kVariants) {
-    if (name == name_of(variant)) return variant;
-  }
-  TORCH_CHECK_VALUE(false, kOp,
-                    ": variant must be one of direct, transposed, relayout_a, relayout_b, "
-                    "fused_sm90, got '",
-                    name, "'");
-}
-
-std::vector<Variant> variants_for(const at::Tensor& a, const at::Tensor& b) {
-  std::vector<Variant> variants(kVariants.begin(), kVariants.end());
-  if (!kChoosesSm90 || !takes_sm90(a, b)) variants.pop_back();
-  return variants;
-}
-
-at::Tensor tuned_mm(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
-                    Variant variant) {
-  switch (variant) {
+std::optional<at::Tensor> mm_by(const ProductName& name, const at::Tensor& a, const at::Tensor& b,
+                                const std::optional<at::Tensor>& bias) {
+  switch (name.variant) {
     case Variant::kDirect:
       return direct(a, b, bias);
     case Variant::kTransposed:
@@ -138,20 +115,20 @@ at::Tensor tuned_mm(const at::Tensor& a, const at::Tensor& b, const std::optiona
       return direct(relayout(a), b, bias);
     case Variant::kRelayoutB:
       return direct(a, relayout(b), bias);
-    case Variant::kFusedSm90:
-      return gemm_sm90(a, b, bias);
+    default:
+      return mm_by_kernel(name, a, b, bias);
   }
-  TORCH_INTERNAL_ASSERT(false);
 }
 
 at::Tensor ProductChoice::mm(const at::Tensor& a, const at::Tensor& b,
                              const std::optional<at::Tensor>& bias) const {
   if (agree == nullptr || !is_worth_asking(a, b)) return direct(a, b, bias);
-  const auto variant = variant_named(
-      with_tunable(*agree, name, a, b, bias, [](const Tunable& call) { return resolve(call); }));
-  // Measured on other tensors of these sizes: these may begin at an address the kernel cannot load.
-  if (variant == Variant::kFusedSm90 && !takes_sm90(a, b)) return direct(a, b, bias);
-  return tuned_mm(a, b, bias, variant);
+  const auto chosen =
+      with_tunable(*agree, name, a, b, bias, [](const Tunable& call) { return resolve(call); });
+  if (auto product = mm_by(tuning::parse_product(chosen).value(), a, b, bias)) return *product;
+  // Measured on other tensors of these sizes, perhaps another rank's: these may begin at an address
+  // that the kernel cannot load, or have gaps between rows that the algorithm is not for.
+  return direct(a, b, bias);
 }
 
 std::string tune_product(const at::Tensor& a, const at::Tensor& b,
@@ -176,14 +153,17 @@ void check_product(const char* op, const at::Tensor& a, const at::Tensor& b,
 at::Tensor tuned_mm_op(const at::Tensor& a, const at::Tensor& b,
                        const std::optional<at::Tensor>& bias, const std::string& variant) {
   check_product(kOp, a, b, bias);
-  const auto chosen = variant_named(variant);
-  TORCH_CHECK_NOT_IMPLEMENTED(chosen != Variant::kFusedSm90 || takes_sm90(a, b), kOp,
-                              ": variant 'fused_sm90' needs bfloat16 or float16 on a GPU of sm_90, "
-                              "operands without gaps whose "
-                              "rows are multiples of 16 bytes, and axonn_ext built for it; got ",
-                              a.sizes(), " @ ", b.sizes(), " of ", a.scalar_type(), " on ",
-                              a.device());
-  return tuned_mm(a, b, bias, chosen);
+  const auto name = tuning::parse_product(variant);
+  TORCH_CHECK_VALUE(name, kOp,
+                    ": variant must be direct, transposed, relayout_a, relayout_b, fused_sm90, "
+                    "cublaslt_<algorithm> or triton_<config>, got '",
+                    variant, "'");
+  auto product = mm_by(*name, a, b, bias);
+  TORCH_CHECK_NOT_IMPLEMENTED(product, kOp, ": '", variant, "' is not built or not used here, or ",
+                              "does not take ", a.sizes(), " @ ", b.sizes(), " of ",
+                              a.scalar_type(), " on ", a.device(), " with strides ", a.strides(),
+                              " and ", b.strides());
+  return *product;
 }
 
 std::string tune_mm_op(const at::Tensor& a, const at::Tensor& b,

@@ -7,41 +7,26 @@
 
 #include <optional>
 #include <string>
-#include <vector>
 
+#include "core/product_variant.h"
 #include "ops/group.h"
 
 namespace axonn::ops {
 
-// a [M, K] @ b [K, N] -> [M, N], contiguous.
-enum class Variant {
-  kDirect,      // the library's, as it stands
-  kTransposed,  // (b.t() @ a.t()).t(), copied into rows
-  kRelayoutA,   // with a copied into its other layout
-  kRelayoutB,   // with b copied into its other layout
-  kFusedSm90,   // axonn_ext._cuda's GEMM; bfloat16 and float16 on sm_90
-};
-
-const char* name_of(Variant variant);
-// ValueError for a name that is none's.
-Variant variant_named(const std::string& name);
-
-// Those that exist for these operands, kDirect first.
-std::vector<Variant> variants_for(const at::Tensor& a, const at::Tensor& b);
-
-// a @ b, plus `bias` [N] in each row, which kDirect adds on the way out on a GPU.
-// NotImplementedError where the variant does not exist.
-at::Tensor tuned_mm(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
-                    Variant variant);
+// a [M, K] @ b [K, N] -> [M, N], contiguous, plus `bias` [N] in each row, which is added on the way
+// out on a GPU. Nothing where that way does not exist here, or does not take these operands.
+std::optional<at::Tensor> mm_by(const tuning::ProductName& name, const at::Tensor& a,
+                                const at::Tensor& b, const std::optional<at::Tensor>& bias);
 
 // How a product of a Linear is computed.
 struct ProductChoice {
-  // Whose ranks agree; they must ask for equal products in the same order. Null: always kDirect.
+  // Whose ranks agree; they must ask for equal products in the same order. Null: always torch's.
   const Group* agree;
   const char* name;  // "mm_forward", "mm_dgrad" or "mm_wgrad"
 
-  // a @ b by the variant that a warm-up measured to be fastest; kDirect if none did. Not asked for:
-  // products without an element and, on the CPU, those too small for a copy to pay.
+  // a @ b in the way that a warm-up measured to be fastest, of those whose results it found right;
+  // torch's if there was none. Not asked for: products without an element and, on the CPU, those
+  // too small for a copy to pay.
   at::Tensor mm(const at::Tensor& a, const at::Tensor& b,
                 const std::optional<at::Tensor>& bias = std::nullopt) const;
 };

@@ -39,12 +39,20 @@ TORCH_LIBRARY(axonn, m) {
       "_fused_matmul_sum(Tensor a, Tensor b, bool everywhere, str hand_out, str group_name, "
       "int group_size, float timeout_seconds) -> Tensor");
 
-  // A product a @ b, plus bias in each row, in one of several ways (ops/product.h); the name under
-  // which the choice between them is kept; and _cuda's own GEMM, where a device has it.
+  // A product a @ b, plus bias in each row, in one of several ways (ops/product.h), and the name
+  // under which the choice between them is kept.
   m.def("_tuned_mm(Tensor a, Tensor b, Tensor? bias, str variant) -> Tensor");
   m.def("_tune_mm(Tensor a, Tensor b, Tensor? bias, str name) -> str");
-  m.def("_gemm_sm90(Tensor a, Tensor b, Tensor? bias) -> Tensor");
-  m.def("_gemm_sm90_takes(Tensor a, Tensor b) -> bool");
+
+  // Kernels for that, which other modules register where a device has them. Candidates: nothing for
+  // operands that none takes; else the version that their times depend on, then a name for each
+  // (empty where there is only one). The product by that name, or nothing.
+  m.def("_mm_cublaslt_candidates(Tensor a, Tensor b, Tensor? bias) -> str[]");
+  m.def("_mm_cublaslt(Tensor a, Tensor b, Tensor? bias, str name) -> Tensor[]");
+  m.def("_mm_triton_candidates(Tensor a, Tensor b, Tensor? bias) -> str[]");
+  m.def("_mm_triton(Tensor a, Tensor b, Tensor? bias, str name) -> Tensor[]");
+  m.def("_mm_fused_sm90_candidates(Tensor a, Tensor b, Tensor? bias) -> str[]");
+  m.def("_mm_fused_sm90(Tensor a, Tensor b, Tensor? bias, str name) -> Tensor[]");
 
   // The Linear of the 3D matmul. Groups in the order (r, s, z): r gathers the input's rows, s sums
   // the output, z holds the weight's rows; a fourth, of the ranks of all three, lets "auto" be

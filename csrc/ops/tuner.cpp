@@ -10,13 +10,13 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <sstream>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <tuple>
 #include <unordered_map>
 
 #include "core/errors.h"
+#include "core/tuning_answer.h"
 #include "core/tuning_plan.h"
 #include "ops/mailbox.h"
 #include "ops/measure.h"
@@ -56,61 +56,64 @@ std::string key_of(const Tunable& call) {
   return key;
 }
 
-std::optional<size_t> index_of(const Candidates& candidates, const std::string& name) {
-  for (size_t i = 0; i < candidates.names.size(); ++i) {
-    if (name == candidates.names[i]) return i;
+// With what a rank adds to it: the name under which a call of its own is kept on disk.
+std::string full_signature(const Tunable& call, const std::string& libraries) {
+  auto text = call.signature.text() + " layouts=" + call.signature.layouts();
+  if (!call.is_local) {
+    text += " ranks=" + std::to_string(call.group.size) +
+            " memory=" + (call.group.can_fuse() ? "shared" : "separate");
   }
-  return std::nullopt;
+  text += " threads=" + std::to_string(at::get_num_threads());
+  return libraries.empty() ? text : text + " " + libraries;
 }
 
-// --- Rank 0's answer, as the others read it ------------------------------------------------------
+// --- Rank 0's answer, as the others take it ------------------------------------------------------
 
-struct Answer {
-  bool measure;  // else `choice` is complete
-  Choice choice;
-};
-
-constexpr const char* kMeasure = "measure";
-
-std::string encode(const std::string& signature, const Answer& answer) {
-  const auto& choice = answer.choice;
-  std::ostringstream out;
-  out << signature << '\n'
-      << choice.signature << '\n'
-      << (answer.measure ? kMeasure : name_of(choice.source)) << '\n'
-      << choice.algorithm;
-  for (const auto& [algorithm, median] : choice.median_us) out << ' ' << algorithm << ' ' << median;
-  return out.str();
-}
+using tuning::Answer;
 
 // Throws CommunicationError if rank 0 is in another call, or does not know these algorithms.
-Answer decode(const Tunable& call, const std::string& text) {
-  std::istringstream in(text);
-  std::string signature, verdict, algorithm, name;
-  Answer answer{};
-  std::getline(in, signature);
-  std::getline(in, answer.choice.signature);
-  in >> verdict >> algorithm;
+void check_answer(const Tunable& call, const Answer& answer) {
   const auto where =
       op_of(call) + ": rank " + std::to_string(call.group.rank) + " of group " + call.group.name;
-  if (signature != call.signature.text()) {
+  if (answer.asked != call.signature.text()) {
     throw comm::CommunicationError(where + " calls " + call.signature.text() +
-                                   " but rank 0 calls " + signature +
+                                   " but rank 0 calls " + answer.asked +
                                    ": algorithm='auto' needs equal shapes and dtypes on all ranks");
   }
-  if (!index_of(call.candidates(), algorithm)) {
-    throw comm::CommunicationError(where + " cannot use '" + algorithm + "', which rank 0 chose");
+  const auto refuse = [&](const std::string& name) {
+    if (!call.ways.knows(name)) {
+      throw comm::CommunicationError(where + " cannot use '" + name + "', which rank 0 chose");
+    }
+  };
+  refuse(answer.algorithm);
+  for (const auto& name : answer.candidates) refuse(name);
+}
+
+Choice choice_of(const Tunable& call, const Answer& answer) {
+  const bool kept = answer.verdict == Answer::Verdict::kDisk;
+  return {.group = call.group.name,
+          .signature = answer.kept_under,
+          .algorithm = answer.algorithm,
+          .source = kept ? Choice::Source::kDisk : Choice::Source::kDefault,
+          .median_us = answer.median_us};
+}
+
+// The fastest of the candidates that are right on all ranks.
+Choice choice_measured(const Tunable& call, Mailbox* mailbox, const Answer& answer) {
+  auto choice = choice_of(call, answer);
+  const auto& names = answer.candidates;
+  const auto outcome = measure(
+      call.group, mailbox, call.device, [&] { return call.ways.check(names); },
+      [&](size_t i) { call.ways.run(names[i]); });
+  size_t preferred = 0;
+  for (size_t i = 0; i < outcome.right.size(); ++i) {
+    const auto& name = names[outcome.right[i]];
+    if (name == answer.algorithm) preferred = i;
+    choice.median_us.emplace_back(name, outcome.median_us[i]);
   }
-  answer.choice.group = call.group.name;
-  answer.choice.algorithm = algorithm;
-  answer.measure = verdict == kMeasure;
-  for (const auto source : {Choice::Source::kDisk, Choice::Source::kMeasured}) {
-    if (verdict == name_of(source)) answer.choice.source = source;
-  }
-  for (double median = 0; in >> name >> median;) {
-    answer.choice.median_us.emplace_back(name, median);
-  }
-  return answer;
+  choice.algorithm = choice.median_us.at(tuning::choose(outcome.median_us, preferred)).first;
+  choice.source = Choice::Source::kMeasured;
+  return choice;
 }
 
 // --- The table and the questions -----------------------------------------------------------------
@@ -262,18 +265,9 @@ class Tuner {
     } else {
       answer = hear(call, *mailbox, num_questions);
     }
-    auto choice = answer.choice;
-    if (answer.measure) {
-      const auto candidates = call.candidates();
-      const auto medians =
-          measure(call.group, mailbox, call.device, candidates.names.size(), call.run);
-      choice.source = Choice::Source::kMeasured;
-      choice.algorithm = candidates.names[tuning::choose(medians, candidates.preferred)];
-      for (size_t i = 0; i < medians.size(); ++i) {
-        choice.median_us.emplace_back(candidates.names[i], medians[i]);
-      }
-    }
-    if (answer.measure && call.group.rank == 0) {
+    const bool measured = answer.verdict == Answer::Verdict::kMeasure;
+    auto choice = measured ? choice_measured(call, mailbox, answer) : choice_of(call, answer);
+    if (measured && call.group.rank == 0) {
       const auto kept = cache()->keep({choice.signature, choice.algorithm, choice.median_us});
       if (!kept.empty()) problem = kept;
     }
@@ -286,23 +280,24 @@ class Tuner {
 
   // Rank 0 only; posts the answer.
   Answer decide(const Tunable& call, Mailbox* mailbox, std::string& problem) {
-    const auto candidates = call.candidates();
-    Answer answer{.measure = false,
-                  .choice = {.group = call.group.name,
-                             .signature = full_signature(call),
-                             .algorithm = candidates.names[candidates.preferred],
-                             .source = Choice::Source::kDefault,
-                             .median_us = {}}};
-    auto found = cache()->find(answer.choice.signature);
+    const auto candidates = call.ways.candidates();
+    Answer answer{.asked = call.signature.text(),
+                  .kept_under = full_signature(call, candidates.libraries),
+                  .verdict = Answer::Verdict::kDefault,
+                  .algorithm = candidates.names[candidates.preferred],
+                  .candidates = {},
+                  .median_us = {}};
+    auto found = cache()->find(answer.kept_under);
     problem = std::move(found.problem);
-    if (found.record && index_of(candidates, found.record->algorithm)) {
-      answer.choice.algorithm = found.record->algorithm;
-      answer.choice.source = Choice::Source::kDisk;
-      answer.choice.median_us = std::move(found.record->median_us);
-    } else {
-      answer.measure = warm_up_depth_ > 0 && !is_capturing(call.device);
+    if (found.record && call.ways.knows(found.record->algorithm)) {
+      answer.verdict = Answer::Verdict::kDisk;
+      answer.algorithm = found.record->algorithm;
+      answer.median_us = std::move(found.record->median_us);
+    } else if (warm_up_depth_ > 0 && !is_capturing(call.device)) {
+      answer.verdict = Answer::Verdict::kMeasure;
+      answer.candidates = candidates.names;
     }
-    if (mailbox != nullptr) mailbox->post("answer", encode(call.signature.text(), answer));
+    if (mailbox != nullptr) mailbox->post("answer", encode(answer));
     return answer;
   }
 
@@ -310,9 +305,10 @@ class Tuner {
   // this one in a measurement or in the op itself, fails at once, too.
   static Answer hear(const Tunable& call, Mailbox& mailbox, std::atomic<int64_t>& num_questions) {
     try {
-      const auto text = mailbox.read("answer", 0);
+      auto answer = tuning::decode_answer(mailbox.read("answer", 0));
       ++num_questions;
-      return decode(call, text);
+      check_answer(call, answer);
+      return answer;
     } catch (const comm::CommunicationError& error) {
       fail_measurement(call.group, mailbox, error.what());
       if (call.group.shared) call.group.shared->abandon();
@@ -333,6 +329,31 @@ Tuner& tuner() {
   static Tuner instance;
   return instance;
 }
+
+// An op by each of its algorithms.
+class Algorithms final : public Ways {
+ public:
+  Algorithms(std::span<const Algorithm> legal, c10::function_ref<void(Algorithm)> run)
+      : legal_(legal), run_(run) {}
+
+  // The first is "fused" where that is legal; else the default is the last, "sequential".
+  Candidates candidates() const override {
+    Candidates all{{}, legal_.front() == Algorithm::kFused ? 0 : legal_.size() - 1, ""};
+    for (const auto algorithm : legal_) all.names.emplace_back(name_of(algorithm));
+    return all;
+  }
+
+  bool knows(const std::string& name) const override {
+    return std::any_of(legal_.begin(), legal_.end(),
+                       [&](Algorithm a) { return name == name_of(a); });
+  }
+
+  void run(const std::string& name) const override { run_(algorithm_named(name)); }
+
+ private:
+  std::span<const Algorithm> legal_;
+  c10::function_ref<void(Algorithm)> run_;
+};
 
 }  // namespace
 
@@ -379,28 +400,17 @@ Algorithm algorithm_named(const std::string& name) {
   TORCH_INTERNAL_ASSERT(false, name);
 }
 
-std::string full_signature(const Tunable& call) {
-  auto text = call.signature.text() + " layouts=" + call.signature.layouts();
-  if (!call.is_local) {
-    text += " ranks=" + std::to_string(call.group.size) +
-            " memory=" + (call.group.can_fuse() ? "shared" : "separate");
-  }
-  return text + " threads=" + std::to_string(at::get_num_threads());
-}
-
 std::string resolve(const Tunable& call) { return tuner().resolve(call); }
+
+std::string full_signature(const Tunable& call) {
+  return full_signature(call, call.ways.candidates().libraries);
+}
 
 Algorithm resolve_auto(const Group& group, const Signature& signature, c10::Device device,
                        bool meets, std::span<const Algorithm> legal,
                        c10::function_ref<void(Algorithm)> run) {
-  // The first is "fused" where that is legal; else the default is the last, "sequential".
-  const auto candidates = [&] {
-    Candidates all{{}, legal.front() == Algorithm::kFused ? 0 : legal.size() - 1};
-    for (const auto algorithm : legal) all.names.push_back(name_of(algorithm));
-    return all;
-  };
-  return algorithm_named(resolve({group, signature, device, meets, /*is_local=*/false, candidates,
-                                  [&](size_t i) { run(legal[i]); }}));
+  const Algorithms ways(legal, run);
+  return algorithm_named(resolve({group, signature, device, meets, /*is_local=*/false, ways}));
 }
 
 std::vector<Choice> tuning_choices() { return tuner().choices(); }

@@ -23,18 +23,38 @@
 #include <vector>
 
 #include "core/tuning_cache.h"
+#include "core/tuning_plan.h"
 #include "ops/group.h"
 #include "ops/signature.h"
 
 namespace axonn::ops {
 
-// The ways in which a call can be made, equal on all ranks that are asked.
+// The ways in which a call can be made.
 struct Candidates {
-  std::vector<const char*> names;
-  size_t preferred;  // without a measurement, and unless another is faster by more than noise
+  std::vector<std::string> names;
+  size_t preferred;       // without a measurement, and unless another is faster by more than noise
+  std::string libraries;  // versions that times depend on, beside torch's and ours; may be empty
 };
 
-// A call that can be made in several ways.
+// A call that can be made in several ways, on its real arguments.
+class Ways {
+ public:
+  // By this rank's arguments; asked for only while the call is not settled.
+  virtual Candidates candidates() const = 0;
+  // Whether this rank can tell what a name stands for that another rank, or the disk, says.
+  virtual bool knows(const std::string& name) const = 0;
+  // Before they are measured: 0 for those that this rank can use and that compute the right thing,
+  // else 1. The preferred one is always right.
+  virtual tuning::Numbers check(const std::vector<std::string>& names) const {
+    return tuning::Numbers(names.size(), 0);
+  }
+  // Makes the call and drops the result.
+  virtual void run(const std::string& name) const = 0;
+
+ protected:
+  ~Ways() = default;
+};
+
 struct Tunable {
   const Group& group;  // whose ranks agree; of one rank: it decides by itself
   const Signature& signature;
@@ -44,13 +64,12 @@ struct Tunable {
   bool meets;
   // Whether peers play no part in the call: what is on disk then holds for any group.
   bool is_local;
-  c10::function_ref<Candidates()> candidates;  // asked for only while the call is not settled
-  // Makes the call, on the real arguments, and drops the result.
-  c10::function_ref<void(size_t candidate)> run;
+  const Ways& ways;
 };
 
-// The name of the candidate to use in this call. Where it has to be measured, each is run some
-// dozen times, equally often on all ranks. Throws what `run` throws, and CommunicationError if a
+// The name of the candidate to use in this call. Where it has to be measured, rank 0's candidates
+// are; those that are wrong on any rank are out, each other is run some dozen times, equally often
+// on all ranks. Throws what `run` throws, and CommunicationError if a
 // peer does not do its part.
 std::string resolve(const Tunable& call);
 

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "ops/cuda/fused_matmul.h"
 #include "ops/cuda/gemm_backend.h"
@@ -12,7 +14,7 @@
 namespace axonn::ops::cuda {
 namespace {
 
-constexpr auto kOp = "_gemm_sm90";
+constexpr auto kOp = "_mm_fused_sm90";
 
 bool is_aligned(const at::Tensor& t) {
   return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
@@ -28,8 +30,17 @@ bool takes(const at::Tensor& a, const at::Tensor& b) {
   return gemm_backend(kOp, a.device()).why_unsupported(gemm) == nullptr;
 }
 
-at::Tensor gemm_sm90(const at::Tensor& a, const at::Tensor& b,
-                     const std::optional<at::Tensor>& bias) {
+std::vector<std::string> candidates(const at::Tensor& a, const at::Tensor& b,
+                                    const std::optional<at::Tensor>& /*bias*/) {
+  // The config of least modelled cost is the only one; its version is axonn_ext's.
+  if (!takes(a, b)) return {};
+  return {"1", ""};
+}
+
+std::vector<at::Tensor> mm_fused_sm90(const at::Tensor& a, const at::Tensor& b,
+                                      const std::optional<at::Tensor>& bias,
+                                      const std::string& /*name*/) {
+  if (!takes(a, b)) return {};
   const c10::cuda::CUDAGuard guard(a.device());
   auto gemm = describe_product(kOp, a, b);
   auto output = at::empty({a.size(0), b.size(1)}, a.options());
@@ -38,12 +49,12 @@ at::Tensor gemm_sm90(const at::Tensor& a, const at::Tensor& b,
   gemm.bias = in_epilogue ? bias->const_data_ptr() : nullptr;
   launch_product(kOp, gemm, a.device());
   if (bias && !in_epilogue) output.add_(*bias);
-  return output;
+  return {output};
 }
 
 TORCH_LIBRARY_IMPL(axonn, CUDA, m) {
-  m.impl("_gemm_sm90", &gemm_sm90);
-  m.impl("_gemm_sm90_takes", &takes);
+  m.impl("_mm_fused_sm90_candidates", &candidates);
+  m.impl("_mm_fused_sm90", &mm_fused_sm90);
 }
 
 }  // namespace

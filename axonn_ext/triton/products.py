@@ -1,0 +1,48 @@
+"""`matmul` as a way to compute a product of a Linear (csrc/ops/product.h): the configs, and one.
+
+Each config is a candidate of its own, under its name, so that what is measured, agreed between
+ranks, and kept on disk is the config that runs: nothing is tuned inside.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from axonn_ext.triton.launch import DTYPES, limits_of
+from axonn_ext.triton.matmul import launch, problem_of
+from axonn_ext.triton.tile_configs import SM80, candidates, legal_configs, why_illegal
+
+# Of the configs that the model ranks first, how many are measured. Compiling one takes about a
+# second, once per layout and divisibility of sizes; triton keeps what it compiled on disk.
+NUM_OFFERED = 4
+
+
+def _takes(a: Tensor, b: Tensor, bias: Tensor | None) -> bool:
+    # float32 is left to the library: without tensor cores ours does not win.
+    half = a.dtype in DTYPES and a.dtype != torch.float32
+    aligned = bias is None or bias.is_contiguous()
+    return half and aligned and limits_of(a.device).architecture >= SM80.architecture
+
+
+def offered_configs(a: Tensor, b: Tensor, bias: Tensor | None) -> list[str]:
+    """The version of triton, then names of configs; nothing for operands that it does not take."""
+    if not _takes(a, b, bias):
+        return []
+    problem = problem_of(a, b, bias=bias, activation=None)
+    legal = legal_configs(problem, limits_of(a.device))[:NUM_OFFERED]
+    return [triton.__version__, *(config.name for config in legal)] if legal else []
+
+
+def product(a: Tensor, b: Tensor, bias: Tensor | None, name: str) -> list[Tensor]:
+    """[a @ b (+ bias)] by the config of that name; [] where it is not legal for these operands."""
+    if not _takes(a, b, bias):
+        return []
+    by_name = {config.name: config for config in candidates(a.element_size())}
+    problem = problem_of(a, b, bias=bias, activation=None)
+    config = by_name.get(name)
+    if config is None or why_illegal(config, problem, limits_of(a.device)):
+        return []
+    with torch.cuda.device_of(a):
+        return [launch(a, b, bias, problem=problem, config=config)]

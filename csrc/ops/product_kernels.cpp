@@ -1,0 +1,98 @@
+#include "ops/product_kernels.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+namespace axonn::ops {
+namespace {
+
+using tuning::ProductName;
+using tuning::Variant;
+
+// A bit for each variant.
+std::atomic<uint32_t>& used_kinds() {
+  static std::atomic<uint32_t> kinds{0};
+  return kinds;
+}
+
+uint32_t bit_of(Variant variant) { return uint32_t{1} << static_cast<int>(variant); }
+
+struct Kernel {
+  using Candidates = std::vector<std::string>(const at::Tensor&, const at::Tensor&,
+                                              const std::optional<at::Tensor>&);
+  using Product = std::vector<at::Tensor>(const at::Tensor&, const at::Tensor&,
+                                          const std::optional<at::Tensor>&, std::string);
+
+  explicit Kernel(Variant kind)
+      : variant(kind),
+        candidates(find(std::string(name_of(kind)) + "_candidates")),
+        product(find(name_of(kind))) {}
+
+  static c10::OperatorHandle find(const std::string& name) {
+    return c10::Dispatcher::singleton().findSchemaOrThrow(("axonn::_mm_" + name).c_str(), "");
+  }
+
+  bool is_used_for(const at::Tensor& a) const {
+    const auto key = a.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
+    return (used_kinds() & bit_of(variant)) != 0 && product.hasKernelForDispatchKey(key);
+  }
+
+  Variant variant;
+  c10::OperatorHandle candidates;
+  c10::OperatorHandle product;
+};
+
+// In the order in which they are offered.
+const auto& kernels() {
+  static const std::array all{Kernel(tuning::kKernelVariants[0]),
+                              Kernel(tuning::kKernelVariants[1]),
+                              Kernel(tuning::kKernelVariants[2])};
+  static_assert(all.size() == tuning::kKernelVariants.size());
+  return all;
+}
+
+}  // namespace
+
+void configure_product_kernels(const std::vector<std::string>& kinds) {
+  uint32_t used = 0;
+  for (const auto& kind : kinds) {
+    const auto* const found =
+        std::find_if(tuning::kKernelVariants.begin(), tuning::kKernelVariants.end(),
+                     [&](Variant variant) { return kind == name_of(variant); });
+    TORCH_CHECK_VALUE(found != tuning::kKernelVariants.end(),
+                      "product_kernels: expected cublaslt, triton or fused_sm90, got '", kind, "'");
+    used |= bit_of(*found);
+  }
+  used_kinds() = used;
+}
+
+void add_kernels(Candidates& candidates, const at::Tensor& a, const at::Tensor& b,
+                 const std::optional<at::Tensor>& bias) {
+  for (const auto& kernel : kernels()) {
+    if (!kernel.is_used_for(a)) continue;
+    const auto found = kernel.candidates.typed<Kernel::Candidates>().call(a, b, bias);
+    if (found.empty()) continue;
+    auto& libraries = candidates.libraries;
+    libraries.append(libraries.empty() ? "" : " ").append(name_of(kernel.variant));
+    libraries.append("=").append(found.front());
+    for (size_t i = 1; i < found.size(); ++i) {
+      candidates.names.push_back(to_text(ProductName{kernel.variant, found[i]}));
+    }
+  }
+}
+
+std::optional<at::Tensor> mm_by_kernel(const ProductName& name, const at::Tensor& a,
+                                       const at::Tensor& b, const std::optional<at::Tensor>& bias) {
+  for (const auto& kernel : kernels()) {
+    if (kernel.variant != name.variant || !kernel.is_used_for(a)) continue;
+    auto product = kernel.product.typed<Kernel::Product>().call(a, b, bias, name.detail);
+    if (!product.empty()) return std::move(product.front());
+  }
+  return std::nullopt;
+}
+
+}  // namespace axonn::ops
