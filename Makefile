@@ -44,8 +44,8 @@ test: test-cpp test-python  ## run the C++ and the Python tests
 test-cpp: environment  ## run the tests of the Torch-free core
 	@$(call ctest,$(CPP_BUILD),)
 
-test-python: build  ## run the Python tests, without the slow ones
-	$(VENV)/bin/python -m pytest -m "not slow and not gpu" --durations=15
+test-python: build  ## run the Python tests, without the slow ones and those of Triton kernels
+	$(VENV)/bin/python -m pytest -m "not slow and not gpu and not triton" --durations=15
 
 test-slow: build  ## run the slow Python tests
 	@$(PYTHON) tools/bootstrap.py environment slow
@@ -61,7 +61,8 @@ test-sanitizers: environment  ## run the core's tests under thread and address s
 cuda-check: python  ## build the CUDA code in .venv-cuda, and check what needs no GPU
 	@$(PYTHON) tools/cuda_check.py
 
-triton-check: build  ## compile the Triton kernels for sm_80 and sm_90, and check the machine code
+triton-check: build  ## run the Triton kernels in the interpreter, compile them for sm_80 and sm_90
+	$(VENV)/bin/python -m pytest -m "triton and not gpu" --durations=5
 	$(VENV)/bin/python tools/triton_check.py
 
 lint: lint-tools  ## check style and types

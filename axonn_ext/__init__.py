@@ -8,30 +8,33 @@
     axonn_ext.overlap                            gathers and sums that run beside computation
     axonn_ext.full_state_dict, ...               whole tensors, on any grid
     axonn_ext.trace_communication                what crosses ranks, in bytes
+    axonn_ext.planner                            which grid, how fast, how much memory; no Torch
 
-Importing this starts nothing: no process group, no device.
+Importing this starts nothing: no process group, no device. It does not even import Torch: a name is
+loaded when it is first used, all of them but `planner` after `axonn_ext.ops`, which registers
+torch.ops.axonn.
 """
 
-from axonn_ext import (
-    _product_kernels,  # noqa: F401  registers kernels
-    models,
-    nn,
-    ops,
-    overlap,
-    tuning,
-)
-from axonn_ext._library import symmetric_memory_bytes_in_use
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from axonn_ext._version import __version__
-from axonn_ext.communication import (
-    CommunicationRecord,
-    CommunicationTrace,
-    trace_communication,
-)
-from axonn_ext.gradients import clip_grad_norm_, sync_gradients
-from axonn_ext.grid import Grid, GridShape
-from axonn_ext.nn import initialize
-from axonn_ext.state import full_gradients, full_state_dict, load_full_state_dict
-from axonn_ext.tuning import warm_up
+
+if TYPE_CHECKING:
+    from axonn_ext import communication, models, nn, ops, overlap, planner, tuning
+    from axonn_ext._library import symmetric_memory_bytes_in_use
+    from axonn_ext.communication import (
+        CommunicationRecord,
+        CommunicationTrace,
+        trace_communication,
+    )
+    from axonn_ext.gradients import clip_grad_norm_, sync_gradients
+    from axonn_ext.grid import Grid, GridShape
+    from axonn_ext.nn import initialize
+    from axonn_ext.state import full_gradients, full_state_dict, load_full_state_dict
+    from axonn_ext.tuning import warm_up
 
 __all__ = [
     "CommunicationRecord",
@@ -40,6 +43,7 @@ __all__ = [
     "GridShape",
     "__version__",
     "clip_grad_norm_",
+    "communication",
     "full_gradients",
     "full_state_dict",
     "initialize",
@@ -48,9 +52,42 @@ __all__ = [
     "nn",
     "ops",
     "overlap",
+    "planner",
     "symmetric_memory_bytes_in_use",
     "sync_gradients",
     "trace_communication",
     "tuning",
     "warm_up",
 ]
+
+_MODULES = ("communication", "models", "nn", "ops", "overlap", "planner", "tuning")
+_HOMES = {
+    "CommunicationRecord": "communication",
+    "CommunicationTrace": "communication",
+    "Grid": "grid",
+    "GridShape": "grid",
+    "clip_grad_norm_": "gradients",
+    "full_gradients": "state",
+    "full_state_dict": "state",
+    "initialize": "nn",
+    "load_full_state_dict": "state",
+    "symmetric_memory_bytes_in_use": "_library",
+    "sync_gradients": "gradients",
+    "trace_communication": "communication",
+    "warm_up": "tuning",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from the module that defines it (PEP 562)."""
+    if name not in _HOMES and name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name != "planner":
+        import_module("axonn_ext.ops")
+    if name in _MODULES:
+        return import_module(f"axonn_ext.{name}")
+    return getattr(import_module(f"axonn_ext.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -52,15 +52,18 @@ keep_measurement = _C.keep_measurement
 
 def configure(loaded: settings.Settings) -> None:
     """Hands the settings to C++. They hold for groups, and signatures, met from now on."""
+    links = [f"{axis} emulated at {speed:g} GB/s" for axis, speed in loaded.emulated_links.items()]
+    parts = [_processor(), f"{len(os.sched_getaffinity(0))} cores", *_nvidia_gpus(), *links]
     _C.configure(
         timeout_seconds=loaded.timeout_seconds,
         symmetric_memory_bytes=loaded.symmetric_memory_bytes,
         fused_nccl_sms=loaded.fused_nccl_sms,
         cache_dir=loaded.cache_dir,
         product_kernels=list(loaded.product_kernels),
-        machine=", ".join([_processor(), f"{len(os.sched_getaffinity(0))} cores", *_nvidia_gpus()]),
+        machine=", ".join(parts),
         torch=torch.__version__,
         axonn_ext=__version__,
+        emulated_links={axis: speed * 1e9 for axis, speed in loaded.emulated_links.items()},
     )
 
 

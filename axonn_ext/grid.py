@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from axonn_ext import settings
+from axonn_ext import ops, settings  # noqa: F401  (ops registers torch.ops.axonn)
 
 AXES = ("data", "pipe", "z", "y", "x")  # slowest to fastest
 _WATCHDOG_SECONDS = 30.0  # that c10d grants a collective beyond AXONN_TIMEOUT_SECONDS
@@ -52,7 +52,9 @@ class GridShape:
         """
         text = text.strip()
         if text == "auto":
-            raise ValueError("grid 'auto' needs the planner, which is not available yet")
+            raise ValueError(
+                "grid 'auto' is for axonn-ext train; the planner proposes grids: axonn-ext plan"
+            )
         names = [f.name for f in fields(cls)]
         expected = f"grid must read like x=2,y=2,z=1 (axes {', '.join(names)}) or 2x2x1"
         if re.fullmatch(r"\d+x\d+x\d+", text):

@@ -20,6 +20,10 @@ AXONN_FUSED_NCCL_SMS          SMs of a GPU that algorithm="fused" leaves to NCCL
                               other collectives under way meanwhile take, or ranks wait for each
                               other until the time is up; the same on all ranks (default 0: refused
                               across hosts)
+AXONN_EMULATED_LINKS          on CPUs of one host: how many GB/s a rank sends along each axis, as
+                              x=2.0,y=1.0,z=0.5,data=0.25; collectives sleep until such a link
+                              would be done, and nothing is fused along these axes (default empty:
+                              links as they are)
 
 What torchrun sets (RANK, WORLD_SIZE, ...) is read here, too, by `launch_environment`.
 """
@@ -29,8 +33,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+LINK_AXES = ("x", "y", "z", "data")  # along which collectives run
 MIN_SYMMETRIC_MEMORY_BYTES = 1 << 20
 MIN_FUSED_NCCL_SMS = 8  # NcclChunks::kMostCtas
 PRODUCT_KERNELS = ("cublaslt", "triton", "fused_sm90")
@@ -46,6 +51,12 @@ class Settings:
     debug_collectives: bool = False
     fused_nccl_sms: int = 0
     product_kernels: tuple[str, ...] = ("cublaslt", "triton")
+    emulated_links: Mapping[str, float] = field(default_factory=dict)  # GB/s by axis
+
+    @property
+    def measured_machine(self) -> str:
+        """The file of the machine that `axonn-ext bench links` measured; "": nothing is kept."""
+        return os.path.join(self.cache_dir, "machines", "this.toml") if self.cache_dir else ""
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,7 @@ def load(environment: Mapping[str, str] = os.environ) -> Settings:
         debug_collectives=_switch(environment, "AXONN_DEBUG_COLLECTIVES"),
         fused_nccl_sms=int(sms),
         product_kernels=_product_kernels(environment, defaults.product_kernels),
+        emulated_links=_links(environment.get("AXONN_EMULATED_LINKS", "")),
     )
 
 
@@ -141,6 +153,24 @@ def _product_kernels(environment: Mapping[str, str], default: tuple[str, ...]) -
                 f"got {kind!r}"
             )
     return kinds
+
+
+def _links(text: str) -> dict[str, float]:
+    """GB/s by axis."""
+    links: dict[str, float] = {}
+    for item in filter(None, text.split(",")):
+        axis, _, number = (part.strip() for part in item.partition("="))
+        try:
+            speed = float(number)
+        except ValueError:
+            speed = math.nan
+        if axis not in LINK_AXES or axis in links or not 0 < speed < math.inf:
+            raise ValueError(
+                "AXONN_EMULATED_LINKS must read like x=2.0,y=1.0 (GB/s, positive; axes "
+                f"{', '.join(LINK_AXES)}, each once), got {item!r}"
+            )
+        links[axis] = speed
+    return links
 
 
 def _switch(environment: Mapping[str, str], name: str) -> bool:

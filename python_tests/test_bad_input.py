@@ -71,7 +71,6 @@ def test_empty_text(tmp_path: Path) -> None:
 
 
 def test_grids_that_do_not_exist_yet() -> None:
-    assert_refused(["train", "--grid", "auto"], "--grid auto", "planner")
     assert_refused(["train", "--grid", "pipe=2"], "pipe=2", "pipeline parallelism")
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from fractions import Fraction
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from axonn_ext import (
     CommunicationRecord,
@@ -24,6 +21,7 @@ from axonn_ext import (
     trace_communication,
 )
 from axonn_ext.models import ModelConfig, ParallelConfig
+from fake_ranks import fake_ranks
 from grids import grid_of
 
 GPT2 = ModelConfig(
@@ -177,15 +175,6 @@ def test_recomputed_collectives_are_recorded_again(pool):
 
 
 # --- Worlds that do not exist --------------------------------------------------------------------
-
-
-@contextmanager
-def fake_ranks(rank: int, world_size: int) -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def step_on_real_ranks(shape: GridShape) -> list[CommunicationRecord]:

@@ -88,11 +88,13 @@ class Checked(StreamLane):
     """Sees that a collective runs behind what the program has given before, and a reader behind
     the collective."""
 
-    def _start(self, signature: str, sequence: int, tensors: Any, start: Any) -> Any:
+    def _start(
+        self, signature: str, sequence: int, tensors: Any, start: Any, *, sent_bytes: int
+    ) -> Any:
         program = self._gpu.current_stream()
         program.seen[id(program)] += 1  # the program writes the tensors here
         wrote = program.seen[id(program)]
-        collective = super()._start(signature, sequence, tensors, start)
+        collective = super()._start(signature, sequence, tensors, start, sent_bytes=sent_bytes)
         assert self._stream.seen[id(program)] >= wrote, signature
         end, wait = self._stream.seen[id(self._stream)], collective.wait
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from axonn_ext import _library, settings
@@ -26,6 +27,8 @@ from axonn_ext.triton.tile_configs import (
     why_illegal,
 )
 from triton_interpreter import run_ranks
+
+pytestmark = pytest.mark.triton
 
 PROBLEM = Problem(64, 256, 512, "float32", tf32=True)
 CPU = torch.device("cpu")

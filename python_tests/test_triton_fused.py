@@ -13,6 +13,8 @@ import torch
 from axonn_ext.triton.tile_configs import TileConfig
 from triton_interpreter import Interpreter
 
+pytestmark = pytest.mark.triton
+
 # Where it is not told otherwise, tiles straddle shards, and the last chunk is ragged.
 BY_DESCRIPTOR = TileConfig(16, 16, 16, 4, 2, descriptors=True)
 WIDE = TileConfig(32, 16, 16, 4, 2)

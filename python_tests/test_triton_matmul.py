@@ -12,6 +12,8 @@ import torch
 from axonn_ext.triton.tile_configs import TileConfig
 from triton_interpreter import Interpreter
 
+pytestmark = pytest.mark.triton
+
 BY_POINTER = TileConfig(16, 32, 16, 4, 2, group_m=2)
 BY_DESCRIPTOR = TileConfig(32, 16, 16, 4, 2, descriptors=True)
 SPLIT = TileConfig(16, 16, 16, 4, 2, split_k=3)

@@ -12,6 +12,8 @@ import pytest
 
 from triton_interpreter import Interpreter
 
+pytestmark = pytest.mark.triton
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

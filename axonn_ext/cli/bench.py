@@ -6,6 +6,8 @@ import argparse
 from typing import Any
 
 from axonn_ext.bench import command, fused_gemm, link_overlap
+from axonn_ext.bench.links import command as links
+from axonn_ext.bench.ranking import command as ranking
 from axonn_ext.bench.train import command as train
 
 DESCRIPTION = """\
@@ -22,13 +24,13 @@ examples:
 """
 
 # Each has an add_parser(benchmarks), which adds its subcommands with `run` as their default.
-BENCHMARKS = (command, fused_gemm, link_overlap, train)
+BENCHMARKS = (command, fused_gemm, link_overlap, links, ranking, train)
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand and, below it, every benchmark."""
     parser = commands.add_parser(
-        "bench", help="time the ops", description=DESCRIPTION, epilog=EPILOG,
+        "bench", description=DESCRIPTION, epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)

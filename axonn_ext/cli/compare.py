@@ -32,7 +32,7 @@ example:
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
     parser = commands.add_parser(
-        "compare", help="compare the losses of two runs", description=DESCRIPTION, epilog=EPILOG,
+        "compare", description=DESCRIPTION, epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("folder", type=Path, metavar="RUN", help="folder of a run")

@@ -64,7 +64,7 @@ class Finding:
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
     parser = commands.add_parser(
-        "doctor", help="tell what is installed and what will be used", description=DESCRIPTION,
+        "doctor", description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings to a file")

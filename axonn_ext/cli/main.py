@@ -6,21 +6,33 @@ import argparse
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NoReturn
 
-import axonn_ext
-from axonn_ext.cli import bench, compare, doctor, train, tune
-from axonn_ext.train import process
+from axonn_ext import settings
+from axonn_ext._version import __version__
+from axonn_ext.settings import LaunchEnvironment
 from axonn_ext.train.errors import TrainingError, UserError, WorkerUserError
-from axonn_ext.train.process import Process
 
 DONE, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+
+# Each is a module beside this one, which is imported only when it is asked for: Torch takes seconds
+# to load, and `plan` does without it.
+COMMANDS = {
+    "plan": "find the fastest grid for a model on a machine",
+    "train": "train a model",
+    "compare": "compare the losses of two runs",
+    "bench": "time the ops",
+    "tune": "measure a model's matrix products",
+    "doctor": "tell what is installed and what will be used",
+}
 
 DESCRIPTION = """\
 Trains large neural networks with AxoNN's 4D parallel algorithm."""
 
 EPILOG = """\
 examples:
+  axonn-ext plan --model gpt-80b --gpus 1024 --machine perlmutter --global-batch 2048
   axonn-ext train --nproc 4 --config examples/demo.toml --grid x=2,y=2
   torchrun --nproc-per-node 8 -m axonn_ext train --config examples/demo.toml --grid x=2,y=2,z=2
   axonn-ext compare runs/demo runs/demo-plain
@@ -41,14 +53,15 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
-    here = process.this_process()
+    here = settings.launch_environment()
+    arguments = sys.argv[1:] if argv is None else list(argv)
     try:
-        args, extra = _parser().parse_known_args(argv)
+        args, extra = _parser(arguments[:1]).parse_known_args(arguments)
         return int(args.run(args, extra))
     except UserError as error:
         _report(here, "\n".join(f"error: {problem}" for problem in error.problems))
         if here is not None and here.world_size > 1:
-            process.say_farewell(here)
+            _say_farewell()
         return USER_ERROR
     except WorkerUserError:
         return USER_ERROR
@@ -64,18 +77,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def _parser() -> Parser:
+def _parser(first: Sequence[str]) -> Parser:
+    """All commands, by their names; with its options the one that the first argument names."""
     parser = Parser(
         prog="axonn-ext", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--version", action="version", version=f"axonn-ext {axonn_ext.__version__}")
+    parser.add_argument("--version", action="version", version=f"axonn-ext {__version__}")
     commands = parser.add_subparsers(
         title="commands", metavar="COMMAND", required=True, parser_class=Parser
     )
-    for command in (train, compare, bench, tune, doctor):
-        command.add_parser(commands)
+    for name, summary in COMMANDS.items():
+        if name in first:
+            import_module(f"axonn_ext.cli.{name}").add_parser(commands)
+        else:
+            commands.add_parser(name, help=summary)
     return parser
+
+
+def _say_farewell() -> None:
+    from axonn_ext.train import process  # loads Torch
+
+    here = process.this_process()
+    assert here is not None
+    process.say_farewell(here)
 
 
 def _lost_peer(error: Exception) -> bool:
@@ -93,7 +118,7 @@ def _lost_peer(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
-def _report(here: Process | None, text: str) -> None:
+def _report(here: LaunchEnvironment | None, text: str) -> None:
     """Writes the text to stderr, each line with the rank if there are several, in one piece."""
     prefix = f"[rank {here.rank}] " if here is not None and here.world_size > 1 else ""
     sys.stderr.write("".join(f"{prefix}{line}\n" for line in text.splitlines()))

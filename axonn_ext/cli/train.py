@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import Store
+
 from axonn_ext.train import process
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import Override, describe_keys, load_config, to_toml
@@ -25,6 +27,7 @@ EPILOG = """\
 examples:
   axonn-ext train --config examples/demo.toml --grid x=2,y=2      starts 4 processes itself
   torchrun --nproc-per-node 8 -m axonn_ext train --config examples/demo.toml --grid 2x2x2
+  axonn-ext train --nproc 8 --config examples/demo.toml --grid auto
   axonn-ext train --model.hidden_size 384 --optim.lr=3e-4 --data.text ~/books --out runs/books
   axonn-ext train --config examples/demo.toml --train.steps 50 --print-config > my.toml
 
@@ -36,14 +39,21 @@ Every key of the configuration can be given as --TABLE.KEY VALUE. The keys and t
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
     parser = commands.add_parser(
-        "train", help="train a model", description=DESCRIPTION, epilog=EPILOG + describe_keys(),
+        "train", description=DESCRIPTION, epilog=EPILOG + describe_keys(),
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
         usage="axonn-ext train [--config FILE] [--grid SHAPE] [OPTION ...] [--TABLE.KEY VALUE ...]",
     )  # fmt: skip
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file")
     parser.add_argument(
-        "--grid", metavar="SHAPE", help="x=2,y=2,z=1,data=1 (what is left out is 1) or 2x2x1"
-    )
+        "--grid", metavar="SHAPE",
+        help="x=2,y=2,z=1,data=1 (what is left out is 1), 2x2x1, or auto: what the planner finds "
+        "fastest for the number of processes",
+    )  # fmt: skip
+    parser.add_argument(
+        "--machine", metavar="NAME|FILE.toml",
+        help="that --grid auto plans for (default: this, what axonn-ext bench links has measured "
+        "here, else one like it)",
+    )  # fmt: skip
     parser.add_argument(
         "--nproc", type=int, metavar="N",
         help="processes to start on this machine (default: as many as the grid has)",
@@ -67,8 +77,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
     overrides = parse_overrides(extra)
-    config = load_config(args.config, grid=args.grid, overrides=overrides)
     here = process.this_process()
+    # The store is held until the end: rank 0's process may be the one that serves it.
+    config, _store = _load(args, overrides, here)
     if args.print_config:
         if here is None or here.rank == 0:
             print(to_toml(config), end="")
@@ -88,8 +99,48 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     # Here, because it takes a sixth of a second that the processes themselves need not spend.
     from axonn_ext.train.launcher import launch
 
-    launch(world_size, _worker_arguments(args, folder, overrides))
+    launch(world_size, _worker_arguments(args, config, folder, overrides))
     return 0
+
+
+def _is_auto(args: argparse.Namespace) -> bool:
+    return args.grid is not None and args.grid.strip() == "auto"
+
+
+def _load(
+    args: argparse.Namespace, overrides: tuple[Override, ...], here: Process | None
+) -> tuple[Config, Store | None]:
+    """The configuration, with its grid: with --grid auto what rank 0 chooses, by way of a store."""
+    if not _is_auto(args):
+        if args.machine is not None:
+            raise UserError(
+                "--machine is what --grid auto plans for, got --grid "
+                f"{args.grid or 'of the configuration'}"
+            )
+        return load_config(args.config, grid=args.grid, overrides=overrides), None
+    given = [f"--{override.key}" for override in overrides if override.key.startswith("grid.")]
+    if given:
+        raise UserError(f"--grid auto chooses all axes; leave out {', '.join(given)}")
+    world_size = args.nproc if here is None else here.world_size
+    if world_size is None:
+        raise UserError(
+            "--grid auto: the planner needs the number of processes: give --nproc N, or start with "
+            "torchrun"
+        )
+    config = load_config(args.config, overrides=overrides)
+    from axonn_ext.train.auto_grid import choose_grid  # that others need not load the planner
+
+    def choose() -> str:
+        choice = choose_grid(config, world_size=world_size, machine=args.machine)
+        if not args.print_config:
+            print(choice.describe())
+        return str(choice.grid)
+
+    if here is None:
+        return load_config(args.config, grid=choose(), overrides=overrides), None
+    store = process.open_store(here)
+    grid = process.settled_by_rank_0(store, here, choose)
+    return load_config(args.config, grid=grid, overrides=overrides), store
 
 
 def parse_overrides(arguments: Sequence[str]) -> tuple[Override, ...]:
@@ -129,14 +180,14 @@ def _world_size(config: Config, nproc: int | None) -> int:
 
 
 def _worker_arguments(
-    args: argparse.Namespace, folder: Path, overrides: Sequence[Override]
+    args: argparse.Namespace, config: Config, folder: Path, overrides: Sequence[Override]
 ) -> list[str]:
-    """What a worker is started with: what this process was, with the folder settled."""
+    """What a worker is started with: what this process was, with folder and grid settled."""
     arguments = ["train", "--out", str(folder)]
     if args.config is not None:
         arguments += ["--config", str(args.config)]
     if args.grid is not None:
-        arguments += ["--grid", args.grid]
+        arguments += ["--grid", str(config.grid_shape())]
     if args.overwrite:
         arguments.append("--overwrite")
     if args.profile:

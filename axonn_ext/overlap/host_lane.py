@@ -5,21 +5,28 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from axonn_ext import _C
+from axonn_ext.grid import AxisGroup
 from axonn_ext.overlap.lane import ORDER, Collective, Lane, first_line, orders_differ
 from axonn_ext.overlap.watch import POLL_SECONDS, Watch
 
 
 class HostLane(Lane):
-    """c10d's collectives on CPU tensors, which run on threads of c10d's."""
+    """c10d's collectives on CPU tensors, which run on threads of c10d's; behind an emulated link
+    (AXONN_EMULATED_LINKS) they are done when the link would be."""
 
     capturing = False
     _check: tuple[Collective, torch.Tensor] | None = None
+
+    def __init__(self, axis: AxisGroup, lanes: _C.Lanes, watch: Watch) -> None:
+        super().__init__(axis, lanes, watch)
+        self._link = _C.paced_link(axis.name) if axis.size > 1 else None
 
     def start_check(self) -> None:
         """See `Lane`."""
@@ -39,20 +46,33 @@ class HostLane(Lane):
 
     def _start(
         self, signature: str, sequence: int, tensors: tuple[Tensor, ...],
-        start: Callable[[], dist.Work],
+        start: Callable[[], dist.Work], *, sent_bytes: int,
     ) -> Collective:  # fmt: skip
+        transfer = None
+        if self._link is not None:
+            submitted = self._lanes.now()
+            transfer = _Transfer(self._link, self._link.begin(sent_bytes), submitted)
         return _OnHost(
-            signature, sequence, self._watch, lanes=self._lanes, lane=self._lane, work=start()
-        )
+            signature, sequence, self._watch, lanes=self._lanes, lane=self._lane, work=start(),
+            transfer=transfer,
+        )  # fmt: skip
+
+
+class _Transfer(NamedTuple):
+    """A collective's passage over an emulated link."""
+
+    link: _C.PacedLink
+    number: int
+    submitted: float
 
 
 class _OnHost(Collective):
     def __init__(
         self, signature: str, sequence: int, watch: Watch, *, lanes: _C.Lanes, lane: int,
-        work: dist.Work,
+        work: dist.Work, transfer: _Transfer | None,
     ) -> None:  # fmt: skip
         super().__init__(signature, sequence, watch)
-        self._lanes, self._lane = lanes, lane
+        self._lanes, self._lane, self._transfer = lanes, lane, transfer
         self._work: dist.Work | None = work
         self._done = threading.Event()
         work.get_future().add_done_callback(self._finished)
@@ -76,9 +96,21 @@ class _OnHost(Collective):
             raise self.failed(first_line(error)) from error
         self._work = None
         self.retired = True
-        self._lanes.retire(self._lane, self.sequence, waited_from)
+        if self._transfer is None:
+            self._lanes.retire(self._lane, self.sequence, waited_from)
+        else:
+            self._pass_link(self._transfer, waited_from)
         self._watch.done(self.sequence)
 
+    def _pass_link(self, transfer: _Transfer, waited_from: float) -> None:
+        """Sleeps until the link is done, which is when the collective counts as finished."""
+        finished = transfer.link.end(transfer.number)
+        self._lanes.retire_measured(
+            self._lane, self.sequence, submitted=transfer.submitted, finished=finished,
+            waited_from=waited_from, waited_to=self._lanes.now(),
+        )  # fmt: skip
+
     def _finished(self, _: torch.futures.Future[object]) -> None:
-        self._lanes.finished(self._lane, self.sequence)
+        if self._transfer is None:
+            self._lanes.finished(self._lane, self.sequence)
         self._done.set()

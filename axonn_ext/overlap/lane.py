@@ -107,9 +107,9 @@ class Lane(ABC):
     @abstractmethod
     def _start(
         self, signature: str, sequence: int, tensors: tuple[Tensor, ...],
-        start: Callable[[], dist.Work],
+        start: Callable[[], dist.Work], *, sent_bytes: int,
     ) -> Collective:  # fmt: skip
-        """Starts what reads and writes the tensors."""
+        """Starts what reads and writes the tensors; sent_bytes: by this rank, as traced."""
 
     def _issue(
         self, kind: str, what: str, tensors: tuple[Tensor, ...], num_bytes: int,
@@ -120,8 +120,10 @@ class Lane(ABC):
         signature = f"{kind} of {what} ({passed_in.numel()} {dtype} per rank)"
         self._watch.issue(signature, compare=not self.capturing)
         sequence = self._lanes.submit(self._lane, f"{kind} {what}", num_bytes)
+        passes = 2 if kind == "all_reduce" else 1
+        sent_bytes = passes * num_bytes * (self.axis.size - 1) // self.axis.size
         try:
-            collective = self._start(signature, sequence, tensors, start)
+            collective = self._start(signature, sequence, tensors, start, sent_bytes=sent_bytes)
         except RuntimeError as error:
             raise self._watch.failure(sequence, signature, first_line(error)) from error
         if self.wait_at_once:

@@ -83,7 +83,7 @@ class StreamLane(Lane):
 
     def _start(
         self, signature: str, sequence: int, tensors: tuple[Tensor, ...],
-        start: Callable[[], dist.Work],
+        start: Callable[[], dist.Work], *, sent_bytes: int,
     ) -> Collective:  # fmt: skip
         if len(self._unread) >= _MANY:
             self._read_times()

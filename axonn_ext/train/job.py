@@ -27,10 +27,7 @@ class Job:
     @property
     def device(self) -> str:
         """The kind of device that it runs on: "cpu" or "cuda", a process's current GPU."""
-        asked = self.config.train.device
-        if asked != "auto":
-            return asked
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return device_of(self.config)
 
 
 def prepare(config: Config, *, world_size: int) -> Job:
@@ -41,8 +38,7 @@ def prepare(config: Config, *, world_size: int) -> Job:
     try:
         shape = config.grid_shape()
         parallel = config.parallel_config()
-        vocabulary = open_vocabulary(config.data.vocabulary)
-        model = config.model_config(_vocab_size(config, vocabulary))
+        vocabulary, model = vocabulary_and_model(config)
     except ValueError as error:
         raise UserError(str(error)) from None
     job = Job(config, shape, model, parallel, vocabulary)
@@ -52,6 +48,20 @@ def prepare(config: Config, *, world_size: int) -> Job:
     if problems:
         raise UserError(*problems)
     return job
+
+
+def vocabulary_and_model(config: Config) -> tuple[Vocabulary, ModelConfig]:
+    """Raises ValueError for sizes that do not fit each other, or a vocabulary that is not there."""
+    vocabulary = open_vocabulary(config.data.vocabulary)
+    return vocabulary, config.model_config(_vocab_size(config, vocabulary))
+
+
+def device_of(config: Config) -> str:
+    """ "cpu" or "cuda"."""
+    asked = config.train.device
+    if asked != "auto":
+        return asked
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _vocab_size(config: Config, vocabulary: Vocabulary) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,6 +22,7 @@ from axonn_ext.train.errors import UserError
 FAREWELL_SECONDS = 5.0
 START_SECONDS = 300.0
 _FINE, _PROBLEM = "fine", "problem"
+_SETTLED = "settled"
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,26 @@ def meet(store: Store, process: Process) -> None:
     if failed:
         ranks = ", ".join(str(rank) for rank in failed)
         raise UserError(f"stopping, because of the mistake that rank {ranks} reports")
+
+
+def settled_by_rank_0(store: Store, process: Process, settle: Callable[[], str]) -> str:
+    """What `settle` returns on rank 0, on every rank: files differ between hosts.
+
+    Raises: UserError where rank 0 has raised one.
+    """
+    if process.rank == 0:
+        try:
+            text = settle()
+        except UserError:
+            store.set(_SETTLED, "")
+            raise
+        store.set(_SETTLED, text)
+        return text
+    store.wait([_SETTLED], timedelta(seconds=START_SECONDS))
+    text = store.get(_SETTLED).decode()
+    if not text:
+        raise UserError("stopping, because of the mistake that rank 0 reports")
+    return text
 
 
 @contextmanager

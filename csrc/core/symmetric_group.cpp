@@ -12,6 +12,7 @@
 #include "core/errors.h"
 #include "core/futex.h"
 #include "core/protocol.h"
+#include "core/rendezvous.h"
 
 namespace axonn::comm {
 
@@ -57,43 +58,6 @@ constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kPadBytes = int64_t{256} << 10;
 // Flags older than 2^31 epochs would compare as new: long before that the owner renews all of them.
 constexpr Epoch kRenewInterval = Epoch{1} << 30;
-
-// The part of the store that one rendezvous uses: a name may be used again after its process group
-// was destroyed, so each rendezvous counts itself.
-class RendezvousKeys {
- public:
-  RendezvousKeys(const GroupOptions& options, KeyValueStore& store)
-      : options_(options), store_(store), prefix_("axonn/" + options.name + "/") {
-    const auto own = std::to_string(options.rank);
-    prefix_ += std::to_string(store.add(prefix_ + "count/" + own, 1)) + "/";
-  }
-
-  // Every rank's value of `what`, by rank.
-  std::vector<std::string> exchange(const std::string& what, const std::string& value) {
-    store_.set(key(what, options_.rank), value);
-    std::vector<std::string> values;
-    for (int64_t peer = 0; peer < options_.size; ++peer) values.push_back(get(what, peer));
-    return values;
-  }
-
- private:
-  std::string key(const std::string& what, int64_t rank) const {
-    return prefix_ + what + "/" + std::to_string(rank);
-  }
-  std::string get(const std::string& what, int64_t peer) {
-    try {
-      return store_.get(key(what, peer));
-    } catch (const std::exception& error) {
-      throw CommunicationError("rendezvous of group " + options_.name + ": rank " +
-                               std::to_string(options_.rank) + " found no " + what + " of rank " +
-                               std::to_string(peer) + ": " + error.what());
-    }
-  }
-
-  const GroupOptions& options_;
-  KeyValueStore& store_;
-  std::string prefix_;
-};
 
 void check_flag(int64_t flag) {
   if (flag < 0 || flag >= SymmetricGroup::kNumFlags) {
@@ -160,7 +124,7 @@ SharedSegment SymmetricGroup::create_arena() const {
 std::unique_ptr<SymmetricGroup> SymmetricGroup::rendezvous(const GroupOptions& options,
                                                            KeyValueStore& store) {
   std::unique_ptr<SymmetricGroup> group(new SymmetricGroup(options));
-  RendezvousKeys keys(options, store);
+  Rendezvous ranks(options.name, options.rank, options.size, store);
   // From here on this rank answers every question of its peers, whatever fails: they wait for it.
   std::optional<SharedSegment> own;
   std::string obstacle;
@@ -171,16 +135,16 @@ std::unique_ptr<SymmetricGroup> SymmetricGroup::rendezvous(const GroupOptions& o
   }
   const int own_fd = own ? own->fd() : -1;
   std::vector<Address> addresses;
-  for (const auto& text : keys.exchange("address", Address{getpid(), own_fd, group->arena_bytes(),
-                                                           options.first_epoch, options.host}
-                                                       .encode())) {
+  for (const auto& text : ranks.exchange("address", Address{getpid(), own_fd, group->arena_bytes(),
+                                                            options.first_epoch, options.host}
+                                                        .encode())) {
     addresses.push_back(Address::decode(text));
   }
   group->check_layouts(addresses);
   if (obstacle.empty()) obstacle = group->map_arenas(addresses, own);
   // Tells the peers, and keeps this rank's descriptor open until all of them have used it.
   const std::string none = "none";  // not every store keeps an empty value
-  const auto answers = keys.exchange("obstacle", obstacle.empty() ? none : obstacle);
+  const auto answers = ranks.exchange("obstacle", obstacle.empty() ? none : obstacle);
   for (int64_t peer = 0; peer < options.size; ++peer) {
     if (answers[peer] == none) continue;
     group->obstacle_ = "rank " + std::to_string(peer) + ": " + answers[peer];

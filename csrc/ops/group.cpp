@@ -13,6 +13,7 @@
 
 #include "ops/c10d_store.h"
 #include "ops/fused_cuda.h"
+#include "ops/paced_links.h"
 
 namespace axonn::ops {
 namespace {
@@ -112,11 +113,27 @@ C10dWaits& c10d_waits() {
   return waits;
 }
 
-void wait_for(const Group& group, c10d::Work& work) {
+// What this rank sends of a whole tensor in the algorithm that moves least; an all-reduce, twice.
+int64_t bytes_sent(const Group& group, const at::Tensor& whole) {
+  return static_cast<int64_t>(whole.nbytes()) * (group.size - 1) / group.size;
+}
+
+// Starts a collective that reads `input`, in which this rank sends `bytes`; returns how to wait for
+// it. Behind an emulated link of the group it takes its time.
+template <typename Start>
+std::function<void()> issue(const Group& group, const at::Tensor& input, int64_t bytes,
+                            Start&& start) {
   using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
-  work.wait();
-  c10d_waits().add(group.name, std::chrono::duration<double>(Clock::now() - start).count());
+  const auto process_group = c10d::resolve_process_group(group.name);
+  const auto link = input.is_cpu() ? find_link(group.name, process_group) : nullptr;
+  const int64_t transfer = link == nullptr ? 0 : link->begin(bytes);
+  c10::intrusive_ptr<c10d::Work> work = start(*process_group);
+  return [work, input, group, link, transfer] {
+    const auto began = Clock::now();
+    work->wait();
+    if (link != nullptr) link->end(transfer);
+    c10d_waits().add(group.name, std::chrono::duration<double>(Clock::now() - began).count());
+  };
 }
 
 // The dtype in which c10d adds up a tensor: wider than its own, at twice the bytes, where the link
@@ -131,8 +148,9 @@ Pending all_reduce_in_place(const Group& group, const at::Tensor& output,
   std::vector<at::Tensor> tensors{output.view(-1)};
   c10d::AllreduceOptions options;
   options.reduceOp = op;
-  auto work = c10d::resolve_process_group(group.name)->allreduce(tensors, options);
-  return {output, [work, group] { wait_for(group, *work); }};
+  return {output,
+          issue(group, output, 2 * bytes_sent(group, output),
+                [&](c10d::ProcessGroup& peers) { return peers.allreduce(tensors, options); })};
 }
 
 SharedGroups& shared_groups() {
@@ -177,6 +195,13 @@ Group resolve_group(const char* op, const std::string& name, int64_t size,
                     name, "' has ", process_group->getSize(), " ranks");
   Group group{name, process_group->getRank(), size, nullptr};
   if (algorithm == "sequential" || algorithm == "chunked" || !device.is_cpu()) return group;
+  if (is_paced(*process_group)) {
+    TORCH_CHECK_VALUE(
+        algorithm == "auto", op,
+        ": algorithm='fused' reads peers' memory in place, which no emulated link "
+        "(AXONN_EMULATED_LINKS) can slow down; use 'auto', 'chunked' or 'sequential'");
+    return group;
+  }
   auto shared = shared_groups().find_or_rendezvous(name, process_group);
   if (shared->on_one_host()) {
     group.shared = std::move(shared);
@@ -202,8 +227,8 @@ Pending start_all_gather(const Group& group, const at::Tensor& shard) {
   // Not the coalesced form: of an operation with a name as long as ALLGATHER_COALESCED, gloo's two
   // threads write the name into one std::string unguarded (ProcessGroupGloo::runLoop), which
   // corrupts the heap where it has to be allocated. Short names live in the string itself.
-  auto work = c10d::resolve_process_group(group.name)->_allgather_base(out, in);
-  return {output, [work, input, group] { wait_for(group, *work); }};
+  return {output, issue(group, input, bytes_sent(group, output),
+                        [&](c10d::ProcessGroup& peers) { return peers._allgather_base(out, in); })};
 }
 
 Pending start_reduce_scatter(const Group& group, const at::Tensor& stacked) {
@@ -211,9 +236,9 @@ Pending start_reduce_scatter(const Group& group, const at::Tensor& stacked) {
   auto output = at::empty(input.sizes().slice(1), input.options());
   if (output.numel() == 0) return {output, [] {}};
   std::vector<at::Tensor> outputs{output.view(-1)}, inputs{input.view(-1)};
-  auto work =
-      c10d::resolve_process_group(group.name)->reduce_scatter_tensor_coalesced(outputs, inputs);
-  return {output, [work, input, group] { wait_for(group, *work); }};
+  return {output, issue(group, input, bytes_sent(group, input), [&](c10d::ProcessGroup& peers) {
+            return peers.reduce_scatter_tensor_coalesced(outputs, inputs);
+          })};
 }
 
 #pragma GCC diagnostic pop

@@ -1,0 +1,81 @@
+"""What is measured: which groups of ranks, which products, at which sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from axonn_ext.grid import GridShape
+from axonn_ext.planner.grid import COMMUNICATING, grids_of
+
+KINDS = ("all_gather", "reduce_scatter", "all_reduce")
+LAYOUTS = ("NT", "NN", "TN")  # forward, dgrad and wgrad, as BLAS writes them
+
+# m, n, k of products: small ones, which pay for each call, long ones in each direction, and cubes.
+_CPU_PRODUCTS = (
+    (16, 64, 64), (64, 64, 64), (32, 256, 256), (128, 128, 128), (256, 64, 256), (64, 256, 256),
+    (256, 256, 64), (256, 256, 256), (512, 512, 512), (1024, 256, 1024),
+)  # fmt: skip
+_GPU_PRODUCTS = (
+    (256, 256, 256), (1024, 1024, 1024), (1024, 4096, 1024), (2048, 2048, 8192),
+    (4096, 4096, 1024), (4096, 1024, 4096), (4096, 4096, 4096), (8192, 8192, 8192),
+    (8192, 2048, 8192), (8192, 8192, 2048),
+)  # fmt: skip
+
+
+class Product(NamedTuple):
+    """[m, k] @ [k, n], and how its operands lie."""
+
+    m: int
+    n: int
+    k: int
+    layout: str
+
+
+class GroupShape(NamedTuple):
+    """Groups of `size` ranks, neighbours `inner` ranks apart: those along `axis` of `grid`, which
+    all communicate at once."""
+
+    axis: str
+    inner: int
+    size: int
+    grid: GridShape
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A launch. by_axis: links differ by axis, not only by where the ranks are."""
+
+    num_ranks: int
+    device: str
+    dtypes: tuple[str, ...]
+    rounds: int
+    threads: int
+    by_axis: bool
+
+    @property
+    def products(self) -> list[Product]:
+        sizes = _GPU_PRODUCTS if self.device == "cuda" else _CPU_PRODUCTS
+        return [Product(*size, layout) for size in sizes for layout in LAYOUTS]
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        values = json.loads(text)
+        return cls(**{**values, "dtypes": tuple(values["dtypes"])})
+
+
+def group_shapes(num_ranks: int, *, by_axis: bool) -> list[GroupShape]:
+    """Every shape that a group of any grid of that many ranks can have, once; by axis if asked."""
+    found: dict[tuple[str, int, int], GroupShape] = {}
+    for size in grids_of(num_ranks):
+        for axis in COMMUNICATING:
+            ranks = getattr(size, axis)
+            if ranks > 1:
+                shape = GroupShape(axis, size.inner(axis), ranks, GridShape(**size._asdict()))
+                found.setdefault((axis if by_axis else "", shape.inner, ranks), shape)
+    return list(found.values())

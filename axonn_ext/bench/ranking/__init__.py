@@ -1,0 +1,7 @@
+"""`axonn-ext bench ranking`: the planner's order of all grids against the order that is measured.
+
+cases      the models, and the jobs of every legal grid
+ranks      training steps on each grid, timed by all ranks
+compare    the two orders, and what is said about them
+command    the command line
+"""

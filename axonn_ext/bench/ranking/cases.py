@@ -1,0 +1,91 @@
+"""Models of which every grid is trained, so small that a step on a shared CPU takes a second."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from types import MappingProxyType
+
+from axonn_ext.grid import GridShape
+from axonn_ext.models import ModelConfig, ParallelConfig
+from axonn_ext.planner import GridSize, Job, Machine, Model, Options, simulate
+from axonn_ext.planner.grid import grids_of
+from axonn_ext.planner.options import LAYOUTS, violations
+
+_DTYPE = "fp32"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and the sequences of its global batch."""
+
+    model: ModelConfig
+    batch_size: int
+
+
+# A GPT of few tokens, whose weights weigh; one of many, whose activations do; a Llama between them.
+CASES: Mapping[str, Case] = MappingProxyType(
+    {
+        "gpt": Case(ModelConfig(512, 128, 2, 8, 32), 8),
+        "gpt-tokens": Case(ModelConfig(256, 64, 2, 8, 64), 32),
+        "llama": Case(
+            ModelConfig(512, 128, 2, 8, 64, family="llama", num_kv_heads=4, tie_embeddings=False), 8
+        ),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A grid, and the layout in which it is trained: `sharded` where that is legal."""
+
+    grid: GridShape
+    layout: str
+
+    @property
+    def parallel(self) -> ParallelConfig:
+        """c10d's collectives one after another: what the planner's model has to say is theirs."""
+        return ParallelConfig(layout=self.layout, algorithm="sequential")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the ranks are to time."""
+
+    case: Case
+    configs: tuple[Config, ...]
+    rounds: int
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Launch:
+        values = json.loads(text)
+        case = values["case"]
+        configs = (Config(GridShape(**c["grid"]), c["layout"]) for c in values["configs"])
+        model = ModelConfig(**case["model"])
+        return cls(Case(model, case["batch_size"]), tuple(configs), values["rounds"])
+
+
+def legal_configs(case: Case, num_ranks: int) -> tuple[Config, ...]:
+    """Every grid of that many ranks on which the model can be trained, each once."""
+    configs = []
+    for size in grids_of(num_ranks):
+        grid = GridShape(**size._asdict())
+        layouts = [x for x in LAYOUTS if not any(violations(_job(case, Config(grid, x))))]
+        configs += [Config(grid, layout) for layout in layouts[:1]]
+    return tuple(configs)
+
+
+def predict(case: Case, config: Config, machine: Machine) -> float:
+    """Seconds of a step, by the planner."""
+    return simulate(_job(case, config), machine).step_time_s
+
+
+def _job(case: Case, config: Config) -> Job:
+    values = asdict(case.model)
+    model = Model(**{f.name: values[f.name] for f in fields(Model)})
+    options = Options(layout=config.layout, overlap=None, dtype=_DTYPE)
+    return Job(model, GridSize(**config.grid.as_dict()), options, case.batch_size)

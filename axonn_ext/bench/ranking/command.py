@@ -1,0 +1,186 @@
+"""`axonn-ext bench ranking`: predicts and times every grid, and compares the orders."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from axonn_ext import settings
+from axonn_ext.bench.machine import describe_machine
+from axonn_ext.bench.ranking.cases import CASES, Config, Launch, legal_configs, predict
+from axonn_ext.bench.ranking.compare import TOP, Row, Times, judge, markdown
+from axonn_ext.bench.results import check_writable
+from axonn_ext.bench.shapes import short_grid
+from axonn_ext.planner import Machine, PlannerError, load_machine
+from axonn_ext.train import process
+from axonn_ext.train.errors import UserError
+from axonn_ext.train.process import Process
+
+LAUNCH_FILE, RESULT_FILE = "launch.json", "result.json"
+
+DESCRIPTION = """\
+Trains small models on every grid of N ranks, one CPU thread each, and compares the order of their
+times with the planner's. Useful with links that differ (AXONN_EMULATED_LINKS), measured before by
+`axonn-ext bench links` with the same links and ranks. Exit status 1 if the planner's order is of no
+use: its first three contain none within 5 % of the best, or the rank correlation is below 0.8."""
+EPILOG = """\
+example:
+  export AXONN_EMULATED_LINKS=x=0.04,y=0.02,z=0.01,data=0.005
+  axonn-ext bench links --nproc 8
+  axonn-ext bench ranking --nproc 8 --json ranking.json --markdown ranking.md
+"""
+
+
+def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
+    """Adds the subcommand."""
+    parser = benchmarks.add_parser(
+        "ranking", help="the planner's order of grids against the measured one",
+        description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--model", action="append", choices=tuple(CASES), metavar="NAME",
+        help=f"{', '.join(CASES)}; may be given several times (default: all)")  # fmt: skip
+    add("--nproc", type=int, default=8, metavar="N", help="ranks (default: %(default)s)")
+    add("--machine", default="this", metavar="NAME|FILE.toml",
+        help="what the planner plans for (default: what bench links measured)")  # fmt: skip
+    add("--rounds", type=int, default=5, metavar="N",
+        help="turns of every grid (default: %(default)s)")  # fmt: skip
+    add("--times", type=Path, metavar="FILE",
+        help="measure nothing: take the times of an earlier run, its --json")  # fmt: skip
+    add("--json", type=Path, metavar="FILE", help="write all times there")
+    add("--markdown", type=Path, metavar="FILE", help="write the tables there")
+    add("--worker", type=Path, help=argparse.SUPPRESS)  # folder of a launch
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+    """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
+    if extra:
+        raise UserError(f"unknown argument {extra[0]} (see axonn-ext bench ranking --help)")
+    here = process.this_process()
+    if args.worker is not None:
+        _run_folder(args.worker, here or Process())
+        return 0
+    if here is not None:
+        raise UserError("bench ranking starts its processes itself; not under torchrun")
+    for option, value in (("nproc", args.nproc), ("rounds", args.rounds)):
+        if value < 1:
+            raise UserError(f"--{option}: expected a whole number >= 1, got {value}")
+    for option, path in (("--json", args.json), ("--markdown", args.markdown)):
+        check_writable(option, path)
+    machine = _machine(args.machine)
+    console = Console()
+    results = {}
+    for name in args.model or CASES:
+        results[name] = _rank(name, args, machine)
+        verdict = judge(results[name])
+        table = markdown(name, results[name], verdict)
+        console.print(table, highlight=False, markup=False, soft_wrap=True)
+    _write(args, results)
+    return 0 if all(judge(rows).useful for rows in results.values()) else 1
+
+
+def _machine(name: str) -> Machine:
+    kept = settings.load().measured_machine
+    try:
+        return load_machine(name, this_file=Path(kept) if kept else None)
+    except PlannerError as error:
+        raise UserError(f"--machine: {error}") from None
+
+
+def _rank(name: str, args: argparse.Namespace, machine: Machine) -> list[Row]:
+    """Predictions first: what they are cannot depend on what is measured."""
+    case = CASES[name]
+    configs = legal_configs(case, args.nproc)
+    if len(configs) <= TOP:
+        raise UserError(
+            f"--nproc: {name} can be trained on {len(configs)} grids of {args.nproc} ranks, "
+            f"expected more than {TOP}"
+        )
+    try:
+        predicted = [predict(case, config, machine) for config in configs]
+    except PlannerError as error:
+        raise UserError(f"--machine: {error}") from None
+    if args.times is None:
+        text = f"timing {name} on {len(configs)} grids of {args.nproc} ranks"
+        Console(stderr=True).print(text, style="dim", highlight=False)
+        measured = _measure(Launch(case, configs, args.rounds), args.nproc)
+    else:
+        measured = _read_times(args.times, name, configs)
+    return [
+        Row(short_grid(config.grid), config.layout, seconds, *times)
+        for config, seconds, times in zip(configs, predicted, measured, strict=True)
+    ]
+
+
+def _measure(launch: Launch, num_ranks: int) -> list[Times]:
+    # Here, because it takes a sixth of a second that the processes themselves need not spend.
+    from axonn_ext.train.launcher import launch as start
+
+    with tempfile.TemporaryDirectory(prefix="axonn_ext_ranking_") as folder:
+        path = Path(folder)
+        (path / LAUNCH_FILE).write_text(launch.to_json())
+        start(num_ranks, ["bench", "ranking", "--worker", folder])
+        return [Times(*times) for times in json.loads((path / RESULT_FILE).read_text())]
+
+
+def _read_times(path: Path, name: str, configs: Sequence[Config]) -> list[Times]:
+    """What an earlier run measured of these configurations."""
+    try:
+        models = json.loads(path.read_text())["models"]
+        rows = [Row(**row) for model in models if model["model"] == name for row in model["rows"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"--times: {path} is not the --json of such a run: {error!r}") from None
+    known = {
+        (row.grid, row.layout): Times(row.fastest_s, row.median_s, row.spread_s) for row in rows
+    }
+    keys = [(short_grid(config.grid), config.layout) for config in configs]
+    missing = [f"{grid} {layout}" for grid, layout in keys if (grid, layout) not in known]
+    if missing:
+        raise UserError(f"--times: {path} has no times of {name} on {', '.join(missing)}")
+    return [known[key] for key in keys]
+
+
+def _run_folder(folder: Path, here: Process) -> None:
+    """One rank: times what the file in the folder says; rank 0 leaves the result there."""
+    from axonn_ext.bench.ranking.ranks import time_configs
+
+    launch = Launch.from_json((folder / LAUNCH_FILE).read_text())
+    store = process.open_store(here)
+    process.meet(store, here)
+    process.set_threads(here, 1)
+    with process.process_group(here, store):
+        times = time_configs(launch)
+    if here.rank == 0:
+        (folder / RESULT_FILE).write_text(json.dumps(times))
+
+
+def _write(args: argparse.Namespace, results: dict[str, list[Row]]) -> None:
+    if args.json is not None:
+        models = [
+            {
+                "model": name,
+                "spearman": judge(rows).spearman,
+                "gap": judge(rows).gap,
+                "rows": [dataclasses.asdict(row) for row in rows],
+            }
+            for name, rows in results.items()
+        ]
+        links = dict(settings.load().emulated_links)
+        content = {
+            "machine": describe_machine(threads=1),
+            "emulated_links": links,
+            "models": models,
+        }
+        args.json.write_text(json.dumps(content, indent=1) + "\n")
+    if args.markdown is not None:
+        tables = [markdown(name, rows, judge(rows)) for name, rows in results.items()]
+        args.markdown.write_text("\n".join(tables))

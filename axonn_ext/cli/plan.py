@@ -1,0 +1,293 @@
+"""`axonn-ext plan`: the fastest ways to train a model on a number of GPUs; needs no Torch."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from axonn_ext import settings
+from axonn_ext.bench.results import check_writable
+from axonn_ext.cli import plan_files, plan_report, plan_scaling
+from axonn_ext.planner.errors import PlannerError
+from axonn_ext.planner.estimate import Estimate
+from axonn_ext.planner.machine import load_machine
+from axonn_ext.planner.model_files import load_model
+from axonn_ext.planner.options import LAYOUTS, WIDTHS, Overlap
+from axonn_ext.planner.search import Plan, Request, plan, smallest_that_fits
+from axonn_ext.planner.timeline import timeline
+from axonn_ext.train.errors import UserError
+
+PICTURES = (".png", ".svg", ".pdf")
+WIDTH = 250  # a table takes what it needs of this; in less, numbers would be cut short
+
+DESCRIPTION = """\
+Predicts which grid, layout, micro-batches, recomputation and overlap train a model fastest on a
+number of GPUs, how long a step takes, what it waits for, and what each GPU holds. Needs no GPU.
+docs/planner.md tells what is modelled, and how far predictions were off."""
+
+EPILOG = """\
+examples:
+  axonn-ext plan --model gpt-80b --gpus 1024 --machine perlmutter --global-batch 2048
+  axonn-ext plan --model llama3-8b --gpus 64 --machine dgx-h100 --global-batch-tokens 4194304 \\
+      --explain 1 --timeline step.json
+  axonn-ext plan --model gpt2-small --gpus 8 --machine this --global-batch 32 --dtype fp32 \\
+      --write-config fastest.toml
+  axonn-ext plan --model gpt-320b --machine frontier --global-batch 4096 --weak 512..32768 \\
+      --plot weak.png
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "plan", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--model", required=True, metavar="NAME|FILE.toml|FOLDER",
+        help="a known one, the trainer's TOML, or a folder with Hugging Face's "
+        "config.json")  # fmt: skip
+    add("--machine", required=True, metavar="NAME|FILE.toml",
+        help="a known one, a file, or this: what axonn-ext bench links measured "
+        "here")  # fmt: skip
+    add("--gpus", type=_count, metavar="N", help="ranks of the job")
+    batch = parser.add_mutually_exclusive_group(required=True)
+    either = batch.add_argument
+    either("--global-batch", type=_count, metavar="N",
+           help="sequences of an optimizer step, over all GPUs")  # fmt: skip
+    either("--global-batch-tokens", type=_count, metavar="N", help="the same, in tokens")
+    add("--seq", type=_count, metavar="S", help="tokens of a sequence (default: the model's)")
+    add("--dtype", choices=tuple(WIDTHS), default="bf16", help="(default: %(default)s)")
+    add("--tokens", type=float, default=1e12, metavar="T",
+        help="budget of the training, for the column of days (default: 1e12)")  # fmt: skip
+    _add_fixed(parser.add_argument_group("fix what would be searched"))
+    _add_outputs(parser.add_argument_group("output"))
+    parser.set_defaults(run=run)
+
+
+def _add_fixed(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--layout", choices=LAYOUTS)
+    add("--micro-batches", type=_count, metavar="N", help="parts that a step is computed in")
+    add("--recompute", choices=("on", "off"))
+    add("--overlap", choices=("on", "off"))
+    add("--memory-fraction", type=float, default=0.9, metavar="F",
+        help="of a GPU's memory that may be used (default: %(default)s)")  # fmt: skip
+
+
+def _add_outputs(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--top", type=_count, default=10, metavar="N",
+        help="grids to show, each with its best options (default: %(default)s)")  # fmt: skip
+    add("--explain", type=_count, metavar="N",
+        help="itemise memory, time and volumes of number N of the table")  # fmt: skip
+    add("--json", type=Path, metavar="FILE", help="write what is shown, and more digits")
+    add("--plot", type=Path, metavar="FILE", help="draw it: .png, .svg or .pdf")
+    add("--timeline", type=Path, metavar="FILE.json",
+        help="write the fastest's simulated step as a Chrome trace, and FILE.png "
+        "beside it")  # fmt: skip
+    add("--write-config", type=Path, metavar="FILE.toml",
+        help="write the fastest as a configuration of axonn-ext train")  # fmt: skip
+    either = group.add_mutually_exclusive_group().add_argument
+    either("--weak", type=_range, metavar="A..B",
+           help="instead of --gpus: A, 2 A, 4 A, ... B; the batch is for A, and grows with the "
+           "GPUs")  # fmt: skip
+    either("--strong", type=_range, metavar="A..B", help="the same with one batch")
+
+
+def _count(text: str) -> int:
+    """A whole number, also written as 4e6; its range is checked where it is used."""
+    try:
+        value = float(text)
+        return int(text) if not value.is_integer() else int(value)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+
+
+def _range(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)\.\.(\d+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise argparse.ArgumentTypeError(
+            f"expected A..B with 1 <= A <= B, as 512..32768, got {text!r}"
+        )
+    return int(match[1]), int(match[2])
+
+
+def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+    """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
+    if extra:
+        raise UserError(f"unknown argument {extra[0]} (see axonn-ext plan --help)")
+    _check(args)
+    console = Console()
+    console.width = WIDTH
+    began = time.perf_counter()
+    try:
+        if args.weak or args.strong:
+            plan_scaling.run(console, args, make_request(args))
+            return 0
+        request = make_request(args)
+        result = plan(request)
+    except PlannerError as error:
+        raise UserError(str(error)) from None
+    plan_report.print_plan(console, result, tokens=args.tokens, seconds=time.perf_counter() - began)
+    if args.explain is not None:
+        _explain(console, result, args.explain)
+    _write(console, args, result)
+    return 0
+
+
+def make_request(args: argparse.Namespace) -> Request:
+    """What the arguments ask for; with --weak and --strong, on the fewest GPUs.
+
+    Raises: UserError for what cannot be, with what could.
+    """
+    measured = Path(settings.load().measured_machine)
+    try:
+        machine = load_machine(args.machine, this_file=measured)
+        name, model = load_model(args.model, sequence_length=args.seq)
+    except PlannerError as error:
+        raise UserError(str(error)) from None
+    gpus = args.gpus if args.gpus is not None else (args.weak or args.strong)[0]
+    fixed: dict[str, object] = {}
+    if args.recompute is not None:
+        fixed["recompute"] = args.recompute == "on"
+    if args.overlap is not None:
+        fixed["overlap"] = Overlap() if args.overlap == "on" else None
+    request = Request(
+        model=model,
+        model_name=name,
+        num_ranks=max(1, gpus),
+        machine=machine,
+        batch_size=_batch_size(args, model.sequence_length),
+        dtype=args.dtype,
+        layouts=LAYOUTS if args.layout is None else (args.layout,),
+        fixed=fixed,
+        micro_batches=None if args.micro_batches is None else (args.micro_batches,),
+        top=max(args.top, args.explain or 1),
+        memory_fraction=args.memory_fraction,
+    )
+    if gpus < 1:
+        raise UserError(f"--gpus: expected a whole number >= 1, got {gpus}; {_smallest(request)}")
+    return request
+
+
+def _smallest(request: Request) -> str:
+    """How many GPUs would do."""
+    least = smallest_that_fits(request)
+    what = f"{request.model_name} with a batch of {request.batch_size:,} sequences"
+    if least is None:
+        return f"{what} fits no number of GPUs of {request.machine.name}"
+    return f"{what} fits {plan_report.gpus(least)} of {request.machine.name}"
+
+
+def _batch_size(args: argparse.Namespace, sequence_length: int) -> int:
+    """Sequences of a step."""
+    if args.global_batch_tokens is None:
+        return int(args.global_batch)
+    sequences, rest = divmod(args.global_batch_tokens, sequence_length)
+    if rest or sequences < 1:
+        near = max(1, sequences) * sequence_length
+        raise UserError(
+            f"--global-batch-tokens: expected a multiple of the sequence length {sequence_length}, "
+            f"such as {near}, got {args.global_batch_tokens}"
+        )
+    return int(sequences)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """What can be said of the options by themselves, all problems at once."""
+    here = settings.launch_environment()
+    if here is not None and here.world_size > 1:
+        raise UserError(
+            f"plan runs in one process, got {here.world_size}; start it without torchrun"
+        )
+    problems = []
+    ranged = "--weak" if args.weak else "--strong" if args.strong else None
+    if (args.gpus is None) == (ranged is None):
+        problems.append("expected one of --gpus, --weak and --strong")
+    for name in ("explain", "timeline", "write_config"):
+        if ranged is not None and getattr(args, name) is not None:
+            problems.append(
+                f"--{name.replace('_', '-')} is of one configuration, {ranged} has many"
+            )
+    for name in ("global_batch", "global_batch_tokens", "seq", "micro_batches", "top", "explain"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            problems.append(
+                f"--{name.replace('_', '-')}: expected a whole number >= 1, got {value}"
+            )
+    if not 0 < args.tokens < float("inf"):
+        problems.append(f"--tokens: expected a number above 0, got {args.tokens}")
+    if args.write_config is not None and args.dtype not in plan_files.TRAINER_DTYPES:
+        known = " or ".join(plan_files.TRAINER_DTYPES)
+        problems.append(f"--write-config: axonn-ext train has {known}, not --dtype {args.dtype}")
+    if problems:
+        raise UserError(*problems)
+    _check_files(args)
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    for name in ("json", "plot", "timeline", "write_config"):
+        check_writable(f"--{name.replace('_', '-')}", getattr(args, name))
+    if args.plot is not None and args.plot.suffix not in PICTURES:
+        raise UserError(f"--plot: expected a name ending in .png, .svg or .pdf, got {args.plot}")
+    if args.plot is not None and not _has_matplotlib():
+        raise UserError("--plot needs matplotlib (pip install matplotlib)")
+    if args.timeline is not None and args.timeline.suffix != ".json":
+        raise UserError(f"--timeline: expected a name ending in .json, got {args.timeline}")
+    picture = args.timeline and args.timeline.with_suffix(".png")
+    files = [f for f in (args.json, args.plot, args.timeline, picture, args.write_config) if f]
+    for file in files:
+        if files.count(file) > 1:
+            raise UserError(f"{file} would be written twice; give each file its own name")
+
+
+def _has_matplotlib() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def _explain(console: Console, result: Plan, number: int) -> None:
+    if number > len(result.configs):
+        raise UserError(f"--explain {number}: only {len(result.configs)} configurations were found")
+    plan_report.print_explanation(
+        console, result.configs[number - 1], result.request.machine, number=number
+    )
+
+
+def _write(console: Console, args: argparse.Namespace, result: Plan) -> None:
+    """The files that were asked for."""
+    best, written = result.configs[0], []
+    if args.json is not None:
+        plan_files.write_json(args.json, plan_files.plan_as_json(result, tokens=args.tokens))
+        written.append(args.json)
+    if args.plot is not None:
+        from axonn_ext.cli.plan_plot import plot_plan
+
+        plot_plan(result, args.plot)
+        written.append(args.plot)
+    if args.timeline is not None:
+        written += _write_timeline(args.timeline, best, result)
+    if args.write_config is not None:
+        title = plan_report.describe(result.request)
+        plan_files.write_config(args.write_config, best, title=title, base=Path(args.model))
+        written.append(args.write_config)
+    plan_report.print_written(console, written)
+
+
+def _write_timeline(path: Path, best: Estimate, result: Plan) -> list[Path]:
+    step = timeline(best.job, result.request.machine)
+    plan_files.write_chrome_trace(path, step)
+    if not _has_matplotlib():
+        return [path]
+    from axonn_ext.cli.plan_plot import plot_timeline
+
+    picture = path.with_suffix(".png")
+    plot_timeline(step, picture, title=plan_report.subject(result.request, best))
+    return [path, picture]

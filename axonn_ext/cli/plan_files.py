@@ -1,0 +1,144 @@
+"""What `axonn-ext plan` leaves on disk: JSON, a Chrome trace, a configuration of the trainer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from axonn_ext.cli.plan_report import days, duration, gigabytes
+from axonn_ext.planner.estimate import Estimate
+from axonn_ext.planner.grid import COMMUNICATING
+from axonn_ext.planner.program import bytes_by_axis, make_program
+from axonn_ext.planner.search import Plan, Request
+from axonn_ext.planner.timeline import COMPUTE, Timeline
+
+if TYPE_CHECKING:
+    from axonn_ext.train.config import Config
+
+TRAINER_DTYPES = ("bf16", "fp32")
+Json = dict[str, Any]
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+
+def plan_as_json(result: Plan, *, tokens: float) -> Json:
+    """The object of docs/interfaces.md."""
+    return {
+        **request_as_json(result.request, tokens=tokens),
+        "gpus": result.request.num_ranks,
+        "global_batch": result.request.batch_size,
+        "num_considered": result.num_considered,
+        "num_fit": result.fits,
+        "configs": [config_as_json(estimate, tokens=tokens) for estimate in result.configs],
+        "rejected": dict(result.rejected),
+    }
+
+
+def request_as_json(request: Request, *, tokens: float) -> Json:
+    """What was asked, but for the number of GPUs and the batch."""
+    model = dataclasses.asdict(request.model) | {"num_parameters": request.model.num_parameters}
+    return {
+        "model": {"name": request.model_name, **model},
+        "machine": request.machine.name,
+        "dtype": request.dtype,
+        "memory_limit_bytes": request.memory_limit,
+        "token_budget": tokens,
+    }
+
+
+def config_as_json(estimate: Estimate, *, tokens: float) -> Json:
+    """One configuration and what is predicted for it."""
+    job, memory = estimate.job, estimate.memory
+    return {
+        "grid": job.grid._asdict(),
+        "batch_size": job.batch_size,
+        **dataclasses.asdict(job.options),
+        "step_time_s": estimate.step_time_s,
+        "compute_s": estimate.compute_s,
+        "optimizer_s": estimate.optimizer_s,
+        "exposed_s": {axis: estimate.exposed_s.get(axis, 0.0) for axis in COMMUNICATING},
+        "peak_fraction": estimate.peak_fraction,
+        "tokens_per_s": estimate.tokens_per_s,
+        "days": days(estimate, tokens),
+        "bytes_sent": dict.fromkeys(COMMUNICATING, 0) | bytes_by_axis(make_program(job)),
+        "memory_bytes": memory.total,
+        "memory_items": memory._asdict(),
+        "binding": estimate.binding,
+        "simulated": estimate.simulated,
+    }
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+# --- Chrome trace --------------------------------------------------------------------------------
+
+
+def write_chrome_trace(path: Path, step: Timeline) -> None:
+    """The simulated step for chrome://tracing or Perfetto: a row for each stream."""
+    used = {event.stream for event in step.events}
+    streams = [name for name in (COMPUTE, *COMMUNICATING) if name in used]
+    events: list[Json] = []
+    for row, name in enumerate(streams):
+        place = {"ph": "M", "pid": 0, "tid": row}
+        label = name if name == COMPUTE else f"axis {name}"
+        events.append({**place, "name": "thread_name", "args": {"name": label}})
+        events.append({**place, "name": "thread_sort_index", "args": {"sort_index": row}})
+    for event in step.events:
+        events.append(
+            {
+                "ph": "X", "pid": 0, "tid": streams.index(event.stream), "name": event.name,
+                "ts": event.start_s * 1e6, "dur": (event.end_s - event.start_s) * 1e6,
+                "args": {"micro_batch": event.micro_batch},
+            }
+        )  # fmt: skip
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+
+
+# --- The trainer's configuration -----------------------------------------------------------------
+
+
+def write_config(path: Path, estimate: Estimate, *, title: str, base: Path) -> None:
+    """A configuration of `axonn-ext train`; what the planner knows nothing of (text, optimizer) is
+    that of the trainer's file `base`, if it is one, or else the trainer's default. Loads Torch."""
+    from axonn_ext.train.config_file import to_toml
+
+    text = to_toml(trainer_config(estimate, base=base))
+    head = (
+        f"# Written by axonn-ext plan: {title}.\n"
+        f"# Predicted: {duration(estimate.step_time_s)} a step, "
+        f"{100 * estimate.peak_fraction:.1f} % of peak, {gigabytes(estimate.memory.total)} a GPU.\n"
+    )
+    path.write_text(f"{head}\n{text}", encoding="utf-8")
+
+
+def trainer_config(estimate: Estimate, *, base: Path) -> Config:
+    """base: the trainer's file whose other keys are kept, if there is one."""
+    from axonn_ext.train.config import Config, GridTable
+    from axonn_ext.train.config_file import load_config
+
+    config = load_config(base) if base.suffix == ".toml" and base.is_file() else Config()
+    job, model = estimate.job, estimate.job.model
+    chosen, overlap = job.options, job.options.overlap
+    sizes = dataclasses.asdict(model)
+    sizes |= {name: sizes[name] or 0 for name in ("num_kv_heads", "intermediate_size")}
+    searched = {key.name for key in dataclasses.fields(config.parallel)} - {"algorithm"}
+    carried = {"mode": "off"} if overlap is None else {"mode": "on", **dataclasses.asdict(overlap)}
+    return dataclasses.replace(
+        config,
+        grid=GridTable(**job.grid._asdict()),
+        model=dataclasses.replace(config.model, implementation="axonn", **sizes),
+        train=dataclasses.replace(
+            config.train, batch_size=job.batch_size, micro_batches=chosen.micro_batches,
+            dtype=chosen.dtype,
+        ),
+        parallel=dataclasses.replace(
+            config.parallel, **{name: getattr(chosen, name) for name in searched}
+        ),
+        overlap=dataclasses.replace(config.overlap, **carried),
+    )  # fmt: skip

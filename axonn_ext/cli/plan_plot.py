@@ -1,0 +1,173 @@
+"""Pictures of plans: what the best configurations spend a step on, a step itself, scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from axonn_ext.cli.plan_report import describe, duration, micro_batches, options
+from axonn_ext.planner.estimate import Estimate
+from axonn_ext.planner.grid import COMMUNICATING
+from axonn_ext.planner.search import Plan
+from axonn_ext.planner.timeline import COMPUTE, Event, Timeline
+
+# Figure, not pyplot, below: that would choose a window system and keep every figure alive.
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_AXIS_COLORS = {"x": "#ea580c", "y": "#ca8a04", "z": "#16a34a", "data": "#9333ea"}
+_FORWARD, _BACKWARD, _OPTIMIZER = "#2563eb", "#1e40af", "#64748b"
+_GREY, _INK, _SOFT = "#94a3b8", "#1e293b", "#64748b"
+_ZOOM_EVENTS = 40  # of the compute stream, in the lower part of a timeline
+_BAR_INCHES = 0.42
+
+
+def plot_plan(result: Plan, path: Path) -> None:
+    """A bar for each configuration: computation, what it waits for, the optimizer."""
+    from matplotlib.figure import Figure
+
+    configs = result.configs
+    height = 1.9 + _BAR_INCHES * len(configs)
+    figure = Figure(figsize=(11.0, height), dpi=150, facecolor="white")
+    axes = figure.add_axes((0.30, 0.55 / height, 0.58, 1 - 1.75 / height))
+    for place, estimate in enumerate(configs):
+        _draw_bar(axes, place, estimate)
+    labels = [f"{e.job.grid.short()}\n{micro_batches(e.job)}, {options(e.job)}" for e in configs]
+    axes.set_yticks(range(len(configs)), labels, fontsize=7)
+    axes.set_ylim(len(configs) - 0.4, -0.6)
+    axes.set_xlim(0, 1.16 * max(e.step_time_s for e in configs))
+    axes.set_xlabel("seconds of a step", color=_INK, fontsize=9)
+    _plain(axes, "x")
+    figure.legend(*axes.get_legend_handles_labels(), loc="upper left", frameon=False, ncols=6,
+                  bbox_to_anchor=(0.3, 1 - 0.78 / height), borderaxespad=0, fontsize=8.5,
+                  labelcolor=_INK)  # fmt: skip
+    _title(figure, "Predicted step", describe(result.request))
+    figure.savefig(path)
+
+
+def _draw_bar(axes: Axes, place: int, estimate: Estimate) -> None:
+    """The parts of one step, and its time; a part is named where the first bar shows it."""
+    parts = {"compute": (estimate.compute_s - estimate.optimizer_s, _FORWARD)}
+    for axis in COMMUNICATING:
+        parts[f"waiting for {axis}"] = (estimate.exposed_s.get(axis, 0.0), _AXIS_COLORS[axis])
+    parts["optimizer"] = (estimate.optimizer_s, _OPTIMIZER)
+    begin = 0.0
+    for name, (seconds, color) in parts.items():
+        label = name if place == 0 else None
+        axes.barh(place, seconds, left=begin, height=0.72, color=color, label=label)
+        begin += seconds
+    text = f"{duration(estimate.step_time_s)}, {100 * estimate.peak_fraction:.1f} %"
+    axes.annotate(text, (begin, place), xytext=(4, 0), textcoords="offset points", va="center",
+                  fontsize=8, color=_INK)  # fmt: skip
+
+
+def plot_timeline(step: Timeline, path: Path, *, title: str) -> None:
+    """The whole simulated step; below, some of its last micro-batch's backward."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    used = {event.stream for event in step.events}
+    streams = [name for name in (COMPUTE, *COMMUNICATING) if name in used]
+    height = 2.2 + 0.7 * len(streams)
+    figure = Figure(figsize=(12.0, height), dpi=150, facecolor="white")
+    panel = (height - 2.3) / 2 / height
+    whole = figure.add_axes((0.08, 1 - 1.05 / height - panel, 0.89, panel))
+    part = figure.add_axes((0.08, 0.5 / height, 0.89, panel))
+    begin, end = _window(step)
+    for axes, (left, right) in ((whole, (0.0, step.step_time_s)), (part, (begin, end))):
+        shown = [e for e in step.events if e.end_s > left and e.start_s < right]
+        for row, stream in enumerate(streams):
+            _draw_row(axes, row, [e for e in shown if e.stream == stream])
+        axes.set_xlim(left * 1e3, right * 1e3)
+        axes.set_ylim(len(streams) - 0.5, -0.5)
+        axes.set_yticks(range(len(streams)), streams)
+        _plain(axes, "x")
+    part.set_xlabel("milliseconds", color=_INK, fontsize=9)
+    whole.axvspan(begin * 1e3, end * 1e3, color=_GREY, alpha=0.35, linewidth=0)
+    whole.set_xlabel("milliseconds; the shaded part is below", color=_INK, fontsize=9)
+    handles = [Patch(color=_FORWARD, label="forward"), Patch(color=_BACKWARD, label="backward")]
+    handles += [Patch(color=_AXIS_COLORS[s], label=f"axis {s}") for s in streams if s != COMPUTE]
+    figure.legend(handles=handles, loc="upper right", frameon=False, ncols=len(handles),
+                  bbox_to_anchor=(0.97, 1 - 0.55 / height), labelcolor=_INK, fontsize=8.5,
+                  borderaxespad=0)  # fmt: skip
+    waits = ", ".join(f"{axis} {duration(s)}" for axis, s in step.exposed_s.items() if s > 0)
+    exposed = f"waiting for {waits}" if waits else "no waiting"
+    _title(figure, title, f"simulated step of {duration(step.step_time_s)}; {exposed}")
+    figure.savefig(path)
+
+
+def _window(step: Timeline) -> tuple[float, float]:
+    """Where the lower part of the picture begins and ends."""
+    last = max(event.micro_batch for event in step.events)
+    events = [e for e in step.events if e.stream == COMPUTE and e.micro_batch == last]
+    middle = int(0.6 * len(events))  # in backward
+    near = events[max(0, middle - _ZOOM_EVENTS // 2) : middle + _ZOOM_EVENTS // 2]
+    return near[0].start_s, near[-1].end_s
+
+
+def _draw_row(axes: Axes, row: int, events: Sequence[Event]) -> None:
+    spans = [(e.start_s * 1e3, (e.end_s - e.start_s) * 1e3) for e in events]
+    colors = [_color(event) for event in events]
+    axes.broken_barh(spans, (row - 0.38, 0.76), facecolors=colors, linewidth=0)
+
+
+def _color(event: Event) -> str:
+    if event.stream != COMPUTE:
+        return _AXIS_COLORS[event.stream]
+    if event.name == "optimizer":
+        return _OPTIMIZER
+    backward = event.name.endswith(("dgrad", "wgrad", "backward"))
+    return _BACKWARD if backward else _FORWARD
+
+
+def plot_scaling(
+    points: Sequence[tuple[int, Estimate]], path: Path, *, title: str, subtitle: str
+) -> None:
+    """Tokens a second and % of peak over GPUs; the line is what linear scaling would give."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.6, 4.8), dpi=150, facecolor="white")
+    speed = figure.add_axes((0.09, 0.13, 0.38, 0.66))
+    peak = figure.add_axes((0.58, 0.13, 0.38, 0.66))
+    numbers = [number for number, _ in points]
+    first = points[0][1].tokens_per_s / points[0][0]
+    speed.plot(
+        numbers, [first * n for n in numbers], "--", color=_GREY, linewidth=1.3, label="linear"
+    )
+    speed.plot(numbers, [e.tokens_per_s for _, e in points], color=_FORWARD, marker="o",
+               linewidth=2, label="predicted")  # fmt: skip
+    speed.set_yscale("log")
+    speed.legend(frameon=False, labelcolor=_INK)
+    speed.set_ylabel("tokens/s", color=_INK)
+    peak.plot(numbers, [100 * e.peak_fraction for _, e in points], color=_FORWARD, marker="o",
+              linewidth=2)  # fmt: skip
+    for number, estimate in points:
+        peak.annotate(f"{100 * estimate.peak_fraction:.0f}", (number, 100 * estimate.peak_fraction),
+                      xytext=(0, 8), textcoords="offset points", ha="center", fontsize=8,
+                      color=_INK)  # fmt: skip
+    peak.set_ylim(0, max(100 * e.peak_fraction for _, e in points) * 1.2)
+    peak.set_ylabel("% of peak", color=_INK)
+    for axes in (speed, peak):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(numbers, [f"{n:,}" for n in numbers], fontsize=7, rotation=30)
+        axes.minorticks_off()
+        axes.set_xlabel("GPUs", color=_INK)
+        _plain(axes, "y")
+    _title(figure, title, subtitle)
+    figure.savefig(path)
+
+
+def _title(figure: Figure, title: str, subtitle: str) -> None:
+    inches = figure.get_size_inches()[1]
+    figure.text(0.03, 1 - 0.35 / inches, title, fontsize=14, fontweight="bold", color=_INK)
+    figure.text(0.03, 1 - 0.6 / inches, subtitle, fontsize=8.5, color=_SOFT)
+
+
+def _plain(axes: Axes, lines: str) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_GREY)
+    axes.grid(axis="x" if lines == "x" else "y", color=_GREY, alpha=0.25, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=_INK, length=0)

@@ -1,0 +1,253 @@
+"""A plan as a person reads it: the table, what was rejected, and one configuration item by item."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from axonn_ext.planner.costs import Costs
+from axonn_ext.planner.estimate import Estimate
+from axonn_ext.planner.grid import COMMUNICATING
+from axonn_ext.planner.machine import Machine
+from axonn_ext.planner.options import Job
+from axonn_ext.planner.program import bytes_by_axis, make_program
+from axonn_ext.planner.search import Plan, Request
+from axonn_ext.planner.timeline import COMPUTE, timeline
+
+SECONDS_PER_DAY = 86400
+
+
+def print_plan(console: Console, result: Plan, *, tokens: float, seconds: float) -> None:
+    """What was asked, the best configurations, and why there are no others."""
+    say(console, describe(result.request))
+    say(
+        console,
+        f"{result.num_considered:,} configurations, of which {result.fits:,} are legal and fit; "
+        f"planned in {seconds:.1f} s",
+    )
+    say(console, "")
+    console.print(_table(result.configs, tokens=tokens))
+    if any(result.rejected.values()):
+        say(console, "")
+        say(console, "rejected:")
+    for reason, count in result.rejected.items():
+        say(console, f"{count:>9,}  {reason}")
+
+
+def describe(request: Request) -> str:
+    """Model, GPUs and batch in one line."""
+    model = request.model
+    return (
+        f"{request.model_name} ({size(model.num_parameters)} parameters) on "
+        f"{gpus(request.num_ranks)} of {request.machine.name}; a step of {request.batch_size:,} x "
+        f"{model.sequence_length:,} = {size(request.batch_size * model.sequence_length)} tokens, "
+        f"{request.dtype}"
+    )
+
+
+def subject(request: Request, estimate: Estimate) -> str:
+    """What a picture of one configuration shows."""
+    return (
+        f"{request.model_name} on {gpus(request.num_ranks)} of {request.machine.name}: "
+        f"{estimate.job.grid.short()}"
+    )
+
+
+def _table(configs: Sequence[Estimate], *, tokens: float) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    left = {"grid", "options", "exposed", "most of it", "limit"}
+    for name in (
+        "", "grid", "micro-batches", "options", "step", "% of peak", "tokens/s", "exposed",
+        "memory", "most of it", "days", "limit",
+    ):  # fmt: skip
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    for number, e in enumerate(configs, start=1):
+        table.add_row(
+            str(number), e.job.grid.short(), micro_batches(e.job), options(e.job),
+            duration(e.step_time_s), f"{100 * e.peak_fraction:.1f}", size(e.tokens_per_s),
+            exposed(e), gigabytes(e.memory.total), words(e.memory.largest),
+            f"{days(e, tokens):,.1f}", e.binding, style="bold" if number == 1 else "",
+        )  # fmt: skip
+    return table
+
+
+def print_explanation(
+    console: Console, estimate: Estimate, machine: Machine, *, number: int
+) -> None:
+    """Memory, time and volumes of one configuration, item by item."""
+    job = estimate.job
+    say(console, "")
+    say(console, f"number {number}: {job.grid}; {micro_batches(job)} sequences; {options(job)}")
+    say(console, "")
+    console.print(_memory_table(estimate, machine))
+    say(console, "")
+    console.print(_time_table(estimate, machine))
+    if any(getattr(job.grid, axis) > 1 for axis in COMMUNICATING):
+        say(console, "")
+        console.print(_axes_table(estimate, machine))
+
+
+def _memory_table(estimate: Estimate, machine: Machine) -> Table:
+    memory = estimate.memory
+    table = _plain_table("memory of a GPU", "GB", "share")
+    for name, num_bytes in memory._asdict().items():
+        table.add_row(words(name), *_amount(num_bytes, memory.total))
+    table.add_row("total", *_amount(memory.total, memory.total), style="bold")
+    table.add_row(f"of {machine.name}", *_amount(machine.memory_bytes, machine.memory_bytes)[:1])
+    return table
+
+
+def _amount(num_bytes: int, total: int) -> tuple[str, str]:
+    return f"{num_bytes / 1e9:,.2f}", f"{num_bytes / total:.0%}"
+
+
+def _time_table(estimate: Estimate, machine: Machine) -> Table:
+    """Kinds of work on the compute stream, then what it waits for."""
+    table = _plain_table("time of a step", "ms", "share")
+    rows = compute_kinds(estimate.job, machine)
+    rows["optimizer"] = estimate.optimizer_s
+    for axis in COMMUNICATING:
+        if axis in estimate.exposed_s:
+            rows[f"waiting for {axis}"] = estimate.exposed_s[axis]
+    for name, seconds in rows.items():
+        table.add_row(name, f"{seconds * 1e3:,.2f}", f"{seconds / estimate.step_time_s:.1%}")
+    table.add_row("step", f"{estimate.step_time_s * 1e3:,.2f}", "100.0%", style="bold")
+    return table
+
+
+def compute_kinds(job: Job, machine: Machine) -> dict[str, float]:
+    """Seconds of a step that are spent on products, attention and elementwise work."""
+    program = make_program(job)
+    costs = Costs(machine, job.grid, job.options.dtype)
+    spent: defaultdict[str, float] = defaultdict(float)
+    for tasks, repeats in program.micro_batch():
+        for task in tasks:
+            times = repeats * program.num_micro_batches
+            parts = {
+                "products": task._replace(attention_flops=0, touched_bytes=0),
+                "attention": task._replace(matmul=None, touched_bytes=0),
+                "elementwise": task._replace(matmul=None, attention_flops=0),
+            }
+            for kind, part in parts.items():
+                spent[kind] += times * costs.compute(part)
+    return dict(spent)
+
+
+def _axes_table(estimate: Estimate, machine: Machine) -> Table:
+    """Of each axis with several ranks: what it carries, and how much of that computation hides."""
+    job = estimate.job
+    volumes = bytes_by_axis(make_program(job))
+    busy = busy_seconds(job, machine)
+    table = _plain_table("axis", "ranks", "GB sent", "GB/s", "busy ms", "hidden ms", "exposed ms")
+    for axis in COMMUNICATING:
+        ranks = getattr(job.grid, axis)
+        if ranks == 1:
+            continue
+        waited = estimate.exposed_s.get(axis, 0.0)
+        link = machine.link(job.grid, axis)
+        table.add_row(
+            axis, str(ranks), f"{volumes.get(axis, 0) / 1e9:,.3f}",
+            f"{link.bytes_per_s / 1e9:,.1f}", f"{busy[axis] * 1e3:,.2f}",
+            f"{max(0.0, busy[axis] - waited) * 1e3:,.2f}", f"{waited * 1e3:,.2f}",
+        )  # fmt: skip
+    return table
+
+
+def busy_seconds(job: Job, machine: Machine) -> Mapping[str, float]:
+    """How long each axis carries something in the simulated step."""
+    busy: defaultdict[str, float] = defaultdict(float)
+    for event in timeline(job, machine).events:
+        if event.stream != COMPUTE:
+            busy[event.stream] += event.end_s - event.start_s
+    return busy
+
+
+def print_written(console: Console, paths: Iterable[Path]) -> None:
+    """Which files there are now."""
+    names = ", ".join(map(str, paths))
+    if names:
+        say(console, "")
+        say(console, f"written: {names}")
+
+
+def say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _plain_table(first: str, *others: str) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+# --- Cells ---------------------------------------------------------------------------------------
+
+
+def micro_batches(job: Job) -> str:
+    """How many, and of how many sequences over all GPUs."""
+    return f"{job.options.micro_batches} x {job.micro_batch_size}"
+
+
+def options(job: Job) -> str:
+    """The layout, and what else is not the trainer's default."""
+    chosen = job.options
+    parts = [chosen.layout]
+    for name in ("recompute", "save_gathered", "heads_over_y", "offload"):
+        if getattr(chosen, name):
+            parts.append(words(name))
+    if not chosen.reshard_after_forward:
+        parts.append("weights kept")
+    if chosen.overlap is not None:
+        parts.append("overlap")
+    return ", ".join(parts)
+
+
+def exposed(estimate: Estimate) -> str:
+    """The share of the step that waits for each axis."""
+    shares = {axis: s / estimate.step_time_s for axis, s in estimate.exposed_s.items()}
+    named = [f"{axis} {shares[axis]:.1%}" for axis in COMMUNICATING if shares.get(axis, 0) >= 5e-4]
+    return ", ".join(named) or "-"
+
+
+def days(estimate: Estimate, tokens: float) -> float:
+    """How long that many tokens take."""
+    return tokens / estimate.tokens_per_s / SECONDS_PER_DAY
+
+
+def gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count:,} GPUs"
+
+
+def words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:,.1f} MB"
+
+
+def size(value: float) -> str:
+    """With three digits: 80.4 B, 4.19 M, 512."""
+    for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= scale:
+            return f"{_digits(value / scale)} {unit}"
+    return f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """With three digits: 12.3 s, 45.6 ms, 789 us."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{_digits(seconds / scale)} {unit}"
+    return f"{_digits(seconds * 1e6)} us"
+
+
+def _digits(value: float) -> str:
+    """Three of them, or the whole number."""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:#.3g}".rstrip(".")

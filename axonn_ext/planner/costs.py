@@ -1,0 +1,77 @@
+"""Seconds that the tasks of a step take on a machine, each by itself."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from axonn_ext.planner.grid import COMMUNICATING, GridSize
+from axonn_ext.planner.machine import Machine
+from axonn_ext.planner.tasks import Collective, Task
+
+
+class TaskCost(NamedTuple):
+    """Seconds of one task.
+
+    compute  of its arithmetic
+    path     of each collective before and after it, as (axis, seconds)
+    hidden   of those, what a fused op does beside the product
+    gather, scatter   over z, wherever they run
+    """
+
+    compute: float
+    path: tuple[tuple[str, float], ...]
+    hidden: float
+    gather: float
+    scatter: float
+
+    @property
+    def seconds(self) -> float:
+        """On the path, without what crosses z."""
+        return self.compute + sum(t for _, t in self.path) - self.hidden
+
+
+class Costs:
+    """Costs on one grid of one machine, for one dtype. A collective costs the same wherever it is
+    issued; two at once on one axis follow each other."""
+
+    def __init__(self, machine: Machine, grid: GridSize, dtype: str) -> None:
+        self._machine, self._dtype = machine, dtype
+        self._size = grid._asdict()
+        self._links = {a: machine.link(grid, a) for a in COMMUNICATING if self._size[a] > 1}
+
+    def collective(self, c: Collective) -> float:
+        return self._machine.collective_seconds(c, self._links[c.axis], self._size[c.axis])
+
+    def all_reduce(self, axis: str, num_bytes: int) -> float:
+        """Of that many bytes on every rank."""
+        size = self._size[axis]
+        if size == 1:
+            return 0.0
+        sent = 2 * (size - 1) * num_bytes // size
+        return self.collective(Collective(axis, "all_reduce", sent, "gradients"))
+
+    def compute(self, task: Task) -> float:
+        machine, seconds = self._machine, 0.0
+        if task.matmul is not None:
+            seconds += machine.matmul_seconds(task.matmul, self._dtype)
+        if task.attention_flops:
+            seconds += machine.attention_seconds(task.attention_flops, self._dtype)
+        if task.touched_bytes:
+            seconds += machine.elementwise_seconds(task.touched_bytes)
+        return seconds
+
+    def task(self, task: Task) -> TaskCost:
+        compute = self.compute(task)
+        path = tuple((c.axis, self.collective(c)) for c in (*task.before, *task.after))
+        hidden = 0.0
+        if task.matmul is not None and path and self._machine.hidden_share:
+            moved = sum(t for _, t in path)
+            hidden = self._machine.hidden_share * min(compute, moved)
+        return TaskCost(
+            compute, path, hidden,
+            self.collective(task.gather) if task.gather is not None else 0.0,
+            self.collective(task.scatter) if task.scatter is not None else 0.0,
+        )  # fmt: skip
+
+    def optimizer(self, num_bytes: int) -> float:
+        return self._machine.elementwise_seconds(num_bytes)

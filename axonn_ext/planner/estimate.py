@@ -1,0 +1,136 @@
+"""What a configuration is predicted to do: by closed forms, then by a schedule of its step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from axonn_ext.planner.costs import Costs
+from axonn_ext.planner.machine import Machine
+from axonn_ext.planner.memory import Memory
+from axonn_ext.planner.options import Job
+from axonn_ext.planner.program import model_flops_of_rank, parameters_of_rank, parts_of
+from axonn_ext.planner.timeline import block_is_held, held_share, simulate
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A configuration and what is predicted for one step of it.
+
+    compute_s      of arithmetic, elementwise work and the optimizer
+    exposed_s      by axis: how long computation waits for its collectives
+    peak_fraction  model flops (nothing counted twice) over time and the machine's peak
+    tokens_per_s   of all ranks
+    binding        what limits it, in words
+    simulated      whether the schedule was simulated, or only closed forms applied
+    """
+
+    job: Job
+    step_time_s: float
+    compute_s: float
+    exposed_s: Mapping[str, float]
+    optimizer_s: float
+    memory: Memory
+    peak_fraction: float
+    tokens_per_s: float
+    binding: str
+    simulated: bool
+
+
+class Pieces(NamedTuple):
+    """Seconds of a micro-batch's parts that do not depend on recomputation or overlap.
+
+    fixed: once a micro-batch. Of one block: forward, backward, and what crosses z.
+    saved: by keeping gathered inputs. sums: of all gradients over what backward has left.
+    """
+
+    fixed: float
+    fixed_z: float
+    forward: float
+    backward: float
+    gather: float
+    scatter: float
+    saved: float
+    sums: float
+
+
+def pieces_of(job: Job, machine: Machine) -> Pieces:
+    """For a legal job with the default of all options but layout and heads_over_y."""
+    costs = Costs(machine, job.grid, job.options.dtype)
+    parts = parts_of(job)
+    first, block, last, last_back, block_back, first_back = (
+        [costs.task(task) for task in part] for part in parts
+    )
+    ends = [*first, *last, *last_back, *first_back]
+    return Pieces(
+        fixed=sum(c.seconds for c in ends),
+        fixed_z=sum(c.gather + c.scatter for c in ends),
+        forward=sum(c.seconds for c in block),
+        backward=sum(c.seconds for c in block_back),
+        gather=sum(c.gather for c in block),
+        scatter=sum(c.scatter for c in block_back),
+        # What a wgrad gathers is its only collective on the path.
+        saved=sum(
+            cost.seconds - cost.compute
+            for task, cost in zip(parts.block_backward, block_back, strict=True)
+            if task.matmul is not None and task.matmul.layout == "TN"
+        ),
+        sums=costs.all_reduce("data", parameters_of_rank(job) * job.options.width),
+    )
+
+
+def closed_form_s(pieces: Pieces, job: Job) -> float:
+    """Seconds of a step, without the optimizer: products and activations' collectives on the path;
+    weights and gradients beside them as far as there is anything to be beside.
+
+    Source: the volumes of arXiv:2305.13525, section 4, each over its axis' bandwidth.
+    """
+    options, layers, parts = job.options, job.model.num_layers, job.options.micro_batches
+    again = pieces.forward if options.recompute else 0.0
+    backward = pieces.backward - (pieces.saved if options.save_gathered else 0.0)
+    on_path = pieces.fixed + layers * (pieces.forward + again + backward)
+    gathers = 1 + options.reshard_after_forward + options.recompute
+    if options.overlap is None:
+        over_z = pieces.fixed_z + layers * (gathers * pieces.gather + pieces.scatter)
+        return parts * (on_path + over_z) + pieces.sums
+    # Weights are gathered once for each pass, but for what the budget holds at a turn.
+    again_z = options.recompute and not block_is_held(job)
+    passes = (2 + again_z) * parts - (2 * parts - 1) * held_share(job)
+    over_z = parts * (pieces.fixed_z + layers * pieces.scatter) + passes * layers * pieces.gather
+    beside = layers * (again + backward)
+    sums = 2 * pieces.sums if options.width == 2 else pieces.sums  # they cross in fp32
+    return max(parts * on_path, over_z) + max(0.0, sums - beside)
+
+
+def estimate(job: Job, machine: Machine, memory: Memory) -> Estimate:
+    """A configuration's step, simulated."""
+    result = simulate(job, machine)
+    flops = model_flops_of_rank(job)
+    exposed = {axis: seconds for axis, seconds in result.exposed_s.items() if seconds > 0}
+    tokens = job.batch_size * job.model.sequence_length
+    return Estimate(
+        job=job,
+        step_time_s=result.step_time_s,
+        compute_s=result.compute_s,
+        exposed_s=exposed,
+        optimizer_s=result.optimizer_s,
+        memory=memory,
+        peak_fraction=flops / result.step_time_s / machine.peak_flops[job.options.dtype],
+        tokens_per_s=tokens / result.step_time_s,
+        binding=_binding(result.compute_s, exposed, machine, memory),
+        simulated=True,
+    )
+
+
+def _binding(
+    compute_s: float, exposed_s: Mapping[str, float], machine: Machine, memory: Memory
+) -> str:
+    """What a step spends most of its time on; beside it, memory where it is nearly used up."""
+    axis = max(exposed_s, key=lambda a: exposed_s[a], default="")
+    limit = "compute"
+    if axis and exposed_s[axis] > 0.25 * compute_s:
+        limit = f"communication over {axis}"
+    if memory.total > 0.8 * machine.memory_bytes:
+        limit += f"; memory ({memory.largest.replace('_', ' ')})"
+    return limit

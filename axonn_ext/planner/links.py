@@ -1,0 +1,199 @@
+"""Links of a machine: what a rank sees of a collective, wherever its group lies."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+from axonn_ext.planner.errors import PlannerError
+from axonn_ext.planner.grid import COMMUNICATING
+from axonn_ext.planner.interpolation import LogField
+from axonn_ext.planner.tables import Table
+
+KINDS = ("all_gather", "reduce_scatter", "all_reduce")
+_KEPT = 1 << 16  # links kept
+
+
+class Link(NamedTuple):
+    """What one rank sees of a collective: bytes it sends a second, and seconds a ring step takes
+    beside them. by_kind: of the kinds of collectives that were measured apart."""
+
+    bytes_per_s: float
+    latency_s: float
+    by_kind: Mapping[str, Link] | None = None
+
+
+class MeasuredLink(NamedTuple):
+    """Of groups of `size` ranks, neighbours `inner` ranks apart, all at once. kind, axis: None for
+    all. latency_s: None for the model's."""
+
+    inner: int
+    size: int
+    bytes_per_s: float
+    latency_s: float | None = None
+    kind: str | None = None
+    axis: str | None = None
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of the hierarchy of links.
+
+    ranks: that share one unit of it; None where there is no end. bytes_per_s: what one unit of the
+    level below (in the first level a rank, in the second a node) sends. contention: bytes_per_s is
+    divided by it. latency_s: of one step of a ring.
+    """
+
+    name: str
+    ranks: int | None
+    bytes_per_s: float
+    latency_s: float
+    contention: float = 1.0
+    measured: tuple[MeasuredLink, ...] = ()
+
+    def measured_along(self, axis: str) -> tuple[MeasuredLink, ...]:
+        """The axis' own rows, where it has any (emulated links differ by axis); else those that
+        are of no axis."""
+        own = tuple(row for row in self.measured if row.axis == axis)
+        return own or tuple(row for row in self.measured if row.axis is None)
+
+
+@dataclass(frozen=True)
+class Links:
+    """All levels, innermost first.
+
+    Source: arXiv:2305.13525, performance model: groups inside a node have its links, looked up by
+    what lies between neighbours and by size; of the groups that leave it, each has an equal share
+    of what the node sends.
+    """
+
+    levels: tuple[Level, ...]
+    machine: str = "this"  # its name, for messages
+
+    @cached_property
+    def of(self) -> Callable[[int, int, str], Link]:
+        """(inner, size, axis) to the link of a group of `size` ranks, neighbours `inner` ranks
+        apart, along that axis.
+
+        Raises PlannerError where there are too few ranks.
+        """
+        return functools.lru_cache(maxsize=_KEPT)(self._find)
+
+    @property
+    def max_ranks(self) -> int | None:
+        """Ranks that there are; None where there is no end."""
+        return self.levels[-1].ranks
+
+    def _find(self, inner: int, size: int, axis: str) -> Link:
+        """Measured where it was; else the model, corrected by how wrong it was nearby."""
+        index = self._level_of(inner * size)
+        model = self._model(inner, size, index)
+        kinds = {row.kind for row in self.levels[index].measured_along(axis)}
+        if not kinds:
+            return model
+        fields = self._fields(index, axis)
+        link = self._corrected(model, inner, size, fields[None])
+        if kinds == {None}:
+            return link
+        by_kind = {
+            kind: self._corrected(model, inner, size, fields[kind])
+            for kind in kinds
+            if kind is not None
+        }
+        return link._replace(by_kind=by_kind)
+
+    def _level_of(self, span: int) -> int:
+        for i, level in enumerate(self.levels):
+            if level.ranks is None or span <= level.ranks:
+                return i
+        raise PlannerError(f"machine {self.machine!r} has {self.max_ranks} ranks, not {span}")
+
+    def _model(self, inner: int, size: int, index: int) -> Link:
+        """The slowest of the levels that a ring crosses, and the mean latency of its steps.
+
+        Source: NCCL, src/graph/tuning.cc: a ring's latency is the sum of its hops, those inside
+        nodes and those between them.
+        """
+        rate, latency, below, members_below = math.inf, 0.0, 1, 1
+        for i, level in enumerate(self.levels[: index + 1]):
+            ranks = level.ranks or 0  # None in the last level only, which is i == index then
+            members = size if i == index else min(size, max(1, ranks // inner))  # in one unit
+            if members > members_below:
+                shared = level.contention * min(below, inner)
+                rate = min(rate, level.bytes_per_s / shared)
+                latency += level.latency_s * (size / members_below - size / members)
+            below, members_below = ranks, members
+        return Link(rate, latency / (size - 1) if size > 1 else 0.0)
+
+    @staticmethod
+    def _corrected(model: Link, inner: int, size: int, fields: tuple[LogField, LogField]) -> Link:
+        rate, latency = fields
+        point = (inner, size)
+        return Link(model.bytes_per_s * rate.at(point), model.latency_s * latency.at(point))
+
+    @cached_property
+    def _fields(self) -> Callable[[int, str], dict[str | None, tuple[LogField, LogField]]]:
+        return functools.cache(self._make_fields)
+
+    def _make_fields(self, index: int, axis: str) -> dict[str | None, tuple[LogField, LogField]]:
+        """By kind, None for all: measured over modelled rates and latencies, of a level and axis. A
+        row without a kind holds for each."""
+        measured = self.levels[index].measured_along(axis)
+        rows = [(row, self._model(row.inner, row.size, index)) for row in measured]
+        fields = {}
+        for kind in {None, *(row.kind for row in measured)}:
+            mine = [(r, m) for r, m in rows if kind is None or r.kind in (kind, None)]
+            rates = [((r.inner, r.size), r.bytes_per_s / m.bytes_per_s) for r, m in mine]
+            latencies = [
+                ((r.inner, r.size), r.latency_s / m.latency_s)
+                for r, m in mine
+                if r.latency_s is not None
+            ]
+            fields[kind] = LogField(rates), LogField(latencies)
+        return fields
+
+
+def read_links(table: Table, machine: str) -> Links:
+    """The array `levels` of the file of a machine. Raises PlannerError naming file and key."""
+    rows = list(table.tables("levels"))
+    if not rows:
+        raise table.error("levels", "an array of at least one table")
+    levels = tuple(_read_level(row, may_be_open=row is rows[-1]) for row in rows)
+    for (inner, outer), row in zip(pairwise(levels), rows[1:], strict=True):
+        if outer.ranks is not None and outer.ranks % (inner.ranks or 1):
+            raise row.error("ranks", f"a multiple of the {inner.ranks} of {inner.name!r}")
+    return Links(levels, machine)
+
+
+def _read_level(row: Table, *, may_be_open: bool) -> Level:
+    ranks = None if may_be_open and not row.has("ranks") else row.count("ranks")
+    level = Level(
+        name=row.text("name"),
+        ranks=ranks,
+        bytes_per_s=row.positive("bytes_per_s"),
+        latency_s=row.positive("latency_s"),
+        contention=row.at_least("contention", 1, 1.0),
+        measured=tuple(_read_measured(r, ranks) for r in row.tables("measured")),
+    )
+    row.finish()
+    return level
+
+
+def _read_measured(row: Table, ranks: int | None) -> MeasuredLink:
+    link = MeasuredLink(
+        inner=row.count("inner"),
+        size=row.count("size", least=2),
+        bytes_per_s=row.positive("bytes_per_s"),
+        latency_s=row.positive("latency_s") if row.has("latency_s") else None,
+        kind=row.one_of("kind", KINDS) if row.has("kind") else None,
+        axis=row.one_of("axis", COMMUNICATING) if row.has("axis") else None,
+    )
+    if ranks is not None and link.inner * link.size > ranks:
+        raise row.error("size", f"such that inner * size <= ranks={ranks}")
+    row.finish()
+    return link

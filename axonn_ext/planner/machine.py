@@ -1,0 +1,159 @@
+"""Machines: how fast a rank computes, and how fast it sends along each axis of a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from axonn_ext.planner.errors import PlannerError
+from axonn_ext.planner.grid import GridSize
+from axonn_ext.planner.links import Link, Links, read_links
+from axonn_ext.planner.options import WIDTHS
+from axonn_ext.planner.products import Products, read_products
+from axonn_ext.planner.tables import Table, read_toml, unknown
+from axonn_ext.planner.tasks import Collective, Matmul
+
+MEASURED = "this"  # the machine that `axonn-ext bench links` measured
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine; docs/planner.md describes its file. All of one rank (a GPU, a GCD, a process).
+
+    memory_bytes: in all; memory_reserved_bytes: of these, what tensors cannot have (context,
+    communicators, fragmentation). memory_bytes_per_s: that elementwise work reaches. peak_flops: a
+    second, by dtype; what % of peak refers to. attention_flops: a second, of fused scaled dot
+    products, by dtype. hidden_share: of an x or y collective, what a fused op hides behind the
+    product beside it at most (0: one after the other). launch_s: of one operation of any size.
+    slowdown: what arithmetic takes in a training step, over what kernels take at their best (power,
+    gaps, what is not fused); 1 where the file's numbers are of whole steps.
+    """
+
+    name: str
+    description: str
+    memory_bytes: int
+    memory_bytes_per_s: float
+    peak_flops: Mapping[str, float]
+    products: Products
+    attention_flops: Mapping[str, float]
+    links: Links
+    memory_reserved_bytes: int = 0
+    hidden_share: float = 0.0
+    launch_s: float = 0.0
+    slowdown: float = 1.0
+
+    @property
+    def ranks_per_node(self) -> int | None:
+        """Ranks that share a unit of the first level of links; None where that has no end."""
+        return self.links.levels[0].ranks
+
+    @property
+    def max_ranks(self) -> int | None:
+        """Ranks that there are; None where there is no end."""
+        return self.links.max_ranks
+
+    @property
+    def usable_bytes(self) -> int:
+        """Of memory, for tensors."""
+        return self.memory_bytes - self.memory_reserved_bytes
+
+    def link(self, grid: GridSize, axis: str) -> Link:
+        """Of the groups along an axis; ranks are laid out with x fastest.
+
+        Raises PlannerError where the machine has too few ranks.
+        """
+        return self.links.of(grid.inner(axis), getattr(grid, axis), axis)
+
+    def collective_seconds(self, collective: Collective, link: Link, group_size: int) -> float:
+        """Of a ring: bytes over bandwidth, and a latency for each of its steps."""
+        kind = collective.kind
+        if link.by_kind is not None:
+            link = link.by_kind.get(kind, link)
+        steps = (group_size - 1) * (2 if kind == "all_reduce" else 1)
+        return collective.num_bytes / link.bytes_per_s + steps * link.latency_s
+
+    def matmul_seconds(self, matmul: Matmul, dtype: str) -> float:
+        """Of one product; KeyError for a dtype that is not in peak_flops."""
+        return self.slowdown * self.products.seconds(matmul, dtype)
+
+    def attention_seconds(self, flops: int, dtype: str) -> float:
+        if not flops:
+            return 0.0
+        return self.slowdown * (flops / self.attention_flops[dtype] + self.launch_s)
+
+    def elementwise_seconds(self, num_bytes: int) -> float:
+        if not num_bytes:
+            return 0.0
+        return self.slowdown * (num_bytes / self.memory_bytes_per_s + self.launch_s)
+
+
+def machine_names() -> list[str]:
+    """Of the machines that come with the package."""
+    names = (file.name for file in _folder().iterdir())
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+
+
+def load_machine(name: str, *, this_file: Path | None = None) -> Machine:
+    """The machine of that name, or of the TOML file at that path.
+
+    this_file: where "this" is, the machine that `axonn-ext bench links` measured.
+
+    Raises PlannerError for an unknown name, or naming file and key of what is wrong in a file.
+    """
+    if name.endswith(".toml") or "/" in name:
+        return _read(Path(name), default_name=Path(name).stem)
+    if name == MEASURED:
+        if this_file is None or not this_file.is_file():
+            where = "" if this_file is None else f" (there is no {this_file})"
+            raise PlannerError(
+                f"machine {MEASURED!r} is not measured yet{where}: run axonn-ext bench links"
+            )
+        return _read(this_file, default_name=MEASURED)
+    if name not in machine_names():
+        raise unknown("machine", name, [*machine_names(), MEASURED])
+    return _read(_folder() / f"{name}.toml", default_name=name)
+
+
+def _folder() -> Traversable:
+    return resources.files("axonn_ext.planner") / "machines"
+
+
+def _read(file: Path | Traversable, *, default_name: str) -> Machine:
+    table = read_toml(file)
+    table.text("source")
+    name = table.text("name", default_name)
+    peak_flops = _peak_flops(table)
+    dtypes = tuple(peak_flops)
+    memory_bytes_per_s = table.positive("memory_bytes_per_s")
+    launch_s = table.at_least("launch_s", 0, 0.0)
+    machine = Machine(
+        name=name,
+        description=table.text("description"),
+        memory_bytes=table.count("memory_bytes"),
+        memory_bytes_per_s=memory_bytes_per_s,
+        peak_flops=peak_flops,
+        products=read_products(
+            table.table("matmul"), peak_flops, memory_bytes_per_s=memory_bytes_per_s,
+            launch_s=launch_s,
+        ),
+        attention_flops=table.table("attention").numbers(dtypes, dtypes),
+        links=read_links(table, name),
+        memory_reserved_bytes=table.count("memory_reserved_bytes", 0, least=0),
+        hidden_share=table.at_least("hidden_share", 0, 0.0, most=1),
+        launch_s=launch_s,
+        slowdown=table.at_least("slowdown", 1, 1.0),
+    )  # fmt: skip
+    if machine.usable_bytes <= 0:
+        raise table.error("memory_reserved_bytes", f"below memory_bytes={machine.memory_bytes}")
+    table.finish()
+    return machine
+
+
+def _peak_flops(table: Table) -> dict[str, float]:
+    peak_flops = table.table("peak_flops").numbers(tuple(WIDTHS))
+    if not peak_flops:
+        raise table.error("peak_flops", f"a table with at least one of {', '.join(WIDTHS)}")
+    return peak_flops

@@ -1,0 +1,330 @@
+"""What one rank does in a step: every product and every collective, in the order of execution.
+
+The one description that volumes, times and timelines are made from. It follows the modules of
+`axonn_ext.nn` and `axonn_ext.models`; tests hold it to what they really issue, byte for byte.
+
+Legend: m rows (tokens) of a (data, z) group in a micro-batch; a Linear [N, K] of role (r, s); Gx
+the size of axis x. Bytes of a collective are what one rank sends in the algorithm that moves least.
+Source of the volumes: arXiv:2305.13525 and arXiv:2502.08145 (`replicated`); docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from axonn_ext.planner.model import ROLES, Linear
+from axonn_ext.planner.options import Job
+from axonn_ext.planner.tasks import Collective, Matmul, Parts, Program, Task
+
+_FP32, _FP64 = 4, 8
+_SUM_ORDER = ("x", "y", "z", "data")  # of axonn_ext.gradients
+
+
+def bytes_by_axis(program: Program) -> dict[str, int]:
+    """Bytes that a rank sends along each axis in a step; axes of one rank are left out."""
+    total: Counter[str] = Counter()
+    for tasks, repeats in program.micro_batch():
+        for task in tasks:
+            for c in task.collectives():
+                total[c.axis] += c.num_bytes * repeats * program.num_micro_batches
+    for c in (*program.gradient_sums, *program.norm_sums):
+        total[c.axis] += c.num_bytes
+    return {axis: n for axis, n in total.items() if n}
+
+
+def make_program(job: Job) -> Program:
+    """The step of a legal job. With overlap, every use of a weight has its gather: those that are
+    spared because a weight is still held are the schedule's to leave out."""
+    step, model, options = _Step(job), job.model, job.options
+    return Program(
+        parts_of(job),
+        num_layers=model.num_layers,
+        num_micro_batches=options.micro_batches,
+        gradient_sums=tuple(step.gradient_sums()),
+        norm_sums=tuple(step.present([step.collective("all_reduce", a, 1, _FP64, "grad norm")
+                                      for a in "xyz"])),
+        optimizer_bytes=step.optimizer_bytes(),
+    )  # fmt: skip
+
+
+def parts_of(job: Job) -> Parts:
+    """The parts of a micro-batch of a legal job."""
+    step = _Step(job)
+    block_forward = step.block_forward()
+    recomputed = block_forward if job.options.recompute else ()
+    return Parts(
+        step.embedding_forward(),
+        block_forward,
+        (step.norm("norm", backward=False), *step.head_forward(), step.loss()),
+        (*step.head_backward(), step.norm("norm", backward=True)),
+        (*recomputed, *step.block_backward()),
+        step.embedding_backward(),
+    )
+
+
+class _Step:
+    """Makes the tasks of one job."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.model, self.options = job, job.model, job.options
+        self.size = job.grid._asdict()
+        self.m, self.width = job.rows, job.options.width
+        sharded = job.options.sharded
+        self.m_x = self.m // self.size["x"] if sharded else self.m  # of the residual stream
+        self.m_y = self.m // self.size["y"] if sharded else self.m  # of MLP and logits
+        self.gathers, self.sums = "all_gather", "reduce_scatter" if sharded else "all_reduce"
+
+    def collective(
+        self, kind: str, axis: str, num_elements: int, width: int, what: str
+    ) -> Collective | None:
+        """num_elements: of what a rank passes in, as for torch.distributed. None for one rank."""
+        g = self.size[axis]
+        if g == 1 or num_elements == 0:
+            return None
+        passed = (g - 1) * num_elements
+        if kind == "all_reduce":
+            passed = -(-2 * passed // g)
+        elif kind == "reduce_scatter":
+            passed = -(-passed // g)
+        return Collective(axis, kind, passed * width, what)
+
+    @staticmethod
+    def present(collectives: Iterable[Collective | None]) -> tuple[Collective, ...]:
+        return tuple(c for c in collectives if c is not None)
+
+    # --- Linears ---------------------------------------------------------------------------------
+
+    def _weight(self, linear: Linear, kind: str) -> Collective | None:
+        r, s = ROLES[linear.role]
+        block = linear.n * linear.k // (self.size[r] * self.size[s])
+        if kind == "all_gather":
+            return self.collective(kind, "z", block // self.size["z"], self.width, "weights")
+        return self.collective(kind, "z", block, self.width, "gradients")
+
+    def linear_forward(self, linear: Linear, *, has_weight: bool = False) -> Task:
+        """has_weight: it is gathered elsewhere."""
+        r, s = ROLES[linear.role]
+        n, k = linear.n // self.size[r], linear.k // self.size[s]
+        before = self._gather_rows(r, k)
+        after = self.collective(self.sums, s, self.m * n, self.width, "activations")
+        return Task(
+            linear.name, Matmul(self.m, n, k, "NT"), before, self.present([after]),
+            gather=None if has_weight else self._weight(linear, "all_gather"),
+        )  # fmt: skip
+
+    def linear_backward(self, linear: Linear, *, has_weight: bool = False) -> tuple[Task, Task]:
+        """dgrad, then wgrad."""
+        r, s = ROLES[linear.role]
+        n, k = linear.n // self.size[r], linear.k // self.size[s]
+        kept = not self.options.reshard_after_forward and self.options.overlap is None
+        regather = self.options.sharded and not self.options.save_gathered
+        after = self.collective(self.sums, r, self.m * k, self.width, "activations")
+        dgrad = Task(
+            f"{linear.name} dgrad", Matmul(self.m, k, n, "NN"), self._gather_rows(s, n),
+            self.present([after]),
+            gather=None if has_weight or kept else self._weight(linear, "all_gather"),
+        )  # fmt: skip
+        wgrad = Task(
+            f"{linear.name} wgrad", Matmul(n, k, self.m, "TN"),
+            self._gather_rows(r, k) if regather else (),
+            scatter=None if has_weight else self._weight(linear, "reduce_scatter"),
+        )  # fmt: skip
+        return dgrad, wgrad
+
+    def _gather_rows(self, axis: str, features: int) -> tuple[Collective, ...]:
+        """Of all m rows, which are scattered over the axis in `sharded`."""
+        if not self.options.sharded:
+            return ()
+        shard = self.m // self.size[axis] * features
+        return self.present([self.collective("all_gather", axis, shard, self.width, "activations")])
+
+    # --- Blocks ----------------------------------------------------------------------------------
+
+    def block_forward(self) -> tuple[Task, ...]:
+        qkv, out, up, down = (self.linear_forward(w) for w in self.model.block_linears)
+        norm_1, norm_2 = (self.norm(f"norm_{i}", backward=False) for i in (1, 2))
+        return (norm_1, qkv, self.attention(backward=False), out,
+                norm_2, up, self.activation(backward=False), down)  # fmt: skip
+
+    def block_backward(self) -> tuple[Task, ...]:
+        # What is recomputed ends with the Linear that backward begins with: its weight is held.
+        held = self.options.recompute and self.options.overlap is not None
+        qkv, out, up, down = (self.linear_backward(w) for w in self.model.block_linears)
+        if held:
+            down = (down[0]._replace(gather=None), down[1])
+        norm_1, norm_2 = (self.norm(f"norm_{i}", backward=True) for i in (1, 2))
+        return (*down, self.activation(backward=True), *up, norm_2,
+                *out, self.attention(backward=True), *qkv, norm_1)  # fmt: skip
+
+    def norm(self, name: str, *, backward: bool) -> Task:
+        """A row's statistics cross y in fp32: RMSNorm one number each way, LayerNorm gathers two
+        of each rank and all-reduces two back. With it, the residual's sum."""
+        layer_norm = self.model.family == "gpt2"
+        if layer_norm and not backward:
+            sums = self.collective("all_gather", "y", 2 * self.m_x, _FP32, "norm")
+        else:
+            sums = self.collective("all_reduce", "y", (1 + layer_norm) * self.m_x, _FP32, "norm")
+        elements = self.m_x * self.model.hidden_size // self.size["y"]
+        passes = 8 if backward else 6  # a guess: reads and writes of norm and residual together
+        return Task(
+            f"{name} {'backward' if backward else 'forward'}", before=self.present([sums]),
+            touched_bytes=passes * elements * self.width,
+        )  # fmt: skip
+
+    def attention(self, *, backward: bool) -> Task:
+        """Causal, over whole sequences; in `replicated` each y rank computes it."""
+        model = self.model
+        rows = self.m_y
+        forward = 2 * rows * model.sequence_length * model.hidden_size // self.size["x"]
+        features = model.qkv_size + model.hidden_size
+        return Task(
+            f"attention {'backward' if backward else 'forward'}",
+            # Backward computes the scores again: 5 products for forward's 2 (arXiv:2205.14135).
+            attention_flops=forward * 5 // 2 if backward else forward,
+            touched_bytes=(2 if backward else 1) * rows * features // self.size["x"] * self.width,
+        )
+
+    def activation(self, *, backward: bool) -> Task:
+        model = self.model
+        elements = self.m_y * (model.up_size + model.mlp_size) // self.size["x"]
+        return Task(
+            f"activation {'backward' if backward else 'forward'}",
+            touched_bytes=(2 if backward else 1) * elements * self.width,
+        )
+
+    # --- Both ends -------------------------------------------------------------------------------
+
+    def embedding_forward(self) -> tuple[Task, ...]:
+        elements = self.m * self.model.hidden_size // self.size["y"]
+        after = self.collective(self.sums, "x", elements, self.width, "activations")
+        return (
+            Task(
+                "embedding", after=self.present([after]), gather=self._table("all_gather"),
+                touched_bytes=3 * elements * self.width,
+            ),
+        )  # fmt: skip
+
+    def embedding_backward(self) -> tuple[Task, ...]:
+        shard = self.m_x * self.model.hidden_size // self.size["y"]
+        gather = None
+        if self.options.sharded:
+            gather = self.collective("all_gather", "x", shard, self.width, "activations")
+        block = self.model.head.n * self.model.head.k // (self.size["x"] * self.size["y"])
+        return (
+            Task(
+                "embedding backward", before=self.present([gather]),
+                scatter=self._table("reduce_scatter"),
+                touched_bytes=(2 * shard + 2 * block) * self.width,
+            ),
+        )  # fmt: skip
+
+    def _table(self, kind: str) -> Collective | None:
+        """The table is laid out as lm_head's weight, whether or not they are tied."""
+        return self._weight(self.model.head, kind)
+
+    def head_forward(self) -> tuple[Task, ...]:
+        return (self.linear_forward(self.model.head, has_weight=self.model.tie_embeddings),)
+
+    def head_backward(self) -> tuple[Task, ...]:
+        return self.linear_backward(self.model.head, has_weight=self.model.tie_embeddings)
+
+    def loss(self) -> Task:
+        """Three numbers a row cross x, then one in all crosses the axes that split the rows."""
+        row_axes = ("y", "z", "data") if self.options.sharded else ("z", "data")
+        before = [self.collective("all_reduce", "x", n * self.m_y, _FP32, "loss") for n in (1, 2)]
+        after = [self.collective("all_reduce", axis, 1, _FP32, "loss") for axis in row_axes]
+        logits = self.m_y * self.model.vocab_size // self.size["x"]
+        return Task(
+            "loss", before=self.present(before), after=self.present(after),
+            # A guess: read in the model's dtype, then written and read in fp32 three times each.
+            touched_bytes=logits * (2 * self.width + 6 * _FP32),
+        )  # fmt: skip
+
+    # --- Gradients and optimizer -----------------------------------------------------------------
+
+    def gradient_sums(self) -> Iterator[Collective]:
+        """What backward has left: all-reduces in buckets, of parameters in the model's order.
+
+        With overlap they cross in fp32, all axes of a bucket one after the other; a bucket's edges
+        then depend on the order in which backward completes gradients, and bytes on them by less
+        than an element a bucket.
+        """
+        overlap = self.options.overlap
+        width = self.width if overlap is None else _FP32
+        bucket_bytes = 32 << 20 if overlap is None else overlap.bucket_bytes
+        for axis in _SUM_ORDER:
+            if self.size[axis] == 1:
+                continue
+            elements = 0
+            for count, axes in self.parameters():
+                if axis not in axes:
+                    continue
+                if elements and (elements + count) * self.width > bucket_bytes:
+                    yield from self._bucket(axis, elements, width)
+                    elements = 0
+                elements += count
+            yield from self._bucket(axis, elements, width)
+        if overlap is not None:
+            # Once a step, the lanes compare what they have issued: a digest of 8 bytes.
+            axes = ("x", "z", "data") if self.options.sharded else ("z", "data")
+            digests = (self.collective("all_gather", axis, 1, 8, "order") for axis in axes)
+            yield from self.present(digests)
+
+    def _bucket(self, axis: str, elements: int, width: int) -> tuple[Collective, ...]:
+        return self.present([self.collective("all_reduce", axis, elements, width, "gradients")])
+
+    def parameters(self) -> Iterator[tuple[int, tuple[str, ...]]]:
+        """This rank's elements of each parameter, in the model's order, and the axes over which
+        backward leaves its gradient to be summed."""
+        model, size = self.model, self.size
+        rows = ("x", "z", "data") if self.options.sharded else ("z", "data")
+        norm = [(model.hidden_size // size["y"], rows)] * (2 if model.family == "gpt2" else 1)
+        table = (self._elements(model.head), ("data",))
+        yield table
+        if model.family == "gpt2":
+            yield model.sequence_length * model.hidden_size // size["y"], rows
+        qkv, out, up, down = (list(self._linear_parameters(w)) for w in model.block_linears)
+        for _ in range(model.num_layers):
+            yield from (*norm, *qkv, *out, *norm, *up, *down)
+        yield from norm
+        if not model.tie_embeddings:
+            yield table
+
+    def _linear_parameters(self, linear: Linear) -> Iterator[tuple[int, tuple[str, ...]]]:
+        yield self._elements(linear), ("data",)
+        if linear.bias:
+            yield linear.n // self.size[ROLES[linear.role][0]], ("z", "data")
+
+    def _elements(self, linear: Linear) -> int:
+        return linear.n * linear.k // (self.size["x"] * self.size["y"] * self.size["z"])
+
+    def optimizer_bytes(self) -> int:
+        """AdamW reads parameter, gradient and two moments, and writes all but the gradient, in
+        fp32; low precision casts the gradient to fp32 before, and the parameter back after."""
+        own = parameters_of_rank(self.job)
+        casts = 0 if self.width == _FP32 else 2 * (self.width + _FP32)
+        return own * (7 * _FP32 + casts)
+
+
+def parameters_of_rank(job: Job) -> int:
+    """Elements of the parameters that each rank holds."""
+    model, grid = job.model, job.grid
+    gpt2 = model.family == "gpt2"
+    features = (2 * model.num_layers + 1) * (2 if gpt2 else 1)  # norms' rows of H
+    if gpt2:
+        features += model.sequence_length
+    block = sum(w.n * w.k for w in model.block_linears)
+    tables = model.head.n * model.head.k * (1 if model.tie_embeddings else 2)
+    biases = sum(w.n // getattr(grid, ROLES[w.role][0]) for w in model.block_linears if w.bias)
+    return (
+        (model.num_layers * block + tables) // (grid.x * grid.y * grid.z)
+        + model.num_layers * biases
+        + features * model.hidden_size // grid.y
+    )
+
+
+def model_flops_of_rank(job: Job) -> int:
+    """Of one step, what is computed twice counted once: this rank's equal share."""
+    tokens = job.model.sequence_length * job.batch_size
+    return job.model.flops_per_token() * tokens // job.grid.size

@@ -1,0 +1,302 @@
+"""Predictions beside what others published: each with its error, and the error of a fit held out.
+
+`python -m axonn_ext.planner.published docs/planner.md` brings the document's tables up to date.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
+
+from axonn_ext.planner.estimate import estimate
+from axonn_ext.planner.grid import GridSize
+from axonn_ext.planner.machine import Machine, load_machine
+from axonn_ext.planner.memory import memory_of
+from axonn_ext.planner.model import Model
+from axonn_ext.planner.model_files import load_model
+from axonn_ext.planner.options import LAYOUTS, Job, Options, Overlap
+from axonn_ext.planner.search import Request, plan
+from axonn_ext.planner.tables import Table, read_toml
+
+
+@dataclass(frozen=True)
+class Run:
+    """One published run. grid: None if it was not published. reported: fraction of peak by the rule
+    `flops`; see published.toml."""
+
+    source: str
+    machine: str
+    model_name: str
+    model: Model
+    num_ranks: int
+    batch_size: int
+    grid: GridSize | None
+    options: Options
+    flops: str
+    reported: float
+    assumed: str
+
+
+class OutOfScope(NamedTuple):
+    """What was published and is not predicted."""
+
+    name: str
+    reason: str
+    source: str
+
+
+class Prediction(NamedTuple):
+    """Of a run. fraction: of the machine's peak, by the run's own rule."""
+
+    run: Run
+    grid: GridSize
+    fraction: float
+
+    @property
+    def error(self) -> float:
+        """Relative to what was reported."""
+        return self.fraction / self.run.reported - 1
+
+
+# --- Operations of a step, as the sources count them ---------------------------------------------
+
+
+def _recomputed(model: Model, batch_size: int) -> float:
+    b, s, layers, h = batch_size, model.sequence_length, model.num_layers, model.hidden_size
+    return 96 * b * s * layers * h**2 * (1 + s / (6 * h) + model.vocab_size / (16 * layers * h))
+
+
+def _palm(model: Model, batch_size: int) -> float:
+    return _palm_of(model, batch_size, model.num_parameters)
+
+
+def _palm_embedding(model: Model, batch_size: int) -> float:
+    embedding = model.vocab_size * model.hidden_size
+    return _palm_of(model, batch_size, model.num_parameters - embedding)
+
+
+def _palm_of(model: Model, batch_size: int, num_parameters: int) -> float:
+    s = model.sequence_length
+    attention = 12 * model.num_layers * model.hidden_size * s
+    return batch_size * s * (6 * num_parameters + attention)
+
+
+FLOPS: Mapping[str, Callable[[Model, int], float]] = {
+    "recomputed": _recomputed,
+    "palm": _palm,
+    "palm_embedding": _palm_embedding,
+}
+
+
+# --- The file ------------------------------------------------------------------------------------
+
+
+def load_runs() -> tuple[tuple[Run, ...], tuple[OutOfScope, ...]]:
+    """All of published.toml."""
+    file = read_toml(resources.files("axonn_ext.planner") / "published.toml")
+    models, sources = file.table("models"), file.table("sources")
+    runs = tuple(_read_run(row, models, sources) for row in file.tables("runs"))
+    skipped = tuple(
+        OutOfScope(row.text("name"), row.text("reason"), row.text("source"))
+        for row in file.tables("out_of_scope")
+    )
+    return runs, skipped
+
+
+def _read_run(row: Table, models: Table, sources: Table) -> Run:
+    """What a row does not say itself, its source says for all of its runs."""
+    source = sources.table(row.text("source"))
+    name = row.text("model")
+    places = (row, source)
+    length = _first(places, "sequence_length").count("sequence_length")
+    model = _read_model(models.table(name), length) if models.has(name) else None
+    options = Options(
+        layout=_first(places, "layout").one_of("layout", LAYOUTS),
+        recompute=_first(places, "recompute").flag("recompute"),
+        overlap=Overlap() if _first(places, "overlap").flag("overlap") else None,
+        micro_batches=row.count("micro_batches", 1),
+    )
+    assumed = "; ".join(place.text("assumed") for place in places if place.has("assumed"))
+    run = Run(
+        source=source.text("name"),
+        machine=row.text("machine"),
+        model_name=name,
+        model=model or load_model(name, sequence_length=length)[1],
+        num_ranks=row.count("num_ranks"),
+        batch_size=row.count("batch_size"),
+        grid=_read_grid(row.table("grid")) if row.has("grid") else None,
+        options=options,
+        flops=source.one_of("flops", tuple(FLOPS)),
+        reported=row.positive("reported", most=1),
+        assumed=assumed,
+    )
+    row.finish()
+    return run
+
+
+def _first(places: Sequence[Table], key: str) -> Table:
+    return next((place for place in places if place.has(key)), places[0])
+
+
+def _read_model(table: Table, sequence_length: int) -> Model:
+    model = Model(
+        vocab_size=table.count("vocab_size"),
+        hidden_size=table.count("hidden_size"),
+        num_layers=table.count("num_layers"),
+        num_heads=table.count("num_heads"),
+        sequence_length=sequence_length,
+    )
+    table.finish()
+    return model
+
+
+def _read_grid(table: Table) -> GridSize:
+    return GridSize(**{axis: table.count(axis, 1) for axis in GridSize._fields})
+
+
+# --- Predictions ---------------------------------------------------------------------------------
+
+
+def predict(run: Run, machine: Machine) -> Prediction:
+    """By the simulated step; on the planner's best grid if none was published."""
+    options = run.options
+    if run.grid is None:
+        request = Request(
+            run.model, run.model_name, num_ranks=run.num_ranks, machine=machine,
+            batch_size=run.batch_size, dtype=options.dtype, layouts=(options.layout,),
+            fixed={"recompute": options.recompute, "overlap": options.overlap},
+            micro_batches=(options.micro_batches,), top=1, simulate=20,
+        )  # fmt: skip
+        best = plan(request).configs[0]
+    else:
+        job = Job(run.model, run.grid, options, run.batch_size)
+        best = estimate(job, machine, memory_of(job))
+    peak = machine.peak_flops[options.dtype] * run.num_ranks
+    flops = FLOPS[run.flops](run.model, run.batch_size)
+    return Prediction(run, best.job.grid, flops / best.step_time_s / peak)
+
+
+class Comparison:
+    """All runs, predicted for any slowdown of all machines' arithmetic (see Machine.slowdown).
+
+    A step's time is simulated at a few slowdowns and interpolated between them.
+    """
+
+    SLOWDOWNS = (1.0, 1.2, 1.4)
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        machines = {run.machine: load_machine(run.machine) for run in runs}
+        self.runs = tuple(runs)
+        # The grid is what the planner proposes as it is.
+        grids = [predict(run, machines[run.machine]).grid for run in runs]
+        self._at = [
+            [
+                predict(replace(run, grid=grid), replace(machines[run.machine], slowdown=slowdown))
+                for run, grid in zip(runs, grids, strict=True)
+            ]
+            for slowdown in self.SLOWDOWNS
+        ]
+
+    def at(self, slowdown: float) -> list[Prediction]:
+        """Predictions; times are linear between two simulated slowdowns, and beyond them."""
+        known = self.SLOWDOWNS
+        i = min(max(bisect.bisect(known, slowdown) - 1, 0), len(known) - 2)
+        share = (slowdown - known[i]) / (known[i + 1] - known[i])
+        return [
+            low._replace(fraction=1 / ((1 - share) / low.fraction + share / high.fraction))
+            for low, high in zip(self._at[i], self._at[i + 1], strict=True)
+        ]
+
+    def fit(self, used: Callable[[Run], bool] = lambda run: True) -> float:
+        """The one slowdown for all machines with the least sum of squares of log errors over the
+        runs in use, to 0.01."""
+
+        def loss(slowdown: float) -> float:
+            errors = (math.log1p(p.error) for p in self.at(slowdown) if used(p.run))
+            return math.fsum(e * e for e in errors)
+
+        return min((round(1 + i / 100, 2) for i in range(51)), key=loss)
+
+    def held_out(self, group_of: Callable[[Run], object]) -> list[Prediction]:
+        """Each run with the slowdown that was fitted to all runs of other groups."""
+        groups = [group_of(run) for run in self.runs]
+        slowdowns = {group: self._fit_without(group, group_of) for group in dict.fromkeys(groups)}
+        return [self.at(slowdowns[group])[i] for i, group in enumerate(groups)]
+
+    def _fit_without(self, group: object, group_of: Callable[[Run], object]) -> float:
+        return self.fit(lambda run: group_of(run) != group)
+
+
+def mean_error(predictions: Sequence[Prediction]) -> float:
+    """Mean of the absolute relative errors."""
+    return math.fsum(abs(p.error) for p in predictions) / len(predictions)
+
+
+# --- The tables of docs/planner.md ---------------------------------------------------------------
+
+BEGIN, END = "<!-- published runs: begin -->", "<!-- published runs: end -->"
+
+
+def render(comparison: Comparison, skipped: Sequence[OutOfScope]) -> str:
+    """Markdown: every run, the mean errors, and what is out of scope."""
+    slowdown = comparison.fit()
+    raw, fitted = comparison.at(1.0), comparison.at(slowdown)
+    by_run = comparison.held_out(lambda run: run)
+    by_source = comparison.held_out(lambda run: run.source)
+    rows = [
+        (
+            p.run.source, p.run.machine, p.run.model_name, f"{p.run.num_ranks:,}",
+            p.grid.short() + ("" if p.run.grid else " *"), _percent(p.run.reported),
+            _percent(fit.fraction), *(f"{100 * q.error:+.0f} %" for q in (p, fit, one, source)),
+            p.run.assumed,
+        )
+        for p, fit, one, source in zip(raw, fitted, by_run, by_source, strict=True)
+    ]  # fmt: skip
+    heads = (
+        "source", "machine", "model", "GPUs", "grid", "reported", "predicted",
+        "error at slowdown 1", "error", "run held out", "source held out", "assumed",
+    )  # fmt: skip
+    means = [
+        ("slowdown 1: kernels at their best", _percent(mean_error(raw))),
+        (f"slowdown {slowdown}, fitted to all {len(raw)} runs", _percent(mean_error(fitted))),
+        ("each run by a fit to the others", _percent(mean_error(by_run))),
+        ("each source by a fit to the other sources", _percent(mean_error(by_source))),
+    ]
+    parts = (
+        _table(heads, rows),
+        _table(("mean absolute error", ""), means),
+        _table(("not predicted", "because", "source"), skipped),
+    )
+    return "\n".join(parts)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def between_marks(document: str, tables: str) -> str:
+    """The document with these tables where its marks say."""
+    if document.count(BEGIN) != 1 or document.count(END) != 1:
+        raise ValueError(f"the document must have one {BEGIN!r} and one {END!r}")
+    before, rest = document.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{tables}\n{END}{rest.split(END)[1]}"
+
+
+def _main(path: Path) -> None:
+    runs, skipped = load_runs()
+    path.write_text(between_marks(path.read_text(), render(Comparison(runs), skipped)))
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))

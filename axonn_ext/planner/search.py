@@ -1,0 +1,294 @@
+"""Every way to run a model on a number of ranks: which are legal, which fit, which are fastest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from itertools import product
+from typing import NamedTuple
+
+from axonn_ext.planner.errors import PlannerError
+from axonn_ext.planner.estimate import Estimate, closed_form_s, estimate, pieces_of
+from axonn_ext.planner.grid import GridSize, divisors, grids_of
+from axonn_ext.planner.machine import Machine
+from axonn_ext.planner.memory import memory_of
+from axonn_ext.planner.model import Model
+from axonn_ext.planner.options import LAYOUTS, Job, Options, Overlap, violations
+
+# How many variants of one grid are simulated: they differ by little, and grids are what is asked.
+_VARIANTS_OF_A_GRID = 3
+_MOST_RANKS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be planned.
+
+    batch_size       sequences of an optimizer step, over all ranks
+    fixed            fields of `Options` that are given, not searched
+    micro_batches    numbers of parts to try; None: every divisor of the batch
+    top              configurations to return, each the best of its grid
+    memory_fraction  of a rank's usable memory: what it predicts is not exact
+    simulate         how many of the best by closed forms are simulated
+    """
+
+    model: Model
+    model_name: str
+    num_ranks: int
+    machine: Machine
+    batch_size: int
+    dtype: str = "bf16"
+    layouts: tuple[str, ...] = LAYOUTS
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    micro_batches: tuple[int, ...] | None = None
+    top: int = 10
+    memory_fraction: float = 0.95
+    simulate: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("num_ranks", "batch_size", "top", "simulate"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise PlannerError(f"{name} must be a whole number >= 1, got {value!r}")
+        if self.num_ranks > _MOST_RANKS:
+            raise PlannerError(f"num_ranks must be at most {_MOST_RANKS:,}, got {self.num_ranks:,}")
+        most = self.machine.max_ranks
+        if most is not None and self.num_ranks > most:
+            raise PlannerError(
+                f"machine {self.machine.name} has {most:,} ranks, got num_ranks={self.num_ranks:,}"
+            )
+        if not 0 < self.memory_fraction <= 1:
+            raise PlannerError(
+                f"memory_fraction must be above 0 and at most 1, got {self.memory_fraction}"
+            )
+        if self.dtype not in self.machine.peak_flops:
+            known = ", ".join(self.machine.peak_flops)
+            raise PlannerError(
+                f"machine {self.machine.name} has no peak for dtype {self.dtype!r}, only for "
+                f"{known}"
+            )
+        unknown = set(self.fixed) - {f.name for f in fields(Options)}
+        if unknown:
+            raise PlannerError(f"fixed: unknown options {', '.join(sorted(unknown))}")
+
+    @property
+    def memory_limit(self) -> int:
+        """Bytes that a rank may use."""
+        return int(self.machine.usable_bytes * self.memory_fraction)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was found.
+
+    configs         best first, each the best of its grid, at most `top`
+    rejected        by reason, how many configurations
+    num_considered  configurations, legal or not; fits: of those, the legal ones that fit
+    """
+
+    request: Request
+    configs: tuple[Estimate, ...]
+    rejected: Mapping[str, int]
+    num_considered: int
+    fits: int
+
+
+class _Candidate(NamedTuple):
+    seconds: float
+    job: Job
+
+
+def plan(request: Request) -> Plan:
+    """The fastest configurations: closed forms for all, a simulated step for the best of them.
+
+    Pure: depends on the request alone. Raises PlannerError, saying what would fit, where nothing
+    does.
+    """
+    rejected: Counter[str] = Counter()
+    found: list[_Candidate] = []
+    num_considered = 0
+    for job in _jobs(request):
+        options = _variants(request, job)
+        num_considered += len(options)
+        reason = next(violations(job), None)
+        if reason is not None:
+            rejected[_rule(reason)] += len(options)
+            continue
+        fitting = _fitting(request, job, options)
+        rejected["does not fit in memory"] += len(options) - len(fitting)
+        if fitting:
+            pieces = pieces_of(job, request.machine)
+            found += [_Candidate(closed_form_s(pieces, v), v) for v in fitting]
+    rejected = +rejected  # without zeros
+    if not found:
+        raise PlannerError(_nothing_fits(request, rejected))
+    best = [_estimate(request, c.job) for c in _most_promising(found, request.simulate)]
+    return Plan(
+        request, _best_of_each_grid(best)[: request.top], dict(rejected.most_common()),
+        num_considered, len(found),
+    )  # fmt: skip
+
+
+def _estimate(request: Request, job: Job) -> Estimate:
+    return estimate(job, request.machine, memory_of(job))
+
+
+# --- What there is to choose from ----------------------------------------------------------------
+
+
+def _jobs(request: Request) -> Iterator[Job]:
+    """Every grid, layout and number of micro-batches, legal or not; the rest is default."""
+    parts = request.micro_batches or tuple(divisors(request.batch_size))
+    heads = request.fixed.get("heads_over_y")
+    for grid in grids_of(request.num_ranks):
+        for layout in request.layouts:
+            for micro_batches in parts:
+                # heads_over_y moves as much, and is for where y does not divide the sequences.
+                sequences = request.batch_size // micro_batches
+                undivided = grid.y > 1 and sequences % (grid.data * grid.z * grid.y) != 0
+                over_y = layout == "sharded" and bool(undivided if heads is None else heads)
+                options = _options(layout, over_y, request.dtype, micro_batches)
+                yield Job(request.model, grid, options, request.batch_size)
+
+
+@cache
+def _options(layout: str, heads_over_y: bool, dtype: str, micro_batches: int) -> Options:
+    return Options(
+        layout=layout, heads_over_y=heads_over_y, dtype=dtype, micro_batches=micro_batches
+    )
+
+
+def _variants(request: Request, job: Job) -> tuple[Options, ...]:
+    """The options that change neither legality nor products."""
+    grid, parts = job.grid, job.options
+    return _given(
+        parts, tuple(request.fixed.items()), splits_linears=grid.x * grid.y > 1,
+        splits_weights=grid.z > 1, splits_batch=grid.z * grid.data > 1,
+    )  # fmt: skip
+
+
+@cache
+def _given(
+    options: Options,
+    fixed: tuple[tuple[str, object], ...],
+    *,
+    splits_linears: bool,
+    splits_weights: bool,
+    splits_batch: bool,
+) -> tuple[Options, ...]:
+    """Where an axis has one rank, what concerns it is not varied."""
+    choices: dict[str, tuple[object, ...]] = {
+        "recompute": (False, True),
+        "save_gathered": (False, True) if options.sharded and splits_linears else (False,),
+        "overlap": (Overlap(), None) if splits_batch else (None,),
+        "reshard_after_forward": (True, False) if splits_weights else (True,),
+    }
+    choices.update({name: (value,) for name, value in fixed if name in choices})
+    variants = (dict(zip(choices, values, strict=True)) for values in product(*choices.values()))
+    return tuple(
+        replace(options, **v)  # type: ignore[arg-type]
+        for v in variants
+        # With overlap, the budget of gathered bytes decides instead.
+        if v["overlap"] is None
+        or v["reshard_after_forward"]
+        or "reshard_after_forward" in dict(fixed)
+    )
+
+
+def _fitting(request: Request, job: Job, variants: tuple[Options, ...]) -> list[Job]:
+    limit = request.memory_limit
+    jobs = (Job(job.model, job.grid, options, job.batch_size) for options in variants)
+    return [job for job in jobs if memory_of(job).total <= limit]
+
+
+def _rule(violation: str) -> str:
+    """The rule without its numbers, to count by."""
+    return violation.split(":")[0] + " not divisible"
+
+
+# --- Which of it is best -------------------------------------------------------------------------
+
+
+def _most_promising(found: list[_Candidate], count: int) -> list[_Candidate]:
+    """The fastest by closed forms, few of each grid."""
+    chosen: list[_Candidate] = []
+    of_grid: Counter[GridSize] = Counter()
+    for candidate in sorted(found, key=_order):
+        if of_grid[candidate.job.grid] < _VARIANTS_OF_A_GRID:
+            of_grid[candidate.job.grid] += 1
+            chosen.append(candidate)
+        if len(chosen) == count:
+            break
+    return chosen
+
+
+def _order(candidate: _Candidate) -> tuple[object, ...]:
+    """By time; equal times by what is simplest, so that all ranks agree."""
+    return (candidate.seconds, *_simplest_first(candidate.job))
+
+
+def _simplest_first(job: Job) -> tuple[object, ...]:
+    options = job.options
+    return (
+        options.recompute, options.save_gathered, not options.reshard_after_forward,
+        options.heads_over_y, options.layout != "sharded", options.micro_batches, job.grid,
+    )  # fmt: skip
+
+
+def _best_of_each_grid(estimates: list[Estimate]) -> tuple[Estimate, ...]:
+    best: dict[GridSize, Estimate] = {}
+    for e in sorted(estimates, key=lambda e: (e.step_time_s, *_simplest_first(e.job))):
+        best.setdefault(e.job.grid, e)
+    return tuple(best.values())
+
+
+# --- Where nothing fits --------------------------------------------------------------------------
+
+
+def smallest_that_fits(request: Request) -> int | None:
+    """The least power of two of ranks on which some configuration is legal and fits, if any."""
+    ranks, most = 1, request.machine.max_ranks or _MOST_RANKS
+    while ranks <= most:
+        if _least_memory(replace(request, num_ranks=ranks)) is not None:
+            return ranks
+        ranks *= 2
+    return None
+
+
+def _least_memory(request: Request) -> Job | None:
+    """Some legal configuration that fits."""
+    for job in _jobs(request):
+        if next(violations(job), None) is None:
+            fitting = _fitting(request, job, _variants(request, job))
+            if fitting:
+                return fitting[0]
+    return None
+
+
+def _nothing_fits(request: Request, rejected: Mapping[str, int]) -> str:
+    model, machine = request.model, request.machine
+    tried = "; ".join(f"{reason} ({count:,})" for reason, count in rejected.items())
+    text = (
+        f"{request.model_name} ({_short(model.num_parameters)} parameters) cannot run on "
+        f"{_ranks(request.num_ranks)} of {machine.name} ({request.memory_limit / 1e9:.3g} GB each "
+        f"to use) with a batch of {request.batch_size:,} sequences: {tried}"
+    )
+    ranks = smallest_that_fits(request)
+    if ranks is None:
+        most = machine.max_ranks or _MOST_RANKS
+        return (
+            f"{text}. No power of two of ranks up to {most:,} does: take a larger batch, shorter "
+            "sequences, or a machine with more memory"
+        )
+    return f"{text}. {_ranks(ranks)} would do"
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count:,} ranks"
+
+
+def _short(count: int) -> str:
+    """As "80.2 B" or "3.1 M"."""
+    return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"

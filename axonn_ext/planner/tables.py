@@ -1,0 +1,158 @@
+"""Reads tables of a TOML file: every key is asked for by name, checked, and none is left over."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from axonn_ext.planner.errors import PlannerError
+
+_MISSING: Any = object()
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> PlannerError:
+    """An error for a name that is none of the known ones, with the one that comes nearest."""
+    names = sorted(known)
+    nearest = difflib.get_close_matches(name, names, n=1)
+    hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+    return PlannerError(f"unknown {what} {name!r}{hint}; known: {', '.join(names)}")
+
+
+class Table:
+    """One table; `where` names the file and the way to it, for messages.
+
+    All methods raise PlannerError that names file and key for a value that is missing or not what
+    is asked for; a number must be finite. `finish` does for keys that nobody asked for.
+    """
+
+    def __init__(self, values: object, where: str, file: str) -> None:
+        self.file, self.where = file, where
+        if not isinstance(values, Mapping):
+            raise PlannerError(f"{file}: {where} must be a table, got {values!r}")
+        self._values: Mapping[str, Any] = values
+        self._asked: set[str] = set()
+
+    def name_of(self, key: str) -> str:
+        return f"{self.where}.{key}" if self.where else key
+
+    def error(self, key: str, expected: str) -> PlannerError:
+        got = f", got {self._values[key]!r}" if key in self._values else "; it is missing"
+        return PlannerError(f"{self.file}: {self.name_of(key)} must be {expected}{got}")
+
+    def _get(self, key: str, default: Any, expected: str) -> Any:
+        self._asked.add(key)
+        if key not in self._values and default is _MISSING:
+            raise self.error(key, expected)
+        return self._values.get(key, default)
+
+    def has(self, key: str) -> bool:
+        return key in self._values
+
+    def without(self, keys: Iterable[str]) -> Table:
+        """The table without these keys, whatever they hold."""
+        left_out = frozenset(keys)
+        values = {key: value for key, value in self._values.items() if key not in left_out}
+        return Table(values, self.where, self.file)
+
+    def without_nulls(self) -> Table:
+        """JSON's null for a key is as if the key were missing."""
+        return self.without(key for key, value in self._values.items() if value is None)
+
+    def text(self, key: str, default: str = _MISSING) -> str:
+        value = self._get(key, default, "a text")
+        if not isinstance(value, str) or (default is _MISSING and not value):
+            raise self.error(key, "a text")
+        return value
+
+    def one_of(self, key: str, choices: tuple[str, ...], default: str = _MISSING) -> str:
+        value = self._get(key, default, f"one of {', '.join(choices)}")
+        if value != default and value not in choices:
+            raise self.error(key, f"one of {', '.join(choices)}")
+        return str(value)
+
+    def flag(self, key: str, default: bool = _MISSING) -> bool:
+        value = self._get(key, default, "true or false")
+        if not isinstance(value, bool):
+            raise self.error(key, "true or false")
+        return value
+
+    def positive(self, key: str, default: float = _MISSING, *, most: float = math.inf) -> float:
+        """A finite number above 0, at most `most`."""
+        limit = "" if most == math.inf else f" and <= {most:g}"
+        return self._number(key, default, f"a finite number > 0{limit}", above=0, most=most)
+
+    def at_least(
+        self, key: str, least: float, default: float = _MISSING, *, most: float = math.inf
+    ) -> float:
+        """A finite number from `least` to `most`."""
+        limit = "" if most == math.inf else f" and <= {most:g}"
+        expected = f"a finite number >= {least:g}{limit}"
+        return self._number(key, default, expected, least=least, most=most)
+
+    def _number(
+        self, key: str, default: float, expected: str, *, above: float = -math.inf,
+        least: float = -math.inf, most: float,
+    ) -> float:  # fmt: skip
+        value = self._get(key, default, expected)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (number and math.isfinite(value) and above < value <= most and value >= least):
+            raise self.error(key, expected)
+        return float(value)
+
+    def count(self, key: str, default: int = _MISSING, *, least: int = 1) -> int:
+        value = self._get(key, default, f"a whole number >= {least}")
+        whole = isinstance(value, float) and math.isfinite(value) and value == int(value)
+        if isinstance(value, bool) or not (isinstance(value, int) or whole) or value < least:
+            raise self.error(key, f"a whole number >= {least}")
+        return int(value)
+
+    def table(self, key: str) -> Table:
+        value = self._get(key, _MISSING, "a table")
+        return Table(value, self.name_of(key), self.file)
+
+    def tables(self, key: str) -> Iterator[Table]:
+        """Of an array of tables; none if it is missing."""
+        values = self._get(key, [], "an array of tables")
+        if not isinstance(values, list):
+            raise self.error(key, "an array of tables")
+        for i, value in enumerate(values):
+            yield Table(value, f"{self.name_of(key)}[{i}]", self.file)
+
+    def list(self, key: str) -> list[Any]:
+        """Empty if it is missing; the elements are the caller's to check."""
+        value = self._get(key, [], "an array")
+        if not isinstance(value, list):
+            raise self.error(key, "an array")
+        return value
+
+    def numbers(
+        self, names: tuple[str, ...], needed: tuple[str, ...] = (), *, most: float = math.inf
+    ) -> dict[str, float]:
+        """Of a table with positive numbers alone: those of the names that it has."""
+        wanted = [name for name in names if name in needed or self.has(name)]
+        found = {name: self.positive(name, most=most) for name in wanted}
+        self._asked.update(names)
+        self.finish()
+        return found
+
+    def finish(self) -> None:
+        for key in self._values:
+            if key not in self._asked:
+                place = f" in {self.where}" if self.where else ""
+                raise PlannerError(f"{self.file}: {unknown(f'key{place}', key, self._asked)}")
+
+
+def read_toml(file: Path | Traversable) -> Table:
+    """The whole file as a table. Raises PlannerError where it cannot be read or is not TOML."""
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlannerError(f"{file}: cannot be read: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PlannerError(f"{file}: is not TOML: {error}") from None
+    return Table(values, "", str(file))

@@ -1,0 +1,334 @@
+"""A discrete-event schedule of one training step on one rank.
+
+One stream computes; each axis has one that communicates, and serves its collectives in the order in
+which they are issued: the order of `axonn_ext.overlap` where that is on. A collective on the path
+(x, y; without overlap all) keeps the compute stream waiting.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from axonn_ext.planner.costs import Costs, TaskCost
+from axonn_ext.planner.grid import COMMUNICATING
+from axonn_ext.planner.machine import Machine
+from axonn_ext.planner.options import Job
+from axonn_ext.planner.program import make_program
+from axonn_ext.planner.tasks import Collective, Program, Task
+
+COMPUTE = "compute"
+
+
+class Event(NamedTuple):
+    """Something that a stream does. stream: "compute" or an axis."""
+
+    stream: str
+    name: str
+    start_s: float
+    end_s: float
+    micro_batch: int
+
+
+class Timeline(NamedTuple):
+    """A simulated step.
+
+    compute_s    of arithmetic, the optimizer's included
+    exposed_s    by axis: how long computation waited for it
+    optimizer_s  of the optimizer alone
+    events       empty if only times were asked for
+    """
+
+    step_time_s: float
+    compute_s: float
+    exposed_s: Mapping[str, float]
+    optimizer_s: float
+    events: tuple[Event, ...]
+
+
+def timeline(job: Job, machine: Machine) -> Timeline:
+    """The whole step of a legal job, every event of it."""
+    program = make_program(job)
+    simulation = _Simulation(job, program, machine, records=True)
+    return simulation.finish(simulation.run(program.num_layers, program.num_micro_batches))
+
+
+def simulate(job: Job, machine: Machine) -> Timeline:
+    """Times only, in an effort that does not grow with layers and micro-batches.
+
+    Both repeat themselves, so the time of all passes is affine in either once the streams have
+    found their rhythm: a few are simulated, and the rest follows from the differences. A test
+    compares with the whole schedule.
+    """
+    program = make_program(job)
+    layers, parts = program.num_layers, program.num_micro_batches
+    few, some = (4, 8) if layers > 8 else (layers, layers)
+    one, two = (2, 3) if parts > 3 else (parts, parts)
+    simulation = _Simulation(job, program, machine, records=False)
+
+    def along_layers(num_parts: int) -> _Passes:
+        low = simulation.run(few, num_parts)
+        if some == few:
+            return low
+        high = simulation.run(some, num_parts)
+        return low.extended(high, (layers - few) / (some - few))
+
+    passes = along_layers(one)
+    if two > one:
+        passes = passes.extended(along_layers(two), (parts - one) / (two - one))
+    return simulation.finish(passes)
+
+
+class _Passes(NamedTuple):
+    """Where all forward and backward passes have led to.
+
+    backward_s  when the last micro-batch's backward began
+    z_free_s    when the last scatter is done
+    """
+
+    end_s: float
+    compute_s: float
+    backward_s: float
+    z_free_s: float
+    exposed_s: Mapping[str, float]
+
+    def extended(self, other: _Passes, factor: float) -> _Passes:
+        """self + factor (other - self), in every number."""
+
+        def on(a: float, b: float) -> float:
+            return a + factor * (b - a)
+
+        mine, yours = self.exposed_s, other.exposed_s
+        exposed = {
+            axis: max(0.0, on(mine.get(axis, 0.0), yours.get(axis, 0.0)))
+            for axis in {**mine, **yours}
+        }
+        return _Passes(
+            on(self.end_s, other.end_s), on(self.compute_s, other.compute_s),
+            on(self.backward_s, other.backward_s), on(self.z_free_s, other.z_free_s), exposed,
+        )  # fmt: skip
+
+
+class _Step(NamedTuple):
+    """A task of some layer and micro-batch. share: of its weight, what is not held gathered."""
+
+    task: Task
+    cost: TaskCost
+    name: str
+    micro_batch: int
+    share: float
+
+
+_BACKWARD = _Step(Task("backward begins"), TaskCost(0.0, (), 0.0, 0.0, 0.0), "", 0, 0.0)
+
+
+class _Simulation:
+    """Runs a program, of any number of its layers and micro-batches."""
+
+    def __init__(self, job: Job, program: Program, machine: Machine, *, records: bool) -> None:
+        self._program, self._records = program, records
+        self._overlap = job.options.overlap
+        costs = Costs(machine, job.grid, job.options.dtype)
+        self._parts = [
+            [(task, costs.task(task)) for task in tasks] for tasks, _ in program.micro_batch()
+        ]
+        self._hidden_share = machine.hidden_share
+        self._sums = [(c, costs.collective(c)) for c in program.gradient_sums]
+        self._norms = [(c, costs.collective(c)) for c in program.norm_sums]
+        self._optimizer_s = costs.optimizer(program.optimizer_bytes)
+        self._held_share = held_share(job)
+        # What recomputation has gathered, backward finds still there.
+        self._regathers = not (job.options.recompute and block_is_held(job))
+
+    def run(self, num_layers: int, num_parts: int) -> _Passes:
+        """All passes of a step of that many layers and micro-batches."""
+        self._free = dict.fromkeys((COMPUTE, *COMMUNICATING), 0.0)
+        self._now, self._computed, self._backward_from = 0.0, 0.0, 0.0
+        self._exposed: defaultdict[str, float] = defaultdict(float)
+        self._events: list[Event] = []
+        self._scatters: deque[float] = deque()
+        steps = [s for part in range(num_parts) for s in self._micro_batch(num_layers, part)]
+        self._to_gather = deque(step for step in steps if step.task.gather is not None)
+        self._gathered: deque[float] = deque()  # when those under way, ahead of their use, are done
+        for step in steps:
+            self._run_step(step)
+        return _Passes(
+            self._now, self._computed, self._backward_from, self._free["z"], dict(self._exposed)
+        )
+
+    def finish(self, passes: _Passes) -> Timeline:
+        """The sums of gradients, as far as backward does not hide them, the norm, the optimizer."""
+        self._free = dict.fromkeys(self._free, 0.0) | {"z": passes.z_free_s}
+        self._now, self._computed = passes.end_s, passes.compute_s
+        self._exposed = defaultdict(float, passes.exposed_s)
+        self._sum_gradients(passes.backward_s)
+        for axis in COMMUNICATING:
+            self._wait_for(axis, self._free[axis])
+        for c, seconds in self._norms:
+            self._wait_for(c.axis, self._issue(c, seconds, self._now))
+        self._compute("optimizer", self._optimizer_s)
+        return Timeline(
+            self._now, self._computed, dict(self._exposed), self._optimizer_s, tuple(self._events)
+        )
+
+    # --- The parts of a step ---------------------------------------------------------------------
+
+    def _micro_batch(self, num_layers: int, index: int) -> Iterator[_Step]:
+        first, block, last, last_back, block_back, first_back = self._parts
+        # Weights still held at a turn, of as many layers as the budget is good for.
+        held = self._held_share * num_layers
+        of_ends = 1.0 if index == 0 or self._held_share < 1 else 0.0
+
+        def steps(
+            tasks: Sequence[tuple[Task, TaskCost]], layer: int | None, share: float
+        ) -> Iterator[_Step]:
+            prefix = "" if layer is None else f"{layer}."
+            for task, cost in tasks:
+                # What a block has gathered to recompute, its dgrads need not.
+                spared = tasks is block_back and not task.is_forward and not self._regathers
+                yield _Step(task, cost, prefix + task.name, index, 0.0 if spared else share)
+
+        yield from steps(first, None, of_ends)
+        for layer in range(num_layers):
+            yield from steps(block, layer, _share(layer + 1 - held) if index else 1.0)
+        yield from steps(last, None, of_ends)
+        yield _BACKWARD
+        yield from steps(last_back, None, 1.0 if held == 0 else 0.0)
+        for layer in reversed(range(num_layers)):
+            yield from steps(block_back, layer, _share(num_layers - held - layer))
+        yield from steps(first_back, None, 1.0)
+
+    def _sum_gradients(self, backward_s: float) -> None:
+        """With overlap, buckets of weights' gradients cross the data axis as the last micro-batch's
+        backward fills them; what crosses other axes, biases and norms, is little and comes last."""
+        if self._overlap is None:
+            for c, seconds in self._sums:
+                self._wait_for(c.axis, self._issue(c, seconds, self._now))
+            return
+        buckets = [sum for sum in self._sums if sum[0].axis == "data"]
+        backward = self._now - backward_s
+        for i, (c, seconds) in enumerate(buckets):
+            self._issue(c, seconds, backward_s + backward * (i + 1) / len(buckets))
+        for c, seconds in self._sums:
+            if c.axis != "data":
+                self._issue(c, seconds, self._now)
+
+    # --- One task --------------------------------------------------------------------------------
+
+    def _run_step(self, step: _Step) -> None:
+        if step is _BACKWARD:
+            self._backward_from = self._now
+            return
+        self._index = step.micro_batch
+        if step.task.gather is not None:
+            self._use_weight()
+        self._on_path(step)
+        if step.task.scatter is not None:
+            self._scatter(step)
+
+    def _on_path(self, step: _Step) -> None:
+        """Collectives, product, collectives; a fused op hides a part of the collectives."""
+        task, cost = step.task, step.cost
+        moved = sum(seconds for _, seconds in cost.path)
+        shown = 1 - cost.hidden / moved if moved else 1.0
+        before = len(task.before)
+        for i, (axis, seconds) in enumerate(cost.path):
+            if i == before:
+                self._compute(step.name, cost.compute)
+            c = (*task.before, *task.after)[i]
+            start = max(self._now, self._free[axis])
+            end = start + seconds * shown
+            self._free[axis] = end
+            self._record(axis, f"{step.name}: {c.kind}", start, end)
+            self._wait_for(axis, end)
+        if len(cost.path) <= before:
+            self._compute(step.name, cost.compute)
+
+    def _use_weight(self) -> None:
+        """Starts the gathers of this use and of `prefetch` more, then waits for its own.
+
+        As `axonn_ext.overlap` does: so a gather is ahead of the sums that this use leads to.
+        """
+        prefetch = self._overlap.prefetch if self._overlap is not None else 0
+        while self._to_gather and len(self._gathered) <= prefetch:
+            self._gathered.append(self._gather(self._to_gather.popleft()))
+        self._wait_for("z", self._gathered.popleft())
+
+    def _gather(self, step: _Step) -> float:
+        share = step.share if self._overlap is not None else 1.0
+        if not share:
+            return 0.0  # it is held still
+        start = max(self._now, self._free["z"])
+        end = start + step.cost.gather * share * self._shown(step.cost)
+        self._free["z"] = end
+        self._record("z", f"{step.name}: all_gather", start, end)
+        return end
+
+    def _scatter(self, step: _Step) -> None:
+        start = max(self._now, self._free["z"])
+        end = start + step.cost.scatter * self._shown(step.cost)
+        self._free["z"] = end
+        self._record("z", f"{step.name}: reduce_scatter", start, end)
+        if self._overlap is None:
+            self._wait_for("z", end)
+            return
+        self._scatters.append(end)
+        while len(self._scatters) > self._overlap.deferred:
+            self._wait_for("z", self._scatters.popleft())
+
+    def _shown(self, cost: TaskCost) -> float:
+        """The share of a z collective that a fused op does not hide, where the op does it all."""
+        moved = cost.gather + cost.scatter
+        if self._overlap is not None or not moved or cost.path:
+            return 1.0
+        return 1 - self._hidden_share * min(cost.compute, moved) / moved
+
+    # --- Streams ---------------------------------------------------------------------------------
+
+    def _compute(self, name: str, seconds: float) -> None:
+        start = self._now
+        self._now += seconds
+        self._computed += seconds
+        self._free[COMPUTE] = self._now
+        if seconds:
+            self._record(COMPUTE, name, start, self._now)
+
+    def _issue(self, c: Collective, seconds: float, at: float) -> float:
+        start = max(at, self._free[c.axis])
+        self._free[c.axis] = start + seconds
+        self._record(c.axis, f"{c.what}: {c.kind}", start, start + seconds)
+        return start + seconds
+
+    def _wait_for(self, axis: str, end: float) -> None:
+        if end > self._now:
+            self._exposed[axis] += end - self._now
+            self._now = end
+
+    def _record(self, stream: str, name: str, start: float, end: float) -> None:
+        if self._records:
+            self._events.append(Event(stream, name, start, end, self._index))
+
+
+def _share(layers: float) -> float:
+    """Of one layer, what of that many is in it."""
+    return min(1.0, max(0.0, layers))
+
+
+def held_share(job: Job) -> float:
+    """Of a model's weights, how many may be held gathered at once (see Overlap.gathered_bytes)."""
+    if job.options.overlap is None or job.grid.z == 1:
+        return 0.0
+    return min(1.0, job.options.overlap.gathered_bytes / (_block_bytes(job) * job.model.num_layers))
+
+
+def block_is_held(job: Job) -> bool:
+    """Whether a block's weights may all be held gathered at once."""
+    overlap = job.options.overlap
+    return overlap is not None and _block_bytes(job) <= overlap.gathered_bytes
+
+
+def _block_bytes(job: Job) -> float:
+    """Of one block's weights, gathered over z."""
+    elements = sum(w.n * w.k for w in job.model.block_linears)
+    return elements * job.options.width / (job.grid.x * job.grid.y)

@@ -1,0 +1,20 @@
+"""Machines that tests plan for."""
+
+from __future__ import annotations
+
+from axonn_ext.planner import Machine
+from axonn_ext.planner.links import Level, Links
+from axonn_ext.planner.products import Products
+
+
+def machine_of(*, hidden_share: float = 0.0, inter: float = 2e10, memory: int = 10**10) -> Machine:
+    """Nodes of 4 ranks; made up, so that collectives take about as long as products."""
+    peak = {"bf16": 1e13, "fp32": 5e12}
+    best = {dtype: 0.7 * flops for dtype, flops in peak.items()}
+    levels = (Level("node", 4, 1e11, 1e-6), Level("cluster", None, inter, 1e-5))
+    return Machine(
+        name="test", description="made up", memory_bytes=memory, memory_bytes_per_s=1e12,
+        peak_flops=peak, products=Products(best, memory_bytes_per_s=1e12, launch_s=1e-6),
+        attention_flops={dtype: 0.5 * flops for dtype, flops in peak.items()}, links=Links(levels),
+        hidden_share=hidden_share, launch_s=1e-6,
+    )  # fmt: skip

@@ -1,0 +1,111 @@
+"""`bench ranking`: the comparison of orders, and the grids that are compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from axonn_ext.bench.ranking.cases import CASES, Launch, legal_configs, predict
+from axonn_ext.bench.ranking.compare import Row, Times, judge, markdown, spearman
+from axonn_ext.bench.ranking.ranks import time_configs
+from axonn_ext.bench.shapes import short_grid
+from axonn_ext.cli.main import main
+from axonn_ext.models import check
+from axonn_ext.planner import load_machine
+
+
+def rows_of(predicted: list[float], measured: list[float]) -> list[Row]:
+    pairs = zip(predicted, measured, strict=True)
+    return [Row(f"x={i}", "sharded", p, m, 2 * m, 0.01) for i, (p, m) in enumerate(pairs)]
+
+
+def test_rank_correlation():
+    assert spearman([1, 2, 3, 4], [10, 20, 30, 40]) == 1
+    assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == -1
+    # 1 - 6 sum d^2 / n (n^2 - 1), d = 1, 1, 0, 0
+    assert math.isclose(spearman([1, 2, 3, 4], [2, 1, 3, 4]), 0.8)
+    # Of ranks (1.5, 1.5, 3) and (1, 2, 3).
+    assert math.isclose(spearman([1, 1, 2], [1, 2, 3]), math.sqrt(3) / 2)
+
+
+def test_the_verdict():
+    good = judge(rows_of([1, 2, 3, 4, 5], [1.1, 1.0, 3, 4, 5]))
+    assert good.gap == 0 and good.useful
+    near = judge(rows_of([1, 2, 3, 4, 5], [2, 3, 4, 1.95, 6]))
+    assert math.isclose(near.gap, 2 / 1.95 - 1) and not near.useful  # the correlation is 0.6
+    far = judge(rows_of([1, 2, 3, 4, 5, 6, 7, 8], [2, 3, 4, 1, 5, 6, 7, 8]))
+    assert far.gap == 1 and far.spearman > 0.8 and not far.useful
+    with pytest.raises(ValueError, match="more than 3 rows"):
+        judge(rows_of([1, 2, 3], [1, 2, 3]))
+
+
+def test_the_table_is_in_the_planners_order():
+    rows = rows_of([0.003, 0.001, 0.002, 0.004], [0.03, 0.01, 0.02, 0.04])
+    lines = markdown("gpt", rows, judge(rows)).splitlines()
+    assert lines[0].startswith("gpt: Spearman 1.00; the best of the planner's first 3 is 0.0%")
+    assert lines[4] == "| 1 | 1 | x=1 | sharded | 1 | 10 | 20 | 50% |"
+    assert [line.split("|")[3].strip() for line in lines[4:]] == ["x=1", "x=2", "x=0", "x=3"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_grid_that_is_legal_is_compared(name: str):
+    case = CASES[name]
+    configs = legal_configs(case, 8)
+    assert len({str(c.grid) for c in configs}) == len(configs) >= 15
+    for config in configs:
+        assert check(case.model, config.parallel, config.grid, batch_size=case.batch_size) == []
+
+
+def time_launch(text: str) -> list[Times]:
+    return time_configs(Launch.from_json(text))
+
+
+def test_ranks_time_all_grids(pool: Any):
+    case = CASES["llama"]
+    launch = Launch(case, legal_configs(case, 2), rounds=2)
+    assert len(launch.configs) == 4
+    first, second = pool(2).run(time_launch, launch.to_json())
+    assert first == second and all(1e-4 < times.fastest_s <= times.median_s < 60 for times in first)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--nproc", "0"], "--nproc: expected a whole number >= 1, got 0"),
+        (["--machine", "none.toml"], "--machine: "),
+        (["--machine", "this"], "run axonn-ext bench links"),
+        (["--machine", "dgx-a100", "--nproc", "1"], "can be trained on 1 grids of 1 ranks"),
+        (["what"], "unknown argument what"),
+    ],
+)
+def test_mistakes_are_named(arguments: list[str], words: str, capsys: Any):
+    assert main(["bench", "ranking", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_earlier_times_are_compared_with_new_predictions(tmp_path: Path, capsys: Any):
+    """The planner's own times are in its order; other files are refused."""
+    case, machine = CASES["gpt"], load_machine("dgx-a100")
+    rows = [
+        dataclasses.asdict(Row(short_grid(c.grid), c.layout, 0.0, *[predict(case, c, machine)] * 3))
+        for c in legal_configs(case, 8)
+    ]
+    times, tables, found = tmp_path / "times.json", tmp_path / "tables.md", tmp_path / "found.json"
+    arguments = ["bench", "ranking", "--model", "gpt", "--machine", "dgx-a100", "--times", times]
+    arguments += ["--json", found, "--markdown", tables]
+    times.write_text(json.dumps({"models": [{"model": "gpt", "rows": rows}]}))
+    assert main(list(map(str, arguments))) == 0
+    (model,) = json.loads(found.read_text())["models"]
+    assert model["spearman"] == 1 and model["gap"] == 0 and len(model["rows"]) == len(rows)
+    assert "gpt: Spearman 1.00" in tables.read_text()
+    times.write_text(json.dumps({"models": [{"model": "gpt", "rows": rows[1:]}]}))
+    assert main(list(map(str, arguments))) == 2
+    assert f"has no times of gpt on {rows[0]['grid']}" in capsys.readouterr().err
+    times.write_text("{}")
+    assert main(list(map(str, arguments))) == 2
+    assert "is not the --json of such a run" in capsys.readouterr().err

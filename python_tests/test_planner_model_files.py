@@ -1,0 +1,180 @@
+"""Models by name, from the trainer's file and from Hugging Face's config.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from axonn_ext.models import ModelConfig
+from axonn_ext.models.products import PRESETS as TUNED
+from axonn_ext.planner import Model, PlannerError
+from axonn_ext.planner.model_files import PRESETS, load_model
+from axonn_ext.train.config import Config, ModelTable
+from axonn_ext.train.config_file import to_toml
+
+SIZES = (
+    "vocab_size", "hidden_size", "num_layers", "num_heads", "sequence_length", "family", "kv_heads",
+    "mlp_size", "tie_embeddings",
+)  # fmt: skip
+
+
+def sizes(model: Model | ModelConfig) -> dict[str, Any]:
+    return {name: getattr(model, name) for name in SIZES}
+
+
+@pytest.mark.parametrize("name", sorted(TUNED))
+def test_presets_are_those_of_the_tuner(name: str) -> None:
+    assert sizes(PRESETS[name]) == sizes(TUNED[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("gpt-5b", 5), ("gpt-10b", 10), ("gpt-20b", 20), ("gpt-40b", 40), ("gpt-60b", 60),
+        ("gpt-80b", 80), ("gpt-160b", 160), ("gpt-320b", 320), ("gpt-640b", 640),
+        ("gpt2-small", 0.124), ("gpt2-medium", 0.355), ("gpt2-large", 0.774), ("gpt2-xl", 1.56),
+        ("llama2-7b", 6.74), ("llama2-13b", 13.02), ("llama2-70b", 68.98), ("llama3-8b", 8.03),
+        ("llama3-70b", 70.55), ("llama3-405b", 405.85),
+    ],
+)  # fmt: skip
+def test_presets_have_the_published_number_of_parameters(name: str, billions: float) -> None:
+    label, model = load_model(name)
+    assert label == name
+    rounded = name.startswith("gpt-")  # AxoNN's names are round numbers
+    assert model.num_parameters == pytest.approx(billions * 1e9, rel=0.05 if rounded else 0.004)
+
+
+def test_another_sequence_length() -> None:
+    assert load_model("gpt-80b", sequence_length=4096)[1].sequence_length == 4096
+    with pytest.raises(PlannerError, match="sequence_length must be a whole number >= 1, got 0"):
+        load_model("gpt-80b", sequence_length=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gpt-90b", r"unknown model 'gpt-90b' \(did you mean 'gpt-\d+b'\?\); known: gpt-10b"),
+        ("no/such/folder", "unknown model 'no/such/folder'; known: .*; or a TOML file, or a Hug"),
+        ("missing.toml", "missing.toml: cannot be read: No such file"),
+    ],
+)  # fmt: skip
+def test_an_unknown_model(name: str, message: str) -> None:
+    with pytest.raises(PlannerError, match=message):
+        load_model(name)
+
+
+# --- The trainer's file --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        ModelTable(vocab_size=512),
+        ModelTable(vocab_size=32000, hidden_size=512, family="llama", num_kv_heads=2, num_heads=8),
+        ModelTable(vocab_size=1024, intermediate_size=640, tie_embeddings=False, num_layers=7),
+    ],
+)
+def test_a_trainers_file_means_the_same_model(tmp_path: Path, table: ModelTable) -> None:
+    """Every key that the trainer writes, and the same defaults for those that it does not."""
+    config = Config(model=table)
+    file = tmp_path / "run.toml"
+    file.write_text(to_toml(config))
+    label, model = load_model(str(file))
+    assert label == "run"
+    assert sizes(model) == sizes(config.model_config(table.vocab_size))
+
+
+def test_a_trainers_file_has_the_trainers_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[model]\nvocab_size = 384\n[train]\nsteps = 3\n")
+    assert sizes(load_model(str(file))[1]) == sizes(Config().model_config(384))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[model]\nhidden_size = 64", "model.vocab_size is 0, so the tokenizer would decide it"),
+        ("[train]\nsteps = 1", "model must be a table; it is missing"),
+        ("[model]\nvocab_size = 8\nhiden_size = 64", "did you mean 'hidden_size'"),
+        ("[model]\nvocab_size = 8\nhidden_size = -4", "model.hidden_size must be a whole number"),
+        ("[model]\nvocab_size = 8\nhidden_size = 9", "hidden_size=9 must be divisible by num"),
+        ('[model]\nvocab_size = 8\nfamily = "bert"', "family must be one of gpt2, llama, got"),
+        ("[model]\nvocab_size = 8\ntie_embeddings = 1", "tie_embeddings must be true or false"),
+        ("[model", "is not TOML"),
+    ],
+)  # fmt: skip
+def test_a_wrong_trainers_file(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    with pytest.raises(PlannerError, match=r"run\.toml: ") as error:
+        load_model(str(file))
+    assert message in str(error.value)
+
+
+# --- Hugging Face --------------------------------------------------------------------------------
+
+LLAMA = {
+    "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
+    "max_position_embeddings": 8192, "tie_word_embeddings": False, "attention_bias": False,
+    "rope_theta": 500000.0, "hidden_act": "silu",
+}  # fmt: skip
+GPT2 = {
+    "model_type": "gpt2", "vocab_size": 50304, "n_embd": 768, "n_layer": 12, "n_head": 12,
+    "n_positions": 1024, "n_inner": None, "activation_function": "gelu_new",
+}  # fmt: skip
+
+
+def folder_of(tmp_path: Path, values: object) -> str:
+    folder = tmp_path / "My-Model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(values))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (LLAMA, PRESETS["llama3-8b"]),
+        (LLAMA | {"model_type": "mistral", "sliding_window": None}, PRESETS["llama3-8b"]),
+        (LLAMA | {"head_dim": 128, "mlp_bias": None}, PRESETS["llama3-8b"]),
+        (GPT2, PRESETS["gpt2-small"]),
+    ],
+)
+def test_hugging_face(tmp_path: Path, values: dict[str, Any], expected: Model) -> None:
+    folder = folder_of(tmp_path, values)
+    assert load_model(folder) == load_model(f"{folder}/config.json")
+    label, model = load_model(folder)
+    assert label == "My-Model"
+    assert sizes(model) == sizes(expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model_type": "qwen2"}, "model_type 'qwen2' is not supported; supported: gpt2, llama"),
+        ({}, "model_type must be a text; it is missing"),
+        ([1], "must be a table, got [1]"),
+        (LLAMA | {"attention_bias": True}, "attention_bias must be false: family 'llama' has no"),
+        (LLAMA | {"sliding_window": 4096}, "sliding_window must be null"),
+        (LLAMA | {"head_dim": 64}, "must be hidden_size / num_attention_heads = 128, got 64"),
+        (LLAMA | {"num_hidden_layers": None}, "num_hidden_layers must be a whole number >= 1; it"),
+        (LLAMA | {"num_key_value_heads": 5}, "num_heads=32 must be divisible by num_kv_heads=5"),
+    ],
+)  # fmt: skip
+def test_a_wrong_config_json(tmp_path: Path, values: object, message: str) -> None:
+    folder = folder_of(tmp_path, values)
+    with pytest.raises(PlannerError, match=r"config\.json: ") as error:
+        load_model(folder)
+    assert message in str(error.value)
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(PlannerError, match=r"config\.json: cannot be read: No such file"):
+        load_model(str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(PlannerError, match="is not JSON"):
+        load_model(str(tmp_path))

@@ -1,0 +1,168 @@
+"""What is planned: legal, fitting, best first; and what is said where nothing fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import subprocess
+import sys
+import time
+
+import pytest
+
+from axonn_ext.planner import (
+    GridSize,
+    Job,
+    Model,
+    Options,
+    PlannerError,
+    Request,
+    memory_of,
+    plan,
+    simulate,
+    smallest_that_fits,
+    timeline,
+)
+from axonn_ext.planner.options import violations
+from planner_machines import machine_of
+
+MODEL = Model(512, 256, 4, 8, 128)
+
+
+def request_of(**changes: object) -> Request:
+    request = Request(MODEL, "small", 16, machine_of(), 64)
+    return dataclasses.replace(request, **changes)  # type: ignore[arg-type]
+
+
+def test_best_first_and_each_grid_once() -> None:
+    found = plan(request_of(top=100, simulate=10_000))
+    times = [config.step_time_s for config in found.configs]
+    assert times == sorted(times)
+    grids = [config.job.grid for config in found.configs]
+    assert len(set(grids)) == len(grids) > 10
+    for config in found.configs:
+        assert not list(violations(config.job))
+        assert config.job.grid.size == 16
+        assert config.memory == memory_of(config.job)
+        assert config.memory.total <= found.request.memory_limit
+        assert config.simulated
+        assert config.step_time_s == simulate(config.job, found.request.machine).step_time_s
+    assert found.fits + sum(found.rejected.values()) == found.num_considered
+
+
+def test_nothing_better_is_missed() -> None:
+    """Against every legal configuration of two layouts, simulated whole."""
+    request = request_of(num_ranks=8, batch_size=16, simulate=10_000)
+    best = plan(request).configs[0]
+    for grid in [config.job.grid for config in plan(dataclasses.replace(request, top=99)).configs]:
+        for layout in request.layouts:
+            for parts in (1, 2, 4):
+                for recompute in (False, True):
+                    options = Options(layout=layout, micro_batches=parts, recompute=recompute)
+                    job = Job(MODEL, grid, options, 16)
+                    if not list(violations(job)):
+                        other = timeline(job, request.machine).step_time_s
+                        assert best.step_time_s <= other * 1.02  # of simulating a few layers
+
+
+def test_all_that_is_reported_is_consistent() -> None:
+    request = request_of()
+    best = plan(request).configs[0]
+    tokens = request.batch_size * MODEL.sequence_length
+    assert best.tokens_per_s == pytest.approx(tokens / best.step_time_s)
+    flops = MODEL.flops_per_token() * best.tokens_per_s / 16
+    assert best.peak_fraction == pytest.approx(flops / request.machine.peak_flops["bf16"])
+    assert 0 < best.peak_fraction < 1
+    waiting = sum(best.exposed_s.values())
+    assert best.compute_s + waiting == pytest.approx(best.step_time_s, rel=0.02)
+
+
+def test_what_is_given_is_not_searched() -> None:
+    fixed = {"recompute": True, "overlap": None, "save_gathered": True}
+    request = request_of(fixed=fixed, layouts=("sharded",), micro_batches=(2,))
+    for config in plan(request).configs:
+        options = config.job.options
+        assert options.recompute and options.overlap is None and options.save_gathered
+        assert options.layout == "sharded" and options.micro_batches == 2
+    with pytest.raises(PlannerError, match="unknown options recompuet"):
+        request_of(fixed={"recompuet": True})
+
+
+def test_heads_over_y_where_y_does_not_divide_the_sequences() -> None:
+    model = Model(512, 256, 4, 8, 128)
+    request = request_of(model=model, num_ranks=4, batch_size=2, layouts=("sharded",), top=99)
+    by_grid = {config.job.grid: config.job.options for config in plan(request).configs}
+    assert by_grid[GridSize(y=4)].heads_over_y
+    assert not by_grid[GridSize(x=4)].heads_over_y
+
+
+def test_less_memory_forces_recomputation_then_more_ranks() -> None:
+    request = request_of(batch_size=256)
+    roomy = plan(request).configs[0]
+    needed = min(c.memory.total for c in plan(dataclasses.replace(request, top=99)).configs)
+    tight = machine_of(memory=math.ceil(needed * 1.02))
+    config = plan(dataclasses.replace(request, machine=tight, memory_fraction=1.0)).configs[0]
+    assert config.memory.total <= tight.memory_bytes
+    assert config.step_time_s >= roomy.step_time_s
+
+
+def test_a_model_that_does_not_fit_says_how_many_ranks_would() -> None:
+    large = Model(51200, 8192, 32, 64, 2048)
+    request = request_of(model=large, num_ranks=2, batch_size=1024)
+    with pytest.raises(PlannerError) as raised:
+        plan(request)
+    text = str(raised.value)
+    assert "does not fit in memory" in text
+    ranks = smallest_that_fits(request)
+    assert ranks is not None and f"{ranks:,} ranks would do" in text
+    assert plan(dataclasses.replace(request, num_ranks=ranks)).configs
+    with pytest.raises(PlannerError):
+        plan(dataclasses.replace(request, num_ranks=ranks // 2))
+
+
+def test_a_model_that_fits_nowhere() -> None:
+    request = request_of(model=Model(7, 7, 1, 1, 7), num_ranks=2, batch_size=1)
+    with pytest.raises(PlannerError, match="1 rank would do"):
+        plan(request)
+    with pytest.raises(PlannerError, match=r"No power of two of ranks up to 1,048,576 does"):
+        plan(dataclasses.replace(request, machine=machine_of(memory=100)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_ranks": 0}, "num_ranks must be a whole number >= 1, got 0"),
+        ({"num_ranks": 2**21}, "num_ranks must be at most 1,048,576"),
+        ({"batch_size": -4}, "batch_size must be a whole number >= 1, got -4"),
+        ({"memory_fraction": float("nan")}, "memory_fraction must be above 0"),
+        ({"dtype": "fp16"}, "machine test has no peak for dtype 'fp16', only for bf16, fp32"),
+    ],
+)
+def test_wrong_requests_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(PlannerError, match=message):
+        request_of(**changes)
+
+
+def test_equal_requests_have_equal_plans() -> None:
+    first, second = plan(request_of()), plan(request_of())
+    assert first.configs == second.configs
+
+
+LARGE = """
+import time
+from axonn_ext.planner import Model, Request, load_machine, plan
+began = time.process_time()
+model = Model(51200, 16384, 100, 128, 2048)
+found = plan(Request(model, "gpt-320b", 32768, load_machine("perlmutter"), 8192))
+assert found.configs and found.num_considered > 100_000
+print(time.process_time() - began)
+"""
+
+
+def test_a_large_plan_is_quick_and_small() -> None:
+    """Seconds of the processor: 4 is the aim on an idle core, 12 what a busy one is allowed."""
+    began = time.perf_counter()
+    result = subprocess.run(
+        [sys.executable, "-c", LARGE], check=True, capture_output=True, text=True, timeout=120
+    )
+    assert float(result.stdout) < 12, time.perf_counter() - began

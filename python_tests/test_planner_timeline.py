@@ -1,0 +1,178 @@
+"""The schedule of a step: what follows what, what waits for what, and how long it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+
+import pytest
+
+from axonn_ext.planner import GridSize, Job, Machine, Model, Options, Overlap, simulate, timeline
+from axonn_ext.planner.costs import Costs
+from axonn_ext.planner.estimate import closed_form_s, pieces_of
+from axonn_ext.planner.options import violations
+from axonn_ext.planner.program import make_program
+from planner_machines import machine_of
+
+MODEL = Model(512, 256, 12, 8, 128)
+GRIDS = [GridSize(*sizes) for sizes in ((2, 2, 2, 2), (1, 1, 8, 2), (4, 1, 1, 4), (1, 4, 4, 1))]
+
+
+def job_of(grid: GridSize, **options: object) -> Job:
+    job = Job(MODEL, grid, Options(**options), 64)  # type: ignore[arg-type]
+    assert not list(violations(job))
+    return job
+
+
+def jobs() -> list[Job]:
+    return [
+        job_of(grid, layout=layout, overlap=overlap, recompute=recompute, micro_batches=parts)
+        for grid, layout, overlap, recompute, parts in itertools.product(
+            GRIDS, ("sharded", "replicated"),
+            (None, Overlap(), Overlap(prefetch=2, gathered_bytes=2 << 20, bucket_bytes=1 << 20)),
+            (False, True), (1, 4),
+        )
+        if not list(violations(Job(MODEL, grid, Options(layout=layout, micro_batches=parts), 64)))
+    ]  # fmt: skip
+
+
+def seconds_on_path(job: Job, machine: Machine) -> float:
+    """All of it one after the other."""
+    program, costs = make_program(job), Costs(machine, job.grid, job.options.dtype)
+    total = costs.optimizer(program.optimizer_bytes)
+    total += sum(costs.collective(c) for c in (*program.gradient_sums, *program.norm_sums))
+    for tasks, repeats in program.micro_batch():
+        for cost in map(costs.task, tasks):
+            total += (
+                repeats * program.num_micro_batches * (cost.seconds + cost.gather + cost.scatter)
+            )
+    return total
+
+
+def test_without_overlap_everything_follows_everything() -> None:
+    machine = machine_of(hidden_share=0.0)
+    for job in jobs():
+        if job.options.overlap is None:
+            assert timeline(job, machine).step_time_s == pytest.approx(
+                seconds_on_path(job, machine), rel=1e-9
+            )
+
+
+def test_a_step_is_computing_and_waiting() -> None:
+    for job in jobs():
+        result = timeline(job, machine_of(hidden_share=0.5))
+        waiting = sum(result.exposed_s.values())
+        assert result.step_time_s == pytest.approx(result.compute_s + waiting, rel=1e-9)
+
+
+def test_streams_do_one_thing_at_a_time_in_order() -> None:
+    for job in jobs():
+        ends: dict[str, float] = {}
+        for event in timeline(job, machine_of()).events:
+            assert event.start_s >= ends.get(event.stream, 0.0) - 1e-12
+            assert event.end_s >= event.start_s
+            ends[event.stream] = event.end_s
+        assert "compute" in ends
+
+
+def test_the_events_are_the_program() -> None:
+    """Every product, and every collective that is not spared by a weight that is still held."""
+    for job in jobs():
+        program = make_program(job)
+        events = timeline(job, machine_of()).events
+        tasks = [
+            task
+            for part, repeats in program.micro_batch()
+            for task in part * repeats * program.num_micro_batches
+        ]
+        computed = sum(event.stream == "compute" for event in events)
+        assert computed == len(tasks) + 1 - sum(_is_free(task) for task in tasks)
+        issued = sum(len(list(task.collectives())) for task in tasks)
+        issued += len(program.gradient_sums) + len(program.norm_sums)
+        communicated = len(events) - computed
+        if job.options.overlap is None:
+            assert communicated == issued
+        else:
+            assert communicated <= issued
+
+
+def _is_free(task: object) -> bool:
+    return not (task.matmul or task.attention_flops or task.touched_bytes)  # type: ignore[attr-defined]
+
+
+def test_few_layers_and_micro_batches_tell_the_time_of_all() -> None:
+    """2 %: buckets are whole in one and scaled in the other."""
+    for job in jobs():
+        for machine in (machine_of(), machine_of(hidden_share=0.9), machine_of(inter=2e9)):
+            quick, whole = simulate(job, machine), timeline(job, machine)
+            assert quick.step_time_s == pytest.approx(whole.step_time_s, rel=0.02), job
+            assert quick.compute_s == pytest.approx(whole.compute_s, rel=1e-6)
+            assert not quick.events
+
+
+def test_closed_forms_are_the_schedule_where_nothing_overlaps() -> None:
+    """3 %: the sums of biases and norms, and buckets' latencies, are not in them."""
+    machine = machine_of()
+    for job in jobs():
+        if job.options.overlap is None:
+            plain = dataclasses.replace(job.options, recompute=False)
+            pieces = pieces_of(dataclasses.replace(job, options=plain), machine)
+            whole = timeline(job, machine)
+            closed = closed_form_s(pieces, job) + whole.optimizer_s
+            assert closed == pytest.approx(whole.step_time_s, rel=0.03), job
+
+
+def test_overlap_hides_and_never_costs() -> None:
+    """In fp32, where gradients are as wide with overlap as without. Less by far over z."""
+    for grid in GRIDS:
+        for machine in (machine_of(), machine_of(inter=3e9)):
+            beside = timeline(job_of(grid, dtype="fp32"), machine)
+            after = timeline(job_of(grid, dtype="fp32", overlap=None), machine)
+            digests = 3 * 1e-4
+            assert beside.step_time_s <= after.step_time_s + digests
+    z = GridSize(z=8, data=2)
+    beside = timeline(job_of(z, dtype="fp32"), machine_of())
+    after = timeline(job_of(z, dtype="fp32", overlap=None), machine_of())
+    assert beside.exposed_s["z"] < 0.5 * after.exposed_s["z"]
+
+
+def test_what_is_prefetched_is_ahead_of_the_sums_that_its_predecessor_leads_to() -> None:
+    """As axonn_ext.overlap issues them: the use of a weight starts the next one's gather, before
+    its products run and their sum over z can start."""
+    job = job_of(GridSize(z=8, data=2), overlap=Overlap(prefetch=1, gathered_bytes=0))
+    events = [e for e in timeline(job, machine_of()).events if e.stream == "z"]
+    issued = [e.name for e in sorted(events, key=lambda e: e.start_s)]
+    first, second = "11.mlp.down wgrad: reduce_scatter", "11.mlp.up dgrad: all_gather"
+    assert issued.index(second) < issued.index(first)
+    assert issued.index(first) < issued.index("11.attention.out dgrad: all_gather")
+
+
+def test_prefetching_nothing_hides_no_gather() -> None:
+    job = job_of(GridSize(z=8, data=2), overlap=Overlap(prefetch=0, gathered_bytes=0))
+    events = timeline(job, machine_of()).events
+    computing = [(e.start_s, e.end_s) for e in events if e.stream == "compute"]
+    for gather in (e for e in events if e.name.endswith("all_gather") and e.stream == "z"):
+        assert not any(start < gather.start_s < end - 1e-12 for start, end in computing)
+
+
+def test_a_hidden_share_shortens_what_is_fused_and_nothing_else() -> None:
+    job = job_of(GridSize(4, 4), overlap=None)
+    none, all_of_it = (timeline(job, machine_of(hidden_share=s)) for s in (0.0, 1.0))
+    assert none.compute_s == all_of_it.compute_s
+    fused = make_program(job)
+    costs = Costs(machine_of(hidden_share=1.0), job.grid, "bf16")
+    hidden = sum(
+        costs.task(task).hidden * repeats
+        for tasks, repeats in fused.micro_batch()
+        for task in tasks
+    )
+    assert hidden > 0
+    assert none.step_time_s - all_of_it.step_time_s == pytest.approx(hidden, rel=1e-9)
+
+
+def test_more_bandwidth_is_never_slower() -> None:
+    rng = random.Random(0)
+    for job in rng.sample(jobs(), 20):
+        times = [timeline(job, machine_of(inter=b)).step_time_s for b in (1e9, 1e10, 1e11)]
+        assert times == sorted(times, reverse=True)

@@ -1,0 +1,131 @@
+"""The planner's communication: byte for byte what the real modules issue."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from axonn_ext import Grid, GridShape, clip_grad_norm_, models, sync_gradients, trace_communication
+from axonn_ext.overlap import Orchestrator
+from axonn_ext.overlap import Overlap as RealOverlap
+from axonn_ext.planner import GridSize, Job, Model, Options, Overlap
+from axonn_ext.planner.options import violations
+from axonn_ext.planner.program import bytes_by_axis, make_program
+from fake_ranks import fake_ranks
+from grids import grid_of
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+SMALL = Model(96, 32, 2, 4, 8, family="llama", num_kv_heads=2, tie_embeddings=False)
+
+
+def random_job(rng: random.Random, layout: str) -> Job:
+    """A legal job on 2 to 4,096 ranks, of any family and with any options."""
+    while True:
+        family, heads = rng.choice(["gpt2", "llama"]), rng.choice([4, 8, 16, 24, 64])
+        model = Model(
+            vocab_size=rng.choice([64, 96, 512, 4096]),
+            hidden_size=heads * rng.choice([8, 16]),
+            num_layers=rng.choice([1, 2, 3]),
+            num_heads=heads,
+            sequence_length=rng.choice([8, 12, 32, 64]),
+            family=family,
+            num_kv_heads=heads if family == "gpt2" else heads // rng.choice([1, 2, 4]),
+            tie_embeddings=rng.random() < 0.5,
+        )
+        grid = GridSize(*(rng.choice([1, 1, 2, 3, 4, 8, 16]) for _ in range(4)))
+        options = Options(
+            layout=layout,
+            heads_over_y=layout == "sharded" and rng.random() < 0.3,
+            save_gathered=rng.random() < 0.5,
+            reshard_after_forward=rng.random() < 0.5,
+            recompute=rng.random() < 0.5,
+            overlap=None,
+            micro_batches=rng.choice([1, 1, 2]),
+            dtype=rng.choice(list(DTYPES)),
+        )
+        sequences = rng.choice([1, 2, 4]) * grid.data * grid.z * grid.y * options.micro_batches
+        job = Job(model, grid, options, sequences)
+        if 2 <= grid.size <= 4096 and not list(violations(job)):
+            return job
+
+
+def traced_bytes(job: Job, grid: Grid, *, fake: bool) -> dict[str, int]:
+    """What a step of the real modules sends, as the trainer runs it."""
+    options, shape = job.options, job.grid
+    parallel = models.ParallelConfig(
+        **{f.name: getattr(options, f.name) for f in dataclasses.fields(models.ParallelConfig)
+           if hasattr(options, f.name)}
+    )  # fmt: skip
+    config = models.ModelConfig(**dataclasses.asdict(job.model))
+    with FakeTensorMode() if fake else nullcontext(), trace_communication() as trace:
+        model = models.build(config, grid, parallel, dtype=DTYPES[options.dtype])
+        ids = torch.zeros(
+            job.micro_batch_size // (shape.data * shape.z), config.sequence_length, dtype=torch.long
+        )
+        for _ in range(options.micro_batches):
+            model.loss(ids, ids, 1.0).backward()
+        sync_gradients(model)
+        clip_grad_norm_(model, 1.0)
+    return {axis: sent for axis, sent in trace.bytes_by_axis().items() if sent}
+
+
+@pytest.mark.parametrize("layout", ["sharded", "replicated"])
+@pytest.mark.parametrize("seed", range(10))
+def test_random_models_on_up_to_4096_ranks(layout: str, seed: int) -> None:
+    job = random_job(random.Random(f"{layout} {seed}"), layout)
+    with fake_ranks(0, job.grid.size):
+        traced = traced_bytes(job, Grid(**job.grid._asdict()), fake=True)
+    assert bytes_by_axis(make_program(job)) == traced, job
+
+
+def test_a_grid_of_4096_ranks_in_both_layouts() -> None:
+    model = Model(4096, 512, 2, 32, 64)
+    for layout in ("sharded", "replicated"):
+        job = Job(
+            model, GridSize(16, 4, 8, 8), Options(layout=layout, overlap=None), batch_size=512
+        )
+        assert not list(violations(job))
+        with fake_ranks(4095, 4096):
+            traced = traced_bytes(job, Grid(16, 4, 8, 8), fake=True)
+        assert bytes_by_axis(make_program(job)) == traced
+
+
+def overlapped_bytes(job: Job) -> dict[str, int]:
+    """With the orchestrator; its first step, which predicts nothing, and one that does."""
+    grid = grid_of(GridShape(**job.grid._asdict()))
+    config = models.ModelConfig(**dataclasses.asdict(job.model))
+    model = models.build(config, grid, models.ParallelConfig(recompute=job.options.recompute))
+    ids = torch.zeros(job.batch_size // grid.num_parts(["data", "z"]), 8, dtype=torch.long)
+    assert job.options.overlap is not None
+    overlap = RealOverlap(**dataclasses.asdict(job.options.overlap))
+    with Orchestrator(model, overlap) as orchestrator:
+        for _ in range(2):
+            with trace_communication() as trace:
+                model.loss(ids, ids, 1.0).backward()
+                orchestrator.sync_gradients()
+                clip_grad_norm_(model, 1.0)
+            model.zero_grad()
+            orchestrator.end_step()
+    return {axis: sent for axis, sent in trace.bytes_by_axis().items() if sent}
+
+
+def overlapped_jobs() -> list[Job]:
+    """No memory to hold weights in: every use gathers, as the program says. One bucket each."""
+    jobs = []
+    for sizes in ((1, 1, 4, 1), (1, 1, 2, 2), (2, 1, 2, 1)):
+        for recompute in (False, True):
+            options = Options(dtype="fp32", overlap=Overlap(gathered_bytes=0), recompute=recompute)
+            jobs.append(Job(SMALL, GridSize(*sizes), options, batch_size=8))
+    return jobs
+
+
+def test_steps_with_overlap(pool) -> None:
+    for job in overlapped_jobs():
+        predicted = bytes_by_axis(make_program(job))
+        for traced in pool(4).run(overlapped_bytes, job):
+            assert traced == predicted, job
