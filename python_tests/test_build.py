@@ -88,7 +88,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     sources = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "axonn_ext").rglob("*")
-        if path.suffix in (".py", ".pyi") or path.name == "py.typed"
+        if path.suffix in (".py", ".pyi", ".toml") or path.name == "py.typed"
     }
     assert len(compiled) == 1
     assert compiled.pop().startswith("axonn_ext/_C.")

@@ -1,18 +1,35 @@
-"""Bytes that a rank holds, item by item."""
+"""Bytes that a rank holds, item by item, at the moment of a step when they are most.
+
+Each moment at which a step can hold most is counted with everything that lives then, and the
+largest is taken: the loss, lm_head's backward, the first block that goes back (all activations are
+still kept), the last one (all gradients are there), the embedding's backward, the sums of gradients
+and the optimizer. Legend and sources of activations: activations.py.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from axonn_ext.planner.activations import Kept, ModelSizes, kept_of, sizes_of
+from axonn_ext.planner.grid import COMMUNICATING, GridSize
 from axonn_ext.planner.options import Job
-from axonn_ext.planner.program import parameters_of_rank
+
+_FP32, _FP64 = 4, 8
+_SUM_BUCKET_BYTES = 32 << 20  # of axonn_ext.sync_gradients
+# Of torch's allocator on Hopper; 8 MiB on older GPUs.
+# Source: PyTorch, aten/src/ATen/cuda/CUDABlas.cpp, the default of CUBLAS_WORKSPACE_CONFIG.
+CUBLAS_WORKSPACE_BYTES = 32 << 20
+# Outside torch's allocator: a receive buffer of 10 MiB a channel of a ring
+# (https://github.com/NVIDIA/nccl/issues/1685); 16 channels are a guess.
+NCCL_BYTES_PER_AXIS = 16 * (10 << 20)
 
 
 class Memory(NamedTuple):
     """Bytes of one rank, at the moment of the step when they are most in all.
 
     parameters        in the job's dtype
-    gradients         in the job's dtype
+    gradients         complete ones, in the job's dtype: with one micro-batch there are none yet
+                      while activations are most; `states_of` has all of them
     optimizer         AdamW's two moments in fp32, and fp32 masters of low-precision parameters
     gathered_weights  held whole over z
     activations       kept for backward, of all blocks, and what one block needs beside them
@@ -38,8 +55,287 @@ class Memory(NamedTuple):
         return max(self._fields, key=lambda name: getattr(self, name))
 
 
-def memory_of(job: Job) -> Memory:
-    """What each rank of the job needs."""
-    own, width = parameters_of_rank(job), job.options.width
-    masters = 0 if width == 4 else 4
-    return Memory(own * width, own * width, own * (8 + masters), 0, 0, 0, 0)
+class States(NamedTuple):
+    """Bytes of what lives from step to step, and of all gradients; exact."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+
+
+class _Elements(NamedTuple):
+    """A rank's elements of parameters, all of them and the table's; and of the gradients that
+    backward leaves to be summed: all, those that are complete before the table's, and the largest.
+    """
+
+    own: int
+    table: int
+    left: int
+    left_early: int
+    largest_left: int
+
+
+# What lives beside parameters and optimizer: gradients, gathered weights, activations, logits,
+# buffers.
+_Moment = tuple[int, int, int, int, int]
+
+
+def states_of(job: Job) -> States:
+    """What each rank of a legal job holds of parameters, of gradients when all are there, and of
+    the optimizer: two moments and a master where the dtype is not fp32, and a step count each."""
+    size, width = sizes_of(job.model), job.options.width
+    own = _elements_of(job, size).own
+    moments = own * (2 * _FP32 + (0 if width == _FP32 else _FP32)) + _FP32 * size.num_parameters
+    return States(own * width, own * width, moments)
+
+
+def gpu_library_bytes(grid: GridSize) -> int:
+    """What cuBLAS and NCCL take of a GPU, whatever is trained: `fixed_bytes` of `memory_of`."""
+    num_rings = sum(getattr(grid, axis) > 1 for axis in COMMUNICATING)
+    return CUBLAS_WORKSPACE_BYTES + num_rings * NCCL_BYTES_PER_AXIS
+
+
+def memory_of(job: Job, *, fixed_bytes: int = 0) -> Memory:
+    """What each rank of a legal job needs.
+
+    fixed_bytes: what the device's libraries take whatever the job; counted in `buffers`. None on
+    the CPU.
+    """
+    size = sizes_of(job.model)
+    elements = _elements_of(job, size)
+    moments = _Step(job, size, elements).moments()
+    gradients, gathered_weights, activations, logits, buffers = max(moments, key=sum)
+    width = job.options.width
+    masters = 0 if width == _FP32 else _FP32
+    return Memory(
+        parameters=elements.own * width,
+        gradients=gradients,
+        optimizer=elements.own * (2 * _FP32 + masters) + _FP32 * size.num_parameters,
+        gathered_weights=gathered_weights,
+        activations=activations,
+        logits=logits,
+        buffers=buffers + 2 * _FP64 * size.rotary + fixed_bytes,  # its angles
+    )
+
+
+def _elements_of(job: Job, size: ModelSizes) -> _Elements:
+    x, y, z, data, _ = job.grid
+    h, layers = size.hidden // y, size.layers
+    matrices = size.block // (x * y * z)
+    table = size.vocab * size.hidden // (x * y * z)
+    weights = layers * matrices + table * (1 if size.tied else 2)
+    if size.llama:
+        rows, biases = (2 * layers + 1) * h, 0
+    else:
+        rows = (4 * layers + 2 + size.length) * h
+        biases = layers * ((size.qkv + size.up) // x + 2 * h)
+    small = 0
+    if z > 1 or data > 1:
+        small = biases + rows
+    elif x > 1 and job.options.sharded:
+        small = rows
+    own = weights + biases + rows
+    if data == 1:
+        return _Elements(own, table, small, small, 0)
+    return _Elements(own, table, weights + small, weights + small - table,
+                     max(table, size.runs[1] // (x * y * z)))  # fmt: skip
+
+
+class _Step:
+    """The moments of one job. Sizes are in bytes, and of this rank, where not said otherwise."""
+
+    def __init__(self, job: Job, size: ModelSizes, elements: _Elements) -> None:
+        options, grid = job.options, job.grid
+        self.size, self.options, self.elements = size, options, elements
+        self.x, self.y, self.z = x, y, z = grid.x, grid.y, grid.z
+        self.m, self.width = job.rows, options.width
+        self.sharded = options.layout == "sharded"
+        self.mx, self.my = (self.m // x, self.m // y) if self.sharded else (self.m, self.m)
+        self.kept: Kept = kept_of(job)
+        self.overlap = options.overlap
+        # Sums are in fp32: of lower precision, the product is copied.
+        self.wide = _FP32 if self.width < _FP32 else 0
+        self.sum_width = self.width + self.wide
+        self.wide_parts = self.wide if self.sharded else 0
+        self.regathers = z > 1 and self.overlap is None and options.reshard_after_forward
+        self.block = size.block * self.width // (x * y)  # a block's weights, whole over z
+        self.table = elements.table * z * self.width
+        self.stream = self.mx * size.hidden // y * self.width
+
+    def moments(self) -> tuple[_Moment, ...]:
+        """Those of which one is the peak: the MLP of the last block in forward, lm_head, the loss;
+        in backward lm_head, the last block, the first, the embedding; the sums, the optimizer."""
+        size, kept, width = self.size, self.kept, self.width
+        recompute = self.options.recompute
+        gradients, last_gradients = self._gradients()
+        held, first_held, last_held = self._gathered()
+        each, again = (kept.block_input, kept.block) if recompute else (kept.block, 0)
+        blocks = size.layers * each
+        scattered = self.z > 1 and self.overlap is not None
+        head_gradient = self.table if size.tied or scattered else self.table // self.z
+        after_head = 2 * self.table if scattered and not size.tied else head_gradient
+        forward, forward_buffers = self._block_forward()
+        block, block_buffers = self._block_backward()
+        block_buffers += self._scatters()
+        # The table's gradient is complete only when the embedding's backward has run.
+        waiting = head_gradient if size.tied else 0
+        waiting += self._full_buckets()
+        head = size.vocab // self.x, size.hidden // self.y, self.x, self.y
+        logits = self.my * head[0]
+        loss = logits * (_FP32 + width + self.wide)
+        ends = blocks + kept.ends
+        everything = self.elements.own * width
+        return (
+            (gradients, held, blocks + again + forward, 0, forward_buffers),
+            (gradients, held, ends, logits * width, self._forward_internals(*head, size.tied)),
+            (gradients, held, ends, kept.loss + loss, 0),
+            (gradients, held, ends + self.stream, logits * width,
+             max(after_head, head_gradient + self._internals(*head, size.tied))),
+            (gradients, first_held, blocks + again + block, 0, after_head + block_buffers),
+            (last_gradients, last_held, each + again + block, 0, waiting + block_buffers),
+            (last_gradients, 0, self._embedding_rows(), 0, waiting + self._table_sum()),
+            (everything, 0, 0, 0, self._sums()),
+            (everything, 0, 0, 0, self._wide_gradients()),
+        )  # fmt: skip
+
+    def _gradients(self) -> tuple[int, int]:
+        """When backward begins, and when it comes to the first block: all but the table's. A
+        micro-batch that is not the first adds to what is there."""
+        everything = self.elements.own * self.width
+        if self.options.micro_batches > 1:
+            return everything, everything
+        return 0, everything - self.elements.table * self.width
+
+    def _gathered(self) -> tuple[int, int, int]:
+        """Weights held whole over z when backward begins, in its first block and in its last."""
+        if self.z == 1:
+            return 0, 0, 0
+        size, kept = self.size, self.kept.weights
+        if self.overlap is None:
+            # Those of lm_head go with its backward; those of a recomputed block are kept once more.
+            one = 0 if self.options.reshard_after_forward else self.block
+            return kept, one if self.options.recompute else one * size.layers, one
+        # The embedding's own table is done with, but for later micro-batches.
+        tables = 1 if size.tied or self.options.micro_batches == 1 else 2
+        total = size.layers * self.block + self.table * tables
+        # More than the budget only for a weight that is larger by itself.
+        single = size.runs[1] * self.width // (self.x * self.y)
+        budget = max(self.overlap.gathered_bytes, single)
+        ahead = (1 + self.overlap.prefetch) * self.block
+        return (
+            min(total, max(budget, self.table)),
+            min(size.layers * self.block, budget),
+            min(ahead, budget),
+        )
+
+    def _scatters(self) -> int:
+        """Weight gradients on their way over z: each whole, and as much for what arrives."""
+        if self.overlap is None or self.z == 1:
+            return 0
+        rounds, rest = divmod(self.overlap.deferred + 1, 4)
+        elements = min(rounds * self.size.block + self.size.runs[rest],
+                       self.size.layers * self.size.block)  # fmt: skip
+        return 2 * elements * self.width // (self.x * self.y)
+
+    def _block_forward(self) -> tuple[int, int]:
+        """What the MLP's first Linear holds beside what the block keeps in the end, of which the
+        rest of the MLP is not there yet; and inside it."""
+        size = self.size
+        up = size.up // self.x
+        internals = self._forward_internals(up, size.hidden // self.y, self.x, self.y, False)
+        return self.stream + self.my * up * self.width - self._mlp_kept(), internals
+
+    def _block_backward(self) -> tuple[int, int]:
+        """What a block's backward holds beside what is kept, and inside its Linears: at the largest
+        of the MLP's three nodes, while the rest of the block is still kept."""
+        size, x, y = self.size, self.x, self.y
+        hidden, inner, up = size.hidden // y, size.mlp // x, size.up // x
+        mlp = self.my * inner * self.width
+        down = mlp + (inside_down := self._internals(hidden, inner, y, x, False))
+        # The down Linear's input is gone. Of silu(gate) * up: the gradients of both factors.
+        activation = (3 if size.llama else 2) * mlp - self._down_input()
+        inside_up = self._internals(up, hidden, x, y, False)
+        up_total = self.my * up * self.width + self.stream - self._mlp_kept() + inside_up
+        if up_total >= max(down, activation):
+            return self.stream + up_total - inside_up, inside_up
+        if down >= activation:
+            return self.stream + mlp, inside_down
+        return self.stream + activation, 0
+
+    def _down_input(self) -> int:
+        rows = self.m if self.sharded and self.options.save_gathered else self.my
+        return rows * self.size.mlp // self.x * self.width
+
+    def _mlp_kept(self) -> int:
+        """Kept by the MLP behind its first Linear."""
+        mlp = self.my * self.size.mlp // self.x * self.width
+        return self._down_input() + (3 * mlp if self.size.llama else mlp)
+
+    def _forward_internals(self, n: int, k: int, r: int, s: int, has_weight: bool) -> int:
+        """Of a Linear, n x k on this rank: weight and x gathered, the product before its sum.
+
+        Source: csrc/ops/composed/linear.cpp, "sequential"; the others need no more."""
+        m, width = self.m, self.width
+        inside = n * k * width if self.z > 1 and self.overlap is None and not has_weight else 0
+        if self.sharded and r > 1:
+            inside += m * k * width
+        if s > 1:
+            inside += m * n * self.sum_width + m * n // s * self.wide_parts
+        return inside
+
+    def _internals(self, n: int, k: int, r: int, s: int, has_weight: bool) -> int:
+        """Of a Linear's backward: dy, then the weight and dx before its sum, or x and the weight's
+        gradient before its sum."""
+        m, width = self.m, self.width
+        dy = m * n * width if self.sharded and s > 1 else 0
+        dgrad = n * k * width if self.regathers and not has_weight else 0
+        wgrad = 0
+        if r > 1:
+            dgrad += m * k * self.sum_width + m * k // r * self.wide_parts
+            if self.sharded and not self.options.save_gathered:
+                wgrad = m * k * width
+        if self.z > 1 and self.overlap is None and not has_weight:
+            wgrad += n * k * self.sum_width + n * k // self.z * self.wide
+        return dy + max(dgrad, wgrad)
+
+    def _embedding_rows(self) -> int:
+        """dx gathered over x, and once more without the rows of other ranks."""
+        whole = self.m * self.size.hidden // self.y * self.width
+        return self.stream + whole + (whole if self.x > 1 and self.sharded else 0)
+
+    def _table_sum(self) -> int:
+        """The embedding's own gradient, later the sum of the table's over z."""
+        table, part = self.table, self.table // self.z
+        if self.z == 1:
+            return table
+        if self.overlap is None:
+            return table // self.width * self.sum_width
+        arrived = table if self.size.tied else 2 * table
+        return arrived + part // self.width * (_FP32 + self.wide)
+
+    def _full_buckets(self) -> int:
+        """With overlap: those that cross during backward. All live until `sync_gradients`."""
+        if self.overlap is None:
+            return 0
+        bucket_bytes = self.overlap.bucket_bytes
+        full = self.elements.left_early * self.width // bucket_bytes * bucket_bytes
+        return full // self.width * _FP32
+
+    def _sums(self) -> int:
+        """With overlap: every gradient that crosses, in fp32, and a bucket in the model's dtype.
+        Without: a bucket, its copy and its sum, beside those of the bucket before."""
+        left = self.elements.left * self.width
+        if left == 0:
+            return 0
+        limit = _SUM_BUCKET_BYTES if self.overlap is None else self.overlap.bucket_bytes
+        bucket = max(min(left, limit), self.elements.largest_left * self.width)
+        if self.overlap is not None:
+            return left // self.width * _FP32 + (bucket if self.wide else 0)
+        following = min(bucket, left - bucket)
+        if not self.wide:
+            return 2 * bucket + following
+        return max(4 * bucket, bucket + 4 * following)
+
+    def _wide_gradients(self) -> int:
+        """The norm, and later AdamW, take all low-precision gradients in fp32."""
+        return self.elements.own * self.wide

@@ -1,0 +1,331 @@
+"""What the planner says a rank holds, against what the real modules hold.
+
+States and what autograd keeps: on fake tensors and ranks, so on grids of any size. Peaks: on real
+tensors; where a grid has several ranks, one of them runs here and its peers do not exist, so that
+collectives move nothing while every buffer around them is real.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import math
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.profiler import ProfilerActivity, profile
+from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers the backend)
+
+from axonn_ext import Grid, clip_grad_norm_, models, overlap, sync_gradients
+from axonn_ext.models import ModelConfig, ParallelConfig, Transformer
+from axonn_ext.optim import AdamW
+from axonn_ext.planner.activations import kept_of
+from axonn_ext.planner.grid import GridSize
+from axonn_ext.planner.memory import CUBLAS_WORKSPACE_BYTES, memory_of, states_of
+from axonn_ext.planner.model import Model
+from axonn_ext.planner.options import Job, Options, Overlap, violations
+from axonn_ext.planner.program import parameters_of_rank
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+MEGA = 10**6
+
+
+@contextmanager
+def absent_peers(num_ranks: int) -> Iterator[None]:
+    """This process is one rank of a world without any other."""
+    rank = num_ranks // 3
+    dist.init_process_group("fake", store=dist.HashStore(), rank=rank, world_size=num_ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def build(job: Job) -> Transformer:
+    config = ModelConfig(**dataclasses.asdict(job.model))
+    o = job.options
+    parallel = ParallelConfig(
+        layout=o.layout, heads_over_y=o.heads_over_y, save_gathered=o.save_gathered,
+        reshard_after_forward=o.reshard_after_forward, recompute=o.recompute,
+        algorithm="sequential",
+    )  # fmt: skip
+    return models.build(config, Grid(**job.grid._asdict()), parallel, dtype=DTYPES[o.dtype])
+
+
+def token_ids(job: Job) -> torch.Tensor:
+    """Of a micro-batch, those of a (data, z) group; also the labels."""
+    return torch.zeros(job.rows, dtype=torch.long).view(-1, job.model.sequence_length)
+
+
+def random_jobs(count: int, seed: int) -> list[Job]:
+    """Legal jobs on up to some hundred ranks, all options but overlap among them."""
+    draw = random.Random(seed)
+    jobs: list[Job] = []
+    while len(jobs) < count:
+        layout = draw.choice(["sharded", "replicated"])
+        llama = draw.random() < 0.5
+        model = Model(
+            vocab_size=draw.choice([1024, 8192]), hidden_size=draw.choice([256, 1024]),
+            num_layers=draw.choice([1, 3]), num_heads=draw.choice([8, 16]),
+            sequence_length=draw.choice([32, 128]), family="llama" if llama else "gpt2",
+            num_kv_heads=draw.choice([None, 4, 8]) if llama else None,
+            tie_embeddings=draw.random() < 0.5,
+        )  # fmt: skip
+        grid = GridSize(*(draw.choice([1, 2, 4]) for _ in range(3)), draw.choice([1, 4, 16]))
+        options = Options(
+            layout=layout, heads_over_y=layout == "sharded" and draw.random() < 0.3,
+            save_gathered=draw.random() < 0.3, reshard_after_forward=draw.random() < 0.6,
+            recompute=draw.random() < 0.3, dtype=draw.choice(list(DTYPES)), overlap=None,
+        )  # fmt: skip
+        job = Job(model, grid, options, 256)
+        if not list(violations(job)):
+            jobs.append(job)
+    return jobs
+
+
+MANY_RANKS = Job(
+    Model(51200, 8192, 4, 64, 2048), GridSize(4, 4, 8, 4), Options(overlap=None), 256
+)  # fmt: skip
+
+
+def name_of(job: Job) -> str:
+    options, defaults = dataclasses.asdict(job.options), dataclasses.asdict(Options())
+    changed = [f"{k}={v}" for k, v in options.items() if v != defaults[k] and k != "overlap"]
+    overlap = [] if job.options.overlap is None else ["overlap"]
+    return " ".join([job.model.family, job.grid.short(), *changed, *overlap])
+
+
+# --- What is exact -------------------------------------------------------------------------------
+
+
+def num_bytes(tensors: object) -> int:
+    return sum(t.nbytes for t in torch.utils._pytree.tree_leaves(tensors) if torch.is_tensor(t))
+
+
+@pytest.mark.parametrize("job", [*random_jobs(8, seed=1), MANY_RANKS], ids=name_of)
+def test_states_are_those_of_the_real_model_and_optimizer(job):
+    with absent_peers(job.grid.size), FakeTensorMode():
+        model, ids = build(job), token_ids(job)
+        optimizer = AdamW(model.parameters(), lr=1e-3)
+        model.loss(ids, ids, 1.0).backward()
+        optimizer.step()
+        want = states_of(job)
+        assert num_bytes(list(model.parameters())) == want.parameters
+        assert num_bytes([p.grad for p in model.parameters()]) == want.gradients
+        assert num_bytes(optimizer.state_dict()) == want.optimizer
+    assert parameters_of_rank(job) * job.options.width == want.parameters
+
+
+def saved_bytes(job: Job) -> int:
+    """Of all memory that autograd's nodes save in a forward pass, parameters left out."""
+    with absent_peers(job.grid.size), FakeTensorMode():
+        model, ids = build(job), token_ids(job)
+        parameters = {p.untyped_storage()._cdata for p in model.parameters()}
+        storages = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in parameters:
+                storages[storage._cdata] = storage  # kept, so that no address is used twice
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = model.loss(ids, ids, 1.0)
+        assert loss.requires_grad
+        return sum(storage.nbytes() for storage in storages.values())
+
+
+@pytest.mark.parametrize("job", [*random_jobs(10, seed=2), MANY_RANKS], ids=name_of)
+def test_activations_are_what_saved_tensor_hooks_count(job):
+    kept = kept_of(job).total(job.model.num_layers, recompute=job.options.recompute)
+    # Exact with torch 2.13; others may keep statistics of a row in another dtype.
+    assert kept == pytest.approx(saved_bytes(job), rel=0.005)
+
+
+# --- Peaks ---------------------------------------------------------------------------------------
+
+
+def run_steps(job: Job, model: Transformer, *, num_steps: int, has_peers: bool) -> None:
+    """Steps; before the last, one of the optimizer, whose whole state then exists. Without peers
+    gradients are not summed: the sums share memory with peers, or compare what they issue."""
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    ids = token_ids(job).to(next(model.parameters()).device)
+    orchestrator = None
+    if job.options.overlap is not None:
+        options = overlap.Overlap(**dataclasses.asdict(job.options.overlap))
+        orchestrator = overlap.Orchestrator(model, options)
+    for index in range(num_steps):
+        if index == num_steps - 1:
+            for p in model.parameters():
+                p.grad = torch.zeros_like(p)
+            optimizer.step()
+        optimizer.zero_grad()
+        for part in range(job.options.micro_batches):
+            more = part < job.options.micro_batches - 1
+            with orchestrator.no_sync() if orchestrator and more else nullcontext():
+                model.loss(ids, ids, 1.0).backward()
+        if has_peers:
+            orchestrator.sync_gradients() if orchestrator else sync_gradients(model)
+            clip_grad_norm_(model, 1.0)
+        elif orchestrator:
+            orchestrator.end_step()
+        optimizer.step()
+    if orchestrator:
+        orchestrator.close()
+
+
+def peak_on_cpu(job: Job, *, has_peers: bool) -> int:
+    """By torch's profile of its allocator: from nothing through the model's making and steps."""
+    gc.collect()  # lest what is left of another model is freed in between
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        # The first step with overlap learns the order of weights, and keeps more of them.
+        num_steps = 1 if job.options.overlap is None else 2
+        run_steps(job, build(job), num_steps=num_steps, has_peers=has_peers)
+    events = profiler.profiler.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    now = peak = 0
+    for _, change in changes:
+        now += change
+        peak = max(peak, now)
+    return peak
+
+
+BLOCKS = Model(1024, 256, 16, 8, 64)  # 13 M parameters: 204 MB of states in fp32
+HEAD = Model(32768, 384, 1, 8, 16)
+LLAMA_HEAD = Model(
+    32768, 768, 1, 8, 16, family="llama", num_kv_heads=4, tie_embeddings=False
+)  # fmt: skip
+ALONE = Options(dtype="fp32", overlap=None)
+
+
+def job_of(model: Model, grid: GridSize, rows: int, **options: object) -> Job:
+    chosen = dataclasses.replace(ALONE, **options)
+    sequences = rows * grid.data * grid.z * chosen.micro_batches // model.sequence_length
+    return Job(model, grid, chosen, sequences)
+
+
+QUICK = [
+    job_of(BLOCKS, GridSize(), 192),
+    job_of(HEAD, GridSize(), 128, recompute=True, micro_batches=2),
+    job_of(LLAMA_HEAD, GridSize(x=2, y=2), 64),
+]
+DEEP = dataclasses.replace(BLOCKS, num_layers=64)
+WIDE = dataclasses.replace(HEAD, hidden_size=1536)
+THOROUGH = [
+    job_of(BLOCKS, GridSize(), 512, dtype="bf16"),
+    job_of(dataclasses.replace(BLOCKS, family="llama"), GridSize(), 512, recompute=True),
+    job_of(WIDE, GridSize(y=4), 256, recompute=True),
+    job_of(WIDE, GridSize(z=2, y=2), 256),
+    job_of(LLAMA_HEAD, GridSize(x=2, z=2), 256, layout="replicated", dtype="bf16"),
+    job_of(DEEP, GridSize(x=2, z=2), 512, save_gathered=True, reshard_after_forward=False),
+    job_of(dataclasses.replace(LLAMA_HEAD, hidden_size=1536), GridSize(z=4, data=2), 64,
+           overlap=Overlap(gathered_bytes=8 << 20), micro_batches=2),
+    job_of(DEEP, GridSize(x=2, z=2), 256, overlap=Overlap()),
+]  # fmt: skip
+# Without sums of products over gloo: its threads free what the profile then does not see.
+WITH_PEERS = [
+    job_of(BLOCKS, GridSize(data=2), 64),
+    job_of(HEAD, GridSize(data=2), 64, dtype="bf16", overlap=Overlap(bucket_bytes=4 << 20)),
+    job_of(DEEP, GridSize(z=2, data=2), 64, overlap=Overlap()),
+]
+
+
+def check_peak(job: Job, want: int) -> None:
+    assert sum(states_of(job)) >= 200 * MEGA
+    got = memory_of(job).total
+    print(f"{name_of(job)}: {got / want - 1:+.1%} of {want / MEGA:.0f} MB")
+    assert got == pytest.approx(want, rel=0.1)
+
+
+def check_peak_of_one(job: Job) -> None:
+    with absent_peers(job.grid.size):
+        check_peak(job, peak_on_cpu(job, has_peers=job.grid.size == 1))
+
+
+@pytest.mark.parametrize("job", QUICK, ids=name_of)
+def test_peak_is_that_of_the_allocator(job):
+    check_peak_of_one(job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", THOROUGH, ids=name_of)
+def test_peak_is_that_of_the_allocator_thoroughly(job):
+    check_peak_of_one(job)
+
+
+def peak_among_peers(job: Job) -> int:
+    return peak_on_cpu(job, has_peers=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", WITH_PEERS, ids=name_of)
+def test_peak_is_that_of_ranks_with_peers(pool, job):
+    for want in pool(job.grid.size).run(peak_among_peers, job):
+        check_peak(job, want)
+
+
+def peak_on_gpu(job: Job) -> int:
+    gc.collect()
+    model = build(job).cuda()
+    torch.cuda.reset_peak_memory_stats()
+    run_steps(job, model, num_steps=2, has_peers=True)
+    return torch.cuda.max_memory_allocated()
+
+
+GPU_MODEL = Model(32768, 1024, 12, 16, 1024)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("recompute", [False, True])
+def test_peak_is_that_of_a_gpu(gpu_pool, dtype, recompute):
+    job = job_of(GPU_MODEL, GridSize(), 8192, dtype=dtype, recompute=recompute)
+    (want,) = gpu_pool(1).run(peak_on_gpu, job)
+    assert memory_of(job, fixed_bytes=CUBLAS_WORKSPACE_BYTES).total == pytest.approx(want, rel=0.1)
+
+
+# --- How it hangs together -----------------------------------------------------------------------
+
+LARGE = Model(51200, 8192, 48, 64, 2048)
+
+
+def large(**options: object) -> Job:
+    return Job(LARGE, GridSize(4, 2, 8, 4), Options(**options), 512)
+
+
+def test_items_add_up_and_the_largest_is_named():
+    memory = memory_of(large())
+    assert memory.total == sum(memory)
+    assert getattr(memory, memory.largest) == max(memory)
+    assert memory_of(large(), fixed_bytes=MEGA).buffers == memory.buffers + MEGA
+
+
+def test_what_saves_memory_saves_memory():
+    base = memory_of(large()).total
+    assert memory_of(large(recompute=True)).total < base
+    assert memory_of(large(micro_batches=4)).total < base
+    assert memory_of(large(save_gathered=True)).total > base
+    assert memory_of(large(layout="replicated")).total > base
+    assert memory_of(large(overlap=Overlap(gathered_bytes=8 << 30))).total > base
+
+
+def test_gathered_weights_stay_within_their_budget():
+    budget = 600 << 20
+    held = memory_of(large(overlap=Overlap(gathered_bytes=budget))).gathered_weights
+    assert 0 < held <= budget
+    kept = memory_of(large(overlap=None, reshard_after_forward=False)).gathered_weights
+    whole = LARGE.num_parameters * 2 / (4 * 2)
+    assert math.isclose(kept, whole, rel_tol=0.01)
+
+
+def test_micro_batches_add_no_activations():
+    parts = {n: memory_of(dataclasses.replace(large(micro_batches=n), batch_size=512 * n))
+             for n in (1, 2, 4)}  # fmt: skip
+    assert parts[1].activations == parts[2].activations == parts[4].activations
+    assert parts[1].gradients == 0
+    assert parts[2].gradients == states_of(large()).gradients
