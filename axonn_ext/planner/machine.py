@@ -16,6 +16,7 @@ from axonn_ext.planner.products import Products, read_products
 from axonn_ext.planner.tables import Table, read_toml, unknown
 from axonn_ext.planner.tasks import Collective, Matmul
 
+DEVICES = ("cuda", "cpu")
 MEASURED = "this"  # the machine that `axonn-ext bench links` measured
 
 
@@ -29,7 +30,8 @@ class Machine:
     products, by dtype. hidden_share: of an x or y collective, what a fused op hides behind the
     product beside it at most (0: one after the other). launch_s: of one operation of any size.
     slowdown: what arithmetic takes in a training step, over what kernels take at their best (power,
-    gaps, what is not fused); 1 where the file's numbers are of whole steps.
+    gaps, what is not fused); 1 where the file's numbers are of whole steps. device: "cuda" or "cpu",
+    whose collectives sum low precision in copies of fp32.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Machine:
     hidden_share: float = 0.0
     launch_s: float = 0.0
     slowdown: float = 1.0
+    device: str = "cuda"
 
     @property
     def ranks_per_node(self) -> int | None:
@@ -132,6 +135,7 @@ def _read(file: Path | Traversable, *, default_name: str) -> Machine:
     machine = Machine(
         name=name,
         description=table.text("description"),
+        device=table.one_of("device", DEVICES, "cuda"),
         memory_bytes=table.count("memory_bytes"),
         memory_bytes_per_s=memory_bytes_per_s,
         peak_flops=peak_flops,
