@@ -214,8 +214,20 @@ def test_a_ring_over_nodes_has_hops_of_both_kinds() -> None:
     # A node that sends more than one rank can is held back by the rank.
     slow = dataclasses.replace(machine.links.levels[0], bytes_per_s=1e9)
     links = dataclasses.replace(machine.links, levels=(slow, machine.links.levels[1]))
-    assert links.of(1, 16, "x").bytes_per_s == pytest.approx(1e9)
-    assert links.of(8, 16, "y").bytes_per_s == pytest.approx(machine.link(GridSize(8, 16), "y")[0])
+    assert links.of(1, 16, "x", 16).bytes_per_s == pytest.approx(1e9)
+    own = machine.link(GridSize(8, 16), "y").bytes_per_s
+    assert links.of(8, 16, "y", 128).bytes_per_s == pytest.approx(own)
+
+
+def test_groups_that_lie_across_nodes_have_the_network() -> None:
+    """Nodes of 8: of groups of three ranks, the third has ranks 6, 7 and 8."""
+    machine = load_machine("dgx-a100")
+    node, network = machine.links.levels
+    assert machine.link(GridSize(x=3), "x").bytes_per_s == node.bytes_per_s  # one group, one node
+    assert machine.link(GridSize(x=3, z=4), "x").bytes_per_s == network.bytes_per_s
+    assert machine.link(GridSize(x=3, y=2, z=4), "y").bytes_per_s == network.bytes_per_s / 3
+    assert machine.link(GridSize(x=12), "x").bytes_per_s == network.bytes_per_s
+    assert machine.link(GridSize(x=4, z=6), "x").bytes_per_s == node.bytes_per_s
 
 
 def measured(*rows: dict[str, Any]) -> str:

@@ -76,9 +76,9 @@ class Links:
     machine: str = "this"  # its name, for messages
 
     @cached_property
-    def of(self) -> Callable[[int, int, str], Link]:
-        """(inner, size, axis) to the link of a group of `size` ranks, neighbours `inner` ranks
-        apart, along that axis.
+    def of(self) -> Callable[[int, int, str, int], Link]:
+        """(inner, size, axis, num_ranks) to the link of a group of `size` ranks, neighbours `inner`
+        ranks apart, along that axis, in a job of `num_ranks`.
 
         Raises PlannerError where there are too few ranks.
         """
@@ -89,9 +89,9 @@ class Links:
         """Ranks that there are; None where there is no end."""
         return self.levels[-1].ranks
 
-    def _find(self, inner: int, size: int, axis: str) -> Link:
+    def _find(self, inner: int, size: int, axis: str, num_ranks: int) -> Link:
         """Measured where it was; else the model, corrected by how wrong it was nearby."""
-        index = self._level_of(inner * size)
+        index = self._level_of(inner * size, num_ranks)
         model = self._model(inner, size, index)
         kinds = {row.kind for row in self.levels[index].measured_along(axis)}
         if not kinds:
@@ -107,9 +107,11 @@ class Links:
         }
         return link._replace(by_kind=by_kind)
 
-    def _level_of(self, span: int) -> int:
+    def _level_of(self, span: int, num_ranks: int) -> int:
+        """The innermost whose units hold every group: groups of three ranks on nodes of eight begin
+        at ranks 0, 3, 6, and the third is on two nodes."""
         for i, level in enumerate(self.levels):
-            if level.ranks is None or span <= level.ranks:
+            if level.ranks is None or num_ranks <= level.ranks or level.ranks % span == 0:
                 return i
         raise PlannerError(f"machine {self.machine!r} has {self.max_ranks} ranks, not {span}")
 
@@ -122,7 +124,9 @@ class Links:
         rate, latency, below, members_below = math.inf, 0.0, 1, 1
         for i, level in enumerate(self.levels[: index + 1]):
             ranks = level.ranks or 0  # None in the last level only, which is i == index then
-            members = size if i == index else min(size, max(1, ranks // inner))  # in one unit
+            # In one unit; of groups that lie across units differently, what all have in common.
+            common = 1 if ranks % inner else math.gcd(size, ranks // inner)
+            members = size if i == index else common
             if members > members_below:
                 shared = level.contention * min(below, inner)
                 rate = min(rate, level.bytes_per_s / shared)
