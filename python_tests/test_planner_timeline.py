@@ -8,7 +8,17 @@ import random
 
 import pytest
 
-from axonn_ext.planner import GridSize, Job, Machine, Model, Options, Overlap, simulate, timeline
+from axonn_ext.planner import (
+    Event,
+    GridSize,
+    Job,
+    Machine,
+    Model,
+    Options,
+    Overlap,
+    simulate,
+    timeline,
+)
 from axonn_ext.planner.costs import Costs
 from axonn_ext.planner.estimate import closed_form_s, pieces_of
 from axonn_ext.planner.options import violations
@@ -146,6 +156,42 @@ def test_what_is_prefetched_is_ahead_of_the_sums_that_its_predecessor_leads_to()
     first, second = "11.mlp.down wgrad: reduce_scatter", "11.mlp.up dgrad: all_gather"
     assert issued.index(second) < issued.index(first)
     assert issued.index(first) < issued.index("11.attention.out dgrad: all_gather")
+
+
+def busy_together(events: list[Event], one: str, other: str) -> float:
+    """Seconds in which both streams are busy."""
+    return sum(
+        max(0.0, min(a.end_s, b.end_s) - max(a.start_s, b.start_s))
+        for a in events if a.stream == one
+        for b in events if b.stream == other
+    )  # fmt: skip
+
+
+def test_axes_that_send_over_the_same_links_share_them() -> None:
+    """Nodes of 4: with x=2, z leaves the node and has the network to itself; with x=8, both leave.
+    What z's collectives last longer then is what x sends meanwhile."""
+    for grid, shared in ((GridSize(x=2, z=8), False), (GridSize(x=8, z=4), True)):
+        job, machine = job_of(grid, overlap=Overlap(gathered_bytes=0)), machine_of(inter=3e9)
+        costs = Costs(machine, grid, "bf16")
+        assert (costs.wires["x"] == costs.wires["z"]) == shared
+        events = list(timeline(job, machine).events)
+        alone = sum(
+            (cost.gather + cost.scatter) * repeats
+            for tasks, repeats in make_program(job).micro_batch()
+            for cost in map(costs.task, tasks)
+        )
+        weights = [
+            e
+            for e in events
+            if e.stream == "z" and e.name.endswith(("all_gather", "reduce_scatter"))
+            and not e.name.startswith("order")
+        ]  # fmt: skip
+        lasts = sum(e.end_s - e.start_s for e in weights)
+        at_the_end = ("gradients", "order", "grad norm")  # which find z idle, or nearly so
+        x = [e for e in events if e.stream == "x" and not e.name.startswith(at_the_end)]
+        together = busy_together([*weights, *x], "x", "z")
+        assert together > 0
+        assert lasts - alone == pytest.approx(together if shared else 0.0, abs=1e-9)
 
 
 def test_prefetching_nothing_hides_no_gather() -> None:

@@ -32,12 +32,17 @@ class TaskCost(NamedTuple):
 
 class Costs:
     """Costs on one grid of one machine, for one dtype. A collective costs the same wherever it is
-    issued; two at once on one axis follow each other."""
+    issued; two at once on one wire follow each other.
+
+    wires: of the axes with several ranks; those with equal ones send over the same links.
+    """
 
     def __init__(self, machine: Machine, grid: GridSize, dtype: str) -> None:
         self._machine, self._dtype = machine, dtype
         self._size = grid._asdict()
-        self._links = {a: machine.link(grid, a) for a in COMMUNICATING if self._size[a] > 1}
+        axes = [a for a in COMMUNICATING if self._size[a] > 1]
+        self._links = {a: machine.link(grid, a) for a in axes}
+        self.wires = {a: machine.wire(grid, a) for a in axes}
 
     def collective(self, c: Collective) -> float:
         return self._machine.collective_seconds(c, self._links[c.axis], self._size[c.axis])
@@ -72,6 +77,11 @@ class Costs:
             self.collective(task.gather) if task.gather is not None else 0.0,
             self.collective(task.scatter) if task.scatter is not None else 0.0,
         )  # fmt: skip
+
+    def beside(self, axis: str) -> frozenset[str]:
+        """The other axes that send over the wire of this one."""
+        own = self.wires.get(axis)
+        return frozenset(a for a, wire in self.wires.items() if a != axis and wire == own)
 
     def optimizer(self, num_bytes: int) -> float:
         return self._machine.elementwise_seconds(num_bytes)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from axonn_ext.planner.costs import Costs
+from axonn_ext.planner.costs import Costs, TaskCost
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.memory import Memory
 from axonn_ext.planner.options import Job
@@ -43,6 +43,7 @@ class Pieces(NamedTuple):
 
     fixed: once a micro-batch. Of one block: forward, backward, and what crosses z.
     saved: by keeping gathered inputs. sums: of all gradients over what backward has left.
+    wire_*: of these, what the path's collectives use z's wire.
     """
 
     fixed: float
@@ -53,6 +54,9 @@ class Pieces(NamedTuple):
     scatter: float
     saved: float
     sums: float
+    wire_fixed: float
+    wire_forward: float
+    wire_backward: float
 
 
 def pieces_of(job: Job, machine: Machine) -> Pieces:
@@ -63,6 +67,11 @@ def pieces_of(job: Job, machine: Machine) -> Pieces:
         [costs.task(task) for task in part] for part in parts
     )
     ends = [*first, *last, *last_back, *first_back]
+    beside_z = costs.beside("z")
+
+    def on_wire(several: Iterable[TaskCost]) -> float:
+        return sum(t for cost in several for axis, t in cost.path if axis in beside_z)
+
     return Pieces(
         fixed=sum(c.seconds for c in ends),
         fixed_z=sum(c.gather + c.scatter for c in ends),
@@ -76,6 +85,9 @@ def pieces_of(job: Job, machine: Machine) -> Pieces:
             for task, cost in zip(parts.block_backward, block_back, strict=True)
             if task.matmul is not None and task.matmul.layout == "TN"
         ),
+        wire_fixed=on_wire(ends),
+        wire_forward=on_wire(block),
+        wire_backward=on_wire(block_back),
         sums=costs.all_reduce("data", parameters_of_rank(job) * job.options.width),
     )
 
@@ -98,6 +110,10 @@ def closed_form_s(pieces: Pieces, job: Job) -> float:
     again_z = options.recompute and not block_is_held(job)
     passes = (2 + again_z) * parts - (2 * parts - 1) * held_share(job)
     over_z = parts * (pieces.fixed_z + layers * pieces.scatter) + passes * layers * pieces.gather
+    if over_z:
+        times = 2 if options.recompute else 1
+        path = pieces.wire_fixed + layers * (times * pieces.wire_forward + pieces.wire_backward)
+        over_z += parts * path
     beside = layers * (again + backward)
     sums = 2 * pieces.sums if options.width == 2 else pieces.sums  # they cross in fp32
     return max(parts * on_path, over_z) + max(0.0, sums - beside)

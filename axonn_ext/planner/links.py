@@ -89,6 +89,13 @@ class Links:
         """Ranks that there are; None where there is no end."""
         return self.levels[-1].ranks
 
+    def wire(self, inner: int, size: int, axis: str, num_ranks: int) -> str:
+        """What the groups of an axis share with those of others that have the same: a level, or
+        nothing where the axis has links of its own."""
+        level = self.levels[self._level_of(inner * size, num_ranks)]
+        own = any(row.axis == axis for row in level.measured)
+        return f"{level.name} along {axis}" if own else level.name
+
     def _find(self, inner: int, size: int, axis: str, num_ranks: int) -> Link:
         """Measured where it was; else the model, corrected by how wrong it was nearby."""
         index = self._level_of(inner * size, num_ranks)

@@ -30,8 +30,8 @@ class Machine:
     products, by dtype. hidden_share: of an x or y collective, what a fused op hides behind the
     product beside it at most (0: one after the other). launch_s: of one operation of any size.
     slowdown: what arithmetic takes in a training step, over what kernels take at their best (power,
-    gaps, what is not fused); 1 where the file's numbers are of whole steps. device: "cuda", or "cpu",
-    whose collectives sum low precision in copies of fp32.
+    gaps, what is not fused); 1 where the file's numbers are of whole steps. device: "cuda", or
+    "cpu", whose collectives sum low precision in copies of fp32.
     """
 
     name: str
@@ -69,6 +69,10 @@ class Machine:
         Raises PlannerError where the machine has too few ranks.
         """
         return self.links.of(grid.inner(axis), getattr(grid, axis), axis, grid.size)
+
+    def wire(self, grid: GridSize, axis: str) -> str:
+        """The name of what the groups along an axis send over: axes of one name share it."""
+        return self.links.wire(grid.inner(axis), getattr(grid, axis), axis, grid.size)
 
     def collective_seconds(self, collective: Collective, link: Link, group_size: int) -> float:
         """Of a ring: bytes over bandwidth, and a latency for each of its steps."""

@@ -2,7 +2,8 @@
 
 One stream computes; each axis has one that communicates, and serves its collectives in the order in
 which they are issued: the order of `axonn_ext.overlap` where that is on. A collective on the path
-(x, y; without overlap all) keeps the compute stream waiting.
+(x, y; without overlap all) keeps the compute stream waiting. Axes that send over the same wire (the
+links of a GPU, or of a node) share it: what is beside the path goes on when the path does not send.
 """
 
 from __future__ import annotations
@@ -84,12 +85,14 @@ class _Passes(NamedTuple):
     """Where all forward and backward passes have led to.
 
     backward_s  when the last micro-batch's backward began
+    used_s      how long, since then, other axes have used the data axis' wire
     z_free_s    when the last scatter is done
     """
 
     end_s: float
     compute_s: float
     backward_s: float
+    used_s: float
     z_free_s: float
     exposed_s: Mapping[str, float]
 
@@ -106,7 +109,8 @@ class _Passes(NamedTuple):
         }
         return _Passes(
             on(self.end_s, other.end_s), on(self.compute_s, other.compute_s),
-            on(self.backward_s, other.backward_s), on(self.z_free_s, other.z_free_s), exposed,
+            on(self.backward_s, other.backward_s), on(self.used_s, other.used_s),
+            on(self.z_free_s, other.z_free_s), exposed,
         )  # fmt: skip
 
 
@@ -130,6 +134,7 @@ class _Simulation:
         self._program, self._records = program, records
         self._overlap = job.options.overlap
         costs = Costs(machine, job.grid, job.options.dtype)
+        self._beside_z, self._beside_data = costs.beside("z"), costs.beside("data")
         self._parts = [
             [(task, costs.task(task)) for task in tasks] for tasks, _ in program.micro_batch()
         ]
@@ -145,6 +150,10 @@ class _Simulation:
         """All passes of a step of that many layers and micro-batches."""
         self._free = dict.fromkeys((COMPUTE, *COMMUNICATING), 0.0)
         self._now, self._computed, self._backward_from = 0.0, 0.0, 0.0
+        # Of z's own time, which stands still while the path uses its wire: how far it is behind.
+        self._behind = 0.0
+        self._pauses: list[tuple[float, float]] = []  # in z's time: when, and for how long
+        self._used = 0.0  # of the data axis' wire, by other axes
         self._exposed: defaultdict[str, float] = defaultdict(float)
         self._events: list[Event] = []
         self._scatters: deque[float] = deque()
@@ -153,8 +162,10 @@ class _Simulation:
         self._gathered: deque[float] = deque()  # when those under way, ahead of their use, are done
         for step in steps:
             self._run_step(step)
+        z_free = self._free["z"] + self._behind
+        self._events = [self._in_real_time(event) for event in self._events]
         return _Passes(
-            self._now, self._computed, self._backward_from, self._free["z"], dict(self._exposed)
+            self._now, self._computed, self._backward_from, self._used, z_free, dict(self._exposed)
         )
 
     def finish(self, passes: _Passes) -> Timeline:
@@ -162,7 +173,7 @@ class _Simulation:
         self._free = dict.fromkeys(self._free, 0.0) | {"z": passes.z_free_s}
         self._now, self._computed = passes.end_s, passes.compute_s
         self._exposed = defaultdict(float, passes.exposed_s)
-        self._sum_gradients(passes.backward_s)
+        self._sum_gradients(passes)
         for axis in COMMUNICATING:
             self._wait_for(axis, self._free[axis])
         for c, seconds in self._norms:
@@ -199,26 +210,43 @@ class _Simulation:
             yield from steps(block_back, layer, _share(num_layers - held - layer))
         yield from steps(first_back, None, 1.0)
 
-    def _sum_gradients(self, backward_s: float) -> None:
+    def _sum_gradients(self, passes: _Passes) -> None:
         """With overlap, buckets of weights' gradients cross the data axis as the last micro-batch's
-        backward fills them; what crosses other axes, biases and norms, is little and comes last."""
+        backward fills them, whenever no other axis uses their wire; what crosses other axes, biases
+        and norms, is little and comes last."""
         if self._overlap is None:
             for c, seconds in self._sums:
                 self._wait_for(c.axis, self._issue(c, seconds, self._now))
             return
         buckets = [sum for sum in self._sums if sum[0].axis == "data"]
-        backward = self._now - backward_s
+        began, backward = passes.backward_s, self._now - passes.backward_s
+        left = max(0.0, 1 - passes.used_s / backward) if backward else 1.0  # of the wire
+        free = 0.0  # in seconds of the wire that are left, since backward began
         for i, (c, seconds) in enumerate(buckets):
-            self._issue(c, seconds, backward_s + backward * (i + 1) / len(buckets))
+            start = max(free, left * backward * (i + 1) / len(buckets))
+            free = start + seconds
+            self._beside_backward(c, start, free, left=left, began=began)
         for c, seconds in self._sums:
             if c.axis != "data":
                 self._issue(c, seconds, self._now)
+
+    def _beside_backward(
+        self, c: Collective, start: float, end: float, *, left: float, began: float
+    ) -> None:
+        """From `start` to `end` in seconds of the wire that backward leaves, and all after it."""
+        whole = left * (self._now - began)
+
+        def real(seconds: float) -> float:
+            return began + seconds / left if seconds < whole else self._now + seconds - whole
+
+        self._free["data"] = real(end)
+        self._record("data", f"{c.what}: {c.kind}", real(start), real(end))
 
     # --- One task --------------------------------------------------------------------------------
 
     def _run_step(self, step: _Step) -> None:
         if step is _BACKWARD:
-            self._backward_from = self._now
+            self._backward_from, self._used = self._now, 0.0
             return
         self._index = step.micro_batch
         if step.task.gather is not None:
@@ -237,11 +265,15 @@ class _Simulation:
             if i == before:
                 self._compute(step.name, cost.compute)
             c = (*task.before, *task.after)[i]
-            start = max(self._now, self._free[axis])
-            end = start + seconds * shown
-            self._free[axis] = end
-            self._record(axis, f"{step.name}: {c.kind}", start, end)
-            self._wait_for(axis, end)
+            behind = self._behind if axis == "z" else 0.0
+            start = max(self._now - behind, self._free[axis])
+            if axis in self._beside_z:
+                self._pause(seconds, start)
+            if axis in self._beside_data:
+                self._used += seconds
+            self._free[axis] = start + seconds * shown
+            self._record(axis, f"{step.name}: {c.kind}", start, self._free[axis])
+            self._wait_for(axis, self._free[axis] + behind)
         if len(cost.path) <= before:
             self._compute(step.name, cost.compute)
 
@@ -253,29 +285,49 @@ class _Simulation:
         prefetch = self._overlap.prefetch if self._overlap is not None else 0
         while self._to_gather and len(self._gathered) <= prefetch:
             self._gathered.append(self._gather(self._to_gather.popleft()))
-        self._wait_for("z", self._gathered.popleft())
+        self._wait_for("z", self._gathered.popleft() + self._behind)
 
     def _gather(self, step: _Step) -> float:
         share = step.share if self._overlap is not None else 1.0
         if not share:
             return 0.0  # it is held still
-        start = max(self._now, self._free["z"])
-        end = start + step.cost.gather * share * self._shown(step.cost)
-        self._free["z"] = end
-        self._record("z", f"{step.name}: all_gather", start, end)
-        return end
+        return self._beside(f"{step.name}: all_gather", step.cost.gather * share, step.cost)
 
     def _scatter(self, step: _Step) -> None:
-        start = max(self._now, self._free["z"])
-        end = start + step.cost.scatter * self._shown(step.cost)
-        self._free["z"] = end
-        self._record("z", f"{step.name}: reduce_scatter", start, end)
+        end = self._beside(f"{step.name}: reduce_scatter", step.cost.scatter, step.cost)
         if self._overlap is None:
-            self._wait_for("z", end)
+            self._wait_for("z", end + self._behind)
             return
         self._scatters.append(end)
         while len(self._scatters) > self._overlap.deferred:
-            self._wait_for("z", self._scatters.popleft())
+            self._wait_for("z", self._scatters.popleft() + self._behind)
+
+    def _beside(self, name: str, seconds: float, cost: TaskCost) -> float:
+        """Queues a collective over z; returns when it is done, in z's time."""
+        seconds *= self._shown(cost)
+        if "z" in self._beside_data:
+            self._used += seconds
+        start = max(self._now - self._behind, self._free["z"])
+        self._free["z"] = start + seconds
+        self._record("z", name, start, start + seconds)
+        return start + seconds
+
+    def _pause(self, seconds: float, at: float) -> None:
+        """z's time stands still while the path uses its wire."""
+        if self._overlap is not None:
+            if self._records:
+                self._pauses.append((at - self._behind, seconds))
+            self._behind += seconds
+
+    def _in_real_time(self, event: Event) -> Event:
+        if event.stream != "z":
+            return event
+        start, end = (
+            t
+            + sum(seconds for at, seconds in self._pauses if at < t - 1e-12 or (at <= t and begins))
+            for t, begins in ((event.start_s, True), (event.end_s, False))
+        )
+        return event._replace(start_s=start, end_s=end)
 
     def _shown(self, cost: TaskCost) -> float:
         """The share of a z collective that a fused op does not hide, where the op does it all."""
