@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import re
 import threading
 import tomllib
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.distributed import HashStore
 
 from axonn_ext.cli import main
 from axonn_ext.cli.train import _worker_arguments
 from axonn_ext.planner import load_machine, plan
 from axonn_ext.planner.machine import machine_names
-from axonn_ext.train.auto_grid import choose_grid, default_machine, machine_of_gpu, make_request
+from axonn_ext.train.auto_grid import choose_grid, machine_here, machine_of_gpu, make_request
 from axonn_ext.train.config_file import Override, load_config
 from axonn_ext.train.errors import UserError
 from axonn_ext.train.job import prepare
@@ -61,15 +65,78 @@ def test_machine_that_was_measured_comes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AXONN_CACHE_DIR", str(tmp_path))
-    assert default_machine("cpu") == "host" and "host" in machine_names()
+    generic, note = machine_here("cpu", "fp32", 4)
+    assert (generic.name, note) == ("host", "a generic machine") and "host" in machine_names()
+    assert generic.memory_bytes == physical_memory() // 4
     measured = tmp_path / "machines" / "this.toml"
     measured.parent.mkdir()
     known = ROOT / "axonn_ext" / "planner" / "machines" / "host.toml"
     measured.write_text(known.read_text().replace("bytes_per_s = 3e9", "bytes_per_s = 3e6"))
     slow = choose_grid(load_config(None), world_size=4, machine=None)
-    assert slow.machine == default_machine("cpu") == "this"
+    assert (slow.machine, slow.note) == ("this", "")
+    assert slow.describe().endswith("grids that fit")
     usual = choose_grid(load_config(None), world_size=4, machine="host")
     assert slow.step_time_s > 2 * usual.step_time_s
+
+
+def physical_memory() -> int:
+    """As Linux tells it, which may keep some pages to itself."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('device = "cpu"', 'device = "cuda"', "is of cuda, not cpu"),
+        ("fp32 =", "fp16 =", "has bf16 and fp16, not fp32"),
+        ("[[levels]]", "[[levels]]\nranks = 3", "has 3 ranks, not 4"),
+    ],
+)
+def test_a_measured_machine_of_another_kind_of_job_is_not_taken(
+    old: str, new: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AXONN_CACHE_DIR", str(tmp_path))
+    measured = tmp_path / "machines" / "this.toml"
+    measured.parent.mkdir()
+    known = ROOT / "axonn_ext" / "planner" / "machines" / "host.toml"
+    text = re.sub(r"(?m)^ranks = .*\n", "", known.read_text())
+    assert old in text
+    text = text.replace("fp32 = 0.7", "fp16 = 0.7") if new.startswith("fp16") else text
+    measured.write_text(text.replace(old, new))
+    choice = choose_grid(load_config(None), world_size=4, machine=None)
+    assert choice.machine == "host"
+    note = f"(a generic machine; not the measured one, which {problem})"
+    assert choice.describe().endswith(note), choice.describe()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name", "note"),
+    [
+        ("NVIDIA RTX A6000", "ethernet", "a generic machine: NVIDIA RTX A6000 is not known"),
+        ("NVIDIA H200", "dgx-h200", ""),
+    ],
+)
+def test_gpus_have_the_memory_that_the_driver_tells(
+    gpu: str, name: str, note: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AXONN_CACHE_DIR", str(tmp_path))
+    properties = types.SimpleNamespace(total_memory=48_000_000_000)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    machine, said = machine_here("cuda", "bf16", 16)
+    assert (machine.name, said, machine.memory_bytes) == (name, note, 48_000_000_000)
+    assert 0 < machine.memory_reserved_bytes < load_machine(name).memory_reserved_bytes
+
+
+def test_memory_is_what_there_is_unless_a_machine_was_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = load_config(None)
+    name = "axonn_ext.train.auto_grid._memory_bytes"
+    monkeypatch.setattr(name, lambda device, ranks: 1_000_000)
+    with pytest.raises(UserError, match="memory"):
+        choose_grid(config, world_size=4, machine=None)
+    assert choose_grid(config, world_size=4, machine="host").note == ""
 
 
 def test_auto_grid_of_the_command(capsys: Capture) -> None:

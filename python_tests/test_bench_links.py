@@ -81,7 +81,10 @@ def measurements(by_axis: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("by_axis", [False, True])
 def test_the_planner_reads_what_is_written(tmp_path: Path, by_axis: bool):
     measured = measurements(by_axis)
-    text = machine_file(measured, num_ranks=4, description='a "name", 2 cores', source="measured")
+    text = machine_file(
+        measured, num_ranks=4, device="cuda", description='a "name", 2 cores', source="measured"
+    )
+    assert tomllib.loads(text)["device"] == "cuda"
     assert tomllib.loads(text)["description"] == 'a "name", 2 cores'
     path = tmp_path / "here.toml"
     path.write_text(text)
@@ -120,8 +123,10 @@ def test_two_ranks_measure_a_machine(pool: Any, tmp_path: Path):
     ]
     assert len(first["products"]) == len(plan.products)
     path = tmp_path / "this.toml"
-    path.write_text(machine_file(first, num_ranks=2, description="d", source="s"))
+    text = machine_file(first, num_ranks=2, device=plan.device, description="d", source="s")
+    path.write_text(text)
     machine = load_machine("this", this_file=path)
+    assert machine.device == "cpu" and machine.max_ranks == 2
     assert 1e6 < machine.peak_flops["fp32"] < 1e13
     assert 1e6 < machine.memory_bytes_per_s < 1e12
 

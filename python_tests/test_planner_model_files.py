@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from axonn_ext.data.vocabulary import ByteVocabulary, padded_size
 from axonn_ext.models import ModelConfig
 from axonn_ext.models.products import PRESETS as TUNED
 from axonn_ext.planner import Model, PlannerError
-from axonn_ext.planner.model_files import PRESETS, load_model
+from axonn_ext.planner.model_files import PRESETS, load_details, load_model
 from axonn_ext.train.config import Config, ModelTable
 from axonn_ext.train.config_file import to_toml
 
@@ -93,10 +94,22 @@ def test_a_trainers_file_has_the_trainers_defaults(tmp_path: Path) -> None:
     assert sizes(load_model(str(file))[1]) == sizes(Config().model_config(384))
 
 
+@pytest.mark.parametrize("data", ["", '[data]\nvocabulary = "bytes"', "[data]\nmax_bytes = 9"])
+def test_bytes_as_the_trainer_pads_them(tmp_path: Path, data: str) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f"[model]\nhidden_size = 128\n{data}")
+    assert load_model(str(file))[1].vocab_size == padded_size(ByteVocabulary.num_tokens)
+    assert load_details(str(file)) == {}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[model]\nhidden_size = 64", "model.vocab_size is 0, so the tokenizer would decide it"),
+        (
+            '[model]\nhidden_size = 64\n[data]\nvocabulary = "mine.json"',
+            "model.vocab_size is 0, so the tokenizer would decide it",
+        ),
+        ("[model]\n[data]\nvocabulary = 1", "data.vocabulary must be a text"),
         ("[train]\nsteps = 1", "model must be a table; it is missing"),
         ("[model]\nvocab_size = 8\nhiden_size = 64", "did you mean 'hidden_size'"),
         ("[model]\nvocab_size = 8\nhidden_size = -4", "model.hidden_size must be a whole number"),
@@ -153,11 +166,48 @@ def test_hugging_face(tmp_path: Path, values: dict[str, Any], expected: Model) -
 
 
 @pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (LLAMA, {"rope_theta": 500000.0, "norm_eps": 1e-6, "init_std": 0.02}),
+        (
+            LLAMA | {"rms_norm_eps": 1e-5, "rope_scaling": None, "initializer_range": 0.01},
+            {"rope_theta": 500000.0, "norm_eps": 1e-5, "init_std": 0.01},
+        ),
+        (
+            LLAMA | {"rope_theta": None, "rope_parameters": {"rope_theta": 2e6}},
+            {"rope_theta": 2e6, "norm_eps": 1e-6, "init_std": 0.02},
+        ),
+        (GPT2 | {"layer_norm_epsilon": 1e-6}, {"norm_eps": 1e-6, "init_std": 0.02}),
+    ],
+)
+def test_hugging_face_keys_without_size(
+    tmp_path: Path, values: dict[str, Any], expected: dict[str, float]
+) -> None:
+    folder = folder_of(tmp_path, values)
+    load_model(folder)
+    assert load_details(folder) == load_details(f"{folder}/config.json") == expected
+
+
+def test_presets_of_llama_3_have_their_rotary_base() -> None:
+    bases = {name: load_details(name).get("rope_theta") for name in PRESETS}
+    assert {name for name, base in bases.items() if base == 500000.0} == {
+        "llama3-8b", "llama3-70b", "llama3-405b"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"model_type": "qwen2"}, "model_type 'qwen2' is not supported; supported: gpt2, llama"),
         ({}, "model_type must be a text; it is missing"),
-        ([1], "must be a table, got [1]"),
+        ([1], "config.json: must be a table, got [1]"),
+        (LLAMA | {"rope_scaling": {"factor": 8.0}}, "rope_scaling must be null: rotary"),
+        (
+            LLAMA | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}},
+            "rope_parameters.rope_type must be 'default'",
+        ),
+        (LLAMA | {"hidden_act": "gelu"}, "hidden_act must be one of silu, swish, got 'gelu'"),
+        (GPT2 | {"activation_function": "relu"}, "activation_function must be one of gelu_new"),
         (LLAMA | {"attention_bias": True}, "attention_bias must be false: family 'llama' has no"),
         (LLAMA | {"sliding_window": 4096}, "sliding_window must be null"),
         (LLAMA | {"head_dim": 64}, "must be hidden_size / num_attention_heads = 128, got 64"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import re
 
 import pytest
 
@@ -42,7 +42,6 @@ def test_best_first_and_each_grid_once() -> None:
         assert config.job.grid.size == 16
         assert config.memory == memory_of(config.job)
         assert config.memory.total <= found.request.memory_limit
-        assert config.simulated
         assert config.step_time_s == simulate(config.job, found.request.machine).step_time_s
     assert found.fits + sum(found.rejected.values()) == found.num_considered
 
@@ -81,8 +80,6 @@ def test_what_is_given_is_not_searched() -> None:
         options = config.job.options
         assert options.recompute and options.overlap is None and options.save_gathered
         assert options.layout == "sharded" and options.micro_batches == 2
-    with pytest.raises(PlannerError, match="unknown options recompuet"):
-        request_of(fixed={"recompuet": True})
 
 
 def test_heads_over_y_where_y_does_not_divide_the_sequences() -> None:
@@ -94,13 +91,38 @@ def test_heads_over_y_where_y_does_not_divide_the_sequences() -> None:
 
 
 def test_less_memory_forces_recomputation_then_more_ranks() -> None:
-    request = request_of(batch_size=256)
+    # A large batch at once: activations are most of what is held.
+    request = request_of(batch_size=1024, micro_batches=(1,), memory_fraction=1.0)
     roomy = plan(request).configs[0]
-    needed = min(c.memory.total for c in plan(dataclasses.replace(request, top=99)).configs)
-    tight = machine_of(memory=math.ceil(needed * 1.02))
-    config = plan(dataclasses.replace(request, machine=tight, memory_fraction=1.0)).configs[0]
-    assert config.memory.total <= tight.memory_bytes
-    assert config.step_time_s >= roomy.step_time_s
+    assert not roomy.job.options.recompute
+    kept = plan(dataclasses.replace(request, fixed={"recompute": False}, top=99)).configs
+    least = least_memory(request, recompute=True)
+    assert least < least_memory(request, recompute=False) <= min(c.memory.total for c in kept)
+
+    tight = dataclasses.replace(request, machine=machine_of(memory=least))
+    config = plan(tight).configs[0]
+    assert config.job.options.recompute
+    assert config.memory.total <= least
+    assert config.step_time_s > roomy.step_time_s
+
+    with pytest.raises(PlannerError, match=r"does not fit in memory .*\. (32|64) GPUs would do"):
+        plan(dataclasses.replace(tight, machine=machine_of(memory=least - 1)))
+
+
+def least_memory(request: Request, *, recompute: bool) -> int:
+    """Of any configuration, found by bisection: the least memory with which there is a plan."""
+    low, high = 0, request.memory_limit
+    while high - low > 1:
+        middle = (low + high) // 2
+        machine = machine_of(memory=middle)
+        fixed = {"recompute": recompute}
+        tight = dataclasses.replace(request, machine=machine, fixed=fixed, top=1, simulate=1)
+        try:
+            plan(tight)
+            high = middle
+        except PlannerError:
+            low = middle
+    return high
 
 
 def test_a_model_that_does_not_fit_says_how_many_ranks_would() -> None:
@@ -111,18 +133,61 @@ def test_a_model_that_does_not_fit_says_how_many_ranks_would() -> None:
     text = str(raised.value)
     assert "does not fit in memory" in text
     ranks = smallest_that_fits(request)
-    assert ranks is not None and f"{ranks:,} ranks would do" in text
+    assert ranks is not None and f"{ranks:,} GPUs would do" in text
     assert plan(dataclasses.replace(request, num_ranks=ranks)).configs
     with pytest.raises(PlannerError):
         plan(dataclasses.replace(request, num_ranks=ranks // 2))
 
 
-def test_a_model_that_fits_nowhere() -> None:
-    request = request_of(model=Model(7, 7, 1, 1, 7), num_ranks=2, batch_size=1)
-    with pytest.raises(PlannerError, match="1 rank would do"):
+@pytest.mark.parametrize(
+    ("num_ranks", "expected"),
+    [(7, "6 or 8 GPUs would do"), (17, "16 or 32 GPUs would do"), (100, "96 or 128 GPUs would do")],
+)
+def test_where_nothing_divides_the_next_numbers_that_do_are_named(
+    num_ranks: int, expected: str
+) -> None:
+    model = Model(768, 384, 2, 6, 64)
+    request = request_of(model=model, num_ranks=num_ranks)
+    with pytest.raises(PlannerError) as raised:
         plan(request)
-    with pytest.raises(PlannerError, match=r"No power of two of ranks up to 1,048,576 does"):
-        plan(dataclasses.replace(request, machine=machine_of(memory=100)))
+    text = str(raised.value)
+    assert text.endswith(expected) and "memory" not in text and "GB" not in text
+    for count in re.findall(r"\d+", expected):
+        assert plan(dataclasses.replace(request, num_ranks=int(count))).configs
+
+
+def test_where_no_power_of_two_divides_fewer_ranks_are_named() -> None:
+    request = request_of(model=Model(7, 7, 1, 1, 7), num_ranks=2, batch_size=1)
+    with pytest.raises(PlannerError, match=r"\. 1 GPU would do$"):
+        plan(request)
+    cpus = dataclasses.replace(request.machine, device="cpu")
+    with pytest.raises(PlannerError, match=r"cannot run on 2 ranks .*\. 1 rank would do$"):
+        plan(dataclasses.replace(request, machine=cpus))
+
+
+def test_a_model_that_fits_nowhere() -> None:
+    request = request_of(num_ranks=1, batch_size=1, machine=machine_of(memory=100))
+    with pytest.raises(PlannerError, match="No power of two of GPUs up to 1,048,576 does"):
+        plan(request)
+    two = dataclasses.replace(request, model=Model(7, 7, 1, 1, 7), num_ranks=2)
+    with pytest.raises(PlannerError, match="does: take a batch and a model with more divisors"):
+        plan(two)
+
+
+def test_a_vocabulary_that_does_not_divide_comes_with_one_that_would() -> None:
+    model = Model(50257, 256, 2, 8, 64)
+    hint = "vocab_size not divisible (pad it, e.g. to 50304)"
+    found = plan(request_of(model=model))
+    assert found.rejected[hint] > 0
+    padded = plan(request_of(model=dataclasses.replace(model, vocab_size=50304)))
+    assert not any("vocab_size" in reason for reason in padded.rejected)
+
+
+def test_memory_is_of_the_machines_device() -> None:
+    cpus = dataclasses.replace(machine_of(), device="cpu")
+    for machine in (machine_of(), cpus):
+        for config in plan(request_of(machine=machine)).configs:
+            assert config.memory == memory_of(config.job, device=machine.device)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +197,17 @@ def test_a_model_that_fits_nowhere() -> None:
         ({"num_ranks": 2**21}, "num_ranks must be at most 1,048,576"),
         ({"batch_size": -4}, "batch_size must be a whole number >= 1, got -4"),
         ({"memory_fraction": float("nan")}, "memory_fraction must be above 0"),
+        ({"batch_size": 10**18}, "batch_size must be at most 1,099,511,627,776"),
+        ({"batch_size": 64, "micro_batches": (7,)}, r"divide batch_size=64, got 7 \(4 and 8 do\)"),
+        ({"micro_batches": (2, 65)}, r"micro_batches must divide .*, got 65 \(64 does\)"),
+        ({"micro_batches": (0,)}, "micro_batches must be whole numbers >= 1, got 0"),
+        ({"micro_batches": ()}, "micro_batches must be None or name at least one"),
+        ({"layouts": ()}, "layouts must be some of sharded, replicated"),
+        ({"layouts": ("shard",)}, "layouts must be some of sharded, replicated"),
+        ({"fixed": {"recompuet": True}}, "fixed may hold heads_over_y, .*, got recompuet"),
+        ({"fixed": {"layout": "sharded"}}, "fixed may hold heads_over_y, .*, got layout"),
+        ({"fixed": {"recompute": "on"}}, "recompute must be True or False, got 'on'"),
+        ({"fixed": {"overlap": True}}, "overlap must be None or an Overlap, got True"),
         ({"dtype": "fp16"}, "machine test has no peak for dtype 'fp16', only for bf16, fp32"),
     ],
 )

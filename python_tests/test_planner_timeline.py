@@ -101,10 +101,16 @@ def test_the_events_are_the_program() -> None:
         issued = sum(len(list(task.collectives())) for task in tasks)
         issued += len(program.gradient_sums) + len(program.norm_sums)
         communicated = len(events) - computed
+        spared = issued - communicated
         if job.options.overlap is None:
-            assert communicated == issued
-        else:
-            assert communicated <= issued
+            assert spared == 0
+        else:  # gathers of weights that are held, but each is gathered once and all are summed
+            gathers = [task.name for task in tasks if task.gather is not None]
+            assert 0 <= spared <= len(gathers) - job.model.num_layers * 4 * (job.grid.z > 1)
+            sums = sum(
+                event.name.endswith("reduce_scatter") for event in events if event.stream == "z"
+            )
+            assert sums == sum(task.scatter is not None for task in tasks)
 
 
 def _is_free(task: object) -> bool:

@@ -120,7 +120,9 @@ def overlapped_jobs() -> list[Job]:
     for sizes in ((1, 1, 4, 1), (1, 1, 2, 2), (2, 1, 2, 1)):
         for recompute in (False, True):
             options = Options(dtype="fp32", overlap=Overlap(gathered_bytes=0), recompute=recompute)
-            jobs.append(Job(SMALL, GridSize(*sizes), options, batch_size=8))
+            for tied in (False, True):
+                model = dataclasses.replace(SMALL, tie_embeddings=tied)
+                jobs.append(Job(model, GridSize(*sizes), options, batch_size=8))
     return jobs
 
 

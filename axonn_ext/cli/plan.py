@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import re
 import time
@@ -17,12 +18,12 @@ from axonn_ext.bench.results import check_writable
 from axonn_ext.cli import plan_files, plan_report, plan_scaling
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate
-from axonn_ext.planner.machine import load_machine
 from axonn_ext.planner.model_files import load_model
 from axonn_ext.planner.options import LAYOUTS, WIDTHS, Overlap
 from axonn_ext.planner.search import Plan, Request, plan, smallest_that_fits
 from axonn_ext.planner.timeline import timeline
 from axonn_ext.train.errors import UserError
+from axonn_ext.train.machines import find_machine
 
 PICTURES = (".png", ".svg", ".pdf")
 WIDTH = 250  # a table takes what it needs of this; in less, numbers would be cut short
@@ -78,8 +79,8 @@ def _add_fixed(group: argparse._ArgumentGroup) -> None:
     add("--micro-batches", type=_count, metavar="N", help="parts that a step is computed in")
     add("--recompute", choices=("on", "off"))
     add("--overlap", choices=("on", "off"))
-    add("--memory-fraction", type=float, default=0.9, metavar="F",
-        help="of a GPU's memory that may be used (default: %(default)s)")  # fmt: skip
+    add("--memory-fraction", type=float, default=Request.memory_fraction, metavar="F",
+        help="of what is usable of a GPU's memory (default: %(default)s)")  # fmt: skip
 
 
 def _add_outputs(group: argparse._ArgumentGroup) -> None:
@@ -87,7 +88,7 @@ def _add_outputs(group: argparse._ArgumentGroup) -> None:
     add("--top", type=_count, default=10, metavar="N",
         help="grids to show, each with its best options (default: %(default)s)")  # fmt: skip
     add("--explain", type=_count, metavar="N",
-        help="itemise memory, time and volumes of number N of the table")  # fmt: skip
+        help="itemise memory, time and volumes of the N-th fastest grid")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write what is shown, and more digits")
     add("--plot", type=Path, metavar="FILE", help="draw it: .png, .svg or .pdf")
     add("--timeline", type=Path, metavar="FILE.json",
@@ -117,7 +118,14 @@ def _range(text: str) -> tuple[int, int]:
         raise argparse.ArgumentTypeError(
             f"expected A..B with 1 <= A <= B, as 512..32768, got {text!r}"
         )
-    return int(match[1]), int(match[2])
+    low, high = int(match[1]), int(match[2])
+    last = plan_scaling.doubles(low, high)[-1]
+    if last != high:
+        nearest = min(2 * last, last, key=lambda n: abs(n - high))
+        raise argparse.ArgumentTypeError(
+            f"expected A..B with B one of A, 2 A, 4 A, ..., such as {low}..{nearest}, got {text!r}"
+        )
+    return low, high
 
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
@@ -132,13 +140,21 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         if args.weak or args.strong:
             plan_scaling.run(console, args, make_request(args))
             return 0
-        request = make_request(args)
-        result = plan(request)
+        found = plan(make_request(args))
     except PlannerError as error:
         raise UserError(str(error)) from None
+    if args.explain is not None and args.explain > len(found.configs):
+        raise UserError(
+            f"--explain: expected at most {len(found.configs)}, as only so many configurations "
+            f"were found, got {args.explain}"
+        )
+    result = dataclasses.replace(found, configs=found.configs[: args.top])
     plan_report.print_plan(console, result, tokens=args.tokens, seconds=time.perf_counter() - began)
     if args.explain is not None:
-        _explain(console, result, args.explain)
+        explained = found.configs[args.explain - 1]
+        plan_report.print_explanation(
+            console, explained, found.request.machine, number=args.explain
+        )
     _write(console, args, result)
     return 0
 
@@ -148,9 +164,8 @@ def make_request(args: argparse.Namespace) -> Request:
 
     Raises: UserError for what cannot be, with what could.
     """
-    measured = Path(settings.load().measured_machine)
     try:
-        machine = load_machine(args.machine, this_file=measured)
+        machine = find_machine(args.machine)
         name, model = load_model(args.model, sequence_length=args.seq)
     except PlannerError as error:
         raise UserError(str(error)) from None
@@ -236,7 +251,7 @@ def _check(args: argparse.Namespace) -> None:
 def _check_files(args: argparse.Namespace) -> None:
     for name in ("json", "plot", "timeline", "write_config"):
         check_writable(f"--{name.replace('_', '-')}", getattr(args, name))
-    if args.plot is not None and args.plot.suffix not in PICTURES:
+    if args.plot is not None and args.plot.suffix.lower() not in PICTURES:
         raise UserError(f"--plot: expected a name ending in .png, .svg or .pdf, got {args.plot}")
     if args.plot is not None and not _has_matplotlib():
         raise UserError("--plot needs matplotlib (pip install matplotlib)")
@@ -253,17 +268,9 @@ def _has_matplotlib() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def _explain(console: Console, result: Plan, number: int) -> None:
-    if number > len(result.configs):
-        raise UserError(f"--explain {number}: only {len(result.configs)} configurations were found")
-    plan_report.print_explanation(
-        console, result.configs[number - 1], result.request.machine, number=number
-    )
-
-
 def _write(console: Console, args: argparse.Namespace, result: Plan) -> None:
     """The files that were asked for."""
-    best, written = result.configs[0], []
+    best, written, notes = result.configs[0], [], []
     if args.json is not None:
         plan_files.write_json(args.json, plan_files.plan_as_json(result, tokens=args.tokens))
         written.append(args.json)
@@ -274,11 +281,14 @@ def _write(console: Console, args: argparse.Namespace, result: Plan) -> None:
         written.append(args.plot)
     if args.timeline is not None:
         written += _write_timeline(args.timeline, best, result)
+        notes += [plan_files.left_out(args.timeline, best.job)]
     if args.write_config is not None:
         title = plan_report.describe(result.request)
-        plan_files.write_config(args.write_config, best, title=title, base=Path(args.model))
+        plan_files.write_config(args.write_config, best, title=title, model=args.model)
         written.append(args.write_config)
     plan_report.print_written(console, written)
+    for note in filter(None, notes):
+        plan_report.say(console, note)
 
 
 def _write_timeline(path: Path, best: Estimate, result: Plan) -> list[Path]:

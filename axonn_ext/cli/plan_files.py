@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from axonn_ext.cli.plan_report import days, duration, gigabytes
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.grid import COMMUNICATING
+from axonn_ext.planner.model_files import load_details
+from axonn_ext.planner.options import Job
 from axonn_ext.planner.program import bytes_by_axis, make_program
 from axonn_ext.planner.search import Plan, Request
 from axonn_ext.planner.timeline import COMPUTE, Timeline
@@ -68,7 +70,6 @@ def config_as_json(estimate: Estimate, *, tokens: float) -> Json:
         "memory_bytes": memory.total,
         "memory_items": memory._asdict(),
         "binding": estimate.binding,
-        "simulated": estimate.simulated,
     }
 
 
@@ -80,7 +81,8 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_chrome_trace(path: Path, step: Timeline) -> None:
-    """The simulated step for chrome://tracing or Perfetto: a row for each stream."""
+    """The simulated step for chrome://tracing or Perfetto: a row for each stream. Of many
+    micro-batches, which are all alike, the first and the last two."""
     used = {event.stream for event in step.events}
     streams = [name for name in (COMPUTE, *COMMUNICATING) if name in used]
     events: list[Json] = []
@@ -89,7 +91,10 @@ def write_chrome_trace(path: Path, step: Timeline) -> None:
         label = name if name == COMPUTE else f"axis {name}"
         events.append({**place, "name": "thread_name", "args": {"name": label}})
         events.append({**place, "name": "thread_sort_index", "args": {"sort_index": row}})
+    last = max(event.micro_batch for event in step.events)
     for event in step.events:
+        if not _is_drawn(event.micro_batch, last):
+            continue
         events.append(
             {
                 "ph": "X", "pid": 0, "tid": streams.index(event.stream), "name": event.name,
@@ -100,15 +105,28 @@ def write_chrome_trace(path: Path, step: Timeline) -> None:
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
 
 
+def left_out(path: Path, job: Job) -> str:
+    """What `write_chrome_trace` leaves out of the step of that job, for the user; "" if nothing."""
+    parts = job.options.micro_batches
+    shown = [str(part + 1) for part in range(parts) if _is_drawn(part, parts - 1)]
+    if len(shown) == parts:
+        return ""
+    return f"{path} has micro-batches {', '.join(shown)} of {parts:,}; those between are like them"
+
+
+def _is_drawn(micro_batch: int, last: int) -> bool:
+    return micro_batch == 0 or micro_batch >= last - 1
+
+
 # --- The trainer's configuration -----------------------------------------------------------------
 
 
-def write_config(path: Path, estimate: Estimate, *, title: str, base: Path) -> None:
+def write_config(path: Path, estimate: Estimate, *, title: str, model: str) -> None:
     """A configuration of `axonn-ext train`; what the planner knows nothing of (text, optimizer) is
-    that of the trainer's file `base`, if it is one, or else the trainer's default. Loads Torch."""
+    that of the trainer's file `model`, if it is one, or else the trainer's default. Loads Torch."""
     from axonn_ext.train.config_file import to_toml
 
-    text = to_toml(trainer_config(estimate, base=base))
+    text = to_toml(trainer_config(estimate, source=model))
     head = (
         f"# Written by axonn-ext plan: {title}.\n"
         f"# Predicted: {duration(estimate.step_time_s)} a step, "
@@ -117,16 +135,18 @@ def write_config(path: Path, estimate: Estimate, *, title: str, base: Path) -> N
     path.write_text(f"{head}\n{text}", encoding="utf-8")
 
 
-def trainer_config(estimate: Estimate, *, base: Path) -> Config:
-    """base: the trainer's file whose other keys are kept, if there is one."""
+def trainer_config(estimate: Estimate, *, source: str) -> Config:
+    """source: what the model was loaded from; of a trainer's file, other keys are kept."""
     from axonn_ext.train.config import Config, GridTable
     from axonn_ext.train.config_file import load_config
 
+    base = Path(source)
     config = load_config(base) if base.suffix == ".toml" and base.is_file() else Config()
     job, model = estimate.job, estimate.job.model
     chosen, overlap = job.options, job.options.overlap
     sizes = dataclasses.asdict(model)
     sizes |= {name: sizes[name] or 0 for name in ("num_kv_heads", "intermediate_size")}
+    sizes |= load_details(source)
     searched = {key.name for key in dataclasses.fields(config.parallel)} - {"algorithm"}
     carried = {"mode": "off"} if overlap is None else {"mode": "on", **dataclasses.asdict(overlap)}
     return dataclasses.replace(

@@ -89,6 +89,9 @@ def print_explanation(
     if any(getattr(job.grid, axis) > 1 for axis in COMMUNICATING):
         say(console, "")
         console.print(_axes_table(estimate, machine))
+    if job.options.overlap is not None and job.grid.z > 1:
+        say(console, "")
+        say(console, "GB sent: if no gathered weight is held from one use to the next")
 
 
 def _memory_table(estimate: Estimate, machine: Machine) -> Table:

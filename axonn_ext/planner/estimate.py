@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from axonn_ext.planner.costs import Costs, TaskCost
@@ -23,7 +23,6 @@ class Estimate:
     peak_fraction  model flops (nothing counted twice) over time and the machine's peak
     tokens_per_s   of all ranks
     binding        what limits it, in words
-    simulated      whether the schedule was simulated, or only closed forms applied
     """
 
     job: Job
@@ -35,7 +34,6 @@ class Estimate:
     peak_fraction: float
     tokens_per_s: float
     binding: str
-    simulated: bool
 
 
 class Pieces(NamedTuple):
@@ -62,7 +60,7 @@ class Pieces(NamedTuple):
 def pieces_of(job: Job, machine: Machine) -> Pieces:
     """For a legal job with the default of all options but layout and heads_over_y."""
     costs = Costs(machine, job.grid, job.options.dtype)
-    parts = parts_of(job)
+    parts = parts_of(replace(job, options=replace(job.options, overlap=None)))
     first, block, last, last_back, block_back, first_back = (
         [costs.task(task) for task in part] for part in parts
     )
@@ -135,7 +133,6 @@ def estimate(job: Job, machine: Machine, memory: Memory) -> Estimate:
         peak_fraction=flops / result.step_time_s / machine.peak_flops[job.options.dtype],
         tokens_per_s=tokens / result.step_time_s,
         binding=_binding(result.compute_s, exposed, machine, memory),
-        simulated=True,
     )
 
 

@@ -49,11 +49,6 @@ class Machine:
     device: str = "cuda"
 
     @property
-    def ranks_per_node(self) -> int | None:
-        """Ranks that share a unit of the first level of links; None where that has no end."""
-        return self.links.levels[0].ranks
-
-    @property
     def max_ranks(self) -> int | None:
         """Ranks that there are; None where there is no end."""
         return self.links.max_ranks

@@ -11,17 +11,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from axonn_ext.planner.activations import Kept, ModelSizes, kept_of, sizes_of
-from axonn_ext.planner.grid import COMMUNICATING, GridSize
+from axonn_ext.planner.errors import PlannerError
+from axonn_ext.planner.machine import DEVICES
 from axonn_ext.planner.options import Job
+from axonn_ext.planner.program import parameters_of_rank
 
 _FP32, _FP64 = 4, 8
 _SUM_BUCKET_BYTES = 32 << 20  # of axonn_ext.sync_gradients
-# Of torch's allocator on Hopper; 8 MiB on older GPUs.
-# Source: PyTorch, aten/src/ATen/cuda/CUDABlas.cpp, the default of CUBLAS_WORKSPACE_CONFIG.
-CUBLAS_WORKSPACE_BYTES = 32 << 20
-# Outside torch's allocator: a receive buffer of 10 MiB a channel of a ring
-# (https://github.com/NVIDIA/nccl/issues/1685); 16 channels are a guess.
-NCCL_BYTES_PER_AXIS = 16 * (10 << 20)
 
 
 class Memory(NamedTuple):
@@ -83,68 +79,62 @@ _Moment = tuple[int, int, int, int, int]
 def states_of(job: Job) -> States:
     """What each rank of a legal job holds of parameters, of gradients when all are there, and of
     the optimizer: two moments and a master where the dtype is not fp32, and a step count each."""
-    size, width = sizes_of(job.model), job.options.width
-    own = _elements_of(job, size).own
-    moments = own * (2 * _FP32 + (0 if width == _FP32 else _FP32)) + _FP32 * size.num_parameters
-    return States(own * width, own * width, moments)
+    return _states(job, parameters_of_rank(job))
 
 
-def gpu_library_bytes(grid: GridSize) -> int:
-    """What cuBLAS and NCCL take of a GPU, whatever is trained: `fixed_bytes` of `memory_of`."""
-    num_rings = sum(getattr(grid, axis) > 1 for axis in COMMUNICATING)
-    return CUBLAS_WORKSPACE_BYTES + num_rings * NCCL_BYTES_PER_AXIS
-
-
-def memory_of(job: Job, *, fixed_bytes: int = 0) -> Memory:
-    """What each rank of a legal job needs.
-
-    fixed_bytes: what the device's libraries take whatever the job; counted in `buffers`. None on
-    the CPU.
-    """
-    size = sizes_of(job.model)
-    elements = _elements_of(job, size)
-    moments = _Step(job, size, elements).moments()
-    gradients, gathered_weights, activations, logits, buffers = max(moments, key=sum)
+def _states(job: Job, own: int) -> States:
     width = job.options.width
     masters = 0 if width == _FP32 else _FP32
+    counts = _FP32 * sizes_of(job.model).num_parameters
+    return States(own * width, own * width, own * (2 * _FP32 + masters) + counts)
+
+
+def memory_of(job: Job, *, device: str = "cuda") -> Memory:
+    """What each rank of a legal job needs.
+
+    device: "cuda" or "cpu", whose collectives sum bf16 in copies of fp32.
+
+    Raises PlannerError for any other.
+    """
+    if device not in DEVICES:
+        raise PlannerError(f"device must be one of {', '.join(DEVICES)}, got {device!r}")
+    size = sizes_of(job.model)
+    elements = _elements_of(job, size)
+    moments = _Step(job, size, elements, device).moments()
+    gradients, gathered_weights, activations, logits, buffers = max(moments, key=sum)
+    states = _states(job, elements.own)
     return Memory(
-        parameters=elements.own * width,
+        parameters=states.parameters,
         gradients=gradients,
-        optimizer=elements.own * (2 * _FP32 + masters) + _FP32 * size.num_parameters,
+        optimizer=states.optimizer,
         gathered_weights=gathered_weights,
         activations=activations,
         logits=logits,
-        buffers=buffers + 2 * _FP64 * size.rotary + fixed_bytes,  # its angles
+        buffers=buffers + 2 * _FP64 * size.rotary,  # its angles
     )
 
 
 def _elements_of(job: Job, size: ModelSizes) -> _Elements:
     x, y, z, data, _ = job.grid
-    h, layers = size.hidden // y, size.layers
-    matrices = size.block // (x * y * z)
+    own = parameters_of_rank(job)
     table = size.vocab * size.hidden // (x * y * z)
-    weights = layers * matrices + table * (1 if size.tied else 2)
-    if size.llama:
-        rows, biases = (2 * layers + 1) * h, 0
-    else:
-        rows = (4 * layers + 2 + size.length) * h
-        biases = layers * ((size.qkv + size.up) // x + 2 * h)
+    if data > 1:
+        largest = max(table, size.runs[1] // (x * y * z))
+        return _Elements(own, table, own, own - table, largest)
     small = 0
-    if z > 1 or data > 1:
-        small = biases + rows
-    elif x > 1 and job.options.sharded:
-        small = rows
-    own = weights + biases + rows
-    if data == 1:
-        return _Elements(own, table, small, small, 0)
-    return _Elements(own, table, weights + small, weights + small - table,
-                     max(table, size.runs[1] // (x * y * z)))  # fmt: skip
+    if z > 1:
+        matrices = size.layers * size.block // (x * y * z)
+        small = own - matrices - table * (1 if size.tied else 2)  # norms, biases, positions
+    elif x > 1 and job.options.sharded:  # all but biases
+        num_rows = 2 * size.layers + 1 if size.llama else 4 * size.layers + 2 + size.length
+        small = num_rows * size.hidden // y
+    return _Elements(own, table, small, small, 0)
 
 
 class _Step:
     """The moments of one job. Sizes are in bytes, and of this rank, where not said otherwise."""
 
-    def __init__(self, job: Job, size: ModelSizes, elements: _Elements) -> None:
+    def __init__(self, job: Job, size: ModelSizes, elements: _Elements, device: str) -> None:
         options, grid = job.options, job.grid
         self.size, self.options, self.elements = size, options, elements
         self.x, self.y, self.z = x, y, z = grid.x, grid.y, grid.z
@@ -153,10 +143,12 @@ class _Step:
         self.mx, self.my = (self.m // x, self.m // y) if self.sharded else (self.m, self.m)
         self.kept: Kept = kept_of(job)
         self.overlap = options.overlap
-        # Sums are in fp32: of lower precision, the product is copied.
+        # The loss, buckets of overlap, the norm and AdamW take lower precision in fp32.
         self.wide = _FP32 if self.width < _FP32 else 0
-        self.sum_width = self.width + self.wide
-        self.wide_parts = self.wide if self.sharded else 0
+        # Collectives do so on the CPU only, by a copy: csrc/ops/group.cpp, sum_dtype.
+        self.copy = _FP32 if device == "cpu" and options.dtype == "bf16" else 0
+        self.sum_width = self.width + self.copy
+        self.copied_parts = self.copy if self.sharded else 0
         self.regathers = z > 1 and self.overlap is None and options.reshard_after_forward
         self.block = size.block * self.width // (x * y)  # a block's weights, whole over z
         self.table = elements.table * z * self.width
@@ -280,7 +272,7 @@ class _Step:
         if self.sharded and r > 1:
             inside += m * k * width
         if s > 1:
-            inside += m * n * self.sum_width + m * n // s * self.wide_parts
+            inside += m * n * self.sum_width + m * n // s * self.copied_parts
         return inside
 
     def _internals(self, n: int, k: int, r: int, s: int, has_weight: bool) -> int:
@@ -291,11 +283,11 @@ class _Step:
         dgrad = n * k * width if self.regathers and not has_weight else 0
         wgrad = 0
         if r > 1:
-            dgrad += m * k * self.sum_width + m * k // r * self.wide_parts
+            dgrad += m * k * self.sum_width + m * k // r * self.copied_parts
             if self.sharded and not self.options.save_gathered:
                 wgrad = m * k * width
         if self.z > 1 and self.overlap is None and not has_weight:
-            wgrad += n * k * self.sum_width + n * k // self.z * self.wide
+            wgrad += n * k * self.sum_width + n * k // self.z * self.copy
         return dy + max(dgrad, wgrad)
 
     def _embedding_rows(self) -> int:
@@ -323,7 +315,7 @@ class _Step:
 
     def _sums(self) -> int:
         """With overlap: every gradient that crosses, in fp32, and a bucket in the model's dtype.
-        Without: a bucket, its copy and its sum, beside those of the bucket before."""
+        Without: a bucket and its sum, on the CPU a copy too, beside those of the bucket before."""
         left = self.elements.left * self.width
         if left == 0:
             return 0
@@ -332,7 +324,7 @@ class _Step:
         if self.overlap is not None:
             return left // self.width * _FP32 + (bucket if self.wide else 0)
         following = min(bucket, left - bucket)
-        if not self.wide:
+        if not self.copy:
             return 2 * bucket + following
         return max(4 * bucket, bucket + 4 * following)
 

@@ -16,15 +16,13 @@ ROLES = {"expand": ("x", "y"), "contract": ("y", "x")}  # (r, s); see axonn_ext.
 
 
 class Linear(NamedTuple):
-    """Whole sizes: weight [N, K]. moved_in, moved_out: attention's side, for heads_over_y."""
+    """Whole sizes: weight [N, K]."""
 
     name: str
     role: str
     n: int
     k: int
     bias: bool
-    moved_in: bool = False
-    moved_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,8 +95,8 @@ class Model:
         """qkv, out, up, down: the Linears of one block, in the order of forward."""
         h, bias = self.hidden_size, self.family == "gpt2"
         return (
-            Linear("attention.qkv", "expand", self.qkv_size, h, bias, moved_out=True),
-            Linear("attention.out", "contract", h, h, bias, moved_in=True),
+            Linear("attention.qkv", "expand", self.qkv_size, h, bias),
+            Linear("attention.out", "contract", h, h, bias),
             Linear("mlp.up", "expand", self.up_size, h, bias),
             Linear("mlp.down", "contract", h, self.mlp_size, bias),
         )

@@ -94,23 +94,48 @@ def load_model(name: str, *, sequence_length: int | None = None) -> tuple[str, M
     return label, dataclasses.replace(model, sequence_length=sequence_length)
 
 
+def load_details(name: str) -> dict[str, float]:
+    """What a preset or a Hugging Face folder says of the trainer's [model] keys without size: of
+    rope_theta, norm_eps and init_std, those that may differ from the trainer's default. Of a TOML
+    file, none. Raises PlannerError, as `load_model` does."""
+    path = Path(name)
+    if name in PRESETS:
+        return {"rope_theta": 500000.0} if name.startswith("llama3-") else {}
+    if path.suffix == ".toml":
+        return {}
+    table = _hugging_face_table(path / "config.json" if path.is_dir() else path)
+    details = {"init_std": table.positive("initializer_range", 0.02)}
+    if table.text("model_type") == "gpt2":
+        return details | {"norm_eps": table.positive("layer_norm_epsilon", 1e-5)}
+    return details | {
+        "rope_theta": _rope_theta(table),
+        "norm_eps": table.positive("rms_norm_eps", 1e-6),  # transformers' default
+    }
+
+
 # --- The trainer's file --------------------------------------------------------------------------
 
 # What changes no size: the planner passes over it. `Model` has the rest.
 _WITHOUT_SIZE = frozenset({"implementation", "rope_theta", "norm_eps", "init_std"})
+_BYTES_VOCAB_SIZE = 256  # of data.vocabulary "bytes", which is a multiple of 128 already
 
 
 def _from_trainer(path: Path) -> Model:
     """Keys and defaults as axonn_ext.train has them; a test holds the two to each other."""
-    table = read_toml(path).table("model").without(_WITHOUT_SIZE)
-    if table.count("vocab_size", 0, least=0) == 0:
-        raise PlannerError(
-            f"{path}: model.vocab_size is 0, so the tokenizer would decide it: the planner needs "
-            "the number (what the training run prints, a multiple of 128)"
-        )
+    whole = read_toml(path)
+    table = whole.table("model").without(_WITHOUT_SIZE)
+    vocab_size = table.count("vocab_size", 0, least=0)
+    if vocab_size == 0:
+        data = whole.table("data") if whole.has("data") else Table({}, "data", str(path))
+        if data.text("vocabulary", "bytes") != "bytes":
+            raise PlannerError(
+                f"{path}: model.vocab_size is 0, so the tokenizer would decide it: the planner "
+                "needs the number (what the training run prints, a multiple of 128)"
+            )
+        vocab_size = _BYTES_VOCAB_SIZE
     model = _model(
         table,
-        vocab_size=table.count("vocab_size"),
+        vocab_size=vocab_size,
         hidden_size=table.count("hidden_size", 256),
         num_layers=table.count("num_layers", 4),
         num_heads=table.count("num_heads", 4),
@@ -142,17 +167,24 @@ def _model(
 # --- Hugging Face --------------------------------------------------------------------------------
 
 _LLAMA_LIKE = ("llama", "mistral")
+# Names of transformers for what axonn_ext.nn.MLP computes: gelu in tanh form, and silu.
+_GPT2_ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+_LLAMA_ACTIVATIONS = ("silu", "swish")
 
 
-def _from_hugging_face(path: Path) -> Model:
-    """config.json; what would make the model another one than ours is refused."""
+def _hugging_face_table(path: Path) -> Table:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise PlannerError(f"{path}: cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # of JSON or of UTF-8
         raise PlannerError(f"{path}: is not JSON: {error}") from None
-    table = Table(values, "", str(path)).without_nulls()
+    return Table(values, "", str(path)).without_nulls()
+
+
+def _from_hugging_face(path: Path) -> Model:
+    """config.json; what would make the model another one than ours is refused."""
+    table = _hugging_face_table(path)
     kind = table.text("model_type")
     if kind == "gpt2":
         return _hugging_face_gpt2(table)
@@ -166,6 +198,7 @@ def _from_hugging_face(path: Path) -> Model:
 
 def _hugging_face_gpt2(table: Table) -> Model:
     """Defaults are those of transformers' GPT2Config."""
+    table.one_of("activation_function", _GPT2_ACTIVATIONS, "gelu_new")
     return _model(
         table,
         vocab_size=table.count("vocab_size", 50257),
@@ -186,6 +219,8 @@ def _hugging_face_llama(table: Table) -> Model:
             raise table.error(key, "false: family 'llama' has no biases")
     if table.has("sliding_window"):
         raise table.error("sliding_window", "null: attention is over whole sequences")
+    table.one_of("hidden_act", _LLAMA_ACTIVATIONS, "silu")
+    _rope_theta(table)
     heads = table.count("num_attention_heads")
     model = _model(
         table,
@@ -202,3 +237,16 @@ def _hugging_face_llama(table: Table) -> Model:
     if table.count("head_dim", model.head_dim) != model.head_dim:
         raise table.error("head_dim", f"hidden_size / num_attention_heads = {model.head_dim}")
     return model
+
+
+def _rope_theta(table: Table) -> float:
+    """Of the key, or of the table that holds it since transformers 5; scaling is refused."""
+    if table.has("rope_scaling"):
+        raise table.error("rope_scaling", "null: rotary frequencies are not scaled")
+    theta = table.positive("rope_theta", 10000.0)
+    if not table.has("rope_parameters"):
+        return theta
+    rope = table.table("rope_parameters")
+    if rope.text("rope_type", "default") != "default":
+        raise rope.error("rope_type", "'default': rotary frequencies are not scaled")
+    return rope.positive("rope_theta", theta)

@@ -102,19 +102,21 @@ class _Step:
             return self.collective(kind, "z", block // self.size["z"], self.width, "weights")
         return self.collective(kind, "z", block, self.width, "gradients")
 
-    def linear_forward(self, linear: Linear, *, has_weight: bool = False) -> Task:
-        """has_weight: it is gathered elsewhere."""
+    def linear_forward(self, linear: Linear, *, gathers: bool = True) -> Task:
+        """gathers: its weight, here."""
         r, s = ROLES[linear.role]
         n, k = linear.n // self.size[r], linear.k // self.size[s]
         before = self._gather_rows(r, k)
         after = self.collective(self.sums, s, self.m * n, self.width, "activations")
         return Task(
             linear.name, Matmul(self.m, n, k, "NT"), before, self.present([after]),
-            gather=None if has_weight else self._weight(linear, "all_gather"),
+            gather=self._weight(linear, "all_gather") if gathers else None,
         )  # fmt: skip
 
-    def linear_backward(self, linear: Linear, *, has_weight: bool = False) -> tuple[Task, Task]:
-        """dgrad, then wgrad."""
+    def linear_backward(
+        self, linear: Linear, *, gathers: bool = True, scatters: bool = True
+    ) -> tuple[Task, Task]:
+        """dgrad, then wgrad. gathers: its weight; scatters: the weight's gradient, here."""
         r, s = ROLES[linear.role]
         n, k = linear.n // self.size[r], linear.k // self.size[s]
         kept = not self.options.reshard_after_forward and self.options.overlap is None
@@ -123,14 +125,24 @@ class _Step:
         dgrad = Task(
             f"{linear.name} dgrad", Matmul(self.m, k, n, "NN"), self._gather_rows(s, n),
             self.present([after]),
-            gather=None if has_weight or kept else self._weight(linear, "all_gather"),
+            gather=self._weight(linear, "all_gather") if gathers and not kept else None,
         )  # fmt: skip
         wgrad = Task(
             f"{linear.name} wgrad", Matmul(n, k, self.m, "TN"),
             self._gather_rows(r, k) if regather else (),
-            scatter=None if has_weight else self._weight(linear, "reduce_scatter"),
+            scatter=self._weight(linear, "reduce_scatter") if scatters else None,
+            touched_bytes=self._summed_bytes(linear) if scatters else 0,
         )  # fmt: skip
         return dgrad, wgrad
+
+    def _summed_bytes(self, linear: Linear) -> int:
+        """With overlap the blocks of a gradient that arrive over z are added up in fp32 here; the
+        ops do that while they communicate."""
+        if self.options.overlap is None or self.size["z"] == 1:
+            return 0
+        r, s = ROLES[linear.role]
+        block = linear.n * linear.k // (self.size[r] * self.size[s])
+        return block * (self.width + 2 * _FP32)
 
     def _gather_rows(self, axis: str, features: int) -> tuple[Collective, ...]:
         """Of all m rows, which are scattered over the axis in `sharded`."""
@@ -215,7 +227,8 @@ class _Step:
             Task(
                 "embedding backward", before=self.present([gather]),
                 scatter=self._table("reduce_scatter"),
-                touched_bytes=(2 * shard + 2 * block) * self.width,
+                touched_bytes=(2 * shard + 2 * block) * self.width
+                + self._summed_bytes(self.model.head),
             ),
         )  # fmt: skip
 
@@ -224,10 +237,18 @@ class _Step:
         return self._weight(self.model.head, kind)
 
     def head_forward(self) -> tuple[Task, ...]:
-        return (self.linear_forward(self.model.head, has_weight=self.model.tie_embeddings),)
+        return (self.linear_forward(self.model.head, gathers=self._head_gathers),)
 
     def head_backward(self) -> tuple[Task, ...]:
-        return self.linear_backward(self.model.head, has_weight=self.model.tie_embeddings)
+        return self.linear_backward(
+            self.model.head, gathers=self._head_gathers, scatters=not self.model.tie_embeddings
+        )
+
+    @property
+    def _head_gathers(self) -> bool:
+        """A tied table is gathered once a micro-batch; with overlap as other weights are, at each
+        use that does not find it held."""
+        return not self.model.tie_embeddings or self.options.overlap is not None
 
     def loss(self) -> Task:
         """Three numbers a row cross x, then one in all crosses the axes that split the rows."""
@@ -301,10 +322,11 @@ class _Step:
 
     def optimizer_bytes(self) -> int:
         """AdamW reads parameter, gradient and two moments, and writes all but the gradient, in
-        fp32; low precision casts the gradient to fp32 before, and the parameter back after."""
+        fp32; low precision casts the gradient to fp32 before, and the parameter back after. Before,
+        clipping reads the gradients for their norm, and scales them."""
         own = parameters_of_rank(self.job)
         casts = 0 if self.width == _FP32 else 2 * (self.width + _FP32)
-        return own * (7 * _FP32 + casts)
+        return own * (7 * _FP32 + casts + 3 * self.width)
 
 
 def parameters_of_rank(job: Job) -> int:

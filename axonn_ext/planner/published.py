@@ -176,7 +176,7 @@ def predict(run: Run, machine: Machine) -> Prediction:
         best = plan(request).configs[0]
     else:
         job = Job(run.model, run.grid, options, run.batch_size)
-        best = estimate(job, machine, memory_of(job))
+        best = estimate(job, machine, memory_of(job, device=machine.device))
     peak = machine.peak_flops[options.dtype] * run.num_ranks
     flops = FLOPS[run.flops](run.model, run.batch_size)
     return Prediction(run, best.job.grid, flops / best.step_time_s / peak)

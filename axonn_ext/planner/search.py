@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import product
+from itertools import islice, product
+from math import lcm
 from typing import NamedTuple
 
 from axonn_ext.planner.errors import PlannerError
@@ -20,6 +21,13 @@ from axonn_ext.planner.options import LAYOUTS, Job, Options, Overlap, violations
 # How many variants of one grid are simulated: they differ by little, and grids are what is asked.
 _VARIANTS_OF_A_GRID = 3
 _MOST_RANKS = 1 << 20
+_MOST_SEQUENCES = 1 << 40  # whose divisors are found at once
+_FLAGS = ("heads_over_y", "save_gathered", "reshard_after_forward", "recompute")
+_NO_MEMORY = "does not fit in memory"
+_VOCABULARY = "vocab_size not divisible"
+# When no grid of a number of ranks is legal, so many smaller numbers are tried.
+_SMALLER_TRIED = 64
+DEFAULT_MEMORY_FRACTION = 0.95
 
 
 @dataclass(frozen=True)
@@ -27,8 +35,9 @@ class Request:
     """What is to be planned.
 
     batch_size       sequences of an optimizer step, over all ranks
-    fixed            fields of `Options` that are given, not searched
-    micro_batches    numbers of parts to try; None: every divisor of the batch
+    fixed            of `Options`, what is given, not searched: heads_over_y, save_gathered,
+                     reshard_after_forward, recompute and overlap
+    micro_batches    numbers of parts to try, divisors of the batch; None: all of them
     top              configurations to return, each the best of its grid
     memory_fraction  of a rank's usable memory: what it predicts is not exact
     simulate         how many of the best by closed forms are simulated
@@ -44,7 +53,7 @@ class Request:
     fixed: Mapping[str, object] = field(default_factory=dict)
     micro_batches: tuple[int, ...] | None = None
     top: int = 10
-    memory_fraction: float = 0.95
+    memory_fraction: float = DEFAULT_MEMORY_FRACTION
     simulate: int = 100
 
     def __post_init__(self) -> None:
@@ -52,12 +61,14 @@ class Request:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise PlannerError(f"{name} must be a whole number >= 1, got {value!r}")
-        if self.num_ranks > _MOST_RANKS:
-            raise PlannerError(f"num_ranks must be at most {_MOST_RANKS:,}, got {self.num_ranks:,}")
+        for name, limit in (("num_ranks", _MOST_RANKS), ("batch_size", _MOST_SEQUENCES)):
+            if (value := getattr(self, name)) > limit:
+                raise PlannerError(f"{name} must be at most {limit:,}, got {value:,}")
         most = self.machine.max_ranks
         if most is not None and self.num_ranks > most:
             raise PlannerError(
-                f"machine {self.machine.name} has {most:,} ranks, got num_ranks={self.num_ranks:,}"
+                f"machine {self.machine.name} has {_ranks(self.machine, most)}, got "
+                f"num_ranks={self.num_ranks:,}"
             )
         if not 0 < self.memory_fraction <= 1:
             raise PlannerError(
@@ -69,14 +80,46 @@ class Request:
                 f"machine {self.machine.name} has no peak for dtype {self.dtype!r}, only for "
                 f"{known}"
             )
-        unknown = set(self.fixed) - {f.name for f in fields(Options)}
-        if unknown:
-            raise PlannerError(f"fixed: unknown options {', '.join(sorted(unknown))}")
+        _check_choices(self)
 
     @property
     def memory_limit(self) -> int:
         """Bytes that a rank may use."""
         return int(self.machine.usable_bytes * self.memory_fraction)
+
+
+def _check_choices(request: Request) -> None:
+    """Raises PlannerError for what cannot be tried or fixed."""
+    layouts, fixed = request.layouts, request.fixed
+    if not layouts or not set(layouts) <= set(LAYOUTS):
+        raise PlannerError(f"layouts must be some of {', '.join(LAYOUTS)}, got {layouts!r}")
+    unknown = set(fixed) - {*_FLAGS, "overlap"}
+    if unknown:
+        known = ", ".join((*_FLAGS, "overlap"))
+        raise PlannerError(f"fixed may hold {known}, got {', '.join(sorted(unknown))}")
+    for name, value in fixed.items():
+        if name in _FLAGS and not isinstance(value, bool):
+            raise PlannerError(f"fixed: {name} must be True or False, got {value!r}")
+        if name == "overlap" and not (value is None or isinstance(value, Overlap)):
+            raise PlannerError(f"fixed: overlap must be None or an Overlap, got {value!r}")
+    if request.micro_batches is not None:
+        _check_micro_batches(request.micro_batches, request.batch_size)
+
+
+def _check_micro_batches(micro_batches: tuple[int, ...], batch_size: int) -> None:
+    if not micro_batches:
+        raise PlannerError("micro_batches must be None or name at least one number, got none")
+    for parts in micro_batches:
+        if not isinstance(parts, int) or parts < 1:
+            raise PlannerError(f"micro_batches must be whole numbers >= 1, got {parts!r}")
+        if batch_size % parts:
+            of_batch = divisors(batch_size)
+            below = max(d for d in of_batch if d < parts)
+            above = min((d for d in of_batch if d > parts), default=None)
+            near = f"{below:,} does" if above is None else f"{below:,} and {above:,} do"
+            raise PlannerError(
+                f"micro_batches must divide batch_size={batch_size:,}, got {parts:,} ({near})"
+            )
 
 
 @dataclass(frozen=True)
@@ -117,11 +160,13 @@ def plan(request: Request) -> Plan:
             rejected[_rule(reason)] += len(options)
             continue
         fitting = _fitting(request, job, options)
-        rejected["does not fit in memory"] += len(options) - len(fitting)
+        rejected[_NO_MEMORY] += len(options) - len(fitting)
         if fitting:
             pieces = pieces_of(job, request.machine)
             found += [_Candidate(closed_form_s(pieces, v), v) for v in fitting]
     rejected = +rejected  # without zeros
+    if _VOCABULARY in rejected:
+        rejected[_padding_hint(request)] = rejected.pop(_VOCABULARY)
     if not found:
         raise PlannerError(_nothing_fits(request, rejected))
     best = [_estimate(request, c.job) for c in _most_promising(found, request.simulate)]
@@ -132,7 +177,8 @@ def plan(request: Request) -> Plan:
 
 
 def _estimate(request: Request, job: Job) -> Estimate:
-    return estimate(job, request.machine, memory_of(job))
+    memory = memory_of(job, device=request.machine.device)
+    return estimate(job, request.machine, memory)
 
 
 # --- What there is to choose from ----------------------------------------------------------------
@@ -198,14 +244,21 @@ def _given(
 
 
 def _fitting(request: Request, job: Job, variants: tuple[Options, ...]) -> list[Job]:
-    limit = request.memory_limit
+    limit, device = request.memory_limit, request.machine.device
     jobs = (Job(job.model, job.grid, options, job.batch_size) for options in variants)
-    return [job for job in jobs if memory_of(job).total <= limit]
+    return [job for job in jobs if memory_of(job, device=device).total <= limit]
 
 
 def _rule(violation: str) -> str:
     """The rule without its numbers, to count by."""
     return violation.split(":")[0] + " not divisible"
+
+
+def _padding_hint(request: Request) -> str:
+    """The rule of the vocabulary, with a size that the least split it violates would divide."""
+    size = request.model.vocab_size
+    multiple = lcm(128, next(d for d in divisors(request.num_ranks) if size % d))
+    return f"{_VOCABULARY} (pad it, e.g. to {-(-size // multiple) * multiple})"
 
 
 # --- Which of it is best -------------------------------------------------------------------------
@@ -247,18 +300,21 @@ def _best_of_each_grid(estimates: list[Estimate]) -> tuple[Estimate, ...]:
 # --- Where nothing fits --------------------------------------------------------------------------
 
 
-def smallest_that_fits(request: Request) -> int | None:
-    """The least power of two of ranks on which some configuration is legal and fits, if any."""
-    ranks, most = 1, request.machine.max_ranks or _MOST_RANKS
+def smallest_that_fits(request: Request, *, least: int = 1) -> int | None:
+    """The least power of two of ranks, from `least` on, on which some configuration is legal and
+    fits, if any."""
+    ranks, most = 1 << (least - 1).bit_length(), _most_ranks(request.machine)
     while ranks <= most:
-        if _least_memory(replace(request, num_ranks=ranks)) is not None:
+        if _some_that_fits(replace(request, num_ranks=ranks)) is not None:
             return ranks
         ranks *= 2
     return None
 
 
-def _least_memory(request: Request) -> Job | None:
+def _some_that_fits(request: Request) -> Job | None:
     """Some legal configuration that fits."""
+    if not _may_divide(request, request.num_ranks):
+        return None
     for job in _jobs(request):
         if next(violations(job), None) is None:
             fitting = _fitting(request, job, _variants(request, job))
@@ -267,26 +323,57 @@ def _least_memory(request: Request) -> Job | None:
     return None
 
 
+def _may_divide(request: Request, num_ranks: int) -> bool:
+    """False only where no grid is legal: x divides the key-value heads, y z the hidden size, data
+    the batch."""
+    model = request.model
+    return model.kv_heads * model.hidden_size * request.batch_size % num_ranks == 0
+
+
 def _nothing_fits(request: Request, rejected: Mapping[str, int]) -> str:
     model, machine = request.model, request.machine
     tried = "; ".join(f"{reason} ({count:,})" for reason, count in rejected.items())
+    lacks_memory = _NO_MEMORY in rejected
+    each = f" ({request.memory_limit / 1e9:.3g} GB each to use)" if lacks_memory else ""
     text = (
         f"{request.model_name} ({_short(model.num_parameters)} parameters) cannot run on "
-        f"{_ranks(request.num_ranks)} of {machine.name} ({request.memory_limit / 1e9:.3g} GB each "
-        f"to use) with a batch of {request.batch_size:,} sequences: {tried}"
+        f"{_ranks(machine, request.num_ranks)} of {machine.name}{each} with a batch of "
+        f"{request.batch_size:,} sequences: {tried}"
     )
-    ranks = smallest_that_fits(request)
-    if ranks is None:
-        most = machine.max_ranks or _MOST_RANKS
-        return (
-            f"{text}. No power of two of ranks up to {most:,} does: take a larger batch, shorter "
-            "sequences, or a machine with more memory"
-        )
-    return f"{text}. {_ranks(ranks)} would do"
+    fewer = None if lacks_memory else _fewer_that_fit(request)
+    power = None if lacks_memory else smallest_that_fits(request, least=request.num_ranks)
+    if fewer is None and power is None:
+        power = smallest_that_fits(request)
+    if fewer is not None and power is not None:
+        return f"{text}. {fewer:,} or {_ranks(machine, power)} would do"
+    if fewer is not None or power is not None:
+        return f"{text}. {_ranks(machine, fewer or power or 0)} would do"
+    text += f". No power of two of {_unit(machine)}s up to {_most_ranks(machine):,} does: take "
+    if lacks_memory:
+        return text + "a larger batch, shorter sequences, or a machine with more memory"
+    return text + "a batch and a model with more divisors, or a machine with more memory"
 
 
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count:,} ranks"
+def _fewer_that_fit(request: Request) -> int | None:
+    """The next smaller number of ranks on which some configuration is legal and fits."""
+    candidates = (n for n in range(request.num_ranks - 1, 0, -1) if _may_divide(request, n))
+    for n in islice(candidates, _SMALLER_TRIED):
+        if _some_that_fits(replace(request, num_ranks=n)) is not None:
+            return n
+    return None
+
+
+def _most_ranks(machine: Machine) -> int:
+    return _MOST_RANKS if machine.max_ranks is None else min(machine.max_ranks, _MOST_RANKS)
+
+
+def _unit(machine: Machine) -> str:
+    return "GPU" if machine.device == "cuda" else "rank"
+
+
+def _ranks(machine: Machine, count: int) -> str:
+    """As "1 GPU" or "8 ranks"."""
+    return f"{count:,} {_unit(machine)}" + ("" if count == 1 else "s")
 
 
 def _short(count: int) -> str:

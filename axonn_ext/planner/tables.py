@@ -33,7 +33,8 @@ class Table:
     def __init__(self, values: object, where: str, file: str) -> None:
         self.file, self.where = file, where
         if not isinstance(values, Mapping):
-            raise PlannerError(f"{file}: {where} must be a table, got {values!r}")
+            place = f"{where} " if where else ""
+            raise PlannerError(f"{file}: {place}must be a table, got {values!r}")
         self._values: Mapping[str, Any] = values
         self._asked: set[str] = set()
 

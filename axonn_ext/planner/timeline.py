@@ -143,6 +143,7 @@ class _Simulation:
         self._norms = [(c, costs.collective(c)) for c in program.norm_sums]
         self._optimizer_s = costs.optimizer(program.optimizer_bytes)
         self._held_share = held_share(job)
+        self._holds_table = table_is_held(job)
         # What recomputation has gathered, backward finds still there.
         self._regathers = not (job.options.recompute and block_is_held(job))
 
@@ -203,9 +204,9 @@ class _Simulation:
         yield from steps(first, None, of_ends)
         for layer in range(num_layers):
             yield from steps(block, layer, _share(layer + 1 - held) if index else 1.0)
-        yield from steps(last, None, of_ends)
+        yield from steps(last, None, 0.0 if self._holds_table else of_ends)
         yield _BACKWARD
-        yield from steps(last_back, None, 1.0 if held == 0 else 0.0)
+        yield from steps(last_back, None, 0.0 if self._holds_table or held else 1.0)
         for layer in reversed(range(num_layers)):
             yield from steps(block_back, layer, _share(num_layers - held - layer))
         yield from steps(first_back, None, 1.0)
@@ -378,6 +379,14 @@ def block_is_held(job: Job) -> bool:
     """Whether a block's weights may all be held gathered at once."""
     overlap = job.options.overlap
     return overlap is not None and _block_bytes(job) <= overlap.gathered_bytes
+
+
+def table_is_held(job: Job) -> bool:
+    """Whether a tied table stays gathered from the embedding to lm_head, and to backward."""
+    head, overlap = job.model.head, job.options.overlap
+    if overlap is None or not job.model.tie_embeddings:
+        return False
+    return head.n * head.k * job.options.width <= overlap.gathered_bytes * job.grid.x * job.grid.y
 
 
 def _block_bytes(job: Job) -> float:

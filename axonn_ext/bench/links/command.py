@@ -21,6 +21,7 @@ from axonn_ext.bench.machine import default_device, describe_machine, num_cores
 from axonn_ext.bench.results import check_writable
 from axonn_ext.train import process
 from axonn_ext.train.errors import UserError
+from axonn_ext.train.machines import measured_file
 from axonn_ext.train.process import Process
 
 DEVICES = ("cpu", "cuda")
@@ -139,10 +140,10 @@ def _launch(plan: Plan) -> dict[str, Any]:
 def _out(args: argparse.Namespace) -> Path:
     if args.out is not None:
         return Path(args.out)
-    kept = settings.load().measured_machine
-    if not kept:
+    kept = measured_file()
+    if kept is None:
         raise UserError("AXONN_CACHE_DIR is empty, so nothing is kept: give --out FILE.toml")
-    return Path(kept)
+    return kept
 
 
 # --- What comes out ------------------------------------------------------------------------------
@@ -157,7 +158,9 @@ def _write(args: argparse.Namespace, plan: Plan, measured: dict[str, Any], out: 
         what += f"; emulated links: {speeds}"
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     source = f"measured by axonn-ext bench links, {today}, torch {machine['torch']}"
-    text = machine_file(measured, num_ranks=plan.num_ranks, description=what, source=source)
+    text = machine_file(
+        measured, num_ranks=plan.num_ranks, device=plan.device, description=what, source=source
+    )
     out.write_text(text)
     console = Console()
     console.width = max(console.width, 100)

@@ -49,7 +49,9 @@ def peak_flops(measured: Json) -> dict[str, float]:
     return peaks
 
 
-def machine_file(measured: Json, *, num_ranks: int, description: str, source: str) -> str:
+def machine_file(
+    measured: Json, *, num_ranks: int, device: str, description: str, source: str
+) -> str:
     """The text of the file. One rank has nobody to send to: it gets links of memory's speed."""
     rows, peaks = link_rows(measured), peak_flops(measured)
     speed = measured["memory_bytes_per_s"]
@@ -60,6 +62,7 @@ def machine_file(measured: Json, *, num_ranks: int, description: str, source: st
         f"description = {_text(description)}",
         f"source = {_text(source)}",
         "",
+        f"device = {_text(device)}",
         f"memory_bytes = {measured['memory_bytes']}",
         f"memory_bytes_per_s = {measured['memory_bytes_per_s']:.4g}",
         f"launch_s = {measured['launch_s']:.4g}",

@@ -18,9 +18,10 @@ from axonn_ext.bench.ranking.cases import CASES, Config, Launch, legal_configs, 
 from axonn_ext.bench.ranking.compare import TOP, Row, Times, judge, markdown
 from axonn_ext.bench.results import check_writable
 from axonn_ext.bench.shapes import short_grid
-from axonn_ext.planner import Machine, PlannerError, load_machine
+from axonn_ext.planner import Machine, PlannerError
 from axonn_ext.train import process
 from axonn_ext.train.errors import UserError
+from axonn_ext.train.machines import find_machine
 from axonn_ext.train.process import Process
 
 LAUNCH_FILE, RESULT_FILE = "launch.json", "result.json"
@@ -89,9 +90,8 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
 
 
 def _machine(name: str) -> Machine:
-    kept = settings.load().measured_machine
     try:
-        return load_machine(name, this_file=Path(kept) if kept else None)
+        return find_machine(name)
     except PlannerError as error:
         raise UserError(f"--machine: {error}") from None
 

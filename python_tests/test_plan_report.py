@@ -1,0 +1,76 @@
+"""What `axonn-ext plan` shows of one configuration, and how it writes numbers."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from rich.console import Console
+
+from axonn_ext.cli import plan_report
+from axonn_ext.planner import Request, load_machine, plan, timeline
+from axonn_ext.planner.estimate import estimate as estimate_of
+from axonn_ext.planner.grid import GridSize
+from axonn_ext.planner.memory import memory_of
+from axonn_ext.planner.model_files import PRESETS
+from axonn_ext.planner.options import Job, Options, Overlap
+from axonn_ext.planner.timeline import COMPUTE
+
+
+@pytest.mark.parametrize("overlap", [None, Overlap()])
+def test_explanation_of_an_axis(
+    overlap: Overlap | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """z alone: of a block's weights, 7/8 are gathered in forward and in backward, and 7/8 of their
+    gradients scattered, in every micro-batch; the table, which is the head's weight, is gathered
+    once, with overlap at each of its three uses. Without overlap all of that is waited for."""
+    machine, model = load_machine("dgx-a100"), PRESETS["gpt2-small"]
+    job = Job(model, GridSize(z=8), Options(micro_batches=2, overlap=overlap), 64)
+    found = estimate_of(job, machine, memory_of(job))
+    plan_report.print_explanation(Console(width=250), found, machine, number=1)
+    out = capsys.readouterr().out
+    line = next(line for line in out.splitlines() if line.startswith("z "))
+    ranks, sent, speed, busy, hidden, exposed = map(float, re.findall(r"[\d.]+", line))
+    blocks, table = 12 * 12 * 768**2, 50304 * 768
+    assert ranks == 8
+    assert sent == pytest.approx(2 * 7 / 8 * (3 * blocks + (2 if overlap is None else 4) * table) * 2 / 1e9, rel=0.01)
+    assert ("if no gathered weight is held" in out) == (overlap is not None)
+    if overlap is None:
+        assert hidden == pytest.approx(0, abs=0.02) and exposed == pytest.approx(busy, abs=0.02)
+        assert 1e3 * sent / speed < busy < 2e3 * sent / speed  # and latencies
+    else:
+        assert hidden > exposed
+
+
+def test_kinds_of_computation_are_those_of_the_simulation() -> None:
+    machine = load_machine("dgx-a100")
+    request = Request(PRESETS["gpt2-small"], "small", 8, machine, 64)
+    for estimate in plan(request).configs[:3]:
+        kinds = plan_report.compute_kinds(estimate.job, machine)
+        step = timeline(estimate.job, machine)
+        assert sum(kinds.values()) + step.optimizer_s == pytest.approx(step.compute_s, rel=1e-6)
+        busy = plan_report.busy_seconds(estimate.job, machine)
+        streams = {event.stream for event in step.events} - {COMPUTE}
+        assert set(busy) == streams
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(999.4, "999"), (1024, "1.02 k"), (80e9, "80.0 B"), (4194304, "4.19 M"), (0.5, "0.5")],
+)
+def test_sizes(value: float, expected: str) -> None:
+    assert plan_report.size(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (12.34, "12.3 s"),
+        (0.045, "45.0 ms"),
+        (0.45, "450 ms"),
+        (7.89e-4, "789 us"),
+        (1234.0, "1,234 s"),
+    ],
+)
+def test_durations(seconds: float, expected: str) -> None:
+    assert plan_report.duration(seconds) == expected
