@@ -119,13 +119,12 @@ def test_cases_are_written_as_they_end_and_failures_counted(tmp_path, monkeypatc
     seen = []
 
     def run_case(case):
-        path = tmp_path / "gpu.json"
-        seen.append(len(json.loads(path.read_text())["rows"]))
+        seen.append(len(gpu_check.read(tmp_path / "gpu.json").get("rows", [])))
         return [ROW] if case is cases[0] else None
 
     monkeypatch.setattr(gpu_check, "CASES", cases)
     monkeypatch.setattr(gpu_check, "run_case", run_case)
-    monkeypatch.setattr(gpu_check, "measured", lambda command, **_: [])
+    monkeypatch.setattr(gpu_check, "LINK_SHAPES", ())
     monkeypatch.setattr(gpu_check, "why_no_fused", lambda: "they are for sm_90")
     check = check_on(tmp_path, "bench")
     check.run()
@@ -140,12 +139,68 @@ def test_cases_are_written_as_they_end_and_failures_counted(tmp_path, monkeypatc
 
 def test_what_the_time_does_not_allow_is_not_run(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_check, "STAGE_SECONDS", 0)
-    monkeypatch.setattr(gpu_check, "measured", lambda command, **_: [])
     check = check_on(tmp_path, "bench")
     check.run()
     left_out = {item["what"] for item in check.report.not_run}
     assert {case.name for case in gpu_check.CASES} <= left_out
-    assert check.report.rows == []
+    assert {f"link {m},{n},{k}" for m, n, k in gpu_check.LINK_SHAPES} <= left_out
+    assert check.report.rows == [] and not check.report.failed
+
+
+def shapes_of(command: list[str]) -> list[dict[str, object]]:
+    """Two rows of each shape that a command is asked for."""
+    shapes = [dict(zip("MNK", text.split(","), strict=True)) for text in command[-1].split(";")]
+    return [{"shape": shape} for shape in shapes for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("status", "failed", "left_out"),
+    [(1, ["gemm 2,2,2"], []), (124, [], ["gemm 2,2,2", "gemm 3,3,3", "gemm 4,4,4"])],
+)
+def test_shapes_are_timed_in_one_process_as_long_as_it_lives(
+    tmp_path, monkeypatch, status, failed, left_out
+):
+    """The first one ends behind one shape."""
+    asked: list[str] = []
+
+    def written(command, deadline):
+        asked.append(command[-1])
+        return (status, shapes_of(command)[:2]) if len(asked) == 1 else (0, shapes_of(command))
+
+    monkeypatch.setattr(gpu_check, "written", written)
+    check = check_on(tmp_path, "bench")
+    shapes = [(size,) * 3 for size in (1, 2, 3, 4)]
+    assert check._measure("gemm", shapes, time.monotonic() + 1000) == failed
+    assert asked == ["1,1,1;2,2,2;3,3,3;4,4,4", "3,3,3;4,4,4"][: 2 if failed else 1]
+    assert [item["what"] for item in check.report.not_run] == left_out
+    assert [row["shape"]["M"] for row in check.report.gemm] == list("113344" if failed else "11")
+
+
+def test_rows_are_written_after_each_shape(tmp_path):
+    """A shape whose result is wrong ends the process, and keeps those before it."""
+    from axonn_ext.bench.fused_gemm import GemmRow
+
+    def measure(m: int, n: int, k: int) -> list[GemmRow]:
+        return [GemmRow("gemm", {"M": m, "N": n, "K": k}, "bf16", "tn", 1, 1, 1, 1, 1, n - 8.0)]
+
+    path = tmp_path / "rows.json"
+    with pytest.raises(AssertionError, match=r"max_difference=1\.0"):
+        gpu_cases.time_shapes("1,8,3;4,8,6;7,9,8", path, measure)
+    assert [row["shape"]["M"] for row in json.loads(path.read_text())] == [1, 4]
+
+
+LATE = """
+import json, sys, time
+with open(sys.argv[-1], "w") as file:
+    json.dump([1], file)
+time.sleep(100)
+"""
+
+
+def test_what_a_command_wrote_before_its_time_was_up_is_kept():
+    command = [sys.executable, "-c", LATE]
+    assert gpu_runs.written(command, time.monotonic() + 2) == (124, [1])
+    assert gpu_runs.written([sys.executable, "-c", "exit(3)"], time.monotonic() + 20) == (3, [])
 
 
 def tuned(speedup: float | None) -> dict[str, object]:
@@ -165,8 +220,8 @@ def run_published(tmp_path: Path, monkeypatch, *, gpus: int, failing: str = "", 
     """The stage with commands that write `rows`, except those with `failing` among their words."""
     asked: list[list[str]] = []
 
-    def measured(command, *, option):
-        assert option == "--json"
+    def measured(command, *, option, seconds):
+        assert option == "--json" and seconds == (300 if "tune" in command else 120)
         asked.append(command)
         if failing in command:
             return None
@@ -298,15 +353,17 @@ def test_the_page_and_the_charts_lie_beside_the_file(tmp_path):
     assert "| ag-gemm 8,8,8 bf16 x=2 auto | right | 2 us, 2.00 x floor |" in page
 
 
-def test_the_tests_whose_kernels_may_end_cuda_run_last():
+def test_the_tests_of_our_kernels_run_first():
     files = gpu_check.gpu_tests()
-    assert len(files) > 3 and files[-1] == "python_tests/test_gpu_fused.py"
+    assert len(files) > 3
+    assert files[:2] == ["python_tests/test_gpu_fused.py", "python_tests/test_gpu_products.py"]
+    assert "python_tests/test_gpu_check.py" not in files, "it has none"
 
 
 TESTS = """
 import pytest
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.{mark}
 
 def test_right(): pass
 def test_wrong(): assert {wrong} == 0
@@ -327,7 +384,7 @@ def test_skipped(): pass
 )
 def test_files_of_tests_are_run_alone(tmp_path, wrong, prefix, passed, failed, failure):
     path = tmp_path / "test_some.py"
-    path.write_text(TESTS.format(wrong=wrong))
+    path.write_text(TESTS.format(wrong=wrong, mark="gpu"))
     check = check_on(tmp_path, "test")
     found = {"passed": 0, "failed": 0, "failures": []}
     check._add_tests("test", found, str(path), time.monotonic() + 100, prefix=prefix)
@@ -335,6 +392,16 @@ def test_files_of_tests_are_run_alone(tmp_path, wrong, prefix, passed, failed, f
     assert [failure in text for text in found["failures"]] == ([True] if failure else [])
     skipped = [item["reason"] for item in check.report.not_run]
     assert skipped == (["for two GPUs"] if passed else [])
+
+
+def test_tests_that_take_too_long_are_not_failed(tmp_path):
+    check = check_on(tmp_path, "test")
+    found = {"passed": 0, "failed": 0, "failures": []}
+    sleeps = ("sh", "-c", "exec sleep 100", "-")
+    check._add_tests("test", found, "test_some.py", time.monotonic(), prefix=sleeps)
+    assert found == {"passed": 0, "failed": 0, "failures": []}
+    assert [item["what"] for item in check.report.not_run] == [f"{' '.join(sleeps)} test_some.py"]
+    assert "time was up before" in check.report.not_run[0]["reason"]
 
 
 def test_every_case_fits_its_grid():

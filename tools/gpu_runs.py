@@ -22,6 +22,7 @@ from gpu_cases import TRAINING, Case
 ROOT = Path(__file__).resolve().parent.parent
 CASES_SCRIPT = ROOT / "tools" / "gpu_cases.py"
 CASE_SECONDS = 120
+TUNE_SECONDS = 300  # cold: Triton compiles, too
 
 Json = dict[str, Any]
 
@@ -97,12 +98,12 @@ def run_training(grid: str, steps: int, overlap: str, deadline: float) -> Json |
 
 
 def gpu_tests() -> list[str]:
-    """The files that hold tests marked gpu; last the one whose kernels wait for each other."""
+    """The files that hold tests marked gpu; first those of our kernels, if the time is short."""
     files = [
         path for path in sorted((ROOT / "python_tests").glob("test_*.py"))
         if "mark.gpu" in path.read_text(encoding="utf-8")
     ]  # fmt: skip
-    files.sort(key=lambda path: path.name == "test_gpu_fused.py")
+    files.sort(key=lambda path: path.name not in ("test_gpu_fused.py", "test_gpu_products.py"))
     return [str(path.relative_to(ROOT)) for path in files]
 
 
@@ -126,19 +127,29 @@ def why_no_fused() -> str:
     return found.stdout.strip() if found.returncode == 0 else found.stderr.strip()[-200:]
 
 
-def measured(command: Sequence[str], *, option: str = "--rows") -> Any:
+def measured(
+    command: Sequence[str], *, option: str = "--rows", seconds: float = CASE_SECONDS
+) -> Any:
     """What a command writes into the JSON file that it is given; None if it failed or was late.
 
     A command that ends with 1 because it says, row by row, which results are wrong has not failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "found.json"
-        status = execute([*command, option, str(path)], time.monotonic() + CASE_SECONDS)
+        status = execute([*command, option, str(path)], time.monotonic() + seconds)
         if status not in (0, 1) or not path.exists():
             return None
         content = json.loads(path.read_text(encoding="utf-8"))
     rows = content["rows"] if isinstance(content, dict) else content
     return content if status == 0 or not all_right(rows) else None
+
+
+def written(command: Sequence[str], deadline: float) -> tuple[int, list[Json]]:
+    """The status of a command, and the rows that it had written until it ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "found.json"
+        status = execute([*command, "--rows", str(path)], deadline)
+        return status, json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
 
 
 def all_right(rows: Sequence[Json]) -> bool:

@@ -22,9 +22,11 @@ from axonn_ext.models.products import Product
 DIRECT = "direct"  # the library's call
 LEAST_SPEEDUP = 0.98  # what a choice may lose to the library's call, for noise
 
-# A batch is long against the resolution of the clocks, and its launches, some 10 us each, are
-# through before the GPU's head start of about a millisecond ends.
+# A batch is long against the resolution of the clocks, and its launches are through before the
+# GPU's head start ends: at least 100 us for each, where the library takes some 10, and Triton
+# several times that (a guess).
 _BATCH_US, _MAX_CALLS = 2000.0, 50
+_CYCLES_PER_CALL = 200_000
 _BUDGET_US, _MIN_ROUNDS, _MAX_ROUNDS = 400_000.0, 7, 25
 
 
@@ -92,7 +94,6 @@ def time_in_turns(
     num_calls = min(max(math.ceil(_BATCH_US / about_us), 1), _MAX_CALLS)
     batch_us = len(variants) * num_calls * about_us
     rounds = min(max(int(_BUDGET_US / batch_us), _MIN_ROUNDS), _MAX_ROUNDS)
-    seconds_of = _seconds_on_gpu if a.is_cuda else _seconds_on_cpu
     samples: dict[str, list[float]] = {variant: [] for variant in variants}
     for turn in range(-1, rounds):  # -1: warms up
         for variant in variants[::-1] if turn % 2 else variants:
@@ -101,7 +102,7 @@ def time_in_turns(
                 for _ in range(num_calls):
                     torch.ops.axonn._tuned_mm(a, b, bias, variant)
 
-            seconds = seconds_of(calls)
+            seconds = _seconds_on_gpu(calls, num_calls) if a.is_cuda else _seconds_on_cpu(calls)
             if turn >= 0:
                 samples[variant].append(seconds / num_calls * 1e6)
     return {variant: statistics.median(values) for variant, values in samples.items()}
@@ -113,9 +114,10 @@ def _seconds_on_cpu(calls: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-def _seconds_on_gpu(calls: Callable[[], None]) -> float:
+def _seconds_on_gpu(calls: Callable[[], None], num_calls: int) -> float:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(HEAD_START_CYCLES)  # the host enqueues the calls meanwhile
+    # The host enqueues the calls meanwhile.
+    torch.cuda._sleep(max(HEAD_START_CYCLES, num_calls * _CYCLES_PER_CALL))
     begin.record()
     calls()
     end.record()

@@ -6,13 +6,21 @@ ranks, and kept on disk is the config that runs: nothing is tuned inside.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 from torch import Tensor
 
 from axonn_ext.triton.launch import DTYPES, limits_of
 from axonn_ext.triton.matmul import launch, problem_of
-from axonn_ext.triton.tile_configs import SM80, candidates, legal_configs, why_illegal
+from axonn_ext.triton.tile_configs import (
+    SM80,
+    TileConfig,
+    candidates,
+    legal_configs,
+    why_illegal,
+)
 
 # Of the configs that the model ranks first, how many are measured. Compiling one takes about a
 # second, once per layout and divisibility of sizes; triton keeps what it compiled on disk.
@@ -35,13 +43,17 @@ def offered_configs(a: Tensor, b: Tensor, bias: Tensor | None) -> list[str]:
     return [triton.__version__, *(config.name for config in legal)] if legal else []
 
 
+@functools.cache
+def _by_name(element_bytes: int) -> dict[str, TileConfig]:
+    return {config.name: config for config in candidates(element_bytes)}
+
+
 def product(a: Tensor, b: Tensor, bias: Tensor | None, name: str) -> list[Tensor]:
     """[a @ b (+ bias)] by the config of that name; [] where it is not legal for these operands."""
     if not _takes(a, b, bias):
         return []
-    by_name = {config.name: config for config in candidates(a.element_size())}
     problem = problem_of(a, b, bias=bias, activation=None)
-    config = by_name.get(name)
+    config = _by_name(a.element_size()).get(name)
     if config is None or why_illegal(config, problem, limits_of(a.device)):
         return []
     with torch.cuda.device_of(a):

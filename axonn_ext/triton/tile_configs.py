@@ -246,6 +246,8 @@ def _why_illegal_device(config: TileConfig, problem: Problem, limits: DeviceLimi
     return ""
 
 
+# Asked before every launch, where the host has no time to lose.
+@functools.lru_cache(maxsize=1 << 14)
 def why_illegal(config: TileConfig, problem: Problem, limits: DeviceLimits) -> str:
     """Why the config cannot serve the problem on such a device; empty: it can."""
     why = (
