@@ -17,9 +17,10 @@ AXONN_DEBUG_COLLECTIVES       1: ranks compare each collective of the orchestrat
                               names the rank that differs (slow; default 0)
 AXONN_FUSED_NCCL_SMS          SMs of a GPU that algorithm="fused" leaves to NCCL, which then brings
                               the rows of gathers across hosts: at least 8, and as many more as
-                              other collectives under way meanwhile take, or ranks wait for each
-                              other until the time is up; the same on all ranks (default 0: refused
-                              across hosts)
+                              other collectives under way meanwhile take (on sm_90 set
+                              NCCL_CGA_CLUSTER_SIZE=0 for these, or any number may be too small), or
+                              ranks wait for each other until the time is up; the same on all ranks
+                              (default 0: refused across hosts)
 AXONN_EMULATED_LINKS          on CPUs of one host: how many GB/s a rank sends along each axis, as
                               x=2.0,y=1.0,z=0.5,data=0.25; collectives sleep until such a link
                               would be done, and nothing is fused along these axes (default empty:

@@ -33,7 +33,9 @@ def test_explanation_of_an_axis(
     ranks, sent, speed, busy, hidden, exposed = map(float, re.findall(r"[\d.]+", line))
     blocks, table = 12 * 12 * 768**2, 50304 * 768
     assert ranks == 8
-    assert sent == pytest.approx(2 * 7 / 8 * (3 * blocks + (2 if overlap is None else 4) * table) * 2 / 1e9, rel=0.01)
+    assert sent == pytest.approx(
+        2 * 7 / 8 * (3 * blocks + (2 if overlap is None else 4) * table) * 2 / 1e9, rel=0.01
+    )
     assert ("if no gathered weight is held" in out) == (overlap is not None)
     if overlap is None:
         assert hidden == pytest.approx(0, abs=0.02) and exposed == pytest.approx(busy, abs=0.02)

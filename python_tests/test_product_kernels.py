@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.util
+import itertools
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,8 +50,12 @@ def fails(a: Tensor, b: Tensor) -> Tensor:
     raise RuntimeError("no such luck")
 
 
+TURNS = itertools.count()
+
+
 def never_the_same(a: Tensor, b: Tensor) -> Tensor:
-    return exact(a, b) * (1 + 1e-6 * torch.rand(()))
+    """Every other time a little more, within what rounding may do."""
+    return exact(a, b) * (1 + 1e-6 * (next(TURNS) % 2))
 
 
 def unwritten(a: Tensor, b: Tensor) -> Tensor:
@@ -83,6 +88,22 @@ def kernels(**by_name: Kernel) -> Iterator[None]:
 
     library.impl("_mm_triton_candidates", candidates, "CPU")
     library.impl("_mm_triton", product, "CPU")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+@contextmanager
+def unlisted() -> Iterator[None]:
+    """A kernel on the CPU that fails to say what it offers, as long as it lasts."""
+    library = Library("axonn", "IMPL")
+
+    def candidates(a: Tensor, b: Tensor, bias: Tensor | None) -> list[str]:
+        raise RuntimeError("the compiler is not there")
+
+    library.impl("_mm_triton_candidates", candidates, "CPU")
+    library.impl("_mm_triton", lambda a, b, bias, name: [], "CPU")
     try:
         yield
     finally:
@@ -145,6 +166,16 @@ def test_kinds_that_the_settings_leave_out_are_not_used(tmp_path: Path):
             _library.configure(dataclasses.replace(loaded, product_kernels=("all",)))
 
 
+def test_a_kernel_that_cannot_say_what_it_offers_is_left_out(capfd: pytest.CaptureFixture[str]):
+    with unlisted():
+        choice = tuned("")
+    assert tuple(choice.median_us) == CPU_VARIANTS and "triton" not in choice.signature
+    assert (
+        "axonn_ext measures no triton kernels for [256, 256] @ [256, 256] of Float: "
+        "RuntimeError: the compiler is not there"
+    ) in capfd.readouterr().err
+
+
 # --- What is right --------------------------------------------------------------------------------
 
 
@@ -202,6 +233,22 @@ def test_what_errs_on_one_rank_is_out_on_all(pool):
     assert ranks[0] == ranks[1]
     [choice] = ranks[0]
     assert tuple(choice.median_us) == (*CPU_VARIANTS, "triton_first")
+
+
+def unlisted_on_one_rank(rank: int) -> list[tuning.Choice]:
+    linear, x = linear_and_input()
+    with unlisted() if dist.get_rank() == rank else kernels(first=exact), cache_in(""):
+        with tuning.warm_up():
+            linear(x)
+        return [choice for choice in tuning.choices() if choice.signature.startswith("mm_")]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_cannot_say_what_it_offers_keeps_none_waiting(pool, rank: int):
+    ranks = pool(2).run(unlisted_on_one_rank, rank, timeout_s=60)
+    assert ranks[0] == ranks[1]
+    [choice] = ranks[0]
+    assert tuple(choice.median_us) == CPU_VARIANTS
 
 
 def lacked_by_rank_1(directory: Path) -> tuple[set[str], float]:

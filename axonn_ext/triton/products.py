@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from axonn_ext.triton.launch import DTYPES, limits_of
+from axonn_ext.triton.launch import DTYPES, interpreting, limits_of
 from axonn_ext.triton.matmul import launch, problem_of
 from axonn_ext.triton.tile_configs import (
     SM80,
@@ -31,7 +31,11 @@ def _takes(a: Tensor, b: Tensor, bias: Tensor | None) -> bool:
     # float32 is left to the library: without tensor cores ours does not win.
     half = a.dtype in DTYPES and a.dtype != torch.float32
     aligned = bias is None or bias.is_contiguous()
-    return half and aligned and limits_of(a.device).architecture >= SM80.architecture
+    if not (half and aligned):
+        return False
+    # limits_of() knows no older ones.
+    oldest = divmod(SM80.architecture, 10)
+    return interpreting() or torch.cuda.get_device_capability(a.device) >= oldest
 
 
 def offered_configs(a: Tensor, b: Tensor, bias: Tensor | None) -> list[str]:

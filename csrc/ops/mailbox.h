@@ -20,8 +20,10 @@ class Mailbox {
 
   // When it returns, every rank that looks finds the text.
   void post(const std::string& name, const std::string& text);
-  // Waits for what `peer` posts. Throws CommunicationError, naming rank, peer and group, if the
-  // peer failed, died, has gone on without posting it, or the time is up.
+  // Waits until `peer` has posted it, or failed to. Throws CommunicationError, naming rank, peer
+  // and group, if the peer died, has gone on without either, or the time is up.
+  void wait(const std::string& name, int64_t peer);
+  // What `peer` posts, after waiting for it. Throws CommunicationError also if the peer failed.
   std::string read(const std::string& name, int64_t peer);
   // Whether all of them are there already.
   bool posted(const std::vector<std::string>& names);
@@ -31,7 +33,6 @@ class Mailbox {
 
  private:
   std::string key(const std::string& name) const { return prefix_ + name; }
-  void wait(const std::string& name, int64_t peer);
   [[noreturn]] void refuse(const std::string& name, int64_t peer, const std::string& why) const;
 
   const Group& group_;

@@ -148,6 +148,11 @@ void check_product(const char* op, const at::Tensor& a, const at::Tensor& b,
   check_inner(op, "a.size(1)", a.size(1), "b.size(0)", b.size(0));
   TORCH_CHECK_VALUE(!bias || bias->sizes() == b.sizes().slice(1), op, ": bias must have shape [",
                     b.size(1), "], got ", bias ? bias->sizes() : at::IntArrayRef{});
+  if (!bias) return;
+  TORCH_CHECK_TYPE(bias->scalar_type() == a.scalar_type(), op, ": bias has dtype ",
+                   bias->scalar_type(), ", expected ", a.scalar_type());
+  TORCH_CHECK_VALUE(bias->device() == a.device(), op, ": bias is on ", bias->device(),
+                    " but a is on ", a.device());
 }
 
 at::Tensor tuned_mm_op(const at::Tensor& a, const at::Tensor& b,

@@ -108,17 +108,18 @@ tuning::Numbers check_products(const std::vector<std::string>& names, const std:
   for (size_t i = 0; i < names.size(); ++i) wrong[i] = names[i] == reference ? 0 : 1;
   if (names.size() == 1) return wrong;
   Operands operands;
+  const auto by = [&](const std::string& name) {
+    return multiply(name, operands.a, operands.b, operands.bias);
+  };
+  std::optional<at::Tensor> expected;
   try {
     operands = random_operands(a, b, bias);
+    expected = by(reference);
   } catch (const c10::OutOfMemoryError& error) {
     TORCH_WARN("axonn_ext does not look for a faster ", a.sizes(), " @ ", b.sizes(), " of ",
                a.scalar_type(), ": no memory to check results: ", error.what_without_backtrace());
     return wrong;
   }
-  const auto by = [&](const std::string& name) {
-    return multiply(name, operands.a, operands.b, operands.bias);
-  };
-  const auto expected = by(reference);
   const bool is_double = a.scalar_type() == at::kDouble;
   const double tolerance = tuning::tolerated_difference(epsilon_of(a), a.size(1), is_double);
   for (size_t i = 0; i < names.size(); ++i) {

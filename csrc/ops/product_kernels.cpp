@@ -22,11 +22,6 @@ std::atomic<uint32_t>& used_kinds() {
 uint32_t bit_of(Variant variant) { return uint32_t{1} << static_cast<int>(variant); }
 
 struct Kernel {
-  using Candidates = std::vector<std::string>(const at::Tensor&, const at::Tensor&,
-                                              const std::optional<at::Tensor>&);
-  using Product = std::vector<at::Tensor>(const at::Tensor&, const at::Tensor&,
-                                          const std::optional<at::Tensor>&, std::string);
-
   explicit Kernel(Variant kind)
       : variant(kind),
         candidates(find(std::string(name_of(kind)) + "_candidates")),
@@ -45,6 +40,9 @@ struct Kernel {
   c10::OperatorHandle candidates;
   c10::OperatorHandle product;
 };
+
+// Without the backtrace.
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 // In the order in which they are offered.
 const auto& kernels() {
@@ -74,7 +72,14 @@ void add_kernels(Candidates& candidates, const at::Tensor& a, const at::Tensor& 
                  const std::optional<at::Tensor>& bias) {
   for (const auto& kernel : kernels()) {
     if (!kernel.is_used_for(a)) continue;
-    const auto found = kernel.candidates.typed<Kernel::Candidates>().call(a, b, bias);
+    std::vector<std::string> found;
+    try {
+      found = kernel.candidates.typed<KernelCandidates>().call(a, b, bias);
+    } catch (const std::exception& error) {
+      TORCH_WARN("axonn_ext measures no ", name_of(kernel.variant), " kernels for ", a.sizes(),
+                 " @ ", b.sizes(), " of ", a.scalar_type(), ": ", first_line(error.what()));
+      continue;
+    }
     if (found.empty()) continue;
     auto& libraries = candidates.libraries;
     libraries.append(libraries.empty() ? "" : " ").append(name_of(kernel.variant));
@@ -89,7 +94,7 @@ std::optional<at::Tensor> mm_by_kernel(const ProductName& name, const at::Tensor
                                        const at::Tensor& b, const std::optional<at::Tensor>& bias) {
   for (const auto& kernel : kernels()) {
     if (kernel.variant != name.variant || !kernel.is_used_for(a)) continue;
-    auto product = kernel.product.typed<Kernel::Product>().call(a, b, bias, name.detail);
+    auto product = kernel.product.typed<KernelProduct>().call(a, b, bias, name.detail);
     if (!product.empty()) return std::move(product.front());
   }
   return std::nullopt;

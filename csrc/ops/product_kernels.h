@@ -13,11 +13,20 @@
 
 namespace axonn::ops {
 
+// What a kernel is registered as. The dispatcher compares types of functions to the letter, so each
+// module asserts that its own are these.
+using KernelCandidates = std::vector<std::string>(const at::Tensor& a, const at::Tensor& b,
+                                                  const std::optional<at::Tensor>& bias);
+using KernelProduct = std::vector<at::Tensor>(const at::Tensor& a, const at::Tensor& b,
+                                              const std::optional<at::Tensor>& bias,
+                                              const std::string& name);
+
 // Which kinds of kernels are used in this process, by name: settings.product_kernels. Raises
 // ValueError for a name that is none's.
 void configure_product_kernels(const std::vector<std::string>& kinds);
 
-// Adds what there is for these operands: names, and the versions that times depend on.
+// Adds what there is for these operands: names, and the versions that times depend on. A kind that
+// fails to say what it has is left out, with a warning.
 void add_kernels(Candidates& candidates, const at::Tensor& a, const at::Tensor& b,
                  const std::optional<at::Tensor>& bias);
 

@@ -254,14 +254,19 @@ class Tuner {
     return true;
   }
 
-  // Counts the question as soon as there is an answer, whatever becomes of it. A rank that is alone
-  // has no mailbox.
+  // Counts the question as soon as there is an answer, be it that rank 0 failed, and whatever
+  // becomes of it. A rank that is alone has no mailbox.
   Choice ask(const Tunable& call, Mailbox* mailbox, std::atomic<int64_t>& num_questions) {
     std::string problem;
     Answer answer{};
     if (call.group.rank == 0) {
-      answer = decide(call, mailbox, problem);
       ++num_questions;
+      try {
+        answer = decide(call, mailbox, problem);
+      } catch (const std::exception& error) {
+        if (mailbox != nullptr) mailbox->fail({"answer"}, error.what());
+        throw;
+      }
     } else {
       answer = hear(call, *mailbox, num_questions);
     }
@@ -305,8 +310,9 @@ class Tuner {
   // this one in a measurement or in the op itself, fails at once, too.
   static Answer hear(const Tunable& call, Mailbox& mailbox, std::atomic<int64_t>& num_questions) {
     try {
-      auto answer = tuning::decode_answer(mailbox.read("answer", 0));
+      mailbox.wait("answer", 0);
       ++num_questions;
+      auto answer = tuning::decode_answer(mailbox.read("answer", 0));
       check_answer(call, answer);
       return answer;
     } catch (const comm::CommunicationError& error) {

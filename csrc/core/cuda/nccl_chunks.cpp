@@ -17,6 +17,9 @@ NcclChunks::NcclChunks(int64_t rank, int64_t num_ranks, comm::KeyValueStore& sto
   ncclConfig_t settings = NCCL_CONFIG_INITIALIZER;
   settings.blocking = 0;
   settings.maxCTAs = kMostCtas;
+  // By default they are clusters on sm_90: all CTAs of one need SMs of one GPC at the same time,
+  // and those that are left may be anywhere.
+  settings.cgaClusterSize = 0;
   const ncclResult_t result = ncclCommInitRankConfig(&comm_, static_cast<int>(num_ranks), id,
                                                      static_cast<int>(rank), &settings);
   try {

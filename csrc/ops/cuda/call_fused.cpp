@@ -46,9 +46,15 @@ void check_transport(const char* op, const CallGroup& group) {
                     ", got ", group.nccl_sms);
 }
 
+// What a first call allocates and agrees on with peers is not for a graph.
+void check_may_begin(const char* op, const CallGroup& group) {
+  TORCH_CHECK(!is_capturing(), op, ": the first call of group '", group.name,
+              "' cannot be captured into a graph; make the call once before capturing it");
+}
+
 class Registry {
  public:
-  Workspace& find(const CallGroup& call) {
+  Workspace& find(const char* op, const CallGroup& call) {
     const std::lock_guard lock(mutex_);
     const auto group = c10d::resolve_process_group(call.name);
     Entry& entry = entries_[{call.name, call.device.index()}];
@@ -61,8 +67,9 @@ class Registry {
     }
     auto& order = orders_[call.device.index()];
     if (order == nullptr) order = std::make_unique<DeviceOrder>();
-    return takes_nccl(call, *group, entry) ? over_nccl(call, *group, entry, *order)
-                                           : over_symmetric_memory(call, *group, entry, *order);
+    return takes_nccl(op, call, *group, entry)
+               ? over_nccl(op, call, *group, entry, *order)
+               : over_symmetric_memory(op, call, *group, entry, *order);
   }
 
   int64_t symmetric_bytes() {
@@ -84,17 +91,22 @@ class Registry {
     std::map<int64_t, std::unique_ptr<NcclWorkspace>> nccl;  // by the SMs left to it
   };
 
-  static bool takes_nccl(const CallGroup& call, const c10d::ProcessGroup& group, Entry& entry) {
+  static bool takes_nccl(const char* op, const CallGroup& call, const c10d::ProcessGroup& group,
+                         Entry& entry) {
     if (call.transport != "auto") return call.transport == "nccl";
     if (call.nccl_sms == 0) return false;
-    if (!entry.on_one_host) entry.on_one_host = is_on_one_host(group, entry.prefix);
+    if (!entry.on_one_host) {
+      check_may_begin(op, call);
+      entry.on_one_host = is_on_one_host(group, entry.prefix);
+    }
     return !*entry.on_one_host;
   }
 
-  static Workspace& over_nccl(const CallGroup& call, const c10d::ProcessGroup& group, Entry& entry,
-                              DeviceOrder& order) {
+  static Workspace& over_nccl(const char* op, const CallGroup& call,
+                              const c10d::ProcessGroup& group, Entry& entry, DeviceOrder& order) {
     auto& workspace = entry.nccl[call.nccl_sms];
     if (workspace == nullptr) {
+      check_may_begin(op, call);
       const auto name = entry.prefix + "/nccl" + std::to_string(call.nccl_sms);
       workspace = std::make_unique<NcclWorkspace>(group, call.name, name, call.device,
                                                   call.timeout_seconds, call.nccl_sms, order);
@@ -102,9 +114,11 @@ class Registry {
     return *workspace;
   }
 
-  static Workspace& over_symmetric_memory(const CallGroup& call, const c10d::ProcessGroup& group,
-                                          Entry& entry, DeviceOrder& order) {
+  static Workspace& over_symmetric_memory(const char* op, const CallGroup& call,
+                                          const c10d::ProcessGroup& group, Entry& entry,
+                                          DeviceOrder& order) {
     if (entry.symmetric == nullptr) {
+      check_may_begin(op, call);
       entry.symmetric = std::make_unique<SymmetricWorkspace>(
           group, call.name, entry.prefix, call.device, call.timeout_seconds, order);
     }
@@ -131,7 +145,7 @@ at::Tensor call_fused(const char* op, const CallGroup& group,
                               kMaxPeers, " ranks, group '", group.name, "' has ", group.size,
                               "; use 'auto', 'chunked' or 'sequential'");
   const c10::cuda::CUDAGuard guard(group.device);
-  Workspace& workspace = registry().find(group);
+  Workspace& workspace = registry().find(op, group);
   const PreparedCall call = prepare(workspace.residency());
   workspace.require(op, call.workspace_bytes);
   return workspace.call(call);

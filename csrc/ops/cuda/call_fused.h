@@ -28,11 +28,13 @@ struct CallGroup {
 // Makes a call with the workspace of a group on a device. `prepare` is told what a GEMM must leave
 // free there. The first call of a group, and over symmetric memory each that needs more than any
 // before, is collective: ranks exchange mappings, after waiting for the calls before on the host.
+// torch numbers these exchanges by process, not by group: ranks that meet must have made equally
+// many before, in whatever groups.
 //
 // Raises ValueError for another transport and too few SMs; NotImplementedError where the group has
-// more ranks than kernels serve, or not all of its GPUs reach each other's memory. Growth while a
-// graph is captured is refused: make the call once before. What graphs have captured keeps its
-// memory.
+// more ranks than kernels serve, or not all of its GPUs reach each other's memory. A first call and
+// growth while a graph is captured are refused: make the call once before. What graphs have
+// captured keeps its memory.
 at::Tensor call_fused(const char* op, const CallGroup& group,
                       const std::function<PreparedCall(const kernels::Residency&)>& prepare);
 

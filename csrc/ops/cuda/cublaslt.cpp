@@ -19,9 +19,11 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "core/product_variant.h"
+#include "ops/product_kernels.h"
 
 namespace axonn::ops::cuda {
 namespace {
@@ -311,6 +313,9 @@ std::vector<at::Tensor> mm_cublaslt(const at::Tensor& a, const at::Tensor& b,
                      found->workspace_bytes, c10::cuda::getCurrentCUDAStream().stream()));
   return {output};
 }
+
+static_assert(std::is_same_v<decltype(candidates), KernelCandidates>);
+static_assert(std::is_same_v<decltype(mm_cublaslt), KernelProduct>);
 
 TORCH_LIBRARY_IMPL(axonn, CUDA, m) {
   m.impl("_mm_cublaslt_candidates", &candidates);

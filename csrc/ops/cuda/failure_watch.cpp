@@ -46,6 +46,8 @@ class FailureWatch {
     while (!stopped_.wait_for(lock, std::chrono::milliseconds(100), [this] { return stops_; })) {
       std::erase_if(states_, [](const auto& item) { return report(*item.first, item.second); });
     }
+    // A process whose context is lost tends to end before the next look.
+    for (const auto& [state, group] : states_) report(*state, group);
   }
 
   static bool report(const PinnedState& state, const std::string& group) {

@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "ops/cuda/fused_matmul.h"
 #include "ops/cuda/gemm_backend.h"
+#include "ops/product_kernels.h"
 
 namespace axonn::ops::cuda {
 namespace {
@@ -51,6 +53,9 @@ std::vector<at::Tensor> mm_fused_sm90(const at::Tensor& a, const at::Tensor& b,
   if (bias && !in_epilogue) output.add_(*bias);
   return {output};
 }
+
+static_assert(std::is_same_v<decltype(candidates), KernelCandidates>);
+static_assert(std::is_same_v<decltype(mm_fused_sm90), KernelProduct>);
 
 TORCH_LIBRARY_IMPL(axonn, CUDA, m) {
   m.impl("_mm_fused_sm90_candidates", &candidates);

@@ -31,19 +31,18 @@ int64_t count_ranks_on_device(c10d::Store& store, const c10d::ProcessGroup& grou
 }  // namespace
 
 SymmetricWorkspace::SymmetricWorkspace(const c10d::ProcessGroup& group, std::string group_name,
-                                       std::string name, c10::Device device, double timeout_seconds,
-                                       DeviceOrder& order)
-    : Workspace(std::move(group_name), device, timeout_seconds, order), name_(std::move(name)) {
-  auto store = c10::make_intrusive<c10d::PrefixStore>(name_, group.getStore());
-  symm_mem::set_group_info(name_, group.getRank(), group.getSize(), store);
+                                       const std::string& name, c10::Device device,
+                                       double timeout_seconds, DeviceOrder& order)
+    : Workspace(std::move(group_name), device, timeout_seconds, order) {
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(name, group.getStore());
   ranks_on_device_ = count_ranks_on_device(*store, group, device.index());
 }
 
 void SymmetricWorkspace::grow(const char* op, int64_t size, bool keep) {
-  auto memory = symm_mem::empty_strided_p2p({size}, {1}, at::kByte, device_, name_, {});
+  auto memory = symm_mem::empty_strided_p2p({size}, {1}, at::kByte, device_, group_name_, {});
   clear_front(memory);
   // Ranks meet here, each after its calls, before the old memory goes.
-  auto handle = symm_mem::rendezvous(memory, name_);
+  auto handle = symm_mem::rendezvous(memory, group_name_);
   set_peers(op, *handle);
   if (keep) retired_.emplace_back(std::move(memory_), std::move(handle_));
   memory_ = std::move(memory);

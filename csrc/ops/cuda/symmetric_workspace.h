@@ -14,9 +14,10 @@ namespace axonn::ops::cuda {
 
 class SymmetricWorkspace : public Workspace {
  public:
-  // Collective, as is growth. `name` is what the group is called here and in no other call of this.
-  SymmetricWorkspace(const c10d::ProcessGroup& group, std::string group_name, std::string name,
-                     c10::Device device, double timeout_seconds, DeviceOrder& order);
+  // Collective, as is growth. `name`, used once, is for what its ranks write into their store.
+  SymmetricWorkspace(const c10d::ProcessGroup& group, std::string group_name,
+                     const std::string& name, c10::Device device, double timeout_seconds,
+                     DeviceOrder& order);
 
   // Processes that share a GPU take turns on it, each with all of its SMs; copies within it may be
   // the work of kernels, for which a grid that waits must leave room.
@@ -30,7 +31,6 @@ class SymmetricWorkspace : public Workspace {
   void set_peers(const char* op, c10d::symmetric_memory::SymmetricMemory& handle);
 
   using Handle = c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory>;
-  const std::string name_;
   int64_t ranks_on_device_ = 1;
   at::Tensor memory_;
   Handle handle_;

@@ -15,11 +15,11 @@ namespace {
 
 constexpr uint64_t kLeastBytes = 2 << 20;  // a page of device memory
 
+}  // namespace
+
 bool is_capturing() {
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 }
-
-}  // namespace
 
 Workspace::Workspace(std::string group_name, c10::Device device, double timeout_seconds,
                      DeviceOrder& order)

@@ -20,6 +20,9 @@ namespace axonn::ops::cuda {
 inline constexpr int64_t kFrontBytes =  // the pad, in front of the workspace
     kernels::cuda::kPadBytes + kStateBytes;
 
+// Whether the current stream is being captured into a graph.
+bool is_capturing();
+
 // What a call is enqueued with.
 struct CallPlace {
   const kernels::cuda::Peers& peers;
