@@ -273,6 +273,21 @@ def test_kinds_of_collectives_may_differ(tmp_path: Path) -> None:
     assert 0.5 < seconds("reduce_scatter") < 1.0  # between the two that were measured
 
 
+def test_a_link_may_hide_its_latency(tmp_path: Path) -> None:
+    """Bytes are on their way while the steps of a ring take their time."""
+    row = {"inner": 1, "size": 4, "bytes_per_s": 1e9, "latency_s": 1e-3}
+    both = measured(row)
+    longer = both.replace("[[levels]]", "[[levels]]\nhides_latency = true", 1)
+    assert longer != both
+    for text, seconds in ((both, (1e-3 + 3e-3, 1e-5 + 3e-3)), (longer, (3e-3, 3e-3))):
+        machine = read(tmp_path, text)
+        link = machine.link(GridSize(x=4), "x")
+        for num_bytes, expected in zip((10**6, 10**4), seconds, strict=True):
+            collective = Collective("x", "all_gather", num_bytes, "weights")
+            found = machine.collective_seconds(collective, link, 4)
+            assert found == pytest.approx(expected)
+
+
 def test_an_axis_may_have_links_of_its_own(tmp_path: Path) -> None:
     """As where each axis' links are slowed down to a given bandwidth."""
     pair = {"inner": 1, "size": 2}

@@ -21,11 +21,13 @@ _KEPT = 1 << 16  # links kept
 
 class Link(NamedTuple):
     """What one rank sees of a collective: bytes it sends a second, and seconds a ring step takes
-    beside them. by_kind: of the kinds of collectives that were measured apart."""
+    beside them. by_kind: of the kinds of collectives that were measured apart. hides_latency: the
+    longer of both counts, not their sum."""
 
     bytes_per_s: float
     latency_s: float
     by_kind: Mapping[str, Link] | None = None
+    hides_latency: bool = False
 
 
 class MeasuredLink(NamedTuple):
@@ -46,7 +48,8 @@ class Level:
 
     ranks: that share one unit of it; None where there is no end. bytes_per_s: what one unit of the
     level below (in the first level a rank, in the second a node) sends. contention: bytes_per_s is
-    divided by it. latency_s: of one step of a ring.
+    divided by it. latency_s: of one step of a ring. hides_latency: bytes are on their way while the
+    steps take their time, as on emulated links.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Level:
     bytes_per_s: float
     latency_s: float
     contention: float = 1.0
+    hides_latency: bool = False
     measured: tuple[MeasuredLink, ...] = ()
 
     def measured_along(self, axis: str) -> tuple[MeasuredLink, ...]:
@@ -99,7 +103,8 @@ class Links:
     def _find(self, inner: int, size: int, axis: str, num_ranks: int) -> Link:
         """Measured where it was; else the model, corrected by how wrong it was nearby."""
         index = self._level_of(inner * size, num_ranks)
-        model = self._model(inner, size, index)
+        hides = self.levels[index].hides_latency
+        model = self._model(inner, size, index)._replace(hides_latency=hides)
         kinds = {row.kind for row in self.levels[index].measured_along(axis)}
         if not kinds:
             return model
@@ -145,7 +150,10 @@ class Links:
     def _corrected(model: Link, inner: int, size: int, fields: tuple[LogField, LogField]) -> Link:
         rate, latency = fields
         point = (inner, size)
-        return Link(model.bytes_per_s * rate.at(point), model.latency_s * latency.at(point))
+        return model._replace(
+            bytes_per_s=model.bytes_per_s * rate.at(point),
+            latency_s=model.latency_s * latency.at(point),
+        )
 
     @cached_property
     def _fields(self) -> Callable[[int, str], dict[str | None, tuple[LogField, LogField]]]:
@@ -189,6 +197,7 @@ def _read_level(row: Table, *, may_be_open: bool) -> Level:
         bytes_per_s=row.positive("bytes_per_s"),
         latency_s=row.positive("latency_s"),
         contention=row.at_least("contention", 1, 1.0),
+        hides_latency=row.flag("hides_latency", False),
         measured=tuple(_read_measured(r, ranks) for r in row.tables("measured")),
     )
     row.finish()

@@ -70,12 +70,14 @@ class Machine:
         return self.links.wire(grid.inner(axis), getattr(grid, axis), axis, grid.size)
 
     def collective_seconds(self, collective: Collective, link: Link, group_size: int) -> float:
-        """Of a ring: bytes over bandwidth, and a latency for each of its steps."""
+        """Of a ring: bytes over bandwidth, and a latency for each of its steps (the longer of both
+        where the link hides its latency)."""
         kind = collective.kind
         if link.by_kind is not None:
             link = link.by_kind.get(kind, link)
         steps = (group_size - 1) * (2 if kind == "all_reduce" else 1)
-        return collective.num_bytes / link.bytes_per_s + steps * link.latency_s
+        sending, waiting = collective.num_bytes / link.bytes_per_s, steps * link.latency_s
+        return max(sending, waiting) if link.hides_latency else sending + waiting
 
     def matmul_seconds(self, matmul: Matmul, dtype: str) -> float:
         """Of one product; KeyError for a dtype that is not in peak_flops."""
