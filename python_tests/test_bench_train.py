@@ -57,7 +57,8 @@ def small_plan(
 def errors_of_all(plan: Plan) -> dict[str, float]:
     """The larger error of each system; infinite where it has a problem."""
     state = whole_initial_state(plan)
-    verdicts = check_systems([build_system(spec, plan, state) for spec in plan.systems])
+    systems = [build_system(spec, plan, state) for spec in plan.systems]
+    verdicts = check_systems(systems, dtype=plan.workload.dtype)
     return {
         name: math.inf if v.problem else max(v.loss_error, v.norm_error)
         for name, v in verdicts.items()
@@ -84,6 +85,16 @@ def test_other_ways_to_run_train_alike(pool):
     )
     for errors in pool(4).run(errors_of_all, plan):
         assert max(errors.values()) < 5e-6, errors
+
+
+def test_every_system_trains_alike_in_bf16(pool):
+    plan = small_plan(4, BASELINES, GridShape(2, 2), GridShape(z=4))
+    plan = dataclasses.replace(plan, workload=dataclasses.replace(SMALL, dtype="bf16"))
+    assert Plan.from_json(plan.to_json()) == plan
+    for errors in pool(4).run(errors_of_all, plan):
+        # A tenth of the limits, but more than fp32 gives, or bf16 would not have been used.
+        assert max(errors.values()) < 2e-3, errors
+        assert min(error for name, error in errors.items() if name != "single") > 1e-5, errors
 
 
 # --- A wrong system gets no time -----------------------------------------------------------------
@@ -121,6 +132,10 @@ def rows_of_wrong_systems(plan: Plan) -> list[Row]:
 
 def test_a_wrong_system_gets_no_time(pool, tmp_path):
     plan = small_plan(2, ("single", "ddp", "fsdp2", "tp"), GridShape(x=2))
+    in_bf16 = dataclasses.replace(plan, workload=dataclasses.replace(SMALL, dtype="bf16"))
+    for rows in pool(2).run(rows_of_wrong_systems, in_bf16):
+        assert [row.system for row in rows if row.problem is None] == ["single", "tp", "ours x=2"]
+        assert {row.dtype for row in rows} == {"bf16"}
     for rows in pool(2).run(rows_of_wrong_systems, plan):
         by_name = {row.system: row for row in rows}
         for name in ("ddp", "fsdp2", "tp"):

@@ -17,7 +17,9 @@ from axonn_ext.bench.results import check_writable
 from axonn_ext.bench.train import plot, report
 from axonn_ext.bench.train.plan import (
     BASELINES,
+    DTYPES,
     FIXED,
+    FP32,
     OURS,
     SINGLE,
     STRONG,
@@ -87,6 +89,10 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
             f"--{name}", type=int, default=default, metavar="N",
             help=f"{text} (default: %(default)s)",
         )  # fmt: skip
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default=FP32,
+        help="of matrix products; bf16: each system's own mixed precision (default: %(default)s)",
+    )  # fmt: skip
     _add_parallel_options(parser)
     parser.add_argument("--no-memory", action="store_true", help="leave peak memory out")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
@@ -157,8 +163,9 @@ def make_plans(args: argparse.Namespace, here: Process | None = None) -> list[Pl
         batch = args.batch // most * count if args.scaling == WEAK else args.batch
         try:
             plan = Plan(
-                Workload(_model(args), batch), _parallel(args), (*baselines, *ours),
-                num_ranks=count, single_threads=num_cores(), rounds=args.rounds,
+                Workload(_model(args), batch, dtype=args.dtype), _parallel(args),
+                (*baselines, *ours), num_ranks=count, single_threads=num_cores(),
+                rounds=args.rounds,
             )  # fmt: skip
         except ValueError as error:
             raise UserError(str(error)) from None
@@ -289,8 +296,8 @@ def _report(args: argparse.Namespace, rows: Sequence[Row], console: Console) -> 
         written.append(str(args.json))
     if args.plot is not None:
         subtitle = (
-            f"{machine['cpu']}, {machine['cores']} cores, one thread a rank, torch "
-            f"{machine['torch']}, axonn_ext {machine['axonn_ext']}"
+            f"{machine['cpu']}, {machine['cores']} cores, one thread a rank, "
+            f"{args.dtype}, torch {machine['torch']}, axonn_ext {machine['axonn_ext']}"
         )
         plot.plot_rows(rows, args.plot, scaling=args.scaling, cores=num_cores(), subtitle=subtitle)
         written.append(str(args.plot))

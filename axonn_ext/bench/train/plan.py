@@ -14,6 +14,8 @@ BASELINES = (SINGLE, "ddp", "fsdp2", "tp", "tp-sp")
 FIXED, STRONG, WEAK = "fixed", "strong", "weak"  # how the number of ranks is varied
 SPLITS_BATCH = ("ddp", "fsdp2")
 SPLITS_MATRICES = ("tp", "tp-sp")
+FP32, BF16 = "fp32", "bf16"
+DTYPES = (FP32, BF16)
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class SystemSpec:
 class Workload:
     """The training that every system does, the same numbers on all of them.
 
-    batch_size: sequences of the global batch. clip_norm: of the gradients' global norm.
+    batch_size: sequences of the global batch. clip_norm: of the gradients' global norm. dtype: of
+    matrix products; bf16 is each system's own mixed precision, with weights updated in fp32.
     """
 
     model: ModelConfig
@@ -45,6 +48,7 @@ class Workload:
     weight_decay: float = 0.1  # of matrices
     clip_norm: float = 1.0
     seed: int = 0
+    dtype: str = FP32
 
     @property
     def tokens_per_step(self) -> int:

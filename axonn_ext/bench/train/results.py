@@ -45,6 +45,7 @@ class Row:
     tokens_per_s: float | None = None
     ratio_to_single: float | None = None
     memory: MemoryUse | None = None
+    dtype: str = "fp32"  # of matrix products
 
 
 def rows_to_values(rows: Sequence[Row]) -> list[dict[str, Any]]:

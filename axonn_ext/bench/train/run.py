@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from axonn_ext.bench.measure import Ranks, Timing, measure
 from axonn_ext.bench.train.check import NUM_STEPS, Verdict, compare, first_steps
-from axonn_ext.bench.train.plan import SINGLE, Plan, SystemSpec, Workload
+from axonn_ext.bench.train.plan import FP32, SINGLE, Plan, SystemSpec, Workload
 from axonn_ext.bench.train.results import MemoryUse, Row
 from axonn_ext.bench.train.systems import State, System, build_system, whole_initial_state
 
@@ -31,7 +31,7 @@ def time_systems(
     state = whole_initial_state(plan)
     systems = [build(spec, plan, state) for spec in plan.systems]
     del state
-    verdicts = check_systems(systems)
+    verdicts = check_systems(systems, dtype=plan.workload.dtype)
     timings = time_steps(
         [s for s in systems if verdicts[s.name].problem is None], plan.rounds, on_round
     )
@@ -41,10 +41,10 @@ def time_systems(
     ]
 
 
-def check_systems(systems: Sequence[System]) -> dict[str, Verdict]:
+def check_systems(systems: Sequence[System], *, dtype: str = FP32) -> dict[str, Verdict]:
     """Each system's first steps against those of `single`; a collective."""
     traces = {system.name: first_steps(system) for system in systems}
-    return {name: compare(trace, traces[SINGLE]) for name, trace in traces.items()}
+    return {name: compare(trace, traces[SINGLE], dtype=dtype) for name, trace in traces.items()}
 
 
 def time_steps(
@@ -127,6 +127,7 @@ def _row(
         num_ranks=1 if spec.kind == SINGLE else plan.num_ranks,
         num_threads=system.num_threads,
         batch_size=plan.workload.batch_size,
+        dtype=plan.workload.dtype,
         loss_error=_finite(verdict.loss_error),
         norm_error=_finite(verdict.norm_error),
         problem=verdict.problem,

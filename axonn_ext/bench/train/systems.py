@@ -1,8 +1,9 @@
 """The systems that are compared: one builder for each, which returns a training step.
 
-All train the same model from the same weights on the same batches, in fp32, and do the same work in
-a step: forward, backward, gradients summed over ranks, clipped by their global norm, AdamW (torch's
-fused one, decay on matrices only).
+All train the same model from the same weights on the same batches and do the same work in a step:
+forward, backward, gradients summed over ranks, clipped by their global norm, AdamW (torch's fused
+one, decay on matrices only). In bf16 each has the mixed precision that its users would take: FSDP2
+its policy, torch's others autocast, ours bf16 parameters; all update weights in fp32.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -30,7 +31,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from axonn_ext import Grid, clip_grad_norm_, full_state_dict, models, sync_gradients
 from axonn_ext.bench.train.gpt import TorchGPT, load_whole
-from axonn_ext.bench.train.plan import OURS, SINGLE, Plan, SystemSpec, Workload
+from axonn_ext.bench.train.plan import BF16, OURS, SINGLE, Plan, SystemSpec, Workload
 from axonn_ext.optim import AdamW
 
 State = Mapping[str, Tensor]  # whole tensors, under the names of models.GPT2's parameters
@@ -104,7 +105,8 @@ def batches(workload: Workload) -> Iterator[tuple[Tensor, Tensor]]:
 
 def _ours(grid: Grid, plan: Plan) -> Callable[[], Step]:
     workload = plan.workload
-    model = models.build(workload.model, grid, plan.parallel, seed=workload.seed)
+    dtype = torch.bfloat16 if workload.dtype == BF16 else torch.float32
+    model = models.build(workload.model, grid, plan.parallel, seed=workload.seed, dtype=dtype)
     optimizer = AdamW(
         model.parameters(), lr=workload.learning_rate, betas=workload.betas, eps=ADAM_EPS,
         weight_decay=workload.weight_decay,
@@ -148,11 +150,15 @@ def _fsdp2(workload: Workload, state: State | None, reshard: bool) -> Callable[[
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     with torch.device("meta"):
         model = TorchGPT(workload.model)
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
-    fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
+    policy = MixedPrecisionPolicy()
+    if workload.dtype == BF16:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for part in (*model.blocks, model):
+        fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
     _materialize(model, state)
-    return torch_step(model, workload, part=mesh.get_local_rank(), num_parts=mesh.size())
+    return torch_step(
+        model, workload, part=mesh.get_local_rank(), num_parts=mesh.size(), autocast=False
+    )
 
 
 def _tensor_parallel(
@@ -220,8 +226,12 @@ def torch_step(
     positions: Tensor | None = None,
     part: int = 0,
     num_parts: int = 1,
+    autocast: bool = True,
 ) -> Callable[[], Step]:
-    """A training step on one of `num_parts` parts of every batch."""
+    """A training step on one of `num_parts` parts of every batch.
+
+    autocast: whether bf16 is torch.autocast's task, rather than the model's own.
+    """
     if positions is None:
         positions = torch.arange(workload.model.sequence_length)
     groups = _groups(list(model.parameters()))
@@ -237,8 +247,9 @@ def torch_step(
     def step() -> Step:
         token_ids, labels = (t.chunk(num_parts)[part] for t in next(source))
         optimizer.zero_grad()
-        logits = model(token_ids, positions)
-        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast and workload.dtype == BF16):
+            logits = model(token_ids, positions)
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
         loss.backward()
         norm = _clip(groups, workload.clip_norm)
         optimizer.step()
