@@ -3,6 +3,7 @@
 #   TORCH     the torch to install, e.g. torch==2.14.1; by default the one that PYTHON has, if it is
 #             supported, else the one that the tests are run with
 #   MAX_JOBS  compilations at a time (default: one per core)
+#   AXONN_CUDA  1: compile the CUDA parts or fail, 0: leave them out (default: where a GPU works)
 
 PYTHON ?= python3
 MAX_JOBS ?= $(shell nproc)
@@ -20,7 +21,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help build demo test test-cpp test-python test-slow test-sanitizers gpu-check cuda-check \
-        triton-check \
+        triton-check matrix \
         lint format clean \
         python environment lint-tools
 
@@ -58,12 +59,15 @@ test-sanitizers: environment  ## run the core's tests under thread and address s
 	@$(call ctest,$(CPP_BUILD)-thread,thread)
 	@$(call ctest,$(CPP_BUILD)-address,address)
 
-cuda-check: python  ## build the CUDA code in .venv-cuda, and check what needs no GPU
+cuda-check: python  ## build the CUDA code by README's commands, and check what needs no GPU
 	@$(PYTHON) tools/cuda_check.py
 
 triton-check: build  ## run the Triton kernels in the interpreter, compile them for sm_80 and sm_90
 	$(VENV)/bin/python -m pytest -m "triton and not gpu" --durations=5
 	$(VENV)/bin/python tools/triton_check.py
+
+matrix: python  ## build and test with several Pythons and torches (PYTHONS=... TORCHES="2.11 2.14")
+	@$(PYTHON) tools/matrix.py
 
 lint: lint-tools  ## check style and types
 	ruff check .

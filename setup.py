@@ -2,22 +2,26 @@
 
 AXONN_CUDA            1: build the CUDA parts or fail; 0: never; unset: if a CUDA torch, an nvcc of
                       its major version, NCCL and cuBLAS are found.
-CUDA_HOME             the CUDA toolkit; else the wheel nvidia-cuda-nvcc, else the nvcc of the PATH
+AXONN_CUDA_REASON     why AXONN_CUDA=0 was set, where a program did so; for the report
+CUDA_HOME             the CUDA toolkit; else the wheels of cuda-toolkit, else the nvcc of the PATH
 CUTLASS_HOME          CUTLASS, whose headers _cuda_sm90 needs; else the wheel nvidia-cutlass
 TORCH_CUDA_ARCH_LIST  what the kernels are compiled for, as in torch (by default 8.0;9.0+PTX)
 MAX_JOBS              how many files are compiled at once (by default one per core)
+
+The build prints what it builds, what it leaves out and why (pip shows that with -v); afterwards
+`axonn-ext doctor` tells it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import json
 import os
-import platform
 import re
-import shutil
-import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,63 +29,23 @@ from typing import Any
 from setuptools import setup
 
 ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+from find_cuda import (  # noqa: E402
+    NO_CUTLASS,
+    BuildError,
+    Toolkit,
+    choose_cuda,
+    find_cutlass,
+    find_toolkit,
+    find_wheels,
+)
 
 NO_TORCH = """\
 axonn_ext is compiled against the torch that is installed, and the Python that builds it,
 {python}, has none. Install one first (pip install torch==2.13.0), then
 run: pip install --no-build-isolation . (without that flag pip builds in an environment of its own,
 which has no torch either)."""
-
-
-NO_CUTLASS = (
-    "CUTLASS was not found (pip install --no-deps 'nvidia-cutlass>=4.2,<5', or set CUTLASS_HOME)"
-)
-
-
-class BuildError(SystemExit):
-    """What keeps the build from starting, and what to do; shown without a traceback."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(f"\nerror: {message}\n")
-
-
-@dataclass(frozen=True)
-class CudaChoice:
-    build: bool
-    reason: str
-
-
-@dataclass(frozen=True)
-class Toolkit:
-    """Where the CUDA compiler, headers and libraries are."""
-
-    home: Path  # has bin/nvcc
-    version: str
-    wheels: tuple[Path, ...] = ()  # folders of the nvidia wheels, each with include/ or lib/
-
-    def include_dirs(self) -> list[Path]:
-        """The toolkit's own first: its headers must be of one version."""
-        folders = [folder / "include" for folder in (self.home, *self.wheels)]
-        return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
-
-    def find_header(self, name: str) -> Path | None:
-        # The system's packages put nccl.h where every compiler looks.
-        folders = [*self.include_dirs(), Path("/usr/include"), Path("/usr/local/include")]
-        return next((f / name for f in folders if (f / name).is_file()), None)
-
-    def find_library(self, name: str) -> Path | None:
-        """lib<name>.so: of the wheels, since torch loads those, else of the toolkit or system.
-
-        Wheels have only the file with the version, so it is linked by its path. What is loaded is
-        the one that torch has loaded before: the linker notes the name in the file alone.
-        """
-        system = [f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64", "/usr/lib"]
-        folders = [folder / lib for folder in (*self.wheels, self.home) for lib in ("lib64", "lib")]
-        for folder in [*folders, *map(Path, system)]:
-            for path in sorted(folder.glob(f"lib{name}.so*")):
-                if path.is_file():
-                    return path
-        return None
 
 
 @dataclass(frozen=True)
@@ -93,135 +57,39 @@ class KernelModule:
     sources: list[str] = field(default_factory=list)
 
 
-def choose_cuda(
-    request: str | None,
-    *,
-    torch_cuda: str | None,
-    nvcc: str | None,
-    sources: Sequence[str],
-    nccl: str | None = "found",
-    cublas: str | None = "found",
-) -> CudaChoice:
-    """Whether to build the CUDA parts, and why.
-
-    request     AXONN_CUDA
-    torch_cuda  the CUDA version that torch was built with
-    nvcc        the version of the compiler
-    sources     the .cu files of this checkout
-    nccl        path of nccl.h
-    cublas      path of cublasLt.h
-
-    Raises: BuildError if the request is malformed, or demands what cannot be built.
-    """
-    if request not in (None, "", "0", "1"):
-        raise BuildError(f"AXONN_CUDA must be 0, 1 or unset, got {request!r}")
-    if request == "0":
-        return CudaChoice(False, "AXONN_CUDA=0")
-
-    missing = []
-    if not sources:
-        missing.append("this version of axonn_ext has no CUDA sources yet (unset AXONN_CUDA)")
-    if torch_cuda is None:
-        missing.append("torch was built without CUDA (install a CUDA build of torch)")
-    if nvcc is None:
-        missing.append(
-            "nvcc was not found (pip install nvidia-cuda-nvcc, or install the CUDA toolkit and set "
-            "CUDA_HOME)"
-        )
-    elif torch_cuda is not None and nvcc.partition(".")[0] != torch_cuda.partition(".")[0]:
-        missing.append(
-            f"nvcc is of CUDA {nvcc} but torch of CUDA {torch_cuda} (install an nvcc of the same "
-            "major version and set CUDA_HOME)"
-        )
-    elif nccl is None:
-        missing.append("nccl.h was not found (pip install nvidia-nccl-cu13)")
-    elif cublas is None:
-        missing.append("cublasLt.h was not found (pip install nvidia-cublas)")
-    if not missing:
-        return CudaChoice(True, "AXONN_CUDA=1" if request == "1" else "torch and nvcc have it")
-    if request == "1":
-        raise BuildError("AXONN_CUDA=1 demands the CUDA parts, but " + "; ".join(missing))
-    return CudaChoice(False, missing[0].partition(" (")[0])
-
-
-def find_nvcc(cuda_home: str | None, wheels: Iterable[Path] = ()) -> str | None:
-    """The path of nvcc: the one of CUDA_HOME, else of the wheel, else of the PATH."""
-    for folder in ([Path(cuda_home)] if cuda_home else []) + list(wheels):
-        nvcc = folder / "bin" / "nvcc"
-        if nvcc.is_file():
-            return str(nvcc)
-    return shutil.which("nvcc")
-
-
-def find_wheels(site_packages: Iterable[str]) -> tuple[Path, ...]:
-    """The folders of the nvidia wheels that hold headers, libraries or programs."""
-    folders = sorted(
-        p for root in dict.fromkeys(site_packages) for p in Path(root).glob("nvidia/*")
-    )
-    return tuple(
-        p for p in folders if any((p / part).is_dir() for part in ("include", "lib", "bin"))
-    )
-
-
-def find_cutlass(home: str | None, paths: Iterable[str]) -> Path | None:
-    """The folder of CUTLASS's headers: of CUTLASS_HOME, else of the wheel nvidia-cutlass.
-
-    Raises: BuildError if CUTLASS_HOME is no CUTLASS.
-    """
-    if home:
-        folder = Path(home) / "include"
-        if not (folder / "cutlass" / "cutlass.h").is_file():
-            raise BuildError(f"CUTLASS_HOME={home} has no include/cutlass/cutlass.h")
-        return folder
-    folders = (Path(path or ".") / "cutlass_library/source/include" for path in paths)
-    return next((f for f in folders if (f / "cutlass" / "cutlass.h").is_file()), None)
-
-
-def parse_nvcc(version: str, dryrun: str) -> tuple[str, Path] | None:
-    """Version and home of a compiler, from what `nvcc --version` and `nvcc --dryrun` print.
-
-    nvcc on the PATH may be a script that leads elsewhere, so its own path says nothing.
-    """
-    release = re.search(r"release (\d+\.\d+)", version)
-    here = re.search(r"^#\$ _HERE_=(.*)$", dryrun, re.MULTILINE)
-    return (release[1], Path(here[1].strip()).parent) if release and here else None
-
-
-def find_toolkit(cuda_home: str | None, wheels: tuple[Path, ...]) -> Toolkit | None:
-    nvcc = find_nvcc(cuda_home, wheels)
-    if nvcc is None:
-        return None
-
-    def output(*arguments: str) -> str:
-        done = subprocess.run([nvcc, *arguments], capture_output=True, text=True, check=False)
-        return done.stdout + done.stderr
-
-    found = parse_nvcc(output("--version"), output("--dryrun", "none.cu"))
-    if found is None:
-        raise BuildError(f"{nvcc} does not answer to --version as nvcc does")
-    return Toolkit(home=found[1], version=found[0], wheels=wheels)
-
-
 # --- Architectures --------------------------------------------------------------------------------
 
 DEFAULT_ARCHITECTURES = "8.0;9.0+PTX"
 
 
 def gencode_flags(arch_list: str | None) -> tuple[str, ...]:
-    """nvcc's flags for TORCH_CUDA_ARCH_LIST; PTX as well where a version ends in +PTX."""
-    flags = []
-    for word in re.split(r"[;, ]+", (arch_list or DEFAULT_ARCHITECTURES).strip("; ,")):
-        match = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", word)
-        if match is None:
-            raise BuildError(
-                "TORCH_CUDA_ARCH_LIST must list versions such as 8.0 or 9.0+PTX, separated by "
-                f"semicolons, got {word!r}"
-            )
-        number = "".join(match.group(1, 2, 3))
-        flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
-        if match[4]:
-            flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
-    return tuple(dict.fromkeys(flags))
+    """nvcc's flags for TORCH_CUDA_ARCH_LIST, which torch reads: versions, names, and "native".
+
+    Raises: BuildError for what this torch does not know, or "native" without a GPU.
+    """
+    from torch.utils.cpp_extension import _get_cuda_arch_flags
+
+    asked = os.environ.get("TORCH_CUDA_ARCH_LIST")
+    words = re.split(r"[;, ]+", (arch_list or DEFAULT_ARCHITECTURES).strip("; ,"))
+    os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(words)  # torch takes it from nowhere else
+    try:
+        flags = _get_cuda_arch_flags()
+    except (ValueError, IndexError) as error:  # IndexError: "native" finds no GPU
+        why = "there is no GPU here" if isinstance(error, IndexError) else str(error)
+        raise BuildError(
+            "TORCH_CUDA_ARCH_LIST must list versions such as 8.0, 9.0a or 9.0+PTX, or names such "
+            f"as Hopper, separated by semicolons, got {arch_list!r}: {why}"
+        ) from None
+    finally:
+        if asked is None:
+            del os.environ["TORCH_CUDA_ARCH_LIST"]
+        else:
+            os.environ["TORCH_CUDA_ARCH_LIST"] = asked
+
+    def version_then_ptx(flag: str) -> tuple[int, bool]:
+        return int(re.findall(r"\d+", flag)[0]), "code=compute" in flag
+
+    return tuple(sorted(flags, key=version_then_ptx))
 
 
 def kernel_modules(sources: Sequence[str], arch_list: str | None) -> list[KernelModule]:
@@ -245,6 +113,28 @@ def kernel_modules(sources: Sequence[str], arch_list: str | None) -> list[Kernel
             modules[number] = KernelModule(f"axonn_ext._cuda_sm{number}", only)
         modules[number].sources.append(source)
     return list(modules.values())
+
+
+def choose_modules(
+    sources: Sequence[str], arch_list: str | None, *, cutlass: Path | None, demanded: bool
+) -> tuple[list[KernelModule], dict[str, str]]:
+    """The modules to build of the .cu files, and of those left out the names and the reasons.
+
+    Raises: BuildError if all are demanded and one that is asked for has no CUTLASS.
+    """
+    modules = kernel_modules(sources, arch_list)
+    built = {module.name for module in modules}
+    left_out = {}
+    for number in sorted(set(re.findall(r"_sm(\d+)\.cu$", "\n".join(sources), re.MULTILINE))):
+        if f"axonn_ext._cuda_sm{number}" not in built:
+            version = f"{number[:-1]}.{number[-1]}"
+            left_out[f"_cuda_sm{number}"] = f"{version} is not in TORCH_CUDA_ARCH_LIST={arch_list}"
+    if cutlass is None and len(modules) > 1:
+        if demanded:
+            raise BuildError(f"AXONN_CUDA=1 demands the CUDA parts, but {NO_CUTLASS}")
+        left_out |= {module.name.rpartition(".")[2]: NO_CUTLASS for module in modules[1:]}
+        modules = modules[:1]
+    return modules, left_out
 
 
 # --- Extensions -----------------------------------------------------------------------------------
@@ -342,7 +232,58 @@ def cuda_extension(module: KernelModule, toolkit: Toolkit, cutlass: Path | None)
     return extension
 
 
-def build_command(report: str, objects: Path) -> Any:
+def build_base(prefix: str, torch: str) -> Path:
+    """The folder of what an environment compiles.
+
+    The commands of the compiler hold paths of the environment: with one folder for all, each would
+    compile anew what another had compiled.
+    """
+    environment = hashlib.sha256(prefix.encode()).hexdigest()[:8]
+    return Path("build", f"{sys.implementation.cache_tag}-torch-{torch}-{environment}")
+
+
+def ninja_folders() -> list[str]:
+    """Where this environment's ninja is, for the head of the PATH, which need not lead there.
+
+    Another ninja may discard the log of what is compiled, if its format is of another version, and
+    would then compile everything anew.
+    """
+    folders = [str(Path(sys.executable).parent)]
+    if importlib.util.find_spec("ninja") is not None:  # of an environment that this one is based on
+        import ninja
+
+        folders.append(ninja.BIN_DIR)
+    return folders
+
+
+LEFT_OUT = """\
+// Written by setup.py: the parts that this build left out, and why.
+#include "ops/left_out.h"
+
+std::map<std::string, std::string> axonn::ops::left_out() {{ return {{{rows}}}; }}
+"""
+
+
+def write_left_out(folder: Path, left_out: Mapping[str, str]) -> str:
+    """A source file of _C that tells what was left out; it is written only if that has changed."""
+    path = folder / "left_out.cpp"
+    rows = ", ".join(f"{{{json.dumps(name)}, {json.dumps(why)}}}" for name, why in left_out.items())
+    text = LEFT_OUT.format(rows=rows)
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return str(path)
+
+
+def remove_modules(folder: Path, *, keep: Sequence[str]) -> None:
+    """Removes the compiled modules of an earlier build, which would be packed or loaded."""
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    for path in folder.glob(f"_*{suffix}"):
+        if path.name.removesuffix(suffix) not in keep:
+            path.unlink()
+
+
+def build_command(report: str, base: Path, left_out: Mapping[str, str]) -> Any:
     from torch.utils.cpp_extension import BuildExtension
 
     class BuildCommand(BuildExtension.with_options(use_ninja=True)):
@@ -350,14 +291,23 @@ def build_command(report: str, objects: Path) -> Any:
 
         def build_extensions(self) -> None:
             print(report, flush=True)
+            # Not before: a list of sources that is made for an sdist must not hold it.
+            self.extensions[0].sources.append(write_left_out(base, left_out))
+            names = [ext.name.rpartition(".")[2] for ext in self.extensions]
+            remove_modules(Path(self.build_lib, "axonn_ext"), keep=names)
             super().build_extensions()
 
         def build_extension(self, ext: Any) -> None:
             # A folder for each: modules compile some files alike, but with flags of their own. An
             # editable build would otherwise use, and remove, a new temporary folder; wheels and
             # editable installs share their objects.
-            self.build_temp = str(objects / ext.name.rpartition(".")[2])
+            self.build_temp = str(ROOT / base / "objects" / ext.name.rpartition(".")[2])
             super().build_extension(ext)
+
+        def copy_extensions_to_source(self) -> None:
+            """An editable build's; the modules of an earlier one must not be loaded beside them."""
+            remove_modules(ROOT / "axonn_ext", keep=())
+            super().copy_extensions_to_source()
 
     return BuildCommand
 
@@ -370,8 +320,7 @@ def main() -> None:
             raise
         raise BuildError(NO_TORCH.format(python=sys.executable)) from None
 
-    # A ninja from PyPI lies beside the interpreter, whose folder need not be on the PATH.
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    os.environ["PATH"] = os.pathsep.join([*ninja_folders(), os.environ["PATH"]])
 
     arch_list = os.environ.get("TORCH_CUDA_ARCH_LIST")
     sources = find_files("csrc/core/cuda/*.cu")
@@ -385,31 +334,32 @@ def main() -> None:
         sources=sources,
         nccl=str(toolkit.find_header("nccl.h") or "") or None if toolkit else None,
         cublas=str(toolkit.find_header("cublasLt.h") or "") or None if toolkit else None,
-    )
-    report = (
-        f"axonn_ext: torch {torch.__version__} (CUDA {torch.version.cuda or 'none'}), "
-        f"nvcc {f'{toolkit.version} in {toolkit.home}' if toolkit else 'none'}\n"
-        f"axonn_ext: building for CPU{' and CUDA' if choice.build else ', not for CUDA'}: "
-        f"{choice.reason}"
+        because=os.environ.get("AXONN_CUDA_REASON"),
     )
     modules: list[KernelModule] = []
+    left_out = {"_cuda": choice.reason}
     cutlass = None
     if choice.build:
         assert toolkit is not None
         os.environ["CUDA_HOME"] = str(toolkit.home)  # torch reads it when the next is imported
-        modules = kernel_modules(sources, arch_list)
         cutlass = find_cutlass(os.environ.get("CUTLASS_HOME"), sys.path)
-        if cutlass is None and len(modules) > 1:
-            report += f"\naxonn_ext: {modules[1].name} is left out: {NO_CUTLASS}"
-            if os.environ.get("AXONN_CUDA") == "1":
-                raise BuildError(f"AXONN_CUDA=1 demands the CUDA parts, but {NO_CUTLASS}")
-            modules = modules[:1]
-        report += "".join(f"\naxonn_ext: {m.name} has {' '.join(m.flags)}" for m in modules)
-    # Builds against different torches, which may differ in what they hold, share no folder.
-    base = Path("build", f"{sys.implementation.cache_tag}-torch-{torch.__version__}")
+        demanded = os.environ.get("AXONN_CUDA") == "1"
+        modules, left_out = choose_modules(sources, arch_list, cutlass=cutlass, demanded=demanded)
+    nvcc = f"{toolkit.version} in {toolkit.home}" if toolkit else "none"
+    report = [
+        f"torch {torch.__version__} (CUDA {torch.version.cuda or 'none'}), nvcc {nvcc}",
+        f"building for CPU and CUDA: {choice.reason}" if choice.build else "building for CPU",
+        *(f"{module.name} has {' '.join(module.flags)}" for module in modules),
+        *(f"axonn_ext.{name} is left out: {why}" for name, why in left_out.items()),
+    ]
+    base = build_base(sys.prefix, torch.__version__)
     setup(
         ext_modules=[cpu_extension(), *(cuda_extension(m, toolkit, cutlass) for m in modules)],
-        cmdclass={"build_ext": build_command(report, ROOT / base / "objects")},
+        cmdclass={
+            "build_ext": build_command(
+                "\n".join(f"axonn_ext: {line}" for line in report), base, left_out
+            )
+        },
         options={"build": {"build_base": str(base)}},
     )
 

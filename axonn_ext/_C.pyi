@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 def has_fused_on_cuda() -> bool: ...
+def left_out() -> dict[str, str]: ...
 def configure(
     *,
     timeout_seconds: float,

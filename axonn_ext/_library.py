@@ -48,6 +48,7 @@ clear_tuning_choices = _C.clear_tuning_choices
 waited_seconds = _C.waited_seconds
 find_measurement = _C.find_measurement
 keep_measurement = _C.keep_measurement
+left_out = _C.left_out
 
 
 def configure(loaded: settings.Settings) -> None:

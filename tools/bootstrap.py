@@ -4,8 +4,6 @@
     python3 tools/bootstrap.py environment extension   and the compiled package, editable
     python3 tools/bootstrap.py environment lint        and the formatters and type checker
     python3 tools/bootstrap.py environment slow        and what the slow tests compare with
-    python3 tools/bootstrap.py cuda-environment        .venv-cuda, with a CUDA torch and nvcc
-    python3 tools/bootstrap.py cuda                    and the package with its CUDA parts, in it
 
 Each step keeps a digest of what it depends on in .venv/axonn-bootstrap.json and is skipped while
 that is unchanged. It runs on the Python that found it, with the standard library alone.
@@ -15,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import fcntl
 import hashlib
 import json
@@ -40,10 +39,11 @@ COMPLETE = (
 CONSTRAINTS = VENV / "constraints.txt"
 LOG = ROOT / "build" / "bootstrap.log"
 DEFAULT_TORCH = "torch==2.13.0"  # the version that the tests are run with
-CUDA_VENV = ROOT / ".venv-cuda"
-CUDA_TORCH = "torch==2.14.1"  # what PyPI has is built for CUDA 13.0
-CUTLASS = "nvidia-cutlass==4.2.0.0"  # headers; what its Python code needs is not installed
-CUDA_NVCC = "nvidia-cuda-nvcc==13.0.*"  # where the machine has no nvcc of its own
+# Of all that pip and ninja print: ninja's count with the file's name, and setup.py's own lines.
+BUILD_PROGRESS = r"(\[\d+/\d+\]).*/(csrc/\S+\.(?:cpp|cu)) |(axonn_ext: .*)"
+# Prints the version that an index knows, which may differ from torch.__version__ by a local part:
+# PyPI's 2.13.0 calls itself 2.13.0+cu130 there.
+TORCH_VERSION = "import torch; from importlib.metadata import version; print(version('torch'))"
 SUPPORTED_TORCH = ((2, 11), (2, 15))  # from, below; pyproject.toml says the same
 
 
@@ -67,6 +67,7 @@ def run_logged(
     """Runs a command with its output in the log, and shows the errors if it fails.
 
     `show` is a regular expression; what its groups caught is printed as it happens.
+    `environment` is the command's whole environment, by default this program's.
     """
     LOG.parent.mkdir(exist_ok=True)
     words = [str(word) for word in command]
@@ -76,7 +77,7 @@ def run_logged(
         process = subprocess.Popen(
             words,
             cwd=ROOT,
-            env=os.environ | (environment or {}),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -161,7 +162,7 @@ def install_tools() -> None:
     install = f"apt-get install -y {' '.join(missing)}"
     if os.geteuid() == 0 and shutil.which("apt-get"):
         say(f"installing {', '.join(missing)}")
-        quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+        quiet = dict(os.environ) | {"DEBIAN_FRONTEND": "noninteractive"}
         run_logged(["apt-get", "update", "-q"], environment=quiet)
         run_logged([*install.split(), "-q", "--no-install-recommends"], environment=quiet)
         missing = missing_tools()
@@ -176,16 +177,20 @@ def install_tools() -> None:
 # --- The environment ----------------------------------------------------------------------------
 
 
-def base_torch() -> str | None:
-    """The version of the torch that the base Python already has, if we support it."""
-    program = "import torch; print(torch.__version__)"
+def installed_torch(python: str | Path) -> str | None:
+    """The version of a Python's torch as an index knows it; None if it has none that works."""
     # -I: neither the checkout nor PYTHONPATH counts.
     result = subprocess.run(
-        [sys.executable, "-I", "-c", program], capture_output=True, text=True, check=False
+        [str(python), "-I", "-c", TORCH_VERSION], capture_output=True, text=True, check=False
     )
-    version = result.stdout.strip()
-    match = re.match(r"(\d+)\.(\d+)", version)
-    if result.returncode != 0 or match is None:
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+def base_torch() -> str | None:
+    """The version of the torch that the base Python already has, if we support it."""
+    version = installed_torch(sys.executable)
+    match = re.match(r"(\d+)\.(\d+)", version or "")
+    if match is None:
         return None
     first, last = SUPPORTED_TORCH
     return version if first <= (int(match[1]), int(match[2])) < last else None
@@ -195,10 +200,8 @@ def pip(
     *arguments: str | Path,
     show: str | None = None,
     environment: dict[str, str] | None = None,
-    venv: Path = VENV,
 ) -> None:
-    python = venv / "bin" / "python"
-    command = [python, "-m", "pip", "install", "--progress-bar", "off", *arguments]
+    command = [BIN / "python", "-m", "pip", "install", "--progress-bar", "off", *arguments]
     run_logged(command, show=show, environment=environment)
 
 
@@ -240,12 +243,9 @@ def update_environment(project: dict[str, object], torch: str | None) -> None:
             pip(*torch.split())
     # While this runs the environment is not to be trusted; if it is cut short it is made anew.
     COMPLETE.unlink(missing_ok=True)
-    version = subprocess.run(
-        [BIN / "python", "-I", "-c", "import torch; print(torch.__version__)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
+    version = installed_torch(BIN / "python")
+    if version is None:
+        raise SetupError(f"{torch} cannot be imported in .venv, or is no installed distribution")
     CONSTRAINTS.write_text(f"torch=={version}\n")  # no later step may swap it
     say(f"installing the dependencies, beside torch {version}")
     pip("-c", CONSTRAINTS, *requirements(project, "test"))
@@ -267,57 +267,48 @@ def requirements(project: dict[str, object], extra: str) -> list[str]:
 # --- The package --------------------------------------------------------------------------------
 
 
-def extension_key() -> str:
+def why_no_gpu() -> str | None:
+    """Why no NVIDIA GPU works here; None if one does.
+
+    Only the driver can tell: its files may be there without a GPU (on login nodes, in containers),
+    and a GPU without the usual files (under WSL).
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "this machine has no NVIDIA driver"
+    count = ctypes.c_int(0)
+    status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    if status != 0:
+        return f"the NVIDIA driver finds no GPU that works (error {status})"
+    return None if count.value else "the NVIDIA driver finds no GPU"
+
+
+def build_settings() -> dict[str, str]:
+    """What the build is told of CUDA: without a GPU its parts are compiled only if asked for."""
+    reason = None if os.environ.get("AXONN_CUDA") else why_no_gpu()
+    if reason is None:
+        return {}
+    hint = f"{reason}; AXONN_CUDA=1 make build compiles them nevertheless"
+    return {"AXONN_CUDA": "0", "AXONN_CUDA_REASON": hint}
+
+
+def extension_key(settings: dict[str, str]) -> str:
     """Changes when ninja may have something to do, or the package must be installed again."""
     suffixes = {".h", ".cpp", ".cu", ".cuh"}
     sources = sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in suffixes)
     stamps = [(path, path.stat().st_mtime_ns) for path in sources]
     project = [(ROOT / name).read_bytes() for name in ("setup.py", "pyproject.toml")]
-    return digest(stamps, project, CONSTRAINTS.read_text(), os.environ.get("AXONN_CUDA"))
+    cuda = sorted(settings.items()) or os.environ.get("AXONN_CUDA")
+    return digest(stamps, project, CONSTRAINTS.read_text(), cuda)
 
 
-def build_extension() -> None:
-    """Installs the package editable; ninja recompiles what changed, in build/temp.*"""
+def build_extension(settings: dict[str, str]) -> None:
+    """Installs the package editable; ninja recompiles what changed, in build/"""
     say("compiling the extension")
-    # Of all that pip and ninja print: ninja's count with the file's name, and setup.py's own lines.
-    show = r"(\[\d+/\d+\]).*/(csrc/\S+\.(?:cpp|cu)) |(axonn_ext: .*)"
-    pip("--no-build-isolation", "--no-deps", "-v", "-e", ".", show=show)
-
-
-# --- CUDA ----------------------------------------------------------------------------------------
-
-
-def update_cuda_environment(project: dict[str, object]) -> None:
-    """A whole .venv-cuda: a CUDA torch, nvcc, and what the build and the checks need."""
-    install_tools()
-    packages = [CUDA_TORCH, *requirements(project, "test")]
-    if not (os.environ.get("CUDA_HOME") or shutil.which("nvcc")):
-        packages.append(CUDA_NVCC)
-    complete = CUDA_VENV / "complete"
-    key = f"{CUDA_VENV}\n{digest([*packages, CUTLASS])}\n"
-    if complete.exists() and complete.read_text() == key:
-        return
-    start = time.monotonic()
-    if CUDA_VENV.exists() and not complete.exists():
-        shutil.rmtree(CUDA_VENV)
-    complete.unlink(missing_ok=True)
-    if not CUDA_VENV.exists():
-        run_logged([sys.executable, "-m", "venv", CUDA_VENV])
-    say(f"installing {CUDA_TORCH} with CUDA into {CUDA_VENV.name} (5 GB)")
-    pip(*packages, venv=CUDA_VENV)
-    pip("--no-deps", CUTLASS, venv=CUDA_VENV)
-    complete.write_text(key)
-    say(f"{CUDA_VENV.name} ready after {time.monotonic() - start:.0f} s")
-
-
-def build_cuda() -> None:
-    """Installs the package, not editable: the checkout's own build is .venv's."""
-    start = time.monotonic()
-    say("compiling the extension with its CUDA parts")
-    show = r"(\[\d+/\d+\]).*/(csrc/\S+\.(?:cpp|cu)) |(axonn_ext: .*)"
-    options = ("--no-build-isolation", "--no-deps", "--force-reinstall", "-v")
-    pip(*options, ".", show=show, environment={"AXONN_CUDA": "1"}, venv=CUDA_VENV)
-    say(f"compiled in {time.monotonic() - start:.0f} s")
+    options = ("--no-build-isolation", "--no-deps", "-v")
+    environment = dict(os.environ) | settings
+    pip(*options, "-e", ".", show=BUILD_PROGRESS, environment=environment)
 
 
 def install_extra(target: str, packages: list[str]) -> None:
@@ -335,20 +326,13 @@ def leave_venv() -> None:
 def main() -> None:
     leave_venv()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    choices = ("environment", "extension", "lint", "slow", "cuda-environment", "cuda")
-    parser.add_argument("steps", nargs="+", choices=choices)
+    parser.add_argument("steps", nargs="+", choices=("environment", "extension", "lint", "slow"))
     steps = parser.parse_args().steps
 
     os.environ["PATH"] = os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)])
     torch = os.environ.get("TORCH") or None
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     with exclusive():
-        if {"cuda", "cuda-environment"} & set(steps):
-            update_cuda_environment(project)
-        if "cuda" in steps:
-            build_cuda()
-        if set(steps) <= {"cuda", "cuda-environment"}:
-            return
         once(
             "environment",
             digest(requirements(project, "test")),
@@ -357,7 +341,9 @@ def main() -> None:
         )
         if "extension" in steps:
             built = any((ROOT / "axonn_ext").glob("_C.*.so"))
-            once("extension", extension_key(), build_extension, whole=built)
+            settings = build_settings()
+            key = extension_key(settings)
+            once("extension", key, partial(build_extension, settings), whole=built)
         for extra, target in (("lint", "lint"), ("slow", "test-slow")):
             if extra in steps:
                 packages = project["project"]["optional-dependencies"][extra]

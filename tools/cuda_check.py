@@ -1,7 +1,8 @@
-"""Builds all CUDA code in .venv-cuda and checks what can be checked without a GPU or a driver.
+"""Builds all CUDA code as README.md says, and checks what can be checked without a GPU or a driver.
 
-    python3 tools/cuda_check.py              make cuda-check
-    python3 tools/cuda_check.py --optional   in CI: what cannot be set up there is not run
+The commands of README's section With CUDA are run as they stand there, in .venv-cuda, a fresh
+environment that is kept while they are the same; the last one, which builds, is run each time and
+recompiles what changed.
 
 Checked: the modules import and register their ops; each architecture asked for has machine code; no
 kernel uses local memory (no spills) or more registers than its launch bounds promise; the GEMMs for
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,8 +23,25 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-BIN = ROOT / ".venv-cuda" / "bin"
+from bootstrap import (
+    BUILD_PROGRESS,
+    ROOT,
+    SetupError,
+    digest,
+    exclusive,
+    install_tools,
+    run_logged,
+    say,
+)
+
+VENV = ROOT / ".venv-cuda"
+BIN = VENV / "bin"
+COMPLETE = VENV / "complete"  # there while all but the last command ran to their end; says which
+# What would lead the commands to something else than what they install.
+LEFT_TO_THE_COMMANDS = (
+    *("CUDA_HOME", "CUDA_PATH", "CUTLASS_HOME", "AXONN_CUDA", "TORCH_CUDA_ARCH_LIST"),
+    *("PYTHONPATH", "PYTHONHOME"),
+)
 
 
 @dataclass(frozen=True)
@@ -163,6 +182,42 @@ def parse_sass(text: str) -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
+# --- The commands of README.md --------------------------------------------------------------------
+
+
+def readme_commands(text: str) -> list[str]:
+    """The commands of the section With CUDA: its lines that are indented as code.
+
+    Raises: CheckError if there is no such section, or no command in it.
+    """
+    section = re.search(r"^## With CUDA\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    commands = re.findall(r"^    (\S.*)$", section[1], re.MULTILINE) if section else []
+    if not commands:
+        raise CheckError("README.md has no commands in a section '## With CUDA'")
+    return commands
+
+
+def run_commands(commands: list[str]) -> None:
+    """Runs them in .venv-cuda, which is made anew unless the same ones have made it."""
+    kept = {name: text for name, text in os.environ.items() if name not in LEFT_TO_THE_COMMANDS}
+    paths = os.pathsep.join([str(BIN), kept.get("PATH", os.defpath)])
+    environment = kept | {"VIRTUAL_ENV": str(VENV), "PATH": paths, "PIP_PROGRESS_BAR": "off"}
+    *prepare, build = commands
+    key = digest(str(VENV), sys.version, prepare)
+    if not COMPLETE.exists() or COMPLETE.read_text() != key:
+        shutil.rmtree(VENV, ignore_errors=True)
+        run_logged([sys.executable, "-m", "venv", VENV])
+        for command in prepare:
+            say(command)
+            run_logged(["bash", "-euc", command], environment=environment)
+        COMPLETE.write_text(key)
+    say(build)
+    run_logged(["bash", "-euc", build], environment=environment, show=BUILD_PROGRESS)
+
+
+# --- What was built -------------------------------------------------------------------------------
+
+
 def output(*command: str | Path) -> str:
     """What a program prints. It runs outside the checkout, so that the installed package counts."""
     result = subprocess.run(
@@ -229,31 +284,27 @@ def check_doctor() -> None:
     print(output(BIN / "axonn-ext", "doctor"), end="")
 
 
-def bootstrap(step: str) -> bool:
-    program = [sys.executable, str(ROOT / "tools" / "bootstrap.py"), step]
-    return subprocess.run(program, check=False).returncode == 0
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--optional", action="store_true", help="no environment is no failure")
-    optional = parser.parse_args().optional
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     start = time.monotonic()
-    if not bootstrap("cuda-environment"):
-        print("cuda-check: not run: .venv-cuda could not be made; the reason is above")
-        return 0 if optional else 1
     try:
-        if not bootstrap("cuda"):
-            raise CheckError("the CUDA parts do not compile; the errors are above")
+        with exclusive():
+            install_tools()
+            run_commands(readme_commands((ROOT / "README.md").read_text()))
+        built = time.monotonic() - start
         for path in check_import():
             check_kernels(path)
             if path.name.startswith("_cuda_sm90"):
                 check_gemms(path)
         check_doctor()
-    except CheckError as error:
+    except (CheckError, SetupError) as error:
         print(f"cuda-check: error: {error}")
         return 1
-    print(f"cuda-check: passed in {time.monotonic() - start:.0f} s; nothing was run on a GPU")
+    seconds = time.monotonic() - start
+    print(
+        f"cuda-check: passed in {seconds:.0f} s, of which {built:.0f} s to install and compile; "
+        "nothing was run on a GPU"
+    )
     return 0
 
 

@@ -42,6 +42,10 @@ Tells what is installed, which GPUs there are, which algorithm each op uses here
 is missing and how to get it. Starts no process group and needs no GPU. Exit status 0 if what is
 installed works, 1 if a part of it does not."""
 
+BUILD_WITH_CUDA = (
+    "AXONN_CUDA=1 pip install -v --no-build-isolation . (README.md, With CUDA: what it needs)"
+)
+
 # A process that is no rank of ours maps memory as a rank maps that of its peers.
 MAP_A_PEER = """
 import mmap, sys
@@ -150,8 +154,8 @@ def find_build() -> list[Finding]:
         status, remedy = OK, ""
         if torch.version.cuda is not None:
             status = NOTE
-            remedy = "with nvcc there, build again: AXONN_CUDA=1 pip install --no-build-isolation ."
-        return [*findings, Finding("build", "CUDA parts", "not built", status, remedy)]
+            remedy = BUILD_WITH_CUDA
+        return [*findings, Finding("build", "CUDA parts", _why_not("_cuda"), status, remedy)]
     info = _library.cuda.build_info()
     findings += [
         Finding("build", "CUDA parts", str(_library.cuda.__file__)),
@@ -162,15 +166,18 @@ def find_build() -> list[Finding]:
         text = f"{len(_library.cuda_sm90.instances())} GEMMs"
         findings.append(Finding("build", "fused for sm_90", text))
     else:
-        remedy = "pip install --no-deps 'nvidia-cutlass>=4.2,<5', and build again with 9.0 in "
-        remedy += "TORCH_CUDA_ARCH_LIST"
-        findings.append(Finding("build", "fused for sm_90", "not built", NOTE, remedy))
+        why = _why_not("_cuda_sm90")
+        findings.append(Finding("build", "fused for sm_90", why, NOTE, BUILD_WITH_CUDA))
     loaded, built = info["nccl"], info["nccl_built"]
     same = loaded.split(".")[:2] == built.split(".")[:2]
     text = loaded if same else f"{loaded} is loaded, {built} was built against"
     remedy = "" if same else "build axonn_ext again, against the NCCL of this torch"
     findings.append(Finding("build", "NCCL", text, OK if same else NOTE, remedy))
     return findings
+
+
+def _why_not(module: str) -> str:
+    return f"not built: {_library.left_out()[module]}"
 
 
 # --- Devices --------------------------------------------------------------------------------------

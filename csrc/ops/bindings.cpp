@@ -15,6 +15,7 @@
 #include "ops/fused_cuda.h"
 #include "ops/fused_settings.h"
 #include "ops/group.h"
+#include "ops/left_out.h"
 #include "ops/orchestrator_bindings.h"
 #include "ops/paced_links.h"
 #include "ops/product_kernels.h"
@@ -73,6 +74,7 @@ void bind_paced_link(pybind11::module_& m) {
 
 PYBIND11_MODULE(_C, m) {
   m.def("has_fused_on_cuda", &axonn::ops::has_fused_on_cuda);
+  m.def("left_out", &axonn::ops::left_out);
   m.def(
       "configure",
       [](double timeout_seconds, int64_t symmetric_memory_bytes, int64_t fused_nccl_sms,

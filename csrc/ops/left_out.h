@@ -1,0 +1,12 @@
+// What this build of axonn_ext does not hold. setup.py writes the definition.
+#pragma once
+
+#include <map>
+#include <string>
+
+namespace axonn::ops {
+
+// The modules of CUDA parts that were left out, by name, each with the reason.
+std::map<std::string, std::string> left_out();
+
+}  // namespace axonn::ops
