@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import venv
 import zipfile
@@ -15,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from commands import small
 
 pytestmark = pytest.mark.timeout(600)  # the wheel compiles everything where nothing was built yet
 
@@ -132,10 +136,8 @@ def test_wheel_is_named_after_the_version(wheel: Path) -> None:
     assert wheel.name.startswith(f"axonn_ext-{project()['version']}-cp3")
 
 
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def install(wheel: Path, prefix: Path) -> Path:
     """A new environment with the wheel, and with the dependencies of the running one in sight."""
-    prefix = tmp_path_factory.mktemp("environment").resolve()
     venv.create(prefix, with_pip=False)
     run(
         *(sys.executable, "-m", "pip", "--python", prefix / "bin" / "python"),
@@ -148,6 +150,11 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (site_packages,) = prefix.glob("lib/python3*/site-packages")
     (site_packages / "dependencies.pth").write_text("\n".join(folders) + "\n")
     return prefix
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(wheel, tmp_path_factory.mktemp("environment").resolve())
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -179,3 +186,41 @@ def test_installed_wheel_runs_an_op(installed: Path, tmp_path: Path, world_size:
 
 def test_installed_command_line_is_there(installed: Path) -> None:
     assert (installed / "bin" / "axonn-ext").is_file()
+
+
+# --- The sdist ------------------------------------------------------------------------------------
+
+BUILD_SDIST = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+COMPILERS = ("cc", "gcc", "c++", "g++", "clang", "clang++", "nvcc", "ninja", "git")
+
+
+def without_metadata(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_wheel_of_the_sdist_trains_where_there_is_no_compiler(wheel: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-c", BUILD_SDIST, tmp_path, cwd=ROOT, AXONN_CUDA="0")
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "elsewhere", filter="data")
+    (source,) = (tmp_path / "elsewhere").iterdir()
+    assert not (source / ".git").exists() and not (source / "build").exists()
+    # It compiles everything anew: minutes.
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps"]
+    run(*pip, "-w", tmp_path, source, cwd=tmp_path, timeout=2000, AXONN_CUDA="0")
+    (built,) = tmp_path.glob("*.whl")
+    ours = {name for name in without_metadata(wheel) if not Path(name).match("_cuda*.so")}
+    assert without_metadata(built) == ours
+
+    bin_ = install(built, tmp_path / "environment") / "bin"
+    assert [name for name in COMPILERS if shutil.which(name, path=str(bin_))] == []
+    options = ["--nproc", "2", "--grid", "x=2", "--out", str(tmp_path / "run"), *small()]
+    run(bin_ / "axonn-ext", "train", *options, cwd=tmp_path, PATH=str(bin_))
+    steps = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["loss"] for line in steps if '"loss"' in line]
+    assert len(losses) == 6 and losses[-1] < losses[0]
+    # What doctor tells of this build is what its sdist was built with.
+    assert "AXONN_CUDA=0" in run(bin_ / "axonn-ext", "doctor", cwd=tmp_path, PATH=str(bin_))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import axonn_ext
+from axonn_ext import _library
 from axonn_ext.cli import doctor, main
 
 
@@ -60,3 +61,16 @@ def test_which_devices_compiled_code_runs_on(
 def test_without_shared_memory_sequential_is_the_default() -> None:
     (first, *_) = doctor.find_algorithms(can_share=False, cuda_kernels=set())
     assert "auto: sequential (no shared memory)" in first.value
+
+
+@pytest.mark.skipif(_library.cuda is not None, reason="the CUDA parts are built")
+def test_why_the_cuda_parts_are_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found() -> doctor.Finding:
+        return next(f for f in doctor.find_build() if f.name == "CUDA parts")
+
+    # What setup.py gave as the reason when it built what is installed.
+    assert found().value == f"not built: {_library.left_out()['_cuda']}"
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert "README.md, With CUDA" in found().remedy
+    monkeypatch.setattr(_library, "left_out", dict)
+    assert found().value == "built, but its file _cuda.*.so is gone"

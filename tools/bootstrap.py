@@ -39,6 +39,7 @@ COMPLETE = (
 CONSTRAINTS = VENV / "constraints.txt"
 LOG = ROOT / "build" / "bootstrap.log"
 DEFAULT_TORCH = "torch==2.13.0"  # the version that the tests are run with
+BUILD_FILES = ("setup.py", "tools/find_cuda.py", "pyproject.toml")
 # Of all that pip and ninja print: ninja's count with the file's name, and setup.py's own lines.
 BUILD_PROGRESS = r"(\[\d+/\d+\]).*/(csrc/\S+\.(?:cpp|cu)) |(axonn_ext: .*)"
 # Prints the version that an index knows, which may differ from torch.__version__ by a local part:
@@ -298,7 +299,7 @@ def extension_key(settings: dict[str, str]) -> str:
     suffixes = {".h", ".cpp", ".cu", ".cuh"}
     sources = sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in suffixes)
     stamps = [(path, path.stat().st_mtime_ns) for path in sources]
-    project = [(ROOT / name).read_bytes() for name in ("setup.py", "pyproject.toml")]
+    project = [(ROOT / name).read_bytes() for name in BUILD_FILES]
     cuda = sorted(settings.items()) or os.environ.get("AXONN_CUDA")
     return digest(stamps, project, CONSTRAINTS.read_text(), cuda)
 

@@ -177,7 +177,8 @@ def find_build() -> list[Finding]:
 
 
 def _why_not(module: str) -> str:
-    return f"not built: {_library.left_out()[module]}"
+    why = _library.left_out().get(module)
+    return f"not built: {why}" if why else f"built, but its file {module}.*.so is gone"
 
 
 # --- Devices --------------------------------------------------------------------------------------
