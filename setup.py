@@ -32,13 +32,13 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 from find_cuda import (  # noqa: E402
-    NO_CUTLASS,
     BuildError,
     Toolkit,
     choose_cuda,
     find_cutlass,
     find_toolkit,
     find_wheels,
+    what_cutlass_lacks,
 )
 
 NO_TORCH = """\
@@ -116,11 +116,13 @@ def kernel_modules(sources: Sequence[str], arch_list: str | None) -> list[Kernel
 
 
 def choose_modules(
-    sources: Sequence[str], arch_list: str | None, *, cutlass: Path | None, demanded: bool
+    sources: Sequence[str], arch_list: str | None, *, lacking: str | None, demanded: bool
 ) -> tuple[list[KernelModule], dict[str, str]]:
     """The modules to build of the .cu files, and of those left out the names and the reasons.
 
-    Raises: BuildError if all are demanded and one that is asked for has no CUTLASS.
+    lacking  what the modules of one architecture need and this machine has not
+
+    Raises: BuildError if all are demanded and one that is asked for lacks something.
     """
     modules = kernel_modules(sources, arch_list)
     built = {module.name for module in modules}
@@ -129,10 +131,10 @@ def choose_modules(
         if f"axonn_ext._cuda_sm{number}" not in built:
             version = f"{number[:-1]}.{number[-1]}"
             left_out[f"_cuda_sm{number}"] = f"{version} is not in TORCH_CUDA_ARCH_LIST={arch_list}"
-    if cutlass is None and len(modules) > 1:
+    if lacking and len(modules) > 1:
         if demanded:
-            raise BuildError(f"AXONN_CUDA=1 demands the CUDA parts, but {NO_CUTLASS}")
-        left_out |= {module.name.rpartition(".")[2]: NO_CUTLASS for module in modules[1:]}
+            raise BuildError(f"AXONN_CUDA=1 demands the CUDA parts, but {lacking}")
+        left_out |= {module.name.rpartition(".")[2]: lacking for module in modules[1:]}
         modules = modules[:1]
     return modules, left_out
 
@@ -344,7 +346,8 @@ def main() -> None:
         os.environ["CUDA_HOME"] = str(toolkit.home)  # torch reads it when the next is imported
         cutlass = find_cutlass(os.environ.get("CUTLASS_HOME"), sys.path)
         demanded = os.environ.get("AXONN_CUDA") == "1"
-        modules, left_out = choose_modules(sources, arch_list, cutlass=cutlass, demanded=demanded)
+        lacking = what_cutlass_lacks(cutlass, toolkit)
+        modules, left_out = choose_modules(sources, arch_list, lacking=lacking, demanded=demanded)
     nvcc = f"{toolkit.version} in {toolkit.home}" if toolkit else "none"
     report = [
         f"torch {torch.__version__} (CUDA {torch.version.cuda or 'none'}), nvcc {nvcc}",

@@ -94,6 +94,12 @@ def wheel_build(tmp_path_factory: pytest.TempPathFactory) -> WheelBuild:
     built = list((ROOT / "axonn_ext").glob(f"*{SUFFIX}"))
     # The CUDA parts are left out where they were: they would take minutes.
     settings = {} if len(built) > 1 else {"AXONN_CUDA": "0"}
+    # A ninja of another version, as of the system, would compile everything anew.
+    decoy = folder / "bin" / "ninja"
+    decoy.parent.mkdir()
+    decoy.write_text("#!/bin/sh\necho 'the ninja of the PATH was used'; exit 1\n")
+    decoy.chmod(0o755)
+    settings["PATH"] = os.pathsep.join([str(decoy.parent), os.environ["PATH"]])
     pip = [sys.executable, "-m", "pip", "wheel", "-v", "--no-build-isolation", "--no-deps"]
     output = run(*pip, "-w", folder, ROOT, cwd=folder, **settings)
     (wheel,) = folder.glob("*.whl")

@@ -172,22 +172,34 @@ def test_each_architecture_with_files_of_its_own_has_a_module(setup_py: ModuleTy
     assert modules["axonn_ext._cuda_sm80"].flags == ("-gencode=arch=compute_80,code=sm_80",)
 
 
-def test_modules_that_are_left_out_are_named(setup_py: ModuleType, tmp_path: Path) -> None:
+def test_modules_that_are_left_out_are_named(setup_py: ModuleType) -> None:
     sources = ["a/fill.cu", "a/gemm_sm90.cu"]
 
-    def choose(arch_list: str | None, *, cutlass: Path | None, demanded: bool = False) -> object:
+    def choose(arch_list: str | None, *, lacking: str | None, demanded: bool = False) -> object:
         modules, left_out = setup_py.choose_modules(
-            sources, arch_list, cutlass=cutlass, demanded=demanded
+            sources, arch_list, lacking=lacking, demanded=demanded
         )
         return [module.name for module in modules], left_out
 
     both = ["axonn_ext._cuda", "axonn_ext._cuda_sm90"]
-    assert choose(None, cutlass=tmp_path) == (both, {})
+    assert choose(None, lacking=None) == (both, {})
     why = "9.0 is not in TORCH_CUDA_ARCH_LIST=Ampere"
-    assert choose("Ampere", cutlass=tmp_path, demanded=True) == (both[:1], {"_cuda_sm90": why})
-    assert choose(None, cutlass=None) == (both[:1], {"_cuda_sm90": setup_py.NO_CUTLASS})
-    with pytest.raises(SystemExit, match=r"AXONN_CUDA=1 demands .*CUTLASS was not found"):
-        choose(None, cutlass=None, demanded=True)
+    assert choose("Ampere", lacking="x", demanded=True) == (both[:1], {"_cuda_sm90": why})
+    assert choose(None, lacking="no CUTLASS") == (both[:1], {"_cuda_sm90": "no CUTLASS"})
+    with pytest.raises(SystemExit, match=r"AXONN_CUDA=1 demands .*no CUTLASS"):
+        choose(None, lacking="no CUTLASS", demanded=True)
+
+
+def test_what_cutlass_lacks_is_named(find_cuda: ModuleType, tmp_path: Path) -> None:
+    toolkit = find_cuda.Toolkit(tmp_path, "13.0", (tmp_path / "wheel",))
+    assert find_cuda.what_cutlass_lacks(None, toolkit) == find_cuda.NO_CUTLASS
+    assert find_cuda.what_cutlass_lacks(tmp_path, toolkit) == find_cuda.NO_CCCL
+    for place in ("include/cuda/std", "wheel/include/cccl/cuda/std"):
+        header = tmp_path / place / "cstdint"
+        header.parent.mkdir(parents=True)
+        header.touch()
+        assert find_cuda.what_cutlass_lacks(tmp_path, toolkit) is None
+        header.unlink()
 
 
 def test_what_was_left_out_is_compiled_into_the_package(

@@ -15,6 +15,9 @@ NO_CUTLASS = (
 )
 
 
+NO_CCCL = "CCCL was not found (pip install 'cuda-toolkit[cccl]')"
+
+
 class BuildError(SystemExit):
     """What keeps the build from starting, and what to do; shown without a traceback."""
 
@@ -147,6 +150,15 @@ def find_cutlass(home: str | None, paths: Iterable[str]) -> Path | None:
         return folder
     folders = (Path(path or ".") / "cutlass_library/source/include" for path in paths)
     return next((f for f in folders if (f / "cutlass" / "cutlass.h").is_file()), None)
+
+
+def what_cutlass_lacks(folder: Path | None, toolkit: Toolkit) -> str | None:
+    """Why what needs CUTLASS cannot be compiled; None if it can."""
+    if folder is None:
+        return NO_CUTLASS
+    # Toolkits have CCCL, since CUDA 13 in a folder of its own. Of the wheels, no other brings it.
+    headers = ("cccl/cuda/std/cstdint", "cuda/std/cstdint")
+    return None if any(map(toolkit.find_header, headers)) else NO_CCCL
 
 
 def parse_nvcc(version: str, dryrun: str) -> tuple[str, Path] | None:
