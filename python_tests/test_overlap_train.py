@@ -6,6 +6,7 @@ import json
 import re
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -65,12 +66,12 @@ def test_profile_is_a_chrome_trace_of_compute_and_lanes(
             assert event["dur"] >= 0
             names[rows[event["tid"]]].append(event["name"])
     assert list(names) == ["compute", "axis z", "waiting for z", "axis data", "waiting for data"]
-    # Steps 10 and 11 of 11, in two micro-batches each.
+    # Steps 9, 10 and 11 of 11, in two micro-batches each.
     step = ["forward", "backward"] * 2 + ["sum and clip gradients", "optimizer"]
-    assert names["compute"] == step * 2
-    assert names["axis z"].count("all_gather blocks.0.mlp.up.weight for forward") == 2
-    assert names["axis z"].count("reduce_scatter blocks.0.mlp.up.weight.grad") == 4
-    assert sum(name.startswith("all_reduce") for name in names["axis data"]) >= 2
+    assert names["compute"] == step * 3
+    assert names["axis z"].count("all_gather blocks.0.mlp.up.weight for forward") == 3
+    assert names["axis z"].count("reduce_scatter blocks.0.mlp.up.weight.grad") == 6
+    assert sum(name.startswith("all_reduce") for name in names["axis data"]) >= 3
     assert sorted(names["axis z"]) == sorted(names["waiting for z"])
 
 
@@ -93,3 +94,39 @@ def test_overlap_that_does_not_help_is_warned_about(pool) -> None:
         assert verdict.startswith("warning: overlap is on and does not help: ")
     for verdict in pool(2).run(judged, 0.0, 0.1):
         assert re.match(r"overlap gains \d\d% of a step: ", verdict)
+
+
+def watched(num_steps: int, folder: Path) -> tuple[list[str], list[int]]:
+    """The steps in the profile of a run, and those that waited for every collective at once."""
+    grid = grid_of(GridShape(z=2))
+    layer = Linear(8, 8, grid=grid, role="expand")
+    profile = folder / f"{grid.rank}.json"
+    with Orchestrator(layer) as orchestrator:
+        setter = mock.Mock(wraps=orchestrator.set_wait_at_once)
+        orchestrator.set_wait_at_once = setter
+        exposure = Exposure(grid, orchestrator, num_steps=num_steps, profile=profile)
+        for number in range(1, num_steps + 1):
+            with exposure.step(number), exposure.span(f"step {number}"):
+                layer(torch.ones(2, 8)).sum().backward()
+                orchestrator.sync_gradients()
+    at_once = [step for step, call in enumerate(setter.call_args_list, start=1) if call.args[0]]
+    events = json.loads(profile.read_text())["traceEvents"]
+    return [e["name"] for e in events if e["name"].startswith("step ")], at_once
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "profiled", "at_once"),
+    [
+        (2, [2], []),
+        (3, [2, 3], []),
+        (9, [2, 3, 4], []),
+        (10, [8, 9, 10], [2, 4, 6]),
+        (11, [9, 10, 11], [2, 4, 6, 8]),
+        (30, [10, 11, 12], [2, 4, 6, 8]),
+    ],
+)
+def test_a_profile_has_three_steps_with_overlap_if_the_run_has_them(
+    pool, tmp_path: Path, num_steps: int, profiled: list[int], at_once: list[int]
+) -> None:
+    for answer in pool(2).run(watched, num_steps, tmp_path):
+        assert answer == ([f"step {number}" for number in profiled], at_once)

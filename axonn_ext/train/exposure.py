@@ -19,7 +19,7 @@ from axonn_ext.overlap.chrome_trace import Span, write_chrome_trace
 from axonn_ext.overlap.clock import StreamClock
 
 # Steps that run by turns with and without overlap; the first step pays for what happens once.
-_COMPARED = range(2, 10)
+_FIRST_COMPARED, _LAST_COMPARED = 2, 9
 _NUM_PROFILED = 3
 _Mark = float | torch.Event  # on the CPU and on a GPU
 
@@ -29,6 +29,8 @@ class Exposure:
 
     Where overlap is on and the run has 10 steps or more, steps 2, 4, 6 and 8 wait for every
     collective at once. Bits are the same, so this costs time only; it tells what overlap gains.
+    A profile is of the three steps after those: in a run of 10 or 11 steps of the last three, and
+    steps are compared up to these.
     """
 
     def __init__(
@@ -42,14 +44,16 @@ class Exposure:
     ) -> None:
         self._orchestrator = orchestrator
         overlaps = orchestrator is not None and not orchestrator.overlap.wait_at_once
-        self._compares = overlaps and num_steps >= _COMPARED.stop
+        num_profiled = min(_NUM_PROFILED, max(1, num_steps - 1)) if profile else 0
+        self._compares = overlaps and num_steps > _LAST_COMPARED
+        last = min(_LAST_COMPARED, num_steps - num_profiled) if self._compares else 1
+        self._compared = range(_FIRST_COMPARED, last + 1)
         self._axes = {grid.axis(axis).name: axis for axis in AXES if grid.size(axis) > 1}
         self._overlaps = overlaps
         self._clock = None if device == "cpu" else StreamClock(torch.device(device))
         self._profile = profile
-        first = _COMPARED.stop if self._compares else min(2, num_steps)
-        last = min(first + _NUM_PROFILED - 1, num_steps) if profile else first - 1
-        self._profiled = range(first, last + 1)
+        first = min(last + 1, num_steps)
+        self._profiled = range(first, first + num_profiled)
         self._spans: list[tuple[str, _Mark, _Mark, dict[str, float]]] = []
         self._waited: dict[str, float] = defaultdict(float)  # inside ops, by axis
         self._exposed: dict[str, float] = defaultdict(float)  # in the orchestrator's waits
@@ -61,7 +65,7 @@ class Exposure:
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """Around one step, optimizer included."""
-        at_once = self._compares and number in _COMPARED and number % 2 == 0
+        at_once = number in self._compared and number % 2 == 0
         if self._orchestrator is not None and self._overlaps:
             self._orchestrator.set_wait_at_once(at_once)
         self._recording = number in self._profiled
@@ -70,7 +74,7 @@ class Exposure:
             self._orchestrator.record(self._recording)
         began = time.perf_counter()
         yield
-        if self._compares and number in _COMPARED:
+        if number in self._compared:
             self._step_seconds[at_once].append(time.perf_counter() - began)
         if number > 1 and not at_once:
             self._num_steps += 1
