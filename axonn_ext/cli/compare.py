@@ -50,7 +50,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         raise UserError(f"unknown argument {extra[0]} (see axonn-ext compare --help)")
     comparison = compare(args.folder, args.reference)
     console = Console()
-    console.print(_table(comparison))
+    print_table(console, comparison)
     worst = comparison.worst
     equal = worst.difference <= args.tolerance
     lines = []
@@ -71,18 +71,25 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     return 0 if equal else 1
 
 
-def _table(comparison: Comparison) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2))
-    table.add_column("step", justify="right")
-    for name in (comparison.name, comparison.reference_name, "relative difference"):
-        table.add_column(name, justify="right")
-    for pair in comparison.some_pairs(NUM_ROWS):
-        table.add_row(str(pair.step), *_cells(pair))
-    if comparison.evaluations:
-        last = comparison.evaluations[-1]
-        table.add_row(f"held-out text, {last.step}", *_cells(last), style="cyan")
-    return table
+def print_table(console: Console, comparison: Comparison) -> None:
+    """The losses of some steps. Names are broken into lines where the terminal is narrow, numbers
+    never: on one that is narrower than they are, the terminal breaks the lines."""
+    rows = [_cells(pair) for pair in comparison.some_pairs(NUM_ROWS)]
+    last = [_cells(pair) for pair in comparison.evaluations[-1:]]
+    names = ("step", comparison.name, comparison.reference_name, "relative difference")
+    widths = [max(map(len, column)) for column in zip(*rows, *last, strict=True)]
+    widths[0] = max(widths[0], len("held-out"))
+    gap = 4 if console.width >= sum(widths) + 4 * len(names) else 1
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, gap, 0, 0))
+    for name, width in zip(names, widths, strict=True):
+        table.add_column(name, justify="right", min_width=width, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    for step, *losses in last:
+        table.add_row(f"held-out text, {step}", *losses, style="cyan")
+    least = sum(widths) + gap * len(names)
+    console.print(table, width=max(least, console.width), crop=False)
 
 
-def _cells(pair: Pair) -> tuple[str, str, str]:
-    return f"{pair.loss:.6f}", f"{pair.reference:.6f}", f"{pair.difference:.1e}"
+def _cells(pair: Pair) -> tuple[str, str, str, str]:
+    return str(pair.step), f"{pair.loss:.6f}", f"{pair.reference:.6f}", f"{pair.difference:.1e}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from axonn_ext.train.compare import Comparison
+from axonn_ext.train.compare import Comparison, Pair
 from axonn_ext.train.metrics import RunMetrics
 
 if TYPE_CHECKING:
@@ -39,22 +40,49 @@ def plot_loss(run: RunMetrics, path: Path, *, title: str, subtitle: str) -> None
 
 def plot_comparison(comparison: Comparison, path: Path, *, subtitle: str) -> None:
     """The training losses of two runs over each other; below, how far apart, as a PNG file."""
+    draw_comparison(comparison, subtitle=subtitle).savefig(path)
+
+
+def draw_comparison(comparison: Comparison, *, subtitle: str) -> Figure:
+    """What `plot_comparison` writes."""
     names = (comparison.name, comparison.reference_name)
     figure, upper, lower = _canvas(f"{names[0]} and {names[1]}", subtitle, rows=2)
     tokens = [pair.tokens for pair in comparison.pairs]
     losses = [pair.loss for pair in comparison.pairs]
     expected = [pair.reference for pair in comparison.pairs]
-    upper.plot(tokens, losses, color=_BLUE, linewidth=4.5, alpha=0.35, label=names[0])
-    upper.plot(tokens, expected, "--", color=_INK, linewidth=1.3, label=names[1])
+    dot = "o" if len(tokens) == 1 else ""  # a line would not show
+    upper.plot(tokens, losses, f"{dot}-", color=_BLUE, linewidth=4.5, alpha=0.35, label=names[0])
+    upper.plot(tokens, expected, f"{dot}--", color=_INK, linewidth=1.3, label=names[1])
+    _widen(upper, [*losses, *expected])
     upper.legend(frameon=False, loc="upper right", labelcolor=_INK)
     upper.tick_params(labelbottom=False)
-    apart = [pair for pair in comparison.pairs if pair.difference > 0]  # a log scale has no zero
-    lower.plot([pair.tokens for pair in apart], [pair.difference for pair in apart], ".",
-               color=_BLUE, markersize=3)  # fmt: skip
-    if apart:
-        lower.set_yscale("log")
-    lower.set_ylabel("relative\ndifference", color=_INK)
-    figure.savefig(path)
+    _plot_differences(lower, comparison.pairs)
+    figure.align_ylabels()
+    return figure
+
+
+def _plot_differences(axes: Axes, pairs: Sequence[Pair]) -> None:
+    """A dot for each step on a log scale of whole decades; zeros, which it has not, in words."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axes.set_ylabel("relative\ndifference", color=_INK)
+    apart = [pair for pair in pairs if 0 < pair.difference < math.inf]
+    num_equal = sum(pair.difference == 0 for pair in pairs)
+    if num_equal:
+        axes.text(1.0, 1.03, f"equal: {num_equal} of {len(pairs)} steps", color=_INK,
+                  ha="right", va="bottom", transform=axes.transAxes)  # fmt: skip
+    if not apart:
+        axes.set_yticks([])
+        return
+    differences = [pair.difference for pair in apart]
+    axes.set_yscale("log")
+    lowest, highest = math.log10(min(differences)), math.log10(max(differences))
+    bottom = math.floor(lowest)
+    axes.set_ylim(10.0**bottom, 10.0 ** max(bottom + 1, math.ceil(highest)))
+    axes.yaxis.set_major_locator(LogLocator(numticks=4))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.plot([pair.tokens for pair in apart], differences, ".", color=_BLUE, markersize=3,
+              clip_on=False)  # fmt: skip
 
 
 def smoothed(values: Sequence[float], span: float = SMOOTHING_SPAN) -> list[float]:
@@ -81,9 +109,9 @@ def _canvas(title: str, subtitle: str, rows: int = 1) -> tuple[Figure, Axes, Axe
     figure = Figure(figsize=(9.6, 5.4), dpi=150, facecolor="white")
     ratios = [3, 1] if rows == 2 else [1]
     places = figure.add_gridspec(rows, 1, height_ratios=ratios, hspace=0.12,
-                                 left=0.09, right=0.95, top=0.84, bottom=0.11)  # fmt: skip
+                                 left=0.1, right=0.95, top=0.84, bottom=0.11)  # fmt: skip
     for row in range(rows):
-        axes = figure.add_subplot(places[row])
+        axes = figure.add_subplot(places[row], sharex=figure.axes[0] if row else None)
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(_GREY)
         axes.grid(axis="y", color=_GREY, alpha=0.25, linewidth=0.8)
@@ -93,9 +121,16 @@ def _canvas(title: str, subtitle: str, rows: int = 1) -> tuple[Figure, Axes, Axe
     top, bottom = figure.axes[0], figure.axes[-1]
     top.set_ylabel("loss (nats per token)", color=_INK)
     bottom.set_xlabel("tokens", color=_INK)
-    figure.text(0.09, 0.935, title, fontsize=15, fontweight="bold", color=_INK)
-    figure.text(0.09, 0.885, subtitle, fontsize=10, color="#64748b")
+    figure.text(0.1, 0.935, title, fontsize=15, fontweight="bold", color=_INK)
+    figure.text(0.1, 0.885, subtitle, fontsize=10, color="#64748b")
     return figure, top, bottom
+
+
+def _widen(axes: Axes, values: Sequence[float]) -> None:
+    """Limits for values that are nearly equal, or there is no number that tells their ticks."""
+    finite = [value for value in values if math.isfinite(value)]
+    if finite and max(finite) - min(finite) < 0.01 * abs(max(finite)):
+        axes.set_ylim(min(finite) - 0.01 * abs(min(finite)), max(finite) + 0.01 * abs(max(finite)))
 
 
 def _mark_end(axes: Axes, x: float, y: float, color: str) -> None:
