@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from axonn_ext import (
@@ -267,6 +268,59 @@ def test_gathered_bytes_stay_within_the_budget(pool, recompute, prefetch):
     # More memory, fewer gathers; with enough of it, each weight once a step.
     assert num_gathers == sorted(num_gathers, reverse=True)
     assert num_gathers[0] > num_gathers[-1] > everything[1] == STEPS * 10
+
+
+class SummedMemory(TorchDispatchMode):
+    """Bytes of the storages that all-reduces wrote to: of each, and the most alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: list[tuple[StorageWeakRef, int]] = []
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name == "c10d::allreduce_":
+            storage = args[0][0].untyped_storage()
+            self.storages.append((StorageWeakRef(storage), storage.nbytes()))
+        result = func(*args, **(kwargs or {}))
+        alive = sum(size for storage, size in self.storages if not storage.expired())
+        self.peak = max(self.peak, alive)
+        return result
+
+
+def summed_peak(dtype: torch.dtype) -> tuple[int, list[int], int]:
+    """Of buckets of gradients: the most bytes at once, and those of each; and how many of the
+    gradients that backward made were still held when they were on their way."""
+    grid = grid_of(GridShape(data=2))
+    model = models.build(LLAMA, grid, seed=2, dtype=dtype)
+    made: list[tuple[nn.Parameter, StorageWeakRef]] = []
+
+    def note(p: nn.Parameter) -> None:
+        made.append((p, StorageWeakRef(p.grad.untyped_storage())))
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(note)  # comes before the orchestrator's
+    with Orchestrator(model, Overlap(bucket_bytes=1500)) as orchestrator:
+        with SummedMemory() as memory:
+            backward(model, grid, Case(LLAMA, dtype=dtype), orchestrator)
+            kept = [p for p, storage in made if p.grad is None and not storage.expired()]
+            assert any(p.grad is None for p, _ in made), "no bucket was full"
+            orchestrator.sync_gradients()
+    assert all(p.grad is not None and p.grad.dtype == dtype for p in model.parameters())
+    return memory.peak, [size for _, size in memory.storages], len(kept)
+
+
+def test_sums_of_low_precision_take_the_memory_of_two_buckets(pool):
+    for peak, sizes, num_kept in pool(2).run(summed_peak, torch.bfloat16):
+        limit = 3 * max(sizes)  # two, and one that a thread of c10d's may be about to drop
+        assert peak <= limit < 0.7 * sum(sizes)
+        assert num_kept == 0
+
+
+def test_gradients_on_their_way_are_held_once(pool):
+    for peak, sizes, num_kept in pool(2).run(summed_peak, torch.float32):
+        assert peak == sum(sizes), "the sums become the gradients"
+        assert num_kept == 0
 
 
 # --- Several models, and mistakes -----------------------------------------------------------------

@@ -76,13 +76,17 @@ def _sum_of_blocks(blocks: Tensor, num_blocks: int) -> Tensor:
     return total.to(first.dtype)
 
 
+# One crosses while the next one waits behind it: more would not keep an axis busier.
+_MOST_BUCKETS = 2
+
+
 @dataclass(eq=False)
 class _Bucket:
     """Gradients on their way over one axis after the other."""
 
     parameters: list[ShardedParameter]
-    gradients: list[Tensor]  # this rank's own, for their shapes and dtype
-    flat: Tensor
+    dtype: torch.dtype  # of the gradients
+    flat: Tensor  # all of them, in the dtype in which they are summed
     axes: list[str]  # that are left, the one being crossed first
     collective: Collective
 
@@ -92,7 +96,8 @@ class BucketedSums:
 
     A gradient on its way is not in its parameter's `grad`; what backward adds meanwhile goes the
     same way later, and the sums are added: the result is right whenever a bucket starts. Sums of
-    low-precision gradients are made, and sent, in fp32.
+    low-precision gradients are made, and sent, in fp32: two buckets take memory for that at a time,
+    since a bucket starts only when the last but one is summed, and back in the gradients' dtype.
     """
 
     def __init__(self, lanes: Mapping[str, Lane], *, bucket_bytes: int) -> None:
@@ -100,6 +105,8 @@ class BucketedSums:
         # By axes and dtype, since only gradients that have both in common go together.
         self._filling: dict[tuple[tuple[str, ...], torch.dtype], dict[int, ShardedParameter]] = {}
         self._under_way: deque[_Bucket] = deque()
+        # Complete ones: not in `grad` yet, where backward would add what has not crossed.
+        self._summed: dict[int, tuple[ShardedParameter, Tensor]] = {}
 
     def add(self, p: ShardedParameter) -> None:
         """Takes up a gradient that is complete; starts its bucket if that is full now."""
@@ -124,38 +131,57 @@ class BucketedSums:
             for bucket in in_buckets(group, self._bucket_bytes):
                 self._start(axes, bucket)
         while self._under_way:
-            self._advance(self._under_way.popleft())
+            self._advance()
+        for p, total in self._summed.values():
+            p.parameter.grad = total
+        self._summed.clear()
 
     def discard(self) -> None:
-        """Waits for the buckets under way and drops them."""
+        """Waits for the buckets under way and drops them, and the sums."""
         self._filling.clear()
         while self._under_way:
             self._under_way.popleft().collective.wait()
+        self._summed.clear()
 
     def _start(self, axes: tuple[str, ...], parameters: list[ShardedParameter]) -> None:
-        gradients = []
-        for p in parameters:
-            assert p.parameter.grad is not None
-            gradients.append(p.parameter.grad)
-            p.parameter.grad = None
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        flat = flat if flat.dtype == torch.float64 else flat.float()
+        # As many crossings end as begin, so that none is waited for that has only just started.
+        for _ in axes:
+            if len(self._under_way) >= _MOST_BUCKETS:
+                self._advance()
+        flat, dtype = _taken(parameters)
         collective = self._cross(axes[0], flat, parameters)
-        self._under_way.append(_Bucket(parameters, gradients, flat, list(axes), collective))
+        self._under_way.append(_Bucket(parameters, dtype, flat, list(axes), collective))
 
-    def _advance(self, bucket: _Bucket) -> None:
-        """Takes a bucket over its next axis, or its sums to where they belong."""
+    def _advance(self) -> None:
+        """Takes the first bucket over its next axis, or its sums to the others."""
+        bucket = self._under_way.popleft()
         bucket.collective.wait()
         del bucket.axes[0]
         if bucket.axes:
             bucket.collective = self._cross(bucket.axes[0], bucket.flat, bucket.parameters)
             self._under_way.append(bucket)
             return
-        totals = split_like(bucket.flat.to(bucket.gradients[0].dtype), bucket.gradients)
+        totals = split_like(bucket.flat.to(bucket.dtype), [p.parameter for p in bucket.parameters])
         for p, total in zip(bucket.parameters, totals, strict=True):
-            grad = p.parameter.grad
-            p.parameter.grad = total if grad is None else grad.add_(total)
+            key = id(p.parameter)
+            if key in self._summed:
+                self._summed[key][1].add_(total)
+            else:
+                self._summed[key] = p, total
 
     def _cross(self, axis: str, flat: Tensor, parameters: list[ShardedParameter]) -> Collective:
         others = f" and {len(parameters) - 1} more" if len(parameters) > 1 else ""
         return self._lanes[axis].all_reduce(flat, f"{parameters[0].name}.grad{others}")
+
+
+def _taken(parameters: list[ShardedParameter]) -> tuple[Tensor, torch.dtype]:
+    """The gradients one after another, in the dtype of their sums, and their own dtype; they are
+    the parameters' no longer."""
+    gradients = [p.parameter.grad for p in parameters if p.parameter.grad is not None]
+    dtype = gradients[0].dtype
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    flat = gradients[0].new_empty(sum(g.numel() for g in gradients), dtype=wide)
+    torch._foreach_copy_(split_like(flat, gradients), gradients)
+    for p in parameters:
+        p.parameter.grad = None
+    return flat, dtype

@@ -306,24 +306,25 @@ class _Step:
         return arrived + part // self.width * (_FP32 + self.wide)
 
     def _full_buckets(self) -> int:
-        """With overlap: those that cross during backward. All live until `sync_gradients`."""
-        if self.overlap is None:
+        """With overlap: what the two that cross during backward take beyond their gradients."""
+        if self.overlap is None or not self.wide:
             return 0
         bucket_bytes = self.overlap.bucket_bytes
-        full = self.elements.left_early * self.width // bucket_bytes * bucket_bytes
-        return full // self.width * _FP32
+        full = self.elements.left_early * self.width // bucket_bytes
+        return min(full, 2) * bucket_bytes // self.width * (_FP32 - self.width)
 
     def _sums(self) -> int:
-        """With overlap: every gradient that crosses, in fp32, and a bucket in the model's dtype.
-        Without: a bucket and its sum, on the CPU a copy too, beside those of the bucket before."""
+        """With overlap: a bucket in fp32 that is being filled, and one that crosses instead of its
+        gradients. Without: a bucket and its sum, on the CPU a copy too, beside those of the bucket
+        before."""
         left = self.elements.left * self.width
         if left == 0:
             return 0
         limit = _SUM_BUCKET_BYTES if self.overlap is None else self.overlap.bucket_bytes
         bucket = max(min(left, limit), self.elements.largest_left * self.width)
-        if self.overlap is not None:
-            return left // self.width * _FP32 + (bucket if self.wide else 0)
         following = min(bucket, left - bucket)
+        if self.overlap is not None:
+            return (bucket * _FP32 + following * (_FP32 - self.width)) // self.width
         if not self.copy:
             return 2 * bucket + following
         return max(4 * bucket, bucket + 4 * following)
