@@ -9,7 +9,7 @@ def configure(
     timeout_seconds: float,
     symmetric_memory_bytes: int,
     fused_nccl_sms: int,
-    cache_dir: str,
+    cache_dir: str | bytes,
     product_kernels: list[str],
     machine: str,
     torch: str,

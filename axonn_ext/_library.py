@@ -59,7 +59,7 @@ def configure(loaded: settings.Settings) -> None:
         timeout_seconds=loaded.timeout_seconds,
         symmetric_memory_bytes=loaded.symmetric_memory_bytes,
         fused_nccl_sms=loaded.fused_nccl_sms,
-        cache_dir=loaded.cache_dir,
+        cache_dir=os.fsencode(loaded.cache_dir),  # any bytes, as names of files may have
         product_kernels=list(loaded.product_kernels),
         machine=", ".join(parts),
         torch=torch.__version__,

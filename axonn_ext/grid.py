@@ -57,12 +57,12 @@ class GridShape:
             )
         names = [f.name for f in fields(cls)]
         expected = f"grid must read like x=2,y=2,z=1 (axes {', '.join(names)}) or 2x2x1"
-        if re.fullmatch(r"\d+x\d+x\d+", text):
+        if re.fullmatch(r"[0-9]{1,9}x[0-9]{1,9}x[0-9]{1,9}", text):
             x, y, z = (int(size) for size in text.split("x"))
             return cls(x=x, y=y, z=z)
         sizes: dict[str, int] = {}
         for item in text.split(","):
-            match = re.fullmatch(r"\s*(\w+)\s*=\s*(-?\d+)\s*", item)
+            match = re.fullmatch(r"\s*(\w+)\s*=\s*(-?[0-9]{1,9})\s*", item)
             if not match or match[1] not in names:
                 raise ValueError(f"{expected}; got {item!r} in {text!r}")
             if match[1] in sizes:

@@ -26,20 +26,42 @@ AXONN_EMULATED_LINKS          on CPUs of one host: how many GB/s a rank sends al
                               would be done, and nothing is fused along these axes (default empty:
                               links as they are)
 
+Any other variable whose name begins with AXONN_ is refused: it is most likely misspelt, and its
+value would silently not hold. (Those that the build and the tests read are let pass.)
+
 What torchrun sets (RANK, WORLD_SIZE, ...) is read here, too, by `launch_environment`.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
-from collections.abc import Mapping, MutableMapping
+import re
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from typing import Any
 
+PREFIX = "AXONN_"
+LAUNCHED_BY_US = "axonn-ext-"  # how the run id of a job that `axonn-ext` itself starts begins
 LINK_AXES = ("x", "y", "z", "data")  # along which collectives run
+MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS = 0.001, 2e6  # c10d counts milliseconds in 31 bits
 MIN_SYMMETRIC_MEMORY_BYTES = 1 << 20
+MAX_SYMMETRIC_MEMORY_BYTES = 1 << 46  # half of the address space that a process has
 MIN_FUSED_NCCL_SMS = 8  # NcclChunks::kMostCtas
+MAX_FUSED_NCCL_SMS = 1024  # no GPU has as many
+MIN_LINK_GBPS, MAX_LINK_GBPS = 1e-6, 1e6
+MAX_WORLD_SIZE = 1 << 24
+MAX_SHOWN = 100  # characters of a value in a message
 PRODUCT_KERNELS = ("cublaslt", "triton", "fused_sm90")
+
+
+class SettingsError(ValueError):
+    """Variables of the environment that cannot be; `problems` says of each what is wrong."""
+
+    def __init__(self, problems: Mapping[str, str]) -> None:
+        super().__init__("\n".join(problems.values()))
+        self.problems = dict(problems)
 
 
 @dataclass(frozen=True)
@@ -62,7 +84,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class LaunchEnvironment:
-    """Where torchrun put this process."""
+    """Where torchrun, or `axonn-ext` itself (by_us), put this process."""
 
     rank: int
     local_rank: int
@@ -70,52 +92,76 @@ class LaunchEnvironment:
     local_world_size: int
     master_addr: str
     master_port: int
+    by_us: bool = False
 
 
 def load(environment: Mapping[str, str] = os.environ) -> Settings:
-    """The settings of this process. Raises ValueError, naming the variable, for a bad value."""
-    defaults = Settings()
-    timeout = _number(environment, "AXONN_TIMEOUT_SECONDS", defaults.timeout_seconds)
-    reserve = _number(environment, "AXONN_SYMMETRIC_MEMORY_BYTES", defaults.symmetric_memory_bytes)
-    if timeout <= 0:
-        raise ValueError(f"AXONN_TIMEOUT_SECONDS must be positive, got {timeout}")
-    if reserve < MIN_SYMMETRIC_MEMORY_BYTES:
-        raise ValueError(
-            f"AXONN_SYMMETRIC_MEMORY_BYTES must be at least {MIN_SYMMETRIC_MEMORY_BYTES}, "
-            f"got {reserve:.0f}"
-        )
-    sms = _number(environment, "AXONN_FUSED_NCCL_SMS", defaults.fused_nccl_sms)
-    if sms != int(sms) or 0 != sms < MIN_FUSED_NCCL_SMS:
-        raise ValueError(
-            f"AXONN_FUSED_NCCL_SMS must be 0 or a whole number from {MIN_FUSED_NCCL_SMS} on, "
-            f"got {sms:g}"
-        )
-    return Settings(
-        timeout_seconds=timeout,
-        symmetric_memory_bytes=int(reserve),
-        cache_dir=_cache_dir(environment),
-        debug_collectives=_switch(environment, "AXONN_DEBUG_COLLECTIVES"),
-        fused_nccl_sms=int(sms),
-        product_kernels=_product_kernels(environment, defaults.product_kernels),
-        emulated_links=_links(environment.get("AXONN_EMULATED_LINKS", "")),
-    )
+    """The settings of this process.
+
+    Raises: SettingsError, a ValueError that names the variables, for values that cannot be and for
+    names that begin with AXONN_ and are none of ours.
+    """
+    values: dict[str, Any] = {"cache_dir": _cache_dir(environment)}
+    problems = {
+        name: _unknown(name)
+        for name in environment
+        if name.startswith(PREFIX) and name not in (*_READERS, _CACHE_DIR, *_NOT_READ_HERE)
+    }
+    for name, (key, read) in _READERS.items():
+        text = environment.get(name)
+        if text is None or (not text and key != "product_kernels"):
+            continue  # the default; of product kernels, "" is none
+        try:
+            values[key] = read(text)
+        except ValueError as error:
+            problems[name] = f"{name} must {error}"
+    if problems:
+        raise SettingsError(problems)
+    return Settings(**values)
 
 
 def launch_environment(
     environment: Mapping[str, str] = os.environ,
 ) -> LaunchEnvironment | None:
-    """What torchrun told this process, or None if torchrun did not start it."""
+    """What torchrun told this process, or None if torchrun did not start it.
+
+    Raises: SettingsError, naming the variables, for numbers that no launcher gives.
+    """
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return None
-    world_size = int(environment["WORLD_SIZE"])
-    return LaunchEnvironment(
-        rank=int(environment["RANK"]),
-        local_rank=int(environment.get("LOCAL_RANK", "0")),
+    problems: dict[str, str] = {}
+
+    def whole(name: str, default: int, least: int, most: int) -> int:
+        text = environment.get(name, str(default))
+        if re.fullmatch(r"[0-9]{1,9}", text) and least <= int(text) <= most:
+            return int(text)
+        problems[name] = (
+            f"{name} must be a whole number from {least} to {most}, as torchrun sets it, got "
+            f"{text[:MAX_SHOWN]!r}"
+        )
+        return default
+
+    world_size = whole("WORLD_SIZE", 1, 1, MAX_WORLD_SIZE)
+    most = MAX_WORLD_SIZE if problems else world_size
+    local_world_size = whole("LOCAL_WORLD_SIZE", world_size, 1, most)
+    here = LaunchEnvironment(
+        rank=whole("RANK", 0, 0, most - 1),
+        local_rank=whole("LOCAL_RANK", 0, 0, most - 1),
         world_size=world_size,
-        local_world_size=int(environment.get("LOCAL_WORLD_SIZE", str(world_size))),
+        local_world_size=local_world_size,
         master_addr=environment.get("MASTER_ADDR", "127.0.0.1"),
-        master_port=int(environment.get("MASTER_PORT", "29500")),
+        master_port=whole("MASTER_PORT", 29500, 0, 65535),
+        by_us=environment.get("TORCHELASTIC_RUN_ID", "").startswith(LAUNCHED_BY_US),
     )
+    if problems:
+        raise SettingsError(problems)
+    return here
+
+
+def set_aside(names: Mapping[str, str], environment: MutableMapping[str, str] = os.environ) -> None:
+    """Takes variables from this process's environment: `load` goes on with their defaults."""
+    for name in names:
+        environment.pop(name, None)
 
 
 def let_ranks_share_gpus(rank: int, environment: MutableMapping[str, str] = os.environ) -> None:
@@ -132,7 +178,7 @@ def let_ranks_share_gpus(rank: int, environment: MutableMapping[str, str] = os.e
 
 def _cache_dir(environment: Mapping[str, str]) -> str:
     """An absolute path, for processes change their working directory; or "", for none."""
-    chosen = environment.get("AXONN_CACHE_DIR")
+    chosen = environment.get(_CACHE_DIR)
     if chosen is not None:
         return os.path.abspath(chosen) if chosen else ""
     base = environment.get("XDG_CACHE_HOME", "")
@@ -142,53 +188,94 @@ def _cache_dir(environment: Mapping[str, str]) -> str:
     return os.path.join(base, "axonn_ext") if base else ""
 
 
-def _product_kernels(environment: Mapping[str, str], default: tuple[str, ...]) -> tuple[str, ...]:
-    text = environment.get("AXONN_PRODUCT_KERNELS")
-    if text is None:
-        return default
+# --- One variable each: its value, or ValueError, which says what it must be ----------------------
+
+
+def _expected(what: str, got: str) -> ValueError:
+    shown = got[:MAX_SHOWN]
+    is_number = re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", shown)
+    return ValueError(f"{what}, got {shown if is_number else repr(shown)}")
+
+
+def _number(text: str, expected: str, *, least: float, most: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if value > most:
+        raise _expected(f"{expected}, and at most {most:.15g}", text)
+    if not value >= least:  # NaN, too
+        raise _expected(expected, text)
+    return value
+
+
+def _seconds(text: str) -> float:
+    least, most = MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS
+    expected = f"be a positive number of seconds, at least {least:g}"
+    return _number(text, expected, least=least, most=most)
+
+
+def _bytes(text: str) -> int:
+    least, most = MIN_SYMMETRIC_MEMORY_BYTES, MAX_SYMMETRIC_MEMORY_BYTES
+    return int(_number(text, f"be a number of at least {least}", least=least, most=most))
+
+
+def _sms(text: str) -> int:
+    expected = f"be 0 or a whole number from {MIN_FUSED_NCCL_SMS} on"
+    value = _number(text, expected, least=0, most=MAX_FUSED_NCCL_SMS)
+    if not value.is_integer() or 0 < value < MIN_FUSED_NCCL_SMS:
+        raise _expected(expected, text)
+    return int(value)
+
+
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise _expected("be 0 or 1", text)
+    return text == "1"
+
+
+def _product_kernels(text: str) -> tuple[str, ...]:
     kinds = tuple(kind.strip() for kind in text.split(",") if kind.strip())
     for kind in kinds:
         if kind not in PRODUCT_KERNELS:
-            raise ValueError(
-                f"AXONN_PRODUCT_KERNELS must list {', '.join(PRODUCT_KERNELS)} or nothing, "
-                f"got {kind!r}"
-            )
+            raise _expected(f"list {', '.join(PRODUCT_KERNELS)} or nothing", kind)
     return kinds
 
 
 def _links(text: str) -> dict[str, float]:
     """GB/s by axis."""
     links: dict[str, float] = {}
+    expected = (
+        f"read like x=2.0,y=1.0 (GB/s, from {MIN_LINK_GBPS:g} to {MAX_LINK_GBPS:g}; axes "
+        f"{', '.join(LINK_AXES)}, each once)"
+    )
     for item in filter(None, text.split(",")):
         axis, _, number = (part.strip() for part in item.partition("="))
         try:
             speed = float(number)
         except ValueError:
             speed = math.nan
-        if axis not in LINK_AXES or axis in links or not 0 < speed < math.inf:
-            raise ValueError(
-                "AXONN_EMULATED_LINKS must read like x=2.0,y=1.0 (GB/s, positive; axes "
-                f"{', '.join(LINK_AXES)}, each once), got {item!r}"
-            )
+        in_range = MIN_LINK_GBPS <= speed <= MAX_LINK_GBPS  # not of NaN
+        if axis not in LINK_AXES or axis in links or not in_range:
+            raise _expected(expected, item)
         links[axis] = speed
     return links
 
 
-def _switch(environment: Mapping[str, str], name: str) -> bool:
-    text = environment.get(name, "") or "0"
-    if text not in ("0", "1"):
-        raise ValueError(f"{name} must be 0 or 1, got {text!r}")
-    return text == "1"
+def _unknown(name: str) -> str:
+    known = [*_READERS, _CACHE_DIR]
+    nearest = difflib.get_close_matches(name, known, n=1)
+    hint = f" (did you mean {nearest[0]}?)" if nearest else ""
+    return f"{name[:MAX_SHOWN]} is no setting{hint}; there are {', '.join(sorted(known))}"
 
 
-def _number(environment: Mapping[str, str], name: str, default: float) -> float:
-    text = environment.get(name, "")
-    if not text:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be a number, got {text!r}")
-    return value
+_CACHE_DIR = "AXONN_CACHE_DIR"
+_READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "AXONN_TIMEOUT_SECONDS": ("timeout_seconds", _seconds),
+    "AXONN_SYMMETRIC_MEMORY_BYTES": ("symmetric_memory_bytes", _bytes),
+    "AXONN_DEBUG_COLLECTIVES": ("debug_collectives", _switch),
+    "AXONN_FUSED_NCCL_SMS": ("fused_nccl_sms", _sms),
+    "AXONN_PRODUCT_KERNELS": ("product_kernels", _product_kernels),
+    "AXONN_EMULATED_LINKS": ("emulated_links", _links),
+}
+_NOT_READ_HERE = ("AXONN_CUDA",)  # by setup.py

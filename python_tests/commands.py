@@ -56,7 +56,7 @@ def start(command: Sequence[str], *, output: Path) -> subprocess.Popen[bytes]:
     """Starts a command from the root of the checkout, its output going to a file."""
     with output.open("wb") as stream:
         return subprocess.Popen(
-            list(command), cwd=ROOT, env=_environment(), stdout=stream,
+            list(command), cwd=ROOT, env=environment(), stdout=stream,
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
 
@@ -65,7 +65,7 @@ def run(command: Sequence[str], *, timeout_s: float = 120) -> Finished:
     """Runs a command from the root of the checkout to its end."""
     began = time.monotonic()
     done = subprocess.run(
-        list(command), cwd=ROOT, env=_environment(), stdout=subprocess.PIPE,
+        list(command), cwd=ROOT, env=environment(), stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, timeout=timeout_s,
     )  # fmt: skip
     return Finished(done.returncode, done.stdout, time.monotonic() - began)
@@ -112,7 +112,7 @@ def shared_segments() -> set[str]:
     return found
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The variables of this process, without those that tell a process that torchrun started it."""
     launched = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
     return {

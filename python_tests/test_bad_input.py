@@ -56,7 +56,11 @@ def test_unknown_key() -> None:
 
 
 def test_missing_files(tmp_path: Path) -> None:
-    assert_refused(["train", "--config", str(tmp_path / "none.toml")], "none.toml does not exist")
+    assert_refused(
+        ["train", "--config", str(tmp_path / "none.toml")],
+        "--config: ",
+        "none.toml: cannot be read: No such file",
+    )
     assert_refused(
         ["train", *small(data__text=tmp_path / "none.txt")], "data.text", "none.txt does not exist"
     )

@@ -29,6 +29,7 @@ from axonn_ext.bench.train.systems import (
     torch_step,
     whole_initial_state,
 )
+from axonn_ext.cli.main import Parser
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.train.errors import UserError
 from commands import AXONN, run, torchrun
@@ -180,7 +181,7 @@ def test_the_verdict_on_a_trace():
 
 
 def arguments(*options: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     command.add_parser(parser.add_subparsers())
     return parser.parse_args(["train", *options])
 

@@ -110,7 +110,7 @@ def test_compare_takes_no_number_for_a_difference(tmp_path: Path) -> None:
 def test_compare_names_what_is_missing(tmp_path: Path, capsys: Capture) -> None:
     a = write_run(tmp_path / "a", [5.0])
     assert main(["compare", str(a), str(tmp_path / "nothing")]) == 2
-    assert "nothing/metrics.jsonl: No such file" in capsys.readouterr().err
+    assert "nothing/metrics.jsonl: cannot be read: No such file" in capsys.readouterr().err
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/metrics.jsonl").write_text('{"step": 1}\n')
     assert main(["compare", str(a), str(tmp_path / "broken")]) == 2

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from axonn_ext import ops
 from axonn_ext.bench import symm_mem
@@ -18,7 +17,7 @@ from axonn_ext.bench.machine import default_device, describe_machine, num_cores
 from axonn_ext.bench.measure import ROUNDS
 from axonn_ext.bench.plot import plot_rows
 from axonn_ext.bench.report import print_rows
-from axonn_ext.bench.results import Row, check_writable, read_rows, write_json
+from axonn_ext.bench.results import Row, read_rows, write_json
 from axonn_ext.bench.shapes import (
     ALL_GEMM_OPS,
     DEFAULTS,
@@ -37,7 +36,12 @@ from axonn_ext.grid import GridShape
 from axonn_ext.nn.linear import ROLES
 from axonn_ext.nn.sharded import LAYOUTS
 from axonn_ext.train import process
+from axonn_ext.train.arguments import MOST_PROCESSES, MOST_THREADS, whole
+from axonn_ext.train.console import Console
 from axonn_ext.train.errors import UserError
+from axonn_ext.train.files import check_picture, check_writable, writing
+from axonn_ext.train.grids import check_processes, parse_grid
+from axonn_ext.train.memory import memory_problem
 from axonn_ext.train.process import Process
 
 DEFAULT_WORLD = 2
@@ -110,7 +114,12 @@ def _add_options(parser: argparse.ArgumentParser, op: str) -> None:
     add = parser.add_argument
     add("--grid", action="append", default=[], metavar="SHAPE",
         help="x=2,y=2,z=1 (left out: 1) or 2x2x1; may be given several times")  # fmt: skip
-    add("--world", type=int, metavar="N", help=f"--grid x=N (default: {DEFAULT_WORLD})")
+    add(
+        "--world",
+        type=whole(1, MOST_PROCESSES),
+        metavar="N",
+        help=f"--grid x=N (default: {DEFAULT_WORLD})",
+    )
     sizes = ",".join(DEFAULTS[op]._fields)
     add("--shapes", nargs="+", default=[], metavar="SHAPE",
         help=f'global sizes "{sizes}", or a preset: '
@@ -126,10 +135,10 @@ def _add_options(parser: argparse.ArgumentParser, op: str) -> None:
             help="torch-symm-mem: torch.ops.symm_mem's fused ops, in turns with ours; needs a GPU "
             "for each rank (default: none)")  # fmt: skip
     add("--dtype", choices=tuple(DTYPES), default="fp32", help="(default: %(default)s)")
-    add("--threads", type=int, default=1, metavar="N",
+    add("--threads", type=whole(0, MOST_THREADS), default=1, metavar="N",
         help="of each rank; 0: its share of the cores (default: 1, so that a rank's arithmetic is "
         "the same on every machine and grid)")  # fmt: skip
-    add("--rounds", type=int, default=ROUNDS, metavar="N",
+    add("--rounds", type=whole(), default=ROUNDS, metavar="N",
         help="batches of each algorithm (default: %(default)s)")  # fmt: skip
     if op == "linear":
         add("--role", choices=tuple(ROLES), default="expand", help="(default: %(default)s)")
@@ -148,10 +157,8 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     here = process.this_process()
     args.device = args.device or default_device()
     plan = make_plan(args, here)
-    for option, path in (("--json", args.json), ("--plot", args.plot)):
-        check_writable(option, path)
-    if args.plot is not None and args.plot.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"--plot: expected a name ending in .png, .svg or .pdf, got {args.plot}")
+    check_writable("--json", args.json)
+    check_picture("--plot", args.plot)
     if here is None:
         return _launch(args, plan)
     rows = run_worker(plan, here)
@@ -177,10 +184,6 @@ def make_plan(args: argparse.Namespace, here: Process | None) -> Plan:
     for name in algorithms:
         if name not in ALGORITHMS:
             raise UserError(f"--algorithms: expected some of {', '.join(ALGORITHMS)}, got {name!r}")
-    if args.threads < 0:
-        raise UserError(f"--threads: expected a whole number >= 0, got {args.threads}")
-    if args.rounds < 1:
-        raise UserError(f"--rounds: expected a whole number >= 1, got {args.rounds}")
     options = {key: getattr(args, key) for key in ("role", "layout") if key in args}
     role, layout = options.get("role", "expand"), options.get("layout", "sharded")
     baselines = tuple(dict.fromkeys(getattr(args, "baseline", ())))
@@ -197,6 +200,7 @@ def make_plan(args: argparse.Namespace, here: Process | None) -> Plan:
     ]
     if baselines:
         found += _baseline_problems(asked, dtype=args.dtype, device=args.device)
+    found = found or _memory_problems(asked, dtype=args.dtype, device=args.device)
     if found:
         raise UserError(*found)
     specs = tuple(
@@ -214,6 +218,18 @@ def _baseline_problems(
     return [f"--baseline {symm_mem.NAME}: {reason}" for reason in dict.fromkeys(reasons) if reason]
 
 
+def _memory_problems(
+    asked: Sequence[tuple[str, Shape, GridShape]], *, dtype: str, device: str
+) -> list[str]:
+    """Which shapes are larger than the memory that there is, all ranks being on this host."""
+    width = DTYPES[dtype].itemsize
+    problems = (
+        memory_problem(f"{op} {describe(shape)}", shape.num_elements * width, device)
+        for op, shape, _ in asked
+    )
+    return [problem for problem in dict.fromkeys(problems) if problem]
+
+
 def check_device(device: str) -> None:
     """Raises UserError for GPUs where there are none."""
     if device == "cuda" and not torch.cuda.is_available():
@@ -225,11 +241,11 @@ def _grids(args: argparse.Namespace, here: Process | None) -> tuple[GridShape, .
         raise UserError("--world N is --grid x=N: give one of them")
     default = DEFAULT_WORLD if here is None else here.world_size
     texts = args.grid or [f"x={default if args.world is None else args.world}"]
-    try:
-        grids = tuple(dict.fromkeys(GridShape.parse(text) for text in texts))
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    if here is not None:
+    grids = tuple(dict.fromkeys(parse_grid("--grid", text) for text in texts))
+    if here is None:
+        for grid in grids:
+            check_processes(grid)
+    else:
         if here.local_world_size != here.world_size:
             raise UserError("bench: all ranks must be on one host: its clock is what they share")
         for grid in grids:
@@ -291,7 +307,8 @@ def _report(args: argparse.Namespace, rows: Sequence[Row]) -> None:
             f"{machine['threads_per_rank']} threads a rank, torch {machine['torch']}, "
             f"axonn_ext {machine['axonn_ext']}"
         )
-        plot_rows(rows, args.plot, subtitle=subtitle)
+        with writing("--plot", args.plot):
+            plot_rows(rows, args.plot, subtitle=subtitle)
         written.append(str(args.plot))
     if written:
         text = f"written: {', '.join(written)}"

@@ -14,9 +14,10 @@ from torch import Tensor
 from axonn_ext import _library
 from axonn_ext.bench.link_overlap import MAX_DIFFERENCE, parse_sizes, time_us
 from axonn_ext.bench.machine import describe_machine
-from axonn_ext.bench.results import check_writable, write_json
+from axonn_ext.bench.results import write_json
 from axonn_ext.bench.shapes import is_published, published_shapes
 from axonn_ext.train.errors import UserError
+from axonn_ext.train.files import check_writable
 
 # As BLAS names operands: y = x @ weight.t(), dx = dy @ weight, dweight = dy.t() @ x.
 LAYOUTS = {"tn": (False, True), "nn": (False, False), "nt": (True, False)}

@@ -20,8 +20,11 @@ from torch import Tensor
 
 from axonn_ext import _library
 from axonn_ext.bench.machine import describe_machine
-from axonn_ext.bench.results import check_writable, write_json
+from axonn_ext.bench.results import write_json
+from axonn_ext.bench.shapes import is_size
+from axonn_ext.train.arguments import whole
 from axonn_ext.train.errors import UserError
+from axonn_ext.train.files import check_writable
 
 LINK = "emulated: pinned host memory over the host's bus, by the copy engine"
 NUM_SHARDS = 4  # one of them is here
@@ -229,7 +232,7 @@ def _fused(host: Tensor, a: Tensor, b: Tensor) -> Callable[[], Tensor] | None:
 def parse_sizes(option: str, text: str) -> tuple[int, int, int]:
     """M, N, K of an option's value."""
     sizes = text.split(",")
-    if len(sizes) != 3 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
+    if len(sizes) != 3 or not all(is_size(size) and int(size) > 0 for size in sizes):
         raise UserError(f"{option}: expected M,N,K, three whole numbers >= 1, got {text!r}")
     m, n, k = (int(size) for size in sizes)
     return m, n, k
@@ -244,7 +247,7 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     )  # fmt: skip
     parser.add_argument("--shape", nargs="+", default=["8192,8192,8192"], metavar="M,N,K",
                         help="(default: 8192,8192,8192)")  # fmt: skip
-    parser.add_argument("--chunks", type=int, nargs="+", default=[1, 2, 4, 8], metavar="N",
+    parser.add_argument("--chunks", type=whole(), nargs="+", default=[1, 2, 4, 8], metavar="N",
                         help="(default: 1 2 4 8)")  # fmt: skip
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write machine and rows to a file"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.train.errors import UserError
+from axonn_ext.train.files import write_text
 
 Json = dict[str, Any]
 
@@ -92,19 +92,9 @@ def write_json(
     content: Json = {"machine": machine, "rows": [dataclasses.asdict(row) for row in rows]}
     if summary is not None:
         content["summary"] = [dataclasses.asdict(line) for line in summary]
-    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_text("--json", path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def read_rows(path: Path) -> list[Row]:
     """The rows of a file that `write_json` wrote."""
     return [Row(**row) for row in json.loads(path.read_text())["rows"]]
-
-
-def check_writable(option: str, path: Path | None) -> None:
-    """Raises UserError, before anything is measured, for a file that could not be written."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise UserError(f"{option}: expected a file, but {path} is a folder")
-    if not path.absolute().parent.is_dir():
-        raise UserError(f"{option}: there is no folder {path.absolute().parent}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,6 +24,11 @@ class GemmShape(NamedTuple):
     N: int
     K: int
 
+    @property
+    def num_elements(self) -> int:
+        """Of the three matrices."""
+        return self.M * self.N + self.N * self.K + self.M * self.K
+
 
 class BlockShape(NamedTuple):
     """Global sizes of a transformer block."""
@@ -31,6 +37,11 @@ class BlockShape(NamedTuple):
     sequence: int
     hidden: int
     heads: int
+
+    @property
+    def num_elements(self) -> int:
+        """Of the weights, 12 hidden^2, and of the input; what lies between comes on top."""
+        return 12 * self.hidden**2 + self.batch * self.sequence * self.hidden
 
     def model(self, grid: GridShape) -> ModelConfig:
         """A GPT-2 model of one such block."""
@@ -131,11 +142,16 @@ def _parse(op: str, text: str, role: str) -> tuple[Shape, ...]:
     return preset or (parse_sizes(op, text, names),)
 
 
+def is_size(text: str) -> bool:
+    """Whether the text is a whole number, of no more digits than any size has."""
+    return re.fullmatch(r"\s*[0-9]{1,13}\s*", text) is not None
+
+
 def parse_sizes(op: str, text: str, presets: Sequence[str]) -> Shape:
     """The shape whose sizes the text lists. Raises: UserError for any other text."""
     kind = BlockShape if op == "block" else GemmShape
     sizes = text.split(",")
-    if len(sizes) != len(kind._fields) or not all(s.strip().isdecimal() for s in sizes):
+    if len(sizes) != len(kind._fields) or not all(map(is_size, sizes)):
         raise UserError(
             f'--shapes: {op} takes "{",".join(kind._fields)}" or one of {", ".join(presets)}, '
             f"got {text!r}"

@@ -96,7 +96,6 @@ def _progress(plan: Plan, here: Process) -> Iterator[_Bar]:
         yield _Bar(None, num_rounds)
         return
     # Here, because a program that shows nothing needs no rich.
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -104,6 +103,8 @@ def _progress(plan: Plan, here: Process) -> Iterator[_Bar]:
         TextColumn,
         TimeRemainingColumn,
     )
+
+    from axonn_ext.train.console import Console
 
     console = Console(stderr=True)  # the results alone go to standard output
     # Drawn when a round ends, not by a thread of its own, which would take time from what is timed.

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from axonn_ext.train.arguments import number
 from axonn_ext.train.compare import Comparison, Pair, compare
+from axonn_ext.train.console import Console
 from axonn_ext.train.errors import UserError
+from axonn_ext.train.files import check_writable, writing
 from axonn_ext.train.plot import plot_comparison
 from axonn_ext.train.run_folder import COMPARE_PICTURE
 
@@ -38,7 +40,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("folder", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("reference", type=Path, metavar="REFERENCE", help="folder of another")
     parser.add_argument(
-        "--tolerance", type=float, default=DEFAULT_TOLERANCE, metavar="R",
+        "--tolerance", type=number(least=0), default=DEFAULT_TOLERANCE, metavar="R",
         help="largest relative difference that is still equal (default: %(default)g)",
     )  # fmt: skip
     parser.set_defaults(run=run)
@@ -49,6 +51,8 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     if extra:
         raise UserError(f"unknown argument {extra[0]} (see axonn-ext compare --help)")
     comparison = compare(args.folder, args.reference)
+    picture = args.folder / COMPARE_PICTURE if importlib.util.find_spec("matplotlib") else None
+    check_writable("RUN", picture)
     console = Console()
     print_table(console, comparison)
     worst = comparison.worst
@@ -62,9 +66,9 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         f"largest relative difference of {len(comparison.pairs)} steps: {worst.difference:.2e} "
         f"at step {worst.step} ({sign} {args.tolerance:g}: {verdict})"
     )
-    if importlib.util.find_spec("matplotlib"):
-        picture = args.folder / COMPARE_PICTURE
-        plot_comparison(comparison, picture, subtitle=lines[-1])
+    if picture is not None:
+        with writing("RUN", picture):
+            plot_comparison(comparison, picture, subtitle=lines[-1])
         lines.append(f"written: {picture}")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

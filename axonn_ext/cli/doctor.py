@@ -11,19 +11,20 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 from rich.table import Table
 
 import axonn_ext
 from axonn_ext import _library
+from axonn_ext.train.console import Console
 from axonn_ext.train.errors import UserError
+from axonn_ext.train.files import check_writable, write_text
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "red"}
@@ -79,13 +80,11 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Prints the findings; 1 if one is a problem."""
     if extra:
         raise UserError(f"unknown argument {extra[0]} (see axonn-ext doctor --help)")
-    findings = diagnose()
+    check_writable("--json", args.json)
+    findings = [*find_bad_settings(args.bad_settings), *diagnose()]
     if args.json is not None:
         rows = [dataclasses.asdict(finding) for finding in findings]
-        try:
-            args.json.write_text(json.dumps({"findings": rows}, indent=1) + "\n")
-        except OSError as error:
-            raise UserError(f"--json: cannot write {args.json}: {error.strerror}") from error
+        write_text("--json", args.json, json.dumps({"findings": rows}, indent=1) + "\n")
     console = Console()
     console.print(_table(findings))
     for finding in findings:
@@ -93,6 +92,12 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
             text = f"{finding.status}: {finding.name}: {finding.remedy}"
             console.print(text, highlight=False, markup=False, soft_wrap=True)
     return 1 if any(finding.status == PROBLEM for finding in findings) else 0
+
+
+def find_bad_settings(problems: Mapping[str, str]) -> list[Finding]:
+    """Variables that end every other command; the rest of the report is of their defaults."""
+    remedy = "unset it, or set it to what it may be: docs/interfaces.md"
+    return [Finding("settings", name, what, PROBLEM, remedy) for name, what in problems.items()]
 
 
 def diagnose() -> list[Finding]:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
+import signal
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from axonn_ext import settings
 from axonn_ext._version import __version__
-from axonn_ext.settings import LaunchEnvironment
-from axonn_ext.train.errors import TrainingError, UserError, WorkerUserError
+from axonn_ext.cli import streams
+from axonn_ext.settings import LaunchEnvironment, SettingsError
+from axonn_ext.train.errors import OutputClosed, TrainingError, UserError, WorkerUserError
 
-DONE, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
+
+FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130
+FAREWELL_SECONDS = 5.0
+MOST_SHOWN = 600  # characters of a line of a message: names may have thousands
 
 # Each is a module beside this one, which is imported only when it is asked for: Torch takes seconds
 # to load, and `plan` does without it.
@@ -50,31 +60,100 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see {self.prog} --help)")
 
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        """argparse would pass over a help text that cannot be written."""
+        if message:
+            (file or sys.stderr).write(message)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
-    here = settings.launch_environment()
-    arguments = sys.argv[1:] if argv is None else list(argv)
+    streams.prepare()
     try:
+        try:
+            return _run(sys.argv[1:] if argv is None else list(argv))
+        finally:
+            sys.stdout.flush()  # here, where it can fail in a message of ours
+    except BrokenPipeError:
+        streams.drop(sys.stdout)
+        return streams.READER_GONE
+    except OSError as error:
+        streams.drop(sys.stdout)
+        _report(None, f"error: cannot write to standard output: {error.strerror or error}")
+        return FAILED
+
+
+def _run(arguments: list[str]) -> int:
+    """The same, where standard output is written to without care."""
+    here = None
+    try:
+        here = settings.launch_environment()
+        bad_settings = _check_settings(arguments)
         args, extra = _parser(arguments[:1]).parse_known_args(arguments)
+        args.bad_settings = bad_settings
         return int(args.run(args, extra))
+    except SettingsError as error:
+        return _refuse(here, list(error.problems.values()))
     except UserError as error:
-        _report(here, "\n".join(f"error: {problem}" for problem in error.problems))
-        if here is not None and here.world_size > 1:
-            _say_farewell()
-        return USER_ERROR
+        return _refuse(here, error.problems)
     except WorkerUserError:
         return USER_ERROR
     except TrainingError as error:
         _report(here, f"error: {error}")
         return FAILED
+    except OutputClosed:
+        return streams.READER_GONE
+    except BrokenPipeError:
+        if here is not None and here.by_us:
+            _end_the_job()
+        raise
     except KeyboardInterrupt:
         if here is None:  # under a launcher, it is the launcher that says so, once
             _report(here, "interrupted")
         return INTERRUPTED
+    except (MemoryError, OSError) as error:
+        _report(here, f"error: {_of_the_machine(error)}")
+        return FAILED
     except Exception as error:
         _report(here, f"error: {error}" if _lost_peer(error) else traceback.format_exc())
         return FAILED
+
+
+def _check_settings(arguments: list[str]) -> dict[str, str]:
+    """Raises SettingsError; but doctor is told what is wrong, and goes on with defaults."""
+    try:
+        settings.load()
+    except SettingsError as error:
+        if arguments[:1] != ["doctor"]:
+            raise
+        settings.set_aside(error.problems)
+        return error.problems
+    return {}
+
+
+def _refuse(here: LaunchEnvironment | None, problems: Sequence[str]) -> int:
+    _report(here, "\n".join(f"error: {problem}" for problem in problems))
+    if here is not None and here.world_size > 1:
+        _say_farewell()
+    return USER_ERROR
+
+
+def _end_the_job() -> None:
+    """As one rank of a job whose output nobody reads any more: asks the launcher to end all of it,
+    before the other ranks complain that this one has gone."""
+    os.kill(os.getppid(), signal.SIGHUP)
+    time.sleep(FAREWELL_SECONDS)  # until the launcher ends this process
+
+
+def _of_the_machine(error: MemoryError | OSError) -> str:
+    """What the machine has refused, in a line."""
+    if isinstance(error, MemoryError):
+        return f"memory ran out{f': {error}' if str(error) else ''}"
+    if error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    # Files of ours are named where they are written.
+    full = " (standard output, most likely)" if error.errno == errno.ENOSPC else ""
+    return f"{error.strerror or error}{full}"
 
 
 def _parser(first: Sequence[str]) -> Parser:
@@ -96,7 +175,10 @@ def _parser(first: Sequence[str]) -> Parser:
 
 
 def _say_farewell() -> None:
-    from axonn_ext.train import process  # loads Torch
+    try:
+        from axonn_ext.train import process  # loads Torch
+    except SettingsError:
+        return  # it cannot be loaded with them
 
     here = process.this_process()
     assert here is not None
@@ -121,5 +203,11 @@ def _lost_peer(error: Exception) -> bool:
 def _report(here: LaunchEnvironment | None, text: str) -> None:
     """Writes the text to stderr, each line with the rank if there are several, in one piece."""
     prefix = f"[rank {here.rank}] " if here is not None and here.world_size > 1 else ""
-    sys.stderr.write("".join(f"{prefix}{line}\n" for line in text.splitlines()))
-    sys.stderr.flush()
+    streams.say("".join(f"{prefix}{_shorten(line)}\n" for line in text.splitlines()))
+
+
+def _shorten(line: str) -> str:
+    """The line without its middle, if it is longer than anybody reads."""
+    if len(line) <= MOST_SHOWN:
+        return line
+    return f"{line[: MOST_SHOWN // 2]} ... {line[-MOST_SHOWN // 2 :]}"

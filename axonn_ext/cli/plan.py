@@ -11,10 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from axonn_ext import settings
-from axonn_ext.bench.results import check_writable
 from axonn_ext.cli import plan_files, plan_report, plan_scaling
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate
@@ -22,10 +19,12 @@ from axonn_ext.planner.model_files import load_model
 from axonn_ext.planner.options import LAYOUTS, WIDTHS, Overlap
 from axonn_ext.planner.search import Plan, Request, plan, smallest_that_fits
 from axonn_ext.planner.timeline import timeline
+from axonn_ext.train.arguments import number, whole
+from axonn_ext.train.console import Console
 from axonn_ext.train.errors import UserError
+from axonn_ext.train.files import check_picture, check_writable, writing
 from axonn_ext.train.machines import find_machine
 
-PICTURES = (".png", ".svg", ".pdf")
 WIDTH = 250  # a table takes what it needs of this; in less, numbers would be cut short
 
 DESCRIPTION = """\
@@ -58,15 +57,15 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     add("--machine", required=True, metavar="NAME|FILE.toml",
         help="a known one, a file, or this: what axonn-ext bench links measured "
         "here")  # fmt: skip
-    add("--gpus", type=_count, metavar="N", help="ranks of the job")
+    add("--gpus", type=whole(0), metavar="N", help="ranks of the job")
     batch = parser.add_mutually_exclusive_group(required=True)
     either = batch.add_argument
-    either("--global-batch", type=_count, metavar="N",
+    either("--global-batch", type=whole(), metavar="N",
            help="sequences of an optimizer step, over all GPUs")  # fmt: skip
-    either("--global-batch-tokens", type=_count, metavar="N", help="the same, in tokens")
-    add("--seq", type=_count, metavar="S", help="tokens of a sequence (default: the model's)")
+    either("--global-batch-tokens", type=whole(), metavar="N", help="the same, in tokens")
+    add("--seq", type=whole(), metavar="S", help="tokens of a sequence (default: the model's)")
     add("--dtype", choices=tuple(WIDTHS), default="bf16", help="(default: %(default)s)")
-    add("--tokens", type=float, default=1e12, metavar="T",
+    add("--tokens", type=number(above=0), default=1e12, metavar="T",
         help="budget of the training, for the column of days (default: 1e12)")  # fmt: skip
     _add_fixed(parser.add_argument_group("fix what would be searched"))
     _add_outputs(parser.add_argument_group("output"))
@@ -76,18 +75,19 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 def _add_fixed(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--layout", choices=LAYOUTS)
-    add("--micro-batches", type=_count, metavar="N", help="parts that a step is computed in")
+    add("--micro-batches", type=whole(), metavar="N", help="parts that a step is computed in")
     add("--recompute", choices=("on", "off"))
     add("--overlap", choices=("on", "off"))
-    add("--memory-fraction", type=float, default=Request.memory_fraction, metavar="F",
+    add("--memory-fraction", type=number(above=0, most=1), metavar="F",
+        default=Request.memory_fraction,
         help="of what is usable of a GPU's memory (default: %(default)s)")  # fmt: skip
 
 
 def _add_outputs(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--top", type=_count, default=10, metavar="N",
+    add("--top", type=whole(), default=10, metavar="N",
         help="grids to show, each with its best options (default: %(default)s)")  # fmt: skip
-    add("--explain", type=_count, metavar="N",
+    add("--explain", type=whole(), metavar="N",
         help="itemise memory, time and volumes of the N-th fastest grid")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write what is shown, and more digits")
     add("--plot", type=Path, metavar="FILE", help="draw it: .png, .svg or .pdf")
@@ -103,17 +103,8 @@ def _add_outputs(group: argparse._ArgumentGroup) -> None:
     either("--strong", type=_range, metavar="A..B", help="the same with one batch")
 
 
-def _count(text: str) -> int:
-    """A whole number, also written as 4e6; its range is checked where it is used."""
-    try:
-        value = float(text)
-        return int(text) if not value.is_integer() else int(value)
-    except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
-
-
 def _range(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)\.\.(\d+)", text)
+    match = re.fullmatch(r"([0-9]{1,12})\.\.([0-9]{1,12})", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise argparse.ArgumentTypeError(
             f"expected A..B with 1 <= A <= B, as 512..32768, got {text!r}"
@@ -232,14 +223,6 @@ def _check(args: argparse.Namespace) -> None:
             problems.append(
                 f"--{name.replace('_', '-')} is of one configuration, {ranged} has many"
             )
-    for name in ("global_batch", "global_batch_tokens", "seq", "micro_batches", "top", "explain"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            problems.append(
-                f"--{name.replace('_', '-')}: expected a whole number >= 1, got {value}"
-            )
-    if not 0 < args.tokens < float("inf"):
-        problems.append(f"--tokens: expected a number above 0, got {args.tokens}")
     if args.write_config is not None and args.dtype not in plan_files.TRAINER_DTYPES:
         known = " or ".join(plan_files.TRAINER_DTYPES)
         problems.append(f"--write-config: axonn-ext train has {known}, not --dtype {args.dtype}")
@@ -249,10 +232,9 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _check_files(args: argparse.Namespace) -> None:
-    for name in ("json", "plot", "timeline", "write_config"):
+    for name in ("json", "timeline", "write_config"):
         check_writable(f"--{name.replace('_', '-')}", getattr(args, name))
-    if args.plot is not None and args.plot.suffix.lower() not in PICTURES:
-        raise UserError(f"--plot: expected a name ending in .png, .svg or .pdf, got {args.plot}")
+    check_picture("--plot", args.plot)
     if args.plot is not None and not _has_matplotlib():
         raise UserError("--plot needs matplotlib (pip install matplotlib)")
     if args.timeline is not None and args.timeline.suffix != ".json":
@@ -277,7 +259,8 @@ def _write(console: Console, args: argparse.Namespace, result: Plan) -> None:
     if args.plot is not None:
         from axonn_ext.cli.plan_plot import plot_plan
 
-        plot_plan(result, args.plot)
+        with writing("--plot", args.plot):
+            plot_plan(result, args.plot)
         written.append(args.plot)
     if args.timeline is not None:
         written += _write_timeline(args.timeline, best, result)
@@ -299,5 +282,6 @@ def _write_timeline(path: Path, best: Estimate, result: Plan) -> list[Path]:
     from axonn_ext.cli.plan_plot import plot_timeline
 
     picture = path.with_suffix(".png")
-    plot_timeline(step, picture, title=plan_report.subject(result.request, best))
+    with writing("--timeline", picture):
+        plot_timeline(step, picture, title=plan_report.subject(result.request, best))
     return [path, picture]

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from axonn_ext.cli.plan_report import days, duration, gigabytes
 from axonn_ext.planner.estimate import Estimate
+from axonn_ext.planner.files import is_file
 from axonn_ext.planner.grid import COMMUNICATING
 from axonn_ext.planner.model_files import load_details
 from axonn_ext.planner.options import Job
 from axonn_ext.planner.program import bytes_by_axis, make_program
 from axonn_ext.planner.search import Plan, Request
 from axonn_ext.planner.timeline import COMPUTE, Timeline
+from axonn_ext.train.files import write_text
 
 if TYPE_CHECKING:
     from axonn_ext.train.config import Config
@@ -74,7 +76,7 @@ def config_as_json(estimate: Estimate, *, tokens: float) -> Json:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_text("--json", path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 # --- Chrome trace --------------------------------------------------------------------------------
@@ -102,7 +104,8 @@ def write_chrome_trace(path: Path, step: Timeline) -> None:
                 "args": {"micro_batch": event.micro_batch},
             }
         )  # fmt: skip
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+    trace = {"traceEvents": events, "displayTimeUnit": "ms"}
+    write_text("--timeline", path, json.dumps(trace))
 
 
 def left_out(path: Path, job: Job) -> str:
@@ -132,7 +135,7 @@ def write_config(path: Path, estimate: Estimate, *, title: str, model: str) -> N
         f"# Predicted: {duration(estimate.step_time_s)} a step, "
         f"{100 * estimate.peak_fraction:.1f} % of peak, {gigabytes(estimate.memory.total)} a GPU.\n"
     )
-    path.write_text(f"{head}\n{text}", encoding="utf-8")
+    write_text("--write-config", path, f"{head}\n{text}")
 
 
 def trainer_config(estimate: Estimate, *, source: str) -> Config:
@@ -141,7 +144,7 @@ def trainer_config(estimate: Estimate, *, source: str) -> Config:
     from axonn_ext.train.config_file import load_config
 
     base = Path(source)
-    config = load_config(base) if base.suffix == ".toml" and base.is_file() else Config()
+    config = load_config(base) if base.suffix == ".toml" and is_file(base) else Config()
     job, model = estimate.job, estimate.job.model
     chosen, overlap = job.options, job.options.overlap
     sizes = dataclasses.asdict(model)

@@ -15,6 +15,7 @@ from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.search import Request, plan
 from axonn_ext.train.errors import UserError
+from axonn_ext.train.files import writing
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,11 @@ def run(console: Console, args: argparse.Namespace, request: Request) -> None:
     if args.plot is not None:
         from axonn_ext.cli.plan_plot import plot_scaling
 
-        plot_scaling(
-            [(p.num_ranks, p.best) for p in points if p.best is not None], args.plot,
-            title=title(kind, request), subtitle=subtitle(kind, request, low),
-        )  # fmt: skip
+        with writing("--plot", args.plot):
+            plot_scaling(
+                [(p.num_ranks, p.best) for p in points if p.best is not None], args.plot,
+                title=title(kind, request), subtitle=subtitle(kind, request, low),
+            )  # fmt: skip
         written.append(args.plot)
     plan_report.print_written(console, written)
 

@@ -11,10 +11,13 @@ from typing import Any
 from torch.distributed import Store
 
 from axonn_ext.train import process
+from axonn_ext.train.arguments import MOST_PROCESSES, whole
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import Override, describe_keys, load_config, to_toml
 from axonn_ext.train.errors import UserError
+from axonn_ext.train.grids import check_processes
 from axonn_ext.train.job import prepare
+from axonn_ext.train.memory import check_memory
 from axonn_ext.train.process import Process
 from axonn_ext.train.run_folder import check_folder, default_folder
 from axonn_ext.train.worker import run_worker
@@ -55,7 +58,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "here, else one like it)",
     )  # fmt: skip
     parser.add_argument(
-        "--nproc", type=int, metavar="N",
+        "--nproc", type=whole(1, MOST_PROCESSES), metavar="N",
         help="processes to start on this machine (default: as many as the grid has)",
     )  # fmt: skip
     parser.add_argument(
@@ -95,7 +98,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         run_worker(config, Process(), folder=folder, overwrite=args.overwrite, profile=args.profile)
         return 0
     check_folder(folder, overwrite=args.overwrite)
-    prepare(config, world_size=world_size)
+    check_memory(prepare(config, world_size=world_size), ranks_here=world_size)
     # Here, because it takes a sixth of a second that the processes themselves need not spend.
     from axonn_ext.train.launcher import launch
 
@@ -169,14 +172,12 @@ def parse_overrides(arguments: Sequence[str]) -> tuple[Override, ...]:
 
 def _world_size(config: Config, nproc: int | None) -> int:
     """The number of processes to start."""
-    if nproc is None:
-        try:
-            return config.grid_shape().size
-        except ValueError as error:
-            raise UserError(str(error)) from None
-    if nproc < 1:
-        raise UserError(f"--nproc: expected a whole number >= 1, got {nproc}")
-    return nproc
+    try:
+        shape = config.grid_shape()
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    check_processes(shape)
+    return shape.size if nproc is None else nproc
 
 
 def _worker_arguments(

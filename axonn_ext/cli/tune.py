@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
@@ -19,7 +18,6 @@ from axonn_ext import models, settings
 from axonn_ext.bench.command import check_device
 from axonn_ext.bench.machine import default_device, describe_machine
 from axonn_ext.bench.products import ProductRow, gain, measure_product, sizes
-from axonn_ext.bench.results import check_writable
 from axonn_ext.bench.shapes import (
     PUBLISHED_LAYERS,
     PUBLISHED_ROWS,
@@ -39,9 +37,14 @@ from axonn_ext.models.products import (
 )
 from axonn_ext.nn.linear import ROLES
 from axonn_ext.train import process
+from axonn_ext.train.arguments import MOST_THREADS, whole
 from axonn_ext.train.config_file import load_config
+from axonn_ext.train.console import Console
 from axonn_ext.train.errors import UserError
+from axonn_ext.train.files import check_writable, write_text
+from axonn_ext.train.grids import parse_grid
 from axonn_ext.train.job import prepare
+from axonn_ext.train.memory import memory_problem
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MIN_WIDTH = 130  # of the table; a file or a pipe would get 80 columns, and numbers cut short
@@ -105,14 +108,19 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )
     add("--grid", metavar="SHAPE",
         help="x=2,y=2,z=1 (left out: 1) or 2x2x1 (default: the file's, or 1x1x1)")  # fmt: skip
-    add("--batch", type=int, metavar="N",
+    add("--batch", type=whole(), metavar="N",
         help="sequences of a micro-batch over the whole grid (default: the file's, or one for each "
         "rank of data, z and y)")  # fmt: skip
     add("--device", choices=("cpu", "cuda"), help="(default: cuda if there is a GPU)")
     add("--dtype", choices=tuple(DTYPES),
         help="(default: the file's, or bf16 on cuda, else fp32); fp16: on cuda, and not for a "
         "file")  # fmt: skip
-    add("--threads", type=int, metavar="N", help="of the job's ranks (default: torch's)")
+    add(
+        "--threads",
+        type=whole(1, MOST_THREADS),
+        metavar="N",
+        help="of the job's ranks (default: torch's)",
+    )
     add("--json", type=Path, metavar="FILE", help="write machine and rows to a JSON file")
     parser.set_defaults(run=run)
 
@@ -128,6 +136,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
             "does; start it without torchrun"
         )
     request = make_request(args)
+    _check_memory(request)
     check_writable("--json", args.json)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -143,10 +152,6 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
 
 def make_request(args: argparse.Namespace) -> Request:
     """What the arguments ask for. Raises UserError for what cannot be."""
-    for option in ("batch", "threads"):
-        value = getattr(args, option)
-        if value is not None and value < 1:
-            raise UserError(f"--{option}: expected a whole number >= 1, got {value}")
     device = args.device or default_device()
     check_device(device)
     if args.dtype == "fp16" and device != "cuda":
@@ -170,11 +175,18 @@ def make_request(args: argparse.Namespace) -> Request:
     return Request(args.model, tuple(products), grid, batch_size, _dtype(args, device), device)
 
 
+def _check_memory(request: Request) -> None:
+    """Raises UserError for a product whose matrices alone do not fit."""
+    width = DTYPES[request.dtype].itemsize
+    for p in request.products:
+        num_bytes = (p.m * p.n + p.n * p.k + p.m * p.k) * width
+        problem = memory_problem(f"the product {sizes(p)}", num_bytes, request.device)
+        if problem:
+            raise UserError(problem)
+
+
 def _grid(args: argparse.Namespace) -> GridShape:
-    try:
-        return GridShape.parse(args.grid or "1x1x1")
-    except ValueError as error:
-        raise UserError(f"--grid {args.grid}: {error}") from None
+    return parse_grid("--grid", args.grid or "1x1x1")
 
 
 def _dtype(args: argparse.Namespace, device: str) -> str:
@@ -212,7 +224,7 @@ def _request_of_file(args: argparse.Namespace, device: str) -> Request:
     """The job of a configuration file, with what the command line says otherwise."""
     if args.dtype == "fp16":
         raise UserError(f"--dtype fp16: {args.model} is a trainer's file, which has fp32 and bf16")
-    config = load_config(Path(args.model), grid=args.grid)
+    config = load_config(Path(args.model), grid=args.grid, option="--model")
     changes: dict[str, Any] = {"device": device}
     if args.batch is not None:
         changes |= {"batch_size": args.batch, "micro_batches": 1}
@@ -303,7 +315,7 @@ def _write_json(path: Path, request: Request, rows: Sequence[ProductRow]) -> Non
         "worst_speedup": None if won is None else won.worst_speedup,
         "rows": [dataclasses.asdict(row.product) | _times(row) for row in rows],
     }
-    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_text("--json", path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def _times(row: ProductRow) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,15 +30,27 @@ def find_text(path: str) -> list[Path]:
     """
     if not path:
         return python_sources()
-    root = Path(path).expanduser()
-    if root.is_file():
-        return [root]
-    if not root.is_dir():
-        raise ValueError(f"expected a text file or a folder, but {path} does not exist")
-    files = sorted(file for file in root.rglob("*") if file.is_file() and not _hidden(file, root))
+    root = expand_home(path)
+    try:
+        if root.is_file():
+            return [root]
+        if not root.is_dir():
+            raise ValueError(f"expected a text file or a folder, but {path} does not exist")
+        found = sorted(file for file in root.rglob("*") if file.is_file())
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    files = [file for file in found if not _hidden(file, root)]
     if not files:
         raise ValueError(f"expected at least one text file, but the folder {path} holds none")
     return files
+
+
+def expand_home(path: str) -> Path:
+    """The path, whose first part may be ~ or ~user. Raises ValueError for an unknown user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"cannot expand {path}: {error}") from None
 
 
 def read_documents(files: list[Path], max_bytes: int) -> Iterator[bytes]:
@@ -49,7 +62,9 @@ def read_documents(files: list[Path], max_bytes: int) -> Iterator[bytes]:
     for file in files:
         try:
             with file.open("rb") as stream:
-                content = stream.read() if left is None else stream.read(left)
+                # No more than there is: the buffer is allocated first.
+                size = os.fstat(stream.fileno()).st_size
+                content = stream.read() if left is None else stream.read(min(left, size))
         except OSError as error:
             raise ValueError(f"cannot read the text file {file}: {error.strerror}") from error
         yield content

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from axonn_ext.data.source import expand_home
+
 # A vocabulary is split over x and z (and its embedding's features over y), so its size is rounded
 # up to what every usual grid divides; the ids above `num_tokens` never occur in the text.
 VOCABULARY_MULTIPLE = 128
@@ -55,8 +57,12 @@ class TokenizerVocabulary:
                 f"a vocabulary from {path} needs the tokenizers library (pip install tokenizers); "
                 'without it use vocabulary = "bytes"'
             ) from None
-        if not path.is_file():
-            raise ValueError(f'expected "bytes" or a tokenizers JSON file, but {path} is no file')
+        try:
+            if not path.is_file():
+                raise ValueError(f"{path} is no file")
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ValueError(f'expected "bytes" or a tokenizers JSON file, but {reason}') from None
         try:
             self._tokenizer: Any = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
@@ -76,7 +82,11 @@ def open_vocabulary(name: str) -> Vocabulary:
     """The vocabulary called `name`: "bytes", or the path of a tokenizers JSON file."""
     if name == "bytes":
         return ByteVocabulary()
-    return TokenizerVocabulary(Path(name).expanduser())
+    try:
+        path = expand_home(name)
+    except ValueError as error:
+        raise ValueError(f'expected "bytes" or a tokenizers JSON file, but {error}') from None
+    return TokenizerVocabulary(path)
 
 
 def padded_size(num_tokens: int, multiple: int = VOCABULARY_MULTIPLE) -> int:

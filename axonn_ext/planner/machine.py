@@ -9,11 +9,12 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from axonn_ext.planner.errors import PlannerError
+from axonn_ext.planner.files import is_file
 from axonn_ext.planner.grid import GridSize
 from axonn_ext.planner.links import Link, Links, read_links
 from axonn_ext.planner.options import WIDTHS
 from axonn_ext.planner.products import Products, read_products
-from axonn_ext.planner.tables import Table, read_toml, unknown
+from axonn_ext.planner.tables import Table, read_table, unknown
 from axonn_ext.planner.tasks import Collective, Matmul
 
 DEVICES = ("cuda", "cpu")
@@ -110,7 +111,7 @@ def load_machine(name: str, *, this_file: Path | None = None) -> Machine:
     if name.endswith(".toml") or "/" in name:
         return _read(Path(name), default_name=Path(name).stem)
     if name == MEASURED:
-        if this_file is None or not this_file.is_file():
+        if this_file is None or not is_file(this_file):
             where = "" if this_file is None else f" (there is no {this_file})"
             raise PlannerError(
                 f"machine {MEASURED!r} is not measured yet{where}: run axonn-ext bench links"
@@ -126,7 +127,7 @@ def _folder() -> Traversable:
 
 
 def _read(file: Path | Traversable, *, default_name: str) -> Machine:
-    table = read_toml(file)
+    table = read_table(file)
     table.text("source")
     name = table.text("name", default_name)
     peak_flops = _peak_flops(table)

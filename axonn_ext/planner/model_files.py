@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from axonn_ext.planner.errors import PlannerError
+from axonn_ext.planner.files import is_folder, read_json
 from axonn_ext.planner.model import FAMILIES, Model
-from axonn_ext.planner.tables import Table, read_toml, unknown
+from axonn_ext.planner.tables import Table, read_table, unknown
 
 
 def _gpt(num_layers: int, hidden_size: int, num_heads: int) -> Model:
@@ -80,7 +80,7 @@ def load_model(name: str, *, sequence_length: int | None = None) -> tuple[str, M
         label, model = name, PRESETS[name]
     elif path.suffix == ".toml":
         label, model = path.stem, _from_trainer(path)
-    elif path.is_dir():
+    elif is_folder(path):
         label, model = path.resolve().name, _from_hugging_face(path / "config.json")
     elif path.suffix == ".json":
         label, model = path.resolve().parent.name, _from_hugging_face(path)
@@ -103,7 +103,7 @@ def load_details(name: str) -> dict[str, float]:
         return {"rope_theta": 500000.0} if name.startswith("llama3-") else {}
     if path.suffix == ".toml":
         return {}
-    table = _hugging_face_table(path / "config.json" if path.is_dir() else path)
+    table = _hugging_face_table(path / "config.json" if is_folder(path) else path)
     details = {"init_std": table.positive("initializer_range", 0.02)}
     if table.text("model_type") == "gpt2":
         return details | {"norm_eps": table.positive("layer_norm_epsilon", 1e-5)}
@@ -122,7 +122,7 @@ _BYTES_VOCAB_SIZE = 256  # of data.vocabulary "bytes", which is a multiple of 12
 
 def _from_trainer(path: Path) -> Model:
     """Keys and defaults as axonn_ext.train has them; a test holds the two to each other."""
-    whole = read_toml(path)
+    whole = read_table(path)
     table = whole.table("model").without(_WITHOUT_SIZE)
     vocab_size = table.count("vocab_size", 0, least=0)
     if vocab_size == 0:
@@ -173,13 +173,7 @@ _LLAMA_ACTIVATIONS = ("silu", "swish")
 
 
 def _hugging_face_table(path: Path) -> Table:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PlannerError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # of JSON or of UTF-8
-        raise PlannerError(f"{path}: is not JSON: {error}") from None
-    return Table(values, "", str(path)).without_nulls()
+    return Table(read_json(path), "", str(path)).without_nulls()
 
 
 def _from_hugging_face(path: Path) -> Model:

@@ -22,7 +22,7 @@ from axonn_ext.planner.model import Model
 from axonn_ext.planner.model_files import load_model
 from axonn_ext.planner.options import LAYOUTS, Job, Options, Overlap
 from axonn_ext.planner.search import Request, plan
-from axonn_ext.planner.tables import Table, read_toml
+from axonn_ext.planner.tables import Table, read_table
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ FLOPS: Mapping[str, Callable[[Model, int], float]] = {
 
 def load_runs() -> tuple[tuple[Run, ...], tuple[OutOfScope, ...]]:
     """All of published.toml."""
-    file = read_toml(resources.files("axonn_ext.planner") / "published.toml")
+    file = read_table(resources.files("axonn_ext.planner") / "published.toml")
     models, sources = file.table("models"), file.table("sources")
     runs = tuple(_read_run(row, models, sources) for row in file.tables("runs"))
     skipped = tuple(

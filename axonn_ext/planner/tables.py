@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import difflib
 import math
-import tomllib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from axonn_ext.planner.errors import PlannerError
+from axonn_ext.planner.files import read_toml
 
 _MISSING: Any = object()
+MOST_COUNT = 10**15  # a thousand times the bytes, or tokens, that anything has
+MOST_SHOWN = 100  # characters of a value in a message
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> PlannerError:
@@ -21,6 +24,15 @@ def unknown(what: str, name: str, known: Iterable[str]) -> PlannerError:
     nearest = difflib.get_close_matches(name, names, n=1)
     hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
     return PlannerError(f"unknown {what} {name!r}{hint}; known: {', '.join(names)}")
+
+
+def _shown(value: object) -> str:
+    """As Python writes it, but not at any length."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # a number of 5,000 digits, say
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]} ..."
 
 
 class Table:
@@ -34,7 +46,7 @@ class Table:
         self.file, self.where = file, where
         if not isinstance(values, Mapping):
             place = f"{where} " if where else ""
-            raise PlannerError(f"{file}: {place}must be a table, got {values!r}")
+            raise PlannerError(f"{file}: {place}must be a table, got {_shown(values)}")
         self._values: Mapping[str, Any] = values
         self._asked: set[str] = set()
 
@@ -42,7 +54,7 @@ class Table:
         return f"{self.where}.{key}" if self.where else key
 
     def error(self, key: str, expected: str) -> PlannerError:
-        got = f", got {self._values[key]!r}" if key in self._values else "; it is missing"
+        got = f", got {_shown(self._values[key])}" if key in self._values else "; it is missing"
         return PlannerError(f"{self.file}: {self.name_of(key)} must be {expected}{got}")
 
     def _get(self, key: str, default: Any, expected: str) -> Any:
@@ -101,15 +113,20 @@ class Table:
     ) -> float:  # fmt: skip
         value = self._get(key, default, expected)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (number and math.isfinite(value) and above < value <= most and value >= least):
+        # An integer of 400 digits is below infinity, too, and no float.
+        most = min(most, sys.float_info.max)
+        if not (number and above < value <= most and value >= least):
             raise self.error(key, expected)
         return float(value)
 
     def count(self, key: str, default: int = _MISSING, *, least: int = 1) -> int:
+        """Up to `most`; beyond, no sum of such numbers is a float."""
         value = self._get(key, default, f"a whole number >= {least}")
         whole = isinstance(value, float) and math.isfinite(value) and value == int(value)
         if isinstance(value, bool) or not (isinstance(value, int) or whole) or value < least:
             raise self.error(key, f"a whole number >= {least}")
+        if value > MOST_COUNT:
+            raise self.error(key, f"a whole number <= {MOST_COUNT}")
         return int(value)
 
     def table(self, key: str) -> Table:
@@ -148,12 +165,6 @@ class Table:
                 raise PlannerError(f"{self.file}: {unknown(f'key{place}', key, self._asked)}")
 
 
-def read_toml(file: Path | Traversable) -> Table:
-    """The whole file as a table. Raises PlannerError where it cannot be read or is not TOML."""
-    try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PlannerError(f"{file}: cannot be read: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PlannerError(f"{file}: is not TOML: {error}") from None
-    return Table(values, "", str(file))
+def read_table(file: Path | Traversable) -> Table:
+    """A whole TOML file as a table. Raises PlannerError where it cannot be read or is not TOML."""
+    return Table(read_toml(file), "", str(file))

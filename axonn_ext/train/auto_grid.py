@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from axonn_ext.planner.files import is_file
 from axonn_ext.planner.grid import GridSize
 from axonn_ext.planner.machine import MEASURED, Machine
 from axonn_ext.planner.model import Model
@@ -61,8 +62,6 @@ def choose_grid(config: Config, *, world_size: int, machine: str | None) -> Choi
         raise UserError(
             "--grid auto: model.implementation plain runs in one process; use --grid x=1"
         )
-    if world_size < 1:
-        raise UserError(f"--nproc: expected a whole number >= 1, got {world_size}")
     try:
         if machine is not None:
             asked, note = find_machine(machine), ""
@@ -111,7 +110,7 @@ def machine_here(device: str, dtype: str, world_size: int) -> tuple[Machine, str
     """
     notes = []
     file = measured_file()
-    if file is not None and file.is_file():
+    if file is not None and is_file(file):
         measured = find_machine(MEASURED)
         problem = _mismatch(measured, device, dtype, world_size)
         if not problem:

@@ -15,6 +15,8 @@ from axonn_ext.overlap import Overlap
 
 T = TypeVar("T")
 MAX_SEED = 2**32 - 1
+MAX_WHOLE = 10**12  # of any number without a maximum of its own: no product of them is infinite
+MAX_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,8 @@ class TrainTable:
     seed: int = _key(0, "of the weights and of the order of the text", minimum=0, maximum=MAX_SEED)
     eval_interval: int = _key(50, "steps from one evaluation to the next; 0: none", minimum=0)
     eval_batches: int = _key(4, "micro-batches of one evaluation", minimum=1)
-    threads: int = _key(0, "threads of a process; 0: the host's cores shared out", minimum=0)
+    threads: int = _key(0, "threads of a process; 0: the host's cores shared out", minimum=0,
+                       maximum=MAX_THREADS)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,17 @@ import dataclasses
 import difflib
 import json
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import Field, dataclass
 from pathlib import Path
 from typing import Any
 
 from axonn_ext.grid import GridShape
-from axonn_ext.train.config import Config, KeyInfo, key_info
+from axonn_ext.planner.files import FileError, read_toml
+from axonn_ext.train.config import MAX_WHOLE, Config, KeyInfo, key_info
 from axonn_ext.train.errors import UserError
 
+MAX_SHOWN = 100  # characters of a value in a message
 Tables = dict[str, dict[str, Any]]
 _TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 _BOOLEANS = {"true": True, "false": False}
@@ -33,16 +34,22 @@ class Override:
 
 
 def load_config(
-    path: Path | None, *, grid: str | None = None, overrides: tuple[Override, ...] = ()
+    path: Path | None,
+    *,
+    grid: str | None = None,
+    overrides: tuple[Override, ...] = (),
+    option: str = "--config",
 ) -> Config:
     """The defaults, then the file, then `grid` (all five axes), then the overrides.
+
+    option: that named the file.
 
     Raises: UserError with every problem there is.
     """
     problems: list[str] = []
     tables: Tables = {table.name: {} for table in dataclasses.fields(Config)}
     if path is not None:
-        _merge(tables, _read(path), f"in {path}", problems)
+        _merge(tables, _read(path, option), f"in {path}", problems)
     if grid is not None:
         tables["grid"] = _parse_grid(grid, problems)
     for override in overrides:
@@ -69,15 +76,11 @@ def describe_keys() -> str:
     return to_toml(Config())
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def _read(path: Path, option: str) -> Mapping[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"the configuration file {path} does not exist") from None
-    except OSError as error:
-        raise UserError(f"cannot read the configuration file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from None
+        return read_toml(path)
+    except FileError as error:
+        raise UserError(f"{option}: {error}") from None
 
 
 def _merge(tables: Tables, document: Mapping[str, Any], source: str, problems: list[str]) -> None:
@@ -87,7 +90,7 @@ def _merge(tables: Tables, document: Mapping[str, Any], source: str, problems: l
             names = ", ".join(f"[{name}]" for name in tables)
             problems.append(f"unknown table [{table}] {source}{hint}; tables are {names}")
         elif not isinstance(values, dict):
-            got = _to_toml_value(values)
+            got = _shown(values)
             problems.append(f"{table}: expected a table [{table}] {source}, got {got}")
         else:
             for name, value in values.items():
@@ -119,11 +122,11 @@ def _set(tables: Tables, dotted: str, value: Any, source: str, problems: list[st
         problems.append(_unknown(dotted, source))
         return
     kind, info = _TYPES[str(key.type)], key_info(key)
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) < MAX_WHOLE:
         value = float(value)
     if type(value) is not kind or not _in_range(value, info):
         problems.append(
-            f"{dotted}: expected {_expected(kind, info)}, got {_to_toml_value(value)} {source}"
+            f"{dotted}: expected {_expected(kind, value, info)}, got {_shown(value)} {source}"
         )
         return
     table, _, name = dotted.partition(".")
@@ -177,7 +180,11 @@ def _nearest(name: str, known: list[str]) -> str:
 def _in_range(value: Any, info: KeyInfo) -> bool:
     if info.choices:
         return value in info.choices
+    if isinstance(value, str):
+        return _is_unicode(value)
     if isinstance(value, float) and not math.isfinite(value):
+        return False
+    if value > MAX_WHOLE:
         return False
     return not (
         (info.minimum is not None and value < info.minimum)
@@ -186,9 +193,22 @@ def _in_range(value: Any, info: KeyInfo) -> bool:
     )
 
 
-def _expected(kind: type, info: KeyInfo) -> str:
+def _is_unicode(text: str) -> bool:
+    """Not so of names of files with bytes that are no UTF-8, which TOML cannot hold."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
+def _expected(kind: type, value: Any, info: KeyInfo) -> str:
     if info.choices:
         return f"one of {', '.join(info.choices)}"
+    if isinstance(value, str) and not _is_unicode(value):
+        return "text in UTF-8, without zeros"
+    if info.maximum is None and type(value) in (int, float) and value > MAX_WHOLE:
+        return f"{'a whole number' if kind is int else 'a number'} <= {MAX_WHOLE}"
     text = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
     limits = [
         f"{sign} {limit:g}"
@@ -196,6 +216,15 @@ def _expected(kind: type, info: KeyInfo) -> str:
         if limit is not None
     ]
     return " ".join([text, " and ".join(limits)]).strip()
+
+
+def _shown(value: Any) -> str:
+    """For messages, not at any length."""
+    try:
+        text = _to_toml_value(value)
+    except ValueError:  # of a number with thousands of digits
+        return f"a number of {value.bit_length()} bits"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ..."
 
 
 def _to_toml_value(value: Any) -> str:

@@ -20,3 +20,7 @@ class TrainingError(Exception):
 
 class WorkerUserError(Exception):
     """The processes that were started found a mistake of the user, and have said so; status 2."""
+
+
+class OutputClosed(Exception):
+    """Whoever read the output of the processes that were started has gone: all end, quietly."""

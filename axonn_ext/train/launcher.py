@@ -13,9 +13,11 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from axonn_ext.train.errors import TrainingError, WorkerUserError
+from axonn_ext.settings import LAUNCHED_BY_US
+from axonn_ext.train.errors import OutputClosed, TrainingError, WorkerUserError
+from axonn_ext.train.limits import allow_open_files
 
-USER_ERROR_STATUS = 2
+FAILED_STATUS, USER_ERROR_STATUS = 1, 2  # of axonn_ext.cli.main, which says why
 SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: "; SIGKILL often means that memory ran out: see dmesg, or try recompute, "
     "more micro_batches or a larger grid",
@@ -32,8 +34,11 @@ def launch(num_processes: int, arguments: Sequence[str]) -> None:
     Raises:
         WorkerUserError: they ended with exit status 2, after printing why.
         TrainingError: one failed or was killed; names its rank, pid and signal.
+        OutputClosed: nobody reads what they print any more; they have ended.
+        UserError: this machine lets a process open too few files; none was started.
         KeyboardInterrupt: the user stopped the job; its processes have ended.
     """
+    allow_open_files(num_processes)
     # The agent logs each process it ends; what matters of that is in the error raised here.
     for name in AGENT_LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -42,7 +47,7 @@ def launch(num_processes: int, arguments: Sequence[str]) -> None:
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=num_processes,
-            run_id=uuid.uuid4().hex,
+            run_id=f"{LAUNCHED_BY_US}{uuid.uuid4().hex}",
             rdzv_backend="c10d",
             rdzv_endpoint="127.0.0.1:0",
             local_addr="127.0.0.1",
@@ -56,6 +61,8 @@ def launch(num_processes: int, arguments: Sequence[str]) -> None:
         except SignalException as error:
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
+            if error.sigval == signal.SIGHUP:  # of a rank that cannot print, or of the terminal
+                raise OutputClosed from None
             raise TrainingError(f"the job was ended by {error.sigval.name}") from None
 
 
@@ -70,7 +77,9 @@ def _failure(failures: Mapping[int, ProcessFailure]) -> Exception:
         hint = SIGNAL_HINTS.get(-failure.exitcode, "")
     else:
         how = f"failed with exit status {failure.exitcode}"
-        hint = f"; its message is above, after [rank {rank}]"
+        hint = ""
+        if failure.exitcode == FAILED_STATUS:
+            hint = f"; its message is above, after [rank {rank}]"
     others = len(failures) - 1
     ended = f"; the other {others} were ended" if others else ""
     return TrainingError(f"rank {rank} (pid {failure.pid}) {how}{ended}{hint}")

@@ -9,10 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from axonn_ext.planner.files import FileError, parse_json, read_text
 from axonn_ext.train.errors import UserError
+from axonn_ext.train.files import writing
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
+MOST_BYTES = 4 << 30  # of metrics.jsonl: ten million steps
+MAX_INTEGER = 2**63 - 1
+MAX_SHOWN = 100  # characters of a value in a message
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,9 @@ class MetricsFile:
     """metrics.jsonl: one JSON object a line, written at once."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = (folder / METRICS_FILE).open("w", encoding="utf-8", buffering=1)
+        self._path = folder / METRICS_FILE
+        with writing("--out", self._path):
+            self._file = self._path.open("w", encoding="utf-8", buffering=1)
 
     def step(self, metrics: StepMetrics) -> None:
         self._write(dataclasses.asdict(metrics))
@@ -71,10 +78,12 @@ class MetricsFile:
         self._write(dataclasses.asdict(metrics))
 
     def close(self) -> None:
-        self._file.close()
+        with writing("--out", self._path):
+            self._file.close()
 
     def _write(self, values: dict[str, Any]) -> None:
-        self._file.write(json.dumps(values) + "\n")
+        with writing("--out", self._path):
+            self._file.write(json.dumps(values) + "\n")
 
 
 class TensorBoard:
@@ -112,28 +121,41 @@ class RunMetrics:
     evaluations: list[EvaluationMetrics] = field(default_factory=list)
 
 
+def _add_line(run: RunMetrics, values: Any, place: str) -> None:
+    """Raises UserError for what is not an object of the numbers of its kind."""
+    keys = values.keys() if isinstance(values, dict) else ()
+    kind = EvaluationMetrics if "eval_loss" in keys else StepMetrics
+    types = {f.name: int if f.type == "int" else float for f in dataclasses.fields(kind)}
+    if not isinstance(values, dict) or types.keys() != keys:
+        raise UserError(f"{place} is not a line of metrics: expected the keys {', '.join(types)}")
+    for name, wanted in types.items():
+        value = values[name]
+        whole = type(value) is int and abs(value) <= MAX_INTEGER
+        if not whole and not (wanted is float and type(value) is float):
+            expected = "a whole number" if wanted is int else "a number"
+            got = str(json.dumps(value))[:MAX_SHOWN]
+            raise UserError(
+                f"{place} is not a line of metrics: {name}: expected {expected}, got {got}"
+            )
+    if kind is EvaluationMetrics:
+        run.evaluations.append(EvaluationMetrics(**values))
+    else:
+        run.steps.append(StepMetrics(**values))
+
+
 def read_metrics(folder: Path) -> RunMetrics:
     """The metrics of the run in `folder`.
 
     Raises: UserError when there are none, or a line is not of this format.
     """
     path = folder / METRICS_FILE
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UserError(
-            f"expected a run in {folder}, but cannot read {path}: {error.strerror}"
-        ) from None
     run = RunMetrics()
-    for number, line in enumerate(lines, start=1):
-        try:
-            values = json.loads(line)
-            if "eval_loss" in values:
-                run.evaluations.append(EvaluationMetrics(**values))
-            else:
-                run.steps.append(StepMetrics(**values))
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{path}, line {number} is not a line of metrics: {error}") from None
+    try:
+        for number, line in enumerate(read_text(path, most_bytes=MOST_BYTES).split("\n"), start=1):
+            if line.strip():
+                _add_line(run, parse_json(line, f"{path}, line {number}"), f"{path}, line {number}")
+    except FileError as error:
+        raise UserError(f"expected a run in {folder}, but {error}") from None
     if not run.steps:
         raise UserError(f"expected the metrics of at least one step in {path}, got none")
     return run

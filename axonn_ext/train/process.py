@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from axonn_ext import settings
 from axonn_ext.train.errors import UserError
+from axonn_ext.train.limits import allow_open_files
 
 # A rank that found a mistake waits this long for peers that are still starting, so that torchrun,
 # which ends the job with its first failure, does not end it before they have said theirs.
@@ -42,24 +44,50 @@ def this_process() -> Process | None:
     return Process(launch.rank, launch.world_size, launch.local_world_size)
 
 
-def open_store(process: Process) -> Store:
-    """torchrun's store, or a store of this process alone."""
+def open_store(process: Process, seconds: float = START_SECONDS) -> Store:
+    """torchrun's store, or a store of this process alone.
+
+    Raises: UserError where the environment does not say where the ranks meet.
+    """
+    allow_open_files(process.local_world_size)
     if process.world_size == 1:
         return HashStore()
-    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=START_SECONDS)))
+    try:
+        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
+    except ValueError as error:
+        raise UserError(f"cannot meet the other ranks: {error}") from None
     return PrefixStore("axonn_ext/train", store)
 
 
 def say_farewell(process: Process) -> None:
     """Tells the peers that this rank stops, and waits a little until they have spoken, too."""
+    deadline = time.monotonic() + FAREWELL_SECONDS
+    # c10d would complain at length where nobody serves a store; rank 0 may be who does.
+    if process.rank != 0 and not _is_served(deadline):
+        return
     try:
-        store = open_store(process)
+        store = open_store(process, FAREWELL_SECONDS)
         _post(store, process, _PROBLEM)
-        deadline = time.monotonic() + FAREWELL_SECONDS
         while time.monotonic() < deadline and not store.check(_keys(process)):
             time.sleep(0.05)
-    except DistError:
-        pass  # the store went with a peer that was quicker
+    except (DistError, UserError):
+        pass  # the store went with a peer that was quicker, or there is none
+
+
+def _is_served(deadline: float) -> bool:
+    """Whether something listens where the ranks meet, by then."""
+    launch = settings.launch_environment()
+    assert launch is not None
+    while True:
+        try:
+            address = (launch.master_addr, launch.master_port)
+            socket.create_connection(address, timeout=FAREWELL_SECONDS).close()
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        else:
+            return True
 
 
 def meet(store: Store, process: Process) -> None:

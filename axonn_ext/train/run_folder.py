@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import time
 from pathlib import Path
 
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import to_toml
-from axonn_ext.train.errors import UserError
+from axonn_ext.train.errors import TrainingError, UserError
 from axonn_ext.train.metrics import METRICS_FILE, TENSORBOARD_FOLDER
 
 CONFIG_FILE = "config.toml"
@@ -27,6 +28,13 @@ def default_folder(config_path: Path | None) -> Path:
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:
     """Raises UserError when the folder cannot become a run's without losing something."""
+    try:
+        _check_folder(folder, overwrite=overwrite)
+    except OSError as error:  # a name that is too long, or a folder that may not be looked into
+        raise UserError(f"--out {folder}: {error.strerror}") from None
+
+
+def _check_folder(folder: Path, *, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {folder}: expected a folder, got a file")
     if not overwrite and folder.is_dir() and any(folder.iterdir()):
@@ -37,6 +45,8 @@ def check_folder(folder: Path, *, overwrite: bool) -> None:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"--out {folder}: cannot write in {existing}")
+    # Where names may end in what is no folder on a disk, as in /proc, only trying tells.
+    os.rmdir(tempfile.mkdtemp(prefix=".axonn_ext_", dir=existing))
 
 
 def create_folder(folder: Path, config: Config) -> None:
@@ -48,4 +58,4 @@ def create_folder(folder: Path, config: Config) -> None:
         shutil.rmtree(folder / TENSORBOARD_FOLDER, ignore_errors=True)
         (folder / CONFIG_FILE).write_text(to_toml(config), encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--out {folder}: cannot write there: {error.strerror}") from None
+        raise TrainingError(f"--out {folder}: cannot write there: {error.strerror}") from None

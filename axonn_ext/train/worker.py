@@ -6,14 +6,15 @@ import importlib.util
 import time
 from pathlib import Path
 
-from rich.console import Console
-
 from axonn_ext.data import Corpus, RowGroup, load_corpus
 from axonn_ext.grid import Grid
 from axonn_ext.train import process
 from axonn_ext.train.config import Config
+from axonn_ext.train.console import Console
 from axonn_ext.train.errors import UserError
+from axonn_ext.train.files import writing
 from axonn_ext.train.job import Job, prepare
+from axonn_ext.train.memory import check_memory
 from axonn_ext.train.metrics import (
     METRICS_FILE,
     MetricsFile,
@@ -41,6 +42,7 @@ def run_worker(
     if here.rank == 0:
         check_folder(folder, overwrite=overwrite)
     job = prepare(config, world_size=here.world_size)
+    check_memory(job, ranks_here=here.local_world_size)
     corpus = _read_text(job)
     store = process.open_store(here)
     process.meet(store, here)
@@ -137,7 +139,8 @@ def _summarise(
     if importlib.util.find_spec("matplotlib"):
         size = f"{job.model.num_parameters() / 1e6:.2f} M parameters"
         title = f"Training loss: {job.model.family}, {size}"
-        plot_loss(run, folder / LOSS_PICTURE, title=title, subtitle=describe_grid(job))
+        with writing("--out", folder / LOSS_PICTURE):
+            plot_loss(run, folder / LOSS_PICTURE, title=title, subtitle=describe_grid(job))
         files.append(LOSS_PICTURE)
     else:
         lines.append(f"no {LOSS_PICTURE}: that needs matplotlib (pip install matplotlib)")

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from axonn_ext import settings
@@ -18,9 +17,11 @@ from axonn_ext.bench.case import CPU_DTYPES
 from axonn_ext.bench.links.file import LinkRow, link_rows, machine_file, peak_flops
 from axonn_ext.bench.links.plan import Plan, group_shapes
 from axonn_ext.bench.machine import default_device, describe_machine, num_cores
-from axonn_ext.bench.results import check_writable
 from axonn_ext.train import process
+from axonn_ext.train.arguments import MOST_PROCESSES, MOST_THREADS, whole
+from axonn_ext.train.console import Console
 from axonn_ext.train.errors import UserError
+from axonn_ext.train.files import check_writable, make_folder, write_text
 from axonn_ext.train.machines import measured_file
 from axonn_ext.train.process import Process
 
@@ -48,13 +49,18 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
         epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     add = parser.add_argument
-    add("--nproc", type=int, metavar="N", help="ranks (default: one for each GPU, or core)")
+    add(
+        "--nproc",
+        type=whole(1, MOST_PROCESSES),
+        metavar="N",
+        help="ranks (default: one for each GPU, or core)",
+    )
     add("--device", choices=DEVICES, help="(default: cuda if there are any GPUs, else cpu)")
     add("--dtype", action="append", choices=DTYPES,
         help="may be given several times (default: fp32; on cuda bf16 and fp32)")  # fmt: skip
-    add("--threads", type=int, default=1, metavar="N",
+    add("--threads", type=whole(0, MOST_THREADS), default=1, metavar="N",
         help="of each rank; 0: its share of the cores (default: %(default)s)")  # fmt: skip
-    add("--rounds", type=int, default=7, metavar="N",
+    add("--rounds", type=whole(), default=7, metavar="N",
         help="times of each measurement (default: %(default)s)")  # fmt: skip
     add("--out", type=Path, metavar="FILE.toml",
         help="the machine file (default: machines/this.toml in AXONN_CACHE_DIR)")  # fmt: skip
@@ -76,7 +82,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     plan, out = make_plan(args), _out(args)
     for option, path in (("--out", out), ("--json", args.json)):
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(option, path.parent)
         check_writable(option, path)
     num_shapes = len(group_shapes(plan.num_ranks, by_axis=plan.by_axis))
     Console(stderr=True).print(
@@ -97,10 +103,6 @@ def make_plan(args: argparse.Namespace) -> Plan:
     if device == "cuda" and not num_gpus:
         raise UserError("--device cuda: torch sees no GPU here; use --device cpu")
     nproc = (num_gpus if device == "cuda" else num_cores()) if args.nproc is None else args.nproc
-    for option, value, least in (("nproc", nproc, 1), ("rounds", args.rounds, 1),
-                                 ("threads", args.threads, 0)):  # fmt: skip
-        if value < least:
-            raise UserError(f"--{option}: expected a whole number >= {least}, got {value}")
     dtypes = tuple(args.dtype or (("bf16", "fp32") if device == "cuda" else ("fp32",)))
     if device == "cpu" and not set(dtypes) <= set(CPU_DTYPES):
         raise UserError("--dtype fp16 needs --device cuda, got cpu")
@@ -161,13 +163,14 @@ def _write(args: argparse.Namespace, plan: Plan, measured: dict[str, Any], out: 
     text = machine_file(
         measured, num_ranks=plan.num_ranks, device=plan.device, description=what, source=source
     )
-    out.write_text(text)
+    write_text("--out", out, text)
     console = Console()
     console.width = max(console.width, 100)
     _show(console, measured)
     written = [out]
     if args.json is not None:
-        args.json.write_text(json.dumps({"machine": machine, **measured}, indent=1) + "\n")
+        content = json.dumps({"machine": machine, **measured}, indent=1)
+        write_text("--json", args.json, content + "\n")
         written.append(args.json)
     names = ", ".join(str(path) for path in written)
     console.print(f"written: {names}", highlight=False, markup=False, soft_wrap=True)

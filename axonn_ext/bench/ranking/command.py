@@ -5,22 +5,24 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from axonn_ext import settings
 from axonn_ext.bench.machine import describe_machine
 from axonn_ext.bench.ranking.cases import CASES, Config, Launch, legal_configs, predict
 from axonn_ext.bench.ranking.compare import TOP, Row, Times, judge, markdown
-from axonn_ext.bench.results import check_writable
 from axonn_ext.bench.shapes import short_grid
 from axonn_ext.planner import Machine, PlannerError
+from axonn_ext.planner.files import FileError, read_json
 from axonn_ext.train import process
+from axonn_ext.train.arguments import MOST_PROCESSES, whole
+from axonn_ext.train.console import Console
 from axonn_ext.train.errors import UserError
+from axonn_ext.train.files import check_writable, write_text
 from axonn_ext.train.machines import find_machine
 from axonn_ext.train.process import Process
 
@@ -49,10 +51,16 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     add = parser.add_argument
     add("--model", action="append", choices=tuple(CASES), metavar="NAME",
         help=f"{', '.join(CASES)}; may be given several times (default: all)")  # fmt: skip
-    add("--nproc", type=int, default=8, metavar="N", help="ranks (default: %(default)s)")
+    add(
+        "--nproc",
+        type=whole(1, MOST_PROCESSES),
+        default=8,
+        metavar="N",
+        help="ranks (default: %(default)s)",
+    )
     add("--machine", default="this", metavar="NAME|FILE.toml",
         help="what the planner plans for (default: what bench links measured)")  # fmt: skip
-    add("--rounds", type=int, default=5, metavar="N",
+    add("--rounds", type=whole(), default=5, metavar="N",
         help="turns of every grid (default: %(default)s)")  # fmt: skip
     add("--times", type=Path, metavar="FILE",
         help="measure nothing: take the times of an earlier run, its --json")  # fmt: skip
@@ -72,9 +80,6 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         return 0
     if here is not None:
         raise UserError("bench ranking starts its processes itself; not under torchrun")
-    for option, value in (("nproc", args.nproc), ("rounds", args.rounds)):
-        if value < 1:
-            raise UserError(f"--{option}: expected a whole number >= 1, got {value}")
     for option, path in (("--json", args.json), ("--markdown", args.markdown)):
         check_writable(option, path)
     machine = _machine(args.machine)
@@ -135,9 +140,14 @@ def _measure(launch: Launch, num_ranks: int) -> list[Times]:
 def _read_times(path: Path, name: str, configs: Sequence[Config]) -> list[Times]:
     """What an earlier run measured of these configurations."""
     try:
-        models = json.loads(path.read_text())["models"]
+        models = read_json(path)["models"]
         rows = [Row(**row) for model in models if model["model"] == name for row in model["rows"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        for row in rows:
+            if not all(_is_time(t) for t in (row.fastest_s, row.median_s, row.spread_s)):
+                raise TypeError(f"times of {row.grid}: expected numbers >= 0")
+    except FileError as error:
+        raise UserError(f"--times: {error}") from None
+    except (KeyError, TypeError) as error:
         raise UserError(f"--times: {path} is not the --json of such a run: {error!r}") from None
     known = {
         (row.grid, row.layout): Times(row.fastest_s, row.median_s, row.spread_s) for row in rows
@@ -147,6 +157,10 @@ def _read_times(path: Path, name: str, configs: Sequence[Config]) -> list[Times]
     if missing:
         raise UserError(f"--times: {path} has no times of {name} on {', '.join(missing)}")
     return [known[key] for key in keys]
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < sys.float_info.max
 
 
 def _run_folder(folder: Path, here: Process) -> None:
@@ -180,7 +194,7 @@ def _write(args: argparse.Namespace, results: dict[str, list[Row]]) -> None:
             "emulated_links": links,
             "models": models,
         }
-        args.json.write_text(json.dumps(content, indent=1) + "\n")
+        write_text("--json", args.json, json.dumps(content, indent=1) + "\n")
     if args.markdown is not None:
         tables = [markdown(name, rows, judge(rows)) for name, rows in results.items()]
-        args.markdown.write_text("\n".join(tables))
+        write_text("--markdown", args.markdown, "\n".join(tables))

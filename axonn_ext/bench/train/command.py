@@ -10,10 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from axonn_ext.bench.machine import describe_machine, num_cores
-from axonn_ext.bench.results import check_writable
 from axonn_ext.bench.train import plot, report
 from axonn_ext.bench.train.plan import (
     BASELINES,
@@ -33,7 +30,12 @@ from axonn_ext.bench.train.worker import PLAN_FILE, RESULT_FILE, leave, run_fold
 from axonn_ext.grid import GridShape
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.train import process
+from axonn_ext.train.arguments import MOST_PROCESSES, whole
+from axonn_ext.train.console import Console
 from axonn_ext.train.errors import UserError
+from axonn_ext.train.files import check_picture, check_writable, writing
+from axonn_ext.train.grids import check_processes, parse_grid
+from axonn_ext.train.memory import BYTES_OF_A_PARAMETER, memory_problem
 from axonn_ext.train.process import Process
 
 DEFAULT_NPROC = 4
@@ -70,7 +72,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "--grid", action="append", metavar="SHAPE",
         help="of ours; may be given several times (default: 2x2x1 for 4 ranks)",
     )  # fmt: skip
-    parser.add_argument("--nproc", type=int, metavar="N", help="ranks to start (default: 4)")
+    parser.add_argument(
+        "--nproc", type=whole(1, MOST_PROCESSES), metavar="N", help="ranks to start (default: 4)"
+    )
     scaling = parser.add_mutually_exclusive_group()
     scaling.add_argument(
         "--strong", action="store_const", const=STRONG, dest="scaling", default=FIXED,
@@ -86,7 +90,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         ("vocabulary", 512, "rows of the tied table"), ("rounds", 10, "turns of every system"),
     ):  # fmt: skip
         parser.add_argument(
-            f"--{name}", type=int, default=default, metavar="N",
+            f"--{name}", type=whole(), default=default, metavar="N",
             help=f"{text} (default: %(default)s)",
         )  # fmt: skip
     parser.add_argument(
@@ -126,8 +130,8 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         here = here or Process()
         run_folder(args.worker, here, _dots(console, here))
         leave(0)
-    for option, path in (("--json", args.json), ("--plot", args.plot)):
-        check_writable(option, path)
+    check_writable("--json", args.json)
+    check_picture("--plot", args.plot)
     if here is None:
         rows = _launch_all(args, console)
     else:
@@ -147,8 +151,6 @@ def make_plans(args: argparse.Namespace, here: Process | None = None) -> list[Pl
     Raises: UserError, with every problem found.
     """
     most = _num_ranks(args, here)
-    if args.rounds < 1:
-        raise UserError(f"--rounds: expected a whole number >= 1, got {args.rounds}")
     if args.scaling == WEAK and args.batch % most:
         raise UserError(f"--batch: {args.batch} must be divisible by --nproc {most} with --weak")
     baselines = [SystemSpec(kind) for kind in BASELINES if kind in (args.baseline or BASELINES)]
@@ -170,6 +172,10 @@ def make_plans(args: argparse.Namespace, here: Process | None = None) -> list[Pl
         except ValueError as error:
             raise UserError(str(error)) from None
         plans.append(plan)
+        # Of one process, which trains the whole model.
+        num_bytes = plan.workload.model.num_parameters() * BYTES_OF_A_PARAMETER
+        problem = memory_problem("the model", num_bytes, "cpu")
+        problems += [problem] if problem else []
         problems += [f"{count} ranks, {problem}" for problem in plan.problems()]
     if problems:
         raise UserError(*problems)
@@ -186,10 +192,11 @@ def _num_ranks(args: argparse.Namespace, here: Process | None) -> int:
             raise UserError("bench train: all ranks must be on one host, whose clock they share")
         return here.world_size
     if args.nproc is not None:
-        if args.nproc < 1:
-            raise UserError(f"--nproc: expected a whole number >= 1, got {args.nproc}")
         return int(args.nproc)
-    return max((_parse(text).size for text in args.grid or ()), default=DEFAULT_NPROC)
+    grids = [parse_grid("--grid", text) for text in args.grid or ()]
+    for grid in grids:
+        check_processes(grid)
+    return max((grid.size for grid in grids), default=DEFAULT_NPROC)
 
 
 def _grids(args: argparse.Namespace, count: int, most: int) -> list[GridShape]:
@@ -197,7 +204,7 @@ def _grids(args: argparse.Namespace, count: int, most: int) -> list[GridShape]:
 
     Raises: UserError for a grid that no launch has the ranks for.
     """
-    asked = list(dict.fromkeys(_parse(text) for text in args.grid or ()))
+    asked = list(dict.fromkeys(parse_grid("--grid", text) for text in args.grid or ()))
     for grid in asked:
         fits = grid.size == most or (args.scaling != FIXED and _is_power_below(grid.size, most))
         if not fits:
@@ -213,13 +220,6 @@ def default_grid(count: int) -> GridShape:
             sizes[axis], count = 2, count // 2
     x, y, z = sizes
     return GridShape(x=x, y=y, z=z, data=count)
-
-
-def _parse(text: str) -> GridShape:
-    try:
-        return GridShape.parse(text)
-    except ValueError as error:
-        raise UserError(str(error)) from None
 
 
 def _is_power_below(size: int, most: int) -> bool:
@@ -299,7 +299,10 @@ def _report(args: argparse.Namespace, rows: Sequence[Row], console: Console) -> 
             f"{machine['cpu']}, {machine['cores']} cores, one thread a rank, "
             f"{args.dtype}, torch {machine['torch']}, axonn_ext {machine['axonn_ext']}"
         )
-        plot.plot_rows(rows, args.plot, scaling=args.scaling, cores=num_cores(), subtitle=subtitle)
+        with writing("--plot", args.plot):
+            plot.plot_rows(
+                rows, args.plot, scaling=args.scaling, cores=num_cores(), subtitle=subtitle
+            )
         written.append(str(args.plot))
     if written:
         _say(console, f"written: {', '.join(written)}")

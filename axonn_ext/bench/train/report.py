@@ -13,6 +13,7 @@ from rich.table import Table
 
 from axonn_ext.bench.train.plan import OURS, SINGLE
 from axonn_ext.bench.train.results import Row, rows_to_values
+from axonn_ext.train.files import write_text
 
 NOISY = 0.1  # a middle half wider than this share of the median makes small differences moot
 _MIN_WIDTH = 120  # of the table; a file or a pipe would get 80 columns, and numbers cut short
@@ -83,7 +84,7 @@ def exit_status(rows: Sequence[Row]) -> int:
 def write_json(path: Path, machine: dict[str, Any], rows: Sequence[Row]) -> None:
     """Machine and rows, as docs/benchmarks_train.md describes them."""
     content = {"machine": machine, "rows": rows_to_values(rows)}
-    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_text("--json", path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -1,0 +1,50 @@
+"""Whether a job can fit at all: what it certainly needs, against the memory that there is."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from axonn_ext.train.errors import UserError
+from axonn_ext.train.job import Job
+
+# fp32: weight, gradient, two moments; bf16: weight, gradient, and in fp32 weight and moments.
+BYTES_OF_A_PARAMETER = 16
+BYTES_OF_A_TOKEN = 16  # its id and its label
+
+
+def device_bytes(device: str) -> int:
+    """Memory of all GPUs of this host, or ("cpu") of the host."""
+    if device == "cuda":
+        return sum(
+            int(torch.cuda.get_device_properties(i).total_memory)
+            for i in range(torch.cuda.device_count())
+        )
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def memory_problem(what: str, num_bytes: float, device: str) -> str:
+    """Why that many bytes, on all ranks of this host together, cannot be; "" if they can."""
+    there = device_bytes(device)
+    if num_bytes <= there:
+        return ""
+    kind = "the GPUs here have" if device == "cuda" else "this machine has"
+    return (
+        f"{what} needs at least {num_bytes / 1e9:,.1f} GB of memory, {kind} {there / 1e9:,.1f} GB"
+    )
+
+
+def check_memory(job: Job, *, ranks_here: int) -> None:
+    """Raises UserError for a job whose parameters and tokens alone do not fit this host.
+
+    Far below what it will take: no job that fits is refused.
+    """
+    shape, config = job.grid_shape, job.config
+    tokens = config.micro_batch_size * job.model.sequence_length * BYTES_OF_A_TOKEN
+    parameters = job.model.num_parameters() * BYTES_OF_A_PARAMETER
+    rank = parameters / (shape.x * shape.y * shape.z) + tokens / (shape.data * shape.z)
+    what = f"a model of {job.model.num_parameters():,} parameters, with this batch,"
+    problem = memory_problem(what, rank * ranks_here, job.device)
+    if problem:
+        raise UserError(problem)

@@ -1,0 +1,116 @@
+"""Standard output and standard error that are closed, full, or unable to show a character."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from commands import AXONN, ROOT, environment, processes_with, small, wait_until
+
+PLAN = ("plan", "--model", "gpt2-small", "--machine", "dgx-a100", "--gpus", "8",
+        "--global-batch", "64")  # fmt: skip
+READER_GONE = 141
+TIMEOUT_S = 240
+
+
+def shell(
+    arguments: tuple[str, ...] | list[str], redirection: str, **variables: str
+) -> tuple[int, str, str]:
+    """The command with its streams redirected as bash does: status, output, errors.
+
+    Descriptor 9 is a pipe whose reader has gone.
+    """
+    command = f"{shlex.join([*AXONN, *arguments])} {redirection}; exit ${{PIPESTATUS[0]}}"
+    reader, gone = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        ["bash", "-c", f"exec 9>&{gone} {gone}>&-; {command}"], cwd=ROOT, pass_fds=(gone,),
+        env=environment() | variables, capture_output=True, text=True, errors="surrogateescape",
+        timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    os.close(gone)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_streams_of_one_process(tmp_path: Path) -> None:
+    train = ["train", "--nproc", "1", "--out", str(tmp_path / "run"), *small(train__steps=5000)]
+    full = "error: cannot write to standard output: No space left on device\n"
+    printed = "error: No space left on device (standard output, most likely)\n"
+    cases: list[tuple[list[str], str, tuple[int, str, str]]] = [
+        ([*PLAN], ">&9", (READER_GONE, "", "")),
+        (["--help"], ">&9", (READER_GONE, "", "")),
+        (train, "| head -1 >/dev/null", (READER_GONE, "", "")),
+        ([*PLAN], ">&-", (0, "", "")),
+        (["compare", "a"], "2>&-", (2, "", "")),
+        (["compare", "a"], ">&- 2>&-", (2, "", "")),
+        (["compare", "a"], "2>/dev/full", (2, "", "")),
+        (["compare", "a"], "2>&9", (2, "", "")),
+        ([*PLAN], ">/dev/full", (1, "", printed)),
+        (["--help"], ">/dev/full", (1, "", full)),
+    ]
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda case: shell(case[0], case[1]), cases))
+    for (arguments, redirection, expected), got in zip(cases, found, strict=True):
+        assert got == expected, (arguments, redirection)
+
+
+def test_a_launched_job_whose_reader_goes_ends_quietly(tmp_path: Path) -> None:
+    """No rank says that another has died, and the launcher claims no message above."""
+    folder = tmp_path / "run"
+    train = ["train", "--grid", "x=2", "--out", str(folder), *small(train__steps=100_000)]
+    status, output, errors = shell(train, "| head -1")
+    assert (status, errors) == (READER_GONE, "")
+    assert output.startswith("  model  gpt2")
+    wait_until(lambda: not processes_with(str(folder)), "the end of all processes", timeout_s=5)
+
+
+def test_a_terminal_that_cannot_show_a_character(tmp_path: Path) -> None:
+    """It is shown as its number; and a name whose bytes are no UTF-8 likewise."""
+    ascii_only = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    for name, shown in (("f\u00fc", "f\\xfc"), ("f\udcff", "f\\udcff")):
+        path = str(tmp_path / f"{name}.json")
+        variables = ascii_only if name == "f\u00fc" else {}
+        status, output, errors = shell([*PLAN, "--json", path], "", **variables)
+        assert (status, errors) == (0, "")
+        assert output.splitlines()[-1].endswith(f"{shown}.json")
+        status, output, errors = shell(["compare", path, "b"], "", **variables)
+        assert status == 2 and shown in errors and "Traceback" not in errors
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_too_few_open_files(num_ranks: int, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    arguments = ["train", "--grid", f"x={num_ranks}", "--out", str(folder), *small()]
+    done = subprocess.run(
+        [*AXONN, *arguments], cwd=ROOT, env=environment(), capture_output=True, text=True,
+        timeout=TIMEOUT_S, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24)),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: a job of {num_ranks} process")
+    assert "open files in each, but this machine allows 24" in done.stderr
+    assert not folder.exists() and len(done.stderr.splitlines()) == 1
+
+
+def test_a_library_user_is_told_which_variable_is_wrong() -> None:
+    """As a ValueError, when the settings are first needed, and not before."""
+    program = """
+import axonn_ext
+from axonn_ext import planner
+try:
+    axonn_ext.ops
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True,
+        env=environment() | {"AXONN_TIMEOUT_SECONDS": "soon"}, timeout=TIMEOUT_S,
+    )  # fmt: skip
+    assert done.stdout.startswith("AXONN_TIMEOUT_SECONDS must be a positive number of seconds")
