@@ -80,6 +80,8 @@ def copy_checkout() -> None:
 def execute(command: Sequence[str | Path], **settings: str) -> tuple[int, str]:
     """Runs a command in the copy; its exit status, and its output, which is shown as well."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
+    # make has put the checkout's own environment at its head.
+    kept["PATH"] = os.pathsep.join([str(COPY / ".venv" / "bin"), kept.get("PATH", os.defpath)])
     process = subprocess.Popen(
         [str(word) for word in command],
         cwd=COPY,
