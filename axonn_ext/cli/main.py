@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return streams.READER_GONE
     except OSError as error:
         streams.drop(sys.stdout)
-        _report(None, f"error: cannot write to standard output: {error.strerror or error}")
+        _report(None, f"error: {_of_the_machine(error)}")
         return FAILED
 
 
