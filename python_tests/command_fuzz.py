@@ -66,17 +66,17 @@ COMMANDS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...], tuple[st
     ("tune", "--shapes", "8,8,8"): (
         ("--threads", "--batch"), ("--model", "--json"), ("--grid", "--shapes", "--dtype"),
     ),
-    ("bench", "linear", "--world", "0"): (
+    ("bench", "linear", "--grid", "5x1x1", "--shapes", "8,8,8"): (
         ("--world", "--threads", "--rounds"), ("--json", "--plot"),
         ("--grid", "--shapes", "--algorithms", "--dtype", "--role", "--layout"),
     ),
-    ("bench", "links", "--nproc", "0"): (
+    ("bench", "links", "--device", "cuda"): (
         ("--threads", "--rounds"), ("--out", "--json"), ("--device", "--dtype"),
     ),
     ("bench", "ranking", "--nproc", "1"): (
         ("--rounds",), ("--machine", "--times", "--json", "--markdown"), ("--model",),
     ),
-    ("bench", "train", "--batch", "0"): (
+    ("bench", "train", "--heads", "7"): (
         ("--nproc", "--hidden", "--layers", "--rounds"), ("--json", "--plot"),
         ("--grid", "--layout", "--algorithm", "--baseline"),
     ),
