@@ -11,11 +11,23 @@ def configure(
     fused_nccl_sms: int,
     cache_dir: str | bytes,
     product_kernels: list[str],
+    unverified_kernels: list[str],
+    verified_fused_ranks: int,
+    suggest_verify: bool,
     machine: str,
     torch: str,
     axonn_ext: str,
     emulated_links: dict[str, float],
 ) -> None: ...
+def algorithm_candidates(
+    *,
+    is_cpu: bool,
+    shares_memory: bool,
+    is_supported: bool,
+    num_ranks: int,
+    verified_ranks: int,
+) -> tuple[list[str], str]: ...
+def all_say_the_same(group_name: str, *, key: str, word: str) -> bool: ...
 
 class PacedLink:
     def begin(self, bytes: int) -> int: ...

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import os
-import platform
-import re
+import zlib
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
-from axonn_ext import settings
+from axonn_ext import _machine, settings, stamps
 from axonn_ext._version import __version__
 
 try:
@@ -33,14 +33,16 @@ def _load_cuda(name: str) -> ModuleType | None:
     except ImportError as error:
         raise ImportError(
             "axonn_ext was built with CUDA parts, which the torch that is installed here "
-            f"({torch.__version__}, CUDA {torch.version.cuda or 'none'}) cannot load. Build it "
-            f"again: pip install --no-build-isolation . (the cause: {error})"
+            f"({torch.__version__}, {_machine.gpu_runtime() or 'a CPU build'}) cannot load. Build "
+            f"it again: pip install --no-build-isolation . (the cause: {error})"
         ) from error
 
 
 cuda = _load_cuda("_cuda")
 cuda_sm90 = _load_cuda("_cuda_sm90")
 
+algorithm_candidates = _C.algorithm_candidates
+all_say_the_same = _C.all_say_the_same
 enter_warm_up = _C.enter_warm_up
 leave_warm_up = _C.leave_warm_up
 tuning_choices = _C.tuning_choices
@@ -54,13 +56,19 @@ left_out = _C.left_out
 def configure(loaded: settings.Settings) -> None:
     """Hands the settings to C++. They hold for groups, and signatures, met from now on."""
     links = [f"{axis} emulated at {speed:g} GB/s" for axis, speed in loaded.emulated_links.items()]
-    parts = [_processor(), f"{len(os.sched_getaffinity(0))} cores", *_nvidia_gpus(), *links]
+    cores = f"{len(os.sched_getaffinity(0))} cores"
+    parts = [_machine.processor(), cores, *_machine.nvidia_gpus(), *_machine.amd_gpus(), *links]
+    unlocked = find_unlocked(loaded)
+    launch = settings.launch_environment()
     _C.configure(
         timeout_seconds=loaded.timeout_seconds,
         symmetric_memory_bytes=loaded.symmetric_memory_bytes,
         fused_nccl_sms=loaded.fused_nccl_sms,
         cache_dir=os.fsencode(loaded.cache_dir),  # any bytes, as names of files may have
-        product_kernels=list(loaded.product_kernels),
+        product_kernels=list(unlocked.product_kernels),
+        unverified_kernels=list(unlocked.unverified),
+        verified_fused_ranks=unlocked.fused_ranks,
+        suggest_verify=unlocked.suggest_verify and (launch is None or launch.rank == 0),
         machine=", ".join(parts),
         torch=torch.__version__,
         axonn_ext=__version__,
@@ -79,25 +87,45 @@ def symmetric_memory_bytes_in_use() -> int:
     return int(_C.symmetric_memory_bytes_in_use()) + on_gpus
 
 
-def _processor() -> str:
-    """The model of this machine's processors: timings of another are of no use."""
+def stamp_keys() -> list[stamps.Key]:
+    """What stamps of `axonn-ext verify` must hold for here: one key for each model of GPU."""
+    gpus = _machine.nvidia_gpus() if _machine.runs_cuda() else []
+    if not gpus:
+        return []
+    modules = [Path(str(module.__file__)) for module in (cuda, cuda_sm90) if module is not None]
+    checksum = 0
+    for path in modules:
+        checksum = zlib.crc32(path.read_bytes(), checksum)
+    # torch's own question, which needs no device.
+    nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else ()
+    return [
+        stamps.Key(
+            gpu=gpu,
+            driver=_machine.nvidia_driver(),
+            torch=torch.__version__,
+            nccl=".".join(map(str, nccl)),
+            triton=_version_of("triton"),
+            axonn_ext=f"{__version__}+{checksum:08x}",
+        )
+        for gpu in gpus
+    ]
+
+
+def find_unlocked(loaded: settings.Settings) -> stamps.Unlocked:
+    """What "auto" may measure on this machine's GPUs."""
+    if not (_machine.runs_cuda() and _machine.nvidia_gpus()):
+        return stamps.unlocked(loaded.product_kernels, [])
+    if not stamps.any_kept(loaded.cache_dir):  # so that the keys are not worked out in vain
+        return stamps.unlocked(loaded.product_kernels, [None])
+    found = [stamps.find(loaded.cache_dir, key) for key in stamp_keys()]
+    return stamps.unlocked(loaded.product_kernels, found)
+
+
+def _version_of(package: str) -> str:
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass  # not on this kind of machine
-    return platform.machine()
-
-
-def _nvidia_gpus() -> list[str]:
-    """The models of this machine's GPUs, from the driver's files: no device is touched."""
-    models = set()
-    for path in Path("/proc/driver/nvidia/gpus").glob("*/information"):
-        match = re.search(r"^Model:\s*(.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-        models.add(match[1].strip() if match else "an NVIDIA GPU")
-    return sorted(models)
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 configure(settings.load())

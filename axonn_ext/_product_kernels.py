@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import importlib.util
 
-import torch
 from torch import Tensor
 from torch.library import Library
 
-from axonn_ext import _library  # noqa: F401  the schemas
+from axonn_ext import _library, _machine  # noqa: F401  the schemas
 
 
 def register_triton(library: Library, dispatch_key: str) -> None:
@@ -32,5 +31,5 @@ def register_triton(library: Library, dispatch_key: str) -> None:
 
 
 LIBRARY = Library("axonn", "IMPL")
-if torch.version.cuda is not None and importlib.util.find_spec("triton") is not None:
+if _machine.gpu_runtime() and importlib.util.find_spec("triton") is not None:
     register_triton(LIBRARY, "CUDA")

@@ -10,8 +10,8 @@ AXONN_CACHE_DIR               where measurements are kept between runs; empty: n
 AXONN_PRODUCT_KERNELS         kernels besides torch's own that a warm-up and `axonn-ext tune` may
                               measure, and Linears use, for whole products on GPUs: any of cublaslt,
                               triton and fused_sm90, separated by commas; empty: none (default
-                              cublaslt,triton: fused_sm90 has not run on a GPU yet, and a kernel
-                              that reads a wrong address, or hangs, ends the process)
+                              cublaslt,triton, and fused_sm90 once `axonn-ext verify` has found it
+                              right on this machine's GPUs); what verify has found wrong is not used
 AXONN_DEBUG_COLLECTIVES       1: ranks compare each collective of the orchestrator, and of our NCCL
                               communicators, before it is issued, through the c10d store; an error
                               names the rank that differs (slow; default 0)
@@ -73,7 +73,7 @@ class Settings:
     cache_dir: str = ""
     debug_collectives: bool = False
     fused_nccl_sms: int = 0
-    product_kernels: tuple[str, ...] = ("cublaslt", "triton")
+    product_kernels: tuple[str, ...] | None = None  # None: the variable is not set
     emulated_links: Mapping[str, float] = field(default_factory=dict)  # GB/s by axis
 
     @property
@@ -162,6 +162,23 @@ def set_aside(names: Mapping[str, str], environment: MutableMapping[str, str] = 
     """Takes variables from this process's environment: `load` goes on with their defaults."""
     for name in names:
         environment.pop(name, None)
+
+
+def worker_environment(
+    environment: Mapping[str, str] = os.environ, **changes: str
+) -> dict[str, str]:
+    """For processes that this one starts to try something out: as its own, with these changes, and
+    without what torchrun may have set."""
+    launched = (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    )
+    kept = {name: value for name, value in environment.items() if name not in launched}
+    return kept | changes
 
 
 def let_ranks_share_gpus(rank: int, environment: MutableMapping[str, str] = os.environ) -> None:

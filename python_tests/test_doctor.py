@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import axonn_ext
-from axonn_ext import _library
+from axonn_ext import _library, settings, stamps
 from axonn_ext.cli import doctor, main
 
 
@@ -74,3 +76,55 @@ def test_why_the_cuda_parts_are_not_built(monkeypatch: pytest.MonkeyPatch) -> No
     assert "README.md, With CUDA" in found().remedy
     monkeypatch.setattr(_library, "left_out", dict)
     assert found().value == "built, but its file _cuda.*.so is gone"
+
+
+# --- ROCm, by the versions that such a torch states -----------------------------------------------
+
+
+@pytest.fixture
+def rocm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.1.25424")
+    monkeypatch.setattr(torch.version, "cuda", None)
+
+
+def test_rocm_is_not_a_cpu_build(rocm: None) -> None:
+    report = doctor.diagnose()
+    found = {(finding.part, finding.name): finding.value for finding in report}
+    assert found["versions", "GPUs of torch"] == "ROCm 7.1.25424"
+    assert found["build", "CUDA parts"] == "left out: torch is built for ROCm 7.1.25424"
+    assert "No AMD GPU has run any of it yet" in found["algorithms", "ROCm"]
+    for name in ("cublaslt", "fused_sm90", "communicators", "fill_random_"):
+        assert name in found["algorithms", "ROCm"].partition("left out")[2]
+    assert "RCCL" in found["algorithms", "linear_forward on CUDA"]
+    assert not any("CPU build" in finding.value for finding in report)
+    assert not any(finding.part == "verify" for finding in report)
+
+
+def test_an_amd_gpu_is_named_by_its_own_architecture(
+    rocm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MI250's numbers are those of an H100, 9.0."""
+    properties = SimpleNamespace(
+        name="AMD Instinct MI250X", gcnArchName="gfx90a:sramecc+:xnack-", major=9, minor=0,
+        total_memory=64 << 30,
+    )  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    [finding] = doctor.find_devices()
+    assert finding.value == "AMD Instinct MI250X, gfx90a, 64 GiB"
+
+
+def test_what_verify_has_found_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = stamps.Key("NVIDIA H200", "580.65.06", "2.13", "2.29.7", "3.9.0", "0.1.0+0")
+    loaded = dataclasses.replace(settings.load(), cache_dir=str(tmp_path))
+    monkeypatch.setattr(_library, "stamp_keys", lambda: [key])
+    [finding] = doctor.find_verified(loaded)
+    assert (finding.value, finding.status) == ("not run", doctor.NOTE)
+    assert finding.remedy == "axonn-ext verify, for auto to measure fused and fused_sm90"
+    wrong = stamps.Verdict(reasons={"products": "wrong"})
+    verdicts = {"fused": stamps.Verdict(ranks=4), "fused_sm90": stamps.Verdict(), "triton": wrong}
+    stamps.keep(tmp_path, stamps.Stamp(key, verdicts))
+    [finding] = doctor.find_verified(loaded)
+    assert finding.value == "fused right on 4 GPUs, triton FAILED, fused_sm90 right"
+    assert (finding.status, finding.remedy) == (doctor.NOTE, "")

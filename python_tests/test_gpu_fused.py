@@ -18,18 +18,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from axonn_ext import _library
-from grids import factorisations, relative_error
-from test_gpu_layers import check_linear
-from test_gpu_ops import check_op
-from test_ops import OPS
+from axonn_ext.verify import virtual
+from axonn_ext.verify.accuracy import check
+from axonn_ext.verify.linears import linear_failures
+from axonn_ext.verify.ranks import OPS, op_failures
+from axonn_ext.verify.virtual import (
+    DTYPES,
+    LAYOUTS,
+    SHAPES,
+    WORKSPACE,
+    draw,
+    gathered,
+    stored,
+)
 
 pytestmark = pytest.mark.gpu
-
-DTYPES = [torch.bfloat16, torch.float16]
-# M, N, K of one rank's product: whole tiles, ragged ones, fewer rows than a tile, and large enough
-# for several chunks and several rounds of tiles.
-SHAPES = [(512, 512, 256), (264, 200, 136), (16, 64, 64), (2048, 1536, 1024)]
-WORKSPACE = 64 << 20
 
 
 def name_of(shape: tuple[int, ...]) -> str:
@@ -44,48 +47,20 @@ def cuda() -> object:
     return _library.cuda
 
 
-def draw(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
-    generator = torch.Generator(device="cuda").manual_seed(seed)
-    return torch.randn(*shape, generator=generator, device="cuda", dtype=dtype)
-
-
-def check(got: Tensor, want: Tensor, torchs: Tensor, *, parts: int = 1) -> None:
-    """No more than twice torch's own error, and the rounding of each rank's part."""
-    eps = torch.finfo(got.dtype).eps
-    limit = 2 * relative_error(torchs, want) + eps * (1 + math.sqrt(parts))
-    assert relative_error(got, want) <= limit
-
-
-def stored(t: Tensor, transposed: bool) -> Tensor:
-    return t.t().contiguous().t() if transposed else t
-
-
 # --- The plain product ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("transposed", [(False, True), (False, False), (True, False)])
+@pytest.mark.parametrize("transposed", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES, ids=name_of)
 @pytest.mark.parametrize("wait_chunks", [0, 1, 4])
 def test_gemm(cuda, dtype, transposed, shape, wait_chunks):
-    m, n, k = shape
-    a = stored(draw(m, k, seed=1, dtype=dtype), transposed[0])
-    b = stored(draw(k, n, seed=2, dtype=dtype), transposed[1])
-    pad = torch.zeros(cuda.PAD_BYTES, dtype=torch.uint8, device="cuda")
-    got = cuda.gemm(a, b, wait_chunks=wait_chunks, pad=pad)
-    check(got, a.double() @ b.double(), a @ b)
+    virtual.check_gemm(cuda, shape, dtype, transposed=transposed, wait_chunks=wait_chunks)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bias_and_residual(cuda, dtype):
-    a, b = draw(384, 256, seed=1, dtype=dtype), draw(256, 320, seed=2, dtype=dtype)
-    bias, residual = draw(320, seed=3, dtype=dtype), draw(384, 320, seed=4, dtype=dtype)
-    product = a.double() @ b.double()
-    plain = a @ b
-    check(cuda.gemm(a, b, bias=bias), product + bias, plain + bias)
-    check(cuda.gemm(a, b, residual=residual), product + residual, plain + residual)
-    both = cuda.gemm(a, b, bias=bias, residual=residual)
-    check(both, product + bias + residual, plain + bias + residual)
+    virtual.check_bias_and_residual(cuda, dtype)
 
 
 def test_what_no_kernel_computes_is_refused(cuda):
@@ -103,76 +78,36 @@ def test_what_no_kernel_computes_is_refused(cuda):
 
 @pytest.fixture
 def ranks(cuda) -> Callable[[int], object]:
-    return lambda size: cuda.VirtualRanks(size, workspace_bytes=WORKSPACE)
-
-
-def gathered(size: int, shape: tuple[int, int, int], arriving: str, dtype: torch.dtype, seed: int):
-    """Shards, the other operands, and the products in float64 and by torch, of each rank."""
-    m, n, k = shape
-    is_a = arriving in ("rows", "inner_a")
-    others = [draw(*((k, n) if is_a else (m, k)), seed=seed + r, dtype=dtype) for r in range(size)]
-    whole = {"rows": (m, k), "columns": (n, k), "inner": (k, n), "inner_a": (k, m)}[arriving]
-    shards = list(draw(*whole, seed=seed + 99, dtype=dtype).chunk(size))
-    rows = torch.cat(shards)
-
-    def product(other: Tensor, cast: Callable[[Tensor], Tensor]) -> Tensor:
-        gathered = rows.t() if arriving in ("columns", "inner_a") else rows
-        return cast(gathered) @ cast(other) if is_a else cast(other) @ cast(gathered)
-
-    want = [product(other, Tensor.double) for other in others]
-    torchs = [product(other, lambda t: t) for other in others]
-    return shards, others, want, torchs
+    return lambda size: virtual.virtual_ranks(cuda, size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("arriving", ["rows", "columns", "inner", "inner_a"])
+@pytest.mark.parametrize("arriving", virtual.ARRIVING)
 @pytest.mark.parametrize("shape", SHAPES, ids=name_of)
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_all_gather_matmul(ranks, dtype, arriving, shape, size):
-    shards, others, want, torchs = gathered(size, shape, arriving, dtype, seed=7)
-    got = ranks(size).all_gather_matmul(shards, others, arriving=arriving)
-    for mine, right, plain in zip(got, want, torchs, strict=True):
-        check(mine, right, plain)
+def test_all_gather_matmul(cuda, dtype, arriving, shape, size):
+    virtual.check_gather(cuda, size, shape, dtype, arriving=arriving)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("everywhere", [False, True])
-@pytest.mark.parametrize("transposed", [(False, True), (False, False), (True, False)])
+@pytest.mark.parametrize("transposed", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES, ids=name_of)
 @pytest.mark.parametrize("size", [2, 4])
-def test_sums(ranks, dtype, everywhere, transposed, shape, size):
-    m, n, k = shape
-    a = [stored(draw(m, k, seed=r, dtype=dtype), transposed[0]) for r in range(size)]
-    b = [stored(draw(k, n, seed=50 + r, dtype=dtype), transposed[1]) for r in range(size)]
-    if transposed[0] and m // size % 8 != 0:
-        with pytest.raises(NotImplementedError, match="destination's rows of a transposed A"):
-            ranks(size).matmul_sum(a, b, everywhere=everywhere)
+def test_sums(cuda, dtype, everywhere, transposed, shape, size):
+    if virtual.is_summable(size, shape, transposed):
+        virtual.check_sum(cuda, size, shape, dtype, transposed=transposed, everywhere=everywhere)
         return
-    want = sum(x.double() @ y.double() for x, y in zip(a, b, strict=True))
-    plain = sum(x @ y for x, y in zip(a, b, strict=True))
-    virtual = ranks(size)
-    got = virtual.matmul_sum(a, b, everywhere=everywhere)
-    again = virtual.matmul_sum(a, b, everywhere=everywhere)
-    for rank, (first, second) in enumerate(zip(got, again, strict=True)):
-        assert torch.equal(first, second), "not the same bits"
-        part = slice(None) if everywhere else slice(rank * m // size, (rank + 1) * m // size)
-        check(first, want[part], plain[part], parts=size)
-    if everywhere:
-        assert all(torch.equal(got[0], other) for other in got[1:])
+    a, b = virtual.summands(size, shape, dtype, transposed)
+    with pytest.raises(NotImplementedError, match="destination's rows of a transposed A"):
+        virtual.virtual_ranks(cuda, size).matmul_sum(a, b, everywhere=everywhere)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=name_of)
 @pytest.mark.parametrize("size", [2, 4])
-def test_sums_are_the_same_bits_however_handed_out(ranks, dtype, shape, size):
-    m, n, k = shape
-    a = [draw(m, k, seed=r, dtype=dtype) for r in range(size)]
-    b = [draw(k, n, seed=50 + r, dtype=dtype) for r in range(size)]
-    virtual = ranks(size)
-    want = virtual.matmul_sum(a, b, everywhere=True, hand_out="copy_engine")
-    got = virtual.matmul_sum(a, b, everywhere=True, hand_out="peer_stores")
-    for mine in (*got, *virtual.matmul_sum(a, b, everywhere=True)):
-        assert torch.equal(mine, want[0])
+def test_sums_are_the_same_bits_however_handed_out(cuda, dtype, shape, size):
+    virtual.check_hand_outs(cuda, size, shape, dtype)
 
 
 def test_ways_to_hand_out_that_there_are_not(ranks):
@@ -183,51 +118,20 @@ def test_ways_to_hand_out_that_there_are_not(ranks):
         ranks(2).matmul_sum(a, a, everywhere=True, hand_out="ring")
 
 
-def test_calls_back_to_back_keep_apart(ranks):
-    """No call reads what another wrote, or writes what another reads: 300 of all kinds, on ranks
-    that wait for each other's flags only, each late at random."""
-    size, dtype = 4, torch.bfloat16
-    virtual = ranks(size)
-    calls = []
-    for seed, shape in enumerate([(512, 512, 256), (256, 1024, 128), (1024, 256, 512)]):
-        for arriving in ("rows", "columns", "inner"):
-            shards, others, _, _ = gathered(size, shape, arriving, dtype, seed=100 * seed)
-            calls.append(
-                lambda s=shards, o=others, how=arriving: virtual.all_gather_matmul(
-                    s, o, arriving=how
-                )
-            )
-        m, n, k = shape
-        a = [draw(m, k, seed=seed + r, dtype=dtype) for r in range(size)]
-        b = [draw(k, n, seed=seed + 50 + r, dtype=dtype) for r in range(size)]
-        for everywhere, way in ((False, "auto"), (True, "copy_engine"), (True, "peer_stores")):
-            calls.append(
-                lambda a=a, b=b, e=everywhere, way=way: virtual.matmul_sum(
-                    a, b, everywhere=e, hand_out=way
-                )
-            )
-    first = [call() for call in calls]
-    generator = torch.Generator().manual_seed(0)
-    order = torch.randint(len(calls), (300,), generator=generator).tolist()
-    # Ranks drift apart by up to about a millisecond at each call, and are enqueued in any order.
-    virtual.run_apart(max_delay_cycles=2_000_000, seed=1)
-    results = [calls[index]() for index in order]
-    virtual.join()
-    for index, result in zip(order, results, strict=True):
-        for mine, before in zip(result, first[index], strict=True):
-            assert torch.equal(mine, before)
+def test_calls_back_to_back_keep_apart(cuda):
+    virtual.check_calls_keep_apart(cuda, num_calls=300)
 
 
 def test_calls_replay_in_a_graph(ranks):
     size, shape = 2, (512, 512, 256)
-    virtual = ranks(size)
+    several = ranks(size)
     shards, others, _, _ = gathered(size, shape, "rows", torch.bfloat16, seed=1)
-    want = virtual.all_gather_matmul(shards, others)  # also loads the kernels
-    sums = virtual.matmul_sum(want, [w.t() for w in want])
+    want = several.all_gather_matmul(shards, others)  # also loads the kernels
+    sums = several.matmul_sum(want, [w.t() for w in want])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        got = virtual.all_gather_matmul(shards, others)
-        added = virtual.matmul_sum(got, [g.t() for g in got])
+        got = several.all_gather_matmul(shards, others)
+        added = several.matmul_sum(got, [g.t() for g in got])
     for _ in range(3):
         for output in (*got, *added):
             output.fill_(math.nan)
@@ -235,7 +139,7 @@ def test_calls_replay_in_a_graph(ranks):
         for mine, right in zip((*got, *added), (*want, *sums), strict=True):
             assert torch.equal(mine, right)
     # Calls outside go on from the epochs that the replays have counted.
-    assert torch.equal(virtual.all_gather_matmul(shards, others)[0], want[0])
+    assert torch.equal(several.all_gather_matmul(shards, others)[0], want[0])
 
 
 ABSENT = """
@@ -279,7 +183,7 @@ def test_a_rank_that_does_not_come_is_named(cuda, call, failure):
 def test_values_and_gradients_of_the_ops(cuda, gpu_pool, world_size, op, dim):
     """Through torch's symmetric memory; on fewer GPUs than ranks, which then take turns."""
     shapes = [(128, 256, 128), (64, 64, 192), (1024, 512, 512)]
-    for failures in gpu_pool(world_size).run(check_op, op, dim, "fused", shapes, DTYPES):
+    for failures in gpu_pool(world_size).run(op_failures, op, dim, "fused", shapes, DTYPES):
         assert not failures, "\n".join(failures)
 
 
@@ -371,15 +275,9 @@ def test_transports_that_there_are_not(cuda):
 def check_linears(layout: str) -> list[str]:
     # A rounding of each part of a sum, and of the result, over one and two reductions.
     limit = 8 * torch.finfo(torch.bfloat16).eps
-    return [
-        f"{shape} {role} {name}: {error:.1e} > {limit:.1e}"
-        for shape in factorisations(dist.get_world_size())
-        for role in ("expand", "contract")
-        for name, error in check_linear(
-            shape, role, layout, "fused", dtype=torch.bfloat16, sizes=(256, 512, 1024)
-        ).items()
-        if not error <= limit
-    ]
+    return linear_failures(
+        layout, "fused", dtype=torch.bfloat16, sizes=(256, 512, 1024), limit=limit
+    )
 
 
 @pytest.mark.parametrize("layout", ["sharded", "replicated"])

@@ -8,62 +8,22 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from axonn_ext import GridShape, full_gradients, full_state_dict, models, nn, sync_gradients
+from axonn_ext import GridShape, full_gradients, models, nn, sync_gradients
 from axonn_ext.bench.measure import Ranks, measure
 from axonn_ext.models import ModelConfig, ParallelConfig
-from grids import bound, factorisations, grid_of, relative_error
+from axonn_ext.verify.linears import linear_failures
+from grids import bound, grid_of, relative_error
 
 pytestmark = pytest.mark.gpu
 
 ROWS, IN, OUT = 48, 24, 40  # divisible by every grid of 4 in every role
 
 
-def check_linear(
-    shape: GridShape,
-    role: str,
-    layout: str,
-    algorithm: str,
-    *,
-    dtype: torch.dtype = torch.float64,
-    sizes: tuple[int, int, int] = (ROWS, IN, OUT),
-) -> dict[str, float]:
-    """Relative errors of one forward and backward, against plain torch in fp64 on the CPU."""
-    grid, (rows, features_in, features_out) = grid_of(shape), sizes
-    layer = nn.Linear(
-        features_in, features_out, grid=grid, role=role, layout=layout, dtype=dtype,
-        algorithm=algorithm,
-    ).cuda()  # fmt: skip
-    torch.manual_seed(7)
-    x = torch.randn(rows, features_in).to(dtype)
-    dy = torch.randn(rows, features_out).to(dtype)
-    state = {name: t.cpu().double().requires_grad_() for name, t in full_state_dict(layer).items()}
-    x_ref = x.double().requires_grad_()
-    y_ref = torch.nn.functional.linear(x_ref, state["weight"], state["bias"])
-    y_ref.backward(dy.double())
-
-    local_x = grid.shard(x, layer.input_dims).cuda().requires_grad_()
-    y = layer(local_x)
-    y.backward(grid.shard(dy, layer.output_dims).cuda())
-    sync_gradients(layer)
-    grads = full_gradients(layer)
-    got = {
-        "y": (grid.unshard(y, layer.output_dims), y_ref),
-        "dx": (grid.unshard(local_x.grad, layer.input_dims), x_ref.grad),
-        "dweight": (grads["weight"], state["weight"].grad),
-        "dbias": (grads["bias"], state["bias"].grad),
-    }
-    return {name: relative_error(a.cpu(), b) for name, (a, b) in got.items()}
-
-
 def check_linears(layout: str, algorithm: str) -> list[str]:
-    limit = bound(torch.float64, ROWS)
-    return [
-        f"{shape} {role} {name}: {error:.1e} > {limit:.1e}"
-        for shape in factorisations(dist.get_world_size())
-        for role in ("expand", "contract")
-        for name, error in check_linear(shape, role, layout, algorithm).items()
-        if not error <= limit
-    ]
+    return linear_failures(
+        layout, algorithm, dtype=torch.float64, sizes=(ROWS, IN, OUT),
+        limit=bound(torch.float64, ROWS),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("algorithm", ["chunked", "sequential", "auto"])

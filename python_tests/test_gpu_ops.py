@@ -5,17 +5,14 @@ Ranks that outnumber the GPUs share them: every collective is NCCL's own, joined
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 import pytest
 import torch
 import torch.distributed as dist
 
 import axonn_ext
 from axonn_ext import ops
+from axonn_ext.verify.ranks import OPS, op_failures
 from grids import relative_error
-from test_ops import OPS, Case, draw
 
 pytestmark = pytest.mark.gpu
 
@@ -24,82 +21,20 @@ SHAPES = [(3, 5, 7), (33, 64, 129), (0, 4, 3), (4, 0, 3), (2, 3, 0), (128, 256, 
 CHUNKED_SHAPE = (2048, 2048, 4096)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 ALGORITHMS = ["chunked", "sequential", "auto"]
-LAYOUTS = {"NN": (False, False), "NT": (False, True), "TN": (True, False)}
-
-
-def limit_of(dtype: torch.dtype, terms: int, size: int) -> float:
-    """As `grids.bound`; and a rounding to the dtype for each rank's part of a sum, since NCCL adds
-    in the tensors' own dtype."""
-    wide = dtype if dtype == torch.float64 else torch.float32
-    limit = 4 * torch.finfo(wide).eps * math.sqrt(max(terms, 1))
-    return limit + (0 if dtype == wide else 2 * torch.finfo(dtype).eps * math.sqrt(size + 1))
-
-
-def on_gpu(t: torch.Tensor, dtype: torch.dtype, transposed: bool) -> torch.Tensor:
-    t = t.detach().to("cuda", dtype)
-    return (t.t().contiguous().t() if transposed else t).requires_grad_()
-
-
-def check_op(
-    op: str,
-    dim: int,
-    algorithm: str,
-    shapes: list[tuple[int, int, int]],
-    dtypes: Sequence[torch.dtype] = tuple(DTYPES),
-) -> list[str]:
-    failures = []
-    rank, size = dist.get_rank(), dist.get_world_size()
-    for m, k, n in shapes:
-        case = Case(op, dim, m, k, n)
-        leaves = [
-            tuple(
-                draw(*s, dtype=torch.float64, rank=r).detach().cuda().requires_grad_()
-                for s in (case.a, case.b)
-            )
-            for r in range(size)
-        ]
-        want = case.reference(leaves)
-        dys = [draw(*w.shape, dtype=torch.float64, rank=100 + r).detach().cuda()
-               for r, w in enumerate(want)]  # fmt: skip
-        if op == "matmul_all_reduce":  # one tensor, held by all: one gradient
-            dys = [dys[0]] + [torch.zeros_like(d) for d in dys[1:]]
-        torch.autograd.backward(want, dys)
-        own_dy = dys[0 if op == "matmul_all_reduce" else rank]
-        for dtype in dtypes:
-            for layout, transposed in LAYOUTS.items():
-                a, b = (
-                    on_gpu(t, dtype, flag) for t, flag in zip(leaves[rank], transposed, strict=True)
-                )
-                y = case.run(
-                    lambda *args, **kw: getattr(ops, op)(*args, algorithm=algorithm, **kw), a, b
-                )
-                y.backward(own_dy.to(dtype))
-                limit = limit_of(dtype, max(m, k, n) * size, size)
-                for name, got, expected in (
-                    ("y", y, want[rank]),
-                    ("da", a.grad, leaves[rank][0].grad),
-                    ("db", b.grad, leaves[rank][1].grad),
-                ):
-                    error = relative_error(got.cpu(), expected.cpu())
-                    if not error <= limit:
-                        failures.append(
-                            f"{op} {dim=} {(m, k, n)} {dtype} {layout} {name}: {error:.1e} > "
-                            f"{limit:.1e}"
-                        )
-    return failures
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("op, dim", OPS)
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_values_and_gradients(gpu_pool, world_size, op, dim, algorithm):
-    for failures in gpu_pool(world_size).run(check_op, op, dim, algorithm, SHAPES):
+    for failures in gpu_pool(world_size).run(op_failures, op, dim, algorithm, SHAPES, DTYPES):
         assert not failures, "\n".join(failures)
 
 
 @pytest.mark.parametrize("op, dim", OPS)
 def test_matrices_that_are_cut_into_chunks(gpu_pool, op, dim):
-    for failures in gpu_pool(2).run(check_op, op, dim, "chunked", [CHUNKED_SHAPE]):
+    shapes = [CHUNKED_SHAPE]
+    for failures in gpu_pool(2).run(op_failures, op, dim, "chunked", shapes, DTYPES):
         assert not failures, "\n".join(failures)
 
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import axonn_ext
 from axonn_ext import Grid, GridShape, _library, collectives, nn, ops
 from axonn_ext.grid import AxisGroup
+from axonn_ext.verify.ranks import OPS, Case, draw
 from grids import bound, grid_of, relative_error
 from worker_pool import WorkerError, WorkerPool
 
@@ -25,52 +26,11 @@ def world() -> dist.ProcessGroup:
     return dist.group.WORLD
 
 
-def draw(*shape: int, dtype: torch.dtype, rank: int, requires_grad: bool = True) -> torch.Tensor:
-    """What rank `rank` holds; any rank can draw it, so each can compute the reference."""
-    generator = torch.Generator().manual_seed(1000 * rank + sum(shape))
-    # bf16 values, so that every dtype starts from the same numbers.
-    values = torch.randn(shape, generator=generator).bfloat16().to(dtype)
-    return values.requires_grad_(requires_grad)
-
-
 def gathered(shape: tuple[int, int], dim: int, world_size: int) -> torch.Tensor:
     parts = [
         draw(*shape, dtype=torch.float64, rank=r, requires_grad=False) for r in range(world_size)
     ]
     return torch.cat(parts, dim)
-
-
-class Case:
-    """One op on this rank beside its float64 reference, which plays all ranks."""
-
-    def __init__(self, op: str, dim: int, m: int, k: int, n: int) -> None:
-        self.op, self.dim = op, dim
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        w = self.size
-        if op == "all_gather_matmul":
-            self.a, self.b = (m, k), (k * (w if dim == 1 else 1), n)
-        elif op == "matmul_all_gather_rhs":
-            self.a, self.b = (m, k * (w if dim == 0 else 1)), (k, n)
-        else:  # the product's scattered dimension must divide
-            self.a, self.b = (m * w, k), (k, n * w)
-
-    def run(self, function, a, b):
-        if self.op == "matmul_all_reduce":
-            return function(a, b, world())
-        key = "scatter_dim" if self.op == "matmul_reduce_scatter" else "gather_dim"
-        return function(a, b, world(), **{key: self.dim})
-
-    def reference(self, leaves):
-        """Every rank's result, from every rank's operands."""
-        a, b = [leaf[0] for leaf in leaves], [leaf[1] for leaf in leaves]
-        if self.op == "all_gather_matmul":
-            return [torch.cat(a, self.dim) @ mine for mine in b]
-        if self.op == "matmul_all_gather_rhs":
-            return [mine @ torch.cat(b, self.dim) for mine in a]
-        total = sum(x @ y for x, y in zip(a, b, strict=True))
-        if self.op == "matmul_all_reduce":
-            return [total] * self.size
-        return list(total.chunk(self.size, self.dim))
 
 
 def check_op(op: str, dim: int, algorithm: str) -> list[str]:
@@ -109,17 +69,6 @@ def check_op(op: str, dim: int, algorithm: str) -> list[str]:
                     if not e <= limit
                 ]
     return failures
-
-
-OPS = [
-    ("all_gather_matmul", 0),
-    ("all_gather_matmul", 1),
-    ("matmul_all_gather_rhs", 0),
-    ("matmul_all_gather_rhs", 1),
-    ("matmul_reduce_scatter", 0),
-    ("matmul_reduce_scatter", 1),
-    ("matmul_all_reduce", 0),
-]
 
 
 @pytest.mark.parametrize("algorithm", ["fused", "chunked", "sequential"])

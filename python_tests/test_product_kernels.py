@@ -23,8 +23,9 @@ from torch import Tensor
 from torch.library import Library
 
 from axonn_ext import _library, _product_kernels, nn, settings, tuning
+from axonn_ext.verify.products import laid_out
 from grids import bound, relative_error
-from test_tune import CPU_VARIANTS, K, M, N, laid_out, linear_and_input
+from test_tune import CPU_VARIANTS, K, M, N, linear_and_input
 from test_tuning import cache_in, edit, files
 
 Kernel = Callable[[Tensor, Tensor], Tensor]

@@ -17,7 +17,8 @@ PACKAGE = ROOT / "axonn_ext"
 # Low to high. A module imports its own part and parts of lower layers; parts of one layer do not
 # know each other.
 LAYERS = (
-    ("_C", "_cuda", "_cuda_sm90", "_version", "settings"),
+    ("_C", "_cuda", "_cuda_sm90", "_machine", "_version", "settings"),
+    ("stamps",),
     ("_library",),
     ("ops", "triton", "tuning"),
     ("_product_kernels", "grid"),
@@ -30,7 +31,7 @@ LAYERS = (
     ("checkpoint", "memorization"),
     ("__init__",),  # the public names, which the trainer uses as a user would
     ("train",),
-    ("bench",),
+    ("bench", "verify"),
     ("cli",),
 )
 LEVELS = {part: level for level, layer in enumerate(LAYERS) for part in layer}

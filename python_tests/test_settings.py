@@ -29,12 +29,12 @@ def test_debug_collectives(text: str, value: bool):
 @pytest.mark.parametrize(
     "environment, kernels",
     [
-        ({}, ("cublaslt", "triton")),
+        ({}, None),
         ({"AXONN_PRODUCT_KERNELS": ""}, ()),
         ({"AXONN_PRODUCT_KERNELS": "fused_sm90, triton"}, ("fused_sm90", "triton")),
     ],
 )
-def test_product_kernels(environment: dict[str, str], kernels: tuple[str, ...]):
+def test_product_kernels(environment: dict[str, str], kernels: tuple[str, ...] | None):
     assert settings.load(environment).product_kernels == kernels
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.library import Library
 
+from axonn_ext import _library
 from axonn_ext.grid import GridShape
 from axonn_ext.models import ParallelConfig
 from axonn_ext.train.config import Config, key_info
@@ -173,6 +178,72 @@ def test_job_names_the_numbers(tmp_path: Path) -> None:
     assert "pipeline" in refused(grid__pipe="2", world_size=2)
     if not torch.cuda.is_available():
         assert "torch sees no GPU here" in refused(train__device="cuda")
+
+
+@contextmanager
+def fused_kernels(why: str = "") -> Iterator[list[tuple[Any, ...]]]:
+    """As if the CUDA parts were built, and said why they cannot; what they are asked."""
+    asked: list[tuple[Any, ...]] = []
+
+    def answer(
+        device: torch.device, dtype: torch.dtype, form: str, m: int, n: int, k: int, ranks: int
+    ) -> str:
+        asked.append((device, dtype, form, ranks))
+        return why
+
+    library = Library("axonn", "FRAGMENT")
+    library.define(
+        "_why_no_fused(Device device, ScalarType dtype, str form, int m, int n, int k, "
+        "int num_ranks) -> str"
+    )
+    library.impl("_why_no_fused", answer, "CompositeExplicitAutograd")
+    try:
+        yield asked
+    finally:
+        library._destroy()
+
+
+def on_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    grid: str = "x=1",
+    local_world_size: int | None = None,
+    **overrides: str,
+) -> list[str]:
+    """What keeps "fused" from a machine that seems to have GPUs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    overrides = {"train__device": "cuda", "parallel__algorithm": "fused", **overrides}
+    pairs = tuple(Override(key.replace("__", "."), text) for key, text in overrides.items())
+    config = load_config(None, grid=grid, overrides=pairs)
+    world_size = config.grid_shape().size
+    try:
+        prepare(config, world_size=world_size, local_world_size=local_world_size)
+    except UserError as error:
+        return list(error.problems)
+    return []
+
+
+@pytest.mark.skipif(_library.cuda is not None, reason="the CUDA parts are built")
+def test_fused_on_gpus_is_refused_in_the_words_of_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found without a peer, and where there is no reason against it, it is taken."""
+    bf16 = {"train__dtype": "bf16"}
+    [problem] = on_gpus(monkeypatch, **bf16)
+    assert problem == (
+        "parallel.algorithm fused: it needs the CUDA parts of axonn_ext, which are not built; use "
+        "auto, chunked or sequential"
+    )
+    with fused_kernels() as asked:
+        assert on_gpus(monkeypatch, grid="x=2,y=4", **bf16) == []
+        assert asked == [(torch.device("cuda", 0), torch.bfloat16, "any", 4)]
+        # Two hosts of four: x and y lie within one, or z does not.
+        assert on_gpus(monkeypatch, grid="x=2,y=2,data=2", local_world_size=4, **bf16) == []
+        [problem] = on_gpus(monkeypatch, grid="x=2,y=2,z=2", local_world_size=4, **bf16)
+        assert "sums need GPUs that reach each other's memory" in problem
+        assert asked[-1] == (torch.device("cuda", 0), torch.bfloat16, "any", 2)
+    with fused_kernels("fused kernels exist for sm_90 only, and it is of sm_80"):
+        [problem] = on_gpus(monkeypatch)
+        assert problem.startswith("parallel.algorithm fused: fused kernels exist for sm_90 only")
+        assert on_gpus(monkeypatch, parallel__algorithm="auto") == []
 
 
 def test_job_measures_the_text_before_it_reads_it(tmp_path: Path) -> None:

@@ -8,11 +8,14 @@ import pytest
 
 from axonn_ext.triton.tile_configs import (
     DTYPE_BYTES,
+    GFX90A,
+    GFX942,
     SM80,
     SM90,
     DeviceLimits,
     Problem,
     TileConfig,
+    amd_limits,
     best_config,
     candidates,
     cost_us,
@@ -192,3 +195,43 @@ def test_a_shape_class_holds_sizes_up_to_the_next_power_of_two():
         assert shape_class(replace(LARGE, m=size, n=size, k=size), SM90) == expected
     assert shape_class(LARGE, SM80) != expected
     assert shape_class(LARGE, replace(SM90, num_sms=66)) != expected
+
+
+# --- AMD ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limits", [GFX90A, GFX942], ids=lambda limits: limits.name)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("vectors", [True, False])
+def test_amd_gpus_have_configs_that_fit_them(limits: DeviceLimits, dtype: str, vectors: bool):
+    for m, n, k in SIZES:
+        problem = Problem(m, n, k, dtype, vectors=vectors)
+        legal = legal_configs(problem, limits)
+        assert legal and best_config(problem, limits) == legal[0]
+        refused = set(candidates(2, amd=True)) - set(legal)
+        assert all(why_illegal(config, problem, limits) for config in refused)
+        for config in legal:
+            assert not config.descriptors
+            assert shared_bytes(config, 2, amd=True) <= 64 * 1024
+            assert config.num_warps * 64 <= 512
+    names = [config.name for config in candidates(2, amd=True)]
+    assert len(set(names)) == len(names)
+
+
+def test_what_amd_gpus_do_not_run():
+    gfx942 = TileConfig(128, 128, 64, 4, 2)
+    assert why(gfx942, limits=GFX942) == ""
+    assert "on gfx942: there are tensor descriptors from sm_90 on" in why(limits=GFX942)
+    assert "instructions of NVIDIA's" in why(gfx942, replace(LARGE, fused=True), GFX942)
+    assert "16 warps have more than 512 threads" in why(
+        replace(gfx942, num_warps=16), limits=GFX942
+    )
+    deep = replace(gfx942, num_stages=4)
+    assert "needs 99328 bytes of shared memory, at most 65536 fit" in why(deep, limits=GFX90A)
+
+
+def test_limits_of_an_amd_gpu():
+    assert amd_limits("gfx90a", 104) == replace(GFX90A, num_sms=104)
+    with pytest.raises(ValueError, match="must be one of gfx90a, gfx942, got gfx1100"):
+        amd_limits("gfx1100", 96)
+    assert shape_class(LARGE, GFX942).endswith(" gfx942 sms=304")

@@ -16,6 +16,7 @@ from axonn_ext import GridShape, models, nn, tuning, warm_up
 from axonn_ext.bench.products import measure_product
 from axonn_ext.models import ModelConfig
 from axonn_ext.models.products import Product, linear_products
+from axonn_ext.verify.products import laid_out
 from grids import bound, grid_of, relative_error
 from test_tuning import cache_in, edit, files
 
@@ -31,17 +32,6 @@ def cache(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "cache"
     with cache_in(folder):
         yield folder
-
-
-def laid_out(rows: int, columns: int, layout: str, dtype: torch.dtype, device: str) -> Tensor:
-    """N: rows, T: columns, S: strided, with gaps both ways."""
-    generator = torch.Generator().manual_seed(rows * 1000 + columns)
-    values = torch.randn(rows, columns, generator=generator, dtype=torch.float64).to(device, dtype)
-    if layout == "T":
-        return values.t().contiguous().t()
-    if layout == "S":
-        return torch.stack([values, values], dim=-1)[..., 0]
-    return values
 
 
 def check_variants(

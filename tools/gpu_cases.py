@@ -106,16 +106,23 @@ def algorithms(case: dict[str, Any]) -> tuple[str, ...]:
     """With "fused" where it can run and be timed: on a GPU of sm_90 for each of several ranks."""
     import torch
 
-    from axonn_ext import _library
-
     fused = (
         case["op"] != "block"
         and case["dtype"] in ("bf16", "fp16")
         and 1 < case["ranks"] <= torch.cuda.device_count()
-        and torch.cuda.get_device_capability() == (9, 0)
-        and _library.cuda_sm90 is not None
+        and not why_no_fused()
     )
     return ("sequential", "chunked", "auto", *(("fused",) if fused else ()))
+
+
+def why_no_fused() -> str:
+    """The op's own reason; empty where this GPU has fused kernels."""
+    import torch
+
+    import axonn_ext.ops  # noqa: F401  registers torch.ops.axonn
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    return str(torch.ops.axonn._why_no_fused_here(device, torch.bfloat16, 1, False))
 
 
 def time_case(text: str, path: Path) -> None:

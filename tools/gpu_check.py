@@ -415,6 +415,8 @@ def why_not_here() -> str:
         return f"{sys.executable} has no torch"
     import torch
 
+    if torch.version.hip is not None:
+        return f"torch {torch.__version__} is built for ROCm, and these are NVIDIA's GPUs' checks"
     if torch.cuda.is_available():
         return ""
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"

@@ -116,9 +116,8 @@ def find_sanitizer() -> str | None:
 def why_no_fused() -> str:
     """Why the fused GEMMs cannot run here; empty if they can."""
     program = (
-        "import torch; from axonn_ext import _library; "
-        "print('' if torch.cuda.get_device_capability() == (9, 0) else 'they are for sm_90', "
-        "'' if _library.cuda_sm90 else 'axonn_ext was built without CUTLASS')"
+        f"import sys; sys.path.insert(0, {str(CASES_SCRIPT.parent)!r}); "
+        "import gpu_cases; print(gpu_cases.why_no_fused())"
     )
     found = subprocess.run(
         [sys.executable, "-c", program],

@@ -1,4 +1,4 @@
-"""Compiles the Triton kernels for sm_80 and sm_90, without a GPU, and looks at the machine code.
+"""Compiles the Triton kernels for GPUs, without one, and looks at the machine code.
 
     python3 tools/triton_check.py            make triton-check
     python3 tools/triton_check.py --verbose  a line for every kernel
@@ -6,8 +6,10 @@
 Checked of each kernel with its dtypes, layouts, epilogues and tile sizes: no stack and no local
 memory (no spills); no more registers than promised here, and no more shared memory than
 tile_configs.py reckons with; the tensor cores' instructions, TMA loads where descriptors are used;
-flags read with acquire and raised with release at system scope. Whether they compute the right
-thing the interpreter's tests tell, and on a GPU python_tests/test_gpu_triton.py.
+flags read with acquire and raised with release at system scope. For sm_80 and sm_90; of gfx90a and
+gfx942 (AMD) the plain matmul: no spills, no scratch memory, matrix instructions (MFMA), shared
+memory. Whether they compute the right thing the interpreter's tests tell, and on a GPU
+python_tests/test_gpu_triton.py.
 """
 
 from __future__ import annotations
@@ -51,7 +53,12 @@ KERNELS = {
     "multiply_and_send": matmul_reduce_scatter.multiply_and_send_kernel,
     "reduce_slots": matmul_reduce_scatter.reduce_slots_kernel,
 }
-LIMITS = {80: tile_configs.SM80, 90: tile_configs.SM90}
+NVIDIA = (tile_configs.SM80.name, tile_configs.SM90.name)
+AMD = tuple(tile_configs.AMD_LIMITS)
+LIMITS = {
+    limits.name: limits
+    for limits in (tile_configs.SM80, tile_configs.SM90, *tile_configs.AMD_LIMITS.values())
+}
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 # What a thread may use: with 8 warps the whole register file is 255 each.
 MAX_REGISTERS = {
@@ -69,7 +76,7 @@ class Variant:
     """One compilation."""
 
     kernel: str
-    architecture: int
+    architecture: str  # a key of LIMITS
     dtype: str = "bfloat16"
     config: TileConfig | None = None  # of the kernels that multiply
     layout: str = "NN"
@@ -81,7 +88,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        words = [self.kernel, f"sm_{self.architecture}", SHORT[self.dtype]]
+        words = [self.kernel, self.architecture, SHORT[self.dtype]]
         if self.dtype == "float32" and self.tf32:
             words[-1] = "tf32"
         if self.config:
@@ -103,7 +110,7 @@ class Found:
 # --- What is compiled ----------------------------------------------------------------------------
 
 
-def configs_of(architecture: int, dtype: str, **fields: Any) -> list[TileConfig]:
+def configs_of(architecture: str, dtype: str, **fields: Any) -> list[TileConfig]:
     """Every tile size that is legal there, without a split K; `fields`: of the Problem."""
     problem = Problem(8192, 8192, 8192, dtype, **{"tf32": True, **fields})
     problem = replace(problem, vectors=problem.aligned)
@@ -119,7 +126,9 @@ def sample(configs: list[TileConfig]) -> list[TileConfig]:
 
 
 def variants() -> Iterator[Variant]:
-    for architecture in LIMITS:
+    for architecture in AMD:
+        yield from amd_variants(architecture)
+    for architecture in NVIDIA:
         for dtype in SHORT:
             yield from matmul_variants(architecture, dtype)
             for kernel in ("all_gather_matmul", "multiply_and_send"):
@@ -128,6 +137,21 @@ def variants() -> Iterator[Variant]:
                 yield Variant(kernel, architecture, dtype)
                 yield Variant(kernel, architecture, dtype, aligned=False)
         yield Variant("await_chunks", architecture)
+
+
+def amd_variants(architecture: str) -> Iterator[Variant]:
+    """What a Linear's products may use: bfloat16 and float16, with and without a bias."""
+    base = Variant("matmul", architecture, "bfloat16")
+    configs = configs_of(architecture, "bfloat16")
+    for config in configs:
+        yield replace(base, config=config)
+    for layout in ("NT", "TN"):
+        yield replace(base, config=configs[0], layout=layout, bias=True)
+    yield replace(base, config=configs[0], dtype="float16")
+    yield replace(base, config=replace(configs[0], split_k=4))
+    scattered = configs_of(architecture, "bfloat16", aligned=False)[0]
+    yield replace(base, config=scattered, layout="TN", aligned=False)
+    yield Variant("split_k_reduce", architecture, "bfloat16", None, "NN", True)
 
 
 def fused_variants(base: Variant) -> Iterator[Variant]:
@@ -141,7 +165,7 @@ def fused_variants(base: Variant) -> Iterator[Variant]:
         yield replace(base, config=config, aligned=False)
 
 
-def matmul_variants(architecture: int, dtype: str) -> Iterator[Variant]:
+def matmul_variants(architecture: str, dtype: str) -> Iterator[Variant]:
     configs = configs_of(architecture, dtype)
     best, base = configs[0], Variant("matmul", architecture, dtype)
     if dtype == "float16":  # whose code differs from bfloat16's in the instructions' names alone
@@ -238,11 +262,14 @@ def compile_variant(variant: Variant) -> Any:
         options = {
             "num_warps": variant.config.num_warps, "num_stages": variant.config.num_stages
         }  # fmt: skip
-    return triton.compile(
-        ASTSource(kernel, signature, constexprs=values, attrs=attributes),
-        target=GPUTarget("cuda", variant.architecture, 32),
-        options=options,
+    limits = LIMITS[variant.architecture]
+    target = (
+        GPUTarget("hip", variant.architecture, limits.warp_size)
+        if limits.is_amd
+        else GPUTarget("cuda", limits.architecture, limits.warp_size)
     )
+    source = ASTSource(kernel, signature, constexprs=values, attrs=attributes)
+    return triton.compile(source, target=target, options=options)
 
 
 # --- Looking -------------------------------------------------------------------------------------
@@ -257,11 +284,13 @@ def cuobjdump(*arguments: str | Path) -> str:
 
 def wanted_code(variant: Variant) -> list[tuple[str, str, str]]:
     """(ptx or sass, pattern, what it is) that the code must have."""
+    if LIMITS[variant.architecture].is_amd:
+        return [("amdgcn", r"\bv_mfma_", "matrix instructions")] if variant.config else []
     wanted = []
     config, ieee = variant.config, variant.dtype == "float32" and not variant.tf32
     if config and ieee:
         wanted.append(("sass", r"\bFFMA\b", "multiplications of full float32"))
-    elif config and variant.architecture == 90 and config.block_m >= 64:
+    elif config and variant.architecture == tile_configs.SM90.name and config.block_m >= 64:
         wanted.append(("sass", r"\bHGMMA\.", "warpgroups' tensor core instructions"))
     elif config:
         wanted.append(("sass", r"\bHMMA\.", "tensor core instructions"))
@@ -285,39 +314,70 @@ def wanted_code(variant: Variant) -> list[tuple[str, str, str]]:
     return wanted
 
 
-def examine(variant: Variant) -> Found:
-    """Compiles a variant and lists what is wrong with it."""
-    try:
-        compiled = compile_variant(variant)
-    except Exception as error:
-        return Found(0, 0, (f"does not compile: {type(error).__name__}: {error}",))
+@dataclass(frozen=True)
+class Code:
+    """What was compiled: text by kind (ptx, sass, amdgcn), and what it uses."""
+
+    text: dict[str, str]
+    registers: int
+    spills: str  # empty: none
+
+
+def nvidia_code(compiled: Any) -> Code:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
         cubin.flush()
         usage = cuobjdump("--dump-resource-usage", cubin.name)
-        code = {"ptx": compiled.asm["ptx"], "sass": cuobjdump("--dump-sass", cubin.name)}
+        text = {"ptx": compiled.asm["ptx"], "sass": cuobjdump("--dump-sass", cubin.name)}
     match = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage)
     if match is None:
-        return Found(0, 0, (f"cuobjdump tells no use of resources: {usage}",))
+        raise RuntimeError(f"cuobjdump tells no use of resources: {usage}")
     registers, stack, local = (int(number) for number in match.groups())
+    spills = f"a stack of {stack} and {local} bytes of local memory" if stack or local else ""
+    return Code(text, registers, spills)
+
+
+def amd_code(compiled: Any) -> Code:
+    text = compiled.asm["amdgcn"]
+    names = ("vgpr_count", "vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size")
+    counts = {}
+    for name in names:
+        match = re.search(rf"\.{name}:\s*(\d+)", text)
+        if match is None:
+            raise RuntimeError(f"the code's notes have no {name}")
+        counts[name] = int(match[1])
+    registers = counts.pop("vgpr_count")
+    spills = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+    return Code({"amdgcn": text}, registers, spills)
+
+
+def examine(variant: Variant) -> Found:
+    """Compiles a variant and lists what is wrong with it."""
+    limits = LIMITS[variant.architecture]
+    try:
+        compiled = compile_variant(variant)
+        code = amd_code(compiled) if limits.is_amd else nvidia_code(compiled)
+    except Exception as error:
+        return Found(0, 0, (f"does not compile: {type(error).__name__}: {error}",))
     shared = int(compiled.metadata.shared)
     problems = [
         f"has no {what} ({pattern})"
         for kind, pattern, what in wanted_code(variant)
-        if not re.search(pattern, code[kind])
+        if not re.search(pattern, code.text[kind])
     ]
-    if stack or local:
-        problems.append(f"uses a stack of {stack} and {local} bytes of local memory: it spills")
-    most = MAX_REGISTERS.get(variant.kernel, 255)
-    if registers > most:
-        problems.append(f"uses {registers} registers, at most {most} are expected")
+    if code.spills:
+        problems.append(f"uses {code.spills}: it spills")
+    # Of AMD's 512 the compiler takes what it needs; what it lacks it spills.
+    most = 512 if limits.is_amd else MAX_REGISTERS.get(variant.kernel, 255)
+    if code.registers > most:
+        problems.append(f"uses {code.registers} registers, at most {most} are expected")
     room = MAX_SHARED.get(variant.kernel, 0)
     if variant.config:
         element_bytes = tile_configs.DTYPE_BYTES[variant.dtype]
-        room = tile_configs.shared_bytes(variant.config, element_bytes)
+        room = tile_configs.shared_bytes(variant.config, element_bytes, amd=limits.is_amd)
     if shared > room:
         problems.append(f"uses {shared} bytes of shared memory, at most {room} are expected")
-    return Found(registers, shared, tuple(problems))
+    return Found(code.registers, shared, tuple(problems))
 
 
 def main() -> int:
@@ -330,7 +390,7 @@ def main() -> int:
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
         found = list(pool.map(examine, chosen, chunksize=4))
-    groups: dict[tuple[str, int], list[Found]] = collections.defaultdict(list)
+    groups: dict[tuple[str, str], list[Found]] = collections.defaultdict(list)
     failed = 0
     for variant, one in zip(chosen, found, strict=True):
         groups[variant.kernel, variant.architecture].append(one)
@@ -341,7 +401,7 @@ def main() -> int:
             print(f"triton-check: error: {variant.name} {problem}")
     for (kernel, architecture), all_of in sorted(groups.items()):
         print(
-            f"triton-check: {kernel}, sm_{architecture}: {len(all_of)} compiled, at most "
+            f"triton-check: {kernel}, {architecture}: {len(all_of)} compiled, at most "
             f"{max(one.registers for one in all_of)} registers and "
             f"{max(one.shared_bytes for one in all_of)} bytes of shared memory"
         )

@@ -152,10 +152,12 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         raise UserError(f"unknown argument {extra[0]} (see axonn-ext bench gemm --help)")
     shapes = dict.fromkeys(shape for text in args.shapes for shape in parse_shapes(text))
     check_writable("--json", args.json)
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        raise UserError("bench gemm needs a GPU of sm_90: torch sees no GPU of that kind here")
-    if _library.cuda_sm90 is None:
-        raise UserError("axonn_ext was built without the kernels for sm_90 (see axonn-ext doctor)")
+    if not torch.cuda.is_available():
+        raise UserError("bench gemm needs a GPU of sm_90: torch sees no GPU here")
+    device = torch.device("cuda", torch.cuda.current_device())
+    why = torch.ops.axonn._why_no_fused_here(device, DTYPES[args.dtype], 1, False)
+    if why:
+        raise UserError(f"bench gemm needs a GPU of sm_90: {why} (see axonn-ext doctor)")
     print(f"{'M,N,K':>20} {'layout':>7} {'torch us':>10} {'fused us':>10} {'waiting us':>11} "
           f"{'fused/torch':>12} {'waiting/fused':>14}")  # fmt: skip
     rows = []

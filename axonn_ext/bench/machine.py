@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import axonn_ext
+from axonn_ext import _machine
 
 
 def describe_machine(*, threads: int, device: str = "cpu") -> dict[str, str | int]:
@@ -38,7 +39,7 @@ def _describe_gpus() -> dict[str, str | int]:
     return {
         "gpu": torch.cuda.get_device_name(),
         "gpus": torch.cuda.device_count(),
-        "cuda": str(torch.version.cuda),
+        "runtime": _machine.gpu_runtime(),
         "nccl": ".".join(str(part) for part in torch.cuda.nccl.version()),
         "tf32": int(torch.backends.cuda.matmul.allow_tf32),
     }

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from rich.table import Table
 
 import axonn_ext
-from axonn_ext import _library
+from axonn_ext import _library, _machine, settings, stamps
 from axonn_ext.train.console import Console
 from axonn_ext.train.errors import UserError
 from axonn_ext.train.files import check_writable, write_text
@@ -36,6 +36,13 @@ OPS = (
     *FUSED_OPS,
     *("all_gather", "reduce_scatter", "all_reduce"),
     "fill_random_",
+)
+
+NO_GPUS_ASKED = "not asked: torch is a CPU build"
+ROCM = (
+    "sequential, chunked and auto, and triton for products on gfx90a and gfx942; left out, since "
+    "CUDA's alone: fused, cublaslt, fused_sm90, axonn_ext.communicators, fill_random_ on GPUs. No "
+    "AMD GPU has run any of it yet"
 )
 
 DESCRIPTION = """\
@@ -109,6 +116,7 @@ def diagnose() -> list[Finding]:
         *find_build(),
         *devices,
         shared_memory,
+        *find_verified(settings.load()),
         *find_algorithms(
             can_share=shared_memory.status == OK,
             cuda_kernels={op for op in OPS if _has_kernel(op, "CUDA")},
@@ -141,12 +149,11 @@ def find_versions() -> list[Finding]:
         triton = Finding("versions", "triton", importlib.metadata.version("triton"))
     except importlib.metadata.PackageNotFoundError:
         triton = Finding("versions", "triton", "none; only axonn_ext.triton needs it")
-    cuda = torch.version.cuda
     return [
         Finding("versions", "axonn_ext", axonn_ext.__version__),
         Finding("versions", "python", platform.python_version()),
         Finding("versions", "torch", torch.__version__),
-        Finding("versions", "CUDA of torch", cuda or "none: a CPU build"),
+        Finding("versions", "GPUs of torch", _machine.gpu_runtime() or "none: a CPU build"),
         triton,
     ]
 
@@ -156,11 +163,13 @@ def find_build() -> list[Finding]:
     # That _C loads is shown by our being here.
     findings = [Finding("build", "CPU parts", str(_library.extension_path()))]
     if _library.cuda is None:
-        status, remedy = OK, ""
-        if torch.version.cuda is not None:
+        status, remedy, text = OK, "", _why_not("_cuda")
+        if _machine.runs_cuda():
             status = NOTE
             remedy = BUILD_WITH_CUDA
-        return [*findings, Finding("build", "CUDA parts", _why_not("_cuda"), status, remedy)]
+        elif _machine.gpu_runtime():
+            text = f"left out: torch is built for {_machine.gpu_runtime()}"
+        return [*findings, Finding("build", "CUDA parts", text, status, remedy)]
     info = _library.cuda.build_info()
     findings += [
         Finding("build", "CUDA parts", str(_library.cuda.__file__)),
@@ -192,17 +201,17 @@ def _why_not(module: str) -> str:
 def find_devices() -> list[Finding]:
     """The GPUs, whether our code runs on each, and which reach each other's memory."""
     if not torch.cuda.is_available():
-        built = torch.version.cuda is not None
-        text = "none that torch can use" if built else "not asked: torch is a CPU build"
-        return [Finding("devices", "GPUs", text, NOTE if built and _library.cuda else OK)]
+        text = "none that torch can use" if _machine.gpu_runtime() else NO_GPUS_ASKED
+        return [Finding("devices", "GPUs", text, NOTE if _library.cuda else OK)]
     count = torch.cuda.device_count()
     findings = []
     for device in range(count):
         properties = torch.cuda.get_device_properties(device)
         version = (properties.major, properties.minor)
-        text = (
-            f"{properties.name}, sm_{version[0]}{version[1]}, {properties.total_memory >> 30} GiB"
-        )
+        # Of AMD as gfx942:sramecc+:xnack-, and numbers that stand for another NVIDIA GPU.
+        amd = torch.version.hip is not None
+        kind = properties.gcnArchName.partition(":")[0] if amd else f"sm_{version[0]}{version[1]}"
+        text = f"{properties.name}, {kind}, {properties.total_memory >> 30} GiB"
         peers = [p for p in range(count) if p != device and _can_reach(device, p)]
         text += f", reaches {', '.join(map(str, peers)) or 'no other'}" if count > 1 else ""
         runs = _library.cuda is None or runs_on(
@@ -258,6 +267,29 @@ def find_shared_memory() -> Finding:
     return Finding("CPU", "shared memory", f"does not work: {why}", NOTE, remedy)
 
 
+def find_verified(loaded: settings.Settings) -> list[Finding]:
+    """What `axonn-ext verify` has found on this machine's GPUs."""
+    findings = []
+    for key in _library.stamp_keys():
+        stamp = stamps.find(loaded.cache_dir, key) if loaded.cache_dir else None
+        verdicts = stamp.verdicts if stamp else {}
+        words = [
+            f"{name} {_verdict(verdicts[name])}" for name in stamps.KERNELS if name in verdicts
+        ]
+        unknown = [name for name in stamps.LOCKED if name not in verdicts]
+        remedy = f"axonn-ext verify, for auto to measure {' and '.join(unknown)}" if unknown else ""
+        text = ", ".join(words) or "not run"
+        status = OK if stamp and all(v.passed for v in verdicts.values()) else NOTE
+        findings.append(Finding("verify", key.gpu, text, NOTE if remedy else status, remedy))
+    return findings
+
+
+def _verdict(verdict: stamps.Verdict) -> str:
+    if not verdict.passed:
+        return "FAILED"
+    return f"right on {verdict.ranks} GPUs" if verdict.ranks > 1 else "right"
+
+
 def find_algorithms(*, can_share: bool, cuda_kernels: set[str]) -> list[Finding]:
     """What each op does on CPU and CUDA tensors, and why."""
     default = "fused" if can_share else "sequential"
@@ -266,10 +298,13 @@ def find_algorithms(*, can_share: bool, cuda_kernels: set[str]) -> list[Finding]
     cpu = f"auto: {default} ({reason}) unless warm_up() measures better; sequential, chunked "
     cpu += "over gloo" if gloo else "not available: torch has no gloo"
     findings = [Finding("algorithms", "CPU tensors", cpu, OK if gloo or can_share else PROBLEM)]
-    if torch.version.cuda is None:
+    if not _machine.gpu_runtime():
         return [*findings, Finding("algorithms", "CUDA tensors", "none: torch is a CPU build")]
-    nccl = dist.is_available() and dist.is_nccl_available()
-    over = "over c10d's NCCL" if nccl else "torch has no NCCL"
+    nccl = dist.is_available() and dist.is_nccl_available()  # RCCL has its name
+    library = "NCCL" if _machine.runs_cuda() else "RCCL"
+    over = f"over c10d's {library}" if nccl else f"torch has no {library}"
+    if not _machine.runs_cuda():
+        findings.append(Finding("algorithms", "ROCm", ROCM))
     for op in OPS:
         there = op in cuda_kernels
         collective = op != "fill_random_"

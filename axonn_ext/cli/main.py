@@ -34,6 +34,7 @@ COMMANDS = {
     "compare": "compare the losses of two runs",
     "bench": "time the ops",
     "tune": "measure a model's matrix products",
+    "verify": "run the kernels for GPUs and keep which are right",
     "doctor": "tell what is installed and what will be used",
 }
 
@@ -48,6 +49,7 @@ examples:
   axonn-ext compare runs/demo runs/demo-plain
   axonn-ext bench linear --grid 2x2x1
   axonn-ext tune --model gpt2-small --grid 2x2x1
+  axonn-ext verify
   axonn-ext doctor
 
 `axonn-ext COMMAND --help` tells more. Exit status: 0 done, 1 failed, 2 a mistake in what was asked.

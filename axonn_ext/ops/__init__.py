@@ -18,8 +18,9 @@ what crosses ranks has the tensors' own dtype.
 
 On GPUs float16 is supported, too, and NCCL adds sums over ranks in the tensors' own dtype. "fused"
 is for bfloat16 and float16 and up to 8 ranks with a GPU of sm_90 each that reach each other's
-memory; it adds sums in float32, and raises NotImplementedError where it cannot run. "auto" does not
-choose it yet. Once "auto" is settled, no call makes the host wait.
+memory; it adds sums in float32, and raises NotImplementedError where it cannot run. "auto" measures
+it only where `axonn-ext verify` has found it right. Once "auto" is settled, no call makes the host
+wait.
 
 Every op raises ValueError or TypeError for arguments that do not fit, naming op, argument, what was
 expected and what came; and RuntimeError if a peer dies, fails, does not come within

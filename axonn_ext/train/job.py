@@ -13,6 +13,8 @@ from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.train.config import Config
 from axonn_ext.train.errors import UserError
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
 
 @dataclass(frozen=True)
 class Job:
@@ -29,9 +31,14 @@ class Job:
         """The kind of device that it runs on: "cpu" or "cuda", a process's current GPU."""
         return device_of(self.config)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of parameters and activations."""
+        return DTYPES[self.config.train.dtype]
 
-def prepare(config: Config, *, world_size: int) -> Job:
-    """The job, if it can run on `world_size` processes.
+
+def prepare(config: Config, *, world_size: int, local_world_size: int | None = None) -> Job:
+    """The job, if it can run on `world_size` processes, so many of them (else all) on each host.
 
     Raises: UserError with every problem that was found.
     """
@@ -44,7 +51,7 @@ def prepare(config: Config, *, world_size: int) -> Job:
     job = Job(config, shape, model, parallel, vocabulary)
     # Whether a grid fits a model says little while it is not the grid that is running.
     problems = _process_problems(job, world_size) or _fit_problems(job)
-    problems += _device_problems(job) + _text_problems(job)
+    problems += _device_problems(job, local_world_size or world_size) + _text_problems(job)
     if problems:
         raise UserError(*problems)
     return job
@@ -91,14 +98,28 @@ def _process_problems(job: Job, world_size: int) -> list[str]:
     return []
 
 
-def _device_problems(job: Job) -> list[str]:
+def _device_problems(job: Job, local_world_size: int) -> list[str]:
     if job.device == "cpu":
         return []
     if not torch.cuda.is_available():
         return ["train.device cuda: torch sees no GPU here; use cpu or auto"]
     if job.parallel.algorithm == "fused":
-        return ["parallel.algorithm fused exists on cpu only so far; use auto, or train.device cpu"]
+        return _fused_problems(job, local_world_size)
     return []
+
+
+def _fused_problems(job: Job, local_world_size: int) -> list[str]:
+    """Why the ops would refuse it on GPUs, in their own words, found without any peer."""
+    shape = job.grid_shape
+    # x, y and z, in this order the fastest of the ranks: whose Linears sum along all three.
+    num_together = shape.x * shape.y * shape.z
+    why = torch.ops.axonn._why_no_fused_here(
+        torch.device("cuda", 0),
+        job.dtype,
+        max(shape.x, shape.y, shape.z),
+        local_world_size % num_together != 0,
+    )
+    return [f"parallel.algorithm fused: {why}; use auto, chunked or sequential"] if why else []
 
 
 def _fit_problems(job: Job) -> list[str]:

@@ -15,8 +15,6 @@ from axonn_ext.models.plain import PlainTransformer
 from axonn_ext.overlap import Orchestrator
 from axonn_ext.train.job import Job
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
 
 class TrainedModel(Protocol):
     """What the trainer asks of a model."""
@@ -50,7 +48,7 @@ class GridModel:
     def __init__(self, job: Job, grid: Grid) -> None:
         train = job.config.train
         self.module = models.build(
-            job.model, grid, job.parallel, seed=train.seed, dtype=DTYPES[train.dtype],
+            job.model, grid, job.parallel, seed=train.seed, dtype=job.dtype,
             device=job.device,
         )  # fmt: skip
         overlap = job.config.overlap_options()
@@ -86,7 +84,7 @@ class PlainModel:
         initial = models.build(job.model, grid, job.parallel, seed=train.seed)
         self.module = PlainTransformer(job.model)
         self.module.load_state_dict(axonn_ext.full_state_dict(initial))
-        self.module.to(job.device, DTYPES[train.dtype])
+        self.module.to(job.device, job.dtype)
 
     def loss(self, token_ids: Tensor, labels: Tensor, num_labels: float) -> Tensor:
         device = next(self.module.parameters()).device

@@ -41,7 +41,7 @@ def run_worker(
     """
     if here.rank == 0:
         check_folder(folder, overwrite=overwrite)
-    job = prepare(config, world_size=here.world_size)
+    job = prepare(config, world_size=here.world_size, local_world_size=here.local_world_size)
     check_memory(job, ranks_here=here.local_world_size)
     corpus = _read_text(job)
     store = process.open_store(here)

@@ -114,7 +114,7 @@ class Tuner:
         choice = self._choices.get(signature)
         # A default gives way to a measurement as soon as one may be made.
         if choice is None or (choice.source == "default" and self._may_measure(device)):
-            choice = _from_disk(signature, problem)
+            choice = _from_disk(signature, problem, limits)
             if choice is None and self._may_measure(device):
                 choice = self._measured(signature, problem, limits, device, run)
             if choice is None:
@@ -157,13 +157,14 @@ def signature_of(problem: Problem, limits: DeviceLimits) -> str:
     return f"{shape_class(problem, limits)} triton={triton.__version__}"
 
 
-def _from_disk(signature: str, problem: Problem) -> Choice | None:
+def _from_disk(signature: str, problem: Problem, limits: DeviceLimits) -> Choice | None:
     found, trouble = _library.find_measurement(signature)
     _warn(trouble)
     if found is None:
         return None
     name, medians = found
-    by_name = {config.name: config for config in candidates(problem.element_bytes)}
+    every = candidates(problem.element_bytes, amd=limits.is_amd)
+    by_name = {config.name: config for config in every}
     # One that another version of the list has left behind counts as none.
     return Choice(signature, by_name[name], "disk", dict(medians)) if name in by_name else None
 

@@ -12,12 +12,15 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from axonn_ext.triton.tile_configs import (
+    AMD_LIMITS,
     DESCRIPTOR_ALIGNMENT,
     DTYPE_BYTES,
+    SM80,
     SM90,
     DeviceLimits,
     Problem,
     TileConfig,
+    amd_limits,
     best_config,
     device_limits,
     shared_bytes,
@@ -37,6 +40,9 @@ def limits_of(device: torch.device) -> DeviceLimits:
     """The limits of a GPU; in the interpreter those of sm_90, with few SMs."""
     if interpreting():
         return device_limits(SM90.architecture, 4, SM90.shared_bytes_per_block)
+    if torch.version.hip is not None:
+        found = torch.cuda.get_device_properties(device)
+        return amd_limits(gfx_name(device), found.multi_processor_count)
     properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
     major, minor = torch.cuda.get_device_capability(device)
     return device_limits(
@@ -44,9 +50,23 @@ def limits_of(device: torch.device) -> DeviceLimits:
     )
 
 
+def gfx_name(device: torch.device) -> str:
+    """Of an AMD GPU, as gfx942: without the features that are on or off."""
+    return str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
+
+
+def is_known(device: torch.device) -> bool:
+    """Whether our kernels are for this GPU, or it is the interpreter's."""
+    if interpreting():
+        return True
+    if torch.version.hip is not None:
+        return gfx_name(device) in AMD_LIMITS
+    return torch.cuda.get_device_capability(device) >= divmod(SM80.architecture, 10)
+
+
 def tf32_allowed() -> bool:
     """Whether torch's own float32 matmuls on GPUs may use tf32."""
-    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+    return torch.version.hip is None and bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 @dataclass(frozen=True)
@@ -128,10 +148,11 @@ def constants_of(config: TileConfig, problem: Problem) -> dict[str, Any]:
 
 def num_programs(config: TileConfig, limits: DeviceLimits, dtype: torch.dtype, tiles: int) -> int:
     """The persistent grid: as many programs as fit all SMs at a time, and no more than tiles."""
-    accumulators = config.block_m * config.block_n // (config.num_warps * 32)
-    registers = config.num_warps * 32 * min(accumulators + 64, 255)
-    shared = shared_bytes(config, dtype.itemsize)
-    per_sm = min(65536 // registers, limits.shared_bytes_per_block // shared, 4)
+    threads = config.num_warps * limits.warp_size
+    accumulators = config.block_m * config.block_n // threads
+    registers = threads * min(accumulators + 64, 255)
+    shared = shared_bytes(config, dtype.itemsize, amd=limits.is_amd)
+    per_sm = min(limits.registers_per_sm // registers, limits.shared_bytes_per_block // shared, 4)
     return min(limits.num_sms * max(per_sm, 1), tiles)
 
 

@@ -12,10 +12,9 @@ import torch
 import triton
 from torch import Tensor
 
-from axonn_ext.triton.launch import DTYPES, interpreting, limits_of
+from axonn_ext.triton.launch import DTYPES, is_known, limits_of
 from axonn_ext.triton.matmul import launch, problem_of
 from axonn_ext.triton.tile_configs import (
-    SM80,
     TileConfig,
     candidates,
     legal_configs,
@@ -31,11 +30,7 @@ def _takes(a: Tensor, b: Tensor, bias: Tensor | None) -> bool:
     # float32 is left to the library: without tensor cores ours does not win.
     half = a.dtype in DTYPES and a.dtype != torch.float32
     aligned = bias is None or bias.is_contiguous()
-    if not (half and aligned):
-        return False
-    # limits_of() knows no older ones.
-    oldest = divmod(SM80.architecture, 10)
-    return interpreting() or torch.cuda.get_device_capability(a.device) >= oldest
+    return half and aligned and is_known(a.device)
 
 
 def offered_configs(a: Tensor, b: Tensor, bias: Tensor | None) -> list[str]:
@@ -48,8 +43,8 @@ def offered_configs(a: Tensor, b: Tensor, bias: Tensor | None) -> list[str]:
 
 
 @functools.cache
-def _by_name(element_bytes: int) -> dict[str, TileConfig]:
-    return {config.name: config for config in candidates(element_bytes)}
+def _by_name(element_bytes: int, amd: bool) -> dict[str, TileConfig]:
+    return {config.name: config for config in candidates(element_bytes, amd=amd)}
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None, name: str) -> list[Tensor]:
@@ -57,8 +52,9 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None, name: str) -> list[Tensor
     if not _takes(a, b, bias):
         return []
     problem = problem_of(a, b, bias=bias, activation=None)
-    config = _by_name(a.element_size()).get(name)
-    if config is None or why_illegal(config, problem, limits_of(a.device)):
+    limits = limits_of(a.device)
+    config = _by_name(a.element_size(), limits.is_amd).get(name)
+    if config is None or why_illegal(config, problem, limits):
         return []
     with torch.cuda.device_of(a):
         return [launch(a, b, bias, problem=problem, config=config)]

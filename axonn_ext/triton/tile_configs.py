@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-WARP_SIZE = 32
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 ACTIVATIONS = ("gelu", "swiglu")
 # A tensor descriptor asks this alignment of the base and of every stride but the last, which is 1.
@@ -17,6 +16,7 @@ DESCRIPTOR_ALIGNMENT = 16
 MAX_BOX = 256  # elements of an edge of what one descriptor load takes
 MAX_WORKSPACE_BYTES = 256 << 20  # of split-K's partial sums
 MAX_SPLIT_K = 16
+MAX_THREADS = 512  # of a program: more would leave each too few registers
 # Accumulators of a thread that holds much else: rows of A and columns of B, where there are no
 # tensor cores; addresses of operands that are loaded element by element; the state of a schedule.
 # Half of them, where two of these meet.
@@ -82,19 +82,35 @@ class Problem:
 class DeviceLimits:
     """What a GPU can hold; the last three are for the model in `cost_us`."""
 
-    architecture: int  # 80: sm_80
+    architecture: int  # 80: sm_80; of AMD hexadecimal, 0x90A: gfx90a
     num_sms: int
     shared_bytes_per_block: int
     max_accumulators: int  # fp32 registers of a thread, next to what addresses and loops need
     clock_ghz: float
     flops_per_cycle: float  # of one SM, for elements of 2 bytes; half for tf32, 256 for ieee
     l2_bytes_per_cycle: float  # into one SM
+    registers_per_sm: int = 65536
+    warp_size: int = 32  # 64: AMD's wavefronts, whose compute units are called SMs here
+
+    @property
+    def is_amd(self) -> bool:
+        return self.warp_size == 64
+
+    @property
+    def name(self) -> str:
+        """As sm_90, gfx90a."""
+        return f"gfx{self.architecture:x}" if self.is_amd else f"sm_{self.architecture}"
 
 
 # Source: CUDA C programming guide, compute capabilities; the whitepapers of A100 and H100. The L2
 # bandwidth of sm_90 is a guess, as in csrc/core/launch_config.h.
 SM80 = DeviceLimits(80, 108, 163 * 1024, 128, 1.41, 2048, 47)
 SM90 = DeviceLimits(90, 132, 227 * 1024, 128, 1.83, 4096, 64)
+# Source: AMD's data sheets of MI250X (one of its two dies) and MI300X; into a compute unit 64 bytes
+# a cycle of L2, a guess. No AMD GPU has run anything of this.
+GFX90A = DeviceLimits(0x90A, 110, 64 * 1024, 128, 1.7, 1024, 64, 131072, 64)
+GFX942 = DeviceLimits(0x942, 304, 64 * 1024, 128, 2.1, 2048, 64, 131072, 64)
+AMD_LIMITS = {limits.name: limits for limits in (GFX90A, GFX942)}
 IEEE_FLOPS_PER_CYCLE = 256  # 128 fused multiply-adds
 TILE_CYCLES = 1500  # to fill the stages and to drain the accumulators: a guess
 LAUNCH_US = 4.0  # a guess
@@ -117,6 +133,13 @@ def device_limits(architecture: int, num_sms: int, shared_bytes_per_block: int) 
     )
 
 
+def amd_limits(gfx: str, num_sms: int) -> DeviceLimits:
+    """The limits of an AMD GPU by its name, as gfx942. Raises ValueError for one not known."""
+    if gfx not in AMD_LIMITS:
+        raise ValueError(f"the architecture must be one of {', '.join(AMD_LIMITS)}, got {gfx}")
+    return replace(AMD_LIMITS[gfx], num_sms=num_sms)
+
+
 # block_m, block_n, block_k in bytes of a row, warps, stages; for both architectures, as legal.
 _TILES = (
     (128, 256, 128, 8, 3),
@@ -136,27 +159,43 @@ _TILES = (
     (64, 32, 128, 4, 4),
     (32, 32, 64, 4, 3),
 )
+# On AMD: a stage in registers, the others in 64 KiB, of which two programs are to have half each.
+_AMD_TILES = (
+    (256, 128, 128, 8, 2),
+    (128, 256, 128, 8, 2),
+    (256, 128, 64, 8, 2),
+    (128, 128, 128, 4, 2),
+    (128, 128, 64, 4, 2),
+    (128, 64, 128, 4, 2),
+    (64, 128, 128, 4, 2),
+    (64, 64, 128, 4, 2),
+    (32, 64, 128, 4, 2),
+    (16, 64, 128, 4, 2),
+    (32, 32, 64, 4, 2),
+)
 _SPLITS = (1, 2, 4, 8)
 
 
 @functools.cache
-def candidates(element_bytes: int) -> tuple[TileConfig, ...]:
+def candidates(element_bytes: int, *, amd: bool = False) -> tuple[TileConfig, ...]:
     """Every config that kernels are built for, legal or not. Of equals the first is taken."""
     return tuple(
         TileConfig(m, n, row_bytes // element_bytes, warps, stages, split_k=split, descriptors=by)
-        for m, n, row_bytes, warps, stages in _TILES
-        for by in (True, False)
+        for m, n, row_bytes, warps, stages in (_AMD_TILES if amd else _TILES)
+        for by in ((False,) if amd else (True, False))
         for split in _SPLITS
     )
 
 
-def shared_bytes(config: TileConfig, element_bytes: int) -> int:
+def shared_bytes(config: TileConfig, element_bytes: int, *, amd: bool = False) -> int:
     """An upper bound of a program's shared memory: its stages, or the tile on its way out.
 
     tools/triton_check.py holds what the compiler says to it.
     """
     stage = (config.block_m + config.block_n) * config.block_k * element_bytes
     barriers = 1024
+    if amd:
+        return max(config.num_stages - 1, 1) * stage + barriers
     return max(config.num_stages * stage, config.block_m * config.block_n * 4) + barriers
 
 
@@ -213,7 +252,7 @@ def _why_illegal_problem(config: TileConfig, problem: Problem) -> str:
 
 def _why_crowded(config: TileConfig, problem: Problem, limits: DeviceLimits) -> str:
     """What would not fit the registers of a thread."""
-    threads = config.num_warps * WARP_SIZE
+    threads = config.num_warps * limits.warp_size
     accumulators = config.block_m * config.block_n // threads
     scattered = not config.descriptors and not problem.vectors
     by_pointer = scattered or (problem.fused and not config.descriptors)
@@ -235,12 +274,16 @@ def _why_crowded(config: TileConfig, problem: Problem, limits: DeviceLimits) -> 
 
 
 def _why_illegal_device(config: TileConfig, problem: Problem, limits: DeviceLimits) -> str:
-    if config.descriptors and limits.architecture < 90:
+    if config.descriptors and (limits.is_amd or limits.architecture < 90):
         return "there are tensor descriptors from sm_90 on"
+    if limits.is_amd and problem.fused:
+        return "flags between ranks are awaited with instructions of NVIDIA's"
+    if config.num_warps * limits.warp_size > MAX_THREADS:
+        return f"{config.num_warps} warps have more than {MAX_THREADS} threads"
     why = _why_crowded(config, problem, limits)
     if why:
         return why
-    shared = shared_bytes(config, problem.element_bytes)
+    shared = shared_bytes(config, problem.element_bytes, amd=limits.is_amd)
     if shared > limits.shared_bytes_per_block:
         return f"needs {shared} bytes of shared memory, at most {limits.shared_bytes_per_block} fit"
     return ""
@@ -255,7 +298,7 @@ def why_illegal(config: TileConfig, problem: Problem, limits: DeviceLimits) -> s
         or _why_illegal_problem(config, problem)
         or _why_illegal_device(config, problem, limits)
     )
-    return f"{config.name} on sm_{limits.architecture}: {why}" if why else ""
+    return f"{config.name} on {limits.name}: {why}" if why else ""
 
 
 def cost_us(config: TileConfig, problem: Problem, limits: DeviceLimits) -> float:
@@ -277,7 +320,7 @@ def cost_us(config: TileConfig, problem: Problem, limits: DeviceLimits) -> float
     store_bytes = config.block_m * config.block_n * (4 if config.split_k > 1 else 2)
     cycles = max(math_cycles, load_bytes / limits.l2_bytes_per_cycle) + TILE_CYCLES
     cycles += store_bytes / limits.l2_bytes_per_cycle
-    if not config.descriptors and limits.architecture >= 90:
+    if not config.descriptors and not limits.is_amd and limits.architecture >= 90:
         cycles *= 1.1  # warps that compute addresses; a guess
     us = LAUNCH_US + waves * cycles / (limits.clock_ghz * 1e3)
     if config.split_k > 1:
@@ -290,7 +333,8 @@ def cost_us(config: TileConfig, problem: Problem, limits: DeviceLimits) -> float
 
 def legal_configs(problem: Problem, limits: DeviceLimits) -> list[TileConfig]:
     """The candidates that can serve the problem, cheapest by the model first."""
-    legal = [c for c in candidates(problem.element_bytes) if not why_illegal(c, problem, limits)]
+    every = candidates(problem.element_bytes, amd=limits.is_amd)
+    legal = [c for c in every if not why_illegal(c, problem, limits)]
     return sorted(legal, key=lambda config: cost_us(config, problem, limits))
 
 
@@ -299,7 +343,7 @@ def best_config(problem: Problem, limits: DeviceLimits) -> TileConfig:
     """The legal candidate of least modelled cost. Raises ValueError if there is none."""
     legal = legal_configs(problem, limits)
     if not legal:
-        raise ValueError(f"no tile config is legal for {problem} on sm_{limits.architecture}")
+        raise ValueError(f"no tile config is legal for {problem} on {limits.name}")
     return legal[0]
 
 
@@ -318,5 +362,5 @@ def shape_class(problem: Problem, limits: DeviceLimits) -> str:
         f"M={_rounded_up(problem.m)} N={_rounded_up(problem.n)} K={_rounded_up(problem.k)} "
         f"layout={problem.layout}{'' if problem.aligned else ' unaligned'}"
         f"{'' if problem.vectors else ' scattered'} "
-        f"epilogue={epilogue or 'none'} sm_{limits.architecture} sms={limits.num_sms}"
+        f"epilogue={epilogue or 'none'} {limits.name} sms={limits.num_sms}"
     )

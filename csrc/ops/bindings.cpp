@@ -16,6 +16,8 @@
 #include "ops/fused_settings.h"
 #include "ops/group.h"
 #include "ops/left_out.h"
+#include "ops/mailbox.h"
+#include "ops/measure.h"
 #include "ops/orchestrator_bindings.h"
 #include "ops/paced_links.h"
 #include "ops/product_kernels.h"
@@ -51,6 +53,17 @@ std::string keep_measurement(const std::string& signature, const std::string& ch
   return axonn::ops::keep_measurement({signature, choice, median_us});
 }
 
+// Collective; `key` is used once in the life of the group.
+bool all_say_the_same(const std::string& group_name, const std::string& key,
+                      const std::string& word) {
+  const auto process_group = c10d::resolve_process_group(group_name);
+  const axonn::ops::Group group{group_name, process_group->getRank(), process_group->getSize(),
+                                nullptr};
+  axonn::ops::Mailbox mailbox(group, process_group->getStore(), "axonn/words/" + key + "/",
+                              "all_say_the_same", axonn::ops::timeout_seconds());
+  return axonn::ops::all_say_the_same(group, mailbox, word);
+}
+
 // The emulated link of the group of that name, or null.
 std::shared_ptr<axonn::comm::PacedLink> paced_link(const std::string& group_name) {
   return axonn::ops::find_link(group_name, c10d::resolve_process_group(group_name));
@@ -79,25 +92,45 @@ PYBIND11_MODULE(_C, m) {
       "configure",
       [](double timeout_seconds, int64_t symmetric_memory_bytes, int64_t fused_nccl_sms,
          const std::string& cache_dir, const std::vector<std::string>& product_kernels,
-         const std::string& machine, const std::string& torch, const std::string& axonn_ext,
-         const std::map<std::string, double>& emulated_links) {
-        axonn::ops::configure_product_kernels(product_kernels);
+         const std::vector<std::string>& unverified_kernels, int64_t verified_fused_ranks,
+         bool suggest_verify, const std::string& machine, const std::string& torch,
+         const std::string& axonn_ext, const std::map<std::string, double>& emulated_links) {
+        axonn::ops::configure_product_kernels(product_kernels, unverified_kernels);
         axonn::ops::configure_groups({timeout_seconds, symmetric_memory_bytes});
         axonn::ops::configure_fused_on_cuda(fused_nccl_sms);
-        axonn::ops::configure_tuning({timeout_seconds, cache_dir, {machine, torch, axonn_ext}});
+        axonn::ops::configure_tuning({timeout_seconds,
+                                      cache_dir,
+                                      {machine, torch, axonn_ext},
+                                      {verified_fused_ranks, suggest_verify}});
         axonn::ops::configure_links(emulated_links);
       },
       pybind11::call_guard<pybind11::gil_scoped_release>(), pybind11::kw_only(),
       pybind11::arg("timeout_seconds"), pybind11::arg("symmetric_memory_bytes"),
       pybind11::arg("fused_nccl_sms"), pybind11::arg("cache_dir"), pybind11::arg("product_kernels"),
-      pybind11::arg("machine"), pybind11::arg("torch"), pybind11::arg("axonn_ext"),
-      pybind11::arg("emulated_links"));
+      pybind11::arg("unverified_kernels"), pybind11::arg("verified_fused_ranks"),
+      pybind11::arg("suggest_verify"), pybind11::arg("machine"), pybind11::arg("torch"),
+      pybind11::arg("axonn_ext"), pybind11::arg("emulated_links"));
+  m.def(
+      "algorithm_candidates",
+      [](bool is_cpu, bool shares_memory, bool is_supported, int64_t num_ranks,
+         int64_t verified_ranks) {
+        const auto all = axonn::ops::algorithm_candidates(
+            {is_cpu, shares_memory, is_supported, num_ranks, verified_ranks});
+        return std::pair(all.names, all.names[all.preferred]);
+      },
+      pybind11::kw_only(), pybind11::arg("is_cpu"), pybind11::arg("shares_memory"),
+      pybind11::arg("is_supported"), pybind11::arg("num_ranks"), pybind11::arg("verified_ranks"),
+      "What 'auto' may choose between, and the default.");
   m.def("symmetric_memory_bytes_in_use", &axonn::ops::symmetric_memory_bytes_in_use,
         pybind11::call_guard<pybind11::gil_scoped_release>(),
         "Bytes of symmetric memory that this rank has used in all of its groups.");
   m.def("waited_seconds", &axonn::ops::waited_seconds,
         pybind11::call_guard<pybind11::gil_scoped_release>(),
         "Seconds that this process has waited for peers inside ops, by group name.");
+  m.def("all_say_the_same", &all_say_the_same, pybind11::call_guard<pybind11::gil_scoped_release>(),
+        pybind11::arg("group_name"), pybind11::kw_only(), pybind11::arg("key"),
+        pybind11::arg("word"),
+        "Whether every rank of the group says the same word, and none an empty one.");
   m.def("enter_warm_up", &axonn::ops::enter_warm_up);
   m.def("leave_warm_up", &axonn::ops::leave_warm_up);
   m.def("tuning_choices", &tuning_choices, pybind11::call_guard<pybind11::gil_scoped_release>(),

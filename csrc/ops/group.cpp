@@ -183,8 +183,8 @@ void check_algorithm(const char* op, const std::string& algorithm, c10::Device d
                               ": algorithm='fused' exists on cpu only so far, got tensors on ",
                               device, "; use 'auto', 'chunked' or 'sequential'");
   TORCH_CHECK_NOT_IMPLEMENTED(has_fused_on_cuda(), op,
-                              ": algorithm='fused' needs the CUDA parts of axonn_ext, which are "
-                              "not built; use 'auto', 'chunked' or 'sequential'");
+                              ": algorithm='fused' cannot do this: ", kNotBuilt,
+                              "; use 'auto', 'chunked' or 'sequential'");
 }
 
 Group resolve_group(const char* op, const std::string& name, int64_t size,

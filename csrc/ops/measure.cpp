@@ -7,6 +7,7 @@ namespace {
 
 using tuning::Numbers;
 
+constexpr auto kWord = "word";
 constexpr auto kReady = "ready";
 constexpr auto kEstimate = "estimate";
 constexpr auto kTimes = "times";
@@ -40,7 +41,16 @@ void fail_measurement(const Group& group, Mailbox& mailbox, const std::string& r
   const auto own = [&](const std::string& name) {
     return group.rank == 0 ? slowest_name(name) : of_rank(name, group.rank);
   };
-  mailbox.fail({own(kReady), own(kEstimate), own(kTimes)}, reason);
+  mailbox.fail({of_rank(kWord, group.rank), own(kReady), own(kEstimate), own(kTimes)}, reason);
+}
+
+bool all_say_the_same(const Group& group, Mailbox& mailbox, const std::string& word) {
+  mailbox.post(of_rank(kWord, group.rank), word);
+  bool same = !word.empty();
+  for (int64_t peer = 0; peer < group.size; ++peer) {
+    same = mailbox.read(of_rank(kWord, peer), peer) == word && same;
+  }
+  return same;
 }
 
 Outcome measure(const Group& group, Mailbox* mailbox, c10::Device device,

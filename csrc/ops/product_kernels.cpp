@@ -14,12 +14,29 @@ using tuning::ProductName;
 using tuning::Variant;
 
 // A bit for each variant.
-std::atomic<uint32_t>& used_kinds() {
-  static std::atomic<uint32_t> kinds{0};
-  return kinds;
+struct Kinds {
+  std::atomic<uint32_t> used{0}, unverified{0};
+};
+
+Kinds& kinds() {
+  static Kinds all;
+  return all;
 }
 
 uint32_t bit_of(Variant variant) { return uint32_t{1} << static_cast<int>(variant); }
+
+uint32_t bits_of(const std::vector<std::string>& names) {
+  uint32_t bits = 0;
+  for (const auto& name : names) {
+    const auto* const found =
+        std::find_if(tuning::kKernelVariants.begin(), tuning::kKernelVariants.end(),
+                     [&](Variant variant) { return name == name_of(variant); });
+    TORCH_CHECK_VALUE(found != tuning::kKernelVariants.end(),
+                      "product_kernels: expected cublaslt, triton or fused_sm90, got '", name, "'");
+    bits |= bit_of(*found);
+  }
+  return bits;
+}
 
 struct Kernel {
   explicit Kernel(Variant kind)
@@ -31,9 +48,15 @@ struct Kernel {
     return c10::Dispatcher::singleton().findSchemaOrThrow(("axonn::_mm_" + name).c_str(), "");
   }
 
-  bool is_used_for(const at::Tensor& a) const {
+  bool is_there_for(const at::Tensor& a) const {
     const auto key = a.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
-    return (used_kinds() & bit_of(variant)) != 0 && product.hasKernelForDispatchKey(key);
+    return product.hasKernelForDispatchKey(key);
+  }
+  bool is_used_for(const at::Tensor& a) const {
+    return (kinds().used & bit_of(variant)) != 0 && is_there_for(a);
+  }
+  bool is_locked_for(const at::Tensor& a) const {
+    return (kinds().unverified & bit_of(variant)) != 0 && is_there_for(a);
   }
 
   Variant variant;
@@ -55,23 +78,18 @@ const auto& kernels() {
 
 }  // namespace
 
-void configure_product_kernels(const std::vector<std::string>& kinds) {
-  uint32_t used = 0;
-  for (const auto& kind : kinds) {
-    const auto* const found =
-        std::find_if(tuning::kKernelVariants.begin(), tuning::kKernelVariants.end(),
-                     [&](Variant variant) { return kind == name_of(variant); });
-    TORCH_CHECK_VALUE(found != tuning::kKernelVariants.end(),
-                      "product_kernels: expected cublaslt, triton or fused_sm90, got '", kind, "'");
-    used |= bit_of(*found);
-  }
-  used_kinds() = used;
+void configure_product_kernels(const std::vector<std::string>& used,
+                               const std::vector<std::string>& unverified) {
+  const uint32_t used_bits = bits_of(used), unverified_bits = bits_of(unverified);
+  kinds().used = used_bits;
+  kinds().unverified = unverified_bits;
 }
 
 void add_kernels(Candidates& candidates, const at::Tensor& a, const at::Tensor& b,
                  const std::optional<at::Tensor>& bias) {
   for (const auto& kernel : kernels()) {
-    if (!kernel.is_used_for(a)) continue;
+    const bool locked = kernel.is_locked_for(a);
+    if (!locked && !kernel.is_used_for(a)) continue;
     std::vector<std::string> found;
     try {
       found = kernel.candidates.typed<KernelCandidates>().call(a, b, bias);
@@ -81,6 +99,10 @@ void add_kernels(Candidates& candidates, const at::Tensor& a, const at::Tensor& 
       continue;
     }
     if (found.empty()) continue;
+    if (locked) {
+      suggest_verify();
+      continue;
+    }
     auto& libraries = candidates.libraries;
     libraries.append(libraries.empty() ? "" : " ").append(name_of(kernel.variant));
     libraries.append("=").append(found.front());

@@ -21,9 +21,10 @@ using KernelProduct = std::vector<at::Tensor>(const at::Tensor& a, const at::Ten
                                               const std::optional<at::Tensor>& bias,
                                               const std::string& name);
 
-// Which kinds of kernels are used in this process, by name: settings.product_kernels. Raises
-// ValueError for a name that is none's.
-void configure_product_kernels(const std::vector<std::string>& kinds);
+// Which kinds of kernels are used in this process, and which would be if `axonn-ext verify` had
+// found them right here, by name. Raises ValueError for a name that is none's.
+void configure_product_kernels(const std::vector<std::string>& used,
+                               const std::vector<std::string>& unverified);
 
 // Adds what there is for these operands: names, and the versions that times depend on. A kind that
 // fails to say what it has is left out, with a warning.

@@ -39,6 +39,12 @@ TORCH_LIBRARY(axonn, m) {
       "_fused_matmul_sum(Tensor a, Tensor b, bool everywhere, str hand_out, str group_name, "
       "int group_size, float timeout_seconds) -> Tensor");
 
+  // Why a device has no fused form for a dtype and so many ranks, whatever the sizes; empty: it
+  // has. The module of the kernels defines _why_no_fused, which is asked of sizes as well.
+  m.def(
+      "_why_no_fused_here(Device device, ScalarType dtype, int group_size, bool across_hosts) -> "
+      "str");
+
   // A product a @ b, plus bias in each row, in one of several ways (ops/product.h), and the name
   // under which the choice between them is kept.
   m.def("_tuned_mm(Tensor a, Tensor b, Tensor? bias, str variant) -> Tensor");

@@ -98,6 +98,25 @@ Choice choice_of(const Tunable& call, const Answer& answer) {
           .median_us = answer.median_us};
 }
 
+// Of what rank 0 has found or would measure, all that ranks can use together only, and cannot: as
+// they all find, since each hears the others.
+void drop_what_ranks_cannot_share(const Tunable& call, Mailbox* mailbox, Answer& answer) {
+  const bool kept = answer.verdict == Answer::Verdict::kDisk;
+  auto names = kept ? std::vector{answer.algorithm} : answer.candidates;
+  const auto is_refused = [&](const std::string& name) {
+    const auto word = call.ways.condition(name);
+    if (!word) return false;
+    return mailbox == nullptr ? word->empty() : !all_say_the_same(call.group, *mailbox, *word);
+  };
+  const auto num_refused = std::erase_if(names, is_refused);
+  if (!kept) answer.candidates = std::move(names);
+  if (!kept || num_refused == 0) return;
+  const auto candidates = call.ways.candidates();
+  answer.verdict = Answer::Verdict::kDefault;
+  answer.algorithm = candidates.names[candidates.preferred];
+  answer.median_us.clear();
+}
+
 // The fastest of the candidates that are right on all ranks.
 Choice choice_measured(const Tunable& call, Mailbox* mailbox, const Answer& answer) {
   auto choice = choice_of(call, answer);
@@ -123,12 +142,18 @@ class Tuner {
   void configure(const TuningSettings& settings) {
     const std::lock_guard lock(mutex_);
     timeout_seconds_ = settings.timeout_seconds;
+    verified_ = settings.verified;
     cache_ = std::make_shared<tuning::TuningCache>(settings.cache_directory, settings.platform);
   }
 
   std::shared_ptr<const tuning::TuningCache> cache() {
     const std::lock_guard lock(mutex_);
     return cache_;
+  }
+
+  VerifiedKernels verified() {
+    const std::lock_guard lock(mutex_);
+    return verified_;
   }
 
   void change_warm_up(int64_t by) { warm_up_depth_ += by; }
@@ -270,6 +295,12 @@ class Tuner {
     } else {
       answer = hear(call, *mailbox, num_questions);
     }
+    try {
+      drop_what_ranks_cannot_share(call, mailbox, answer);
+    } catch (const std::exception& error) {
+      if (mailbox != nullptr) fail_measurement(call.group, *mailbox, error.what());
+      throw;
+    }
     const bool measured = answer.verdict == Answer::Verdict::kMeasure;
     auto choice = measured ? choice_measured(call, mailbox, answer) : choice_of(call, answer);
     if (measured && call.group.rank == 0) {
@@ -325,6 +356,7 @@ class Tuner {
   std::mutex mutex_;
   std::atomic<int64_t> warm_up_depth_ = 0;
   std::atomic<double> timeout_seconds_ = 600.0;
+  VerifiedKernels verified_;
   std::shared_ptr<const tuning::TuningCache> cache_ =
       std::make_shared<tuning::TuningCache>("", tuning::Platform{});
   std::map<std::string, Entry> groups_;
@@ -336,44 +368,7 @@ Tuner& tuner() {
   return instance;
 }
 
-// An op by each of its algorithms.
-class Algorithms final : public Ways {
- public:
-  Algorithms(std::span<const Algorithm> legal, c10::function_ref<void(Algorithm)> run)
-      : legal_(legal), run_(run) {}
-
-  // The first is "fused" where that is legal; else the default is the last, "sequential".
-  Candidates candidates() const override {
-    Candidates all{{}, legal_.front() == Algorithm::kFused ? 0 : legal_.size() - 1, ""};
-    for (const auto algorithm : legal_) all.names.emplace_back(name_of(algorithm));
-    return all;
-  }
-
-  bool knows(const std::string& name) const override {
-    return std::any_of(legal_.begin(), legal_.end(),
-                       [&](Algorithm a) { return name == name_of(a); });
-  }
-
-  void run(const std::string& name) const override { run_(algorithm_named(name)); }
-
- private:
-  std::span<const Algorithm> legal_;
-  c10::function_ref<void(Algorithm)> run_;
-};
-
 }  // namespace
-
-const char* name_of(Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::kFused:
-      return "fused";
-    case Algorithm::kChunked:
-      return "chunked";
-    case Algorithm::kSequential:
-      return "sequential";
-  }
-  return "";
-}
 
 const char* name_of(Choice::Source source) {
   switch (source) {
@@ -389,6 +384,15 @@ const char* name_of(Choice::Source source) {
 
 void configure_tuning(const TuningSettings& settings) { tuner().configure(settings); }
 
+VerifiedKernels verified_kernels() { return tuner().verified(); }
+
+void suggest_verify() {
+  if (!verified_kernels().suggest) return;
+  TORCH_WARN_ONCE(
+      "axonn_ext: this GPU could run algorithm='fused' and the fused_sm90 product kernel, but "
+      "'auto' measures neither before `axonn-ext verify` (3 minutes) has found them right here");
+}
+
 tuning::TuningCache::Answer find_measurement(const std::string& signature) {
   return tuner().cache()->find(signature);
 }
@@ -399,24 +403,10 @@ void enter_warm_up() { tuner().change_warm_up(+1); }
 
 void leave_warm_up() { tuner().change_warm_up(-1); }
 
-Algorithm algorithm_named(const std::string& name) {
-  for (const auto algorithm : kAlgorithms) {
-    if (name == name_of(algorithm)) return algorithm;
-  }
-  TORCH_INTERNAL_ASSERT(false, name);
-}
-
 std::string resolve(const Tunable& call) { return tuner().resolve(call); }
 
 std::string full_signature(const Tunable& call) {
   return full_signature(call, call.ways.candidates().libraries);
-}
-
-Algorithm resolve_auto(const Group& group, const Signature& signature, c10::Device device,
-                       bool meets, std::span<const Algorithm> legal,
-                       c10::function_ref<void(Algorithm)> run) {
-  const Algorithms ways(legal, run);
-  return algorithm_named(resolve({group, signature, device, meets, /*is_local=*/false, ways}));
 }
 
 std::vector<Choice> tuning_choices() { return tuner().choices(); }

@@ -17,7 +17,7 @@
 #include <c10/util/FunctionRef.h>
 
 #include <array>
-#include <span>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,6 +47,13 @@ class Ways {
   // else 1. The preferred one is always right.
   virtual tuning::Numbers check(const std::vector<std::string>& names) const {
     return tuning::Numbers(names.size(), 0);
+  }
+  // For a candidate that ranks can use together only: what they must have in common for that, or
+  // an empty text if this rank cannot. Nothing for others. Whether there is something to say is the
+  // same on all ranks.
+  virtual std::optional<std::string> condition(const std::string& name) const {
+    (void)name;
+    return std::nullopt;
   }
   // Makes the call and drops the result.
   virtual void run(const std::string& name) const = 0;
@@ -81,10 +88,18 @@ inline constexpr std::array kAlgorithms{Algorithm::kFused, Algorithm::kChunked,
 
 const char* name_of(Algorithm algorithm);
 
+// What is known of kernels for GPUs that are not measured before they were run and found right:
+// what `axonn-ext verify` has left on this machine.
+struct VerifiedKernels {
+  int64_t fused_ranks = 0;  // "fused" is right between so many ranks; 0: not known to be
+  bool suggest = false;     // nothing is known, and the user is told once where it matters
+};
+
 struct TuningSettings {
   double timeout_seconds;
   std::string cache_directory;  // empty: nothing is read from or written to disk
   tuning::Platform platform;
+  VerifiedKernels verified;
 };
 
 // Values that axonn_ext/settings.py read.
@@ -95,26 +110,44 @@ void configure_tuning(const TuningSettings& settings);
 tuning::TuningCache::Answer find_measurement(const std::string& signature);
 std::string keep_measurement(const tuning::Record& record);
 
+VerifiedKernels verified_kernels();
+
+// Says once that `axonn-ext verify` would let more be measured here; nothing where it has been run.
+void suggest_verify();
+
 // Between these, calls of signatures that are not known are measured. They nest.
 void enter_warm_up();
 void leave_warm_up();
 
-// The algorithm to use in this call of an op, one of `legal`, which must be equal on all ranks; see
-// resolve(). Not for calls that need no peer (empty tensors).
-Algorithm resolve_auto(const Group& group, const Signature& signature, c10::Device device,
-                       bool meets, std::span<const Algorithm> legal,
-                       c10::function_ref<void(Algorithm)> run);
-
 // One that check_algorithm has passed, other than "auto".
 Algorithm algorithm_named(const std::string& name);
 
-// What an op tells of a call, the same on all ranks.
+// What an op tells of a call; the same on all ranks, but for the last.
 struct CallTraits {
   c10::Device device;
-  bool can_fuse;      // its ranks share memory
+  bool can_fuse;      // its ranks are of CPUs and share memory
   bool is_empty;      // there is nothing to measure
-  bool meets = true;  // see resolve_auto
+  bool meets = true;  // see Tunable
+  // On GPUs: why "fused" cannot make the call on this rank; empty: it can.
+  c10::function_ref<std::string()> why_no_fused;
+  int64_t largest_group = 0;  // of those that it calls, if not the one that agrees; 0: that one
 };
+
+// The algorithms that "auto" may choose between. On GPUs nothing is a default that was not
+// measured, and "fused" is measured only where it can make the call and is known to be right.
+struct FusedTraits {
+  bool is_cpu;
+  bool shares_memory;      // CPU
+  bool is_supported;       // GPU
+  int64_t num_ranks;       // GPU
+  int64_t verified_ranks;  // GPU
+};
+Candidates algorithm_candidates(const FusedTraits& traits);
+
+// The algorithm to use in this call of an op; see resolve(). Not for calls that need no peer (empty
+// tensors).
+Algorithm resolve_auto(const Group& group, const Signature& signature, const CallTraits& call,
+                       c10::function_ref<void(Algorithm)> run);
 
 // Runs an op, `run(algorithm)`, with the algorithm asked for or, for "auto", the one chosen.
 // `make_signature()` names the call.
@@ -123,10 +156,9 @@ auto run_algorithm(const Group& group, const std::string& algorithm, CallTraits 
                    MakeSignature&& make_signature, Run&& run) {
   if (algorithm != "auto") return run(algorithm_named(algorithm));
   if (call.is_empty) return run(call.can_fuse ? Algorithm::kFused : Algorithm::kSequential);
-  const auto legal = std::span(kAlgorithms).subspan(call.can_fuse ? 0 : 1);
   // A GPU's calls end on the host before a peer has come to them.
-  const bool meets = call.meets && call.device.is_cpu();
-  return run(resolve_auto(group, make_signature().device(call.device), call.device, meets, legal,
+  call.meets = call.meets && call.device.is_cpu();
+  return run(resolve_auto(group, make_signature().device(call.device), call,
                           [&](Algorithm a) { run(a); }));
 }
 

@@ -24,6 +24,9 @@ static_assert(kMaxChunks <= 32, "a lane for each");
 // constant, since ranks that multiply with different columns may choose different configs.
 inline constexpr int64_t kChunkRows = 256;
 
+// What TMA asks of addresses, and of the rows that lie behind them.
+inline constexpr int64_t kLoadBytes = 16;
+
 // Which dimension of the product arrives in chunks.
 enum class Arriving : int32_t {
   kNothing,

@@ -69,7 +69,15 @@ at::Tensor all_gather_matmul(const at::Tensor& a_shard, const at::Tensor& b, int
   };
   return run_algorithm(
       group, algorithm,
-      {.device = a_shard.device(), .can_fuse = group.can_fuse(), .is_empty = a_shard.numel() == 0},
+      {.device = a_shard.device(),
+       .can_fuse = group.can_fuse(),
+       .is_empty = a_shard.numel() == 0,
+       .why_no_fused =
+           [&] {
+             const auto product =
+                 all_gather_product(a_shard.sizes(), b.sizes(), gather_dim, group_size);
+             return why_no_fused(a_shard.device(), a_shard.scalar_type(), product, group_size);
+           }},
       [&] {
         return Signature(kOp)
             .tensor("a_shard", a_shard)

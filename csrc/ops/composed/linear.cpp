@@ -5,11 +5,15 @@
 
 #include <ATen/ops/sum.h>
 
+#include <algorithm>
+#include <array>
 #include <optional>
+#include <utility>
 
 #include "ops/checks.h"
 #include "ops/composed/ops.h"
 #include "ops/cpu/kernels.h"
+#include "ops/fused_cuda.h"
 #include "ops/product.h"
 #include "ops/tuner.h"
 
@@ -46,17 +50,57 @@ LinearAxes::LinearAxes(const char* op, const std::vector<std::string>& names, at
 
 namespace {
 
+// Of the whole tensors that a rank multiplies.
+struct PassSizes {
+  at::ScalarType dtype;
+  int64_t rows, in_features, out_features;
+};
+
+// Why a GPU's "fused" cannot make one of the passes; empty: it can. Whichever products the flags of
+// a call leave out, those of all are asked for.
+std::string why_no_fused_linear(const LinearAxes& axes, const PassSizes& sizes) {
+  using Form = FusedProduct::Form;
+  const auto [dtype, m, k, n] = sizes;
+  const auto gathered = axes.gather_dim == 0 ? Form::kRows : Form::kInnerA;
+  // What is summed: y along s, dx along r, dweight along z.
+  const auto sum = [&](int64_t rows, int64_t columns, int64_t inner, int64_t dim,
+                       const Group& axis) {
+    const std::array left{rows, inner}, right{inner, columns};
+    return axes.sharded ? reduce_scatter_product(left, right, dim)
+                        : all_reduce_product(left, right, axis.size);
+  };
+  const std::array products{
+      std::pair{&axes.r, FusedProduct{gathered, m, n, k}},
+      std::pair{&axes.s, sum(m, n, k, axes.scatter_dim, axes.s)},
+      std::pair{&axes.r, sum(m, k, n, axes.gather_dim, axes.r)},
+      std::pair{&axes.z, FusedProduct{Form::kColumns, m, n, k}},
+      std::pair{&axes.z, FusedProduct{Form::kInner, m, k, n}},
+      std::pair{&axes.z, FusedProduct{Form::kScatter, n, k, m}},
+  };
+  for (const auto& [axis, product] : products) {
+    if (axis->size == 1) continue;
+    auto why = why_no_fused(axes.device, dtype, product, axis->size);
+    if (!why.empty()) return why;
+  }
+  return "";
+}
+
 // Runs a pass, fused or composed of ops of the given algorithm. "auto" is measured where the ranks
 // can agree on it; elsewhere it is "fused" or, where an axis shares no memory, "auto" of each op.
 template <typename MakeSignature, typename Fused, typename Composed>
-auto run(const LinearAxes& axes, bool is_empty, MakeSignature&& make_signature, Fused&& fused,
-         Composed&& composed) {
+auto run(const LinearAxes& axes, const PassSizes& sizes, bool is_empty,
+         MakeSignature&& make_signature, Fused&& fused, Composed&& composed) {
   if (axes.alone() || (axes.algorithm == "auto" && axes.all.size == 1)) {
     return axes.can_fuse() ? fused() : composed("auto");
   }
   // A rank needs its peers along the axes for its call to end, not theirs.
-  const CallTraits traits{
-      .device = axes.device, .can_fuse = axes.can_fuse(), .is_empty = is_empty, .meets = false};
+  const auto why_not = [&] { return why_no_fused_linear(axes, sizes); };
+  const CallTraits traits{.device = axes.device,
+                          .can_fuse = axes.can_fuse(),
+                          .is_empty = is_empty,
+                          .meets = false,
+                          .why_no_fused = why_not,
+                          .largest_group = std::max({axes.r.size, axes.s.size, axes.z.size})};
   return run_algorithm(axes.all, axes.algorithm, traits, make_signature, [&](Algorithm choice) {
     const bool whole = choice == Algorithm::kFused && axes.device.is_cpu();
     return whole ? fused() : composed(name_of(choice));
@@ -251,7 +295,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_forward(
                   axes.s.size);
   }
   const auto [y, full_x, full_weight] = run(
-      axes, x.numel() == 0 || weight.numel() == 0,
+      axes,
+      {x.scalar_type(), x.size(0) * (axes.gathers() && gather_dim == 0 ? axes.r.size : 1), features,
+       weight.size(0) * axes.z.size},
+      x.numel() == 0 || weight.numel() == 0,
       [&] {
         return signature_of(kOp, axes)
             .tensor("x", x)
@@ -294,7 +341,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(
     check_scatter(kOp, "dx", {rows, weight.size(1)}, gather_dim, axes.r.size);
   }
   const auto [dx, dweight, dbias] = run(
-      axes, dy.numel() == 0 || weight.numel() == 0 || !(output_mask[0] || output_mask[1]),
+      axes,
+      {dy.scalar_type(), rows, weight.size(1), weight.size(0) * (weight_is_full ? 1 : axes.z.size)},
+      dy.numel() == 0 || weight.numel() == 0 || !(output_mask[0] || output_mask[1]),
       [&] {
         return signature_of(kOp, axes)
             .tensor("dy", dy)

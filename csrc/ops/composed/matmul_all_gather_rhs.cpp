@@ -62,7 +62,15 @@ at::Tensor matmul_all_gather_rhs(const at::Tensor& a, const at::Tensor& b_shard,
   };
   return run_algorithm(
       group, algorithm,
-      {.device = a.device(), .can_fuse = group.can_fuse(), .is_empty = b_shard.numel() == 0},
+      {.device = a.device(),
+       .can_fuse = group.can_fuse(),
+       .is_empty = b_shard.numel() == 0,
+       .why_no_fused =
+           [&] {
+             const auto product =
+                 all_gather_rhs_product(a.sizes(), b_shard.sizes(), gather_dim, group_size);
+             return why_no_fused(a.device(), a.scalar_type(), product, group_size);
+           }},
       [&] {
         return Signature(kOp)
             .tensor("b_shard", b_shard)

@@ -50,7 +50,14 @@ at::Tensor matmul_all_reduce(const at::Tensor& a, const at::Tensor& b,
   };
   return run_algorithm(
       group, algorithm,
-      {.device = a.device(), .can_fuse = group.can_fuse(), .is_empty = a.size(0) * b.size(1) == 0},
+      {.device = a.device(),
+       .can_fuse = group.can_fuse(),
+       .is_empty = a.size(0) * b.size(1) == 0,
+       .why_no_fused =
+           [&] {
+             const auto product = all_reduce_product(a.sizes(), b.sizes(), group_size);
+             return why_no_fused(a.device(), a.scalar_type(), product, group_size);
+           }},
       [&] {
         return Signature(kOp)
             .dtype(a)

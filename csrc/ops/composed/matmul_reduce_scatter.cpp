@@ -76,7 +76,14 @@ at::Tensor matmul_reduce_scatter(const at::Tensor& a, const at::Tensor& b, int64
   };
   return run_algorithm(
       group, algorithm,
-      {.device = a.device(), .can_fuse = group.can_fuse(), .is_empty = a.size(0) * b.size(1) == 0},
+      {.device = a.device(),
+       .can_fuse = group.can_fuse(),
+       .is_empty = a.size(0) * b.size(1) == 0,
+       .why_no_fused =
+           [&] {
+             const auto product = reduce_scatter_product(a.sizes(), b.sizes(), scatter_dim);
+             return why_no_fused(a.device(), a.scalar_type(), product, group_size);
+           }},
       [&] {
         return Signature(kOp)
             .dtype(a)

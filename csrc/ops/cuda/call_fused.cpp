@@ -14,13 +14,13 @@
 #include <vector>
 
 #include "ops/checks.h"
+#include "ops/cuda/fused_matmul.h"
 #include "ops/cuda/nccl_workspace.h"
 #include "ops/cuda/symmetric_workspace.h"
 
 namespace axonn::ops::cuda {
 namespace {
 
-using kernels::cuda::kMaxPeers;
 using kernels::cuda::NcclChunks;
 
 // Whether the group's ranks run under one kernel of the operating system, be it in containers.
@@ -141,8 +141,8 @@ Registry& registry() {
 at::Tensor call_fused(const char* op, const CallGroup& group,
                       const std::function<PreparedCall(const kernels::Residency&)>& prepare) {
   check_transport(op, group);
-  TORCH_CHECK_NOT_IMPLEMENTED(group.size <= kMaxPeers, op, ": algorithm='fused' serves at most ",
-                              kMaxPeers, " ranks, group '", group.name, "' has ", group.size,
+  const auto why = why_no_ranks(group.size);
+  TORCH_CHECK_NOT_IMPLEMENTED(why.empty(), op, ": group '", group.name, "': ", why,
                               "; use 'auto', 'chunked' or 'sequential'");
   const c10::cuda::CUDAGuard guard(group.device);
   Workspace& workspace = registry().find(op, group);

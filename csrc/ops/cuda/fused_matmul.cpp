@@ -19,11 +19,10 @@ using kernels::cuda::FusedGemm;
 using kernels::cuda::GatheredRows;
 using kernels::cuda::HandOut;
 
-kernels::DataType gemm_dtype(const char* op, const at::Tensor& t) {
-  TORCH_CHECK_NOT_IMPLEMENTED(t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf, op,
-                              ": fused kernels multiply bfloat16 and float16, got ",
-                              t.scalar_type());
-  return t.scalar_type() == at::kHalf ? kernels::DataType::kFloat16 : kernels::DataType::kBFloat16;
+kernels::DataType checked_dtype(const char* op, const at::Tensor& t) {
+  const auto why = why_no_dtype(t.scalar_type());
+  TORCH_CHECK_NOT_IMPLEMENTED(why.empty(), op, ": ", why);
+  return gemm_dtype(t.scalar_type());
 }
 
 // How a matrix lies in memory.
@@ -76,6 +75,21 @@ void enqueue(const char* op, Call&& call) {
 
 }  // namespace
 
+std::string why_no_dtype(at::ScalarType dtype) {
+  if (dtype == at::kBFloat16 || dtype == at::kHalf) return "";
+  return std::string("fused kernels multiply bfloat16 and float16, got ") + at::toString(dtype);
+}
+
+std::string why_no_ranks(int64_t num_ranks) {
+  if (num_ranks <= kernels::cuda::kMaxPeers) return "";
+  return "fused kernels serve at most " + std::to_string(kernels::cuda::kMaxPeers) +
+         " ranks, got " + std::to_string(num_ranks);
+}
+
+kernels::DataType gemm_dtype(at::ScalarType dtype) {
+  return dtype == at::kHalf ? kernels::DataType::kFloat16 : kernels::DataType::kBFloat16;
+}
+
 GatheredPlace gathered_place(const char* op, const std::string& name) {
   if (name == "rows") return {Arriving::kRows, true};
   if (name == "columns") return {Arriving::kColumns, false};
@@ -105,7 +119,7 @@ GatherMatmul prepare_gather(const char* op, const at::Tensor& shard, const at::T
   check_inner(op, "the gathered operand", inner_size, "the other operand",
               other.size(shard_is_a ? 0 : 1));
   FusedGemm gemm{};
-  gemm.dtype = gemm_dtype(op, shard);
+  gemm.dtype = checked_dtype(op, shard);
   const int64_t count = shard.size(0) * num_ranks, width = shard.size(1);
   const bool inner = arriving == Arriving::kInner;
   gemm.k = inner ? count : width;
@@ -137,7 +151,7 @@ FusedGemm describe_product(const char* op, const at::Tensor& a, const at::Tensor
   check_matmul(op, "a", a, "b", b);
   check_inner(op, "a.size(1)", a.size(1), "b.size(0)", b.size(0));
   FusedGemm gemm{};
-  gemm.dtype = gemm_dtype(op, a);
+  gemm.dtype = checked_dtype(op, a);
   gemm.m = a.size(0);
   gemm.n = b.size(1);
   gemm.k = a.size(1);

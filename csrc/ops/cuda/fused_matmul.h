@@ -8,10 +8,16 @@
 #include <string>
 
 #include "core/cuda/fused_calls.h"
+#include "core/data_type.h"
 #include "core/launch_config.h"
 #include "ops/cuda/workspace.h"
 
 namespace axonn::ops::cuda {
+
+// Why there are no fused kernels for a dtype, or between so many ranks; empty: there are.
+std::string why_no_dtype(at::ScalarType dtype);
+std::string why_no_ranks(int64_t num_ranks);
+kernels::DataType gemm_dtype(at::ScalarType dtype);  // of one that there are kernels for
 
 // Which operand is gathered, and which dimension of the product its rows are, by name: "rows" (of
 // a), "columns" (of b, rows of b.t()), "inner" (rows of b), "inner_a" (rows of a.t()). Raises

@@ -7,8 +7,8 @@ using cuda::Arrivals;
 using cuda::Arriving;
 using cuda::Departures;
 using cuda::FusedGemm;
+using cuda::kLoadBytes;
 
-constexpr int64_t kLoadBytes = 16;  // alignment that TMA asks of addresses and of rows
 constexpr int64_t kMaxSize = int64_t{1} << 31;
 
 bool is_aligned(const void* pointer) {

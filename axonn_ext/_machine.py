@@ -1,0 +1,73 @@
+"""What this machine is, as far as the operating system tells: no device is touched."""
+
+from __future__ import annotations
+
+import platform
+import re
+from pathlib import Path
+
+import torch
+
+DRIVER = Path("/proc/driver/nvidia")
+AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+
+
+def gpu_runtime() -> str:
+    """What torch is built to run on GPUs: "CUDA 13.0", "ROCm 7.1"; empty for a CPU build.
+
+    Tensors of both are "cuda" to torch.
+    """
+    if torch.version.hip is not None:
+        return f"ROCm {torch.version.hip}"
+    return f"CUDA {torch.version.cuda}" if torch.version.cuda is not None else ""
+
+
+def runs_cuda() -> bool:
+    """Whether NVIDIA's GPUs are what torch runs on, which kernels and libraries of CUDA need."""
+    return torch.version.cuda is not None and torch.version.hip is None
+
+
+def processor() -> str:
+    """The model of this machine's processors: timings of another are of no use."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not on this kind of machine
+    return platform.machine()
+
+
+def nvidia_gpus(driver: Path = DRIVER) -> list[str]:
+    """The models of this machine's GPUs, each once, from the driver's files."""
+    models = set()
+    for path in driver.glob("gpus/*/information"):
+        match = re.search(r"^Model:\s*(.+)$", _text_of(path), re.MULTILINE)
+        models.add(match[1].strip() if match else "an NVIDIA GPU")
+    return sorted(models)
+
+
+def amd_gpus(nodes: Path = AMD_NODES) -> list[str]:
+    """The architectures of this machine's AMD GPUs, each once, with their number of cores."""
+    models = set()
+    for path in nodes.glob("*/properties"):
+        found = dict(re.findall(r"^(\w+) (\d+)$", _text_of(path), re.MULTILINE))
+        version = int(found.get("gfx_target_version", 0))  # 90402: 9.4.2; of a CPU 0
+        if version:
+            name = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+            models.add(f"AMD {name}, {found.get('simd_count', '?')} SIMDs")
+    return sorted(models)
+
+
+def nvidia_driver(driver: Path = DRIVER) -> str:
+    """The driver's version, as 580.65.06; empty without one."""
+    match = re.search(r"Kernel Module\b.*?\s(\d+(?:\.\d+)+)\s", _text_of(driver / "version"))
+    return match[1] if match else ""
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

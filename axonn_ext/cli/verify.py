@@ -1,0 +1,222 @@
+"""`axonn-ext verify`: runs the kernels on the GPUs at hand, and keeps which of them are right."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from axonn_ext import settings
+from axonn_ext.train.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from axonn_ext.stamps import Key, Verdict
+    from axonn_ext.verify.run import Outcome
+
+# Where none of these is, there is no GPU, and no need to load Torch to find that out: of NVIDIA's
+# driver, of Tegra's, of Windows's (WSL), of AMD's.
+DEVICE_FILES = ("nvidia*", "nvhost*", "nvmap", "dxg", "kfd")
+NO_GPU = (
+    "axonn-ext verify needs an NVIDIA GPU, and {}: run it where the job will run. Nothing needs it "
+    "on CPUs"
+)
+
+DESCRIPTION = """\
+Runs the fused ops and the kernels that compete for matrix products on the GPUs of this machine,
+on random data beside float64 references, each group of cases in processes of its own, in under 3
+minutes. What is right is kept in AXONN_CACHE_DIR, for GPUs of this model and the installed driver,
+torch, NCCL, triton and axonn_ext: algorithm "auto" then measures "fused" and "fused_sm90", too.
+What is wrong is kept as well, and not used. Exit status: 0 all right, 1 something failed, 2 there
+is no GPU."""
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "verify", description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found to a file")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+    """Runs the command; raises UserError where there is no GPU."""
+    if extra:
+        raise UserError(f"unknown argument {extra[0]} (see axonn-ext verify --help)")
+    here = settings.launch_environment()
+    if here is not None and here.world_size > 1:
+        raise UserError("verify starts its own processes; start it without torchrun")
+    if not any(True for pattern in DEVICE_FILES for _ in Path("/dev").glob(pattern)):
+        raise UserError(NO_GPU.format("this machine has none"))
+    return _verify(args.json)
+
+
+def _verify(json_file: Path | None) -> int:
+    from rich.console import Console
+
+    from axonn_ext.bench.results import check_writable
+    from axonn_ext.verify.groups import groups
+    from axonn_ext.verify.run import FAILED, verdicts_of
+
+    num_gpus, gpu = find_gpus()
+    check_writable("--json", json_file)
+    console = Console()
+    start = time.monotonic()
+    outcomes = show_progress(console, gpu, groups(num_gpus))
+    verdicts = verdicts_of(outcomes)
+    key = key_of(gpu)
+    console.print(table_of(outcomes))
+    print_verdicts(console, verdicts, seconds=time.monotonic() - start)
+    stamp = keep(console, key, verdicts)
+    if json_file is not None:
+        _write_json(json_file, key, stamp, verdicts, outcomes)
+    return 1 if any(outcome.status == FAILED for outcome in outcomes) else 0
+
+
+def find_gpus() -> tuple[int, str]:
+    """How many GPUs torch sees, and their model. Raises UserError if they cannot be verified."""
+    import torch
+
+    from axonn_ext import _machine
+
+    if not _machine.runs_cuda():
+        found = _machine.gpu_runtime()
+        why = (
+            f"torch is built for {found}" if found else "the torch that is installed is a CPU build"
+        )
+        raise UserError(NO_GPU.format(why))
+    if not torch.cuda.is_available():
+        raise UserError(NO_GPU.format("torch sees none here"))
+    count = torch.cuda.device_count()
+    models = {torch.cuda.get_device_name(device) for device in range(count)}
+    if len(models) > 1:
+        raise UserError(
+            f"the GPUs here are of several models ({', '.join(sorted(models))}); verify one after "
+            "the other with CUDA_VISIBLE_DEVICES"
+        )
+    return count, models.pop()
+
+
+def key_of(gpu: str) -> Key | None:
+    """What the stamp is for; None where the driver's files do not tell, so that none is found."""
+    from axonn_ext import _library
+
+    keys = _library.stamp_keys()
+    return keys[0] if len(keys) == 1 else next((key for key in keys if key.gpu == gpu), None)
+
+
+def show_progress(console: Console, gpu: str, groups: Sequence[Any]) -> list[Outcome]:
+    """Runs the groups, with a bar where somebody watches."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from axonn_ext.verify.run import run_groups
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    )  # fmt: skip
+    outcomes = []
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(f"{gpu}: {groups[0].name}", total=len(groups))
+        for number, outcome in enumerate(run_groups(groups), start=1):
+            outcomes.append(outcome)
+            next_name = groups[number].name if number < len(groups) else "done"
+            progress.update(task, advance=1, description=f"{gpu}: {next_name}")
+    return outcomes
+
+
+def table_of(outcomes: Iterable[Outcome]) -> Any:
+    """A row for each group."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from axonn_ext.verify.run import FAILED, PASSED
+
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2))
+    for column in ("cases", "", "number", "seconds", "why"):
+        table.add_column(column, justify="right" if column in ("number", "seconds") else "left")
+    styles = {PASSED: "green", FAILED: "red"}
+    for outcome in outcomes:
+        table.add_row(
+            outcome.group.name,
+            Text(outcome.status, style=styles.get(outcome.status, "yellow")),
+            str(outcome.cases or ""),
+            f"{outcome.seconds:.1f}",
+            Text(outcome.reason),
+        )
+    return table
+
+
+def print_verdicts(console: Console, verdicts: dict[str, Verdict], *, seconds: float) -> None:
+    """What "auto" does from now on."""
+    from axonn_ext.stamps import FUSED, KERNELS
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    say(f"{seconds:.0f} s")
+    for kernel in KERNELS:
+        verdict = verdicts.get(kernel)
+        if verdict is None:
+            say(f"{kernel}: not verified, see above")
+        elif not verdict.passed:
+            say(f'{kernel}: FAILED; "auto" does not use it')
+        elif kernel == FUSED and verdict.ranks == 1:
+            say('fused: right between ranks on one GPU; for "auto" it must run between several')
+        elif kernel == FUSED:
+            say(f'fused: right; "auto" measures it in groups of up to {verdict.ranks} ranks')
+        else:
+            say(f'{kernel}: right; "auto" measures it')
+
+
+def keep(console: Console, key: Key | None, verdicts: dict[str, Verdict]) -> Path | None:
+    """Writes the stamp, or says why there is none."""
+    from axonn_ext import stamps
+
+    cache_dir = settings.load().cache_dir
+    why, path = "", None
+    if key is None:
+        why = f"{_driver_folder()} does not tell this GPU's model, by which it would be found"
+    elif not cache_dir:
+        why = "AXONN_CACHE_DIR is empty"
+    else:
+        try:
+            path = stamps.keep(cache_dir, stamps.Stamp(key, verdicts))
+        except OSError as error:
+            why = f"{error.filename or cache_dir}: {error.strerror}"
+    text = f"kept: {path}" if path else f"not kept, so that nothing changes for auto: {why}"
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    return path
+
+
+def _driver_folder() -> Path:
+    from axonn_ext import _machine
+
+    return _machine.DRIVER
+
+
+def _write_json(
+    path: Path,
+    key: Key | None,
+    stamp: Path | None,
+    verdicts: dict[str, Verdict],
+    outcomes: Sequence[Outcome],
+) -> None:
+    from axonn_ext.stamps import as_document
+
+    document = {
+        "key": asdict(key) if key else None,
+        "stamp": str(stamp) if stamp else None,
+        **as_document(verdicts),
+        "groups": [asdict(outcome) for outcome in outcomes],
+    }
+    try:
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--json: cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,170 @@
+"""What `axonn-ext verify` has found: which kernels are right on GPUs of this kind, and which not.
+
+A file for each key in AXONN_CACHE_DIR (format: docs/interfaces.md). What has no stamp is unknown:
+"auto" measures neither `fused` nor `fused_sm90` on GPUs then. What has failed is not used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from axonn_ext.settings import PRODUCT_KERNELS
+
+FORMAT = 1
+FUSED = "fused"
+KERNELS = (FUSED, *PRODUCT_KERNELS)
+# A kernel that reads a wrong address, or hangs, ends the process: these are ours, and wait.
+LOCKED = (FUSED, "fused_sm90")
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a stamp holds for."""
+
+    gpu: str  # model
+    driver: str
+    torch: str
+    nccl: str
+    triton: str  # empty: not installed
+    axonn_ext: str  # version, and a checksum of the modules with CUDA code
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found of a kernel.
+
+    ranks    the most GPUs that it was run between, each the GPU of one rank; 1: on one alone
+    reasons  by group of cases, why it failed; empty: nothing did
+    """
+
+    ranks: int = 1
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        return not self.reasons
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What was found on one kind of GPU: kernels that were not run are missing."""
+
+    key: Key
+    verdicts: Mapping[str, Verdict]
+
+
+@dataclass(frozen=True)
+class Unlocked:
+    """What "auto" may measure on the GPUs of this machine."""
+
+    product_kernels: tuple[str, ...]
+    unverified: tuple[str, ...]  # product kernels that would be, if they were known to be right
+    fused_ranks: int  # "fused" between so many ranks; 0: not at all
+    suggest_verify: bool  # something of LOCKED is unknown
+
+
+def path_of(cache_dir: str | Path, key: Key) -> Path:
+    """Where the stamp of a key lies: <cache_dir>/verify/v1/<hash of key>.json."""
+    digest = hashlib.sha256(json.dumps(asdict(key), sort_keys=True).encode()).hexdigest()
+    return Path(cache_dir) / "verify" / f"v{FORMAT}" / f"{digest[:16]}.json"
+
+
+def any_kept(cache_dir: str) -> bool:
+    """Whether there may be a stamp, of any key."""
+    return bool(cache_dir) and (Path(cache_dir) / "verify" / f"v{FORMAT}").is_dir()
+
+
+def keep(cache_dir: str | Path, stamp: Stamp) -> Path:
+    """Writes the stamp over an older one, whole or not at all. Raises OSError."""
+    path = path_of(cache_dir, stamp.key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".stamp")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(encode(stamp))
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def find(cache_dir: str | Path, key: Key) -> Stamp | None:
+    """The stamp of that key. One that is damaged, or of another key, counts as none."""
+    try:
+        stamp = decode(path_of(cache_dir, key).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return stamp if stamp.key == key else None
+
+
+def encode(stamp: Stamp) -> str:
+    """As JSON."""
+    document = {"format": FORMAT, "key": asdict(stamp.key), **as_document(stamp.verdicts)}
+    return json.dumps(document, indent=1) + "\n"
+
+
+def as_document(verdicts: Mapping[str, Verdict]) -> dict[str, Any]:
+    """{"kernels": ...}, as JSON has it."""
+    return {
+        "kernels": {
+            name: {"passed": v.passed, "ranks": v.ranks, "reasons": dict(v.reasons)}
+            for name, v in verdicts.items()
+        }
+    }
+
+
+def decode(text: str) -> Stamp:
+    """Raises ValueError for anything but a whole stamp."""
+    try:
+        document = json.loads(text)
+        if document["format"] != FORMAT:
+            raise ValueError(f"format {document['format']!r}")
+        key = Key(**{f.name: _text(document["key"][f.name]) for f in fields(Key)})
+        verdicts = {name: _verdict(v) for name, v in document["kernels"].items()}
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not a stamp: {type(error).__name__}: {error}") from None
+    return Stamp(key, verdicts)
+
+
+def unlocked(asked: Sequence[str] | None, stamps: Sequence[Stamp | None]) -> Unlocked:
+    """What may be measured, given what AXONN_PRODUCT_KERNELS asks for (None: it is not set).
+
+    stamps  of each model of the machine's GPUs, of which None has been verified: what has failed on
+            one is out, and what needs to be verified must have passed on all
+    """
+    found = [dict(stamp.verdicts) if stamp else {} for stamp in stamps]
+    failed = {name for verdicts in found for name, v in verdicts.items() if not v.passed}
+    passed = {name for name in KERNELS if found and all(name in v for v in found)} - failed
+    usual = [name for name in PRODUCT_KERNELS if name in passed or name not in LOCKED]
+    unknown = [name for name in LOCKED if found and name not in passed | failed]
+    ranks = min((v[FUSED].ranks for v in found), default=0) if FUSED in passed else 0
+    return Unlocked(
+        product_kernels=tuple(k for k in (usual if asked is None else asked) if k not in failed),
+        unverified=tuple(k for k in unknown if k != FUSED and asked is None),
+        fused_ranks=ranks,
+        suggest_verify=bool(unknown),
+    )
+
+
+def _verdict(document: Mapping[str, Any]) -> Verdict:
+    ranks, reasons = document["ranks"], document["reasons"]
+    if type(ranks) is not int or ranks < 1:
+        raise ValueError(f"ranks {ranks!r}")
+    verdict = Verdict(ranks, {_text(name): _text(why) for name, why in reasons.items()})
+    if document["passed"] is not verdict.passed:
+        raise ValueError("passed, with reasons why not" if reasons else "failed, for no reason")
+    return verdict
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"not a text: {value!r}")
+    return value

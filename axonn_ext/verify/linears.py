@@ -1,0 +1,89 @@
+"""A Linear on every grid of the ranks, on GPUs, against plain torch in float64 on the CPU."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from axonn_ext import full_gradients, full_state_dict, nn, sync_gradients
+from axonn_ext.grid import Grid, GridShape
+from axonn_ext.verify.accuracy import relative_error
+
+
+def factorisations(world_size: int) -> list[GridShape]:
+    """Every ordered way to lay `world_size` ranks out over x, y, z and data."""
+    sizes = itertools.product(range(1, world_size + 1), repeat=4)
+    return [GridShape(*s) for s in sizes if math.prod(s) == world_size]
+
+
+@functools.cache
+def grid_of(shape: GridShape) -> Grid:
+    """The grid of that shape in this process, made once: groups cost milliseconds."""
+    return Grid(**shape.as_dict())
+
+
+def linear_errors(
+    shape: GridShape,
+    role: str,
+    layout: str,
+    algorithm: str,
+    *,
+    dtype: torch.dtype = torch.float64,
+    sizes: tuple[int, int, int],
+) -> dict[str, float]:
+    """Relative errors of one forward and backward; sizes: rows, in- and out-features."""
+    grid, (rows, features_in, features_out) = grid_of(shape), sizes
+    layer = nn.Linear(
+        features_in, features_out, grid=grid, role=role, layout=layout, dtype=dtype,
+        algorithm=algorithm,
+    ).cuda()  # fmt: skip
+    torch.manual_seed(7)
+    x = torch.randn(rows, features_in).to(dtype)
+    dy = torch.randn(rows, features_out).to(dtype)
+    state = {name: t.cpu().double().requires_grad_() for name, t in full_state_dict(layer).items()}
+    x_ref = x.double().requires_grad_()
+    y_ref = torch.nn.functional.linear(x_ref, state["weight"], state["bias"])
+    y_ref.backward(dy.double())
+
+    local_x = grid.shard(x, layer.input_dims).cuda().requires_grad_()
+    y = layer(local_x)
+    y.backward(grid.shard(dy, layer.output_dims).cuda())
+    sync_gradients(layer)
+    grads = full_gradients(layer)
+    assert local_x.grad is not None
+    got = {
+        "y": (grid.unshard(y, layer.output_dims), y_ref),
+        "dx": (grid.unshard(local_x.grad, layer.input_dims), x_ref.grad),
+        "dweight": (grads["weight"], state["weight"].grad),
+        "dbias": (grads["bias"], state["bias"].grad),
+    }
+    return {name: relative_error(a.cpu(), b) for name, (a, b) in got.items() if b is not None}
+
+
+def cases() -> Iterator[tuple[GridShape, str]]:
+    """Every grid of the world's ranks, in both roles."""
+    yield from itertools.product(factorisations(dist.get_world_size()), ("expand", "contract"))
+
+
+def linear_failures(
+    layout: str,
+    algorithm: str,
+    *,
+    dtype: torch.dtype,
+    sizes: tuple[int, int, int],
+    limit: float,
+) -> list[str]:
+    """On every grid and in both roles, what is off by more than the limit."""
+    return [
+        f"{shape} {role} {layout} {name}: {error:.1e} > {limit:.1e}"
+        for shape, role in cases()
+        for name, error in linear_errors(
+            shape, role, layout, algorithm, dtype=dtype, sizes=sizes
+        ).items()
+        if not error <= limit
+    ]

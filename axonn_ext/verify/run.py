@@ -1,0 +1,173 @@
+"""Runs groups of cases, each in processes of its own: one that dies fails its group alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+from axonn_ext.settings import PRODUCT_KERNELS, worker_environment
+from axonn_ext.stamps import Verdict
+from axonn_ext.verify.groups import MAX_FAILURES, Group
+from axonn_ext.verify.worker import Task
+
+PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
+TOTAL_SECONDS = 170.0
+LEAST_SECONDS = 8.0  # a process takes as long to start
+GRACE_SECONDS = 3.0  # for the peers of a process that has failed, to fail, too
+WAIT_SECONDS = 20.0  # of a rank for a peer, less than any group has
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a group."""
+
+    group: Group
+    status: str
+    reason: str = ""  # why it failed or was not run
+    cases: int = 0
+    seconds: float = 0.0
+
+
+def run_groups(groups: Iterable[Group], *, device: str = "cuda") -> Iterator[Outcome]:
+    """One after the other, until the time is up; what is left then is not run."""
+    deadline = time.monotonic() + TOTAL_SECONDS
+    for group in groups:
+        left = deadline - time.monotonic()
+        if left < LEAST_SECONDS:
+            yield Outcome(group, NOT_RUN, "the time was up")
+        else:
+            yield run_group(group, seconds=min(group.seconds, left), device=device)
+
+
+def run_group(group: Group, *, seconds: float, device: str = "cuda") -> Outcome:
+    """Waits for its processes; after so many seconds they are ended."""
+    start = time.monotonic()
+    # The store is this process's: it outlives ranks.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with tempfile.TemporaryDirectory(prefix="axonn_verify_") as folder:
+        processes = _Processes(group, Path(folder), port=store.port, device=device)
+        try:
+            late = not processes.wait(start + seconds)
+        finally:
+            processes.end()
+        status, reason, cases = _judge(processes, seconds if late else None)
+    return Outcome(group, status, reason, cases, time.monotonic() - start)
+
+
+def verdicts_of(outcomes: Iterable[Outcome]) -> dict[str, Verdict]:
+    """By kernel. One that failed nowhere has none where a group of a single GPU was not run."""
+    by_kernel: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        by_kernel.setdefault(outcome.group.kernel, []).append(outcome)
+    verdicts = {}
+    for kernel, found in by_kernel.items():
+        ranks = max((o.group.gpus for o in found if o.status == PASSED), default=1)
+        reasons = {o.group.name: o.reason for o in found if o.status == FAILED}
+        if reasons or all(o.status == PASSED for o in found if o.group.gpus == 1):
+            verdicts[kernel] = Verdict(ranks, reasons)
+    return verdicts
+
+
+class _Processes:
+    """Those of a group, in sessions of their own, with what they print and find in files."""
+
+    def __init__(self, group: Group, folder: Path, *, port: int, device: str) -> None:
+        self._folder = folder
+        self.running: list[subprocess.Popen[bytes]] = []
+        for rank in range(group.num_ranks):
+            result = str(self.result_of(rank))
+            task = Task(group.target, rank, group.num_ranks, port, device, result)
+            command = [sys.executable, "-m", "axonn_ext.verify.worker", json.dumps(asdict(task))]
+            with self.output_of(rank).open("wb") as output:
+                process = subprocess.Popen(
+                    command,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=_environment(group),
+                    start_new_session=True,
+                )
+            self.running.append(process)
+
+    def result_of(self, rank: int) -> Path:
+        return self._folder / f"result{rank}.json"
+
+    def output_of(self, rank: int) -> Path:
+        return self._folder / f"output{rank}"
+
+    def wait(self, deadline: float) -> bool:
+        """Whether all have ended in time; once one has failed, the others get little."""
+        while any(process.poll() is None for process in self.running):
+            if any(process.poll() for process in self.running):
+                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+                self._wait_until(deadline)
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def _wait_until(self, deadline: float) -> None:
+        while time.monotonic() < deadline and any(p.poll() is None for p in self.running):
+            time.sleep(0.02)
+
+    def end(self) -> None:
+        """Kills those that are left, and what they may have started."""
+        for process in self.running:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _environment(group: Group) -> Mapping[str, str]:
+    """No stamp, of which one may say that the kernel is not to be used, and no measurements."""
+    kinds = group.kernel if group.kernel in PRODUCT_KERNELS else ""
+    return worker_environment(
+        AXONN_CACHE_DIR="",
+        AXONN_PRODUCT_KERNELS=kinds,
+        AXONN_TIMEOUT_SECONDS=str(WAIT_SECONDS),
+        CUDA_DEVICE_MAX_CONNECTIONS="32",  # streams of virtual ranks must not share a queue
+    )
+
+
+def _judge(processes: _Processes, late_s: float | None) -> tuple[str, str, int]:
+    """Status, reason and number of cases."""
+    failures: list[str] = []
+    unsupported, cases = "", 0
+    for rank, process in enumerate(processes.running):
+        try:
+            found = json.loads(processes.result_of(rank).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = None
+        if process.returncode != 0 and late_s is None:
+            failures.append(_death(rank, process.returncode, processes.output_of(rank)))
+        elif found is None or process.returncode != 0:
+            failures.append(f"rank {rank} had not ended after {late_s or 0:.0f} s")
+        else:
+            failures += found.get("failures", [])
+            unsupported = unsupported or found.get("unsupported", "")
+            cases = max(cases, found.get("cases", 0))
+    if failures:
+        # A rank that was ended with the others has less to say than the one that failed.
+        failures.sort(key=lambda text: "SIGKILL" in text)
+        more = len(failures) - MAX_FAILURES
+        text = "; ".join(failures[:MAX_FAILURES]) + (f"; and {more} more" if more > 0 else "")
+        return FAILED, text, cases
+    return (NOT_RUN, unsupported, 0) if unsupported else (PASSED, "", cases)
+
+
+def _death(rank: int, status: int, output: Path) -> str:
+    how = f"ended with status {status}"
+    if status < 0:
+        how = f"was killed by {signal.Signals(-status).name}"
+    lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return f"rank {rank} {how}" + (f": {lines[-1].strip()[:300]}" if lines else "")

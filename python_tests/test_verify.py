@@ -1,0 +1,453 @@
+"""`axonn-ext verify` and what it unlocks, without a GPU: stamps by hand, groups that are fakes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.library import Library
+
+from axonn_ext import _library, _machine, settings, stamps, tuning
+from axonn_ext.cli import main
+from axonn_ext.cli import verify as command
+from axonn_ext.stamps import Key, Stamp, Verdict
+from axonn_ext.train.errors import UserError
+from axonn_ext.verify import groups, run
+from axonn_ext.verify.groups import Group
+from axonn_ext.verify.run import FAILED, NOT_RUN, PASSED, Outcome
+from test_tuning import cache_in
+
+H100 = Key(
+    "NVIDIA H100 80GB HBM3", "580.65.06", "2.13.0+cu130", "2.29.7", "3.9.0", "0.1.0+12345678"
+)
+RIGHT = {
+    "fused": Verdict(ranks=4),
+    **{name: Verdict() for name in ("cublaslt", "triton", "fused_sm90")},
+}
+WRONG = Verdict(reasons={"fused: sums, virtual ranks": "rank 0 was killed by SIGABRT"})
+
+# --- Stamps ---------------------------------------------------------------------------------------
+
+
+def test_a_stamp_is_found_by_its_key_alone(tmp_path: Path):
+    stamp = Stamp(H100, {"fused": Verdict(ranks=8), "fused_sm90": WRONG})
+    assert not stamps.any_kept(str(tmp_path)) and not stamps.any_kept("")
+    path = stamps.keep(tmp_path, stamp)
+    assert stamps.any_kept(str(tmp_path))
+    assert path == stamps.path_of(tmp_path, H100)
+    assert stamps.find(tmp_path, H100) == stamp
+    for name in (field.name for field in dataclasses.fields(Key)):
+        assert stamps.find(tmp_path, dataclasses.replace(H100, **{name: "another"})) is None
+    stamps.keep(tmp_path, Stamp(H100, RIGHT))
+    assert stamps.find(tmp_path, H100) == Stamp(H100, RIGHT)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_the_format_is_what_the_documents_say(tmp_path: Path):
+    document = json.loads(stamps.keep(tmp_path, Stamp(H100, {"fused": WRONG})).read_text())
+    assert document == {
+        "format": 1,
+        "key": dataclasses.asdict(H100),
+        "kernels": {"fused": {"passed": False, "ranks": 1, "reasons": dict(WRONG.reasons)}},
+    }
+
+
+def test_a_damaged_stamp_counts_as_none(tmp_path: Path):
+    text = stamps.encode(Stamp(H100, RIGHT))
+    path = stamps.keep(tmp_path, Stamp(H100, RIGHT))
+    document = json.loads(text)
+    damaged = [
+        text[: len(text) // 2],
+        "",
+        "null",
+        "[]",
+        "[" * 100_000,
+        "\x00\xff",
+        text.replace('"format": 1', '"format": 2'),
+        text.replace('"driver"', '"drivers"'),
+        text.replace('"ranks": 4', '"ranks": "4"'),
+        text.replace('"ranks": 4', '"ranks": -1'),
+        text.replace('"ranks": 4', '"ranks": true'),
+        text.replace('"passed": true', '"passed": false', 1),
+        text.replace('"reasons": {}', '"reasons": {"sums": "wrong"}', 1),
+        text.replace('"reasons": {}', '"reasons": 7', 1),
+        json.dumps(document | {"kernels": ["fused"]}),
+        json.dumps(document | {"key": document["key"] | {"driver": "1"}}),
+    ]
+    for one in damaged:
+        assert one != text
+        path.write_text(one, encoding="latin-1")
+        assert stamps.find(tmp_path, H100) is None, one[:80]
+    path.write_text(text)
+    assert stamps.find(tmp_path, H100) is not None
+    path.unlink()
+    path.mkdir()
+    assert stamps.find(tmp_path, H100) is None
+
+
+# --- What they unlock -----------------------------------------------------------------------------
+
+
+def test_without_a_gpu_nothing_is_unlocked_or_suggested():
+    found = stamps.unlocked(None, [])
+    assert found.product_kernels == ("cublaslt", "triton")
+    assert (found.fused_ranks, found.unverified, found.suggest_verify) == (0, (), False)
+
+
+def test_without_a_stamp_it_is_suggested():
+    found = stamps.unlocked(None, [None])
+    assert found.product_kernels == ("cublaslt", "triton")
+    assert (found.fused_ranks, found.unverified) == (0, ("fused_sm90",))
+    assert found.suggest_verify
+
+
+def test_a_stamp_unlocks_what_it_says_is_right():
+    found = stamps.unlocked(None, [Stamp(H100, RIGHT)])
+    assert found.product_kernels == ("cublaslt", "triton", "fused_sm90")
+    assert (found.fused_ranks, found.unverified, found.suggest_verify) == (4, (), False)
+    assert stamps.unlocked(("triton",), [Stamp(H100, RIGHT)]).product_kernels == ("triton",)
+    assert stamps.unlocked((), [Stamp(H100, RIGHT)]).product_kernels == ()
+
+
+@pytest.mark.parametrize("failed", stamps.KERNELS)
+def test_what_has_failed_is_locked_out_alone(failed: str):
+    stamp = Stamp(H100, RIGHT | {failed: WRONG})
+    for asked in (None, settings.PRODUCT_KERNELS):
+        found = stamps.unlocked(asked, [stamp])
+        expected = tuple(name for name in settings.PRODUCT_KERNELS if name != failed)
+        assert found.product_kernels == expected
+        assert found.fused_ranks == (0 if failed == "fused" else 4)
+        assert not found.suggest_verify and found.unverified == ()
+
+
+def test_every_model_of_gpu_must_have_passed():
+    other = dataclasses.replace(H100, gpu="NVIDIA H200")
+    two_ranks = Stamp(other, RIGHT | {"fused": Verdict(ranks=2)})
+    assert stamps.unlocked(None, [Stamp(H100, RIGHT), two_ranks]).fused_ranks == 2
+    for second in (None, Stamp(other, {}), Stamp(other, {"fused": WRONG, "fused_sm90": WRONG})):
+        found = stamps.unlocked(None, [Stamp(H100, RIGHT), second])
+        assert found.fused_ranks == 0
+        assert found.product_kernels == ("cublaslt", "triton")
+
+
+def fake_driver(folder: Path, models: list[str]) -> Path:
+    for number, model in enumerate(models):
+        path = folder / "gpus" / f"0000:{number:02x}:00.0" / "information"
+        path.parent.mkdir(parents=True)
+        path.write_text(f"Model: \t\t {model}\nIRQ:   \t\t 42\n")
+    (folder / "version").write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  "
+        "(root@host)  Sun Jul 20 2025\nGCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n"
+    )
+    return folder
+
+
+def test_the_driver_tells_models_and_its_version(tmp_path: Path):
+    folder = fake_driver(tmp_path, ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H200"])
+    assert _machine.nvidia_gpus(folder) == ["NVIDIA H100 80GB HBM3", "NVIDIA H200"]
+    assert _machine.nvidia_driver(folder) == "580.65.06"
+    text = (
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
+    )
+    (folder / "version").write_text(text)
+    assert _machine.nvidia_driver(folder) == "535.104.05"
+    assert _machine.nvidia_gpus(tmp_path / "none") == []
+    assert _machine.nvidia_driver(tmp_path / "none") == ""
+
+
+def test_amd_gpus_are_told_apart(tmp_path: Path):
+    """From the kernel's files: measurements of another GPU are of no use."""
+    versions = (0, 90402, 90010)
+    for number, version in enumerate(versions):
+        (tmp_path / str(number)).mkdir()
+        text = f"cpu_cores_count 0\nsimd_count 1216\ngfx_target_version {version}\nvendor_id 4098\n"
+        (tmp_path / str(number) / "properties").write_text(text)
+    assert _machine.amd_gpus(tmp_path) == ["AMD gfx90a, 1216 SIMDs", "AMD gfx942, 1216 SIMDs"]
+    assert _machine.amd_gpus(tmp_path / "none") == []
+
+
+def test_the_settings_find_the_stamps_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """On a machine that seems to have a GPU."""
+    loaded = dataclasses.replace(settings.load(), cache_dir=str(tmp_path))
+    assert not _library.find_unlocked(loaded).suggest_verify
+    monkeypatch.setattr(_machine, "runs_cuda", lambda: True)
+    monkeypatch.setattr(_machine, "nvidia_gpus", lambda: ["NVIDIA H200"])
+    monkeypatch.setattr(_machine, "nvidia_driver", lambda: "580.65.06")
+    assert _library.find_unlocked(loaded).suggest_verify
+    [key] = _library.stamp_keys()
+    assert (key.gpu, key.driver, key.torch) == ("NVIDIA H200", "580.65.06", torch.__version__)
+    stamps.keep(tmp_path, Stamp(dataclasses.replace(key, driver="570.1"), RIGHT))
+    assert _library.find_unlocked(loaded).fused_ranks == 0
+    stamps.keep(tmp_path, Stamp(key, RIGHT))
+    assert _library.find_unlocked(loaded).fused_ranks == 4
+    assert command.key_of("NVIDIA H200") == key
+
+
+# --- What "auto" measures then --------------------------------------------------------------------
+
+ALL = ["fused", "chunked", "sequential"]
+
+
+@pytest.mark.parametrize(
+    ("verified_ranks", "num_ranks", "is_supported", "names"),
+    [
+        (0, 2, True, ALL[1:]),  # no stamp
+        (4, 2, True, ALL),
+        (4, 4, True, ALL),
+        (4, 8, True, ALL[1:]),  # verified between fewer
+        (1, 2, True, ALL[1:]),  # on one GPU only
+        (8, 2, False, ALL[1:]),  # sm_80, float32, rows of 3 elements
+    ],
+)
+def test_candidates_on_gpus(
+    verified_ranks: int, num_ranks: int, is_supported: bool, names: list[str]
+):
+    """Nothing is a default there that was not measured."""
+    found = _library.algorithm_candidates(
+        is_cpu=False, shares_memory=False, is_supported=is_supported, num_ranks=num_ranks,
+        verified_ranks=verified_ranks,
+    )  # fmt: skip
+    assert found == (names, "sequential")
+
+
+def test_candidates_on_cpus_do_not_depend_on_gpus():
+    for shares, ranks in itertools.product((True, False), (0, 8)):
+        found = _library.algorithm_candidates(
+            is_cpu=True, shares_memory=shares, is_supported=False, num_ranks=2, verified_ranks=ranks
+        )
+        assert found == ((ALL, "fused") if shares else (ALL[1:], "sequential"))
+
+
+def words(by_rank: list[list[str]]) -> list[bool]:
+    group = dist.group.WORLD
+    assert group is not None
+    return [
+        _library.all_say_the_same(group.group_name, key=f"{by_rank}/{turn}", word=word)
+        for turn, word in enumerate(by_rank[dist.get_rank()])
+    ]
+
+
+def test_ranks_use_together_only_what_all_can(pool):
+    """Each rank's host, or nothing where its stamp or its operands forbid it."""
+    said = [["host a", "host a", "", "host a"], ["host a", "host b", "", ""]]
+    assert pool(2).run(words, said) == [[True, False, False, False]] * 2
+
+
+@contextmanager
+def fake_fused_sm90() -> Iterator[None]:
+    """A product kernel of that name, on the CPU."""
+    library = Library("axonn", "IMPL")
+
+    def candidates(a: Tensor, b: Tensor, bias: Tensor | None) -> list[str]:
+        return ["1", ""]
+
+    def product(a: Tensor, b: Tensor, bias: Tensor | None, name: str) -> list[Tensor]:
+        y = a @ b
+        return [y if bias is None else y + bias]
+
+    library.impl("_mm_fused_sm90_candidates", candidates, "CPU")
+    library.impl("_mm_fused_sm90", product, "CPU")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def measured_products(
+    monkeypatch: pytest.MonkeyPatch, stamp: Stamp | None, **changes: tuple[str, ...]
+) -> set[str]:
+    """The ways that are measured to compute a product, with that kernel and that stamp."""
+    unlocked = stamps.unlocked(changes.get("product_kernels"), [stamp])
+    monkeypatch.setattr(_library, "find_unlocked", lambda loaded: unlocked)
+    with fake_fused_sm90(), cache_in("", **changes):
+        choice = tuning.tune_product(
+            torch.ones(256, 256), torch.ones(256, 256), product_pass="dgrad"
+        )
+    monkeypatch.undo()
+    _library.configure(settings.load())
+    assert choice is not None
+    return set(choice.median_us)
+
+
+def test_auto_measures_the_product_kernel_that_is_right_and_suggests_verify_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    hint = "before `axonn-ext verify` (3 minutes) has found them right here"
+    wrong = Stamp(H100, RIGHT | {"fused_sm90": WRONG})
+    assert "fused_sm90" not in measured_products(monkeypatch, wrong)
+    assert "fused_sm90" in measured_products(monkeypatch, Stamp(H100, RIGHT))
+    assert hint not in capfd.readouterr().err
+    for _ in range(2):
+        assert "fused_sm90" not in measured_products(monkeypatch, None)
+    assert capfd.readouterr().err.count(hint) == 1
+    asked = {"product_kernels": ("fused_sm90",)}
+    assert "fused_sm90" in measured_products(monkeypatch, None, **asked)
+
+
+# --- Groups of cases, in processes of their own ---------------------------------------------------
+
+
+def group(target: str, kernel: str = "fused", num_ranks: int = 1, gpus: int = 1) -> Group:
+    return Group(target, kernel, f"verify_targets:{target}", num_ranks, gpus)
+
+
+@pytest.fixture
+def targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes find verify_targets.py."""
+    path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+    monkeypatch.setenv("RANK", "3")  # as if something had left it
+    monkeypatch.setattr(run, "GRACE_SECONDS", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("target", "num_ranks", "status", "reason"),
+    [
+        ("passes", 2, PASSED, ""),
+        ("fails", 1, FAILED, "one of two is wrong"),
+        ("cannot_run", 1, NOT_RUN, "it is of sm_80"),
+        ("raises", 1, FAILED, "rank 0 ended with status 1: RuntimeError: CUDA error: unspecified"),
+        ("rank_1_is_killed", 2, FAILED, "rank 1 was killed by SIGABRT"),
+    ],
+)
+def test_a_group(targets: None, target: str, num_ranks: int, status: str, reason: str):
+    outcome = run.run_group(group(target, num_ranks=num_ranks), seconds=120, device="cpu")
+    assert (outcome.status, outcome.reason[: len(reason)]) == (status, reason), outcome
+    assert outcome.seconds < 110
+
+
+def test_a_group_that_hangs_is_ended(targets: None):
+    start = time.monotonic()
+    outcome = run.run_group(group("hangs"), seconds=1, device="cpu")
+    assert outcome.status == FAILED and "rank 0 had not ended after 1 s" in outcome.reason
+    assert time.monotonic() - start < 60
+
+
+def test_what_there_is_no_time_for_is_not_run(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(run, "TOTAL_SECONDS", 1.0)
+    [outcome] = run.run_groups([group("hangs")], device="cpu")
+    assert (outcome.status, outcome.reason) == (NOT_RUN, "the time was up")
+
+
+def test_verdicts_by_kernel():
+    one, two, four = (group(f"{n}", num_ranks=n, gpus=n) for n in (1, 2, 4))
+    products = group("products", "triton")
+
+    def verdict(*statuses: tuple[Group, str]) -> dict[str, Verdict]:
+        return run.verdicts_of(Outcome(g, status, "why") for g, status in statuses)
+
+    passed = verdict((one, PASSED), (two, PASSED), (four, PASSED), (products, PASSED))
+    assert passed == {"fused": Verdict(ranks=4), "triton": Verdict()}
+    # Between fewer GPUs than there are, where they do not reach each other or the time was up.
+    assert verdict((one, PASSED), (two, PASSED), (four, NOT_RUN)) == {"fused": Verdict(ranks=2)}
+    assert verdict((one, NOT_RUN), (two, PASSED), (products, NOT_RUN)) == {}
+    failed = verdict((one, PASSED), (four, FAILED), (products, PASSED))
+    assert failed["fused"].reasons == {"4": "why"} and failed["triton"].passed
+
+
+def test_groups_for_the_gpus_that_there_are():
+    for num_gpus, worlds in ((1, {1}), (2, {1, 2}), (3, {1, 2}), (4, {1, 2, 4}), (16, {1, 2, 8})):
+        found = groups.groups(num_gpus)
+        assert {g.gpus for g in found} == worlds
+        assert {g.kernel for g in found} == set(stamps.KERNELS)
+        assert len({g.name for g in found}) == len(found)
+        for g in found:
+            module, _, function = g.target.partition(":")
+            assert module == groups.__name__ and callable(getattr(groups, function))
+            assert g.num_ranks in (g.gpus, 2)
+
+
+# --- The command ----------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so_and_ends_with_2(capsys: pytest.CaptureFixture[str]):
+    start = time.monotonic()
+    assert main(["verify"]) == 2
+    assert time.monotonic() - start < 5
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: axonn-ext verify needs an NVIDIA GPU, and ")
+    assert "run it where the job will run" in line
+
+
+def test_the_users_mistakes(capsys: pytest.CaptureFixture[str]):
+    assert main(["verify", "--fast"]) == 2
+    assert "unknown argument --fast" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("hip", "cuda", "why"),
+    [
+        ("7.1.2", None, "torch is built for ROCm 7.1.2"),
+        (None, None, "the torch that is installed is a CPU build"),
+        (None, "13.0", "torch sees none here"),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_why_there_is_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, hip: str | None, cuda: str | None, why: str
+):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    with pytest.raises(UserError, match=why):
+        command.find_gpus()
+
+
+def run_command(
+    monkeypatch: pytest.MonkeyPatch, outcomes: list[Outcome], cache_dir: Path, file: Path
+) -> int:
+    """On a machine that seems to have an H100."""
+    monkeypatch.setattr(command, "DEVICE_FILES", ("null",))
+    monkeypatch.setattr(command, "find_gpus", lambda: (4, H100.gpu))
+    monkeypatch.setattr(command, "key_of", lambda gpu: H100)
+    monkeypatch.setattr(run, "run_groups", lambda groups: iter(outcomes))
+    monkeypatch.setenv("AXONN_CACHE_DIR", str(cache_dir))
+    return main(["verify", "--json", str(file)])
+
+
+def test_what_it_leaves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    outcomes = [
+        Outcome(g, PASSED if g.kernel != "triton" else FAILED, "wrong", 7, 1.0)
+        for g in groups.groups(4)
+    ]
+    file = tmp_path / "found.json"
+    assert run_command(monkeypatch, outcomes, tmp_path / "cache", file) == 1
+    stamp = stamps.find(tmp_path / "cache", H100)
+    assert stamp is not None and stamp.verdicts["fused"] == Verdict(ranks=4)
+    assert stamp.verdicts["triton"].reasons == {"triton: products": "wrong"}
+    document = json.loads(file.read_text())
+    assert document["key"] == dataclasses.asdict(H100)
+    assert document["stamp"] == str(stamps.path_of(tmp_path / "cache", H100))
+    assert {g["group"]["name"] for g in document["groups"]} == {o.group.name for o in outcomes}
+    printed = capsys.readouterr().out
+    assert "triton: products" in printed and 'triton: FAILED; "auto" does not use it' in printed
+    assert 'fused: right; "auto" measures it in groups of up to 4 ranks' in printed
+
+    outcomes = [dataclasses.replace(o, status=PASSED) for o in outcomes]
+    assert run_command(monkeypatch, outcomes, tmp_path / "cache", file) == 0
+    stamp = stamps.find(tmp_path / "cache", H100)
+    assert stamp is not None and all(v.passed for v in stamp.verdicts.values())
+
+
+def test_where_nothing_can_be_kept_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "file").write_text("")
+    outcomes = [Outcome(g, PASSED) for g in groups.groups(1)]
+    status = run_command(monkeypatch, outcomes, tmp_path / "file", tmp_path / "found.json")
+    assert status == 0
+    assert "not kept, so that nothing changes for auto: " in capsys.readouterr().out
