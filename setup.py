@@ -332,6 +332,7 @@ def main() -> None:
     choice = choose_cuda(
         os.environ.get("AXONN_CUDA"),
         torch_cuda=torch.version.cuda,
+        torch_hip=torch.version.hip,
         nvcc=toolkit.version if toolkit else None,
         sources=sources,
         nccl=str(toolkit.find_header("nccl.h") or "") or None if toolkit else None,
@@ -349,8 +350,11 @@ def main() -> None:
         lacking = what_cutlass_lacks(cutlass, toolkit)
         modules, left_out = choose_modules(sources, arch_list, lacking=lacking, demanded=demanded)
     nvcc = f"{toolkit.version} in {toolkit.home}" if toolkit else "none"
+    runtime = f"CUDA {torch.version.cuda or 'none'}"
+    if torch.version.hip is not None:
+        runtime = f"ROCm {torch.version.hip}"
     report = [
-        f"torch {torch.__version__} (CUDA {torch.version.cuda or 'none'}), nvcc {nvcc}",
+        f"torch {torch.__version__} ({runtime}), nvcc {nvcc}",
         f"building for CPU and CUDA: {choice.reason}" if choice.build else "building for CPU",
         *(f"{module.name} has {' '.join(module.flags)}" for module in modules),
         *(f"axonn_ext.{name} is left out: {why}" for name, why in left_out.items()),

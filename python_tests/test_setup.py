@@ -46,6 +46,7 @@ def test_cuda_is_built_where_all_is_found(setup_py: ModuleType, request_: str | 
     ("lacking", "word"),
     [
         ({"torch_cuda": None}, "torch"),
+        ({"torch_cuda": None, "torch_hip": "7.1.25424"}, "torch is built for ROCm 7.1.25424"),
         ({"nvcc": None}, "nvcc"),
         ({"sources": []}, "no CUDA sources"),
         ({"nvcc": "12.8"}, "nvcc is of CUDA 12.8 but torch of CUDA 13.0"),

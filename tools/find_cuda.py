@@ -73,6 +73,7 @@ def choose_cuda(
     nccl: str | None = "found",
     cublas: str | None = "found",
     because: str | None = None,
+    torch_hip: str | None = None,
 ) -> CudaChoice:
     """Whether to build the CUDA parts, and why.
 
@@ -83,6 +84,7 @@ def choose_cuda(
     nccl        path of nccl.h
     cublas      path of cublasLt.h
     because     AXONN_CUDA_REASON
+    torch_hip   the HIP version that torch was built with: for AMD's GPUs
 
     Raises: BuildError if the request is malformed, or demands what cannot be built.
     """
@@ -94,7 +96,9 @@ def choose_cuda(
     missing = []
     if not sources:
         missing.append("this version of axonn_ext has no CUDA sources yet (unset AXONN_CUDA)")
-    if torch_cuda is None:
+    if torch_hip is not None:
+        missing.append(f"torch is built for ROCm {torch_hip} (install a CUDA build of torch)")
+    elif torch_cuda is None:
         missing.append("torch was built without CUDA (install a CUDA build of torch)")
     if nvcc is None:
         missing.append(
