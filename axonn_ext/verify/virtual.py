@@ -7,6 +7,7 @@ the module axonn_ext._cuda; every check raises AssertionError.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -178,18 +179,10 @@ def check_calls_keep_apart(cuda: ModuleType, num_calls: int) -> None:
     for seed, shape in enumerate([(512, 512, 256), (256, 1024, 128), (1024, 256, 512)]):
         for arriving in ("rows", "columns", "inner"):
             shards, others, _, _ = gathered(size, shape, arriving, dtype, seed=100 * seed)
-            calls.append(
-                lambda s=shards, o=others, how=arriving: virtual.all_gather_matmul(
-                    s, o, arriving=how
-                )
-            )
+            calls.append(partial(virtual.all_gather_matmul, shards, others, arriving=arriving))
         a, b = summands(size, shape, dtype, seed=seed)
         for everywhere, way in ((False, "auto"), (True, "copy_engine"), (True, "peer_stores")):
-            calls.append(
-                lambda a=a, b=b, e=everywhere, way=way: virtual.matmul_sum(
-                    a, b, everywhere=e, hand_out=way
-                )
-            )
+            calls.append(partial(virtual.matmul_sum, a, b, everywhere=everywhere, hand_out=way))
     first = [call() for call in calls]
     generator = torch.Generator().manual_seed(0)
     order = torch.randint(len(calls), (num_calls,), generator=generator).tolist()
