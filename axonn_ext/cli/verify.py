@@ -14,9 +14,8 @@ from axonn_ext import settings
 from axonn_ext.train.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from axonn_ext.stamps import Key, Verdict
+    from axonn_ext.train.console import Console
     from axonn_ext.verify.run import Outcome
 
 # Where none of these is, there is no GPU, and no need to load Torch to find that out: of NVIDIA's
@@ -59,9 +58,8 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
 
 
 def _verify(json_file: Path | None) -> int:
-    from rich.console import Console
-
-    from axonn_ext.bench.results import check_writable
+    from axonn_ext.train.console import Console
+    from axonn_ext.train.files import check_writable
     from axonn_ext.verify.groups import groups
     from axonn_ext.verify.run import FAILED, verdicts_of
 
@@ -209,6 +207,7 @@ def _write_json(
     outcomes: Sequence[Outcome],
 ) -> None:
     from axonn_ext.stamps import as_document
+    from axonn_ext.train.files import write_text
 
     document = {
         "key": asdict(key) if key else None,
@@ -216,7 +215,4 @@ def _write_json(
         **as_document(verdicts),
         "groups": [asdict(outcome) for outcome in outcomes],
     }
-    try:
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--json: cannot write {path}: {error.strerror}") from error
+    write_text("--json", path, json.dumps(document, indent=1) + "\n")
