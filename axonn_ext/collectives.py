@@ -16,6 +16,7 @@ from torch import Tensor
 
 from axonn_ext import ops  # noqa: F401  (registers torch.ops.axonn)
 from axonn_ext.grid import AxisGroup
+from axonn_ext.ops._arguments import check_tensor
 
 
 def all_gather(shard: Tensor, axis: AxisGroup, *, dim: int = 0, algorithm: str = "auto") -> Tensor:
@@ -23,6 +24,7 @@ def all_gather(shard: Tensor, axis: AxisGroup, *, dim: int = 0, algorithm: str =
 
     Backward: reduce-scatter of the gradient.
     """
+    check_tensor("all_gather", "shard", shard)
     if axis.size == 1:
         return shard
     return torch.ops.axonn.all_gather(shard, dim, axis.name, axis.size, algorithm)
@@ -35,6 +37,7 @@ def reduce_scatter(
 
     Backward: all-gather of the gradient.
     """
+    check_tensor("reduce_scatter", "input", input)
     if axis.size == 1:
         return input
     return torch.ops.axonn.reduce_scatter(input, dim, axis.name, axis.size, algorithm)
@@ -47,6 +50,7 @@ def all_reduce(
 
     Backward: all-reduce of the gradient.
     """
+    check_tensor("all_reduce", "input", input)
     if axis.size == 1:
         return input
     return torch.ops.axonn.all_reduce(input, reduce_op, axis.name, axis.size, algorithm)
@@ -57,9 +61,21 @@ def reduce_from(input: Tensor, axis: AxisGroup, *, algorithm: str = "auto") -> T
 
     Backward: the gradient itself, without communication.
     """
+    check_tensor("reduce_from", "input", input)
     if axis.size == 1:
         return input
+    refuse_transforms("reduce_from")
     return _ReduceFrom.apply(input, axis.name, axis.size, algorithm)
+
+
+def refuse_transforms(what: str) -> None:
+    """Raises NotImplementedError under a transform of torch.func, which `what`'s formula of the
+    gradient does not know."""
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(
+            f"{what}: torch.func's transforms (grad, vjp, vmap, jvp, ...) are not supported; "
+            "supported are backward(), torch.autograd.grad and torch.func.functional_call"
+        )
 
 
 class _ReduceFrom(torch.autograd.Function):

@@ -28,6 +28,7 @@ from axonn_ext.nn.sharded import (
     rows_over,
 )
 from axonn_ext.ops import ALGORITHMS
+from axonn_ext.ops._arguments import check_tensor
 
 ROLES = {"expand": ("x", "y"), "contract": ("y", "x")}
 
@@ -197,6 +198,7 @@ class Linear(ShardedModule):
         return cast(Tensor, y)
 
     def _check_input(self, x: Tensor) -> None:
+        check_tensor("Linear", "input", x, self.weight.device)
         features = self._local_in_features
         if x.shape[-1] != features or x.dim() < 2 or (x.dim() > 2 and self.layout == "sharded"):
             leading = "rows" if self.layout == "sharded" else "..."

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from axonn_ext import collectives
 from axonn_ext.grid import Grid
 from axonn_ext.nn.sharded import (
     LAYOUTS,
@@ -22,6 +23,7 @@ from axonn_ext.nn.sharded import (
     initialize,
     rows_over,
 )
+from axonn_ext.ops._arguments import check_tensor
 
 
 class _Norm(ShardedModule):
@@ -53,6 +55,15 @@ class _Norm(ShardedModule):
         if seed is not None:
             initialize(self, seed=seed)
 
+    def _check_input(self, x: Tensor) -> None:
+        name, features = type(self).__name__, self.weight.shape[0]
+        check_tensor(name, "input", x, self.weight.device)
+        if x.dim() == 0 or x.shape[-1] != features:
+            raise ValueError(
+                f"{name}: input must have shape [..., {features}] on each rank "
+                f"(features={self.features}, {self.grid.shape}), got {list(x.shape)}"
+            )
+
     def extra_repr(self) -> str:
         return f"{self.features}, eps={self.eps}, layout={self.layout}"
 
@@ -64,7 +75,9 @@ class RMSNorm(_Norm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        self._check_input(x)
         axis = self.grid.axis("y")
+        collectives.refuse_transforms("RMSNorm")
         return _Normalize.apply(
             x, self.weight, None, self.features, self.eps, axis.name, axis.size, self.algorithm
         )
@@ -79,9 +92,11 @@ class LayerNorm(_Norm):
     has_bias = True
 
     def forward(self, x: Tensor) -> Tensor:
+        self._check_input(x)
         axis = self.grid.axis("y")
         if axis.size == 1:
             return F.layer_norm(x, (self.features,), self.weight, self.bias, self.eps)
+        collectives.refuse_transforms("LayerNorm")
         return _Normalize.apply(
             x, self.weight, self.bias, self.features, self.eps, axis.name, axis.size, self.algorithm
         )

@@ -13,8 +13,9 @@ are made of the same ops, and all trace and compile (`torch.compile(fullgraph=Tr
     "auto"        what was measured to be fastest (axonn_ext.warm_up); if nothing was, "fused" where
                   all ranks of the group share a host, else "sequential"
 
-dtypes: float32, float64, bfloat16. Sums over ranks accumulate in float32 (float64 for float64);
-what crosses ranks has the tensors' own dtype.
+dtypes: float32, float64, bfloat16; under autocast, operands are cast as those of torch.mm are.
+Sums over ranks accumulate in float32 (float64 for float64); what crosses ranks has the tensors' own
+dtype.
 
 On GPUs float16 is supported, too, and NCCL adds sums over ranks in the tensors' own dtype. "fused"
 is for bfloat16 and float16 and up to 8 ranks with a GPU of sm_90 each that reach each other's
@@ -35,6 +36,7 @@ from torch.distributed import ProcessGroup
 
 from axonn_ext import _library  # noqa: F401  (registers the ops)
 from axonn_ext.ops import _fake  # noqa: F401  (registers what tracing needs)
+from axonn_ext.ops._arguments import check_tensor
 
 ALGORITHMS = ("auto", "fused", "chunked", "sequential")
 
@@ -64,6 +66,8 @@ def all_gather_matmul(
     Backward: da = matmul_reduce_scatter(dy, b.T), db = all_gather_matmul(a_shard.T, dy).
     Collectives: one all-gather of a_shard.
     """
+    check_tensor("all_gather_matmul", "a_shard", a_shard)
+    check_tensor("all_gather_matmul", "b", b)
     return torch.ops.axonn.all_gather_matmul(a_shard, b, gather_dim, *_resolve(group), algorithm)
 
 
@@ -83,6 +87,8 @@ def matmul_all_gather_rhs(
     Backward: da = matmul_all_gather_rhs(dy, b_shard.T), db = matmul_reduce_scatter(a.T, dy).
     Collectives: one all-gather of b_shard.
     """
+    check_tensor("matmul_all_gather_rhs", "a", a)
+    check_tensor("matmul_all_gather_rhs", "b_shard", b_shard)
     return torch.ops.axonn.matmul_all_gather_rhs(
         a, b_shard, gather_dim, *_resolve(group), algorithm
     )
@@ -105,6 +111,8 @@ def matmul_reduce_scatter(
     Backward: da = all_gather_matmul(dy, b.T), db = matmul_all_gather_rhs(a.T, dy).
     Collectives: one reduce-scatter of the product.
     """
+    check_tensor("matmul_reduce_scatter", "a", a)
+    check_tensor("matmul_reduce_scatter", "b", b)
     return torch.ops.axonn.matmul_reduce_scatter(a, b, scatter_dim, *_resolve(group), algorithm)
 
 
@@ -117,6 +125,8 @@ def matmul_all_reduce(
     every rank, as it is where all ranks go on with the same computation.
     Collectives: one all-reduce of the product.
     """
+    check_tensor("matmul_all_reduce", "a", a)
+    check_tensor("matmul_all_reduce", "b", b)
     return torch.ops.axonn.matmul_all_reduce(a, b, *_resolve(group), algorithm)
 
 

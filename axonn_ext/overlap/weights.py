@@ -88,7 +88,12 @@ class GatheredWeights:
 
     def gather(self, parameter: nn.Parameter) -> Tensor:
         """See `WeightSource`."""
-        weight = self._by_parameter[id(parameter)]
+        weight = self._by_parameter.get(id(parameter))
+        if weight is None:
+            raise ValueError(
+                "Orchestrator: a module came with another weight than its own parameter, as under "
+                "torch.func.functional_call, which is supported without an Orchestrator only"
+            )
         if torch.is_grad_enabled() and parameter.requires_grad:
             alias: Tensor = _Gathered.apply(parameter, weight, self._sink)
             if not _in_backward():  # a recomputed one gets no gradient of its own

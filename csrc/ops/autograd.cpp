@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "ops/checks.h"
+#include "ops/needs_grad.h"
 
 namespace axonn::ops {
 namespace {
@@ -92,41 +93,43 @@ Tensor matmul_all_reduce(const Tensor& a, const Tensor& b, int64_t, const GroupA
   return op.call(a, b, g.name, g.size, g.algorithm);
 }
 
-// Also for a tangent of forward-mode differentiation, which the nodes refuse.
-bool needs_grad(std::initializer_list<const Tensor*> tensors) {
-  for (const auto* t : tensors) {
-    if (at::GradMode::is_enabled() && t->requires_grad()) return true;
-    if (t->_fw_grad(/*level=*/0).defined()) return true;
-  }
-  return false;
-}
-
 // --- Collectives ---------------------------------------------------------------------------------
 
 using Collective = Tensor (*)(const Tensor&, int64_t, const GroupArguments&);
 
-template <Collective op, Collective gradient>
-struct CollectiveNode : Function<CollectiveNode<op, gradient>> {
+struct AllGather {
+  static constexpr const char *kOp = "all_gather", *kInput = "shard";
+  static constexpr Collective op = all_gather, gradient = reduce_scatter;
+};
+
+struct ReduceScatter {
+  static constexpr const char *kOp = "reduce_scatter", *kInput = "input";
+  static constexpr Collective op = reduce_scatter, gradient = all_gather;
+};
+
+template <typename Rule>
+struct CollectiveNode : Function<CollectiveNode<Rule>> {
   static Tensor forward(AutogradContext* ctx, const Tensor& t, int64_t dim,
                         const GroupArguments& group) {
     ctx->saved_data["dim"] = dim;
     group.save(ctx);
     const at::AutoDispatchBelowADInplaceOrView below;
-    return op(t, dim, group);
+    return Rule::op(t, dim, group);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto group = GroupArguments::load(ctx);
-    return {gradient(grads[0], ctx->saved_data["dim"].toInt(), group), {}, {}};
+    return {Rule::gradient(grads[0], ctx->saved_data["dim"].toInt(), group), {}, {}};
   }
 };
 
-template <Collective op, Collective gradient>
+template <typename Rule>
 Tensor collective(const Tensor& t, int64_t dim, const std::string& name, int64_t size,
                   const std::string& algorithm) {
   const GroupArguments group{name, size, algorithm};
-  if (needs_grad({&t})) return CollectiveNode<op, gradient>::apply(t, dim, group);
+  check_dense(Rule::kOp, Rule::kInput, t);
+  if (needs_grad(Rule::kOp, {&t})) return CollectiveNode<Rule>::apply(t, dim, group);
   const at::AutoDispatchBelowADInplaceOrView below;
-  return op(t, dim, group);
+  return Rule::op(t, dim, group);
 }
 
 struct AllReduceNode : Function<AllReduceNode> {
@@ -149,7 +152,8 @@ Tensor differentiable_all_reduce(const Tensor& t, const std::string& reduce_op,
                                  const std::string& name, int64_t size,
                                  const std::string& algorithm) {
   const GroupArguments group{name, size, algorithm};
-  if (needs_grad({&t})) return AllReduceNode::apply(t, reduce_op, group);
+  check_dense("all_reduce", "input", t);
+  if (needs_grad("all_reduce", {&t})) return AllReduceNode::apply(t, reduce_op, group);
   const at::AutoDispatchBelowADInplaceOrView below;
   return all_reduce(t, reduce_op, group);
 }
@@ -160,6 +164,7 @@ using Matmul = Tensor (*)(const Tensor&, const Tensor&, int64_t, const GroupArgu
 
 // The gradients of y = op(a, b), given dy.
 struct AllGatherMatmul {
+  static constexpr const char *kOp = "all_gather_matmul", *kA = "a_shard", *kB = "b";
   static constexpr Matmul op = all_gather_matmul;
   static Tensor da(const Tensor& dy, const Tensor& b, int64_t dim, const GroupArguments& g) {
     return matmul_reduce_scatter(dy, b.t(), dim, g);
@@ -170,6 +175,7 @@ struct AllGatherMatmul {
 };
 
 struct MatmulAllGatherRhs {
+  static constexpr const char *kOp = "matmul_all_gather_rhs", *kA = "a", *kB = "b_shard";
   static constexpr Matmul op = matmul_all_gather_rhs;
   static Tensor da(const Tensor& dy, const Tensor& b, int64_t dim, const GroupArguments& g) {
     return matmul_all_gather_rhs(dy, b.t(), 1 - dim, g);
@@ -180,6 +186,7 @@ struct MatmulAllGatherRhs {
 };
 
 struct MatmulReduceScatter {
+  static constexpr const char *kOp = "matmul_reduce_scatter", *kA = "a", *kB = "b";
   static constexpr Matmul op = matmul_reduce_scatter;
   static Tensor da(const Tensor& dy, const Tensor& b, int64_t dim, const GroupArguments& g) {
     return all_gather_matmul(dy, b.t(), dim, g);
@@ -190,6 +197,7 @@ struct MatmulReduceScatter {
 };
 
 struct MatmulAllReduce {
+  static constexpr const char *kOp = "matmul_all_reduce", *kA = "a", *kB = "b";
   static constexpr Matmul op = matmul_all_reduce;
   static Tensor da(const Tensor& dy, const Tensor& b, int64_t, const GroupArguments&) {
     return at::mm(dy, b.t());
@@ -233,8 +241,11 @@ bool is_plain_matmul(const Tensor& a, const Tensor& b, int64_t dim, const GroupA
 
 template <typename Rule>
 Tensor matmul_with(const Tensor& a, const Tensor& b, int64_t dim, const GroupArguments& group) {
+  check_dense(Rule::kOp, Rule::kA, a);
+  check_dense(Rule::kOp, Rule::kB, b);
+  check_device(Rule::kOp, Rule::kA, a, Rule::kB, b);
   if (is_plain_matmul(a, b, dim, group)) return at::mm(a, b);
-  if (needs_grad({&a, &b})) return MatmulNode<Rule>::apply(a, b, dim, group);
+  if (needs_grad(Rule::kOp, {&a, &b})) return MatmulNode<Rule>::apply(a, b, dim, group);
   const at::AutoDispatchBelowADInplaceOrView below;
   return Rule::op(a, b, dim, group);
 }
@@ -352,7 +363,15 @@ Triple linear_forward(const Tensor& x, const Tensor& weight, const std::optional
                       bool save_weight, const std::string& algorithm) {
   const LinearArguments arguments{group_names, group_sizes.vec(), sharded,
                                   gather_dim,  scatter_dim,       algorithm};
-  if (needs_grad({&x, &weight}) || (bias && needs_grad({&*bias}))) {
+  constexpr auto kOp = "linear_forward";
+  check_dense(kOp, "x", x);
+  check_dense(kOp, "weight", weight);
+  check_device(kOp, "x", x, "weight", weight);
+  if (bias) {
+    check_dense(kOp, "bias", *bias);
+    check_device(kOp, "x", x, "bias", *bias);
+  }
+  if (needs_grad(kOp, {&x, &weight, bias ? &*bias : &x})) {
     const auto out = LinearNode::apply(x, weight, bias, arguments, save_input, save_weight);
     return {out[0], out[1], out[2]};
   }
@@ -383,7 +402,11 @@ Triple linear_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, 
                        const std::string& algorithm) {
   const LinearArguments arguments{group_names, group_sizes.vec(), sharded,
                                   gather_dim,  scatter_dim,       algorithm};
-  if (needs_grad({&dy, &x, &weight})) {
+  constexpr auto kOp = "linear_backward";
+  check_dense(kOp, "dy", dy);
+  check_device(kOp, "dy", dy, "x", x);
+  check_device(kOp, "dy", dy, "weight", weight);
+  if (needs_grad(kOp, {&dy, &x, &weight})) {
     const auto out =
         LinearBackwardNode::apply(dy, x, weight, x_is_full, weight_is_full, mask, arguments);
     return {out[0], out[1], out[2]};
@@ -395,8 +418,8 @@ Triple linear_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(axonn, Autograd, m) {
-  m.impl("all_gather", &collective<all_gather, reduce_scatter>);
-  m.impl("reduce_scatter", &collective<reduce_scatter, all_gather>);
+  m.impl("all_gather", &collective<AllGather>);
+  m.impl("reduce_scatter", &collective<ReduceScatter>);
   m.impl("all_reduce", &differentiable_all_reduce);
   m.impl("all_gather_matmul", &matmul<AllGatherMatmul>);
   m.impl("matmul_all_gather_rhs", &matmul<MatmulAllGatherRhs>);
@@ -405,24 +428,5 @@ TORCH_LIBRARY_IMPL(axonn, Autograd, m) {
   m.impl("linear_forward", &linear_forward);
   m.impl("linear_backward", &linear_backward);
 }
-
-// Ops compute in the dtypes they are given: autocast would change those of the matmuls inside, of
-// some algorithms and not of others.
-namespace {
-void ignore_autocast(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
-  op.callBoxed(stack);
-}
-
-void ignore_autocast_in_matmuls(torch::Library& m) {
-  for (const char* name : {"all_gather_matmul", "matmul_all_gather_rhs", "matmul_reduce_scatter",
-                           "matmul_all_reduce", "linear_forward", "linear_backward"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&ignore_autocast>());
-  }
-}
-}  // namespace
-
-TORCH_LIBRARY_IMPL(axonn, AutocastCPU, m) { ignore_autocast_in_matmuls(m); }
-TORCH_LIBRARY_IMPL(axonn, AutocastCUDA, m) { ignore_autocast_in_matmuls(m); }
 
 }  // namespace axonn::ops

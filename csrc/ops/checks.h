@@ -35,6 +35,23 @@ inline void check_reducible(const char* op, const char* name, const at::Tensor& 
                    t.is_cpu() ? "" : ", float16", " or int64");
 }
 
+// What the dispatcher must know to choose the right kernel is checked before it does, where
+// autograd sees the call: a meta tensor beside one of the CPU would lead to the fake.
+inline void check_dense(const char* op, const char* name, const at::Tensor& t) {
+  TORCH_CHECK_TYPE(t.defined(), op, ": ", name, " must be a Tensor, got None");
+  TORCH_CHECK_TYPE(t.layout() == at::kStrided && !t.is_nested() && !t.is_quantized(), op, ": ",
+                   name, " must be a dense tensor, got one that is ",
+                   t.is_nested()      ? "nested"
+                   : t.is_quantized() ? "quantized"
+                                      : c10::str("of layout ", t.layout()));
+}
+
+inline void check_device(const char* op, const char* a_name, const at::Tensor& a,
+                         const char* b_name, const at::Tensor& b) {
+  TORCH_CHECK_VALUE(a.device() == b.device(), op, ": ", a_name, " is on ", a.device(), " but ",
+                    b_name, " is on ", b.device());
+}
+
 inline void check_group_size(const char* op, int64_t size) {
   TORCH_CHECK_VALUE(size >= 1, op, ": group_size must be at least 1, got ", size);
 }
@@ -60,8 +77,7 @@ inline void check_matmul(const char* op, const char* a_name, const at::Tensor& a
   TORCH_CHECK_TYPE(is_matmul_dtype(a.scalar_type(), a.device()), op, ": ", a_name, " has dtype ",
                    a.scalar_type(), ", expected float32, float64",
                    a.is_cpu() ? " or bfloat16" : ", bfloat16 or float16");
-  TORCH_CHECK_VALUE(a.device() == b.device(), op, ": ", a_name, " is on ", a.device(), " but ",
-                    b_name, " is on ", b.device());
+  check_device(op, a_name, a, b_name, b);
 }
 
 inline void check_inner(const char* op, const char* a_text, int64_t a_size, const char* b_text,
