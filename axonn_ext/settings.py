@@ -15,6 +15,9 @@ AXONN_PRODUCT_KERNELS         kernels besides torch's own that a warm-up and `ax
 AXONN_DEBUG_COLLECTIVES       1: ranks compare each collective of the orchestrator, and of our NCCL
                               communicators, before it is issued, through the c10d store; an error
                               names the rank that differs (slow; default 0)
+AXONN_DEBUG_TOKEN_IDS         1: on GPUs, as always on the CPU, token ids and labels outside of the
+                              vocabulary are errors that name value, position and rank; the host
+                              waits for each look (slow; default 0)
 AXONN_FUSED_NCCL_SMS          SMs of a GPU that algorithm="fused" leaves to NCCL, which then brings
                               the rows of gathers across hosts: at least 8, and as many more as
                               other collectives under way meanwhile take (on sm_90 set
@@ -72,6 +75,7 @@ class Settings:
     symmetric_memory_bytes: int = 32 << 30
     cache_dir: str = ""
     debug_collectives: bool = False
+    debug_token_ids: bool = False
     fused_nccl_sms: int = 0
     product_kernels: tuple[str, ...] | None = None  # None: the variable is not set
     emulated_links: Mapping[str, float] = field(default_factory=dict)  # GB/s by axis
@@ -291,6 +295,7 @@ _READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "AXONN_TIMEOUT_SECONDS": ("timeout_seconds", _seconds),
     "AXONN_SYMMETRIC_MEMORY_BYTES": ("symmetric_memory_bytes", _bytes),
     "AXONN_DEBUG_COLLECTIVES": ("debug_collectives", _switch),
+    "AXONN_DEBUG_TOKEN_IDS": ("debug_token_ids", _switch),
     "AXONN_FUSED_NCCL_SMS": ("fused_nccl_sms", _sms),
     "AXONN_PRODUCT_KERNELS": ("product_kernels", _product_kernels),
     "AXONN_EMULATED_LINKS": ("emulated_links", _links),

@@ -88,5 +88,6 @@ def test_environment_variables():
         "AXONN_SYMMETRIC_MEMORY_BYTES": str(defaults.symmetric_memory_bytes),
         "AXONN_FUSED_NCCL_SMS": str(defaults.fused_nccl_sms),
         "AXONN_DEBUG_COLLECTIVES": str(int(defaults.debug_collectives)),
+        "AXONN_DEBUG_TOKEN_IDS": str(int(defaults.debug_token_ids)),
     }
     assert all(name in (settings.__doc__ or "") for name in documented)

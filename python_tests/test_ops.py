@@ -134,6 +134,7 @@ def check_opcheck() -> None:
         (axonn.matmul_all_gather_rhs, (a, b, 1, *group)),
         (axonn.matmul_reduce_scatter, (a, b, 0, *group)),
         (axonn.matmul_all_reduce, (a, b, *group)),
+        (axonn.local_rows, (torch.arange(8), 2, 4, 8, -100, False, "ids", rank)),
         (axonn.fill_random_, (torch.empty(4, 4), [8, 8], [4, 0], "w", 1, "normal", 0.0, 1.0)),
     ]
     names, size = [group[0]] * 3, group[1]

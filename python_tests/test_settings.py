@@ -22,8 +22,9 @@ def test_defaults_and_values():
 
 
 @pytest.mark.parametrize("text, value", [("", False), ("0", False), ("1", True)])
-def test_debug_collectives(text: str, value: bool):
+def test_switches(text: str, value: bool):
     assert settings.load({"AXONN_DEBUG_COLLECTIVES": text}).debug_collectives is value
+    assert settings.load({"AXONN_DEBUG_TOKEN_IDS": text}).debug_token_ids is value
 
 
 @pytest.mark.parametrize(

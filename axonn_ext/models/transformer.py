@@ -11,7 +11,9 @@ from torch.utils.checkpoint import checkpoint
 from axonn_ext.grid import Grid
 from axonn_ext.models.config import ModelConfig, ParallelConfig
 from axonn_ext.nn import MLP, Attention, CrossEntropy, Init
+from axonn_ext.nn.loss import IGNORE_INDEX
 from axonn_ext.nn.sharded import own_rows
+from axonn_ext.ops._arguments import check_tensor
 from axonn_ext.state import NamedState
 
 
@@ -52,6 +54,7 @@ class Transformer(nn.Module, NamedState):
         labels [B, S] like token_ids, -100: none. num_labels: what to divide by, if it is not the
         number of this call's labels over all ranks; see CrossEntropy.
         """
+        check_labels(labels, token_ids, self.config, self.grid.rank)
         rows = labels.flatten()
         if self.parallel.layout == "sharded":
             axis = self.grid.axis("y")
@@ -69,12 +72,31 @@ class Transformer(nn.Module, NamedState):
 
 def check_token_ids(token_ids: Tensor, config: ModelConfig) -> int:
     """The sequence length. Raises ValueError for anything but [B, S], S within the model's."""
+    check_tensor("model", "token_ids", token_ids)
     if token_ids.dim() != 2 or token_ids.shape[1] > config.sequence_length:
         raise ValueError(
             f"token_ids must have shape [sequences, length <= {config.sequence_length}], "
             f"got {list(token_ids.shape)}"
         )
     return token_ids.shape[1]
+
+
+def check_labels(labels: Tensor, token_ids: Tensor, config: ModelConfig, rank: int) -> None:
+    """Raises ValueError for labels of another shape than token_ids.
+
+    On the CPU also for values outside of the vocabulary, on each rank that has the sequence: the
+    criterion sees them on the one that has the row.
+    """
+    check_tensor("loss", "token_ids", token_ids)
+    check_tensor("loss", "labels", labels, token_ids.device)
+    if labels.shape != token_ids.shape:
+        raise ValueError(
+            "loss: labels must have the shape of token_ids, "
+            f"{list(token_ids.shape)}, got {list(labels.shape)}"
+        )
+    if labels.is_cpu:
+        size = config.vocab_size
+        torch.ops.axonn.local_rows(labels, 0, size, size, IGNORE_INDEX, True, "loss: labels", rank)
 
 
 def residual_init(config: ModelConfig) -> Init:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from axonn_ext import collectives
+from axonn_ext import collectives, settings
 from axonn_ext.grid import Grid
 from axonn_ext.nn.sharded import (
     LAYOUTS,
@@ -19,6 +19,7 @@ from axonn_ext.nn.sharded import (
     initialize,
     rows_over,
 )
+from axonn_ext.ops._arguments import check_tensor
 
 
 class Embedding(ShardedModule):
@@ -31,7 +32,8 @@ class Embedding(ShardedModule):
     A contract Linear of one-hot rows whose input needs no gather. Collectives: all-gather of the
     table over z, reduce-scatter (replicated: all-reduce) of the result over x; backward the
     reverse.
-    Ids must lie in [0, V): as on a GPU, one outside is not detected, its row is zero.
+    An id outside of [0, V) is a ValueError on the CPU and under AXONN_DEBUG_TOKEN_IDS; else, on a
+    GPU, its row is zero.
     """
 
     weight: nn.Parameter
@@ -54,6 +56,7 @@ class Embedding(ShardedModule):
         check_choice("layout", layout, LAYOUTS)
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.layout, self.algorithm = layout, algorithm
+        self._checks_ids = settings.load().debug_token_ids
         spec = ParameterSpec(
             (num_embeddings, embedding_dim),
             {0: ("x", "z"), 1: ("y",)},
@@ -71,22 +74,31 @@ class Embedding(ShardedModule):
         return collectives.all_gather(self.weight, self.grid.axis("z"), algorithm=self.algorithm)
 
     def forward(self, ids: Tensor, weight: Tensor | None = None) -> Tensor:
+        check_tensor("Embedding", "ids", ids)
         table = self.gather_weight() if weight is None else weight
         axis = self.grid.axis("x")
         if self.weight_source is not None:
-            look_up = partial(self._look_up, ids.flatten())
+            look_up = partial(self._look_up, ids)
             rows = self.weight_source.apply(table, look_up, saves_weight=False)
         else:
-            rows = self._look_up(ids.flatten(), table)
+            rows = self._look_up(ids, table)
         if self.layout == "sharded":
             return collectives.reduce_scatter(rows, axis, algorithm=self.algorithm)
         return collectives.reduce_from(rows, axis, algorithm=self.algorithm)
 
     def _look_up(self, ids: Tensor, table: Tensor) -> Tensor:
         """This x rank's rows of the table, zero where another has the row."""
-        local = ids - self.grid.axis("x").rank * table.shape[0]
-        inside = (local >= 0) & (local < table.shape[0])
-        return F.embedding(local.clamp(0, table.shape[0] - 1), table) * inside[:, None]
+        local, is_here = torch.ops.axonn.local_rows(
+            ids,
+            self.grid.axis("x").rank * table.shape[0],
+            table.shape[0],
+            self.num_embeddings,
+            None,
+            self._checks_ids,
+            "Embedding: ids",
+            self.grid.rank,
+        )
+        return F.embedding(local.flatten(), table) * is_here.flatten()[:, None]
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, layout={self.layout}"
@@ -128,6 +140,7 @@ class PositionEmbedding(ShardedModule):
             initialize(self, seed=seed, prefix=name)
 
     def forward(self, x: Tensor, sequence_length: int) -> Tensor:
+        check_tensor("PositionEmbedding", "x", x, self.weight.device)
         if sequence_length > self.num_positions:
             raise ValueError(
                 f"PositionEmbedding: sequence_length={sequence_length} must be at most "

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from axonn_ext import collectives
+from axonn_ext import collectives, settings
 from axonn_ext.grid import Grid
 from axonn_ext.nn.sharded import LAYOUTS, check_choice, rows_over
+from axonn_ext.ops._arguments import check_tensor
 
 IGNORE_INDEX = -100
 
@@ -21,7 +22,8 @@ class CrossEntropy(nn.Module):
 
     The loss and the number of labelled rows are summed over the whole grid separately and divided
     once, before backward: gradients are those of the global mean, to be summed, never averaged.
-    Labels must be -100 or lie in [0, V): as on a GPU, others are not detected.
+    Labels must be -100 or lie in [0, V): others are a ValueError on the CPU and under
+    AXONN_DEBUG_TOKEN_IDS; else, on a GPU, they are not detected.
     Arithmetic in fp32 (fp64 for fp64). Collectives: three numbers a row over x, then two numbers in
     all over every axis that splits the rows.
     """
@@ -32,21 +34,45 @@ class CrossEntropy(nn.Module):
         self._axis = grid.axis("x")
         self._row_axes = [grid.axis(axis) for axis in reversed(rows_over(layout, "y"))]
         self._algorithm = algorithm
+        self._checks_labels, self._rank = settings.load().debug_token_ids, grid.rank
 
     def forward(
         self, logits: Tensor, labels: Tensor, num_labels: Tensor | float | None = None
     ) -> Tensor:
         """num_labels: labelled rows to divide by, if they are not just those of this call (gradient
         accumulation: those of all micro-batches and ranks)."""
+        collectives.refuse_transforms("CrossEntropy")
         axis = self._axis
         losses = _VocabParallelLoss.apply(
-            logits, labels, axis.name, axis.size, axis.rank, self._algorithm
+            logits, labels, *self._local(logits, labels), axis.name, axis.size, self._algorithm
         )
         total = losses.sum()
         if num_labels is None:
             count = (labels != IGNORE_INDEX).sum().to(total.dtype)
             num_labels = self._sum(count)
         return self._sum(total / num_labels)
+
+    def _local(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The columns of this rank's logits that labels name, and whether each is here."""
+        check_tensor("CrossEntropy", "logits", logits)
+        check_tensor("CrossEntropy", "labels", labels, logits.device)
+        if logits.dim() != 2 or labels.shape != logits.shape[:1]:
+            raise ValueError(
+                "CrossEntropy: logits and labels must have shapes [rows, columns] and [rows], got "
+                f"{list(logits.shape)} and {list(labels.shape)}"
+            )
+        columns = logits.shape[1]
+        local, is_here = torch.ops.axonn.local_rows(
+            labels,
+            self._axis.rank * columns,
+            columns,
+            self._axis.size * columns,
+            IGNORE_INDEX,
+            self._checks_labels,
+            "CrossEntropy: labels",
+            self._rank,
+        )
+        return local, is_here
 
     def _sum(self, value: Tensor) -> Tensor:
         for axis in self._row_axes:
@@ -59,15 +85,17 @@ class _VocabParallelLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, labels: Tensor, name: str, size: int, rank: int, algorithm: str
+        ctx: Any,
+        logits: Tensor,
+        labels: Tensor,
+        local: Tensor,
+        inside: Tensor,
+        name: str,
+        size: int,
+        algorithm: str,
     ) -> Tensor:
         axis = (name, size, algorithm)
         wide = logits if logits.dtype == torch.float64 else logits.float()
-        columns = logits.shape[1]
-        local = labels - rank * columns
-        inside = (local >= 0) & (local < columns)
-        local = local.clamp(0, columns - 1)
-
         top = _all_reduce(wide.amax(1), "max", *axis)
         exponentials = (wide - top[:, None]).exp()
         label_logit = wide.gather(1, local[:, None]).squeeze(1) * inside
@@ -83,7 +111,7 @@ class _VocabParallelLoss(torch.autograd.Function):
         dy = dy * has_label
         grad = probabilities * dy[:, None]
         grad = grad.scatter_add(1, local[:, None], -(dy * inside)[:, None])
-        return grad.to(ctx.dtype), None, None, None, None, None
+        return grad.to(ctx.dtype), None, None, None, None, None, None
 
 
 def _all_reduce(value: Tensor, reduce_op: str, name: str, size: int, algorithm: str) -> Tensor:

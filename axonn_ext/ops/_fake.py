@@ -122,6 +122,20 @@ def _(
     return dx_, dw_, db_
 
 
+@torch.library.register_fake("axonn::local_rows")
+def _(
+    ids: Tensor,
+    first: int,
+    num_rows: int,
+    vocab_size: int,
+    ignore_index: int | None,
+    check: bool,
+    label: str,
+    rank: int,
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(ids), torch.empty_like(ids, dtype=torch.bool)
+
+
 @torch.library.register_fake("axonn::fill_random_")
 def _(
     out: Tensor,

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
 
 #include "ops/c10d_store.h"
 #include "ops/fused_cuda.h"
@@ -58,6 +59,13 @@ class SharedGroups {
     return shared;
   }
 
+  // Whether this is the first time that someone asks so for the group of that name.
+  bool ask_once(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    const auto entry = entries_.find(name);
+    return entry != entries_.end() && !std::exchange(entry->second.asked, true);
+  }
+
   void add_waited_seconds(std::map<std::string, double>& totals) {
     const std::lock_guard lock(mutex_);
     for (const auto& [name, entry] : entries_) totals[name] += entry.shared->waited_seconds();
@@ -84,6 +92,7 @@ class SharedGroups {
   struct Entry {
     c10::weak_intrusive_ptr<c10d::ProcessGroup> owner;
     std::shared_ptr<comm::SymmetricGroup> shared;
+    bool asked = false;
   };
 
   std::mutex mutex_;
@@ -209,6 +218,12 @@ Group resolve_group(const char* op, const std::string& name, int64_t size,
     TORCH_CHECK_VALUE(algorithm == "auto", op,
                       ": algorithm='fused' needs shared memory between all ranks of group '", name,
                       "', but ", shared->obstacle(), "; use 'auto', 'chunked' or 'sequential'");
+    if (group.rank == 0 && shared_groups().ask_once(name)) {
+      TORCH_WARN("axonn_ext: the ranks of group '", shared->label(), "' share no memory, since ",
+                 shared->obstacle(), ". So algorithm='auto' does not fuse matmuls with this ",
+                 "group's collectives: it takes 'sequential' (c10d's collective, then the ",
+                 "library's matmul), or what a warm-up measures to be faster");
+    }
   }
   return group;
 }

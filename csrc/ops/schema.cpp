@@ -72,6 +72,14 @@ TORCH_LIBRARY(axonn, m) {
       "bool[3] output_mask, str[] group_names, int[] group_sizes, bool sharded, int gather_dim, "
       "int scatter_dim, str algorithm) -> (Tensor dx, Tensor dweight, Tensor dbias)");
 
+  // Where the ids of a vocabulary lie among the rows from `first` on that this rank has of a table:
+  // rows, clamped to those there are, and whether each is there. On the CPU, and elsewhere if
+  // `check` (the host waits), ids must be in [0, vocab_size) or ignore_index; an error names
+  // `label`, value, position and rank.
+  m.def(
+      "local_rows(Tensor ids, int first, int num_rows, int vocab_size, int? ignore_index, "
+      "bool check, str label, int rank) -> (Tensor rows, Tensor is_here)");
+
   // Fills a block of a parameter with the numbers that its elements have on every grid. offsets:
   // where the block lies in the full tensor. a, b: mean and standard deviation, or low and high.
   m.def(

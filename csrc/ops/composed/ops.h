@@ -51,4 +51,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(
     const std::vector<std::string>& group_names, at::IntArrayRef group_sizes, bool sharded,
     int64_t gather_dim, int64_t scatter_dim, const std::string& algorithm);
 
+std::tuple<at::Tensor, at::Tensor> local_rows(const at::Tensor& ids, int64_t first,
+                                              int64_t num_rows, int64_t vocab_size,
+                                              std::optional<int64_t> ignore_index, bool check,
+                                              const std::string& label, int64_t rank);
+
 }  // namespace axonn::ops

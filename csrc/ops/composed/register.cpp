@@ -16,6 +16,7 @@ void implement(torch::Library& m) {
   m.impl("matmul_all_reduce", &matmul_all_reduce);
   m.impl("linear_forward", &linear_forward);
   m.impl("linear_backward", &linear_backward);
+  m.impl("local_rows", &local_rows);
 }
 
 }  // namespace
