@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +41,8 @@ def test_any_command_line_ends_well(seed: int, tmp_path: Path) -> None:
         assert not case["left"] and "Traceback" not in errors + case["output"], case
         if case["status"] == 2:
             assert case["output"] == "" and 1 <= len(lines) <= MOST_LINES, case
-            assert errors.startswith("error: ") and len(errors) < MOST_CHARACTERS, case
+            assert re.match(r"(\[rank \d\] )?error: ", errors), case
+            assert len(errors) < MOST_CHARACTERS, case
     assert not processes_with(str(tmp_path))
     assert {path.name for path in ROOT.iterdir()} == before
     assert {path.name for path in tmp_path.iterdir()} <= {"here", "cache", "out", "err"}
