@@ -22,9 +22,11 @@ def test_any_command_line_ends_well(seed: int, tmp_path: Path) -> None:
     """Status 0, 1 or 2; never a traceback, nor a long tale; status 2 before any work."""
     folder = tmp_path / "here"
     folder.mkdir()
+    temporary = tmp_path / "tmp"  # where torch leaves an empty folder of its own
+    temporary.mkdir()
     variables = environment() | {
         "AXONN_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path),
+        "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary),
     }  # fmt: skip
     before = {path.name for path in ROOT.iterdir()}
     done = subprocess.run(
@@ -45,4 +47,5 @@ def test_any_command_line_ends_well(seed: int, tmp_path: Path) -> None:
             assert len(errors) < MOST_CHARACTERS, case
     assert not processes_with(str(tmp_path))
     assert {path.name for path in ROOT.iterdir()} == before
-    assert {path.name for path in tmp_path.iterdir()} <= {"here", "cache", "out", "err"}
+    assert {path.name for path in tmp_path.iterdir()} <= {*("here", "cache", "tmp", "out", "err")}
+    assert not list(temporary.glob("axonn*"))
