@@ -15,7 +15,7 @@ The build prints what it builds, what it leaves out and why (pip shows that with
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import importlib.metadata
 import json
 import os
 import re
@@ -251,10 +251,12 @@ def ninja_folders() -> list[str]:
     would then compile everything anew.
     """
     folders = [str(Path(sys.executable).parent)]
-    if importlib.util.find_spec("ninja") is not None:  # of an environment that this one is based on
-        import ninja
-
-        folders.append(ninja.BIN_DIR)
+    try:
+        files = importlib.metadata.files("ninja") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    # Beside another interpreter, if this environment is based on one that has the package.
+    folders += [str(Path(file.locate()).resolve().parent) for file in files if file.name == "ninja"]
     return folders
 
 

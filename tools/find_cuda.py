@@ -90,9 +90,6 @@ def choose_cuda(
     """
     if request not in (None, "", "0", "1"):
         raise BuildError(f"AXONN_CUDA must be 0, 1 or unset, got {request!r}")
-    if request == "0" and not because:
-        return CudaChoice(False, "AXONN_CUDA=0")
-
     missing = []
     if not sources:
         missing.append("this version of axonn_ext has no CUDA sources yet (unset AXONN_CUDA)")
@@ -115,7 +112,7 @@ def choose_cuda(
     elif cublas is None:
         missing.append("cublasLt.h was not found (pip install nvidia-cublas)")
     if not missing and request == "0":
-        return CudaChoice(False, str(because))
+        return CudaChoice(False, because or "AXONN_CUDA=0")
     if not missing:
         return CudaChoice(True, "AXONN_CUDA=1" if request == "1" else "torch and nvcc have it")
     if request == "1":
