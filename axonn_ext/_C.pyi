@@ -18,6 +18,7 @@ def configure(
     torch: str,
     axonn_ext: str,
     emulated_links: dict[str, float],
+    debug_collectives: bool,
 ) -> None: ...
 def algorithm_candidates(
     *,

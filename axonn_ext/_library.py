@@ -73,6 +73,7 @@ def configure(loaded: settings.Settings) -> None:
         torch=torch.__version__,
         axonn_ext=__version__,
         emulated_links={axis: speed * 1e9 for axis, speed in loaded.emulated_links.items()},
+        debug_collectives=loaded.debug_collectives,
     )
 
 

@@ -1,8 +1,8 @@
 """The only place that reads environment variables.
 
-AXONN_TIMEOUT_SECONDS         how long a rank waits for a peer inside a fused op, or for a
-                              collective of axonn_ext.overlap or of our NCCL communicators
-                              (default 600)
+AXONN_TIMEOUT_SECONDS         how long a rank waits for a peer inside an op on the CPU, in the first
+                              call of a group, or for a collective of axonn_ext.overlap or of our
+                              NCCL communicators (default 600)
 AXONN_SYMMETRIC_MEMORY_BYTES  address space reserved per rank and group for fused ops; memory is
                               taken only as it is used (default 32 GiB)
 AXONN_CACHE_DIR               where measurements are kept between runs; empty: nowhere (default
@@ -12,9 +12,10 @@ AXONN_PRODUCT_KERNELS         kernels besides torch's own that a warm-up and `ax
                               triton and fused_sm90, separated by commas; empty: none (default
                               cublaslt,triton, and fused_sm90 once `axonn-ext verify` has found it
                               right on this machine's GPUs); what verify has found wrong is not used
-AXONN_DEBUG_COLLECTIVES       1: ranks compare each collective of the orchestrator, and of our NCCL
-                              communicators, before it is issued, through the c10d store; an error
-                              names the rank that differs (slow; default 0)
+AXONN_DEBUG_COLLECTIVES       1: ranks compare each collective of the orchestrator and of our NCCL
+                              communicators, and each op of ranks that share no memory, before it
+                              is issued, through the c10d store; an error names the rank that
+                              differs (slow; default 0)
 AXONN_DEBUG_TOKEN_IDS         1: on GPUs, as always on the CPU, token ids and labels outside of the
                               vocabulary are errors that name value, position and rank; the host
                               waits for each look (slow; default 0)

@@ -3,6 +3,7 @@
 #include "core/symmetric_group.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "core/errors.h"
+#include "core/rendezvous.h"
 #include "ranks.h"
 
 namespace axonn::comm {
@@ -200,20 +202,55 @@ TEST(SymmetricGroup, ARankWithoutAddressSpaceIsNamedAndNobodyWaits) {
 }
 #endif
 
-TEST(SymmetricGroup, AMissingRankIsNamed) {
+// By the group's own timeout, whatever that of the store is.
+TEST(SymmetricGroup, MissingRanksAreNamed) {
   for (const auto& run : {run_threads, run_processes}) {
-    InMemoryStore store(std::chrono::milliseconds(100));
-    const auto outcomes = run(3, [&](int64_t rank) {
-      if (rank != 1) SymmetricGroup::rendezvous(group_options(3, rank), store);
+    InMemoryStore store(std::chrono::seconds(25));
+    const auto outcomes = run(4, [&](int64_t rank) {
+      auto options = group_options(4, rank);
+      options.timeout = std::chrono::milliseconds(300);
+      if (rank == 0 || rank == 2) SymmetricGroup::rendezvous(options, store);
     });
-    EXPECT_EQ(outcomes[1].error, "");
     for (const size_t rank : {0u, 2u}) {
       expect_contains(outcomes[rank].error,
-                      {"rendezvous of group test", "rank " + std::to_string(rank) + " found no",
-                       "of rank 1", "timed out"});
+                      {"rendezvous of group test: rank " + std::to_string(rank) +
+                       " found no address of ranks 1, 3 after 0.3 s (AXONN_TIMEOUT_SECONDS)"});
+      EXPECT_GE(outcomes[rank].seconds, 0.3);
       EXPECT_LT(outcomes[rank].seconds, 5);
     }
   }
+}
+
+// Its address was there, so the others know which process it was.
+TEST(SymmetricGroup, ARankThatDiesInTheRendezvousIsNoticed) {
+  class DyingStore : public InMemoryStore {
+   public:
+    using InMemoryStore::InMemoryStore;
+    int64_t rank = -1;
+    void set(const std::string& key, const std::string& value) override {
+      if (rank == 1 && key.find("obstacle") != std::string::npos) raise(SIGKILL);
+      InMemoryStore::set(key, value);
+    }
+  };
+  DyingStore store;
+  const auto outcomes = run_processes(2, [&](int64_t rank) {
+    store.rank = rank;  // each process has its own
+    SymmetricGroup::rendezvous(group_options(2, rank), store);
+  });
+  EXPECT_EQ(outcomes[1].signal, SIGKILL);
+  expect_contains(outcomes[0].error, {"rank 0 waited for the obstacle of rank 1", "has died"});
+  EXPECT_LT(outcomes[0].seconds, 5);
+}
+
+TEST(RendezvousStore, ThatIsGoneIsNamed) {
+  class LostStore : public InMemoryStore {
+   public:
+    bool has(const std::string&) override { throw std::runtime_error("connection reset"); }
+  };
+  LostStore store;
+  comm::Rendezvous ranks({"test", 0, 2, std::chrono::seconds(20)}, store);
+  expect_contains(error_of([&] { ranks.exchange("address", "here"); }),
+                  {"rendezvous of group test: rank 0 lost the c10d store", "connection reset"});
 }
 
 TEST(SymmetricGroup, AnotherWorkspaceSizeIsAnErrorOnAllRanks) {
@@ -242,6 +279,26 @@ TEST(SymmetricGroup, AForkedChildThatExitsChangesNothing) {
   }));
 }
 
+// What it wrote would be its parent's.
+TEST(SymmetricGroup, AForkedChildIsRefusedAndHarmsNobody) {
+  InMemoryStore store;
+  expect_success(run_processes(2, [&](int64_t rank) {
+    auto group = SymmetricGroup::rendezvous(group_options(2, rank), store);
+    greet(*group, 1);
+    const pid_t child = fork_child([&] {
+      const auto error = error_of([&] { greet(*group, 2); });
+      expect_contains(error, {"greet: process " + std::to_string(getpid()) + " is a fork of rank " +
+                                  std::to_string(rank) + " of group test",
+                              "'spawn'"});
+      group->abandon();
+    });
+    int status = 0;
+    waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+    for (int64_t i = 0; i < 3; ++i) greet(*group, i);
+  }));
+}
+
 // Two threads of one rank, say forward and backward: one call at a time.
 TEST(SymmetricGroup, CallsOfTwoThreadsOfARankDoNotInterleave) {
   const auto groups = SymmetricGroup::of_threads(group_options(1));
@@ -262,17 +319,25 @@ TEST(SymmetricGroup, CallsOfTwoThreadsOfARankDoNotInterleave) {
 
 TEST(CallSignature, DescribesItself) {
   const auto signature = CallSignature::of("all_gather_matmul", {3, -4});
-  EXPECT_EQ(signature.describe(), "all_gather_matmul(3, -4, 0, 0, 0, 0, 0, 0)");
+  EXPECT_EQ(signature.describe(), "all_gather_matmul(3, -4)");
+  EXPECT_EQ(signature.op(), "all_gather_matmul");
   EXPECT_EQ(signature, CallSignature::of("all_gather_matmul", {3, -4}));
   EXPECT_NE(signature, CallSignature::of("all_gather_matmul", {3, 4}));
   EXPECT_NE(signature, CallSignature::of("all_gather", {3, -4}));
+  EXPECT_EQ(CallSignature::of("all_gather shard=float32[4,8] dim=0").op(), "all_gather");
+  EXPECT_EQ(CallSignature::of("align", {}).describe(), "align()");
 }
 
-TEST(CallSignature, CutsALongNameAndRefusesTooManyArguments) {
-  const std::string name(100, 'x');
-  EXPECT_EQ(CallSignature::of(name.c_str(), {}).describe().substr(0, 40),
-            std::string(39, 'x') + "(");
-  EXPECT_THROW(CallSignature::of("op", {1, 2, 3, 4, 5, 6, 7, 8, 9}), std::invalid_argument);
+TEST(CallSignature, TellsLongTextsApartByWhatIsCutOff) {
+  const std::string text = "op " + std::string(1000, 'x');
+  const auto one = CallSignature::of(text + "1"), other = CallSignature::of(text + "2");
+  EXPECT_NE(one, other);
+  EXPECT_EQ(one, CallSignature::of(text + "1"));
+  EXPECT_EQ(one.describe().size(), 255);
+  EXPECT_EQ(one.op(), "op");
+  expect_contains(one.describe(), {"op xxx", "... #"});
+  const std::string fits(255, 'y');
+  EXPECT_EQ(CallSignature::of(fits).describe(), fits);
 }
 
 }  // namespace

@@ -258,10 +258,11 @@ def call_different_shapes(algorithm: str) -> str:
 
 def test_ranks_that_disagree_get_an_error_at_once(pool):
     first, second = pool(2).run(call_different_shapes, "fused", timeout_s=20)
-    assert "all_gather_matmul(0, 4, 4, " in first and "waited for rank 1" in first
-    assert "called all_gather_matmul(0, 6, 4, " in first
-    assert "all_gather_matmul(0, 6, 4, " in second
-    assert "called all_gather_matmul(0, 4, 4, " in second
+    four, six = (f"all_gather_matmul a_shard=float32[{rows},4] gather_dim=0" for rows in (4, 6))
+    assert f"{four} algorithm=fused: rank 0 waited for rank 1" in first
+    assert f"called {six}" in first
+    assert f"{six} algorithm=fused: rank 1 waited for rank 0" in second
+    assert f"called {four}" in second
     first, second = pool(2).run(call_different_shapes, "auto", timeout_s=20)
     assert "waited for rank 1" in first and "failed; see the error of that rank" in first
     assert "a_shard=float32[6,4]" in second and "rank 0 calls all_gather_matmul" in second

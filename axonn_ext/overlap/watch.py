@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import zlib
 from collections import deque
@@ -50,13 +51,20 @@ class Watch:
         self.num_issued = 0
         self._recent: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
         self.digest = 0  # of every signature so far
+        self._process = os.getpid()
         self.siblings: list[Watch] = []  # this rank's on other axes, which learn of its failures
 
     def issue(self, signature: str, *, compare: bool) -> None:
         """Notes the next collective, before it is issued; compares it if this watch does at all.
 
-        Raises: CommunicationError, where ranks are compared, if another rank issues another one.
+        Raises: CommunicationError in a fork of the rank, whose collectives would never end; where
+            ranks are compared, if another rank issues another one.
         """
+        if os.getpid() != self._process:
+            raise CommunicationError(
+                f"{signature}: process {os.getpid()} is a fork of rank {self._rank} of axis "
+                f"{self.axis} and no rank of it; start processes with 'spawn'"
+            )
         sequence = self.num_issued
         self.num_issued += 1
         self._recent.append((sequence, signature))

@@ -29,7 +29,9 @@ struct PacedLink::Board {
 };
 
 std::unique_ptr<PacedLink> PacedLink::rendezvous(const Options& options, KeyValueStore& store) {
-  Rendezvous ranks("link/" + options.name, options.rank, options.size, store);
+  Rendezvous ranks({"link/" + options.name, options.rank, options.size, options.timeout,
+                    "the emulated link of " + options.name},
+                   store);
   std::unique_ptr<PacedLink> link(
       new PacedLink(options.bytes_per_second,
                     SharedSegment::create("axonn-link:" + options.name, sizeof(Board))));

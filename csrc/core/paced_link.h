@@ -36,10 +36,11 @@ class PacedLink {
     double bytes_per_second;  // that a rank sends
     // Ranks share memory if these are equal: lets a test play several hosts.
     std::string host = host_identity();
+    std::chrono::duration<double> timeout = std::chrono::minutes(10);  // of the rendezvous
   };
 
   // Collective over the group's ranks. Throws CommunicationError if they are not on one host, or
-  // do not come within the store's timeout.
+  // do not come within the timeout.
   static std::unique_ptr<PacedLink> rendezvous(const Options& options, KeyValueStore& store);
 
   // Notes that this rank comes to a transfer, in which it sends `bytes`, and returns its number.

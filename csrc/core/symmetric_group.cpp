@@ -68,23 +68,30 @@ void check_flag(int64_t flag) {
 
 }  // namespace
 
-CallSignature CallSignature::of(const char* op, std::initializer_list<int64_t> arguments) {
+CallSignature CallSignature::of(std::string_view text) {
   CallSignature signature;
-  if (arguments.size() > signature.arguments.size()) {
-    throw std::invalid_argument(std::string(op) + ": a signature has room for " +
-                                std::to_string(signature.arguments.size()) + " arguments");
+  const size_t room = signature.text.size() - 1;
+  std::memcpy(signature.text.data(), text.data(), std::min(text.size(), room));
+  if (text.size() > room) {
+    std::ostringstream end;
+    end << "... #" << std::hex << std::hash<std::string_view>()(text);
+    const auto hash = end.str();
+    std::memcpy(signature.text.data() + room - hash.size(), hash.data(), hash.size());
   }
-  std::strncpy(signature.op.data(), op, signature.op.size() - 1);
-  std::copy(arguments.begin(), arguments.end(), signature.arguments.begin());
   return signature;
 }
 
-std::string CallSignature::describe() const {
-  std::ostringstream out;
-  out << op.data() << '(';
-  for (size_t i = 0; i < arguments.size(); ++i) out << (i ? ", " : "") << arguments[i];
-  out << ')';
-  return out.str();
+CallSignature CallSignature::of(const char* op, std::initializer_list<int64_t> arguments) {
+  std::string text = std::string(op) + "(";
+  for (const int64_t argument : arguments) {
+    text += (text.back() == '(' ? "" : ", ") + std::to_string(argument);
+  }
+  return of(text + ")");
+}
+
+std::string CallSignature::op() const {
+  const std::string whole = describe();
+  return whole.substr(0, whole.find_first_of(" ("));
 }
 
 SymmetricGroup::SymmetricGroup(GroupOptions options)
@@ -95,11 +102,11 @@ SymmetricGroup::SymmetricGroup(GroupOptions options)
 
 SymmetricGroup::~SymmetricGroup() {
   // A forked child (a data loader's worker) that exits has a copy of this object, but is no rank.
-  const bool is_rank = getpid() == pid_;
-  if (is_rank && on_one_host()) pad(rank()).end.value.store(broken_ ? kFailed : kLeft);
+  if (process_.is_this() && on_one_host()) pad(rank()).end.value.store(broken_ ? kFailed : kLeft);
 }
 
 void SymmetricGroup::abandon() {
+  if (!process_.is_this()) return;  // a fork's failure is not its parent's
   broken_ = true;
   if (on_one_host()) pad(rank()).end.value.store(kFailed);
 }
@@ -124,7 +131,8 @@ SharedSegment SymmetricGroup::create_arena() const {
 std::unique_ptr<SymmetricGroup> SymmetricGroup::rendezvous(const GroupOptions& options,
                                                            KeyValueStore& store) {
   std::unique_ptr<SymmetricGroup> group(new SymmetricGroup(options));
-  Rendezvous ranks(options.name, options.rank, options.size, store);
+  Rendezvous ranks({options.name, options.rank, options.size, options.timeout, options.label},
+                   store);
   // From here on this rank answers every question of its peers, whatever fails: they wait for it.
   std::optional<SharedSegment> own;
   std::string obstacle;
@@ -144,7 +152,12 @@ std::unique_ptr<SymmetricGroup> SymmetricGroup::rendezvous(const GroupOptions& o
   if (obstacle.empty()) obstacle = group->map_arenas(addresses, own);
   // Tells the peers, and keeps this rank's descriptor open until all of them have used it.
   const std::string none = "none";  // not every store keeps an empty value
-  const auto answers = ranks.exchange("obstacle", obstacle.empty() ? none : obstacle);
+  const auto answers = ranks.exchange(
+      "obstacle", obstacle.empty() ? none : obstacle, [&](int64_t peer) -> std::string {
+        const auto known = static_cast<int64_t>(group->watches_.size());
+        const bool died = peer < known && group->watches_[peer] && !group->watches_[peer]->alive();
+        return died ? "has died" : "";
+      });
   for (int64_t peer = 0; peer < options.size; ++peer) {
     if (answers[peer] == none) continue;
     group->obstacle_ = "rank " + std::to_string(peer) + ": " + answers[peer];
@@ -221,7 +234,7 @@ std::byte* SymmetricGroup::half(int64_t rank, Epoch epoch) const {
 
 // Takes the memory for all halves at once: the next calls of this size, whichever half they fall
 // on, need not.
-void SymmetricGroup::note_use(int64_t workspace_bytes, const char* op) {
+void SymmetricGroup::note_use(int64_t workspace_bytes, const CallSignature& call) {
   const int64_t before = used_half_bytes_;
   if (workspace_bytes <= before) return;
   for (Epoch index = 0; index < kNumHalves; ++index) {
@@ -229,7 +242,7 @@ void SymmetricGroup::note_use(int64_t workspace_bytes, const char* op) {
     arenas_[rank()]->populate(offset + before, workspace_bytes - before);
   }
   used_half_bytes_ = workspace_bytes;
-  if (options_.on_growth) options_.on_growth(*this, op);
+  if (options_.on_growth) options_.on_growth(*this, call.op());
 }
 
 // A sleeper announces itself and then looks at the flag once more; here the flag is raised and then
@@ -252,44 +265,70 @@ void SymmetricGroup::sleep(const EpochFlag& flag, Epoch epoch,
   sleeping.value.store(0);
 }
 
-// Why there is no point in waiting for `peer` any longer; empty: wait on.
-std::string SymmetricGroup::obstacle_to_waiting(int64_t peer, std::chrono::duration<double> elapsed,
-                                                const char* what) const {
+// Why `peer` will do nothing more for this group; empty: it may.
+std::string SymmetricGroup::obstacle_so_far(int64_t peer) const {
   const Epoch end = pad(peer).end.value.load(std::memory_order_acquire);
   if (end == kFailed) return "failed; see the error of that rank";
   if (end == kLeft) return "has left the group";
   if (const auto& watch = watches_[peer]; watch && !watch->alive()) return "has died";
+  return "";
+}
+
+// Why there is no point in waiting for `peer` any longer; empty: wait on.
+std::string SymmetricGroup::obstacle_to_waiting(int64_t peer, std::chrono::duration<double> elapsed,
+                                                const char* what) const {
+  if (auto obstacle = obstacle_so_far(peer); !obstacle.empty()) return obstacle;
   if (elapsed <= options_.timeout) return "";
   std::ostringstream late;
   late << what << " after " << options_.timeout.count() << " s (AXONN_TIMEOUT_SECONDS)";
   return late.str();
 }
 
-std::string SymmetricGroup::obstacle_to_answer(int64_t peer) {
-  const std::lock_guard lock(mutex_);
-  const auto no_time = std::chrono::duration<double>::zero();
-  if (auto obstacle = obstacle_to_waiting(peer, no_time, ""); !obstacle.empty()) return obstacle;
+std::string SymmetricGroup::obstacle_to_answer(int64_t peer) const {
+  if (auto obstacle = obstacle_so_far(peer); !obstacle.empty()) return obstacle;
   const auto& theirs = pad(peer);
   const Epoch next = epoch_ + 1;
   if (!theirs.started.reached(next)) return "";
   return "has gone on to " + theirs.signature[next % kNumHalves].describe();
 }
 
-void SymmetricGroup::fail_wait(const char* op, int64_t peer, const std::string& why) const {
-  throw CommunicationError(std::string(op) + ": rank " + std::to_string(rank()) +
-                           " waited for rank " + std::to_string(peer) + " of group " + label() +
-                           ", which " + why);
+int64_t SymmetricGroup::failed_peer() const {
+  for (int64_t peer = 0; peer < size(); ++peer) {
+    if (peer != rank() && pad(peer).end.value.load(std::memory_order_acquire) == kFailed)
+      return peer;
+  }
+  return -1;
+}
+
+std::string SymmetricGroup::lost_peer() const {
+  int64_t lost = failed_peer();
+  for (int64_t peer = 0; lost < 0 && peer < size(); ++peer) {
+    if (peer != rank() && !obstacle_so_far(peer).empty()) lost = peer;
+  }
+  return lost < 0 ? "" : "rank " + std::to_string(lost) + ", which " + obstacle_so_far(lost);
+}
+
+void SymmetricGroup::fail_wait(const std::string& what, int64_t peer,
+                               const std::string& why) const {
+  throw CommunicationError(what + ": rank " + std::to_string(rank()) + " waited for rank " +
+                           std::to_string(peer) + " of group " + label() + ", which " + why);
+}
+
+std::unique_lock<std::mutex> SymmetricGroup::lock_for(const CallSignature& call) {
+  // First: a fork copies a lock as it is.
+  if (!process_.is_this()) process_.refuse(call.op(), rank(), label());
+  return std::unique_lock(mutex_);
 }
 
 Call::Call(SymmetricGroup& group, const CallSignature& signature, int64_t workspace_bytes)
     : group_(group),
-      lock_(group.mutex_),
+      lock_(group.lock_for(signature)),
       signature_(signature),
       epoch_(group.epoch_ + 1),
       exceptions_at_start_(std::uncaught_exceptions()),
       checked_(static_cast<size_t>(group.size()), false) {
   if (group_.broken_) {
-    throw CommunicationError(std::string(signature_.op.data()) + ": group " + group_.label() +
+    throw CommunicationError(signature_.op() + ": group " + group_.label() +
                              " cannot be used any more: an earlier call failed on rank " +
                              std::to_string(rank()));
   }
@@ -299,7 +338,7 @@ Call::Call(SymmetricGroup& group, const CallSignature& signature, int64_t worksp
       wait_for(peer, group_.pad(peer).completed, epoch_to_await(epoch_), "is two calls behind");
     }
     if (workspace_bytes <= group_.options_.workspace_bytes) {
-      group_.note_use(workspace_bytes, signature_.op.data());
+      group_.note_use(workspace_bytes, signature_);
     }
   } catch (...) {  // no destructor runs for a half-built object
     group_.abandon();
@@ -319,7 +358,7 @@ Call::Call(SymmetricGroup& group, const CallSignature& signature, int64_t worksp
 // shares, so that a peer that does wait for this rank gets an error at once.
 void Call::refuse(int64_t workspace_bytes) {
   auto& own = group_.pad(rank());
-  const std::string op = signature_.op.data();
+  const std::string op = signature_.op();
   own.signature[epoch_ % kNumHalves] =
       CallSignature::of(("[too large] " + op).c_str(), {workspace_bytes});
   group_.raise(own.started, epoch_);
@@ -346,18 +385,26 @@ void Call::signal(int64_t flag) {
 
 void Call::wait(int64_t peer, int64_t flag) {
   check_flag(flag);
+  compare_with(peer);
+  wait_for(peer, group_.pad(peer).ready[flag], epoch_, "has not delivered its part");
+}
+
+// Those that follow this rank first, so that not all look at one.
+void Call::compare() {
+  for (int64_t step = 1; step < size(); ++step) compare_with((rank() + step) % size());
+}
+
+void Call::compare_with(int64_t peer) {
+  if (checked_[peer]) return;
   const auto& pad = group_.pad(peer);
-  if (!checked_[peer]) {
-    wait_for(peer, pad.started, epoch_, "has not started this call");
-    if (const auto& theirs = pad.signature[epoch_ % kNumHalves]; theirs != signature_) {
-      group_.fail_wait(signature_.describe().c_str(), peer,
-                       "called " + theirs.describe() +
-                           " instead: all ranks of a group must make the same calls, in the same "
-                           "order, with equal shapes and dtypes");
-    }
-    checked_[peer] = true;
+  wait_for(peer, pad.started, epoch_, "has not started this call");
+  if (const auto& theirs = pad.signature[epoch_ % kNumHalves]; theirs != signature_) {
+    group_.fail_wait(signature_.describe(), peer,
+                     "called " + theirs.describe() +
+                         " instead: all ranks of a group must make the same calls, in the same "
+                         "order, with equal shapes and dtypes");
   }
-  wait_for(peer, pad.ready[flag], epoch_, "has not delivered its part");
+  checked_[peer] = true;
 }
 
 void Call::wait_for(int64_t peer, const EpochFlag& flag, Epoch epoch, const char* what) {
@@ -368,7 +415,7 @@ void Call::wait_for(int64_t peer, const EpochFlag& flag, Epoch epoch, const char
                      const std::string obstacle = group_.obstacle_to_waiting(peer, elapsed, what);
                      // The peer may have raised the flag right before it ended: then all is well.
                      if (!obstacle.empty() && !flag.reached(epoch)) {
-                       group_.fail_wait(signature_.op.data(), peer, obstacle);
+                       group_.fail_wait(signature_.op(), peer, obstacle);
                      }
                    },
                    group_.crowding_);

@@ -13,8 +13,6 @@
 // most one call ahead of the slowest. The same epochs and flags drive the CUDA kernels.
 #pragma once
 
-#include <unistd.h>
-
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -26,25 +24,32 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "core/bounded_wait.h"
 #include "core/epoch_flag.h"
 #include "core/key_value_store.h"
+#include "core/own_process.h"
 #include "core/protocol.h"
 #include "core/shared_segment.h"
 #include "core/signal_layout.h"
 
 namespace axonn::comm {
 
-// What a call is, as far as ranks must agree on it. Lives in shared memory: no pointers.
+// What a call is, as far as ranks must agree on it: its op, then whatever must be equal on all
+// ranks. Lives in shared memory: no pointers.
 struct CallSignature {
-  std::array<char, 40> op{};
-  std::array<int64_t, 8> arguments{};  // sizes, dims, dtype: whatever must be equal on all ranks
+  std::array<char, 256> text{};  // ends with a zero
 
+  // A text that is too long is cut, and ends with a hash of the whole.
+  static CallSignature of(std::string_view text);
+  // "op(1, -2)"
   static CallSignature of(const char* op, std::initializer_list<int64_t> arguments);
-  std::string describe() const;
+
+  std::string op() const;  // the first word
+  std::string describe() const { return text.data(); }
   friend bool operator==(const CallSignature&, const CallSignature&) = default;
 };
 
@@ -65,7 +70,7 @@ struct GroupOptions {
   // What messages call the group, if not by its name: c10d's names are hashes.
   std::string label = {};
   // Told when a call of this rank uses more memory than any before, and how much in all.
-  std::function<void(const SymmetricGroup& group, const char* op)> on_growth = {};
+  std::function<void(const SymmetricGroup& group, const std::string& op)> on_growth = {};
 };
 
 class Call;
@@ -76,8 +81,8 @@ class SymmetricGroup {
 
   // Collective over the group's ranks. Every rank gets the same answer to `on_one_host()`; where
   // that is false there is no shared memory and no Call may be made.
-  // Throws CommunicationError if a rank does not arrive within the store's timeout, or comes with
-  // another workspace size.
+  // Throws CommunicationError if a rank does not arrive within the timeout, or comes with another
+  // workspace size.
   static std::unique_ptr<SymmetricGroup> rendezvous(const GroupOptions& options,
                                                     KeyValueStore& store);
 
@@ -101,7 +106,10 @@ class SymmetricGroup {
   const std::string& obstacle() const { return obstacle_; }
   // Why `peer` will not answer what this rank asks it between two calls: it failed, left, died, or
   // has gone on to the next call. Empty: it may still.
-  std::string obstacle_to_answer(int64_t peer);
+  std::string obstacle_to_answer(int64_t peer) const;
+  // "rank 2, which has died": a peer that failed or, if none has, that died or left; empty: none.
+  std::string lost_peer() const;
+  bool has_failed_peer() const { return failed_peer() >= 0; }
   // Bytes of this rank's workspace, all halves, that calls have needed so far: taken from the
   // system when a call first needs them, and kept.
   int64_t used_bytes() const { return kNumHalves * used_half_bytes_; }
@@ -120,22 +128,25 @@ class SymmetricGroup {
   std::string map_arenas(const std::vector<Address>& addresses, std::optional<SharedSegment>& own);
   Pad& pad(int64_t rank) const;
   std::byte* half(int64_t rank, Epoch epoch) const;
-  void note_use(int64_t workspace_bytes, const char* op);
+  std::unique_lock<std::mutex> lock_for(const CallSignature& call);
+  void note_use(int64_t workspace_bytes, const CallSignature& call);
   // Raises a flag of this rank's pad and wakes the peers that sleep.
   void raise(EpochFlag& flag, Epoch epoch) const;
   // Until `flag`, of any rank, may have reached `epoch`.
   void sleep(const EpochFlag& flag, Epoch epoch, std::chrono::nanoseconds timeout) const;
   std::string obstacle_to_waiting(int64_t peer, std::chrono::duration<double> elapsed,
                                   const char* what) const;
-  [[noreturn]] void fail_wait(const char* op, int64_t peer, const std::string& why) const;
+  std::string obstacle_so_far(int64_t peer) const;
+  int64_t failed_peer() const;  // -1: none
+  [[noreturn]] void fail_wait(const std::string& what, int64_t peer, const std::string& why) const;
 
   GroupOptions options_;
-  pid_t pid_ = getpid();
+  OwnProcess process_;  // a fork that used the group would write into its parent's memory
   // By rank; empty where the ranks share no host. Shared: threads of one process map them once.
   std::vector<std::shared_ptr<SharedSegment>> arenas_;
   std::vector<std::optional<ProcessWatch>> watches_;  // by rank; none for this process's own
-  std::mutex mutex_;  // held by a Call: two threads may not interleave theirs
-  Epoch epoch_;
+  std::mutex mutex_;          // held by a Call: two threads may not interleave theirs
+  std::atomic<Epoch> epoch_;  // read by those who ask a question while a Call runs
   std::atomic<int64_t> used_half_bytes_ = 0;  // read while a Call runs
   std::atomic<int64_t> waited_ns_ = 0;
   Crowding crowding_;  // of the thread whose call is open
@@ -166,8 +177,11 @@ class Call {
   // Returns when `peer` has signalled `flag` in this call. Throws CommunicationError, naming rank,
   // peer and op, if the peer died, failed, called something else, or the time is up.
   void wait(int64_t peer, int64_t flag);
+  // Returns when every peer has started this call; throws likewise.
+  void compare();
 
  private:
+  void compare_with(int64_t peer);
   [[noreturn]] void refuse(int64_t workspace_bytes);
   void wait_for(int64_t peer, const EpochFlag& flag, Epoch epoch, const char* what);
 

@@ -9,6 +9,7 @@
 // In C++, because a node in Python costs 30 us more, which is what a small matmul takes.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -29,6 +30,13 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
+
+// In the forward pass of a node: below autograd, but in the mode of its caller, which a node turns
+// off. Ranks compare which gradients they will need (Signature::gradients).
+struct BelowAutograd {
+  at::AutoGradMode mode{true};
+  at::AutoDispatchBelowADInplaceOrView below;
+};
 
 // --- Calls ---------------------------------------------------------------------------------------
 
@@ -113,7 +121,7 @@ struct CollectiveNode : Function<CollectiveNode<Rule>> {
                         const GroupArguments& group) {
     ctx->saved_data["dim"] = dim;
     group.save(ctx);
-    const at::AutoDispatchBelowADInplaceOrView below;
+    const BelowAutograd below;
     return Rule::op(t, dim, group);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -137,7 +145,7 @@ struct AllReduceNode : Function<AllReduceNode> {
                         const GroupArguments& group) {
     ctx->saved_data["reduce_op"] = reduce_op;
     group.save(ctx);
-    const at::AutoDispatchBelowADInplaceOrView below;
+    const BelowAutograd below;
     return all_reduce(t, reduce_op, group);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -215,7 +223,7 @@ struct MatmulNode : Function<MatmulNode<Rule>> {
     ctx->save_for_backward({b.requires_grad() ? a : Tensor(), a.requires_grad() ? b : Tensor()});
     ctx->saved_data["dim"] = dim;
     group.save(ctx);
-    const at::AutoDispatchBelowADInplaceOrView below;
+    const BelowAutograd below;
     return Rule::op(a, b, dim, group);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -315,7 +323,7 @@ struct LinearNode : Function<LinearNode> {
   static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight,
                                const std::optional<Tensor>& bias, const LinearArguments& arguments,
                                bool save_input, bool save_weight) {
-    const at::AutoDispatchBelowADInplaceOrView below;
+    const BelowAutograd below;
     auto [y, full_x, full_weight] =
         call_forward(x, weight, bias, arguments, save_input, save_weight);
     ctx->mark_non_differentiable({full_x, full_weight});

@@ -94,9 +94,10 @@ PYBIND11_MODULE(_C, m) {
          const std::string& cache_dir, const std::vector<std::string>& product_kernels,
          const std::vector<std::string>& unverified_kernels, int64_t verified_fused_ranks,
          bool suggest_verify, const std::string& machine, const std::string& torch,
-         const std::string& axonn_ext, const std::map<std::string, double>& emulated_links) {
+         const std::string& axonn_ext, const std::map<std::string, double>& emulated_links,
+         bool debug_collectives) {
         axonn::ops::configure_product_kernels(product_kernels, unverified_kernels);
-        axonn::ops::configure_groups({timeout_seconds, symmetric_memory_bytes});
+        axonn::ops::configure_groups({timeout_seconds, symmetric_memory_bytes, debug_collectives});
         axonn::ops::configure_fused_on_cuda(fused_nccl_sms);
         axonn::ops::configure_tuning({timeout_seconds,
                                       cache_dir,
@@ -109,7 +110,8 @@ PYBIND11_MODULE(_C, m) {
       pybind11::arg("fused_nccl_sms"), pybind11::arg("cache_dir"), pybind11::arg("product_kernels"),
       pybind11::arg("unverified_kernels"), pybind11::arg("verified_fused_ranks"),
       pybind11::arg("suggest_verify"), pybind11::arg("machine"), pybind11::arg("torch"),
-      pybind11::arg("axonn_ext"), pybind11::arg("emulated_links"));
+      pybind11::arg("axonn_ext"), pybind11::arg("emulated_links"),
+      pybind11::arg("debug_collectives"));
   m.def(
       "algorithm_candidates",
       [](bool is_cpu, bool shares_memory, bool is_supported, int64_t num_ranks,

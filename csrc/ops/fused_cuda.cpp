@@ -10,6 +10,7 @@
 #include <string>
 
 #include "core/cuda/fused_gemm.h"
+#include "ops/c10d_collectives.h"
 #include "ops/fused_settings.h"
 
 namespace axonn::ops {

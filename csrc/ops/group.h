@@ -1,10 +1,8 @@
-// A c10d process group as the ops see it: found by name, with the shared memory of its ranks, and
-// with the collectives of c10d for groups that have none.
+// A c10d process group as the ops see it: found by name, with the shared memory of its ranks.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -16,6 +14,7 @@ namespace axonn::ops {
 struct GroupSettings {
   double timeout_seconds;
   int64_t symmetric_memory_bytes;  // address space per rank and group
+  bool compare_every_call;         // also of groups that share no memory
 };
 
 // Values that axonn_ext/settings.py read; they hold for groups met from now on.
@@ -30,17 +29,26 @@ int64_t symmetric_memory_bytes_in_use();
 // How long this process has waited for peers inside ops so far, in seconds, by group name.
 std::map<std::string, double> waited_seconds();
 
+class Agreement;
+struct ComparedCalls;
+
 struct Group {
   std::string name;
   int64_t rank = 0;
   int64_t size = 1;
-  // Null where one rank is alone, where the algorithm needs none, and where "auto" finds that the
-  // ranks cannot share memory.
-  std::shared_ptr<comm::SymmetricGroup> shared;
+  // What its ranks share, if they are on one host and work on the CPU; else null.
+  std::shared_ptr<comm::SymmetricGroup> shared = nullptr;
+  // Which calls its ranks are known to make alike, for those that share nothing; else null.
+  std::shared_ptr<ComparedCalls> compared = nullptr;
+  bool may_fuse = false;  // as far as the algorithm that was asked for and its links go
+  // Of the op that is under way, to be reached before its first collective; null: there is none.
+  Agreement* agreement = nullptr;
 
-  bool can_fuse() const { return shared != nullptr; }
+  bool can_fuse() const { return may_fuse && shared != nullptr; }
+  // As messages call it.
+  const std::string& label() const;
   // A rank without peers.
-  static Group alone() { return {"", 0, 1, nullptr}; }
+  static Group alone() { return {}; }
 };
 
 // How a collective meets its matmul.
@@ -51,39 +59,12 @@ enum class Algorithm { kFused, kChunked, kSequential };
 void check_algorithm(const char* op, const std::string& algorithm, c10::Device device,
                      bool fused_on_cuda = false);
 
-// The group of that name; one of size 1 is not looked up. The first call of a group that may be
-// fused is collective: its ranks exchange mappings. Tensors on `device` other than the CPU share no
-// memory. Raises ValueError for a size that is not the group's, or "fused" across hosts. `op` opens
-// the message.
+// The group of that name; one of size 1 is not looked up. The first call of a group on the CPU is
+// collective: its ranks exchange mappings. Tensors on `device` other than the CPU share no memory.
+// Raises ValueError for a size that is not the group's, or "fused" across hosts, and
+// CommunicationError if a rank has ended or does not come in time, or in a fork of a rank. `op`
+// opens the message.
 Group resolve_group(const char* op, const std::string& name, int64_t size,
                     const std::string& algorithm, c10::Device device);
-
-// A c10d collective under way. On a GPU it runs on a stream of c10d's, behind what the current
-// stream has been given so far, and the host never waits.
-struct Pending {
-  at::Tensor output;  // to be read after wait()
-  // The CPU returns when `output` is there. On a GPU the stream that is current then waits for it:
-  // that must be the one that was current at the start, whose allocator may reuse the input next.
-  std::function<void()> wait;
-};
-
-// c10d adds in the tensor's own dtype. So on the CPU sums of bfloat16 are made, and sent, in fp32;
-// on a GPU they travel as they are, as users of NCCL expect. `output` has the dtype of the sum.
-
-// Gathers the ranks' shards into [group size, ...]. Any strides.
-Pending start_all_gather(const Group& group, const at::Tensor& shard);
-// Sums [group size, ...] over ranks; this rank's block is left.
-Pending start_reduce_scatter(const Group& group, const at::Tensor& stacked);
-// Sums over ranks, likewise; may overwrite its input.
-Pending start_all_reduce(const Group& group, const at::Tensor& input);
-
-// [group size, ...] <-> the concatenation of the blocks along `dim`; no copy where dim is 0.
-at::Tensor joined(const at::Tensor& stacked, int64_t dim);
-at::Tensor stacked(const at::Tensor& whole, int64_t dim, int64_t num_blocks);
-
-// c10d collectives, waited for. Tensors of any strides; results are contiguous.
-at::Tensor c10d_all_gather(const Group& group, const at::Tensor& shard, int64_t dim);
-at::Tensor c10d_reduce_scatter(const Group& group, const at::Tensor& input, int64_t dim);
-at::Tensor c10d_all_reduce(const Group& group, const at::Tensor& input, bool maximum);
 
 }  // namespace axonn::ops

@@ -66,7 +66,7 @@ void Mailbox::wait(const std::string& name, int64_t peer) {
   const auto start = Clock::now();
   while (!posted({name})) {
     const double elapsed = std::chrono::duration<double>(Clock::now() - start).count();
-    std::string obstacle = group_.can_fuse() ? group_.shared->obstacle_to_answer(peer) : "";
+    std::string obstacle = group_.shared != nullptr ? group_.shared->obstacle_to_answer(peer) : "";
     if (obstacle.empty() && elapsed > timeout_seconds_) {
       std::ostringstream late;
       late << "has not answered after " << timeout_seconds_ << " s (AXONN_TIMEOUT_SECONDS)";
@@ -80,10 +80,9 @@ void Mailbox::wait(const std::string& name, int64_t peer) {
 }
 
 void Mailbox::refuse(const std::string& name, int64_t peer, const std::string& why) const {
-  const auto& label = group_.can_fuse() ? group_.shared->label() : group_.name;
   throw comm::CommunicationError(topic_ + ": rank " + std::to_string(group_.rank) +
                                  " waited for '" + name + "' of rank " + std::to_string(peer) +
-                                 " of group " + label + ", which " + why);
+                                 " of group " + group_.label() + ", which " + why);
 }
 
 }  // namespace axonn::ops

@@ -1,10 +1,12 @@
 #include "ops/paced_links.h"
 
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <utility>
 
 #include "ops/c10d_store.h"
+#include "ops/group.h"
 
 namespace axonn::ops {
 namespace {
@@ -41,10 +43,12 @@ class PacedLinks {
     }
     std::erase_if(entries_, [](const auto& entry) { return entry.second.owner.expired(); });
     C10dStore store(group->getStore());
+    const std::chrono::duration<double> timeout(timeout_seconds());
     std::shared_ptr<comm::PacedLink> link = comm::PacedLink::rendezvous({.name = name,
                                                                          .rank = group->getRank(),
                                                                          .size = group->getSize(),
-                                                                         .bytes_per_second = speed},
+                                                                         .bytes_per_second = speed,
+                                                                         .timeout = timeout},
                                                                         store);
     entries_.insert_or_assign(name,
                               Entry{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), link});

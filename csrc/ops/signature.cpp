@@ -1,5 +1,9 @@
 #include "ops/signature.h"
 
+#include <ATen/core/grad_mode.h>
+
+#include <charconv>
+
 namespace axonn::ops {
 namespace {
 
@@ -29,13 +33,20 @@ const char* layout_name(const at::Tensor& t) {
   return "strided";
 }
 
-std::string sizes_of(const at::Tensor& t) {
-  std::string text = "[";
+// Without a string of its own for each number: every call of an op is named.
+void append(std::string& text, int64_t value) {
+  char digits[24];
+  const auto end = std::to_chars(digits, digits + sizeof(digits), value).ptr;
+  text.append(digits, end);
+}
+
+void append_sizes(std::string& text, const at::Tensor& t) {
+  text += '[';
   for (int64_t dim = 0; dim < t.dim(); ++dim) {
     if (dim > 0) text += ',';
-    text += std::to_string(t.size(dim));
+    append(text, t.size(dim));
   }
-  return text + ']';
+  text += ']';
 }
 
 }  // namespace
@@ -47,15 +58,15 @@ Signature::Signature(const char* op) {
 
 Signature& Signature::tensor(const char* name, const at::Tensor& t) {
   text_.append(" ").append(name).append("=").append(dtype_name(t.scalar_type()));
-  text_ += sizes_of(t);
+  append_sizes(text_, t);
   layouts_.append(layouts_.empty() ? "" : ",").append(layout_name(t));
   return *this;
 }
 
 Signature& Signature::own_tensor(const at::Tensor& t) {
-  const auto sizes = sizes_of(t);
-  own_sizes_ += sizes;
-  layouts_.append(layouts_.empty() ? "" : ",").append(layout_name(t)).append(sizes);
+  append_sizes(own_sizes_, t);
+  layouts_.append(layouts_.empty() ? "" : ",").append(layout_name(t));
+  append_sizes(layouts_, t);
   return *this;
 }
 
@@ -70,8 +81,27 @@ Signature& Signature::device(c10::Device device) {
 }
 
 Signature& Signature::option(const char* name, int64_t value) {
-  text_.append(" ").append(name).append("=").append(std::to_string(value));
+  text_.append(" ").append(name).append("=");
+  append(text_, value);
   return *this;
+}
+
+Signature& Signature::gradients(
+    std::initializer_list<std::pair<const char*, const at::Tensor&>> of) {
+  // Below autograd, whose kernels leave the mode of the caller on.
+  if (!at::GradMode::is_enabled()) return *this;
+  for (const auto& [name, t] : of) {
+    if (t.requires_grad()) gradients_.append(gradients_.empty() ? "" : ",").append(name);
+  }
+  return *this;
+}
+
+comm::CallSignature Signature::call(const char* algorithm) const {
+  std::string whole;
+  whole.reserve(sizeof(comm::CallSignature));
+  whole.append(text_).append(" algorithm=").append(algorithm);
+  if (!gradients_.empty()) whole.append(" requires_grad=").append(gradients_);
+  return comm::CallSignature::of(whole);
 }
 
 }  // namespace axonn::ops

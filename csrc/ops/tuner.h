@@ -150,16 +150,14 @@ Algorithm resolve_auto(const Group& group, const Signature& signature, const Cal
                        c10::function_ref<void(Algorithm)> run);
 
 // Runs an op, `run(algorithm)`, with the algorithm asked for or, for "auto", the one chosen.
-// `make_signature()` names the call.
-template <typename MakeSignature, typename Run>
+template <typename Run>
 auto run_algorithm(const Group& group, const std::string& algorithm, CallTraits call,
-                   MakeSignature&& make_signature, Run&& run) {
+                   const Signature& signature, Run&& run) {
   if (algorithm != "auto") return run(algorithm_named(algorithm));
   if (call.is_empty) return run(call.can_fuse ? Algorithm::kFused : Algorithm::kSequential);
   // A GPU's calls end on the host before a peer has come to them.
   call.meets = call.meets && call.device.is_cpu();
-  return run(resolve_auto(group, make_signature().device(call.device), call,
-                          [&](Algorithm a) { run(a); }));
+  return run(resolve_auto(group, signature, call, [&](Algorithm a) { run(a); }));
 }
 
 struct Choice {

@@ -1,6 +1,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
+#include "ops/agreement.h"
+#include "ops/c10d_collectives.h"
 #include "ops/checks.h"
 #include "ops/composed/chunked.h"
 #include "ops/composed/ops.h"
@@ -43,6 +45,20 @@ at::Tensor chunked_over_columns(const Group& group, const at::Tensor& a_shard,
 
 }  // namespace
 
+at::Tensor all_gather_matmul_by(const Group& group, const at::Tensor& a_shard, const at::Tensor& b,
+                                int64_t gather_dim, Algorithm how) {
+  switch (how) {
+    case Algorithm::kFused:
+      return fused_all_gather_matmul(group, a_shard, b, gather_dim);
+    case Algorithm::kChunked:
+      return gather_dim == 0 ? chunked_over_rows(group, a_shard, b)
+                             : chunked_over_columns(group, a_shard, b);
+    case Algorithm::kSequential:
+      return at::mm(c10d_all_gather(group, a_shard, gather_dim), b);
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
 at::Tensor all_gather_matmul(const at::Tensor& a_shard, const at::Tensor& b, int64_t gather_dim,
                              const std::string& group_name, int64_t group_size,
                              const std::string& algorithm) {
@@ -53,20 +69,13 @@ at::Tensor all_gather_matmul(const at::Tensor& a_shard, const at::Tensor& b, int
               a_shard.size(1) * (gather_dim == 1 ? group_size : 1), "b.size(0)", b.size(0));
   check_algorithm(kOp, algorithm, a_shard.device(), /*fused_on_cuda=*/true);
   if (group_size == 1) return at::mm(a_shard, b);
-  const auto group = resolve_group(kOp, group_name, group_size, algorithm, a_shard.device());
-  const auto run = [&](Algorithm choice) {
-    switch (choice) {
-      case Algorithm::kFused:
-        return a_shard.is_cpu() ? cpu::all_gather_matmul(group, a_shard, b, gather_dim)
-                                : fused_all_gather_matmul(group, a_shard, b, gather_dim);
-      case Algorithm::kChunked:
-        return gather_dim == 0 ? chunked_over_rows(group, a_shard, b)
-                               : chunked_over_columns(group, a_shard, b);
-      case Algorithm::kSequential:
-        return at::mm(c10d_all_gather(group, a_shard, gather_dim), b);
-    }
-    TORCH_INTERNAL_ASSERT(false);
-  };
+  auto group = resolve_group(kOp, group_name, group_size, algorithm, a_shard.device());
+  const auto signature = Signature(kOp)
+                             .tensor("a_shard", a_shard)
+                             .option("gather_dim", gather_dim)
+                             .own_tensor(b)
+                             .device(a_shard.device())
+                             .gradients({{"a_shard", a_shard}, {"b", b}});
   return run_algorithm(
       group, algorithm,
       {.device = a_shard.device(),
@@ -78,13 +87,14 @@ at::Tensor all_gather_matmul(const at::Tensor& a_shard, const at::Tensor& b, int
                  all_gather_product(a_shard.sizes(), b.sizes(), gather_dim, group_size);
              return why_no_fused(a_shard.device(), a_shard.scalar_type(), product, group_size);
            }},
-      [&] {
-        return Signature(kOp)
-            .tensor("a_shard", a_shard)
-            .option("gather_dim", gather_dim)
-            .own_tensor(b);
-      },
-      run);
+      signature, [&](Algorithm how) {
+        const auto call = signature.call(name_of(how));
+        if (how == Algorithm::kFused && a_shard.is_cpu()) {
+          return cpu::all_gather_matmul(group, call, a_shard, b, gather_dim);
+        }
+        return agreed(call, a_shard.device(), {&group},
+                      [&] { return all_gather_matmul_by(group, a_shard, b, gather_dim, how); });
+      });
 }
 
 }  // namespace axonn::ops

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/chunk_plan.h"
-#include "ops/group.h"
+#include "ops/c10d_collectives.h"
 
 namespace axonn::ops {
 

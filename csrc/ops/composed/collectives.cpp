@@ -1,10 +1,19 @@
 // The collectives on their own: fused where the ranks share memory, else c10d's.
+#include "ops/agreement.h"
+#include "ops/c10d_collectives.h"
 #include "ops/checks.h"
 #include "ops/composed/ops.h"
 #include "ops/cpu/kernels.h"
 #include "ops/group.h"
+#include "ops/signature.h"
 
 namespace axonn::ops {
+namespace {
+
+// `chunked` is `sequential` here, so that ranks may differ in them.
+const char* kind_of(const Group& group) { return group.can_fuse() ? "fused" : "c10d"; }
+
+}  // namespace
 
 at::Tensor all_gather(const at::Tensor& shard, int64_t dim, const std::string& group_name,
                       int64_t group_size, const std::string& algorithm) {
@@ -13,8 +22,15 @@ at::Tensor all_gather(const at::Tensor& shard, int64_t dim, const std::string& g
   check_dim(kOp, "dim", dim, shard.dim());
   check_algorithm(kOp, algorithm, shard.device());
   if (group_size == 1) return shard.clone(at::MemoryFormat::Contiguous);
-  const auto group = resolve_group(kOp, group_name, group_size, algorithm, shard.device());
-  return group.can_fuse() ? cpu::all_gather(group, shard, dim) : c10d_all_gather(group, shard, dim);
+  auto group = resolve_group(kOp, group_name, group_size, algorithm, shard.device());
+  const auto call = Signature(kOp)
+                        .tensor("shard", shard)
+                        .option("dim", dim)
+                        .device(shard.device())
+                        .gradients({{"shard", shard}})
+                        .call(kind_of(group));
+  if (group.can_fuse()) return cpu::all_gather(group, call, shard, dim);
+  return agreed(call, shard.device(), {&group}, [&] { return c10d_all_gather(group, shard, dim); });
 }
 
 at::Tensor reduce_scatter(const at::Tensor& input, int64_t dim, const std::string& group_name,
@@ -26,9 +42,16 @@ at::Tensor reduce_scatter(const at::Tensor& input, int64_t dim, const std::strin
   check_divides(kOp, "input", dim, input.size(dim), group_size);
   check_algorithm(kOp, algorithm, input.device());
   if (group_size == 1) return input.clone(at::MemoryFormat::Contiguous);
-  const auto group = resolve_group(kOp, group_name, group_size, algorithm, input.device());
-  return group.can_fuse() ? cpu::reduce_scatter(group, input, dim)
-                          : c10d_reduce_scatter(group, input, dim);
+  auto group = resolve_group(kOp, group_name, group_size, algorithm, input.device());
+  const auto call = Signature(kOp)
+                        .tensor("input", input)
+                        .option("dim", dim)
+                        .device(input.device())
+                        .gradients({{"input", input}})
+                        .call(kind_of(group));
+  if (group.can_fuse()) return cpu::reduce_scatter(group, call, input, dim);
+  return agreed(call, input.device(), {&group},
+                [&] { return c10d_reduce_scatter(group, input, dim); });
 }
 
 at::Tensor all_reduce(const at::Tensor& input, const std::string& reduce_op,
@@ -41,10 +64,15 @@ at::Tensor all_reduce(const at::Tensor& input, const std::string& reduce_op,
                     ": reduce_op must be 'sum' or 'max', got '", reduce_op, "'");
   check_algorithm(kOp, algorithm, input.device());
   if (group_size == 1) return input.clone(at::MemoryFormat::Contiguous);
-  const auto group = resolve_group(kOp, group_name, group_size, algorithm, input.device());
+  auto group = resolve_group(kOp, group_name, group_size, algorithm, input.device());
   const bool maximum = reduce_op == "max";
-  return group.can_fuse() ? cpu::all_reduce(group, input, maximum)
-                          : c10d_all_reduce(group, input, maximum);
+  auto signature = Signature(kOp);
+  signature.tensor("input", input).option("maximum", maximum).device(input.device());
+  if (!maximum) signature.gradients({{"input", input}});  // a maximum has none
+  const auto call = signature.call(kind_of(group));
+  if (group.can_fuse()) return cpu::all_reduce(group, call, input, maximum);
+  return agreed(call, input.device(), {&group},
+                [&] { return c10d_all_reduce(group, input, maximum); });
 }
 
 }  // namespace axonn::ops

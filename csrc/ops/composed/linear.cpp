@@ -10,6 +10,8 @@
 #include <optional>
 #include <utility>
 
+#include "ops/agreement.h"
+#include "ops/c10d_collectives.h"
 #include "ops/checks.h"
 #include "ops/composed/ops.h"
 #include "ops/cpu/kernels.h"
@@ -85,13 +87,20 @@ std::string why_no_fused_linear(const LinearAxes& axes, const PassSizes& sizes) 
   return "";
 }
 
-// Runs a pass, fused or composed of ops of the given algorithm. "auto" is measured where the ranks
-// can agree on it; elsewhere it is "fused" or, where an axis shares no memory, "auto" of each op.
-template <typename MakeSignature, typename Fused, typename Composed>
-auto run(const LinearAxes& axes, const PassSizes& sizes, bool is_empty,
-         MakeSignature&& make_signature, Fused&& fused, Composed&& composed) {
+// Runs a pass, fused or composed of ops of the given algorithm, once the ranks of `used`, the axes
+// that it moves something along, agree on it. "auto" is measured where the ranks can agree on it;
+// elsewhere it is "fused" or, where an axis shares no memory, "auto" of each op.
+template <typename Fused, typename Composed>
+auto run(const LinearAxes& axes, std::initializer_list<Group*> used, const PassSizes& sizes,
+         bool is_empty, const Signature& signature, Fused&& fused, Composed&& composed) {
+  // Whoever waits along an axis hears of what went wrong among the ranks of all of them.
+  const SharedFate fate(used);
   if (axes.alone() || (axes.algorithm == "auto" && axes.all.size == 1)) {
-    return axes.can_fuse() ? fused() : composed("auto");
+    const auto call = signature.call(axes.can_fuse() ? "fused" : "auto");
+    if (axes.can_fuse()) return fused(call);
+    // Each op then agrees on its own, too.
+    agreed(call, axes.device, used, [] { return true; });
+    return composed("auto");
   }
   // A rank needs its peers along the axes for its call to end, not theirs.
   const auto why_not = [&] { return why_no_fused_linear(axes, sizes); };
@@ -101,9 +110,10 @@ auto run(const LinearAxes& axes, const PassSizes& sizes, bool is_empty,
                           .meets = false,
                           .why_no_fused = why_not,
                           .largest_group = std::max({axes.r.size, axes.s.size, axes.z.size})};
-  return run_algorithm(axes.all, axes.algorithm, traits, make_signature, [&](Algorithm choice) {
-    const bool whole = choice == Algorithm::kFused && axes.device.is_cpu();
-    return whole ? fused() : composed(name_of(choice));
+  return run_algorithm(axes.all, axes.algorithm, traits, signature, [&](Algorithm choice) {
+    const auto call = signature.call(name_of(choice));
+    if (choice == Algorithm::kFused && axes.device.is_cpu()) return fused(call);
+    return agreed(call, axes.device, used, [&] { return composed(name_of(choice)); });
   });
 }
 
@@ -133,8 +143,8 @@ void add_bias(const LinearAxes& axes, at::Tensor y, const std::optional<at::Tens
 
 at::Tensor gather(const at::Tensor& t, const Group& axis, int64_t dim, const std::string& how) {
   if (axis.size == 1) return t;
-  const bool alone = how == "fused" && !t.is_cpu();
-  return all_gather(t, dim, axis.name, axis.size, alone ? "sequential" : how);
+  if (how == "auto") return all_gather(t, dim, axis.name, axis.size, how);
+  return c10d_all_gather(axis, t, dim);
 }
 
 // "auto" stands for the fastest way to compute a whole product, too, where the ranks can agree on
@@ -153,8 +163,25 @@ at::Tensor multiply(const ProductChoice& products, const at::Tensor& a, const at
     return scatter ? c10d_reduce_scatter(axis, product, dim)
                    : c10d_all_reduce(axis, product, /*maximum=*/false);
   }
-  return scatter ? matmul_reduce_scatter(a, b, dim, axis.name, axis.size, how)
-                 : matmul_all_reduce(a, b, axis.name, axis.size, how);
+  if (how == "auto") {
+    return scatter ? matmul_reduce_scatter(a, b, dim, axis.name, axis.size, how)
+                   : matmul_all_reduce(a, b, axis.name, axis.size, how);
+  }
+  return scatter ? matmul_reduce_scatter_by(axis, a, b, dim, algorithm_named(how))
+                 : matmul_all_reduce_by(axis, a, b, algorithm_named(how));
+}
+
+// A product with what is gathered along z.
+at::Tensor feed_rhs(const at::Tensor& a, const at::Tensor& b_shard, int64_t dim, const Group& axis,
+                    const std::string& how) {
+  if (how == "auto") return matmul_all_gather_rhs(a, b_shard, dim, axis.name, axis.size, how);
+  return matmul_all_gather_rhs_by(axis, a, b_shard, dim, algorithm_named(how));
+}
+
+at::Tensor feed_lhs(const at::Tensor& a_shard, const at::Tensor& b, int64_t dim, const Group& axis,
+                    const std::string& how) {
+  if (how == "auto") return all_gather_matmul(a_shard, b, dim, axis.name, axis.size, how);
+  return all_gather_matmul_by(axis, a_shard, b, dim, algorithm_named(how));
 }
 
 LinearOutput composed_forward(const LinearAxes& axes, const at::Tensor& x, const at::Tensor& weight,
@@ -166,7 +193,7 @@ LinearOutput composed_forward(const LinearAxes& axes, const at::Tensor& x, const
   // The weight is gathered on its own where it must be kept, or where something else is gathered or
   // summed as well; otherwise its rows feed the matmul.
   if (!apart && axes.z.size > 1 && !save_weight && !axes.gathers() && axes.s.size == 1) {
-    const auto y = matmul_all_gather_rhs(x, weight.t(), 1, axes.z.name, axes.z.size, how);
+    const auto y = feed_rhs(x, weight.t(), 1, axes.z, how);
     add_bias(axes, y, bias);
     return {y, nothing(x), nothing(weight)};
   }
@@ -179,7 +206,7 @@ LinearOutput composed_forward(const LinearAxes& axes, const at::Tensor& x, const
   if (bias && !feed && axes.s.size == 1 && !axes.device.is_cpu()) {
     y = products.mm(full_x, full_weight.t(), bias);  // a GPU's matmul adds it on the way out
   } else {
-    y = feed ? all_gather_matmul(x, full_weight.t(), axes.gather_dim, axes.r.name, axes.r.size, how)
+    y = feed ? feed_lhs(x, full_weight.t(), axes.gather_dim, axes.r, how)
              : multiply(products, full_x, full_weight.t(), axes.s, axes.sharded, axes.scatter_dim,
                         how);
     add_bias(axes, y, bias);
@@ -253,7 +280,7 @@ LinearGradients composed_backward(const LinearAxes& axes, const BackwardInput& i
   LinearGradients result{nothing(in.dy), nothing(in.dy), nothing(in.dy)};
   const bool apart = how == name_of(Algorithm::kSequential);
   if (in.mask[0] && !apart && !in.weight_is_full && axes.z.size > 1 && axes.r.size == 1) {
-    result.dx = matmul_all_gather_rhs(full_dy, in.weight, 0, axes.z.name, axes.z.size, how);
+    result.dx = feed_rhs(full_dy, in.weight, 0, axes.z, how);
   } else if (in.mask[0]) {
     const auto full_weight = in.weight_is_full ? in.weight : gather(in.weight, axes.z, 0, how);
     result.dx = multiply(products_of(axes, "mm_dgrad"), full_dy, full_weight, axes.r, axes.sharded,
@@ -277,8 +304,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_forward(
     int64_t gather_dim, int64_t scatter_dim, bool save_input, bool save_weight,
     const std::string& algorithm) {
   constexpr auto kOp = "linear_forward";
-  const LinearAxes axes(kOp, group_names, group_sizes, sharded, gather_dim, scatter_dim, algorithm,
-                        x.device());
+  LinearAxes axes(kOp, group_names, group_sizes, sharded, gather_dim, scatter_dim, algorithm,
+                  x.device());
   check_matmul(kOp, "x", x, "weight", weight);
   const int64_t features = x.size(1) * (axes.gathers() && gather_dim == 1 ? axes.r.size : 1);
   check_inner(kOp, "features of x", features, "weight.size(1)", weight.size(1));
@@ -294,20 +321,22 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_forward(
     check_scatter(kOp, "the output", {rows, weight.size(0) * axes.z.size}, scatter_dim,
                   axes.s.size);
   }
+  auto signature = signature_of(kOp, axes);
+  signature.tensor("x", x)
+      .tensor("weight", weight)
+      .option("save_input", save_input)
+      .option("save_weight", save_weight)
+      .device(axes.device)
+      .gradients({{"x", x}, {"weight", weight}});
+  if (bias) signature.gradients({{"bias", *bias}});
+  auto nobody = Group::alone();
   const auto [y, full_x, full_weight] = run(
-      axes,
+      axes, {&axes.z, axes.gathers() ? &axes.r : &nobody, &axes.s},
       {x.scalar_type(), x.size(0) * (axes.gathers() && gather_dim == 0 ? axes.r.size : 1), features,
        weight.size(0) * axes.z.size},
-      x.numel() == 0 || weight.numel() == 0,
-      [&] {
-        return signature_of(kOp, axes)
-            .tensor("x", x)
-            .tensor("weight", weight)
-            .option("save_input", save_input)
-            .option("save_weight", save_weight);
-      },
-      [&] {
-        auto output = cpu::linear_forward(axes, x, weight, save_input, save_weight);
+      x.numel() == 0 || weight.numel() == 0, signature,
+      [&](const comm::CallSignature& call) {
+        auto output = cpu::linear_forward(axes, call, x, weight, save_input, save_weight);
         add_bias(axes, output.y, bias);
         return output;
       },
@@ -323,8 +352,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(
     const std::vector<std::string>& group_names, at::IntArrayRef group_sizes, bool sharded,
     int64_t gather_dim, int64_t scatter_dim, const std::string& algorithm) {
   constexpr auto kOp = "linear_backward";
-  const LinearAxes axes(kOp, group_names, group_sizes, sharded, gather_dim, scatter_dim, algorithm,
-                        dy.device());
+  LinearAxes axes(kOp, group_names, group_sizes, sharded, gather_dim, scatter_dim, algorithm,
+                  dy.device());
   check_matmul(kOp, "dy", dy, "weight", weight);
   const int64_t rows = dy.size(0) * (sharded && scatter_dim == 0 ? axes.s.size : 1);
   check_inner(kOp, "features of dy", dy.size(1) * (sharded && scatter_dim == 1 ? axes.s.size : 1),
@@ -340,19 +369,24 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(
   if (sharded) {
     check_scatter(kOp, "dx", {rows, weight.size(1)}, gather_dim, axes.r.size);
   }
+  auto signature = signature_of(kOp, axes);
+  signature.tensor("dy", dy)
+      .tensor("x", x)
+      .tensor("weight", weight)
+      .option("mask", output_mask[0] + 2 * output_mask[1] + 4 * output_mask[2])
+      .device(axes.device);
+  auto nobody = Group::alone();
+  const bool moves_x = output_mask[1] && sharded && !x_is_full;
+  const bool moves_weight = output_mask[0] && !weight_is_full;
   const auto [dx, dweight, dbias] = run(
       axes,
+      {sharded ? &axes.s : &nobody, output_mask[1] || moves_weight ? &axes.z : &nobody,
+       output_mask[0] || moves_x ? &axes.r : &nobody},
       {dy.scalar_type(), rows, weight.size(1), weight.size(0) * (weight_is_full ? 1 : axes.z.size)},
-      dy.numel() == 0 || weight.numel() == 0 || !(output_mask[0] || output_mask[1]),
-      [&] {
-        return signature_of(kOp, axes)
-            .tensor("dy", dy)
-            .tensor("x", x)
-            .tensor("weight", weight)
-            .option("mask", output_mask[0] + 2 * output_mask[1] + 4 * output_mask[2]);
-      },
-      [&] {
-        return cpu::linear_backward(axes, dy, x, weight, x_is_full, weight_is_full, output_mask);
+      dy.numel() == 0 || weight.numel() == 0 || !(output_mask[0] || output_mask[1]), signature,
+      [&](const comm::CallSignature& call) {
+        return cpu::linear_backward(axes, call, dy, x, weight, x_is_full, weight_is_full,
+                                    output_mask);
       },
       [&](const std::string& how) {
         return composed_backward(axes, {dy, x, weight, x_is_full, weight_is_full, output_mask},

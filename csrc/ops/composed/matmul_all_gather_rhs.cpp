@@ -1,6 +1,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
+#include "ops/agreement.h"
+#include "ops/c10d_collectives.h"
 #include "ops/checks.h"
 #include "ops/composed/chunked.h"
 #include "ops/composed/ops.h"
@@ -36,6 +38,19 @@ at::Tensor chunked(const Group& group, const at::Tensor& a, const at::Tensor& b_
 
 }  // namespace
 
+at::Tensor matmul_all_gather_rhs_by(const Group& group, const at::Tensor& a,
+                                    const at::Tensor& b_shard, int64_t gather_dim, Algorithm how) {
+  switch (how) {
+    case Algorithm::kFused:
+      return fused_matmul_all_gather_rhs(group, a, b_shard, gather_dim);
+    case Algorithm::kChunked:
+      return chunked(group, a, b_shard, gather_dim);
+    case Algorithm::kSequential:
+      return at::mm(a, c10d_all_gather(group, b_shard, gather_dim));
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
 at::Tensor matmul_all_gather_rhs(const at::Tensor& a, const at::Tensor& b_shard, int64_t gather_dim,
                                  const std::string& group_name, int64_t group_size,
                                  const std::string& algorithm) {
@@ -47,37 +62,32 @@ at::Tensor matmul_all_gather_rhs(const at::Tensor& a, const at::Tensor& b_shard,
               b_shard.size(0) * (gather_dim == 0 ? group_size : 1));
   check_algorithm(kOp, algorithm, a.device(), /*fused_on_cuda=*/true);
   if (group_size == 1) return at::mm(a, b_shard);
-  const auto group = resolve_group(kOp, group_name, group_size, algorithm, a.device());
-  const auto run = [&](Algorithm choice) {
-    switch (choice) {
-      case Algorithm::kFused:
-        return a.is_cpu() ? cpu::matmul_all_gather_rhs(group, a, b_shard, gather_dim)
-                          : fused_matmul_all_gather_rhs(group, a, b_shard, gather_dim);
-      case Algorithm::kChunked:
-        return chunked(group, a, b_shard, gather_dim);
-      case Algorithm::kSequential:
-        return at::mm(a, c10d_all_gather(group, b_shard, gather_dim));
-    }
-    TORCH_INTERNAL_ASSERT(false);
-  };
-  return run_algorithm(
-      group, algorithm,
-      {.device = a.device(),
-       .can_fuse = group.can_fuse(),
-       .is_empty = b_shard.numel() == 0,
-       .why_no_fused =
-           [&] {
-             const auto product =
-                 all_gather_rhs_product(a.sizes(), b_shard.sizes(), gather_dim, group_size);
-             return why_no_fused(a.device(), a.scalar_type(), product, group_size);
-           }},
-      [&] {
-        return Signature(kOp)
-            .tensor("b_shard", b_shard)
-            .option("gather_dim", gather_dim)
-            .own_tensor(a);
-      },
-      run);
+  auto group = resolve_group(kOp, group_name, group_size, algorithm, a.device());
+  const auto signature = Signature(kOp)
+                             .tensor("b_shard", b_shard)
+                             .option("gather_dim", gather_dim)
+                             .own_tensor(a)
+                             .device(a.device())
+                             .gradients({{"a", a}, {"b_shard", b_shard}});
+  return run_algorithm(group, algorithm,
+                       {.device = a.device(),
+                        .can_fuse = group.can_fuse(),
+                        .is_empty = b_shard.numel() == 0,
+                        .why_no_fused =
+                            [&] {
+                              const auto product = all_gather_rhs_product(
+                                  a.sizes(), b_shard.sizes(), gather_dim, group_size);
+                              return why_no_fused(a.device(), a.scalar_type(), product, group_size);
+                            }},
+                       signature, [&](Algorithm how) {
+                         const auto call = signature.call(name_of(how));
+                         if (how == Algorithm::kFused && a.is_cpu()) {
+                           return cpu::matmul_all_gather_rhs(group, call, a, b_shard, gather_dim);
+                         }
+                         return agreed(call, a.device(), {&group}, [&] {
+                           return matmul_all_gather_rhs_by(group, a, b_shard, gather_dim, how);
+                         });
+                       });
 }
 
 }  // namespace axonn::ops

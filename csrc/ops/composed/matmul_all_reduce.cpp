@@ -1,6 +1,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
+#include "ops/agreement.h"
+#include "ops/c10d_collectives.h"
 #include "ops/checks.h"
 #include "ops/composed/chunked.h"
 #include "ops/composed/ops.h"
@@ -27,6 +29,19 @@ at::Tensor chunked(const Group& group, const at::Tensor& a, const at::Tensor& b)
 
 }  // namespace
 
+at::Tensor matmul_all_reduce_by(const Group& group, const at::Tensor& a, const at::Tensor& b,
+                                Algorithm how) {
+  switch (how) {
+    case Algorithm::kFused:
+      return fused_matmul_all_reduce(group, a, b);
+    case Algorithm::kChunked:
+      return chunked(group, a, b);
+    case Algorithm::kSequential:
+      return c10d_all_reduce(group, at::mm(a, b), /*maximum=*/false);
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
 at::Tensor matmul_all_reduce(const at::Tensor& a, const at::Tensor& b,
                              const std::string& group_name, int64_t group_size,
                              const std::string& algorithm) {
@@ -35,38 +50,33 @@ at::Tensor matmul_all_reduce(const at::Tensor& a, const at::Tensor& b,
   check_inner(kOp, "a.size(1)", a.size(1), "b.size(0)", b.size(0));
   check_algorithm(kOp, algorithm, a.device(), /*fused_on_cuda=*/true);
   if (group_size == 1) return at::mm(a, b);
-  const auto group = resolve_group(kOp, group_name, group_size, algorithm, a.device());
-  const auto run = [&](Algorithm choice) {
-    switch (choice) {
-      case Algorithm::kFused:
-        return a.is_cpu() ? cpu::matmul_all_reduce(group, a, b)
-                          : fused_matmul_all_reduce(group, a, b);
-      case Algorithm::kChunked:
-        return chunked(group, a, b);
-      case Algorithm::kSequential:
-        return c10d_all_reduce(group, at::mm(a, b), /*maximum=*/false);
-    }
-    TORCH_INTERNAL_ASSERT(false);
-  };
-  return run_algorithm(
-      group, algorithm,
-      {.device = a.device(),
-       .can_fuse = group.can_fuse(),
-       .is_empty = a.size(0) * b.size(1) == 0,
-       .why_no_fused =
-           [&] {
-             const auto product = all_reduce_product(a.sizes(), b.sizes(), group_size);
-             return why_no_fused(a.device(), a.scalar_type(), product, group_size);
-           }},
-      [&] {
-        return Signature(kOp)
-            .dtype(a)
-            .option("M", a.size(0))
-            .option("N", b.size(1))
-            .own_tensor(a)
-            .own_tensor(b);
-      },
-      run);
+  auto group = resolve_group(kOp, group_name, group_size, algorithm, a.device());
+  // Gradients are each rank's own, so ranks may differ in which they need.
+  const auto signature = Signature(kOp)
+                             .dtype(a)
+                             .option("M", a.size(0))
+                             .option("N", b.size(1))
+                             .own_tensor(a)
+                             .own_tensor(b)
+                             .device(a.device());
+  return run_algorithm(group, algorithm,
+                       {.device = a.device(),
+                        .can_fuse = group.can_fuse(),
+                        .is_empty = a.size(0) * b.size(1) == 0,
+                        .why_no_fused =
+                            [&] {
+                              const auto product =
+                                  all_reduce_product(a.sizes(), b.sizes(), group_size);
+                              return why_no_fused(a.device(), a.scalar_type(), product, group_size);
+                            }},
+                       signature, [&](Algorithm how) {
+                         const auto call = signature.call(name_of(how));
+                         if (how == Algorithm::kFused && a.is_cpu()) {
+                           return cpu::matmul_all_reduce(group, call, a, b);
+                         }
+                         return agreed(call, a.device(), {&group},
+                                       [&] { return matmul_all_reduce_by(group, a, b, how); });
+                       });
 }
 
 }  // namespace axonn::ops

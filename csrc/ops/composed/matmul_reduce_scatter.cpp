@@ -1,6 +1,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
+#include "ops/agreement.h"
+#include "ops/c10d_collectives.h"
 #include "ops/checks.h"
 #include "ops/composed/chunked.h"
 #include "ops/composed/ops.h"
@@ -46,6 +48,19 @@ at::Tensor chunked_over_columns(const Group& group, const at::Tensor& a, const a
 
 }  // namespace
 
+at::Tensor matmul_reduce_scatter_by(const Group& group, const at::Tensor& a, const at::Tensor& b,
+                                    int64_t scatter_dim, Algorithm how) {
+  switch (how) {
+    case Algorithm::kFused:
+      return fused_matmul_reduce_scatter(group, a, b, scatter_dim);
+    case Algorithm::kChunked:
+      return scatter_dim == 0 ? chunked_over_rows(group, a, b) : chunked_over_columns(group, a, b);
+    case Algorithm::kSequential:
+      return c10d_reduce_scatter(group, at::mm(a, b), scatter_dim);
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
 at::Tensor matmul_reduce_scatter(const at::Tensor& a, const at::Tensor& b, int64_t scatter_dim,
                                  const std::string& group_name, int64_t group_size,
                                  const std::string& algorithm) {
@@ -60,20 +75,16 @@ at::Tensor matmul_reduce_scatter(const at::Tensor& a, const at::Tensor& b, int64
   }
   check_algorithm(kOp, algorithm, a.device(), /*fused_on_cuda=*/true);
   if (group_size == 1) return at::mm(a, b);
-  const auto group = resolve_group(kOp, group_name, group_size, algorithm, a.device());
-  const auto run = [&](Algorithm choice) {
-    switch (choice) {
-      case Algorithm::kFused:
-        return a.is_cpu() ? cpu::matmul_reduce_scatter(group, a, b, scatter_dim)
-                          : fused_matmul_reduce_scatter(group, a, b, scatter_dim);
-      case Algorithm::kChunked:
-        return scatter_dim == 0 ? chunked_over_rows(group, a, b)
-                                : chunked_over_columns(group, a, b);
-      case Algorithm::kSequential:
-        return c10d_reduce_scatter(group, at::mm(a, b), scatter_dim);
-    }
-    TORCH_INTERNAL_ASSERT(false);
-  };
+  auto group = resolve_group(kOp, group_name, group_size, algorithm, a.device());
+  const auto signature = Signature(kOp)
+                             .dtype(a)
+                             .option("M", a.size(0))
+                             .option("N", b.size(1))
+                             .option("scatter_dim", scatter_dim)
+                             .own_tensor(a)
+                             .own_tensor(b)
+                             .device(a.device())
+                             .gradients({{"a", a}, {"b", b}});
   return run_algorithm(
       group, algorithm,
       {.device = a.device(),
@@ -84,16 +95,14 @@ at::Tensor matmul_reduce_scatter(const at::Tensor& a, const at::Tensor& b, int64
              const auto product = reduce_scatter_product(a.sizes(), b.sizes(), scatter_dim);
              return why_no_fused(a.device(), a.scalar_type(), product, group_size);
            }},
-      [&] {
-        return Signature(kOp)
-            .dtype(a)
-            .option("M", a.size(0))
-            .option("N", b.size(1))
-            .option("scatter_dim", scatter_dim)
-            .own_tensor(a)
-            .own_tensor(b);
-      },
-      run);
+      signature, [&](Algorithm how) {
+        const auto call = signature.call(name_of(how));
+        if (how == Algorithm::kFused && a.is_cpu()) {
+          return cpu::matmul_reduce_scatter(group, call, a, b, scatter_dim);
+        }
+        return agreed(call, a.device(), {&group},
+                      [&] { return matmul_reduce_scatter_by(group, a, b, scatter_dim, how); });
+      });
 }
 
 }  // namespace axonn::ops

@@ -5,13 +5,9 @@ namespace axonn::ops::cpu {
 
 // Peers' shards are multiplied in their memory, as soon as they are there; the gathered matrix
 // exists nowhere.
-at::Tensor all_gather_matmul(const Group& group, const at::Tensor& a_shard, const at::Tensor& b,
-                             int64_t gather_dim) {
-  FusedCall call(
-      group,
-      comm::CallSignature::of("all_gather_matmul", {gather_dim, a_shard.size(0), a_shard.size(1),
-                                                    static_cast<int64_t>(a_shard.scalar_type())}),
-      Gathered::bytes(group, a_shard));
+at::Tensor all_gather_matmul(const Group& group, const comm::CallSignature& signature,
+                             const at::Tensor& a_shard, const at::Tensor& b, int64_t gather_dim) {
+  FusedCall call(group, signature, Gathered::bytes(group, a_shard));
   Gathered a(call, a_shard, gather_dim);
   Gathered whole_b(b);
   return multiply({a}, {whole_b});

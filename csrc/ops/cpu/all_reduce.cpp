@@ -3,13 +3,11 @@
 
 namespace axonn::ops::cpu {
 
-at::Tensor all_reduce(const Group& group, const at::Tensor& input, bool maximum) {
+at::Tensor all_reduce(const Group& group, const comm::CallSignature& signature,
+                      const at::Tensor& input, bool maximum) {
   const auto flat = input.reshape({-1, 1});
   constexpr auto how = Drain::kAllReduce;
-  FusedCall call(group,
-                 comm::CallSignature::of("all_reduce", {maximum, input.numel(), shape_hash(input),
-                                                        static_cast<int64_t>(input.scalar_type())}),
-                 Drained::bytes(group, input.numel(), 1, how, input.options()));
+  FusedCall call(group, signature, Drained::bytes(group, input.numel(), 1, how, input.options()));
   Drained sum(call, input.numel(), 1, how, input.options(),
               maximum ? kernels::ReduceOp::kMax : kernels::ReduceOp::kSum);
   for (int64_t step = 0; step < sum.num_parts(); ++step) {

@@ -62,12 +62,6 @@ void reduce_parallel(std::byte* destination, const std::vector<const std::byte*>
 
 }  // namespace
 
-int64_t shape_hash(const at::Tensor& t) {
-  uint64_t hash = 0xCBF29CE484222325u;
-  for (const int64_t size : t.sizes()) hash = (hash ^ static_cast<uint64_t>(size)) * 0x100000001B3u;
-  return static_cast<int64_t>(hash >> 32);
-}
-
 // --- FusedCall -----------------------------------------------------------------------------------
 
 FusedCall::FusedCall(const Group& group, const comm::CallSignature& signature,

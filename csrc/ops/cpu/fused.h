@@ -22,9 +22,6 @@
 
 namespace axonn::ops::cpu {
 
-// Stands for all sizes of a tensor in a signature (FNV-1a).
-int64_t shape_hash(const at::Tensor& t);
-
 class FusedCall;
 
 // The flags of one matrix or sum within a call: what core/protocol.h runs on.

@@ -1,4 +1,5 @@
-// What the CPU fuses: the "fused" algorithm of each op, through shared memory.
+// What the CPU fuses: the "fused" algorithm of each op, through shared memory. `signature`: what
+// the ranks of each group must agree on.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,23 +11,30 @@
 
 namespace axonn::ops::cpu {
 
-at::Tensor all_gather(const Group& group, const at::Tensor& shard, int64_t dim);
-at::Tensor reduce_scatter(const Group& group, const at::Tensor& input, int64_t dim);
-at::Tensor all_reduce(const Group& group, const at::Tensor& input, bool maximum);
+at::Tensor all_gather(const Group& group, const comm::CallSignature& signature,
+                      const at::Tensor& shard, int64_t dim);
+at::Tensor reduce_scatter(const Group& group, const comm::CallSignature& signature,
+                          const at::Tensor& input, int64_t dim);
+at::Tensor all_reduce(const Group& group, const comm::CallSignature& signature,
+                      const at::Tensor& input, bool maximum);
 
-at::Tensor all_gather_matmul(const Group& group, const at::Tensor& a_shard, const at::Tensor& b,
-                             int64_t gather_dim);
-at::Tensor matmul_all_gather_rhs(const Group& group, const at::Tensor& a, const at::Tensor& b_shard,
+at::Tensor all_gather_matmul(const Group& group, const comm::CallSignature& signature,
+                             const at::Tensor& a_shard, const at::Tensor& b, int64_t gather_dim);
+at::Tensor matmul_all_gather_rhs(const Group& group, const comm::CallSignature& signature,
+                                 const at::Tensor& a, const at::Tensor& b_shard,
                                  int64_t gather_dim);
-at::Tensor matmul_reduce_scatter(const Group& group, const at::Tensor& a, const at::Tensor& b,
-                                 int64_t scatter_dim);
-at::Tensor matmul_all_reduce(const Group& group, const at::Tensor& a, const at::Tensor& b);
+at::Tensor matmul_reduce_scatter(const Group& group, const comm::CallSignature& signature,
+                                 const at::Tensor& a, const at::Tensor& b, int64_t scatter_dim);
+at::Tensor matmul_all_reduce(const Group& group, const comm::CallSignature& signature,
+                             const at::Tensor& a, const at::Tensor& b);
 
 // Without the bias. Groups of one rank need no shared memory.
-LinearOutput linear_forward(const LinearAxes& axes, const at::Tensor& x, const at::Tensor& weight,
-                            bool save_input, bool save_weight);
-LinearGradients linear_backward(const LinearAxes& axes, const at::Tensor& dy, const at::Tensor& x,
-                                const at::Tensor& weight, bool x_is_full, bool weight_is_full,
+LinearOutput linear_forward(const LinearAxes& axes, const comm::CallSignature& signature,
+                            const at::Tensor& x, const at::Tensor& weight, bool save_input,
+                            bool save_weight);
+LinearGradients linear_backward(const LinearAxes& axes, const comm::CallSignature& signature,
+                                const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
+                                bool x_is_full, bool weight_is_full,
                                 const std::array<bool, 3>& mask);
 
 }  // namespace axonn::ops::cpu

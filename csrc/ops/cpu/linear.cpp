@@ -35,15 +35,13 @@ at::Tensor column_sums(Gathered& dy) {
 
 }  // namespace
 
-LinearOutput linear_forward(const LinearAxes& axes, const at::Tensor& x, const at::Tensor& weight,
-                            bool save_input, bool save_weight) {
+LinearOutput linear_forward(const LinearAxes& axes, const comm::CallSignature& signature,
+                            const at::Tensor& x, const at::Tensor& weight, bool save_input,
+                            bool save_weight) {
   const auto no_peers = Group::alone();
   const auto& r = axes.gathers() ? axes.r : no_peers;
   const int64_t rows = x.size(0) * (axes.gather_dim == 0 ? r.size : 1);
   const int64_t features = weight.size(0) * axes.z.size;
-  const auto signature = comm::CallSignature::of(
-      "linear_forward", {x.size(0), x.size(1), weight.size(0), weight.size(1), axes.sharded,
-                         axes.gather_dim, axes.scatter_dim, static_cast<int64_t>(x.scalar_type())});
 
   FusedCall z_call(axes.z, signature, Gathered::bytes(axes.z, weight));
   Gathered gathered_weight(z_call, weight, 0);
@@ -58,8 +56,9 @@ LinearOutput linear_forward(const LinearAxes& axes, const at::Tensor& x, const a
           save_weight && axes.z.size > 1 ? gathered_weight.take() : nothing(weight)};
 }
 
-LinearGradients linear_backward(const LinearAxes& axes, const at::Tensor& dy, const at::Tensor& x,
-                                const at::Tensor& weight, bool x_is_full, bool weight_is_full,
+LinearGradients linear_backward(const LinearAxes& axes, const comm::CallSignature& signature,
+                                const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
+                                bool x_is_full, bool weight_is_full,
                                 const std::array<bool, 3>& mask) {
   const auto no_peers = Group::alone();
   const auto& x_axis = mask[1] && axes.sharded && !x_is_full ? axes.r : no_peers;
@@ -73,11 +72,6 @@ LinearGradients linear_backward(const LinearAxes& axes, const at::Tensor& dy, co
   const int64_t features = dy.size(1) * (axes.scatter_dim == 1 ? dy_axis.size : 1);
   const int64_t in_features = weight.size(1);
   const auto how = drain_of(axes, axes.gather_dim);
-  const auto signature = comm::CallSignature::of(
-      "linear_backward",
-      {dy.size(0), dy.size(1), in_features, axes.sharded, axes.gather_dim, axes.scatter_dim,
-       (x_is_full << 4) + (weight_is_full << 3) + (mask[2] << 2) + (mask[1] << 1) + mask[0],
-       static_cast<int64_t>(dy.scalar_type())});
 
   // Calls are opened and shards published before anything is waited for.
   FusedCall s_call(dy_axis, signature, Gathered::bytes(dy_axis, dy));

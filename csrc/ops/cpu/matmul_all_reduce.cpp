@@ -3,13 +3,11 @@
 
 namespace axonn::ops::cpu {
 
-at::Tensor matmul_all_reduce(const Group& group, const at::Tensor& a, const at::Tensor& b) {
+at::Tensor matmul_all_reduce(const Group& group, const comm::CallSignature& signature,
+                             const at::Tensor& a, const at::Tensor& b) {
   const int64_t rows = a.size(0), columns = b.size(1);
   constexpr auto how = Drain::kAllReduce;
-  FusedCall call(group,
-                 comm::CallSignature::of("matmul_all_reduce",
-                                         {rows, columns, static_cast<int64_t>(a.scalar_type())}),
-                 Drained::bytes(group, rows, columns, how, a.options()));
+  FusedCall call(group, signature, Drained::bytes(group, rows, columns, how, a.options()));
   Drained sum(call, rows, columns, how, a.options());
   Gathered whole_a(a), whole_b(b);
   multiply(sum, {whole_a}, {whole_b});

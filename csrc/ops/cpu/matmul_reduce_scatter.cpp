@@ -4,15 +4,11 @@
 namespace axonn::ops::cpu {
 
 // The block that a peer owns is multiplied straight into the slot that it reads.
-at::Tensor matmul_reduce_scatter(const Group& group, const at::Tensor& a, const at::Tensor& b,
-                                 int64_t scatter_dim) {
+at::Tensor matmul_reduce_scatter(const Group& group, const comm::CallSignature& signature,
+                                 const at::Tensor& a, const at::Tensor& b, int64_t scatter_dim) {
   const int64_t rows = a.size(0), columns = b.size(1);
   const auto how = scatter_dim == 0 ? Drain::kScatterRows : Drain::kScatterColumns;
-  FusedCall call(
-      group,
-      comm::CallSignature::of("matmul_reduce_scatter",
-                              {scatter_dim, rows, columns, static_cast<int64_t>(a.scalar_type())}),
-      Drained::bytes(group, rows, columns, how, a.options()));
+  FusedCall call(group, signature, Drained::bytes(group, rows, columns, how, a.options()));
   Drained sum(call, rows, columns, how, a.options());
   Gathered whole_a(a), whole_b(b);
   multiply(sum, {whole_a}, {whole_b});

@@ -3,17 +3,15 @@
 
 namespace axonn::ops::cpu {
 
-at::Tensor reduce_scatter(const Group& group, const at::Tensor& input, int64_t dim) {
+at::Tensor reduce_scatter(const Group& group, const comm::CallSignature& signature,
+                          const at::Tensor& input, int64_t dim) {
   const int64_t length = input.size(dim) / group.size;
   std::vector<int64_t> block = input.sizes().vec();
   block[dim] = length;
   constexpr auto how = Drain::kScatterRows;  // of a matrix with a rank's block in each row
   const int64_t columns = input.numel() / group.size;
-  FusedCall call(
-      group,
-      comm::CallSignature::of("reduce_scatter", {dim, input.numel(), shape_hash(input),
-                                                 static_cast<int64_t>(input.scalar_type())}),
-      Drained::bytes(group, group.size, columns, how, input.options()));
+  FusedCall call(group, signature,
+                 Drained::bytes(group, group.size, columns, how, input.options()));
   Drained sum(call, group.size, columns, how, input.options());
   for (int64_t step = 0; step < sum.num_parts(); ++step) {
     const int64_t part = sum.own_last(step);

@@ -1,0 +1,232 @@
+"""Random programs of ranks that may differ in one call, and what must come of them.
+
+A case is drawn from its seed alone, on every rank alike: a few calls that all ranks make, and one
+in which a rank may deviate. What ranks must agree on is stated here once more, without the ops'
+help.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
+MATMULS = (
+    "all_gather_matmul",
+    "matmul_all_gather_rhs",
+    "matmul_reduce_scatter",
+    "matmul_all_reduce",
+)
+ALGORITHMS = ("fused", "chunked", "sequential", "auto")
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+DEVIATIONS = ("none", "order", "dtype", "shape", "gradient", "algorithm", "op")
+
+
+@dataclass(frozen=True)
+class CallSpec:
+    """One call of one rank."""
+
+    op: str
+    sizes: tuple[int, int, int]  # M, K, N: those of the shard in what is gathered
+    dim: int
+    dtype: torch.dtype
+    algorithm: str
+    gradients: tuple[bool, bool]  # of the first and the second operand
+    reduce_op: str = "sum"
+    seed: int = 0
+
+    def contract(self) -> tuple[object, ...]:
+        """What the ranks of a group must agree on for the call to be legal."""
+        m, k, n = self.sizes
+        shared: tuple[int, ...]
+        gradients: tuple[bool, ...] = self.gradients
+        algorithm = self.algorithm
+        if self.op in COLLECTIVES:
+            shared = (m, k)
+            gradients = gradients[:1]
+            algorithm = "c10d" if algorithm in ("chunked", "sequential") else "fused"
+            if self.op == "all_reduce":
+                shared = (m, k, self.reduce_op == "max")
+                gradients = gradients if self.reduce_op == "sum" else ()
+        elif self.op == "all_gather_matmul":
+            shared = (m, k)
+        elif self.op == "matmul_all_gather_rhs":
+            shared = (k, n)
+        else:
+            shared = (m, n)
+            if self.op == "matmul_all_reduce":
+                gradients = ()
+        dim = self.dim if self.op not in ("all_reduce", "matmul_all_reduce") else 0
+        if algorithm == "auto":
+            algorithm = "fused"  # on one host, while nothing is measured
+        return (self.op, shared, dim, self.dtype, algorithm, gradients)
+
+    def shapes(self, world: int) -> list[tuple[int, int]]:
+        """Of this rank's operands."""
+        m, k, n = self.sizes
+        if self.op == "all_gather":
+            return [(m, k)]
+        if self.op == "reduce_scatter":
+            return [(m * world, k) if self.dim == 0 else (m, k * world)]
+        if self.op == "all_reduce":
+            return [(m, k)]
+        if self.op == "all_gather_matmul":
+            return [(m, k), (k * world, n) if self.dim == 1 else (k, n)]
+        if self.op == "matmul_all_gather_rhs":
+            return [(m, k * world) if self.dim == 0 else (m, k), (k, n)]
+        if self.op == "matmul_reduce_scatter":
+            return [(m * world, k), (k, n)] if self.dim == 0 else [(m, k), (k, n * world)]
+        return [(m, k), (k, n)]
+
+    def arguments(self) -> tuple[object, ...]:
+        """Between the tensors and the group."""
+        if self.op == "matmul_all_reduce":
+            return ()
+        return (self.reduce_op,) if self.op == "all_reduce" else (self.dim,)
+
+    def operands(self, rank: int, world: int) -> list[Tensor]:
+        """This rank's, without history."""
+        generator = torch.Generator().manual_seed(1000 * self.seed + rank)
+        return [
+            torch.randn(shape, generator=generator, dtype=torch.float64).to(self.dtype)
+            for shape in self.shapes(world)
+        ]
+
+
+@dataclass(frozen=True)
+class Case:
+    """The calls of every rank, in order."""
+
+    seed: int
+    world: int
+    programs: tuple[tuple[CallSpec, ...], ...]  # by rank
+    backward: bool
+    deviation: str
+
+    def first_difference(self) -> int | None:
+        """The first call in which ranks differ; None: every rank's program is legal."""
+        for i in range(len(self.programs[0])):
+            if len({program[i].contract() for program in self.programs}) > 1:
+                return i
+        return None
+
+    def is_certain(self) -> bool:
+        """Whether it is settled what comes of it: not where a rank alone asks what `auto` is."""
+        for calls in zip(*self.programs, strict=True):
+            if len({call.algorithm == "auto" for call in calls}) > 1:
+                return False
+        return True
+
+
+def draw_call(pick: random.Random, seed: int) -> CallSpec:
+    op = pick.choice(COLLECTIVES + MATMULS)
+    sizes = tuple(pick.choice((1, 2, 3, 5, 8, 0 if pick.random() < 0.2 else 4)) for _ in range(3))
+    return CallSpec(
+        op=op, sizes=sizes, dim=pick.randrange(2), dtype=pick.choice(DTYPES),
+        algorithm=pick.choice(ALGORITHMS),
+        gradients=(pick.random() < 0.5, pick.random() < 0.5),
+        reduce_op=pick.choice(("sum", "sum", "max")), seed=seed,
+    )  # fmt: skip
+
+
+def deviate(call: CallSpec, kind: str, pick: random.Random) -> CallSpec:
+    """The same call, but for one thing."""
+    if kind == "dtype":
+        return replace(call, dtype=pick.choice([d for d in DTYPES if d != call.dtype]))
+    if kind == "shape":
+        sizes = list(call.sizes)
+        sizes[pick.randrange(3)] += pick.choice((1, 2))
+        return replace(call, sizes=tuple(sizes))
+    if kind == "gradient":
+        gradients = list(call.gradients)
+        which = pick.randrange(2)
+        gradients[which] = not gradients[which]
+        return replace(call, gradients=tuple(gradients))
+    if kind == "algorithm":
+        others = [a for a in ALGORITHMS if a != call.algorithm]
+        return replace(call, algorithm=pick.choice(others))
+    if kind == "op":
+        return replace(call, op=pick.choice([o for o in COLLECTIVES + MATMULS if o != call.op]))
+    return call
+
+
+def draw_case(seed: int) -> Case:
+    pick = random.Random(seed)
+    world = pick.choice((2, 3, 4))
+    calls = [draw_call(pick, 10 * seed + i) for i in range(pick.choice((1, 2, 3)))]
+    calls += calls[: pick.choice((0, 1, 2))]  # signatures that are known already
+    deviation = pick.choice(DEVIATIONS)
+    odd, at = pick.randrange(world), pick.randrange(len(calls))
+    programs = [list(calls) for _ in range(world)]
+    if deviation == "order":
+        other = pick.randrange(len(calls))
+        program = programs[odd]
+        program[at], program[other] = program[other], program[at]
+    else:
+        programs[odd][at] = deviate(calls[at], deviation, pick)
+    return Case(
+        seed, world, tuple(tuple(program) for program in programs), pick.random() < 0.5, deviation
+    )
+
+
+# --- What is right, in float64, from the operands of all ranks ------------------------------------
+
+
+def results_of_all(calls: list[CallSpec], operands: list[list[Tensor]]) -> list[Tensor]:
+    """Every rank's result of a legal call."""
+    call, world = calls[0], len(calls)
+    first = [tensors[0] for tensors in operands]
+    if call.op == "all_gather":
+        return [torch.cat(first, call.dim)] * world
+    if call.op == "all_reduce":
+        stacked = torch.stack(first)
+        return [stacked.sum(0) if call.reduce_op == "sum" else stacked.amax(0)] * world
+    if call.op == "reduce_scatter":
+        return shares(torch.stack(first).sum(0), call.dim, world)
+    second = [tensors[1] for tensors in operands]
+    if call.op == "all_gather_matmul":
+        whole = torch.cat(first, call.dim)
+        return [whole @ b for b in second]
+    if call.op == "matmul_all_gather_rhs":
+        whole = torch.cat(second, call.dim)
+        return [a @ whole for a in first]
+    total = torch.stack([a @ b for a, b in zip(first, second, strict=True)]).sum(0)
+    if call.op == "matmul_all_reduce":
+        return [total] * world
+    return shares(total, call.dim, world)
+
+
+def shares(whole: Tensor, dim: int, world: int) -> list[Tensor]:
+    length = whole.shape[dim] // world
+    return [whole.narrow(dim, rank * length, length) for rank in range(world)]
+
+
+def cotangent(call: CallSpec, like: Tensor, rank: int) -> Tensor:
+    """Of this rank's result; that of matmul_all_reduce is by convention the same on all."""
+    seed = 0 if call.op == "matmul_all_reduce" else 1000 * call.seed + rank
+    generator = torch.Generator().manual_seed(7 + seed)
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(call.dtype)
+
+
+def expected(calls: list[CallSpec], rank: int, *, backward: bool) -> tuple[Tensor, list[Tensor]]:
+    """This rank's result, and the gradients of those operands that need one."""
+    world = len(calls)
+    operands = [[t.double() for t in c.operands(r, world)] for r, c in enumerate(calls)]
+    needs = [needed for needed, _ in zip(calls[rank].gradients, operands[rank], strict=False)]
+    for tensors in operands:
+        for tensor in tensors:
+            tensor.requires_grad_()
+    results = results_of_all(calls, operands)
+    if not (backward and any(needs)):
+        return results[rank].detach(), []
+    once = calls[0].op == "matmul_all_reduce"
+    loss = torch.stack([
+        (result * cotangent(call, result, r).double()).sum()
+        for r, (call, result) in enumerate(zip(calls, results, strict=True))
+        if r == 0 or not once
+    ]).sum()  # fmt: skip
+    wanted = [t for t, needed in zip(operands[rank], needs, strict=False) if needed]
+    return results[rank].detach(), list(torch.autograd.grad(loss, wanted))

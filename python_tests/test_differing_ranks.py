@@ -1,0 +1,414 @@
+"""Ranks that differ in a call get an error that names both calls: soon, and on every rank."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from axonn_ext import Grid, _library, nn, settings
+from axonn_ext.overlap.watch import Watch
+from differing_ranks import Case, cotangent, draw_case, expected
+from grids import bound, relative_error
+from worker_pool import WorkerError, WorkerPool
+
+ops = torch.ops.axonn
+AT_ONCE_SECONDS = 5.0  # a comparison takes microseconds; the rest is a busy machine's
+ALGORITHMS = ("fused", "chunked", "sequential")
+
+
+@contextlib.contextmanager
+def configured(**changes: object) -> Iterator[None]:
+    """Settings for the groups that are met inside."""
+    loaded = settings.load()
+    _library.configure(dataclasses.replace(loaded, symmetric_memory_bytes=1 << 28, **changes))
+    try:
+        yield
+    finally:
+        _library.configure(loaded)
+
+
+def new_group(size: int | None = None) -> Any:
+    """Of the first ranks; a test's own, which is broken afterwards. All ranks must call it."""
+    return dist.new_group(list(range(size or dist.get_world_size())))
+
+
+def error_of(function: Callable[[], object]) -> tuple[str, float]:
+    """The first line of the error, and after how many seconds it came."""
+    began = time.monotonic()
+    try:
+        function()
+    except (RuntimeError, ValueError, TypeError) as error:
+        return str(error).splitlines()[0], time.monotonic() - began
+    return "no error", time.monotonic() - began
+
+
+# --- Each way to differ, by each algorithm --------------------------------------------------------
+
+
+def ones(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> Tensor:
+    return torch.ones(shape, dtype=dtype, requires_grad=grad)
+
+
+def differences(algorithm: str) -> dict[str, tuple[Callable[..., object], Callable[..., object]]]:
+    """Two calls that are not the same one, each to be given the name and size of a group."""
+
+    def gather_matmul(
+        *, rows: int = 4, dtype: torch.dtype = torch.float32, grad: bool = False,
+        own_grad: bool = False, how: str = algorithm,
+    ) -> Callable[..., object]:  # fmt: skip
+        return lambda *group: ops.all_gather_matmul(
+            ones(rows, 4, dtype=dtype, grad=grad), ones(4, 4, dtype=dtype, grad=own_grad),
+            0, *group, how,
+        )  # fmt: skip
+
+    def reduce(*, columns: int = 4) -> Callable[..., object]:
+        return lambda *group: ops.matmul_reduce_scatter(
+            ones(4, 4), ones(4, columns), 0, *group, algorithm
+        )
+
+    other = "sequential" if algorithm == "fused" else "fused"
+    return {
+        "order": (gather_matmul(), reduce()),
+        "shape": (gather_matmul(), gather_matmul(rows=6)),
+        "shape of a sum": (reduce(), reduce(columns=6)),
+        "dtype": (gather_matmul(), gather_matmul(dtype=torch.float64)),
+        "gradient": (gather_matmul(), gather_matmul(grad=True)),
+        "gradient of the own operand": (gather_matmul(), gather_matmul(own_grad=True)),
+        "algorithm": (gather_matmul(), gather_matmul(how=other)),
+        "collectives": (
+            lambda *group: ops.all_gather(ones(4), 0, *group, algorithm),
+            lambda *group: ops.all_reduce(ones(4), "sum", *group, algorithm),
+        ),
+        "empty": (gather_matmul(), gather_matmul(rows=0)),
+    }
+
+
+def call_differently(algorithm: str, known: bool) -> dict[str, tuple[str, float]]:
+    """Rank 0 makes the one call, all others the other."""
+    found = {}
+    for name, calls in differences(algorithm).items():
+        group = new_group()
+        where = (group.group_name, group.size())
+        if known:  # both calls, on every rank
+            for call in calls:
+                call(*where)
+        found[name] = error_of(lambda: calls[min(dist.get_rank(), 1)](*where))  # noqa: B023
+    return found
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first", "known"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_ranks_that_differ_get_an_error_that_names_both_calls(pool, algorithm, known):
+    first, second = pool(2).run(call_differently, algorithm, known, timeout_s=60)
+    for name in first:
+        for rank, (message, seconds) in enumerate((first[name], second[name])):
+            assert f"rank {rank} waited for rank {1 - rank} of group" in message, (name, message)
+            assert "instead: all ranks of a group must make the same calls" in message, name
+            assert seconds < AT_ONCE_SECONDS, name
+        text = first["shape"][0]
+        assert "all_gather_matmul a_shard=float32[4,4] gather_dim=0" in text
+        assert (
+            f"called all_gather_matmul a_shard=float32[6,4] gather_dim=0 algorithm={algorithm}"
+            in text
+        )
+    assert "requires_grad=a_shard" in first["gradient"][0]
+    assert "requires_grad=b" in first["gradient of the own operand"][0]
+
+
+def make_legal_differences() -> None:
+    """What ranks need not agree on, by every algorithm, twice on one group."""
+    group, rank = new_group(), dist.get_rank()
+    where = (group.group_name, group.size())
+    for algorithm, _ in itertools.product((*ALGORITHMS, "auto"), range(2)):
+        own = ones(4, 3 + rank, grad=True)
+        y = ops.all_gather_matmul(ones(2, 4), own, 0, *where, algorithm)
+        assert torch.equal(y, torch.full((4, 3 + rank), 4.0))
+        y.sum().backward()
+        y = ops.matmul_all_reduce(
+            ones(4, 2 + rank, grad=rank == 0), ones(2 + rank, 4), *where, algorithm
+        )
+        assert torch.equal(y, torch.full((4, 4), 5.0))
+        with torch.set_grad_enabled(rank == 0):  # nothing here needs a gradient
+            ops.all_gather(ones(2), 0, *where, algorithm)
+    collective = ("chunked", "sequential")[rank]  # the same thing, for a collective on its own
+    assert torch.equal(ops.all_gather(ones(2), 0, *where, collective), ones(4))
+    with torch.no_grad():
+        ops.all_gather(ones(2, grad=rank == 0), 0, *where, "sequential")
+
+
+def test_what_ranks_need_not_agree_on_stays_legal(pool):
+    pool(2).run(make_legal_differences, timeout_s=60)
+
+
+def differ_in_a_linear(algorithm: str) -> list[tuple[str, float]]:
+    """Which gradients are needed, and whether the weight is kept: rank 3 differs."""
+    found = []
+    for case in ("weight", "input", "rows"):
+        grid = Grid(x=2, y=2)
+        layer = nn.Linear(8, 8, grid=grid, role="expand", algorithm=algorithm)
+        odd = dist.get_rank() == 3
+        if case == "weight" and odd:
+            for parameter in layer.parameters():
+                parameter.requires_grad_(False)
+        x = ones(4 + 4 * (case == "rows" and odd), 4, grad=case == "input" and odd)
+        layer_of, x_of = layer, x
+
+        def both() -> None:
+            for _ in range(2):
+                layer_of(x_of)  # noqa: B023
+
+        found.append(error_of(both))
+    return found
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "auto"])
+def test_a_linear_of_ranks_that_differ_ends_on_every_rank(pool, algorithm):
+    by_rank = pool(4).run(differ_in_a_linear, algorithm, timeout_s=90)
+    for errors in by_rank:
+        for message, seconds in errors:
+            assert "linear_forward" in message and " waited for " in message, errors
+            assert seconds < 2 * AT_ONCE_SECONDS
+    for errors in zip(*by_rank, strict=True):
+        # Rank 0 shares no axis with rank 3: it hears that a rank in between has failed.
+        assert any("instead: all ranks of a group must" in message for message, _ in errors[1:])
+
+
+# --- Groups whose ranks share no memory -----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def separate_memory(**changes: object) -> Iterator[None]:
+    """As on several hosts: no address space is left for the symmetric memory of groups met here."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    loaded = settings.load()
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 42, limits[1]))
+    _library.configure(dataclasses.replace(loaded, symmetric_memory_bytes=1 << 43, **changes))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        _library.configure(loaded)
+
+
+def differ_through_the_store(every_call: bool) -> dict[str, tuple[str, float]]:
+    """New calls that differ; with `every_call` (AXONN_DEBUG_COLLECTIVES) calls that are known."""
+    found = {}
+    with separate_memory(debug_collectives=every_call, timeout_seconds=20.0):
+        for algorithm in ("sequential", "chunked"):
+            for name, calls in differences(algorithm).items():
+                if name == "algorithm":
+                    continue  # the other is "fused", which has no memory here
+                group = new_group()
+                where = (group.group_name, group.size())
+                with pytest.raises(ValueError, match="'fused' needs shared memory"):
+                    ops.all_gather(ones(2), 0, *where, "fused")
+                if every_call:
+                    for call in calls:
+                        call(*where)
+                call = calls[dist.get_rank()]
+                found[f"{name}, {algorithm}"] = error_of(lambda: call(*where))  # noqa: B023
+        group = new_group()
+        for _ in range(3):
+            y = ops.all_gather(ones(2), 0, group.group_name, group.size(), "auto")
+            assert torch.equal(y, ones(4))
+    return found
+
+
+@pytest.mark.parametrize("every_call", [False, True], ids=["new", "known"])
+def test_ranks_without_shared_memory_compare_through_the_store(pool, every_call):
+    for rank, found in enumerate(pool(2).run(differ_through_the_store, every_call, timeout_s=90)):
+        for name, (message, seconds) in found.items():
+            assert f"rank {rank} waited for rank {1 - rank} of group" in message, (name, message)
+            assert "which called " in message and " instead: all ranks" in message, (name, message)
+            assert seconds < AT_ONCE_SECONDS, name
+
+
+# --- Time limits ----------------------------------------------------------------------------------
+
+
+def wait_for_ranks_that_never_come(algorithm: str) -> tuple[str, float]:
+    group = new_group()
+    if dist.get_rank() != 0:
+        return "", 0.0
+    with configured(timeout_seconds=1.0):
+        return error_of(lambda: ops.all_gather(ones(4), 0, group.group_name, 3, algorithm))
+
+
+@pytest.mark.parametrize("algorithm", ["fused", "sequential"])
+def test_the_first_call_of_a_group_ends_in_time(pool, algorithm):
+    message, seconds = pool(3).run(wait_for_ranks_that_never_come, algorithm)[0]
+    assert "all_gather: rank 0 waited for rank 1 of group" in message
+    assert "has not come after 1 s (AXONN_TIMEOUT_SECONDS)" in message
+    assert 1.0 <= seconds < 1.0 + AT_ONCE_SECONDS
+
+
+def lose_a_peer_before_the_first_call() -> tuple[str, float]:
+    group = new_group()
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os._exit(0)
+    return error_of(lambda: ops.all_gather(ones(4), 0, group.group_name, 2, "sequential"))
+
+
+def lose_a_peer_between_calls() -> tuple[str, float]:
+    group = new_group()
+    ops.all_gather(ones(4), 0, group.group_name, 2, "sequential")
+    if dist.get_rank() == 1:
+        os._exit(0)
+    return error_of(lambda: ops.all_gather(ones(4), 0, group.group_name, 2, "sequential"))
+
+
+@pytest.mark.parametrize("where", [lose_a_peer_before_the_first_call, lose_a_peer_between_calls])
+def test_a_peer_that_has_ended_is_noticed(where):
+    """Long before the 600 s that are the limit."""
+    pool = WorkerPool(2)
+    try:
+        with pytest.raises(WorkerError, match="rank 1: the process ended"):
+            pool.run(where, timeout_s=30)
+        message, seconds = pool.answers[0]
+        assert "all_gather: rank 0 waited for rank 1" in message
+        assert "which has died" in message or "which has left the group" in message
+        assert seconds < AT_ONCE_SECONDS
+    finally:
+        pool.close()
+
+
+# --- A fork is no rank ----------------------------------------------------------------------------
+
+
+def call_in_a_fork() -> list[str]:
+    """The errors of a forked child, which must leave its parent's groups as they were."""
+    grid = Grid(x=2)
+    axis = grid.axis("x")
+    own = torch.full((4,), float(dist.get_rank()))
+    watch = Watch(axis, timeout_s=1.0, compare=False)  # of the collectives of axonn_ext.overlap
+
+    def gather(algorithm: str) -> Tensor:
+        result = ops.all_gather(own, 0, axis.name, 2, algorithm)
+        assert isinstance(result, Tensor)
+        return result
+
+    for algorithm in ("fused", "sequential"):
+        gather(algorithm)
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        calls = [
+            lambda: gather("fused"),
+            lambda: gather("sequential"),
+            lambda: gather("auto"),
+            lambda: ops.all_gather_matmul(ones(2, 2), ones(2, 2), 0, axis.name, 2, "auto"),
+            lambda: watch.issue("all_gather of a weight", compare=False),
+        ]
+        os.write(theirs, "\n".join(error_of(call)[0] for call in calls).encode())
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours) as pipe:
+        errors = pipe.read().splitlines()
+    os.waitpid(child, 0)
+    for algorithm in ("fused", "sequential"):
+        assert torch.equal(gather(algorithm), torch.tensor([0.0] * 4 + [1.0] * 4))
+    return errors
+
+
+def test_a_fork_is_refused_and_harms_nobody(pool):
+    for rank, errors in enumerate(pool(2).run(call_in_a_fork, timeout_s=60)):
+        assert len(errors) == 5
+        for message in errors:
+            assert f"is a fork of rank {rank} of " in message and "'spawn'" in message
+        assert all("of group x (ranks 0, 1) and no rank of it" in message for message in errors[:4])
+
+
+# --- Random programs ------------------------------------------------------------------------------
+
+CASE_SECONDS = 4.0  # AXONN_TIMEOUT_SECONDS of a case
+
+
+def run_program(case: Case, rank: int, group: Any) -> str:
+    """ "right", an error's first line, or "WRONG: ..."; of this rank's calls."""
+    where = (group.group_name, case.world)
+    outcome = "right"
+    try:
+        for number, call in enumerate(case.programs[rank]):
+            operands = call.operands(rank, case.world)
+            for tensor, needed in zip(operands, call.gradients, strict=False):
+                tensor.requires_grad_(needed)
+            wanted = [t for t in operands if t.requires_grad]
+            result = getattr(ops, call.op)(*operands, *call.arguments(), *where, call.algorithm)
+            backward = case.backward and bool(wanted) and call.reduce_op == "sum"
+            given = cotangent(call, result, rank)
+            grads = torch.autograd.grad(result, wanted, given) if backward else ()
+            if case.first_difference() in range(number + 1):
+                continue  # an error must still come
+            same = [program[number] for program in case.programs]
+            y, gradients = expected(same, rank, backward=backward)
+            limit = 4 * bound(call.dtype, 8 * max(1, *call.sizes) * case.world)
+            for got, want in zip([result, *grads], [y, *gradients], strict=True):
+                if relative_error(got.detach(), want) > limit:
+                    return f"WRONG: call {number}, {call}"
+    except RuntimeError as error:
+        outcome = str(error).splitlines()[0]
+    finally:
+        dist.destroy_process_group(group)
+    return outcome
+
+
+def run_cases(seeds: range, folder: str) -> dict[int, tuple[str, float]]:
+    """What came of each seed on this rank; the one that is run is in a file, should it abort."""
+    rank, found = dist.get_rank(), {}
+    with configured(timeout_seconds=CASE_SECONDS):
+        for seed in seeds:
+            case = draw_case(seed)
+            group = new_group(case.world)
+            if rank >= case.world:
+                continue
+            Path(folder, f"rank{rank}").write_text(str(seed))
+            began = time.monotonic()
+            outcome = run_program(case, rank, group)
+            found[seed] = outcome, time.monotonic() - began
+    return found
+
+
+def check_cases(pool: Callable[[int], WorkerPool], seeds: range, folder: Path) -> None:
+    try:
+        by_rank = pool(4).run(run_cases, seeds, str(folder), timeout_s=300)
+    except WorkerError as error:
+        reached = {path.name: path.read_text() for path in sorted(folder.glob("rank*"))}
+        raise AssertionError(f"the ranks had come to the seeds {reached}: {error}") from error
+    for seed in seeds:
+        case = draw_case(seed)
+        outcomes = [by_rank[rank][seed] for rank in range(case.world)]
+        texts = [text for text, _ in outcomes]
+        detail = (seed, case.deviation, texts, case)
+        assert not any(text.startswith("WRONG") for text in texts), detail
+        right = [text == "right" for text in texts]
+        differs = case.first_difference() is not None
+        if case.is_certain():
+            assert all(right) if not differs else not any(right), detail
+        else:
+            assert all(right) or not any(right), detail
+        for text, seconds in outcomes:
+            assert seconds < 2 * CASE_SECONDS, detail
+            assert text == "right" or ("rank" in text and ": " in text), detail
+
+
+def test_a_few_random_programs(pool, tmp_path):
+    check_cases(pool, range(24), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 500, 125))
+def test_random_programs(pool, tmp_path, first):
+    check_cases(pool, range(first, first + 125), tmp_path)
