@@ -128,6 +128,7 @@ PendingCall Communicator::issue(Kind kind, const std::string& signature, cudaStr
 // The promised order: caller's stream -> our stream -> the event that the result waits for.
 PendingCall Communicator::launch(Kind kind, const std::string& signature, cudaStream_t caller,
                                  const std::vector<Issue>& calls) {
+  if (!grid_.process_.is_this()) grid_.process_.refuse(signature, rank_, axis_);
   grid_.check();
   const cuda::DeviceGuard guard(grid_.options_.device);
   const Numbered& numbered = kind == Kind::kCollective ? collectives_ : transfers_;

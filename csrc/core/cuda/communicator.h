@@ -26,6 +26,7 @@
 #include "core/cuda/stream.h"
 #include "core/data_type.h"
 #include "core/key_value_store.h"
+#include "core/own_process.h"
 
 namespace axonn::comm {
 
@@ -178,13 +179,14 @@ class CommunicatorGrid {
   friend class Communicator;
 
   ncclComm_t connect(int64_t rank, int64_t world_size, const std::string& prefix);
-  ncclComm_t split(const AxisRanks& axis);
+  std::unique_ptr<Communicator> split(const AxisRanks& axis);
   ncclConfig_t config() const;
   // Waits until NCCL has accepted what returned `result`. Throws naming `what`.
   void settle(ncclResult_t result, ncclComm_t comm, const std::string& what) const;
   void check_health();
   void abort_all();
 
+  const OwnProcess process_;  // a fork has neither the watching thread nor a GPU
   const CommunicatorOptions options_;
   const int64_t rank_;
   const std::string prefix_;

@@ -35,10 +35,7 @@ CommunicatorGrid::CommunicatorGrid(CommunicatorOptions options, int64_t rank, in
   const cuda::DeviceGuard guard(options_.device);
   try {
     parent_ = connect(rank, world_size, prefix);
-    for (const auto& axis : axes) {
-      communicators_.push_back(
-          std::unique_ptr<Communicator>(new Communicator(*this, axis, split(axis))));
-    }
+    for (const auto& axis : axes) communicators_.push_back(split(axis));
   } catch (...) {
     abort_all();
     throw;
@@ -76,7 +73,7 @@ void CommunicatorGrid::close() {
 }
 
 ncclComm_t CommunicatorGrid::connect(int64_t rank, int64_t world_size, const std::string& prefix) {
-  const ncclUniqueId id = share_nccl_id(*store_, prefix + "/nccl", rank);
+  const ncclUniqueId id = share_nccl_id(*store_, prefix + "/nccl", rank, options_.timeout);
   ncclConfig_t settings = config();
   ncclComm_t comm = nullptr;
   const ncclResult_t result = ncclCommInitRankConfig(&comm, static_cast<int>(world_size), id,
@@ -86,15 +83,20 @@ ncclComm_t CommunicatorGrid::connect(int64_t rank, int64_t world_size, const std
   return comm;
 }
 
-ncclComm_t CommunicatorGrid::split(const AxisRanks& axis) {
+// Nothing is shared with the parent: axes run at the same time.
+std::unique_ptr<Communicator> CommunicatorGrid::split(const AxisRanks& axis) {
   ncclConfig_t settings = config();
   ncclComm_t comm = nullptr;
   const std::string what = "splitting off axis " + axis.name;
-  // Nothing is shared with the parent: axes run at the same time.
-  settle(ncclCommSplit(parent_, colour_of(axis), key_of(axis, rank_), &comm, &settings), parent_,
-         what);
-  settle(ncclInProgress, comm, what);
-  return comm;
+  try {
+    settle(ncclCommSplit(parent_, colour_of(axis), key_of(axis, rank_), &comm, &settings), parent_,
+           what);
+    settle(ncclInProgress, comm, what);
+    return std::unique_ptr<Communicator>(new Communicator(*this, axis, comm));
+  } catch (...) {  // nobody owns it yet
+    if (comm != nullptr) (void)ncclCommAbort(comm);
+    throw;
+  }
 }
 
 ncclConfig_t CommunicatorGrid::config() const {

@@ -13,7 +13,7 @@ namespace axonn::kernels::cuda {
 NcclChunks::NcclChunks(int64_t rank, int64_t num_ranks, comm::KeyValueStore& store,
                        const std::string& key, std::chrono::duration<double> timeout)
     : timeout_(timeout) {
-  const ncclUniqueId id = comm::share_nccl_id(store, key, rank);
+  const ncclUniqueId id = comm::share_nccl_id(store, key, rank, timeout);
   ncclConfig_t settings = NCCL_CONFIG_INITIALIZER;
   settings.blocking = 0;
   settings.maxCTAs = kMostCtas;

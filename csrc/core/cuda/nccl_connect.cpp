@@ -5,17 +5,24 @@
 #include <thread>
 
 #include "core/cuda/nccl.h"
+#include "core/rendezvous.h"
 
 namespace axonn::comm {
 
-ncclUniqueId share_nccl_id(KeyValueStore& store, const std::string& key, int64_t rank) {
+ncclUniqueId share_nccl_id(KeyValueStore& store, const std::string& key, int64_t rank,
+                           std::chrono::duration<double> timeout) {
   ncclUniqueId id{};
   if (rank == 0) {
     AXONN_NCCL_CHECK(ncclGetUniqueId(&id));
     store.set(key, std::string(id.internal, sizeof(id.internal)));
     return id;
   }
-  const std::string bytes = store.get(key);
+  const std::string bytes = await_value(store, key, [&](std::chrono::duration<double> waited) {
+    if (waited < timeout) return;
+    throw CommunicationError("connecting NCCL: rank " + std::to_string(rank) + " found no " + key +
+                             " of rank 0 after " + std::to_string(timeout.count()) +
+                             " s (AXONN_TIMEOUT_SECONDS)");
+  });
   if (bytes.size() != sizeof(id.internal)) {
     throw CommunicationError(key + " holds " + std::to_string(bytes.size()) +
                              " bytes, expected an NCCL id of " +
@@ -36,7 +43,8 @@ void settle_nccl(ncclResult_t result, ncclComm_t comm, const std::string& what,
     if (result != ncclInProgress) break;
     if (check) check();
     if (Clock::now() > end) {
-      throw CommunicationError(what + ": not done after " + std::to_string(timeout.count()) + " s");
+      throw CommunicationError(what + ": not done after " + std::to_string(timeout.count()) +
+                               " s (AXONN_TIMEOUT_SECONDS)");
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, std::chrono::microseconds(1000));

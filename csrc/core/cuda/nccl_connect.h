@@ -11,9 +11,10 @@
 
 namespace axonn::comm {
 
-// Rank 0's new id, on all ranks, under a key that is used once. Throws CommunicationError if what
-// is there is no id.
-ncclUniqueId share_nccl_id(KeyValueStore& store, const std::string& key, int64_t rank);
+// Rank 0's new id, on all ranks, under a key that is used once. Throws CommunicationError if it is
+// not there within the timeout, or what is there is no id.
+ncclUniqueId share_nccl_id(KeyValueStore& store, const std::string& key, int64_t rank,
+                           std::chrono::duration<double> timeout);
 
 // Waits until NCCL has accepted what returned `result`; `check` is called meanwhile, and may throw.
 // Throws CommunicationError naming `what` if NCCL refuses it or is not done within the timeout.

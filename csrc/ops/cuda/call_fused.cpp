@@ -2,17 +2,20 @@
 
 #include <c10/cuda/CUDAGuard.h>
 
+#include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 #include <vector>
 
+#include "core/rendezvous.h"
+#include "ops/c10d_store.h"
 #include "ops/checks.h"
 #include "ops/cuda/fused_matmul.h"
 #include "ops/cuda/nccl_workspace.h"
@@ -24,16 +27,18 @@ namespace {
 using kernels::cuda::NcclChunks;
 
 // Whether the group's ranks run under one kernel of the operating system, be it in containers.
-bool is_on_one_host(const c10d::ProcessGroup& group, const std::string& name) {
+bool is_on_one_host(const c10d::ProcessGroup& group, const std::string& name,
+                    double timeout_seconds) {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  const std::vector<uint8_t> own(boot.begin(), boot.end());
-  auto store = c10::make_intrusive<c10d::PrefixStore>(name, group.getStore());
-  store->set("host/" + std::to_string(group.getRank()), own);
-  for (int rank = 0; rank < group.getSize(); ++rank) {
-    if (store->get("host/" + std::to_string(rank)) != own) return false;
-  }
-  return true;
+  C10dStore store(group.getStore());
+  comm::Rendezvous ranks({.name = name,
+                          .rank = group.getRank(),
+                          .size = group.getSize(),
+                          .timeout = std::chrono::duration<double>(timeout_seconds)},
+                         store);
+  const auto boots = ranks.exchange("host", boot);
+  return std::all_of(boots.begin(), boots.end(), [&](const auto& other) { return other == boot; });
 }
 
 void check_transport(const char* op, const CallGroup& group) {
@@ -97,7 +102,7 @@ class Registry {
     if (call.nccl_sms == 0) return false;
     if (!entry.on_one_host) {
       check_may_begin(op, call);
-      entry.on_one_host = is_on_one_host(group, entry.prefix);
+      entry.on_one_host = is_on_one_host(group, entry.prefix, call.timeout_seconds);
     }
     return !*entry.on_one_host;
   }

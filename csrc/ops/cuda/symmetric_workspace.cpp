@@ -3,9 +3,13 @@
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "core/cuda/check.h"
+#include "core/rendezvous.h"
+#include "ops/c10d_store.h"
 #include "ops/checks.h"
 
 namespace axonn::ops::cuda {
@@ -14,18 +18,19 @@ namespace {
 namespace symm_mem = c10d::symmetric_memory;
 
 // How many of the group's ranks share this rank's GPU, itself included.
-int64_t count_ranks_on_device(c10d::Store& store, const c10d::ProcessGroup& group,
-                              c10::DeviceIndex device) {
+int64_t count_ranks_on_device(const c10d::ProcessGroup& group, const std::string& name,
+                              c10::DeviceIndex device, double timeout_seconds) {
   cudaDeviceProp properties;
   AXONN_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-  const auto* bytes = reinterpret_cast<const uint8_t*>(properties.uuid.bytes);
-  const std::vector<uint8_t> own(bytes, bytes + sizeof(properties.uuid.bytes));
-  store.set("device/" + std::to_string(group.getRank()), own);
-  int64_t count = 0;
-  for (int rank = 0; rank < group.getSize(); ++rank) {
-    count += store.get("device/" + std::to_string(rank)) == own;
-  }
-  return count;
+  const std::string own(properties.uuid.bytes, sizeof(properties.uuid.bytes));
+  C10dStore store(group.getStore());
+  comm::Rendezvous ranks({.name = name,
+                          .rank = group.getRank(),
+                          .size = group.getSize(),
+                          .timeout = std::chrono::duration<double>(timeout_seconds)},
+                         store);
+  const auto devices = ranks.exchange("device", own);
+  return std::count(devices.begin(), devices.end(), own);
 }
 
 }  // namespace
@@ -34,8 +39,7 @@ SymmetricWorkspace::SymmetricWorkspace(const c10d::ProcessGroup& group, std::str
                                        const std::string& name, c10::Device device,
                                        double timeout_seconds, DeviceOrder& order)
     : Workspace(std::move(group_name), device, timeout_seconds, order) {
-  const auto store = c10::make_intrusive<c10d::PrefixStore>(name, group.getStore());
-  ranks_on_device_ = count_ranks_on_device(*store, group, device.index());
+  ranks_on_device_ = count_ranks_on_device(group, name, device.index(), timeout_seconds);
 }
 
 void SymmetricWorkspace::grow(const char* op, int64_t size, bool keep) {
