@@ -114,9 +114,14 @@ class Case:
         return None
 
     def is_certain(self) -> bool:
-        """Whether it is settled what comes of it: not where a rank alone asks what `auto` is."""
+        """Whether it is settled what comes of it.
+
+        Not where a rank alone asks what `auto` stands for: where others name an algorithm, or know
+        the answer for the size of their own operand.
+        """
         for calls in zip(*self.programs, strict=True):
-            if len({call.algorithm == "auto" for call in calls}) > 1:
+            automatic = {call.algorithm == "auto" for call in calls}
+            if len(automatic) > 1 or (True in automatic and len({c.sizes for c in calls}) > 1):
                 return False
         return True
 

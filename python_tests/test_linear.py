@@ -122,7 +122,7 @@ def order_of_backward(algorithm: str) -> list[str]:
     with torch.profiler.profile(activities=activities) as profile:
         y.backward(dy)
     events = sorted(profile.events(), key=lambda event: event.time_range.start)
-    wanted = {"aten::mm": "mm", "c10d::reduce_scatter_tensor_coalesced_": "scatter",
+    wanted = {"aten::mm": "mm", "axonn::gloo_reduce_scatter": "scatter",
               "c10d::_allgather_base_": "gather"}  # fmt: skip
     return [wanted[event.name] for event in events if event.name in wanted]
 

@@ -74,7 +74,7 @@ using tuning::Answer;
 // Throws CommunicationError if rank 0 is in another call, or does not know these algorithms.
 void check_answer(const Tunable& call, const Answer& answer) {
   const auto where =
-      op_of(call) + ": rank " + std::to_string(call.group.rank) + " of group " + call.group.name;
+      op_of(call) + ": rank " + std::to_string(call.group.rank) + " of group " + call.group.label();
   if (answer.asked != call.signature.text()) {
     throw comm::CommunicationError(where + " calls " + call.signature.text() +
                                    " but rank 0 calls " + answer.asked +

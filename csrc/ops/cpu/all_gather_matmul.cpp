@@ -10,7 +10,9 @@ at::Tensor all_gather_matmul(const Group& group, const comm::CallSignature& sign
   FusedCall call(group, signature, Gathered::bytes(group, a_shard));
   Gathered a(call, a_shard, gather_dim);
   Gathered whole_b(b);
-  return multiply({a}, {whole_b});
+  auto product = multiply({a}, {whole_b});
+  call.compare();
+  return product;
 }
 
 }  // namespace axonn::ops::cpu

@@ -78,6 +78,10 @@ Signals FusedCall::take_signals(const comm::SignalLayout& layout) {
   return {*this, std::exchange(next_flag_, next_flag_ + layout.num_flags())};
 }
 
+void FusedCall::compare() {
+  if (call_) call_->compare();
+}
+
 int64_t Signals::rank() const { return call_->rank(); }
 int64_t Signals::size() const { return call_->size(); }
 void Signals::signal(int64_t flag) { call_->call_->signal(first_flag_ + flag); }

@@ -50,6 +50,9 @@ class FusedCall {
   int64_t size() const { return group_.size; }
   int64_t take_bytes(int64_t bytes);  // returns their offset
   Signals take_signals(const comm::SignalLayout& layout);
+  // Compares the call with those of peers that were not waited for, where there was nothing to
+  // read.
+  void compare();
   std::byte* own_data(int64_t offset) const { return call_->workspace() + offset; }
   const std::byte* data_of(int64_t rank, int64_t offset) const {
     return call_->workspace_of(rank) + offset;

@@ -52,6 +52,7 @@ LinearOutput linear_forward(const LinearAxes& axes, const comm::CallSignature& s
   Drained y(s_call, rows, features, how, x.options());
 
   multiply(y, {gathered_x}, {gathered_weight, /*transposed=*/true});
+  for (auto* call : {&z_call, &r_call}) call->compare();
   return {y.finish(), save_input && r.size > 1 ? gathered_x.take() : nothing(x),
           save_weight && axes.z.size > 1 ? gathered_weight.take() : nothing(weight)};
 }
@@ -96,6 +97,7 @@ LinearGradients linear_backward(const LinearAxes& axes, const comm::CallSignatur
     dweight.emplace(z_call, features, in_features, Drain::kScatterRows, options);
     multiply(*dweight, {gathered_dy, /*transposed=*/true}, {gathered_x});
   }
+  for (auto* call : {&s_call, &z_call, &r_call}) call->compare();
   return {mask[0] ? dx->finish() : nothing(dy), mask[1] ? dweight->finish() : nothing(dy),
           mask[2] ? column_sums(gathered_dy) : nothing(dy)};
 }

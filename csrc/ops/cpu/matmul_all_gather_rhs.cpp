@@ -9,7 +9,9 @@ at::Tensor matmul_all_gather_rhs(const Group& group, const comm::CallSignature& 
   FusedCall call(group, signature, Gathered::bytes(group, b_shard));
   Gathered b(call, b_shard, gather_dim);
   Gathered whole_a(a);
-  return multiply({whole_a}, {b});
+  auto product = multiply({whole_a}, {b});
+  call.compare();
+  return product;
 }
 
 }  // namespace axonn::ops::cpu
