@@ -104,7 +104,8 @@ class Grid:
         grid.size("x"), grid.coords["x"], grid.group("x")
 
     Collective: every rank makes the same grids in the same order. Several grids may exist at once;
-    each has process groups of its own (c10d's: one for each axis, one for x, y and z together).
+    each has process groups of its own (c10d's: one for each axis of several ranks, one for all
+    other axes, one for x, y and z together).
 
     Raises:
         ValueError: the sizes' product is not the world size, or pipe > 1.
@@ -131,6 +132,7 @@ class Grid:
             axis: self.rank // stride % size
             for axis, stride, size in zip(AXES, strides, sizes, strict=True)
         }
+        self._alone: ProcessGroup | None = None
         self._groups = {
             axis: self._make_group(axis, stride) for axis, stride in zip(AXES, strides, strict=True)
         }
@@ -151,10 +153,15 @@ class Grid:
         return self._group_of(axis, [first + i * stride for i in range(getattr(self.shape, axis))])
 
     def _group_of(self, axis: str, ranks: list[int]) -> AxisGroup:
-        group = dist.new_group(
-            ranks, use_local_synchronization=True, group_desc=_describe(axis, ranks),
-            **_nccl_options(),
-        )  # fmt: skip
+        # Axes of one rank share a group: each of gloo's has a thread that polls 100 times a second.
+        group = self._alone if len(ranks) == 1 else None
+        if group is None:
+            group = dist.new_group(
+                ranks, use_local_synchronization=True, group_desc=_describe(axis, ranks),
+                **_nccl_options(),
+            )  # fmt: skip
+        if len(ranks) == 1:
+            self._alone = group
         return AxisGroup(axis, group.group_name, len(ranks), ranks.index(self.rank), group)
 
     def __repr__(self) -> str:
