@@ -15,7 +15,8 @@ from axonn_ext.overlap import Overlap
 
 T = TypeVar("T")
 MAX_SEED = 2**32 - 1
-MAX_WHOLE = 10**12  # of any number without a maximum of its own: no product of them is infinite
+MAX_WHOLE = 10**12  # where a whole number has no maximum of its own: no product of them is infinite
+MAX_NUMBER = 3.4e38  # beyond it fp32 knows infinity alone
 MAX_THREADS = 1024
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from axonn_ext.grid import GridShape
 from axonn_ext.planner.files import FileError, read_toml
-from axonn_ext.train.config import MAX_WHOLE, Config, KeyInfo, key_info
+from axonn_ext.train.config import MAX_NUMBER, MAX_WHOLE, Config, KeyInfo, key_info
 from axonn_ext.train.errors import UserError
 
 MAX_SHOWN = 100  # characters of a value in a message
@@ -184,13 +184,17 @@ def _in_range(value: Any, info: KeyInfo) -> bool:
         return _is_unicode(value)
     if isinstance(value, float) and not math.isfinite(value):
         return False
-    if value > MAX_WHOLE:
+    if value > _most(value):
         return False
     return not (
         (info.minimum is not None and value < info.minimum)
         or (info.maximum is not None and value > info.maximum)
         or (info.above is not None and value <= info.above)
     )
+
+
+def _most(value: float) -> float:
+    return MAX_NUMBER if isinstance(value, float) else MAX_WHOLE
 
 
 def _is_unicode(text: str) -> bool:
@@ -207,8 +211,8 @@ def _expected(kind: type, value: Any, info: KeyInfo) -> str:
         return f"one of {', '.join(info.choices)}"
     if isinstance(value, str) and not _is_unicode(value):
         return "text in UTF-8, without zeros"
-    if info.maximum is None and type(value) in (int, float) and value > MAX_WHOLE:
-        return f"{'a whole number' if kind is int else 'a number'} <= {MAX_WHOLE}"
+    if info.maximum is None and type(value) in (int, float) and value > _most(value):
+        return f"{'a whole number' if kind is int else 'a number'} <= {_most(value)}"
     text = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
     limits = [
         f"{sign} {limit:g}"
