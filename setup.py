@@ -161,8 +161,11 @@ CUTLASS_FLAGS = ("--expt-relaxed-constexpr",)
 # What both modules need of the core; hidden symbols keep the two copies apart.
 CUDA_CORE = tuple(
     f"csrc/core/{name}.cpp"
-    for name in ("call_log", "call_watch", "launch_config", "philox", "product_variant")
-)
+    for name in (
+        "call_log", "call_watch", "launch_config", "own_process", "philox", "product_variant",
+        "rendezvous",
+    )
+)  # fmt: skip
 
 
 def cxx_flags(include_dirs: Iterable[str | Path]) -> list[str]:
