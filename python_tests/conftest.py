@@ -28,11 +28,21 @@ def no_cache_on_disk() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def pool() -> Iterator[Callable[[int], WorkerPool]]:
-    """`pool(world_size)`: the session's pool of that size, started at its first use."""
-    pools: dict[int, WorkerPool] = {}
+def pools() -> Iterator[dict[int, WorkerPool]]:
+    """The session's pools by world size, each started at its first use."""
+    started: dict[int, WorkerPool] = {}
+    yield started
+    for each in started.values():
+        each.close()
+
+
+@pytest.fixture(scope="module")
+def pool(pools: dict[int, WorkerPool]) -> Iterator[Callable[[int], WorkerPool]]:
+    """`pool(world_size)`: the session's pool of that size, with groups of this module's own."""
+    used: set[int] = set()
 
     def get(world_size: int) -> WorkerPool:
+        used.add(world_size)
         if world_size in pools and not pools[world_size].usable:
             pools.pop(world_size).close()
         if world_size not in pools:
@@ -40,8 +50,9 @@ def pool() -> Iterator[Callable[[int], WorkerPool]]:
         return pools[world_size]
 
     yield get
-    for started in pools.values():
-        started.close()
+    for world_size in used:
+        if pools[world_size].usable:
+            pools[world_size].renew_groups()
 
 
 @pytest.fixture(scope="session")

@@ -27,9 +27,7 @@ class WorkerPool:
     def __init__(self, world_size: int, device: str = "cpu") -> None:
         self.world_size = world_size
         context = mp.get_context("spawn")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = _free_port()
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(world_size):
@@ -52,6 +50,10 @@ class WorkerPool:
         for pipe in self._pipes:
             pipe.send((function, args))
         return self._collect(timeout_s)
+
+    def renew_groups(self) -> None:
+        """Joins the ranks in a new world. Threads of the groups made so far end: gloo's poll."""
+        self.run(_renew_groups, _free_port(), timeout_s=START_TIMEOUT_S)
 
     def close(self) -> None:
         for process in self._processes:
@@ -99,9 +101,14 @@ def serve(pipe: Any) -> None:
         pipe.send(answer)
 
 
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def _serve(rank: int, world_size: int, port: int, pipe: Connection, device: str) -> None:
     import torch
-    import torch.distributed as dist
 
     from axonn_ext import settings
 
@@ -111,11 +118,24 @@ def _serve(rank: int, world_size: int, port: int, pipe: Connection, device: str)
         if world_size > num_gpus:
             settings.let_ranks_share_gpus(rank)
         torch.cuda.set_device(rank % num_gpus)
-    dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
-        rank=rank,
-        world_size=world_size,
-    )
+    _join("nccl" if device == "cuda" else "gloo", rank, world_size, port)
     pipe.send((True, None))
     serve(pipe)
+
+
+def _join(backend: str, rank: int, world_size: int, port: int) -> None:
+    import torch.distributed as dist
+
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group(backend, init_method=address, rank=rank, world_size=world_size)
+
+
+def _renew_groups(port: int) -> None:
+    import torch.distributed as dist
+
+    from grids import grid_of
+
+    backend, rank, world_size = dist.get_backend(), dist.get_rank(), dist.get_world_size()
+    grid_of.cache_clear()
+    dist.destroy_process_group()
+    _join(backend, rank, world_size, port)
