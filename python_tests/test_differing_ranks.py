@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import os
 import resource
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -240,6 +241,25 @@ def test_ranks_without_shared_memory_compare_through_the_store(pool, every_call)
             assert seconds < AT_ONCE_SECONDS, name
 
 
+def count_keys_of_calls() -> list[int]:
+    """Keys in the world's store after each call, all of which are compared."""
+    store = dist.distributed_c10d._get_default_store()
+    counts = []
+    with separate_memory(debug_collectives=True):
+        group = new_group()
+        for _ in range(8):
+            ops.all_gather(ones(2), 0, group.group_name, group.size(), "sequential")
+            dist.barrier()
+            counts.append(store.num_keys())
+            dist.barrier()
+    return counts
+
+
+def test_compared_calls_leave_nothing_behind_in_the_store(pool):
+    for counts in pool(2).run(count_keys_of_calls):
+        assert len(set(counts[2:])) == 1, counts
+
+
 # --- Time limits ----------------------------------------------------------------------------------
 
 
@@ -257,6 +277,32 @@ def test_the_first_call_of_a_group_ends_in_time(pool, algorithm):
     assert "all_gather: rank 0 waited for rank 1 of group" in message
     assert "has not come after 1 s (AXONN_TIMEOUT_SECONDS)" in message
     assert 1.0 <= seconds < 1.0 + AT_ONCE_SECONDS
+
+
+def meet_in_two_orders() -> list[str]:
+    """A thread makes the first call of one group while the main one makes that of another."""
+    groups = [new_group(), new_group()]
+    if dist.get_rank() == 1:
+        groups.reverse()
+    errors = []
+
+    def first_call(group: Any) -> None:
+        errors.append(
+            error_of(lambda: ops.all_gather(ones(2), 0, group.group_name, 2, "sequential"))[0]
+        )
+
+    with configured(timeout_seconds=20.0):
+        thread = threading.Thread(target=first_call, args=(groups[0],))
+        thread.start()
+        time.sleep(0.5)  # it waits for the peer, whose main thread comes now
+        first_call(groups[1])
+        thread.join()
+    return errors
+
+
+def test_a_group_that_waits_for_its_ranks_keeps_no_other_from_meeting(pool):
+    for errors in pool(2).run(meet_in_two_orders):
+        assert errors == ["no error"] * 2
 
 
 def lose_a_peer_before_the_first_call() -> tuple[str, float]:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 import torch.distributed as dist
 
-from axonn_ext import GridShape, full_gradients, full_state_dict, nn, sync_gradients
+from axonn_ext import (
+    Grid,
+    GridShape,
+    _library,
+    full_gradients,
+    full_state_dict,
+    nn,
+    settings,
+    sync_gradients,
+)  # fmt: skip
 from grids import bound, factorisations, grid_of, relative_error
 
 ROWS, IN, OUT = 48, 24, 40  # divisible by every grid of 8 in every role
@@ -59,6 +70,33 @@ def check_all(role: str, layout: str, algorithm: str, world_size: int) -> list[s
 def test_matches_float64_on_every_grid(pool, world_size, role, layout, algorithm):
     for failures in pool(world_size).run(check_all, role, layout, algorithm, world_size):
         assert not failures, "\n".join(failures)
+
+
+def too_large_and_small(shape: GridShape) -> list[str]:
+    """The errors of Linears that need more symmetric memory than there is; small ones follow."""
+    loaded = settings.load()
+    few = settings.MIN_SYMMETRIC_MEMORY_BYTES
+    _library.configure(dataclasses.replace(loaded, symmetric_memory_bytes=few))
+    try:
+        grid, errors = Grid(**shape.as_dict()), []
+        for features, rows in ((16, 1 << 18), (8, 1 << 18), (8, 8)):
+            layer = nn.Linear(features, features, grid=grid, role="expand", algorithm="fused")
+            x = grid.shard(torch.ones(rows, features), layer.input_dims)
+            try:
+                layer(x)
+            except RuntimeError as error:
+                errors.append(str(error).splitlines()[0])
+        return errors
+    finally:
+        _library.configure(loaded)
+
+
+@pytest.mark.parametrize("shape", [GridShape(x=2, y=2), GridShape(y=2, z=2)], ids=str)
+def test_one_that_is_too_large_leaves_the_groups_usable(pool, shape):
+    for errors in pool(4).run(too_large_and_small, shape):
+        assert len(errors) == 2  # those of the large ones
+        for error in errors:
+            assert "linear_forward: needs " in error and "AXONN_SYMMETRIC_MEMORY_BYTES" in error
 
 
 OPTIONS = [

@@ -238,7 +238,7 @@ def test_fused_on_gpus_is_refused_in_the_words_of_the_op(monkeypatch: pytest.Mon
         # Two hosts of four: x and y lie within one, or z does not.
         assert on_gpus(monkeypatch, grid="x=2,y=2,data=2", local_world_size=4, **bf16) == []
         [problem] = on_gpus(monkeypatch, grid="x=2,y=2,z=2", local_world_size=4, **bf16)
-        assert "sums need GPUs that reach each other's memory" in problem
+        assert "all-reduces need GPUs that reach each other's memory" in problem
         assert asked[-1] == (torch.device("cuda", 0), torch.bfloat16, "any", 2)
     with fused_kernels("fused kernels exist for sm_90 only, and it is of sm_80"):
         [problem] = on_gpus(monkeypatch)

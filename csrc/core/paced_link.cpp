@@ -30,7 +30,7 @@ struct PacedLink::Board {
 
 std::unique_ptr<PacedLink> PacedLink::rendezvous(const Options& options, KeyValueStore& store) {
   Rendezvous ranks({"link/" + options.name, options.rank, options.size, options.timeout,
-                    "the emulated link of " + options.name},
+                    options.label + " (its emulated link)"},
                    store);
   std::unique_ptr<PacedLink> link(
       new PacedLink(options.bytes_per_second,
@@ -47,7 +47,7 @@ std::unique_ptr<PacedLink> PacedLink::rendezvous(const Options& options, KeyValu
     in.ignore(1);
     std::getline(in, host);
     if (host != options.host) {
-      throw CommunicationError("emulated link of group " + options.name + ": ranks " +
+      throw CommunicationError("emulated link of group " + options.label + ": ranks " +
                                std::to_string(options.rank) + " and " + std::to_string(peer) +
                                " are not on one host");
     }

@@ -37,6 +37,7 @@ class PacedLink {
     // Ranks share memory if these are equal: lets a test play several hosts.
     std::string host = host_identity();
     std::chrono::duration<double> timeout = std::chrono::minutes(10);  // of the rendezvous
+    std::string label = name;  // what messages call the group
   };
 
   // Collective over the group's ranks. Throws CommunicationError if they are not on one host, or

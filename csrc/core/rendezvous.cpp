@@ -28,7 +28,12 @@ std::string await_value(KeyValueStore& store, const std::string& key,
 Rendezvous::Rendezvous(RendezvousOptions options, KeyValueStore& store)
     : options_(std::move(options)), prefix_("axonn/" + options_.name + "/"), store_(store) {
   if (options_.label.empty()) options_.label = options_.name;
-  prefix_ += std::to_string(store.add(prefix_ + "count/" + std::to_string(options_.rank), 1)) + "/";
+  try {
+    const auto count = store.add(prefix_ + "count/" + std::to_string(options_.rank), 1);
+    prefix_ += std::to_string(count) + "/";
+  } catch (const std::exception& error) {
+    throw lost_store(where(), error);
+  }
 }
 
 std::vector<std::string> Rendezvous::exchange(const std::string& what, const std::string& value,
@@ -52,8 +57,7 @@ std::vector<std::string> Rendezvous::exchange(const std::string& what, const std
   } catch (const CommunicationError&) {
     throw;
   } catch (const std::exception& error) {
-    fail("lost the c10d store, which a rank that ends may take along: " +
-         std::string(error.what()));
+    throw lost_store(where(), error);
   }
   return values;
 }
@@ -70,9 +74,12 @@ std::string Rendezvous::key(const std::string& what, int64_t rank) const {
   return prefix_ + what + "/" + std::to_string(rank);
 }
 
+std::string Rendezvous::where() const {
+  return "rendezvous of group " + options_.label + ": rank " + std::to_string(options_.rank);
+}
+
 void Rendezvous::fail(const std::string& problem) const {
-  throw CommunicationError("rendezvous of group " + options_.label + ": rank " +
-                           std::to_string(options_.rank) + " " + problem);
+  throw CommunicationError(where() + " " + problem);
 }
 
 }  // namespace axonn::comm

@@ -45,6 +45,7 @@ class Rendezvous {
   std::string key(const std::string& what, int64_t rank) const;
   // The ranks from `first` on that have not set `what`.
   std::vector<int64_t> missing(const std::string& what, int64_t first);
+  std::string where() const;  // begins the messages
   [[noreturn]] void fail(const std::string& problem) const;
 
   RendezvousOptions options_;

@@ -310,8 +310,7 @@ std::string SymmetricGroup::lost_peer() const {
 
 void SymmetricGroup::fail_wait(const std::string& what, int64_t peer,
                                const std::string& why) const {
-  throw CommunicationError(what + ": rank " + std::to_string(rank()) + " waited for rank " +
-                           std::to_string(peer) + " of group " + label() + ", which " + why);
+  throw CommunicationError(waited_for(what, rank(), peer, label()) + why);
 }
 
 std::unique_lock<std::mutex> SymmetricGroup::lock_for(const CallSignature& call) {
@@ -327,11 +326,7 @@ Call::Call(SymmetricGroup& group, const CallSignature& signature, int64_t worksp
       epoch_(group.epoch_ + 1),
       exceptions_at_start_(std::uncaught_exceptions()),
       checked_(static_cast<size_t>(group.size()), false) {
-  if (group_.broken_) {
-    throw CommunicationError(signature_.op() + ": group " + group_.label() +
-                             " cannot be used any more: an earlier call failed on rank " +
-                             std::to_string(rank()));
-  }
+  if (group_.broken_) throw group_is_broken(signature_.op(), group_.label(), rank());
   auto& own = group_.pad(rank());
   try {
     for (int64_t peer = 0; peer < size(); ++peer) {
@@ -363,10 +358,10 @@ void Call::refuse(int64_t workspace_bytes) {
       CallSignature::of(("[too large] " + op).c_str(), {workspace_bytes});
   group_.raise(own.started, epoch_);
   group_.raise(own.completed, epoch_);
-  throw CommunicationError(op + ": needs " + std::to_string(workspace_bytes) +
-                           " bytes of symmetric memory, more than the " +
-                           std::to_string(group_.options_.workspace_bytes) +
-                           " reserved; raise AXONN_SYMMETRIC_MEMORY_BYTES");
+  throw CallRefused(op + ": needs " + std::to_string(workspace_bytes) +
+                    " bytes of symmetric memory, more than the " +
+                    std::to_string(group_.options_.workspace_bytes) +
+                    " reserved; raise AXONN_SYMMETRIC_MEMORY_BYTES");
 }
 
 Call::~Call() {
@@ -399,10 +394,7 @@ void Call::compare_with(int64_t peer) {
   const auto& pad = group_.pad(peer);
   wait_for(peer, pad.started, epoch_, "has not started this call");
   if (const auto& theirs = pad.signature[epoch_ % kNumHalves]; theirs != signature_) {
-    group_.fail_wait(signature_.describe(), peer,
-                     "called " + theirs.describe() +
-                         " instead: all ranks of a group must make the same calls, in the same "
-                         "order, with equal shapes and dtypes");
+    group_.fail_wait(signature_.describe(), peer, called_instead(theirs.describe()));
   }
   checked_[peer] = true;
 }

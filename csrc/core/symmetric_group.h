@@ -99,6 +99,7 @@ class SymmetricGroup {
   int64_t size() const { return options_.size; }
   const std::string& name() const { return options_.name; }
   const std::string& label() const { return options_.label.empty() ? name() : options_.label; }
+  int64_t workspace_bytes() const { return options_.workspace_bytes; }
   bool on_one_host() const { return static_cast<int64_t>(arenas_.size()) == size(); }
   // Ends this rank's part for a reason of its own: as if a call had failed.
   void abandon();
@@ -159,7 +160,7 @@ class SymmetricGroup {
 class Call {
  public:
   // Waits until this rank's half is free. `workspace_bytes`: what this rank will write. If that is
-  // more than the group has, throws and leaves the group usable, provided all ranks do so.
+  // more than the group has, throws CallRefused and leaves the group usable, if all ranks do so.
   Call(SymmetricGroup& group, const CallSignature& signature, int64_t workspace_bytes);
   ~Call();
   Call(const Call&) = delete;

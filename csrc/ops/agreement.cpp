@@ -1,8 +1,7 @@
 #include "ops/agreement.h"
 
-#include <exception>
-
-#include "core/errors.h"
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace axonn::ops {
 
@@ -14,20 +13,19 @@ Agreement::Agreement(const Group& group, const comm::CallSignature& call)
   }
   if (group.compared == nullptr) return;
   auto& calls = *group.compared;
-  if (calls.failed) {
-    throw comm::CommunicationError(op() + ": group " + calls.label +
-                                   " cannot be used any more: an earlier call failed on rank " +
-                                   std::to_string(group.rank));
-  }
-  int64_t number = 0;
+  if (calls.failed) throw comm::group_is_broken(op(), calls.label, group.rank);
   {
     const std::lock_guard lock(calls.mutex);
     if (!calls.every_call && calls.known.contains(call.describe())) return;
-    number = calls.num_compared++;
+    number_ = calls.num_compared++;
   }
-  mailbox_.emplace(group, calls.store, calls.prefix + std::to_string(number) + "/", op(),
+  mailbox_.emplace(group, c10d::resolve_process_group(group.name)->getStore(), calls.prefix, op(),
                    calls.timeout_seconds);
-  mailbox_->post(std::to_string(group.rank), call.describe());
+  mailbox_->post(key(number_, group.rank), call.describe());
+}
+
+std::string Agreement::key(int64_t number, int64_t rank) {
+  return "call/" + std::to_string(number) + "/" + std::to_string(rank);
 }
 
 void Agreement::reach() {
@@ -38,46 +36,34 @@ void Agreement::reach() {
   if (!mailbox_) return;
   const auto own = signature_.describe();
   for (int64_t peer = 0; peer < group_.size; ++peer) {
-    const auto theirs = mailbox_->read(std::to_string(peer), peer);
+    const auto theirs = mailbox_->read(key(number_, peer), peer);
     if (theirs == own) continue;
-    throw comm::CommunicationError(
-        own + ": rank " + std::to_string(group_.rank) + " waited for rank " + std::to_string(peer) +
-        " of group " + group_.label() + ", which called " + theirs +
-        " instead: all ranks of a group must make the same calls, in the same order, with equal "
-        "shapes and dtypes");
+    throw comm::CommunicationError(comm::waited_for(own, group_.rank, peer, group_.label()) +
+                                   comm::called_instead(theirs));
   }
+  // Every peer has posted this call, so it has read the one before.
+  if (number_ > 0) mailbox_->take_back(key(number_ - 1, group_.rank));
   mailbox_.reset();
   const std::lock_guard lock(group_.compared->mutex);
   group_.compared->known.insert(own);
 }
 
-SharedFate::SharedFate(std::initializer_list<Group*> groups)
-    : exceptions_at_start_(std::uncaught_exceptions()) {
+void abandon(Group& group) {
+  if (group.shared != nullptr) group.shared->abandon();
+  if (group.compared != nullptr) group.compared->failed = true;
+}
+
+Agreements::Agreements(const comm::CallSignature& call, std::initializer_list<Group*> groups) {
   size_t count = 0;
   for (Group* group : groups) {
     if (group->size > 1) groups_.at(count++) = group;
   }
-}
-
-SharedFate::~SharedFate() {
-  if (std::uncaught_exceptions() <= exceptions_at_start_) return;
-  for (Group* group : groups_) {
-    if (group == nullptr) break;
-    if (group->shared != nullptr) group->shared->abandon();
-    if (group->compared != nullptr) group->compared->failed = true;
-  }
-}
-
-Agreements::Agreements(const comm::CallSignature& call, std::initializer_list<Group*> groups)
-    : fate_(groups) {
-  for (size_t i = 0; i < kMostGroups && fate_.groups()[i] != nullptr; ++i) {
-    Group* group = fate_.groups()[i];
-    group->agreement = &open_[i].emplace(*group, call);
-  }
+  for (size_t i = 0; i < count; ++i) open_[i].emplace(*groups_[i], call);
+  for (size_t i = 0; i < count; ++i) groups_[i]->agreement = &*open_[i];
 }
 
 Agreements::~Agreements() {
-  for (Group* group : fate_.groups()) {
+  for (Group* group : groups_) {
     if (group != nullptr) group->agreement = nullptr;
   }
 }

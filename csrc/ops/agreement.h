@@ -16,10 +16,9 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <unordered_set>
 
-#include "core/own_process.h"
+#include "core/errors.h"
 #include "core/symmetric_group.h"
 #include "ops/group.h"
 #include "ops/mailbox.h"
@@ -28,8 +27,7 @@ namespace axonn::ops {
 
 // Of a group whose ranks share no memory.
 struct ComparedCalls {
-  c10::intrusive_ptr<c10d::Store> store;
-  std::string prefix;  // of the keys; the same on all ranks, and used by no other group
+  std::string prefix;  // of the keys in the group's store, which no other group uses
   std::string label;
   double timeout_seconds;
   bool every_call;
@@ -51,32 +49,39 @@ class Agreement {
   std::string op() const { return signature_.op(); }
 
  private:
+  static std::string key(int64_t number, int64_t rank);
+
   const Group& group_;
   comm::CallSignature signature_;
   std::optional<comm::Call> call_;  // in shared memory
   std::optional<Mailbox> mailbox_;  // through the store
+  int64_t number_ = 0;              // of the comparison there
 };
 
 constexpr size_t kMostGroups = 3;  // that an op uses
 
-// Tells the peers in all of an op's groups that this rank will not come, if the scope is left by an
-// exception, be it of one group.
-class SharedFate {
- public:
-  explicit SharedFate(std::initializer_list<Group*> groups);
-  ~SharedFate();
-  SharedFate(const SharedFate&) = delete;
-  SharedFate& operator=(const SharedFate&) = delete;
+// Marks the group as one whose ranks are out of step. Peers that share memory with this rank learn
+// of it at once; others when they wait for it in vain, or when its process ends.
+void abandon(Group& group);
 
-  // Those of several ranks; null: no further one.
-  const std::array<Group*, kMostGroups>& groups() const { return groups_; }
+// Runs `run()`. If it throws, this rank comes to none of the op's groups any more, be it an error
+// of one. A call that all ranks refuse alike, since no memory or no kernel serves it, breaks
+// nothing.
+template <typename Run>
+auto with_shared_fate(std::initializer_list<Group*> groups, Run&& run) {
+  try {
+    return run();
+  } catch (const comm::CallRefused&) {
+    throw;
+  } catch (const c10::NotImplementedError&) {
+    throw;
+  } catch (...) {
+    for (Group* group : groups) abandon(*group);
+    throw;
+  }
+}
 
- private:
-  int exceptions_at_start_;
-  std::array<Group*, kMostGroups> groups_{};
-};
-
-// Those of all groups that an op uses.
+// Those of all groups of several ranks that an op uses.
 class Agreements {
  public:
   // Publishes on all groups before any is waited for, so that no cycle of waits can form.
@@ -87,7 +92,7 @@ class Agreements {
   void reach();
 
  private:
-  SharedFate fate_;
+  std::array<Group*, kMostGroups> groups_{};  // null: no further one
   std::array<std::optional<Agreement>, kMostGroups> open_;
 };
 
@@ -96,11 +101,13 @@ class Agreements {
 template <typename Run>
 auto agreed(const comm::CallSignature& call, c10::Device device,
             std::initializer_list<Group*> groups, Run&& run) {
-  Agreements agreements(call, groups);
-  if (!device.is_cpu()) agreements.reach();
-  auto result = run();
-  agreements.reach();  // those of groups that had nothing to move
-  return result;
+  return with_shared_fate(groups, [&] {
+    Agreements agreements(call, groups);
+    if (!device.is_cpu()) agreements.reach();
+    auto result = run();
+    agreements.reach();  // those of groups that had nothing to move
+    return result;
+  });
 }
 
 }  // namespace axonn::ops

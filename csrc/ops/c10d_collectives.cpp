@@ -68,7 +68,7 @@ class HostWait {
     while (!done_within(std::min(kSlice, timeout - seconds_since(start)))) {
       // Gloo notices by itself who ends, but not who gives up and lives on.
       if (shared_ != nullptr && shared_->has_failed_peer())
-        fail("for want of " + shared_->lost_peer());
+        fail("in vain: " + shared_->lost_peer());
       if (seconds_since(start) < timeout) continue;
       std::ostringstream late;
       late << "that is not done after " << timeout << " s (AXONN_TIMEOUT_SECONDS)";
@@ -104,7 +104,7 @@ class HostWait {
   // Gloo knows addresses only. It hears that a process ends a little sooner than others do.
   std::string name_lost() const {
     for (int look = 0; shared_ != nullptr && look < 30; ++look) {
-      if (const auto lost = shared_->lost_peer(); !lost.empty()) return ", for want of " + lost;
+      if (const auto lost = shared_->lost_peer(); !lost.empty()) return " because of " + lost;
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     return "";

@@ -10,11 +10,11 @@
 
 namespace axonn::ops {
 
-// Why some calls and some groups have none.
+// Why a call has no fused kernel: none was built, or the group's ranks are too far apart.
 inline constexpr auto kNotBuilt = "it needs the CUDA parts of axonn_ext, which are not built";
 inline constexpr auto kNeedsReach =
-    "sums need GPUs that reach each other's memory, and across hosts only gathers do without "
-    "(AXONN_FUSED_NCCL_SMS)";
+    "reduce-scatters and all-reduces need GPUs that reach each other's memory; across hosts only "
+    "gathers can be fused, with AXONN_FUSED_NCCL_SMS";
 
 // Whether their module is loaded.
 bool has_fused_on_cuda();

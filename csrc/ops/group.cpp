@@ -9,11 +9,13 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
+#include "core/errors.h"
 #include "core/own_process.h"
 #include "ops/agreement.h"
 #include "ops/c10d_collectives.h"
 #include "ops/c10d_store.h"
 #include "ops/fused_cuda.h"
+#include "ops/group_label.h"
 #include "ops/meeting.h"
 #include "ops/paced_links.h"
 
@@ -28,12 +30,6 @@ void log_growth(const comm::SymmetricGroup& group, const std::string& op) {
             << group.label() << " grows to " << group.used_bytes() << " bytes, for " << op;
 }
 
-// As messages call a group: c10d's names are hashes.
-std::string label_of(const c10d::ProcessGroup& group, const std::string& name) {
-  const auto& description = group.getGroupDesc();  // "undefined" if nobody gave one
-  return description == "undefined" ? name : description;
-}
-
 // What is known of the process groups met so far. An entry holds as long as its process group
 // lives; a name that c10d gave to another group later meets a new entry.
 class SharedGroups {
@@ -43,42 +39,53 @@ class SharedGroups {
     settings_ = settings;
   }
 
-  // Gives the group what its ranks compare calls in; collective where that is not known yet.
+  // Gives the group what its ranks compare calls in; collective where that is not known yet. Other
+  // groups are met and used meanwhile: the table is not locked while peers are waited for.
   void find_or_meet(const char* op, const ProcessGroupPtr& process_group, bool on_cpu,
                     Group& group) {
-    const std::lock_guard lock(mutex_);
-    auto& entry = entry_of(process_group, group);
-    if (!entry.process->is_this()) {
-      entry.process->refuse(op, group.rank, label_of(*process_group, group.name));
+    std::unique_lock table(mutex_);
+    const auto entry = entry_of(process_group, group);
+    const auto settings = settings_;
+    table.unlock();
+    if (!entry->process.is_this()) {
+      entry->process.refuse(op, group.rank, label_of(*process_group, group.name));
     }
-    if (entry.is_fake) return;
-    if (on_cpu && entry.shared == nullptr) entry.shared = rendezvous(op, *process_group, group);
-    if (on_cpu && entry.shared->on_one_host()) {
-      group.shared = entry.shared;
+    if (entry->is_fake) return;
+    const std::lock_guard meeting(entry->meeting);
+    if (on_cpu && entry->shared == nullptr) {
+      const auto shared = rendezvous(op, *process_group, group, settings);
+      table.lock();
+      entry->shared = shared;
+      table.unlock();
+    }
+    if (on_cpu && entry->shared->on_one_host()) {
+      group.shared = entry->shared;
       return;
     }
-    if (entry.compared == nullptr) entry.compared = compared_calls(*process_group, group);
-    group.compared = entry.compared;
+    if (entry->compared == nullptr) {
+      entry->compared = compared_calls(op, *process_group, group, settings);
+    }
+    group.compared = entry->compared;
   }
 
   // What keeps the ranks of a group that was met from sharing memory.
   std::string obstacle(const std::string& name) {
     const std::lock_guard lock(mutex_);
-    const auto& shared = entries_.at(name).shared;
-    return shared == nullptr ? "it is simulated" : shared->obstacle();
+    const auto& shared = entries_.at(name)->shared;
+    return shared == nullptr ? "its process group is torch's 'fake' one" : shared->obstacle();
   }
 
   // Whether this is the first time that someone asks so for the group of that name.
   bool ask_once(const std::string& name) {
     const std::lock_guard lock(mutex_);
     const auto entry = entries_.find(name);
-    return entry != entries_.end() && !std::exchange(entry->second.asked, true);
+    return entry != entries_.end() && !std::exchange(entry->second->asked, true);
   }
 
   void add_waited_seconds(std::map<std::string, double>& totals) {
     const std::lock_guard lock(mutex_);
     for (const auto& [name, entry] : entries_) {
-      if (entry.shared != nullptr) totals[name] += entry.shared->waited_seconds();
+      if (entry->shared != nullptr) totals[name] += entry->shared->waited_seconds();
     }
   }
 
@@ -92,71 +99,84 @@ class SharedGroups {
     drop_dead_groups();
     int64_t bytes = 0;
     for (const auto& [name, entry] : entries_) {
-      if (entry.shared != nullptr) bytes += entry.shared->used_bytes();
+      if (entry->shared != nullptr) bytes += entry->shared->used_bytes();
     }
     return bytes;
   }
 
  private:
   struct Entry {
-    c10::weak_intrusive_ptr<c10d::ProcessGroup> owner;
-    std::unique_ptr<comm::OwnProcess> process;
-    bool is_fake;  // torch's process group of ranks that do not exist
-    std::shared_ptr<comm::SymmetricGroup> shared = nullptr;
-    std::shared_ptr<ComparedCalls> compared = nullptr;
-    bool asked = false;
+    explicit Entry(const ProcessGroupPtr& process_group)
+        : owner(process_group), is_fake(cpu_backend(*process_group) == "fake") {}
+
+    const c10::weak_intrusive_ptr<c10d::ProcessGroup> owner;
+    const comm::OwnProcess process;
+    const bool is_fake;  // torch's process group of ranks that do not exist
+    std::mutex meeting;  // held by the thread that makes the first call
+    std::shared_ptr<comm::SymmetricGroup> shared = nullptr;  // written under the table's lock, too
+    std::shared_ptr<ComparedCalls> compared = nullptr;       // under `meeting`
+    bool asked = false;                                      // under the table's lock
   };
+  using EntryPtr = std::shared_ptr<Entry>;
 
   void drop_dead_groups() {
-    std::erase_if(entries_, [](const auto& entry) { return entry.second.owner.expired(); });
+    std::erase_if(entries_, [](const auto& entry) { return entry.second->owner.expired(); });
   }
 
-  Entry& entry_of(const ProcessGroupPtr& process_group, const Group& group) {
+  EntryPtr entry_of(const ProcessGroupPtr& process_group, const Group& group) {
     const auto found = entries_.find(group.name);
-    if (found != entries_.end() && found->second.owner.lock() == process_group) {
+    if (found != entries_.end() && found->second->owner.lock() == process_group) {
       return found->second;
     }
     drop_dead_groups();
-    Entry entry{c10::weak_intrusive_ptr<c10d::ProcessGroup>(process_group),
-                std::make_unique<comm::OwnProcess>(), cpu_backend(*process_group) == "fake"};
-    return entries_.insert_or_assign(group.name, std::move(entry)).first->second;
+    return entries_.insert_or_assign(group.name, std::make_shared<Entry>(process_group))
+        .first->second;
   }
 
-  std::shared_ptr<comm::SymmetricGroup> rendezvous(const char* op,
-                                                   c10d::ProcessGroup& process_group,
-                                                   const Group& group) const {
+  static std::shared_ptr<comm::SymmetricGroup> rendezvous(const char* op,
+                                                          c10d::ProcessGroup& process_group,
+                                                          const Group& group,
+                                                          const GroupSettings& settings) {
     const auto label = label_of(process_group, group.name);
     if (cpu_backend(process_group) == "gloo")
-      meet(op, process_group, label, settings_.timeout_seconds);
+      meet(op, process_group, label, settings.timeout_seconds);
     C10dStore store(process_group.getStore());
     return comm::SymmetricGroup::rendezvous(
         {.name = group.name,
          .rank = group.rank,
          .size = group.size,
-         .workspace_bytes = settings_.symmetric_memory_bytes / 2,
-         .timeout = std::chrono::duration<double>(settings_.timeout_seconds),
+         .workspace_bytes = settings.symmetric_memory_bytes / 2,
+         .timeout = std::chrono::duration<double>(settings.timeout_seconds),
          .label = label,
          .on_growth = &log_growth},
         store);
   }
 
-  std::shared_ptr<ComparedCalls> compared_calls(const c10d::ProcessGroup& process_group,
-                                                const Group& group) const {
+  static std::shared_ptr<ComparedCalls> compared_calls(const char* op,
+                                                       const c10d::ProcessGroup& process_group,
+                                                       const Group& group,
+                                                       const GroupSettings& settings) {
     auto calls = std::make_shared<ComparedCalls>();
-    calls->store = process_group.getStore();
     calls->label = label_of(process_group, group.name);
-    calls->timeout_seconds = settings_.timeout_seconds;
-    calls->every_call = settings_.compare_every_call;
+    calls->timeout_seconds = settings.timeout_seconds;
+    calls->every_call = settings.compare_every_call;
     // Each rank counts: a name may be given again when its group was destroyed.
     const auto prefix = "axonn/calls/" + group.name + "/";
-    const auto number = calls->store->add(prefix + "count/" + std::to_string(group.rank), 1);
-    calls->prefix = prefix + std::to_string(number) + "/";
+    try {
+      const auto number =
+          process_group.getStore()->add(prefix + "count/" + std::to_string(group.rank), 1);
+      calls->prefix = prefix + std::to_string(number) + "/";
+    } catch (const std::exception& error) {
+      throw comm::lost_store(
+          std::string(op) + ": rank " + std::to_string(group.rank) + " of group " + calls->label,
+          error);
+    }
     return calls;
   }
 
   std::mutex mutex_;
   GroupSettings settings_{600.0, int64_t{32} << 30, false};
-  std::map<std::string, Entry> entries_;
+  std::map<std::string, EntryPtr> entries_;
 };
 
 SharedGroups& shared_groups() {

@@ -62,8 +62,8 @@ void check_algorithm(const char* op, const std::string& algorithm, c10::Device d
 // The group of that name; one of size 1 is not looked up. The first call of a group on the CPU is
 // collective: its ranks exchange mappings. Tensors on `device` other than the CPU share no memory.
 // Raises ValueError for a size that is not the group's, or "fused" across hosts, and
-// CommunicationError if a rank has ended or does not come in time, or in a fork of a rank. `op`
-// opens the message.
+// CommunicationError if a rank has ended or does not come in time, or in a fork of a rank that has
+// called before. `op` opens the message.
 Group resolve_group(const char* op, const std::string& name, int64_t size,
                     const std::string& algorithm, c10::Device device);
 

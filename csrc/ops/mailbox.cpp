@@ -25,11 +25,25 @@ Mailbox::Mailbox(const Group& group, c10::intrusive_ptr<c10d::Store> store, std:
       topic_(std::move(topic)),
       timeout_seconds_(timeout_seconds) {}
 
+template <typename Ask>
+auto Mailbox::in_store(Ask&& ask) const {
+  try {
+    return ask();
+  } catch (const std::exception& error) {
+    throw comm::lost_store(
+        topic_ + ": rank " + std::to_string(group_.rank) + " of group " + group_.label(), error);
+  }
+}
+
 void Mailbox::post(const std::string& name, const std::string& text) {
-  store_->set(key(name), kText + text);
+  in_store([&] { store_->set(key(name), kText + text); });
   // TCPStore sends and goes on; its server answers a client in order, so now it has the text.
   posted({name});
   own_.insert(name);
+}
+
+void Mailbox::take_back(const std::string& name) {
+  in_store([&] { store_->deleteKey(key(name)); });
 }
 
 void Mailbox::fail(const std::vector<std::string>& names, const std::string& reason) noexcept {
@@ -45,12 +59,12 @@ void Mailbox::fail(const std::vector<std::string>& names, const std::string& rea
 bool Mailbox::posted(const std::vector<std::string>& names) {
   std::vector<std::string> keys;
   for (const auto& name : names) keys.push_back(key(name));
-  return store_->check(keys);
+  return in_store([&] { return store_->check(keys); });
 }
 
 std::string Mailbox::read(const std::string& name, int64_t peer) {
   wait(name, peer);
-  const auto value = store_->get_to_str(key(name));
+  const auto value = in_store([&] { return store_->get_to_str(key(name)); });
   if (value.empty() || value.front() != kText) {
     refuse(name, peer, "failed: " + value.substr(std::min<size_t>(1, value.size())));
   }
@@ -80,8 +94,10 @@ void Mailbox::wait(const std::string& name, int64_t peer) {
 }
 
 void Mailbox::refuse(const std::string& name, int64_t peer, const std::string& why) const {
+  // What peers read about, not whose it is or how often it was asked.
+  const auto what = name.substr(0, name.find('/'));
   throw comm::CommunicationError(topic_ + ": rank " + std::to_string(group_.rank) +
-                                 " waited for '" + name + "' of rank " + std::to_string(peer) +
+                                 " waited for '" + what + "' of rank " + std::to_string(peer) +
                                  " of group " + group_.label() + ", which " + why);
 }
 

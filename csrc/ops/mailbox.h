@@ -1,5 +1,6 @@
 // Short texts that the ranks of a group leave for each other in its c10d store: what they must
 // agree on outside of any collective. Milliseconds, not microseconds: nothing for a training step.
+// A name is "what/...": messages say what was waited for.
 #pragma once
 
 #include <set>
@@ -20,6 +21,8 @@ class Mailbox {
 
   // When it returns, every rank that looks finds the text.
   void post(const std::string& name, const std::string& text);
+  // No peer will read it any more.
+  void take_back(const std::string& name);
   // Waits until `peer` has posted it, or failed to. Throws CommunicationError, naming rank, peer
   // and group, if the peer died, has gone on without either, or the time is up.
   void wait(const std::string& name, int64_t peer);
@@ -33,6 +36,9 @@ class Mailbox {
 
  private:
   std::string key(const std::string& name) const { return prefix_ + name; }
+  // What asks the store something; an error of the store's becomes a CommunicationError.
+  template <typename Ask>
+  auto in_store(Ask&& ask) const;
   [[noreturn]] void refuse(const std::string& name, int64_t peer, const std::string& why) const;
 
   const Group& group_;

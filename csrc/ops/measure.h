@@ -23,7 +23,8 @@ struct Outcome {
 Outcome measure(const Group& group, Mailbox* mailbox, c10::Device device,
                 c10::function_ref<tuning::Numbers()> check, c10::function_ref<void(size_t)> run);
 
-// Collective. Whether every rank says the same word, and none of them an empty one.
+// Collective, once per mailbox: of the candidates at most one has a condition. Whether every rank
+// says the same word, and none of them an empty one.
 bool all_say_the_same(const Group& group, Mailbox& mailbox, const std::string& word);
 
 // For a rank that cannot take part: peers that wait for its word or its timings get an error with

@@ -37,11 +37,12 @@ void meet(const char* op, c10d::ProcessGroup& group, const std::string& label,
       work();
     } catch (const std::exception& error) {
       std::ostringstream what;
-      what << op << ": rank " << group.getRank() << " waited for rank " << peer << " of group "
-           << label << ", which ";
+      what << comm::waited_for(op, group.getRank(), peer, label);
       const std::string text = error.what();
       if (Clock::now() < end) {
-        what << "has died or left the group (" << text.substr(0, text.find('\n')) << ")";
+        what << "has died or left the group, or whose connection an earlier failed collective "
+                "closed ("
+             << text.substr(0, text.find('\n')) << ")";
       } else {
         what << "has not come after " << timeout_seconds << " s (AXONN_TIMEOUT_SECONDS)";
       }

@@ -7,6 +7,7 @@
 
 #include "ops/c10d_store.h"
 #include "ops/group.h"
+#include "ops/group_label.h"
 
 namespace axonn::ops {
 namespace {
@@ -44,12 +45,14 @@ class PacedLinks {
     std::erase_if(entries_, [](const auto& entry) { return entry.second.owner.expired(); });
     C10dStore store(group->getStore());
     const std::chrono::duration<double> timeout(timeout_seconds());
-    std::shared_ptr<comm::PacedLink> link = comm::PacedLink::rendezvous({.name = name,
-                                                                         .rank = group->getRank(),
-                                                                         .size = group->getSize(),
-                                                                         .bytes_per_second = speed,
-                                                                         .timeout = timeout},
-                                                                        store);
+    std::shared_ptr<comm::PacedLink> link =
+        comm::PacedLink::rendezvous({.name = name,
+                                     .rank = group->getRank(),
+                                     .size = group->getSize(),
+                                     .bytes_per_second = speed,
+                                     .timeout = timeout,
+                                     .label = label_of(*group, name)},
+                                    store);
     entries_.insert_or_assign(name,
                               Entry{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), link});
     return link;

@@ -1,6 +1,7 @@
-// Every schema of the extension. A group travels as its c10d name and its size: the name finds the
-// process group at run time, the size lets shapes be computed, and compiled graphs be told apart,
-// without one. `algorithm` is "auto", "fused", "chunked" or "sequential".
+// Every schema of the extension's ops (the question _why_no_fused has its own beside its answer, in
+// the module that has the kernels). A group travels as its c10d name and its size: the name finds
+// the process group at run time, the size lets shapes be computed, and compiled graphs be told
+// apart, without one. `algorithm` is "auto", "fused", "chunked" or "sequential".
 #include <torch/library.h>
 
 TORCH_LIBRARY(axonn, m) {

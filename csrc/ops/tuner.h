@@ -122,7 +122,7 @@ void leave_warm_up();
 // One that check_algorithm has passed, other than "auto".
 Algorithm algorithm_named(const std::string& name);
 
-// What an op tells of a call; the same on all ranks, but for the last.
+// What an op tells of a call; the same on all ranks, but for why_no_fused.
 struct CallTraits {
   c10::Device device;
   bool can_fuse;      // its ranks are of CPUs and share memory

@@ -50,6 +50,11 @@ CommunicatorGrid::CommunicatorGrid(CommunicatorOptions options, int64_t rank, in
 }
 
 CommunicatorGrid::~CommunicatorGrid() {
+  if (!process_.is_this()) {  // the thread, and what the communicators reach, are the parent's
+    (void)watch_.release();
+    for (auto& one : communicators_) (void)one.release();
+    return;
+  }
   watch_.reset();  // joins the thread: nobody else touches the communicators
   abort_all();
 }
@@ -62,6 +67,7 @@ Communicator& CommunicatorGrid::axis(const std::string& name) {
 }
 
 void CommunicatorGrid::close() {
+  if (!process_.is_this()) process_.refuse("close", rank_, "of all axes");
   check();
   const cuda::DeviceGuard guard(options_.device);
   for (const auto& one : communicators_) one->close();

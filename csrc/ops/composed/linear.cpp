@@ -91,10 +91,9 @@ std::string why_no_fused_linear(const LinearAxes& axes, const PassSizes& sizes) 
 // that it moves something along, agree on it. "auto" is measured where the ranks can agree on it;
 // elsewhere it is "fused" or, where an axis shares no memory, "auto" of each op.
 template <typename Fused, typename Composed>
-auto run(const LinearAxes& axes, std::initializer_list<Group*> used, const PassSizes& sizes,
-         bool is_empty, const Signature& signature, Fused&& fused, Composed&& composed) {
-  // Whoever waits along an axis hears of what went wrong among the ranks of all of them.
-  const SharedFate fate(used);
+auto choose_and_run(const LinearAxes& axes, std::initializer_list<Group*> used,
+                    const PassSizes& sizes, bool is_empty, const Signature& signature,
+                    Fused&& fused, Composed&& composed) {
   if (axes.alone() || (axes.algorithm == "auto" && axes.all.size == 1)) {
     const auto call = signature.call(axes.can_fuse() ? "fused" : "auto");
     if (axes.can_fuse()) return fused(call);
@@ -115,6 +114,13 @@ auto run(const LinearAxes& axes, std::initializer_list<Group*> used, const PassS
     if (choice == Algorithm::kFused && axes.device.is_cpu()) return fused(call);
     return agreed(call, axes.device, used, [&] { return composed(name_of(choice)); });
   });
+}
+
+// What goes wrong among the ranks of one axis ends the call on all of them; see abandon().
+template <typename... Rest>
+auto run(const LinearAxes& axes, std::initializer_list<Group*> used, const PassSizes& sizes,
+         Rest&&... rest) {
+  return with_shared_fate(used, [&] { return choose_and_run(axes, used, sizes, rest...); });
 }
 
 Signature signature_of(const char* op, const LinearAxes& axes) {

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/errors.h"
 #include "core/protocol.h"
 #include "ops/checks.h"
 
@@ -63,6 +64,25 @@ void reduce_parallel(std::byte* destination, const std::vector<const std::byte*>
 }  // namespace
 
 // --- FusedCall -----------------------------------------------------------------------------------
+
+void check_memory(const comm::CallSignature& signature, std::initializer_list<Need> needs) {
+  const auto is_too_much = [](const Need& need) {
+    return need.group.size > 1 && need.bytes > need.group.shared->workspace_bytes();
+  };
+  if (std::none_of(needs.begin(), needs.end(), is_too_much)) return;
+  std::optional<comm::CallRefused> first;
+  for (const auto& need : needs) {
+    if (need.group.size == 1) continue;
+    auto& memory = *need.group.shared;
+    try {
+      const comm::Call refused(memory, signature,
+                               std::max(need.bytes, memory.workspace_bytes() + 1));
+    } catch (const comm::CallRefused& error) {
+      if (is_too_much(need) && !first) first = error;
+    }
+  }
+  throw comm::CallRefused(*first);
+}
 
 FusedCall::FusedCall(const Group& group, const comm::CallSignature& signature,
                      int64_t workspace_bytes)

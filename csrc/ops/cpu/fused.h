@@ -11,6 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <initializer_list>
 #include <optional>
 #include <vector>
 
@@ -39,6 +40,16 @@ class Signals {
   FusedCall* call_ = nullptr;  // none: no peers
   int64_t first_flag_ = 0;
 };
+
+// What a call will write into a group's memory.
+struct Need {
+  const Group& group;
+  int64_t bytes;
+};
+
+// To be asked before an op opens calls on several groups. If one has too little memory, throws
+// CallRefused, and all of them count the call as made: they stay usable, if all ranks do so.
+void check_memory(const comm::CallSignature& signature, std::initializer_list<Need> needs);
 
 // One group's call of a fused op; a group of one rank needs none.
 class FusedCall {

@@ -39,21 +39,26 @@ LinearOutput linear_forward(const LinearAxes& axes, const comm::CallSignature& s
                             const at::Tensor& x, const at::Tensor& weight, bool save_input,
                             bool save_weight) {
   const auto no_peers = Group::alone();
-  const auto& r = axes.gathers() ? axes.r : no_peers;
-  const int64_t rows = x.size(0) * (axes.gather_dim == 0 ? r.size : 1);
+  const auto& x_axis = axes.gathers() ? axes.r : no_peers;
+  const int64_t rows = x.size(0) * (axes.gather_dim == 0 ? x_axis.size : 1);
   const int64_t features = weight.size(0) * axes.z.size;
 
-  FusedCall z_call(axes.z, signature, Gathered::bytes(axes.z, weight));
-  Gathered gathered_weight(z_call, weight, 0);
-  FusedCall r_call(r, signature, Gathered::bytes(r, x));
-  Gathered gathered_x(r_call, x, axes.gather_dim);
   const auto how = drain_of(axes, axes.scatter_dim);
-  FusedCall s_call(axes.s, signature, Drained::bytes(axes.s, rows, features, how, x.options()));
+  const Need z{axes.z, Gathered::bytes(axes.z, weight)};
+  const Need r{x_axis, Gathered::bytes(x_axis, x)};
+  const Need s{axes.s, Drained::bytes(axes.s, rows, features, how, x.options())};
+  check_memory(signature, {z, r, s});
+
+  FusedCall z_call(z.group, signature, z.bytes);
+  Gathered gathered_weight(z_call, weight, 0);
+  FusedCall r_call(r.group, signature, r.bytes);
+  Gathered gathered_x(r_call, x, axes.gather_dim);
+  FusedCall s_call(s.group, signature, s.bytes);
   Drained y(s_call, rows, features, how, x.options());
 
   multiply(y, {gathered_x}, {gathered_weight, /*transposed=*/true});
   for (auto* call : {&z_call, &r_call}) call->compare();
-  return {y.finish(), save_input && r.size > 1 ? gathered_x.take() : nothing(x),
+  return {y.finish(), save_input && x_axis.size > 1 ? gathered_x.take() : nothing(x),
           save_weight && axes.z.size > 1 ? gathered_weight.take() : nothing(weight)};
 }
 
@@ -74,17 +79,22 @@ LinearGradients linear_backward(const LinearAxes& axes, const comm::CallSignatur
   const int64_t in_features = weight.size(1);
   const auto how = drain_of(axes, axes.gather_dim);
 
-  // Calls are opened and shards published before anything is waited for.
-  FusedCall s_call(dy_axis, signature, Gathered::bytes(dy_axis, dy));
-  Gathered gathered_dy(s_call, dy, axes.scatter_dim);
-  FusedCall z_call(
-      mask[1] ? dweight_axis : weight_axis, signature,
+  const Need s{dy_axis, Gathered::bytes(dy_axis, dy)};
+  const Need z{
+      mask[1] ? dweight_axis : weight_axis,
       Gathered::bytes(weight_axis, weight) +
-          Drained::bytes(dweight_axis, features, in_features, Drain::kScatterRows, options));
+          Drained::bytes(dweight_axis, features, in_features, Drain::kScatterRows, options)};
+  const Need r{
+      mask[0] ? dx_axis : x_axis,
+      Gathered::bytes(x_axis, x) + Drained::bytes(dx_axis, rows, in_features, how, options)};
+  check_memory(signature, {s, z, r});
+
+  // Calls are opened and shards published before anything is waited for.
+  FusedCall s_call(s.group, signature, s.bytes);
+  Gathered gathered_dy(s_call, dy, axes.scatter_dim);
+  FusedCall z_call(z.group, signature, z.bytes);
   Gathered gathered_weight = Gathered::over(weight_axis, z_call, weight, 0);
-  FusedCall r_call(
-      mask[0] ? dx_axis : x_axis, signature,
-      Gathered::bytes(x_axis, x) + Drained::bytes(dx_axis, rows, in_features, how, options));
+  FusedCall r_call(r.group, signature, r.bytes);
   Gathered gathered_x = Gathered::over(x_axis, r_call, x, axes.gather_dim);
 
   // The sum of dx over r is made behind the product of dweight.

@@ -3,7 +3,6 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -14,9 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/rendezvous.h"
-#include "ops/c10d_store.h"
 #include "ops/checks.h"
+#include "ops/cuda/exchange.h"
 #include "ops/cuda/fused_matmul.h"
 #include "ops/cuda/nccl_workspace.h"
 #include "ops/cuda/symmetric_workspace.h"
@@ -27,17 +25,11 @@ namespace {
 using kernels::cuda::NcclChunks;
 
 // Whether the group's ranks run under one kernel of the operating system, be it in containers.
-bool is_on_one_host(const c10d::ProcessGroup& group, const std::string& name,
-                    double timeout_seconds) {
+bool is_on_one_host(const c10d::ProcessGroup& group, const CallGroup& call,
+                    const std::string& prefix) {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  C10dStore store(group.getStore());
-  comm::Rendezvous ranks({.name = name,
-                          .rank = group.getRank(),
-                          .size = group.getSize(),
-                          .timeout = std::chrono::duration<double>(timeout_seconds)},
-                         store);
-  const auto boots = ranks.exchange("host", boot);
+  const auto boots = exchange(group, call.name, prefix, "host", boot, call.timeout_seconds);
   return std::all_of(boots.begin(), boots.end(), [&](const auto& other) { return other == boot; });
 }
 
@@ -102,7 +94,7 @@ class Registry {
     if (call.nccl_sms == 0) return false;
     if (!entry.on_one_host) {
       check_may_begin(op, call);
-      entry.on_one_host = is_on_one_host(group, entry.prefix, call.timeout_seconds);
+      entry.on_one_host = is_on_one_host(group, call, entry.prefix);
     }
     return !*entry.on_one_host;
   }

@@ -4,13 +4,11 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "core/cuda/check.h"
-#include "core/rendezvous.h"
-#include "ops/c10d_store.h"
 #include "ops/checks.h"
+#include "ops/cuda/exchange.h"
 
 namespace axonn::ops::cuda {
 namespace {
@@ -19,17 +17,12 @@ namespace symm_mem = c10d::symmetric_memory;
 
 // How many of the group's ranks share this rank's GPU, itself included.
 int64_t count_ranks_on_device(const c10d::ProcessGroup& group, const std::string& name,
-                              c10::DeviceIndex device, double timeout_seconds) {
+                              const std::string& prefix, c10::DeviceIndex device,
+                              double timeout_seconds) {
   cudaDeviceProp properties;
   AXONN_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
   const std::string own(properties.uuid.bytes, sizeof(properties.uuid.bytes));
-  C10dStore store(group.getStore());
-  comm::Rendezvous ranks({.name = name,
-                          .rank = group.getRank(),
-                          .size = group.getSize(),
-                          .timeout = std::chrono::duration<double>(timeout_seconds)},
-                         store);
-  const auto devices = ranks.exchange("device", own);
+  const auto devices = exchange(group, name, prefix, "device", own, timeout_seconds);
   return std::count(devices.begin(), devices.end(), own);
 }
 
@@ -39,7 +32,8 @@ SymmetricWorkspace::SymmetricWorkspace(const c10d::ProcessGroup& group, std::str
                                        const std::string& name, c10::Device device,
                                        double timeout_seconds, DeviceOrder& order)
     : Workspace(std::move(group_name), device, timeout_seconds, order) {
-  ranks_on_device_ = count_ranks_on_device(group, name, device.index(), timeout_seconds);
+  ranks_on_device_ =
+      count_ranks_on_device(group, group_name_, name, device.index(), timeout_seconds);
 }
 
 void SymmetricWorkspace::grow(const char* op, int64_t size, bool keep) {

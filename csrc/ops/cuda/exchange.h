@@ -1,0 +1,32 @@
+// What the ranks of a process group tell each other before their first fused call on GPUs.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <vector>
+
+#include "core/rendezvous.h"
+#include "ops/c10d_store.h"
+#include "ops/group_label.h"
+
+namespace axonn::ops::cuda {
+
+// Every rank's value of `what`, by rank, through the group's store. Collective.
+// name    of the group, as c10d has it
+// prefix  of the keys in the store
+// Throws CommunicationError if a rank does not come within the timeout.
+inline std::vector<std::string> exchange(const c10d::ProcessGroup& group, const std::string& name,
+                                         const std::string& prefix, const std::string& what,
+                                         const std::string& value, double timeout_seconds) {
+  C10dStore store(group.getStore());
+  comm::Rendezvous ranks({.name = prefix,
+                          .rank = group.getRank(),
+                          .size = group.getSize(),
+                          .timeout = std::chrono::duration<double>(timeout_seconds),
+                          .label = label_of(group, name)},
+                         store);
+  return ranks.exchange(what, value);
+}
+
+}  // namespace axonn::ops::cuda
