@@ -62,7 +62,7 @@ test-sanitizers: environment  ## run the core's tests under thread and address s
 cuda-check: python  ## build the CUDA code by README's commands, and check what needs no GPU
 	@$(PYTHON) tools/cuda_check.py
 
-triton-check: build  ## run the Triton kernels in the interpreter, compile them for sm_80 and sm_90
+triton-check: build  ## run the Triton kernels in the interpreter, compile them for sm_80, sm_90, gfx90a, gfx942
 	$(VENV)/bin/python -m pytest -m "triton and not gpu" --durations=5
 	$(VENV)/bin/python tools/triton_check.py
 

@@ -120,7 +120,7 @@ class Table:
         return float(value)
 
     def count(self, key: str, default: int = _MISSING, *, least: int = 1) -> int:
-        """Up to `most`; beyond, no sum of such numbers is a float."""
+        """Up to MOST_COUNT; beyond, no sum of such numbers is a float."""
         value = self._get(key, default, f"a whole number >= {least}")
         whole = isinstance(value, float) and math.isfinite(value) and value == int(value)
         if isinstance(value, bool) or not (isinstance(value, int) or whole) or value < least:
