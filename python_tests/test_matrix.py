@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -11,18 +10,14 @@ from types import ModuleType
 
 import pytest
 
+from loading import load
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
 def matrix() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "tools"))  # where it finds bootstrap
-    spec = importlib.util.spec_from_file_location("matrix", ROOT / "tools" / "matrix.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("tools/matrix.py")
 
 
 @pytest.mark.parametrize(

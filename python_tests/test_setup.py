@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import re
 import shutil
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from loading import load_all
+
 ROOT = Path(__file__).resolve().parent.parent
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
 @pytest.fixture(scope="module")
-def setup_py() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("axonn_ext_setup", ROOT / "setup.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for the annotations
-    spec.loader.exec_module(module)
-    return module
+def modules() -> dict[str, ModuleType]:
+    return load_all("setup.py")
 
 
 @pytest.fixture(scope="module")
-def find_cuda(setup_py: ModuleType) -> ModuleType:
-    return sys.modules[setup_py.find_toolkit.__module__]
+def setup_py(modules: dict[str, ModuleType]) -> ModuleType:
+    return modules["setup"]
+
+
+@pytest.fixture(scope="module")
+def find_cuda(modules: dict[str, ModuleType]) -> ModuleType:
+    return modules["find_cuda"]
 
 
 FOUND = {"torch_cuda": "13.0", "nvcc": "13.2", "sources": ["csrc/core/x.cu"], "nccl": "nccl.h"}
