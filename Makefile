@@ -4,6 +4,8 @@
 #             supported, else the one that the tests are run with
 #   MAX_JOBS  compilations at a time (default: one per core)
 #   AXONN_CUDA  1: compile the CUDA parts or fail, 0: leave them out (default: where a GPU works)
+# What else setup.py reads (CUDA_HOME, TORCH_CUDA_ARCH_LIST, ...) holds, too; export it, for without
+# it the next `make` builds again.
 
 PYTHON ?= python3
 MAX_JOBS ?= $(shell nproc)
