@@ -14,6 +14,11 @@ CPP_BUILD := build/cpp
 CPP_SOURCES := csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp csrc/*/*/*.cu csrc/*/*/*.cuh \
                csrc/*/*/*/*.h csrc/*/*/*/*.cpp csrc/*/*/*/*.cuh cpp_tests/*.h cpp_tests/*.cpp
 
+# As modules: a .venv that has a tool from the Python that it was made from has no program of its own.
+RUFF := $(VENV)/bin/python -m ruff
+MYPY := $(VENV)/bin/python -m mypy
+CLANG_FORMAT := $(VENV)/bin/python -c 'import clang_format; clang_format.clang_format()'
+
 export MAX_JOBS
 export TORCH
 # ninja comes from PyPI, into .venv.
@@ -72,15 +77,15 @@ matrix: python  ## build and test with several Pythons and torches (PYTHONS=... 
 	@$(PYTHON) tools/matrix.py
 
 lint: lint-tools  ## check style and types
-	ruff check .
-	ruff format --check .
-	clang-format --dry-run -Werror $(wildcard $(CPP_SOURCES))
-	mypy axonn_ext
+	$(RUFF) check .
+	$(RUFF) format --check .
+	$(CLANG_FORMAT) --dry-run -Werror $(wildcard $(CPP_SOURCES))
+	$(MYPY) axonn_ext
 
 format: lint-tools  ## format Python and C++, and apply ruff's safe fixes
-	ruff check --fix .
-	ruff format .
-	clang-format -i $(wildcard $(CPP_SOURCES))
+	$(RUFF) check --fix .
+	$(RUFF) format .
+	$(CLANG_FORMAT) -i $(wildcard $(CPP_SOURCES))
 
 clean:  ## remove what was built, not .venv (remove that by hand)
 	rm -rf build dist *.egg-info axonn_ext/*.so .pytest_cache .mypy_cache .ruff_cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -114,6 +115,15 @@ def test_torch_of_the_base_python_is_held_by_the_version_of_the_index(tmp_path: 
     output = bootstrap(checkout, base / "bin" / "python", index)
     assert f"using the torch {version} of" in output
     assert (checkout / ".venv" / "constraints.txt").read_text() == f"torch=={version}\n"
+
+
+@pytest.mark.parametrize(("target", "commands"), [("lint", 4), ("format", 3)])
+def test_linters_are_those_that_the_python_of_venv_imports(target: str, commands: int) -> None:
+    """There are no programs of theirs in .venv/bin if .venv has them from its base Python."""
+    listed = subprocess.check_output(["make", "--dry-run", target], cwd=ROOT, text=True)
+    linters = [line for line in listed.splitlines() if re.search("ruff|mypy|clang", line)]
+    assert len(linters) == commands
+    assert all(line.startswith(".venv/bin/python ") for line in linters)
 
 
 # --- Where the CUDA parts are compiled ------------------------------------------------------------
