@@ -42,7 +42,7 @@ CONSTRAINTS = VENV / "constraints.txt"
 LOG = ROOT / "build" / "bootstrap.log"
 DEFAULT_TORCH = "torch==2.13.0"  # the version that the tests are run with
 CUDA_VARIABLES = ("TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "CUTLASS_HOME")
-BUILD_FILES = ("setup.py", "tools/find_cuda.py", "pyproject.toml")
+BUILD_FILES = ("setup.py", "tools/find_cuda.py", "tools/architectures.py", "pyproject.toml")
 # Of all that pip and ninja print: ninja's count with the file's name, and setup.py's own lines.
 BUILD_PROGRESS = r"(\[\d+/\d+\]).*/(csrc/\S+\.(?:cpp|cu)) |(axonn_ext: .*)"
 # Prints the version that an index knows, which may differ from torch.__version__ by a local part:
