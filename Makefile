@@ -4,6 +4,8 @@
 #             supported, else the one that the tests are run with
 #   MAX_JOBS  compilations at a time (default: one per core)
 #   AXONN_CUDA  1: compile the CUDA parts or fail, 0: leave them out (default: where a GPU works)
+# What else setup.py reads (CUDA_HOME, TORCH_CUDA_ARCH_LIST, ...) holds, too; export it, for without
+# it the next `make` builds again.
 
 PYTHON ?= python3
 MAX_JOBS ?= $(shell nproc)
@@ -11,6 +13,11 @@ VENV := .venv
 CPP_BUILD := build/cpp
 CPP_SOURCES := csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp csrc/*/*/*.cu csrc/*/*/*.cuh \
                csrc/*/*/*/*.h csrc/*/*/*/*.cpp csrc/*/*/*/*.cuh cpp_tests/*.h cpp_tests/*.cpp
+
+# As modules: a .venv that has a tool from the Python that it was made from has no program of its own.
+RUFF := $(VENV)/bin/python -m ruff
+MYPY := $(VENV)/bin/python -m mypy
+CLANG_FORMAT := $(VENV)/bin/python -c 'import clang_format; clang_format.clang_format()'
 
 export MAX_JOBS
 export TORCH
@@ -62,7 +69,7 @@ test-sanitizers: environment  ## run the core's tests under thread and address s
 cuda-check: python  ## build the CUDA code by README's commands, and check what needs no GPU
 	@$(PYTHON) tools/cuda_check.py
 
-triton-check: build  ## run the Triton kernels in the interpreter, compile them for sm_80 and sm_90
+triton-check: build  ## run the Triton kernels in the interpreter, compile them for sm_80, sm_90, gfx90a, gfx942
 	$(VENV)/bin/python -m pytest -m "triton and not gpu" --durations=5
 	$(VENV)/bin/python tools/triton_check.py
 
@@ -70,15 +77,15 @@ matrix: python  ## build and test with several Pythons and torches (PYTHONS=... 
 	@$(PYTHON) tools/matrix.py
 
 lint: lint-tools  ## check style and types
-	ruff check .
-	ruff format --check .
-	clang-format --dry-run -Werror $(wildcard $(CPP_SOURCES))
-	mypy axonn_ext
+	$(RUFF) check .
+	$(RUFF) format --check .
+	$(CLANG_FORMAT) --dry-run -Werror $(wildcard $(CPP_SOURCES))
+	$(MYPY) axonn_ext
 
 format: lint-tools  ## format Python and C++, and apply ruff's safe fixes
-	ruff check --fix .
-	ruff format .
-	clang-format -i $(wildcard $(CPP_SOURCES))
+	$(RUFF) check --fix .
+	$(RUFF) format .
+	$(CLANG_FORMAT) -i $(wildcard $(CPP_SOURCES))
 
 clean:  ## remove what was built, not .venv (remove that by hand)
 	rm -rf build dist *.egg-info axonn_ext/*.so .pytest_cache .mypy_cache .ruff_cache

@@ -22,7 +22,6 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,10 @@ from setuptools import setup
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 
+from architectures import KernelModule, choose_modules  # noqa: E402
 from find_cuda import (  # noqa: E402
     BuildError,
+    CudaChoice,
     Toolkit,
     choose_cuda,
     find_cutlass,
@@ -46,97 +47,6 @@ axonn_ext is compiled against the torch that is installed, and the Python that b
 {python}, has none. Install one first (pip install torch==2.13.0), then
 run: pip install --no-build-isolation . (without that flag pip builds in an environment of its own,
 which has no torch either)."""
-
-
-@dataclass(frozen=True)
-class KernelModule:
-    """An extension module of CUDA code: all of its files are compiled with the same flags."""
-
-    name: str
-    flags: tuple[str, ...]
-    sources: list[str] = field(default_factory=list)
-
-
-# --- Architectures --------------------------------------------------------------------------------
-
-DEFAULT_ARCHITECTURES = "8.0;9.0+PTX"
-
-
-def gencode_flags(arch_list: str | None) -> tuple[str, ...]:
-    """nvcc's flags for TORCH_CUDA_ARCH_LIST, which torch reads: versions, names, and "native".
-
-    Raises: BuildError for what this torch does not know, or "native" without a GPU.
-    """
-    from torch.utils.cpp_extension import _get_cuda_arch_flags
-
-    asked = os.environ.get("TORCH_CUDA_ARCH_LIST")
-    words = re.split(r"[;, ]+", (arch_list or DEFAULT_ARCHITECTURES).strip("; ,"))
-    os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(words)  # torch takes it from nowhere else
-    try:
-        flags = _get_cuda_arch_flags()
-    except (ValueError, IndexError) as error:  # IndexError: "native" finds no GPU
-        why = "there is no GPU here" if isinstance(error, IndexError) else str(error)
-        raise BuildError(
-            "TORCH_CUDA_ARCH_LIST must list versions such as 8.0, 9.0a or 9.0+PTX, or names such "
-            f"as Hopper, separated by semicolons, got {arch_list!r}: {why}"
-        ) from None
-    finally:
-        if asked is None:
-            del os.environ["TORCH_CUDA_ARCH_LIST"]
-        else:
-            os.environ["TORCH_CUDA_ARCH_LIST"] = asked
-
-    def version_then_ptx(flag: str) -> tuple[int, bool]:
-        return int(re.findall(r"\d+", flag)[0]), "code=compute" in flag
-
-    return tuple(sorted(flags, key=version_then_ptx))
-
-
-def kernel_modules(sources: Sequence[str], arch_list: str | None) -> list[KernelModule]:
-    """The modules that the .cu files go to: _cuda, and _cuda_sm90 for files named *_sm90.cu.
-
-    Those use what only that architecture has, and must not meet the flags of another; from 9.0 on
-    such code is for that version alone (sm_90a). Modules whose architecture is not asked for are
-    left out.
-    """
-    flags = gencode_flags(arch_list)
-    asked = {match[1] for flag in flags if (match := re.search(r"code=sm_(\d+)", flag))}
-    modules = {"": KernelModule("axonn_ext._cuda", flags)}
-    for source in sources:
-        match = re.search(r"_sm(\d+)\.cu$", source)
-        number = match[1] if match else ""
-        if number and number not in asked:
-            continue
-        if number not in modules:
-            real = number + ("a" if int(number) >= 90 else "")
-            only = (f"-gencode=arch=compute_{real},code=sm_{real}",)
-            modules[number] = KernelModule(f"axonn_ext._cuda_sm{number}", only)
-        modules[number].sources.append(source)
-    return list(modules.values())
-
-
-def choose_modules(
-    sources: Sequence[str], arch_list: str | None, *, lacking: str | None, demanded: bool
-) -> tuple[list[KernelModule], dict[str, str]]:
-    """The modules to build of the .cu files, and of those left out the names and the reasons.
-
-    lacking  what the modules of one architecture need and this machine has not
-
-    Raises: BuildError if all are demanded and one that is asked for lacks something.
-    """
-    modules = kernel_modules(sources, arch_list)
-    built = {module.name for module in modules}
-    left_out = {}
-    for number in sorted(set(re.findall(r"_sm(\d+)\.cu$", "\n".join(sources), re.MULTILINE))):
-        if f"axonn_ext._cuda_sm{number}" not in built:
-            version = f"{number[:-1]}.{number[-1]}"
-            left_out[f"_cuda_sm{number}"] = f"{version} is not in TORCH_CUDA_ARCH_LIST={arch_list}"
-    if lacking and len(modules) > 1:
-        if demanded:
-            raise BuildError(f"AXONN_CUDA=1 demands the CUDA parts, but {lacking}")
-        left_out |= {module.name.rpartition(".")[2]: lacking for module in modules[1:]}
-        modules = modules[:1]
-    return modules, left_out
 
 
 # --- Extensions -----------------------------------------------------------------------------------
@@ -319,6 +229,28 @@ def build_command(report: str, base: Path, left_out: Mapping[str, str]) -> Any:
     return BuildCommand
 
 
+def report_of(
+    toolkit: Toolkit | None,
+    choice: CudaChoice,
+    modules: Sequence[KernelModule],
+    left_out: Mapping[str, str],
+) -> str:
+    """What is built, with what, and what is not."""
+    import torch
+
+    nvcc = f"{toolkit.version} in {toolkit.home}" if toolkit else "none"
+    runtime = f"CUDA {torch.version.cuda or 'none'}"
+    if torch.version.hip is not None:
+        runtime = f"ROCm {torch.version.hip}"
+    lines = [
+        f"torch {torch.__version__} ({runtime}), nvcc {nvcc}",
+        f"building for CPU and CUDA: {choice.reason}" if choice.build else "building for CPU",
+        *(f"{module.name} has {' '.join(module.flags)}" for module in modules),
+        *(f"axonn_ext.{name} is left out: {why}" for name, why in left_out.items()),
+    ]
+    return "\n".join(f"axonn_ext: {line}" for line in lines)
+
+
 def main() -> None:
     try:
         import torch
@@ -354,22 +286,12 @@ def main() -> None:
         demanded = os.environ.get("AXONN_CUDA") == "1"
         lacking = what_cutlass_lacks(cutlass, toolkit)
         modules, left_out = choose_modules(sources, arch_list, lacking=lacking, demanded=demanded)
-    nvcc = f"{toolkit.version} in {toolkit.home}" if toolkit else "none"
-    runtime = f"CUDA {torch.version.cuda or 'none'}"
-    if torch.version.hip is not None:
-        runtime = f"ROCm {torch.version.hip}"
-    report = [
-        f"torch {torch.__version__} ({runtime}), nvcc {nvcc}",
-        f"building for CPU and CUDA: {choice.reason}" if choice.build else "building for CPU",
-        *(f"{module.name} has {' '.join(module.flags)}" for module in modules),
-        *(f"axonn_ext.{name} is left out: {why}" for name, why in left_out.items()),
-    ]
     base = build_base(sys.prefix, torch.__version__)
     setup(
         ext_modules=[cpu_extension(), *(cuda_extension(m, toolkit, cutlass) for m in modules)],
         cmdclass={
             "build_ext": build_command(
-                "\n".join(f"axonn_ext: {line}" for line in report), base, left_out
+                report_of(toolkit, choice, modules, left_out), base, left_out
             )
         },
         options={"build": {"build_base": str(base)}},

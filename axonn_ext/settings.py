@@ -31,7 +31,7 @@ AXONN_EMULATED_LINKS          on CPUs of one host: how many GB/s a rank sends al
                               links as they are)
 
 Any other variable whose name begins with AXONN_ is refused: it is most likely misspelt, and its
-value would silently not hold. (Those that the build and the tests read are let pass.)
+value would silently not hold. (Those that setup.py reads are let pass.)
 
 What torchrun sets (RANK, WORLD_SIZE, ...) is read here, too, by `launch_environment`.
 """
@@ -301,4 +301,4 @@ _READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "AXONN_PRODUCT_KERNELS": ("product_kernels", _product_kernels),
     "AXONN_EMULATED_LINKS": ("emulated_links", _links),
 }
-_NOT_READ_HERE = ("AXONN_CUDA",)  # by setup.py
+_NOT_READ_HERE = ("AXONN_CUDA", "AXONN_CUDA_REASON")  # but by setup.py

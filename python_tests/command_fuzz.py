@@ -42,6 +42,8 @@ GRIDS = (
 )
 SHAPES = ("8,8,8", "0,8,8", "8,8", "a,b,c", "999999999999,8,8", "9" * 5000 + ",8,8", "gpt9", "")
 PLAN = ("--model", "gpt2-small", "--machine", "dgx-a100", "--gpus", "8", "--global-batch", "64")
+OF_FIVE = ("--grid", "5x1x1", "--shapes")  # ranks, which divide no shape: nothing is timed
+OF_BENCH = (("--world", "--threads", "--rounds"), ("--json", "--plot"))
 # Of each command: what it needs to be right, options that take a number, a name, others.
 COMMANDS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     ("plan", *PLAN): (
@@ -66,10 +68,18 @@ COMMANDS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...], tuple[st
     ("tune", "--shapes", "8,8,8"): (
         ("--threads", "--batch"), ("--model", "--json"), ("--grid", "--shapes", "--dtype"),
     ),
-    ("bench", "linear", "--grid", "5x1x1", "--shapes", "8,8,8"): (
-        ("--world", "--threads", "--rounds"), ("--json", "--plot"),
-        ("--grid", "--shapes", "--algorithms", "--dtype", "--role", "--layout"),
+    ("bench", "linear", *OF_FIVE, "8,8,8"): (
+        *OF_BENCH, ("--grid", "--shapes", "--algorithms", "--dtype", "--role", "--layout"),
     ),
+    ("bench", "block", *OF_FIVE, "8,8,8,2"): (
+        *OF_BENCH, ("--grid", "--shapes", "--algorithms", "--dtype", "--layout"),
+    ),
+    **{
+        ("bench", op, *OF_FIVE, "8,8,8"): (
+            *OF_BENCH, ("--grid", "--shapes", "--algorithms", "--dtype", "--baseline"),
+        )
+        for op in ("ag-gemm", "gemm-rs", "gemm-ar", "gemm-ops")
+    },
     ("bench", "links", "--device", "cuda"): (
         ("--threads", "--rounds"), ("--out", "--json"), ("--device", "--dtype"),
     ),
@@ -82,12 +92,14 @@ COMMANDS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...], tuple[st
     ),
     ("bench", "gemm"): ((), ("--json",), ("--shapes", "--dtype")),
     ("bench", "link-overlap"): (("--chunks",), ("--json",), ("--shape",)),
+    ("verify",): ((), ("--json",), ("--what",)),
     ("doctor",): ((), ("--json",), ("--what",)),
 }  # fmt: skip
 VARIABLES = ("AXONN_TIMEOUT_SECONDS", "AXONN_SYMMETRIC_MEMORY_BYTES", "AXONN_CACHE_DIR",
-             "AXONN_DEBUG_COLLECTIVES", "AXONN_FUSED_NCCL_SMS", "AXONN_PRODUCT_KERNELS",
-             "AXONN_EMULATED_LINKS", "AXONN_TIMEOUT", "RANK", "WORLD_SIZE", "LOCAL_RANK",
-             "LOCAL_WORLD_SIZE", "MASTER_PORT", "HOME", "XDG_CACHE_HOME")  # fmt: skip
+             "AXONN_DEBUG_COLLECTIVES", "AXONN_DEBUG_TOKEN_IDS", "AXONN_FUSED_NCCL_SMS",
+             "AXONN_PRODUCT_KERNELS", "AXONN_EMULATED_LINKS", "AXONN_TIMEOUT", "RANK",
+             "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HOME",
+             "XDG_CACHE_HOME")  # fmt: skip
 LAUNCH = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
           "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555"}  # fmt: skip
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from triton_interpreter import Interpreter
-from worker_pool import WorkerPool
+from worker_pool import WorkerPool, pools_of_module
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,20 +39,8 @@ def pools() -> Iterator[dict[int, WorkerPool]]:
 @pytest.fixture(scope="module")
 def pool(pools: dict[int, WorkerPool]) -> Iterator[Callable[[int], WorkerPool]]:
     """`pool(world_size)`: the session's pool of that size, with groups of this module's own."""
-    used: set[int] = set()
-
-    def get(world_size: int) -> WorkerPool:
-        used.add(world_size)
-        if world_size in pools and not pools[world_size].usable:
-            pools.pop(world_size).close()
-        if world_size not in pools:
-            pools[world_size] = WorkerPool(world_size)
-        return pools[world_size]
-
-    yield get
-    for world_size in used:
-        if pools[world_size].usable:
-            pools[world_size].renew_groups()
+    with pools_of_module(pools) as get:
+        yield get
 
 
 @pytest.fixture(scope="session")

@@ -288,7 +288,8 @@ def test_variables_that_cannot_be(
 def test_an_unknown_variable_is_named_with_the_nearest() -> None:
     with pytest.raises(settings.SettingsError, match=r"did you mean AXONN_TIMEOUT_SECONDS\?"):
         settings.load({"AXONN_TIMEOUT_SECOND": "5"})
-    settings.load({"AXONN_CUDA": "1", "AXONNE": "2"})  # the build's, and another program's
+    # The build's, and another program's.
+    settings.load({"AXONN_CUDA": "0", "AXONN_CUDA_REASON": "no GPU", "AXONNE": "2"})
 
 
 def test_doctor_reports_a_bad_variable(

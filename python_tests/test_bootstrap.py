@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import venv
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from loading import load
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -47,7 +50,8 @@ def make_wheel(folder: Path, name: str, version: str, *, source: str, requires: 
 def make_checkout(folder: Path) -> Path:
     """What bootstrap needs of a checkout to make the environment."""
     (folder / "tools").mkdir(parents=True)
-    shutil.copy(ROOT / "tools" / "bootstrap.py", folder / "tools")
+    for name in ("bootstrap.py", "find_cuda.py"):
+        shutil.copy(ROOT / "tools" / name, folder / "tools")
     (folder / "pyproject.toml").write_text(PYPROJECT)
     return folder
 
@@ -113,16 +117,21 @@ def test_torch_of_the_base_python_is_held_by_the_version_of_the_index(tmp_path: 
     assert (checkout / ".venv" / "constraints.txt").read_text() == f"torch=={version}\n"
 
 
+@pytest.mark.parametrize(("target", "commands"), [("lint", 4), ("format", 3)])
+def test_linters_are_those_that_the_python_of_venv_imports(target: str, commands: int) -> None:
+    """There are no programs of theirs in .venv/bin if .venv has them from its base Python."""
+    listed = subprocess.check_output(["make", "--dry-run", target], cwd=ROOT, text=True)
+    linters = [line for line in listed.splitlines() if re.search("ruff|mypy|clang", line)]
+    assert len(linters) == commands
+    assert all(line.startswith(".venv/bin/python ") for line in linters)
+
+
 # --- Where the CUDA parts are compiled ------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bootstrap", ROOT / "tools" / "bootstrap.py")
-    assert spec is not None and spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
+    return load("tools/bootstrap.py")
 
 
 DRIVER = """
@@ -165,12 +174,54 @@ def test_a_gpu_is_what_a_driver_finds(
     assert run(AXONN_CUDA="1").endswith(" {}\n")  # who asks is not asked back
 
 
-def test_a_gpu_that_comes_is_a_reason_to_build_again(
-    module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("AXONN_CUDA", raising=False)
+Key = Callable[..., str]
+
+
+@pytest.fixture
+def key(module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Key:
+    """`key(settings)`: extension_key where nothing of CUDA is told, and nothing found."""
+    for name in ("AXONN_CUDA", *module.CUDA_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr(module, "CONSTRAINTS", tmp_path / "constraints.txt")
     module.CONSTRAINTS.write_text("torch==2.13.0\n")
-    without = module.extension_key({"AXONN_CUDA": "0", "AXONN_CUDA_REASON": "no GPU"})
-    assert without == module.extension_key({"AXONN_CUDA": "0", "AXONN_CUDA_REASON": "no GPU"})
-    assert without != module.extension_key({})
+
+    def get(**settings: str) -> str:
+        return module.extension_key(settings, [str(tmp_path / "site")])
+
+    return get
+
+
+def test_a_gpu_that_comes_is_a_reason_to_build_again(key: Key) -> None:
+    without = key(AXONN_CUDA="0", AXONN_CUDA_REASON="no GPU")
+    assert without == key(AXONN_CUDA="0", AXONN_CUDA_REASON="no GPU")
+    assert without != key()
+
+
+@pytest.mark.parametrize("name", ["TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "CUTLASS_HOME"])
+def test_what_setup_py_is_told_of_cuda_is_a_reason_to_build_again(
+    key: Key, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    keys = [key()]
+    for value in ("9.0", "12.0"):
+        monkeypatch.setenv(name, value)
+        keys.append(key())
+        assert keys[-1] == key()
+    assert len(set(keys)) == 3
+
+
+def test_what_setup_py_finds_of_cuda_is_a_reason_to_build_again(key: Key, tmp_path: Path) -> None:
+    keys = [key()]
+    for name in (
+        "bin/nvcc",
+        "site/cutlass_library/source/include/cutlass/cutlass.h",
+        "site/nvidia/cu13/include/nccl.h",
+        "site/nvidia/cu13/include/cccl/cuda/std/cstdint",
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o755)
+        keys.append(key())
+        assert keys[-1] == key()
+    os.utime(tmp_path / "bin" / "nvcc", (1, 1))  # another nvcc at the same place
+    assert len({*keys, key()}) == len(keys) + 1

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from loading import load
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -39,13 +39,7 @@ Resource usage:
 
 @pytest.fixture(scope="module")
 def cuda_check() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "tools"))  # where it finds bootstrap
-    spec = importlib.util.spec_from_file_location("cuda_check", ROOT / "tools" / "cuda_check.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("tools/cuda_check.py")
 
 
 @pytest.mark.parametrize(

@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import re
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
+from loading import load_all
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "tools" / "gpu_check.py"
 
-
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["gpu_check"] = module  # where dataclasses look their annotations up
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPT.parent))  # as for a script
-        spec.loader.exec_module(module)
-    return module
-
-
-gpu_check = load()
-gpu_cases, gpu_runs, gpu_table = (
-    sys.modules[name] for name in ("gpu_cases", "gpu_runs", "gpu_table")
-)
+modules = load_all("tools/gpu_check.py")
+gpu_check, gpu_cases = modules["gpu_check"], modules["gpu_cases"]
+gpu_runs, gpu_table = modules["gpu_runs"], modules["gpu_table"]
 Case = gpu_cases.Case
 MACHINE = {"gpu": "NVIDIA H100 80GB HBM3", "gpus": 1, "torch": "2.14.1", "nccl": "2.30"}
 ROW = {"op": "linear", "shape": {"M": 1}, "dtype": "bf16", "grid": {"x": 1}, "algorithm": "auto",

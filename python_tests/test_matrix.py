@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from loading import load
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
 def matrix() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "tools"))  # where it finds bootstrap
-    spec = importlib.util.spec_from_file_location("matrix", ROOT / "tools" / "matrix.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("tools/matrix.py")
 
 
 @pytest.mark.parametrize(
@@ -62,6 +59,14 @@ def test_rows_replace_those_of_their_combination(matrix: ModuleType) -> None:
         matrix.with_row("words", "| 3.11.2 | 2.13.0 | 8 passed | 2026-01-02 | Q |")
 
 
+def test_what_was_not_run_takes_no_other_row_s_place(matrix: ModuleType) -> None:
+    why = "not run: there is no python3.11 here"
+    there = f"| 3.11 | 2.13 | {why} | 2026-01-02 | Q |"
+    assert matrix.with_row(TEXT, there, ran=False) == TEXT
+    new = f"| 3.11 | 2.14 | {why} | 2026-01-02 | Q |"
+    assert new in matrix.with_row(TEXT, new, ran=False).split("\n")
+
+
 def test_contributing_has_the_table(matrix: ModuleType) -> None:
     line = "| 3.99.0 | 2.99.0 | 8 passed | 2026-01-02 | Q |"
     assert line in matrix.with_row(matrix.TABLE.read_text(), line).split("\n")
@@ -70,4 +75,17 @@ def test_contributing_has_the_table(matrix: ModuleType) -> None:
 def test_an_interpreter_that_is_missing_is_a_row(matrix: ModuleType) -> None:
     row = matrix.run_combination("/nowhere/python3.12", "2.14")
     assert (row.python, row.torch) == ("3.12", "2.14")
-    assert row.tests == "not run: there is no python3.12 here" and row.ok
+    assert row.tests == "not run: there is no python3.12 here" and row.ok and not row.ran
+
+
+@pytest.mark.parametrize("python", ["/nowhere/python", "/nowhere/pypy3"])
+def test_a_missing_interpreter_of_no_version_is_an_error(python: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "matrix.py")],
+        env=os.environ | {"PYTHONS": python},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert f"there is no {python} here, and its name tells no version" in done.stderr

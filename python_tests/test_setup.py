@@ -1,37 +1,42 @@
-"""setup.py and tools/find_cuda.py: what they find, and what they decide to build."""
+"""setup.py and what it takes of tools/: what they find, and what they decide to build."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import re
 import shutil
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from loading import load_all
+
 ROOT = Path(__file__).resolve().parent.parent
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
 @pytest.fixture(scope="module")
-def setup_py() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("axonn_ext_setup", ROOT / "setup.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for the annotations
-    spec.loader.exec_module(module)
-    return module
+def modules() -> dict[str, ModuleType]:
+    return load_all("setup.py")
 
 
 @pytest.fixture(scope="module")
-def find_cuda(setup_py: ModuleType) -> ModuleType:
-    return sys.modules[setup_py.find_toolkit.__module__]
+def setup_py(modules: dict[str, ModuleType]) -> ModuleType:
+    return modules["setup"]
+
+
+@pytest.fixture(scope="module")
+def find_cuda(modules: dict[str, ModuleType]) -> ModuleType:
+    return modules["find_cuda"]
+
+
+@pytest.fixture(scope="module")
+def architectures(modules: dict[str, ModuleType]) -> ModuleType:
+    return modules["architectures"]
 
 
 FOUND = {"torch_cuda": "13.0", "nvcc": "13.2", "sources": ["csrc/core/x.cu"], "nccl": "nccl.h"}
@@ -119,8 +124,8 @@ def test_libraries_of_wheels_come_before_the_toolkits(setup_py: ModuleType, tmp_
 
 
 @pytest.mark.parametrize("arch_list", [None, "", "8.0;9.0+PTX", " 8.0 9.0+PTX "])
-def test_architectures(setup_py: ModuleType, arch_list: str | None) -> None:
-    assert setup_py.gencode_flags(arch_list) == (
+def test_architectures(architectures: ModuleType, arch_list: str | None) -> None:
+    assert architectures.gencode_flags(arch_list) == (
         "-gencode=arch=compute_80,code=sm_80",
         "-gencode=arch=compute_90,code=sm_90",
         "-gencode=arch=compute_90,code=compute_90",
@@ -139,30 +144,32 @@ def test_architectures(setup_py: ModuleType, arch_list: str | None) -> None:
     ],
 )
 def test_architectures_are_read_as_torch_reads_them(
-    setup_py: ModuleType, monkeypatch: pytest.MonkeyPatch, arch_list: str, asked: str
+    architectures: ModuleType, monkeypatch: pytest.MonkeyPatch, arch_list: str, asked: str
 ) -> None:
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "of the user")
-    flags = setup_py.gencode_flags(arch_list)
+    flags = architectures.gencode_flags(arch_list)
     found = re.findall(r"arch=compute_(\w+),code=(sm|compute)_\1", " ".join(flags))
     assert len(found) == len(flags)
     words = [number + ("+PTX" if kind == "compute" else "") for number, kind in found]
     assert words == asked.split()
     # Modules for sm_90 alone are built if that is asked for, by whatever name.
-    names = [m.name for m in setup_py.kernel_modules(["a/fill.cu", "a/gemm_sm90.cu"], arch_list)]
+    names = [
+        m.name for m in architectures.kernel_modules(["a/fill.cu", "a/gemm_sm90.cu"], arch_list)
+    ]
     assert ("axonn_ext._cuda_sm90" in names) == ("90" in asked)
     assert os.environ["TORCH_CUDA_ARCH_LIST"] == "of the user"
 
 
 @pytest.mark.parametrize("word", ["Hoper", "Hopper+PTX", "90", "9.0+ptx", "9.0b"])
-def test_bad_architectures_are_named(setup_py: ModuleType, word: str) -> None:
+def test_bad_architectures_are_named(architectures: ModuleType, word: str) -> None:
     message = "TORCH_CUDA_ARCH_LIST must list versions .* or names such as Hopper"
     with pytest.raises(SystemExit, match=message):
-        setup_py.gencode_flags(f"8.0;{word}")
+        architectures.gencode_flags(f"8.0;{word}")
 
 
-def test_each_architecture_with_files_of_its_own_has_a_module(setup_py: ModuleType) -> None:
+def test_each_architecture_with_files_of_its_own_has_a_module(architectures: ModuleType) -> None:
     sources = ["a/fill.cu", "a/gemm_sm90.cu", "a/gemm_sm100.cu", "a/copy_sm80.cu"]
-    modules = {m.name: m for m in setup_py.kernel_modules(sources, "8.0;9.0a;12.0+PTX")}
+    modules = {m.name: m for m in architectures.kernel_modules(sources, "8.0;9.0a;12.0+PTX")}
     assert {name: m.sources for name, m in modules.items()} == {
         "axonn_ext._cuda": ["a/fill.cu"],
         "axonn_ext._cuda_sm90": ["a/gemm_sm90.cu"],
@@ -173,11 +180,11 @@ def test_each_architecture_with_files_of_its_own_has_a_module(setup_py: ModuleTy
     assert modules["axonn_ext._cuda_sm80"].flags == ("-gencode=arch=compute_80,code=sm_80",)
 
 
-def test_modules_that_are_left_out_are_named(setup_py: ModuleType) -> None:
+def test_modules_that_are_left_out_are_named(architectures: ModuleType) -> None:
     sources = ["a/fill.cu", "a/gemm_sm90.cu"]
 
     def choose(arch_list: str | None, *, lacking: str | None, demanded: bool = False) -> object:
-        modules, left_out = setup_py.choose_modules(
+        modules, left_out = architectures.choose_modules(
             sources, arch_list, lacking=lacking, demanded=demanded
         )
         return [module.name for module in modules], left_out

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import socket
+import contextlib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import torch.distributed as dist
 import torch.multiprocessing as mp
 
 START_TIMEOUT_S = 120.0  # eight imports of torch on two busy cores take about 20 s
@@ -27,13 +28,17 @@ class WorkerPool:
     def __init__(self, world_size: int, device: str = "cpu") -> None:
         self.world_size = world_size
         context = mp.get_context("spawn")
-        port = _free_port()
+        # The ranks' store is this process's: no rank has to find a port that is free.
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._num_worlds = 1
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(world_size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, world_size, port, theirs, device), daemon=True
+                target=_serve,
+                args=(rank, world_size, self._store.port, theirs, device),
+                daemon=True,
             )
             process.start()
             theirs.close()
@@ -53,7 +58,9 @@ class WorkerPool:
 
     def renew_groups(self) -> None:
         """Joins the ranks in a new world. Threads of the groups made so far end: gloo's poll."""
-        self.run(_renew_groups, _free_port(), timeout_s=START_TIMEOUT_S)
+        world = self._num_worlds
+        self._num_worlds += 1
+        self.run(_renew_groups, self._store.port, world, timeout_s=START_TIMEOUT_S)
 
     def close(self) -> None:
         for process in self._processes:
@@ -87,6 +94,31 @@ class WorkerPool:
         return [results[rank] for rank in range(self.world_size)]
 
 
+@contextlib.contextmanager
+def pools_of_module(
+    pools: dict[int, WorkerPool], start: Callable[[int], WorkerPool] = WorkerPool
+) -> Iterator[Callable[[int], WorkerPool]]:
+    """`get(world_size)`: the one of `pools`, started where it is missing or has failed.
+
+    At the end those that were asked for get new groups.
+    """
+    used: set[int] = set()
+
+    def get(world_size: int) -> WorkerPool:
+        used.add(world_size)
+        if world_size in pools and not pools[world_size].usable:
+            pools.pop(world_size).close()
+        if world_size not in pools:
+            pools[world_size] = start(world_size)
+        return pools[world_size]
+
+    yield get
+    for world_size in used:
+        left = pools.get(world_size)  # None where it could not be started
+        if left is not None and left.usable:
+            left.renew_groups()
+
+
 def serve(pipe: Any) -> None:
     """Calls what comes through the pipe, and sends back (True, result) or (False, traceback)."""
     while True:
@@ -101,12 +133,6 @@ def serve(pipe: Any) -> None:
         pipe.send(answer)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _serve(rank: int, world_size: int, port: int, pipe: Connection, device: str) -> None:
     import torch
 
@@ -118,24 +144,21 @@ def _serve(rank: int, world_size: int, port: int, pipe: Connection, device: str)
         if world_size > num_gpus:
             settings.let_ranks_share_gpus(rank)
         torch.cuda.set_device(rank % num_gpus)
-    _join("nccl" if device == "cuda" else "gloo", rank, world_size, port)
+    _join("nccl" if device == "cuda" else "gloo", rank, world_size, port, world=0)
     pipe.send((True, None))
     serve(pipe)
 
 
-def _join(backend: str, rank: int, world_size: int, port: int) -> None:
-    import torch.distributed as dist
+def _join(backend: str, rank: int, world_size: int, port: int, *, world: int) -> None:
+    """Joins the world of that number; the store keeps those of earlier ones apart."""
+    store = dist.PrefixStore(f"world{world}", dist.TCPStore("127.0.0.1", port, is_master=False))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
 
-    address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group(backend, init_method=address, rank=rank, world_size=world_size)
 
-
-def _renew_groups(port: int) -> None:
-    import torch.distributed as dist
-
+def _renew_groups(port: int, world: int) -> None:
     from grids import grid_of
 
     backend, rank, world_size = dist.get_backend(), dist.get_rank(), dist.get_world_size()
     grid_of.cache_clear()
     dist.destroy_process_group()
-    _join(backend, rank, world_size, port)
+    _join(backend, rank, world_size, port, world=world)

@@ -29,6 +29,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from find_cuda import HEADERS, Toolkit, find_cutlass, find_nvcc, find_wheels
+
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 BIN = VENV / "bin"
@@ -39,7 +41,8 @@ COMPLETE = (
 CONSTRAINTS = VENV / "constraints.txt"
 LOG = ROOT / "build" / "bootstrap.log"
 DEFAULT_TORCH = "torch==2.13.0"  # the version that the tests are run with
-BUILD_FILES = ("setup.py", "tools/find_cuda.py", "pyproject.toml")
+CUDA_VARIABLES = ("TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "CUTLASS_HOME")
+BUILD_FILES = ("setup.py", "tools/find_cuda.py", "tools/architectures.py", "pyproject.toml")
 # Of all that pip and ninja print: ninja's count with the file's name, and setup.py's own lines.
 BUILD_PROGRESS = r"(\[\d+/\d+\]).*/(csrc/\S+\.(?:cpp|cu)) |(axonn_ext: .*)"
 # Prints the version that an index knows, which may differ from torch.__version__ by a local part:
@@ -294,14 +297,35 @@ def build_settings() -> dict[str, str]:
     return {"AXONN_CUDA": "0", "AXONN_CUDA_REASON": hint}
 
 
-def extension_key(settings: dict[str, str]) -> str:
-    """Changes when ninja may have something to do, or the package must be installed again."""
+def module_paths() -> list[str]:
+    """Where the Python of .venv looks for modules."""
+    program = "import sys; print(*sys.path, sep='\\n')"
+    return subprocess.check_output([BIN / "python", "-I", "-c", program], text=True).splitlines()
+
+
+def cuda_key(paths: Sequence[str]) -> list[object]:
+    """What setup.py is told and finds of CUDA, so far as a look at files tells: nvcc is not run."""
+    variables = [os.environ.get(name) for name in CUDA_VARIABLES]
+    wheels = find_wheels(paths)
+    nvcc = find_nvcc(os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"), wheels)
+    found: list[object] = [wheels, find_cutlass(None, paths)]
+    if nvcc is not None:
+        toolkit = Toolkit(Path(nvcc).resolve().parent.parent, version="", wheels=wheels)
+        found += [nvcc, os.stat(nvcc).st_mtime_ns, *map(toolkit.find_header, HEADERS)]
+    return [variables, found]
+
+
+def extension_key(settings: dict[str, str], paths: Sequence[str]) -> str:
+    """Changes when ninja may have something to do, or the package must be installed again.
+
+    paths  where the Python of .venv looks for modules
+    """
     suffixes = {".h", ".cpp", ".cu", ".cuh"}
     sources = sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in suffixes)
     stamps = [(path, path.stat().st_mtime_ns) for path in sources]
     project = [(ROOT / name).read_bytes() for name in BUILD_FILES]
     cuda = sorted(settings.items()) or os.environ.get("AXONN_CUDA")
-    return digest(stamps, project, CONSTRAINTS.read_text(), cuda)
+    return digest(stamps, project, CONSTRAINTS.read_text(), cuda, cuda_key(paths))
 
 
 def build_extension(settings: dict[str, str]) -> None:
@@ -343,7 +367,7 @@ def main() -> None:
         if "extension" in steps:
             built = any((ROOT / "axonn_ext").glob("_C.*.so"))
             settings = build_settings()
-            key = extension_key(settings)
+            key = extension_key(settings, module_paths())
             once("extension", key, partial(build_extension, settings), whole=built)
         for extra, target in (("lint", "lint"), ("slow", "test-slow")):
             if extra in steps:

@@ -13,9 +13,10 @@ from pathlib import Path
 NO_CUTLASS = (
     "CUTLASS was not found (pip install --no-deps 'nvidia-cutlass>=4.2,<5', or set CUTLASS_HOME)"
 )
-
-
 NO_CCCL = "CCCL was not found (pip install 'cuda-toolkit[cccl]')"
+# Toolkits have CCCL, since CUDA 13 in a folder of its own. Of the wheels, no other brings it.
+CCCL_HEADERS = ("cccl/cuda/std/cstdint", "cuda/std/cstdint")
+HEADERS = ("nccl.h", "cublasLt.h", *CCCL_HEADERS)  # that decide what is built
 
 
 class BuildError(SystemExit):
@@ -157,9 +158,7 @@ def what_cutlass_lacks(folder: Path | None, toolkit: Toolkit) -> str | None:
     """Why what needs CUTLASS cannot be compiled; None if it can."""
     if folder is None:
         return NO_CUTLASS
-    # Toolkits have CCCL, since CUDA 13 in a folder of its own. Of the wheels, no other brings it.
-    headers = ("cccl/cuda/std/cstdint", "cuda/std/cstdint")
-    return None if any(map(toolkit.find_header, headers)) else NO_CCCL
+    return None if any(map(toolkit.find_header, CCCL_HEADERS)) else NO_CCCL
 
 
 def parse_nvcc(version: str, dryrun: str) -> tuple[str, Path] | None:

@@ -6,7 +6,7 @@ By default all supported ones. Each combination has a copy of this checkout in b
 .venv that is made as `make build` makes it, and with the CUDA parts left out; it is removed at the
 end, so that there is one at a time. The tests are those of the ops, models, compilation and
 training. What was run replaces its row of the table in CONTRIBUTING.md; a combination that cannot
-be set up has a row that says why. Exit status: 1 if a test or a build failed.
+be set up, and has no row yet, gets one that says why. Exit status: 1 if a test or a build failed.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Row:
     torch: str
     tests: str
     ok: bool
+    ran: bool = True
 
     def line(self) -> str:
         day = datetime.date.today().isoformat()
@@ -107,6 +108,12 @@ def version_of(python: str) -> str | None:
     return subprocess.check_output([python, "-I", "-c", program], text=True).strip()
 
 
+def named_version(python: str) -> str | None:
+    """The version that an interpreter's name tells, as that of python3.12 does."""
+    match = re.fullmatch(r"python(\d+\.\d+)\S*", Path(python).name)
+    return match[1] if match else None
+
+
 def summary(output: str) -> str:
     """What pytest's last line counts, as "2 failed, 310 passed"."""
     counts = re.findall(r"\d+ (?:failed|passed|error|errors|skipped|xfailed)\b", output[-400:])
@@ -115,17 +122,18 @@ def summary(output: str) -> str:
 
 def run_combination(python: str, torch: str) -> Row:
     """Sets up, builds and tests one combination."""
-    named = re.sub(r"^.*python", "", python)
     found = version_of(python)
     if found is None:
-        return Row(named, torch, f"not run: there is no {Path(python).name} here", ok=True)
+        why = f"not run: there is no {Path(python).name} here"
+        return Row(named_version(python) or python, torch, why, ok=True, ran=False)
     copy_checkout()
     settings = {"TORCH": f"torch=={torch}.*", "AXONN_CUDA": "0"}
     steps = ("tools/bootstrap.py", "environment", "extension")
     start = time.monotonic()
     status, output = execute([python, *steps], **settings)
     if status != 0 and "No matching distribution found for torch==" in output:
-        return Row(found, torch, "not run: no index has this torch for it", ok=True)
+        why = "not run: no index has this torch for it"
+        return Row(found, torch, why, ok=True, ran=False)
     if status != 0:
         return Row(found, torch, "it does not build", ok=False)
     built = time.monotonic() - start
@@ -146,8 +154,10 @@ def key_of(line: str) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(int(number) for number in group.split(".")) for group in match.groups())
 
 
-def with_row(text: str, line: str) -> str:
+def with_row(text: str, line: str, *, ran: bool = True) -> str:
     """The document with the row in its table, in place of the one of the same combination.
+
+    A row of what was not run (ran=False) takes no other's place.
 
     Raises: ValueError if the document has no such table.
     """
@@ -157,7 +167,9 @@ def with_row(text: str, line: str) -> str:
     rule, _, rest = tail.partition("\n")
     lines = rest.split("\n")
     count = next((i for i, old in enumerate(lines) if not old.startswith("|")), len(lines))
-    rows = {key_of(old): old for old in lines[:count]} | {key_of(line): line}
+    rows = {key_of(old): old for old in lines[:count]}
+    if ran or key_of(line) not in rows:
+        rows[key_of(line)] = line
     table = [rows[key] for key in sorted(rows)]
     return head + found + "\n".join([rule, *table, *lines[count:]])
 
@@ -165,16 +177,20 @@ def with_row(text: str, line: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.parse_args()
+    pythons = (os.environ.get("PYTHONS") or PYTHONS).split()
+    for python in pythons:
+        if version_of(python) is None and named_version(python) is None:
+            parser.error(f"PYTHONS: there is no {python} here, and its name tells no version")
     failed = 0
     for torch in (os.environ.get("TORCHES") or TORCHES).split():
-        for python in (os.environ.get("PYTHONS") or PYTHONS).split():
+        for python in pythons:
             print(f"matrix: {python}, torch {torch}", flush=True)
             try:
                 row = run_combination(python, torch)
             finally:
                 shutil.rmtree(COPY, ignore_errors=True)
             failed += not row.ok
-            TABLE.write_text(with_row(TABLE.read_text(), row.line()))
+            TABLE.write_text(with_row(TABLE.read_text(), row.line(), ran=row.ran))
             print(f"matrix: {dataclasses.astuple(row)[:3]}", flush=True)
     return 1 if failed else 0
 

@@ -38,14 +38,14 @@ from axonn_ext.nn.sharded import LAYOUTS
 from axonn_ext.train import process
 from axonn_ext.train.arguments import MOST_PROCESSES, MOST_THREADS, whole
 from axonn_ext.train.console import Console
-from axonn_ext.train.errors import UserError
+from axonn_ext.train.errors import UserError, refuse_extra
 from axonn_ext.train.files import check_picture, check_writable, writing
 from axonn_ext.train.grids import check_processes, parse_grid
 from axonn_ext.train.memory import memory_problem
 from axonn_ext.train.process import Process
 
 DEFAULT_WORLD = 2
-MIN_WIDTH = 100  # of the table; a file or a pipe would get 80 columns, and numbers cut short
+MIN_WIDTH = 100  # of the notes; a file or a pipe would get 80 columns
 # In the order of the table: the baseline first.
 ALGORITHMS = ops.ALGORITHMS[::-1]
 # What runs on GPUs unless asked: "fused" is for some GPUs.
@@ -152,8 +152,7 @@ def _add_options(parser: argparse.ArgumentParser, op: str) -> None:
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
-    if extra:
-        raise UserError(f"unknown argument {extra[0]} (see axonn-ext bench {args.op} --help)")
+    refuse_extra(f"bench {args.op}", extra)
     here = process.this_process()
     args.device = args.device or default_device()
     plan = make_plan(args, here)

@@ -16,7 +16,7 @@ from axonn_ext.bench.link_overlap import MAX_DIFFERENCE, parse_sizes, time_us
 from axonn_ext.bench.machine import describe_machine
 from axonn_ext.bench.results import write_json
 from axonn_ext.bench.shapes import is_published, published_shapes
-from axonn_ext.train.errors import UserError
+from axonn_ext.train.errors import UserError, refuse_extra
 from axonn_ext.train.files import check_writable
 
 # As BLAS names operands: y = x @ weight.t(), dx = dy @ weight, dweight = dy.t() @ x.
@@ -148,8 +148,7 @@ def parse_shapes(text: str) -> tuple[tuple[int, int, int], ...]:
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Runs the command; raises UserError for a mistake of the user."""
-    if extra:
-        raise UserError(f"unknown argument {extra[0]} (see axonn-ext bench gemm --help)")
+    refuse_extra("bench gemm", extra)
     shapes = dict.fromkeys(shape for text in args.shapes for shape in parse_shapes(text))
     check_writable("--json", args.json)
     if not torch.cuda.is_available():

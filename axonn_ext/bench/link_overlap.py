@@ -23,7 +23,7 @@ from axonn_ext.bench.machine import describe_machine
 from axonn_ext.bench.results import write_json
 from axonn_ext.bench.shapes import is_size
 from axonn_ext.train.arguments import whole
-from axonn_ext.train.errors import UserError
+from axonn_ext.train.errors import UserError, refuse_extra
 from axonn_ext.train.files import check_writable
 
 LINK = "emulated: pinned host memory over the host's bus, by the copy engine"
@@ -257,8 +257,7 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Runs the command; raises UserError for a mistake of the user."""
-    if extra:
-        raise UserError(f"unknown argument {extra[0]} (see axonn-ext bench link-overlap --help)")
+    refuse_extra("bench link-overlap", extra)
     shapes = list(dict.fromkeys(parse_sizes("--shape", text) for text in args.shape))
     for m, _, _ in shapes:
         if m % NUM_SHARDS:

@@ -12,6 +12,7 @@ from rich.text import Text
 from axonn_ext.bench.results import Row
 from axonn_ext.bench.shapes import short_grid
 from axonn_ext.grid import GridShape
+from axonn_ext.train.console import print_table
 
 NOISY = 0.1  # a middle half wider than this share of the median makes small differences moot
 _COLUMNS = (
@@ -30,7 +31,8 @@ def print_rows(console: Console, rows: Sequence[Row], *, cores: int = 0, gpus: i
     cores, gpus: what the ranks had, of the kind that they ran on; 0: the other kind.
     """
     for group in grouped(rows):
-        console.print(Group(_table(group), *_notes(group, cores=cores, gpus=gpus), Text("")))
+        print_table(console, _table(group))
+        console.print(Group(*_notes(group, cores=cores, gpus=gpus), Text("")))
     batches = ", ".join(str(n) for n in sorted({row.batches for row in rows}))
     console.print(LEGEND.format(batches=batches), style="dim", highlight=False, markup=False)
 

@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from axonn_ext.train.arguments import number
 from axonn_ext.train.compare import Comparison, Pair, compare
-from axonn_ext.train.console import Console
-from axonn_ext.train.errors import UserError
+from axonn_ext.train.console import Console, plain_table
+from axonn_ext.train.errors import refuse_extra
 from axonn_ext.train.files import check_writable, writing
 from axonn_ext.train.plot import plot_comparison
 from axonn_ext.train.run_folder import COMPARE_PICTURE
@@ -48,8 +46,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Prints the comparison; 1 if the runs differ by more than the tolerance."""
-    if extra:
-        raise UserError(f"unknown argument {extra[0]} (see axonn-ext compare --help)")
+    refuse_extra("compare", extra)
     comparison = compare(args.folder, args.reference)
     picture = args.folder / COMPARE_PICTURE if importlib.util.find_spec("matplotlib") else None
     check_writable("RUN", picture)
@@ -84,7 +81,7 @@ def print_table(console: Console, comparison: Comparison) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, *last, strict=True)]
     widths[0] = max(widths[0], len("held-out"))
     gap = 4 if console.width >= sum(widths) + 4 * len(names) else 1
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, gap, 0, 0))
+    table = plain_table(padding=(0, gap, 0, 0))
     for name, width in zip(names, widths, strict=True):
         table.add_column(name, justify="right", min_width=width, overflow="fold")
     for row in rows:

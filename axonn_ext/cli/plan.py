@@ -21,11 +21,9 @@ from axonn_ext.planner.search import Plan, Request, plan, smallest_that_fits
 from axonn_ext.planner.timeline import timeline
 from axonn_ext.train.arguments import number, whole
 from axonn_ext.train.console import Console
-from axonn_ext.train.errors import UserError
+from axonn_ext.train.errors import UserError, refuse_extra
 from axonn_ext.train.files import check_picture, check_writable, writing
 from axonn_ext.train.machines import find_machine
-
-WIDTH = 250  # a table takes what it needs of this; in less, numbers would be cut short
 
 DESCRIPTION = """\
 Predicts which grid, layout, micro-batches, recomputation and overlap train a model fastest on a
@@ -121,11 +119,9 @@ def _range(text: str) -> tuple[int, int]:
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
-    if extra:
-        raise UserError(f"unknown argument {extra[0]} (see axonn-ext plan --help)")
+    refuse_extra("plan", extra)
     _check(args)
     console = Console()
-    console.width = WIDTH
     began = time.perf_counter()
     try:
         if args.weak or args.strong:

@@ -17,6 +17,7 @@ from axonn_ext.planner.options import Job
 from axonn_ext.planner.program import bytes_by_axis, make_program
 from axonn_ext.planner.search import Plan, Request
 from axonn_ext.planner.timeline import COMPUTE, timeline
+from axonn_ext.train.console import plain_table, print_table
 
 SECONDS_PER_DAY = 86400
 
@@ -30,7 +31,7 @@ def print_plan(console: Console, result: Plan, *, tokens: float, seconds: float)
         f"planned in {seconds:.1f} s",
     )
     say(console, "")
-    console.print(_table(result.configs, tokens=tokens))
+    print_table(console, _table(result.configs, tokens=tokens))
     if any(result.rejected.values()):
         say(console, "")
         say(console, "rejected:")
@@ -58,7 +59,7 @@ def subject(request: Request, estimate: Estimate) -> str:
 
 
 def _table(configs: Sequence[Estimate], *, tokens: float) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table(padding=(0, 2, 0, 0))
     left = {"grid", "options", "exposed", "most of it", "limit"}
     for name in (
         "", "grid", "micro-batches", "options", "step", "% of peak", "tokens/s", "exposed",
@@ -83,12 +84,12 @@ def print_explanation(
     say(console, "")
     say(console, f"number {number}: {job.grid}; {micro_batches(job)} sequences; {options(job)}")
     say(console, "")
-    console.print(_memory_table(estimate, machine))
+    print_table(console, _memory_table(estimate, machine))
     say(console, "")
-    console.print(_time_table(estimate, machine))
+    print_table(console, _time_table(estimate, machine))
     if any(getattr(job.grid, axis) > 1 for axis in COMMUNICATING):
         say(console, "")
-        console.print(_axes_table(estimate, machine))
+        print_table(console, _axes_table(estimate, machine))
     if job.options.overlap is not None and job.grid.z > 1:
         say(console, "")
         say(console, "GB sent: if no gathered weight is held from one use to the next")
@@ -96,7 +97,7 @@ def print_explanation(
 
 def _memory_table(estimate: Estimate, machine: Machine) -> Table:
     memory = estimate.memory
-    table = _plain_table("memory of a GPU", "GB", "share")
+    table = _numbers_table("memory of a GPU", "GB", "share")
     for name, num_bytes in memory._asdict().items():
         table.add_row(words(name), *_amount(num_bytes, memory.total))
     table.add_row("total", *_amount(memory.total, memory.total), style="bold")
@@ -110,7 +111,7 @@ def _amount(num_bytes: int, total: int) -> tuple[str, str]:
 
 def _time_table(estimate: Estimate, machine: Machine) -> Table:
     """Kinds of work on the compute stream, then what it waits for."""
-    table = _plain_table("time of a step", "ms", "share")
+    table = _numbers_table("time of a step", "ms", "share")
     rows = compute_kinds(estimate.job, machine)
     rows["optimizer"] = estimate.optimizer_s
     for axis in COMMUNICATING:
@@ -145,7 +146,7 @@ def _axes_table(estimate: Estimate, machine: Machine) -> Table:
     job = estimate.job
     volumes = bytes_by_axis(make_program(job))
     busy = busy_seconds(job, machine)
-    table = _plain_table("axis", "ranks", "GB sent", "GB/s", "busy ms", "hidden ms", "exposed ms")
+    table = _numbers_table("axis", "ranks", "GB sent", "GB/s", "busy ms", "hidden ms", "exposed ms")
     for axis in COMMUNICATING:
         ranks = getattr(job.grid, axis)
         if ranks == 1:
@@ -181,8 +182,8 @@ def say(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _plain_table(first: str, *others: str) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+def _numbers_table(first: str, *others: str) -> Table:
+    table = plain_table(padding=(0, 2, 0, 0))
     table.add_column(first, no_wrap=True)
     for name in others:
         table.add_column(name, justify="right", no_wrap=True)

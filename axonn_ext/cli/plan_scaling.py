@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from axonn_ext.cli import plan_files, plan_report
 from axonn_ext.cli.plan_report import say
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.search import Request, plan
+from axonn_ext.train.console import plain_table, print_table
 from axonn_ext.train.errors import UserError
 from axonn_ext.train.files import writing
 
@@ -101,7 +101,7 @@ def efficiency(p: Point, first: Point) -> float:
 
 def _print(console: Console, kind: str, request: Request, points: list[Point]) -> None:
     first = next(p for p in points if p.best)
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table(padding=(0, 2, 0, 0))
     left = {"grid", "options", "exposed", "limit"}
     for name in (
         "GPUs", "batch", "grid", "micro-batches", "options", "step", "% of peak", "tokens/s",
@@ -125,7 +125,7 @@ def _print(console: Console, kind: str, request: Request, points: list[Point]) -
     say(console, f"{title(kind, request)}, {request.dtype}")
     say(console, subtitle(kind, request, points[0].num_ranks))
     say(console, "")
-    console.print(table)
+    print_table(console, table)
     for problem in problems:
         say(console, "")
         say(console, problem)

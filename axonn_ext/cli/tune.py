@@ -39,15 +39,14 @@ from axonn_ext.nn.linear import ROLES
 from axonn_ext.train import process
 from axonn_ext.train.arguments import MOST_THREADS, whole
 from axonn_ext.train.config_file import load_config
-from axonn_ext.train.console import Console
-from axonn_ext.train.errors import UserError
+from axonn_ext.train.console import Console, plain_table, print_table
+from axonn_ext.train.errors import UserError, refuse_extra
 from axonn_ext.train.files import check_writable, write_text
 from axonn_ext.train.grids import parse_grid
 from axonn_ext.train.job import prepare
 from axonn_ext.train.memory import memory_problem
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-MIN_WIDTH = 130  # of the table; a file or a pipe would get 80 columns, and numbers cut short
 REMARKS = {"measured": "", "disk": "kept", "small": "too small to ask"}
 
 DESCRIPTION = """\
@@ -127,8 +126,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
-    if extra:
-        raise UserError(f"unknown argument {extra[0]} (see axonn-ext tune --help)")
+    refuse_extra("tune", extra)
     here = process.this_process()
     if here is not None and here.world_size > 1:
         raise UserError(
@@ -141,7 +139,6 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     console = Console()
-    console.width = max(console.width, MIN_WIDTH)
     rows = measure_all(console, request)
     report(console, request, rows)
     if args.json is not None:
@@ -266,7 +263,9 @@ def report(console: Console, request: Request, rows: Sequence[ProductRow]) -> No
     kind = f"{request.dtype} on {request.device}"
     if request.device == "cpu":
         kind += f", {torch.get_num_threads()} threads"
-    lines: list[str | Table] = [f"{what}; {kind}", _table(rows)]
+    console.print(f"{what}; {kind}", highlight=False, markup=False, soft_wrap=True)
+    print_table(console, _table(rows))
+    lines = []
     if (won := gain(rows)) is not None:
         lines.append(won.sentence())
     if request.device == "cpu":
@@ -274,11 +273,11 @@ def report(console: Console, request: Request, rows: Sequence[ProductRow]) -> No
     folder = settings.load().cache_dir
     lines.append(f"kept in {folder}" if folder else "kept nowhere: AXONN_CACHE_DIR is empty")
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=not isinstance(line, Table))
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _table(rows: Sequence[ProductRow]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
+    table = plain_table(padding=(0, 1))
     numbers = ("m,n,k", "direct us", "winner us", "speedup")
     for name in ("pass", "Linears", "m,n,k", "layout", "direct us", "winner", *numbers[2:], ""):
         table.add_column(name, justify="right" if name in numbers else "left", no_wrap=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from axonn_ext.planner.errors import PlannerError
 
+T = TypeVar("T")
 MOST_BYTES = 64 << 20  # no file of these kinds is larger; /dev/zero is
 
 
@@ -42,23 +44,12 @@ def read_text(file: Path | Traversable, *, most_bytes: int = MOST_BYTES) -> str:
 
 def read_toml(file: Path | Traversable) -> dict[str, Any]:
     """The tables of a TOML file. Raises FileError."""
-    text = read_text(file)
-    try:
-        return tomllib.loads(text)
-    except ValueError as error:
-        raise FileError(file, f"is not TOML: {_first_part(error)}") from None
-    except RecursionError:
-        raise FileError(file, "is not TOML of ours: its values are nested too deeply") from None
+    return _parse(tomllib.loads, read_text(file), "TOML", file)
 
 
 def parse_json(text: str, file: object) -> Any:
     """The value that the text of a file stands for. Raises FileError."""
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise FileError(file, f"is not JSON: {_first_part(error)}") from None
-    except RecursionError:
-        raise FileError(file, "is not JSON of ours: its values are nested too deeply") from None
+    return _parse(json.loads, text, "JSON", file)
 
 
 def read_json(file: Path) -> Any:
@@ -66,9 +57,15 @@ def read_json(file: Path) -> Any:
     return parse_json(read_text(file), file)
 
 
-def _first_part(error: ValueError) -> str:
-    """Of Python's message for a number with too many digits, what concerns the user."""
-    return str(error).partition("; use sys.")[0]
+def _parse(parse: Callable[[str], T], text: str, kind: str, file: object) -> T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        # Of Python's message for a number with too many digits, what concerns the user.
+        reason = str(error).partition("; use sys.")[0]
+        raise FileError(file, f"is not {kind}: {reason}") from None
+    except RecursionError:
+        raise FileError(file, f"is not {kind} of ours: its values are nested too deeply") from None
 
 
 def is_file(path: Path) -> bool:

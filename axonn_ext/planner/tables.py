@@ -10,12 +10,11 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.planner.errors import PlannerError
+from axonn_ext.planner.errors import PlannerError, clipped
 from axonn_ext.planner.files import read_toml
 
 _MISSING: Any = object()
 MOST_COUNT = 10**15  # a thousand times the bytes, or tokens, that anything has
-MOST_SHOWN = 100  # characters of a value in a message
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> PlannerError:
@@ -27,12 +26,11 @@ def unknown(what: str, name: str, known: Iterable[str]) -> PlannerError:
 
 
 def _shown(value: object) -> str:
-    """As Python writes it, but not at any length."""
+    """As Python writes it."""
     try:
-        text = repr(value)
+        return clipped(repr(value))
     except (RecursionError, ValueError):  # a number of 5,000 digits, say
         return f"a value of type {type(value).__name__}"
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]} ..."
 
 
 class Table:
@@ -120,7 +118,7 @@ class Table:
         return float(value)
 
     def count(self, key: str, default: int = _MISSING, *, least: int = 1) -> int:
-        """Up to `most`; beyond, no sum of such numbers is a float."""
+        """Up to MOST_COUNT; beyond, no sum of such numbers is a float."""
         value = self._get(key, default, f"a whole number >= {least}")
         whole = isinstance(value, float) and math.isfinite(value) and value == int(value)
         if isinstance(value, bool) or not (isinstance(value, int) or whole) or value < least:

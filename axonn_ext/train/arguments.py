@@ -6,7 +6,8 @@ import argparse
 import math
 from collections.abc import Callable
 
-# Beyond what any job has, and small enough that no arithmetic on counts overflows a float.
+# Of a whole number that has no maximum of its own: beyond what any job has, and small enough that
+# no arithmetic on counts overflows a float.
 MOST = 10**12
 MOST_THREADS = 1024  # of a process
 MOST_PROCESSES = 1024  # on this machine

@@ -12,12 +12,11 @@ from axonn_ext.grid import GridShape
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.ops import ALGORITHMS
 from axonn_ext.overlap import Overlap
+from axonn_ext.train.arguments import MOST_THREADS
 
 T = TypeVar("T")
 MAX_SEED = 2**32 - 1
-MAX_WHOLE = 10**12  # where a whole number has no maximum of its own: no product of them is infinite
 MAX_NUMBER = 3.4e38  # beyond it fp32 knows infinity alone
-MAX_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ class TrainTable:
     eval_interval: int = _key(50, "steps from one evaluation to the next; 0: none", minimum=0)
     eval_batches: int = _key(4, "micro-batches of one evaluation", minimum=1)
     threads: int = _key(0, "threads of a process; 0: the host's cores shared out", minimum=0,
-                       maximum=MAX_THREADS)  # fmt: skip
+                       maximum=MOST_THREADS)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from axonn_ext.grid import GridShape
+from axonn_ext.planner.errors import clipped
 from axonn_ext.planner.files import FileError, read_toml
-from axonn_ext.train.config import MAX_NUMBER, MAX_WHOLE, Config, KeyInfo, key_info
+from axonn_ext.train.arguments import MOST
+from axonn_ext.train.config import MAX_NUMBER, Config, KeyInfo, key_info
 from axonn_ext.train.errors import UserError
 
-MAX_SHOWN = 100  # characters of a value in a message
 Tables = dict[str, dict[str, Any]]
 _TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 _BOOLEANS = {"true": True, "false": False}
@@ -122,7 +123,7 @@ def _set(tables: Tables, dotted: str, value: Any, source: str, problems: list[st
         problems.append(_unknown(dotted, source))
         return
     kind, info = _TYPES[str(key.type)], key_info(key)
-    if kind is float and type(value) is int and abs(value) < MAX_WHOLE:
+    if kind is float and type(value) is int and abs(value) < MOST:
         value = float(value)
     if type(value) is not kind or not _in_range(value, info):
         problems.append(
@@ -194,7 +195,7 @@ def _in_range(value: Any, info: KeyInfo) -> bool:
 
 
 def _most(value: float) -> float:
-    return MAX_NUMBER if isinstance(value, float) else MAX_WHOLE
+    return MAX_NUMBER if isinstance(value, float) else MOST
 
 
 def _is_unicode(text: str) -> bool:
@@ -223,12 +224,11 @@ def _expected(kind: type, value: Any, info: KeyInfo) -> str:
 
 
 def _shown(value: Any) -> str:
-    """For messages, not at any length."""
+    """As TOML has it."""
     try:
-        text = _to_toml_value(value)
+        return clipped(_to_toml_value(value))
     except ValueError:  # of a number with thousands of digits
         return f"a number of {value.bit_length()} bits"
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ..."
 
 
 def _to_toml_value(value: Any) -> str:

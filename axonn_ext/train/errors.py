@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class UserError(Exception):
     """Something the user can put right; shown as its message alone, with exit status 2.
@@ -12,6 +14,12 @@ class UserError(Exception):
     def __init__(self, *problems: str) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
+
+
+def refuse_extra(command: str, extra: Sequence[str]) -> None:
+    """Raises UserError if the command line has arguments that the command does not know."""
+    if extra:
+        raise UserError(f"unknown argument {extra[0]} (see axonn-ext {command} --help)")
 
 
 class TrainingError(Exception):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from axonn_ext.planner.errors import clipped
 from axonn_ext.planner.files import FileError, parse_json, read_text
 from axonn_ext.train.errors import UserError
 from axonn_ext.train.files import writing
@@ -17,7 +18,6 @@ METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 MOST_BYTES = 4 << 30  # of metrics.jsonl: ten million steps
 MAX_INTEGER = 2**63 - 1
-MAX_SHOWN = 100  # characters of a value in a message
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _add_line(run: RunMetrics, values: Any, place: str) -> None:
         whole = type(value) is int and abs(value) <= MAX_INTEGER
         if not whole and not (wanted is float and type(value) is float):
             expected = "a whole number" if wanted is int else "a number"
-            got = str(json.dumps(value))[:MAX_SHOWN]
+            got = clipped(json.dumps(value))
             raise UserError(
                 f"{place} is not a line of metrics: {name}: expected {expected}, got {got}"
             )

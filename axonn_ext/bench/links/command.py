@@ -19,8 +19,8 @@ from axonn_ext.bench.links.plan import Plan, group_shapes
 from axonn_ext.bench.machine import default_device, describe_machine, num_cores
 from axonn_ext.train import process
 from axonn_ext.train.arguments import MOST_PROCESSES, MOST_THREADS, whole
-from axonn_ext.train.console import Console
-from axonn_ext.train.errors import UserError
+from axonn_ext.train.console import Console, print_table
+from axonn_ext.train.errors import UserError, refuse_extra
 from axonn_ext.train.files import check_writable, make_folder, write_text
 from axonn_ext.train.machines import measured_file
 from axonn_ext.train.process import Process
@@ -71,8 +71,7 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
-    if extra:
-        raise UserError(f"unknown argument {extra[0]} (see axonn-ext bench links --help)")
+    refuse_extra("bench links", extra)
     here = process.this_process()
     if args.worker is not None:
         run_folder(args.worker, here or Process())
@@ -183,7 +182,7 @@ def _show(console: Console, measured: dict[str, Any]) -> None:
         table.add_column(column, justify="left" if column in ("axis", "collective") else "right")
     for row in link_rows(measured):
         table.add_row(*_cells(row))
-    console.print(table)
+    print_table(console, table)
     for dtype, rate in peak_flops(measured).items():
         attention = measured["attention"][dtype]
         text = f"{dtype}: products {rate / 1e9:,.1f} Gflop/s, attention {attention / 1e9:,.1f}"

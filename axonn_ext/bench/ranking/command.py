@@ -21,7 +21,7 @@ from axonn_ext.planner.files import FileError, read_json
 from axonn_ext.train import process
 from axonn_ext.train.arguments import MOST_PROCESSES, whole
 from axonn_ext.train.console import Console
-from axonn_ext.train.errors import UserError
+from axonn_ext.train.errors import UserError, refuse_extra
 from axonn_ext.train.files import check_writable, write_text
 from axonn_ext.train.machines import find_machine
 from axonn_ext.train.process import Process
@@ -72,8 +72,7 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
-    if extra:
-        raise UserError(f"unknown argument {extra[0]} (see axonn-ext bench ranking --help)")
+    refuse_extra("bench ranking", extra)
     here = process.this_process()
     if args.worker is not None:
         _run_folder(args.worker, here or Process())

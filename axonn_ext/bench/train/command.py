@@ -32,7 +32,7 @@ from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.train import process
 from axonn_ext.train.arguments import MOST_PROCESSES, whole
 from axonn_ext.train.console import Console
-from axonn_ext.train.errors import UserError
+from axonn_ext.train.errors import UserError, refuse_extra
 from axonn_ext.train.files import check_picture, check_writable, writing
 from axonn_ext.train.grids import check_processes, parse_grid
 from axonn_ext.train.memory import BYTES_OF_A_PARAMETER, memory_problem
@@ -122,8 +122,7 @@ def _add_parallel_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Runs the command; 1 if a system trains something else than the others."""
-    if extra:
-        raise UserError(f"unknown argument {extra[0]} (see axonn-ext bench train --help)")
+    refuse_extra("bench train", extra)
     here = process.this_process()
     console = Console()
     if args.worker is not None:

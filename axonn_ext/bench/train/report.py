@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from axonn_ext.bench.train.plan import OURS, SINGLE
 from axonn_ext.bench.train.results import Row, rows_to_values
+from axonn_ext.train.console import plain_table, print_table
 from axonn_ext.train.files import write_text
 
 NOISY = 0.1  # a middle half wider than this share of the median makes small differences moot
-_MIN_WIDTH = 120  # of the table; a file or a pipe would get 80 columns, and numbers cut short
 _MIB = 2**20
 _COLUMNS = (
     "", "ranks", "batch", "tokens/s", "ms a step", "spread", "vs single", "memory", "of it shared",
@@ -26,8 +25,7 @@ _COLUMNS = (
 
 def print_rows(console: Console, rows: Sequence[Row], *, cores: int) -> None:
     """A table of all runs, and what is to be said about it."""
-    console.width = max(console.width, _MIN_WIDTH)
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2))
+    table = plain_table()
     for column in _COLUMNS:
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     runs = runs_of(rows)
@@ -35,7 +33,7 @@ def print_rows(console: Console, rows: Sequence[Row], *, cores: int) -> None:
         for row in run:
             table.add_row(*_cells(row), style=_style(row))
         table.add_section()
-    console.print(table)
+    print_table(console, table)
     for line in [line for run in runs for line in findings(run, cores=cores)]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
