@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +59,30 @@ def test_a_stamp_is_found_by_its_key_alone(tmp_path: Path):
     stamps.keep(tmp_path, Stamp(H100, RIGHT))
     assert stamps.find(tmp_path, H100) == Stamp(H100, RIGHT)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_another_run_changes_what_it_has_looked_at():
+    groups_of = {"2 GPUs": "wrong", "8 GPUs": "wrong"}
+    all_right, one_gpu = Verdict(ranks=8), Verdict(ranks=1)
+    failed = Verdict(reasons=groups_of)
+
+    def fused(old: Verdict, new: Verdict, *passed: str) -> Verdict:
+        return stamps.merged({"fused": old}, {"fused": new}, passed=passed)["fused"]
+
+    old = {"fused": all_right, "triton": WRONG}
+    assert stamps.merged(old, {}, passed=["triton: products"]) == old
+    assert stamps.merged(old, {"cublaslt": one_gpu}, passed=[]) == old | {"cublaslt": one_gpu}
+    assert stamps.merged({}, old, passed=[]) == old
+    assert fused(all_right, one_gpu) == all_right and fused(one_gpu, all_right) == all_right
+    assert fused(all_right, failed) == failed
+    # What has failed between GPUs is as wrong when fewer have passed.
+    assert fused(failed, one_gpu, "1 GPU") == failed
+    assert fused(failed, Verdict(ranks=2), "2 GPUs").reasons == {"8 GPUs": "wrong"}
+    assert fused(failed, all_right, *groups_of) == all_right
+    assert fused(failed, Verdict(reasons={"1 GPU": "worse"}), "2 GPUs").reasons == {
+        "8 GPUs": "wrong",
+        "1 GPU": "worse",
+    }
 
 
 def test_the_format_is_what_the_documents_say(tmp_path: Path):
@@ -290,19 +313,37 @@ def measured_products(
     return set(choice.median_us)
 
 
-def test_auto_measures_the_product_kernel_that_is_right_and_suggests_verify_once(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-):
-    hint = "before `axonn-ext verify` (3 minutes) has found them right here"
+def test_auto_measures_the_product_kernel_that_is_right(monkeypatch: pytest.MonkeyPatch):
     wrong = Stamp(H100, RIGHT | {"fused_sm90": WRONG})
     assert "fused_sm90" not in measured_products(monkeypatch, wrong)
     assert "fused_sm90" in measured_products(monkeypatch, Stamp(H100, RIGHT))
-    assert hint not in capfd.readouterr().err
-    for _ in range(2):
-        assert "fused_sm90" not in measured_products(monkeypatch, None)
-    assert capfd.readouterr().err.count(hint) == 1
+    assert "fused_sm90" not in measured_products(monkeypatch, None)
     asked = {"product_kernels": ("fused_sm90",)}
     assert "fused_sm90" in measured_products(monkeypatch, None, **asked)
+
+
+# In a process of its own, for it is said once a process.
+SUGGEST = """
+import sys
+from pytest import MonkeyPatch
+from test_verify import H100, RIGHT, WRONG, Stamp, measured_products
+for stamp in (Stamp(H100, RIGHT), Stamp(H100, RIGHT | {"fused_sm90": WRONG})):
+    measured_products(MonkeyPatch(), stamp)
+print("without a stamp:", file=sys.stderr)
+for _ in range(2):
+    measured_products(MonkeyPatch(), None)
+"""
+
+
+def test_verify_is_suggested_once(targets: None):
+    hint = "before `axonn-ext verify` (3 minutes) has found them right here"
+    program = [sys.executable, "-c", SUGGEST]
+    done = subprocess.run(
+        program, env=worker_environment(), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    before, _, after = done.stderr.partition("without a stamp:")
+    assert (before.count(hint), after.count(hint)) == (0, 1)
 
 
 # --- Groups of cases, in processes of their own ---------------------------------------------------
@@ -466,6 +507,21 @@ def test_verdicts_by_kernel():
     assert failed["fused"].reasons == {"4": "why"} and failed["triton"].passed
 
 
+def test_ranks_are_those_between_which_every_group_has_passed():
+    """Ops and Linears, of which one may have passed alone."""
+
+    def ranks(*statuses: tuple[int, str]) -> int:
+        outcomes = [
+            Outcome(group(f"{n}", gpus=size), status, "why")
+            for n, (size, status) in enumerate(statuses)
+        ]
+        return run.verdicts_of(outcomes)["fused"].ranks
+
+    assert ranks((1, PASSED), (2, PASSED), (2, PASSED), (4, PASSED), (4, PASSED)) == 4
+    assert ranks((1, PASSED), (2, PASSED), (2, PASSED), (4, PASSED), (4, NOT_RUN)) == 2
+    assert ranks((1, PASSED), (2, NOT_RUN), (2, PASSED), (4, NOT_RUN), (4, PASSED)) == 1
+
+
 def test_groups_for_the_gpus_that_there_are():
     for num_gpus, worlds in ((1, {1}), (2, {1, 2}), (3, {1, 2}), (4, {1, 2, 4}), (16, {1, 2, 8})):
         found = groups.groups(num_gpus)
@@ -482,11 +538,11 @@ def test_groups_for_the_gpus_that_there_are():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so_and_ends_with_2(capsys: pytest.CaptureFixture[str]):
-    start = time.monotonic()
-    assert main(["verify"]) == 2
-    assert time.monotonic() - start < 5
-    [line] = capsys.readouterr().err.splitlines()
+def test_without_a_gpu_it_says_so_and_ends_with_2():
+    """In a process that has not loaded torch."""
+    done = commands.run([*commands.AXONN, "verify"])
+    assert done.status == 2 and done.seconds < 5
+    [line] = done.output.splitlines()
     assert line.startswith("error: axonn-ext verify needs an NVIDIA GPU, and ")
     assert "run it where the job will run" in line
 
@@ -552,6 +608,23 @@ def test_what_it_leaves(
     assert stamp is not None and all(v.passed for v in stamp.verdicts.values())
 
 
+def test_what_an_earlier_run_has_found_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """On one of the GPUs, with too little time for triton."""
+    stamps.keep(tmp_path, Stamp(H100, {"fused": Verdict(ranks=8), "triton": WRONG}))
+    monkeypatch.setenv("AXONN_PRODUCT_KERNELS", "triton")
+    outcomes = [Outcome(g, PASSED if g.kernel != "triton" else NOT_RUN) for g in groups.groups(1)]
+    assert run_command(monkeypatch, outcomes, tmp_path, tmp_path / "found.json") == 0
+    stamp = stamps.find(tmp_path, H100)
+    assert stamp is not None and stamp.verdicts["triton"] == WRONG
+    assert stamp.verdicts["fused"] == Verdict(ranks=8)
+    printed = capsys.readouterr().out
+    assert 'fused: right; "auto" measures it in groups of up to 8 ranks' in printed
+    assert "triton: not verified, see above; before, FAILED: fused: sums, virtual ranks" in printed
+    assert 'cublaslt: right; "auto" does not measure it: AXONN_PRODUCT_KERNELS' in printed
+
+
 def test_where_nothing_can_be_kept_it_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -559,4 +632,6 @@ def test_where_nothing_can_be_kept_it_says_so(
     outcomes = [Outcome(g, PASSED) for g in groups.groups(1)]
     status = run_command(monkeypatch, outcomes, tmp_path / "file", tmp_path / "found.json")
     assert status == 0
-    assert "not kept, so that nothing changes for auto: " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "not kept, so that nothing changes for auto: " in printed
+    assert "fused_sm90: right\n" in printed and '"auto"' not in printed

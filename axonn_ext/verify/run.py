@@ -76,13 +76,17 @@ def run_group(group: Group, *, seconds: float, device: str = "cuda") -> Outcome:
 
 
 def verdicts_of(outcomes: Iterable[Outcome]) -> dict[str, Verdict]:
-    """By kernel. One that failed nowhere has none where a group of a single GPU was not run."""
+    """By kernel. One that failed nowhere has none where a group of a single GPU was not run.
+
+    ranks is the most GPUs between which every group has passed.
+    """
     by_kernel: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_kernel.setdefault(outcome.group.kernel, []).append(outcome)
     verdicts = {}
     for kernel, found in by_kernel.items():
-        ranks = max((o.group.gpus for o in found if o.status == PASSED), default=1)
+        incomplete = {o.group.gpus for o in found if o.status != PASSED}
+        ranks = max({o.group.gpus for o in found} - incomplete, default=1)
         reasons = {o.group.name: o.reason for o in found if o.status == FAILED}
         if reasons or all(o.status == PASSED for o in found if o.group.gpus == 1):
             verdicts[kernel] = Verdict(ranks, reasons)
