@@ -17,7 +17,13 @@ from axonn_ext import settings
 from axonn_ext._version import __version__
 from axonn_ext.cli import streams
 from axonn_ext.settings import LaunchEnvironment, SettingsError
-from axonn_ext.train.errors import OutputClosed, TrainingError, UserError, WorkerUserError
+from axonn_ext.train.errors import (
+    MeetingError,
+    OutputClosed,
+    TrainingError,
+    UserError,
+    WorkerUserError,
+)
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -96,6 +102,9 @@ def _run(arguments: list[str]) -> int:
         return int(args.run(args, extra))
     except SettingsError as error:
         return _refuse(here, list(error.problems.values()))
+    except MeetingError as error:
+        _report(here, f"error: {error}")
+        return USER_ERROR
     except UserError as error:
         return _refuse(here, error.problems)
     except WorkerUserError:

@@ -14,6 +14,10 @@ class UserError(Exception):
         self.problems = problems
 
 
+class MeetingError(UserError):
+    """The ranks do not meet, so that none can be told of it."""
+
+
 class TrainingError(Exception):
     """A run that cannot go on, explained by its message; exit status 1."""
 
