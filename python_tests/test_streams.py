@@ -41,7 +41,7 @@ def shell(
 
 def test_streams_of_one_process(tmp_path: Path) -> None:
     train = ["train", "--nproc", "1", "--out", str(tmp_path / "run"), *small(train__steps=5000)]
-    full = "error: No space left on device (standard output, most likely)\n"
+    full = "error: No space left on device (standard output)\n"
     cases: list[tuple[list[str], str, tuple[int, str, str]]] = [
         ([*PLAN], ">&9", (READER_GONE, "", "")),
         (["--help"], ">&9", (READER_GONE, "", "")),

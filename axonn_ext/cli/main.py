@@ -86,8 +86,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         streams.drop(sys.stdout)
         return streams.READER_GONE
     except OSError as error:
+        text = _of_the_machine(error)
         streams.drop(sys.stdout)
-        _report(None, f"error: {_of_the_machine(error)}")
+        _report(None, f"error: {text}")
         return FAILED
 
 
@@ -163,8 +164,21 @@ def _of_the_machine(error: MemoryError | OSError) -> str:
     if error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     # Files of ours are named where they are written.
-    full = " (standard output, most likely)" if error.errno == errno.ENOSPC else ""
-    return f"{error.strerror or error}{full}"
+    is_stdout = error.errno == errno.ENOSPC and _stdout_is_full()
+    return f"{error.strerror or error}{' (standard output)' if is_stdout else ''}"
+
+
+def _stdout_is_full() -> bool:
+    """Whether standard output takes not even the end of a line; what is left for it is dropped."""
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return False  # nobody needs to be told
+    except OSError:
+        streams.drop(sys.stdout)
+        return True
+    return False
 
 
 def _parser(first: Sequence[str]) -> Parser:
