@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     """The same, where standard output is written to without care."""
-    here = None
+    here, parent = None, os.getppid()
     try:
         here = settings.launch_environment()
         bad_settings = _check_settings(arguments)
@@ -117,12 +117,16 @@ def _run(arguments: list[str]) -> int:
         return streams.READER_GONE
     except BrokenPipeError:
         if here is not None and here.by_us:
-            _end_the_job()
+            _end_the_job(parent)
         raise
     except KeyboardInterrupt:
         if here is None:  # under a launcher, it is the launcher that says so, once
             _report(here, "interrupted")
         return INTERRUPTED
+    except ImportError as error:
+        ours = (error.name or "").startswith("axonn_ext._")  # of _library, which says what to do
+        _report(here, f"error: {error}" if ours else traceback.format_exc())
+        return FAILED
     except (MemoryError, OSError) as error:
         _report(here, f"error: {_of_the_machine(error)}")
         return FAILED
@@ -150,10 +154,12 @@ def _refuse(here: LaunchEnvironment | None, problems: Sequence[str]) -> int:
     return USER_ERROR
 
 
-def _end_the_job() -> None:
+def _end_the_job(launcher: int) -> None:
     """As one rank of a job whose output nobody reads any more: asks the launcher to end all of it,
     before the other ranks complain that this one has gone."""
-    os.kill(os.getppid(), signal.SIGHUP)
+    if launcher == 1 or os.getppid() != launcher:
+        return  # it has gone itself, and who has this process now is none of ours
+    os.kill(launcher, signal.SIGHUP)
     time.sleep(FAREWELL_SECONDS)  # until the launcher ends this process
 
 
