@@ -20,7 +20,9 @@ try:
 except ImportError as error:
     raise ImportError(
         "axonn_ext's compiled extension cannot be loaded. Build it against the torch that is "
-        f"installed here (torch {torch.__version__}): pip install --no-build-isolation -e ."
+        f"installed here (torch {torch.__version__}): pip install --no-build-isolation -e . "
+        f"(the cause: {error})",
+        name="axonn_ext._C",
     ) from error
 
 
@@ -34,7 +36,8 @@ def _load_cuda(name: str) -> ModuleType | None:
         raise ImportError(
             "axonn_ext was built with CUDA parts, which the torch that is installed here "
             f"({torch.__version__}, {_machine.gpu_runtime() or 'a CPU build'}) cannot load. Build "
-            f"it again: pip install --no-build-isolation . (the cause: {error})"
+            f"it again: pip install --no-build-isolation . (the cause: {error})",
+            name=f"axonn_ext.{name}",
         ) from error
 
 

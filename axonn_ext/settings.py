@@ -1,8 +1,8 @@
 """The only place that reads environment variables.
 
-AXONN_TIMEOUT_SECONDS         how long a rank waits for a peer inside an op on the CPU, in the first
-                              call of a group, or for a collective of axonn_ext.overlap or of our
-                              NCCL communicators (default 600)
+AXONN_TIMEOUT_SECONDS         how long a rank waits for a peer as the ranks of a job meet, inside an
+                              op on the CPU, in the first call of a group, or for a collective of
+                              axonn_ext.overlap or of our NCCL communicators (default 600)
 AXONN_SYMMETRIC_MEMORY_BYTES  address space reserved per rank and group for fused ops; memory is
                               taken only as it is used (default 32 GiB)
 AXONN_CACHE_DIR               where measurements are kept between runs; empty: nowhere (default

@@ -10,8 +10,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,24 @@ def keep(cache_dir: str | Path, stamp: Stamp) -> Path:
         Path(name).unlink(missing_ok=True)
         raise
     return path
+
+
+def merged(
+    old: Mapping[str, Verdict], new: Mapping[str, Verdict], *, passed: Collection[str]
+) -> dict[str, Verdict]:
+    """What is known after another run: what it did not look at is as it was before.
+
+    new     of that run: a failure replaces a pass; a pass between fewer GPUs does not take back one
+            between more
+    passed  the groups of cases that passed in it; what failed in others stays failed
+    """
+    found = {**old, **new}
+    for name in old.keys() & new.keys():
+        before, now = old[name], new[name]
+        reasons = {group: why for group, why in before.reasons.items() if group not in passed}
+        ranks = max(before.ranks, now.ranks) if before.passed and now.passed else now.ranks
+        found[name] = replace(now, ranks=ranks, reasons=reasons | dict(now.reasons))
+    return found
 
 
 def find(cache_dir: str | Path, key: Key) -> Stamp | None:

@@ -82,6 +82,20 @@ def test_inputs_that_cannot_be_read(
             assert name in error, what
 
 
+def test_links_in_a_circle(tmp_path: Path, capsys: Capture) -> None:
+    loop = tmp_path / "loop.json"
+    loop.symlink_to(loop)
+    loops = "Too many levels of symbolic links"
+    for arguments, expected in (
+        (["plan", *PLAN[3:], "--model", str(loop)], f"{loop}: cannot be read: {loops}"),
+        (["plan", *PLAN[3:], "--model", f"{loop}/config.json"], f"cannot be read: {loops}"),
+        (["train", "--nproc", "1", "--config", str(loop)], loops),
+        ([*PLAN, "--json", str(loop)], f"--json: cannot write {loop}: {loops}"),
+        ([*PLAN, "--json", f"{loop}/x"], f"--json: cannot write {loop}/x: {loops}"),
+    ):
+        assert expected in refusal(arguments, capsys)
+
+
 @pytest.mark.parametrize("key", ["data.text", "data.vocabulary"])
 def test_text_and_vocabulary_that_cannot_be_read(key: str, capsys: Capture) -> None:
     pytest.importorskip("tokenizers")
@@ -312,6 +326,7 @@ def test_doctor_reports_a_bad_variable(
     ("error", "expected"),
     [
         (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "error: Too many open files\n"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "error: No space left on device\n"),
         (OSError(errno.EIO, "Input/output error", "x"), "error: x: Input/output error\n"),
         (MemoryError(), "error: memory ran out\n"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import axonn_ext
+import commands
 from axonn_ext import _library, settings, stamps
 from axonn_ext.cli import doctor, main
 
@@ -119,6 +121,7 @@ def test_what_verify_has_found_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     key = stamps.Key("NVIDIA H200", "580.65.06", "2.13", "2.29.7", "3.9.0", "0.1.0+0")
     loaded = dataclasses.replace(settings.load(), cache_dir=str(tmp_path))
     monkeypatch.setattr(_library, "stamp_keys", lambda: [key])
+    monkeypatch.setattr(doctor, "why_no_fused_on", lambda gpu: "")
     [finding] = doctor.find_verified(loaded)
     assert (finding.value, finding.status) == ("not run", doctor.NOTE)
     assert finding.remedy == "axonn-ext verify, for auto to measure fused and fused_sm90"
@@ -128,3 +131,47 @@ def test_what_verify_has_found_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     [finding] = doctor.find_verified(loaded)
     assert finding.value == "fused right on 4 GPUs, triton FAILED, fused_sm90 right"
     assert (finding.status, finding.remedy) == (doctor.NOTE, "")
+
+
+def test_what_verify_cannot_find_is_not_advised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = stamps.Key("NVIDIA A100", "580.65.06", "2.13", "2.29.7", "3.9.0", "0.1.0+0")
+    loaded = dataclasses.replace(settings.load(), cache_dir=str(tmp_path))
+    monkeypatch.setattr(_library, "stamp_keys", lambda: [key])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
+    monkeypatch.setattr(
+        torch.ops.axonn, "_why_no_fused_here", lambda *_: "it needs sm_90", raising=False
+    )
+    [finding] = doctor.find_verified(loaded)
+    assert finding.value == "no fused and fused_sm90 here: it needs sm_90"
+    assert (finding.status, finding.remedy) == (doctor.OK, "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    [finding] = doctor.find_verified(loaded)
+    assert finding.value == "no fused and fused_sm90 here: torch sees no GPU"
+
+
+WITHOUT = """
+import sys
+sys.modules["axonn_ext._C"] = None  # as of one that cannot be loaded
+from axonn_ext.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_an_extension_that_cannot_be_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "doctor.json"
+    done = commands.run([sys.executable, "-c", WITHOUT, "doctor", "--json", str(path)])
+    assert done.status == 1 and "Traceback" not in done.output
+    text = "axonn_ext's compiled extension cannot be loaded. Build it against the torch that is"
+    assert f"problem: compiled parts: {text}" in done.output
+    findings = {(f["part"], f["name"]): f for f in json.loads(path.read_text())["findings"]}
+    assert findings["versions", "torch"]["value"] == torch.__version__
+    assert findings["build", "compiled parts"]["status"] == "problem"
+
+    done = commands.run([sys.executable, "-c", WITHOUT, "tune", "--shapes", "64,64,64"])
+    assert done.status == 1
+    [line] = done.output.splitlines()
+    assert line.startswith(f"error: {text}") and "(the cause: " in line

@@ -31,6 +31,7 @@ from axonn_ext.verify.virtual import (
     gathered,
     stored,
 )
+from grids import every_grid
 
 pytestmark = pytest.mark.gpu
 
@@ -276,7 +277,7 @@ def check_linears(layout: str) -> list[str]:
     # A rounding of each part of a sum, and of the result, over one and two reductions.
     limit = 8 * torch.finfo(torch.bfloat16).eps
     return linear_failures(
-        layout, "fused", dtype=torch.bfloat16, sizes=(256, 512, 1024), limit=limit
+        every_grid(), layout, "fused", dtype=torch.bfloat16, sizes=(256, 512, 1024), limit=limit
     )
 
 

@@ -12,7 +12,7 @@ from axonn_ext import GridShape, full_gradients, models, nn, sync_gradients
 from axonn_ext.bench.measure import Ranks, measure
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.verify.linears import linear_failures
-from grids import bound, grid_of, relative_error
+from grids import bound, every_grid, grid_of, relative_error
 
 pytestmark = pytest.mark.gpu
 
@@ -21,7 +21,7 @@ ROWS, IN, OUT = 48, 24, 40  # divisible by every grid of 4 in every role
 
 def check_linears(layout: str, algorithm: str) -> list[str]:
     return linear_failures(
-        layout, algorithm, dtype=torch.float64, sizes=(ROWS, IN, OUT),
+        every_grid(), layout, algorithm, dtype=torch.float64, sizes=(ROWS, IN, OUT),
         limit=bound(torch.float64, ROWS),
     )  # fmt: skip
 

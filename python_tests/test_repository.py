@@ -178,6 +178,19 @@ def test_no_module_rebinds_its_globals() -> None:
     assert found == [], "no mutable globals: pass the value, or keep it in an object"
 
 
+def test_functions_keep_no_results() -> None:
+    """Grids and tensors, say; those of the planner and of Triton's kernels depend on numbers."""
+    found = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in PYTHON_FILES
+        if part_of(path) not in ("planner", "triton")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        if any(re.search(r"\b(cache|lru_cache)\b", ast.unparse(d)) for d in node.decorator_list)
+    ]
+    assert found == [], "no mutable globals: a cached function is one"
+
+
 def test_torch_headers_stay_in_ops() -> None:
     torch_header = re.compile(r'^\s*#\s*include\s*[<"](torch|ATen|c10|pybind11)/', re.MULTILINE)
     convenience = re.compile(r'^\s*#\s*include\s*[<"]torch/(extension|all|torch)\.h', re.MULTILINE)

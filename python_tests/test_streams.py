@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import resource
 import shlex
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from axonn_ext.cli import streams
+from axonn_ext.settings import LAUNCHED_BY_US
 from commands import AXONN, ROOT, environment, processes_with, small, wait_until
 
 PLAN = ("plan", "--model", "gpt2-small", "--machine", "dgx-a100", "--gpus", "8",
@@ -41,7 +45,7 @@ def shell(
 
 def test_streams_of_one_process(tmp_path: Path) -> None:
     train = ["train", "--nproc", "1", "--out", str(tmp_path / "run"), *small(train__steps=5000)]
-    full = "error: No space left on device (standard output, most likely)\n"
+    full = "error: No space left on device (standard output)\n"
     cases: list[tuple[list[str], str, tuple[int, str, str]]] = [
         ([*PLAN], ">&9", (READER_GONE, "", "")),
         (["--help"], ">&9", (READER_GONE, "", "")),
@@ -58,6 +62,29 @@ def test_streams_of_one_process(tmp_path: Path) -> None:
         found = list(threads.map(lambda case: shell(case[0], case[1]), cases))
     for (arguments, redirection, expected), got in zip(cases, found, strict=True):
         assert got == expected, (arguments, redirection)
+
+
+@pytest.mark.parametrize(("now", "asked"), [(70, [(70, signal.SIGHUP)]), (1, []), (71, [])])
+def test_only_the_launcher_is_asked_to_end_the_job(
+    now: int, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what has this process once the launcher has gone: init, or a container's."""
+    parents, found = iter([70]), []
+
+    def fail(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(os, "getppid", lambda: next(parents, now))
+    monkeypatch.setattr(os, "kill", lambda *call: found.append(call))
+    monkeypatch.setattr("axonn_ext.cli.compare.run", fail)
+    module = importlib.import_module("axonn_ext.cli.main")
+    monkeypatch.setattr(module, "FAREWELL_SECONDS", 0.0)
+    launched = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": f"{LAUNCHED_BY_US}1"}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(streams, "drop", lambda stream: None)
+    assert module.main(["compare", "a", "b"]) == READER_GONE
+    assert found == asked
 
 
 def test_a_launched_job_whose_reader_goes_ends_quietly(tmp_path: Path) -> None:

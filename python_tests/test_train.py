@@ -28,14 +28,16 @@ STEP_KEYS = {
 }  # fmt: skip
 
 
-def train_here(folder: Path, *, grid: str = "x=1", **overrides: object) -> RunMetrics:
+def train_here(
+    folder: Path, *, grid: str = "x=1", profile: bool = False, **overrides: object
+) -> RunMetrics:
     """A small run in this process."""
     pairs = {key.replace("__", "."): value for key, value in overrides.items()}
     texts = [Override(key, str(value).lower()) for key, value in (SMALL | pairs).items()]
     threads = torch.get_num_threads()
     try:
         config = load_config(None, grid=grid, overrides=tuple(texts))
-        run_worker(config, Process(), folder=folder, overwrite=False)
+        run_worker(config, Process(), folder=folder, overwrite=False, profile=profile)
     finally:
         torch.set_num_threads(threads)
     return read_metrics(folder)
@@ -174,6 +176,14 @@ def test_picture_of_one_step_without_evaluation(tmp_path: Path) -> None:
     step = StepMetrics(1, 5.0, 1.0, 1e-3, 256, 10.0, 0.1, 1 << 30, 0.0)
     plot_loss(RunMetrics([step]), tmp_path / "loss.png", title="one", subtitle="step")
     assert (tmp_path / "loss.png").read_bytes().startswith(PNG)
+
+
+def test_a_disk_that_is_full_as_the_profile_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("axonn_ext.train.worker.PROFILE_FILE", "/dev/full")
+    with pytest.raises(TrainingError, match="--out: cannot write /dev/full: No space left"):
+        train_here(tmp_path / "run", profile=True)
 
 
 def test_smoothing() -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import json
 import os
-import time
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,14 +22,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.library import Library
 
+import commands
 from axonn_ext import _library, _machine, settings, stamps, tuning
 from axonn_ext.cli import main
 from axonn_ext.cli import verify as command
+from axonn_ext.settings import worker_environment
 from axonn_ext.stamps import Key, Stamp, Verdict
 from axonn_ext.train.errors import UserError
 from axonn_ext.verify import groups, run
 from axonn_ext.verify.groups import Group
 from axonn_ext.verify.run import FAILED, NOT_RUN, PASSED, Outcome
+from axonn_ext.verify.worker import NOT_RUN_STATUS, Task
 from test_tuning import cache_in
 
 H100 = Key(
@@ -51,6 +59,30 @@ def test_a_stamp_is_found_by_its_key_alone(tmp_path: Path):
     stamps.keep(tmp_path, Stamp(H100, RIGHT))
     assert stamps.find(tmp_path, H100) == Stamp(H100, RIGHT)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_another_run_changes_what_it_has_looked_at():
+    groups_of = {"2 GPUs": "wrong", "8 GPUs": "wrong"}
+    all_right, one_gpu = Verdict(ranks=8), Verdict(ranks=1)
+    failed = Verdict(reasons=groups_of)
+
+    def fused(old: Verdict, new: Verdict, *passed: str) -> Verdict:
+        return stamps.merged({"fused": old}, {"fused": new}, passed=passed)["fused"]
+
+    old = {"fused": all_right, "triton": WRONG}
+    assert stamps.merged(old, {}, passed=["triton: products"]) == old
+    assert stamps.merged(old, {"cublaslt": one_gpu}, passed=[]) == old | {"cublaslt": one_gpu}
+    assert stamps.merged({}, old, passed=[]) == old
+    assert fused(all_right, one_gpu) == all_right and fused(one_gpu, all_right) == all_right
+    assert fused(all_right, failed) == failed
+    # What has failed between GPUs is as wrong when fewer have passed.
+    assert fused(failed, one_gpu, "1 GPU") == failed
+    assert fused(failed, Verdict(ranks=2), "2 GPUs").reasons == {"8 GPUs": "wrong"}
+    assert fused(failed, all_right, *groups_of) == all_right
+    assert fused(failed, Verdict(reasons={"1 GPU": "worse"}), "2 GPUs").reasons == {
+        "8 GPUs": "wrong",
+        "1 GPU": "worse",
+    }
 
 
 def test_the_format_is_what_the_documents_say(tmp_path: Path):
@@ -281,19 +313,37 @@ def measured_products(
     return set(choice.median_us)
 
 
-def test_auto_measures_the_product_kernel_that_is_right_and_suggests_verify_once(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-):
-    hint = "before `axonn-ext verify` (3 minutes) has found them right here"
+def test_auto_measures_the_product_kernel_that_is_right(monkeypatch: pytest.MonkeyPatch):
     wrong = Stamp(H100, RIGHT | {"fused_sm90": WRONG})
     assert "fused_sm90" not in measured_products(monkeypatch, wrong)
     assert "fused_sm90" in measured_products(monkeypatch, Stamp(H100, RIGHT))
-    assert hint not in capfd.readouterr().err
-    for _ in range(2):
-        assert "fused_sm90" not in measured_products(monkeypatch, None)
-    assert capfd.readouterr().err.count(hint) == 1
+    assert "fused_sm90" not in measured_products(monkeypatch, None)
     asked = {"product_kernels": ("fused_sm90",)}
     assert "fused_sm90" in measured_products(monkeypatch, None, **asked)
+
+
+# In a process of its own, for it is said once a process.
+SUGGEST = """
+import sys
+from pytest import MonkeyPatch
+from test_verify import H100, RIGHT, WRONG, Stamp, measured_products
+for stamp in (Stamp(H100, RIGHT), Stamp(H100, RIGHT | {"fused_sm90": WRONG})):
+    measured_products(MonkeyPatch(), stamp)
+print("without a stamp:", file=sys.stderr)
+for _ in range(2):
+    measured_products(MonkeyPatch(), None)
+"""
+
+
+def test_verify_is_suggested_once(targets: None):
+    hint = "before `axonn-ext verify` (3 minutes) has found them right here"
+    program = [sys.executable, "-c", SUGGEST]
+    done = subprocess.run(
+        program, env=worker_environment(), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    before, _, after = done.stderr.partition("without a stamp:")
+    assert (before.count(hint), after.count(hint)) == (0, 1)
 
 
 # --- Groups of cases, in processes of their own ---------------------------------------------------
@@ -301,6 +351,28 @@ def test_auto_measures_the_product_kernel_that_is_right_and_suggests_verify_once
 
 def group(target: str, kernel: str = "fused", num_ranks: int = 1, gpus: int = 1) -> Group:
     return Group(target, kernel, f"verify_targets:{target}", num_ranks, gpus)
+
+
+# What the command does with its groups.
+HANG = """
+import sys
+from axonn_ext.train.errors import TrainingError
+from axonn_ext.verify import run
+from axonn_ext.verify.groups import Group
+try:
+    list(run.run_groups([Group("hangs", "fused", "verify_targets:hangs")], device="cpu"))
+except TrainingError as error:
+    sys.exit(7 if str(error) == "ended by SIGTERM" else 8)
+"""
+POPEN = subprocess.Popen
+
+
+def is_running(process: Path) -> bool:
+    """Of a folder of /proc; a zombie, which nobody here may have to reap, is not."""
+    try:
+        return "State:\tZ" not in (process / "status").read_text()
+    except OSError:
+        return False
 
 
 @pytest.fixture
@@ -320,6 +392,9 @@ def targets(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cannot_run", 1, NOT_RUN, "it is of sm_80"),
         ("raises", 1, FAILED, "rank 0 ended with status 1: RuntimeError: CUDA error: unspecified"),
         ("rank_1_is_killed", 2, FAILED, "rank 1 was killed by SIGABRT"),
+        ("runs_out_of_memory", 2, NOT_RUN, "CUDA out of memory. Tried to allocate 2 GiB"),
+        ("is_wrong_beside_one_out_of_memory", 2, FAILED, "wrong"),
+        ("lacks_python_h", 1, NOT_RUN, "Command '['false']' returned non-zero exit status 1"),
     ],
 )
 def test_a_group(targets: None, target: str, num_ranks: int, status: str, reason: str):
@@ -328,17 +403,92 @@ def test_a_group(targets: None, target: str, num_ranks: int, status: str, reason
     assert outcome.seconds < 110
 
 
-def test_a_group_that_hangs_is_ended(targets: None):
-    start = time.monotonic()
-    outcome = run.run_group(group("hangs"), seconds=1, device="cpu")
-    assert outcome.status == FAILED and "rank 0 had not ended after 1 s" in outcome.reason
-    assert time.monotonic() - start < 60
+def test_without_a_c_compiler_triton_is_not_run(targets: None):
+    pytest.importorskip("triton")
+    outcome = run.run_group(group("finds_no_compiler", "triton"), seconds=120, device="cpu")
+    assert (outcome.status, outcome.reason[:26]) == (NOT_RUN, "Failed to find C compiler."), outcome
+
+
+def test_a_group_that_hangs_is_ended(
+    targets: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("VERIFY_TARGETS_FOLDER", str(tmp_path))
+    hanging = dataclasses.replace(group("hangs"), seconds=10.0)
+    outcome = run.run_group(hanging, seconds=10, device="cpu")
+    assert (tmp_path / "started").exists()
+    assert (outcome.status, outcome.reason) == (FAILED, "rank 0 had not ended after 10 s")
+    assert outcome.seconds < 60
 
 
 def test_what_there_is_no_time_for_is_not_run(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(run, "TOTAL_SECONDS", 1.0)
     [outcome] = run.run_groups([group("hangs")], device="cpu")
     assert (outcome.status, outcome.reason) == (NOT_RUN, "the time was up")
+
+
+def test_what_is_cut_short_is_not_run(targets: None, monkeypatch: pytest.MonkeyPatch):
+    """It might have ended in the seconds that are its own."""
+    monkeypatch.setattr(run, "TOTAL_SECONDS", 2.0)
+    monkeypatch.setattr(run, "LEAST_SECONDS", 1.0)
+    [outcome] = run.run_groups([group("hangs")], device="cpu")
+    assert (outcome.status, outcome.reason) == (NOT_RUN, "the time was up")
+    assert outcome.seconds > 1
+
+
+def test_ranks_that_do_not_meet_are_no_wrong_kernel(
+    targets: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The file is what the worker leaves where nobody serves a store."""
+    monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "1")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port, result = unused.getsockname()[1], tmp_path / "result.json"
+        task = Task("verify_targets:passes", 0, 2, port, "cpu", str(result), os.getpid())
+        program = [sys.executable, "-m", "axonn_ext.verify.worker", json.dumps(vars(task))]
+        done = subprocess.run(program, env=worker_environment(), check=False, timeout=120)
+    assert done.returncode == NOT_RUN_STATUS
+    assert json.loads(result.read_text())["unsupported"].startswith("rank 0 cannot start: ")
+
+
+def test_processes_that_die_at_their_start_are_no_wrong_kernel(
+    targets: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "executable", "false")
+    outcome = run.run_group(group("passes"), seconds=120, device="cpu")
+    reason = f"{run.NOT_STARTED}: rank 0 ended with status 1"
+    assert (outcome.status, outcome.reason) == (NOT_RUN, reason)
+
+
+def test_a_process_that_cannot_be_started_ends_those_before_it(
+    targets: None, monkeypatch: pytest.MonkeyPatch
+):
+    started: list[subprocess.Popen[bytes]] = []
+
+    def popen(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if started:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        started.append(POPEN(*args, **options))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with pytest.raises(OSError, match="Resource temporarily unavailable"):
+        run.run_group(group("hangs", num_ranks=2), seconds=120, device="cpu")
+    assert started[0].returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_groups_end_with_the_command(
+    targets: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+):
+    monkeypatch.setenv("VERIFY_TARGETS_FOLDER", str(tmp_path))
+    command = subprocess.Popen([sys.executable, "-c", HANG], env=worker_environment())
+    started = tmp_path / "started"
+    commands.wait_until(lambda: started.exists() and started.read_text() != "", "the target")
+    worker = Path(f"/proc/{started.read_text()}")
+    assert worker.exists()
+    command.send_signal(number)
+    assert command.wait(60) == (7 if number == signal.SIGTERM else -number)
+    commands.wait_until(lambda: not is_running(worker), "the worker's end", timeout_s=10)
 
 
 def test_verdicts_by_kernel():
@@ -357,6 +507,21 @@ def test_verdicts_by_kernel():
     assert failed["fused"].reasons == {"4": "why"} and failed["triton"].passed
 
 
+def test_ranks_are_those_between_which_every_group_has_passed():
+    """Ops and Linears, of which one may have passed alone."""
+
+    def ranks(*statuses: tuple[int, str]) -> int:
+        outcomes = [
+            Outcome(group(f"{n}", gpus=size), status, "why")
+            for n, (size, status) in enumerate(statuses)
+        ]
+        return run.verdicts_of(outcomes)["fused"].ranks
+
+    assert ranks((1, PASSED), (2, PASSED), (2, PASSED), (4, PASSED), (4, PASSED)) == 4
+    assert ranks((1, PASSED), (2, PASSED), (2, PASSED), (4, PASSED), (4, NOT_RUN)) == 2
+    assert ranks((1, PASSED), (2, NOT_RUN), (2, PASSED), (4, NOT_RUN), (4, PASSED)) == 1
+
+
 def test_groups_for_the_gpus_that_there_are():
     for num_gpus, worlds in ((1, {1}), (2, {1, 2}), (3, {1, 2}), (4, {1, 2, 4}), (16, {1, 2, 8})):
         found = groups.groups(num_gpus)
@@ -373,11 +538,11 @@ def test_groups_for_the_gpus_that_there_are():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so_and_ends_with_2(capsys: pytest.CaptureFixture[str]):
-    start = time.monotonic()
-    assert main(["verify"]) == 2
-    assert time.monotonic() - start < 5
-    [line] = capsys.readouterr().err.splitlines()
+def test_without_a_gpu_it_says_so_and_ends_with_2():
+    """In a process that has not loaded torch."""
+    done = commands.run([*commands.AXONN, "verify"])
+    assert done.status == 2 and done.seconds < 5
+    [line] = done.output.splitlines()
     assert line.startswith("error: axonn-ext verify needs an NVIDIA GPU, and ")
     assert "run it where the job will run" in line
 
@@ -443,6 +608,23 @@ def test_what_it_leaves(
     assert stamp is not None and all(v.passed for v in stamp.verdicts.values())
 
 
+def test_what_an_earlier_run_has_found_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """On one of the GPUs, with too little time for triton."""
+    stamps.keep(tmp_path, Stamp(H100, {"fused": Verdict(ranks=8), "triton": WRONG}))
+    monkeypatch.setenv("AXONN_PRODUCT_KERNELS", "triton")
+    outcomes = [Outcome(g, PASSED if g.kernel != "triton" else NOT_RUN) for g in groups.groups(1)]
+    assert run_command(monkeypatch, outcomes, tmp_path, tmp_path / "found.json") == 0
+    stamp = stamps.find(tmp_path, H100)
+    assert stamp is not None and stamp.verdicts["triton"] == WRONG
+    assert stamp.verdicts["fused"] == Verdict(ranks=8)
+    printed = capsys.readouterr().out
+    assert 'fused: right; "auto" measures it in groups of up to 8 ranks' in printed
+    assert "triton: not verified, see above; before, FAILED: fused: sums, virtual ranks" in printed
+    assert 'cublaslt: right; "auto" does not measure it: AXONN_PRODUCT_KERNELS' in printed
+
+
 def test_where_nothing_can_be_kept_it_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -450,4 +632,6 @@ def test_where_nothing_can_be_kept_it_says_so(
     outcomes = [Outcome(g, PASSED) for g in groups.groups(1)]
     status = run_command(monkeypatch, outcomes, tmp_path / "file", tmp_path / "found.json")
     assert status == 0
-    assert "not kept, so that nothing changes for auto: " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "not kept, so that nothing changes for auto: " in printed
+    assert "fused_sm90: right\n" in printed and '"auto"' not in printed

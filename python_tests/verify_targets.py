@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -39,6 +41,38 @@ def raises() -> tuple[int, list[str]]:
     raise RuntimeError("CUDA error: unspecified launch failure")
 
 
+def runs_out_of_memory() -> tuple[int, list[str]]:
+    """On rank 1; the others wait for it for ever."""
+    if dist.get_rank() == 1:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    time.sleep(600)
+    return 1, []
+
+
+def is_wrong_beside_one_out_of_memory() -> tuple[int, list[str]]:
+    if dist.get_rank() == 1:
+        raise RuntimeError("CUDA error: out of memory")
+    return 1, ["wrong"]
+
+
+def finds_no_compiler() -> tuple[int, list[str]]:
+    """As triton does."""
+    from triton.runtime import build
+
+    os.environ.pop("CC", None)
+    os.environ["PATH"] = "/nowhere"
+    build._find_compiler("c")
+    return 1, []
+
+
+def lacks_python_h() -> tuple[int, list[str]]:
+    subprocess.check_call(["false"])
+    return 1, []
+
+
 def hangs() -> tuple[int, list[str]]:
+    """Leaves its pid in a file first, where the test that waits for it looks."""
+    if folder := os.environ.get("VERIFY_TARGETS_FOLDER"):
+        (Path(folder) / "started").write_text(str(os.getpid()))
     time.sleep(600)
     return 1, []

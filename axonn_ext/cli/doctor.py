@@ -21,7 +21,7 @@ import torch.distributed as dist
 from rich.table import Table
 
 import axonn_ext
-from axonn_ext import _library, _machine, settings, stamps
+from axonn_ext import _machine, settings, stamps
 from axonn_ext.train.console import Console
 from axonn_ext.train.errors import UserError
 from axonn_ext.train.files import check_writable, write_text
@@ -108,8 +108,13 @@ def find_bad_settings(problems: Mapping[str, str]) -> list[Finding]:
 
 
 def diagnose() -> list[Finding]:
-    """All findings, in the order of the report."""
+    """All findings, in the order of the report; few where the compiled parts cannot be loaded."""
     shared_memory = find_shared_memory()
+    try:
+        from axonn_ext import _library  # noqa: F401
+    except ImportError as error:
+        broken = Finding("build", "compiled parts", "cannot be loaded", PROBLEM, str(error))
+        return [*find_versions(), broken, shared_memory]
     devices = find_devices()
     return [
         *find_versions(),
@@ -160,6 +165,8 @@ def find_versions() -> list[Finding]:
 
 def find_build() -> list[Finding]:
     """What is compiled, for which architectures, against which NCCL."""
+    from axonn_ext import _library
+
     # That _C loads is shown by our being here.
     findings = [Finding("build", "CPU parts", str(_library.extension_path()))]
     if _library.cuda is None:
@@ -191,6 +198,8 @@ def find_build() -> list[Finding]:
 
 
 def _why_not(module: str) -> str:
+    from axonn_ext import _library
+
     why = _library.left_out().get(module)
     return f"not built: {why}" if why else f"built, but its file {module}.*.so is gone"
 
@@ -200,6 +209,8 @@ def _why_not(module: str) -> str:
 
 def find_devices() -> list[Finding]:
     """The GPUs, whether our code runs on each, and which reach each other's memory."""
+    from axonn_ext import _library
+
     if not torch.cuda.is_available():
         text = "none that torch can use" if _machine.gpu_runtime() else NO_GPUS_ASKED
         return [Finding("devices", "GPUs", text, NOTE if _library.cuda else OK)]
@@ -269,6 +280,8 @@ def find_shared_memory() -> Finding:
 
 def find_verified(loaded: settings.Settings) -> list[Finding]:
     """What `axonn-ext verify` has found on this machine's GPUs."""
+    from axonn_ext import _library
+
     findings = []
     for key in _library.stamp_keys():
         stamp = stamps.find(loaded.cache_dir, key) if loaded.cache_dir else None
@@ -276,12 +289,26 @@ def find_verified(loaded: settings.Settings) -> list[Finding]:
         words = [
             f"{name} {_verdict(verdicts[name])}" for name in stamps.KERNELS if name in verdicts
         ]
-        unknown = [name for name in stamps.LOCKED if name not in verdicts]
-        remedy = f"axonn-ext verify, for auto to measure {' and '.join(unknown)}" if unknown else ""
+        unknown = " and ".join(name for name in stamps.LOCKED if name not in verdicts)
+        why = why_no_fused_on(key.gpu) if unknown else ""
+        if why:
+            words.append(f"no {unknown} here: {why}")
+        remedy = f"axonn-ext verify, for auto to measure {unknown}" if unknown and not why else ""
+        right = not remedy and all(v.passed for v in verdicts.values())
         text = ", ".join(words) or "not run"
-        status = OK if stamp and all(v.passed for v in verdicts.values()) else NOTE
-        findings.append(Finding("verify", key.gpu, text, NOTE if remedy else status, remedy))
+        findings.append(Finding("verify", key.gpu, text, OK if right else NOTE, remedy))
     return findings
+
+
+def why_no_fused_on(gpu: str) -> str:
+    """Why there is nothing of ours that `axonn-ext verify` could run on GPUs of a model; or ""."""
+    if not torch.cuda.is_available():
+        return "torch sees no GPU"
+    names = [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())]
+    if gpu not in names:
+        return "torch sees no such GPU"
+    device = torch.device("cuda", names.index(gpu))
+    return str(torch.ops.axonn._why_no_fused_here(device, torch.bfloat16, 1, False))
 
 
 def _verdict(verdict: stamps.Verdict) -> str:
@@ -292,6 +319,8 @@ def _verdict(verdict: stamps.Verdict) -> str:
 
 def find_algorithms(*, can_share: bool, cuda_kernels: set[str]) -> list[Finding]:
     """What each op does on CPU and CUDA tensors, and why."""
+    from axonn_ext import _library
+
     default = "fused" if can_share else "sequential"
     reason = "ranks of one host share memory" if can_share else "no shared memory"
     gloo = dist.is_available() and dist.is_gloo_available()

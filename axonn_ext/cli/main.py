@@ -17,7 +17,13 @@ from axonn_ext import settings
 from axonn_ext._version import __version__
 from axonn_ext.cli import streams
 from axonn_ext.settings import LaunchEnvironment, SettingsError
-from axonn_ext.train.errors import OutputClosed, TrainingError, UserError, WorkerUserError
+from axonn_ext.train.errors import (
+    MeetingError,
+    OutputClosed,
+    TrainingError,
+    UserError,
+    WorkerUserError,
+)
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -80,14 +86,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         streams.drop(sys.stdout)
         return streams.READER_GONE
     except OSError as error:
+        text = _of_the_machine(error)
         streams.drop(sys.stdout)
-        _report(None, f"error: {_of_the_machine(error)}")
+        _report(None, f"error: {text}")
         return FAILED
 
 
 def _run(arguments: list[str]) -> int:
     """The same, where standard output is written to without care."""
-    here = None
+    here, parent = None, os.getppid()
     try:
         here = settings.launch_environment()
         bad_settings = _check_settings(arguments)
@@ -96,6 +103,9 @@ def _run(arguments: list[str]) -> int:
         return int(args.run(args, extra))
     except SettingsError as error:
         return _refuse(here, list(error.problems.values()))
+    except MeetingError as error:
+        _report(here, f"error: {error}")
+        return USER_ERROR
     except UserError as error:
         return _refuse(here, error.problems)
     except WorkerUserError:
@@ -107,12 +117,16 @@ def _run(arguments: list[str]) -> int:
         return streams.READER_GONE
     except BrokenPipeError:
         if here is not None and here.by_us:
-            _end_the_job()
+            _end_the_job(parent)
         raise
     except KeyboardInterrupt:
         if here is None:  # under a launcher, it is the launcher that says so, once
             _report(here, "interrupted")
         return INTERRUPTED
+    except ImportError as error:
+        ours = (error.name or "").startswith("axonn_ext._")  # of _library, which says what to do
+        _report(here, f"error: {error}" if ours else traceback.format_exc())
+        return FAILED
     except (MemoryError, OSError) as error:
         _report(here, f"error: {_of_the_machine(error)}")
         return FAILED
@@ -140,10 +154,12 @@ def _refuse(here: LaunchEnvironment | None, problems: Sequence[str]) -> int:
     return USER_ERROR
 
 
-def _end_the_job() -> None:
+def _end_the_job(launcher: int) -> None:
     """As one rank of a job whose output nobody reads any more: asks the launcher to end all of it,
     before the other ranks complain that this one has gone."""
-    os.kill(os.getppid(), signal.SIGHUP)
+    if launcher == 1 or os.getppid() != launcher:
+        return  # it has gone itself, and who has this process now is none of ours
+    os.kill(launcher, signal.SIGHUP)
     time.sleep(FAREWELL_SECONDS)  # until the launcher ends this process
 
 
@@ -154,8 +170,21 @@ def _of_the_machine(error: MemoryError | OSError) -> str:
     if error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     # Files of ours are named where they are written.
-    full = " (standard output, most likely)" if error.errno == errno.ENOSPC else ""
-    return f"{error.strerror or error}{full}"
+    is_stdout = error.errno == errno.ENOSPC and _stdout_is_full()
+    return f"{error.strerror or error}{' (standard output)' if is_stdout else ''}"
+
+
+def _stdout_is_full() -> bool:
+    """Whether standard output takes not even the end of a line; what is left for it is dropped."""
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return False  # nobody needs to be told
+    except OSError:
+        streams.drop(sys.stdout)
+        return True
+    return False
 
 
 def _parser(first: Sequence[str]) -> Parser:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +31,8 @@ Runs the fused ops and the kernels that compete for matrix products on the GPUs 
 on random data beside float64 references, each group of cases in processes of its own, in under 3
 minutes. What is right is kept in AXONN_CACHE_DIR, for GPUs of this model and the installed driver,
 torch, NCCL, triton and axonn_ext: algorithm "auto" then measures "fused" and "fused_sm90", too.
-What is wrong is kept as well, and not used. Exit status: 0 all right, 1 something failed, 2 there
-is no GPU."""
+What is wrong is kept as well, and not used. Exit status: 0 nothing failed, 1 something did, 2
+there is no GPU."""
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -61,7 +61,7 @@ def _verify(json_file: Path | None) -> int:
     from axonn_ext.train.console import Console
     from axonn_ext.train.files import check_writable
     from axonn_ext.verify.groups import groups
-    from axonn_ext.verify.run import FAILED, verdicts_of
+    from axonn_ext.verify.run import FAILED, PASSED, verdicts_of
 
     num_gpus, gpu = find_gpus()
     check_writable("--json", json_file)
@@ -71,8 +71,10 @@ def _verify(json_file: Path | None) -> int:
     verdicts = verdicts_of(outcomes)
     key = key_of(gpu)
     console.print(table_of(outcomes))
-    print_verdicts(console, verdicts, seconds=time.monotonic() - start)
-    stamp = keep(console, key, verdicts)
+    _say(console, f"{time.monotonic() - start:.0f} s")
+    passed = {outcome.group.name for outcome in outcomes if outcome.status == PASSED}
+    stamp, known = keep(console, key, verdicts, passed=passed)
+    print_verdicts(console, verdicts, known)
     if json_file is not None:
         _write_json(json_file, key, stamp, verdicts, outcomes)
     return 1 if any(outcome.status == FAILED for outcome in outcomes) else 0
@@ -151,46 +153,67 @@ def table_of(outcomes: Iterable[Outcome]) -> Any:
     return table
 
 
-def print_verdicts(console: Console, verdicts: dict[str, Verdict], *, seconds: float) -> None:
-    """What "auto" does from now on."""
-    from axonn_ext.stamps import FUSED, KERNELS
+def print_verdicts(
+    console: Console, verdicts: Mapping[str, Verdict], known: Mapping[str, Verdict] | None
+) -> None:
+    """What was found of each kernel and, where it was kept (known), what "auto" does with that."""
+    from axonn_ext.stamps import KERNELS
 
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    say(f"{seconds:.0f} s")
+    asked = settings.load().product_kernels
     for kernel in KERNELS:
-        verdict = verdicts.get(kernel)
-        if verdict is None:
-            say(f"{kernel}: not verified, see above")
-        elif not verdict.passed:
-            say(f'{kernel}: FAILED; "auto" does not use it')
-        elif kernel == FUSED and verdict.ranks == 1:
-            say('fused: right between ranks on one GPU; for "auto" it must run between several')
-        elif kernel == FUSED:
-            say(f'fused: right; "auto" measures it in groups of up to {verdict.ranks} ranks')
-        else:
-            say(f'{kernel}: right; "auto" measures it')
+        found = verdicts.get(kernel)
+        words = (
+            "not verified, see above" if found is None else "right" if found.passed else "FAILED"
+        )
+        if known is not None and kernel in known:
+            words = f"{words}; {_effect(kernel, found, known[kernel], asked)}"
+        _say(console, f"{kernel}: {words}")
 
 
-def keep(console: Console, key: Key | None, verdicts: dict[str, Verdict]) -> Path | None:
-    """Writes the stamp, or says why there is none."""
+def _effect(kernel: str, found: Verdict | None, known: Verdict, asked: Sequence[str] | None) -> str:
+    """What "auto" does with what is known of a kernel; asked: AXONN_PRODUCT_KERNELS."""
+    from axonn_ext.stamps import FUSED
+
+    if not known.passed:
+        old = "" if found and not found.passed else f"before, FAILED: {', '.join(known.reasons)}; "
+        return f'{old}"auto" does not use it'
+    old = "" if found else "before, right; "
+    if kernel == FUSED and known.ranks == 1:
+        return f'{old}between ranks on one GPU; for "auto" it must run between several'
+    if kernel == FUSED:
+        return f'{old}"auto" measures it in groups of up to {known.ranks} ranks'
+    if asked is not None and kernel not in asked:
+        return f'{old}"auto" does not measure it: AXONN_PRODUCT_KERNELS does not list it'
+    return f'{old}"auto" measures it'
+
+
+def keep(
+    console: Console, key: Key | None, verdicts: Mapping[str, Verdict], *, passed: Collection[str]
+) -> tuple[Path | None, dict[str, Verdict] | None]:
+    """Writes what is known by now into the stamp, or says why there is none."""
     from axonn_ext import stamps
 
     cache_dir = settings.load().cache_dir
-    why, path = "", None
     if key is None:
         why = f"{_driver_folder()} does not tell this GPU's model, by which it would be found"
     elif not cache_dir:
         why = "AXONN_CACHE_DIR is empty"
     else:
+        old = stamps.find(cache_dir, key)
+        known = stamps.merged(old.verdicts if old else {}, verdicts, passed=passed)
         try:
-            path = stamps.keep(cache_dir, stamps.Stamp(key, verdicts))
+            path = stamps.keep(cache_dir, stamps.Stamp(key, known))
         except OSError as error:
             why = f"{error.filename or cache_dir}: {error.strerror}"
-    text = f"kept: {path}" if path else f"not kept, so that nothing changes for auto: {why}"
+        else:
+            _say(console, f"kept: {path}")
+            return path, known
+    _say(console, f"not kept, so that nothing changes for auto: {why}")
+    return None, None
+
+
+def _say(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
-    return path
 
 
 def _driver_folder() -> Path:
@@ -203,7 +226,7 @@ def _write_json(
     path: Path,
     key: Key | None,
     stamp: Path | None,
-    verdicts: dict[str, Verdict],
+    verdicts: Mapping[str, Verdict],
     outcomes: Sequence[Outcome],
 ) -> None:
     from axonn_ext.stamps import as_document

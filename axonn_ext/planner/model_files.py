@@ -83,7 +83,8 @@ def load_model(name: str, *, sequence_length: int | None = None) -> tuple[str, M
     elif is_folder(path):
         label, model = path.resolve().name, _from_hugging_face(path / "config.json")
     elif path.suffix == ".json":
-        label, model = path.resolve().parent.name, _from_hugging_face(path)
+        model = _from_hugging_face(path)  # which refuses what `resolve` cannot follow
+        label = path.resolve().parent.name
     else:
         error = unknown("model", name, PRESETS)
         raise PlannerError(f"{error}; or a TOML file, or a Hugging Face folder that exists")

@@ -22,6 +22,10 @@ def refuse_extra(command: str, extra: Sequence[str]) -> None:
         raise UserError(f"unknown argument {extra[0]} (see axonn-ext {command} --help)")
 
 
+class MeetingError(UserError):
+    """The ranks do not meet, so that none can be told of it."""
+
+
 class TrainingError(Exception):
     """A run that cannot go on, explained by its message; exit status 1."""
 

@@ -17,6 +17,7 @@ from axonn_ext.grid import AXES, Grid
 from axonn_ext.overlap import Orchestrator
 from axonn_ext.overlap.chrome_trace import Span, write_chrome_trace
 from axonn_ext.overlap.clock import StreamClock
+from axonn_ext.train.files import writing
 
 # Steps that run by turns with and without overlap; the first step pays for what happens once.
 _FIRST_COMPARED, _LAST_COMPARED = 2, 9
@@ -155,7 +156,8 @@ class Exposure:
             for name, begin, end, details in self._spans
         ]
         lanes = self._orchestrator.take_records() if self._orchestrator is not None else {}
-        write_chrome_trace(self._profile, compute=spans, lanes=lanes)
+        with writing("--out", self._profile):
+            write_chrome_trace(self._profile, compute=spans, lanes=lanes)
 
     def _now(self) -> _Mark:
         """Where the program is: what it computes with, the host or a GPU's stream."""

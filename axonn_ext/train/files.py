@@ -73,6 +73,8 @@ def _try_to_open(path: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return
     if path.is_symlink():  # to what does not exist: writing would create that
-        path = path.resolve()
+        path = Path(os.path.realpath(path))  # Path.resolve has no OSError for links in a circle
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     path.unlink()

@@ -12,17 +12,23 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import DistError, HashStore, PrefixStore, Store
+from torch.distributed import (
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    HashStore,
+    PrefixStore,
+    Store,
+)
 from torch.distributed.rendezvous import rendezvous
 
 from axonn_ext import settings
-from axonn_ext.train.errors import UserError
+from axonn_ext.train.errors import MeetingError, TrainingError, UserError
 from axonn_ext.train.limits import allow_open_files
 
 # A rank that found a mistake waits this long for peers that are still starting, so that torchrun,
 # which ends the job with its first failure, does not end it before they have said theirs.
 FAREWELL_SECONDS = 5.0
-START_SECONDS = 300.0
 _FINE, _PROBLEM = "fine", "problem"
 _SETTLED = "settled"
 
@@ -44,18 +50,21 @@ def this_process() -> Process | None:
     return Process(launch.rank, launch.world_size, launch.local_world_size)
 
 
-def open_store(process: Process, seconds: float = START_SECONDS) -> Store:
+def open_store(process: Process, seconds: float | None = None) -> Store:
     """torchrun's store, or a store of this process alone.
 
-    Raises: UserError where the environment does not say where the ranks meet.
+    seconds: how long to wait for the others, as long as for a peer inside an op if not given.
+
+    Raises: MeetingError where the environment does not say where the ranks meet, or they cannot.
     """
     allow_open_files(process.local_world_size)
     if process.world_size == 1:
         return HashStore()
     try:
-        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
-    except ValueError as error:
-        raise UserError(f"cannot meet the other ranks: {error}") from None
+        timeout = timedelta(seconds=seconds) if seconds is not None else _patience()
+        store, _, _ = next(rendezvous("env://", timeout=timeout))
+    except (ValueError, DistError) as error:
+        raise MeetingError(f"cannot meet the other ranks: {_first_line(error)}") from None
     return PrefixStore("axonn_ext/train", store)
 
 
@@ -93,11 +102,12 @@ def _is_served(deadline: float) -> bool:
 def meet(store: Store, process: Process) -> None:
     """Returns once every rank has passed its checks.
 
-    Raises: UserError if another rank has not.
+    Raises: UserError if another rank has not, or does not come.
     """
-    _post(store, process, _FINE)
     keys = _keys(process)
-    store.wait(keys, timedelta(seconds=START_SECONDS))
+    with _store_needed():
+        _post(store, process, _FINE)
+        _wait(store, keys)
     failed = [rank for rank, key in enumerate(keys) if store.get(key) == _PROBLEM.encode()]
     if failed:
         ranks = ", ".join(str(rank) for rank in failed)
@@ -117,7 +127,8 @@ def settled_by_rank_0(store: Store, process: Process, settle: Callable[[], str])
             raise
         store.set(_SETTLED, text)
         return text
-    store.wait([_SETTLED], timedelta(seconds=START_SECONDS))
+    with _store_needed():
+        _wait(store, [_SETTLED])
     text = store.get(_SETTLED).decode()
     if not text:
         raise UserError("stopping, because of the mistake that rank 0 reports")
@@ -164,6 +175,37 @@ def set_threads(process: Process, threads: int) -> int:
         threads = max(1, len(os.sched_getaffinity(0)) // process.local_world_size)
     torch.set_num_threads(threads)
     return threads
+
+
+@contextmanager
+def _store_needed() -> Iterator[None]:
+    """Raises TrainingError if the store goes meanwhile, with rank 0 or the launcher."""
+    try:
+        yield
+    except DistNetworkError as error:
+        raise TrainingError(f"lost the other ranks: {_first_line(error)}") from None
+
+
+def _patience() -> timedelta:
+    return timedelta(seconds=settings.load().timeout_seconds)
+
+
+def _wait(store: Store, keys: list[str]) -> None:
+    """Until all ranks have set theirs, the first is rank 0's. Raises MeetingError if that takes too
+    long."""
+    try:
+        store.wait(keys, _patience())
+    except DistStoreError:
+        late = ", ".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
+        seconds = f"{settings.load().timeout_seconds:g} s (AXONN_TIMEOUT_SECONDS)"
+        raise MeetingError(
+            f"cannot meet the other ranks: no word of rank {late} after {seconds}"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    """c10d puts a stack of C++ below it."""
+    return str(error).partition("\n")[0]
 
 
 def _post(store: Store, process: Process, state: str) -> None:

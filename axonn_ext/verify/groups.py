@@ -166,16 +166,22 @@ def fused_ops() -> Found:
 
 def fused_linears() -> Found:
     fused_module()
+    grids = linears.every_grid()
     failures = [
         failure
         for layout in ("sharded", "replicated")
         for dtype in virtual.DTYPES
         # A rounding of each part of a sum, and of the result, over one and two reductions.
         for failure in linears.linear_failures(
-            layout, "fused", dtype=dtype, sizes=(256, 512, 1024), limit=8 * torch.finfo(dtype).eps
+            grids,
+            layout,
+            "fused",
+            dtype=dtype,
+            sizes=(256, 512, 1024),
+            limit=8 * torch.finfo(dtype).eps,
         )
     ]
-    return 2 * len(virtual.DTYPES) * len(list(linears.cases())), failures
+    return 2 * len(virtual.DTYPES) * len(grids) * len(linears.ROLES), failures
 
 
 def fused_sm90_products() -> Found:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -14,6 +13,8 @@ from axonn_ext import full_gradients, full_state_dict, nn, sync_gradients
 from axonn_ext.grid import Grid, GridShape
 from axonn_ext.verify.accuracy import relative_error
 
+ROLES = ("expand", "contract")
+
 
 def factorisations(world_size: int) -> list[GridShape]:
     """Every ordered way to lay `world_size` ranks out over x, y, z and data."""
@@ -21,14 +22,13 @@ def factorisations(world_size: int) -> list[GridShape]:
     return [GridShape(*s) for s in sizes if math.prod(s) == world_size]
 
 
-@functools.cache
-def grid_of(shape: GridShape) -> Grid:
-    """The grid of that shape in this process, made once: groups cost milliseconds."""
-    return Grid(**shape.as_dict())
+def every_grid() -> list[Grid]:
+    """Of the world's ranks. Its groups take time to connect: make it once for all calls."""
+    return [Grid(**shape.as_dict()) for shape in factorisations(dist.get_world_size())]
 
 
 def linear_errors(
-    shape: GridShape,
+    grid: Grid,
     role: str,
     layout: str,
     algorithm: str,
@@ -37,7 +37,7 @@ def linear_errors(
     sizes: tuple[int, int, int],
 ) -> dict[str, float]:
     """Relative errors of one forward and backward; sizes: rows, in- and out-features."""
-    grid, (rows, features_in, features_out) = grid_of(shape), sizes
+    rows, features_in, features_out = sizes
     layer = nn.Linear(
         features_in, features_out, grid=grid, role=role, layout=layout, dtype=dtype,
         algorithm=algorithm,
@@ -65,12 +65,8 @@ def linear_errors(
     return {name: relative_error(a.cpu(), b) for name, (a, b) in got.items() if b is not None}
 
 
-def cases() -> Iterator[tuple[GridShape, str]]:
-    """Every grid of the world's ranks, in both roles."""
-    yield from itertools.product(factorisations(dist.get_world_size()), ("expand", "contract"))
-
-
 def linear_failures(
+    grids: Iterable[Grid],
     layout: str,
     algorithm: str,
     *,
@@ -78,12 +74,12 @@ def linear_failures(
     sizes: tuple[int, int, int],
     limit: float,
 ) -> list[str]:
-    """On every grid and in both roles, what is off by more than the limit."""
+    """On each grid and in both roles, what is off by more than the limit."""
     return [
-        f"{shape} {role} {layout} {name}: {error:.1e} > {limit:.1e}"
-        for shape, role in cases()
+        f"{grid.shape} {role} {layout} {name}: {error:.1e} > {limit:.1e}"
+        for grid, role in itertools.product(grids, ROLES)
         for name, error in linear_errors(
-            shape, role, layout, algorithm, dtype=dtype, sizes=sizes
+            grid, role, layout, algorithm, dtype=dtype, sizes=sizes
         ).items()
         if not error <= limit
     ]

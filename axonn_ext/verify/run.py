@@ -10,13 +10,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
 from axonn_ext.settings import PRODUCT_KERNELS, worker_environment
 from axonn_ext.stamps import Verdict
+from axonn_ext.train.errors import TrainingError
 from axonn_ext.verify.groups import MAX_FAILURES, Group
 from axonn_ext.verify.worker import Task
 
@@ -24,7 +28,9 @@ PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 TOTAL_SECONDS = 170.0
 LEAST_SECONDS = 8.0  # a process takes as long to start
 GRACE_SECONDS = 3.0  # for the peers of a process that has failed, to fail, too
-WAIT_SECONDS = 20.0  # of a rank for a peer, less than any group has
+WAIT_SECONDS = 20.0  # of a rank for a peer, less than any group has of its own
+TIME_WAS_UP = "the time was up"
+NOT_STARTED = "its processes did not get as far as the cases"  # whatever ended them: no kernel
 
 
 @dataclass(frozen=True)
@@ -39,54 +45,82 @@ class Outcome:
 
 
 def run_groups(groups: Iterable[Group], *, device: str = "cuda") -> Iterator[Outcome]:
-    """One after the other, until the time is up; what is left then is not run."""
+    """One after the other, until the time is up; what has not ended then counts as not run."""
     deadline = time.monotonic() + TOTAL_SECONDS
     for group in groups:
         left = deadline - time.monotonic()
         if left < LEAST_SECONDS:
-            yield Outcome(group, NOT_RUN, "the time was up")
+            yield Outcome(group, NOT_RUN, TIME_WAS_UP)
         else:
             yield run_group(group, seconds=min(group.seconds, left), device=device)
 
 
 def run_group(group: Group, *, seconds: float, device: str = "cuda") -> Outcome:
-    """Waits for its processes; after so many seconds they are ended."""
+    """Waits for its processes; after so many seconds they are ended.
+
+    That is a failure only if they had the group's own seconds.
+    """
     start = time.monotonic()
     # The store is this process's: it outlives ranks.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with tempfile.TemporaryDirectory(prefix="axonn_verify_") as folder:
-        processes = _Processes(group, Path(folder), port=store.port, device=device)
+    with _sigterm_raises(), tempfile.TemporaryDirectory(prefix="axonn_verify_") as folder:
+        processes = _Processes(group, Path(folder))
         try:
+            processes.start(port=store.port, device=device)
             late = not processes.wait(start + seconds)
         finally:
             processes.end()
-        status, reason, cases = _judge(processes, seconds if late else None)
+        cut = seconds < group.seconds
+        status, reason, cases = _judge(processes, seconds if late else None, cut=cut)
     return Outcome(group, status, reason, cases, time.monotonic() - start)
 
 
 def verdicts_of(outcomes: Iterable[Outcome]) -> dict[str, Verdict]:
-    """By kernel. One that failed nowhere has none where a group of a single GPU was not run."""
+    """By kernel. One that failed nowhere has none where a group of a single GPU was not run.
+
+    ranks is the most GPUs between which every group has passed.
+    """
     by_kernel: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_kernel.setdefault(outcome.group.kernel, []).append(outcome)
     verdicts = {}
     for kernel, found in by_kernel.items():
-        ranks = max((o.group.gpus for o in found if o.status == PASSED), default=1)
+        incomplete = {o.group.gpus for o in found if o.status != PASSED}
+        ranks = max({o.group.gpus for o in found} - incomplete, default=1)
         reasons = {o.group.name: o.reason for o in found if o.status == FAILED}
         if reasons or all(o.status == PASSED for o in found if o.group.gpus == 1):
             verdicts[kernel] = Verdict(ranks, reasons)
     return verdicts
 
 
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """SIGTERM is a TrainingError meanwhile, so that what has been started is ended, too."""
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        raise TrainingError(f"ended by {signal.Signals(number).name}")
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class _Processes:
     """Those of a group, in sessions of their own, with what they print and find in files."""
 
-    def __init__(self, group: Group, folder: Path, *, port: int, device: str) -> None:
-        self._folder = folder
+    def __init__(self, group: Group, folder: Path) -> None:
+        self._group, self._folder = group, folder
         self.running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *, port: int, device: str) -> None:
+        """Starts all; those that run when one cannot be started, `end` ends, too."""
+        group = self._group
         for rank in range(group.num_ranks):
-            result = str(self.result_of(rank))
-            task = Task(group.target, rank, group.num_ranks, port, device, result)
+            result = self.result_of(rank)
+            result.write_text(json.dumps({"unsupported": NOT_STARTED}), encoding="utf-8")
+            task = Task(group.target, rank, group.num_ranks, port, device, str(result), os.getpid())
             command = [sys.executable, "-m", "axonn_ext.verify.worker", json.dumps(asdict(task))]
             with self.output_of(rank).open("wb") as output:
                 process = subprocess.Popen(
@@ -103,6 +137,17 @@ class _Processes:
 
     def output_of(self, rank: int) -> Path:
         return self._folder / f"output{rank}"
+
+    def found_by(self, rank: int) -> dict[str, Any]:
+        """What it wrote; empty if it ended in the middle of its cases."""
+        try:
+            found = json.loads(self.result_of(rank).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        status = self.running[rank].returncode
+        if found.get("unsupported") == NOT_STARTED and status != -signal.SIGKILL:
+            found["unsupported"] += f": {_death(rank, status, self.output_of(rank))}"
+        return dict(found)
 
     def wait(self, deadline: float) -> bool:
         """Whether all have ended in time; once one has failed, the others get little."""
@@ -139,30 +184,37 @@ def _environment(group: Group) -> Mapping[str, str]:
     )
 
 
-def _judge(processes: _Processes, late_s: float | None) -> tuple[str, str, int]:
-    """Status, reason and number of cases."""
-    failures: list[str] = []
-    unsupported, cases = "", 0
+def _judge(processes: _Processes, late_s: float | None, *, cut: bool) -> tuple[str, str, int]:
+    """Status, reason and number of cases.
+
+    late_s  the seconds that were not enough, cut: fewer than the group's own
+    """
+    wrong: list[str] = []  # values
+    ends: list[str] = []  # of processes, in the middle of the cases
+    not_run: list[str] = []
+    cases = 0
     for rank, process in enumerate(processes.running):
-        try:
-            found = json.loads(processes.result_of(rank).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            found = None
-        if process.returncode != 0 and late_s is None:
-            failures.append(_death(rank, process.returncode, processes.output_of(rank)))
-        elif found is None or process.returncode != 0:
-            failures.append(f"rank {rank} had not ended after {late_s or 0:.0f} s")
-        else:
-            failures += found.get("failures", [])
-            unsupported = unsupported or found.get("unsupported", "")
-            cases = max(cases, found.get("cases", 0))
-    if failures:
-        # A rank that was ended with the others has less to say than the one that failed.
-        failures.sort(key=lambda text: "SIGKILL" in text)
-        more = len(failures) - MAX_FAILURES
-        text = "; ".join(failures[:MAX_FAILURES]) + (f"; and {more} more" if more > 0 else "")
-        return FAILED, text, cases
-    return (NOT_RUN, unsupported, 0) if unsupported else (PASSED, "", cases)
+        found = processes.found_by(rank)
+        wrong += found.get("failures", [])
+        cases = max(cases, found.get("cases", 0))
+        if "unsupported" in found:
+            not_run.append(found["unsupported"])
+        elif late_s is not None and process.returncode == -signal.SIGKILL:
+            ends.append(f"rank {rank} had not ended after {late_s:.0f} s")
+        elif process.returncode != 0 or not found:
+            ends.append(_death(rank, process.returncode, processes.output_of(rank)))
+    if not wrong and late_s is not None and cut:
+        return NOT_RUN, TIME_WAS_UP, 0
+    if not wrong and not_run:
+        # Ranks that did not start, and those that were ended with them, have less to say.
+        return NOT_RUN, min(not_run, key=lambda reason: reason == NOT_STARTED), 0
+    if not wrong and not ends:
+        return PASSED, "", cases
+    ends.sort(key=lambda text: "SIGKILL" in text)
+    failures = [*wrong, *ends]
+    more = len(failures) - MAX_FAILURES
+    text = "; ".join(failures[:MAX_FAILURES]) + (f"; and {more} more" if more > 0 else "")
+    return FAILED, text, cases
 
 
 def _death(rank: int, status: int, output: Path) -> str:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +18,11 @@ import torch
 import torch.distributed as dist
 
 from axonn_ext import settings
+
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+NOT_RUN_STATUS = 3
+# What says that this machine, or another job on it, is in the way, and not that a kernel is wrong.
+OF_THE_MACHINE = ("out of memory", "alloc_failed", "busy or unavailable", "find c compiler")
 
 
 @dataclass(frozen=True)
@@ -26,11 +35,35 @@ class Task:
     port: int  # of the store on this host
     device: str  # cuda, or cpu, where targets that need no GPU are tried
     result: str  # the file
+    parent: int  # the process without which this one is of no use
 
 
-def run(task: Task) -> None:
-    """Runs the target and writes {"cases", "failures"} or {"unsupported"}."""
+def run(task: Task) -> int:
+    """Runs the target and writes {"cases", "failures"} or {"unsupported"}; returns the exit status.
+
+    There is no file while the target runs; before, it is what the parent wrote.
+    """
     torch.set_num_threads(1)
+    try:
+        _join(task)
+    except Exception as error:
+        return _unsupported(task, f"rank {task.rank} cannot start: {_first_line(error)}")
+    Path(task.result).unlink()
+    module, _, function = task.target.partition(":")
+    try:
+        cases, failures = getattr(importlib.import_module(module), function)()
+        if task.device == "cuda":
+            torch.cuda.synchronize()  # a kernel that is still to fail, fails here
+    except Exception as error:
+        if _is_of_the_machine(error):
+            return _unsupported(task, _first_line(error))
+        raise
+    _write(task, {"cases": cases, "failures": failures})
+    return 0
+
+
+def _join(task: Task) -> None:
+    """Takes the GPU and lets the ranks meet, up to a first collective: NCCL connects with that."""
     if task.device == "cuda":
         num_gpus = torch.cuda.device_count()
         if task.num_ranks > num_gpus:
@@ -45,20 +78,48 @@ def run(task: Task) -> None:
             world_size=task.num_ranks,
             timeout=seconds,
         )
-    module, _, function = task.target.partition(":")
-    found: dict[str, object]
-    try:
-        cases, failures = getattr(importlib.import_module(module), function)()
-        found = {"cases": cases, "failures": failures}
-    except NotImplementedError as error:
-        found = {"unsupported": str(error).partition("\n")[0]}
-    if task.device == "cuda":
-        torch.cuda.synchronize()  # a kernel that is still to fail, fails here
+    first = torch.ones(1, device=task.device)
+    if task.num_ranks > 1:
+        dist.all_reduce(first)
+    first.item()  # waits for the GPU
+
+
+def _is_of_the_machine(error: Exception) -> bool:
+    """Whether this says nothing about the kernel: there is none, or the machine lacks something."""
+    if isinstance(error, NotImplementedError | torch.OutOfMemoryError):
+        return True
+    if isinstance(error, subprocess.CalledProcessError):  # triton's C compiler: no Python.h, say
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in text for sign in OF_THE_MACHINE)
+
+
+def _unsupported(task: Task, reason: str) -> int:
+    _write(task, {"unsupported": reason})
+    return NOT_RUN_STATUS
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _write(task: Task, found: dict[str, object]) -> None:
     Path(task.result).write_text(json.dumps(found), encoding="utf-8")
 
 
+def _end_with(parent: int) -> None:
+    """Linux kills this process with its parent, however that ends, and it may have ended before."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main(argv: Sequence[str]) -> None:
-    run(Task(**json.loads(argv[0])))
+    task = Task(**json.loads(argv[0]))
+    _end_with(task.parent)
+    status = run(task)
+    if status:
+        os._exit(status)  # the peers may be where leaving the group would wait for them
     if dist.is_initialized():
         dist.destroy_process_group()
 
