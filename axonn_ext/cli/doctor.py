@@ -22,8 +22,8 @@ from rich.table import Table
 
 import axonn_ext
 from axonn_ext import _machine, settings, stamps
-from axonn_ext.train.console import Console
-from axonn_ext.train.errors import UserError
+from axonn_ext.train.console import Console, plain_table
+from axonn_ext.train.errors import refuse_extra
 from axonn_ext.train.files import check_writable, write_text
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
@@ -85,8 +85,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Prints the findings; 1 if one is a problem."""
-    if extra:
-        raise UserError(f"unknown argument {extra[0]} (see axonn-ext doctor --help)")
+    refuse_extra("doctor", extra)
     check_writable("--json", args.json)
     findings = [*find_bad_settings(args.bad_settings), *diagnose()]
     if args.json is not None:
@@ -130,7 +129,7 @@ def diagnose() -> list[Finding]:
 
 
 def _table(findings: Sequence[Finding]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2))
+    table = plain_table()
     for column in ("", "what", "found"):
         table.add_column(column, overflow="fold")
     part = ""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from axonn_ext import settings
-from axonn_ext.train.errors import UserError
+from axonn_ext.train.errors import UserError, refuse_extra
 
 if TYPE_CHECKING:
     from axonn_ext.stamps import Key, Verdict
@@ -47,8 +47,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Runs the command; raises UserError where there is no GPU."""
-    if extra:
-        raise UserError(f"unknown argument {extra[0]} (see axonn-ext verify --help)")
+    refuse_extra("verify", extra)
     here = settings.launch_environment()
     if here is not None and here.world_size > 1:
         raise UserError("verify starts its own processes; start it without torchrun")
@@ -133,12 +132,12 @@ def show_progress(console: Console, gpu: str, groups: Sequence[Any]) -> list[Out
 
 def table_of(outcomes: Iterable[Outcome]) -> Any:
     """A row for each group."""
-    from rich.table import Table
     from rich.text import Text
 
+    from axonn_ext.train.console import plain_table
     from axonn_ext.verify.run import FAILED, PASSED
 
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2))
+    table = plain_table()
     for column in ("cases", "", "number", "seconds", "why"):
         table.add_column(column, justify="right" if column in ("number", "seconds") else "left")
     styles = {PASSED: "green", FAILED: "red"}
