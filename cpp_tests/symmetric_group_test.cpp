@@ -221,12 +221,22 @@ TEST(SymmetricGroup, MissingRanksAreNamed) {
   }
 }
 
-// Its address was there, so the others know which process it was.
-TEST(SymmetricGroup, ARankThatDiesInTheRendezvousIsNoticed) {
+// Its address was there, so the others know which process it was, be it gone when they look for its
+// memory (late: rank 0 looks after that).
+class DeathInTheRendezvous : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Late, DeathInTheRendezvous, ::testing::Bool());
+
+TEST_P(DeathInTheRendezvous, IsNoticed) {
   class DyingStore : public InMemoryStore {
    public:
     using InMemoryStore::InMemoryStore;
     int64_t rank = -1;
+    std::string get(const std::string& key) override {
+      if (rank == 0 && GetParam() && key.find("address") != std::string::npos) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      }
+      return InMemoryStore::get(key);
+    }
     void set(const std::string& key, const std::string& value) override {
       if (rank == 1 && key.find("obstacle") != std::string::npos) raise(SIGKILL);
       InMemoryStore::set(key, value);

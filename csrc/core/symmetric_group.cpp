@@ -149,15 +149,15 @@ std::unique_ptr<SymmetricGroup> SymmetricGroup::rendezvous(const GroupOptions& o
     addresses.push_back(Address::decode(text));
   }
   group->check_layouts(addresses);
+  group->watch_ranks(addresses);
   if (obstacle.empty()) obstacle = group->map_arenas(addresses, own);
   // Tells the peers, and keeps this rank's descriptor open until all of them have used it.
   const std::string none = "none";  // not every store keeps an empty value
-  const auto answers = ranks.exchange(
-      "obstacle", obstacle.empty() ? none : obstacle, [&](int64_t peer) -> std::string {
-        const auto known = static_cast<int64_t>(group->watches_.size());
-        const bool died = peer < known && group->watches_[peer] && !group->watches_[peer]->alive();
-        return died ? "has died" : "";
-      });
+  const auto answers = ranks.exchange("obstacle", obstacle.empty() ? none : obstacle,
+                                      [&](int64_t peer) -> std::string {
+                                        const auto& watch = group->watches_[peer];
+                                        return watch && !watch->alive() ? "has died" : "";
+                                      });
   for (int64_t peer = 0; peer < options.size; ++peer) {
     if (answers[peer] == none) continue;
     group->obstacle_ = "rank " + std::to_string(peer) + ": " + answers[peer];
@@ -183,6 +183,15 @@ void SymmetricGroup::check_layouts(const std::vector<Address>& addresses) const 
   }
 }
 
+// Before their memory is opened: of a rank that has ended by then, that is all one learns.
+void SymmetricGroup::watch_ranks(const std::vector<Address>& addresses) {
+  watches_.resize(addresses.size());
+  for (size_t peer = 0; peer < addresses.size(); ++peer) {
+    const auto pid = static_cast<pid_t>(addresses[peer].pid);
+    if (addresses[peer].host == options_.host && pid != getpid()) watches_[peer].emplace(pid);
+  }
+}
+
 // Returns what stopped it: another host, container or user, whose memory /proc does not let us
 // into; or a limit on address space.
 std::string SymmetricGroup::map_arenas(const std::vector<Address>& addresses,
@@ -201,8 +210,6 @@ std::string SymmetricGroup::map_arenas(const std::vector<Address>& addresses,
     } catch (const std::system_error& error) {
       return error.what();
     }
-    watches_.emplace_back();
-    if (pid != getpid()) watches_.back().emplace(pid);
   }
   return "";
 }

@@ -126,6 +126,7 @@ class SymmetricGroup {
   SharedSegment create_arena() const;
   int64_t arena_bytes() const;
   void check_layouts(const std::vector<Address>& addresses) const;
+  void watch_ranks(const std::vector<Address>& addresses);
   std::string map_arenas(const std::vector<Address>& addresses, std::optional<SharedSegment>& own);
   Pad& pad(int64_t rank) const;
   std::byte* half(int64_t rank, Epoch epoch) const;
