@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +17,6 @@ from torch.library import Library
 
 from axonn_ext import _library, _machine, settings, stamps, tuning
 from axonn_ext.cli import verify as command
-from axonn_ext.settings import worker_environment
 from axonn_ext.stamps import Key, Stamp, Verdict
 from test_tuning import cache_in
 
@@ -309,27 +306,3 @@ def test_auto_measures_the_product_kernel_that_is_right(monkeypatch: pytest.Monk
     assert "fused_sm90" not in measured_products(monkeypatch, None)
     asked = {"product_kernels": ("fused_sm90",)}
     assert "fused_sm90" in measured_products(monkeypatch, None, **asked)
-
-
-# In a process of its own, for it is said once a process.
-SUGGEST = """
-import sys
-from pytest import MonkeyPatch
-from test_verify import H100, RIGHT, WRONG, Stamp, measured_products
-for stamp in (Stamp(H100, RIGHT), Stamp(H100, RIGHT | {"fused_sm90": WRONG})):
-    measured_products(MonkeyPatch(), stamp)
-print("without a stamp:", file=sys.stderr)
-for _ in range(2):
-    measured_products(MonkeyPatch(), None)
-"""
-
-
-def test_verify_is_suggested_once(targets: None):
-    hint = "before `axonn-ext verify` (3 minutes) has found them right here"
-    program = [sys.executable, "-c", SUGGEST]
-    done = subprocess.run(
-        program, env=worker_environment(), capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    before, _, after = done.stderr.partition("without a stamp:")
-    assert (before.count(hint), after.count(hint)) == (0, 1)

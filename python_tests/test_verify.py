@@ -217,6 +217,30 @@ def test_groups_for_the_gpus_that_there_are():
             assert g.num_ranks in (g.gpus, 2)
 
 
+# In a process of its own, for it is said once a process.
+SUGGEST = """
+import sys
+from pytest import MonkeyPatch
+from test_stamps import H100, RIGHT, WRONG, Stamp, measured_products
+for stamp in (Stamp(H100, RIGHT), Stamp(H100, RIGHT | {"fused_sm90": WRONG})):
+    measured_products(MonkeyPatch(), stamp)
+print("without a stamp:", file=sys.stderr)
+for _ in range(2):
+    measured_products(MonkeyPatch(), None)
+"""
+
+
+def test_verify_is_suggested_once(targets: None):
+    hint = "before `axonn-ext verify` (3 minutes) has found them right here"
+    program = [sys.executable, "-c", SUGGEST]
+    done = subprocess.run(
+        program, env=worker_environment(), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    before, _, after = done.stderr.partition("without a stamp:")
+    assert (before.count(hint), after.count(hint)) == (0, 1)
+
+
 # --- The command ----------------------------------------------------------------------------------
 
 

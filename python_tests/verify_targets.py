@@ -61,7 +61,7 @@ def finds_no_compiler() -> tuple[int, list[str]]:
 
     os.environ.pop("CC", None)
     os.environ["PATH"] = "/nowhere"
-    build._find_compiler("c")
+    build.compile_module_from_src(src=f"// {time.time_ns()}, so that no cache has it", name="none")
     return 1, []
 
 
