@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from axonn_ext import GridShape, models, nn, ops
 from grids import grid_of
-from test_models import GPT2, LLAMA, random_batch
+from model_cases import GPT2, LLAMA, random_batch
 
 OPS = {
     "all_gather_matmul": ("a_shard", "b"),

@@ -14,7 +14,7 @@ from axonn_ext import GridShape, collectives, models, nn, ops, sync_gradients
 from axonn_ext.ops import ALGORITHMS
 from axonn_ext.overlap import Orchestrator
 from grids import grid_of, relative_error
-from test_models import CONFIGS, random_batch
+from model_cases import CONFIGS, random_batch
 
 axonn = torch.ops.axonn
 

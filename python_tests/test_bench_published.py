@@ -24,7 +24,7 @@ from axonn_ext.bench.link_overlap import summarize as summarize_links
 from axonn_ext.bench.measure import Ranks
 from axonn_ext.bench.plot import plot_rows
 from axonn_ext.bench.reference import judge
-from axonn_ext.bench.results import Row, write_json
+from axonn_ext.bench.results import write_json
 from axonn_ext.bench.shapes import (
     GEMM_OPS,
     PUBLISHED_LAYERS,
@@ -37,6 +37,7 @@ from axonn_ext.bench.summary import compare
 from axonn_ext.bench.worker import Plan, build_case
 from axonn_ext.grid import AxisGroup
 from axonn_ext.train.errors import UserError
+from bench_rows import row_of
 from grids import grid_of
 
 # --- Shapes ---------------------------------------------------------------------------------------
@@ -169,17 +170,6 @@ def test_the_baseline_is_right(gpu_pool, dtype: str) -> None:
 
 
 # --- The summary ----------------------------------------------------------------------------------
-
-
-def row_of(op: str, m: int, algorithm: str, median_us: float | None) -> Row:
-    return Row(
-        op=op, grid=GridShape(x=2).as_dict(), shape={"M": m, "N": 8, "K": 8}, dtype="bf16",
-        options={}, algorithm=algorithm, correct=median_us is not None, median_us=median_us,
-        min_us=median_us, iqr_us=None if median_us is None else 0.5, floor_us=1.0,
-        floor_iqr_us=0.0, collective_us=1.0, collective_iqr_us=0.0, speedup=1.0,
-        ratio_to_floor=median_us, hidden_share=None, overlap_efficiency=None, rel_error=0.0,
-        error_limit=1.0, worst_output="y", batches=1, calls_per_batch=1, threads=1,
-    )  # fmt: skip
 
 
 ROWS = [

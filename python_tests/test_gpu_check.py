@@ -325,7 +325,7 @@ def test_what_a_command_wrote_counts_if_it_did_not_fail(rows, status, kept):
 
 
 def test_the_page_and_the_charts_lie_beside_the_file(tmp_path):
-    from test_bench_published import row_of
+    from bench_rows import row_of
 
     rows = [dataclasses.asdict(row_of(op, 8, "auto", 2.0)) for op in ("ag-gemm", "gemm-rs")]
     content = gpu_check.merge({}, report(rows=rows[:1], published=rows[1:]), gpu_check.STAGES)

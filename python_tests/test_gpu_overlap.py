@@ -17,9 +17,8 @@ from axonn_ext.nn import Linear
 from axonn_ext.overlap import Orchestrator, Overlap
 from axonn_ext.train.exposure import Exposure
 from grids import grid_of, relative_error
-from test_models import GPT2, LLAMA
-from test_overlap import LIMITS, Case, compare
-from test_overlap_streams import diverge_on
+from model_cases import GPT2, LLAMA
+from overlap_cases import LIMITS, Case, compare, diverge_on
 
 pytestmark = pytest.mark.gpu
 

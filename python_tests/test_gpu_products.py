@@ -15,8 +15,8 @@ from axonn_ext import _library, settings, tuning
 from axonn_ext.verify import products
 from axonn_ext.verify.products import HALF, laid_out, operands
 from grids import bound, relative_error
-from test_tune import CPU_VARIANTS
-from test_tuning import cache_in, edit, files
+from product_cases import CPU_VARIANTS
+from tuning_cache import cache_in, edit, files
 
 pytestmark = pytest.mark.gpu
 

@@ -21,19 +21,8 @@ from axonn_ext import (
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.models.plain import PlainTransformer
 from grids import factorisations, grid_of, relative_error
+from model_cases import BATCH, CONFIGS, GPT2, LENGTH, LLAMA, MAX_NORM, random_batch
 
-GPT2 = ModelConfig(
-    family="gpt2", vocab_size=64, hidden_size=32, num_layers=2, num_heads=8, sequence_length=8
-)
-LLAMA = dataclasses.replace(
-    GPT2, family="llama", num_kv_heads=4, intermediate_size=48, tie_embeddings=False
-)
-CONFIGS = {
-    "gpt2": GPT2,
-    "llama": LLAMA,
-    "llama-tied": dataclasses.replace(LLAMA, tie_embeddings=True),
-    "gpt2-untied": dataclasses.replace(GPT2, tie_embeddings=False),
-}
 PARALLEL = {
     "sharded": ParallelConfig(),
     "replicated": ParallelConfig(layout="replicated"),
@@ -42,23 +31,12 @@ PARALLEL = {
     "recompute": ParallelConfig(recompute=True),
     "sequential": ParallelConfig(algorithm="sequential"),
 }
-BATCH, LENGTH, MAX_NORM = 8, 8, 0.05
 GRIDS = {
     1: [GridShape()],
     2: factorisations(2),
     4: factorisations(4),
     8: [GridShape(2, 2, 2), GridShape(2, 2, 1, 2), GridShape(1, 2, 2, 2), GridShape(2, 1, 2, 2)],
 }
-
-
-def random_batch() -> tuple[torch.Tensor, torch.Tensor]:
-    """Every fourth label missing, unevenly, so that a mean of means would be wrong."""
-    generator = torch.Generator().manual_seed(5)
-    ids = torch.randint(64, (BATCH, LENGTH), generator=generator)
-    labels = torch.randint(64, (BATCH, LENGTH), generator=generator)
-    labels[torch.rand(labels.shape, generator=generator) < 0.25] = -100
-    labels[1] = -100
-    return ids, labels
 
 
 def reference(config: ModelConfig, state: dict, dtype: torch.dtype) -> dict[str, torch.Tensor]:

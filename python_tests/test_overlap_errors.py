@@ -15,7 +15,7 @@ from torch import Tensor
 from axonn_ext import Grid, GridShape, _library, models, settings, sync_gradients
 from axonn_ext.overlap import Orchestrator, Overlap
 from grids import grid_of, relative_error
-from test_models import LLAMA, random_batch
+from model_cases import LLAMA, random_batch
 from test_overlap import Shuffled
 from worker_pool import WorkerError, WorkerPool
 

@@ -14,12 +14,12 @@ import torch
 
 from axonn_ext import GridShape
 from axonn_ext.models import ParallelConfig
-from axonn_ext.overlap import CommunicationError, Orchestrator, Overlap, orchestrator
+from axonn_ext.overlap import Orchestrator, Overlap, orchestrator
 from axonn_ext.overlap.lane import Lane
 from axonn_ext.overlap.stream_lane import StreamLane
 from grids import grid_of
-from test_models import GPT2, LLAMA
-from test_overlap import LIMITS, Case, compare, train
+from model_cases import GPT2, LLAMA
+from overlap_cases import LIMITS, Case, compare, diverge_on, linear, train
 
 TWO_BY_TWO = GridShape(z=2, data=2)
 
@@ -172,12 +172,6 @@ def totals_with_and_without_capture() -> tuple[dict[str, Any], dict[str, Any]]:
     return both[0], both[1]
 
 
-def linear(grid: Any, name: str) -> torch.nn.Module:
-    from axonn_ext.nn import Linear
-
-    return Linear(16, 16, grid=grid, role="expand", name=name, layout="replicated")
-
-
 def times_of_a_step_before_a_capture() -> dict[str, tuple[int, float, float]]:
     """By axis, of a step whose times are read only after a capture."""
     gpu, x = Gpu(), torch.ones(4, 16)
@@ -239,22 +233,6 @@ def read_elsewhere() -> list[bool]:
 
 def test_memory_is_kept_for_every_stream_that_reads(pool):
     assert pool(4).run(read_elsewhere) == [[True] * 4] * 4
-
-
-def diverge_on(device: str, shape: GridShape) -> tuple[str, str]:
-    """The errors of a step in which ranks of data issue different sums, and of the next."""
-    grid = grid_of(shape)
-    run = Orchestrator(linear(grid, "a").to(device))
-    lane, what = run._lanes["data"], f"something of {grid.coords['data']}"
-    errors = []
-    for _ in range(2):
-        try:
-            lane.all_reduce(torch.ones(3, device=device), what).wait()
-            lane.start_check()
-            errors.append("")
-        except CommunicationError as error:
-            errors.append(str(error))
-    return errors[0], errors[1]
 
 
 def diverge() -> tuple[str, str]:

@@ -25,8 +25,8 @@ from torch.library import Library
 from axonn_ext import _library, _product_kernels, nn, settings, tuning
 from axonn_ext.verify.products import laid_out
 from grids import bound, relative_error
-from test_tune import CPU_VARIANTS, K, M, N, linear_and_input
-from test_tuning import cache_in, edit, files
+from product_cases import CPU_VARIANTS, K, M, N, linear_and_input
+from tuning_cache import cache_in, edit, files
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
 

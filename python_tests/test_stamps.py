@@ -18,7 +18,7 @@ from torch.library import Library
 from axonn_ext import _library, _machine, settings, stamps, tuning
 from axonn_ext.cli import verify as command
 from axonn_ext.stamps import Key, Stamp, Verdict
-from test_tuning import cache_in
+from tuning_cache import cache_in
 
 H100 = Key(
     "NVIDIA H100 80GB HBM3", "580.65.06", "2.13.0+cu130", "2.29.7", "3.9.0", "0.1.0+12345678"

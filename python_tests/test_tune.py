@@ -18,12 +18,10 @@ from axonn_ext.models import ModelConfig
 from axonn_ext.models.products import Product, linear_products
 from axonn_ext.verify.products import laid_out
 from grids import bound, grid_of, relative_error
-from test_tuning import cache_in, edit, files
+from product_cases import CPU_VARIANTS, K, M, N, linear_and_input
+from tuning_cache import cache_in, edit, files
 
-CPU_VARIANTS = ("direct", "transposed", "relayout_a", "relayout_b")
 MARGIN = 0.05
-# Large enough for Linears to ask about it: 2 ** 24 multiply-adds.
-M, N, K = 256, 256, 256
 
 
 @pytest.fixture
@@ -145,12 +143,6 @@ def shapes_of_products(linear: nn.Linear, x: Tensor) -> tuple[list[list[list[int
     calls = [e.input_shapes[:2] for e in recorded.events() if e.name == "aten::mm"]
     assert x.grad is not None and linear.weight.grad is not None
     return calls, [y.detach(), x.grad, linear.weight.grad]
-
-
-def linear_and_input() -> tuple[nn.Linear, Tensor]:
-    grid = grid_of(GridShape(x=2))
-    linear = nn.Linear(512, 512, grid=grid, role="expand", bias=False, layout="sharded")
-    return linear, torch.linspace(-1, 1, 128 * 512).view(128, 512)
 
 
 def tune_linear(directory: Path) -> list[tuning.Choice]:

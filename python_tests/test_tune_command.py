@@ -17,7 +17,7 @@ from axonn_ext.bench.shapes import PUBLISHED_LAYERS, PUBLISHED_ROWS
 from axonn_ext.cli import main
 from axonn_ext.cli.tune import Request, add_parser, make_request
 from axonn_ext.models.products import PRESETS, Product
-from test_tuning import files
+from tuning_cache import files
 
 Capture = pytest.CaptureFixture[str]
 MARGIN = 0.05

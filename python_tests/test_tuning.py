@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import random
 import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,24 +15,12 @@ import torch.distributed as dist
 
 from axonn_ext import GridShape, _library, nn, ops, settings, tuning, warm_up
 from grids import grid_of
+from tuning_cache import cache_in, edit, files
 from worker_pool import WorkerPool
 
 # A call: rows, inner size, columns of what each rank multiplies.
 SMALL = (8, 16, 8)
 Report = tuple[str, str, str]  # signature, algorithm, source
-
-
-@contextlib.contextmanager
-def cache_in(directory: Path | str, **changes: Any) -> Iterator[None]:
-    """This rank keeps its measurements there, and starts without any in memory."""
-    loaded = settings.load()
-    tuning.clear()
-    _library.configure(dataclasses.replace(loaded, cache_dir=str(directory), **changes))
-    try:
-        yield
-    finally:
-        _library.configure(loaded)
-        tuning.clear()
 
 
 def call(
@@ -55,18 +41,6 @@ def call(
 
 def reports() -> list[Report]:
     return [(c.signature, c.algorithm, c.source) for c in tuning.choices()]
-
-
-def files(directory: Path) -> list[Path]:
-    return [path for path in directory.rglob("*") if path.is_file()]
-
-
-def edit(file: Path, algorithm: str) -> None:
-    """Makes the file say that `algorithm` was fastest, by far."""
-    record = tomllib.loads(file.read_text())
-    text = file.read_text().replace(f'"{record["algorithm"]}"', f'"{algorithm}"')
-    file.write_text(text)
-    assert tomllib.loads(text)["algorithm"] == algorithm
 
 
 # --- Outside and inside of a warm-up ------------------------------------------------------------

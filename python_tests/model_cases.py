@@ -1,0 +1,33 @@
+"""Small transformers and a batch, which several tests train."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from axonn_ext.models import ModelConfig
+
+GPT2 = ModelConfig(
+    family="gpt2", vocab_size=64, hidden_size=32, num_layers=2, num_heads=8, sequence_length=8
+)
+LLAMA = dataclasses.replace(
+    GPT2, family="llama", num_kv_heads=4, intermediate_size=48, tie_embeddings=False
+)
+CONFIGS = {
+    "gpt2": GPT2,
+    "llama": LLAMA,
+    "llama-tied": dataclasses.replace(LLAMA, tie_embeddings=True),
+    "gpt2-untied": dataclasses.replace(GPT2, tie_embeddings=False),
+}
+BATCH, LENGTH, MAX_NORM = 8, 8, 0.05
+
+
+def random_batch() -> tuple[torch.Tensor, torch.Tensor]:
+    """Every fourth label missing, unevenly, so that a mean of means would be wrong."""
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(64, (BATCH, LENGTH), generator=generator)
+    labels = torch.randint(64, (BATCH, LENGTH), generator=generator)
+    labels[torch.rand(labels.shape, generator=generator) < 0.25] = -100
+    labels[1] = -100
+    return ids, labels

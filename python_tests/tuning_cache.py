@@ -1,0 +1,37 @@
+"""A folder of measurements of a test's own, and what lies in it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from axonn_ext import _library, settings, tuning
+
+
+@contextlib.contextmanager
+def cache_in(directory: Path | str, **changes: Any) -> Iterator[None]:
+    """This rank keeps its measurements there, and starts without any in memory."""
+    loaded = settings.load()
+    tuning.clear()
+    _library.configure(dataclasses.replace(loaded, cache_dir=str(directory), **changes))
+    try:
+        yield
+    finally:
+        _library.configure(loaded)
+        tuning.clear()
+
+
+def files(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file()]
+
+
+def edit(file: Path, algorithm: str) -> None:
+    """Makes the file say that `algorithm` was fastest, by far."""
+    record = tomllib.loads(file.read_text())
+    text = file.read_text().replace(f'"{record["algorithm"]}"', f'"{algorithm}"')
+    file.write_text(text)
+    assert tomllib.loads(text)["algorithm"] == algorithm
