@@ -11,8 +11,7 @@ PYTHON ?= python3
 MAX_JOBS ?= $(shell nproc)
 VENV := .venv
 CPP_BUILD := build/cpp
-CPP_SOURCES := csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp csrc/*/*/*.cu csrc/*/*/*.cuh \
-               csrc/*/*/*/*.h csrc/*/*/*/*.cpp csrc/*/*/*/*.cuh cpp_tests/*.h cpp_tests/*.cpp
+CPP_SOURCES := $(shell find csrc cpp_tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 # As modules: a .venv that has a tool from the Python that it was made from has no program of its own.
 RUFF := $(VENV)/bin/python -m ruff
@@ -79,13 +78,13 @@ matrix: python  ## build and test with several Pythons and torches (PYTHONS=... 
 lint: lint-tools  ## check style and types
 	$(RUFF) check .
 	$(RUFF) format --check .
-	$(CLANG_FORMAT) --dry-run -Werror $(wildcard $(CPP_SOURCES))
+	$(CLANG_FORMAT) --dry-run -Werror $(CPP_SOURCES)
 	$(MYPY) axonn_ext
 
 format: lint-tools  ## format Python and C++, and apply ruff's safe fixes
 	$(RUFF) check --fix .
 	$(RUFF) format .
-	$(CLANG_FORMAT) -i $(wildcard $(CPP_SOURCES))
+	$(CLANG_FORMAT) -i $(CPP_SOURCES)
 
 clean:  ## remove what was built, not .venv (remove that by hand)
 	rm -rf build dist *.egg-info axonn_ext/*.so .pytest_cache .mypy_cache .ruff_cache

@@ -68,12 +68,14 @@ CXX_FLAGS = (
 # Without -DNDEBUG CUTLASS's asserts make ptxas wait for each wgmma.
 NVCC_FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-lineinfo", "-Xcompiler=-fvisibility=hidden")
 CUTLASS_FLAGS = ("--expt-relaxed-constexpr",)
+# Folders of csrc/ops whose files are not _C's but a CUDA module's of that name.
+CUDA_FOLDERS = ("cuda", "cuda_sm90")
 # What both modules need of the core; hidden symbols keep the two copies apart.
 CUDA_CORE = tuple(
     f"csrc/core/{name}.cpp"
     for name in (
-        "call_log", "call_watch", "launch_config", "own_process", "philox", "product_variant",
-        "rendezvous",
+        "gemm/launch_config", "gemm/product_variant", "numeric/philox", "ranks/call_log",
+        "ranks/call_watch", "ranks/own_process", "ranks/rendezvous",
     )
 )  # fmt: skip
 
@@ -90,16 +92,21 @@ def cxx_flags(include_dirs: Iterable[str | Path]) -> list[str]:
     return [*CXX_FLAGS, *system, f"-DAXONN_TORCH_VERSION={torch.__version__}"]
 
 
+def cpu_files(pattern: str) -> list[str]:
+    """The matching files of csrc that no CUDA module has to itself."""
+    cuda = ("csrc/core/cuda/", *(f"csrc/ops/{folder}/" for folder in CUDA_FOLDERS))
+    found = find_files(f"csrc/core/{pattern}", f"csrc/ops/{pattern}")
+    return [name for name in found if not name.startswith(cuda)]
+
+
 def cpu_extension() -> Any:
     from torch.utils.cpp_extension import CppExtension
 
     extension = CppExtension(
         name="axonn_ext._C",
-        sources=find_files(
-            "csrc/core/*.cpp", "csrc/ops/*.cpp", "csrc/ops/composed/*.cpp", "csrc/ops/cpu/*.cpp"
-        ),
+        sources=cpu_files("**/*.cpp"),
         # Without these setuptools takes the module for up to date when only a header changed.
-        depends=["setup.py", *find_files("csrc/core/*.h", "csrc/ops/*.h", "csrc/ops/*/*.h")],
+        depends=["setup.py", *cpu_files("**/*.h")],
     )
     extension.extra_compile_args = cxx_flags(extension.include_dirs)
     extension.include_dirs = [str(ROOT / "csrc")]
@@ -116,7 +123,10 @@ def cuda_extension(module: KernelModule, toolkit: Toolkit, cutlass: Path | None)
     folder = module.name.rpartition("._")[2]
     sources = find_files(f"csrc/ops/{folder}/*.cpp")
     if folder == "cuda":
-        sources += [*find_files("csrc/core/cuda/*.cpp"), *CUDA_CORE]
+        sources += [
+            *find_files("csrc/core/cuda/nccl/*.cpp", "csrc/core/cuda/fused/*.cpp"),
+            *CUDA_CORE,
+        ]
         cutlass = None
     else:
         sources += find_files(f"csrc/core/cuda/{folder.removeprefix('cuda_')}/*.cpp")
@@ -262,7 +272,7 @@ def main() -> None:
     os.environ["PATH"] = os.pathsep.join([*ninja_folders(), os.environ["PATH"]])
 
     arch_list = os.environ.get("TORCH_CUDA_ARCH_LIST")
-    sources = find_files("csrc/core/cuda/*.cu")
+    sources = find_files("csrc/core/cuda/**/*.cu")
     wheels = find_wheels([str(Path(torch.__file__).parent.parent), sysconfig.get_path("purelib")])
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     toolkit = find_toolkit(home, wheels)

@@ -46,7 +46,7 @@ def find_measurement(
 ) -> tuple[tuple[str, list[tuple[str, float]]] | None, str]: ...
 def keep_measurement(signature: str, choice: str, median_us: list[tuple[str, float]]) -> str: ...
 
-# csrc/ops/orchestrator_bindings.cpp
+# csrc/ops/overlap/orchestrator_bindings.cpp
 
 class Phase:
     FORWARD: ClassVar[Phase]

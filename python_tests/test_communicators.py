@@ -1,6 +1,7 @@
 """Communicators of our own: what is refused without a GPU, and, on GPUs, what they compute.
 
-The numbering, the comparison and the watching of calls are tested in cpp_tests/call_log_test.cpp.
+The numbering, the comparison and the watching of calls are tested in
+cpp_tests/ranks/call_log_test.cpp.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ PROGRAM = r"""
 #include <cstdio>
 #include <cstdlib>
 
-#include "core/signal_layout.h"
-#include "core/tile_schedule.h"
+#include "core/symmetric/signal_layout.h"
+#include "core/schedule/tile_schedule.h"
 
 using namespace axonn;
 

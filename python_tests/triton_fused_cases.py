@@ -161,7 +161,7 @@ def gather_in_order(case: FusedCase, order: list[int]) -> list[str]:
 
 
 def chunk_rows(case: FusedCase, flag: int) -> tuple[int, int]:
-    """Rows of a chunk, by the definition in core/chunk_plan.h."""
+    """Rows of a chunk, by the definition in core/schedule/chunk_plan.h."""
     shard, chunk = divmod(flag, case.chunks)
     tiles = -(-case.rows // case.chunk_tile)
     quotient, remainder = divmod(tiles, case.chunks)

@@ -28,7 +28,7 @@ from axonn_ext.train.files import check_writable
 
 LINK = "emulated: pinned host memory over the host's bus, by the copy engine"
 NUM_SHARDS = 4  # one of them is here
-# How "fused" cuts a shard: chunks_per_shard of csrc/core/cuda/fused_calls.h.
+# How "fused" cuts a shard: chunks_per_shard of csrc/core/cuda/fused/fused_calls.h.
 FUSED_CHUNK_ROWS, MAX_FUSED_CHUNKS = 256, 4
 HEAD_START_CYCLES = 2_000_000  # about a millisecond
 CALLS = 20

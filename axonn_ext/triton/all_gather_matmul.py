@@ -103,7 +103,7 @@ def all_gather_matmul_kernel(
     DESCRIPTORS: tl.constexpr, TRANSPOSED_B: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    """Tiles in the order of core/tile_schedule.h's GatherTiles: the own shard's first."""
+    """Tiles in the order of core/schedule/tile_schedule.h's GatherTiles: the own shard's first."""
     epoch = tl.load(epoch_ptr)
     half = epoch & 1
     source = a

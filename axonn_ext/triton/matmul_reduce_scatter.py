@@ -60,7 +60,7 @@ def multiply_and_send_kernel(
     TRANSPOSED_A: tl.constexpr, TRANSPOSED_B: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Tiles in the order of core/tile_schedule.h's ScatterTiles: the own share's last."""
+    """Tiles in the order of core/schedule/tile_schedule.h's ScatterTiles: the own share's last."""
     epoch = tl.load(epoch_ptr)
     half = (epoch & 1).to(tl.int64)
     tiles_n = tl.cdiv(n, BLOCK_N)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# 32-bit words from one flag to the next: kSignalStride of core/signal_layout.h, 128 bytes.
+# 32-bit words from one flag to the next: kSignalStride of core/symmetric/signal_layout.h, 128 bytes.
 FLAG_STRIDE = tl.constexpr(32)
 
 

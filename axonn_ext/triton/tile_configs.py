@@ -103,7 +103,7 @@ class DeviceLimits:
 
 
 # Source: CUDA C programming guide, compute capabilities; the whitepapers of A100 and H100. The L2
-# bandwidth of sm_90 is a guess, as in csrc/core/launch_config.h.
+# bandwidth of sm_90 is a guess, as in csrc/core/gemm/launch_config.h.
 SM80 = DeviceLimits(80, 108, 163 * 1024, 128, 1.41, 2048, 47)
 SM90 = DeviceLimits(90, 132, 227 * 1024, 128, 1.83, 4096, 64)
 # Source: AMD's data sheets of MI250X (one of its two dies) and MI300X; into a compute unit 64 bytes

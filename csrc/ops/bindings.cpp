@@ -12,16 +12,16 @@
 #include <utility>
 #include <vector>
 
-#include "ops/fused_cuda.h"
-#include "ops/fused_settings.h"
-#include "ops/group.h"
+#include "ops/composed/fused_cuda.h"
+#include "ops/composed/fused_settings.h"
+#include "ops/emulation/paced_links.h"
+#include "ops/group/group.h"
+#include "ops/group/mailbox.h"
 #include "ops/left_out.h"
-#include "ops/mailbox.h"
-#include "ops/measure.h"
-#include "ops/orchestrator_bindings.h"
-#include "ops/paced_links.h"
-#include "ops/product_kernels.h"
-#include "ops/tuner.h"
+#include "ops/overlap/orchestrator_bindings.h"
+#include "ops/tuning/measure.h"
+#include "ops/tuning/product_kernels.h"
+#include "ops/tuning/tuner.h"
 
 namespace {
 

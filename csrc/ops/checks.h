@@ -4,7 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
-#include "core/data_type.h"
+#include "core/numeric/data_type.h"
 
 namespace axonn::ops {
 

@@ -6,8 +6,8 @@
 
 #include <string>
 
-#include "core/block_layout.h"
-#include "core/philox.h"
+#include "core/numeric/block_layout.h"
+#include "core/numeric/philox.h"
 
 namespace axonn::ops {
 

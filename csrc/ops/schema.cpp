@@ -46,8 +46,8 @@ TORCH_LIBRARY(axonn, m) {
       "_why_no_fused_here(Device device, ScalarType dtype, int group_size, bool across_hosts) -> "
       "str");
 
-  // A product a @ b, plus bias in each row, in one of several ways (ops/product.h), and the name
-  // under which the choice between them is kept.
+  // A product a @ b, plus bias in each row, in one of several ways (ops/tuning/product.h), and the
+  // name under which the choice between them is kept.
   m.def("_tuned_mm(Tensor a, Tensor b, Tensor? bias, str variant) -> Tensor");
   m.def("_tune_mm(Tensor a, Tensor b, Tensor? bias, str name) -> str");
 

@@ -1,11 +1,11 @@
-// fill_random of csrc/core/philox.h on the device.
+// fill_random of csrc/core/numeric/philox.h on the device.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include "core/block_layout.h"
-#include "core/data_type.h"
-#include "core/philox.h"
+#include "core/numeric/block_layout.h"
+#include "core/numeric/data_type.h"
+#include "core/numeric/philox.h"
 
 namespace axonn::kernels::cuda {
 

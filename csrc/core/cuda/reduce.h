@@ -1,12 +1,12 @@
-// reduce_slots of csrc/core/reduce.h on the device: the same order, the same accumulation, and so
-// the same bits.
+// reduce_slots of csrc/core/numeric/reduce.h on the device: the same order, the same accumulation,
+// and so the same bits.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 
-#include "core/data_type.h"
+#include "core/numeric/data_type.h"
 
 namespace axonn::kernels::cuda {
 

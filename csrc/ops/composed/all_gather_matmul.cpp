@@ -1,14 +1,14 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
-#include "ops/agreement.h"
-#include "ops/c10d_collectives.h"
 #include "ops/checks.h"
+#include "ops/composed/c10d_collectives.h"
 #include "ops/composed/chunked.h"
+#include "ops/composed/fused_cuda.h"
 #include "ops/composed/ops.h"
 #include "ops/cpu/kernels.h"
-#include "ops/fused_cuda.h"
-#include "ops/tuner.h"
+#include "ops/group/agreement.h"
+#include "ops/tuning/tuner.h"
 
 namespace axonn::ops {
 namespace {

@@ -6,15 +6,15 @@
 
 #include <vector>
 
-#include "core/chunk_plan.h"
-#include "ops/c10d_collectives.h"
+#include "core/schedule/chunk_plan.h"
+#include "ops/composed/c10d_collectives.h"
 
 namespace axonn::ops {
 
 // How `length` rows (or columns) of `moved`, which is one rank's part of what crosses ranks, are
 // cut: a plan of one shard. The same on all ranks, so it depends on nothing that a rank has for
-// itself, as its other operand; the model of core/chunk_plan.h, which weighs tiles, is therefore of
-// no use here, and "auto" measures whether chunks pay.
+// itself, as its other operand; the model of core/schedule/chunk_plan.h, which weighs tiles, is
+// therefore of no use here, and "auto" measures whether chunks pay.
 comm::ChunkPlan plan_chunks(const at::Tensor& moved, int64_t length);
 
 // out[i] = a[i] @ b[i] for every i. On a GPU in one launch, since small products leave SMs idle.

@@ -1,11 +1,11 @@
 // The collectives on their own: fused where the ranks share memory, else c10d's.
-#include "ops/agreement.h"
-#include "ops/c10d_collectives.h"
 #include "ops/checks.h"
+#include "ops/composed/c10d_collectives.h"
 #include "ops/composed/ops.h"
 #include "ops/cpu/kernels.h"
-#include "ops/group.h"
-#include "ops/signature.h"
+#include "ops/group/agreement.h"
+#include "ops/group/group.h"
+#include "ops/tuning/signature.h"
 
 namespace axonn::ops {
 namespace {

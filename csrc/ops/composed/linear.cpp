@@ -10,14 +10,14 @@
 #include <optional>
 #include <utility>
 
-#include "ops/agreement.h"
-#include "ops/c10d_collectives.h"
 #include "ops/checks.h"
+#include "ops/composed/c10d_collectives.h"
+#include "ops/composed/fused_cuda.h"
 #include "ops/composed/ops.h"
 #include "ops/cpu/kernels.h"
-#include "ops/fused_cuda.h"
-#include "ops/product.h"
-#include "ops/tuner.h"
+#include "ops/group/agreement.h"
+#include "ops/tuning/product.h"
+#include "ops/tuning/tuner.h"
 
 namespace axonn::ops {
 

@@ -11,7 +11,7 @@
 #include <tuple>
 #include <vector>
 
-#include "ops/group.h"
+#include "ops/group/group.h"
 
 namespace axonn::ops {
 

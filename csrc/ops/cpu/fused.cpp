@@ -9,8 +9,8 @@
 #include <cstring>
 #include <utility>
 
-#include "core/errors.h"
-#include "core/protocol.h"
+#include "core/ranks/errors.h"
+#include "core/symmetric/protocol.h"
 #include "ops/checks.h"
 
 namespace axonn::ops::cpu {

@@ -6,7 +6,7 @@
 // flags are taken in the order of construction, which must be the same on all ranks. Where several
 // groups take part, every rank opens its calls, and publishes, before it waits for anything: so the
 // rank that is furthest behind never waits for a peer that waits for it. The waits and signals are
-// mirrored in core/linear_program.cpp, for the tests' simulator.
+// mirrored in model/linear_program.cpp, for the tests' simulator.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,17 +15,17 @@
 #include <optional>
 #include <vector>
 
-#include "core/chunk_plan.h"
-#include "core/reduce.h"
-#include "core/signal_layout.h"
-#include "core/symmetric_group.h"
-#include "ops/group.h"
+#include "core/numeric/reduce.h"
+#include "core/schedule/chunk_plan.h"
+#include "core/symmetric/signal_layout.h"
+#include "core/symmetric/symmetric_group.h"
+#include "ops/group/group.h"
 
 namespace axonn::ops::cpu {
 
 class FusedCall;
 
-// The flags of one matrix or sum within a call: what core/protocol.h runs on.
+// The flags of one matrix or sum within a call: what core/symmetric/protocol.h runs on.
 class Signals {
  public:
   Signals() = default;

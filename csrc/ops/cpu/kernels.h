@@ -7,7 +7,7 @@
 #include <array>
 
 #include "ops/composed/linear.h"
-#include "ops/group.h"
+#include "ops/group/group.h"
 
 namespace axonn::ops::cpu {
 

@@ -1,7 +1,7 @@
 // A Linear of the 3D matmul through shared memory: multiplies what peers hold in their memory and
 // drains every product into the slots that peers read: one call per axis and pass, nothing is
 // gathered into a copy unless it is to be kept. In which order calls are opened, shards published,
-// waited for and sums signalled is mirrored in core/linear_program.cpp, whose programs the tests
+// waited for and sums signalled is mirrored in model/linear_program.cpp, whose programs the tests
 // show to be free of deadlocks and races.
 #include "ops/composed/linear.h"
 

@@ -8,7 +8,7 @@
 #include <exception>
 #include <string>
 
-#include "core/launch_config.h"
+#include "core/gemm/launch_config.h"
 #include "ops/cuda/call_fused.h"
 #include "ops/cuda/communicator.h"
 #include "ops/cuda/virtual_ranks.h"

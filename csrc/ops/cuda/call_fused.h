@@ -8,7 +8,7 @@
 #include <functional>
 #include <string>
 
-#include "core/launch_config.h"
+#include "core/gemm/launch_config.h"
 #include "ops/cuda/workspace.h"
 
 namespace axonn::ops::cuda {

@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/cuda/communicator.h"
-#include "ops/c10d_store.h"
+#include "core/cuda/nccl/communicator.h"
 #include "ops/checks.h"
+#include "ops/group/c10d_store.h"
 
 namespace axonn::ops::cuda {
 namespace {
@@ -221,7 +221,7 @@ void bind_communicators(py::module_& m) {
       .def("is_done", &Work::is_done, no_gil)
       .def_property_readonly("sequence", &Work::sequence);
   py::class_<Axis>(m, "Communicator",
-                   "The ranks along one axis; see csrc/core/cuda/communicator.h.")
+                   "The ranks along one axis; see csrc/core/cuda/nccl/communicator.h.")
       .def_property_readonly("rank", &Axis::rank)
       .def_property_readonly("size", &Axis::size)
       .def("all_gather", &Axis::all_gather, no_gil, py::arg("output"), py::arg("input"))

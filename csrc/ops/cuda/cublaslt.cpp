@@ -1,5 +1,5 @@
-// Products by single algorithms of cuBLASLt, for ops/product.h. What its heuristic ranks first is
-// what torch runs; what it ranks second may be faster (measured, not modelled).
+// Products by single algorithms of cuBLASLt, for ops/tuning/product.h. What its heuristic ranks
+// first is what torch runs; what it ranks second may be faster (measured, not modelled).
 //
 // An algorithm is named by its configuration and looked up, by that name, in the heuristic's list
 // for the operands at hand: nothing is rebuilt from numbers, and a name that another version of the
@@ -22,8 +22,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/product_variant.h"
-#include "ops/product_kernels.h"
+#include "core/gemm/product_variant.h"
+#include "ops/tuning/product_kernels.h"
 
 namespace axonn::ops::cuda {
 namespace {

@@ -6,9 +6,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
-#include "core/rendezvous.h"
-#include "ops/c10d_store.h"
-#include "ops/group_label.h"
+#include "core/ranks/rendezvous.h"
+#include "ops/group/c10d_store.h"
+#include "ops/group/group_label.h"
 
 namespace axonn::ops::cuda {
 

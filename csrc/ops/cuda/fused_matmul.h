@@ -7,9 +7,9 @@
 #include <optional>
 #include <string>
 
-#include "core/cuda/fused_calls.h"
-#include "core/data_type.h"
-#include "core/launch_config.h"
+#include "core/cuda/fused/fused_calls.h"
+#include "core/gemm/launch_config.h"
+#include "core/numeric/data_type.h"
 #include "ops/cuda/workspace.h"
 
 namespace axonn::ops::cuda {

@@ -1,4 +1,4 @@
-// The fused ops on CUDA, as the composed ones call them (ops/fused_cuda.h).
+// The fused ops on CUDA, as the composed ones call them (ops/composed/fused_cuda.h).
 #include <torch/library.h>
 
 #include "ops/checks.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/cuda/fused_calls.h"
+#include "core/cuda/fused/fused_calls.h"
 #include "ops/checks.h"
 #include "ops/cuda/fused_matmul.h"
 #include "ops/cuda/gemm_backend.h"
@@ -62,7 +62,7 @@ std::string why_no_product(const GemmBackend& backend, FusedGemm gemm, const std
   return why_no_layout(backend, gemm, layouts);
 }
 
-// See FusedProduct in ops/fused_cuda.h for the forms.
+// See FusedProduct in ops/composed/fused_cuda.h for the forms.
 std::string why_no_fused(c10::Device device, at::ScalarType dtype, const std::string& form,
                          int64_t m, int64_t n, int64_t k, int64_t num_ranks) {
   if (auto why = why_no_gemm_backend(device); !why.empty()) return why;

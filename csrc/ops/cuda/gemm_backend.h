@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "core/cuda/fused_calls.h"
-#include "core/launch_config.h"
+#include "core/cuda/fused/fused_calls.h"
+#include "core/gemm/launch_config.h"
 
 namespace axonn::ops::cuda {
 

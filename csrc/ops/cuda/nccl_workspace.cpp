@@ -5,7 +5,7 @@
 #include <chrono>
 #include <utility>
 
-#include "ops/c10d_store.h"
+#include "ops/group/c10d_store.h"
 
 namespace axonn::ops::cuda {
 namespace {

@@ -6,7 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
-#include "core/cuda/nccl_chunks.h"
+#include "core/cuda/nccl/nccl_chunks.h"
 #include "ops/cuda/workspace.h"
 
 namespace axonn::ops::cuda {

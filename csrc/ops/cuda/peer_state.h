@@ -5,8 +5,8 @@
 #include <cuda_runtime_api.h>
 
 #include "core/cuda/check.h"
-#include "core/cuda/fused_calls.h"
-#include "core/epoch_flag.h"
+#include "core/cuda/fused/fused_calls.h"
+#include "core/symmetric/epoch_flag.h"
 
 namespace axonn::ops::cuda {
 

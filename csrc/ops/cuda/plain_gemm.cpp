@@ -1,4 +1,5 @@
-// The GEMM of sm_90 without any communication: a way to compute a product, for ops/product.h.
+// The GEMM of sm_90 without any communication: a way to compute a product, for
+// ops/tuning/product.h.
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/library.h>
@@ -11,7 +12,7 @@
 
 #include "ops/cuda/fused_matmul.h"
 #include "ops/cuda/gemm_backend.h"
-#include "ops/product_kernels.h"
+#include "ops/tuning/product_kernels.h"
 
 namespace axonn::ops::cuda {
 namespace {

@@ -11,8 +11,8 @@
 #include <optional>
 #include <string>
 
-#include "core/cuda/fused_calls.h"
-#include "core/launch_config.h"
+#include "core/cuda/fused/fused_calls.h"
+#include "core/gemm/launch_config.h"
 #include "ops/cuda/peer_state.h"
 
 namespace axonn::ops::cuda {

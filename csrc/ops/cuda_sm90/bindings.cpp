@@ -3,7 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <torch/library.h>
 
-#include "core/cuda/fused_calls.h"
+#include "core/cuda/fused/fused_calls.h"
 #include "core/cuda/sm90/instances.h"
 #include "core/cuda/sm90/plans.h"
 #include "core/cuda/sm90/sum_to_all.h"

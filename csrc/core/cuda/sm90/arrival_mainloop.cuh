@@ -1,8 +1,8 @@
 // A mainloop whose producer warp waits for the chunks that it is about to load.
 #pragma once
 
-#include "core/cuda/flags.cuh"
-#include "core/cuda/fused_gemm.h"
+#include "core/cuda/fused/flags.cuh"
+#include "core/cuda/fused/fused_gemm.h"
 #include "core/cuda/sm90/plans.h"
 #include "cutlass/gemm/collective/collective_mma.hpp"
 

@@ -1,8 +1,8 @@
 // An epilogue that stores each tile at the rank that it is for, and says so there.
 #pragma once
 
-#include "core/cuda/flags.cuh"
-#include "core/cuda/fused_gemm.h"
+#include "core/cuda/fused/flags.cuh"
+#include "core/cuda/fused/fused_gemm.h"
 #include "core/cuda/sm90/plans.h"
 #include "cutlass/epilogue/collective/collective_epilogue.hpp"
 

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "core/cuda/fused_gemm.h"
+#include "core/cuda/fused/fused_gemm.h"
 #include "core/cuda/sm90/arrival_mainloop.cuh"
 #include "core/cuda/sm90/departure_epilogue.cuh"
 #include "core/cuda/sm90/instances.h"

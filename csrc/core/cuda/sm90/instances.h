@@ -5,8 +5,8 @@
 
 #include <vector>
 
-#include "core/cuda/fused_gemm.h"
-#include "core/launch_config.h"
+#include "core/cuda/fused/fused_gemm.h"
+#include "core/gemm/launch_config.h"
 
 namespace axonn::kernels::sm90 {
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "core/partition.h"
-#include "core/tile_schedule.h"
+#include "core/schedule/partition.h"
+#include "core/schedule/tile_schedule.h"
 
 namespace axonn::kernels::sm90 {
 namespace {

@@ -4,10 +4,10 @@
 
 #include <cstdint>
 
-#include "core/cuda/fused_gemm.h"
-#include "core/host_device.h"
-#include "core/launch_config.h"
-#include "core/tile_order.h"
+#include "core/cuda/fused/fused_gemm.h"
+#include "core/gemm/launch_config.h"
+#include "core/numeric/host_device.h"
+#include "core/schedule/tile_order.h"
 
 namespace axonn::kernels::sm90 {
 

@@ -1,7 +1,7 @@
 // The tile scheduler of the sm_90 GEMMs: a persistent grid that works through a TileOrder.
 #pragma once
 
-#include "core/tile_order.h"
+#include "core/schedule/tile_order.h"
 #include "cutlass/arch/arch.h"
 #include "cutlass/detail/dependent_false.hpp"
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"

@@ -1,0 +1,208 @@
+#include "core/gemm/launch_config.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+
+namespace axonn::kernels {
+namespace {
+
+constexpr GemmProblem kLarge{.m = 8192, .n = 4096, .k = 4096};
+
+LaunchConfig hopper() { return {128, 256, 64, 4, 8, 4, 2, 1, 132}; }
+
+std::string why(const LaunchConfig& config, const GemmProblem& problem = kLarge,
+                const Residency& residency = {}, const DeviceLimits& limits = kSm90) {
+  return why_illegal(config, problem, residency, limits);
+}
+
+TEST(LaunchConfig, EveryCandidateIsLegalOnItsArchitecture) {
+  for (const auto& limits : {kSm80, kSm90}) {
+    for (const int64_t bytes : {2, 4}) {
+      auto problem = kLarge;
+      problem.element_bytes = bytes;
+      const auto configs = candidates(limits, bytes);
+      EXPECT_FALSE(configs.empty());
+      for (auto config : configs) {
+        config.num_ctas = max_ctas(config, {}, limits);
+        EXPECT_EQ(why(config, problem, {}, limits), "");
+      }
+    }
+  }
+  auto other = kSm90;
+  other.architecture = 70;
+  EXPECT_TRUE(candidates(other, 2).empty());
+  EXPECT_FALSE(best_config(kLarge, {}, other));
+}
+
+TEST(LaunchConfig, MessagesCarryConfigAndNumbers) {
+  EXPECT_EQ(why(hopper()), "");
+  auto config = hopper();
+  config.num_stages = 5;
+  EXPECT_EQ(why(config),
+            "launch config 128x256x64, 5 stages, 8+4 warps, cluster 2x1, 132 CTAs on sm_90: needs "
+            "263168 bytes of shared memory, at most 232448 fit");
+}
+
+TEST(LaunchConfig, RefusesWhatDoesNotFit) {
+  const auto refused = [](auto&& change, const std::string& part) {
+    auto config = hopper();
+    change(config);
+    const auto message = why(config);
+    EXPECT_NE(message.find(part), std::string::npos) << "got '" << message << "'";
+  };
+  refused([](auto& c) { c.block_m = 0; }, "every size must be positive");
+  refused([](auto& c) { c.num_producer_warps = -1; }, "every size must be positive");
+  refused([](auto& c) { c.block_k = 24; }, "block_k of 48 bytes must be a multiple of 32");
+  refused([](auto& c) { c.num_math_warps = 6; }, "num_math_warps=6 must be a multiple of 4");
+  refused([](auto& c) { c.block_m = 192; }, "must be multiples of 128 and 8");
+  refused([](auto& c) { c.block_n = 260; }, "must be multiples of 128 and 8");
+  refused([](auto& c) { c.block_n = 512; }, "must be at most 256");
+  refused([](auto& c) { c.block_m = 256; }, "needs 256 accumulators a thread, at most 192 fit");
+  refused([](auto& c) { c.num_producer_warps = 28; }, "needs 1152 threads, at most 1024 fit");
+  refused([](auto& c) { c.num_stages = 1; }, "num_stages=1 must be 2 to 8");
+  refused([](auto& c) { c.cluster_m = 16; }, "clusters of 16 CTAs, at most 8 are possible");
+  refused([](auto& c) { c.num_ctas = 131; }, "num_ctas=131 must be 1 to 132 in clusters of 2");
+  refused([](auto& c) { c.num_ctas = 0; }, "num_ctas=0 must be");
+  refused([](auto& c) { c.num_ctas = 134; }, "num_ctas=134 must be");
+}
+
+TEST(LaunchConfig, RefusesProblemsThatItCannotLoad) {
+  auto problem = kLarge;
+  problem.k = 4100;
+  EXPECT_NE(why(hopper(), problem).find("rows of 8200 bytes"), std::string::npos);
+  problem = kLarge;
+  problem.n = 7;
+  EXPECT_NE(why(hopper(), problem).find("rows of 14 bytes"), std::string::npos);
+  problem = kLarge;
+  problem.m = -1;
+  EXPECT_NE(why(hopper(), problem).find("must not be negative"), std::string::npos);
+  problem = kLarge;
+  problem.element_bytes = 8;
+  EXPECT_NE(why(hopper(), problem).find("2 or 4 bytes, got 8"), std::string::npos);
+  problem = kLarge;
+  problem.m = 1001;  // ragged rows are legal
+  EXPECT_EQ(why(hopper(), problem), "");
+}
+
+TEST(LaunchConfig, EdgesOfChunksMustBeEdgesOfTiles) {
+  auto problem = kLarge;
+  problem.chunk_tile_m = 256;
+  EXPECT_EQ(why(hopper(), problem), "");
+  problem.chunk_tile_m = 64;
+  EXPECT_NE(why(hopper(), problem).find("edges of chunks (64, 0) must be edges of tiles"),
+            std::string::npos);
+  problem.chunk_tile_m = 0;
+  problem.chunk_tile_n = 128;
+  EXPECT_NE(why(hopper(), problem), "");
+}
+
+TEST(LaunchConfig, Sm80SharesItsTileAmongWarps) {
+  LaunchConfig config{128, 128, 32, 5, 4, 0, 1, 1, 108};
+  EXPECT_EQ(why(config, kLarge, {}, kSm80), "");
+  config.cluster_m = 2;
+  EXPECT_NE(why(config, kLarge, {}, kSm80).find("clusters of 2"), std::string::npos);
+  config = {16, 24, 32, 5, 4, 0, 1, 1, 108};  // three instructions for four warps
+  EXPECT_NE(why(config, kLarge, {}, kSm80).find("cannot share 3"), std::string::npos);
+}
+
+// What keeps a spinning grid from starving the producer of its flags (protocol_residency_test).
+TEST(LaunchConfig, TheGridLeavesRoomForProducers) {
+  auto config = hopper();
+  EXPECT_EQ(max_ctas(config, {}, kSm90), 132);
+  EXPECT_EQ(max_ctas(config, {.ranks_per_device = 1, .producer_ctas = 4}, kSm90), 128);
+  EXPECT_EQ(max_ctas(config, {.ranks_per_device = 4, .producer_ctas = 4}, kSm90), 28);
+  // 66 SMs each, less 3: an odd number, and clusters of two.
+  EXPECT_EQ(max_ctas(config, {.ranks_per_device = 2, .producer_ctas = 3}, kSm90), 62);
+  EXPECT_EQ(max_ctas(config, {.ranks_per_device = 33, .producer_ctas = 4}, kSm90), 0);
+  EXPECT_EQ(max_ctas(config, {.ranks_per_device = 66, .producer_ctas = 4}, kSm90), 0);
+  const Residency shared{.ranks_per_device = 2, .producer_ctas = 2};
+  const auto message = why(config, kLarge, shared);
+  EXPECT_NE(message.find("must be 1 to 64 in clusters of 2: 132 SMs for 2 ranks, each of which "
+                         "keeps 2 free for producers"),
+            std::string::npos)
+      << message;
+  config.num_ctas = 64;
+  EXPECT_EQ(why(config, kLarge, shared), "");
+  EXPECT_NE(why(config, kLarge, {.ranks_per_device = 0, .producer_ctas = 0}), "");
+}
+
+TEST(Cost, IsWavesTimesTheTimeOfATile) {
+  const auto config = hopper();
+  // 32 x 16 tiles on 132 CTAs are 4 waves; twice the rows, 8.
+  auto once = kLarge, twice = kLarge;
+  once.m = 32 * 128;
+  twice.m = 64 * 128;
+  auto none = kLarge;
+  none.m = 0;
+  const double launch = cost_us(config, none, kSm90);
+  const double wave = (cost_us(config, once, kSm90) - launch) / 4;
+  EXPECT_NEAR(cost_us(config, twice, kSm90), launch + 8 * wave, 1e-6);
+  // A tile more than fits four waves costs a fifth.
+  auto more = once;
+  more.m += 256;
+  EXPECT_NEAR(cost_us(config, more, kSm90), launch + 5 * wave, 1e-6);
+  // 128 x 256 x 4096 on one SM at peak: 2 * 2^27 flops at 4096 a cycle of 1.83 GHz.
+  EXPECT_GT(wave, 2.0 * 128 * 256 * 4096 / 4096 / 1830);
+  EXPECT_LT(wave, 1.1 * 2.0 * 128 * 256 * 4096 / 4096 / 1830);
+}
+
+TEST(Cost, ClustersShareLoads) {
+  // 64 x 128 x 64: 256 cycles of math, 24 KB that take 384 cycles to load; 16 KB of them in pairs.
+  LaunchConfig alone{64, 128, 64, 8, 4, 4, 1, 1, 132};
+  auto pair = alone;
+  pair.cluster_m = 2;
+  const auto tile_us = [](const LaunchConfig& config) {
+    auto shallow = kLarge;
+    shallow.k = 0;
+    return cost_us(config, kLarge, kSm90) - cost_us(config, shallow, kSm90);
+  };
+  EXPECT_NEAR(tile_us(pair) / tile_us(alone), 256.0 / 384, 1e-9);
+}
+
+TEST(BestConfig, LargeProblemsTakeLargeTilesAndSmallOnesSmall) {
+  const auto large = best_config(kLarge, {}, kSm90);
+  ASSERT_TRUE(large);
+  EXPECT_EQ(large->block_m * large->block_n, 128 * 256);
+  const GemmProblem narrow{.m = 256, .n = 512, .k = 4096};
+  const auto small = best_config(narrow, {}, kSm90);
+  ASSERT_TRUE(small);
+  EXPECT_EQ(small->block_m * small->block_n, 128 * 128);
+  const auto ampere = best_config(narrow, {}, kSm80);
+  ASSERT_TRUE(ampere);
+  EXPECT_EQ(ampere->block_m * ampere->block_n, 64 * 64);
+}
+
+TEST(BestConfig, IsTheLegalCandidateOfLeastCost) {
+  const Residency residency{.ranks_per_device = 2, .producer_ctas = 4};
+  for (const auto& limits : {kSm80, kSm90}) {
+    for (const int64_t m : {1, 100, 512, 1024, 4096, 16384}) {
+      for (const int64_t n : {64, 1024, 11008}) {
+        GemmProblem problem{.m = m, .n = n, .k = 4096};
+        problem.chunk_tile_m = 128;
+        const auto best = best_config(problem, residency, limits);
+        ASSERT_TRUE(best);
+        ASSERT_EQ(why(*best, problem, residency, limits), "");
+        EXPECT_EQ(problem.chunk_tile_m % best->block_m, 0);
+        for (auto config : candidates(limits, 2)) {
+          config.num_ctas = max_ctas(config, residency, limits);
+          if (!why(config, problem, residency, limits).empty()) continue;
+          EXPECT_LE(cost_us(*best, problem, limits), cost_us(config, problem, limits));
+        }
+      }
+    }
+  }
+}
+
+TEST(BestConfig, NoneWhereNothingIsLegal) {
+  EXPECT_FALSE(best_config({.m = 128, .n = 128, .k = 3}, {}, kSm90));
+  EXPECT_FALSE(best_config(kLarge, {.ranks_per_device = 132, .producer_ctas = 1}, kSm90));
+  EXPECT_FALSE(best_config(kLarge, {.ranks_per_device = 0, .producer_ctas = 0}, kSm90));
+  auto problem = kLarge;
+  problem.element_bytes = 0;
+  EXPECT_FALSE(best_config(problem, {}, kSm90));
+}
+
+}  // namespace
+}  // namespace axonn::kernels

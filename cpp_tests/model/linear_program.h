@@ -1,0 +1,48 @@
+// What a rank does in a fused Linear, which has calls on three groups open at once, as a list of
+// steps for the tests' simulator. It mirrors ops/cpu/linear.cpp (fused_forward, fused_backward) and
+// what these are made of, ops/cpu/fused.cpp and product.cpp, name by name and line by line, without
+// the tensors: who changes the order of calls, waits and signals there changes it in
+// linear_program.cpp.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "model/protocol_program.h"
+
+namespace axonn::comm {
+
+// A rank's place in the groups of its axes, and the epoch of the latest call there.
+struct LinearAxes {
+  Caller& r;
+  Caller& s;
+  Caller& z;
+};
+
+// What all ranks agree on. Sizes are those of the whole matrices of a pass, to be divided evenly:
+// input [rows, in_features], weight [features, in_features], output [rows, features].
+struct LinearPass {
+  enum class Kind { kForward, kBackward };
+
+  Kind kind = Kind::kForward;
+  int64_t rows = 12;
+  int64_t in_features = 12;
+  int64_t features = 12;
+  bool sharded = true;
+  int64_t gather_dim = 0;   // of x along r, and of dx
+  int64_t scatter_dim = 0;  // of y along s, and of dy
+  bool one_shot = false;    // all-reduces are small
+  // Parts of rows are multiplied in one go: of the first product (y, or dx), and of dweight.
+  std::array<bool, 2> in_one_piece = {};
+  bool save_input = false;  // forward: keep what was gathered; backward: it was kept
+  bool save_weight = false;
+  // Which factors are joined before they are multiplied: the first and second of the first product
+  // (y, or dx), and of dweight. Why they are is up to ops/cpu/product.cpp; any choice is safe.
+  std::array<bool, 4> joins = {};
+  std::array<bool, 3> mask = {true, true, true};  // backward: dx, dweight, dbias are wanted
+};
+
+// One pass of a rank. Raises the epochs of the axes that take part.
+Program linear_program(const LinearPass& pass, const LinearAxes& axes);
+
+}  // namespace axonn::comm

@@ -1,0 +1,99 @@
+// What a rank does in one collective, as a list of steps: recorded from the code of protocol.h that
+// the ops run, and from the tile schedules that kernels follow. Input of the tests' simulator.
+// Steps name their group, so that a program may have calls on several groups open at once.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/schedule/chunk_plan.h"
+#include "core/schedule/tile_schedule.h"
+#include "core/symmetric/epoch_flag.h"
+
+namespace axonn::comm {
+
+enum class Action : int32_t {
+  kAwaitCompleted,  // until `peer` has completed `epoch`: the half is free of its reads
+  kWrite,           // the own chunk `flag`
+  kSignal,          // the own flag `flag`, raised to `epoch`
+  kWait,            // until `flag` of `peer` has reached `epoch`
+  kRead,            // chunk `flag` of `peer`: a copy, or an operand of a matmul
+  kAdd,             // chunk `flag` of `peer`: the next addend of a sum
+  kComplete,        // own `completed`, raised to `epoch`
+};
+
+// Chunks are named by the flags that signal them.
+struct Step {
+  Action action;
+  int64_t rank;  // who does it
+  int64_t peer;  // whose pad or workspace is meant
+  int64_t flag;
+  Epoch epoch;
+  int64_t group = 0;  // in which `rank` and `peer` count, and which has epochs of its own
+
+  std::string describe() const;
+};
+
+using Program = std::vector<Step>;
+
+// The patterns that all ops are made of:
+//   kGather          all_gather, all_gather_matmul, matmul_all_gather_rhs (plans of rows, columns,
+//   K) kReduceScatter   reduce_scatter, matmul_reduce_scatter, and the weight's gradient over z
+//   kAllReduce       all_reduce, matmul_all_reduce; with plan.num_shards = 1 in one shot
+enum class Pattern : int32_t { kGather, kReduceScatter, kAllReduce };
+
+// Who makes the call of which epoch.
+struct Caller {
+  int64_t rank;
+  int64_t size;
+  Epoch epoch;
+  int64_t group = 0;
+};
+
+// Stands in for comm::Call, or for the flags of one matrix in it, which begin at `first_flag`.
+class Recorder {
+ public:
+  Recorder(const Caller& caller, Program& program, int64_t first_flag = 0)
+      : caller_(&caller), program_(&program), first_flag_(first_flag) {}
+
+  int64_t rank() const { return caller_->rank; }
+  int64_t size() const { return caller_->size; }
+  void signal(int64_t flag) { push(Action::kSignal, rank(), flag); }
+  void wait(int64_t peer, int64_t flag) { push(Action::kWait, peer, flag); }
+
+  void write(int64_t flag) { push(Action::kWrite, rank(), flag); }
+  void read(int64_t peer, int64_t flag) { push(Action::kRead, peer, flag); }
+  void add_all(int64_t flag) {  // as reduce_slots does
+    for (int64_t source = 0; source < size(); ++source) push(Action::kAdd, source, flag);
+  }
+
+ private:
+  void push(Action action, int64_t peer, int64_t flag) {
+    program_->push_back({action, rank(), peer, first_flag_ + flag, caller_->epoch, caller_->group});
+  }
+
+  const Caller* caller_;
+  Program* program_;
+  int64_t first_flag_;
+};
+
+// The wait at the start of a call, and its end: what the constructor and the destructor of
+// comm::Call do.
+Program begin_program(const Caller& caller);
+Program complete_program(const Caller& caller);
+
+// A whole call of a rank that is one thread, as on the CPU.
+Program call_program(Pattern pattern, const ChunkPlan& plan, const Caller& caller);
+
+// On CUDA a gather that feeds a GEMM is three pieces, on two streams. The transport publishes the
+// own shard, and copies peers' chunks into local memory, in the order of GatherTiles, raising local
+// flags (those of phase 1). The CTAs of a persistent GEMM wait for local flags. In the end a
+// stream operation completes the call.
+Program transport_program(const ChunkPlan& plan, const Caller& caller);
+
+enum class WaitRule : int32_t { kEachChunk, kLastDelivered };
+Program gemm_program(const kernels::GatherTiles& tiles, int64_t cta, int64_t num_ctas,
+                     WaitRule rule, const Caller& caller);
+
+}  // namespace axonn::comm

@@ -1,0 +1,83 @@
+#include "core/symmetric/signal_layout.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <set>
+
+#include "core/symmetric/epoch_flag.h"
+#include "core/symmetric/protocol.h"
+#include "core/symmetric/symmetric_group.h"
+
+namespace axonn::comm {
+namespace {
+
+TEST(SignalLayout, EachChunkOfEachPhaseHasAFlagOfItsOwn) {
+  for (int64_t phases = 1; phases <= 2; ++phases) {
+    for (const int64_t shards : {1, 2, 3, 8}) {
+      for (int64_t chunks = 1; chunks <= 4; ++chunks) {
+        const SignalLayout layout{phases, shards, chunks};
+        std::set<int64_t> flags;
+        for (int64_t phase = 0; phase < phases; ++phase) {
+          for (int64_t shard = 0; shard < shards; ++shard) {
+            for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+              flags.insert(layout.flag(phase, {shard, chunk}));
+            }
+          }
+        }
+        EXPECT_EQ(static_cast<int64_t>(flags.size()), layout.num_flags());
+        EXPECT_EQ(*flags.begin(), 0);
+        EXPECT_EQ(*flags.rbegin(), layout.num_flags() - 1);
+      }
+    }
+  }
+}
+
+TEST(SignalLayout, FitsThePadOfTheGroup) {
+  EXPECT_EQ(kNumSignals, SymmetricGroup::kNumFlags);
+  EXPECT_TRUE((SignalLayout{2, 128, 4}.legal()));
+  EXPECT_FALSE((SignalLayout{2, 128, 5}.legal()));
+  EXPECT_FALSE((SignalLayout{1, 0, 1}.legal()));
+  EXPECT_EQ(SignalLayout::max_chunks(2, 128), 4);
+  EXPECT_EQ(SignalLayout::max_chunks(2, 8), 64);
+  EXPECT_EQ(SignalLayout::max_chunks(2, 513), 0);
+  for (const int64_t shards : {1, 3, 8, 512}) {
+    const int64_t most = SignalLayout::max_chunks(2, shards);
+    EXPECT_TRUE((SignalLayout{2, shards, most}.legal()));
+    EXPECT_FALSE((SignalLayout{2, shards, most + 1}.legal()));
+  }
+}
+
+TEST(SignalLayout, FlagsLieOnLinesOfTheirOwn) {
+  EXPECT_EQ(kSignalStride, kFlagAlignment);
+  EXPECT_EQ(signal_offset_bytes(3) - signal_offset_bytes(2),
+            static_cast<int64_t>(sizeof(EpochFlag)));
+}
+
+// Ops refuse before the first signal what would run out of flags half-way.
+TEST(SignalLayout, IllegalPlansAreRefusedWithTheirNumbers) {
+  require_legal("op", {4096, 4, 4, 16}, 2, 4);
+  require_legal("op", {4096, 1, 4, 16}, 2, 4);  // all-reduce in one shot
+  const auto message = [](const ChunkPlan& plan, int64_t phases, int64_t size) -> std::string {
+    try {
+      require_legal("op", plan, phases, size);
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(message({4096, 4, 129, 16}, 2, 4),
+            "op: a plan of 4096 elements in 4 shards of 129 chunks with edges of 16, in 2 phases, "
+            "is illegal for a group of 4 ranks and 1024 flags");
+  EXPECT_NE(message({4096, 3, 1, 16}, 2, 4), "");
+  EXPECT_NE(message({4096, 1, 1, 16}, 1, 4), "");
+  EXPECT_NE(message({4096, 4, 1, 0}, 1, 4), "");
+}
+
+TEST(SignalLayout, HalvesAreAwaitedTwoEpochsBack) {
+  EXPECT_EQ(epoch_to_await(7), Epoch{5});
+  EXPECT_EQ(epoch_to_await(1), Epoch{0} - 1);  // the epochs before the first wrap backwards
+}
+
+}  // namespace
+}  // namespace axonn::comm

@@ -1,0 +1,100 @@
+// How kernels of different ranks signal each other: flags in device memory that hold the epoch of
+// the last call that reached them (core/symmetric/epoch_flag.h), written by peers or by the copy
+// engine.
+#pragma once
+
+#include <cstdint>
+
+#include "core/cuda/fused/flags.h"
+#include "core/symmetric/epoch_flag.h"
+#include "core/symmetric/signal_layout.h"
+
+namespace axonn::kernels::cuda {
+
+// Pairs with store_release and with the copy engine's writes: what its writer wrote before is
+// visible to this thread afterwards.
+__device__ inline uint32_t load_acquire(const uint32_t* flag) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+  return value;
+}
+
+__device__ inline void store_release(uint32_t* flag, uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+
+// Orders accesses of the same memory by different addresses: a multicast one stands for that of
+// each rank. Between writes by one address and reads by another, somewhere along the path from the
+// first to the second that flags make.
+__device__ inline void fence_aliases() { asm volatile("fence.proxy.alias;" ::: "memory"); }
+
+// Another CTA of this device that adds later sees what this thread saw before.
+__device__ inline uint32_t add_acq_rel(uint32_t* counter, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(value)
+               : "memory");
+  return before;
+}
+
+__device__ inline uint64_t global_timer_ns() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+}
+
+__device__ inline uint32_t* flag_at(void* pad, int64_t flag) {
+  return reinterpret_cast<uint32_t*>(static_cast<char*>(pad) + comm::signal_offset_bytes(flag));
+}
+__device__ inline const uint32_t* flag_at(const void* pad, int64_t flag) {
+  return reinterpret_cast<const uint32_t*>(static_cast<const char*>(pad) +
+                                           comm::signal_offset_bytes(flag));
+}
+
+// What a wait was for, should it fail: a chunk, by its ordinal.
+struct Awaited {
+  int32_t chunks_per_shard;
+  int32_t ordinal;
+};
+
+// Writes who waited for what, unless someone has, and ends the kernel and with it the context: a
+// result that lacks a peer's part must reach nobody. The host reads the record: it lies in its
+// memory.
+__device__ inline void fail_wait(const SpinLimit& limit, Awaited what, uint32_t target,
+                                 uint32_t seen) {
+  if (atomicCAS_system(&limit.failure->state, SpinFailure::kNone, SpinFailure::kWriting) ==
+      SpinFailure::kNone) {
+    limit.failure->rank = limit.rank;
+    limit.failure->peer = what.ordinal / what.chunks_per_shard;
+    limit.failure->chunk = what.ordinal % what.chunks_per_shard;
+    limit.failure->expected = target;
+    limit.failure->seen = seen;
+    __threadfence_system();
+    atomicExch_system(&limit.failure->state, SpinFailure::kWritten);
+    __threadfence_system();
+  } else {
+    // The trap ends everybody: not before the record is there.
+    const uint64_t start = global_timer_ns();
+    while (load_acquire(&limit.failure->state) != SpinFailure::kWritten &&
+           global_timer_ns() - start < 10'000'000) {
+    }
+  }
+  __trap();
+}
+
+// Returns once the flag has reached the epoch.
+__device__ inline void await_flag(const uint32_t* flag, uint32_t target, const SpinLimit& limit,
+                                  Awaited what) {
+  uint32_t seen = load_acquire(flag);
+  if (comm::epoch_reached(seen, target)) return;
+  const uint64_t deadline = global_timer_ns() + limit.budget_ns;
+  do {
+    __nanosleep(64);
+    seen = load_acquire(flag);
+    if (comm::epoch_reached(seen, target)) return;
+  } while (global_timer_ns() < deadline);
+  fail_wait(limit, what, target, seen);
+}
+
+}  // namespace axonn::kernels::cuda

@@ -1,0 +1,215 @@
+#include "core/cuda/fused/fused_calls.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "core/cuda/check.h"
+#include "core/cuda/fused/copies.h"
+#include "core/cuda/reduce.h"
+#include "core/schedule/partition.h"
+
+namespace axonn::kernels::cuda {
+namespace {
+
+// A call on a stream, from the epoch's count to the word that peers wait for: that is given also
+// where an exception cuts the call short, since it has been counted.
+class Call {
+ public:
+  Call(const Peers& peers, int32_t own_chunks, cudaStream_t stream)
+      : peers_(peers), stream_(stream) {
+    AXONN_CUDA_CHECK(begin_call(peers, own_chunks, stream));
+  }
+  ~Call() {
+    if (!ended_) (void)end_call(peers_, stream_);
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  void end() {
+    ended_ = true;
+    AXONN_CUDA_CHECK(end_call(peers_, stream_));
+  }
+
+ private:
+  const Peers& peers_;
+  cudaStream_t stream_;
+  bool ended_ = false;
+};
+
+void require_supported(const GemmBackend& backend, const FusedGemm& gemm) {
+  if (const char* why = backend.why_unsupported(gemm)) throw std::invalid_argument(why);
+}
+
+int64_t slot_bytes(const FusedGemm& gemm, int32_t num_ranks) {
+  return gemm.m / num_ranks * gemm.n * size_of(gemm.dtype);
+}
+
+// The product whose rows leave for their owners' staging slots.
+FusedGemm leaving(FusedGemm gemm, const Peers& peers, const comm::SignalLayout& layout) {
+  const int64_t bytes = slot_bytes(gemm, peers.num_ranks);
+  Departures& departures = gemm.departures;
+  departures.num_ranks = peers.num_ranks;
+  departures.rank = peers.rank;
+  departures.chunks_per_shard = static_cast<int32_t>(layout.chunks_per_shard);
+  departures.counters = peers.counters;
+  departures.epoch = peers.epoch;
+  for (int32_t rank = 0; rank < peers.num_ranks; ++rank) {
+    departures.slots[rank] = at(peers.workspaces[rank], peers.rank * bytes);
+    departures.pads[rank] = peers.pads[rank];
+  }
+  gemm.ldd = gemm.n;
+  return gemm;
+}
+
+// Where a rank's own rows of all sources come, in the order of ranks.
+void set_own_slots(const Peers& peers, int64_t bytes, const void** slots) {
+  for (int32_t rank = 0; rank < peers.num_ranks; ++rank) {
+    slots[rank] = at(peers.workspaces[peers.rank], rank * bytes);
+  }
+}
+
+// Adds up this rank's rows, all of which have come.
+void reduce(const Peers& peers, const FusedGemm& gemm, void* sum, cudaStream_t stream) {
+  const int64_t bytes = slot_bytes(gemm, peers.num_ranks);
+  const void* slots[kMaxPeers];
+  set_own_slots(peers, bytes, slots);
+  AXONN_CUDA_CHECK(reduce_slots(sum, slots, peers.num_ranks, bytes / size_of(gemm.dtype),
+                                gemm.dtype, ReduceOp::kSum, stream));
+}
+
+// Adds up this rank's rows and copies them to all, `offset` bytes into the workspaces.
+void reduce_and_push(const Peers& peers, const FusedGemm& gemm, int64_t offset,
+                     const comm::SignalLayout& layout, cudaStream_t stream) {
+  const int64_t bytes = slot_bytes(gemm, peers.num_ranks);
+  void* own_sum = at(peers.workspaces[peers.rank], offset);
+  reduce(peers, gemm, own_sum, stream);
+  for (int32_t step = 0; step < peers.num_ranks; ++step) {
+    const int32_t to = receiver(peers, step);
+    if (to != peers.rank) copy(at(peers.workspaces[to], offset), own_sum, bytes, stream);
+    for (int64_t chunk = 0; chunk < layout.chunks_per_shard; ++chunk) {
+      push_flag(peers, to, layout.flag(1, {peers.rank, chunk}), stream);
+    }
+  }
+}
+
+// The same by a kernel that stores the sum at all ranks as it adds.
+void reduce_to_all(const Peers& peers, const GemmBackend& backend, const FusedGemm& gemm,
+                   bool multicast, int64_t offset, const comm::SignalLayout& layout,
+                   cudaStream_t stream) {
+  SumToAll sum{.num_ranks = peers.num_ranks,
+               .multicast = multicast,
+               .dtype = gemm.dtype,
+               .bytes = slot_bytes(gemm, peers.num_ranks)};
+  set_own_slots(peers, sum.bytes, sum.sources);
+  for (int32_t step = 0; step < peers.num_ranks; ++step) {  // each rank begins at another
+    sum.destinations[step] = at(peers.workspaces[receiver(peers, step)], offset);
+  }
+  if (multicast) sum.destinations[0] = at(peers.multicast, offset);
+  AXONN_CUDA_CHECK(backend.sum_to_all(sum, stream));
+  AXONN_CUDA_CHECK(raise_chunks(peers, layout, 1, stream));
+}
+
+}  // namespace
+
+void load_kernels(const GemmBackend& backend) {
+  AXONN_CUDA_CHECK(backend.load());
+  AXONN_CUDA_CHECK(load_handshake());
+  for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat16}) {
+    AXONN_CUDA_CHECK(load_reduce_slots(dtype));
+  }
+}
+
+int32_t chunks_per_shard(int64_t shard_rows) {
+  return static_cast<int32_t>(
+      std::clamp<int64_t>(shard_rows / kChunkRows, 1, comm::kMaxChunksPerShard));
+}
+
+int64_t gather_workspace_bytes(const GatheredRows& rows) {
+  return rows.plan.count * rows.row_bytes;
+}
+
+int64_t reduce_scatter_workspace_bytes(const FusedGemm& gemm, int32_t num_ranks) {
+  return slot_bytes(gemm, num_ranks) * num_ranks;
+}
+
+int64_t all_reduce_workspace_bytes(const FusedGemm& gemm, int32_t num_ranks) {
+  return 2 * reduce_scatter_workspace_bytes(gemm, num_ranks);
+}
+
+void all_gather_gemm(const Peers& all, const GemmBackend& backend, const LaunchConfig& config,
+                     FusedGemm gemm, Arriving arriving, const GatheredRows& rows,
+                     ShardTransport& transport, const CallStreams& streams) {
+  Peers peers = all;
+  peers.apart = !transport.writes_to_peers();
+  void* workspace = peers.workspaces[peers.rank];
+  (rows.is_a ? gemm.a : gemm.b) = workspace;
+  gemm.arrivals = {.dim = arriving,
+                   .plan = rows.plan,
+                   .rank = peers.rank,
+                   .pad = peers.pads[peers.rank],
+                   .epoch = peers.epoch,
+                   .limit = peers.limit};
+  require_supported(backend, gemm);
+
+  const comm::Range own = rows.plan.shard(peers.rank);
+  Call call(peers, static_cast<int32_t>(rows.plan.chunks_per_shard), streams.compute);
+  AXONN_CUDA_CHECK(cudaEventRecord(streams.begun, streams.compute));
+  AXONN_CUDA_CHECK(cudaStreamWaitEvent(streams.copy, streams.begun, 0));
+  transport.deliver(peers, rows, streams.copy);
+  AXONN_CUDA_CHECK(cudaEventRecord(streams.delivered, streams.copy));
+
+  copy(at(workspace, own.begin * rows.row_bytes), rows.shard, own.size() * rows.row_bytes,
+       streams.compute);
+  const cudaError_t launched = backend.launch(gemm, config, streams.compute);
+  transport.confirm(peers, streams.compute);
+  // What comes next on the stream may overwrite the shard, and counts the next epoch.
+  AXONN_CUDA_CHECK(cudaStreamWaitEvent(streams.compute, streams.delivered, 0));
+  AXONN_CUDA_CHECK(launched);
+  call.end();
+}
+
+void gemm_reduce_scatter(const Peers& peers, const GemmBackend& backend, const LaunchConfig& config,
+                         FusedGemm gemm, void* output, const CallStreams& streams) {
+  const comm::SignalLayout layout{1, peers.num_ranks, chunks_per_shard(gemm.m / peers.num_ranks)};
+  gemm = leaving(gemm, peers, layout);
+  require_supported(backend, gemm);
+  Call call(peers, 0, streams.compute);
+  AXONN_CUDA_CHECK(backend.launch(gemm, config, streams.compute));
+  AXONN_CUDA_CHECK(await_chunks(peers, layout, 0, streams.compute));
+  reduce(peers, gemm, output, streams.compute);
+  call.end();
+}
+
+HandOutProblem hand_out_problem(const Peers& peers, const FusedGemm& gemm) {
+  return {.num_ranks = peers.num_ranks,
+          .slot_bytes = slot_bytes(gemm, peers.num_ranks),
+          .has_multicast = peers.multicast != nullptr};
+}
+
+void gemm_all_reduce(const Peers& peers, const GemmBackend& backend, const LaunchConfig& config,
+                     FusedGemm gemm, HandOut way, void* output, const CallStreams& streams) {
+  const comm::SignalLayout layout{2, peers.num_ranks, chunks_per_shard(gemm.m / peers.num_ranks)};
+  if (const char* why = why_no_hand_out(way, hand_out_problem(peers, gemm))) {
+    throw std::invalid_argument(why);
+  }
+  const int64_t bytes = slot_bytes(gemm, peers.num_ranks);
+  const int64_t sums = peers.num_ranks * bytes;  // behind the slots, the sums of all shards
+  const int64_t own = sums + peers.rank * bytes;
+  gemm = leaving(gemm, peers, layout);
+  require_supported(backend, gemm);
+  Call call(peers, 0, streams.compute);
+  AXONN_CUDA_CHECK(backend.launch(gemm, config, streams.compute));
+  AXONN_CUDA_CHECK(await_chunks(peers, layout, 0, streams.compute));
+  if (way == HandOut::kCopyEngine) {
+    reduce_and_push(peers, gemm, own, layout, streams.compute);
+  } else {
+    const bool multicast = way == HandOut::kMulticast;
+    reduce_to_all(peers, backend, gemm, multicast, own, layout, streams.compute);
+  }
+  AXONN_CUDA_CHECK(await_chunks(peers, layout, 1, streams.compute));
+  copy(output, at(peers.workspaces[peers.rank], sums), sums, streams.compute);
+  call.end();
+}
+
+}  // namespace axonn::kernels::cuda

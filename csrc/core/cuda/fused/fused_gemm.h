@@ -1,0 +1,73 @@
+// A GEMM that starts on what has arrived and sends what is finished, as plain data: no Torch, no
+// CUTLASS, no CUDA headers, so that CPU tests cover what is derived from it.
+//
+//     D [m, n] = A [m, k] @ B [k, n], accumulated in fp32
+//
+// Operands may arrive in chunks, each announced by a flag; the result may leave to one rank after
+// the other, each chunk announced by a flag there.
+#pragma once
+
+#include <cstdint>
+
+#include "core/cuda/fused/flags.h"
+#include "core/gemm/launch_config.h"
+#include "core/numeric/data_type.h"
+#include "core/schedule/chunk_plan.h"
+
+namespace axonn::kernels::cuda {
+
+inline constexpr int32_t kMaxPeers = 8;  // in a node of a DGX: descriptors are kernel parameters
+inline constexpr int32_t kMaxChunks = kMaxPeers * comm::kMaxChunksPerShard;
+static_assert(kMaxChunks <= 32, "a lane for each");
+
+// Rows of the smallest chunk: a whole number of clusters of tiles of every config that is built. A
+// constant, since ranks that multiply with different columns may choose different configs.
+inline constexpr int64_t kChunkRows = 256;
+
+// What TMA asks of addresses, and of the rows that lie behind them.
+inline constexpr int64_t kLoadBytes = 16;
+
+// Which dimension of the product arrives in chunks.
+enum class Arriving : int32_t {
+  kNothing,
+  kRows,     // of A: an activation gathered over x or y
+  kColumns,  // of B: a weight gathered over z, forward
+  kInner,    // K, of one operand, whose other is there: a weight gathered over z, dgrad
+};
+
+struct Arrivals {
+  Arriving dim = Arriving::kNothing;
+  comm::ChunkPlan plan{};           // of that dimension
+  int32_t rank = 0;                 // whose own shard is there already, and is worked on first
+  const void* pad = nullptr;        // this rank's flags, by SignalLayout::flag(0, chunk)
+  const uint32_t* epoch = nullptr;  // of this call, in device memory: graphs replay
+  SpinLimit limit{};
+};
+
+// The rows of D leave, an equal share for each destination. Those for rank r go to slots[r].
+struct Departures {
+  int32_t num_ranks = 0;  // 0: D stays
+  int32_t rank = 0;       // this one; its own rows come last
+  int32_t chunks_per_shard = 1;
+  void* slots[kMaxPeers] = {};      // this rank's staging slot at each, [m / num_ranks, n]
+  void* pads[kMaxPeers] = {};       // their flags, by SignalLayout::flag(0, {this rank, chunk})
+  uint32_t* counters = nullptr;     // kMaxChunks zeros on this device, which are left zeros
+  const uint32_t* epoch = nullptr;  // of this call, in device memory
+};
+
+struct FusedGemm {
+  const void* a;
+  const void* b;
+  void* d;  // null if the rows leave
+  int64_t m, n, k;
+  int64_t lda, ldb, ldd;  // elements between rows (columns, where transposed) of what is stored
+  // A is stored as [m, k], or [k, m] if transposed; B as [n, k] if transposed, else [k, n].
+  bool a_transposed, b_transposed;
+  DataType dtype;
+  const void* bias = nullptr;      // [n], added to every row; only if D stays
+  const void* residual = nullptr;  // as d, added; only if D stays
+  Arrivals arrivals{};
+  Departures departures{};
+};
+
+}  // namespace axonn::kernels::cuda

@@ -1,0 +1,200 @@
+// NCCL communicators of a grid: one per axis, split from one parent, each with a stream of its own.
+//
+// Every call is ordered by events: the communicator's stream waits for what the caller's stream has
+// enqueued so far, runs the collective, and marks its end; the caller lets a stream wait for that
+// mark when it needs the result. The host never waits, except for NCCL to accept the call.
+//
+// A thread watches all of them. The first error, and the first call that takes longer than the
+// timeout, aborts every communicator of the grid on every rank; from then on every call throws the
+// CommunicationError that says what happened.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "core/cuda/stream.h"
+#include "core/numeric/data_type.h"
+#include "core/ranks/call_log.h"
+#include "core/ranks/call_watch.h"
+#include "core/ranks/key_value_store.h"
+#include "core/ranks/own_process.h"
+
+namespace axonn::comm {
+
+struct CommunicatorOptions {
+  int device = 0;
+  int min_ctas = 0;  // 0: as NCCL chooses
+  int max_ctas = 0;
+  // Copy engines instead of SMs where NCCL can (needs windows of registered memory). NCCL >= 2.28.
+  bool zero_cta = false;
+  bool compare_calls = false;  // each call is compared with the peers' before it is issued
+  std::chrono::duration<double> timeout = std::chrono::minutes(10);
+};
+
+// The ranks along one axis, this one among them, in the order of the axis.
+struct AxisRanks {
+  std::string name;
+  std::vector<int64_t> ranks;
+};
+
+// A call under way: where it ends on the communicator's stream.
+class PendingCall {
+ public:
+  PendingCall(int64_t sequence, std::shared_ptr<cuda::Event> end)
+      : sequence_(sequence), end_(std::move(end)) {}
+
+  int64_t sequence() const { return sequence_; }
+  // What is enqueued on the stream from now on sees the result.
+  void block(cudaStream_t stream) const { end().block(stream); }
+  bool is_done() const { return end().is_done(); }
+
+ private:
+  const cuda::Event& end() const {
+    if (end_ == nullptr) throw std::logic_error("a call of a group is not issued before its end");
+    return *end_;
+  }
+
+  int64_t sequence_;
+  std::shared_ptr<cuda::Event> end_;
+};
+
+class CommunicatorGrid;
+
+// The ranks of one axis. One thread at a time issues calls, all ranks in the same order. Buffers
+// must stay valid until the call has ended; counts are elements. Sends and receives concern two
+// ranks only, so they are numbered apart, and never compared.
+class Communicator {
+ public:
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  const std::string& axis() const { return axis_; }
+  int64_t rank() const { return rank_; }
+  int64_t size() const { return size_; }
+  cudaStream_t stream() const { return stream_.get(); }
+
+  // output[r * count + i] = input[i] of rank r
+  PendingCall all_gather(const void* input, void* output, int64_t count, kernels::DataType dtype,
+                         cudaStream_t caller);
+  // output[i] = sum over ranks of input[rank * count + i]. In dtype, in NCCL's order.
+  PendingCall reduce_scatter(const void* input, void* output, int64_t count,
+                             kernels::DataType dtype, kernels::ReduceOp op, cudaStream_t caller);
+  PendingCall all_reduce(const void* input, void* output, int64_t count, kernels::DataType dtype,
+                         kernels::ReduceOp op, cudaStream_t caller);
+  // Where a rank both sends and receives, put them into a group, or the ranks wait for each other.
+  PendingCall send(const void* input, int64_t count, kernels::DataType dtype, int64_t peer,
+                   cudaStream_t caller);
+  PendingCall receive(void* output, int64_t count, kernels::DataType dtype, int64_t peer,
+                      cudaStream_t caller);
+
+  // Calls in between are issued as one, at the end; what they returned marks nothing before that.
+  void group_start();
+  PendingCall group_end(cudaStream_t caller);
+
+  // Registered memory is moved without a copy through NCCL's own buffers. `window` is collective,
+  // wants memory of ncclMemAlloc at the same offset on all ranks, and is what zero_cta needs; NCCL
+  // >= 2.27. Valid until deregistered or the communicator is gone.
+  void register_buffer(void* data, int64_t bytes);
+  void register_window(void* data, int64_t bytes);
+  void deregister(void* data);
+
+ private:
+  friend class CommunicatorGrid;
+  using Issue = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
+  struct Registration {
+    void* data;
+    void* handle;
+    bool window;
+  };
+
+  Communicator(CommunicatorGrid& grid, const AxisRanks& axis, ncclComm_t comm);
+
+  // Calls that all ranks of the axis make, and those of two ranks.
+  enum class Kind { kCollective, kTransfer };
+  struct Numbered {
+    std::shared_ptr<CallLog> log;
+    std::shared_ptr<WatchedCalls> watched;
+  };
+
+  static Numbered numbered(CallLogOptions options, KeyValueStore& store);
+  PendingCall issue(Kind kind, const std::string& signature, cudaStream_t caller, Issue call);
+  PendingCall launch(Kind kind, const std::string& signature, cudaStream_t caller,
+                     const std::vector<Issue>& calls);
+  void enqueue(const std::string& signature, const std::vector<Issue>& calls);
+  void check_async();
+  void abort() noexcept;
+  void close();
+
+  CommunicatorGrid& grid_;
+  const std::string axis_;
+  int64_t rank_ = 0;
+  const int64_t size_;
+  const cuda::HighPriorityStream stream_;
+  std::mutex mutex_;  // of comm_: NCCL takes one call at a time
+  ncclComm_t comm_;
+  bool grouping_ = false;
+  std::vector<Issue> grouped_;
+  std::string grouped_signature_;
+  Kind grouped_kind_ = Kind::kCollective;
+  std::vector<Registration> registrations_;
+  Numbered collectives_, transfers_;
+};
+
+class CommunicatorGrid {
+ public:
+  // Collective over the world. `axes`: those with more than one rank, the same names in the same
+  // order on every rank. `prefix` of the store's keys: equal on all ranks, used once. Throws
+  // CommunicationError if the ranks do not come together within the timeout. The stores must not
+  // be in use by other threads; `watch_store` is the watching thread's own.
+  CommunicatorGrid(CommunicatorOptions options, int64_t rank, int64_t world_size,
+                   const std::vector<AxisRanks>& axes, const std::string& prefix,
+                   std::shared_ptr<KeyValueStore> store,
+                   std::shared_ptr<KeyValueStore> watch_store);
+  // Aborts what is still under way; waits for nobody.
+  ~CommunicatorGrid();
+  CommunicatorGrid(const CommunicatorGrid&) = delete;
+  CommunicatorGrid& operator=(const CommunicatorGrid&) = delete;
+
+  // Throws std::invalid_argument for an axis that has no communicator.
+  Communicator& axis(const std::string& name);
+
+  // Throws CommunicationError if a communicator, of this rank or another, has failed.
+  void check() const { watch_->check(); }
+  int device() const { return options_.device; }
+
+  // Ends the communicators in order, within the timeout: all ranks must call it.
+  void close();
+
+ private:
+  friend class Communicator;
+
+  ncclComm_t connect(int64_t rank, int64_t world_size, const std::string& prefix);
+  std::unique_ptr<Communicator> split(const AxisRanks& axis);
+  ncclConfig_t config() const;
+  // Waits until NCCL has accepted what returned `result`. Throws naming `what`.
+  void settle(ncclResult_t result, ncclComm_t comm, const std::string& what) const;
+  void check_health();
+  void abort_all();
+
+  const OwnProcess process_;  // a fork has neither the watching thread nor a GPU
+  const CommunicatorOptions options_;
+  const int64_t rank_;
+  const std::string prefix_;
+  const std::shared_ptr<KeyValueStore> store_, watch_store_;
+  std::mutex parent_mutex_;
+  ncclComm_t parent_ = nullptr;
+  std::vector<std::unique_ptr<Communicator>> communicators_;
+  std::unique_ptr<CallWatch> watch_;  // last: its thread uses all of the above
+};
+
+}  // namespace axonn::comm

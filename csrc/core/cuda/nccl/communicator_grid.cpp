@@ -1,0 +1,144 @@
+#include <algorithm>
+#include <utility>
+
+#include "core/cuda/nccl/communicator.h"
+#include "core/cuda/nccl/nccl.h"
+#include "core/cuda/nccl/nccl_connect.h"
+
+namespace axonn::comm {
+namespace {
+
+// Colours must tell the groups of one split apart; a rank is in one of them.
+int colour_of(const AxisRanks& axis) { return static_cast<int>(axis.ranks.front()); }
+
+int key_of(const AxisRanks& axis, int64_t rank) {
+  const auto found = std::find(axis.ranks.begin(), axis.ranks.end(), rank);
+  if (found == axis.ranks.end()) {
+    throw std::invalid_argument("axis " + axis.name + " has " + name_ranks(axis.ranks) +
+                                ", but this is rank " + std::to_string(rank));
+  }
+  return static_cast<int>(found - axis.ranks.begin());
+}
+
+}  // namespace
+
+CommunicatorGrid::CommunicatorGrid(CommunicatorOptions options, int64_t rank, int64_t world_size,
+                                   const std::vector<AxisRanks>& axes, const std::string& prefix,
+                                   std::shared_ptr<KeyValueStore> store,
+                                   std::shared_ptr<KeyValueStore> watch_store)
+    : options_(options),
+      rank_(rank),
+      prefix_(prefix),
+      store_(std::move(store)),
+      watch_store_(std::move(watch_store)) {
+  for (const auto& axis : axes) (void)key_of(axis, rank);  // before anything that is collective
+  const cuda::DeviceGuard guard(options_.device);
+  try {
+    parent_ = connect(rank, world_size, prefix);
+    for (const auto& axis : axes) communicators_.push_back(split(axis));
+  } catch (...) {
+    abort_all();
+    throw;
+  }
+  watch_ = std::make_unique<CallWatch>(
+      CallWatchOptions{.prefix = prefix, .rank = rank, .timeout = options_.timeout}, *watch_store_,
+      [this] { check_health(); }, [this] { abort_all(); });
+  for (const auto& one : communicators_) {
+    watch_->watch(one->collectives_.watched);
+    watch_->watch(one->transfers_.watched);
+  }
+}
+
+CommunicatorGrid::~CommunicatorGrid() {
+  if (!process_.is_this()) {  // the thread, and what the communicators reach, are the parent's
+    (void)watch_.release();
+    for (auto& one : communicators_) (void)one.release();
+    return;
+  }
+  watch_.reset();  // joins the thread: nobody else touches the communicators
+  abort_all();
+}
+
+Communicator& CommunicatorGrid::axis(const std::string& name) {
+  for (const auto& one : communicators_) {
+    if (one->axis() == name) return *one;
+  }
+  throw std::invalid_argument("axis " + name + " has no communicator: it has one rank, or none");
+}
+
+void CommunicatorGrid::close() {
+  if (!process_.is_this()) process_.refuse("close", rank_, "of all axes");
+  check();
+  const cuda::DeviceGuard guard(options_.device);
+  for (const auto& one : communicators_) one->close();
+  const std::lock_guard lock(parent_mutex_);
+  if (parent_ != nullptr) {
+    settle(ncclCommFinalize(parent_), parent_, "ncclCommFinalize");
+    AXONN_NCCL_CHECK(ncclCommDestroy(std::exchange(parent_, nullptr)));
+  }
+}
+
+ncclComm_t CommunicatorGrid::connect(int64_t rank, int64_t world_size, const std::string& prefix) {
+  const ncclUniqueId id = share_nccl_id(*store_, prefix + "/nccl", rank, options_.timeout);
+  ncclConfig_t settings = config();
+  ncclComm_t comm = nullptr;
+  const ncclResult_t result = ncclCommInitRankConfig(&comm, static_cast<int>(world_size), id,
+                                                     static_cast<int>(rank), &settings);
+  parent_ = comm;  // to be aborted if the next throws
+  settle(result, comm, "connecting " + std::to_string(world_size) + " ranks");
+  return comm;
+}
+
+// Nothing is shared with the parent: axes run at the same time.
+std::unique_ptr<Communicator> CommunicatorGrid::split(const AxisRanks& axis) {
+  ncclConfig_t settings = config();
+  ncclComm_t comm = nullptr;
+  const std::string what = "splitting off axis " + axis.name;
+  try {
+    settle(ncclCommSplit(parent_, colour_of(axis), key_of(axis, rank_), &comm, &settings), parent_,
+           what);
+    settle(ncclInProgress, comm, what);
+    return std::unique_ptr<Communicator>(new Communicator(*this, axis, comm));
+  } catch (...) {  // nobody owns it yet
+    if (comm != nullptr) (void)ncclCommAbort(comm);
+    throw;
+  }
+}
+
+ncclConfig_t CommunicatorGrid::config() const {
+  ncclConfig_t settings = NCCL_CONFIG_INITIALIZER;
+  settings.blocking = 0;
+  settings.splitShare = 0;
+  if (options_.min_ctas > 0) settings.minCTAs = options_.min_ctas;
+  if (options_.max_ctas > 0) settings.maxCTAs = options_.max_ctas;
+  if (options_.zero_cta) {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
+    settings.CTAPolicy = NCCL_CTA_POLICY_ZERO;
+#else
+    throw std::invalid_argument("zero_cta needs NCCL 2.28 or newer at build time");
+#endif
+  }
+  return settings;
+}
+
+void CommunicatorGrid::settle(ncclResult_t result, ncclComm_t comm, const std::string& what) const {
+  settle_nccl(result, comm, what, options_.timeout, [this] {
+    if (watch_ != nullptr) check();  // a peer has failed: it will not come
+  });
+}
+
+// On the watching thread, which may look at events while another thread captures a graph.
+void CommunicatorGrid::check_health() {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  AXONN_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+  AXONN_CUDA_CHECK(cudaSetDevice(options_.device));
+  for (const auto& one : communicators_) one->check_async();
+}
+
+void CommunicatorGrid::abort_all() {
+  for (const auto& one : communicators_) one->abort();
+  const std::lock_guard lock(parent_mutex_);
+  if (parent_ != nullptr) (void)ncclCommAbort(std::exchange(parent_, nullptr));
+}
+
+}  // namespace axonn::comm

@@ -1,0 +1,55 @@
+// A gather's rows by NCCL: for ranks that do not reach each other's memory, as on several hosts.
+#pragma once
+
+#include <nccl.h>
+
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+
+#include "core/cuda/fused/shard_transport.h"
+#include "core/ranks/key_value_store.h"
+
+namespace axonn::kernels::cuda {
+
+// Each chunk is a send and a receive, issued as one, behind which the copy engine raises the flag
+// in this rank's own pad.
+//
+// Unlike the copy engine, NCCL's kernels need SMs while the GEMM waits for them: it must leave
+// kMostCtas, and as many for every other kernel that waits for a peer meanwhile. Of two such
+// kernels one may otherwise hold the SMs that the other lacks, and the same the other way round on
+// the peer.
+class NcclChunks : public ShardTransport {
+ public:
+  // CTAs of a chunk's kernel, at most. A power of two: NCCL rounds channels of sends up to one.
+  static constexpr int32_t kMostCtas = 8;
+
+  // Collective: a communicator of the ranks, of our own. On the current device. Throws
+  // CommunicationError if they do not come together within the timeout. `key` is used once.
+  NcclChunks(int64_t rank, int64_t num_ranks, comm::KeyValueStore& store, const std::string& key,
+             std::chrono::duration<double> timeout);
+  ~NcclChunks() override;
+  NcclChunks(const NcclChunks&) = delete;
+  NcclChunks& operator=(const NcclChunks&) = delete;
+
+  bool writes_to_peers() const override { return false; }
+  void deliver(const Peers& peers, const GatheredRows& rows, cudaStream_t stream) override;
+  // Sends wait for the peers that receive them: with the time budget, in a kernel of one warp.
+  void confirm(const Peers& peers, cudaStream_t stream) override;
+
+ private:
+  struct Message {
+    const void* sent;
+    int64_t to;
+    void* received;
+    int64_t from;
+    int64_t bytes;  // of each
+  };
+  void exchange(const Message& message, cudaStream_t stream);
+
+  const std::chrono::duration<double> timeout_;
+  std::mutex mutex_;  // NCCL takes one call at a time
+  ncclComm_t comm_ = nullptr;
+};
+
+}  // namespace axonn::kernels::cuda

@@ -1,0 +1,24 @@
+// Communicators that do not block: how ranks come to one, and how a call on one is waited for.
+#pragma once
+
+#include <nccl.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include "core/ranks/key_value_store.h"
+
+namespace axonn::comm {
+
+// Rank 0's new id, on all ranks, under a key that is used once. Throws CommunicationError if it is
+// not there within the timeout, or what is there is no id.
+ncclUniqueId share_nccl_id(KeyValueStore& store, const std::string& key, int64_t rank,
+                           std::chrono::duration<double> timeout);
+
+// Waits until NCCL has accepted what returned `result`; `check` is called meanwhile, and may throw.
+// Throws CommunicationError naming `what` if NCCL refuses it or is not done within the timeout.
+void settle_nccl(ncclResult_t result, ncclComm_t comm, const std::string& what,
+                 std::chrono::duration<double> timeout, const std::function<void()>& check = {});
+
+}  // namespace axonn::comm

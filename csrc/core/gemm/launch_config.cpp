@@ -1,0 +1,209 @@
+#include "core/gemm/launch_config.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "core/schedule/partition.h"
+
+namespace axonn::kernels {
+namespace {
+
+using comm::ceil_div;
+
+constexpr int64_t kWarpSize = 32;
+constexpr int64_t kBarrierBytes = 1024;  // mbarriers of the stages, scheduler state, alignment
+constexpr int64_t kMaxStages = 8;
+constexpr int64_t kLoadBytes = 16;  // alignment that TMA and 16-byte cp.async ask of a row
+// What a tile costs beside math and loads: filling the stages, draining the accumulators. A guess.
+constexpr double kTileCycles = 1000;
+constexpr double kLaunchUs = 4;  // a guess
+
+template <typename... Parts>
+std::string text(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+// Whether the tile can be multiplied by the architecture's instructions.
+std::string why_illegal_tile(const LaunchConfig& config, int64_t element_bytes,
+                             const DeviceLimits& limits) {
+  const int64_t block_k_bytes = config.block_k * element_bytes;
+  if (block_k_bytes % limits.mma_k_bytes != 0) {
+    return text("block_k of ", block_k_bytes, " bytes must be a multiple of ", limits.mma_k_bytes);
+  }
+  if (config.num_math_warps % limits.warps_per_mma != 0) {
+    return text("num_math_warps=", config.num_math_warps, " must be a multiple of ",
+                limits.warps_per_mma);
+  }
+  const int64_t groups = config.num_math_warps / limits.warps_per_mma;
+  // sm_90's warpgroups split the rows; sm_80's warps share the grid of instructions.
+  const int64_t step_m = limits.warps_per_mma == 1 ? limits.mma_m : limits.mma_m * groups;
+  if (config.block_m % step_m != 0 || config.block_n % limits.mma_n != 0) {
+    return text("block_m=", config.block_m, " and block_n=", config.block_n,
+                " must be multiples of ", step_m, " and ", limits.mma_n);
+  }
+  const int64_t instructions = config.block_m / limits.mma_m * (config.block_n / limits.mma_n);
+  if (instructions % groups != 0) {
+    return text(config.num_math_warps, " math warps cannot share ", instructions,
+                " instructions evenly");
+  }
+  if (std::max(config.block_m, config.block_n) > limits.max_box) {
+    return text("block_m=", config.block_m, " and block_n=", config.block_n, " must be at most ",
+                limits.max_box);
+  }
+  const int64_t accumulators =
+      config.block_m * config.block_n / (config.num_math_warps * kWarpSize);
+  if (accumulators > limits.max_accumulators) {
+    return text("needs ", accumulators, " accumulators a thread, at most ", limits.max_accumulators,
+                " fit");
+  }
+  return "";
+}
+
+// Whether a CTA fits an SM, and the grid leaves room for those who raise its flags.
+std::string why_illegal_launch(const LaunchConfig& config, int64_t element_bytes,
+                               const Residency& residency, const DeviceLimits& limits) {
+  const int64_t threads = (config.num_math_warps + config.num_producer_warps) * kWarpSize;
+  if (threads > limits.threads_per_block) {
+    return text("needs ", threads, " threads, at most ", limits.threads_per_block, " fit");
+  }
+  if (config.num_stages < 2 || config.num_stages > kMaxStages) {
+    return text("num_stages=", config.num_stages, " must be 2 to ", kMaxStages);
+  }
+  const int64_t bytes = shared_bytes(config, element_bytes);
+  if (bytes > limits.shared_bytes_per_block) {
+    return text("needs ", bytes, " bytes of shared memory, at most ", limits.shared_bytes_per_block,
+                " fit");
+  }
+  const int64_t cluster = config.cluster_m * config.cluster_n;
+  if (cluster > limits.max_cluster) {
+    return text("clusters of ", cluster, " CTAs, at most ", limits.max_cluster, " are possible");
+  }
+  const int64_t most = max_ctas(config, residency, limits);
+  if (config.num_ctas < 1 || config.num_ctas > most || config.num_ctas % cluster != 0) {
+    return text("num_ctas=", config.num_ctas, " must be 1 to ", most, " in clusters of ", cluster,
+                ": ", limits.num_sms, " SMs for ", residency.ranks_per_device,
+                " ranks, each of which keeps ", residency.producer_ctas,
+                " free for producers; a grid without them would spin forever");
+  }
+  return "";
+}
+
+std::string why_illegal_problem(const LaunchConfig& config, const GemmProblem& problem) {
+  if (problem.m < 0 || problem.n < 0 || problem.k < 0) {
+    return text("sizes must not be negative, got ", problem.m, ", ", problem.n, ", ", problem.k);
+  }
+  for (const int64_t size : {problem.n, problem.k}) {
+    const int64_t row_bytes = size * problem.element_bytes;
+    if (row_bytes % kLoadBytes != 0) {
+      return text("rows of ", row_bytes, " bytes (n=", problem.n, ", k=", problem.k,
+                  ") must be a multiple of ", kLoadBytes);
+    }
+  }
+  if (problem.chunk_tile_m % config.block_m != 0 || problem.chunk_tile_n % config.block_n != 0) {
+    return text("edges of chunks (", problem.chunk_tile_m, ", ", problem.chunk_tile_n,
+                ") must be edges of tiles");
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string LaunchConfig::describe() const {
+  return text("launch config ", block_m, "x", block_n, "x", block_k, ", ", num_stages, " stages, ",
+              num_math_warps, "+", num_producer_warps, " warps, cluster ", cluster_m, "x",
+              cluster_n, ", ", num_ctas, " CTAs");
+}
+
+int64_t shared_bytes(const LaunchConfig& config, int64_t element_bytes) {
+  const int64_t stage = (config.block_m + config.block_n) * config.block_k * element_bytes;
+  // The output leaves by a quarter of a tile at a time: its staging must not cost a stage.
+  const int64_t epilogue = config.block_m * config.block_n * element_bytes / 4;
+  return config.num_stages * stage + epilogue + kBarrierBytes;
+}
+
+int64_t max_ctas(const LaunchConfig& config, const Residency& residency,
+                 const DeviceLimits& limits) {
+  const int64_t cluster = config.cluster_m * config.cluster_n;
+  const int64_t left = limits.num_sms / residency.ranks_per_device - residency.producer_ctas;
+  return std::max<int64_t>(left, 0) / cluster * cluster;
+}
+
+std::string why_illegal(const LaunchConfig& config, const GemmProblem& problem,
+                        const Residency& residency, const DeviceLimits& limits) {
+  std::string why;
+  if (std::min({config.block_m, config.block_n, config.block_k, config.num_math_warps,
+                config.cluster_m, config.cluster_n}) < 1 ||
+      config.num_producer_warps < 0) {
+    why = "every size must be positive";
+  } else if (problem.element_bytes != 2 && problem.element_bytes != 4) {
+    why = text("elements must have 2 or 4 bytes, got ", problem.element_bytes);
+  } else if (residency.ranks_per_device < 1 || residency.producer_ctas < 0) {
+    why = text("a device of ", residency.ranks_per_device, " ranks with ", residency.producer_ctas,
+               " producers");
+  }
+  if (why.empty()) why = why_illegal_tile(config, problem.element_bytes, limits);
+  if (why.empty()) {
+    why = why_illegal_launch(config, problem.element_bytes, residency, limits);
+  }
+  if (why.empty()) why = why_illegal_problem(config, problem);
+  return why.empty() ? "" : text(config.describe(), " on sm_", limits.architecture, ": ", why);
+}
+
+double cost_us(const LaunchConfig& config, const GemmProblem& problem, const DeviceLimits& limits) {
+  // A cluster works on neighbouring tiles; those beyond the edge are computed in vain.
+  const int64_t tiles_m =
+      ceil_div(ceil_div(problem.m, config.block_m), config.cluster_m) * config.cluster_m;
+  const int64_t tiles_n =
+      ceil_div(ceil_div(problem.n, config.block_n), config.cluster_n) * config.cluster_n;
+  const auto waves = static_cast<double>(ceil_div(tiles_m * tiles_n, config.num_ctas));
+
+  const auto bytes = static_cast<double>(problem.element_bytes);
+  const auto block_m = static_cast<double>(config.block_m);
+  const auto block_n = static_cast<double>(config.block_n);
+  const auto depth = static_cast<double>(ceil_div(problem.k, config.block_k) * config.block_k);
+  const double math_cycles = 2 * block_m * block_n * depth * bytes / 2 / limits.flops_per_cycle;
+  const double loaded_rows = block_m / static_cast<double>(config.cluster_n) +
+                             block_n / static_cast<double>(config.cluster_m);
+  const double load_cycles = loaded_rows * depth * bytes / limits.l2_bytes_per_cycle;
+  const double store_cycles = block_m * block_n * bytes / limits.l2_bytes_per_cycle;
+  const double tile_cycles = std::max(math_cycles, load_cycles) + store_cycles + kTileCycles;
+  return kLaunchUs + waves * tile_cycles / (limits.clock_ghz * 1e3);
+}
+
+std::vector<LaunchConfig> candidates(const DeviceLimits& limits, int64_t element_bytes) {
+  // A row of a stage is one swizzled line of TMA: 128 bytes. On sm_80, where more stages hide
+  // latency, half of it.
+  const int64_t block_k = (limits.architecture == 80 ? 64 : 128) / element_bytes;
+  if (limits.architecture == 80) {
+    // m, n, k, stages, math warps, producer warps
+    return {{128, 256, block_k, 4, 8, 0}, {256, 128, block_k, 4, 8, 0},
+            {128, 128, block_k, 5, 4, 0}, {128, 64, block_k, 6, 4, 0},
+            {64, 128, block_k, 6, 4, 0},  {64, 64, block_k, 8, 4, 0}};
+  }
+  if (limits.architecture == 90) {
+    // ..., cluster
+    return {{128, 256, block_k, 4, 8, 4, 2, 1}, {128, 128, block_k, 6, 8, 4, 2, 1}};
+  }
+  return {};
+}
+
+std::optional<LaunchConfig> best_config(const GemmProblem& problem, const Residency& residency,
+                                        const DeviceLimits& limits) {
+  std::optional<LaunchConfig> best;
+  double best_us = 0;
+  if (problem.element_bytes < 1) return best;
+  for (LaunchConfig config : candidates(limits, problem.element_bytes)) {
+    config.num_ctas = residency.ranks_per_device < 1 ? 0 : max_ctas(config, residency, limits);
+    if (!why_illegal(config, problem, residency, limits).empty()) continue;
+    const double us = cost_us(config, problem, limits);
+    if (!best || us < best_us) {
+      best = config;
+      best_us = us;
+    }
+  }
+  return best;
+}
+
+}  // namespace axonn::kernels

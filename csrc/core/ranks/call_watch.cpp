@@ -1,0 +1,135 @@
+#include "core/ranks/call_watch.h"
+
+#include "core/ranks/errors.h"
+
+namespace axonn::comm {
+
+using Clock = std::chrono::steady_clock;
+
+void WatchedCalls::add(int64_t sequence, const std::string& signature,
+                       std::function<bool()> is_done) {
+  const std::lock_guard lock(mutex_);
+  calls_.push_back({sequence, signature, std::move(is_done), Clock::now()});
+}
+
+void WatchedCalls::poll(std::chrono::duration<double> timeout) {
+  const std::lock_guard lock(mutex_);
+  while (!calls_.empty() && calls_.front().is_done()) {
+    log_->complete(calls_.front().sequence);
+    calls_.pop_front();
+    // A call cannot be late before those in front of it are done.
+    if (!calls_.empty()) calls_.front().start = Clock::now();
+  }
+  if (calls_.empty()) return;
+  const Call& call = calls_.front();
+  const std::chrono::duration<double> elapsed = Clock::now() - call.start;
+  if (elapsed > timeout) {
+    log_->publish();
+    throw CommunicationError(log_->explain_timeout(call.sequence, call.signature, elapsed.count()));
+  }
+}
+
+CallWatch::CallWatch(CallWatchOptions options, KeyValueStore& store, std::function<void()> health,
+                     std::function<void()> abort)
+    : options_(std::move(options)),
+      store_(store),
+      health_(std::move(health)),
+      abort_(std::move(abort)),
+      thread_([this] { run(); }) {}
+
+CallWatch::~CallWatch() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+void CallWatch::watch(std::shared_ptr<WatchedCalls> calls) {
+  const std::lock_guard lock(mutex_);
+  calls_.push_back(std::move(calls));
+}
+
+void CallWatch::check() const {
+  const std::lock_guard lock(mutex_);
+  if (!failure_.empty()) throw CommunicationError(failure_);
+}
+
+void CallWatch::fail(const std::string& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_.empty()) failure_ = why;
+  }
+  wake_.notify_all();
+}
+
+void CallWatch::run() {
+  auto next_exchange = Clock::now();
+  const auto interval = std::chrono::duration_cast<Clock::duration>(options_.store_interval);
+  while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait_for(lock, options_.poll_interval, [this] { return stop_; });
+      if (stop_) return;
+    }
+    try {
+      poll();
+    } catch (const std::exception& error) {
+      fail(error.what());
+    }
+    bool failed = false, told = false;
+    {
+      const std::lock_guard lock(mutex_);
+      failed = !failure_.empty();
+      told = told_;
+    }
+    if ((failed && !told) || Clock::now() >= next_exchange) {
+      exchange();
+      next_exchange = Clock::now() + interval;
+    }
+    if (failed && !aborted_) {
+      aborted_ = true;
+      abort_();
+    }
+  }
+}
+
+void CallWatch::poll() {
+  std::vector<std::shared_ptr<WatchedCalls>> calls;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.empty()) return;  // what was aborted has nothing left to say
+    calls = calls_;
+  }
+  health_();
+  for (const auto& one : calls) one->poll(options_.timeout);
+}
+
+// Tells the peers how far this rank is, and whether it has failed; learns whether a peer has.
+void CallWatch::exchange() {
+  const std::string key = options_.prefix + "/failure";
+  std::vector<std::shared_ptr<WatchedCalls>> calls;
+  std::string failure;
+  {
+    const std::lock_guard lock(mutex_);
+    calls = calls_;
+    failure = failure_;
+  }
+  // A store that is gone is no failure of a collective: those of ranks that are gone will be late.
+  try {
+    for (const auto& one : calls) one->log().publish();
+    if (store_.has(key)) {
+      if (failure.empty()) fail(store_.get(key));
+    } else if (!failure.empty()) {
+      store_.set(key, "rank " + std::to_string(options_.rank) + " reports: " + failure);
+    }
+    const std::lock_guard lock(mutex_);
+    told_ = told_ || !failure.empty();
+  } catch (const std::exception&) {
+    const std::lock_guard lock(mutex_);
+    told_ = told_ || !failure.empty();
+  }
+}
+
+}  // namespace axonn::comm

@@ -1,0 +1,88 @@
+// A thread that watches the calls of several axes and ends all of them when one fails or is late.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/ranks/call_log.h"
+
+namespace axonn::comm {
+
+// The calls of one axis, in the order they complete in: those of one stream.
+class WatchedCalls {
+ public:
+  explicit WatchedCalls(std::shared_ptr<CallLog> log) : log_(std::move(log)) {}
+
+  // `is_done` is asked by the watching thread; it throws if the call has failed.
+  void add(int64_t sequence, const std::string& signature, std::function<bool()> is_done);
+
+  // Marks what is done. Throws CommunicationError for a call that failed or is late.
+  void poll(std::chrono::duration<double> timeout);
+
+  CallLog& log() { return *log_; }
+
+ private:
+  struct Call {
+    int64_t sequence;
+    std::string signature;
+    std::function<bool()> is_done;
+    std::chrono::steady_clock::time_point start;
+  };
+
+  std::shared_ptr<CallLog> log_;
+  std::mutex mutex_;
+  std::deque<Call> calls_;
+};
+
+struct CallWatchOptions {
+  std::string prefix;  // of the key that says that a rank has failed
+  int64_t rank;        // for messages
+  std::chrono::duration<double> timeout = std::chrono::minutes(10);
+  std::chrono::duration<double> poll_interval = std::chrono::milliseconds(20);
+  std::chrono::duration<double> store_interval = std::chrono::seconds(1);
+};
+
+class CallWatch {
+ public:
+  // `health` is called at each poll and throws if a communicator has failed. `abort` ends every
+  // call of every axis; it is called once, at the first failure, here or on a peer. Both run on the
+  // watching thread. `store` must outlive this, and should be one that no other thread waits in.
+  CallWatch(CallWatchOptions options, KeyValueStore& store, std::function<void()> health,
+            std::function<void()> abort);
+  ~CallWatch();
+  CallWatch(const CallWatch&) = delete;
+  CallWatch& operator=(const CallWatch&) = delete;
+
+  void watch(std::shared_ptr<WatchedCalls> calls);
+
+  // Throws CommunicationError if this rank or, as far as is known here, a peer has failed.
+  void check() const;
+
+  // Reports a failure that the issuing thread has met. The first one counts.
+  void fail(const std::string& why);
+
+ private:
+  void run();
+  void poll();
+  void exchange();
+
+  const CallWatchOptions options_;
+  KeyValueStore& store_;
+  const std::function<void()> health_, abort_;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<std::shared_ptr<WatchedCalls>> calls_;
+  std::string failure_;
+  bool stop_ = false, aborted_ = false, told_ = false;
+  std::thread thread_;
+};
+
+}  // namespace axonn::comm

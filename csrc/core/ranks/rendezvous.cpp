@@ -1,0 +1,85 @@
+#include "core/ranks/rendezvous.h"
+
+#include <algorithm>
+#include <exception>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "core/ranks/call_log.h"
+#include "core/ranks/errors.h"
+
+namespace axonn::comm {
+
+std::string await_value(KeyValueStore& store, const std::string& key,
+                        const std::function<void(std::chrono::duration<double>)>& check) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::microseconds kLongestNap{10'000};
+  std::chrono::microseconds nap{50};
+  const auto start = Clock::now();
+  while (!store.has(key)) {
+    check(Clock::now() - start);
+    std::this_thread::sleep_for(nap);
+    nap = std::min(2 * nap, kLongestNap);
+  }
+  return store.get(key);
+}
+
+Rendezvous::Rendezvous(RendezvousOptions options, KeyValueStore& store)
+    : options_(std::move(options)), prefix_("axonn/" + options_.name + "/"), store_(store) {
+  if (options_.label.empty()) options_.label = options_.name;
+  try {
+    const auto count = store.add(prefix_ + "count/" + std::to_string(options_.rank), 1);
+    prefix_ += std::to_string(count) + "/";
+  } catch (const std::exception& error) {
+    throw lost_store(where(), error);
+  }
+}
+
+std::vector<std::string> Rendezvous::exchange(const std::string& what, const std::string& value,
+                                              const Obstacle& obstacle) {
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<std::string> values;
+  try {
+    store_.set(key(what, options_.rank), value);
+    for (int64_t peer = 0; peer < options_.size; ++peer) {
+      values.push_back(await_value(store_, key(what, peer), [&](auto) {
+        if (const auto why = obstacle(peer); !why.empty() && !store_.has(key(what, peer))) {
+          fail("waited for the " + what + " of rank " + std::to_string(peer) + ", which " + why);
+        }
+        if (std::chrono::steady_clock::now() - start < options_.timeout) return;
+        std::ostringstream late;
+        late << "found no " << what << " of " << name_ranks(missing(what, peer)) << " after "
+             << options_.timeout.count() << " s (AXONN_TIMEOUT_SECONDS)";
+        fail(late.str());
+      }));
+    }
+  } catch (const CommunicationError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw lost_store(where(), error);
+  }
+  return values;
+}
+
+std::vector<int64_t> Rendezvous::missing(const std::string& what, int64_t first) {
+  std::vector<int64_t> ranks{first};
+  for (int64_t peer = first + 1; peer < options_.size; ++peer) {
+    if (!store_.has(key(what, peer))) ranks.push_back(peer);
+  }
+  return ranks;
+}
+
+std::string Rendezvous::key(const std::string& what, int64_t rank) const {
+  return prefix_ + what + "/" + std::to_string(rank);
+}
+
+std::string Rendezvous::where() const {
+  return "rendezvous of group " + options_.label + ": rank " + std::to_string(options_.rank);
+}
+
+void Rendezvous::fail(const std::string& problem) const {
+  throw CommunicationError(where() + " " + problem);
+}
+
+}  // namespace axonn::comm

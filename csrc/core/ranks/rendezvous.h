@@ -1,0 +1,56 @@
+// How the ranks of a group tell each other who and where they are, through a store.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/ranks/key_value_store.h"
+
+namespace axonn::comm {
+
+// Returns the value of `key` once it is set. Asks again and again, less and less often: a store's
+// own get would wait for as long as the store pleases, and keep its connection from other threads.
+// `check` is called between two looks with the time waited so far, and ends the wait by throwing.
+std::string await_value(KeyValueStore& store, const std::string& key,
+                        const std::function<void(std::chrono::duration<double>)>& check);
+
+struct RendezvousOptions {
+  std::string name;
+  int64_t rank;
+  int64_t size;
+  std::chrono::duration<double> timeout = std::chrono::minutes(10);  // of each exchange
+  std::string label = {};  // what messages call the group, if not by its name
+};
+
+// The part of the store that one rendezvous uses: a name may be used again after its process group
+// was destroyed, so each rendezvous counts itself.
+class Rendezvous {
+ public:
+  // Why a peer will never come; empty: it may.
+  using Obstacle = std::function<std::string(int64_t peer)>;
+
+  Rendezvous(RendezvousOptions options, KeyValueStore& store);
+
+  // Every rank's value of `what`, by rank. Collective.
+  // Throws CommunicationError, naming the ranks that are missing, if some do not arrive within the
+  // timeout, or as soon as there is an obstacle.
+  std::vector<std::string> exchange(
+      const std::string& what, const std::string& value,
+      const Obstacle& obstacle = [](int64_t) { return ""; });
+
+ private:
+  std::string key(const std::string& what, int64_t rank) const;
+  // The ranks from `first` on that have not set `what`.
+  std::vector<int64_t> missing(const std::string& what, int64_t first);
+  std::string where() const;  // begins the messages
+  [[noreturn]] void fail(const std::string& problem) const;
+
+  RendezvousOptions options_;
+  std::string prefix_;
+  KeyValueStore& store_;
+};
+
+}  // namespace axonn::comm

@@ -1,0 +1,34 @@
+// The chunks of a gather that ranks exchange by sends and receives, which meet only if both sides
+// issue them in one order: every rank sends one chunk and receives one at each step.
+#pragma once
+
+#include <cstdint>
+
+#include "core/numeric/host_device.h"
+#include "core/schedule/chunk_plan.h"
+
+namespace axonn::comm {
+
+struct ChunkExchange {
+  int64_t to;
+  ChunkIndex sent;  // of this rank's shard
+  int64_t from;
+  ChunkIndex received;  // of that rank's
+};
+
+AXONN_HOST_DEVICE constexpr int64_t num_exchanges(const ChunkPlan& plan) {
+  return (plan.num_shards - 1) * plan.chunks_per_shard;
+}
+
+// What `rank` sends and receives at a step. Each receives in the order of gather_visit, behind its
+// own shard, and so sends to whoever comes to its chunks first.
+AXONN_HOST_DEVICE constexpr ChunkExchange exchange_at(const ChunkPlan& plan, int64_t rank,
+                                                      int64_t step) {
+  const int64_t distance = 1 + step / plan.chunks_per_shard;
+  const int64_t chunk = step % plan.chunks_per_shard;
+  const int64_t from = (rank + distance) % plan.num_shards;
+  return {
+      (rank - distance + plan.num_shards) % plan.num_shards, {rank, chunk}, from, {from, chunk}};
+}
+
+}  // namespace axonn::comm

@@ -1,0 +1,153 @@
+// Which output tile a linear work index stands for, and which chunks it waits for or completes. A
+// persistent kernel's CTA c of C takes the indices c, c + C, ...: since these rise, and tiles are
+// numbered in the order in which chunks arrive (or must leave), no CTA waits for a late chunk while
+// it could work on an early one.
+//
+// Rows or columns of the output may be the dimension that is split over the group ("along"); the
+// other ("across") runs fastest, so that all tiles of a chunk come before those of the next.
+#pragma once
+
+#include <cstdint>
+
+#include "core/numeric/host_device.h"
+#include "core/schedule/chunk_plan.h"
+
+namespace axonn::kernels {
+
+enum class Along : int32_t { kRows, kColumns };
+
+// A tile of the output, in tiles.
+struct Tile {
+  int64_t m;
+  int64_t n;
+};
+
+AXONN_HOST_DEVICE constexpr Tile tile_of(Along dim, int64_t along, int64_t across) {
+  return dim == Along::kRows ? Tile{along, across} : Tile{across, along};
+}
+
+// How many of `count` work indices CTA `cta` of `num_ctas` takes, and the one of a turn.
+AXONN_HOST_DEVICE constexpr int64_t num_turns(int64_t count, int64_t cta, int64_t num_ctas) {
+  return count <= cta ? 0 : comm::ceil_div(count - cta, num_ctas);
+}
+AXONN_HOST_DEVICE constexpr int64_t index_of_turn(int64_t turn, int64_t cta, int64_t num_ctas) {
+  return cta + turn * num_ctas;
+}
+
+// Gather feeds GEMM: the rows of A (kRows) or the columns of B (kColumns) arrive in chunks. One
+// grid of tiles over the gathered matrix, starting at the first tile that lies wholly behind the
+// start of the own shard; a tile that straddles that start comes last, as its front part arrives
+// last. So the step at which a tile can run never falls from one index to the next.
+struct GatherTiles {
+  comm::ChunkPlan plan;
+  int64_t rank;
+  int64_t block;         // size of a tile along the gathered dimension
+  int64_t tiles_across;  // tiles of the other dimension
+  Along dim = Along::kRows;
+
+  AXONN_HOST_DEVICE constexpr int64_t tiles_along() const {
+    return comm::ceil_div(plan.count, block);
+  }
+  AXONN_HOST_DEVICE constexpr int64_t num_tiles() const { return tiles_along() * tiles_across; }
+
+  AXONN_HOST_DEVICE constexpr int64_t along(int64_t index) const {
+    const int64_t first = comm::ceil_div(plan.shard(rank).begin, block);
+    return (first + index / tiles_across) % tiles_along();
+  }
+  AXONN_HOST_DEVICE constexpr Tile tile(int64_t index) const {
+    return tile_of(dim, along(index), index % tiles_across);
+  }
+  // Positions of the tile along the gathered dimension.
+  AXONN_HOST_DEVICE constexpr comm::Range positions(int64_t index) const {
+    const int64_t begin = along(index) * block;
+    return {begin, begin + block < plan.count ? begin + block : plan.count};
+  }
+  // The chunks that the tile waits for, and the one among them that in-order transport delivers
+  // last.
+  AXONN_HOST_DEVICE constexpr comm::ChunkSpan needed(int64_t index) const {
+    return plan.needed(positions(index));
+  }
+  AXONN_HOST_DEVICE constexpr comm::ChunkIndex last_delivered(int64_t index) const {
+    return plan.last_delivered(rank, positions(index));
+  }
+};
+
+// Blocks of a dimension that start anew at each shard, so that none straddles two: block `local` of
+// shard s begins `local * block` behind the start of s.
+struct ShardBlocks {
+  comm::ChunkPlan plan;
+  int64_t block;
+
+  struct Place {
+    int64_t shard;
+    int64_t local;
+  };
+
+  // A block lies in one chunk only if chunk edges are edges of blocks.
+  AXONN_HOST_DEVICE constexpr bool legal() const {
+    return plan.legal() && block >= 1 && plan.tile % block == 0;
+  }
+  AXONN_HOST_DEVICE constexpr int64_t in_shard(int64_t shard) const {
+    return comm::ceil_div(plan.shard(shard).size(), block);
+  }
+  // The first count % num_shards shards are one longer than the others.
+  AXONN_HOST_DEVICE constexpr int64_t before_shard(int64_t shard) const {
+    const int64_t longer = plan.count % plan.num_shards;
+    const int64_t of_longer = shard < longer ? shard : longer;
+    return of_longer * in_shard(0) + (shard - of_longer) * in_shard(plan.num_shards - 1);
+  }
+  AXONN_HOST_DEVICE constexpr int64_t count() const { return before_shard(plan.num_shards); }
+
+  // Block `index` of the order that begins with shard `first`.
+  AXONN_HOST_DEVICE constexpr Place place(int64_t first, int64_t index) const {
+    int64_t position = before_shard(first) + index;
+    if (position >= count()) position -= count();
+    const int64_t longer = plan.count % plan.num_shards;
+    const int64_t in_longer = before_shard(longer);
+    if (position < in_longer) return {position / in_shard(0), position % in_shard(0)};
+    const int64_t size = in_shard(plan.num_shards - 1);
+    return {longer + (position - in_longer) / size, (position - in_longer) % size};
+  }
+  AXONN_HOST_DEVICE constexpr comm::Range positions(Place place) const {
+    const comm::Range whole = plan.shard(place.shard);
+    const int64_t begin = whole.begin + place.local * block;
+    return {begin, begin + block < whole.end ? begin + block : whole.end};
+  }
+};
+
+// GEMM feeds scatter: the tiles of destination rank + 1 come first, the own ones last, so that
+// peers get their addends early and nobody waits for what this rank keeps. Tiles start anew at each
+// destination, whose staging slot is a matrix of its own.
+struct ScatterTiles {
+  comm::ChunkPlan plan;
+  int64_t rank;
+  int64_t block;         // size of a tile along the scattered dimension; divides plan.tile
+  int64_t tiles_across;  // tiles of the other dimension
+  Along dim = Along::kRows;
+
+  AXONN_HOST_DEVICE constexpr ShardBlocks blocks() const { return {plan, block}; }
+  AXONN_HOST_DEVICE constexpr int64_t num_tiles() const { return blocks().count() * tiles_across; }
+
+  AXONN_HOST_DEVICE constexpr ShardBlocks::Place place(int64_t index) const {
+    return blocks().place(comm::own_last(rank, plan.num_shards, 0), index / tiles_across);
+  }
+  // Numbered along the dimension through all shards: where shards are ragged, that is not
+  // positions / block.
+  AXONN_HOST_DEVICE constexpr Tile tile(int64_t index) const {
+    const ShardBlocks::Place at = place(index);
+    return tile_of(dim, blocks().before_shard(at.shard) + at.local, index % tiles_across);
+  }
+  AXONN_HOST_DEVICE constexpr comm::Range positions(int64_t index) const {
+    return blocks().positions(place(index));
+  }
+  // The chunk that the tile is part of; its `shard` is the rank to signal.
+  AXONN_HOST_DEVICE constexpr comm::ChunkIndex chunk(int64_t index) const {
+    return plan.at(positions(index).begin);
+  }
+  // Tiles that must be stored before the chunk may be signalled.
+  AXONN_HOST_DEVICE constexpr int64_t tiles_in(comm::ChunkIndex index) const {
+    return comm::ceil_div(plan.chunk(index).size(), block) * tiles_across;
+  }
+};
+
+}  // namespace axonn::kernels

@@ -1,0 +1,112 @@
+#include "core/symmetric/shared_segment.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <fstream>
+#include <utility>
+
+#include "core/ranks/errors.h"
+
+namespace axonn::comm {
+
+FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)) {}
+
+FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
+  if (this != &other) {
+    reset();
+    fd_ = std::exchange(other.fd_, -1);
+  }
+  return *this;
+}
+
+void FileDescriptor::reset() {
+  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+}
+
+SharedSegment SharedSegment::create(const std::string& name, int64_t bytes) {
+  FileDescriptor fd(memfd_create(name.c_str(), MFD_CLOEXEC));
+  if (fd.get() < 0) throw_errno("memfd_create(" + name + ")");
+  if (ftruncate(fd.get(), bytes) != 0) {
+    throw_errno("cannot size a shared-memory segment to " + std::to_string(bytes) + " bytes");
+  }
+  return SharedSegment(std::move(fd), bytes, PROT_READ | PROT_WRITE);
+}
+
+void SharedSegment::populate(int64_t offset, int64_t bytes) const {
+#ifdef MADV_POPULATE_WRITE
+  const auto page = static_cast<int64_t>(sysconf(_SC_PAGESIZE));
+  const int64_t begin = offset / page * page;
+  madvise(data_ + begin, static_cast<size_t>(offset + bytes - begin), MADV_POPULATE_WRITE);
+#endif
+}
+
+SharedSegment SharedSegment::open(pid_t pid, int fd, int64_t bytes) {
+  const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
+  FileDescriptor opened(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (opened.get() < 0) throw_errno("open(" + path + ")");
+  // Reading past the end of a file kills a process (SIGBUS): better refuse here.
+  struct stat status;
+  if (fstat(opened.get(), &status) != 0) throw_errno("fstat(" + path + ")");
+  if (status.st_size != bytes) {
+    errno = EINVAL;
+    throw_errno(path + " has " + std::to_string(status.st_size) + " bytes, expected " +
+                std::to_string(bytes));
+  }
+  SharedSegment segment(std::move(opened), bytes, PROT_READ);
+  segment.close_descriptor();
+  return segment;
+}
+
+SharedSegment::SharedSegment(FileDescriptor fd, int64_t bytes, int protection)
+    : fd_(std::move(fd)), size_(bytes) {
+  void* mapped = mmap(nullptr, static_cast<size_t>(bytes), protection, MAP_SHARED | MAP_NORESERVE,
+                      fd_.get(), 0);
+  if (mapped == MAP_FAILED) {
+    throw_errno("cannot map " + std::to_string(bytes) +
+                " bytes of address space for symmetric memory (ulimit -v?)");
+  }
+  // A core dump would otherwise read, and thereby take, every page of a sparse segment.
+  madvise(mapped, static_cast<size_t>(bytes), MADV_DONTDUMP);
+  data_ = static_cast<std::byte*>(mapped);
+}
+
+SharedSegment::SharedSegment(SharedSegment&& other) noexcept
+    : fd_(std::move(other.fd_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+SharedSegment::~SharedSegment() {
+  if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_));
+}
+
+// pidfd_open came with Linux 5.3; before that the process number must do, and
+// a peer that nobody has reaped yet counts as alive until the wait's own timeout.
+ProcessWatch::ProcessWatch(pid_t pid)
+    : pid_(pid), fd_(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))) {}
+
+bool ProcessWatch::alive() const {
+  if (fd_.get() < 0) return kill(pid_, 0) == 0 || errno == EPERM;
+  pollfd request{fd_.get(), POLLIN, 0};  // readable once the process has ended
+  return poll(&request, 1, 0) == 0;
+}
+
+std::string host_identity() {
+  std::string boot_id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  std::array<char, 256> hostname{}, pid_namespace{};
+  gethostname(hostname.data(), hostname.size() - 1);
+  if (readlink("/proc/self/ns/pid", pid_namespace.data(), pid_namespace.size() - 1) < 0) {
+    pid_namespace[0] = '\0';
+  }
+  return std::string(hostname.data()) + "|" + boot_id + "|" + pid_namespace.data();
+}
+
+}  // namespace axonn::comm

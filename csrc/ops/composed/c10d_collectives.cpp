@@ -1,0 +1,243 @@
+#include "ops/composed/c10d_collectives.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
+#include <ATen/record_function.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <thread>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "core/ranks/errors.h"
+#include "ops/emulation/paced_links.h"
+#include "ops/group/agreement.h"
+
+namespace axonn::ops {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Time spent in waits for c10d's collectives, by group name.
+class C10dWaits {
+ public:
+  void add(const std::string& name, double seconds) {
+    const std::lock_guard lock(mutex_);
+    seconds_[name] += seconds;
+  }
+  std::map<std::string, double> totals() {
+    const std::lock_guard lock(mutex_);
+    return seconds_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, double> seconds_;
+};
+
+C10dWaits& c10d_waits() {
+  static C10dWaits waits;
+  return waits;
+}
+
+// What this rank sends of a whole tensor in the algorithm that moves least; an all-reduce, twice.
+int64_t bytes_sent(const Group& group, const at::Tensor& whole) {
+  return static_cast<int64_t>(whole.nbytes()) * (group.size - 1) / group.size;
+}
+
+// A collective of c10d's on CPU tensors, which the host waits for.
+class HostWait {
+ public:
+  HostWait(const Group& group, c10::intrusive_ptr<c10d::Work> work)
+      : work_(std::move(work)),
+        where_((group.agreement != nullptr ? group.agreement->op() : "a collective") + ": rank " +
+               std::to_string(group.rank) + " waited for a collective of group " + group.label()),
+        shared_(group.shared) {}
+
+  // Throws CommunicationError if it fails, if a peer has failed, or after
+  // AXONN_TIMEOUT_SECONDS.
+  void wait() const {
+    const auto start = Clock::now();
+    const double timeout = timeout_seconds();
+    while (!done_within(std::min(kSlice, timeout - seconds_since(start)))) {
+      // Gloo notices by itself who ends, but not who gives up and lives on.
+      if (shared_ != nullptr && shared_->has_failed_peer())
+        fail("in vain: " + shared_->lost_peer());
+      if (seconds_since(start) < timeout) continue;
+      std::ostringstream late;
+      late << "that is not done after " << timeout << " s (AXONN_TIMEOUT_SECONDS)";
+      fail(late.str());
+    }
+  }
+
+ private:
+  static constexpr double kSlice = 0.25;
+
+  static double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  }
+
+  // Whether it is done; c10d says that the time is up by the same type of error as all else.
+  bool done_within(double seconds) const {
+    const auto slice = std::chrono::milliseconds(std::max<int64_t>(1, std::llround(1e3 * seconds)));
+    try {
+      work_->wait(slice);
+      return true;
+    } catch (const std::exception&) {
+      if (!work_->isCompleted()) return false;
+    }
+    try {
+      work_->wait();
+    } catch (const std::exception& error) {
+      const std::string text = error.what();
+      fail("that c10d gave up" + name_lost() + ": " + text.substr(0, text.find('\n')));
+    }
+    return true;
+  }
+
+  // Gloo knows addresses only. It hears that a process ends a little sooner than others do.
+  std::string name_lost() const {
+    for (int look = 0; shared_ != nullptr && look < 30; ++look) {
+      if (const auto lost = shared_->lost_peer(); !lost.empty()) return " because of " + lost;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return "";
+  }
+
+  [[noreturn]] void fail(const std::string& why) const {
+    throw comm::CommunicationError(where_ + " " + why);
+  }
+
+  c10::intrusive_ptr<c10d::Work> work_;
+  std::string where_;
+  std::shared_ptr<comm::SymmetricGroup> shared_;
+};
+
+// Starts a collective that reads `input`, in which this rank sends `bytes`, once all ranks agree on
+// the call; returns how to wait for it. Behind an emulated link of the group it takes its time.
+template <typename Start>
+std::function<void()> issue(const Group& group, const at::Tensor& input, int64_t bytes,
+                            Start&& start) {
+  if (group.agreement != nullptr) group.agreement->reach();
+  const auto process_group = c10d::resolve_process_group(group.name);
+  const auto link = input.is_cpu() ? find_link(group.name, process_group) : nullptr;
+  const int64_t transfer = link == nullptr ? 0 : link->begin(bytes);
+  c10::intrusive_ptr<c10d::Work> work = start(*process_group);
+  if (!input.is_cpu()) return [work, input] { work->wait(); };
+  return [host = HostWait(group, work), name = group.name, input, link, transfer] {
+    const auto began = Clock::now();
+    host.wait();
+    if (link != nullptr) link->end(transfer);
+    c10d_waits().add(name, std::chrono::duration<double>(Clock::now() - began).count());
+  };
+}
+
+// The dtype in which c10d adds up a tensor: wider than its own, at twice the bytes, where the link
+// is a copy in memory and not what an op waits for.
+at::ScalarType sum_dtype(const at::Tensor& t) {
+  return t.is_cpu() && t.scalar_type() == at::kBFloat16 ? at::kFloat : t.scalar_type();
+}
+
+Pending all_reduce_in_place(const Group& group, const at::Tensor& output,
+                            c10d::ReduceOp::RedOpType op) {
+  if (output.numel() == 0) return {output, [] {}};
+  std::vector<at::Tensor> tensors{output.view(-1)};
+  c10d::AllreduceOptions options;
+  options.reduceOp = op;
+  return {output,
+          issue(group, output, 2 * bytes_sent(group, output),
+                [&](c10d::ProcessGroup& peers) { return peers.allreduce(tensors, options); })};
+}
+
+}  // namespace
+
+std::map<std::string, double> c10d_waited_seconds() { return c10d_waits().totals(); }
+
+// torch 2.13 renames the two collectives below; 2.11 knows the old names only.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+
+Pending start_all_gather(const Group& group, const at::Tensor& shard) {
+  const auto input = shard.contiguous();
+  std::vector<int64_t> stacked = input.sizes().vec();
+  stacked.insert(stacked.begin(), group.size);
+  auto output = at::empty(stacked, input.options());
+  if (output.numel() == 0) return {output, [] {}};
+  auto out = output.view(-1), in = input.view(-1);
+  // Not the coalesced form: of an operation with a name as long as ALLGATHER_COALESCED, gloo's two
+  // threads write the name into one std::string unguarded (ProcessGroupGloo::runLoop), which
+  // corrupts the heap where it has to be allocated. Short names live in the string itself.
+  return {output, issue(group, input, bytes_sent(group, output),
+                        [&](c10d::ProcessGroup& peers) { return peers._allgather_base(out, in); })};
+}
+
+Pending start_reduce_scatter(const Group& group, const at::Tensor& stacked) {
+  const bool on_cpu = stacked.is_cpu();
+  const auto type = sum_dtype(stacked);
+  // Gloo sums in place.
+  const auto input = on_cpu
+                         ? at::empty(stacked.sizes(), stacked.options().dtype(type)).copy_(stacked)
+                         : stacked.contiguous();
+  auto output = at::empty(input.sizes().slice(1), input.options());
+  if (output.numel() == 0) return {output, [] {}};
+  std::vector<at::Tensor> outputs{output.view(-1)}, inputs{input.view(-1)};
+  const auto bytes = bytes_sent(group, input);
+  if (!on_cpu) {
+    return {output, issue(group, input, bytes, [&](c10d::ProcessGroup& peers) {
+              return peers.reduce_scatter_tensor_coalesced(outputs, inputs);
+            })};
+  }
+  // What gloo's own reduce-scatter is made of, too; but that cannot be waited for with a limit.
+  const auto wait = issue(group, input, bytes, [&](c10d::ProcessGroup& peers) {
+    RECORD_FUNCTION("axonn::gloo_reduce_scatter", {});  // what profiles call it
+    return peers.allreduce(inputs);
+  });
+  return {output, [wait, input, output, rank = group.rank] {
+            wait();
+            output.copy_(input[rank]);
+          }};
+}
+
+#pragma GCC diagnostic pop
+
+at::Tensor joined(const at::Tensor& stacked, int64_t dim) {
+  return dim == 0 ? stacked.flatten(0, 1) : at::cat(stacked.unbind(0), dim);
+}
+
+at::Tensor stacked(const at::Tensor& whole, int64_t dim, int64_t num_blocks) {
+  return dim == 0 ? whole.unflatten(0, {num_blocks, whole.size(0) / num_blocks})
+                  : at::stack(whole.chunk(num_blocks, dim), 0);
+}
+
+at::Tensor c10d_all_gather(const Group& group, const at::Tensor& shard, int64_t dim) {
+  const auto gathered = start_all_gather(group, shard);
+  gathered.wait();
+  return joined(gathered.output, dim);
+}
+
+at::Tensor c10d_reduce_scatter(const Group& group, const at::Tensor& input, int64_t dim) {
+  const auto sum = start_reduce_scatter(group, stacked(input, dim, group.size));
+  sum.wait();
+  return sum.output.to(input.scalar_type());
+}
+
+Pending start_all_reduce(const Group& group, const at::Tensor& input) {
+  auto output = input.to(sum_dtype(input)).contiguous();
+  return all_reduce_in_place(group, output, c10d::ReduceOp::SUM);
+}
+
+at::Tensor c10d_all_reduce(const Group& group, const at::Tensor& input, bool maximum) {
+  const auto copy = input.to(sum_dtype(input), /*non_blocking=*/false, /*copy=*/true).contiguous();
+  const auto sum =
+      all_reduce_in_place(group, copy, maximum ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM);
+  sum.wait();
+  return sum.output.to(input.scalar_type());
+}
+
+}  // namespace axonn::ops

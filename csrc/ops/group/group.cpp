@@ -1,0 +1,250 @@
+#include "ops/group/group.h"
+
+#include <c10/util/Logging.h>
+
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+
+#include "core/ranks/errors.h"
+#include "core/ranks/own_process.h"
+#include "ops/composed/c10d_collectives.h"
+#include "ops/composed/fused_cuda.h"
+#include "ops/emulation/paced_links.h"
+#include "ops/group/agreement.h"
+#include "ops/group/c10d_store.h"
+#include "ops/group/group_label.h"
+#include "ops/group/meeting.h"
+
+namespace axonn::ops {
+namespace {
+
+using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+// Shown with TORCH_CPP_LOG_LEVEL=INFO.
+void log_growth(const comm::SymmetricGroup& group, const std::string& op) {
+  LOG(INFO) << "axonn_ext: symmetric memory of rank " << group.rank() << " in group "
+            << group.label() << " grows to " << group.used_bytes() << " bytes, for " << op;
+}
+
+// What is known of the process groups met so far. An entry holds as long as its process group
+// lives; a name that c10d gave to another group later meets a new entry.
+class SharedGroups {
+ public:
+  void configure(const GroupSettings& settings) {
+    const std::lock_guard lock(mutex_);
+    settings_ = settings;
+  }
+
+  // Gives the group what its ranks compare calls in; collective where that is not known yet. Other
+  // groups are met and used meanwhile: the table is not locked while peers are waited for.
+  void find_or_meet(const char* op, const ProcessGroupPtr& process_group, bool on_cpu,
+                    Group& group) {
+    std::unique_lock table(mutex_);
+    const auto entry = entry_of(process_group, group);
+    const auto settings = settings_;
+    table.unlock();
+    if (!entry->process.is_this()) {
+      entry->process.refuse(op, group.rank, label_of(*process_group, group.name));
+    }
+    if (entry->is_fake) return;
+    const std::lock_guard meeting(entry->meeting);
+    if (on_cpu && entry->shared == nullptr) {
+      const auto shared = rendezvous(op, *process_group, group, settings);
+      table.lock();
+      entry->shared = shared;
+      table.unlock();
+    }
+    if (on_cpu && entry->shared->on_one_host()) {
+      group.shared = entry->shared;
+      return;
+    }
+    if (entry->compared == nullptr) {
+      entry->compared = compared_calls(op, *process_group, group, settings);
+    }
+    group.compared = entry->compared;
+  }
+
+  // What keeps the ranks of a group that was met from sharing memory.
+  std::string obstacle(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    const auto& shared = entries_.at(name)->shared;
+    return shared == nullptr ? "its process group is torch's 'fake' one" : shared->obstacle();
+  }
+
+  // Whether this is the first time that someone asks so for the group of that name.
+  bool ask_once(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    const auto entry = entries_.find(name);
+    return entry != entries_.end() && !std::exchange(entry->second->asked, true);
+  }
+
+  void add_waited_seconds(std::map<std::string, double>& totals) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [name, entry] : entries_) {
+      if (entry->shared != nullptr) totals[name] += entry->shared->waited_seconds();
+    }
+  }
+
+  double timeout_seconds() {
+    const std::lock_guard lock(mutex_);
+    return settings_.timeout_seconds;
+  }
+
+  int64_t bytes_in_use() {
+    const std::lock_guard lock(mutex_);
+    drop_dead_groups();
+    int64_t bytes = 0;
+    for (const auto& [name, entry] : entries_) {
+      if (entry->shared != nullptr) bytes += entry->shared->used_bytes();
+    }
+    return bytes;
+  }
+
+ private:
+  struct Entry {
+    explicit Entry(const ProcessGroupPtr& process_group)
+        : owner(process_group), is_fake(cpu_backend(*process_group) == "fake") {}
+
+    const c10::weak_intrusive_ptr<c10d::ProcessGroup> owner;
+    const comm::OwnProcess process;
+    const bool is_fake;  // torch's process group of ranks that do not exist
+    std::mutex meeting;  // held by the thread that makes the first call
+    std::shared_ptr<comm::SymmetricGroup> shared = nullptr;  // written under the table's lock, too
+    std::shared_ptr<ComparedCalls> compared = nullptr;       // under `meeting`
+    bool asked = false;                                      // under the table's lock
+  };
+  using EntryPtr = std::shared_ptr<Entry>;
+
+  void drop_dead_groups() {
+    std::erase_if(entries_, [](const auto& entry) { return entry.second->owner.expired(); });
+  }
+
+  EntryPtr entry_of(const ProcessGroupPtr& process_group, const Group& group) {
+    const auto found = entries_.find(group.name);
+    if (found != entries_.end() && found->second->owner.lock() == process_group) {
+      return found->second;
+    }
+    drop_dead_groups();
+    return entries_.insert_or_assign(group.name, std::make_shared<Entry>(process_group))
+        .first->second;
+  }
+
+  static std::shared_ptr<comm::SymmetricGroup> rendezvous(const char* op,
+                                                          c10d::ProcessGroup& process_group,
+                                                          const Group& group,
+                                                          const GroupSettings& settings) {
+    const auto label = label_of(process_group, group.name);
+    if (cpu_backend(process_group) == "gloo")
+      meet(op, process_group, label, settings.timeout_seconds);
+    C10dStore store(process_group.getStore());
+    return comm::SymmetricGroup::rendezvous(
+        {.name = group.name,
+         .rank = group.rank,
+         .size = group.size,
+         .workspace_bytes = settings.symmetric_memory_bytes / 2,
+         .timeout = std::chrono::duration<double>(settings.timeout_seconds),
+         .label = label,
+         .on_growth = &log_growth},
+        store);
+  }
+
+  static std::shared_ptr<ComparedCalls> compared_calls(const char* op,
+                                                       const c10d::ProcessGroup& process_group,
+                                                       const Group& group,
+                                                       const GroupSettings& settings) {
+    auto calls = std::make_shared<ComparedCalls>();
+    calls->label = label_of(process_group, group.name);
+    calls->timeout_seconds = settings.timeout_seconds;
+    calls->every_call = settings.compare_every_call;
+    // Each rank counts: a name may be given again when its group was destroyed.
+    const auto prefix = "axonn/calls/" + group.name + "/";
+    try {
+      const auto number =
+          process_group.getStore()->add(prefix + "count/" + std::to_string(group.rank), 1);
+      calls->prefix = prefix + std::to_string(number) + "/";
+    } catch (const std::exception& error) {
+      throw comm::lost_store(
+          std::string(op) + ": rank " + std::to_string(group.rank) + " of group " + calls->label,
+          error);
+    }
+    return calls;
+  }
+
+  std::mutex mutex_;
+  GroupSettings settings_{600.0, int64_t{32} << 30, false};
+  std::map<std::string, EntryPtr> entries_;
+};
+
+SharedGroups& shared_groups() {
+  static SharedGroups groups;
+  return groups;
+}
+
+}  // namespace
+
+void configure_groups(const GroupSettings& settings) { shared_groups().configure(settings); }
+
+double timeout_seconds() { return shared_groups().timeout_seconds(); }
+
+int64_t symmetric_memory_bytes_in_use() { return shared_groups().bytes_in_use(); }
+
+std::map<std::string, double> waited_seconds() {
+  auto totals = c10d_waited_seconds();
+  shared_groups().add_waited_seconds(totals);
+  return totals;
+}
+
+void check_algorithm(const char* op, const std::string& algorithm, c10::Device device,
+                     bool fused_on_cuda) {
+  TORCH_CHECK_VALUE(algorithm == "auto" || algorithm == "fused" || algorithm == "chunked" ||
+                        algorithm == "sequential",
+                    op, ": algorithm must be 'auto', 'fused', 'chunked' or 'sequential', got '",
+                    algorithm, "'");
+  if (algorithm != "fused" || device.is_cpu()) return;
+  TORCH_CHECK_NOT_IMPLEMENTED(fused_on_cuda && device.is_cuda(), op,
+                              ": algorithm='fused' exists on cpu only so far, got tensors on ",
+                              device, "; use 'auto', 'chunked' or 'sequential'");
+  TORCH_CHECK_NOT_IMPLEMENTED(has_fused_on_cuda(), op,
+                              ": algorithm='fused' cannot do this: ", kNotBuilt,
+                              "; use 'auto', 'chunked' or 'sequential'");
+}
+
+const std::string& Group::label() const {
+  if (shared != nullptr) return shared->label();
+  return compared != nullptr ? compared->label : name;
+}
+
+Group resolve_group(const char* op, const std::string& name, int64_t size,
+                    const std::string& algorithm, c10::Device device) {
+  if (size == 1) return {.name = name};
+  const auto process_group = c10d::resolve_process_group(name);
+  TORCH_CHECK_VALUE(process_group->getSize() == size, op, ": group_size=", size, " but group '",
+                    name, "' has ", process_group->getSize(), " ranks");
+  Group group{.name = name, .rank = process_group->getRank(), .size = size};
+  const bool asked_for = algorithm == "fused" || algorithm == "auto";
+  const bool paced = device.is_cpu() && asked_for && is_paced(*process_group);
+  TORCH_CHECK_VALUE(!paced || algorithm == "auto", op,
+                    ": algorithm='fused' reads peers' memory in place, which no emulated link "
+                    "(AXONN_EMULATED_LINKS) can slow down; use 'auto', 'chunked' or 'sequential'");
+  shared_groups().find_or_meet(op, process_group, device.is_cpu(), group);
+  group.may_fuse = device.is_cpu() && asked_for && !paced;
+  TORCH_CHECK_VALUE(algorithm != "fused" || !device.is_cpu() || group.can_fuse(), op,
+                    ": algorithm='fused' needs shared memory between all ranks of group '", name,
+                    "', but ", shared_groups().obstacle(name),
+                    "; use 'auto', 'chunked' or 'sequential'");
+  if (algorithm == "auto" && device.is_cpu() && !paced && !group.can_fuse() &&
+      group.compared != nullptr && group.rank == 0 && shared_groups().ask_once(name)) {
+    TORCH_WARN("axonn_ext: the ranks of group '", group.label(), "' share no memory, since ",
+               shared_groups().obstacle(name),
+               ". So algorithm='auto' does not fuse matmuls with this ",
+               "group's collectives: it takes 'sequential' (c10d's collective, then the ",
+               "library's matmul), or what a warm-up measures to be faster");
+  }
+  return group;
+}
+
+}  // namespace axonn::ops

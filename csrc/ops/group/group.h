@@ -1,0 +1,70 @@
+// A c10d process group as the ops see it: found by name, with the shared memory of its ranks.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "core/symmetric/symmetric_group.h"
+
+namespace axonn::ops {
+
+struct GroupSettings {
+  double timeout_seconds;
+  int64_t symmetric_memory_bytes;  // address space per rank and group
+  bool compare_every_call;         // also of groups that share no memory
+};
+
+// Values that axonn_ext/settings.py read; they hold for groups met from now on.
+void configure_groups(const GroupSettings& settings);
+
+// How long a rank waits for another, as configured.
+double timeout_seconds();
+
+// Bytes of symmetric memory that this rank has used in all of its groups.
+int64_t symmetric_memory_bytes_in_use();
+
+// How long this process has waited for peers inside ops so far, in seconds, by group name.
+std::map<std::string, double> waited_seconds();
+
+class Agreement;
+struct ComparedCalls;
+
+struct Group {
+  std::string name;
+  int64_t rank = 0;
+  int64_t size = 1;
+  // What its ranks share, if they are on one host and work on the CPU; else null.
+  std::shared_ptr<comm::SymmetricGroup> shared = nullptr;
+  // Which calls its ranks are known to make alike, for those that share nothing; else null.
+  std::shared_ptr<ComparedCalls> compared = nullptr;
+  bool may_fuse = false;  // as far as the algorithm that was asked for and its links go
+  // Of the op that is under way, to be reached before its first collective; null: there is none.
+  Agreement* agreement = nullptr;
+
+  bool can_fuse() const { return may_fuse && shared != nullptr; }
+  // As messages call it.
+  const std::string& label() const;
+  // A rank without peers.
+  static Group alone() { return {}; }
+};
+
+// How a collective meets its matmul.
+enum class Algorithm { kFused, kChunked, kSequential };
+
+// Raises ValueError for an algorithm that does not exist, NotImplementedError for "fused" where
+// the device has none; also where one rank needs none. On CUDA some ops have one: `fused_on_cuda`.
+void check_algorithm(const char* op, const std::string& algorithm, c10::Device device,
+                     bool fused_on_cuda = false);
+
+// The group of that name; one of size 1 is not looked up. The first call of a group on the CPU is
+// collective: its ranks exchange mappings. Tensors on `device` other than the CPU share no memory.
+// Raises ValueError for a size that is not the group's, or "fused" across hosts, and
+// CommunicationError if a rank has ended or does not come in time, or in a fork of a rank that has
+// called before. `op` opens the message.
+Group resolve_group(const char* op, const std::string& name, int64_t size,
+                    const std::string& algorithm, c10::Device device);
+
+}  // namespace axonn::ops

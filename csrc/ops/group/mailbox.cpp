@@ -1,0 +1,104 @@
+#include "ops/group/mailbox.h"
+
+#include <algorithm>
+#include <chrono>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "core/ranks/errors.h"
+
+namespace axonn::ops {
+namespace {
+
+// First characters of a value: not every store keeps an empty one, and a rank that failed says so.
+constexpr char kText = '+';
+constexpr char kFailure = '-';
+
+}  // namespace
+
+Mailbox::Mailbox(const Group& group, c10::intrusive_ptr<c10d::Store> store, std::string prefix,
+                 std::string topic, double timeout_seconds)
+    : group_(group),
+      store_(std::move(store)),
+      prefix_(std::move(prefix)),
+      topic_(std::move(topic)),
+      timeout_seconds_(timeout_seconds) {}
+
+template <typename Ask>
+auto Mailbox::in_store(Ask&& ask) const {
+  try {
+    return ask();
+  } catch (const std::exception& error) {
+    throw comm::lost_store(
+        topic_ + ": rank " + std::to_string(group_.rank) + " of group " + group_.label(), error);
+  }
+}
+
+void Mailbox::post(const std::string& name, const std::string& text) {
+  in_store([&] { store_->set(key(name), kText + text); });
+  // TCPStore sends and goes on; its server answers a client in order, so now it has the text.
+  posted({name});
+  own_.insert(name);
+}
+
+void Mailbox::take_back(const std::string& name) {
+  in_store([&] { store_->deleteKey(key(name)); });
+}
+
+void Mailbox::fail(const std::vector<std::string>& names, const std::string& reason) noexcept {
+  try {
+    for (const auto& name : names) {
+      if (!own_.contains(name)) store_->set(key(name), kFailure + reason);
+    }
+  } catch (...) {
+    // The error that led here is the one to report; peers will time out.
+  }
+}
+
+bool Mailbox::posted(const std::vector<std::string>& names) {
+  std::vector<std::string> keys;
+  for (const auto& name : names) keys.push_back(key(name));
+  return in_store([&] { return store_->check(keys); });
+}
+
+std::string Mailbox::read(const std::string& name, int64_t peer) {
+  wait(name, peer);
+  const auto value = in_store([&] { return store_->get_to_str(key(name)); });
+  if (value.empty() || value.front() != kText) {
+    refuse(name, peer, "failed: " + value.substr(std::min<size_t>(1, value.size())));
+  }
+  return value.substr(1);
+}
+
+// Asks again and again instead of blocking in the store: its connection is shared with other
+// threads, and a peer that went on is noticed.
+void Mailbox::wait(const std::string& name, int64_t peer) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::microseconds kMaxNap{2000};
+  std::chrono::microseconds nap{20};
+  const auto start = Clock::now();
+  while (!posted({name})) {
+    const double elapsed = std::chrono::duration<double>(Clock::now() - start).count();
+    std::string obstacle = group_.shared != nullptr ? group_.shared->obstacle_to_answer(peer) : "";
+    if (obstacle.empty() && elapsed > timeout_seconds_) {
+      std::ostringstream late;
+      late << "has not answered after " << timeout_seconds_ << " s (AXONN_TIMEOUT_SECONDS)";
+      obstacle = late.str();
+    }
+    // The peer may have posted it right before it ended or went on: then all is well.
+    if (!obstacle.empty() && !posted({name})) refuse(name, peer, obstacle);
+    std::this_thread::sleep_for(nap);
+    nap = std::min(2 * nap, kMaxNap);
+  }
+}
+
+void Mailbox::refuse(const std::string& name, int64_t peer, const std::string& why) const {
+  // What peers read about, not whose it is or how often it was asked.
+  const auto what = name.substr(0, name.find('/'));
+  throw comm::CommunicationError(topic_ + ": rank " + std::to_string(group_.rank) +
+                                 " waited for '" + what + "' of rank " + std::to_string(peer) +
+                                 " of group " + group_.label() + ", which " + why);
+}
+
+}  // namespace axonn::ops

@@ -1,0 +1,104 @@
+// The algorithms of an op as ways that "auto" chooses between.
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "core/symmetric/shared_segment.h"
+#include "ops/tuning/tuner.h"
+
+namespace axonn::ops {
+namespace {
+
+// An op by each of its algorithms.
+class Algorithms final : public Ways {
+ public:
+  Algorithms(const Group& group, const CallTraits& call, c10::function_ref<void(Algorithm)> run)
+      : group_(group), call_(call), run_(run) {}
+
+  Candidates candidates() const override {
+    const auto traits = fused_traits();
+    const bool locked = !traits.is_cpu && traits.is_supported && traits.verified_ranks == 0;
+    if (locked) suggest_verify();
+    return algorithm_candidates(traits);
+  }
+
+  bool knows(const std::string& name) const override {
+    // A GPU's rank may lack "fused" where rank 0 has it: condition() tells rank 0 so.
+    const auto names = algorithm_candidates({.is_cpu = call_.device.is_cpu(),
+                                             .shares_memory = call_.can_fuse,
+                                             .is_supported = true,
+                                             .num_ranks = 1,
+                                             .verified_ranks = 1})
+                           .names;
+    return std::find(names.begin(), names.end(), name) != names.end();
+  }
+
+  // Kernels write into the memory of peers, so these must be of one host.
+  std::optional<std::string> condition(const std::string& name) const override {
+    if (call_.device.is_cpu() || name != name_of(Algorithm::kFused)) return std::nullopt;
+    const auto names = algorithm_candidates(fused_traits()).names;
+    const bool can = std::find(names.begin(), names.end(), name) != names.end();
+    return can ? comm::host_identity() : "";
+  }
+
+  void run(const std::string& name) const override { run_(algorithm_named(name)); }
+
+ private:
+  FusedTraits fused_traits() const {
+    const bool is_cpu = call_.device.is_cpu();
+    return {.is_cpu = is_cpu,
+            .shares_memory = call_.can_fuse,
+            .is_supported = !is_cpu && call_.why_no_fused && call_.why_no_fused().empty(),
+            .num_ranks = call_.largest_group > 0 ? call_.largest_group : group_.size,
+            .verified_ranks = verified_kernels().fused_ranks};
+  }
+
+  const Group& group_;
+  const CallTraits& call_;
+  c10::function_ref<void(Algorithm)> run_;
+};
+
+}  // namespace
+
+const char* name_of(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kFused:
+      return "fused";
+    case Algorithm::kChunked:
+      return "chunked";
+    case Algorithm::kSequential:
+      return "sequential";
+  }
+  return "";
+}
+
+Algorithm algorithm_named(const std::string& name) {
+  for (const auto algorithm : kAlgorithms) {
+    if (name == name_of(algorithm)) return algorithm;
+  }
+  TORCH_INTERNAL_ASSERT(false, name);
+}
+
+Candidates algorithm_candidates(const FusedTraits& traits) {
+  const bool fused = traits.is_cpu
+                         ? traits.shares_memory
+                         : traits.is_supported && traits.verified_ranks >= traits.num_ranks;
+  Candidates all{{}, 0, ""};
+  for (const auto algorithm : kAlgorithms) {
+    if (algorithm != Algorithm::kFused || fused) all.names.emplace_back(name_of(algorithm));
+  }
+  // The first, "fused", on a CPU that has it; else the last, "sequential".
+  if (!traits.is_cpu || !fused) all.preferred = all.names.size() - 1;
+  // What was measured without it on a GPU says nothing once it is there.
+  if (!traits.is_cpu && fused) all.libraries = "fused=verified";
+  return all;
+}
+
+Algorithm resolve_auto(const Group& group, const Signature& signature, const CallTraits& call,
+                       c10::function_ref<void(Algorithm)> run) {
+  const Algorithms ways(group, call, run);
+  return algorithm_named(
+      resolve({group, signature, call.device, call.meets, /*is_local=*/false, ways}));
+}
+
+}  // namespace axonn::ops
