@@ -23,17 +23,13 @@ from typing import TYPE_CHECKING, Any
 from axonn_ext._version import __version__
 
 if TYPE_CHECKING:
-    from axonn_ext import communication, models, nn, ops, overlap, planner, tuning
+    from axonn_ext import models, nn, ops, overlap, planner, tracing, tuning
     from axonn_ext._library import symmetric_memory_bytes_in_use
-    from axonn_ext.communication import (
-        CommunicationRecord,
-        CommunicationTrace,
-        trace_communication,
-    )
     from axonn_ext.gradients import clip_grad_norm_, sync_gradients
     from axonn_ext.grid import Grid, GridShape
     from axonn_ext.nn import initialize
     from axonn_ext.state import full_gradients, full_state_dict, load_full_state_dict
+    from axonn_ext.tracing import CommunicationRecord, CommunicationTrace, trace_communication
     from axonn_ext.tuning import warm_up
 
 __all__ = [
@@ -43,7 +39,6 @@ __all__ = [
     "GridShape",
     "__version__",
     "clip_grad_norm_",
-    "communication",
     "full_gradients",
     "full_state_dict",
     "initialize",
@@ -56,14 +51,15 @@ __all__ = [
     "symmetric_memory_bytes_in_use",
     "sync_gradients",
     "trace_communication",
+    "tracing",
     "tuning",
     "warm_up",
 ]
 
-_MODULES = ("communication", "models", "nn", "ops", "overlap", "planner", "tuning")
+_MODULES = ("models", "nn", "ops", "overlap", "planner", "tracing", "tuning")
 _HOMES = {
-    "CommunicationRecord": "communication",
-    "CommunicationTrace": "communication",
+    "CommunicationRecord": "tracing",
+    "CommunicationTrace": "tracing",
     "Grid": "grid",
     "GridShape": "grid",
     "clip_grad_norm_": "gradients",
@@ -73,7 +69,7 @@ _HOMES = {
     "load_full_state_dict": "state",
     "symmetric_memory_bytes_in_use": "_library",
     "sync_gradients": "gradients",
-    "trace_communication": "communication",
+    "trace_communication": "tracing",
     "warm_up": "tuning",
 }
 

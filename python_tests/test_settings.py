@@ -74,7 +74,7 @@ def test_bad_values_are_named(name, value, word):
 
 
 def test_the_least_number_of_sms_is_that_of_the_transport():
-    header = Path(__file__).parent.parent / "csrc" / "core" / "cuda" / "nccl_chunks.h"
+    header = Path(__file__).parent.parent / "csrc" / "core" / "cuda" / "nccl" / "nccl_chunks.h"
     assert f"kMostCtas = {settings.MIN_FUSED_NCCL_SMS};" in header.read_text()
 
 

@@ -212,7 +212,7 @@ class Check:
                       "--kernel-name", "kernel_substring=axonn")  # fmt: skip
             selection = ("-k", "test_gemm and 264x200x136")
             self._add_tests(
-                "sanitize", found, "python_tests/test_gpu_fused.py", deadline,
+                "sanitize", found, "python_tests/gpu/test_gpu_fused.py", deadline,
                 prefix=prefix, selection=selection,
             )  # fmt: skip
         return found

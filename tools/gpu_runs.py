@@ -100,7 +100,7 @@ def run_training(grid: str, steps: int, overlap: str, deadline: float) -> Json |
 def gpu_tests() -> list[str]:
     """The files that hold tests marked gpu; first those of our kernels, if the time is short."""
     files = [
-        path for path in sorted((ROOT / "python_tests").glob("test_*.py"))
+        path for path in sorted((ROOT / "python_tests").rglob("test_*.py"))
         if "mark.gpu" in path.read_text(encoding="utf-8")
     ]  # fmt: skip
     files.sort(key=lambda path: path.name not in ("test_gpu_fused.py", "test_gpu_products.py"))

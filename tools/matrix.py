@@ -29,7 +29,10 @@ from bootstrap import ROOT
 COPY = ROOT / "build" / "matrix"
 PYTHONS = "python3.11 python3.12 python3.13"
 TORCHES = "2.11 2.12 2.13 2.14"
-TESTS = tuple(f"python_tests/test_{name}.py" for name in ("ops", "models", "compile", "train"))
+TESTS = tuple(
+    f"python_tests/{name}.py"
+    for name in ("ops/test_ops", "models/test_models", "ops/test_compile", "train/test_train")
+)
 NOT_RUN = "slow or gpu or triton"
 TABLE = ROOT / "CONTRIBUTING.md"
 HEADER = "| Python | torch | tests | day | processor |"

@@ -9,7 +9,7 @@ tile_configs.py reckons with; the tensor cores' instructions, TMA loads where de
 flags read with acquire and raised with release at system scope. For sm_80 and sm_90; of gfx90a and
 gfx942 (AMD) the plain matmul: no spills, no scratch memory, matrix instructions (MFMA), shared
 memory. Whether they compute the right thing the interpreter's tests tell, and on a GPU
-python_tests/test_gpu_triton.py.
+python_tests/gpu/test_gpu_triton.py.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Collective:
 
 
 def gather_rows(shard: Tensor, axis: AxisGroup) -> Tensor:
-    """The gather that "sequential" issues; csrc/ops/group/group.cpp says why not the functional one."""
+    """The gather that "sequential" issues; see csrc/ops/composed/c10d_collectives.cpp."""
     output = shard.new_empty(axis.size * shard.shape[0], *shard.shape[1:])
     axis.process_group._allgather_base(output, shard).wait()  # 2.11's name, and 2.14's
     return output

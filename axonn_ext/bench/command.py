@@ -13,8 +13,6 @@ import torch
 from axonn_ext import ops
 from axonn_ext.bench import symm_mem
 from axonn_ext.bench.case import CPU_DTYPES, DTYPES, Spec
-from axonn_ext.bench.machine import default_device, describe_machine, num_cores
-from axonn_ext.bench.measure import ROUNDS
 from axonn_ext.bench.plot import plot_rows
 from axonn_ext.bench.report import print_rows
 from axonn_ext.bench.results import Row, read_rows, write_json
@@ -32,17 +30,19 @@ from axonn_ext.bench.shapes import (
 )
 from axonn_ext.bench.summary import compare
 from axonn_ext.bench.worker import Plan, run_worker
+from axonn_ext.calibrate.measure import ROUNDS
+from axonn_ext.calibrate.this_machine import default_device, describe_machine, num_cores
 from axonn_ext.grid import GridShape
+from axonn_ext.launch import process
+from axonn_ext.launch.process import Process
 from axonn_ext.nn.linear import ROLES
 from axonn_ext.nn.sharded import LAYOUTS
-from axonn_ext.train import process
-from axonn_ext.train.arguments import MOST_PROCESSES, MOST_THREADS, whole
-from axonn_ext.train.console import Console
-from axonn_ext.train.errors import UserError, refuse_extra
-from axonn_ext.train.files import check_picture, check_writable, writing
-from axonn_ext.train.grids import check_processes, parse_grid
+from axonn_ext.terminal.arguments import MOST_PROCESSES, MOST_THREADS, whole
+from axonn_ext.terminal.console import Console
+from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.files import check_picture, check_writable, writing
+from axonn_ext.terminal.grids import check_processes, parse_grid
 from axonn_ext.train.memory import memory_problem
-from axonn_ext.train.process import Process
 
 DEFAULT_WORLD = 2
 MIN_WIDTH = 100  # of the notes; a file or a pipe would get 80 columns
@@ -258,7 +258,7 @@ def _grids(args: argparse.Namespace, here: Process | None) -> tuple[GridShape, .
 def _launch(args: argparse.Namespace, plan: Plan) -> int:
     """Starts the processes of one grid after another, and shows what all of them found."""
     # Here, because it takes a sixth of a second that the processes themselves need not spend.
-    from axonn_ext.train.launcher import launch
+    from axonn_ext.launch.launcher import launch
 
     rows: list[Row] = []
     try:

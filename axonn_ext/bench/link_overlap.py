@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from axonn_ext import _library
-from axonn_ext.bench.machine import describe_machine
 from axonn_ext.bench.results import write_json
 from axonn_ext.bench.shapes import is_size
-from axonn_ext.train.arguments import whole
-from axonn_ext.train.errors import UserError, refuse_extra
-from axonn_ext.train.files import check_writable
+from axonn_ext.calibrate.this_machine import describe_machine
+from axonn_ext.terminal.arguments import whole
+from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.files import check_writable
 
 LINK = "emulated: pinned host memory over the host's bus, by the copy engine"
 NUM_SHARDS = 4  # one of them is here

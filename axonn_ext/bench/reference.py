@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from axonn_ext import ops  # noqa: F401  (registers torch.ops.axonn)
-from axonn_ext.bench.measure import Ranks
+from axonn_ext.calibrate.measure import Ranks
 
 Outputs = Mapping[str, Tensor]
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from axonn_ext.bench.results import Row
 from axonn_ext.bench.shapes import short_grid
 from axonn_ext.grid import GridShape
-from axonn_ext.train.console import print_table
+from axonn_ext.terminal.console import print_table
 
 NOISY = 0.1  # a middle half wider than this share of the median makes small differences moot
 _COLUMNS = (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.train.files import write_text
+from axonn_ext.terminal.files import write_text
 
 Json = dict[str, Any]
 

@@ -9,9 +9,9 @@ import torch
 
 import axonn_ext
 from axonn_ext.bench.case import Case
-from axonn_ext.bench.measure import MIN_BATCH_SECONDS, ROUNDS, Ranks, Timing, measure
 from axonn_ext.bench.reference import Outputs, Verdict, judge
 from axonn_ext.bench.results import Ratios, Row
+from axonn_ext.calibrate.measure import MIN_BATCH_SECONDS, ROUNDS, Ranks, Timing, measure
 
 NUM_WARM_UP_CALLS = 3
 FLOOR, COLLECTIVE, BASELINE = "floor", "collective", "sequential"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from axonn_ext.grid import GridShape
 from axonn_ext.models import ModelConfig, ParallelConfig, check
-from axonn_ext.train.errors import UserError
+from axonn_ext.terminal.errors import UserError
 
 GEMM_OPS = ("ag-gemm", "gemm-rs", "gemm-ar")
 ALL_GEMM_OPS = "gemm-ops"  # each of GEMM_OPS

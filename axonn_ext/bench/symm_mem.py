@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from axonn_ext.grid import AxisGroup, GridShape
-from axonn_ext.train.errors import UserError
+from axonn_ext.terminal.errors import UserError
 
 NAME = "torch-symm-mem"
 # Its all-reduce adds nothing else.

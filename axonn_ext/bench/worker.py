@@ -14,13 +14,13 @@ from axonn_ext.bench.block import block_case
 from axonn_ext.bench.case import Case, Spec
 from axonn_ext.bench.gemm import gemm_case
 from axonn_ext.bench.linear import linear_case
-from axonn_ext.bench.measure import Ranks
 from axonn_ext.bench.results import Row
 from axonn_ext.bench.run import run_case
 from axonn_ext.bench.shapes import short_grid
+from axonn_ext.calibrate.measure import Ranks
 from axonn_ext.grid import Grid, GridShape
-from axonn_ext.train import process
-from axonn_ext.train.process import Process
+from axonn_ext.launch import process
+from axonn_ext.launch.process import Process
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -104,7 +104,7 @@ def _progress(plan: Plan, here: Process) -> Iterator[_Bar]:
         TimeRemainingColumn,
     )
 
-    from axonn_ext.train.console import Console
+    from axonn_ext.terminal.console import Console
 
     console = Console(stderr=True)  # the results alone go to standard output
     # Drawn when a round ends, not by a thread of its own, which would take time from what is timed.

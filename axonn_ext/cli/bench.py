@@ -6,9 +6,9 @@ import argparse
 from typing import Any
 
 from axonn_ext.bench import command, fused_gemm, link_overlap
-from axonn_ext.bench.links import command as links
 from axonn_ext.bench.ranking import command as ranking
 from axonn_ext.bench.train import command as train
+from axonn_ext.calibrate import command as links
 
 DESCRIPTION = """\
 Times the fused ops against compute alone, the collectives alone and the unfused pair, and training

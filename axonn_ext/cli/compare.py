@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.train.arguments import number
+from axonn_ext.terminal.arguments import number
+from axonn_ext.terminal.console import Console, plain_table
+from axonn_ext.terminal.errors import refuse_extra
+from axonn_ext.terminal.files import check_writable, writing
 from axonn_ext.train.compare import Comparison, Pair, compare
-from axonn_ext.train.console import Console, plain_table
-from axonn_ext.train.errors import refuse_extra
-from axonn_ext.train.files import check_writable, writing
 from axonn_ext.train.plot import plot_comparison
 from axonn_ext.train.run_folder import COMPARE_PICTURE
 

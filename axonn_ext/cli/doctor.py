@@ -22,9 +22,9 @@ from rich.table import Table
 
 import axonn_ext
 from axonn_ext import _machine, settings, stamps
-from axonn_ext.train.console import Console, plain_table
-from axonn_ext.train.errors import refuse_extra
-from axonn_ext.train.files import check_writable, write_text
+from axonn_ext.terminal.console import Console, plain_table
+from axonn_ext.terminal.errors import refuse_extra
+from axonn_ext.terminal.files import check_writable, write_text
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "red"}

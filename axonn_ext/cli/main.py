@@ -17,7 +17,7 @@ from axonn_ext import settings
 from axonn_ext._version import __version__
 from axonn_ext.cli import streams
 from axonn_ext.settings import LaunchEnvironment, SettingsError
-from axonn_ext.train.errors import (
+from axonn_ext.terminal.errors import (
     MeetingError,
     OutputClosed,
     TrainingError,
@@ -207,7 +207,7 @@ def _parser(first: Sequence[str]) -> Parser:
 
 def _say_farewell() -> None:
     try:
-        from axonn_ext.train import process  # loads Torch
+        from axonn_ext.launch import process  # loads Torch
     except SettingsError:
         return  # it cannot be loaded with them
 

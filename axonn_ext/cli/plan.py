@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from axonn_ext import settings
+from axonn_ext.calibrate.find_machine import find_machine
 from axonn_ext.cli import plan_files, plan_report, plan_scaling
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate
@@ -19,11 +20,10 @@ from axonn_ext.planner.model_files import load_model
 from axonn_ext.planner.options import LAYOUTS, WIDTHS, Overlap
 from axonn_ext.planner.search import Plan, Request, plan, smallest_that_fits
 from axonn_ext.planner.timeline import timeline
-from axonn_ext.train.arguments import number, whole
-from axonn_ext.train.console import Console
-from axonn_ext.train.errors import UserError, refuse_extra
-from axonn_ext.train.files import check_picture, check_writable, writing
-from axonn_ext.train.machines import find_machine
+from axonn_ext.terminal.arguments import number, whole
+from axonn_ext.terminal.console import Console
+from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.files import check_picture, check_writable, writing
 
 DESCRIPTION = """\
 Predicts which grid, layout, micro-batches, recomputation and overlap train a model fastest on a

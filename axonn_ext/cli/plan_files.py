@@ -17,7 +17,7 @@ from axonn_ext.planner.options import Job
 from axonn_ext.planner.program import bytes_by_axis, make_program
 from axonn_ext.planner.search import Plan, Request
 from axonn_ext.planner.timeline import COMPUTE, Timeline
-from axonn_ext.train.files import write_text
+from axonn_ext.terminal.files import write_text
 
 if TYPE_CHECKING:
     from axonn_ext.train.config import Config

@@ -17,7 +17,7 @@ from axonn_ext.planner.options import Job
 from axonn_ext.planner.program import bytes_by_axis, make_program
 from axonn_ext.planner.search import Plan, Request
 from axonn_ext.planner.timeline import COMPUTE, timeline
-from axonn_ext.train.console import plain_table, print_table
+from axonn_ext.terminal.console import plain_table, print_table
 
 SECONDS_PER_DAY = 86400
 

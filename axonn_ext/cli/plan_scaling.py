@@ -13,9 +13,9 @@ from axonn_ext.cli.plan_report import say
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.search import Request, plan
-from axonn_ext.train.console import plain_table, print_table
-from axonn_ext.train.errors import UserError
-from axonn_ext.train.files import writing
+from axonn_ext.terminal.console import plain_table, print_table
+from axonn_ext.terminal.errors import UserError
+from axonn_ext.terminal.files import writing
 
 
 @dataclass(frozen=True)

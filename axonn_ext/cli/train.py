@@ -10,15 +10,15 @@ from typing import Any
 
 from torch.distributed import Store
 
-from axonn_ext.train import process
-from axonn_ext.train.arguments import MOST_PROCESSES, whole
+from axonn_ext.launch import process
+from axonn_ext.launch.process import Process
+from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
+from axonn_ext.terminal.errors import UserError
+from axonn_ext.terminal.grids import check_processes
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import Override, describe_keys, load_config, to_toml
-from axonn_ext.train.errors import UserError
-from axonn_ext.train.grids import check_processes
 from axonn_ext.train.job import prepare
 from axonn_ext.train.memory import check_memory
-from axonn_ext.train.process import Process
 from axonn_ext.train.run_folder import check_folder, default_folder
 from axonn_ext.train.worker import run_worker
 
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     check_folder(folder, overwrite=args.overwrite)
     check_memory(prepare(config, world_size=world_size), ranks_here=world_size)
     # Here, because it takes a sixth of a second that the processes themselves need not spend.
-    from axonn_ext.train.launcher import launch
+    from axonn_ext.launch.launcher import launch
 
     launch(world_size, _worker_arguments(args, config, folder, overrides))
     return 0

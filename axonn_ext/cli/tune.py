@@ -16,8 +16,6 @@ from rich.table import Table
 
 from axonn_ext import models, settings
 from axonn_ext.bench.command import check_device
-from axonn_ext.bench.machine import default_device, describe_machine
-from axonn_ext.bench.products import ProductRow, gain, measure_product, sizes
 from axonn_ext.bench.shapes import (
     PUBLISHED_LAYERS,
     PUBLISHED_ROWS,
@@ -26,7 +24,10 @@ from axonn_ext.bench.shapes import (
     parse_shapes,
     problems,
 )
+from axonn_ext.calibrate.products import ProductRow, gain, measure_product, sizes
+from axonn_ext.calibrate.this_machine import default_device, describe_machine
 from axonn_ext.grid import GridShape
+from axonn_ext.launch import process
 from axonn_ext.models import ParallelConfig
 from axonn_ext.models.products import (
     PRESETS,
@@ -36,13 +37,12 @@ from axonn_ext.models.products import (
     products_of_linears,
 )
 from axonn_ext.nn.linear import ROLES
-from axonn_ext.train import process
-from axonn_ext.train.arguments import MOST_THREADS, whole
+from axonn_ext.terminal.arguments import MOST_THREADS, whole
+from axonn_ext.terminal.console import Console, plain_table, print_table
+from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.files import check_writable, write_text
+from axonn_ext.terminal.grids import parse_grid
 from axonn_ext.train.config_file import load_config
-from axonn_ext.train.console import Console, plain_table, print_table
-from axonn_ext.train.errors import UserError, refuse_extra
-from axonn_ext.train.files import check_writable, write_text
-from axonn_ext.train.grids import parse_grid
 from axonn_ext.train.job import prepare
 from axonn_ext.train.memory import memory_problem
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from axonn_ext import settings
-from axonn_ext.train.errors import UserError, refuse_extra
+from axonn_ext.terminal.errors import UserError, refuse_extra
 
 if TYPE_CHECKING:
     from axonn_ext.stamps import Key, Verdict
-    from axonn_ext.train.console import Console
+    from axonn_ext.terminal.console import Console
     from axonn_ext.verify.run import Outcome
 
 # Where none of these is, there is no GPU, and no need to load Torch to find that out: of NVIDIA's
@@ -57,8 +57,8 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
 
 
 def _verify(json_file: Path | None) -> int:
-    from axonn_ext.train.console import Console
-    from axonn_ext.train.files import check_writable
+    from axonn_ext.terminal.console import Console
+    from axonn_ext.terminal.files import check_writable
     from axonn_ext.verify.groups import groups
     from axonn_ext.verify.run import FAILED, PASSED, verdicts_of
 
@@ -134,7 +134,7 @@ def table_of(outcomes: Iterable[Outcome]) -> Any:
     """A row for each group."""
     from rich.text import Text
 
-    from axonn_ext.train.console import plain_table
+    from axonn_ext.terminal.console import plain_table
     from axonn_ext.verify.run import FAILED, PASSED
 
     table = plain_table()
@@ -229,7 +229,7 @@ def _write_json(
     outcomes: Sequence[Outcome],
 ) -> None:
     from axonn_ext.stamps import as_document
-    from axonn_ext.train.files import write_text
+    from axonn_ext.terminal.files import write_text
 
     document = {
         "key": asdict(key) if key else None,

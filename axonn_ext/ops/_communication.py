@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 _ONE_PASS = ("reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
-# c10d adds in the tensor's own dtype, so csrc/ops/group/group.cpp makes it add these in fp32, save on
-# GPUs.
+# c10d adds in the tensor's own dtype, so csrc/ops/composed/c10d_collectives.cpp makes it add these
+# in fp32, save on GPUs.
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 _C10D_ALGORITHMS = ("sequential", "chunked")
 

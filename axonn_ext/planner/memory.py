@@ -145,7 +145,7 @@ class _Step:
         self.overlap = options.overlap
         # The loss, buckets of overlap, the norm and AdamW take lower precision in fp32.
         self.wide = _FP32 if self.width < _FP32 else 0
-        # Collectives do so on the CPU only, by a copy: csrc/ops/group/group.cpp, sum_dtype.
+        # Collectives do so on the CPU only, by a copy: csrc/ops/composed/c10d_collectives.cpp.
         self.copy = _FP32 if device == "cpu" and options.dtype == "bf16" else 0
         self.sum_width = self.width + self.copy
         self.copied_parts = self.copy if self.sharded else 0

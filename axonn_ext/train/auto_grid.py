@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 import torch
 
+from axonn_ext.calibrate.find_machine import find_machine, measured_file
+from axonn_ext.launch.process import this_process
 from axonn_ext.planner.files import is_file
 from axonn_ext.planner.grid import GridSize
 from axonn_ext.planner.machine import MEASURED, Machine
 from axonn_ext.planner.model import Model
 from axonn_ext.planner.options import Overlap
 from axonn_ext.planner.search import Request, plan
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config
-from axonn_ext.train.errors import UserError
 from axonn_ext.train.job import device_of, vocabulary_and_model
-from axonn_ext.train.machines import find_machine, measured_file
-from axonn_ext.train.process import this_process
 
 # By what their names contain, the first that does.
 _MACHINES_OF_GPUS = {

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from axonn_ext.train.errors import UserError
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.metrics import read_metrics
 
 

@@ -12,7 +12,7 @@ from axonn_ext.grid import GridShape
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.ops import ALGORITHMS
 from axonn_ext.overlap import Overlap
-from axonn_ext.train.arguments import MOST_THREADS
+from axonn_ext.terminal.arguments import MOST_THREADS
 
 T = TypeVar("T")
 MAX_SEED = 2**32 - 1

@@ -17,9 +17,9 @@ from typing import Any
 from axonn_ext.grid import GridShape
 from axonn_ext.planner.errors import clipped
 from axonn_ext.planner.files import FileError, read_toml
-from axonn_ext.train.arguments import MOST
+from axonn_ext.terminal.arguments import MOST
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import MAX_NUMBER, Config, KeyInfo, key_info
-from axonn_ext.train.errors import UserError
 
 Tables = dict[str, dict[str, Any]]
 _TYPES = {"int": int, "float": float, "bool": bool, "str": str}

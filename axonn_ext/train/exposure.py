@@ -12,12 +12,12 @@ from statistics import median
 import torch
 
 from axonn_ext import _C
-from axonn_ext.communication import waited_seconds
 from axonn_ext.grid import AXES, Grid
 from axonn_ext.overlap import Orchestrator
 from axonn_ext.overlap.chrome_trace import Span, write_chrome_trace
 from axonn_ext.overlap.clock import StreamClock
-from axonn_ext.train.files import writing
+from axonn_ext.terminal.files import writing
+from axonn_ext.tracing import waited_seconds
 
 # Steps that run by turns with and without overlap; the first step pays for what happens once.
 _FIRST_COMPARED, _LAST_COMPARED = 2, 9

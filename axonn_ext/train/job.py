@@ -10,8 +10,8 @@ from axonn_ext import models
 from axonn_ext.data import ByteVocabulary, Vocabulary, open_vocabulary, padded_size, text_bytes
 from axonn_ext.grid import GridShape
 from axonn_ext.models import ModelConfig, ParallelConfig
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config
-from axonn_ext.train.errors import UserError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

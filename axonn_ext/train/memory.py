@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from axonn_ext.train.errors import UserError
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.job import Job
 
 # fp32: weight, gradient, two moments; bf16: weight, gradient, and in fp32 weight and moments.

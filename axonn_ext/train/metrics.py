@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from axonn_ext.planner.errors import clipped
 from axonn_ext.planner.files import FileError, parse_json, read_text
-from axonn_ext.train.errors import UserError
-from axonn_ext.train.files import writing
+from axonn_ext.terminal.errors import UserError
+from axonn_ext.terminal.files import writing
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"

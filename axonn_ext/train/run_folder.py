@@ -8,9 +8,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import to_toml
-from axonn_ext.train.errors import TrainingError, UserError
 from axonn_ext.train.metrics import METRICS_FILE, TENSORBOARD_FOLDER
 
 CONFIG_FILE = "config.toml"

@@ -16,7 +16,7 @@ import axonn_ext
 from axonn_ext.data import Corpus, EvaluationBatches, RowGroup, TrainingBatches
 from axonn_ext.grid import Grid
 from axonn_ext.optim import AdamW, WarmupCosine
-from axonn_ext.train.errors import TrainingError
+from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.train.exposure import Exposure
 from axonn_ext.train.job import Job
 from axonn_ext.train.metrics import EvaluationMetrics, MetricsSink, StepMetrics

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from axonn_ext.data import Corpus, RowGroup, load_corpus
 from axonn_ext.grid import Grid
-from axonn_ext.train import process
+from axonn_ext.launch import process
+from axonn_ext.launch.process import Process
+from axonn_ext.terminal.console import Console
+from axonn_ext.terminal.errors import UserError
+from axonn_ext.terminal.files import writing
 from axonn_ext.train.config import Config
-from axonn_ext.train.console import Console
-from axonn_ext.train.errors import UserError
-from axonn_ext.train.files import writing
 from axonn_ext.train.job import Job, prepare
 from axonn_ext.train.memory import check_memory
 from axonn_ext.train.metrics import (
@@ -24,7 +25,6 @@ from axonn_ext.train.metrics import (
 )
 from axonn_ext.train.model import build_model
 from axonn_ext.train.plot import plot_loss
-from axonn_ext.train.process import Process
 from axonn_ext.train.run_folder import LOSS_PICTURE, PROFILE_FILE, check_folder, create_folder
 from axonn_ext.train.terminal import Terminal, describe_grid, duration, print_header
 from axonn_ext.train.trainer import Trainer, make_batches

@@ -1,4 +1,4 @@
-"""`matmul` as a way to compute a product of a Linear (csrc/ops/tuning/product.h): the configs, and one.
+"""`matmul` as a way to compute a Linear's product (csrc/ops/tuning/product.h), in its configs.
 
 Each config is a candidate of its own, under its name, so that what is measured, agreed between
 ranks, and kept on disk is the config that runs: nothing is tuned inside.

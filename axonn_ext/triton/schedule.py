@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
 """csrc/core's order of tiles and layout of flags, restated for Triton kernels.
 
-The C++ headers are the definition; python_tests/test_triton_schedule.py compiles them and compares
-every function here to them. Shards are even, as gathers and scatters over ranks ask for.
+The C++ headers are the definition; this module's test compiles them and compares every function
+here to them. Shards are even, as gathers and scatters over ranks ask for.
 
     rows    of one shard; the gathered, or scattered, dimension has WORLD * rows
     chunks  per shard; tile: edges of chunks lie a multiple of it behind the start of their shard
@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# 32-bit words from one flag to the next: kSignalStride of core/symmetric/signal_layout.h, 128 bytes.
+# 32-bit words from one flag to the next: kSignalStride of csrc/core/symmetric/signal_layout.h.
 FLAG_STRIDE = tl.constexpr(32)
 
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from axonn_ext.settings import PRODUCT_KERNELS, worker_environment
 from axonn_ext.stamps import Verdict
-from axonn_ext.train.errors import TrainingError
+from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.verify.groups import MAX_FAILURES, Group
 from axonn_ext.verify.worker import Task
 

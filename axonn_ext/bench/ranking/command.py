@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from axonn_ext import settings
-from axonn_ext.bench.machine import describe_machine
 from axonn_ext.bench.ranking.cases import CASES, Config, Launch, legal_configs, predict
 from axonn_ext.bench.ranking.compare import TOP, Row, Times, judge, markdown
 from axonn_ext.bench.shapes import short_grid
+from axonn_ext.calibrate.find_machine import find_machine
+from axonn_ext.calibrate.this_machine import describe_machine
+from axonn_ext.launch import process
+from axonn_ext.launch.process import Process
 from axonn_ext.planner import Machine, PlannerError
 from axonn_ext.planner.files import FileError, read_json
-from axonn_ext.train import process
-from axonn_ext.train.arguments import MOST_PROCESSES, whole
-from axonn_ext.train.console import Console
-from axonn_ext.train.errors import UserError, refuse_extra
-from axonn_ext.train.files import check_writable, write_text
-from axonn_ext.train.machines import find_machine
-from axonn_ext.train.process import Process
+from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
+from axonn_ext.terminal.console import Console
+from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.files import check_writable, write_text
 
 LAUNCH_FILE, RESULT_FILE = "launch.json", "result.json"
 
@@ -127,7 +127,7 @@ def _rank(name: str, args: argparse.Namespace, machine: Machine) -> list[Row]:
 
 def _measure(launch: Launch, num_ranks: int) -> list[Times]:
     # Here, because it takes a sixth of a second that the processes themselves need not spend.
-    from axonn_ext.train.launcher import launch as start
+    from axonn_ext.launch.launcher import launch as start
 
     with tempfile.TemporaryDirectory(prefix="axonn_ext_ranking_") as folder:
         path = Path(folder)

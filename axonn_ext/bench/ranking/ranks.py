@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from axonn_ext.bench.measure import Timing
 from axonn_ext.bench.ranking.cases import Config, Launch
 from axonn_ext.bench.ranking.compare import Times
 from axonn_ext.bench.train.check import compare, first_steps
 from axonn_ext.bench.train.plan import OURS, Plan, SystemSpec, Workload
 from axonn_ext.bench.train.run import time_steps
 from axonn_ext.bench.train.systems import System, build_system
-from axonn_ext.train.errors import TrainingError
+from axonn_ext.calibrate.measure import Timing
+from axonn_ext.terminal.errors import TrainingError
 
 
 def time_configs(launch: Launch) -> list[Times]:

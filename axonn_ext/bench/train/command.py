@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.bench.machine import describe_machine, num_cores
 from axonn_ext.bench.train import plot, report
 from axonn_ext.bench.train.plan import (
     BASELINES,
@@ -27,16 +26,17 @@ from axonn_ext.bench.train.plan import (
 )
 from axonn_ext.bench.train.results import MemoryUse, Row, rows_from_values
 from axonn_ext.bench.train.worker import PLAN_FILE, RESULT_FILE, leave, run_folder, run_here
+from axonn_ext.calibrate.this_machine import describe_machine, num_cores
 from axonn_ext.grid import GridShape
+from axonn_ext.launch import process
+from axonn_ext.launch.process import Process
 from axonn_ext.models import ModelConfig, ParallelConfig
-from axonn_ext.train import process
-from axonn_ext.train.arguments import MOST_PROCESSES, whole
-from axonn_ext.train.console import Console
-from axonn_ext.train.errors import UserError, refuse_extra
-from axonn_ext.train.files import check_picture, check_writable, writing
-from axonn_ext.train.grids import check_processes, parse_grid
+from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
+from axonn_ext.terminal.console import Console
+from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.files import check_picture, check_writable, writing
+from axonn_ext.terminal.grids import check_processes, parse_grid
 from axonn_ext.train.memory import BYTES_OF_A_PARAMETER, memory_problem
-from axonn_ext.train.process import Process
 
 DEFAULT_NPROC = 4
 
@@ -265,7 +265,7 @@ def _weigh(plan: Plan, spec: SystemSpec, console: Console) -> MemoryUse:
 def _launch(plan: Plan) -> Any:
     """What the processes of a plan have found out."""
     # Here, because it takes a sixth of a second that the processes themselves need not spend.
-    from axonn_ext.train.launcher import launch
+    from axonn_ext.launch.launcher import launch
 
     with tempfile.TemporaryDirectory(prefix="axonn_ext_bench_") as name:
         folder = Path(name)

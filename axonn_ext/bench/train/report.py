@@ -12,8 +12,8 @@ from rich.console import Console
 
 from axonn_ext.bench.train.plan import OURS, SINGLE
 from axonn_ext.bench.train.results import Row, rows_to_values
-from axonn_ext.train.console import plain_table, print_table
-from axonn_ext.train.files import write_text
+from axonn_ext.terminal.console import plain_table, print_table
+from axonn_ext.terminal.files import write_text
 
 NOISY = 0.1  # a middle half wider than this share of the median makes small differences moot
 _MIB = 2**20

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from axonn_ext.bench.measure import Ranks, Timing, measure
 from axonn_ext.bench.train.check import NUM_STEPS, Verdict, compare, first_steps
 from axonn_ext.bench.train.plan import FP32, SINGLE, Plan, SystemSpec, Workload
 from axonn_ext.bench.train.results import MemoryUse, Row
 from axonn_ext.bench.train.systems import State, System, build_system, whole_initial_state
+from axonn_ext.calibrate.measure import Ranks, Timing, measure
 
 Build = Callable[[SystemSpec, Plan, State | None], System]
 _KIB = 1024

@@ -17,8 +17,8 @@ import torch
 
 from axonn_ext.bench.train.plan import Plan
 from axonn_ext.bench.train.results import Row, rows_to_values
-from axonn_ext.train import process
-from axonn_ext.train.process import Process
+from axonn_ext.launch import process
+from axonn_ext.launch.process import Process
 
 PLAN_FILE, RESULT_FILE = "plan.json", "result.json"
 

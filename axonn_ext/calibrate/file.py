@@ -1,0 +1,121 @@
+"""The machine file that the planner reads (docs/planner.md), from what was measured."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from axonn_ext.calibrate.fit import Line, Point, fit, ring_steps
+
+Json = Mapping[str, Any]
+
+_LEAST_LATENCY_S = 1e-9  # the file has no zeros
+
+
+class LinkRow(NamedTuple):
+    """What a group along an axis (None: any) sees of one kind of collective; `latency_s` of a step
+    of its ring. spread: the widest middle half of the times of a message, over their median."""
+
+    axis: str | None
+    inner: int
+    size: int
+    kind: str
+    line: Line
+    latency_s: float
+    spread: float
+
+
+def link_rows(measured: Json) -> list[LinkRow]:
+    """The fits of all groups, in the order in which they were measured."""
+    rows = []
+    for row in measured["links"]:
+        points = [Point(*values) for values in row["points"]]
+        line = fit(points)
+        latency = line.latency_s / ring_steps(row["kind"], row["size"])
+        group = row["axis"], row["inner"], row["size"], row["kind"]
+        spread = max(p.spread_s / p.seconds for p in points)
+        rows.append(LinkRow(*group, line, max(latency, _LEAST_LATENCY_S), spread))
+    return rows
+
+
+def peak_flops(measured: Json) -> dict[str, float]:
+    """Of a rank, by dtype: the rate of the fastest product."""
+    peaks: dict[str, float] = {}
+    for row in measured["products"]:
+        rate = 2 * row["m"] * row["n"] * row["k"] / row["seconds"]
+        peaks[row["dtype"]] = max(peaks.get(row["dtype"], 0.0), rate)
+    return peaks
+
+
+def machine_file(
+    measured: Json, *, num_ranks: int, device: str, description: str, source: str
+) -> str:
+    """The text of the file. One rank has nobody to send to: it gets links of memory's speed.
+
+    Links with rows for each axis are emulated: a collective sleeps until they would be done, so its
+    own time is hidden behind theirs.
+    """
+    rows, peaks = link_rows(measured), peak_flops(measured)
+    speed = measured["memory_bytes_per_s"]
+    if rows:
+        speed = statistics.median(row.line.bytes_per_s for row in rows)
+    latency = statistics.median([row.latency_s for row in rows] or [_LEAST_LATENCY_S])
+    lines = [
+        f"description = {_text(description)}",
+        f"source = {_text(source)}",
+        "",
+        f"device = {_text(device)}",
+        f"memory_bytes = {measured['memory_bytes']}",
+        f"memory_bytes_per_s = {measured['memory_bytes_per_s']:.4g}",
+        f"launch_s = {measured['launch_s']:.4g}",
+        "",
+        *_table("peak_flops", peaks),
+        "[matmul]",
+        f"max_efficiency = {{ {', '.join(f'{dtype} = 1.0' for dtype in peaks)} }}",
+        "",
+        *_products(measured["products"]),
+        *_table("attention", measured["attention"]),
+        "[[levels]]",
+        'name = "host"',
+        f"ranks = {num_ranks}",
+        f"bytes_per_s = {speed:.4g}",
+        f"latency_s = {latency:.4g}",
+        *(["hides_latency = true"] if any(row.axis is not None for row in rows) else []),
+        "",
+        *_links(rows),
+    ]
+    return "\n".join(lines)
+
+
+def _table(name: str, numbers: Mapping[str, float]) -> list[str]:
+    return [f"[{name}]", *(f"{key} = {value:.4g}" for key, value in numbers.items()), ""]
+
+
+def _products(rows: Sequence[Json]) -> Iterator[str]:
+    for row in rows:
+        yield "[[matmul.measured]]"
+        yield f"dtype = {_text(row['dtype'])}"
+        yield from (f"{key} = {row[key]}" for key in ("m", "n", "k"))
+        yield f"layout = {_text(row['layout'])}"
+        yield f"seconds = {row['seconds']:.4g}"
+        yield ""
+
+
+def _links(rows: Sequence[LinkRow]) -> Iterator[str]:
+    for row in rows:
+        yield "[[levels.measured]]"
+        if row.axis is not None:
+            yield f"axis = {_text(row.axis)}"
+        yield f"inner = {row.inner}"
+        yield f"size = {row.size}"
+        yield f"kind = {_text(row.kind)}"
+        yield f"bytes_per_s = {row.line.bytes_per_s:.4g}"
+        yield f"latency_s = {row.latency_s:.4g}"
+        yield ""
+
+
+def _text(text: str) -> str:
+    """A TOML string: JSON's escapes are a part of TOML's."""
+    return json.dumps(text)

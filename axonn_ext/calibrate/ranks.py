@@ -1,0 +1,189 @@
+"""The measurements of one rank among all of them: what they do, they do at once.
+
+Times are those of the slowest rank, from the first one's start on: where ranks share cores, what
+each has of them is part of the result.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from axonn_ext import ops  # noqa: F401  (registers torch.ops.axonn)
+from axonn_ext.bench.case import DTYPES
+from axonn_ext.calibrate.fit import Point
+from axonn_ext.calibrate.measure import Ranks, Timing, measure
+from axonn_ext.calibrate.plan import KINDS, GroupShape, Plan, Product, group_shapes
+from axonn_ext.grid import AxisGroup, Grid
+
+Json = dict[str, Any]
+Call = Callable[[], object]
+
+_MIN_BATCH_SECONDS = 0.02
+# Messages of each group: one that is nothing but latency, and parts of one whose bytes take this
+# long, which is long beside what a busy machine adds by chance.
+_SMALL_BYTES, _PROBE_BYTES = 256, 256 << 10
+_LARGEST_SECONDS = {"cpu": 0.12, "cuda": 0.005}
+_LARGEST_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
+_PARTS, _LEAST_LARGEST = (1, 2, 4), 16
+_ELEMENTWISE_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}  # of a tensor
+_ATTENTION = {"cpu": (2, 4, 128, 32), "cuda": (4, 16, 2048, 128)}  # batch, heads, sequence, D
+_TINY = 16  # elements each way: time that is not work
+
+
+def measure_machine(plan: Plan) -> Json:
+    """All that `axonn-ext bench links` measures; a collective, the same result on every rank."""
+    # What ranks tell each other of their clocks lies in CPU memory.
+    ranks = Ranks(dist.new_group(backend="gloo") if plan.device == "cuda" else None)
+    with torch.no_grad():
+        result: Json = {
+            "memory_bytes": _memory_bytes(plan),
+            "links": _measure_links(plan, ranks),
+            "products": [row for dtype in plan.dtypes for row in _products(plan, ranks, dtype)],
+        }
+        result |= _elementwise(plan, ranks)
+    result["attention"] = {dtype: _attention(plan, ranks, dtype) for dtype in plan.dtypes}
+    return result
+
+
+def _time(plan: Plan, ranks: Ranks, calls: Mapping[str, Call]) -> dict[str, Timing[object]]:
+    for call in calls.values():
+        call()
+    return measure(
+        calls, ranks, rounds=plan.rounds, min_batch_seconds=_MIN_BATCH_SECONDS,
+        synchronize=_synchronize_with(plan.device),
+    )  # fmt: skip
+
+
+def _synchronize_with(device: str) -> Callable[[], None]:
+    if device == "cpu":
+        return lambda: None
+    return lambda: torch.cuda.current_stream().synchronize()
+
+
+def _seconds(timing: Timing[object]) -> tuple[float, float]:
+    """Median, and the width of the middle half."""
+    return timing.median_us * 1e-6, timing.iqr_us * 1e-6
+
+
+# --- Links ---------------------------------------------------------------------------------------
+
+
+def _measure_links(plan: Plan, ranks: Ranks) -> list[Json]:
+    grids: dict[str, Grid] = {}
+    rows = []
+    for shape in group_shapes(plan.num_ranks, by_axis=plan.by_axis):
+        name = str(shape.grid)
+        if name not in grids:
+            grids[name] = Grid(**shape.grid.as_dict())
+        axis = grids[name].axis(shape.axis)
+        for kind in KINDS:
+            points = _points(plan, ranks, shape, axis, kind)
+            rows.append({
+                "axis": shape.axis if plan.by_axis else None, "inner": shape.inner,
+                "size": shape.size, "kind": kind, "points": points,
+            })  # fmt: skip
+    return rows
+
+
+def _points(plan: Plan, ranks: Ranks, shape: GroupShape, axis: AxisGroup, kind: str) -> list[Point]:
+    """Times of messages of several sizes, the largest such that its bytes take a while."""
+    messages = [_collective(plan, axis, kind, n) for n in (_SMALL_BYTES, _PROBE_BYTES)]
+    probes = measure(
+        {str(sent): call for sent, call in messages}, ranks, rounds=2, min_batch_seconds=0.0,
+        synchronize=_synchronize_with(plan.device),
+    )  # fmt: skip
+    latency, probe = (timing.min_us * 1e-6 for timing in probes.values())
+    growth = _LARGEST_SECONDS[plan.device] / max(probe - latency, 0.1 * probe)
+    largest = int(min(_LARGEST_BYTES[plan.device], _PROBE_BYTES * growth))
+    largest = max(largest, _LEAST_LARGEST * _SMALL_BYTES)
+    wanted = [_SMALL_BYTES, *(largest // part for part in _PARTS)]
+    messages = [_collective(plan, axis, kind, num_bytes) for num_bytes in wanted]
+    timings = _time(plan, ranks, {str(sent): call for sent, call in messages})
+    return [Point(int(sent), *_seconds(timing)) for sent, timing in timings.items()]
+
+
+def _collective(plan: Plan, axis: AxisGroup, kind: str, num_bytes: int) -> tuple[int, Call]:
+    """A collective in which each rank sends about so many bytes, and how many it really sends."""
+    dtype = DTYPES[plan.dtypes[0]]
+    if kind != "all_gather" and plan.device == "cpu":
+        dtype = torch.float32  # c10d's sums of bfloat16 travel so
+    g, width = axis.size, dtype.itemsize
+    passes = 2 if kind == "all_reduce" else 1
+    shard = max(1, num_bytes // (passes * (g - 1) * width))
+    whole = torch.ones(shard if kind == "all_gather" else shard * g, 1,
+                       dtype=dtype, device=plan.device)  # fmt: skip
+    issue: dict[str, Callable[[], Tensor]] = {
+        "all_gather": lambda: torch.ops.axonn.all_gather(whole, 0, axis.name, g, "auto"),
+        "reduce_scatter": lambda: torch.ops.axonn.reduce_scatter(whole, 0, axis.name, g, "auto"),
+        "all_reduce": lambda: torch.ops.axonn.all_reduce(whole, "sum", axis.name, g, "auto"),
+    }
+    return passes * (g - 1) * shard * width, issue[kind]
+
+
+# --- Computation ---------------------------------------------------------------------------------
+
+
+def _products(plan: Plan, ranks: Ranks, dtype: str) -> list[Json]:
+    calls = {p: _product(plan, p, DTYPES[dtype]) for p in plan.products}
+    timings = _time(plan, ranks, {str(p): call for p, call in calls.items()})
+    rows = []
+    for product in calls:
+        seconds, spread = _seconds(timings[str(product)])
+        rows.append({"dtype": dtype, **product._asdict(), "seconds": seconds, "spread_s": spread})
+    return rows
+
+
+def _product(plan: Plan, product: Product, dtype: torch.dtype) -> Call:
+    m, n, k, layout = product
+    a = torch.ones((k, m) if layout[0] == "T" else (m, k), dtype=dtype, device=plan.device)
+    b = torch.ones((n, k) if layout[1] == "T" else (k, n), dtype=dtype, device=plan.device)
+    a, b = a.t() if layout[0] == "T" else a, b.t() if layout[1] == "T" else b
+    return lambda: torch.mm(a, b)
+
+
+def _elementwise(plan: Plan, ranks: Ranks) -> Json:
+    """Memory bandwidth of c = a + b, and what a call costs that does next to nothing."""
+    count = _ELEMENTWISE_BYTES[plan.device] // 4
+    a, b, c = (torch.ones(count, device=plan.device) for _ in range(3))
+    small = torch.ones(_TINY, _TINY, device=plan.device)
+    timings = _time(plan, ranks, {
+        "add": lambda: torch.add(a, b, out=c), "tiny": lambda: torch.mm(small, small),
+    })  # fmt: skip
+    add, _ = _seconds(timings["add"])
+    tiny, _ = _seconds(timings["tiny"])
+    return {"memory_bytes_per_s": 3 * 4 * count / add, "launch_s": tiny}
+
+
+def _attention(plan: Plan, ranks: Ranks, dtype: str) -> float:
+    """Flop/s of causal attention, forward and backward: 2 products, then 5, over half of the
+    scores each."""
+    batch, heads, sequence, features = _ATTENTION[plan.device]
+    q, k, v = (
+        torch.ones(batch, heads, sequence, features, dtype=DTYPES[dtype], device=plan.device,
+                   requires_grad=True)
+        for _ in range(3)
+    )  # fmt: skip
+    grad = torch.ones_like(q)
+
+    def call() -> object:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return torch.autograd.grad(out, (q, k, v), grad)
+
+    seconds, _ = _seconds(_time(plan, ranks, {"attention": call})["attention"])
+    forward = 2 * batch * heads * sequence * sequence * features
+    return forward * 7 / 2 / seconds
+
+
+def _memory_bytes(plan: Plan) -> int:
+    """Of a rank."""
+    if plan.device == "cuda":
+        sharing = -(-plan.num_ranks // torch.cuda.device_count())
+        return int(torch.cuda.get_device_properties().total_memory) // sharing
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // plan.num_ranks

@@ -1,0 +1,96 @@
+"""Starts the processes of a job on this machine, as torchrun would, and says how they ended."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from axonn_ext.launch.limits import allow_open_files
+from axonn_ext.settings import LAUNCHED_BY_US
+from axonn_ext.terminal.errors import OutputClosed, TrainingError, WorkerUserError
+
+FAILED_STATUS, USER_ERROR_STATUS = 1, 2  # of axonn_ext.cli.main, which says why
+SIGNAL_HINTS: dict[int, str] = {
+    signal.SIGKILL: "; SIGKILL often means that memory ran out: see dmesg, or try recompute, "
+    "more micro_batches or a larger grid",
+    signal.SIGSEGV: "; please report this with the command that was run",
+}
+AGENT_LOGGERS = ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api")
+
+
+def launch(num_processes: int, arguments: Sequence[str]) -> None:
+    """Runs `python -m axonn_ext ARGUMENTS` in each of `num_processes` processes until all end.
+
+    The processes write to this terminal. When one fails, the others are ended.
+
+    Raises:
+        WorkerUserError: they ended with exit status 2, after printing why.
+        TrainingError: one failed or was killed; names its rank, pid and signal.
+        OutputClosed: nobody reads what they print any more; they have ended.
+        UserError: this machine lets a process open too few files; none was started.
+        KeyboardInterrupt: the user stopped the job; its processes have ended.
+    """
+    allow_open_files(num_processes)
+    # The agent logs each process it ends; what matters of that is in the error raised here.
+    for name in AGENT_LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="axonn_ext_") as log_dir:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=num_processes,
+            run_id=f"{LAUNCHED_BY_US}{uuid.uuid4().hex}",
+            rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0",
+            local_addr="127.0.0.1",
+            max_restarts=0,
+            logs_specs=DefaultLogsSpecs(log_dir=log_dir),
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "axonn_ext", *arguments)
+        except ChildFailedError as error:
+            raise _failure(error.failures) from None
+        except SignalException as error:
+            if error.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            if error.sigval == signal.SIGHUP:  # of a rank that cannot print, or of the terminal
+                raise OutputClosed from None
+            raise TrainingError(f"the job was ended by {error.sigval.name}") from None
+
+
+def _failure(failures: Mapping[int, ProcessFailure]) -> Exception:
+    """The exception that tells the user what went wrong first."""
+    if any(failure.exitcode == USER_ERROR_STATUS for failure in failures.values()):
+        return WorkerUserError()
+    rank = min(failures, key=lambda rank: (_blame(failures[rank]), failures[rank].timestamp, rank))
+    failure = failures[rank]
+    if failure.exitcode < 0:
+        how = f"was killed by {failure.signal_name()}"
+        hint = SIGNAL_HINTS.get(-failure.exitcode, "")
+    else:
+        how = f"failed with exit status {failure.exitcode}"
+        hint = ""
+        if failure.exitcode == FAILED_STATUS:
+            hint = f"; its message is above, after [rank {rank}]"
+    others = len(failures) - 1
+    ended = f"; the other {others} were ended" if others else ""
+    return TrainingError(f"rank {rank} (pid {failure.pid}) {how}{ended}{hint}")
+
+
+def _blame(failure: ProcessFailure) -> int:
+    """How little this failure can be the first: 0 a signal, 1 an error, 2 the job's own shutdown.
+
+    A process killed from outside makes its peers fail as they talk to it, sometimes before the
+    agent looks, so a signal outranks an error; but SIGABRT is how C++ ends with an error.
+    """
+    if failure.exitcode == -signal.SIGTERM:
+        return 2
+    return 0 if failure.exitcode < 0 and failure.exitcode != -signal.SIGABRT else 1

@@ -1,0 +1,216 @@
+"""This process among its peers: where it is, how they meet, and how they part."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import (
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    HashStore,
+    PrefixStore,
+    Store,
+)
+from torch.distributed.rendezvous import rendezvous
+
+from axonn_ext import settings
+from axonn_ext.launch.limits import allow_open_files
+from axonn_ext.terminal.errors import MeetingError, TrainingError, UserError
+
+# A rank that found a mistake waits this long for peers that are still starting, so that torchrun,
+# which ends the job with its first failure, does not end it before they have said theirs.
+FAREWELL_SECONDS = 5.0
+_FINE, _PROBLEM = "fine", "problem"
+_SETTLED = "settled"
+
+
+@dataclass(frozen=True)
+class Process:
+    """This process's place in the job."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+
+
+def this_process() -> Process | None:
+    """Where torchrun put this process, or None if torchrun did not start it."""
+    launch = settings.launch_environment()
+    if launch is None:
+        return None
+    return Process(launch.rank, launch.world_size, launch.local_world_size)
+
+
+def open_store(process: Process, seconds: float | None = None) -> Store:
+    """torchrun's store, or a store of this process alone.
+
+    seconds: how long to wait for the others, as long as for a peer inside an op if not given.
+
+    Raises: MeetingError where the environment does not say where the ranks meet, or they cannot.
+    """
+    allow_open_files(process.local_world_size)
+    if process.world_size == 1:
+        return HashStore()
+    try:
+        timeout = timedelta(seconds=seconds) if seconds is not None else _patience()
+        store, _, _ = next(rendezvous("env://", timeout=timeout))
+    except (ValueError, DistError) as error:
+        raise MeetingError(f"cannot meet the other ranks: {_first_line(error)}") from None
+    return PrefixStore("axonn_ext/train", store)
+
+
+def say_farewell(process: Process) -> None:
+    """Tells the peers that this rank stops, and waits a little until they have spoken, too."""
+    deadline = time.monotonic() + FAREWELL_SECONDS
+    # c10d would complain at length where nobody serves a store; rank 0 may be who does.
+    if process.rank != 0 and not _is_served(deadline):
+        return
+    try:
+        store = open_store(process, FAREWELL_SECONDS)
+        _post(store, process, _PROBLEM)
+        while time.monotonic() < deadline and not store.check(_keys(process)):
+            time.sleep(0.05)
+    except (DistError, UserError):
+        pass  # the store went with a peer that was quicker, or there is none
+
+
+def _is_served(deadline: float) -> bool:
+    """Whether something listens where the ranks meet, by then."""
+    launch = settings.launch_environment()
+    assert launch is not None
+    while True:
+        try:
+            address = (launch.master_addr, launch.master_port)
+            socket.create_connection(address, timeout=FAREWELL_SECONDS).close()
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        else:
+            return True
+
+
+def meet(store: Store, process: Process) -> None:
+    """Returns once every rank has passed its checks.
+
+    Raises: UserError if another rank has not, or does not come.
+    """
+    keys = _keys(process)
+    with _store_needed():
+        _post(store, process, _FINE)
+        _wait(store, keys)
+    failed = [rank for rank, key in enumerate(keys) if store.get(key) == _PROBLEM.encode()]
+    if failed:
+        ranks = ", ".join(str(rank) for rank in failed)
+        raise UserError(f"stopping, because of the mistake that rank {ranks} reports")
+
+
+def settled_by_rank_0(store: Store, process: Process, settle: Callable[[], str]) -> str:
+    """What `settle` returns on rank 0, on every rank: files differ between hosts.
+
+    Raises: UserError where rank 0 has raised one.
+    """
+    if process.rank == 0:
+        try:
+            text = settle()
+        except UserError:
+            store.set(_SETTLED, "")
+            raise
+        store.set(_SETTLED, text)
+        return text
+    with _store_needed():
+        _wait(store, [_SETTLED])
+    text = store.get(_SETTLED).decode()
+    if not text:
+        raise UserError("stopping, because of the mistake that rank 0 reports")
+    return text
+
+
+@contextmanager
+def process_group(process: Process, store: Store, device: str = "cpu") -> Iterator[None]:
+    """torch.distributed's world for tensors on "cpu" or "cuda", left again at the end.
+
+    Makes the GPU that this rank is dealt the current one.
+
+    Not after a failure, unless this process is alone: the peers may never answer.
+    """
+    if device == "cuda":
+        _take_gpu(process)
+    dist.init_process_group(
+        "nccl" if device == "cuda" else "gloo",
+        store=PrefixStore("world", store),
+        rank=process.rank,
+        world_size=process.world_size,
+        timeout=timedelta(seconds=settings.load().timeout_seconds),
+    )
+    try:
+        yield
+    except BaseException:
+        if process.world_size == 1:
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+def _take_gpu(process: Process) -> None:
+    """Ranks that outnumber the GPUs share them, for which NCCL must take each for a host."""
+    num_gpus = torch.cuda.device_count()
+    if process.local_world_size > num_gpus:
+        settings.let_ranks_share_gpus(process.rank)
+    torch.cuda.set_device(process.rank % process.local_world_size % num_gpus)
+
+
+def set_threads(process: Process, threads: int) -> int:
+    """Gives this process `threads` threads, or (0) its share of the host's cores; returns them."""
+    if not threads:
+        threads = max(1, len(os.sched_getaffinity(0)) // process.local_world_size)
+    torch.set_num_threads(threads)
+    return threads
+
+
+@contextmanager
+def _store_needed() -> Iterator[None]:
+    """Raises TrainingError if the store goes meanwhile, with rank 0 or the launcher."""
+    try:
+        yield
+    except DistNetworkError as error:
+        raise TrainingError(f"lost the other ranks: {_first_line(error)}") from None
+
+
+def _patience() -> timedelta:
+    return timedelta(seconds=settings.load().timeout_seconds)
+
+
+def _wait(store: Store, keys: list[str]) -> None:
+    """Until all ranks have set theirs, the first is rank 0's. Raises MeetingError if that takes too
+    long."""
+    try:
+        store.wait(keys, _patience())
+    except DistStoreError:
+        late = ", ".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
+        seconds = f"{settings.load().timeout_seconds:g} s (AXONN_TIMEOUT_SECONDS)"
+        raise MeetingError(
+            f"cannot meet the other ranks: no word of rank {late} after {seconds}"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    """c10d puts a stack of C++ below it."""
+    return str(error).partition("\n")[0]
+
+
+def _post(store: Store, process: Process, state: str) -> None:
+    store.set(_keys(process)[process.rank], state)
+
+
+def _keys(process: Process) -> list[str]:
+    return [f"checked/{rank}" for rank in range(process.world_size)]

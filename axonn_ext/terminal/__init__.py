@@ -1,0 +1,1 @@
+"""What every command shares with its user: arguments, files, tables, and errors of one line."""

@@ -1,0 +1,24 @@
+"""Grids as options give them."""
+
+from __future__ import annotations
+
+from axonn_ext.grid import GridShape
+from axonn_ext.terminal.arguments import MOST_PROCESSES
+from axonn_ext.terminal.errors import UserError
+
+
+def parse_grid(option: str, text: str) -> GridShape:
+    """The shape that the option's value stands for. Raises UserError."""
+    try:
+        return GridShape.parse(text)
+    except ValueError as error:
+        raise UserError(f"{option} {text}: {error}") from None
+
+
+def check_processes(grid: GridShape) -> None:
+    """Raises UserError for a grid of more processes than are started on one machine."""
+    if grid.size > MOST_PROCESSES:
+        raise UserError(
+            f"grid {grid} has {grid.size} processes, but at most {MOST_PROCESSES} are started on "
+            "one machine; torchrun starts them on several"
+        )

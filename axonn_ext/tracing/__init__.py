@@ -1,0 +1,6 @@
+"""What crosses ranks: a record of every collective that is issued, and time spent waiting."""
+
+from axonn_ext.tracing.trace import CommunicationRecord, CommunicationTrace, trace_communication
+from axonn_ext.tracing.waiting import waited_seconds
+
+__all__ = ["CommunicationRecord", "CommunicationTrace", "trace_communication", "waited_seconds"]

@@ -1,0 +1,52 @@
+"""Hundreds of command lines, files and variables, drawn at random: none ends in a traceback."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commands import ROOT, environment, processes_with
+
+COUNT = 400
+MOST_LINES, MOST_CHARACTERS = 12, 4000  # of what is said of mistakes; a model lists its rules
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_any_command_line_ends_well(seed: int, tmp_path: Path) -> None:
+    """Status 0, 1 or 2; never a traceback, nor a long tale; status 2 before any work."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    temporary = tmp_path / "tmp"  # where torch leaves an empty folder of its own
+    temporary.mkdir()
+    variables = environment() | {
+        "AXONN_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary),
+    }  # fmt: skip
+    program = Path(__file__).parents[1] / "support" / "command_fuzz.py"
+    before = {path.name for path in ROOT.iterdir()}
+    done = subprocess.run(
+        [sys.executable, str(program), str(seed), str(COUNT)],
+        cwd=folder, env=variables, stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    cases = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(cases) == COUNT
+    statuses = [case["status"] for case in cases]
+    assert min(statuses.count(0), statuses.count(2)) > COUNT // 20, "the draw is of one kind"
+    for case in cases:
+        errors, lines = case["errors"], case["errors"].splitlines()
+        assert case["status"] in (0, 1, 2), case
+        assert not case["left"] and "Traceback" not in errors + case["output"], case
+        if case["status"] == 2:
+            assert case["output"] == "" and 1 <= len(lines) <= MOST_LINES, case
+            assert re.match(r"(\[rank \d\] )?error: ", errors), case
+            assert len(errors) < MOST_CHARACTERS, case
+    assert not processes_with(str(tmp_path))
+    assert {path.name for path in ROOT.iterdir()} == before
+    assert {path.name for path in tmp_path.iterdir()} <= {*("here", "cache", "tmp", "out", "err")}
+    assert not list(temporary.glob("axonn*"))

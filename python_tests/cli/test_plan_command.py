@@ -1,0 +1,388 @@
+"""`axonn-ext plan`: what is shown, written and refused; without Torch."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import axonn_ext
+from axonn_ext.cli import main
+from axonn_ext.cli.plan import add_parser, make_request
+from axonn_ext.planner import Request
+from axonn_ext.planner.grid import COMMUNICATING
+from axonn_ext.terminal.errors import UserError
+from axonn_ext.train.config_file import load_config
+from axonn_ext.train.job import prepare
+
+ROOT = Path(__file__).resolve().parents[2]
+INTERFACES = (ROOT / "docs" / "interfaces.md").read_text()
+Capture = pytest.CaptureFixture[str]
+SMALL = ("plan", "--model", "gpt2-small", "--machine", "dgx-a100", "--global-batch", "64")
+ON_8 = (*SMALL, "--gpus", "8")
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def numbers(line: str) -> list[float]:
+    return [float(text.replace(",", "")) for text in re.findall(r"-?[\d,]*\d(?:\.\d+)?", line)]
+
+
+# --- Without Torch -------------------------------------------------------------------------------
+
+LARGEST = r"""
+import re, sys, time
+from pathlib import Path
+import axonn_ext, axonn_ext.planner
+from axonn_ext.cli import main
+
+def loaded():
+    return sorted({"torch", "numpy", "matplotlib", "axonn_ext.ops"} & set(sys.modules))
+
+try:
+    main(["--help"])
+except SystemExit:
+    pass
+began = time.process_time()
+status = main(["plan", "--model", "gpt-320b", "--machine", "perlmutter", "--gpus", "32768",
+               "--global-batch", "8192", "--json", sys.argv[1]])
+seconds = time.process_time() - began
+# Not ru_maxrss, which starts from what the parent process had.
+peak = 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+assert (status, loaded()) == (0, []), (status, loaded())
+assert seconds < 4, seconds
+assert peak < 500e6, peak
+axonn_ext.Grid
+import torch
+torch.ops.axonn.linear_forward
+"""
+
+
+def test_largest_plan_needs_no_torch_and_little_else(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    done = subprocess.run(
+        [sys.executable, "-c", LARGEST, str(path)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "train a model" in done.stdout
+    best = json.loads(path.read_text())["configs"][0]
+    assert math.prod(best["grid"].values()) == 32768
+
+
+def test_names_of_the_package_are_loaded_when_used() -> None:
+    for name in axonn_ext.__all__:
+        assert getattr(axonn_ext, name) is not None
+        assert name in dir(axonn_ext)
+    with pytest.raises(AttributeError, match="has no attribute 'grids'"):
+        axonn_ext.grids  # noqa: B018
+    with pytest.raises(ImportError, match="grids"):
+        from axonn_ext import grids  # noqa: F401
+
+
+# --- What is shown and written -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with everything that one command writes."""
+    folder = tmp_path_factory.mktemp("plan")
+    options = {"json": "plan.json", "plot": "plan.png", "timeline": "step.json"}
+    options["write-config"] = "best.toml"
+    arguments = [f"--{name}={folder / file}" for name, file in options.items()]
+    assert main([*ON_8, *arguments]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def content(files: Path) -> Any:
+    return json.loads((files / "plan.json").read_text())
+
+
+def test_table_shows_what_the_json_holds(content: Any, capsys: Capture) -> None:
+    assert main(list(ON_8)) == 0
+    head, count, _, titles, *rows = capsys.readouterr().out.splitlines()
+    assert "gpt2-small (124 M parameters) on 8 GPUs of dgx-a100; a step of 64 x 1,024" in head
+    assert numbers(count)[:2] == [content["num_considered"], content["num_fit"]]
+    for title in ("grid", "micro-batches", "step", "% of peak", "tokens/s", "exposed", "memory",
+                  "days", "limit"):  # fmt: skip
+        assert title in titles
+    for number, (row, config) in enumerate(zip(rows, content["configs"], strict=False), start=1):
+        assert row.split()[0] == str(number)
+        assert f"{100 * config['peak_fraction']:.1f}" in row
+        assert config["layout"] in row and config["binding"] in row
+    lines = [line.split(maxsplit=1) for line in rows[rows.index("rejected:") + 1 :]]
+    rejected = {reason: int(count.replace(",", "")) for count, reason in lines}
+    assert rejected == content["rejected"] and rejected
+
+
+def test_json_adds_up_and_its_keys_are_documented(content: Any) -> None:
+    section = INTERFACES.partition("## Planner")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`.+?) \|", section, re.MULTILINE)
+    documented = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    configs = content["configs"]
+    assert all(set(config) == documented for config in configs)
+    assert set(content) == {"model", "configs"} | {
+        name for name in re.findall(r'"(\w+)"', section) if name in content
+    }
+    assert [c["step_time_s"] for c in configs] == sorted(c["step_time_s"] for c in configs)
+    assert content["num_fit"] + sum(content["rejected"].values()) == content["num_considered"]
+    for config in configs:
+        waits = sum(config["exposed_s"].values())
+        assert config["compute_s"] + waits == pytest.approx(config["step_time_s"], rel=1e-6)
+        assert sum(config["memory_items"].values()) == config["memory_bytes"]
+        assert config["memory_bytes"] <= content["memory_limit_bytes"]
+        assert set(config["bytes_sent"]) == set(COMMUNICATING)
+        seconds = content["token_budget"] / config["tokens_per_s"]
+        assert config["days"] == pytest.approx(seconds / 86400)
+
+
+def test_explanation_adds_up(content: Any, capsys: Capture) -> None:
+    number = next(i for i, c in enumerate(content["configs"], 1) if sum(c["exposed_s"].values()))
+    config = content["configs"][number - 1]
+    assert main([*ON_8, "--explain", str(number)]) == 0
+    text = capsys.readouterr().out.partition(f"number {number}: ")[2]
+    memory, time, axes = (part.splitlines() for part in text.split("\n\n")[1:4])
+    *items, total = [numbers(line)[0] for line in memory[1:-1]]
+    assert total == pytest.approx(config["memory_bytes"] / 1e9, abs=0.01)
+    assert sum(items) == pytest.approx(total, abs=0.005 * (len(items) + 1))
+    *kinds, step = [numbers(line)[0] for line in time[1:]]
+    assert step == pytest.approx(config["step_time_s"] * 1e3, abs=0.01)
+    assert sum(kinds) == pytest.approx(step, rel=0.01, abs=0.005 * (len(kinds) + 1))
+    for line in axes[1:]:
+        if line.split():
+            assert numbers(line)[0] == config["grid"][line.split()[0]]
+
+
+def test_explanation_of_a_grid_that_is_not_shown(
+    content: Any, tmp_path: Path, capsys: Capture
+) -> None:
+    path = tmp_path / "plan.json"
+    assert main([*ON_8, "--top", "2", "--explain", "3", "--json", str(path)]) == 0
+    table = capsys.readouterr().out.partition("rejected:")[0].splitlines()[4:]
+    assert [line.split()[0] for line in table if line] == ["1", "2"]
+    assert json.loads(path.read_text())["configs"] == content["configs"][:2]
+
+
+def test_mistaken_explanation_writes_nothing(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "plan.json"
+    assert main([*ON_8, "--explain", "99", "--json", str(path)]) == 2
+    captured = capsys.readouterr()
+    assert not path.exists() and not captured.out
+    assert re.search(r"expected at most \d+, .* got 99", captured.err)
+
+
+def test_timeline_of_many_micro_batches_has_three_of_them(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "step.json"
+    assert main([*ON_8, "--micro-batches", "8", "--timeline", str(path)]) == 0
+    assert f"{path} has micro-batches 1, 7, 8 of 8" in capsys.readouterr().out
+    spans = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert {e["args"]["micro_batch"] for e in spans} == {0, 6, 7}
+
+
+def test_written_configuration_has_the_models_rotary_base_and_norms(tmp_path: Path) -> None:
+    written = tmp_path / "planned.toml"
+    base = ["plan", "--machine", "dgx-h100", "--gpus", "8", "--global-batch", "8"]
+    base += ["--recompute", "on", "--overlap", "off", "--write-config", str(written)]
+    assert main([*base, "--model", "llama3-8b"]) == 0
+    assert load_config(written).model.rope_theta == 500000.0
+    values = {
+        "model_type": "llama", "vocab_size": 1024, "hidden_size": 256, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "intermediate_size": 512, "max_position_embeddings": 64,
+        "rope_theta": 2e6, "rms_norm_eps": 3e-6, "initializer_range": 0.03,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert main([*base, "--model", str(tmp_path)]) == 0
+    model = load_config(written).model
+    assert (model.rope_theta, model.norm_eps, model.init_std) == (2e6, 3e-6, 0.03)
+
+
+def test_demo_can_be_planned(tmp_path: Path) -> None:
+    path, demo = tmp_path / "plan.json", ROOT / "examples" / "demo.toml"
+    arguments = ["plan", "--model", str(demo), "--machine", "host", "--gpus", "4"]
+    arguments += ["--global-batch", "32", "--dtype", "fp32", "--json", str(path)]
+    assert main([*arguments, "--plot", str(tmp_path / "a.PNG")]) == 0
+    model = prepare(load_config(demo), world_size=4).model
+    planned = json.loads(path.read_text())["model"]
+    assert planned["num_parameters"] == model.num_parameters()
+    assert (tmp_path / "a.PNG").read_bytes().startswith(PNG)
+
+
+def test_memory_fraction_is_the_planners() -> None:
+    args = make_parser().parse_args([*ON_8])
+    assert args.memory_fraction == make_request(args).memory_fraction == Request.memory_fraction
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    return parser
+
+
+def test_measured_machine_that_cannot_be(capsys: Capture) -> None:
+    assert main([*ON_8, "--machine", "this"]) == 2
+    message = capsys.readouterr().err
+    assert "machine 'this' is not measured yet: run axonn-ext bench links" in message
+
+
+def test_timeline_is_a_step_in_which_streams_do_one_thing_at_a_time(
+    files: Path, content: Any
+) -> None:
+    trace = json.loads((files / "step.json").read_text())["traceEvents"]
+    rows = {e["tid"]: e["args"]["name"] for e in trace if e["name"] == "thread_name"}
+    grid = content["configs"][0]["grid"]
+    assert set(rows.values()) == {"compute"} | {f"axis {a}" for a in grid if grid[a] > 1}
+    spans = [e for e in trace if e["ph"] == "X"]
+    for row in rows:
+        mine = sorted((e["ts"], e["ts"] + e["dur"]) for e in spans if e["tid"] == row)
+        assert all(a[1] <= b[0] + 1e-3 for a, b in itertools.pairwise(mine))
+    longest = max(e["ts"] + e["dur"] for e in spans)
+    assert longest / 1e6 == pytest.approx(content["configs"][0]["step_time_s"], rel=0.02)
+    assert (files / "step.png").read_bytes().startswith(PNG)
+    assert (files / "plan.png").read_bytes().startswith(PNG)
+
+
+def test_written_configuration_is_what_was_planned_and_can_be_prepared(
+    files: Path, content: Any
+) -> None:
+    best, config = content["configs"][0], load_config(files / "best.toml")
+    job = prepare(config, world_size=8)
+    assert job.grid_shape.as_dict() == best["grid"]
+    assert job.model.num_parameters() == content["model"]["num_parameters"]
+    assert (config.train.batch_size, config.train.micro_batches) == (64, best["micro_batches"])
+    assert config.train.dtype == "bf16"
+    for key in ("layout", "heads_over_y", "save_gathered", "reshard_after_forward", "recompute"):
+        assert getattr(config.parallel, key) == best[key]
+    overlap = dataclasses.asdict(config.overlap)
+    mode = overlap.pop("mode")
+    assert (mode, overlap) == ("on", best["overlap"]) if best["overlap"] else mode == "off"
+
+
+def test_written_configuration_keeps_what_is_not_planned(tmp_path: Path) -> None:
+    mine, written = tmp_path / "mine.toml", tmp_path / "planned.toml"
+    mine.write_text(
+        "[model]\nvocab_size = 384\n[optim]\nlr = 0.007\n[parallel]\nalgorithm = 'chunked'"
+    )
+    arguments = ["plan", "--model", str(mine), "--machine", "dgx-a100", "--gpus", "2"]
+    arguments += ["--global-batch", "4", "--overlap", "off", "--recompute", "on"]
+    assert main([*arguments, "--write-config", str(written)]) == 0
+    config = load_config(written)
+    assert (config.optim.lr, config.parallel.algorithm) == (0.007, "chunked")
+    assert (config.overlap.mode, config.parallel.recompute) == ("off", True)
+    assert (config.model.vocab_size, config.model.hidden_size) == (384, 256)
+
+
+def test_fixed_options_hold(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    fixed = ["--layout", "replicated", "--micro-batches", "4", "--recompute", "off", "--seq", "512"]
+    assert main([*ON_8, *fixed, "--overlap", "on", "--top", "3", "--json", str(path)]) == 0
+    configs = json.loads(path.read_text())["configs"]
+    assert 1 <= len(configs) <= 3
+    for config in configs:
+        assert (config["layout"], config["micro_batches"]) == ("replicated", 4)
+        assert not config["recompute"]
+        alone = config["grid"]["z"] == config["grid"]["data"] == 1
+        assert alone or config["overlap"] is not None
+
+
+def test_tokens_or_sequences(tmp_path: Path) -> None:
+    paths = tmp_path / "a.json", tmp_path / "b.json"
+    base = ["plan", "--model", "gpt2-small", "--machine", "dgx-a100", "--gpus", "4"]
+    assert main([*base, "--global-batch", "32", "--json", str(paths[0])]) == 0
+    assert main([*base, "--global-batch-tokens", "32768", "--json", str(paths[1])]) == 0
+    assert paths[0].read_text() == paths[1].read_text()
+
+
+@pytest.mark.parametrize("kind", ["weak", "strong"])
+def test_scaling(kind: str, tmp_path: Path, capsys: Capture) -> None:
+    path, picture = tmp_path / "scaling.json", tmp_path / "scaling.png"
+    arguments = [*SMALL, f"--{kind}", "2..8", "--json", str(path), "--plot", str(picture)]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert ("the batch grows with the GPUs" in out) == (kind == "weak")
+    content = json.loads(path.read_text())
+    points = content["points"]
+    assert (content["scaling"], [p["gpus"] for p in points]) == (kind, [2, 4, 8])
+    batches = [64, 128, 256] if kind == "weak" else [64, 64, 64]
+    assert [p["global_batch"] for p in points] == batches
+    speeds = [p["config"]["tokens_per_s"] / p["gpus"] for p in points]
+    for p, speed in zip(points, speeds, strict=True):
+        line = next(row for row in out.splitlines() if re.match(rf" *{p['gpus']} +\d", row))
+        assert f"{speed / speeds[0]:.1%}" in line
+    assert picture.read_bytes().startswith(PNG)
+
+
+def test_scaling_shows_where_nothing_fits(capsys: Capture) -> None:
+    arguments = ["plan", "--model", "gpt-5b", "--machine", "perlmutter", "--global-batch", "64"]
+    assert main([*arguments, "--strong", "1..8"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^ *1 +64 +- *$", out, re.MULTILINE)
+    assert re.search(r"gpt-5b .* cannot run on 1 GPU of perlmutter", out)
+
+
+# --- What is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--gpus", "0"], ["--gpus", "got 0", "gpt2-small", "fits 1 GPU of dgx-a100"]),
+        ([], ["--gpus, --weak and --strong"]),
+        (["--gpus", "8", "--weak", "2..4"], ["--gpus, --weak and --strong"]),
+        (["--weak", "4..2"], ["--weak", "A..B", "'4..2'"]),
+        (["--weak", "8..13"], ["--weak", "A, 2 A, 4 A", "8..16", "'8..13'"]),
+        (["--strong", "8..10"], ["--strong", "such as 8..8"]),
+        (["--weak", "2..4", "--explain", "1"], ["--explain", "--weak has many"]),
+        (["--gpus", "8", "--machine", "dgx-a1000"], ["dgx-a1000", "dgx-a100", "frontier"]),
+        (["--gpus", "8", "--model", "gpt-80c"], ["gpt-80c", "did you mean", "gpt-80b"]),
+        (["--gpus", "8", "--model", "gpt-640b"], ["gpt-640b", "memory", "would do"]),
+        (["--gpus", "7"], ["7 GPUs", "not divisible", "would do"]),
+        (["--gpus", "8", "--global-batch", "0"], ["--global-batch", ">= 1", "got 0"]),
+        (["--gpus", "8", "--global-batch", "1.5"], ["--global-batch", "whole number", "got 1.5"]),
+        (["--gpus", "8", "--tokens", "nan"], ["--tokens", "> 0", "nan"]),
+        (["--gpus", "8", "--memory-fraction", "0"], ["--memory-fraction", "> 0 and <= 1"]),
+        (["--gpus", "8", "--plot", "a.gif"], ["--plot", ".png", "a.gif"]),
+        (["--gpus", "8", "--timeline", "a.txt"], ["--timeline", ".json", "a.txt"]),
+        (["--gpus", "8", "--timeline", "a.json", "--plot", "a.png"], ["a.png", "twice"]),
+        (["--gpus", "8", "--json", "/nowhere/a.json"], ["--json", "/nowhere"]),
+        (["--gpus", "8", "--dtype", "fp16", "--write-config", "a.toml"], ["bf16 or fp32", "fp16"]),
+        (["--gpus", "2", "--explain", "99"], ["--explain", "at most", "got 99"]),
+        (["--gpus", "8", "--gird", "2"], ["unknown argument --gird"]),
+    ],
+)
+def test_mistakes(arguments: list[str], expected: list[str], capsys: Capture) -> None:
+    assert main([*SMALL, *arguments]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert all(text in message for text in expected), message
+
+
+def test_batch_tokens_that_are_no_whole_sequences(capsys: Capture) -> None:
+    base = ["plan", "--model", "gpt2-small", "--machine", "dgx-a100", "--gpus", "4"]
+    assert main([*base, "--global-batch-tokens", "5000"]) == 2
+    assert "multiple of the sequence length 1024, such as 4096, got 5000" in capsys.readouterr().err
+
+
+def test_bandwidth_that_is_no_number(tmp_path: Path, capsys: Capture) -> None:
+    known = ROOT / "axonn_ext" / "planner" / "machines" / "dgx-a100.toml"
+    path = tmp_path / "broken.toml"
+    path.write_text(re.sub(r"(?m)^bytes_per_s = \S+", "bytes_per_s = nan", known.read_text()))
+    assert main([*ON_8, "--machine", str(path)]) == 2
+    message = capsys.readouterr().err
+    assert all(text in message for text in ("broken.toml", "bytes_per_s", "nan")), message
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from axonn_ext.cli import plan as command
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="one process, got 2"):
+        command.run(command.argparse.Namespace(), [])

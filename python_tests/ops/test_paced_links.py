@@ -1,0 +1,161 @@
+"""Emulated links: collectives take their time, results stay right, and computation goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from axonn_ext import Grid, _library, settings, tracing
+from axonn_ext.overlap.host_lane import HostLane
+from axonn_ext.overlap.watch import Watch
+
+X, DATA = 0.02, 0.01  # GB/s
+KINDS = ("all_gather", "reduce_scatter", "all_reduce")
+# Beyond a link's time: waking up, on cores that other processes use, too.
+LATE_S = 0.25
+
+
+@contextmanager
+def emulated(**links: float) -> Iterator[None]:
+    """Links of the groups that this rank meets inside."""
+    loaded = settings.load()
+    _library.configure(dataclasses.replace(loaded, emulated_links=links))
+    try:
+        yield
+    finally:
+        _library.configure(loaded)
+
+
+def run_op(kind: str, t: torch.Tensor, name: str, size: int, algorithm: str) -> torch.Tensor:
+    if kind == "all_reduce":
+        return torch.ops.axonn.all_reduce(t, "sum", name, size, algorithm)
+    return getattr(torch.ops.axonn, kind)(t, 0, name, size, algorithm)
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def time_collectives(axis_name: str, size: int) -> dict[str, tuple[float, float, bool]]:
+    """By kind: seconds, least seconds by the bytes that the trace counts, whether it is right."""
+    result = {}
+    with emulated(x=X, data=DATA):
+        grid = Grid(**{axis_name: size})
+        axis = grid.axis(axis_name)
+        speed = {"x": X, "data": DATA}[axis_name] * 1e9
+        whole = torch.arange(30_000.0 * size)
+        for kind in KINDS:
+            t = whole.chunk(size)[axis.rank] if kind == "all_gather" else whole
+            with tracing.trace_communication() as trace:
+                got = run_op(kind, t, axis.name, size, "auto")
+            (num_bytes,) = trace.bytes_by_axis().values()
+            took = min(
+                seconds_of(lambda kind=kind, t=t: run_op(kind, t, axis.name, size, "sequential"))
+                for _ in range(3)
+            )
+            want = {
+                "all_gather": whole, "all_reduce": whole * size,
+                "reduce_scatter": (whole * size).chunk(size)[axis.rank],
+            }[kind]  # fmt: skip
+            result[kind] = took, num_bytes / speed, torch.equal(got, want)
+    return result
+
+
+@pytest.mark.parametrize("axis", ["x", "data"])
+def test_a_collective_takes_its_bytes_over_the_bandwidth(pool: Any, axis: str):
+    for times in pool(4).run(time_collectives, axis, 4):
+        for kind, (took, least, right) in times.items():
+            assert right, kind
+            assert least <= took < least + LATE_S, kind
+
+
+def unpaced_axis() -> tuple[bool, float]:
+    """Whether y, which is not emulated, fuses; and how long it takes."""
+    with emulated(x=1e-6):
+        grid = Grid(x=1, y=2)
+        y = grid.axis("y")
+        t = torch.ones(1000, 10)
+        run_op("all_reduce", t, y.name, 2, "fused")
+        return True, seconds_of(lambda: run_op("all_reduce", t, y.name, 2, "auto"))
+
+
+def test_other_axes_are_as_they_are(pool: Any):
+    assert all(fused and took < 5 for fused, took in pool(2).run(unpaced_axis))
+
+
+def refuse_fused() -> list[str]:
+    messages = []
+    with emulated(x=1.0):
+        axis = Grid(x=2).axis("x")
+        a, b = torch.ones(4, 4), torch.ones(4, 4)
+        for call in (
+            lambda: run_op("all_reduce", a, axis.name, 2, "fused"),
+            lambda: torch.ops.axonn.all_gather_matmul(a, b, 0, axis.name, 2, "fused"),
+        ):
+            with pytest.raises(ValueError) as error:
+                call()
+            messages.append(str(error.value))
+        # "auto" finds another way.
+        torch.ops.axonn.all_gather_matmul(a, b, 0, axis.name, 2, "auto")
+    return messages
+
+
+def test_fused_is_refused_by_name(pool: Any):
+    for messages in pool(2).run(refuse_fused):
+        for op, message in zip(("all_reduce", "all_gather_matmul"), messages, strict=True):
+            assert message.startswith(f"{op}: algorithm='fused'")
+            assert "AXONN_EMULATED_LINKS" in message
+
+
+def overlap_on_a_lane() -> tuple[float, float, float, float, bool]:
+    """Seconds of two all-reduces of 50 ms each: started, waited for after 60 ms of sleep."""
+    with emulated(data=DATA):
+        grid = Grid(data=2)
+        axis = grid.axis("data")
+        lanes = _library._C.Lanes()
+        lane = HostLane(axis, lanes, Watch(axis, timeout_s=30, compare=False))
+        first, second = (torch.full((125_000,), float(i)) for i in (1, 2))  # 500 kB sent each
+        began = time.perf_counter()
+        under_way = [lane.all_reduce(t, "a gradient") for t in (first, second)]
+        started = time.perf_counter() - began
+        time.sleep(0.06)
+        for collective in under_way:
+            collective.wait()
+        took = time.perf_counter() - began
+        right = bool((first == 2).all() and (second == 4).all())
+        totals = lane.totals
+        return started, took, totals.busy, totals.exposed, right
+
+
+def test_a_lane_goes_on_while_its_links_are_busy(pool: Any):
+    for started, took, busy, exposed, right in pool(2).run(overlap_on_a_lane):
+        assert right
+        assert started < 0.05
+        # One after the other, and what slept beside them is hidden.
+        assert 0.1 <= took < 0.1 + LATE_S
+        assert 0.1 <= busy < 0.1 + LATE_S
+        assert exposed <= took - 0.06 + 1e-3
+
+
+def test_the_setting():
+    load = settings.load
+    links = load({"AXONN_EMULATED_LINKS": "x=2.0, y=1,data=.25"}).emulated_links
+    assert links == {"x": 2.0, "y": 1.0, "data": 0.25}
+    assert load({}).emulated_links == {}
+
+
+@pytest.mark.parametrize("text", ["x", "x=0", "x=fast", "x=nan", "w=1", "x=-1", "x=inf", "pipe=1"])
+def test_a_bad_setting_is_named(text: str):
+    with pytest.raises(ValueError, match="AXONN_EMULATED_LINKS must read like") as error:
+        settings.load({"AXONN_EMULATED_LINKS": text})
+    assert repr(text) in str(error.value)
+    with pytest.raises(ValueError, match=r"each once.*'x=2'"):
+        settings.load({"AXONN_EMULATED_LINKS": "x=1,x=2"})

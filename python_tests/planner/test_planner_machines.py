@@ -1,0 +1,416 @@
+"""Machine files: what is read, what is refused, and the times that follow."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from axonn_ext.planner import GridSize, Machine, PlannerError, load_machine
+from axonn_ext.planner.machine import machine_names
+from axonn_ext.planner.tasks import Collective, Matmul
+
+ROOT = Path(__file__).resolve().parents[2]
+
+GIB = 1024**3
+
+SMALL = """
+description = "a host"
+source = "a test"
+memory_bytes = 16_000_000_000
+memory_reserved_bytes = 1_000_000_000
+memory_bytes_per_s = 1e10
+launch_s = 1e-5
+
+[peak_flops]
+fp32 = 1e11
+
+[matmul]
+max_efficiency = { fp32 = 0.5 }
+
+[attention]
+fp32 = 2e10
+
+[[levels]]
+name = "host"
+ranks = 8
+bytes_per_s = 4e9
+latency_s = 2e-5
+"""
+
+
+def write(folder: Path, text: str, name: str = "mine.toml") -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def read(folder: Path, text: str) -> Machine:
+    return load_machine(write(folder, text))
+
+
+# --- Which machines there are --------------------------------------------------------------------
+
+
+def test_the_machines_of_the_package() -> None:
+    names = machine_names()
+    assert names == sorted(
+        ["alps", "dgx-a100", "dgx-h100", "dgx-h200", "ethernet", "frontier", "host", "perlmutter"]
+    )
+    for name in names:
+        machine = load_machine(name)
+        assert machine.name == name
+        assert machine.usable_bytes < machine.memory_bytes
+        for axis, grid in (("x", GridSize(x=2)), ("data", GridSize(x=8, z=16, data=256))):
+            link = machine.link(grid, axis)
+            assert 1e8 < link.bytes_per_s < 1e12
+            assert 1e-7 < link.latency_s < 1e-4
+        for dtype in machine.peak_flops:
+            square = Matmul(8192, 8192, 8192, "NT")
+            rate = square.flops / machine.matmul_seconds(square, dtype)
+            assert 0.3 < rate * machine.slowdown / machine.peak_flops[dtype] < 1
+
+
+def test_the_files_are_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["axonn_ext.planner"]
+    folder = ROOT / "axonn_ext" / "planner"
+    installed = {path for pattern in patterns for path in folder.glob(pattern)}
+    assert installed == set(folder.rglob("*.toml"))
+
+
+def test_every_number_has_a_source() -> None:
+    """In the file's `source`, or in a comment on the number's line or above its block."""
+    for path in (ROOT / "axonn_ext" / "planner" / "machines").glob("*.toml"):
+        text = path.read_text()
+        assert re.search(r"peak_flops\] +# (data sheet|a guess)", text), path
+        for key in ("slowdown", "memory_reserved_bytes", "memory_bytes_per_s", "launch_s"):
+            line = next(line for line in text.splitlines() if line.startswith(f"{key} ="))
+            assert "#" in line, f"{path}: {line}"
+        assert "# Latencies" in text or "Latencies of ring steps" in text or "carried over" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("perlmuter", "unknown machine 'perlmuter' (did you mean 'perlmutter'?); known: alps, dgx"),
+        ("xyz", "unknown machine 'xyz'; known: alps"),
+        ("this", "machine 'this' is not measured yet: run axonn-ext bench links"),
+        ("missing/machine.toml", "missing/machine.toml: cannot be read: No such file"),
+    ],
+)
+def test_an_unknown_machine(name: str, message: str) -> None:
+    with pytest.raises(PlannerError) as error:
+        load_machine(name)
+    assert message in str(error.value)
+
+
+def test_this_machine_is_where_the_caller_says(tmp_path: Path) -> None:
+    file = tmp_path / "measured.toml"
+    with pytest.raises(PlannerError, match=r"there is no .*measured\.toml"):
+        load_machine("this", this_file=file)
+    file.write_text(SMALL)
+    assert load_machine("this", this_file=file).name == "this"
+    file.write_text('name = "lab"\n' + SMALL)
+    assert load_machine("this", this_file=file).name == "lab"
+
+
+# --- What is refused -----------------------------------------------------------------------------
+
+LEVEL = SMALL[SMALL.index("[[levels]]") :]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("bytes_per_s = 4e9", "bytes_per_s = nan", "levels[0].bytes_per_s must be a finite number"),
+        ("bytes_per_s = 4e9", "bytes_per_s = -1.0", "levels[0].bytes_per_s must be a finite"),
+        ("bytes_per_s = 4e9", "bytes_per_s = inf", "> 0, got inf"),
+        ("bytes_per_s = 4e9", "bytes_per_s = true", "levels[0].bytes_per_s must be a finite"),
+        ("bytes_per_s = 4e9", 'bytes_per_s = "4"', "got '4'"),
+        ("latency_s = 2e-5", "latency_s = 0", "levels[0].latency_s must be a finite number > 0"),
+        ("latency_s = 2e-5", "latency_s = 1\ncontention = 0.5", "contention must be a finite"),
+        ("latency_s = 2e-5", "latncy_s = 2e-5", "levels[0].latency_s must be a finite number > 0; "
+         "it is missing"),
+        ("latency_s = 2e-5", "latency_s = 2e-5\nlatncy = 1", "unknown key in levels[0] 'latncy' "
+         "(did you mean 'latency_s'?)"),
+        ("ranks = 8", "ranks = 0", "levels[0].ranks must be a whole number >= 1, got 0"),
+        ("ranks = 8", "ranks = 2.5", "levels[0].ranks must be a whole number >= 1, got 2.5"),
+        (LEVEL, "", "levels must be an array of at least one table; it is missing"),
+        (LEVEL, LEVEL + LEVEL.replace("8", "12"), "levels[1].ranks must be a multiple of the 8 of "
+         "'host', got 12"),
+        (LEVEL, LEVEL + "[[levels.measured]]\ninner = 4\nsize = 4\nbytes_per_s = 1e9",
+         "levels[0].measured[0].size must be such that inner * size <= ranks=8, got 4"),
+        (LEVEL, LEVEL + '[[levels.measured]]\ninner = 1\nsize = 2\nbytes_per_s = 1\naxis = "pipe"',
+         "axis must be one of x, y, z, data, got 'pipe'"),
+        (LEVEL, LEVEL + '[[levels.measured]]\ninner = 1\nsize = 2\nbytes_per_s = 1\nkind = "send"',
+         "kind must be one of all_gather, reduce_scatter, all_reduce, got 'send'"),
+        ("fp32 = 1e11", "", "peak_flops must be a table with at least one of bf16, fp16, fp32"),
+        ("fp32 = 1e11", "fp32 = nan", "peak_flops.fp32 must be a finite number > 0, got nan"),
+        ("fp32 = 1e11", "fp32 = 1e11\nfp8 = 1", "unknown key in peak_flops 'fp8'"),
+        ("fp32 = 1e11", "fp32 = 1e11\nbf16 = 1e12", "matmul.max_efficiency.bf16 must be"),
+        ("fp32 = 0.5", "fp32 = 1.5", "matmul.max_efficiency.fp32 must be a finite number > 0 and "
+         "<= 1, got 1.5"),
+        ("[attention]", "tiles = [[128, 0, 1.0]]\n[attention]", "matmul.tiles must be an array"),
+        ("[attention]", '[[matmul.measured]]\ndtype = "fp32"\nm = 1\nn = 1\nk = 1\nlayout = "TT"\n'
+         "seconds = 1\n[attention]", "matmul.measured[0].layout must be one of NT, NN, TN, got"),
+        ("fp32 = 2e10", "", "attention.fp32 must be a finite number > 0; it is missing"),
+        ("memory_bytes = 16_000_000_000", "memory_bytes = 10", "memory_reserved_bytes must be below"
+         " memory_bytes=10, got 1000000000"),
+        ("launch_s = 1e-5", "launch_s = -1e-5", "launch_s must be a finite number >= 0, got"),
+        ("launch_s = 1e-5", "slowdown = 0.9", "slowdown must be a finite number >= 1, got 0.9"),
+        ("launch_s = 1e-5", "hidden_share = 1.1", "hidden_share must be a finite number >= 0 and "
+         "<= 1, got 1.1"),
+        ('source = "a test"', "", "source must be a text; it is missing"),
+        ('source = "a test"', 'source = ""', "source must be a text, got ''"),
+        ('source = "a test"', "source = ", "is not TOML"),
+        ("[peak_flops]\nfp32 = 1e11", "", "peak_flops must be a table; it is missing"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in SMALL
+    with pytest.raises(PlannerError) as error:
+        read(tmp_path, SMALL.replace(old, new, 1))
+    assert str(error.value).startswith(f"{tmp_path / 'mine.toml'}: ")
+    assert message in str(error.value)
+
+
+# --- Links ---------------------------------------------------------------------------------------
+
+
+def axonn_bandwidth(machine: str, inner: int, size: int) -> float:
+    """GiB/s, as AxoNN's own planner looks it up (Megatron-AxoNN, examples/comm_model.py)."""
+    inside = {
+        "perlmutter": {(1, 2): 76, (1, 4): 225, (2, 2): 76},
+        "frontier": {(1, 2): 129, (1, 4): 52, (1, 8): 135, (2, 2): 50, (2, 4): 72, (4, 2): 36},
+    }[machine]
+    ranks, injected = {"perlmutter": (4, 80), "frontier": (8, 40)}[machine]
+    return inside.get((inner, size), injected / min(inner, ranks))
+
+
+@pytest.mark.parametrize("name", ["perlmutter", "frontier"])
+def test_links_are_those_of_axonns_table(name: str) -> None:
+    machine, sizes = load_machine(name), [2**i for i in range(8)]
+    for inner in sizes:
+        for size in sizes[1:]:
+            link = machine.link(GridSize(x=inner, y=size), "y")
+            expected = axonn_bandwidth(name, inner, size) * GIB
+            assert link.bytes_per_s == pytest.approx(expected, rel=2e-3), (inner, size)
+
+
+def test_a_ring_over_nodes_has_hops_of_both_kinds() -> None:
+    machine = load_machine("dgx-a100")
+    inside, between = (level.latency_s for level in machine.links.levels)
+    link = machine.link(GridSize(x=2, z=16), "z")  # 4 members in each of 4 nodes
+    assert link.latency_s == pytest.approx((12 * inside + 3 * between) / 15)
+    assert link.bytes_per_s == pytest.approx(machine.links.levels[1].bytes_per_s / 2)
+    alone = machine.link(GridSize(x=16, data=4), "data")  # one member a node
+    assert alone.latency_s == pytest.approx(between)
+    # A node that sends more than one rank can is held back by the rank.
+    slow = dataclasses.replace(machine.links.levels[0], bytes_per_s=1e9)
+    links = dataclasses.replace(machine.links, levels=(slow, machine.links.levels[1]))
+    assert links.of(1, 16, "x", 16).bytes_per_s == pytest.approx(1e9)
+    own = machine.link(GridSize(8, 16), "y").bytes_per_s
+    assert links.of(8, 16, "y", 128).bytes_per_s == pytest.approx(own)
+
+
+def test_groups_that_lie_across_nodes_have_the_network() -> None:
+    """Nodes of 8: of groups of three ranks, the third has ranks 6, 7 and 8."""
+    machine = load_machine("dgx-a100")
+    node, network = machine.links.levels
+    assert machine.link(GridSize(x=3), "x").bytes_per_s == node.bytes_per_s  # one group, one node
+    assert machine.link(GridSize(x=3, z=4), "x").bytes_per_s == network.bytes_per_s
+    assert machine.link(GridSize(x=3, y=2, z=4), "y").bytes_per_s == network.bytes_per_s / 3
+    assert machine.link(GridSize(x=12), "x").bytes_per_s == network.bytes_per_s
+    assert machine.link(GridSize(x=4, z=6), "x").bytes_per_s == node.bytes_per_s
+
+
+def measured(*rows: dict[str, Any]) -> str:
+    text = SMALL
+    for row in rows:
+        lines = (f"{key} = {value!r}" for key, value in row.items())
+        text += "[[levels.measured]]\n" + "\n".join(lines) + "\n"
+    return text
+
+
+def test_measured_links_are_exact_and_correct_their_neighbours(tmp_path: Path) -> None:
+    machine = read(
+        tmp_path,
+        measured(
+            {"inner": 1, "size": 2, "bytes_per_s": 2e9, "latency_s": 4e-5},
+            {"inner": 1, "size": 8, "bytes_per_s": 1e9},
+        ),
+    )
+    pair, four, all_of_it = (machine.link(GridSize(x=n), "x") for n in (2, 4, 8))
+    assert (pair.bytes_per_s, pair.latency_s) == (pytest.approx(2e9), pytest.approx(4e-5))
+    assert all_of_it.bytes_per_s == pytest.approx(1e9)
+    # Half-way in the logarithm; the one known latency is twice the level's.
+    assert four.bytes_per_s == pytest.approx(math.sqrt(2e18))
+    assert four.latency_s == pytest.approx(4e-5)
+    assert machine.link(GridSize(x=2, y=2), "y").bytes_per_s < 2e9
+
+
+def test_kinds_of_collectives_may_differ(tmp_path: Path) -> None:
+    machine = read(
+        tmp_path,
+        measured(
+            {"inner": 1, "size": 4, "kind": "all_gather", "bytes_per_s": 2e9, "latency_s": 1e-5},
+            {"inner": 1, "size": 4, "kind": "all_reduce", "bytes_per_s": 1e9, "latency_s": 3e-5},
+        ),
+    )
+    link = machine.link(GridSize(x=4), "x")
+
+    def seconds(kind: str) -> float:
+        return machine.collective_seconds(Collective("x", kind, 10**9, "weights"), link, 4)
+
+    assert seconds("all_gather") == pytest.approx(0.5 + 3 * 1e-5)
+    assert seconds("all_reduce") == pytest.approx(1.0 + 6 * 3e-5)
+    assert 0.5 < seconds("reduce_scatter") < 1.0  # between the two that were measured
+
+
+def test_a_link_may_hide_its_latency(tmp_path: Path) -> None:
+    """Bytes are on their way while the steps of a ring take their time."""
+    row = {"inner": 1, "size": 4, "bytes_per_s": 1e9, "latency_s": 1e-3}
+    both = measured(row)
+    longer = both.replace("[[levels]]", "[[levels]]\nhides_latency = true", 1)
+    assert longer != both
+    for text, seconds in ((both, (1e-3 + 3e-3, 1e-5 + 3e-3)), (longer, (3e-3, 3e-3))):
+        machine = read(tmp_path, text)
+        link = machine.link(GridSize(x=4), "x")
+        for num_bytes, expected in zip((10**6, 10**4), seconds, strict=True):
+            collective = Collective("x", "all_gather", num_bytes, "weights")
+            found = machine.collective_seconds(collective, link, 4)
+            assert found == pytest.approx(expected)
+
+
+def test_an_axis_may_have_links_of_its_own(tmp_path: Path) -> None:
+    """As where each axis' links are slowed down to a given bandwidth."""
+    pair = {"inner": 1, "size": 2}
+    machine = read(
+        tmp_path,
+        measured(
+            {**pair, "bytes_per_s": 2e9},
+            {**pair, "axis": "z", "bytes_per_s": 1e9},
+            {**pair, "axis": "z", "size": 4, "bytes_per_s": 5e8},
+        ),
+    )
+    assert machine.link(GridSize(x=2), "x").bytes_per_s == pytest.approx(2e9)
+    assert machine.link(GridSize(z=2), "z").bytes_per_s == pytest.approx(1e9)
+    assert machine.link(GridSize(z=4), "z").bytes_per_s == pytest.approx(5e8)
+    # Of what has no rows of its own, the rows of no axis tell: half of the level's 4e9.
+    assert machine.link(GridSize(data=4), "data").bytes_per_s == pytest.approx(2e9)
+
+
+def test_collectives_of_a_ring(tmp_path: Path) -> None:
+    machine = read(tmp_path, SMALL)
+    link = machine.link(GridSize(x=8), "x")
+    for kind, steps in (("all_gather", 7), ("reduce_scatter", 7), ("all_reduce", 14)):
+        c = Collective("x", kind, 8 * 10**9, "weights")
+        assert machine.collective_seconds(c, link, 8) == pytest.approx(2 + steps * 2e-5)
+
+
+def test_a_machine_may_have_an_end(tmp_path: Path) -> None:
+    machine = read(tmp_path, SMALL)
+    assert machine.max_ranks == 8
+    with pytest.raises(PlannerError, match="machine 'mine' has 8 ranks, not 16"):
+        machine.link(GridSize(x=4, data=4), "data")
+    assert load_machine("perlmutter").max_ranks is None
+
+
+# --- Arithmetic ----------------------------------------------------------------------------------
+
+
+def test_products_have_tiles_and_waves(tmp_path: Path) -> None:
+    units = "num_units = 10\ntiles = [[128, 256, 1.0]]\n[attention]"
+    machine = read(tmp_path, SMALL.replace("[attention]", units).replace("1e-5", "0.0"))
+
+    def seconds(tiles: int, k: int = 4096) -> float:
+        return machine.matmul_seconds(Matmul(128 * tiles, 256, k, "NT"), "fp32")
+
+    best = 2 * 128 * 256 * 4096 / (0.5e11 / 10)  # of one tile on one unit
+    assert seconds(10) == pytest.approx(best)
+    assert seconds(11) == seconds(20) == pytest.approx(2 * best)
+    # Five tiles are split in two along k, and ten units work; three in three on nine of them.
+    assert seconds(5) == pytest.approx(best / 2)
+    assert seconds(3) == pytest.approx(best / 3)
+    assert seconds(1, k=512) == pytest.approx(best / 8)  # too short to be split
+    ragged = machine.matmul_seconds(Matmul(128 * 10 - 100, 130, 4096, "NT"), "fp32")
+    assert ragged == pytest.approx(best)
+
+
+def test_parts_of_a_split_product_go_through_memory(tmp_path: Path) -> None:
+    units = "num_units = 10\ntiles = [[2048, 2048, 1.0]]\n[attention]"
+    text = SMALL.replace("[attention]", units).replace("launch_s = 1e-5", "")
+    product, seconds = Matmul(2048, 2048, 10 * 512, "TN"), []
+    for rate in ("1e12", "1e8"):
+        machine = read(
+            tmp_path, text.replace("memory_bytes_per_s = 1e10", f"memory_bytes_per_s = {rate}")
+        )
+        seconds.append(machine.matmul_seconds(product, "fp32"))
+    assert seconds[0] == pytest.approx(product.flops / 0.5e11)
+    assert seconds[1] == pytest.approx(10 * 2048**2 * 8 / 1e8)  # fp32, written and read
+
+
+def test_products_that_memory_limits(tmp_path: Path) -> None:
+    machine = read(tmp_path, SMALL)
+    thin = Matmul(1, 4096, 4096, "NT")
+    moved = 4 * (4096 + 4096**2 + 4096)
+    assert machine.matmul_seconds(thin, "fp32") == pytest.approx(moved / 1e10 + 1e-5)
+    thick = Matmul(4096, 4096, 4096, "NT")
+    assert machine.matmul_seconds(thick, "fp32") == pytest.approx(thick.flops / 0.5e11 + 1e-5)
+
+
+def test_measured_products_are_exact_and_correct_their_neighbours(tmp_path: Path) -> None:
+    row = '[[matmul.measured]]\ndtype = "fp32"\nm = {0}\nn = 512\nk = 512\nlayout = "{1}"\n'
+    rows = "".join(
+        row.format(m, layout) + f"seconds = {seconds}\n"
+        for m, layout, seconds in ((512, "NT", 0.01), (2048, "NT", 0.08), (512, "TN", 0.05))
+    )
+    machine, plain = (
+        read(tmp_path, text) for text in (SMALL.replace("[attention]", rows + "[attention]"), SMALL)
+    )
+
+    def ratio(m: int, layout: str, k: int = 512) -> float:
+        product = Matmul(m, 512, k, layout)
+        return machine.matmul_seconds(product, "fp32") / plain.matmul_seconds(product, "fp32")
+
+    assert machine.matmul_seconds(Matmul(512, 512, 512, "NT"), "fp32") == pytest.approx(0.01)
+    assert machine.matmul_seconds(Matmul(2048, 512, 512, "NT"), "fp32") == pytest.approx(0.08)
+    assert ratio(1024, "NT") == pytest.approx(math.sqrt(ratio(512, "NT") * ratio(2048, "NT")))
+    assert ratio(512, "TN") == pytest.approx(5 * ratio(512, "NT"))
+    # A layout that was not measured: as the same sizes of the others, in the mean.
+    assert ratio(512, "NN") == pytest.approx(math.sqrt(ratio(512, "NT") * ratio(512, "TN")))
+    assert ratio(600, "NT") == pytest.approx(ratio(512, "NT"), rel=0.05)
+
+
+def test_times_are_looked_up_once() -> None:
+    machine, product = load_machine("dgx-h100"), Matmul(4096, 4096, 4096, "NT")
+    assert machine.matmul_seconds(product, "bf16") == machine.matmul_seconds(product, "bf16")
+    info = machine.products.seconds.cache_info()  # type: ignore[attr-defined]
+    assert (info.misses, info.hits) == (1, 1)
+    for _ in range(2):
+        machine.link(GridSize(x=8, z=4), "z")
+    assert machine.links.of.cache_info().hits == 1  # type: ignore[attr-defined]
+
+
+def test_slowdown_is_of_arithmetic_alone() -> None:
+    machine = dataclasses.replace(load_machine("perlmutter"), slowdown=1.0)
+    twice = dataclasses.replace(machine, slowdown=2.0)
+    product = Matmul(1000, 2000, 3000, "NN")
+    assert twice.matmul_seconds(product, "bf16") == 2 * machine.matmul_seconds(product, "bf16")
+    assert twice.attention_seconds(10**12, "bf16") == 2 * machine.attention_seconds(10**12, "bf16")
+    assert twice.elementwise_seconds(10**9) == 2 * machine.elementwise_seconds(10**9)
+    assert twice.link(GridSize(x=4), "x") == machine.link(GridSize(x=4), "x")
+    assert machine.attention_seconds(0, "bf16") == machine.elementwise_seconds(0) == 0
+
+
+def test_attention_and_elementwise_work(tmp_path: Path) -> None:
+    machine = read(tmp_path, SMALL)
+    assert machine.attention_seconds(2 * 10**10, "fp32") == pytest.approx(1 + 1e-5)
+    assert machine.elementwise_seconds(10**10) == pytest.approx(1 + 1e-5)
+    assert machine.usable_bytes == 15 * 10**9

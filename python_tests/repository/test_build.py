@@ -1,0 +1,233 @@
+"""The wheel: what it holds, and that it runs where the checkout is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import venv
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from axonn_ext import _library
+from commands import small
+
+pytestmark = pytest.mark.timeout(600)  # the wheel compiles everything where nothing was built yet
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Run by every rank, in the environment that the wheel was installed into.
+USE_THE_WHEEL = """
+import importlib.metadata, sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import axonn_ext
+
+rank, world_size, store, prefix, version = sys.argv[1:]
+rank, world_size = int(rank), int(world_size)
+assert Path(axonn_ext.__file__).is_relative_to(prefix), axonn_ext.__file__
+assert importlib.metadata.version("axonn-ext") == version
+assert axonn_ext.__version__ == version, axonn_ext.__version__
+
+dist.init_process_group(
+    "gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size
+)
+generator = torch.Generator().manual_seed(0)
+a = torch.randn(6, 5, generator=generator, dtype=torch.float64)
+b = torch.randn(5, 7, generator=generator, dtype=torch.float64)
+y = axonn_ext.ops.all_gather_matmul(a.chunk(world_size)[rank], b, dist.group.WORLD)
+torch.testing.assert_close(y, a @ b)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def run(*command: str | Path, cwd: Path, timeout: float = 600, **settings: str) -> str:
+    result = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        # What a developer has set must not lead back to the checkout.
+        env={k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | settings,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout + result.stderr  # pip shows what the build prints on the latter
+
+
+def project() -> dict[str, str]:
+    return dict(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"])
+
+
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+
+
+@dataclass(frozen=True)
+class WheelBuild:
+    wheel: Path
+    modules: set[str]  # those that the checkout was built with
+    build_seconds: float  # when that was, as a file's time
+    output: str
+
+
+@pytest.fixture(scope="module")
+def wheel_build(tmp_path_factory: pytest.TempPathFactory) -> WheelBuild:
+    """A wheel of this checkout, made in seconds, since the objects in build/ are used again."""
+    folder = tmp_path_factory.mktemp("wheel")
+    # setuptools packs whatever it finds there, modules that were removed since included.
+    for stale in (ROOT / "build").glob("*/lib.*"):
+        shutil.rmtree(stale)
+    built = list((ROOT / "axonn_ext").glob(f"*{SUFFIX}"))
+    # The CUDA parts are left out where they were: they would take minutes.
+    left_out = _library.left_out().get("_cuda")
+    settings = {"AXONN_CUDA": "0", "AXONN_CUDA_REASON": left_out} if left_out else {}
+    # A ninja of another version, as of the system, would compile everything anew.
+    decoy = folder / "bin" / "ninja"
+    decoy.parent.mkdir()
+    decoy.write_text("#!/bin/sh\necho 'the ninja of the PATH was used'; exit 1\n")
+    decoy.chmod(0o755)
+    settings["PATH"] = os.pathsep.join([str(decoy.parent), os.environ["PATH"]])
+    pip = [sys.executable, "-m", "pip", "wheel", "-v", "--no-build-isolation", "--no-deps"]
+    output = run(*pip, "-w", folder, ROOT, cwd=folder, **settings)
+    (wheel,) = folder.glob("*.whl")
+    names = {path.name for path in built}
+    return WheelBuild(wheel, names, min(path.stat().st_mtime for path in built), output)
+
+
+@pytest.fixture(scope="module")
+def wheel(wheel_build: WheelBuild) -> Path:
+    return wheel_build.wheel
+
+
+def test_wheel_of_a_tree_that_is_built_compiles_nothing(wheel_build: WheelBuild) -> None:
+    sources = [path for path in (ROOT / "csrc").rglob("*") if path.is_file()]
+    edited = max(path.stat().st_mtime for path in [*sources, ROOT / "setup.py"])
+    if edited > wheel_build.build_seconds:
+        pytest.skip("the sources were edited since they were built")
+    compiled = re.findall(r"^ *\[\d+/\d+\] .*", wheel_build.output, re.MULTILINE)
+    assert compiled == []
+    assert wheel_build.output.count("ninja: no work to do.") == len(wheel_build.modules)
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel_build: WheelBuild) -> None:
+    wheel = wheel_build.wheel
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    compiled = {name for name in names if name.endswith(".so")}
+    sources = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "axonn_ext").rglob("*")
+        if path.suffix in (".py", ".pyi", ".toml") or path.name == "py.typed"
+    }
+    assert compiled == {f"axonn_ext/{name}" for name in wheel_build.modules}
+    assert f"axonn_ext/_C{SUFFIX}" in compiled
+    assert {name for name in names if not name.endswith(".so")} == sources
+    assert "axonn_ext/py.typed" in names
+
+
+def test_wheel_is_named_after_the_version(wheel: Path) -> None:
+    assert wheel.name.startswith(f"axonn_ext-{project()['version']}-cp3")
+
+
+def install(wheel: Path, prefix: Path) -> Path:
+    """A new environment with the wheel, and with the dependencies of the running one in sight."""
+    venv.create(prefix, with_pip=False)
+    run(
+        *(sys.executable, "-m", "pip", "--python", prefix / "bin" / "python"),
+        *("install", "--no-deps", "--no-index", wheel),
+        cwd=prefix,
+    )
+    # Folders named in a .pth file are searched, but their own .pth files are not run, so that the
+    # finder of an editable install stays out.
+    folders = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    (site_packages,) = prefix.glob("lib/python3*/site-packages")
+    (site_packages / "dependencies.pth").write_text("\n".join(folders) + "\n")
+    return prefix
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(wheel, tmp_path_factory.mktemp("environment").resolve())
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_installed_wheel_runs_an_op(installed: Path, tmp_path: Path, world_size: int) -> None:
+    script = tmp_path / "use_the_wheel.py"
+    script.write_text(USE_THE_WHEEL)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    ranks = [
+        subprocess.Popen(
+            [
+                *(installed / "bin" / "python", script, str(rank), str(world_size)),
+                *(tmp_path / "store", installed, project()["version"]),
+            ],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * world_size, "\n".join(outputs)
+
+
+def test_installed_command_line_is_there(installed: Path) -> None:
+    assert (installed / "bin" / "axonn-ext").is_file()
+
+
+# --- The sdist ------------------------------------------------------------------------------------
+
+BUILD_SDIST = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+COMPILERS = ("cc", "gcc", "c++", "g++", "clang", "clang++", "nvcc", "ninja", "git")
+
+
+def without_metadata(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_wheel_of_the_sdist_trains_where_there_is_no_compiler(wheel: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-c", BUILD_SDIST, tmp_path, cwd=ROOT, AXONN_CUDA="0")
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "elsewhere", filter="data")
+    (source,) = (tmp_path / "elsewhere").iterdir()
+    assert not (source / ".git").exists() and not (source / "build").exists()
+    # It compiles everything anew: minutes.
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps"]
+    run(*pip, "-w", tmp_path, source, cwd=tmp_path, timeout=2000, AXONN_CUDA="0")
+    (built,) = tmp_path.glob("*.whl")
+    ours = {name for name in without_metadata(wheel) if not Path(name).match("_cuda*.so")}
+    assert without_metadata(built) == ours
+
+    bin_ = install(built, tmp_path / "environment") / "bin"
+    assert [name for name in COMPILERS if shutil.which(name, path=str(bin_))] == []
+    options = ["--nproc", "2", "--grid", "x=2", "--out", str(tmp_path / "run"), *small()]
+    run(bin_ / "axonn-ext", "train", *options, cwd=tmp_path, PATH=str(bin_))
+    steps = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["loss"] for line in steps if '"loss"' in line]
+    assert len(losses) == 6 and losses[-1] < losses[0]
+    assert "CUDA parts" in run(bin_ / "axonn-ext", "doctor", cwd=tmp_path, PATH=str(bin_))

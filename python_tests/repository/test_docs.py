@@ -1,0 +1,93 @@
+"""What the documentation says runs, and is what the code does."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from axonn_ext import CommunicationRecord, GridShape, ops, settings
+from axonn_ext.overlap import Overlap
+from axonn_ext.train.metrics import EvaluationMetrics, StepMetrics
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+INTERFACES = (ROOT / "docs" / "interfaces.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_python_of_the_readme_runs_on_two_ranks(tmp_path: Path, block: int):
+    script = tmp_path / "example.py"
+    script.write_text(BLOCKS[block])
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--master-port", "0", "--standalone", str(script)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert len(run.stdout.splitlines()) == (2, 3)[block], run.stdout
+
+
+def test_ten_lines_are_ten():
+    assert len([line for line in BLOCKS[0].splitlines() if line]) <= 10
+
+
+def test_every_link_leads_somewhere():
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_signatures_of_the_ops():
+    documented = dict(re.findall(r"^    (\w+)(\(.*\))$", INTERFACES, re.MULTILINE))
+    assert set(documented) == {name for name in ops.__all__ if name != "ALGORITHMS"}
+    for name, signature in documented.items():
+        parameters = inspect.signature(getattr(ops, name)).parameters.values()
+        bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
+        assert signature == str(inspect.Signature(bare)), name
+
+
+def test_grid_grammar():
+    examples = re.findall(r"`--grid ([^`]+)`|`(\d+x\d+x\d+)`", INTERFACES)
+    assert len(examples) == 2
+    for example in examples:
+        GridShape.parse("".join(example))
+
+
+def test_fields_of_a_communication_record():
+    section = INTERFACES.partition("## Communication trace")[2].partition("\n## ")[0]
+    documented = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    assert documented == [f.name for f in dataclasses.fields(CommunicationRecord)]
+
+
+def test_keys_of_the_metrics():
+    section = INTERFACES.partition("## Trainer files")[2].partition("\n## ")[0]
+    step, _, evaluation = section.partition("evaluation\nlines carry")
+    keys = lambda text: set(re.findall(r"`(\w+)`", text))  # noqa: E731
+    assert keys(step) == {f.name for f in dataclasses.fields(StepMetrics)}
+    evaluation = evaluation.partition(".")[0]
+    assert keys(evaluation) == {f.name for f in dataclasses.fields(EvaluationMetrics)}
+
+
+def test_options_of_overlap():
+    section = INTERFACES.partition("## Overlap")[2].partition("\n## ")[0]
+    documented = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", section, re.MULTILINE))
+    assert documented == {f.name: str(f.default) for f in dataclasses.fields(Overlap)}
+
+
+def test_environment_variables():
+    documented = dict(re.findall(r"^\| `(AXONN_\w+)` \| (\d+) \|", INTERFACES, re.MULTILINE))
+    defaults = settings.Settings()
+    assert documented == {
+        "AXONN_TIMEOUT_SECONDS": f"{defaults.timeout_seconds:.0f}",
+        "AXONN_SYMMETRIC_MEMORY_BYTES": str(defaults.symmetric_memory_bytes),
+        "AXONN_FUSED_NCCL_SMS": str(defaults.fused_nccl_sms),
+        "AXONN_DEBUG_COLLECTIVES": str(int(defaults.debug_collectives)),
+        "AXONN_DEBUG_TOKEN_IDS": str(int(defaults.debug_token_ids)),
+    }
+    assert all(name in (settings.__doc__ or "") for name in documented)

@@ -1,0 +1,249 @@
+"""Rules that hold for the repository as a whole: layers, settings, includes, characters."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "axonn_ext"
+
+# Low to high. A module imports its own part and parts of lower layers; parts of one layer do not
+# know each other.
+LAYERS = (
+    ("_C", "_cuda", "_cuda_sm90", "_machine", "_version", "settings"),
+    ("stamps", "terminal"),
+    ("_library", "launch"),
+    ("ops", "triton", "tuning"),
+    ("_product_kernels", "grid"),
+    ("collectives", "tracing", "communicators"),
+    ("nn",),
+    ("state", "gradients"),
+    ("overlap",),
+    ("models",),
+    ("pipeline", "optim", "data"),
+    ("checkpoint", "memorization"),
+    ("__init__",),  # the public names, which the trainer uses as a user would
+    ("calibrate",),
+    ("train",),
+    ("bench", "verify"),
+    ("cli",),
+)
+LEVELS = {part: level for level, layer in enumerate(LAYERS) for part in layer}
+PLANNER_USERS = {"__init__", "calibrate", "train", "bench", "cli"}
+EXEMPT = {"__main__"}  # may import everything
+
+PYTHON_FILES = sorted(PACKAGE.rglob("*.py"))
+CPP_FILES = sorted(
+    p for p in (ROOT / "csrc").rglob("*") if p.suffix in {".h", ".cpp", ".cu", ".cuh"}
+)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+# --- Layers --------------------------------------------------------------------------------------
+
+
+def part_of(path: Path) -> str:
+    """The part of the package that a file belongs to: `nn` for axonn_ext/nn/linear.py."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def is_part(name: str) -> bool:
+    """Whether axonn_ext.<name> is a module, not a name that axonn_ext/__init__.py defines."""
+    known = name in LEVELS or name == "planner"
+    return known or (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()
+
+
+def imported_modules(source: str, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """Line and absolute dotted name of all that is imported; `from a import b` counts as a.b.
+
+    package  the names that lead to the package of the file: relative imports start there
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = [*base, *([node.module] if node.module else [])]
+            for alias in node.names:
+                yield node.lineno, ".".join([*module, alias.name])
+
+
+def layer_errors(part: str, source: str, package: tuple[str, ...]) -> list[str]:
+    """What the file imports that its layer does not allow, as `line: reason`."""
+    errors = []
+    for line, module in imported_modules(source, package):
+        names = module.split(".")
+        ours = names[0] == "axonn_ext" and names[1:2] != ["planner"]
+        if part == "planner" and (ours or names[0] == "torch"):
+            errors.append(f"{line}: the planner imports nothing of ours and no torch, not {module}")
+        if names[0] != "axonn_ext" or part == "planner":
+            continue
+        target = names[1] if len(names) > 1 and is_part(names[1]) else "__init__"
+        if target == part:
+            continue
+        if target == "planner":
+            if part not in PLANNER_USERS:
+                errors.append(f"{line}: only {sorted(PLANNER_USERS)} may call the planner")
+        elif target not in LEVELS:
+            errors.append(f"{line}: {target} has no layer yet: place it in LAYERS")
+        elif LEVELS[target] >= LEVELS[part]:
+            errors.append(f"{line}: {part} may not import {target}, which is not below it")
+    return errors
+
+
+@pytest.mark.parametrize("path", PYTHON_FILES, ids=name_of)
+def test_imports_go_down_only(path: Path) -> None:
+    part = part_of(path)
+    if part in EXEMPT:
+        return
+    assert part in LEVELS or part == "planner", (
+        f"{name_of(path)} belongs to a part named {part}, which has no layer yet: place it in "
+        f"LAYERS of {Path(__file__).name}"
+    )
+    package = ("axonn_ext", *path.relative_to(PACKAGE).parent.parts)
+    assert layer_errors(part, path.read_text(), package) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "source", "allowed"),
+    [
+        ("nn", "from axonn_ext import ops", True),
+        ("nn", "from .linear import Linear", True),
+        ("nn", "import torch", True),
+        ("cli", "from axonn_ext.planner import plan", True),
+        ("train", "from axonn_ext import Grid", True),
+        ("__init__", "from axonn_ext.nn import Linear", True),
+        ("__init__", "from axonn_ext import train", False),
+        ("ops", "from axonn_ext.nn import Linear", False),
+        ("ops", "from .. import grid", False),
+        ("ops", "def f():\n    import axonn_ext.train.loop", False),
+        ("state", "from axonn_ext import gradients", False),
+        ("nn", "from axonn_ext import Grid", False),
+        ("nn", "import axonn_ext", False),
+        ("nn", "from axonn_ext import planner", False),
+        ("planner", "from axonn_ext.planner.grid import GridSize", True),
+        ("planner", "from axonn_ext import grid", False),
+        ("planner", "import torch.nn", False),
+    ],
+)
+def test_the_layer_check_tells_up_from_down(part: str, source: str, allowed: bool) -> None:
+    assert (layer_errors(part, source, ("axonn_ext", part)) == []) == allowed
+
+
+# --- The environment, globals, includes, characters ----------------------------------------------
+
+
+def environment_reads(source: str) -> list[int]:
+    names = {"environ", "environb", "getenv", "getenvb"}
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            if isinstance(node.value, ast.Name) and node.value.id == "os" and node.attr in names:
+                lines.append(node.lineno)
+        elif isinstance(node, ast.ImportFrom) and node.module == "os":
+            lines += [node.lineno for alias in node.names if alias.name in names]
+    return lines
+
+
+def test_only_settings_reads_the_environment() -> None:
+    found = [
+        f"{name_of(path)}:{line}"
+        for path in PYTHON_FILES
+        if path != PACKAGE / "settings.py"
+        for line in environment_reads(path.read_text())
+    ]
+    pattern = re.compile(r"\b(secure_)?getenv\b|\benviron\b")
+    found += [name_of(path) for path in CPP_FILES if pattern.search(path.read_text())]
+    assert found == [], "environment variables are read in axonn_ext/settings.py alone"
+    assert environment_reads((PACKAGE / "settings.py").read_text()), "the check finds nothing"
+
+
+def test_no_module_rebinds_its_globals() -> None:
+    found = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in PYTHON_FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Global)
+    ]
+    assert found == [], "no mutable globals: pass the value, or keep it in an object"
+
+
+def test_functions_keep_no_results() -> None:
+    """Grids and tensors, say; those of the planner and of Triton's kernels depend on numbers."""
+    found = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in PYTHON_FILES
+        if part_of(path) not in ("planner", "triton")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        if any(re.search(r"\b(cache|lru_cache)\b", ast.unparse(d)) for d in node.decorator_list)
+    ]
+    assert found == [], "no mutable globals: a cached function is one"
+
+
+def test_torch_headers_stay_in_ops() -> None:
+    torch_header = re.compile(r'^\s*#\s*include\s*[<"](torch|ATen|c10|pybind11)/', re.MULTILINE)
+    convenience = re.compile(r'^\s*#\s*include\s*[<"]torch/(extension|all|torch)\.h', re.MULTILINE)
+    texts = {
+        path: path.read_text() for path in [*CPP_FILES, *sorted((ROOT / "cpp_tests").glob("*/*.*"))]
+    }
+    ops = ROOT / "csrc" / "ops"
+    outside = [
+        name_of(p) for p, t in texts.items() if ops not in p.parents and torch_header.search(t)
+    ]
+    assert outside == [], "Torch headers belong to csrc/ops"
+    assert [name_of(p) for p, t in texts.items() if convenience.search(t)] == [], (
+        "include the narrowest Torch header, never torch/extension.h"
+    )
+    assert any(torch_header.search(text) for text in texts.values()), "the check finds nothing"
+
+
+def test_sources_are_ascii() -> None:
+    suffixes = {".py", ".h", ".cpp", ".cu", ".cuh", ".toml", ".cmake"}
+    folders = ("axonn_ext", "csrc", "cpp_tests", "python_tests", "tools", "examples", "benchmarks")
+    paths = [p for folder in folders for p in (ROOT / folder).rglob("*") if p.suffix in suffixes]
+    paths += [ROOT / name for name in ("setup.py", "pyproject.toml", "CMakeLists.txt", "Makefile")]
+    assert [name_of(path) for path in paths if not path.read_bytes().isascii()] == []
+
+
+# --- Import --------------------------------------------------------------------------------------
+
+IMPORT_EVERYTHING = """
+import importlib, pkgutil, sys
+
+sys.modules["triton"] = None  # as where it is not installed
+import axonn_ext
+import torch
+
+for module in pkgutil.walk_packages(axonn_ext.__path__, "axonn_ext."):
+    skip = module.name.endswith("__main__") or module.name.startswith("axonn_ext.triton")
+    if not skip:
+        importlib.import_module(module.name)
+
+assert not torch.distributed.is_initialized(), "a process group was created"
+assert not torch.cuda.is_initialized(), "CUDA was initialised"
+assert torch.get_default_dtype() == torch.float32, "the default dtype was changed"
+"""
+
+
+def test_import_has_no_side_effects_and_needs_no_triton() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", IMPORT_EVERYTHING],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr

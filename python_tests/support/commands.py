@@ -1,0 +1,126 @@
+"""The trainer as a user starts it: as a command, with what it printed and how long it took."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+AXONN = (sys.executable, "-m", "axonn_ext")
+
+# A model that learns something in a few steps and starts in no time.
+SMALL = {
+    "model.hidden_size": 32,
+    "model.num_layers": 2,
+    "model.num_heads": 4,
+    "model.sequence_length": 32,
+    "data.max_bytes": 200_000,
+    "optim.lr": 3e-3,
+    "optim.warmup_steps": 2,
+    "train.device": "cpu",
+    "train.threads": 1,
+    "train.steps": 6,
+    "train.batch_size": 8,
+    "train.eval_interval": 3,
+    "train.eval_batches": 2,
+}
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that has ended."""
+
+    status: int
+    output: str
+    seconds: float
+
+
+def torchrun(num_processes: int) -> tuple[str, ...]:
+    """The start of a torchrun command, on a port of its own."""
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    return (*launcher, f"--nproc-per-node={num_processes}", "-m", "axonn_ext")
+
+
+def small(**overrides: object) -> list[str]:
+    """Overrides for a small run; a double underscore stands for the dot of a key."""
+    changed = {key.replace("__", "."): value for key, value in overrides.items()}
+    return [f"--{key}={_text(value)}" for key, value in (SMALL | changed).items()]
+
+
+def start(command: Sequence[str], *, output: Path) -> subprocess.Popen[bytes]:
+    """Starts a command from the root of the checkout, its output going to a file."""
+    with output.open("wb") as stream:
+        return subprocess.Popen(
+            list(command), cwd=ROOT, env=environment(), stdout=stream,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+
+
+def run(command: Sequence[str], *, timeout_s: float = 120) -> Finished:
+    """Runs a command from the root of the checkout to its end."""
+    began = time.monotonic()
+    done = subprocess.run(
+        list(command), cwd=ROOT, env=environment(), stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, timeout=timeout_s,
+    )  # fmt: skip
+    return Finished(done.returncode, done.stdout, time.monotonic() - began)
+
+
+def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = 60) -> None:
+    """Waits for a condition; fails, saying for what, when it does not come."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+        time.sleep(0.05)
+
+
+def processes_with(argument: str) -> dict[int, int]:
+    """pid -> rank of the running worker processes that have `argument` on their command line."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            variables = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue  # it has ended, or is not ours
+        ranks = [v.removeprefix("RANK=") for v in variables if v.startswith("RANK=")]
+        if ranks and any(argument in a for a in arguments):
+            found[int(entry.name)] = int(ranks[0])
+    return found
+
+
+def shared_segments() -> set[str]:
+    """The segments of symmetric memory (device and inode) that any process maps or holds open."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            maps = (entry / "maps").read_text().splitlines()
+            for descriptor in (entry / "fd").iterdir():
+                if "memfd:axonn" in os.readlink(descriptor):
+                    found.add(f"{os.stat(descriptor).st_dev} {os.stat(descriptor).st_ino}")
+        except OSError:
+            continue  # it has ended, or is not ours
+        for line in maps:
+            if "memfd:axonn" in line:
+                _, _, _, device, inode, *_ = line.split()
+                found.add(f"{device} {inode}")
+    return found
+
+
+def environment() -> dict[str, str]:
+    """The variables of this process, without those that tell a process that torchrun started it."""
+    launched = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in launched and not name.startswith("TORCHELASTIC")
+    } | {"COLUMNS": "120"}
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

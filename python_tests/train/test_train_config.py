@@ -1,0 +1,263 @@
+"""The configuration: defaults, TOML, overrides, and what is said of mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.library import Library
+
+from axonn_ext import _library
+from axonn_ext.grid import GridShape
+from axonn_ext.models import ParallelConfig
+from axonn_ext.terminal.errors import UserError
+from axonn_ext.train.config import Config, key_info
+from axonn_ext.train.config_file import Override, load_config, to_toml
+from axonn_ext.train.job import prepare
+
+EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.toml"))
+
+
+def problems(path: Path | None = None, **overrides: str) -> list[str]:
+    """What is wrong with the overrides; a double underscore stands for the dot of a key."""
+    pairs = tuple(Override(key.replace("__", "."), text) for key, text in overrides.items())
+    with pytest.raises(UserError) as caught:
+        load_config(path, overrides=pairs)
+    return list(caught.value.problems)
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def test_file_then_grid_then_overrides(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "[grid]\nx = 4\ndata = 2\n[model]\nhidden_size = 64\n[optim]\nlr = 1\n[data]\ntext = 'a b'",
+    )
+    config = load_config(
+        path,
+        grid="y=2",
+        overrides=(
+            Override("grid.z", "3"),
+            Override("optim.weight_decay", "3e-4"),
+            Override("model.tie_embeddings", "False"),
+            Override("data.vocabulary", "7"),
+        ),
+    )
+    assert config.grid_shape() == GridShape(y=2, z=3)  # --grid stands for all five axes
+    assert config.model.hidden_size == 64
+    assert config.optim.lr == 1.0
+    assert isinstance(config.optim.lr, float)
+    assert config.optim.weight_decay == 3e-4
+    assert config.model.tie_embeddings is False
+    assert config.data.vocabulary == "7"
+    assert config.data.text == "a b"
+    assert config.model.num_layers == Config().model.num_layers
+
+
+def test_printed_toml_reads_back(tmp_path: Path) -> None:
+    config = load_config(
+        None, overrides=(Override("data.text", 'a "quoted" \\ path \u00e9\x7f'),), grid="2x1x2"
+    )
+    text = to_toml(config)
+    assert load_config(write(tmp_path, text)) == config
+    assert set(tomllib.loads(text)) == {table.name for table in dataclasses.fields(Config)}
+
+
+def test_every_key_says_what_it_means() -> None:
+    for table in dataclasses.fields(Config):
+        for key in dataclasses.fields(getattr(Config(), table.name)):
+            assert len(key_info(key).doc) > 5, f"{table.name}.{key.name}"
+
+
+def test_parallel_table_has_every_option_of_the_model() -> None:
+    assert Config().parallel_config() == ParallelConfig()
+    names = {key.name for key in dataclasses.fields(Config().parallel)}
+    assert names == {key.name for key in dataclasses.fields(ParallelConfig)}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_fit_their_grid(path: Path) -> None:
+    config = load_config(path)
+    prepare(config, world_size=config.grid_shape().size)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "expected"),
+    [
+        ("model.hidden_size", "big", 'expected a whole number >= 1, got "big"'),
+        ("model.hidden_size", "0", "expected a whole number >= 1, got 0"),
+        ("model.hidden_size", "2.5", 'expected a whole number >= 1, got "2.5"'),
+        ("optim.lr", "-1", "expected a number > 0, got -1.0"),
+        ("optim.lr", "nan", "expected a number > 0, got nan"),
+        ("optim.beta2", "1", "expected a number >= 0 and <= 0.999999, got 1.0"),
+        ("train.dtype", "fp8", 'expected one of fp32, bf16, got "fp8"'),
+        ("model.tie_embeddings", "1", 'expected true or false, got "1"'),
+        ("grid.x", "0", "expected a whole number >= 1, got 0"),
+    ],
+)
+def test_bad_values_on_the_command_line(key: str, text: str, expected: str) -> None:
+    (problem,) = problems(**{key.replace(".", "__"): text})
+    assert problem == f"{key}: {expected} on the command line"
+
+
+def test_bad_values_in_a_file_name_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, '[model]\nhidden_size = "64"\ntie_embeddings = 1\n[train]\nsteps = true')
+    assert problems(path) == [
+        f'model.hidden_size: expected a whole number >= 1, got "64" in {path}',
+        f"model.tie_embeddings: expected true or false, got 1 in {path}",
+        f"train.steps: expected a whole number >= 1, got true in {path}",
+    ]
+
+
+def test_unknown_keys_and_tables(tmp_path: Path) -> None:
+    path = write(tmp_path, "[model]\nhiden_size = 64\n[trian]\nsteps = 3\n")
+    unknown_key, unknown_table = problems(path)
+    assert f"unknown key model.hiden_size in {path} (did you mean model.hidden_size?)" in (
+        unknown_key
+    )
+    assert "keys of [model]: implementation, family," in unknown_key
+    assert f"unknown table [trian] in {path} (did you mean train?)" in unknown_table
+    assert "[grid], [model], [data]" in unknown_table
+    (elsewhere,) = problems(optim__batch_size="3")
+    assert "did you mean train.batch_size?" in elsewhere
+    assert problems(write(tmp_path, "model = 3"))[0].startswith("model: expected a table [model]")
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    assert problems(tmp_path / "none.toml") == [
+        f"--config: {tmp_path / 'none.toml'}: cannot be read: No such file or directory"
+    ]
+    assert "is not TOML" in problems(write(tmp_path, "[model\n"))[0]
+    assert "cannot be read: Is a directory" in problems(tmp_path)[0]
+
+
+@pytest.mark.parametrize(
+    ("grid", "expected"),
+    [("auto", "planner"), ("pipe=2", "pipeline"), ("w=2", "x=2,y=2,z=1"), ("x=0", ">= 1")],
+)
+def test_bad_grids(grid: str, expected: str) -> None:
+    with pytest.raises(UserError, match=expected) as caught:
+        load_config(None, grid=grid)
+    assert f"--grid {grid}" in str(caught.value)
+
+
+def refused(*, world_size: int = 1, grid: str = "x=1", **overrides: str) -> str:
+    pairs = tuple(Override(key.replace("__", "."), text) for key, text in overrides.items())
+    config = load_config(None, grid=grid, overrides=pairs)
+    with pytest.raises(UserError) as caught:
+        prepare(config, world_size=world_size)
+    return str(caught.value)
+
+
+def test_job_names_the_numbers(tmp_path: Path) -> None:
+    assert "needs 4 processes (x=2 * y=2 * z=1 * data=1 * pipe=1), but got 3" in refused(
+        grid="x=2,y=2", world_size=3
+    )
+    text = refused(grid="x=2,z=3", world_size=6, train__batch_size="4")
+    assert "does not fit this model and batch" in text
+    assert "hidden_size: 256 must be divisible by 3" in text
+    assert "micro-batch: 4 must be divisible by 3" in text
+    assert "batch_size 16 must be divisible by train.micro_batches 3" in refused(
+        train__micro_batches="3"
+    )
+    assert "plain runs in one process" in refused(
+        model__implementation="plain", grid="x=2", world_size=2
+    )
+    assert "expected at least 256" in refused(model__vocab_size="255")
+    assert "num_heads=3" in refused(model__num_heads="3")
+    assert "pipeline" in refused(grid__pipe="2", world_size=2)
+    if not torch.cuda.is_available():
+        assert "torch sees no GPU here" in refused(train__device="cuda")
+
+
+@contextmanager
+def fused_kernels(why: str = "") -> Iterator[list[tuple[Any, ...]]]:
+    """As if the CUDA parts were built, and said why they cannot; what they are asked."""
+    asked: list[tuple[Any, ...]] = []
+
+    def answer(
+        device: torch.device, dtype: torch.dtype, form: str, m: int, n: int, k: int, ranks: int
+    ) -> str:
+        asked.append((device, dtype, form, ranks))
+        return why
+
+    library = Library("axonn", "FRAGMENT")
+    library.define(
+        "_why_no_fused(Device device, ScalarType dtype, str form, int m, int n, int k, "
+        "int num_ranks) -> str"
+    )
+    library.impl("_why_no_fused", answer, "CompositeExplicitAutograd")
+    try:
+        yield asked
+    finally:
+        library._destroy()
+
+
+def on_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    grid: str = "x=1",
+    local_world_size: int | None = None,
+    **overrides: str,
+) -> list[str]:
+    """What keeps "fused" from a machine that seems to have GPUs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    overrides = {"train__device": "cuda", "parallel__algorithm": "fused", **overrides}
+    pairs = tuple(Override(key.replace("__", "."), text) for key, text in overrides.items())
+    config = load_config(None, grid=grid, overrides=pairs)
+    world_size = config.grid_shape().size
+    try:
+        prepare(config, world_size=world_size, local_world_size=local_world_size)
+    except UserError as error:
+        return list(error.problems)
+    return []
+
+
+@pytest.mark.skipif(_library.cuda is not None, reason="the CUDA parts are built")
+def test_fused_on_gpus_is_refused_in_the_words_of_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found without a peer, and where there is no reason against it, it is taken."""
+    bf16 = {"train__dtype": "bf16"}
+    [problem] = on_gpus(monkeypatch, **bf16)
+    assert problem == (
+        "parallel.algorithm fused: it needs the CUDA parts of axonn_ext, which are not built; use "
+        "auto, chunked or sequential"
+    )
+    with fused_kernels() as asked:
+        assert on_gpus(monkeypatch, grid="x=2,y=4", **bf16) == []
+        assert asked == [(torch.device("cuda", 0), torch.bfloat16, "any", 4)]
+        # Two hosts of four: x and y lie within one, or z does not.
+        assert on_gpus(monkeypatch, grid="x=2,y=2,data=2", local_world_size=4, **bf16) == []
+        [problem] = on_gpus(monkeypatch, grid="x=2,y=2,z=2", local_world_size=4, **bf16)
+        assert "all-reduces need GPUs that reach each other's memory" in problem
+        assert asked[-1] == (torch.device("cuda", 0), torch.bfloat16, "any", 2)
+    with fused_kernels("fused kernels exist for sm_90 only, and it is of sm_80"):
+        [problem] = on_gpus(monkeypatch)
+        assert problem.startswith("parallel.algorithm fused: fused kernels exist for sm_90 only")
+        assert on_gpus(monkeypatch, parallel__algorithm="auto") == []
+
+
+def test_job_measures_the_text_before_it_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(b"x" * 1000)
+    path = str(tmp_path / "short")
+    text = refused(data__text=path)
+    assert "held-out text (data.held_out) has 50 bytes" in text
+    assert "needs 257" in text
+    assert "training text has 100 bytes" in refused(data__text=path, data__held_out="0.9")
+    assert "nothing does not exist" in refused(data__text=str(tmp_path / "nothing"))
+
+
+def test_vocabulary_decides_the_model() -> None:
+    job = prepare(load_config(None), world_size=1)
+    assert job.model.vocab_size == 256
+    padded = load_config(None, overrides=(Override("model.vocab_size", "384"),))
+    assert prepare(padded, world_size=1).model.vocab_size == 384
