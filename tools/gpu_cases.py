@@ -128,8 +128,8 @@ def why_no_fused() -> str:
 def time_case(text: str, path: Path) -> None:
     """Times one case as one of its ranks; rank 0 writes the rows."""
     from axonn_ext.bench.case import Spec
-    from axonn_ext.bench.shapes import BlockShape, GemmShape
     from axonn_ext.bench.worker import Plan, run_worker
+    from axonn_ext.calibrate.shapes import BlockShape, GemmShape
     from axonn_ext.grid import GridShape
     from axonn_ext.launch.process import this_process
 

@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from axonn_ext import collectives, models, nn
-from axonn_ext.bench.case import DTYPES, Case, Collective, Spec, bind_all, call_all
+from axonn_ext.bench.case import Case, Collective, Spec, bind_all, call_all
 from axonn_ext.bench.linear import LinearSizes
 from axonn_ext.bench.reference import Expected, Outputs, Whole, round_off
-from axonn_ext.bench.shapes import BlockShape, GemmShape
+from axonn_ext.calibrate.shapes import BlockShape, GemmShape
+from axonn_ext.calibrate.this_machine import DTYPES
 from axonn_ext.grid import Dims, Grid
 from axonn_ext.models import ParallelConfig, Transformer
 from axonn_ext.models.plain import PlainTransformer

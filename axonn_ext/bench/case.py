@@ -11,13 +11,8 @@ from torch import Tensor
 
 from axonn_ext import ops
 from axonn_ext.bench.reference import Expected, Outputs
-from axonn_ext.bench.shapes import Shape
+from axonn_ext.calibrate.shapes import Shape
 from axonn_ext.grid import AxisGroup, GridShape
-
-DTYPES = {
-    "fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64, "fp16": torch.float16
-}  # fmt: skip
-CPU_DTYPES = ("fp32", "bf16", "fp64")
 
 
 @dataclass(frozen=True)

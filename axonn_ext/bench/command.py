@@ -12,11 +12,14 @@ import torch
 
 from axonn_ext import ops
 from axonn_ext.bench import symm_mem
-from axonn_ext.bench.case import CPU_DTYPES, DTYPES, Spec
+from axonn_ext.bench.case import Spec
 from axonn_ext.bench.plot import plot_rows
 from axonn_ext.bench.report import print_rows
 from axonn_ext.bench.results import Row, read_rows, write_json
-from axonn_ext.bench.shapes import (
+from axonn_ext.bench.summary import compare
+from axonn_ext.bench.worker import Plan, run_worker
+from axonn_ext.calibrate.measure import ROUNDS
+from axonn_ext.calibrate.shapes import (
     ALL_GEMM_OPS,
     DEFAULTS,
     GEMM_OPS,
@@ -28,10 +31,14 @@ from axonn_ext.bench.shapes import (
     parse_shapes,
     problems,
 )
-from axonn_ext.bench.summary import compare
-from axonn_ext.bench.worker import Plan, run_worker
-from axonn_ext.calibrate.measure import ROUNDS
-from axonn_ext.calibrate.this_machine import default_device, describe_machine, num_cores
+from axonn_ext.calibrate.this_machine import (
+    CPU_DTYPES,
+    DTYPES,
+    check_device,
+    default_device,
+    describe_machine,
+    num_cores,
+)
 from axonn_ext.grid import GridShape
 from axonn_ext.launch import process
 from axonn_ext.launch.process import Process
@@ -227,12 +234,6 @@ def _memory_problems(
         for op, shape, _ in asked
     )
     return [problem for problem in dict.fromkeys(problems) if problem]
-
-
-def check_device(device: str) -> None:
-    """Raises UserError for GPUs where there are none."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch sees no GPU here; use --device cpu")
 
 
 def _grids(args: argparse.Namespace, here: Process | None) -> tuple[GridShape, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from axonn_ext import _library
 from axonn_ext.bench.link_overlap import MAX_DIFFERENCE, parse_sizes, time_us
 from axonn_ext.bench.results import write_json
-from axonn_ext.bench.shapes import is_published, published_shapes
+from axonn_ext.calibrate.shapes import is_published, published_shapes
 from axonn_ext.calibrate.this_machine import describe_machine
 from axonn_ext.terminal.errors import UserError, refuse_extra
 from axonn_ext.terminal.files import check_writable

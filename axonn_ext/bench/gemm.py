@@ -13,9 +13,10 @@ from torch import Tensor
 
 from axonn_ext import ops
 from axonn_ext.bench import symm_mem
-from axonn_ext.bench.case import DTYPES, Case, Collective, Spec, bind_all
+from axonn_ext.bench.case import Case, Collective, Spec, bind_all
 from axonn_ext.bench.reference import Outputs, Whole, expected_product, round_off
-from axonn_ext.bench.shapes import GemmShape
+from axonn_ext.calibrate.shapes import GemmShape
+from axonn_ext.calibrate.this_machine import DTYPES
 from axonn_ext.grid import AxisGroup, Grid
 
 

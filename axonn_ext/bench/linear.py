@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from axonn_ext import nn
-from axonn_ext.bench.case import DTYPES, Case, Collective, Spec, bind_all, call_all
+from axonn_ext.bench.case import Case, Collective, Spec, bind_all, call_all
 from axonn_ext.bench.reference import Expected, Outputs, Whole, expected_product, round_off
-from axonn_ext.bench.shapes import GemmShape
+from axonn_ext.calibrate.shapes import GemmShape
+from axonn_ext.calibrate.this_machine import DTYPES
 from axonn_ext.grid import AxisGroup, Dims, Grid
 
 

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from axonn_ext import _library
 from axonn_ext.bench.results import write_json
-from axonn_ext.bench.shapes import is_size
+from axonn_ext.calibrate.measure import HEAD_START_CYCLES
+from axonn_ext.calibrate.shapes import is_size
 from axonn_ext.calibrate.this_machine import describe_machine
 from axonn_ext.terminal.arguments import whole
 from axonn_ext.terminal.errors import UserError, refuse_extra
@@ -30,7 +31,6 @@ LINK = "emulated: pinned host memory over the host's bus, by the copy engine"
 NUM_SHARDS = 4  # one of them is here
 # How "fused" cuts a shard: chunks_per_shard of csrc/core/cuda/fused/fused_calls.h.
 FUSED_CHUNK_ROWS, MAX_FUSED_CHUNKS = 256, 4
-HEAD_START_CYCLES = 2_000_000  # about a millisecond
 CALLS = 20
 WARM_UP_CALLS = 5
 MAX_DIFFERENCE = 2 * torch.finfo(torch.bfloat16).eps

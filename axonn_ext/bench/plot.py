@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from axonn_ext.bench import symm_mem
 from axonn_ext.bench.report import grouped
 from axonn_ext.bench.results import Row
-from axonn_ext.bench.shapes import short_grid
+from axonn_ext.calibrate.shapes import short_grid
 from axonn_ext.grid import GridShape
 
 if TYPE_CHECKING:

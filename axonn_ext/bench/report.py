@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from axonn_ext.bench.results import Row
-from axonn_ext.bench.shapes import short_grid
+from axonn_ext.calibrate.shapes import short_grid
 from axonn_ext.grid import GridShape
 from axonn_ext.terminal.console import print_table
 

@@ -16,8 +16,8 @@ from axonn_ext.bench.gemm import gemm_case
 from axonn_ext.bench.linear import linear_case
 from axonn_ext.bench.results import Row
 from axonn_ext.bench.run import run_case
-from axonn_ext.bench.shapes import short_grid
 from axonn_ext.calibrate.measure import Ranks
+from axonn_ext.calibrate.shapes import short_grid
 from axonn_ext.grid import Grid, GridShape
 from axonn_ext.launch import process
 from axonn_ext.launch.process import Process

@@ -13,11 +13,10 @@ from typing import Any
 from rich.table import Table
 
 from axonn_ext import settings
-from axonn_ext.bench.case import CPU_DTYPES
 from axonn_ext.calibrate.file import LinkRow, link_rows, machine_file, peak_flops
 from axonn_ext.calibrate.find_machine import measured_file
 from axonn_ext.calibrate.plan import Plan, group_shapes
-from axonn_ext.calibrate.this_machine import default_device, describe_machine, num_cores
+from axonn_ext.calibrate.this_machine import CPU_DTYPES, default_device, describe_machine, num_cores
 from axonn_ext.launch import process
 from axonn_ext.launch.process import Process
 from axonn_ext.terminal.arguments import MOST_PROCESSES, MOST_THREADS, whole

@@ -26,6 +26,8 @@ ROUNDS = 30
 MIN_BATCH_SECONDS = 0.05  # the ranks' start, some 50 us apart, is a thousandth of that
 # A batch is made this much longer than it must be, so that few come out too short.
 _HEADROOM = 1.2
+# How long a GPU is kept busy while the host enqueues what is timed: about a millisecond.
+HEAD_START_CYCLES = 2_000_000
 _MAX_GROWTH = 50  # of the number of calls at once: the first calls may be uncommonly slow
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from axonn_ext import tuning
-from axonn_ext.bench.link_overlap import HEAD_START_CYCLES
+from axonn_ext.calibrate.measure import HEAD_START_CYCLES
 from axonn_ext.models.products import Product
 
 DIRECT = "direct"  # the library's call

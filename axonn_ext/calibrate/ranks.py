@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from axonn_ext import ops  # noqa: F401  (registers torch.ops.axonn)
-from axonn_ext.bench.case import DTYPES
 from axonn_ext.calibrate.fit import Point
 from axonn_ext.calibrate.measure import Ranks, Timing, measure
 from axonn_ext.calibrate.plan import KINDS, GroupShape, Plan, Product, group_shapes
+from axonn_ext.calibrate.this_machine import DTYPES
 from axonn_ext.grid import AxisGroup, Grid
 
 Json = dict[str, Any]

@@ -1,4 +1,4 @@
-"""What a benchmark ran on."""
+"""What a benchmark runs on, and the names of the dtypes that it takes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ import torch
 
 import axonn_ext
 from axonn_ext import _machine
+from axonn_ext.terminal.errors import UserError
+
+DTYPES = {
+    "fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64, "fp16": torch.float16
+}  # fmt: skip
+CPU_DTYPES = ("fp32", "bf16", "fp64")
 
 
 def describe_machine(*, threads: int, device: str = "cpu") -> dict[str, str | int]:
@@ -32,6 +38,12 @@ def describe_machine(*, threads: int, device: str = "cpu") -> dict[str, str | in
 def default_device() -> str:
     """What is timed where nobody says: GPUs, if there are any."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def check_device(device: str) -> None:
+    """Raises UserError for GPUs where there are none."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch sees no GPU here; use --device cpu")
 
 
 def _describe_gpus() -> dict[str, str | int]:

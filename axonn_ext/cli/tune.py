@@ -15,8 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from axonn_ext import models, settings
-from axonn_ext.bench.command import check_device
-from axonn_ext.bench.shapes import (
+from axonn_ext.calibrate.products import ProductRow, gain, measure_product, sizes
+from axonn_ext.calibrate.shapes import (
     PUBLISHED_LAYERS,
     PUBLISHED_ROWS,
     GemmShape,
@@ -24,8 +24,7 @@ from axonn_ext.bench.shapes import (
     parse_shapes,
     problems,
 )
-from axonn_ext.calibrate.products import ProductRow, gain, measure_product, sizes
-from axonn_ext.calibrate.this_machine import default_device, describe_machine
+from axonn_ext.calibrate.this_machine import check_device, default_device, describe_machine
 from axonn_ext.grid import GridShape
 from axonn_ext.launch import process
 from axonn_ext.models import ParallelConfig

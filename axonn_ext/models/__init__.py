@@ -6,8 +6,8 @@ import torch
 
 from axonn_ext.grid import Grid
 from axonn_ext.models.config import ModelConfig, ParallelConfig, check
-from axonn_ext.models.gpt2.model.model import GPT2
-from axonn_ext.models.llama.model.model import Llama
+from axonn_ext.models.gpt2.model import GPT2
+from axonn_ext.models.llama.model import Llama
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn import initialize
 

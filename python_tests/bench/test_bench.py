@@ -25,14 +25,14 @@ from axonn_ext.bench.reference import Expected, Outputs, Whole, expected_product
 from axonn_ext.bench.report import print_rows
 from axonn_ext.bench.results import Ratios, Row, read_rows, write_json
 from axonn_ext.bench.run import NUM_WARM_UP_CALLS, run_case
-from axonn_ext.bench.shapes import (
+from axonn_ext.bench.worker import build_case
+from axonn_ext.calibrate.measure import Ranks, measure
+from axonn_ext.calibrate.shapes import (
     OPS,
     BlockShape,
     GemmShape,
     Shape,
 )
-from axonn_ext.bench.worker import build_case
-from axonn_ext.calibrate.measure import Ranks, measure
 from grids import grid_of
 
 PNG = b"\x89PNG\r\n\x1a\n"

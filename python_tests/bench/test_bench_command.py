@@ -15,7 +15,10 @@ from axonn_ext.bench.case import Spec
 from axonn_ext.bench.command import BASELINES
 from axonn_ext.bench.reference import judge
 from axonn_ext.bench.results import Row
-from axonn_ext.bench.shapes import (
+from axonn_ext.bench.summary import Comparison
+from axonn_ext.bench.worker import build_case
+from axonn_ext.calibrate.measure import Ranks
+from axonn_ext.calibrate.shapes import (
     ALL_GEMM_OPS,
     OPS,
     BlockShape,
@@ -23,9 +26,6 @@ from axonn_ext.bench.shapes import (
     parse_shapes,
     problems,
 )
-from axonn_ext.bench.summary import Comparison
-from axonn_ext.bench.worker import build_case
-from axonn_ext.calibrate.measure import Ranks
 from axonn_ext.cli import main
 from axonn_ext.terminal.errors import UserError
 from commands import AXONN, ROOT, run, torchrun

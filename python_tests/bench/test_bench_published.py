@@ -24,7 +24,10 @@ from axonn_ext.bench.link_overlap import summarize as summarize_links
 from axonn_ext.bench.plot import plot_rows
 from axonn_ext.bench.reference import judge
 from axonn_ext.bench.results import write_json
-from axonn_ext.bench.shapes import (
+from axonn_ext.bench.summary import compare
+from axonn_ext.bench.worker import Plan, build_case
+from axonn_ext.calibrate.measure import Ranks
+from axonn_ext.calibrate.shapes import (
     GEMM_OPS,
     PUBLISHED_LAYERS,
     PUBLISHED_ROWS,
@@ -32,9 +35,6 @@ from axonn_ext.bench.shapes import (
     parse_shapes,
     problems,
 )
-from axonn_ext.bench.summary import compare
-from axonn_ext.bench.worker import Plan, build_case
-from axonn_ext.calibrate.measure import Ranks
 from axonn_ext.grid import AxisGroup
 from axonn_ext.terminal.errors import UserError
 from bench_rows import row_of

@@ -13,7 +13,7 @@ import pytest
 from axonn_ext.bench.ranking.cases import CASES, Launch, legal_configs, predict
 from axonn_ext.bench.ranking.compare import Row, Times, judge, markdown, spearman
 from axonn_ext.bench.ranking.ranks import time_configs
-from axonn_ext.bench.shapes import short_grid
+from axonn_ext.calibrate.shapes import short_grid
 from axonn_ext.cli.main import main
 from axonn_ext.models import check
 from axonn_ext.planner import load_machine

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from axonn_ext import GridShape, _library, settings, tuning
-from axonn_ext.bench.shapes import PUBLISHED_LAYERS, PUBLISHED_ROWS
 from axonn_ext.calibrate.products import ProductRow, gain, time_in_turns
+from axonn_ext.calibrate.shapes import PUBLISHED_LAYERS, PUBLISHED_ROWS
 from axonn_ext.cli import main
 from axonn_ext.cli.tune import Request, add_parser, make_request
 from axonn_ext.models.products import PRESETS, Product

@@ -14,8 +14,8 @@ from typing import Any
 from axonn_ext import settings
 from axonn_ext.bench.ranking.cases import CASES, Config, Launch, legal_configs, predict
 from axonn_ext.bench.ranking.compare import TOP, Row, Times, judge, markdown
-from axonn_ext.bench.shapes import short_grid
 from axonn_ext.calibrate.find_machine import find_machine
+from axonn_ext.calibrate.shapes import short_grid
 from axonn_ext.calibrate.this_machine import describe_machine
 from axonn_ext.launch import process
 from axonn_ext.launch.process import Process
