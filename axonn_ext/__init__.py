@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from axonn_ext import models, nn, ops, overlap, planner, tracing, tuning
     from axonn_ext._library import symmetric_memory_bytes_in_use
     from axonn_ext.gradients import clip_grad_norm_, sync_gradients
-    from axonn_ext.grid import Grid, GridShape
+    from axonn_ext.grid import Grid
     from axonn_ext.nn import initialize
+    from axonn_ext.spec.grid import GridShape
     from axonn_ext.state import full_gradients, full_state_dict, load_full_state_dict
     from axonn_ext.tracing import CommunicationRecord, CommunicationTrace, trace_communication
     from axonn_ext.tuning import warm_up

@@ -15,10 +15,8 @@ from torch import Tensor, nn
 
 from axonn_ext import collectives
 from axonn_ext.nn.sharded import ShardedParameter, sharded_parameters
-
-# Large enough that a collective's latency does not show, small enough not to matter beside a model.
-BUCKET_BYTES = 32 << 20
-SUM_ORDER = ("x", "y", "z", "data")
+from axonn_ext.spec.grid import SUM_ORDER
+from axonn_ext.spec.parallel import BUCKET_BYTES
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The grid of ranks: how many along each axis, where this rank is, and the groups of the axes.
+"""The grid of this world's ranks: where this rank is, and the groups of the axes.
 
 Rank order, slowest to fastest: data, pipe, z, y, x, so that x has the fastest links.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -19,67 +19,10 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from axonn_ext import ops, settings  # noqa: F401  (ops registers torch.ops.axonn)
+from axonn_ext.spec.grid import AXES, GridShape
 
-AXES = ("data", "pipe", "z", "y", "x")  # slowest to fastest
 _WATCHDOG_SECONDS = 30.0  # that c10d grants a collective beyond AXONN_TIMEOUT_SECONDS
 Dims = Mapping[int, Sequence[str]]  # tensor dim -> the axes that split it, slowest first
-
-
-@dataclass(frozen=True)
-class GridShape:
-    """Sizes of the five axes. Needs no process group, so it can be checked before a launch."""
-
-    x: int = 1
-    y: int = 1
-    z: int = 1
-    data: int = 1
-    pipe: int = 1
-
-    def __post_init__(self) -> None:
-        for axis, size in self.as_dict().items():
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ValueError(f"grid axis {axis} must be a whole number >= 1, got {size!r}")
-        if self.pipe > 1:
-            raise ValueError(
-                f"grid axis pipe={self.pipe}: pipeline parallelism is not available yet; use pipe=1"
-            )
-
-    @classmethod
-    def parse(cls, text: str) -> GridShape:
-        """The shape that "x=2,y=2,z=1,data=1,pipe=1" (omitted = 1) or "2x2x1" (x, y, z) stands for.
-
-        Raises ValueError, with what was expected, for anything else.
-        """
-        text = text.strip()
-        if text == "auto":
-            raise ValueError(
-                "grid 'auto' is for axonn-ext train; the planner proposes grids: axonn-ext plan"
-            )
-        names = [f.name for f in fields(cls)]
-        expected = f"grid must read like x=2,y=2,z=1 (axes {', '.join(names)}) or 2x2x1"
-        if re.fullmatch(r"[0-9]{1,9}x[0-9]{1,9}x[0-9]{1,9}", text):
-            x, y, z = (int(size) for size in text.split("x"))
-            return cls(x=x, y=y, z=z)
-        sizes: dict[str, int] = {}
-        for item in text.split(","):
-            match = re.fullmatch(r"\s*(\w+)\s*=\s*(-?[0-9]{1,9})\s*", item)
-            if not match or match[1] not in names:
-                raise ValueError(f"{expected}; got {item!r} in {text!r}")
-            if match[1] in sizes:
-                raise ValueError(f"{expected}; {match[1]} stands twice in {text!r}")
-            sizes[match[1]] = int(match[2])
-        return cls(**sizes)
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.as_dict().values())
-
-    def as_dict(self) -> dict[str, int]:
-        """The JSON object of five keys."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-    def __str__(self) -> str:
-        return ",".join(f"{axis}={size}" for axis, size in self.as_dict().items())
 
 
 @dataclass(frozen=True)

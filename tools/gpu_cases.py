@@ -130,8 +130,8 @@ def time_case(text: str, path: Path) -> None:
     from axonn_ext.bench.case import Spec
     from axonn_ext.bench.worker import Plan, run_worker
     from axonn_ext.calibrate.shapes import BlockShape, GemmShape
-    from axonn_ext.grid import GridShape
     from axonn_ext.launch.process import this_process
+    from axonn_ext.spec.grid import GridShape
 
     case = json.loads(text)
     options = {"linear": {"role": "expand", "layout": "sharded"}, "block": {"layout": "sharded"}}

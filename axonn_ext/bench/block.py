@@ -20,10 +20,11 @@ from axonn_ext.bench.reference import Expected, Outputs, Whole, round_off
 from axonn_ext.calibrate.shapes import BlockShape, GemmShape
 from axonn_ext.calibrate.this_machine import DTYPES
 from axonn_ext.grid import Dims, Grid
-from axonn_ext.models import ParallelConfig, Transformer
+from axonn_ext.models import Transformer
 from axonn_ext.models.plain import PlainTransformer
 from axonn_ext.models.transformer import Block
 from axonn_ext.nn.sharded import rows_over
+from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.state import full_state_dict
 
 # A gradient at the far end has passed four matmuls, attention, two norms and a GELU forward, and

@@ -39,11 +39,10 @@ from axonn_ext.calibrate.this_machine import (
     describe_machine,
     num_cores,
 )
-from axonn_ext.grid import GridShape
 from axonn_ext.launch import process
 from axonn_ext.launch.process import Process
-from axonn_ext.nn.linear import ROLES
-from axonn_ext.nn.sharded import LAYOUTS
+from axonn_ext.spec.grid import GridShape
+from axonn_ext.spec.parallel import LAYOUTS, ROLES
 from axonn_ext.terminal.arguments import MOST_PROCESSES, MOST_THREADS, whole
 from axonn_ext.terminal.console import Console
 from axonn_ext.terminal.errors import UserError, refuse_extra

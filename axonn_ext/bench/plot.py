@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from axonn_ext.bench import symm_mem
 from axonn_ext.bench.report import grouped
 from axonn_ext.bench.results import Row
-from axonn_ext.calibrate.shapes import short_grid
-from axonn_ext.grid import GridShape
+from axonn_ext.spec.grid import GridShape
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,7 +106,7 @@ def _title(rows: Sequence[Row]) -> str:
 def _labels(groups: Sequence[Sequence[Row]], *, names_op: bool) -> list[str]:
     return [
         (f"{group[0].op} " if names_op else "")
-        + f"{short_grid(GridShape(**group[0].grid))}\n"
+        + f"{GridShape(**group[0].grid).short()}\n"
         + ", ".join(map(str, group[0].shape.values()))
         for group in groups
     ]

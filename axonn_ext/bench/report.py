@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from axonn_ext.bench.results import Row
-from axonn_ext.calibrate.shapes import short_grid
-from axonn_ext.grid import GridShape
+from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.console import print_table
 
 NOISY = 0.1  # a middle half wider than this share of the median makes small differences moot
@@ -46,7 +45,7 @@ def title(row: Row) -> str:
     """What the row's group measured."""
     names, sizes = ",".join(row.shape), ",".join(str(size) for size in row.shape.values())
     options = "".join(f", {value}" for value in row.options.values())
-    return f"{row.op}  {short_grid(GridShape(**row.grid))}  {names} = {sizes}  {row.dtype}{options}"
+    return f"{row.op}  {GridShape(**row.grid).short()}  {names} = {sizes}  {row.dtype}{options}"
 
 
 def microseconds(value: float | None) -> str:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from axonn_ext.bench import symm_mem
 from axonn_ext.bench.report import grouped
 from axonn_ext.bench.results import Row
-from axonn_ext.calibrate.shapes import short_grid
-from axonn_ext.grid import GridShape
+from axonn_ext.spec.grid import GridShape
 
 CHOSEN = "auto"
 REFERENCES = ("sequential", symm_mem.NAME)
@@ -92,4 +91,4 @@ def _compare(rows: Sequence[Row], against: str) -> Comparison | None:
 
 def _case(row: Row) -> str:
     names, sizes = ",".join(row.shape), ",".join(map(str, row.shape.values()))
-    return f"{names} = {sizes} on {short_grid(GridShape(**row.grid))}"
+    return f"{names} = {sizes} on {GridShape(**row.grid).short()}"

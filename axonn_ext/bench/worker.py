@@ -17,10 +17,10 @@ from axonn_ext.bench.linear import linear_case
 from axonn_ext.bench.results import Row
 from axonn_ext.bench.run import run_case
 from axonn_ext.calibrate.measure import Ranks
-from axonn_ext.calibrate.shapes import short_grid
-from axonn_ext.grid import Grid, GridShape
+from axonn_ext.grid import Grid
 from axonn_ext.launch import process
 from axonn_ext.launch.process import Process
+from axonn_ext.spec.grid import GridShape
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -81,7 +81,7 @@ class _Bar:
 
     def begin(self, spec: Spec) -> None:
         if self._progress is not None:
-            text = f"{spec.op}  {short_grid(spec.grid)}  {','.join(map(str, spec.shape))}"
+            text = f"{spec.op}  {spec.grid.short()}  {','.join(map(str, spec.shape))}"
             self._progress.update(self._task, description=text, refresh=True)
 
     def advance(self) -> None:

@@ -7,8 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from axonn_ext.grid import GridShape
-from axonn_ext.planner.grid import COMMUNICATING, grids_of
+from axonn_ext.spec.grid import COMMUNICATING, GridShape, grids_of
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 LAYOUTS = ("NT", "NN", "TN")  # forward, dgrad and wgrad, as BLAS writes them
@@ -76,6 +75,6 @@ def group_shapes(num_ranks: int, *, by_axis: bool) -> list[GroupShape]:
         for axis in COMMUNICATING:
             ranks = getattr(size, axis)
             if ranks > 1:
-                shape = GroupShape(axis, size.inner(axis), ranks, GridShape(**size._asdict()))
+                shape = GroupShape(axis, size.inner(axis), ranks, size)
                 found.setdefault((axis if by_axis else "", shape.inner, ranks), shape)
     return list(found.values())

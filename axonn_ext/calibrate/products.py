@@ -17,7 +17,7 @@ from torch import Tensor
 
 from axonn_ext import tuning
 from axonn_ext.calibrate.measure import HEAD_START_CYCLES
-from axonn_ext.models.products import Product
+from axonn_ext.spec.products import Product
 
 DIRECT = "direct"  # the library's call
 LEAST_SPEEDUP = 0.98  # what a choice may lose to the library's call, for noise

@@ -7,8 +7,10 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from axonn_ext.grid import GridShape
-from axonn_ext.models import ModelConfig, ParallelConfig, check
+from axonn_ext.spec.grid import GridShape
+from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.parallel import ParallelConfig
+from axonn_ext.spec.rules import check
 from axonn_ext.terminal.errors import UserError
 
 GEMM_OPS = ("ag-gemm", "gemm-rs", "gemm-ar")
@@ -164,7 +166,7 @@ def parse_sizes(op: str, text: str, presets: Sequence[str]) -> Shape:
 
 def problems(op: str, shape: Shape, grid: GridShape, *, role: str, layout: str) -> list[str]:
     """Why the op cannot be timed in that shape on that grid, with the numbers; empty if it can."""
-    where = f"{op} {describe(shape)} on {short_grid(grid)}: "
+    where = f"{op} {describe(shape)} on {grid.short()}: "
     if grid.data > 1:
         return [f"{where}data={grid.data} must be 1: nothing of one layer moves over data"]
     if isinstance(shape, BlockShape):
@@ -198,9 +200,3 @@ def _linear_rules(grid: GridShape, role: str, layout: str) -> list[tuple[str, in
 def describe(shape: Shape) -> str:
     """As "M,N,K = 512,1024,1024"."""
     return f"{','.join(shape._fields)} = {','.join(map(str, shape))}"
-
-
-def short_grid(grid: GridShape) -> str:
-    """The axes with several ranks, as "x=2,y=2"."""
-    sizes = [f"{axis}={size}" for axis, size in grid.as_dict().items() if size > 1]
-    return ",".join(sizes) or "x=1"

@@ -16,10 +16,11 @@ from axonn_ext.calibrate.find_machine import find_machine
 from axonn_ext.cli import plan_files, plan_report, plan_scaling
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate
+from axonn_ext.planner.job import WIDTHS
 from axonn_ext.planner.model_files import load_model
-from axonn_ext.planner.options import LAYOUTS, WIDTHS, Overlap
 from axonn_ext.planner.search import Plan, Request, plan, smallest_that_fits
 from axonn_ext.planner.timeline import timeline
+from axonn_ext.spec.parallel import LAYOUTS, Overlap
 from axonn_ext.terminal.arguments import number, whole
 from axonn_ext.terminal.console import Console
 from axonn_ext.terminal.errors import UserError, refuse_extra

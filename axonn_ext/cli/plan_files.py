@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from axonn_ext.cli.plan_report import days, duration, gigabytes
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.files import is_file
-from axonn_ext.planner.grid import COMMUNICATING
-from axonn_ext.planner.model_files import load_details
-from axonn_ext.planner.options import Job
+from axonn_ext.planner.job import Job, Options
 from axonn_ext.planner.program import bytes_by_axis, make_program
 from axonn_ext.planner.search import Plan, Request
 from axonn_ext.planner.timeline import COMPUTE, Timeline
+from axonn_ext.spec.grid import COMMUNICATING
 from axonn_ext.terminal.files import write_text
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def plan_as_json(result: Plan, *, tokens: float) -> Json:
 
 def request_as_json(request: Request, *, tokens: float) -> Json:
     """What was asked, but for the number of GPUs and the batch."""
-    model = dataclasses.asdict(request.model) | {"num_parameters": request.model.num_parameters}
+    model = dataclasses.asdict(request.model) | {"num_parameters": request.model.num_parameters()}
     return {
         "model": {"name": request.model_name, **model},
         "machine": request.machine.name,
@@ -58,9 +57,9 @@ def config_as_json(estimate: Estimate, *, tokens: float) -> Json:
     """One configuration and what is predicted for it."""
     job, memory = estimate.job, estimate.memory
     return {
-        "grid": job.grid._asdict(),
+        "grid": job.grid.as_dict(),
         "batch_size": job.batch_size,
-        **dataclasses.asdict(job.options),
+        **_options_as_json(job.options),
         "step_time_s": estimate.step_time_s,
         "compute_s": estimate.compute_s,
         "optimizer_s": estimate.optimizer_s,
@@ -73,6 +72,15 @@ def config_as_json(estimate: Estimate, *, tokens: float) -> Json:
         "memory_items": memory._asdict(),
         "binding": estimate.binding,
     }
+
+
+def _options_as_json(options: Options) -> Json:
+    """What was searched: algorithms, and whether overlap waits, change no prediction."""
+    values = dataclasses.asdict(options)
+    del values["algorithm"]
+    if values["overlap"] is not None:
+        del values["overlap"]["wait_at_once"]
+    return values
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -149,12 +157,13 @@ def trainer_config(estimate: Estimate, *, source: str) -> Config:
     chosen, overlap = job.options, job.options.overlap
     sizes = dataclasses.asdict(model)
     sizes |= {name: sizes[name] or 0 for name in ("num_kv_heads", "intermediate_size")}
-    sizes |= load_details(source)
     searched = {key.name for key in dataclasses.fields(config.parallel)} - {"algorithm"}
-    carried = {"mode": "off"} if overlap is None else {"mode": "on", **dataclasses.asdict(overlap)}
+    carried: Json = {"mode": "off"}
+    if overlap is not None:
+        carried = {"mode": "on", **_options_as_json(chosen)["overlap"]}
     return dataclasses.replace(
         config,
-        grid=GridTable(**job.grid._asdict()),
+        grid=GridTable(**job.grid.as_dict()),
         model=dataclasses.replace(config.model, implementation="axonn", **sizes),
         train=dataclasses.replace(
             config.train, batch_size=job.batch_size, micro_batches=chosen.micro_batches,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from axonn_ext.cli.plan_report import describe, duration, micro_batches, options
 from axonn_ext.planner.estimate import Estimate
-from axonn_ext.planner.grid import COMMUNICATING
 from axonn_ext.planner.search import Plan
 from axonn_ext.planner.timeline import COMPUTE, Event, Timeline
+from axonn_ext.spec.grid import COMMUNICATING
 
 # Figure, not pyplot, below: that would choose a window system and keep every figure alive.
 if TYPE_CHECKING:

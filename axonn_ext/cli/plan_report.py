@@ -11,12 +11,12 @@ from rich.table import Table
 
 from axonn_ext.planner.costs import Costs
 from axonn_ext.planner.estimate import Estimate
-from axonn_ext.planner.grid import COMMUNICATING
+from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import Machine
-from axonn_ext.planner.options import Job
 from axonn_ext.planner.program import bytes_by_axis, make_program
 from axonn_ext.planner.search import Plan, Request
 from axonn_ext.planner.timeline import COMPUTE, timeline
+from axonn_ext.spec.grid import COMMUNICATING
 from axonn_ext.terminal.console import plain_table, print_table
 
 SECONDS_PER_DAY = 86400
@@ -43,7 +43,7 @@ def describe(request: Request) -> str:
     """Model, GPUs and batch in one line."""
     model = request.model
     return (
-        f"{request.model_name} ({size(model.num_parameters)} parameters) on "
+        f"{request.model_name} ({size(model.num_parameters())} parameters) on "
         f"{gpus(request.num_ranks)} of {request.machine.name}; a step of {request.batch_size:,} x "
         f"{model.sequence_length:,} = {size(request.batch_size * model.sequence_length)} tokens, "
         f"{request.dtype}"

@@ -25,17 +25,12 @@ from axonn_ext.calibrate.shapes import (
     problems,
 )
 from axonn_ext.calibrate.this_machine import check_device, default_device, describe_machine
-from axonn_ext.grid import GridShape
 from axonn_ext.launch import process
-from axonn_ext.models import ParallelConfig
-from axonn_ext.models.products import (
-    PRESETS,
-    LinearSpec,
-    Product,
-    linear_products,
-    products_of_linears,
-)
-from axonn_ext.nn.linear import ROLES
+from axonn_ext.spec.grid import GridShape
+from axonn_ext.spec.model import LinearSpec
+from axonn_ext.spec.parallel import ROLES, ParallelConfig
+from axonn_ext.spec.presets import PRESETS
+from axonn_ext.spec.products import Product, linear_products, products_of_linears
 from axonn_ext.terminal.arguments import MOST_THREADS, whole
 from axonn_ext.terminal.console import Console, plain_table, print_table
 from axonn_ext.terminal.errors import UserError, refuse_extra

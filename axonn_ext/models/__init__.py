@@ -1,36 +1,37 @@
-"""Transformers for a grid: GPT-2 and Llama style, from one frozen config."""
+"""Transformers for a grid, from one frozen config; a folder for each family.
+
+Importing this does not import Torch: a name is loaded when it is first used.
+"""
 
 from __future__ import annotations
 
-import torch
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from axonn_ext.grid import Grid
-from axonn_ext.models.config import ModelConfig, ParallelConfig, check
-from axonn_ext.models.gpt2.model import GPT2
-from axonn_ext.models.llama.model import Llama
-from axonn_ext.models.transformer import Transformer
-from axonn_ext.nn import initialize
+if TYPE_CHECKING:
+    from axonn_ext.models.builder import build
+    from axonn_ext.models.transformer import Transformer
+    from axonn_ext.spec.model import ModelConfig
+    from axonn_ext.spec.parallel import ParallelConfig
+    from axonn_ext.spec.rules import check
 
-__all__ = ["GPT2", "Llama", "ModelConfig", "ParallelConfig", "Transformer", "build", "check"]
+__all__ = ["ModelConfig", "ParallelConfig", "Transformer", "build", "check"]
+
+_HOMES = {
+    "ModelConfig": "spec.model",
+    "ParallelConfig": "spec.parallel",
+    "Transformer": "models.transformer",
+    "build": "models.builder",
+    "check": "spec.rules",
+}
 
 
-def build(
-    config: ModelConfig,
-    grid: Grid,
-    parallel: ParallelConfig | None = None,
-    *,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-) -> Transformer:
-    """The model with its initial values, which are the same on every grid.
+def __getattr__(name: str) -> Any:
+    """A public name, from the module that defines it (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"axonn_ext.{_HOMES[name]}"), name)
 
-    Raises ValueError, naming parameter and numbers, where the grid does not divide the model;
-    `check` tells beforehand, for all rules at once.
-    """
-    model_class = {"gpt2": GPT2, "llama": Llama}[config.family]
-    model = model_class(config, grid, parallel or ParallelConfig(), dtype=dtype)
-    initialize(model, seed=seed)  # by the CPU: the same bits on every device
-    if torch.device(device).type != "cpu":  # fake tensors cannot be moved
-        model.to(device)
-    return model
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from axonn_ext.grid import Grid
-from axonn_ext.models.config import ModelConfig, ParallelConfig
 from axonn_ext.nn import MLP, Attention, CrossEntropy, Init
 from axonn_ext.nn.loss import IGNORE_INDEX
 from axonn_ext.nn.sharded import own_rows
 from axonn_ext.ops._arguments import check_tensor
+from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.state import NamedState
 
 

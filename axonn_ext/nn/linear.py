@@ -18,19 +18,9 @@ from axonn_ext import (
     collectives,
 )
 from axonn_ext.grid import Dims, Grid
-from axonn_ext.nn.sharded import (
-    LAYOUTS,
-    Init,
-    ParameterSpec,
-    ShardedModule,
-    check_choice,
-    initialize,
-    rows_over,
-)
-from axonn_ext.ops import ALGORITHMS
+from axonn_ext.nn.sharded import Init, ParameterSpec, ShardedModule, initialize, rows_over
 from axonn_ext.ops._arguments import check_tensor
-
-ROLES = {"expand": ("x", "y"), "contract": ("y", "x")}
+from axonn_ext.spec.parallel import ALGORITHMS, LAYOUTS, ROLES, check_choice
 
 
 class Linear(ShardedModule):

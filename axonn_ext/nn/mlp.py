@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from axonn_ext.grid import Grid
 from axonn_ext.nn.linear import Linear
-from axonn_ext.nn.sharded import Init, check_choice
+from axonn_ext.nn.sharded import Init
+from axonn_ext.spec.parallel import check_choice
 
 
 class MLP(nn.Module):

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from axonn_ext import ops  # noqa: F401  (registers torch.ops.axonn)
 from axonn_ext.grid import Dims, Grid
 
-LAYOUTS = ("sharded", "replicated")
-
 
 @dataclass(frozen=True)
 class Init:
@@ -144,11 +142,6 @@ def initialize(module: nn.Module, *, seed: int, prefix: str = "") -> None:
         torch.ops.axonn.fill_random_(
             p.parameter, p.spec.full_sizes, offsets, name, seed, init.distribution, init.a, init.b
         )
-
-
-def check_choice(argument: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{argument} must be one of {', '.join(choices)}, got {value!r}")
 
 
 def rows_over(layout: str, axis: str) -> tuple[str, ...]:

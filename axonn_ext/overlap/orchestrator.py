@@ -12,16 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from axonn_ext import _C, settings
-from axonn_ext.gradients import SUM_ORDER, axes_left
+from axonn_ext.gradients import axes_left
 from axonn_ext.grid import AxisGroup, Grid
 from axonn_ext.nn.sharded import ShardedModule, ShardedParameter, sharded_parameters
 from axonn_ext.overlap.host_lane import HostLane
 from axonn_ext.overlap.lane import Lane
-from axonn_ext.overlap.options import Overlap
 from axonn_ext.overlap.stream_lane import StreamLane
 from axonn_ext.overlap.sums import BucketedSums, ScatteredSums
 from axonn_ext.overlap.watch import Watch
 from axonn_ext.overlap.weights import GatheredWeights
+from axonn_ext.spec.grid import SUM_ORDER
+from axonn_ext.spec.parallel import Overlap
 
 
 class Orchestrator:

@@ -4,30 +4,25 @@
     request = planner.Request(model, "my model", num_ranks=1024, machine=machine, batch_size=2048)
     planner.plan(request).configs[0].job.grid
 
-Pure: no file but the machine's is read, nothing is started. Imports nothing of the rest of the
-package, and no Torch.
+Pure: no file but the machine's is read, nothing is started. Of the rest of the package it imports
+what a model, a grid and a run are (axonn_ext.spec), and no Torch.
 """
 
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate
-from axonn_ext.planner.grid import GridSize
+from axonn_ext.planner.job import Job, Options
 from axonn_ext.planner.machine import Machine, load_machine
 from axonn_ext.planner.memory import Memory, memory_of
-from axonn_ext.planner.model import Model
-from axonn_ext.planner.options import Job, Options, Overlap
 from axonn_ext.planner.search import Plan, Request, plan, smallest_that_fits
 from axonn_ext.planner.timeline import Event, Timeline, simulate, timeline
 
 __all__ = [
     "Estimate",
     "Event",
-    "GridSize",
     "Job",
     "Machine",
     "Memory",
-    "Model",
     "Options",
-    "Overlap",
     "Plan",
     "PlannerError",
     "Request",

@@ -14,8 +14,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from axonn_ext.planner.model import Model
-from axonn_ext.planner.options import Job
+from axonn_ext.planner.job import Job
+from axonn_ext.spec.family import RMS_NORM
+from axonn_ext.spec.model import ModelConfig
 
 _FP32, _INT64, _BOOL = 4, 8, 1
 
@@ -27,7 +28,8 @@ class ModelSizes(NamedTuple):
     the first after the last, that have most. num_parameters: tensors.
     """
 
-    llama: bool
+    rms_norm: bool
+    gated: bool
     tied: bool
     layers: int
     hidden: int
@@ -45,14 +47,17 @@ class ModelSizes(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def sizes_of(model: Model) -> ModelSizes:
+def sizes_of(model: ModelConfig) -> ModelSizes:
     """The model's properties, computed once."""
-    llama = model.family == "llama"
-    per_block, ends = (6, 2) if llama else (12, 4)
+    traits = model.traits
+    # Four Linears and two norms in a block; the table, that of positions, and the last norm.
+    per_block = 4 * (1 + traits.has_biases) + 2 * traits.norm.num_vectors
+    ends = 1 + (not traits.rotary) + traits.norm.num_vectors
     matrices = [w.n * w.k for w in model.block_linears]
     pairs = [matrices[i - 1] + matrices[i] for i in range(4)]
     return ModelSizes(
-        llama=llama,
+        rms_norm=traits.norm is RMS_NORM,
+        gated=traits.gated,
         tied=model.tie_embeddings,
         layers=model.num_layers,
         hidden=model.hidden_size,
@@ -63,7 +68,7 @@ def sizes_of(model: Model) -> ModelSizes:
         heads=model.num_heads,
         kv=model.kv_heads * model.head_dim,
         length=model.sequence_length,
-        rotary=model.sequence_length * model.head_dim if llama else 0,
+        rotary=model.sequence_length * model.head_dim if traits.rotary else 0,
         block=sum(matrices),
         runs=(0, max(matrices), max(pairs), sum(matrices) - min(matrices)),
         num_parameters=per_block * model.num_layers + ends + (not model.tie_embeddings),
@@ -103,22 +108,23 @@ def kept_of(job: Job) -> Kept:
     h = size.hidden // y
     stream = mx * h * width
     wide_stream = m * h * width if gathered else stream  # a Linear's input
-    statistics = mx * (_FP32 if size.llama or y > 1 else 2 * width)
+    statistics = mx * (_FP32 if size.rms_norm or y > 1 else 2 * width)
     norm = stream + statistics + wide_stream
 
     # qkv's result, attention's and its log-sum-exp in fp32.
     of_x = my * width // x
     attention = of_x * (size.qkv + size.hidden) + my * size.heads // x * _FP32
     mlp = of_x * (size.up + size.mlp)
-    if size.llama:  # q and k rotated, with the angles of each; silu(gate)
+    if size.rotary:  # q and k rotated, with the angles of each
         attention += of_x * (size.hidden + size.kv) + 4 * size.rotary * width
+    if size.gated:  # silu(gate)
         mlp += of_x * size.mlp
     if gathered and y > 1:
         whole = m * width // x
         attention += whole * size.hidden
         mlp += (whole - of_x) * size.mlp  # instead of its part
 
-    positions = 0 if size.llama else mx * _INT64
+    positions = 0 if size.rotary else mx * _INT64
     return Kept(
         block=2 * norm + attention + mlp,
         block_input=stream,

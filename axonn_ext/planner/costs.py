@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from axonn_ext.planner.grid import COMMUNICATING, GridSize
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.tasks import Collective, Task
+from axonn_ext.spec.grid import COMMUNICATING, GridShape
 
 
 class TaskCost(NamedTuple):
@@ -37,9 +37,9 @@ class Costs:
     wires: of the axes with several ranks; those with equal ones send over the same links.
     """
 
-    def __init__(self, machine: Machine, grid: GridSize, dtype: str) -> None:
+    def __init__(self, machine: Machine, grid: GridShape, dtype: str) -> None:
         self._machine, self._dtype = machine, dtype
-        self._size = grid._asdict()
+        self._size = grid.as_dict()
         axes = [a for a in COMMUNICATING if self._size[a] > 1]
         self._links = {a: machine.link(grid, a) for a in axes}
         self.wires = {a: machine.wire(grid, a) for a in axes}

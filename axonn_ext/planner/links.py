@@ -11,9 +11,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from axonn_ext.planner.errors import PlannerError
-from axonn_ext.planner.grid import COMMUNICATING
 from axonn_ext.planner.interpolation import LogField
 from axonn_ext.planner.tables import Table
+from axonn_ext.spec.grid import COMMUNICATING
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 _KEPT = 1 << 16  # links kept

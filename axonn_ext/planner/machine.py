@@ -10,12 +10,12 @@ from pathlib import Path
 
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.files import is_file
-from axonn_ext.planner.grid import GridSize
+from axonn_ext.planner.job import WIDTHS
 from axonn_ext.planner.links import Link, Links, read_links
-from axonn_ext.planner.options import WIDTHS
 from axonn_ext.planner.products import Products, read_products
 from axonn_ext.planner.tables import Table, read_table, unknown
 from axonn_ext.planner.tasks import Collective, Matmul
+from axonn_ext.spec.grid import GridShape
 
 DEVICES = ("cuda", "cpu")
 MEASURED = "this"  # the machine that `axonn-ext bench links` measured
@@ -59,14 +59,14 @@ class Machine:
         """Of memory, for tensors."""
         return self.memory_bytes - self.memory_reserved_bytes
 
-    def link(self, grid: GridSize, axis: str) -> Link:
+    def link(self, grid: GridShape, axis: str) -> Link:
         """Of the groups along an axis; ranks are laid out with x fastest.
 
         Raises PlannerError where the machine has too few ranks.
         """
         return self.links.of(grid.inner(axis), getattr(grid, axis), axis, grid.size)
 
-    def wire(self, grid: GridSize, axis: str) -> str:
+    def wire(self, grid: GridShape, axis: str) -> str:
         """The name of what the groups along an axis send over: axes of one name share it."""
         return self.links.wire(grid.inner(axis), getattr(grid, axis), axis, grid.size)
 

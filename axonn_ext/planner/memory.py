@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from axonn_ext.planner.activations import Kept, ModelSizes, kept_of, sizes_of
 from axonn_ext.planner.errors import PlannerError
+from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import DEVICES
-from axonn_ext.planner.options import Job
 from axonn_ext.planner.program import parameters_of_rank
+from axonn_ext.spec.parallel import BUCKET_BYTES
 
 _FP32, _FP64 = 4, 8
-_SUM_BUCKET_BYTES = 32 << 20  # of axonn_ext.sync_gradients
 
 
 class Memory(NamedTuple):
@@ -115,7 +115,7 @@ def memory_of(job: Job, *, device: str = "cuda") -> Memory:
 
 
 def _elements_of(job: Job, size: ModelSizes) -> _Elements:
-    x, y, z, data, _ = job.grid
+    model, (x, y, z, data) = job.model, (job.grid.x, job.grid.y, job.grid.z, job.grid.data)
     own = parameters_of_rank(job)
     table = size.vocab * size.hidden // (x * y * z)
     if data > 1:
@@ -126,8 +126,7 @@ def _elements_of(job: Job, size: ModelSizes) -> _Elements:
         matrices = size.layers * size.block // (x * y * z)
         small = own - matrices - table * (1 if size.tied else 2)  # norms, biases, positions
     elif x > 1 and job.options.sharded:  # all but biases
-        num_rows = 2 * size.layers + 1 if size.llama else 4 * size.layers + 2 + size.length
-        small = num_rows * size.hidden // y
+        small = (model.num_norm_vectors + model.num_positions) * size.hidden // y
     return _Elements(own, table, small, small, 0)
 
 
@@ -245,7 +244,7 @@ class _Step:
         mlp = self.my * inner * self.width
         down = mlp + (inside_down := self._internals(hidden, inner, y, x, False))
         # The down Linear's input is gone. Of silu(gate) * up: the gradients of both factors.
-        activation = (3 if size.llama else 2) * mlp - self._down_input()
+        activation = (3 if size.gated else 2) * mlp - self._down_input()
         inside_up = self._internals(up, hidden, x, y, False)
         up_total = self.my * up * self.width + self.stream - self._mlp_kept() + inside_up
         if up_total >= max(down, activation):
@@ -261,7 +260,7 @@ class _Step:
     def _mlp_kept(self) -> int:
         """Kept by the MLP behind its first Linear."""
         mlp = self.my * self.size.mlp // self.x * self.width
-        return self._down_input() + (3 * mlp if self.size.llama else mlp)
+        return self._down_input() + (3 * mlp if self.size.gated else mlp)
 
     def _forward_internals(self, n: int, k: int, r: int, s: int, has_weight: bool) -> int:
         """Of a Linear, n x k on this rank: weight and x gathered, the product before its sum.
@@ -320,7 +319,7 @@ class _Step:
         left = self.elements.left * self.width
         if left == 0:
             return 0
-        limit = _SUM_BUCKET_BYTES if self.overlap is None else self.overlap.bucket_bytes
+        limit = BUCKET_BYTES if self.overlap is None else self.overlap.bucket_bytes
         bucket = max(min(left, limit), self.elements.largest_left * self.width)
         following = min(bucket, left - bucket)
         if self.overlap is not None:

@@ -3,73 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.files import is_folder, read_json
-from axonn_ext.planner.model import FAMILIES, Model
 from axonn_ext.planner.tables import Table, read_table, unknown
+from axonn_ext.spec.family import FAMILIES, Family, HuggingFace, find_family
+from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.presets import DEFAULT_MODEL, PRESETS
 
 
-def _gpt(num_layers: int, hidden_size: int, num_heads: int) -> Model:
-    """As AxoNN's papers train them: GPT-2's tokens, 2,048 of them in a sequence."""
-    return Model(51200, hidden_size, num_layers, num_heads, 2048)
-
-
-def _gpt2(num_layers: int, hidden_size: int, num_heads: int) -> Model:
-    return Model(50304, hidden_size, num_layers, num_heads, 1024)
-
-
-def _llama(
-    num_layers: int, hidden_size: int, num_heads: int, intermediate_size: int, *,
-    vocab_size: int, sequence_length: int, num_kv_heads: int | None = None,
-) -> Model:  # fmt: skip
-    return Model(
-        vocab_size, hidden_size, num_layers, num_heads, sequence_length, family="llama",
-        num_kv_heads=num_kv_heads, intermediate_size=intermediate_size, tie_embeddings=False,
-    )  # fmt: skip
-
-
-PRESETS: Mapping[str, Model] = {
-    # arXiv:2502.08145 and 2305.13525: layers, hidden size, heads as github.com/axonn-ai/
-    # Megatron-AxoNN, model-table.md. 50257 tokens rounded up to a multiple of 1024 there: 51200.
-    "gpt-5b": _gpt(24, 4096, 32),
-    "gpt-10b": _gpt(32, 5120, 40),
-    "gpt-20b": _gpt(32, 7168, 56),
-    "gpt-40b": _gpt(38, 9216, 72),
-    "gpt-60b": _gpt(56, 9216, 72),
-    "gpt-80b": _gpt(42, 12288, 96),
-    "gpt-160b": _gpt(84, 12288, 96),
-    "gpt-320b": _gpt(96, 16384, 128),
-    "gpt-640b": _gpt(192, 16384, 128),
-    # Radford et al. 2019; 50257 tokens rounded up to a multiple of 128.
-    "gpt2-small": _gpt2(12, 768, 12),
-    "gpt2-medium": _gpt2(24, 1024, 16),
-    "gpt2-large": _gpt2(36, 1280, 20),
-    "gpt2-xl": _gpt2(48, 1600, 25),
-    # Touvron et al. 2023, arXiv:2307.09288.
-    "llama2-7b": _llama(32, 4096, 32, 11008, vocab_size=32000, sequence_length=4096),
-    "llama2-13b": _llama(40, 5120, 40, 13824, vocab_size=32000, sequence_length=4096),
-    "llama2-70b": _llama(
-        80, 8192, 64, 28672, vocab_size=32000, sequence_length=4096, num_kv_heads=8
-    ),
-    # Dubey et al. 2024, arXiv:2407.21783.
-    "llama3-8b": _llama(
-        32, 4096, 32, 14336, vocab_size=128256, sequence_length=8192, num_kv_heads=8
-    ),
-    "llama3-70b": _llama(
-        80, 8192, 64, 28672, vocab_size=128256, sequence_length=8192, num_kv_heads=8
-    ),
-    "llama3-405b": _llama(
-        126, 16384, 128, 53248, vocab_size=128256, sequence_length=8192, num_kv_heads=8
-    ),
-}
-
-
-def load_model(name: str, *, sequence_length: int | None = None) -> tuple[str, Model]:
+def load_model(name: str, *, sequence_length: int | None = None) -> tuple[str, ModelConfig]:
     """A name and the model: a preset, the [model] table of a trainer's TOML file, or the
-    config.json of a Hugging Face folder (gpt2, llama, and mistral without a sliding window).
+    config.json of a Hugging Face folder, of the families of spec/family.py.
 
     sequence_length: instead of the preset's or file's own.
 
@@ -95,36 +42,13 @@ def load_model(name: str, *, sequence_length: int | None = None) -> tuple[str, M
     return label, dataclasses.replace(model, sequence_length=sequence_length)
 
 
-def load_details(name: str) -> dict[str, float]:
-    """What a preset or a Hugging Face folder says of the trainer's [model] keys without size: of
-    rope_theta, norm_eps and init_std, those that may differ from the trainer's default. Of a TOML
-    file, none. Raises PlannerError, as `load_model` does."""
-    path = Path(name)
-    if name in PRESETS:
-        return {"rope_theta": 500000.0} if name.startswith("llama3-") else {}
-    if path.suffix == ".toml":
-        return {}
-    table = _hugging_face_table(path / "config.json" if is_folder(path) else path)
-    details = {"init_std": table.positive("initializer_range", 0.02)}
-    if table.text("model_type") == "gpt2":
-        return details | {"norm_eps": table.positive("layer_norm_epsilon", 1e-5)}
-    return details | {
-        "rope_theta": _rope_theta(table),
-        "norm_eps": table.positive("rms_norm_eps", 1e-6),  # transformers' default
-    }
-
-
 # --- The trainer's file --------------------------------------------------------------------------
 
-# What changes no size: the planner passes over it. `Model` has the rest.
-_WITHOUT_SIZE = frozenset({"implementation", "rope_theta", "norm_eps", "init_std"})
-_BYTES_VOCAB_SIZE = 256  # of data.vocabulary "bytes", which is a multiple of 128 already
 
-
-def _from_trainer(path: Path) -> Model:
-    """Keys and defaults as axonn_ext.train has them; a test holds the two to each other."""
+def _from_trainer(path: Path) -> ModelConfig:
+    """The table [model], whose keys are those of ModelConfig, with 0 for None, and one more."""
     whole = read_table(path)
-    table = whole.table("model").without(_WITHOUT_SIZE)
+    table = whole.table("model").without(["implementation"])
     vocab_size = table.count("vocab_size", 0, least=0)
     if vocab_size == 0:
         data = whole.table("data") if whole.has("data") else Table({}, "data", str(path))
@@ -133,105 +57,82 @@ def _from_trainer(path: Path) -> Model:
                 f"{path}: model.vocab_size is 0, so the tokenizer would decide it: the planner "
                 "needs the number (what the training run prints, a multiple of 128)"
             )
-        vocab_size = _BYTES_VOCAB_SIZE
+        vocab_size = DEFAULT_MODEL.vocab_size
+    default = DEFAULT_MODEL
+    sizes = ("hidden_size", "num_layers", "num_heads", "sequence_length")
+    numbers = ("rope_theta", "norm_eps", "init_std")
     model = _model(
         table,
         vocab_size=vocab_size,
-        hidden_size=table.count("hidden_size", 256),
-        num_layers=table.count("num_layers", 4),
-        num_heads=table.count("num_heads", 4),
-        sequence_length=table.count("sequence_length", 256),
-        family=table.one_of("family", FAMILIES, "gpt2"),
+        family=table.one_of("family", FAMILIES, default.family),
         num_kv_heads=table.count("num_kv_heads", 0, least=0) or None,
         intermediate_size=table.count("intermediate_size", 0, least=0) or None,
-        tie_embeddings=table.flag("tie_embeddings", True),
+        tie_embeddings=table.flag("tie_embeddings", default.tie_embeddings),
+        **{name: table.count(name, getattr(default, name)) for name in sizes},
+        **{name: table.positive(name, getattr(default, name)) for name in numbers},
     )
     table.finish()
     return model
 
 
-def _model(
-    table: Table, *, vocab_size: int, hidden_size: int, num_layers: int, num_heads: int,
-    sequence_length: int, family: str, num_kv_heads: int | None, intermediate_size: int | None,
-    tie_embeddings: bool,
-) -> Model:  # fmt: skip
-    """The same errors as `Model`, with the file's name."""
+def _model(table: Table, **values: Any) -> ModelConfig:
+    """The same errors as ModelConfig, with the file's name."""
     try:
-        return Model(
-            vocab_size, hidden_size, num_layers, num_heads, sequence_length, family, num_kv_heads,
-            intermediate_size, tie_embeddings,
-        )  # fmt: skip
+        return ModelConfig(**values)
     except ValueError as error:
         raise PlannerError(f"{table.file}: {error}") from None
 
 
 # --- Hugging Face --------------------------------------------------------------------------------
 
-_LLAMA_LIKE = ("llama", "mistral")
-# Names of transformers for what axonn_ext.nn.MLP computes: gelu in tanh form, and silu.
-_GPT2_ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
-_LLAMA_ACTIVATIONS = ("silu", "swish")
 
-
-def _hugging_face_table(path: Path) -> Table:
-    return Table(read_json(path), "", str(path)).without_nulls()
-
-
-def _from_hugging_face(path: Path) -> Model:
+def _from_hugging_face(path: Path) -> ModelConfig:
     """config.json; what would make the model another one than ours is refused."""
-    table = _hugging_face_table(path)
+    table = Table(read_json(path), "", str(path)).without_nulls()
     kind = table.text("model_type")
-    if kind == "gpt2":
-        return _hugging_face_gpt2(table)
-    if kind in _LLAMA_LIKE:
-        return _hugging_face_llama(table)
+    known = [find_family(name) for name in FAMILIES]
+    for family in known:
+        if family.hugging_face.model_type == kind:
+            return _of_family(family, table)
+    names = ", ".join(family.hugging_face.model_type for family in known)
     raise PlannerError(
-        f"{path}: model_type {kind!r} is not supported; supported: gpt2, {', '.join(_LLAMA_LIKE)} "
+        f"{path}: model_type {kind!r} is not supported; supported: {names} "
         "(the families of axonn_ext.models)"
     )
 
 
-def _hugging_face_gpt2(table: Table) -> Model:
-    """Defaults are those of transformers' GPT2Config."""
-    table.one_of("activation_function", _GPT2_ACTIVATIONS, "gelu_new")
-    return _model(
-        table,
-        vocab_size=table.count("vocab_size", 50257),
-        hidden_size=table.count("n_embd", 768),
-        num_layers=table.count("n_layer", 12),
-        num_heads=table.count("n_head", 12),
-        sequence_length=table.count("n_positions", 1024),
-        family="gpt2",
-        num_kv_heads=None,
-        intermediate_size=table.count("n_inner") if table.has("n_inner") else None,
-        tie_embeddings=table.flag("tie_word_embeddings", True),
-    )
-
-
-def _hugging_face_llama(table: Table) -> Model:
-    for key in ("attention_bias", "mlp_bias"):
+def _of_family(family: Family, table: Table) -> ModelConfig:
+    theirs = family.hugging_face
+    for key, reason in theirs.must_be_false.items():
         if table.flag(key, False):
-            raise table.error(key, "false: family 'llama' has no biases")
-    if table.has("sliding_window"):
-        raise table.error("sliding_window", "null: attention is over whole sequences")
-    table.one_of("hidden_act", _LLAMA_ACTIVATIONS, "silu")
-    _rope_theta(table)
-    heads = table.count("num_attention_heads")
-    model = _model(
-        table,
-        vocab_size=table.count("vocab_size"),
-        hidden_size=table.count("hidden_size"),
-        num_layers=table.count("num_hidden_layers"),
-        num_heads=heads,
-        sequence_length=table.count("max_position_embeddings"),
-        family="llama",
-        num_kv_heads=table.count("num_key_value_heads", heads),
-        intermediate_size=table.count("intermediate_size"),
-        tie_embeddings=table.flag("tie_word_embeddings", False),
-    )
+            raise table.error(key, f"false: {reason}")
+    for key, reason in theirs.must_be_null.items():
+        if table.has(key):
+            raise table.error(key, f"null: {reason}")
+    table.one_of(theirs.activation_key, theirs.activations, theirs.activations[0])
+    values = {ours: _value(table, theirs, ours) for ours in theirs.keys}
+    if theirs.window_key is not None and table.has(theirs.window_key):
+        reach = table.count(theirs.window_key)
+        values["sequence_length"] = min(values["sequence_length"], reach)
+    if family.rotary:
+        values["rope_theta"] = _rope_theta(table)
+    model = _model(table, family=family.name, **values)
     if table.count("head_dim", model.head_dim) != model.head_dim:
-        raise table.error("head_dim", f"hidden_size / num_attention_heads = {model.head_dim}")
+        raise table.error(
+            "head_dim",
+            f"{theirs.keys['hidden_size']} / {theirs.keys['num_heads']} = {model.head_dim}",
+        )
     return model
+
+
+def _value(table: Table, theirs: HuggingFace, ours: str) -> Any:
+    """Of one of our fields, as the file has it, or by transformers' default."""
+    key = theirs.keys[ours]
+    if key in theirs.defaults and not table.has(key):
+        return theirs.defaults[key]
+    if ours in ("norm_eps", "init_std"):
+        return table.positive(key)
+    return table.flag(key) if ours == "tie_embeddings" else table.count(key)
 
 
 def _rope_theta(table: Table) -> float:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from axonn_ext.planner.interpolation import LogField
-from axonn_ext.planner.options import WIDTHS
+from axonn_ext.planner.job import WIDTHS
 from axonn_ext.planner.tables import Table
 from axonn_ext.planner.tasks import Matmul
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from axonn_ext.planner.model import ROLES, Linear
-from axonn_ext.planner.options import Job
+from axonn_ext.planner.job import Job
 from axonn_ext.planner.tasks import Collective, Matmul, Parts, Program, Task
+from axonn_ext.spec.grid import SUM_ORDER
+from axonn_ext.spec.model import LinearSpec
+from axonn_ext.spec.parallel import BUCKET_BYTES, ROLES
 
 _FP32, _FP64 = 4, 8
-_SUM_ORDER = ("x", "y", "z", "data")  # of axonn_ext.gradients
 
 
 def bytes_by_axis(program: Program) -> dict[str, int]:
@@ -68,7 +69,7 @@ class _Step:
 
     def __init__(self, job: Job) -> None:
         self.job, self.model, self.options = job, job.model, job.options
-        self.size = job.grid._asdict()
+        self.size = job.grid.as_dict()
         self.m, self.width = job.rows, job.options.width
         sharded = job.options.sharded
         self.m_x = self.m // self.size["x"] if sharded else self.m  # of the residual stream
@@ -95,14 +96,14 @@ class _Step:
 
     # --- Linears ---------------------------------------------------------------------------------
 
-    def _weight(self, linear: Linear, kind: str) -> Collective | None:
+    def _weight(self, linear: LinearSpec, kind: str) -> Collective | None:
         r, s = ROLES[linear.role]
         block = linear.n * linear.k // (self.size[r] * self.size[s])
         if kind == "all_gather":
             return self.collective(kind, "z", block // self.size["z"], self.width, "weights")
         return self.collective(kind, "z", block, self.width, "gradients")
 
-    def linear_forward(self, linear: Linear, *, gathers: bool = True) -> Task:
+    def linear_forward(self, linear: LinearSpec, *, gathers: bool = True) -> Task:
         """gathers: its weight, here."""
         r, s = ROLES[linear.role]
         n, k = linear.n // self.size[r], linear.k // self.size[s]
@@ -114,7 +115,7 @@ class _Step:
         )  # fmt: skip
 
     def linear_backward(
-        self, linear: Linear, *, gathers: bool = True, scatters: bool = True
+        self, linear: LinearSpec, *, gathers: bool = True, scatters: bool = True
     ) -> tuple[Task, Task]:
         """dgrad, then wgrad. gathers: its weight; scatters: the weight's gradient, here."""
         r, s = ROLES[linear.role]
@@ -135,7 +136,7 @@ class _Step:
         )  # fmt: skip
         return dgrad, wgrad
 
-    def _summed_bytes(self, linear: Linear) -> int:
+    def _summed_bytes(self, linear: LinearSpec) -> int:
         """With overlap the blocks of a gradient that arrive over z are added up in fp32 here; the
         ops do that while they communicate."""
         if self.options.overlap is None or self.size["z"] == 1:
@@ -172,11 +173,9 @@ class _Step:
     def norm(self, name: str, *, backward: bool) -> Task:
         """A row's statistics cross y in fp32: RMSNorm one number each way, LayerNorm gathers two
         of each rank and all-reduces two back. With it, the residual's sum."""
-        layer_norm = self.model.family == "gpt2"
-        if layer_norm and not backward:
-            sums = self.collective("all_gather", "y", 2 * self.m_x, _FP32, "norm")
-        else:
-            sums = self.collective("all_reduce", "y", (1 + layer_norm) * self.m_x, _FP32, "norm")
+        norm = self.model.traits.norm
+        kind = "all_gather" if norm.gathers and not backward else "all_reduce"
+        sums = self.collective(kind, "y", norm.num_statistics * self.m_x, _FP32, "norm")
         elements = self.m_x * self.model.hidden_size // self.size["y"]
         passes = 8 if backward else 6  # a guess: reads and writes of norm and residual together
         return Task(
@@ -273,8 +272,8 @@ class _Step:
         """
         overlap = self.options.overlap
         width = self.width if overlap is None else _FP32
-        bucket_bytes = 32 << 20 if overlap is None else overlap.bucket_bytes
-        for axis in _SUM_ORDER:
+        bucket_bytes = BUCKET_BYTES if overlap is None else overlap.bucket_bytes
+        for axis in SUM_ORDER:
             if self.size[axis] == 1:
                 continue
             elements = 0
@@ -300,11 +299,11 @@ class _Step:
         backward leaves its gradient to be summed."""
         model, size = self.model, self.size
         rows = ("x", "z", "data") if self.options.sharded else ("z", "data")
-        norm = [(model.hidden_size // size["y"], rows)] * (2 if model.family == "gpt2" else 1)
+        norm = [(model.hidden_size // size["y"], rows)] * model.traits.norm.num_vectors
         table = (self._elements(model.head), ("data",))
         yield table
-        if model.family == "gpt2":
-            yield model.sequence_length * model.hidden_size // size["y"], rows
+        if model.num_positions:
+            yield model.num_positions * model.hidden_size // size["y"], rows
         qkv, out, up, down = (list(self._linear_parameters(w)) for w in model.block_linears)
         for _ in range(model.num_layers):
             yield from (*norm, *qkv, *out, *norm, *up, *down)
@@ -312,12 +311,12 @@ class _Step:
         if not model.tie_embeddings:
             yield table
 
-    def _linear_parameters(self, linear: Linear) -> Iterator[tuple[int, tuple[str, ...]]]:
+    def _linear_parameters(self, linear: LinearSpec) -> Iterator[tuple[int, tuple[str, ...]]]:
         yield self._elements(linear), ("data",)
         if linear.bias:
             yield linear.n // self.size[ROLES[linear.role][0]], ("z", "data")
 
-    def _elements(self, linear: Linear) -> int:
+    def _elements(self, linear: LinearSpec) -> int:
         return linear.n * linear.k // (self.size["x"] * self.size["y"] * self.size["z"])
 
     def optimizer_bytes(self) -> int:
@@ -332,17 +331,14 @@ class _Step:
 def parameters_of_rank(job: Job) -> int:
     """Elements of the parameters that each rank holds."""
     model, grid = job.model, job.grid
-    gpt2 = model.family == "gpt2"
-    features = (2 * model.num_layers + 1) * (2 if gpt2 else 1)  # norms' rows of H
-    if gpt2:
-        features += model.sequence_length
+    vectors = model.num_norm_vectors + model.num_positions  # of H elements
     block = sum(w.n * w.k for w in model.block_linears)
     tables = model.head.n * model.head.k * (1 if model.tie_embeddings else 2)
     biases = sum(w.n // getattr(grid, ROLES[w.role][0]) for w in model.block_linears if w.bias)
     return (
         (model.num_layers * block + tables) // (grid.x * grid.y * grid.z)
         + model.num_layers * biases
-        + features * model.hidden_size // grid.y
+        + vectors * model.hidden_size // grid.y
     )
 
 

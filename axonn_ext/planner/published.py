@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from axonn_ext.planner.estimate import estimate
-from axonn_ext.planner.grid import GridSize
+from axonn_ext.planner.job import Job, Options
 from axonn_ext.planner.machine import Machine, load_machine
 from axonn_ext.planner.memory import memory_of
-from axonn_ext.planner.model import Model
 from axonn_ext.planner.model_files import load_model
-from axonn_ext.planner.options import LAYOUTS, Job, Options, Overlap
 from axonn_ext.planner.search import Request, plan
 from axonn_ext.planner.tables import Table, read_table
+from axonn_ext.spec.grid import AXES, GridShape
+from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.parallel import LAYOUTS, Overlap
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,10 @@ class Run:
     source: str
     machine: str
     model_name: str
-    model: Model
+    model: ModelConfig
     num_ranks: int
     batch_size: int
-    grid: GridSize | None
+    grid: GridShape | None
     options: Options
     flops: str
     reported: float
@@ -55,7 +56,7 @@ class Prediction(NamedTuple):
     """Of a run. fraction: of the machine's peak, by the run's own rule."""
 
     run: Run
-    grid: GridSize
+    grid: GridShape
     fraction: float
 
     @property
@@ -67,27 +68,27 @@ class Prediction(NamedTuple):
 # --- Operations of a step, as the sources count them ---------------------------------------------
 
 
-def _recomputed(model: Model, batch_size: int) -> float:
+def _recomputed(model: ModelConfig, batch_size: int) -> float:
     b, s, layers, h = batch_size, model.sequence_length, model.num_layers, model.hidden_size
     return 96 * b * s * layers * h**2 * (1 + s / (6 * h) + model.vocab_size / (16 * layers * h))
 
 
-def _palm(model: Model, batch_size: int) -> float:
-    return _palm_of(model, batch_size, model.num_parameters)
+def _palm(model: ModelConfig, batch_size: int) -> float:
+    return _palm_of(model, batch_size, model.num_parameters())
 
 
-def _palm_embedding(model: Model, batch_size: int) -> float:
+def _palm_embedding(model: ModelConfig, batch_size: int) -> float:
     embedding = model.vocab_size * model.hidden_size
-    return _palm_of(model, batch_size, model.num_parameters - embedding)
+    return _palm_of(model, batch_size, model.num_parameters() - embedding)
 
 
-def _palm_of(model: Model, batch_size: int, num_parameters: int) -> float:
+def _palm_of(model: ModelConfig, batch_size: int, num_parameters: int) -> float:
     s = model.sequence_length
     attention = 12 * model.num_layers * model.hidden_size * s
     return batch_size * s * (6 * num_parameters + attention)
 
 
-FLOPS: Mapping[str, Callable[[Model, int], float]] = {
+FLOPS: Mapping[str, Callable[[ModelConfig, int], float]] = {
     "recomputed": _recomputed,
     "palm": _palm,
     "palm_embedding": _palm_embedding,
@@ -144,8 +145,8 @@ def _first(places: Sequence[Table], key: str) -> Table:
     return next((place for place in places if place.has(key)), places[0])
 
 
-def _read_model(table: Table, sequence_length: int) -> Model:
-    model = Model(
+def _read_model(table: Table, sequence_length: int) -> ModelConfig:
+    model = ModelConfig(
         vocab_size=table.count("vocab_size"),
         hidden_size=table.count("hidden_size"),
         num_layers=table.count("num_layers"),
@@ -156,8 +157,8 @@ def _read_model(table: Table, sequence_length: int) -> Model:
     return model
 
 
-def _read_grid(table: Table) -> GridSize:
-    return GridSize(**{axis: table.count(axis, 1) for axis in GridSize._fields})
+def _read_grid(table: Table) -> GridShape:
+    return GridShape(**{axis: table.count(axis, 1) for axis in AXES})
 
 
 # --- Predictions ---------------------------------------------------------------------------------

@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate, closed_form_s, estimate, pieces_of
-from axonn_ext.planner.grid import GridSize, divisors, grids_of
+from axonn_ext.planner.job import Job, Options, violations
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.memory import memory_of
-from axonn_ext.planner.model import Model
-from axonn_ext.planner.options import LAYOUTS, Job, Options, Overlap, violations
+from axonn_ext.spec.grid import GridShape, divisors, grids_of
+from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.parallel import LAYOUTS, Overlap
+from axonn_ext.spec.rules import BrokenRule
 
 # How many variants of one grid are simulated: they differ by little, and grids are what is asked.
 _VARIANTS_OF_A_GRID = 3
@@ -43,7 +45,7 @@ class Request:
     simulate         how many of the best by closed forms are simulated
     """
 
-    model: Model
+    model: ModelConfig
     model_name: str
     num_ranks: int
     machine: Machine
@@ -249,9 +251,10 @@ def _fitting(request: Request, job: Job, variants: tuple[Options, ...]) -> list[
     return [job for job in jobs if memory_of(job, device=device).total <= limit]
 
 
-def _rule(violation: str) -> str:
+def _rule(violation: BrokenRule | str) -> str:
     """The rule without its numbers, to count by."""
-    return violation.split(":")[0] + " not divisible"
+    what = violation.what if isinstance(violation, BrokenRule) else violation.split(":")[0]
+    return f"{what} not divisible"
 
 
 def _padding_hint(request: Request) -> str:
@@ -267,7 +270,7 @@ def _padding_hint(request: Request) -> str:
 def _most_promising(found: list[_Candidate], count: int) -> list[_Candidate]:
     """The fastest by closed forms, few of each grid."""
     chosen: list[_Candidate] = []
-    of_grid: Counter[GridSize] = Counter()
+    of_grid: Counter[GridShape] = Counter()
     for candidate in sorted(found, key=_order):
         if of_grid[candidate.job.grid] < _VARIANTS_OF_A_GRID:
             of_grid[candidate.job.grid] += 1
@@ -291,7 +294,7 @@ def _simplest_first(job: Job) -> tuple[object, ...]:
 
 
 def _best_of_each_grid(estimates: list[Estimate]) -> tuple[Estimate, ...]:
-    best: dict[GridSize, Estimate] = {}
+    best: dict[GridShape, Estimate] = {}
     for e in sorted(estimates, key=lambda e: (e.step_time_s, *_simplest_first(e.job))):
         best.setdefault(e.job.grid, e)
     return tuple(best.values())
@@ -336,7 +339,7 @@ def _nothing_fits(request: Request, rejected: Mapping[str, int]) -> str:
     lacks_memory = _NO_MEMORY in rejected
     each = f" ({request.memory_limit / 1e9:.3g} GB each to use)" if lacks_memory else ""
     text = (
-        f"{request.model_name} ({_short(model.num_parameters)} parameters) cannot run on "
+        f"{request.model_name} ({_short(model.num_parameters())} parameters) cannot run on "
         f"{_ranks(machine, request.num_ranks)} of {machine.name}{each} with a batch of "
         f"{request.batch_size:,} sequences: {tried}"
     )

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from axonn_ext.planner.costs import Costs, TaskCost
-from axonn_ext.planner.grid import COMMUNICATING
+from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import Machine
-from axonn_ext.planner.options import Job
 from axonn_ext.planner.program import make_program
 from axonn_ext.planner.tasks import Collective, Program, Task
+from axonn_ext.spec.grid import COMMUNICATING
 
 COMPUTE = "compute"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from axonn_ext.grid import GridShape
+from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.arguments import MOST_PROCESSES
 from axonn_ext.terminal.errors import UserError
 

@@ -11,11 +11,10 @@ import torch
 from axonn_ext.calibrate.find_machine import find_machine, measured_file
 from axonn_ext.launch.process import this_process
 from axonn_ext.planner.files import is_file
-from axonn_ext.planner.grid import GridSize
 from axonn_ext.planner.machine import MEASURED, Machine
-from axonn_ext.planner.model import Model
-from axonn_ext.planner.options import Overlap
 from axonn_ext.planner.search import Request, plan
+from axonn_ext.spec.grid import GridShape
+from axonn_ext.spec.parallel import Overlap
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config
 from axonn_ext.train.job import device_of, vocabulary_and_model
@@ -36,7 +35,7 @@ _OTHER_GPUS, _CPUS = "ethernet", "host"
 class Choice:
     """The grid, what the planner expects of it, and of which machine; note: why of that one."""
 
-    grid: GridSize
+    grid: GridShape
     step_time_s: float
     machine: str
     num_grids: int
@@ -84,7 +83,7 @@ def make_request(config: Config, world_size: int, machine: Machine) -> Request:
         overlap.prefetch, overlap.gathered_bytes, overlap.deferred, overlap.bucket_bytes
     )
     return Request(
-        model=Model(**{f.name: getattr(model, f.name) for f in dataclasses.fields(Model)}),
+        model=model,
         model_name="the model",
         num_ranks=world_size,
         machine=machine,

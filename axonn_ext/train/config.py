@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import Field, dataclass, field
 from typing import Any, TypeVar
 
-from axonn_ext.grid import GridShape
-from axonn_ext.models import ModelConfig, ParallelConfig
-from axonn_ext.ops import ALGORITHMS
-from axonn_ext.overlap import Overlap
+from axonn_ext.spec.family import FAMILIES
+from axonn_ext.spec.grid import GridShape
+from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.parallel import ALGORITHMS, LAYOUTS, Overlap, ParallelConfig
+from axonn_ext.spec.presets import DEFAULT_MODEL
 from axonn_ext.terminal.arguments import MOST_THREADS
 
 T = TypeVar("T")
@@ -59,18 +60,22 @@ class ModelTable:
     implementation: str = _key(
         "axonn", "axonn, or plain torch.nn modules in one process", choices=("axonn", "plain")
     )
-    family: str = _key("gpt2", "gpt2 or llama", choices=("gpt2", "llama"))
+    family: str = _key(DEFAULT_MODEL.family, " or ".join(FAMILIES), choices=FAMILIES)
     vocab_size: int = _key(0, "0: what data.vocabulary needs, rounded up to 128", minimum=0)
-    hidden_size: int = _key(256, "features of the residual stream", minimum=1)
-    num_layers: int = _key(4, "transformer blocks", minimum=1)
-    num_heads: int = _key(4, "attention heads", minimum=1)
-    num_kv_heads: int = _key(0, "key-value heads (llama); 0: num_heads", minimum=0)
+    hidden_size: int = _key(DEFAULT_MODEL.hidden_size, "features of the residual stream", minimum=1)
+    num_layers: int = _key(DEFAULT_MODEL.num_layers, "transformer blocks", minimum=1)
+    num_heads: int = _key(DEFAULT_MODEL.num_heads, "attention heads", minimum=1)
+    num_kv_heads: int = _key(0, "key-value heads (not gpt2); 0: num_heads", minimum=0)
     intermediate_size: int = _key(0, "features inside the MLP; 0: the family's usual", minimum=0)
-    sequence_length: int = _key(256, "tokens of a sequence", minimum=1)
-    tie_embeddings: bool = _key(True, "the embedding table is the output layer's weight, too")
-    rope_theta: float = _key(10000.0, "base of the rotary frequencies (llama)", above=0)
-    norm_eps: float = _key(1e-5, "added to the variance in norms", above=0)
-    init_std: float = _key(0.02, "standard deviation of initial weights", above=0)
+    sequence_length: int = _key(DEFAULT_MODEL.sequence_length, "tokens of a sequence", minimum=1)
+    tie_embeddings: bool = _key(
+        DEFAULT_MODEL.tie_embeddings, "the embedding table is the output layer's weight, too"
+    )
+    rope_theta: float = _key(
+        DEFAULT_MODEL.rope_theta, "base of the rotary frequencies (not gpt2)", above=0
+    )
+    norm_eps: float = _key(DEFAULT_MODEL.norm_eps, "added to the variance in norms", above=0)
+    init_std: float = _key(DEFAULT_MODEL.init_std, "standard deviation of initial weights", above=0)
 
 
 @dataclass(frozen=True)
@@ -120,13 +125,19 @@ class ParallelTable:
     """How the model is run on the grid; changes no result beyond rounding."""
 
     layout: str = _key(
-        "sharded", "sharded rows, or AxoNN's own replicated ones", choices=("sharded", "replicated")
+        ParallelConfig.layout, "sharded rows, or AxoNN's own replicated ones", choices=LAYOUTS
     )
-    heads_over_y: bool = _key(False, "y splits heads, not sequences, in attention (sharded)")
-    save_gathered: bool = _key(False, "keep gathered inputs for backward: more memory")
-    reshard_after_forward: bool = _key(True, "gather weights over z again in backward")
-    recompute: bool = _key(False, "activation checkpointing, block by block")
-    algorithm: str = _key("auto", "of the fused ops", choices=ALGORITHMS)
+    heads_over_y: bool = _key(
+        ParallelConfig.heads_over_y, "y splits heads, not sequences, in attention (sharded)"
+    )
+    save_gathered: bool = _key(
+        ParallelConfig.save_gathered, "keep gathered inputs for backward: more memory"
+    )
+    reshard_after_forward: bool = _key(
+        ParallelConfig.reshard_after_forward, "gather weights over z again in backward"
+    )
+    recompute: bool = _key(ParallelConfig.recompute, "activation checkpointing, block by block")
+    algorithm: str = _key(ParallelConfig.algorithm, "of the fused ops", choices=ALGORITHMS)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from dataclasses import Field, dataclass
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.grid import GridShape
 from axonn_ext.planner.errors import clipped
 from axonn_ext.planner.files import FileError, read_toml
+from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.arguments import MOST
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import MAX_NUMBER, Config, KeyInfo, key_info

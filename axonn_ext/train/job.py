@@ -8,8 +8,9 @@ import torch
 
 from axonn_ext import models
 from axonn_ext.data import ByteVocabulary, Vocabulary, open_vocabulary, padded_size, text_bytes
-from axonn_ext.grid import GridShape
-from axonn_ext.models import ModelConfig, ParallelConfig
+from axonn_ext.spec.grid import GridShape
+from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config
 

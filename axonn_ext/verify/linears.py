@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from axonn_ext import full_gradients, full_state_dict, nn, sync_gradients
-from axonn_ext.grid import Grid, GridShape
+from axonn_ext.grid import Grid
+from axonn_ext.spec.grid import GridShape
+from axonn_ext.spec.parallel import ROLES
 from axonn_ext.verify.accuracy import relative_error
-
-ROLES = ("expand", "contract")
 
 
 def factorisations(world_size: int) -> list[GridShape]:

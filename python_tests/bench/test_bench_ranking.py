@@ -13,7 +13,6 @@ import pytest
 from axonn_ext.bench.ranking.cases import CASES, Launch, legal_configs, predict
 from axonn_ext.bench.ranking.compare import Row, Times, judge, markdown, spearman
 from axonn_ext.bench.ranking.ranks import time_configs
-from axonn_ext.calibrate.shapes import short_grid
 from axonn_ext.cli.main import main
 from axonn_ext.models import check
 from axonn_ext.planner import load_machine
@@ -92,7 +91,7 @@ def test_earlier_times_are_compared_with_new_predictions(tmp_path: Path, capsys:
     """The planner's own times are in its order; other files are refused."""
     case, machine = CASES["gpt"], load_machine("dgx-a100")
     rows = [
-        dataclasses.asdict(Row(short_grid(c.grid), c.layout, 0.0, *[predict(case, c, machine)] * 3))
+        dataclasses.asdict(Row(c.grid.short(), c.layout, 0.0, *[predict(case, c, machine)] * 3))
         for c in legal_configs(case, 8)
     ]
     times, tables, found = tmp_path / "times.json", tmp_path / "tables.md", tmp_path / "found.json"

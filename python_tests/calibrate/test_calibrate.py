@@ -14,9 +14,9 @@ from axonn_ext.calibrate.file import link_rows, machine_file, peak_flops
 from axonn_ext.calibrate.fit import Point, fit, ring_steps
 from axonn_ext.calibrate.plan import KINDS, Plan, group_shapes
 from axonn_ext.cli.main import main
-from axonn_ext.planner import GridSize, load_machine
-from axonn_ext.planner.grid import grids_of
+from axonn_ext.planner import load_machine
 from axonn_ext.planner.program import Collective
+from axonn_ext.spec.grid import GridShape, grids_of
 
 
 def test_every_group_of_every_grid_is_measured_once():
@@ -99,7 +99,7 @@ def test_the_planner_reads_what_is_written(tmp_path: Path, by_axis: bool):
                 check_link(machine, grid, row)
 
 
-def check_link(machine: Any, grid: GridSize, row: Any) -> None:
+def check_link(machine: Any, grid: GridShape, row: Any) -> None:
     """A collective takes as long as was measured: rows of an axis are of emulated links."""
     collective = Collective(row.axis, row.kind, 50_000, "activations")
     link = machine.link(grid, row.axis)

@@ -19,7 +19,7 @@ import axonn_ext
 from axonn_ext.cli import main
 from axonn_ext.cli.plan import add_parser, make_request
 from axonn_ext.planner import Request
-from axonn_ext.planner.grid import COMMUNICATING
+from axonn_ext.spec.grid import COMMUNICATING
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config_file import load_config
 from axonn_ext.train.job import prepare

@@ -10,11 +10,12 @@ from rich.console import Console
 from axonn_ext.cli import plan_report
 from axonn_ext.planner import Request, load_machine, plan, timeline
 from axonn_ext.planner.estimate import estimate as estimate_of
-from axonn_ext.planner.grid import GridSize
+from axonn_ext.planner.job import Job, Options
 from axonn_ext.planner.memory import memory_of
-from axonn_ext.planner.model_files import PRESETS
-from axonn_ext.planner.options import Job, Options, Overlap
 from axonn_ext.planner.timeline import COMPUTE
+from axonn_ext.spec.grid import GridShape
+from axonn_ext.spec.parallel import Overlap
+from axonn_ext.spec.presets import PRESETS
 
 
 @pytest.mark.parametrize("overlap", [None, Overlap()])
@@ -25,7 +26,7 @@ def test_explanation_of_an_axis(
     gradients scattered, in every micro-batch; the table, which is the head's weight, is gathered
     once, with overlap at each of its three uses. Without overlap all of that is waited for."""
     machine, model = load_machine("dgx-a100"), PRESETS["gpt2-small"]
-    job = Job(model, GridSize(z=8), Options(micro_batches=2, overlap=overlap), 64)
+    job = Job(model, GridShape(z=8), Options(micro_batches=2, overlap=overlap), 64)
     found = estimate_of(job, machine, memory_of(job))
     plan_report.print_explanation(Console(width=250), found, machine, number=1)
     out = capsys.readouterr().out

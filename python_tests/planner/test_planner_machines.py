@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from axonn_ext.planner import GridSize, Machine, PlannerError, load_machine
+from axonn_ext.planner import Machine, PlannerError, load_machine
 from axonn_ext.planner.machine import machine_names
 from axonn_ext.planner.tasks import Collective, Matmul
+from axonn_ext.spec.grid import GridShape
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,7 +67,7 @@ def test_the_machines_of_the_package() -> None:
         machine = load_machine(name)
         assert machine.name == name
         assert machine.usable_bytes < machine.memory_bytes
-        for axis, grid in (("x", GridSize(x=2)), ("data", GridSize(x=8, z=16, data=256))):
+        for axis, grid in (("x", GridShape(x=2)), ("data", GridShape(x=8, z=16, data=256))):
             link = machine.link(grid, axis)
             assert 1e8 < link.bytes_per_s < 1e12
             assert 1e-7 < link.latency_s < 1e-4
@@ -198,7 +199,7 @@ def test_links_are_those_of_axonns_table(name: str) -> None:
     machine, sizes = load_machine(name), [2**i for i in range(8)]
     for inner in sizes:
         for size in sizes[1:]:
-            link = machine.link(GridSize(x=inner, y=size), "y")
+            link = machine.link(GridShape(x=inner, y=size), "y")
             expected = axonn_bandwidth(name, inner, size) * GIB
             assert link.bytes_per_s == pytest.approx(expected, rel=2e-3), (inner, size)
 
@@ -206,16 +207,16 @@ def test_links_are_those_of_axonns_table(name: str) -> None:
 def test_a_ring_over_nodes_has_hops_of_both_kinds() -> None:
     machine = load_machine("dgx-a100")
     inside, between = (level.latency_s for level in machine.links.levels)
-    link = machine.link(GridSize(x=2, z=16), "z")  # 4 members in each of 4 nodes
+    link = machine.link(GridShape(x=2, z=16), "z")  # 4 members in each of 4 nodes
     assert link.latency_s == pytest.approx((12 * inside + 3 * between) / 15)
     assert link.bytes_per_s == pytest.approx(machine.links.levels[1].bytes_per_s / 2)
-    alone = machine.link(GridSize(x=16, data=4), "data")  # one member a node
+    alone = machine.link(GridShape(x=16, data=4), "data")  # one member a node
     assert alone.latency_s == pytest.approx(between)
     # A node that sends more than one rank can is held back by the rank.
     slow = dataclasses.replace(machine.links.levels[0], bytes_per_s=1e9)
     links = dataclasses.replace(machine.links, levels=(slow, machine.links.levels[1]))
     assert links.of(1, 16, "x", 16).bytes_per_s == pytest.approx(1e9)
-    own = machine.link(GridSize(8, 16), "y").bytes_per_s
+    own = machine.link(GridShape(8, 16), "y").bytes_per_s
     assert links.of(8, 16, "y", 128).bytes_per_s == pytest.approx(own)
 
 
@@ -223,11 +224,11 @@ def test_groups_that_lie_across_nodes_have_the_network() -> None:
     """Nodes of 8: of groups of three ranks, the third has ranks 6, 7 and 8."""
     machine = load_machine("dgx-a100")
     node, network = machine.links.levels
-    assert machine.link(GridSize(x=3), "x").bytes_per_s == node.bytes_per_s  # one group, one node
-    assert machine.link(GridSize(x=3, z=4), "x").bytes_per_s == network.bytes_per_s
-    assert machine.link(GridSize(x=3, y=2, z=4), "y").bytes_per_s == network.bytes_per_s / 3
-    assert machine.link(GridSize(x=12), "x").bytes_per_s == network.bytes_per_s
-    assert machine.link(GridSize(x=4, z=6), "x").bytes_per_s == node.bytes_per_s
+    assert machine.link(GridShape(x=3), "x").bytes_per_s == node.bytes_per_s  # one group, one node
+    assert machine.link(GridShape(x=3, z=4), "x").bytes_per_s == network.bytes_per_s
+    assert machine.link(GridShape(x=3, y=2, z=4), "y").bytes_per_s == network.bytes_per_s / 3
+    assert machine.link(GridShape(x=12), "x").bytes_per_s == network.bytes_per_s
+    assert machine.link(GridShape(x=4, z=6), "x").bytes_per_s == node.bytes_per_s
 
 
 def measured(*rows: dict[str, Any]) -> str:
@@ -246,13 +247,13 @@ def test_measured_links_are_exact_and_correct_their_neighbours(tmp_path: Path) -
             {"inner": 1, "size": 8, "bytes_per_s": 1e9},
         ),
     )
-    pair, four, all_of_it = (machine.link(GridSize(x=n), "x") for n in (2, 4, 8))
+    pair, four, all_of_it = (machine.link(GridShape(x=n), "x") for n in (2, 4, 8))
     assert (pair.bytes_per_s, pair.latency_s) == (pytest.approx(2e9), pytest.approx(4e-5))
     assert all_of_it.bytes_per_s == pytest.approx(1e9)
     # Half-way in the logarithm; the one known latency is twice the level's.
     assert four.bytes_per_s == pytest.approx(math.sqrt(2e18))
     assert four.latency_s == pytest.approx(4e-5)
-    assert machine.link(GridSize(x=2, y=2), "y").bytes_per_s < 2e9
+    assert machine.link(GridShape(x=2, y=2), "y").bytes_per_s < 2e9
 
 
 def test_kinds_of_collectives_may_differ(tmp_path: Path) -> None:
@@ -263,7 +264,7 @@ def test_kinds_of_collectives_may_differ(tmp_path: Path) -> None:
             {"inner": 1, "size": 4, "kind": "all_reduce", "bytes_per_s": 1e9, "latency_s": 3e-5},
         ),
     )
-    link = machine.link(GridSize(x=4), "x")
+    link = machine.link(GridShape(x=4), "x")
 
     def seconds(kind: str) -> float:
         return machine.collective_seconds(Collective("x", kind, 10**9, "weights"), link, 4)
@@ -281,7 +282,7 @@ def test_a_link_may_hide_its_latency(tmp_path: Path) -> None:
     assert longer != both
     for text, seconds in ((both, (1e-3 + 3e-3, 1e-5 + 3e-3)), (longer, (3e-3, 3e-3))):
         machine = read(tmp_path, text)
-        link = machine.link(GridSize(x=4), "x")
+        link = machine.link(GridShape(x=4), "x")
         for num_bytes, expected in zip((10**6, 10**4), seconds, strict=True):
             collective = Collective("x", "all_gather", num_bytes, "weights")
             found = machine.collective_seconds(collective, link, 4)
@@ -299,16 +300,16 @@ def test_an_axis_may_have_links_of_its_own(tmp_path: Path) -> None:
             {**pair, "axis": "z", "size": 4, "bytes_per_s": 5e8},
         ),
     )
-    assert machine.link(GridSize(x=2), "x").bytes_per_s == pytest.approx(2e9)
-    assert machine.link(GridSize(z=2), "z").bytes_per_s == pytest.approx(1e9)
-    assert machine.link(GridSize(z=4), "z").bytes_per_s == pytest.approx(5e8)
+    assert machine.link(GridShape(x=2), "x").bytes_per_s == pytest.approx(2e9)
+    assert machine.link(GridShape(z=2), "z").bytes_per_s == pytest.approx(1e9)
+    assert machine.link(GridShape(z=4), "z").bytes_per_s == pytest.approx(5e8)
     # Of what has no rows of its own, the rows of no axis tell: half of the level's 4e9.
-    assert machine.link(GridSize(data=4), "data").bytes_per_s == pytest.approx(2e9)
+    assert machine.link(GridShape(data=4), "data").bytes_per_s == pytest.approx(2e9)
 
 
 def test_collectives_of_a_ring(tmp_path: Path) -> None:
     machine = read(tmp_path, SMALL)
-    link = machine.link(GridSize(x=8), "x")
+    link = machine.link(GridShape(x=8), "x")
     for kind, steps in (("all_gather", 7), ("reduce_scatter", 7), ("all_reduce", 14)):
         c = Collective("x", kind, 8 * 10**9, "weights")
         assert machine.collective_seconds(c, link, 8) == pytest.approx(2 + steps * 2e-5)
@@ -318,7 +319,7 @@ def test_a_machine_may_have_an_end(tmp_path: Path) -> None:
     machine = read(tmp_path, SMALL)
     assert machine.max_ranks == 8
     with pytest.raises(PlannerError, match="machine 'mine' has 8 ranks, not 16"):
-        machine.link(GridSize(x=4, data=4), "data")
+        machine.link(GridShape(x=4, data=4), "data")
     assert load_machine("perlmutter").max_ranks is None
 
 
@@ -394,7 +395,7 @@ def test_times_are_looked_up_once() -> None:
     info = machine.products.seconds.cache_info()  # type: ignore[attr-defined]
     assert (info.misses, info.hits) == (1, 1)
     for _ in range(2):
-        machine.link(GridSize(x=8, z=4), "z")
+        machine.link(GridShape(x=8, z=4), "z")
     assert machine.links.of.cache_info().hits == 1  # type: ignore[attr-defined]
 
 
@@ -405,7 +406,7 @@ def test_slowdown_is_of_arithmetic_alone() -> None:
     assert twice.matmul_seconds(product, "bf16") == 2 * machine.matmul_seconds(product, "bf16")
     assert twice.attention_seconds(10**12, "bf16") == 2 * machine.attention_seconds(10**12, "bf16")
     assert twice.elementwise_seconds(10**9) == 2 * machine.elementwise_seconds(10**9)
-    assert twice.link(GridSize(x=4), "x") == machine.link(GridSize(x=4), "x")
+    assert twice.link(GridShape(x=4), "x") == machine.link(GridShape(x=4), "x")
     assert machine.attention_seconds(0, "bf16") == machine.elementwise_seconds(0) == 0
 
 

@@ -22,15 +22,16 @@ from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers the backend)
 
 from axonn_ext import Grid, clip_grad_norm_, models, overlap, sync_gradients
-from axonn_ext.models import ModelConfig, ParallelConfig, Transformer
+from axonn_ext.models import Transformer
 from axonn_ext.optim import AdamW
 from axonn_ext.planner.activations import kept_of
 from axonn_ext.planner.errors import PlannerError
-from axonn_ext.planner.grid import GridSize
+from axonn_ext.planner.job import Job, Options, violations
 from axonn_ext.planner.memory import memory_of, states_of
-from axonn_ext.planner.model import Model
-from axonn_ext.planner.options import Job, Options, Overlap, violations
 from axonn_ext.planner.program import parameters_of_rank
+from axonn_ext.spec.grid import GridShape
+from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.parallel import Overlap, ParallelConfig
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 MEGA = 10**6
@@ -58,7 +59,7 @@ def build(job: Job) -> Transformer:
         reshard_after_forward=o.reshard_after_forward, recompute=o.recompute,
         algorithm="sequential",
     )  # fmt: skip
-    return models.build(config, Grid(**job.grid._asdict()), parallel, dtype=DTYPES[o.dtype])
+    return models.build(config, Grid(**job.grid.as_dict()), parallel, dtype=DTYPES[o.dtype])
 
 
 def token_ids(job: Job) -> torch.Tensor:
@@ -73,14 +74,14 @@ def random_jobs(count: int, seed: int) -> list[Job]:
     while len(jobs) < count:
         layout = draw.choice(["sharded", "replicated"])
         llama = draw.random() < 0.5
-        model = Model(
+        model = ModelConfig(
             vocab_size=draw.choice([1024, 8192]), hidden_size=draw.choice([256, 1024]),
             num_layers=draw.choice([1, 3]), num_heads=draw.choice([8, 16]),
             sequence_length=draw.choice([32, 128]), family="llama" if llama else "gpt2",
             num_kv_heads=draw.choice([None, 4, 8]) if llama else None,
             tie_embeddings=draw.random() < 0.5,
         )  # fmt: skip
-        grid = GridSize(*(draw.choice([1, 2, 4]) for _ in range(3)), draw.choice([1, 4, 16]))
+        grid = GridShape(*(draw.choice([1, 2, 4]) for _ in range(3)), draw.choice([1, 4, 16]))
         options = Options(
             layout=layout, heads_over_y=layout == "sharded" and draw.random() < 0.3,
             save_gathered=draw.random() < 0.3, reshard_after_forward=draw.random() < 0.6,
@@ -93,7 +94,7 @@ def random_jobs(count: int, seed: int) -> list[Job]:
 
 
 MANY_RANKS = Job(
-    Model(51200, 8192, 4, 64, 2048), GridSize(4, 4, 8, 4), Options(overlap=None), 256
+    ModelConfig(51200, 8192, 4, 64, 2048), GridShape(4, 4, 8, 4), Options(overlap=None), 256
 )  # fmt: skip
 
 
@@ -199,43 +200,43 @@ def peak_on_cpu(job: Job, *, has_peers: bool) -> int:
     return peak
 
 
-BLOCKS = Model(1024, 256, 16, 8, 64)  # 13 M parameters: 204 MB of states in fp32
-HEAD = Model(32768, 384, 1, 8, 16)
-LLAMA_HEAD = Model(
+BLOCKS = ModelConfig(1024, 256, 16, 8, 64)  # 13 M parameters: 204 MB of states in fp32
+HEAD = ModelConfig(32768, 384, 1, 8, 16)
+LLAMA_HEAD = ModelConfig(
     32768, 768, 1, 8, 16, family="llama", num_kv_heads=4, tie_embeddings=False
 )  # fmt: skip
 ALONE = Options(dtype="fp32", overlap=None)
 
 
-def job_of(model: Model, grid: GridSize, rows: int, **options: object) -> Job:
+def job_of(model: ModelConfig, grid: GridShape, rows: int, **options: object) -> Job:
     chosen = dataclasses.replace(ALONE, **options)
     sequences = rows * grid.data * grid.z * chosen.micro_batches // model.sequence_length
     return Job(model, grid, chosen, sequences)
 
 
 QUICK = [
-    job_of(BLOCKS, GridSize(), 192),
-    job_of(HEAD, GridSize(), 128, recompute=True, micro_batches=2),
-    job_of(LLAMA_HEAD, GridSize(x=2, y=2), 64),
+    job_of(BLOCKS, GridShape(), 192),
+    job_of(HEAD, GridShape(), 128, recompute=True, micro_batches=2),
+    job_of(LLAMA_HEAD, GridShape(x=2, y=2), 64),
 ]
 DEEP = dataclasses.replace(BLOCKS, num_layers=64)
 WIDE = dataclasses.replace(HEAD, hidden_size=1536)
 THOROUGH = [
-    job_of(BLOCKS, GridSize(), 512, dtype="bf16"),
-    job_of(dataclasses.replace(BLOCKS, family="llama"), GridSize(), 512, recompute=True),
-    job_of(WIDE, GridSize(y=4), 256, recompute=True),
-    job_of(WIDE, GridSize(z=2, y=2), 256),
-    job_of(LLAMA_HEAD, GridSize(x=2, z=2), 256, layout="replicated", dtype="bf16"),
-    job_of(DEEP, GridSize(x=2, z=2), 512, save_gathered=True, reshard_after_forward=False),
-    job_of(dataclasses.replace(LLAMA_HEAD, hidden_size=1536), GridSize(z=4, data=2), 64,
+    job_of(BLOCKS, GridShape(), 512, dtype="bf16"),
+    job_of(dataclasses.replace(BLOCKS, family="llama"), GridShape(), 512, recompute=True),
+    job_of(WIDE, GridShape(y=4), 256, recompute=True),
+    job_of(WIDE, GridShape(z=2, y=2), 256),
+    job_of(LLAMA_HEAD, GridShape(x=2, z=2), 256, layout="replicated", dtype="bf16"),
+    job_of(DEEP, GridShape(x=2, z=2), 512, save_gathered=True, reshard_after_forward=False),
+    job_of(dataclasses.replace(LLAMA_HEAD, hidden_size=1536), GridShape(z=4, data=2), 64,
            overlap=Overlap(gathered_bytes=8 << 20), micro_batches=2),
-    job_of(DEEP, GridSize(x=2, z=2), 256, overlap=Overlap()),
+    job_of(DEEP, GridShape(x=2, z=2), 256, overlap=Overlap()),
 ]  # fmt: skip
 # Without sums of products over gloo: its threads free what the profile then does not see.
 WITH_PEERS = [
-    job_of(BLOCKS, GridSize(data=2), 64),
-    job_of(HEAD, GridSize(data=2), 64, dtype="bf16", overlap=Overlap(bucket_bytes=4 << 20)),
-    job_of(DEEP, GridSize(z=2, data=2), 64, overlap=Overlap()),
+    job_of(BLOCKS, GridShape(data=2), 64),
+    job_of(HEAD, GridShape(data=2), 64, dtype="bf16", overlap=Overlap(bucket_bytes=4 << 20)),
+    job_of(DEEP, GridShape(z=2, data=2), 64, overlap=Overlap()),
 ]
 
 
@@ -281,25 +282,25 @@ def peak_on_gpu(job: Job) -> int:
     return torch.cuda.max_memory_allocated()
 
 
-GPU_MODEL = Model(32768, 1024, 12, 16, 1024)
+GPU_MODEL = ModelConfig(32768, 1024, 12, 16, 1024)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", list(DTYPES))
 @pytest.mark.parametrize("recompute", [False, True])
 def test_peak_is_that_of_a_gpu(gpu_pool, dtype, recompute):
-    job = job_of(GPU_MODEL, GridSize(), 8192, dtype=dtype, recompute=recompute)
+    job = job_of(GPU_MODEL, GridShape(), 8192, dtype=dtype, recompute=recompute)
     (want,) = gpu_pool(1).run(peak_on_gpu, job)
     assert memory_of(job).total + CUBLAS_WORKSPACE_BYTES == pytest.approx(want, rel=0.1)
 
 
 # --- How it hangs together -----------------------------------------------------------------------
 
-LARGE = Model(51200, 8192, 48, 64, 2048)
+LARGE = ModelConfig(51200, 8192, 48, 64, 2048)
 
 
 def large(**options: object) -> Job:
-    return Job(LARGE, GridSize(4, 2, 8, 4), Options(**options), 512)
+    return Job(LARGE, GridShape(4, 2, 8, 4), Options(**options), 512)
 
 
 def test_items_add_up_and_the_largest_is_named():
@@ -323,7 +324,7 @@ def test_only_the_cpu_sums_bf16_in_copies_of_fp32():
     product = job.rows * LARGE.up_size // job.grid.x
     copies = 4 * (product + product // job.grid.y)
     assert memory_of(job, device="cpu").total == memory_of(job).total + copies
-    alone = Job(LARGE, GridSize(), Options(), 1)  # sums nothing
+    alone = Job(LARGE, GridShape(), Options(), 1)  # sums nothing
     for same in (large(dtype="fp32"), large(dtype="fp16"), alone):
         assert memory_of(same, device="cpu") == memory_of(same)
     with pytest.raises(PlannerError, match="device must be one of cuda, cpu, got 'gpu'"):
@@ -335,7 +336,7 @@ def test_gathered_weights_stay_within_their_budget():
     held = memory_of(large(overlap=Overlap(gathered_bytes=budget))).gathered_weights
     assert 0 < held <= budget
     kept = memory_of(large(overlap=None, reshard_after_forward=False)).gathered_weights
-    whole = LARGE.num_parameters * 2 / (4 * 2)
+    whole = LARGE.num_parameters() * 2 / (4 * 2)
     assert math.isclose(kept, whole, rel_tol=0.01)
 
 

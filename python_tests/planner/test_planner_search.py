@@ -8,9 +8,7 @@ import re
 import pytest
 
 from axonn_ext.planner import (
-    GridSize,
     Job,
-    Model,
     Options,
     PlannerError,
     Request,
@@ -20,10 +18,12 @@ from axonn_ext.planner import (
     smallest_that_fits,
     timeline,
 )
-from axonn_ext.planner.options import violations
+from axonn_ext.planner.job import violations
+from axonn_ext.spec.grid import GridShape
+from axonn_ext.spec.model import ModelConfig
 from planner_machines import machine_of
 
-MODEL = Model(512, 256, 4, 8, 128)
+MODEL = ModelConfig(512, 256, 4, 8, 128)
 
 
 def request_of(**changes: object) -> Request:
@@ -83,11 +83,11 @@ def test_what_is_given_is_not_searched() -> None:
 
 
 def test_heads_over_y_where_y_does_not_divide_the_sequences() -> None:
-    model = Model(512, 256, 4, 8, 128)
+    model = ModelConfig(512, 256, 4, 8, 128)
     request = request_of(model=model, num_ranks=4, batch_size=2, layouts=("sharded",), top=99)
     by_grid = {config.job.grid: config.job.options for config in plan(request).configs}
-    assert by_grid[GridSize(y=4)].heads_over_y
-    assert not by_grid[GridSize(x=4)].heads_over_y
+    assert by_grid[GridShape(y=4)].heads_over_y
+    assert not by_grid[GridShape(x=4)].heads_over_y
 
 
 def test_less_memory_forces_recomputation_then_more_ranks() -> None:
@@ -126,7 +126,7 @@ def least_memory(request: Request, *, recompute: bool) -> int:
 
 
 def test_a_model_that_does_not_fit_says_how_many_ranks_would() -> None:
-    large = Model(51200, 8192, 32, 64, 2048)
+    large = ModelConfig(51200, 8192, 32, 64, 2048)
     request = request_of(model=large, num_ranks=2, batch_size=1024)
     with pytest.raises(PlannerError) as raised:
         plan(request)
@@ -146,7 +146,7 @@ def test_a_model_that_does_not_fit_says_how_many_ranks_would() -> None:
 def test_where_nothing_divides_the_next_numbers_that_do_are_named(
     num_ranks: int, expected: str
 ) -> None:
-    model = Model(768, 384, 2, 6, 64)
+    model = ModelConfig(768, 384, 2, 6, 64)
     request = request_of(model=model, num_ranks=num_ranks)
     with pytest.raises(PlannerError) as raised:
         plan(request)
@@ -157,7 +157,7 @@ def test_where_nothing_divides_the_next_numbers_that_do_are_named(
 
 
 def test_where_no_power_of_two_divides_fewer_ranks_are_named() -> None:
-    request = request_of(model=Model(7, 7, 1, 1, 7), num_ranks=2, batch_size=1)
+    request = request_of(model=ModelConfig(7, 7, 1, 1, 7), num_ranks=2, batch_size=1)
     with pytest.raises(PlannerError, match=r"\. 1 GPU would do$"):
         plan(request)
     cpus = dataclasses.replace(request.machine, device="cpu")
@@ -169,13 +169,13 @@ def test_a_model_that_fits_nowhere() -> None:
     request = request_of(num_ranks=1, batch_size=1, machine=machine_of(memory=100))
     with pytest.raises(PlannerError, match="No power of two of GPUs up to 1,048,576 does"):
         plan(request)
-    two = dataclasses.replace(request, model=Model(7, 7, 1, 1, 7), num_ranks=2)
+    two = dataclasses.replace(request, model=ModelConfig(7, 7, 1, 1, 7), num_ranks=2)
     with pytest.raises(PlannerError, match="does: take a batch and a model with more divisors"):
         plan(two)
 
 
 def test_a_vocabulary_that_does_not_divide_comes_with_one_that_would() -> None:
-    model = Model(50257, 256, 2, 8, 64)
+    model = ModelConfig(50257, 256, 2, 8, 64)
     hint = "vocab_size not divisible (pad it, e.g. to 50304)"
     found = plan(request_of(model=model))
     assert found.rejected[hint] > 0

@@ -8,28 +8,21 @@ import random
 
 import pytest
 
-from axonn_ext.planner import (
-    Event,
-    GridSize,
-    Job,
-    Machine,
-    Model,
-    Options,
-    Overlap,
-    simulate,
-    timeline,
-)
+from axonn_ext.planner import Event, Job, Machine, Options, simulate, timeline
 from axonn_ext.planner.costs import Costs
 from axonn_ext.planner.estimate import closed_form_s, pieces_of
-from axonn_ext.planner.options import violations
+from axonn_ext.planner.job import violations
 from axonn_ext.planner.program import make_program
+from axonn_ext.spec.grid import GridShape
+from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.parallel import Overlap
 from planner_machines import machine_of
 
-MODEL = Model(512, 256, 12, 8, 128)
-GRIDS = [GridSize(*sizes) for sizes in ((2, 2, 2, 2), (1, 1, 8, 2), (4, 1, 1, 4), (1, 4, 4, 1))]
+MODEL = ModelConfig(512, 256, 12, 8, 128)
+GRIDS = [GridShape(*sizes) for sizes in ((2, 2, 2, 2), (1, 1, 8, 2), (4, 1, 1, 4), (1, 4, 4, 1))]
 
 
-def job_of(grid: GridSize, **options: object) -> Job:
+def job_of(grid: GridShape, **options: object) -> Job:
     job = Job(MODEL, grid, Options(**options), 64)  # type: ignore[arg-type]
     assert not list(violations(job))
     return job
@@ -147,7 +140,7 @@ def test_overlap_hides_and_never_costs() -> None:
             after = timeline(job_of(grid, dtype="fp32", overlap=None), machine)
             digests = 3 * 1e-4
             assert beside.step_time_s <= after.step_time_s + digests
-    z = GridSize(z=8, data=2)
+    z = GridShape(z=8, data=2)
     beside = timeline(job_of(z, dtype="fp32"), machine_of())
     after = timeline(job_of(z, dtype="fp32", overlap=None), machine_of())
     assert beside.exposed_s["z"] < 0.5 * after.exposed_s["z"]
@@ -156,7 +149,7 @@ def test_overlap_hides_and_never_costs() -> None:
 def test_what_is_prefetched_is_ahead_of_the_sums_that_its_predecessor_leads_to() -> None:
     """As axonn_ext.overlap issues them: the use of a weight starts the next one's gather, before
     its products run and their sum over z can start."""
-    job = job_of(GridSize(z=8, data=2), overlap=Overlap(prefetch=1, gathered_bytes=0))
+    job = job_of(GridShape(z=8, data=2), overlap=Overlap(prefetch=1, gathered_bytes=0))
     events = [e for e in timeline(job, machine_of()).events if e.stream == "z"]
     issued = [e.name for e in sorted(events, key=lambda e: e.start_s)]
     first, second = "11.mlp.down wgrad: reduce_scatter", "11.mlp.up dgrad: all_gather"
@@ -176,7 +169,7 @@ def busy_together(events: list[Event], one: str, other: str) -> float:
 def test_axes_that_send_over_the_same_links_share_them() -> None:
     """Nodes of 4: with x=2, z leaves the node and has the network to itself; with x=8, both leave.
     What z's collectives last longer then is what x sends meanwhile."""
-    for grid, shared in ((GridSize(x=2, z=8), False), (GridSize(x=8, z=4), True)):
+    for grid, shared in ((GridShape(x=2, z=8), False), (GridShape(x=8, z=4), True)):
         job, machine = job_of(grid, overlap=Overlap(gathered_bytes=0)), machine_of(inter=3e9)
         costs = Costs(machine, grid, "bf16")
         assert (costs.wires["x"] == costs.wires["z"]) == shared
@@ -201,7 +194,7 @@ def test_axes_that_send_over_the_same_links_share_them() -> None:
 
 
 def test_prefetching_nothing_hides_no_gather() -> None:
-    job = job_of(GridSize(z=8, data=2), overlap=Overlap(prefetch=0, gathered_bytes=0))
+    job = job_of(GridShape(z=8, data=2), overlap=Overlap(prefetch=0, gathered_bytes=0))
     events = timeline(job, machine_of()).events
     computing = [(e.start_s, e.end_s) for e in events if e.stream == "compute"]
     for gather in (e for e in events if e.name.endswith("all_gather") and e.stream == "z"):
@@ -209,7 +202,7 @@ def test_prefetching_nothing_hides_no_gather() -> None:
 
 
 def test_a_hidden_share_shortens_what_is_fused_and_nothing_else() -> None:
-    job = job_of(GridSize(4, 4), overlap=None)
+    job = job_of(GridShape(4, 4), overlap=None)
     none, all_of_it = (timeline(job, machine_of(hidden_share=s)) for s in (0.0, 1.0))
     assert none.compute_s == all_of_it.compute_s
     fused = make_program(job)

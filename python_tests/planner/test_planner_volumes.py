@@ -10,24 +10,26 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from axonn_ext import Grid, GridShape, clip_grad_norm_, models, sync_gradients, trace_communication
+from axonn_ext import Grid, clip_grad_norm_, models, sync_gradients, trace_communication
 from axonn_ext.overlap import Orchestrator
-from axonn_ext.overlap import Overlap as RealOverlap
-from axonn_ext.planner import GridSize, Job, Model, Options, Overlap
-from axonn_ext.planner.options import violations
+from axonn_ext.planner import Job, Options
+from axonn_ext.planner.job import violations
 from axonn_ext.planner.program import bytes_by_axis, make_program
+from axonn_ext.spec.grid import GridShape
+from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.parallel import Overlap
 from fake_ranks import fake_ranks
 from grids import grid_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-SMALL = Model(96, 32, 2, 4, 8, family="llama", num_kv_heads=2, tie_embeddings=False)
+SMALL = ModelConfig(96, 32, 2, 4, 8, family="llama", num_kv_heads=2, tie_embeddings=False)
 
 
 def random_job(rng: random.Random, layout: str) -> Job:
     """A legal job on 2 to 4,096 ranks, of any family and with any options."""
     while True:
         family, heads = rng.choice(["gpt2", "llama"]), rng.choice([4, 8, 16, 24, 64])
-        model = Model(
+        model = ModelConfig(
             vocab_size=rng.choice([64, 96, 512, 4096]),
             hidden_size=heads * rng.choice([8, 16]),
             num_layers=rng.choice([1, 2, 3]),
@@ -37,7 +39,7 @@ def random_job(rng: random.Random, layout: str) -> Job:
             num_kv_heads=heads if family == "gpt2" else heads // rng.choice([1, 2, 4]),
             tie_embeddings=rng.random() < 0.5,
         )
-        grid = GridSize(*(rng.choice([1, 1, 2, 3, 4, 8, 16]) for _ in range(4)))
+        grid = GridShape(*(rng.choice([1, 1, 2, 3, 4, 8, 16]) for _ in range(4)))
         options = Options(
             layout=layout,
             heads_over_y=layout == "sharded" and rng.random() < 0.3,
@@ -57,13 +59,9 @@ def random_job(rng: random.Random, layout: str) -> Job:
 def traced_bytes(job: Job, grid: Grid, *, fake: bool) -> dict[str, int]:
     """What a step of the real modules sends, as the trainer runs it."""
     options, shape = job.options, job.grid
-    parallel = models.ParallelConfig(
-        **{f.name: getattr(options, f.name) for f in dataclasses.fields(models.ParallelConfig)
-           if hasattr(options, f.name)}
-    )  # fmt: skip
-    config = models.ModelConfig(**dataclasses.asdict(job.model))
+    config = job.model
     with FakeTensorMode() if fake else nullcontext(), trace_communication() as trace:
-        model = models.build(config, grid, parallel, dtype=DTYPES[options.dtype])
+        model = models.build(config, grid, options, dtype=DTYPES[options.dtype])
         ids = torch.zeros(
             job.micro_batch_size // (shape.data * shape.z), config.sequence_length, dtype=torch.long
         )
@@ -79,15 +77,15 @@ def traced_bytes(job: Job, grid: Grid, *, fake: bool) -> dict[str, int]:
 def test_random_models_on_up_to_4096_ranks(layout: str, seed: int) -> None:
     job = random_job(random.Random(f"{layout} {seed}"), layout)
     with fake_ranks(0, job.grid.size):
-        traced = traced_bytes(job, Grid(**job.grid._asdict()), fake=True)
+        traced = traced_bytes(job, Grid(**job.grid.as_dict()), fake=True)
     assert bytes_by_axis(make_program(job)) == traced, job
 
 
 def test_a_grid_of_4096_ranks_in_both_layouts() -> None:
-    model = Model(4096, 512, 2, 32, 64)
+    model = ModelConfig(4096, 512, 2, 32, 64)
     for layout in ("sharded", "replicated"):
         job = Job(
-            model, GridSize(16, 4, 8, 8), Options(layout=layout, overlap=None), batch_size=512
+            model, GridShape(16, 4, 8, 8), Options(layout=layout, overlap=None), batch_size=512
         )
         assert not list(violations(job))
         with fake_ranks(4095, 4096):
@@ -97,13 +95,11 @@ def test_a_grid_of_4096_ranks_in_both_layouts() -> None:
 
 def overlapped_bytes(job: Job) -> dict[str, int]:
     """With the orchestrator; its first step, which predicts nothing, and one that does."""
-    grid = grid_of(GridShape(**job.grid._asdict()))
-    config = models.ModelConfig(**dataclasses.asdict(job.model))
-    model = models.build(config, grid, models.ParallelConfig(recompute=job.options.recompute))
+    grid = grid_of(job.grid)
+    model = models.build(job.model, grid, models.ParallelConfig(recompute=job.options.recompute))
     ids = torch.zeros(job.batch_size // grid.num_parts(["data", "z"]), 8, dtype=torch.long)
     assert job.options.overlap is not None
-    overlap = RealOverlap(**dataclasses.asdict(job.options.overlap))
-    with Orchestrator(model, overlap) as orchestrator:
+    with Orchestrator(model, job.options.overlap) as orchestrator:
         for _ in range(2):
             with trace_communication() as trace:
                 model.loss(ids, ids, 1.0).backward()
@@ -122,7 +118,7 @@ def overlapped_jobs() -> list[Job]:
             options = Options(dtype="fp32", overlap=Overlap(gathered_bytes=0), recompute=recompute)
             for tied in (False, True):
                 model = dataclasses.replace(SMALL, tie_embeddings=tied)
-                jobs.append(Job(model, GridSize(*sizes), options, batch_size=8))
+                jobs.append(Job(model, GridShape(*sizes), options, batch_size=8))
     return jobs
 
 

@@ -396,7 +396,7 @@ def test_tests_that_take_too_long_are_not_failed(tmp_path):
 
 def test_every_case_fits_its_grid():
     from axonn_ext.calibrate.shapes import BlockShape, GemmShape, problems
-    from axonn_ext.grid import GridShape
+    from axonn_ext.spec.grid import GridShape
 
     for case in gpu_check.CASES:
         shape = (BlockShape if case.op == "block" else GemmShape)(*case.shape)

@@ -6,7 +6,8 @@ import functools
 
 import torch.distributed as dist
 
-from axonn_ext.grid import Grid, GridShape
+from axonn_ext.grid import Grid
+from axonn_ext.spec.grid import GridShape
 from axonn_ext.verify.accuracy import bound, relative_error
 from axonn_ext.verify.linears import factorisations
 

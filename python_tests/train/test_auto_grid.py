@@ -44,7 +44,7 @@ def test_auto_grid_is_the_planners_for_the_options_as_they_are() -> None:
     assert choice == choose_grid(config, world_size=4, machine="host")
     with_grid = load_config(None, grid=str(choice.grid), overrides=tuple(overrides))
     prepare(with_grid, world_size=4)
-    assert request.model.num_parameters == prepare(with_grid, world_size=4).model.num_parameters()
+    assert request.model.num_parameters() == prepare(with_grid, world_size=4).model.num_parameters()
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import torch
 from torch.library import Library
 
 from axonn_ext import _library
-from axonn_ext.grid import GridShape
 from axonn_ext.models import ParallelConfig
+from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config, key_info
 from axonn_ext.train.config_file import Override, load_config, to_toml

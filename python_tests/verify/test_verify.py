@@ -27,7 +27,7 @@ from axonn_ext.verify import groups, run
 from axonn_ext.verify.groups import Group
 from axonn_ext.verify.run import FAILED, NOT_RUN, PASSED, Outcome
 from axonn_ext.verify.worker import NOT_RUN_STATUS, Task
-from test_stamps import H100, WRONG
+from stamp_cases import H100, WRONG
 
 # --- Groups of cases, in processes of their own ---------------------------------------------------
 
@@ -221,7 +221,8 @@ def test_groups_for_the_gpus_that_there_are():
 SUGGEST = """
 import sys
 from pytest import MonkeyPatch
-from test_stamps import H100, RIGHT, WRONG, Stamp, measured_products
+from axonn_ext.stamps import Stamp
+from stamp_cases import H100, RIGHT, WRONG, measured_products
 for stamp in (Stamp(H100, RIGHT), Stamp(H100, RIGHT | {"fused_sm90": WRONG})):
     measured_products(MonkeyPatch(), stamp)
 print("without a stamp:", file=sys.stderr)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 
-from axonn_ext.grid import GridShape
-from axonn_ext.models import ModelConfig, ParallelConfig
-from axonn_ext.planner import GridSize, Job, Machine, Model, Options, simulate
-from axonn_ext.planner.grid import grids_of
-from axonn_ext.planner.options import LAYOUTS, violations
+from axonn_ext.planner import Job, Machine, Options, simulate
+from axonn_ext.planner.job import violations
+from axonn_ext.spec.grid import GridShape, grids_of
+from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.parallel import LAYOUTS, ParallelConfig
 
 _DTYPE = "fp32"
 
@@ -72,8 +72,7 @@ class Launch:
 def legal_configs(case: Case, num_ranks: int) -> tuple[Config, ...]:
     """Every grid of that many ranks on which the model can be trained, each once."""
     configs = []
-    for size in grids_of(num_ranks):
-        grid = GridShape(**size._asdict())
+    for grid in grids_of(num_ranks):
         layouts = [x for x in LAYOUTS if not any(violations(_job(case, Config(grid, x))))]
         configs += [Config(grid, layout) for layout in layouts[:1]]
     return tuple(configs)
@@ -85,7 +84,5 @@ def predict(case: Case, config: Config, machine: Machine) -> float:
 
 
 def _job(case: Case, config: Config) -> Job:
-    values = asdict(case.model)
-    model = Model(**{f.name: values[f.name] for f in fields(Model)})
     options = Options(layout=config.layout, overlap=None, dtype=_DTYPE)
-    return Job(model, GridSize(**config.grid.as_dict()), options, case.batch_size)
+    return Job(case.model, config.grid, options, case.batch_size)

@@ -15,7 +15,6 @@ from axonn_ext import settings
 from axonn_ext.bench.ranking.cases import CASES, Config, Launch, legal_configs, predict
 from axonn_ext.bench.ranking.compare import TOP, Row, Times, judge, markdown
 from axonn_ext.calibrate.find_machine import find_machine
-from axonn_ext.calibrate.shapes import short_grid
 from axonn_ext.calibrate.this_machine import describe_machine
 from axonn_ext.launch import process
 from axonn_ext.launch.process import Process
@@ -120,7 +119,7 @@ def _rank(name: str, args: argparse.Namespace, machine: Machine) -> list[Row]:
     else:
         measured = _read_times(args.times, name, configs)
     return [
-        Row(short_grid(config.grid), config.layout, seconds, *times)
+        Row(config.grid.short(), config.layout, seconds, *times)
         for config, seconds, times in zip(configs, predicted, measured, strict=True)
     ]
 
@@ -151,7 +150,7 @@ def _read_times(path: Path, name: str, configs: Sequence[Config]) -> list[Times]
     known = {
         (row.grid, row.layout): Times(row.fastest_s, row.median_s, row.spread_s) for row in rows
     }
-    keys = [(short_grid(config.grid), config.layout) for config in configs]
+    keys = [(config.grid.short(), config.layout) for config in configs]
     missing = [f"{grid} {layout}" for grid, layout in keys if (grid, layout) not in known]
     if missing:
         raise UserError(f"--times: {path} has no times of {name} on {', '.join(missing)}")

@@ -2,7 +2,7 @@
 
 `models.plain` has the layers of Hugging Face's GPT-2, whose Conv1D torch's tensor parallelism does
 not know and whose bias is an addition of its own. Here every matrix is an `nn.Linear`; names and
-layouts are those of `models.GPT2`, whose rows of qkv are grouped by head and so can be split.
+layouts are those of `models.gpt2`, whose rows of qkv are grouped by head and so can be split.
 
 B sequences of S tokens, H hidden features, D features of a head; T of S positions, T = S unless
 tensor parallelism splits the sequence between the layers.
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from axonn_ext.models import ModelConfig
+from axonn_ext.spec.model import ModelConfig
 
 
 class TorchGPT(nn.Module):

@@ -6,8 +6,10 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 
-from axonn_ext.grid import GridShape
-from axonn_ext.models import ModelConfig, ParallelConfig, check
+from axonn_ext.spec.grid import GridShape
+from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.parallel import ParallelConfig
+from axonn_ext.spec.rules import check
 
 SINGLE, OURS = "single", "ours"
 BASELINES = (SINGLE, "ddp", "fsdp2", "tp", "tp-sp")

@@ -29,12 +29,20 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from axonn_ext import Grid, clip_grad_norm_, full_state_dict, models, sync_gradients
+from axonn_ext import (
+    Grid,
+    clip_grad_norm_,
+    full_state_dict,
+    initialize,
+    models,
+    sync_gradients,
+)
 from axonn_ext.bench.train.gpt import TorchGPT, load_whole
 from axonn_ext.bench.train.plan import BF16, OURS, SINGLE, Plan, SystemSpec, Workload
+from axonn_ext.models.gpt2.model import GPT2
 from axonn_ext.optim import AdamW
 
-State = Mapping[str, Tensor]  # whole tensors, under the names of models.GPT2's parameters
+State = Mapping[str, Tensor]  # whole tensors, under the names of models.gpt2's parameters
 ADAM_EPS = 1e-8
 
 
@@ -66,8 +74,8 @@ def whole_initial_state(plan: Plan) -> State:
     Held whole on every rank, which only the comparison of systems needs.
     """
     grid = Grid(data=dist.get_world_size())
-    model = models.GPT2(plan.workload.model, grid, plan.parallel)
-    models.initialize(model, seed=plan.workload.seed)
+    model = GPT2(plan.workload.model, grid, plan.parallel)
+    initialize(model, seed=plan.workload.seed)
     return model.import_state(full_state_dict(model))
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from axonn_ext.grid import Grid
-from axonn_ext.models.config import ModelConfig, ParallelConfig
 from axonn_ext.models.transformer import (
     Block,
     Transformer,
@@ -33,6 +32,8 @@ from axonn_ext.nn import (
     Linear,
     PositionEmbedding,
 )
+from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.parallel import ParallelConfig
 
 # Ours -> Hugging Face's, within a block.
 BLOCK_NAMES = {
@@ -120,6 +121,9 @@ class GPT2(Transformer):
             if ".attn.c_attn." in name:
                 state[name] = fuse_qkv(state[name].chunk(3), self.config)
         return rename(state, _own_name)
+
+
+MODEL = GPT2
 
 
 def _public_name(name: str) -> str:

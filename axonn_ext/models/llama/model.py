@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from axonn_ext.grid import Grid
-from axonn_ext.models.config import ModelConfig, ParallelConfig
 from axonn_ext.models.transformer import (
     Block,
     Transformer,
@@ -23,6 +22,8 @@ from axonn_ext.models.transformer import (
     split_qkv,
 )
 from axonn_ext.nn import MLP, Attention, CrossEntropy, Embedding, Init, Linear, RMSNorm, Rotary
+from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.parallel import ParallelConfig
 
 # Ours -> Hugging Face's, within a block.
 BLOCK_NAMES = {
@@ -118,6 +119,9 @@ class Llama(Transformer):
                 parts = [state.pop(name) for name in gate_up]
                 state[f"{start}mlp.up.weight"] = torch.stack(parts, 1).flatten(0, 1)
         return rename(state, _own_name)
+
+
+MODEL = Llama
 
 
 def _public_name(name: str) -> str:

@@ -1,0 +1,76 @@
+"""Which model runs on which grid: every divisibility rule, stated once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from axonn_ext.spec.grid import GridShape
+from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.parallel import ParallelConfig
+
+
+class BrokenRule(NamedTuple):
+    """`value` of `what` cannot be split over the `axes`, whose sizes multiply to `parts`."""
+
+    what: str
+    value: int
+    axes: tuple[str, ...]
+    parts: int
+    grid: GridShape
+
+    def __str__(self) -> str:
+        sizes = " * ".join(f"{axis}={getattr(self.grid, axis)}" for axis in self.axes)
+        return f"{self.what}: {self.value} must be divisible by {self.parts} ({sizes})"
+
+
+def broken_rules(
+    model: ModelConfig, parallel: ParallelConfig, grid: GridShape, batch_size: int
+) -> Iterator[BrokenRule]:
+    """Every rule that is violated; nothing if the model runs.
+
+    batch_size: sequences of one micro-batch, over all data and z coordinates. The rules are exact:
+    what they allow runs, what they do not raises (shared rules: docs/architecture.md).
+    """
+    sharded, tokens = parallel.sharded, batch_size * model.sequence_length
+    over_y = sharded and not parallel.heads_over_y
+    rules: list[tuple[str, int, tuple[str, ...]]] = [
+        (_SEQUENCES, batch_size, ("data", "z", "y") if over_y else ("data", "z")),
+        ("num_kv_heads", model.kv_heads, ("x", "y") if parallel.heads_over_y else ("x",)),
+        ("hidden_size", model.hidden_size, ("y", "z")),
+        ("qkv features", model.qkv_size, ("x", "z")),
+        ("intermediate_size", model.mlp_size, ("x",)),
+        ("up features", model.up_size, ("x", "z")),
+        ("vocab_size", model.vocab_size, ("x", "z")),
+    ]
+    if sharded:
+        rules += [
+            ("tokens of a micro-batch (residual rows)", tokens, ("data", "z", "x")),
+            ("tokens of a micro-batch (MLP rows)", tokens, ("data", "z", "y")),
+        ]
+    for what, value, axes in rules:
+        parts = math.prod(getattr(grid, axis) for axis in axes)
+        if value % parts:
+            yield BrokenRule(what, value, axes, parts, grid)
+
+
+def check(
+    config: ModelConfig, parallel: ParallelConfig, grid: GridShape, *, batch_size: int
+) -> list[str]:
+    """Every rule that is violated, with its numbers and a way out; empty if the model runs.
+
+    batch_size: sequences of one micro-batch, over all data and z coordinates.
+    """
+    return [_advice(rule) for rule in broken_rules(config, parallel, grid, batch_size)]
+
+
+_SEQUENCES = "sequences of a micro-batch"
+
+
+def _advice(rule: BrokenRule) -> str:
+    hint = ""
+    if rule.what == _SEQUENCES and "y" in rule.axes:
+        hint = "; or set heads_over_y, or layout 'replicated'"
+    enough = math.ceil(rule.value / rule.parts) * rule.parts
+    return f"{rule}: change the grid, or to {enough}{hint}"
