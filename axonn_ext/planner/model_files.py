@@ -88,12 +88,12 @@ def _model(table: Table, **values: Any) -> ModelConfig:
 
 def _from_hugging_face(path: Path) -> ModelConfig:
     """config.json; what would make the model another one than ours is refused."""
-    table = Table(read_json(path), "", str(path)).without_nulls()
-    kind = table.text("model_type")
+    whole = Table(read_json(path), "", str(path))
+    kind = whole.without_nulls().text("model_type")
     known = [find_family(name) for name in FAMILIES]
     for family in known:
         if family.hugging_face.model_type == kind:
-            return _of_family(family, table)
+            return _of_family(family, whole)
     names = ", ".join(family.hugging_face.model_type for family in known)
     raise PlannerError(
         f"{path}: model_type {kind!r} is not supported; supported: {names} "
@@ -101,8 +101,8 @@ def _from_hugging_face(path: Path) -> ModelConfig:
     )
 
 
-def _of_family(family: Family, table: Table) -> ModelConfig:
-    theirs = family.hugging_face
+def _of_family(family: Family, whole: Table) -> ModelConfig:
+    theirs, table = family.hugging_face, whole.without_nulls()
     for key, reason in theirs.must_be_false.items():
         if table.flag(key, False):
             raise table.error(key, f"false: {reason}")
@@ -111,8 +111,10 @@ def _of_family(family: Family, table: Table) -> ModelConfig:
             raise table.error(key, f"null: {reason}")
     table.one_of(theirs.activation_key, theirs.activations, theirs.activations[0])
     values = {ours: _value(table, theirs, ours) for ours in theirs.keys}
-    if theirs.window_key is not None and table.has(theirs.window_key):
-        reach = table.count(theirs.window_key)
+    window = theirs.window_key
+    # Null is no window, and a key that is missing is transformers' default.
+    if window is not None and (table.has(window) or not whole.has(window)):
+        reach = table.count(window, theirs.defaults[window])
         values["sequence_length"] = min(values["sequence_length"], reach)
     if family.rotary:
         values["rope_theta"] = _rope_theta(table)

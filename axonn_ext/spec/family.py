@@ -46,8 +46,8 @@ class HuggingFace:
     missing, as transformers has them; None: ours decides. activations: those that compute the same
     as the family's MLP, transformers' default first; activation_key: where one is named.
     must_be_false, must_be_null: keys for what the family does not have -> why it has not.
-    window_key: the key of the longest distance that attention reaches, for a family whose
-    sequences are no longer than that; attention is then the same as without a window.
+    window_key: the key of the tokens that attention reaches back over; null: over all of them.
+    Sequences are no longer than that here, for then attention is the same as without a window.
     """
 
     model_type: str

@@ -33,12 +33,8 @@ class LinearSpec(NamedTuple):
 class ModelConfig:
     """A decoder-only transformer.
 
-    family "gpt2": learned positions, LayerNorm, GELU (tanh form), biases.
-    family "llama": rotary positions, RMSNorm, SwiGLU, grouped-query attention, no biases.
-
-    num_kv_heads: default num_heads.
-    intermediate_size: default the family's: 4 hidden_size (gpt2), or 8/3 hidden_size rounded up to
-    a multiple of 64 (llama).
+    family: one of `FAMILIES`; what its models have in common is in models/<family>/family.py.
+    num_kv_heads: default num_heads. intermediate_size: default the family's, by hidden_size.
     sequence_length: the longest.
 
     Raises ValueError for sizes that are no whole numbers >= 1, that do not divide each other, or

@@ -7,6 +7,7 @@ import dataclasses
 import torch
 
 from axonn_ext.models import ModelConfig
+from axonn_ext.spec.family import FAMILIES, find_family
 
 GPT2 = ModelConfig(
     family="gpt2", vocab_size=64, hidden_size=32, num_layers=2, num_heads=8, sequence_length=8
@@ -16,7 +17,11 @@ LLAMA = dataclasses.replace(
 )
 CONFIGS = {
     "gpt2": GPT2,
-    "llama": LLAMA,
+    **{
+        name: dataclasses.replace(LLAMA, family=name)
+        for name in FAMILIES
+        if find_family(name).grouped_query
+    },
     "llama-tied": dataclasses.replace(LLAMA, tie_embeddings=True),
     "gpt2-untied": dataclasses.replace(GPT2, tie_embeddings=False),
 }

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from axonn_ext.launch.process import Process
 from axonn_ext.models import ModelConfig
 from axonn_ext.models.plain import PlainTransformer
+from axonn_ext.spec.family import FAMILIES, find_family
 from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.train.compare import Pair, compare
 from axonn_ext.train.config_file import Override, load_config
@@ -222,30 +223,24 @@ def test_plain_model_is_causal_and_its_loss_a_mean(family: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tie", [True, False])
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_plain_model_is_hugging_faces(family: str, tie: bool) -> None:
+@pytest.mark.parametrize("name", FAMILIES)
+def test_plain_model_is_hugging_faces(name: str, tie: bool) -> None:
+    """Built by transformers from the keys of its config.json that the family says are ours."""
     import transformers  # `make test-slow` installs it
 
     torch.manual_seed(0)
+    family = find_family(name)
     config = ModelConfig(
-        family=family, vocab_size=256, hidden_size=64, num_layers=2, num_heads=4,
-        num_kv_heads=2 if family == "llama" else None, sequence_length=32, tie_embeddings=tie,
+        family=name, vocab_size=256, hidden_size=64, num_layers=2, num_heads=4,
+        num_kv_heads=2 if family.grouped_query else None, sequence_length=32, tie_embeddings=tie,
+        intermediate_size=96,
     )  # fmt: skip
-    if family == "gpt2":
-        theirs = transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(
-                vocab_size=256, n_positions=32, n_embd=64, n_layer=2, n_head=4,
-                tie_word_embeddings=tie,
-            )
-        )  # fmt: skip
-    else:
-        theirs = transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(
-                vocab_size=256, hidden_size=64, intermediate_size=config.mlp_size,
-                num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                rms_norm_eps=config.norm_eps, tie_word_embeddings=tie,
-            )
-        )  # fmt: skip
+    keys = family.hugging_face.keys
+    values = {theirs: getattr(config, ours) for ours, theirs in keys.items()}
+    values = {key: value for key, value in values.items() if value is not None}
+    theirs = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(family.hugging_face.model_type, **values)
+    )
     ours = PlainTransformer(config)
     for parameter in ours.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
