@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from axonn_ext.spec.model import ModelConfig
 
 # Each is loaded when a model of it is first described.
-FAMILIES = ("gpt2", "llama")
+FAMILIES = ("gpt2", "llama", "mistral")
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,17 @@ def test_hugging_face(tmp_path: Path, values: dict[str, Any], expected: ModelCon
 
 
 @pytest.mark.parametrize(
+    ("window", "length"),
+    [({"sliding_window": None}, 8192), ({"sliding_window": 512}, 512), ({}, 4096)],
+)
+def test_a_window_limits_the_sequences(tmp_path: Path, window: dict[str, Any], length: int) -> None:
+    """As transformers has it: null is no window, and without the key it is 4096."""
+    values = LLAMA | {"model_type": "mistral"} | window
+    model = load_model(folder_of(tmp_path, values))[1]
+    assert (model.family, model.sequence_length, model.kv_heads) == ("mistral", length, 8)
+
+
+@pytest.mark.parametrize(
     ("values", "expected"),
     [
         (LLAMA, {"rope_theta": 500000.0, "norm_eps": 1e-6, "init_std": 0.02}),
