@@ -30,13 +30,15 @@ AXONN_TIMEOUT_SECONDS, or makes a different call.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from axonn_ext import _library  # noqa: F401  (registers the ops)
-from axonn_ext.ops import _fake  # noqa: F401  (registers what tracing needs)
 from axonn_ext.ops._arguments import check_tensor
+from axonn_ext.ops.specs import SPECS
 
 ALGORITHMS = ("auto", "fused", "chunked", "sequential")
 
@@ -48,7 +50,16 @@ __all__ = [
     "matmul_reduce_scatter",
 ]
 
+_Op = TypeVar("_Op", bound=Callable[..., Tensor])
 
+
+def _documented(function: _Op) -> _Op:
+    """Returns the function, with the documentation that the OpSpec of its name has."""
+    function.__doc__ = SPECS[function.__name__].documentation
+    return function
+
+
+@_documented
 def all_gather_matmul(
     a_shard: Tensor,
     b: Tensor,
@@ -57,20 +68,12 @@ def all_gather_matmul(
     gather_dim: int = 0,
     algorithm: str = "auto",
 ) -> Tensor:
-    """Returns all_gather(a_shard, gather_dim) @ b, each shard multiplied as soon as it is there.
-
-        gather_dim=0   a_shard [M / W, K]   b [K, N]   result [M, N]
-        gather_dim=1   a_shard [M, K / W]   b [K, N]   result [M, N]
-
-    b may differ between ranks (a column block each, as in a tensor-parallel Linear).
-    Backward: da = matmul_reduce_scatter(dy, b.T), db = all_gather_matmul(a_shard.T, dy).
-    Collectives: one all-gather of a_shard.
-    """
     check_tensor("all_gather_matmul", "a_shard", a_shard)
     check_tensor("all_gather_matmul", "b", b)
     return torch.ops.axonn.all_gather_matmul(a_shard, b, gather_dim, *_resolve(group), algorithm)
 
 
+@_documented
 def matmul_all_gather_rhs(
     a: Tensor,
     b_shard: Tensor,
@@ -79,14 +82,6 @@ def matmul_all_gather_rhs(
     gather_dim: int = 1,
     algorithm: str = "auto",
 ) -> Tensor:
-    """Returns a @ all_gather(b_shard, gather_dim): the right-hand side, a weight, comes in shards.
-
-        gather_dim=1   a [M, K]   b_shard [K, N / W]   result [M, N]
-        gather_dim=0   a [M, K]   b_shard [K / W, N]   result [M, N]
-
-    Backward: da = matmul_all_gather_rhs(dy, b_shard.T), db = matmul_reduce_scatter(a.T, dy).
-    Collectives: one all-gather of b_shard.
-    """
     check_tensor("matmul_all_gather_rhs", "a", a)
     check_tensor("matmul_all_gather_rhs", "b_shard", b_shard)
     return torch.ops.axonn.matmul_all_gather_rhs(
@@ -94,6 +89,7 @@ def matmul_all_gather_rhs(
     )
 
 
+@_documented
 def matmul_reduce_scatter(
     a: Tensor,
     b: Tensor,
@@ -102,29 +98,15 @@ def matmul_reduce_scatter(
     scatter_dim: int = 0,
     algorithm: str = "auto",
 ) -> Tensor:
-    """Returns this rank's block of the sum over ranks of a @ b.
-
-        scatter_dim=0   a [M, K]   b [K, N]   result [M / W, N]
-        scatter_dim=1   a [M, K]   b [K, N]   result [M, N / W]
-
-    Raises ValueError if W does not divide the scattered dimension.
-    Backward: da = all_gather_matmul(dy, b.T), db = matmul_all_gather_rhs(a.T, dy).
-    Collectives: one reduce-scatter of the product.
-    """
     check_tensor("matmul_reduce_scatter", "a", a)
     check_tensor("matmul_reduce_scatter", "b", b)
     return torch.ops.axonn.matmul_reduce_scatter(a, b, scatter_dim, *_resolve(group), algorithm)
 
 
+@_documented
 def matmul_all_reduce(
     a: Tensor, b: Tensor, group: ProcessGroup | str, *, algorithm: str = "auto"
 ) -> Tensor:
-    """Returns the sum over ranks of a @ b, on every rank: a [M, K], b [K, N], result [M, N].
-
-    Backward: da = dy @ b.T and db = a.T @ dy, without communication: dy must be whole and equal on
-    every rank, as it is where all ranks go on with the same computation.
-    Collectives: one all-reduce of the product.
-    """
     check_tensor("matmul_all_reduce", "a", a)
     check_tensor("matmul_all_reduce", "b", b)
     return torch.ops.axonn.matmul_all_reduce(a, b, *_resolve(group), algorithm)

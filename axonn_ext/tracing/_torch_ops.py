@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from axonn_ext.ops._communication import Collective
+from axonn_ext.ops.traffic import Collective
 
 # Op -> (kind, the argument that holds what a rank passes in; gather, scatter: one rank's part).
 _OPS: Mapping[str, tuple[str, str]] = MappingProxyType(

@@ -12,7 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from axonn_ext.grid import axis_of
-from axonn_ext.ops._communication import COLLECTIVES_OF, Collective
+from axonn_ext.ops.specs import SPECS
+from axonn_ext.ops.traffic import Collective
 from axonn_ext.tracing import _torch_ops
 
 _COLUMNS = ("axis", "collective", "dtype", "calls", "bytes per rank")
@@ -144,9 +145,10 @@ class _Recorder(TorchDispatchMode):
 def _issued_by(
     op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[Collective]:
-    name = op._schema.name
-    if name in COLLECTIVES_OF:
-        yield from COLLECTIVES_OF[name](*args, **kwargs)
+    if op.namespace == "axonn":
+        spec = SPECS.get(op._opname)
+        if spec is not None:  # else one with an underscore, on its own: kernels' business
+            yield from spec.collectives(spec.call(args, kwargs))
     elif op.namespace in _torch_ops.NAMESPACES and _torch_ops.takes_group(op):
         yield from _torch_ops.collectives_of(op, args, kwargs)
 

@@ -16,15 +16,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from axonn_ext import GridShape, models, nn, ops
+from axonn_ext.ops.specs import matmuls
 from grids import grid_of
 from model_cases import GPT2, LLAMA, random_batch
 
-OPS = {
-    "all_gather_matmul": ("a_shard", "b"),
-    "matmul_all_gather_rhs": ("a", "b_shard"),
-    "matmul_reduce_scatter": ("a", "b"),
-    "matmul_all_reduce": ("a", "b"),
-}
+OPS = {spec.name: spec.arguments[:2] for spec in matmuls.SPECS}
 Messages = dict[str, str]
 
 

@@ -13,8 +13,10 @@ import torch.distributed as dist
 import axonn_ext
 from axonn_ext import Grid, GridShape, _library, collectives, nn, ops
 from axonn_ext.grid import AxisGroup
+from axonn_ext.ops import specs
 from axonn_ext.verify.ranks import OPS, Case, draw
 from grids import bound, grid_of, relative_error
+from op_shapes import documented_shapes
 from worker_pool import WorkerError, WorkerPool
 
 # M, K, N of the whole product for W ranks: M and K are W times these. 1, odd, larger, empty.
@@ -122,18 +124,29 @@ def test_same_bits_on_every_rank_and_every_call(pool):
     assert all(result == results[0] for result in results)
 
 
+def samples_of_documented_shapes(*group: object) -> list[tuple[object, tuple[object, ...]]]:
+    """A call for each line of shapes in the documentation of the ops of one group."""
+    known = dict(zip(("group_name", "group_size", "algorithm"), group, strict=True))
+    sizes = {"W": group[1], "M": 4, "K": 8, "N": 6}
+    samples = []
+    for spec in (*specs.collectives.SPECS, *specs.matmuls.SPECS):
+        for shapes in documented_shapes(spec, sizes):
+            tensors = {
+                name: draw(*shape, dtype=torch.float32, rank=dist.get_rank())
+                for name, shape in shapes.tensors.items()
+            }
+            arguments = {"reduce_op": "sum"} | known | shapes.arguments | tensors
+            values = tuple(arguments[name] for name in spec.arguments)
+            samples.append((getattr(torch.ops.axonn, spec.name), values))
+    return samples
+
+
 def check_opcheck() -> None:
     group = (world().group_name, dist.get_world_size(), "fused")
     rank, axonn = dist.get_rank(), torch.ops.axonn
     a, b = (draw(8, 8, dtype=torch.float32, rank=rank) for _ in range(2))
     samples = [
-        (axonn.all_gather, (a, 1, *group)),
-        (axonn.reduce_scatter, (a, 0, *group)),
-        (axonn.all_reduce, (a, "sum", *group)),
-        (axonn.all_gather_matmul, (a, b, 0, *group)),
-        (axonn.matmul_all_gather_rhs, (a, b, 1, *group)),
-        (axonn.matmul_reduce_scatter, (a, b, 0, *group)),
-        (axonn.matmul_all_reduce, (a, b, *group)),
+        *samples_of_documented_shapes(*group),
         (axonn.local_rows, (torch.arange(8), 2, 4, 8, -100, False, "ids", rank)),
         (axonn.fill_random_, (torch.empty(4, 4), [8, 8], [4, 0], "w", 1, "normal", 0.0, 1.0)),
     ]

@@ -5,8 +5,8 @@ Whole models are in test_communication_models.py.
 
 from __future__ import annotations
 
-import inspect
 import math
+import re
 import time
 from collections.abc import Iterator
 from fractions import Fraction
@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from axonn_ext import GridShape, collectives, nn, trace_communication
-from axonn_ext.ops._communication import COLLECTIVES_OF
+from axonn_ext.ops.specs import SPECS, matmuls
 from axonn_ext.tracing import CommunicationRecord, CommunicationTrace, waited_seconds
 from grids import factorisations, grid_of
 
@@ -101,7 +101,14 @@ def trace_ops(algorithm: str, dtype: torch.dtype) -> None:
             want.append(("x", collective, str(crossing).removeprefix("torch."), sent))
         assert brief(trace) == want, (op, dim)
         assert all(record.group_size == w for record in trace.records)
-        assert not trace.records or trace.records[0].op == f"axonn::{op}"
+        in_backward = re.findall(r"(\w+)\(", SPECS[op].backward)
+        assert [r.op for r in trace.records] == [f"axonn::{n}" for n in (op, *in_backward)] * (
+            w > 1
+        )
+
+
+def test_every_public_op_has_a_case():
+    assert {op for op, *_ in op_cases(2)} == {spec.name for spec in matmuls.SPECS}
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "fused", "sequential"])
@@ -148,24 +155,6 @@ def test_sizes_that_the_group_does_not_divide_are_rounded_up_to_elements(fake_wo
         ("7 ranks", "all_reduce", "float64", 72),
         ("4 ranks", "all_reduce", "float64", 16),
     ]
-
-
-def test_every_op_that_takes_a_group_is_known():
-    schemas = {
-        name.partition(".")[0]: torch._C._get_schema(*name.partition(".")[::2])
-        for name in torch._C._dispatch_get_all_op_names()
-        # Not those with an underscore: ops that are recorded call them.
-        if name.startswith("axonn::") and not name.startswith("axonn::_")
-    }
-    parameters = {name: [a.name for a in schema.arguments] for name, schema in schemas.items()}
-    communicating = {
-        name: names
-        for name, names in parameters.items()
-        if {"group_name", "group_names"} & set(names)
-    }
-    assert {name: list(inspect.signature(f).parameters) for name, f in COLLECTIVES_OF.items()} == (
-        communicating
-    )
 
 
 # --- Linear --------------------------------------------------------------------------------------

@@ -1,0 +1,130 @@
+"""The two passes of a Linear of the 3D matmul, which axonn_ext.nn.Linear calls.
+
+Groups come in the order (r, s, z): r gathers the input, s sums the output, z holds the weight's
+rows. A fourth, of the ranks of all three, lets "auto" be measured, and issues nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from axonn_ext.ops.spec import SUMS, Call, OpSpec
+from axonn_ext.ops.traffic import Collective
+
+_LEGEND = f"""\
+R, S, Z: ranks of the groups r, s and z. Where no `sharded` is written, it is True.
+{SUMS}"""
+
+
+def _forward_results(call: Call) -> tuple[Tensor, ...]:
+    r, s, z = call.group_sizes[:3]
+    x, weight = call.x, call.weight
+    gathers = call.sharded and r > 1
+    full_x = list(x.shape)
+    full_weight = [weight.shape[0] * z, weight.shape[1]]
+    if gathers:
+        full_x[call.gather_dim] *= r
+    y = [full_x[0], full_weight[0]]
+    if call.sharded:
+        y[call.scatter_dim] //= s
+    return (
+        x.new_empty(y),
+        x.new_empty(full_x if gathers and call.save_input else [0]),
+        weight.new_empty(full_weight if z > 1 and call.save_weight else [0]),
+    )
+
+
+def _forward_collectives(call: Call) -> Iterator[Collective]:
+    r, s, z, *_ = call.groups
+    yield z.all_gather(call.weight)
+    rows = call.x.shape[0]
+    if call.sharded:
+        yield r.all_gather(call.x)
+        rows *= r.size if call.gather_dim == 0 else 1
+    product = rows * call.weight.shape[0] * z.size
+    yield s.sum("reduce_scatter" if call.sharded else "all_reduce", product, call.x)
+
+
+def _full_dy(call: Call) -> list[int]:
+    """The sizes of dy, gathered over s."""
+    sizes = list(call.dy.shape)
+    if call.sharded:
+        sizes[call.scatter_dim] *= call.group_sizes[1]
+    return sizes
+
+
+def _backward_results(call: Call) -> tuple[Tensor, ...]:
+    r, _, z = call.group_sizes[:3]
+    rows, out_features = _full_dy(call)
+    in_features = call.weight.shape[1]
+    dx = [rows, in_features]
+    if call.sharded:
+        dx[call.gather_dim] //= r
+    shapes = (dx, [out_features // z, in_features], [out_features])
+    return tuple(
+        call.dy.new_empty(shape if wanted else [0])
+        for shape, wanted in zip(shapes, call.output_mask, strict=True)
+    )
+
+
+def _backward_collectives(call: Call) -> Iterator[Collective]:
+    r, s, z, *_ = call.groups
+    rows, out_features = _full_dy(call)
+    in_features = call.weight.shape[1]
+    if call.sharded:
+        yield s.all_gather(call.dy)
+    if call.output_mask[0]:
+        if not call.weight_is_full:
+            yield z.all_gather(call.weight)
+        kind = "reduce_scatter" if call.sharded else "all_reduce"
+        yield r.sum(kind, rows * in_features, call.dy)
+    if call.output_mask[1]:
+        if call.sharded and not call.x_is_full:
+            yield r.all_gather(call.x)
+        yield z.sum("reduce_scatter", out_features * in_features, call.dy)
+
+
+SPECS = (
+    OpSpec(
+        "linear_forward",
+        results=_forward_results,
+        summary="Returns (y, full_x, full_weight): the sum over s of x @ weight.T + bias, and the "
+        "gathered operands.",
+        shapes="""\
+gather_dim=0 scatter_dim=0   x [M / R, K]   weight [N / Z, K]   y [M / S, N]
+gather_dim=0 scatter_dim=1   x [M / R, K]   weight [N / Z, K]   y [M, N / S]
+gather_dim=1 scatter_dim=0   x [M, K / R]   weight [N / Z, K]   y [M / S, N]
+gather_dim=1 scatter_dim=1   x [M, K / R]   weight [N / Z, K]   y [M, N / S]
+sharded=False                x [M, K]       weight [N / Z, K]   y [M, N]""",
+        details=f"""\
+{_LEGEND}
+bias [N] is added once, to the sum. full_x [M, K] is there with save_input where `sharded` gathers
+x from several ranks, full_weight [N, K] with save_weight if Z > 1; else they are empty: [0].""",
+        backward="linear_backward",
+        collectives=_forward_collectives,
+        traffic="all-gather of weight over z; if sharded, all-gather of x over r and "
+        "reduce-scatter of the product over s, else all-reduce of the product over s",
+    ),
+    OpSpec(
+        "linear_backward",
+        results=_backward_results,
+        summary="Returns (dx, dweight, dbias): the gradients of linear_forward, given that of y.",
+        shapes="""\
+gather_dim=0 scatter_dim=0   dy [M / S, N]   x [M / R, K]   weight [N / Z, K]   dx [M / R, K]
+gather_dim=0 scatter_dim=1   dy [M, N / S]   x [M / R, K]   weight [N / Z, K]   dx [M / R, K]
+gather_dim=1 scatter_dim=0   dy [M / S, N]   x [M, K / R]   weight [N / Z, K]   dx [M, K / R]
+gather_dim=1 scatter_dim=1   dy [M, N / S]   x [M, K / R]   weight [N / Z, K]   dx [M, K / R]
+sharded=False                dy [M, N]       x [M, K]       weight [N / Z, K]   dx [M, K]""",
+        details=f"""\
+{_LEGEND}
+dweight is [N / Z, K] and dbias [N]; what output_mask does not ask for is empty: [0].
+x_is_full: x is [M, K]; weight_is_full: weight is [N, K]; as forward returned them, gathered.""",
+        backward="a second derivative is refused",
+        collectives=_backward_collectives,
+        traffic="all-gather of dy over s if sharded; for dx all-gather of weight over z, and "
+        "reduce-scatter over r (all-reduce if not sharded); for dweight all-gather of x over r if "
+        "sharded, and reduce-scatter over z",
+    ),
+)
