@@ -39,8 +39,7 @@ from torch.distributed import ProcessGroup
 
 from axonn_ext.ops._arguments import check_tensor
 from axonn_ext.ops.specs import SPECS
-
-ALGORITHMS = ("auto", "fused", "chunked", "sequential")
+from axonn_ext.spec.parallel import ALGORITHMS
 
 __all__ = [
     "ALGORITHMS",
