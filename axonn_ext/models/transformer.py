@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from axonn_ext.grid import Grid
-from axonn_ext.nn import MLP, Attention, CrossEntropy, Init
+from axonn_ext.nn import MLP, Attention, CrossEntropy, Embedding, Init, Linear
 from axonn_ext.nn.loss import IGNORE_INDEX
 from axonn_ext.nn.sharded import own_rows
 from axonn_ext.ops._arguments import check_tensor
@@ -32,19 +34,128 @@ class Block(nn.Module):
         return x + self.mlp(self.norm_2(x))
 
 
+@dataclass(frozen=True)
+class StateNames:
+    """What Hugging Face's model of a family calls the parameters.
+
+    body: the module that holds all but lm_head. blocks, norm, table: its blocks, its last norm and
+    its embedding. block: within a block, ours -> theirs; both end with a dot. own_table: what the
+    embedding is called here.
+    """
+
+    body: str
+    blocks: str
+    norm: str
+    table: str
+    block: Mapping[str, str]
+    own_table: str = "embedding"
+
+    def public(self, name: str) -> str:
+        """Theirs for one of ours."""
+        for ours, theirs in self.block.items():
+            name = name.replace(ours, theirs)
+        first, dot, rest = name.partition(".")
+        if first == "lm_head":
+            return name
+        top = {"blocks": self.blocks, "norm": self.norm, self.own_table: self.table}
+        return f"{self.body}.{top.get(first, first)}{dot}{rest}"
+
+    def own(self, name: str) -> str:
+        """Ours for one of theirs."""
+        for ours, theirs in self.block.items():
+            name = name.replace(theirs, ours)
+        first, dot, rest = name.removeprefix(f"{self.body}.").partition(".")
+        top = {self.blocks: "blocks", self.norm: "norm", self.table: self.own_table}
+        return f"{top.get(first, first)}{dot}{rest}"
+
+
 class Transformer(nn.Module, NamedState):
     """A decoder-only model on a grid. Subclasses say what goes in, and public names.
 
     token_ids [B, S]: all sequences of this rank's (data, z) group, equal on every x and y rank.
     """
 
-    config: ModelConfig
-    parallel: ParallelConfig
-    grid: Grid
-    criterion: CrossEntropy
+    names: StateNames
+    blocks: nn.ModuleList
+    norm: nn.Module
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        grid: Grid,
+        parallel: ParallelConfig,
+        *,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.config, self.grid, self.parallel = config, grid, parallel
+        self._common: dict[str, Any] = {
+            "grid": grid,
+            "layout": parallel.layout,
+            "algorithm": parallel.algorithm,
+        }
+        # Of norms and embeddings, and of Linears; initial values come later, all at once.
+        self._options = self._common | {"seed": None, "dtype": dtype}
+        self._linear_options = self._options | {
+            "save_gathered": parallel.save_gathered,
+            "reshard_after_forward": parallel.reshard_after_forward,
+            "init": Init.normal(config.init_std),
+        }
+
+    def add_embedding(self) -> None:
+        config = self.config
+        init = Init.normal(config.init_std)
+        embedding = Embedding(config.vocab_size, config.hidden_size, init=init, **self._options)
+        self.add_module(self.names.own_table, embedding)
+
+    @property
+    def table(self) -> Embedding:
+        """The embedding."""
+        table = getattr(self, self.names.own_table)
+        assert isinstance(table, Embedding)
+        return table
+
+    def add_head(self, norm: nn.Module) -> None:
+        """The last norm, lm_head, which may be the embedding's table, and the loss."""
+        config = self.config
+        self.norm = norm
+        self.lm_head = Linear(
+            config.hidden_size, config.vocab_size, role="expand",
+            **(self._linear_options | {"bias": False}),
+        )  # fmt: skip
+        if config.tie_embeddings:
+            self.lm_head.weight = self.table.weight
+        self.criterion = CrossEntropy(**self._common)
+
+    def embed(self, token_ids: Tensor, table: Tensor | None, length: int) -> Tensor:
+        """What enters the first block: [m / Gx, H / Gy] (replicated: m rows)."""
+        return self.table(token_ids, table)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Returns this rank's logits, [m / Gy, V / Gx] (replicated: m rows), m = B * S."""
+        length = check_token_ids(token_ids, self.config)
+        table = self.table.gather_weight() if self.config.tie_embeddings else None
+        x = self.run_blocks(self.blocks, self.embed(token_ids, table, length), length)
+        return self.lm_head(self.norm(x), table)
+
+    def export_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        public = self.to_public({self.names.public(name): t for name, t in state.items()})
+        table = f"{self.names.body}.{self.names.table}.weight"
+        if self.config.tie_embeddings and table in public:
+            public["lm_head.weight"] = public[table]
+        return public
+
+    def import_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self.config.tie_embeddings:
+            drop_tied_head(state, f"{self.names.body}.{self.names.table}.weight")
+        return {self.names.own(name): t for name, t in self.to_own(state).items()}
+
+    def to_public(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors under public names: from our arrangement to Hugging Face's."""
+        raise NotImplementedError
+
+    def to_own(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The reverse of `to_public`."""
         raise NotImplementedError
 
     def loss(
@@ -130,7 +241,3 @@ def drop_tied_head(state: dict[str, Tensor], table_name: str) -> None:
             f"load_full_state_dict: lm_head.weight differs from {table_name}, but the model ties "
             "them; build it with tie_embeddings=False"
         )
-
-
-def rename(state: dict[str, Tensor], name_of: Callable[[str], str]) -> dict[str, Tensor]:
-    return {name_of(name): tensor for name, tensor in state.items()}

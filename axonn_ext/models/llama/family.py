@@ -12,19 +12,6 @@ def _mlp_size(hidden_size: int) -> int:
     return math.ceil(8 * hidden_size / 3 / 64) * 64
 
 
-HUGGING_FACE_KEYS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "num_kv_heads": "num_key_value_heads",
-    "sequence_length": "max_position_embeddings",
-    "intermediate_size": "intermediate_size",
-    "tie_embeddings": "tie_word_embeddings",
-    "norm_eps": "rms_norm_eps",
-    "init_std": "initializer_range",
-}
-
 FAMILY = Family(
     name="llama",
     title="Llama",
@@ -36,7 +23,18 @@ FAMILY = Family(
     default_mlp_size=_mlp_size,
     hugging_face=HuggingFace(
         model_type="llama",
-        keys=HUGGING_FACE_KEYS,
+        keys={
+            "vocab_size": "vocab_size",
+            "hidden_size": "hidden_size",
+            "num_layers": "num_hidden_layers",
+            "num_heads": "num_attention_heads",
+            "num_kv_heads": "num_key_value_heads",
+            "sequence_length": "max_position_embeddings",
+            "intermediate_size": "intermediate_size",
+            "tie_embeddings": "tie_word_embeddings",
+            "norm_eps": "rms_norm_eps",
+            "init_std": "initializer_range",
+        },
         defaults={
             "num_key_value_heads": None,  # num_attention_heads
             "tie_word_embeddings": False,

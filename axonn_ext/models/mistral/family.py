@@ -8,9 +8,9 @@ Face describes with a window has sequences of that length at most.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from axonn_ext.models.llama.family import HUGGING_FACE_KEYS
-from axonn_ext.spec.family import RMS_NORM, Family, HuggingFace
+from axonn_ext.models.llama import family as llama
 
 
 def _mlp_size(hidden_size: int) -> int:
@@ -18,29 +18,19 @@ def _mlp_size(hidden_size: int) -> int:
     return math.ceil(7 * hidden_size / 2 / 64) * 64
 
 
-# Jiang et al., arXiv:2310.06825.
-FAMILY = Family(
+# Jiang et al., arXiv:2310.06825; defaults of transformers' MistralConfig.
+FAMILY = replace(
+    llama.FAMILY,
     name="mistral",
     title="Mistral",
-    has_biases=False,
-    gated=True,
-    rotary=True,
-    grouped_query=True,
-    norm=RMS_NORM,
     default_mlp_size=_mlp_size,
-    hugging_face=HuggingFace(
+    hugging_face=replace(
+        llama.FAMILY.hugging_face,
         model_type="mistral",
-        keys=HUGGING_FACE_KEYS,
-        # transformers' MistralConfig
-        defaults={
-            "num_key_value_heads": 8,
-            "tie_word_embeddings": False,
-            "rms_norm_eps": 1e-6,
-            "initializer_range": 0.02,
-            "sliding_window": 4096,
-        },
-        activation_key="hidden_act",
-        activations=("silu", "swish"),
+        defaults=dict(llama.FAMILY.hugging_face.defaults)
+        | {"num_key_value_heads": 8, "sliding_window": 4096},
+        must_be_false={},
+        must_be_null={},
         window_key="sliding_window",
     ),
 )
