@@ -1,8 +1,9 @@
 // The collectives on their own: fused where the ranks share memory, else c10d's.
 #include "ops/checks.h"
 #include "ops/composed/c10d_collectives.h"
+#include "ops/composed/group_arguments.h"
 #include "ops/composed/ops.h"
-#include "ops/cpu/kernels.h"
+#include "ops/fused_cpu.h"
 #include "ops/group/agreement.h"
 #include "ops/group/group.h"
 #include "ops/tuning/signature.h"

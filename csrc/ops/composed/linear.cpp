@@ -1,8 +1,7 @@
-// A whole Linear of the 3D matmul; legend in linear.h. "fused" is the CPU backend's; the others,
-// and "auto" where an axis shares no memory, are composed of the other ops. So is "fused" on CUDA:
-// what feeds a matmul or drains it is fused with it, and what is gathered on its own is c10d's.
-#include "ops/composed/linear.h"
-
+// A whole Linear of the 3D matmul; legend in linear_axes.h. "fused" is the CPU backend's; the
+// others, and "auto" where an axis shares no memory, are composed of the other ops. So is "fused"
+// on CUDA: what feeds a matmul or drains it is fused with it, and what is gathered on its own is
+// c10d's.
 #include <ATen/ops/sum.h>
 
 #include <algorithm>
@@ -13,22 +12,22 @@
 #include "ops/checks.h"
 #include "ops/composed/c10d_collectives.h"
 #include "ops/composed/fused_cuda.h"
+#include "ops/composed/group_arguments.h"
 #include "ops/composed/ops.h"
-#include "ops/cpu/kernels.h"
+#include "ops/fused_cpu.h"
 #include "ops/group/agreement.h"
+#include "ops/linear_axes.h"
 #include "ops/tuning/product.h"
 #include "ops/tuning/tuner.h"
 
 namespace axonn::ops {
 
-LinearAxes::LinearAxes(const char* op, const std::vector<std::string>& names, at::IntArrayRef sizes,
-                       bool sharded_layout, int64_t gather, int64_t scatter,
-                       const std::string& algorithm_name, c10::Device tensors_device)
-    : sharded(sharded_layout),
-      gather_dim(gather),
-      scatter_dim(scatter),
-      algorithm(algorithm_name),
-      device(tensors_device) {
+namespace {
+
+// Checks what it is given; `op` opens the messages.
+LinearAxes resolve_axes(const char* op, const std::vector<std::string>& names,
+                        at::IntArrayRef sizes, bool sharded, int64_t gather_dim,
+                        int64_t scatter_dim, const std::string& algorithm, c10::Device device) {
   check_algorithm(op, algorithm, device, /*fused_on_cuda=*/true);
   TORCH_CHECK_VALUE(
       names.size() == sizes.size() && (names.size() == 3 || names.size() == 4), op,
@@ -43,14 +42,22 @@ LinearAxes::LinearAxes(const char* op, const std::vector<std::string>& names, at
                         ": group_names must be three different groups, got '", names[i], "' twice");
     }
   }
-  r = resolve_group(op, names[0], sizes[0], algorithm, device);
-  s = resolve_group(op, names[1], sizes[1], algorithm, device);
-  z = resolve_group(op, names[2], sizes[2], algorithm, device);
-  if (names.size() == 4 && algorithm == "auto")
-    all = resolve_group(op, names[3], sizes[3], algorithm, device);
+  const auto resolve = [&](size_t i) {
+    return resolve_group(op, names[i], sizes[i], algorithm, device);
+  };
+  // In this order on all ranks: the first call of a group is collective.
+  LinearAxes axes{.r = resolve(0),
+                  .s = resolve(1),
+                  .z = resolve(2),
+                  .all = Group::alone(),
+                  .sharded = sharded,
+                  .gather_dim = gather_dim,
+                  .scatter_dim = scatter_dim,
+                  .algorithm = algorithm,
+                  .device = device};
+  if (names.size() == 4 && algorithm == "auto") axes.all = resolve(3);
+  return axes;
 }
-
-namespace {
 
 // Of the whole tensors that a rank multiplies.
 struct PassSizes {
@@ -310,8 +317,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_forward(
     int64_t gather_dim, int64_t scatter_dim, bool save_input, bool save_weight,
     const std::string& algorithm) {
   constexpr auto kOp = "linear_forward";
-  LinearAxes axes(kOp, group_names, group_sizes, sharded, gather_dim, scatter_dim, algorithm,
-                  x.device());
+  auto axes = resolve_axes(kOp, group_names, group_sizes, sharded, gather_dim, scatter_dim,
+                           algorithm, x.device());
   check_matmul(kOp, "x", x, "weight", weight);
   const int64_t features = x.size(1) * (axes.gathers() && gather_dim == 1 ? axes.r.size : 1);
   check_inner(kOp, "features of x", features, "weight.size(1)", weight.size(1));
@@ -358,8 +365,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(
     const std::vector<std::string>& group_names, at::IntArrayRef group_sizes, bool sharded,
     int64_t gather_dim, int64_t scatter_dim, const std::string& algorithm) {
   constexpr auto kOp = "linear_backward";
-  LinearAxes axes(kOp, group_names, group_sizes, sharded, gather_dim, scatter_dim, algorithm,
-                  dy.device());
+  auto axes = resolve_axes(kOp, group_names, group_sizes, sharded, gather_dim, scatter_dim,
+                           algorithm, dy.device());
   check_matmul(kOp, "dy", dy, "weight", weight);
   const int64_t rows = dy.size(0) * (sharded && scatter_dim == 0 ? axes.s.size : 1);
   check_inner(kOp, "features of dy", dy.size(1) * (sharded && scatter_dim == 1 ? axes.s.size : 1),

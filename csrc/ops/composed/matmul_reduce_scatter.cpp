@@ -5,8 +5,9 @@
 #include "ops/composed/c10d_collectives.h"
 #include "ops/composed/chunked.h"
 #include "ops/composed/fused_cuda.h"
+#include "ops/composed/group_arguments.h"
 #include "ops/composed/ops.h"
-#include "ops/cpu/kernels.h"
+#include "ops/fused_cpu.h"
 #include "ops/group/agreement.h"
 #include "ops/tuning/tuner.h"
 

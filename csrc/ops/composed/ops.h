@@ -1,6 +1,6 @@
 // The ops, on any device, with the signatures of schema.cpp: checks, the choice of an algorithm,
 // and what is composed of c10d's collectives and the library's matmul ("sequential", "chunked").
-// What is fused is the backend's (cpu/kernels.h).
+// What is fused is the backend's (fused_cpu.h, fused_cuda.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
