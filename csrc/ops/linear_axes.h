@@ -7,8 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <string>
-
+#include "ops/algorithm.h"
 #include "ops/group/group.h"
 
 namespace axonn::ops {
@@ -20,7 +19,7 @@ struct LinearAxes {
   bool sharded;
   int64_t gather_dim;   // of x along r, and of dx
   int64_t scatter_dim;  // of y along s, and of dy
-  std::string algorithm;
+  AskedAlgorithm asked;
   c10::Device device;
 
   bool gathers() const { return sharded && r.size > 1; }

@@ -6,19 +6,21 @@
 #include <cstdint>
 #include <string>
 
+#include "ops/algorithm.h"
 #include "ops/group/group.h"
 
 namespace axonn::ops {
 
-// Raises ValueError for an algorithm that does not exist, NotImplementedError for "fused" where
-// the device has none; also where one rank needs none. On CUDA some ops have one: `fused_on_cuda`.
-void check_algorithm(const char* op, const std::string& algorithm, c10::Device device,
-                     bool fused_on_cuda = false);
+// The algorithm of that name. Raises ValueError for one that does not exist, NotImplementedError
+// for "fused" where the device has none; also where one rank needs none. On CUDA some ops have one:
+// `fused_on_cuda`.
+AskedAlgorithm parse_algorithm(const char* op, const std::string& name, c10::Device device,
+                               bool fused_on_cuda = false);
 
 // The group of that name, and whether it may fuse; one of size 1 is not looked up. Collective and
 // raising as find_group, and ValueError for a size that is not the group's, or for "fused" across
 // hosts or along an emulated link. `op` opens the message.
-Group resolve_group(const char* op, const std::string& name, int64_t size,
-                    const std::string& algorithm, c10::Device device);
+Group resolve_group(const char* op, const std::string& name, int64_t size, AskedAlgorithm asked,
+                    c10::Device device);
 
 }  // namespace axonn::ops

@@ -11,6 +11,7 @@
 
 #include "ops/checks.h"
 #include "ops/composed/c10d_collectives.h"
+#include "ops/composed/checked_ops.h"
 #include "ops/composed/fused_cuda.h"
 #include "ops/composed/group_arguments.h"
 #include "ops/composed/ops.h"
@@ -28,7 +29,7 @@ namespace {
 LinearAxes resolve_axes(const char* op, const std::vector<std::string>& names,
                         at::IntArrayRef sizes, bool sharded, int64_t gather_dim,
                         int64_t scatter_dim, const std::string& algorithm, c10::Device device) {
-  check_algorithm(op, algorithm, device, /*fused_on_cuda=*/true);
+  const auto asked = parse_algorithm(op, algorithm, device, /*fused_on_cuda=*/true);
   TORCH_CHECK_VALUE(
       names.size() == sizes.size() && (names.size() == 3 || names.size() == 4), op,
       ": group_names and group_sizes must name the groups (r, s, z) or (r, s, z, all), got ",
@@ -43,7 +44,7 @@ LinearAxes resolve_axes(const char* op, const std::vector<std::string>& names,
     }
   }
   const auto resolve = [&](size_t i) {
-    return resolve_group(op, names[i], sizes[i], algorithm, device);
+    return resolve_group(op, names[i], sizes[i], asked, device);
   };
   // In this order on all ranks: the first call of a group is collective.
   LinearAxes axes{.r = resolve(0),
@@ -53,9 +54,9 @@ LinearAxes resolve_axes(const char* op, const std::vector<std::string>& names,
                   .sharded = sharded,
                   .gather_dim = gather_dim,
                   .scatter_dim = scatter_dim,
-                  .algorithm = algorithm,
+                  .asked = asked,
                   .device = device};
-  if (names.size() == 4 && algorithm == "auto") axes.all = resolve(3);
+  if (names.size() == 4 && asked == kAuto) axes.all = resolve(3);
   return axes;
 }
 
@@ -101,12 +102,12 @@ template <typename Fused, typename Composed>
 auto choose_and_run(const LinearAxes& axes, std::initializer_list<Group*> used,
                     const PassSizes& sizes, bool is_empty, const Signature& signature,
                     Fused&& fused, Composed&& composed) {
-  if (axes.alone() || (axes.algorithm == "auto" && axes.all.size == 1)) {
+  if (axes.alone() || (axes.asked == kAuto && axes.all.size == 1)) {
     const auto call = signature.call(axes.can_fuse() ? "fused" : "auto");
     if (axes.can_fuse()) return fused(call);
     // Each op then agrees on its own, too.
     agreed(call, axes.device, used, [] { return true; });
-    return composed("auto");
+    return composed(kAuto);
   }
   // A rank needs its peers along the axes for its call to end, not theirs.
   const auto why_not = [&] { return why_no_fused_linear(axes, sizes); };
@@ -116,10 +117,10 @@ auto choose_and_run(const LinearAxes& axes, std::initializer_list<Group*> used,
                           .meets = false,
                           .why_no_fused = why_not,
                           .largest_group = std::max({axes.r.size, axes.s.size, axes.z.size})};
-  return run_algorithm(axes.all, axes.algorithm, traits, signature, [&](Algorithm choice) {
+  return run_algorithm(axes.all, axes.asked, traits, signature, [&](Algorithm choice) {
     const auto call = signature.call(name_of(choice));
     if (choice == Algorithm::kFused && axes.device.is_cpu()) return fused(call);
-    return agreed(call, axes.device, used, [&] { return composed(name_of(choice)); });
+    return agreed(call, axes.device, used, [&] { return composed(choice); });
   });
 }
 
@@ -154,55 +155,55 @@ void add_bias(const LinearAxes& axes, at::Tensor y, const std::optional<at::Tens
   y.add_(own == bias->size(0) ? *bias : bias->narrow(0, axes.s.rank * own, own));
 }
 
-at::Tensor gather(const at::Tensor& t, const Group& axis, int64_t dim, const std::string& how) {
+at::Tensor gather(const at::Tensor& t, Group& axis, int64_t dim, AskedAlgorithm how) {
   if (axis.size == 1) return t;
-  if (how == "auto") return all_gather(t, dim, axis.name, axis.size, how);
+  if (how == kAuto) return all_gather_in(axis, t, dim);
   return c10d_all_gather(axis, t, dim);
 }
 
 // "auto" stands for the fastest way to compute a whole product, too, where the ranks can agree on
 // it. An algorithm that is named has the library's product: its bits depend on nothing measured.
 ProductChoice products_of(const LinearAxes& axes, const char* name) {
-  if (axes.algorithm != "auto") return {nullptr, name};
+  if (axes.asked != kAuto) return {nullptr, name};
   if (axes.alone()) return {&axes.r, name};  // each rank for itself: none computes what others do
   return {axes.all.size > 1 ? &axes.all : nullptr, name};
 }
 
 at::Tensor multiply(const ProductChoice& products, const at::Tensor& a, const at::Tensor& b,
-                    const Group& axis, bool scatter, int64_t dim, const std::string& how) {
+                    Group& axis, bool scatter, int64_t dim, AskedAlgorithm how) {
   if (axis.size == 1) return products.mm(a, b);
-  if (how == name_of(Algorithm::kSequential)) {
+  if (how == Algorithm::kSequential) {
     const auto product = products.mm(a, b);
     return scatter ? c10d_reduce_scatter(axis, product, dim)
                    : c10d_all_reduce(axis, product, /*maximum=*/false);
   }
-  if (how == "auto") {
-    return scatter ? matmul_reduce_scatter(a, b, dim, axis.name, axis.size, how)
-                   : matmul_all_reduce(a, b, axis.name, axis.size, how);
+  if (how == kAuto) {
+    return scatter ? matmul_reduce_scatter_in(axis, a, b, dim, how)
+                   : matmul_all_reduce_in(axis, a, b, how);
   }
-  return scatter ? matmul_reduce_scatter_by(axis, a, b, dim, algorithm_named(how))
-                 : matmul_all_reduce_by(axis, a, b, algorithm_named(how));
+  return scatter ? matmul_reduce_scatter_by(axis, a, b, dim, *how)
+                 : matmul_all_reduce_by(axis, a, b, *how);
 }
 
 // A product with what is gathered along z.
-at::Tensor feed_rhs(const at::Tensor& a, const at::Tensor& b_shard, int64_t dim, const Group& axis,
-                    const std::string& how) {
-  if (how == "auto") return matmul_all_gather_rhs(a, b_shard, dim, axis.name, axis.size, how);
-  return matmul_all_gather_rhs_by(axis, a, b_shard, dim, algorithm_named(how));
+at::Tensor feed_rhs(const at::Tensor& a, const at::Tensor& b_shard, int64_t dim, Group& axis,
+                    AskedAlgorithm how) {
+  if (how == kAuto) return matmul_all_gather_rhs_in(axis, a, b_shard, dim, how);
+  return matmul_all_gather_rhs_by(axis, a, b_shard, dim, *how);
 }
 
-at::Tensor feed_lhs(const at::Tensor& a_shard, const at::Tensor& b, int64_t dim, const Group& axis,
-                    const std::string& how) {
-  if (how == "auto") return all_gather_matmul(a_shard, b, dim, axis.name, axis.size, how);
-  return all_gather_matmul_by(axis, a_shard, b, dim, algorithm_named(how));
+at::Tensor feed_lhs(const at::Tensor& a_shard, const at::Tensor& b, int64_t dim, Group& axis,
+                    AskedAlgorithm how) {
+  if (how == kAuto) return all_gather_matmul_in(axis, a_shard, b, dim, how);
+  return all_gather_matmul_by(axis, a_shard, b, dim, *how);
 }
 
-LinearOutput composed_forward(const LinearAxes& axes, const at::Tensor& x, const at::Tensor& weight,
+LinearOutput composed_forward(LinearAxes& axes, const at::Tensor& x, const at::Tensor& weight,
                               const std::optional<at::Tensor>& bias, bool save_input,
-                              bool save_weight, const std::string& how) {
+                              bool save_weight, AskedAlgorithm how) {
   const auto products = products_of(axes, "mm_forward");
   // One after the other: the gather, then a whole product.
-  const bool apart = how == name_of(Algorithm::kSequential);
+  const bool apart = how == Algorithm::kSequential;
   // The weight is gathered on its own where it must be kept, or where something else is gathered or
   // summed as well; otherwise its rows feed the matmul.
   if (!apart && axes.z.size > 1 && !save_weight && !axes.gathers() && axes.s.size == 1) {
@@ -264,8 +265,7 @@ class Gathering {
 
 // "chunked" where dgrad has a sum over r and wgrad follows: that sum is made behind the wgrad
 // matmul (AxoNN's OAR), and x is gathered behind the dgrad matmul.
-LinearGradients overlapped_backward(const LinearAxes& axes, const BackwardInput& in) {
-  constexpr auto kHow = "chunked";
+LinearGradients overlapped_backward(LinearAxes& axes, const BackwardInput& in) {
   const auto no_peers = Group::alone();
   // Every rank starts in this order; what is needed first comes first.
   Gathering dy(in.dy, axes.sharded ? axes.s : no_peers, axes.scatter_dim);
@@ -278,20 +278,19 @@ LinearGradients overlapped_backward(const LinearAxes& axes, const BackwardInput&
                       ? start_reduce_scatter(axes.r, stacked(product, axes.gather_dim, axes.r.size))
                       : start_all_reduce(axes.r, product);
   const auto dweight = multiply(products_of(axes, "mm_wgrad"), full_dy.t(), x.wait(), axes.z,
-                                /*scatter=*/true, 0, kHow);
+                                /*scatter=*/true, 0, Algorithm::kChunked);
   const auto dbias = in.mask[2] ? column_sums(full_dy) : nothing(in.dy);
   dx.wait();
   return {dx.output.to(in.dy.scalar_type()), dweight, dbias};
 }
 
-LinearGradients composed_backward(const LinearAxes& axes, const BackwardInput& in,
-                                  const std::string& how) {
-  if (how == "chunked" && axes.r.size > 1 && in.mask[0] && in.mask[1]) {
+LinearGradients composed_backward(LinearAxes& axes, const BackwardInput& in, AskedAlgorithm how) {
+  if (how == Algorithm::kChunked && axes.r.size > 1 && in.mask[0] && in.mask[1]) {
     return overlapped_backward(axes, in);
   }
   const auto full_dy = axes.sharded ? gather(in.dy, axes.s, axes.scatter_dim, how) : in.dy;
   LinearGradients result{nothing(in.dy), nothing(in.dy), nothing(in.dy)};
-  const bool apart = how == name_of(Algorithm::kSequential);
+  const bool apart = how == Algorithm::kSequential;
   if (in.mask[0] && !apart && !in.weight_is_full && axes.z.size > 1 && axes.r.size == 1) {
     result.dx = feed_rhs(full_dy, in.weight, 0, axes.z, how);
   } else if (in.mask[0]) {
@@ -353,7 +352,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_forward(
         add_bias(axes, output.y, bias);
         return output;
       },
-      [&](const std::string& how) {
+      [&](AskedAlgorithm how) {
         return composed_forward(axes, x, weight, bias, save_input, save_weight, how);
       });
   return {y, full_x, full_weight};
@@ -401,7 +400,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(
         return cpu::linear_backward(axes, call, dy, x, weight, x_is_full, weight_is_full,
                                     output_mask);
       },
-      [&](const std::string& how) {
+      [&](AskedAlgorithm how) {
         return composed_backward(axes, {dy, x, weight, x_is_full, weight_is_full, output_mask},
                                  how);
       });

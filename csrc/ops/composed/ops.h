@@ -11,8 +11,6 @@
 #include <tuple>
 #include <vector>
 
-#include "ops/group/group.h"
-
 namespace axonn::ops {
 
 at::Tensor all_gather(const at::Tensor& shard, int64_t dim, const std::string& group_name,
@@ -57,16 +55,5 @@ std::tuple<at::Tensor, at::Tensor> local_rows(const at::Tensor& ids, int64_t fir
                                               int64_t num_rows, int64_t vocab_size,
                                               std::optional<int64_t> ignore_index, bool check,
                                               const std::string& label, int64_t rank);
-
-// The matmuls again, as a Linear is composed of them: of operands that were checked, by one
-// algorithm ("fused" is CUDA's), in a group whose agreement is the caller's.
-at::Tensor all_gather_matmul_by(const Group& group, const at::Tensor& a_shard, const at::Tensor& b,
-                                int64_t gather_dim, Algorithm how);
-at::Tensor matmul_all_gather_rhs_by(const Group& group, const at::Tensor& a,
-                                    const at::Tensor& b_shard, int64_t gather_dim, Algorithm how);
-at::Tensor matmul_reduce_scatter_by(const Group& group, const at::Tensor& a, const at::Tensor& b,
-                                    int64_t scatter_dim, Algorithm how);
-at::Tensor matmul_all_reduce_by(const Group& group, const at::Tensor& a, const at::Tensor& b,
-                                Algorithm how);
 
 }  // namespace axonn::ops

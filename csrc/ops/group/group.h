@@ -58,9 +58,6 @@ struct Group {
   static Group alone() { return {}; }
 };
 
-// How a collective meets its matmul.
-enum class Algorithm { kFused, kChunked, kSequential };
-
 // The group of that process group, whose c10d name is `name`. The first call of a group on the CPU
 // is collective: its ranks exchange mappings. Tensors on `device` other than the CPU share no
 // memory. Raises CommunicationError if a rank has ended or does not come in time, or in a fork of a
