@@ -286,9 +286,7 @@ std::string SymmetricGroup::obstacle_to_waiting(int64_t peer, std::chrono::durat
                                                 const char* what) const {
   if (auto obstacle = obstacle_so_far(peer); !obstacle.empty()) return obstacle;
   if (elapsed <= options_.timeout) return "";
-  std::ostringstream late;
-  late << what << " after " << options_.timeout.count() << " s (AXONN_TIMEOUT_SECONDS)";
-  return late.str();
+  return std::string(what) + " " + after_timeout(options_.timeout.count());
 }
 
 std::string SymmetricGroup::obstacle_to_answer(int64_t peer) const {

@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cmath>
 #include <memory>
-#include <sstream>
 #include <thread>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -47,9 +46,7 @@ class HostWait {
       if (shared_ != nullptr && shared_->has_failed_peer())
         fail("in vain: " + shared_->lost_peer());
       if (seconds_since(start) < timeout) continue;
-      std::ostringstream late;
-      late << "that is not done after " << timeout << " s (AXONN_TIMEOUT_SECONDS)";
-      fail(late.str());
+      fail("that is not done " + comm::after_timeout(timeout));
     }
   }
 
