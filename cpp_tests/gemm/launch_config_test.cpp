@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <set>
 #include <string>
+
+#include "core/gemm/sm90_tiles.h"
 
 namespace axonn::kernels {
 namespace {
@@ -34,6 +38,52 @@ TEST(LaunchConfig, EveryCandidateIsLegalOnItsArchitecture) {
   other.architecture = 70;
   EXPECT_TRUE(candidates(other, 2).empty());
   EXPECT_FALSE(best_config(kLarge, {}, other));
+}
+
+// The kernels are built from the same list, so that none is chosen that is not there.
+TEST(Sm90Tiles, AreTheCandidatesOfTheirArchitecture) {
+  for (const int64_t bytes : {2, 4}) {
+    const auto configs = candidates(kSm90, bytes);
+    ASSERT_EQ(configs.size(), kNumSm90Tiles);
+    for (std::size_t i = 0; i < kNumSm90Tiles; ++i) {
+      EXPECT_EQ(configs[i].describe(), config_of(kSm90Tiles[i], bytes).describe());
+    }
+  }
+}
+
+TEST(Sm90Tiles, AreAllDifferent) {
+  std::set<std::string> tiles;
+  for (const Sm90Tile& tile : kSm90Tiles) tiles.insert(config_of(tile, 2).describe());
+  EXPECT_EQ(tiles.size(), kNumSm90Tiles);
+}
+
+// num_stages is of use only if one more would not fit.
+TEST(Sm90Tiles, HaveAsManyStagesAsFit) {
+  for (const Sm90Tile& tile : kSm90Tiles) {
+    auto config = config_of(tile, 2);
+    EXPECT_TRUE(fits_shared_memory(config, 2, kSm90)) << config.describe();
+    ++config.num_stages;
+    EXPECT_FALSE(fits_shared_memory(config, 2, kSm90)) << config.describe();
+  }
+}
+
+// The rules that a line of the list must pass, or it does not compile.
+TEST(Sm90Tiles, RulesTellWhatTheHardwareCannotRun) {
+  const auto with = [](int block_m, int block_n, int num_stages, int cluster_m) {
+    return config_of({block_m, block_n, num_stages, cluster_m, 1}, 2);
+  };
+  const auto edges = [](const LaunchConfig& c) { return edges_are_whole_instructions(c, kSm90); };
+  EXPECT_TRUE(edges(with(128, 256, 4, 2)));
+  EXPECT_FALSE(edges(with(64, 256, 4, 2)));  // one warpgroup's rows, for two of them
+  EXPECT_FALSE(edges(with(192, 128, 4, 2)));
+  EXPECT_FALSE(edges(with(128, 132, 4, 2)));
+  EXPECT_FALSE(has_positive_sizes(with(128, 256, 4, 0)));
+  EXPECT_FALSE(fits_one_load(with(128, 264, 3, 2), kSm90));
+  EXPECT_FALSE(fits_registers(with(256, 256, 2, 2), kSm90));
+  EXPECT_FALSE(has_possible_stages(with(128, 128, 1, 2)));
+  EXPECT_FALSE(has_possible_stages(with(128, 64, 9, 2)));
+  EXPECT_FALSE(fits_shared_memory(with(128, 256, 5, 2), 2, kSm90));
+  EXPECT_FALSE(fits_cluster(with(128, 256, 4, 16), kSm90));
 }
 
 TEST(LaunchConfig, MessagesCarryConfigAndNumbers) {

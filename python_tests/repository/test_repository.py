@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -40,9 +40,26 @@ PLANNER_USERS = {"__init__", "calibrate", "train", "bench", "cli"}
 EXEMPT = {"__main__"}  # may import everything
 
 PYTHON_FILES = sorted(PACKAGE.rglob("*.py"))
-CPP_FILES = sorted(
-    p for p in (ROOT / "csrc").rglob("*") if p.suffix in {".h", ".cpp", ".cu", ".cuh"}
+CSRC = ROOT / "csrc"
+CPP_FILES = sorted(p for p in CSRC.rglob("*") if p.suffix in {".h", ".cpp", ".cu", ".cuh"})
+
+# Likewise for C++. A part is a folder of csrc/core or csrc/ops, or a header that lies in csrc/ops
+# itself, together with the source of that name.
+CPP_LAYERS = (
+    ("core/numeric",),
+    ("core/schedule", "core/ranks"),
+    ("core/gemm", "core/symmetric"),
+    ("core/tuning", "core/overlap", "core/emulation"),
+    ("core/cuda",),
+    ("ops/algorithm", "ops/checks", "ops/fill_random", "ops/left_out", "ops/needs_grad"),
+    ("ops/schema", "ops/autocast"),
+    ("ops/group", "ops/overlap"),
+    ("ops/emulation", "ops/tuning", "ops/linear_axes"),
+    ("ops/fused_cpu",),  # what ops/cpu defines and ops/composed calls
+    ("ops/composed", "ops/cpu", "ops/cuda", "ops/cuda_sm90", "ops/autograd"),
+    ("ops/bindings",),
 )
+CPP_LEVELS = {part: level for level, layer in enumerate(CPP_LAYERS) for part in layer}
 
 
 def name_of(path: Path) -> str:
@@ -143,6 +160,73 @@ def test_imports_go_down_only(path: Path) -> None:
 )
 def test_the_layer_check_tells_up_from_down(part: str, source: str, allowed: bool) -> None:
     assert (layer_errors(part, source, ("axonn_ext", part)) == []) == allowed
+
+
+# --- Layers of the C++ code ----------------------------------------------------------------------
+
+
+def cpp_part_of(path: PurePosixPath) -> str:
+    """The part of csrc that a file belongs to, by its path from there: `ops/cpu`, `ops/checks`."""
+    return "/".join(path.with_suffix("").parts[:2])
+
+
+def cpp_layer_errors(part: str, source: str) -> list[str]:
+    """What the file includes that its layer does not allow, as `line: reason`."""
+    errors = []
+    for line, text in enumerate(source.splitlines(), start=1):
+        match = re.match(r'\s*#\s*include\s*"([^"]+)"', text)
+        if match is None:
+            continue
+        target = cpp_part_of(PurePosixPath(match[1]))
+        if target == part or target.startswith(("cutlass/", "cute/")):
+            continue
+        if target not in CPP_LEVELS:
+            errors.append(f"{line}: {match[1]} is not in CPP_LAYERS, by its path from csrc")
+        elif CPP_LEVELS[target] >= CPP_LEVELS[part]:
+            errors.append(f"{line}: {part} may not include {match[1]}, which is not below it")
+    return errors
+
+
+@pytest.mark.parametrize("path", CPP_FILES, ids=name_of)
+def test_includes_go_down_only(path: Path) -> None:
+    part = cpp_part_of(PurePosixPath(path.relative_to(CSRC).as_posix()))
+    assert part in CPP_LEVELS, (
+        f"{name_of(path)} belongs to a part named {part}, which has no layer yet: place it in "
+        f"CPP_LAYERS of {Path(__file__).name}"
+    )
+    assert cpp_layer_errors(part, path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "include", "allowed"),
+    [
+        ("core/schedule", "core/numeric/host_device.h", True),
+        ("core/symmetric", "core/ranks/errors.h", True),
+        ("core/symmetric", "core/symmetric/futex.h", True),
+        ("core/cuda", "core/symmetric/signal_layout.h", True),
+        ("core/cuda", "cutlass/arch/arch.h", True),
+        ("ops/composed", "ops/fused_cpu.h", True),
+        ("ops/tuning", "ops/group/group.h", True),
+        ("ops/bindings", "ops/composed/fused_cuda.h", True),
+        ("core/numeric", "core/schedule/partition.h", False),
+        ("core/ranks", "core/schedule/partition.h", False),
+        ("core/gemm", "core/symmetric/protocol.h", False),
+        ("core/symmetric", "core/tuning/tuning_cache.h", False),
+        ("core/tuning", "core/cuda/stream.h", False),
+        ("core/cuda", "ops/checks.h", False),
+        ("ops/checks", "ops/group/group.h", False),
+        ("ops/group", "ops/emulation/paced_links.h", False),
+        ("ops/group", "ops/composed/fused_cuda.h", False),
+        ("ops/tuning", "ops/composed/ops.h", False),
+        ("ops/cpu", "ops/composed/ops.h", False),
+        ("ops/composed", "ops/cpu/fused.h", False),
+        ("ops/composed", "../cpu/fused.h", False),
+        ("ops/composed", "ops/bindings.h", False),
+    ],
+)
+def test_the_cpp_layer_check_tells_up_from_down(part: str, include: str, allowed: bool) -> None:
+    source = f'#pragma once\n\n#include <string>\n\n#include "{include}"\n'
+    assert (cpp_layer_errors(part, source) == []) == allowed
 
 
 # --- The environment, globals, includes, characters ----------------------------------------------

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <sstream>
 
+#include "core/gemm/config_rules.h"
+#include "core/gemm/sm90_tiles.h"
 #include "core/schedule/partition.h"
 
 namespace axonn::kernels {
@@ -10,9 +12,6 @@ namespace {
 
 using comm::ceil_div;
 
-constexpr int64_t kWarpSize = 32;
-constexpr int64_t kBarrierBytes = 1024;  // mbarriers of the stages, scheduler state, alignment
-constexpr int64_t kMaxStages = 8;
 constexpr int64_t kLoadBytes = 16;  // alignment that TMA and 16-byte cp.async ask of a row
 // What a tile costs beside math and loads: filling the stages, draining the accumulators. A guess.
 constexpr double kTileCycles = 1000;
@@ -28,35 +27,29 @@ std::string text(const Parts&... parts) {
 // Whether the tile can be multiplied by the architecture's instructions.
 std::string why_illegal_tile(const LaunchConfig& config, int64_t element_bytes,
                              const DeviceLimits& limits) {
-  const int64_t block_k_bytes = config.block_k * element_bytes;
-  if (block_k_bytes % limits.mma_k_bytes != 0) {
-    return text("block_k of ", block_k_bytes, " bytes must be a multiple of ", limits.mma_k_bytes);
+  if (!depth_is_whole_instructions(config, element_bytes, limits)) {
+    return text("block_k of ", config.block_k * element_bytes, " bytes must be a multiple of ",
+                limits.mma_k_bytes);
   }
-  if (config.num_math_warps % limits.warps_per_mma != 0) {
+  if (!warps_are_whole_groups(config, limits)) {
     return text("num_math_warps=", config.num_math_warps, " must be a multiple of ",
                 limits.warps_per_mma);
   }
-  const int64_t groups = config.num_math_warps / limits.warps_per_mma;
-  // sm_90's warpgroups split the rows; sm_80's warps share the grid of instructions.
-  const int64_t step_m = limits.warps_per_mma == 1 ? limits.mma_m : limits.mma_m * groups;
-  if (config.block_m % step_m != 0 || config.block_n % limits.mma_n != 0) {
+  if (!edges_are_whole_instructions(config, limits)) {
     return text("block_m=", config.block_m, " and block_n=", config.block_n,
-                " must be multiples of ", step_m, " and ", limits.mma_n);
+                " must be multiples of ", step_m(config, limits), " and ", limits.mma_n);
   }
-  const int64_t instructions = config.block_m / limits.mma_m * (config.block_n / limits.mma_n);
-  if (instructions % groups != 0) {
-    return text(config.num_math_warps, " math warps cannot share ", instructions,
-                " instructions evenly");
+  if (!groups_share_evenly(config, limits)) {
+    return text(config.num_math_warps, " math warps cannot share ",
+                num_instructions(config, limits), " instructions evenly");
   }
-  if (std::max(config.block_m, config.block_n) > limits.max_box) {
+  if (!fits_one_load(config, limits)) {
     return text("block_m=", config.block_m, " and block_n=", config.block_n, " must be at most ",
                 limits.max_box);
   }
-  const int64_t accumulators =
-      config.block_m * config.block_n / (config.num_math_warps * kWarpSize);
-  if (accumulators > limits.max_accumulators) {
-    return text("needs ", accumulators, " accumulators a thread, at most ", limits.max_accumulators,
-                " fit");
+  if (!fits_registers(config, limits)) {
+    return text("needs ", accumulators_per_thread(config), " accumulators a thread, at most ",
+                limits.max_accumulators, " fit");
   }
   return "";
 }
@@ -64,20 +57,19 @@ std::string why_illegal_tile(const LaunchConfig& config, int64_t element_bytes,
 // Whether a CTA fits an SM, and the grid leaves room for those who raise its flags.
 std::string why_illegal_launch(const LaunchConfig& config, int64_t element_bytes,
                                const Residency& residency, const DeviceLimits& limits) {
-  const int64_t threads = (config.num_math_warps + config.num_producer_warps) * kWarpSize;
-  if (threads > limits.threads_per_block) {
-    return text("needs ", threads, " threads, at most ", limits.threads_per_block, " fit");
-  }
-  if (config.num_stages < 2 || config.num_stages > kMaxStages) {
-    return text("num_stages=", config.num_stages, " must be 2 to ", kMaxStages);
-  }
-  const int64_t bytes = shared_bytes(config, element_bytes);
-  if (bytes > limits.shared_bytes_per_block) {
-    return text("needs ", bytes, " bytes of shared memory, at most ", limits.shared_bytes_per_block,
+  if (!fits_threads(config, limits)) {
+    return text("needs ", threads_per_block(config), " threads, at most ", limits.threads_per_block,
                 " fit");
   }
-  const int64_t cluster = config.cluster_m * config.cluster_n;
-  if (cluster > limits.max_cluster) {
+  if (!has_possible_stages(config)) {
+    return text("num_stages=", config.num_stages, " must be 2 to ", kMaxStages);
+  }
+  if (!fits_shared_memory(config, element_bytes, limits)) {
+    return text("needs ", shared_bytes(config, element_bytes), " bytes of shared memory, at most ",
+                limits.shared_bytes_per_block, " fit");
+  }
+  const int64_t cluster = ctas_per_cluster(config);
+  if (!fits_cluster(config, limits)) {
     return text("clusters of ", cluster, " CTAs, at most ", limits.max_cluster, " are possible");
   }
   const int64_t most = max_ctas(config, residency, limits);
@@ -116,16 +108,9 @@ std::string LaunchConfig::describe() const {
               cluster_n, ", ", num_ctas, " CTAs");
 }
 
-int64_t shared_bytes(const LaunchConfig& config, int64_t element_bytes) {
-  const int64_t stage = (config.block_m + config.block_n) * config.block_k * element_bytes;
-  // The output leaves by a quarter of a tile at a time: its staging must not cost a stage.
-  const int64_t epilogue = config.block_m * config.block_n * element_bytes / 4;
-  return config.num_stages * stage + epilogue + kBarrierBytes;
-}
-
 int64_t max_ctas(const LaunchConfig& config, const Residency& residency,
                  const DeviceLimits& limits) {
-  const int64_t cluster = config.cluster_m * config.cluster_n;
+  const int64_t cluster = ctas_per_cluster(config);
   const int64_t left = limits.num_sms / residency.ranks_per_device - residency.producer_ctas;
   return std::max<int64_t>(left, 0) / cluster * cluster;
 }
@@ -133,9 +118,7 @@ int64_t max_ctas(const LaunchConfig& config, const Residency& residency,
 std::string why_illegal(const LaunchConfig& config, const GemmProblem& problem,
                         const Residency& residency, const DeviceLimits& limits) {
   std::string why;
-  if (std::min({config.block_m, config.block_n, config.block_k, config.num_math_warps,
-                config.cluster_m, config.cluster_n}) < 1 ||
-      config.num_producer_warps < 0) {
+  if (!has_positive_sizes(config)) {
     why = "every size must be positive";
   } else if (problem.element_bytes != 2 && problem.element_bytes != 4) {
     why = text("elements must have 2 or 4 bytes, got ", problem.element_bytes);
@@ -173,20 +156,19 @@ double cost_us(const LaunchConfig& config, const GemmProblem& problem, const Dev
 }
 
 std::vector<LaunchConfig> candidates(const DeviceLimits& limits, int64_t element_bytes) {
-  // A row of a stage is one swizzled line of TMA: 128 bytes. On sm_80, where more stages hide
-  // latency, half of it.
-  const int64_t block_k = (limits.architecture == 80 ? 64 : 128) / element_bytes;
   if (limits.architecture == 80) {
+    // Half a swizzled line of TMA: more stages hide latency.
+    const int64_t block_k = 64 / element_bytes;
     // m, n, k, stages, math warps, producer warps
     return {{128, 256, block_k, 4, 8, 0}, {256, 128, block_k, 4, 8, 0},
             {128, 128, block_k, 5, 4, 0}, {128, 64, block_k, 6, 4, 0},
             {64, 128, block_k, 6, 4, 0},  {64, 64, block_k, 8, 4, 0}};
   }
+  std::vector<LaunchConfig> result;
   if (limits.architecture == 90) {
-    // ..., cluster
-    return {{128, 256, block_k, 4, 8, 4, 2, 1}, {128, 128, block_k, 6, 8, 4, 2, 1}};
+    for (const Sm90Tile& tile : kSm90Tiles) result.push_back(config_of(tile, element_bytes));
   }
-  return {};
+  return result;
 }
 
 std::optional<LaunchConfig> best_config(const GemmProblem& problem, const Residency& residency,

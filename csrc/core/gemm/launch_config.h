@@ -95,8 +95,15 @@ inline constexpr DeviceLimits kSm90{.architecture = 90,
                                     .flops_per_cycle = 4096,
                                     .l2_bytes_per_cycle = 64};
 
+inline constexpr int64_t kBarrierBytes = 1024;  // mbarriers of the stages, scheduler, alignment
+
 // Of a CTA: the stages, the tile on its way out, and barriers.
-int64_t shared_bytes(const LaunchConfig& config, int64_t element_bytes);
+constexpr int64_t shared_bytes(const LaunchConfig& config, int64_t element_bytes) {
+  const int64_t stage = (config.block_m + config.block_n) * config.block_k * element_bytes;
+  // The output leaves by a quarter of a tile at a time: its staging must not cost a stage.
+  const int64_t epilogue = config.block_m * config.block_n * element_bytes / 4;
+  return config.num_stages * stage + epilogue + kBarrierBytes;
+}
 
 // The largest legal grid of a config: the SMs of one rank without those that its producers need,
 // in whole clusters. 0: none is left.
@@ -112,7 +119,8 @@ std::string why_illegal(const LaunchConfig& config, const GemmProblem& problem,
 // configs. The config must be legal.
 double cost_us(const LaunchConfig& config, const GemmProblem& problem, const DeviceLimits& limits);
 
-// The configs that kernels are built for, num_ctas not set. Empty for an architecture without any.
+// The configs that kernels are built for, num_ctas not set: sm_90's are those of sm90_tiles.h.
+// Empty for an architecture without any.
 std::vector<LaunchConfig> candidates(const DeviceLimits& limits, int64_t element_bytes);
 
 // The legal candidate of least modelled cost, on its largest legal grid; the first of equals. None

@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -42,6 +43,13 @@ inline std::string called_instead(const std::string& theirs) {
   return "called " + theirs +
          " instead: all ranks of a group must make the same calls, in the same order, with equal "
          "shapes, dtypes, options, algorithms and requires_grad";
+}
+
+// Ends what is said of whatever has not come, or is not done, within the limit that the user set.
+inline std::string after_timeout(double seconds) {
+  std::ostringstream text;  // without the zeros of std::to_string
+  text << "after " << seconds << " s (AXONN_TIMEOUT_SECONDS)";
+  return text.str();
 }
 
 // What a store's error is reported as; `where` names the op or the group, and the rank.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -48,10 +47,8 @@ std::vector<std::string> Rendezvous::exchange(const std::string& what, const std
           fail("waited for the " + what + " of rank " + std::to_string(peer) + ", which " + why);
         }
         if (std::chrono::steady_clock::now() - start < options_.timeout) return;
-        std::ostringstream late;
-        late << "found no " << what << " of " << name_ranks(missing(what, peer)) << " after "
-             << options_.timeout.count() << " s (AXONN_TIMEOUT_SECONDS)";
-        fail(late.str());
+        fail("found no " + what + " of " + name_ranks(missing(what, peer)) + " " +
+             after_timeout(options_.timeout.count()));
       }));
     }
   } catch (const CommunicationError&) {

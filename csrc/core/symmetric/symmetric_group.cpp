@@ -2,28 +2,17 @@
 
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstring>
-#include <exception>
 #include <sstream>
-#include <stdexcept>
+#include <system_error>
+#include <utility>
 
 #include "core/ranks/errors.h"
 #include "core/ranks/rendezvous.h"
-#include "core/symmetric/bounded_wait.h"
 #include "core/symmetric/futex.h"
 #include "core/symmetric/protocol.h"
+#include "core/symmetric/signal_pad.h"
 
 namespace axonn::comm {
-
-struct SymmetricGroup::Pad {
-  EpochFlag started;
-  EpochFlag completed;
-  SharedWord end;       // 0, kFailed or kLeft
-  SharedWord sleeping;  // 1 while this rank sleeps until some peer's flag is raised
-  CallSignature signature[kNumHalves];
-  EpochFlag ready[kNumFlags];
-};
 
 // What a rank publishes about its arena.
 struct SymmetricGroup::Address {
@@ -50,49 +39,10 @@ struct SymmetricGroup::Address {
 
 namespace {
 
-// How a rank's part in its group ended; 0 while it has not.
-constexpr Epoch kFailed = 1;  // a call was left by an exception
-constexpr Epoch kLeft = 2;    // the group was destroyed
-
 constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kPadBytes = int64_t{256} << 10;
-// Flags older than 2^31 epochs would compare as new: long before that the owner renews all of them.
-constexpr Epoch kRenewInterval = Epoch{1} << 30;
-
-void check_flag(int64_t flag) {
-  if (flag < 0 || flag >= SymmetricGroup::kNumFlags) {
-    throw std::out_of_range("flag " + std::to_string(flag) + " of " +
-                            std::to_string(SymmetricGroup::kNumFlags));
-  }
-}
 
 }  // namespace
-
-CallSignature CallSignature::of(std::string_view text) {
-  CallSignature signature;
-  const size_t room = signature.text.size() - 1;
-  std::memcpy(signature.text.data(), text.data(), std::min(text.size(), room));
-  if (text.size() > room) {
-    std::ostringstream end;
-    end << "... #" << std::hex << std::hash<std::string_view>()(text);
-    const auto hash = end.str();
-    std::memcpy(signature.text.data() + room - hash.size(), hash.data(), hash.size());
-  }
-  return signature;
-}
-
-CallSignature CallSignature::of(const char* op, std::initializer_list<int64_t> arguments) {
-  std::string text = std::string(op) + "(";
-  for (const int64_t argument : arguments) {
-    text += (text.back() == '(' ? "" : ", ") + std::to_string(argument);
-  }
-  return of(text + ")");
-}
-
-std::string CallSignature::op() const {
-  const std::string whole = describe();
-  return whole.substr(0, whole.find_first_of(" ("));
-}
 
 SymmetricGroup::SymmetricGroup(GroupOptions options)
     : options_(std::move(options)), epoch_(options_.first_epoch) {
@@ -102,13 +52,14 @@ SymmetricGroup::SymmetricGroup(GroupOptions options)
 
 SymmetricGroup::~SymmetricGroup() {
   // A forked child (a data loader's worker) that exits has a copy of this object, but is no rank.
-  if (process_.is_this() && on_one_host()) pad(rank()).end.value.store(broken_ ? kFailed : kLeft);
+  if (process_.is_this() && on_one_host())
+    pad(rank()).end.value.store(broken_ ? Pad::kFailed : Pad::kLeft);
 }
 
 void SymmetricGroup::abandon() {
   if (!process_.is_this()) return;  // a fork's failure is not its parent's
   broken_ = true;
-  if (on_one_host()) pad(rank()).end.value.store(kFailed);
+  if (on_one_host()) pad(rank()).end.value.store(Pad::kFailed);
 }
 
 int64_t SymmetricGroup::arena_bytes() const {
@@ -275,8 +226,8 @@ void SymmetricGroup::sleep(const EpochFlag& flag, Epoch epoch,
 // Why `peer` will do nothing more for this group; empty: it may.
 std::string SymmetricGroup::obstacle_so_far(int64_t peer) const {
   const Epoch end = pad(peer).end.value.load(std::memory_order_acquire);
-  if (end == kFailed) return "failed; see the error of that rank";
-  if (end == kLeft) return "has left the group";
+  if (end == Pad::kFailed) return "failed; see the error of that rank";
+  if (end == Pad::kLeft) return "has left the group";
   if (const auto& watch = watches_[peer]; watch && !watch->alive()) return "has died";
   return "";
 }
@@ -286,9 +237,7 @@ std::string SymmetricGroup::obstacle_to_waiting(int64_t peer, std::chrono::durat
                                                 const char* what) const {
   if (auto obstacle = obstacle_so_far(peer); !obstacle.empty()) return obstacle;
   if (elapsed <= options_.timeout) return "";
-  std::ostringstream late;
-  late << what << " after " << options_.timeout.count() << " s (AXONN_TIMEOUT_SECONDS)";
-  return late.str();
+  return std::string(what) + " " + after_timeout(options_.timeout.count());
 }
 
 std::string SymmetricGroup::obstacle_to_answer(int64_t peer) const {
@@ -301,7 +250,7 @@ std::string SymmetricGroup::obstacle_to_answer(int64_t peer) const {
 
 int64_t SymmetricGroup::failed_peer() const {
   for (int64_t peer = 0; peer < size(); ++peer) {
-    if (peer != rank() && pad(peer).end.value.load(std::memory_order_acquire) == kFailed)
+    if (peer != rank() && pad(peer).end.value.load(std::memory_order_acquire) == Pad::kFailed)
       return peer;
   }
   return -1;
@@ -324,101 +273,6 @@ std::unique_lock<std::mutex> SymmetricGroup::lock_for(const CallSignature& call)
   // First: a fork copies a lock as it is.
   if (!process_.is_this()) process_.refuse(call.op(), rank(), label());
   return std::unique_lock(mutex_);
-}
-
-Call::Call(SymmetricGroup& group, const CallSignature& signature, int64_t workspace_bytes)
-    : group_(group),
-      lock_(group.lock_for(signature)),
-      signature_(signature),
-      epoch_(group.epoch_ + 1),
-      exceptions_at_start_(std::uncaught_exceptions()),
-      checked_(static_cast<size_t>(group.size()), false) {
-  if (group_.broken_) throw group_is_broken(signature_.op(), group_.label(), rank());
-  auto& own = group_.pad(rank());
-  try {
-    for (int64_t peer = 0; peer < size(); ++peer) {
-      wait_for(peer, group_.pad(peer).completed, epoch_to_await(epoch_), "is two calls behind");
-    }
-    if (workspace_bytes <= group_.options_.workspace_bytes) {
-      group_.note_use(workspace_bytes, signature_);
-    }
-  } catch (...) {  // no destructor runs for a half-built object
-    group_.abandon();
-    throw;
-  }
-  group_.epoch_ = epoch_;
-  if (workspace_bytes > group_.options_.workspace_bytes) refuse(workspace_bytes);
-  // A peer may still be in the call before: to it, the flags must not go back behind that one.
-  if (epoch_ % kRenewInterval == 0) {
-    for (auto& flag : own.ready) flag.raise_to(epoch_ - 1);
-  }
-  own.signature[epoch_ % kNumHalves] = signature_;
-  group_.raise(own.started, epoch_);
-}
-
-// Gives this call up without breaking the group: it counts as made, under a signature that no peer
-// shares, so that a peer that does wait for this rank gets an error at once.
-void Call::refuse(int64_t workspace_bytes) {
-  auto& own = group_.pad(rank());
-  const std::string op = signature_.op();
-  own.signature[epoch_ % kNumHalves] =
-      CallSignature::of(("[too large] " + op).c_str(), {workspace_bytes});
-  group_.raise(own.started, epoch_);
-  group_.raise(own.completed, epoch_);
-  throw CallRefused(op + ": needs " + std::to_string(workspace_bytes) +
-                    " bytes of symmetric memory, more than the " +
-                    std::to_string(group_.options_.workspace_bytes) +
-                    " reserved; raise AXONN_SYMMETRIC_MEMORY_BYTES");
-}
-
-Call::~Call() {
-  auto& own = group_.pad(rank());
-  if (std::uncaught_exceptions() > exceptions_at_start_) {
-    group_.abandon();
-  } else {
-    group_.raise(own.completed, epoch_);
-  }
-}
-
-void Call::signal(int64_t flag) {
-  check_flag(flag);
-  group_.raise(group_.pad(rank()).ready[flag], epoch_);
-}
-
-void Call::wait(int64_t peer, int64_t flag) {
-  check_flag(flag);
-  compare_with(peer);
-  wait_for(peer, group_.pad(peer).ready[flag], epoch_, "has not delivered its part");
-}
-
-// Those that follow this rank first, so that not all look at one.
-void Call::compare() {
-  for (int64_t step = 1; step < size(); ++step) compare_with((rank() + step) % size());
-}
-
-void Call::compare_with(int64_t peer) {
-  if (checked_[peer]) return;
-  const auto& pad = group_.pad(peer);
-  wait_for(peer, pad.started, epoch_, "has not started this call");
-  if (const auto& theirs = pad.signature[epoch_ % kNumHalves]; theirs != signature_) {
-    group_.fail_wait(signature_.describe(), peer, called_instead(theirs.describe()));
-  }
-  checked_[peer] = true;
-}
-
-void Call::wait_for(int64_t peer, const EpochFlag& flag, Epoch epoch, const char* what) {
-  const auto waited =
-      bounded_wait([&] { return flag.reached(epoch); },
-                   [&](std::chrono::nanoseconds timeout) { group_.sleep(flag, epoch, timeout); },
-                   [&](std::chrono::duration<double> elapsed) {
-                     const std::string obstacle = group_.obstacle_to_waiting(peer, elapsed, what);
-                     // The peer may have raised the flag right before it ended: then all is well.
-                     if (!obstacle.empty() && !flag.reached(epoch)) {
-                       group_.fail_wait(signature_.op(), peer, obstacle);
-                     }
-                   },
-                   group_.crowding_);
-  if (waited.count() > 0) group_.waited_ns_ += waited.count();
 }
 
 }  // namespace axonn::comm

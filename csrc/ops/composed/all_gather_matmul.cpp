@@ -3,10 +3,12 @@
 
 #include "ops/checks.h"
 #include "ops/composed/c10d_collectives.h"
+#include "ops/composed/checked_ops.h"
 #include "ops/composed/chunked.h"
 #include "ops/composed/fused_cuda.h"
+#include "ops/composed/group_arguments.h"
 #include "ops/composed/ops.h"
-#include "ops/cpu/kernels.h"
+#include "ops/fused_cpu.h"
 #include "ops/group/agreement.h"
 #include "ops/tuning/tuner.h"
 
@@ -59,17 +61,8 @@ at::Tensor all_gather_matmul_by(const Group& group, const at::Tensor& a_shard, c
   TORCH_INTERNAL_ASSERT(false);
 }
 
-at::Tensor all_gather_matmul(const at::Tensor& a_shard, const at::Tensor& b, int64_t gather_dim,
-                             const std::string& group_name, int64_t group_size,
-                             const std::string& algorithm) {
-  check_group_size(kOp, group_size);
-  check_matmul(kOp, "a_shard", a_shard, "b", b);
-  check_dim(kOp, "gather_dim", gather_dim, 2);
-  check_inner(kOp, gather_dim == 1 ? "a_shard.size(1) * group size" : "a_shard.size(1)",
-              a_shard.size(1) * (gather_dim == 1 ? group_size : 1), "b.size(0)", b.size(0));
-  check_algorithm(kOp, algorithm, a_shard.device(), /*fused_on_cuda=*/true);
-  if (group_size == 1) return at::mm(a_shard, b);
-  auto group = resolve_group(kOp, group_name, group_size, algorithm, a_shard.device());
+at::Tensor all_gather_matmul_in(Group& group, const at::Tensor& a_shard, const at::Tensor& b,
+                                int64_t gather_dim, AskedAlgorithm asked) {
   const auto signature = Signature(kOp)
                              .tensor("a_shard", a_shard)
                              .option("gather_dim", gather_dim)
@@ -77,15 +70,15 @@ at::Tensor all_gather_matmul(const at::Tensor& a_shard, const at::Tensor& b, int
                              .device(a_shard.device())
                              .gradients({{"a_shard", a_shard}, {"b", b}});
   return run_algorithm(
-      group, algorithm,
+      group, asked,
       {.device = a_shard.device(),
        .can_fuse = group.can_fuse(),
        .is_empty = a_shard.numel() == 0,
        .why_no_fused =
            [&] {
              const auto product =
-                 all_gather_product(a_shard.sizes(), b.sizes(), gather_dim, group_size);
-             return why_no_fused(a_shard.device(), a_shard.scalar_type(), product, group_size);
+                 all_gather_product(a_shard.sizes(), b.sizes(), gather_dim, group.size);
+             return why_no_fused(a_shard.device(), a_shard.scalar_type(), product, group.size);
            }},
       signature, [&](Algorithm how) {
         const auto call = signature.call(name_of(how));
@@ -95,6 +88,20 @@ at::Tensor all_gather_matmul(const at::Tensor& a_shard, const at::Tensor& b, int
         return agreed(call, a_shard.device(), {&group},
                       [&] { return all_gather_matmul_by(group, a_shard, b, gather_dim, how); });
       });
+}
+
+at::Tensor all_gather_matmul(const at::Tensor& a_shard, const at::Tensor& b, int64_t gather_dim,
+                             const std::string& group_name, int64_t group_size,
+                             const std::string& algorithm) {
+  check_group_size(kOp, group_size);
+  check_matmul(kOp, "a_shard", a_shard, "b", b);
+  check_dim(kOp, "gather_dim", gather_dim, 2);
+  check_inner(kOp, gather_dim == 1 ? "a_shard.size(1) * group size" : "a_shard.size(1)",
+              a_shard.size(1) * (gather_dim == 1 ? group_size : 1), "b.size(0)", b.size(0));
+  const auto asked = parse_algorithm(kOp, algorithm, a_shard.device(), /*fused_on_cuda=*/true);
+  if (group_size == 1) return at::mm(a_shard, b);
+  auto group = resolve_group(kOp, group_name, group_size, asked, a_shard.device());
+  return all_gather_matmul_in(group, a_shard, b, gather_dim, asked);
 }
 
 }  // namespace axonn::ops

@@ -9,8 +9,6 @@
 #include <chrono>
 #include <cmath>
 #include <memory>
-#include <mutex>
-#include <sstream>
 #include <thread>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -23,28 +21,6 @@ namespace axonn::ops {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// Time spent in waits for c10d's collectives, by group name.
-class C10dWaits {
- public:
-  void add(const std::string& name, double seconds) {
-    const std::lock_guard lock(mutex_);
-    seconds_[name] += seconds;
-  }
-  std::map<std::string, double> totals() {
-    const std::lock_guard lock(mutex_);
-    return seconds_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::string, double> seconds_;
-};
-
-C10dWaits& c10d_waits() {
-  static C10dWaits waits;
-  return waits;
-}
 
 // What this rank sends of a whole tensor in the algorithm that moves least; an all-reduce, twice.
 int64_t bytes_sent(const Group& group, const at::Tensor& whole) {
@@ -70,9 +46,7 @@ class HostWait {
       if (shared_ != nullptr && shared_->has_failed_peer())
         fail("in vain: " + shared_->lost_peer());
       if (seconds_since(start) < timeout) continue;
-      std::ostringstream late;
-      late << "that is not done after " << timeout << " s (AXONN_TIMEOUT_SECONDS)";
-      fail(late.str());
+      fail("that is not done " + comm::after_timeout(timeout));
     }
   }
 
@@ -134,7 +108,7 @@ std::function<void()> issue(const Group& group, const at::Tensor& input, int64_t
     const auto began = Clock::now();
     host.wait();
     if (link != nullptr) link->end(transfer);
-    c10d_waits().add(name, std::chrono::duration<double>(Clock::now() - began).count());
+    add_c10d_wait(name, std::chrono::duration<double>(Clock::now() - began).count());
   };
 }
 
@@ -156,8 +130,6 @@ Pending all_reduce_in_place(const Group& group, const at::Tensor& output,
 }
 
 }  // namespace
-
-std::map<std::string, double> c10d_waited_seconds() { return c10d_waits().totals(); }
 
 // torch 2.13 renames the two collectives below; 2.11 knows the old names only.
 #pragma GCC diagnostic push

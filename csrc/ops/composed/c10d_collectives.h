@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
-#include <map>
 #include <string>
 
 #include "ops/group/group.h"
@@ -38,8 +37,5 @@ at::Tensor stacked(const at::Tensor& whole, int64_t dim, int64_t num_blocks);
 at::Tensor c10d_all_gather(const Group& group, const at::Tensor& shard, int64_t dim);
 at::Tensor c10d_reduce_scatter(const Group& group, const at::Tensor& input, int64_t dim);
 at::Tensor c10d_all_reduce(const Group& group, const at::Tensor& input, bool maximum);
-
-// How long this process has waited for them so far, in seconds, by group name.
-std::map<std::string, double> c10d_waited_seconds();
 
 }  // namespace axonn::ops

@@ -1,8 +1,10 @@
 // The collectives on their own: fused where the ranks share memory, else c10d's.
 #include "ops/checks.h"
 #include "ops/composed/c10d_collectives.h"
+#include "ops/composed/checked_ops.h"
+#include "ops/composed/group_arguments.h"
 #include "ops/composed/ops.h"
-#include "ops/cpu/kernels.h"
+#include "ops/fused_cpu.h"
 #include "ops/group/agreement.h"
 #include "ops/group/group.h"
 #include "ops/tuning/signature.h"
@@ -20,10 +22,14 @@ at::Tensor all_gather(const at::Tensor& shard, int64_t dim, const std::string& g
   constexpr auto kOp = "all_gather";
   check_group_size(kOp, group_size);
   check_dim(kOp, "dim", dim, shard.dim());
-  check_algorithm(kOp, algorithm, shard.device());
+  const auto asked = parse_algorithm(kOp, algorithm, shard.device());
   if (group_size == 1) return shard.clone(at::MemoryFormat::Contiguous);
-  auto group = resolve_group(kOp, group_name, group_size, algorithm, shard.device());
-  const auto call = Signature(kOp)
+  auto group = resolve_group(kOp, group_name, group_size, asked, shard.device());
+  return all_gather_in(group, shard, dim);
+}
+
+at::Tensor all_gather_in(Group& group, const at::Tensor& shard, int64_t dim) {
+  const auto call = Signature("all_gather")
                         .tensor("shard", shard)
                         .option("dim", dim)
                         .device(shard.device())
@@ -40,9 +46,9 @@ at::Tensor reduce_scatter(const at::Tensor& input, int64_t dim, const std::strin
   check_dim(kOp, "dim", dim, input.dim());
   check_reducible(kOp, "input", input);
   check_divides(kOp, "input", dim, input.size(dim), group_size);
-  check_algorithm(kOp, algorithm, input.device());
+  const auto asked = parse_algorithm(kOp, algorithm, input.device());
   if (group_size == 1) return input.clone(at::MemoryFormat::Contiguous);
-  auto group = resolve_group(kOp, group_name, group_size, algorithm, input.device());
+  auto group = resolve_group(kOp, group_name, group_size, asked, input.device());
   const auto call = Signature(kOp)
                         .tensor("input", input)
                         .option("dim", dim)
@@ -62,9 +68,9 @@ at::Tensor all_reduce(const at::Tensor& input, const std::string& reduce_op,
   check_reducible(kOp, "input", input);
   TORCH_CHECK_VALUE(reduce_op == "sum" || reduce_op == "max", kOp,
                     ": reduce_op must be 'sum' or 'max', got '", reduce_op, "'");
-  check_algorithm(kOp, algorithm, input.device());
+  const auto asked = parse_algorithm(kOp, algorithm, input.device());
   if (group_size == 1) return input.clone(at::MemoryFormat::Contiguous);
-  auto group = resolve_group(kOp, group_name, group_size, algorithm, input.device());
+  auto group = resolve_group(kOp, group_name, group_size, asked, input.device());
   const bool maximum = reduce_op == "max";
   auto signature = Signature(kOp);
   signature.tensor("input", input).option("maximum", maximum).device(input.device());

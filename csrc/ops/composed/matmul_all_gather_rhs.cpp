@@ -3,10 +3,12 @@
 
 #include "ops/checks.h"
 #include "ops/composed/c10d_collectives.h"
+#include "ops/composed/checked_ops.h"
 #include "ops/composed/chunked.h"
 #include "ops/composed/fused_cuda.h"
+#include "ops/composed/group_arguments.h"
 #include "ops/composed/ops.h"
-#include "ops/cpu/kernels.h"
+#include "ops/fused_cpu.h"
 #include "ops/group/agreement.h"
 #include "ops/tuning/tuner.h"
 
@@ -51,33 +53,23 @@ at::Tensor matmul_all_gather_rhs_by(const Group& group, const at::Tensor& a,
   TORCH_INTERNAL_ASSERT(false);
 }
 
-at::Tensor matmul_all_gather_rhs(const at::Tensor& a, const at::Tensor& b_shard, int64_t gather_dim,
-                                 const std::string& group_name, int64_t group_size,
-                                 const std::string& algorithm) {
-  check_group_size(kOp, group_size);
-  check_matmul(kOp, "a", a, "b_shard", b_shard);
-  check_dim(kOp, "gather_dim", gather_dim, 2);
-  check_inner(kOp, "a.size(1)", a.size(1),
-              gather_dim == 0 ? "b_shard.size(0) * group size" : "b_shard.size(0)",
-              b_shard.size(0) * (gather_dim == 0 ? group_size : 1));
-  check_algorithm(kOp, algorithm, a.device(), /*fused_on_cuda=*/true);
-  if (group_size == 1) return at::mm(a, b_shard);
-  auto group = resolve_group(kOp, group_name, group_size, algorithm, a.device());
+at::Tensor matmul_all_gather_rhs_in(Group& group, const at::Tensor& a, const at::Tensor& b_shard,
+                                    int64_t gather_dim, AskedAlgorithm asked) {
   const auto signature = Signature(kOp)
                              .tensor("b_shard", b_shard)
                              .option("gather_dim", gather_dim)
                              .own_tensor(a)
                              .device(a.device())
                              .gradients({{"a", a}, {"b_shard", b_shard}});
-  return run_algorithm(group, algorithm,
+  return run_algorithm(group, asked,
                        {.device = a.device(),
                         .can_fuse = group.can_fuse(),
                         .is_empty = b_shard.numel() == 0,
                         .why_no_fused =
                             [&] {
                               const auto product = all_gather_rhs_product(
-                                  a.sizes(), b_shard.sizes(), gather_dim, group_size);
-                              return why_no_fused(a.device(), a.scalar_type(), product, group_size);
+                                  a.sizes(), b_shard.sizes(), gather_dim, group.size);
+                              return why_no_fused(a.device(), a.scalar_type(), product, group.size);
                             }},
                        signature, [&](Algorithm how) {
                          const auto call = signature.call(name_of(how));
@@ -88,6 +80,21 @@ at::Tensor matmul_all_gather_rhs(const at::Tensor& a, const at::Tensor& b_shard,
                            return matmul_all_gather_rhs_by(group, a, b_shard, gather_dim, how);
                          });
                        });
+}
+
+at::Tensor matmul_all_gather_rhs(const at::Tensor& a, const at::Tensor& b_shard, int64_t gather_dim,
+                                 const std::string& group_name, int64_t group_size,
+                                 const std::string& algorithm) {
+  check_group_size(kOp, group_size);
+  check_matmul(kOp, "a", a, "b_shard", b_shard);
+  check_dim(kOp, "gather_dim", gather_dim, 2);
+  check_inner(kOp, "a.size(1)", a.size(1),
+              gather_dim == 0 ? "b_shard.size(0) * group size" : "b_shard.size(0)",
+              b_shard.size(0) * (gather_dim == 0 ? group_size : 1));
+  const auto asked = parse_algorithm(kOp, algorithm, a.device(), /*fused_on_cuda=*/true);
+  if (group_size == 1) return at::mm(a, b_shard);
+  auto group = resolve_group(kOp, group_name, group_size, asked, a.device());
+  return matmul_all_gather_rhs_in(group, a, b_shard, gather_dim, asked);
 }
 
 }  // namespace axonn::ops

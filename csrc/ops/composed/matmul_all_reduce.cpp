@@ -3,10 +3,12 @@
 
 #include "ops/checks.h"
 #include "ops/composed/c10d_collectives.h"
+#include "ops/composed/checked_ops.h"
 #include "ops/composed/chunked.h"
 #include "ops/composed/fused_cuda.h"
+#include "ops/composed/group_arguments.h"
 #include "ops/composed/ops.h"
-#include "ops/cpu/kernels.h"
+#include "ops/fused_cpu.h"
 #include "ops/group/agreement.h"
 #include "ops/tuning/tuner.h"
 
@@ -42,15 +44,8 @@ at::Tensor matmul_all_reduce_by(const Group& group, const at::Tensor& a, const a
   TORCH_INTERNAL_ASSERT(false);
 }
 
-at::Tensor matmul_all_reduce(const at::Tensor& a, const at::Tensor& b,
-                             const std::string& group_name, int64_t group_size,
-                             const std::string& algorithm) {
-  check_group_size(kOp, group_size);
-  check_matmul(kOp, "a", a, "b", b);
-  check_inner(kOp, "a.size(1)", a.size(1), "b.size(0)", b.size(0));
-  check_algorithm(kOp, algorithm, a.device(), /*fused_on_cuda=*/true);
-  if (group_size == 1) return at::mm(a, b);
-  auto group = resolve_group(kOp, group_name, group_size, algorithm, a.device());
+at::Tensor matmul_all_reduce_in(Group& group, const at::Tensor& a, const at::Tensor& b,
+                                AskedAlgorithm asked) {
   // Gradients are each rank's own, so ranks may differ in which they need.
   const auto signature = Signature(kOp)
                              .dtype(a)
@@ -59,15 +54,15 @@ at::Tensor matmul_all_reduce(const at::Tensor& a, const at::Tensor& b,
                              .own_tensor(a)
                              .own_tensor(b)
                              .device(a.device());
-  return run_algorithm(group, algorithm,
+  return run_algorithm(group, asked,
                        {.device = a.device(),
                         .can_fuse = group.can_fuse(),
                         .is_empty = a.size(0) * b.size(1) == 0,
                         .why_no_fused =
                             [&] {
                               const auto product =
-                                  all_reduce_product(a.sizes(), b.sizes(), group_size);
-                              return why_no_fused(a.device(), a.scalar_type(), product, group_size);
+                                  all_reduce_product(a.sizes(), b.sizes(), group.size);
+                              return why_no_fused(a.device(), a.scalar_type(), product, group.size);
                             }},
                        signature, [&](Algorithm how) {
                          const auto call = signature.call(name_of(how));
@@ -77,6 +72,18 @@ at::Tensor matmul_all_reduce(const at::Tensor& a, const at::Tensor& b,
                          return agreed(call, a.device(), {&group},
                                        [&] { return matmul_all_reduce_by(group, a, b, how); });
                        });
+}
+
+at::Tensor matmul_all_reduce(const at::Tensor& a, const at::Tensor& b,
+                             const std::string& group_name, int64_t group_size,
+                             const std::string& algorithm) {
+  check_group_size(kOp, group_size);
+  check_matmul(kOp, "a", a, "b", b);
+  check_inner(kOp, "a.size(1)", a.size(1), "b.size(0)", b.size(0));
+  const auto asked = parse_algorithm(kOp, algorithm, a.device(), /*fused_on_cuda=*/true);
+  if (group_size == 1) return at::mm(a, b);
+  auto group = resolve_group(kOp, group_name, group_size, asked, a.device());
+  return matmul_all_reduce_in(group, a, b, asked);
 }
 
 }  // namespace axonn::ops

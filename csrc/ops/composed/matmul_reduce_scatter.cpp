@@ -3,10 +3,12 @@
 
 #include "ops/checks.h"
 #include "ops/composed/c10d_collectives.h"
+#include "ops/composed/checked_ops.h"
 #include "ops/composed/chunked.h"
 #include "ops/composed/fused_cuda.h"
+#include "ops/composed/group_arguments.h"
 #include "ops/composed/ops.h"
-#include "ops/cpu/kernels.h"
+#include "ops/fused_cpu.h"
 #include "ops/group/agreement.h"
 #include "ops/tuning/tuner.h"
 
@@ -61,6 +63,37 @@ at::Tensor matmul_reduce_scatter_by(const Group& group, const at::Tensor& a, con
   TORCH_INTERNAL_ASSERT(false);
 }
 
+at::Tensor matmul_reduce_scatter_in(Group& group, const at::Tensor& a, const at::Tensor& b,
+                                    int64_t scatter_dim, AskedAlgorithm asked) {
+  const auto signature = Signature(kOp)
+                             .dtype(a)
+                             .option("M", a.size(0))
+                             .option("N", b.size(1))
+                             .option("scatter_dim", scatter_dim)
+                             .own_tensor(a)
+                             .own_tensor(b)
+                             .device(a.device())
+                             .gradients({{"a", a}, {"b", b}});
+  return run_algorithm(
+      group, asked,
+      {.device = a.device(),
+       .can_fuse = group.can_fuse(),
+       .is_empty = a.size(0) * b.size(1) == 0,
+       .why_no_fused =
+           [&] {
+             const auto product = reduce_scatter_product(a.sizes(), b.sizes(), scatter_dim);
+             return why_no_fused(a.device(), a.scalar_type(), product, group.size);
+           }},
+      signature, [&](Algorithm how) {
+        const auto call = signature.call(name_of(how));
+        if (how == Algorithm::kFused && a.is_cpu()) {
+          return cpu::matmul_reduce_scatter(group, call, a, b, scatter_dim);
+        }
+        return agreed(call, a.device(), {&group},
+                      [&] { return matmul_reduce_scatter_by(group, a, b, scatter_dim, how); });
+      });
+}
+
 at::Tensor matmul_reduce_scatter(const at::Tensor& a, const at::Tensor& b, int64_t scatter_dim,
                                  const std::string& group_name, int64_t group_size,
                                  const std::string& algorithm) {
@@ -73,36 +106,10 @@ at::Tensor matmul_reduce_scatter(const at::Tensor& a, const at::Tensor& b, int64
   } else {
     check_divides(kOp, "b", 1, b.size(1), group_size);
   }
-  check_algorithm(kOp, algorithm, a.device(), /*fused_on_cuda=*/true);
+  const auto asked = parse_algorithm(kOp, algorithm, a.device(), /*fused_on_cuda=*/true);
   if (group_size == 1) return at::mm(a, b);
-  auto group = resolve_group(kOp, group_name, group_size, algorithm, a.device());
-  const auto signature = Signature(kOp)
-                             .dtype(a)
-                             .option("M", a.size(0))
-                             .option("N", b.size(1))
-                             .option("scatter_dim", scatter_dim)
-                             .own_tensor(a)
-                             .own_tensor(b)
-                             .device(a.device())
-                             .gradients({{"a", a}, {"b", b}});
-  return run_algorithm(
-      group, algorithm,
-      {.device = a.device(),
-       .can_fuse = group.can_fuse(),
-       .is_empty = a.size(0) * b.size(1) == 0,
-       .why_no_fused =
-           [&] {
-             const auto product = reduce_scatter_product(a.sizes(), b.sizes(), scatter_dim);
-             return why_no_fused(a.device(), a.scalar_type(), product, group_size);
-           }},
-      signature, [&](Algorithm how) {
-        const auto call = signature.call(name_of(how));
-        if (how == Algorithm::kFused && a.is_cpu()) {
-          return cpu::matmul_reduce_scatter(group, call, a, b, scatter_dim);
-        }
-        return agreed(call, a.device(), {&group},
-                      [&] { return matmul_reduce_scatter_by(group, a, b, scatter_dim, how); });
-      });
+  auto group = resolve_group(kOp, group_name, group_size, asked, a.device());
+  return matmul_reduce_scatter_in(group, a, b, scatter_dim, asked);
 }
 
 }  // namespace axonn::ops

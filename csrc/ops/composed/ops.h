@@ -1,6 +1,6 @@
 // The ops, on any device, with the signatures of schema.cpp: checks, the choice of an algorithm,
 // and what is composed of c10d's collectives and the library's matmul ("sequential", "chunked").
-// What is fused is the backend's (cpu/kernels.h).
+// What is fused is the backend's (fused_cpu.h, fused_cuda.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,8 +10,6 @@
 #include <string>
 #include <tuple>
 #include <vector>
-
-#include "ops/group/group.h"
 
 namespace axonn::ops {
 
@@ -57,16 +55,5 @@ std::tuple<at::Tensor, at::Tensor> local_rows(const at::Tensor& ids, int64_t fir
                                               int64_t num_rows, int64_t vocab_size,
                                               std::optional<int64_t> ignore_index, bool check,
                                               const std::string& label, int64_t rank);
-
-// The matmuls again, as a Linear is composed of them: of operands that were checked, by one
-// algorithm ("fused" is CUDA's), in a group whose agreement is the caller's.
-at::Tensor all_gather_matmul_by(const Group& group, const at::Tensor& a_shard, const at::Tensor& b,
-                                int64_t gather_dim, Algorithm how);
-at::Tensor matmul_all_gather_rhs_by(const Group& group, const at::Tensor& a,
-                                    const at::Tensor& b_shard, int64_t gather_dim, Algorithm how);
-at::Tensor matmul_reduce_scatter_by(const Group& group, const at::Tensor& a, const at::Tensor& b,
-                                    int64_t scatter_dim, Algorithm how);
-at::Tensor matmul_all_reduce_by(const Group& group, const at::Tensor& a, const at::Tensor& b,
-                                Algorithm how);
 
 }  // namespace axonn::ops

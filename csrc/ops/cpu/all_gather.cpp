@@ -1,5 +1,5 @@
 #include "ops/cpu/fused.h"
-#include "ops/cpu/kernels.h"
+#include "ops/fused_cpu.h"
 
 namespace axonn::ops::cpu {
 

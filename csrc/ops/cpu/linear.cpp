@@ -3,15 +3,14 @@
 // gathered into a copy unless it is to be kept. In which order calls are opened, shards published,
 // waited for and sums signalled is mirrored in model/linear_program.cpp, whose programs the tests
 // show to be free of deadlocks and races.
-#include "ops/composed/linear.h"
-
 #include <ATen/ops/cat.h>
 #include <ATen/ops/sum.h>
 
 #include <optional>
 
 #include "ops/cpu/fused.h"
-#include "ops/cpu/kernels.h"
+#include "ops/fused_cpu.h"
+#include "ops/linear_axes.h"
 
 namespace axonn::ops::cpu {
 namespace {

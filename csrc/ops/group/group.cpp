@@ -5,15 +5,11 @@
 #include <chrono>
 #include <map>
 #include <mutex>
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
 #include "core/ranks/errors.h"
 #include "core/ranks/own_process.h"
-#include "ops/composed/c10d_collectives.h"
-#include "ops/composed/fused_cuda.h"
-#include "ops/emulation/paced_links.h"
 #include "ops/group/agreement.h"
 #include "ops/group/c10d_store.h"
 #include "ops/group/group_label.h"
@@ -68,14 +64,12 @@ class SharedGroups {
     group.compared = entry->compared;
   }
 
-  // What keeps the ranks of a group that was met from sharing memory.
   std::string obstacle(const std::string& name) {
     const std::lock_guard lock(mutex_);
     const auto& shared = entries_.at(name)->shared;
     return shared == nullptr ? "its process group is torch's 'fake' one" : shared->obstacle();
   }
 
-  // Whether this is the first time that someone asks so for the group of that name.
   bool ask_once(const std::string& name) {
     const std::lock_guard lock(mutex_);
     const auto entry = entries_.find(name);
@@ -179,6 +173,28 @@ class SharedGroups {
   std::map<std::string, EntryPtr> entries_;
 };
 
+// Time spent in waits for c10d's collectives, by group name.
+class C10dWaits {
+ public:
+  void add(const std::string& name, double seconds) {
+    const std::lock_guard lock(mutex_);
+    seconds_[name] += seconds;
+  }
+  std::map<std::string, double> totals() {
+    const std::lock_guard lock(mutex_);
+    return seconds_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, double> seconds_;
+};
+
+C10dWaits& c10d_waits() {
+  static C10dWaits waits;
+  return waits;
+}
+
 SharedGroups& shared_groups() {
   static SharedGroups groups;
   return groups;
@@ -192,25 +208,12 @@ double timeout_seconds() { return shared_groups().timeout_seconds(); }
 
 int64_t symmetric_memory_bytes_in_use() { return shared_groups().bytes_in_use(); }
 
+void add_c10d_wait(const std::string& name, double seconds) { c10d_waits().add(name, seconds); }
+
 std::map<std::string, double> waited_seconds() {
-  auto totals = c10d_waited_seconds();
+  auto totals = c10d_waits().totals();
   shared_groups().add_waited_seconds(totals);
   return totals;
-}
-
-void check_algorithm(const char* op, const std::string& algorithm, c10::Device device,
-                     bool fused_on_cuda) {
-  TORCH_CHECK_VALUE(algorithm == "auto" || algorithm == "fused" || algorithm == "chunked" ||
-                        algorithm == "sequential",
-                    op, ": algorithm must be 'auto', 'fused', 'chunked' or 'sequential', got '",
-                    algorithm, "'");
-  if (algorithm != "fused" || device.is_cpu()) return;
-  TORCH_CHECK_NOT_IMPLEMENTED(fused_on_cuda && device.is_cuda(), op,
-                              ": algorithm='fused' exists on cpu only so far, got tensors on ",
-                              device, "; use 'auto', 'chunked' or 'sequential'");
-  TORCH_CHECK_NOT_IMPLEMENTED(has_fused_on_cuda(), op,
-                              ": algorithm='fused' cannot do this: ", kNotBuilt,
-                              "; use 'auto', 'chunked' or 'sequential'");
 }
 
 const std::string& Group::label() const {
@@ -218,33 +221,15 @@ const std::string& Group::label() const {
   return compared != nullptr ? compared->label : name;
 }
 
-Group resolve_group(const char* op, const std::string& name, int64_t size,
-                    const std::string& algorithm, c10::Device device) {
-  if (size == 1) return {.name = name};
-  const auto process_group = c10d::resolve_process_group(name);
-  TORCH_CHECK_VALUE(process_group->getSize() == size, op, ": group_size=", size, " but group '",
-                    name, "' has ", process_group->getSize(), " ranks");
-  Group group{.name = name, .rank = process_group->getRank(), .size = size};
-  const bool asked_for = algorithm == "fused" || algorithm == "auto";
-  const bool paced = device.is_cpu() && asked_for && is_paced(*process_group);
-  TORCH_CHECK_VALUE(!paced || algorithm == "auto", op,
-                    ": algorithm='fused' reads peers' memory in place, which no emulated link "
-                    "(AXONN_EMULATED_LINKS) can slow down; use 'auto', 'chunked' or 'sequential'");
+Group find_group(const char* op, const std::string& name, const ProcessGroupPtr& process_group,
+                 c10::Device device) {
+  Group group{.name = name, .rank = process_group->getRank(), .size = process_group->getSize()};
   shared_groups().find_or_meet(op, process_group, device.is_cpu(), group);
-  group.may_fuse = device.is_cpu() && asked_for && !paced;
-  TORCH_CHECK_VALUE(algorithm != "fused" || !device.is_cpu() || group.can_fuse(), op,
-                    ": algorithm='fused' needs shared memory between all ranks of group '", name,
-                    "', but ", shared_groups().obstacle(name),
-                    "; use 'auto', 'chunked' or 'sequential'");
-  if (algorithm == "auto" && device.is_cpu() && !paced && !group.can_fuse() &&
-      group.compared != nullptr && group.rank == 0 && shared_groups().ask_once(name)) {
-    TORCH_WARN("axonn_ext: the ranks of group '", group.label(), "' share no memory, since ",
-               shared_groups().obstacle(name),
-               ". So algorithm='auto' does not fuse matmuls with this ",
-               "group's collectives: it takes 'sequential' (c10d's collective, then the ",
-               "library's matmul), or what a warm-up measures to be faster");
-  }
   return group;
 }
+
+std::string obstacle_to_sharing(const std::string& name) { return shared_groups().obstacle(name); }
+
+bool ask_once(const std::string& name) { return shared_groups().ask_once(name); }
 
 }  // namespace axonn::ops

@@ -2,12 +2,17 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <map>
 #include <memory>
 #include <string>
 
 #include "core/symmetric/symmetric_group.h"
+
+namespace c10d {
+class ProcessGroup;
+}
 
 namespace axonn::ops {
 
@@ -26,8 +31,10 @@ double timeout_seconds();
 // Bytes of symmetric memory that this rank has used in all of its groups.
 int64_t symmetric_memory_bytes_in_use();
 
-// How long this process has waited for peers inside ops so far, in seconds, by group name.
+// How long this process has waited for peers inside ops so far, in seconds, by group name: in
+// shared memory, and in what was added for c10d's collectives.
 std::map<std::string, double> waited_seconds();
+void add_c10d_wait(const std::string& name, double seconds);
 
 class Agreement;
 struct ComparedCalls;
@@ -51,20 +58,17 @@ struct Group {
   static Group alone() { return {}; }
 };
 
-// How a collective meets its matmul.
-enum class Algorithm { kFused, kChunked, kSequential };
+// The group of that process group, whose c10d name is `name`. The first call of a group on the CPU
+// is collective: its ranks exchange mappings. Tensors on `device` other than the CPU share no
+// memory. Raises CommunicationError if a rank has ended or does not come in time, or in a fork of a
+// rank that has called before. `op` opens the message.
+Group find_group(const char* op, const std::string& name,
+                 const c10::intrusive_ptr<c10d::ProcessGroup>& process_group, c10::Device device);
 
-// Raises ValueError for an algorithm that does not exist, NotImplementedError for "fused" where
-// the device has none; also where one rank needs none. On CUDA some ops have one: `fused_on_cuda`.
-void check_algorithm(const char* op, const std::string& algorithm, c10::Device device,
-                     bool fused_on_cuda = false);
+// What keeps the ranks of a group that was found from sharing memory.
+std::string obstacle_to_sharing(const std::string& name);
 
-// The group of that name; one of size 1 is not looked up. The first call of a group on the CPU is
-// collective: its ranks exchange mappings. Tensors on `device` other than the CPU share no memory.
-// Raises ValueError for a size that is not the group's, or "fused" across hosts, and
-// CommunicationError if a rank has ended or does not come in time, or in a fork of a rank that has
-// called before. `op` opens the message.
-Group resolve_group(const char* op, const std::string& name, int64_t size,
-                    const std::string& algorithm, c10::Device device);
+// Whether this is the first time that someone asks so for the group of that name.
+bool ask_once(const std::string& name);
 
 }  // namespace axonn::ops

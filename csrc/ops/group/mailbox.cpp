@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -82,9 +81,7 @@ void Mailbox::wait(const std::string& name, int64_t peer) {
     const double elapsed = std::chrono::duration<double>(Clock::now() - start).count();
     std::string obstacle = group_.shared != nullptr ? group_.shared->obstacle_to_answer(peer) : "";
     if (obstacle.empty() && elapsed > timeout_seconds_) {
-      std::ostringstream late;
-      late << "has not answered after " << timeout_seconds_ << " s (AXONN_TIMEOUT_SECONDS)";
-      obstacle = late.str();
+      obstacle = "has not answered " + comm::after_timeout(timeout_seconds_);
     }
     // The peer may have posted it right before it ended or went on: then all is well.
     if (!obstacle.empty() && !posted({name})) refuse(name, peer, obstacle);

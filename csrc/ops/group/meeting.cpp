@@ -44,7 +44,7 @@ void meet(const char* op, c10d::ProcessGroup& group, const std::string& label,
                 "closed ("
              << text.substr(0, text.find('\n')) << ")";
       } else {
-        what << "has not come after " << timeout_seconds << " s (AXONN_TIMEOUT_SECONDS)";
+        what << "has not come " << comm::after_timeout(timeout_seconds);
       }
       throw comm::CommunicationError(what.str());
     }

@@ -60,18 +60,6 @@ class Algorithms final : public Ways {
 
 }  // namespace
 
-const char* name_of(Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::kFused:
-      return "fused";
-    case Algorithm::kChunked:
-      return "chunked";
-    case Algorithm::kSequential:
-      return "sequential";
-  }
-  return "";
-}
-
 Algorithm algorithm_named(const std::string& name) {
   for (const auto algorithm : kAlgorithms) {
     if (name == name_of(algorithm)) return algorithm;

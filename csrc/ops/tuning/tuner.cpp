@@ -1,9 +1,6 @@
 #include "ops/tuning/tuner.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -15,12 +12,8 @@
 #include <tuple>
 #include <unordered_map>
 
-#include "core/ranks/errors.h"
-#include "core/tuning/tuning_answer.h"
-#include "core/tuning/tuning_plan.h"
 #include "ops/group/mailbox.h"
-#include "ops/tuning/measure.h"
-#include "ops/tuning/stopwatch.h"
+#include "ops/tuning/question.h"
 
 namespace axonn::ops {
 namespace {
@@ -42,100 +35,6 @@ struct GroupChoices {
   // Those that rank 0 answered: a rank that asked alone, and failed, is not out of step.
   std::atomic<int64_t> num_questions = 0;
 };
-
-std::string op_of(const Tunable& call) {
-  const auto& text = call.signature.text();
-  return text.substr(0, text.find(' '));
-}
-
-// What the call is known under. Layouts belong to it only where no peer has others, with whom this
-// rank would fall out of step.
-std::string key_of(const Tunable& call) {
-  auto key = call.signature.key();
-  if (call.group.size == 1) key.append(" ").append(call.signature.layouts());
-  return key;
-}
-
-// With what a rank adds to it: the name under which a call of its own is kept on disk.
-std::string full_signature(const Tunable& call, const std::string& libraries) {
-  auto text = call.signature.text() + " layouts=" + call.signature.layouts();
-  if (!call.is_local) {
-    text += " ranks=" + std::to_string(call.group.size) +
-            " memory=" + (call.group.can_fuse() ? "shared" : "separate");
-  }
-  text += " threads=" + std::to_string(at::get_num_threads());
-  return libraries.empty() ? text : text + " " + libraries;
-}
-
-// --- Rank 0's answer, as the others take it ------------------------------------------------------
-
-using tuning::Answer;
-
-// Throws CommunicationError if rank 0 is in another call, or does not know these algorithms.
-void check_answer(const Tunable& call, const Answer& answer) {
-  const auto where =
-      op_of(call) + ": rank " + std::to_string(call.group.rank) + " of group " + call.group.label();
-  if (answer.asked != call.signature.text()) {
-    throw comm::CommunicationError(where + " calls " + call.signature.text() +
-                                   " but rank 0 calls " + answer.asked +
-                                   ": algorithm='auto' needs equal shapes and dtypes on all ranks");
-  }
-  const auto refuse = [&](const std::string& name) {
-    if (!call.ways.knows(name)) {
-      throw comm::CommunicationError(where + " cannot use '" + name + "', which rank 0 chose");
-    }
-  };
-  refuse(answer.algorithm);
-  for (const auto& name : answer.candidates) refuse(name);
-}
-
-Choice choice_of(const Tunable& call, const Answer& answer) {
-  const bool kept = answer.verdict == Answer::Verdict::kDisk;
-  return {.group = call.group.name,
-          .signature = answer.kept_under,
-          .algorithm = answer.algorithm,
-          .source = kept ? Choice::Source::kDisk : Choice::Source::kDefault,
-          .median_us = answer.median_us};
-}
-
-// Of what rank 0 has found or would measure, all that ranks can use together only, and cannot: as
-// they all find, since each hears the others.
-void drop_what_ranks_cannot_share(const Tunable& call, Mailbox* mailbox, Answer& answer) {
-  const bool kept = answer.verdict == Answer::Verdict::kDisk;
-  auto names = kept ? std::vector{answer.algorithm} : answer.candidates;
-  const auto is_refused = [&](const std::string& name) {
-    const auto word = call.ways.condition(name);
-    if (!word) return false;
-    return mailbox == nullptr ? word->empty() : !all_say_the_same(call.group, *mailbox, *word);
-  };
-  const auto num_refused = std::erase_if(names, is_refused);
-  if (!kept) answer.candidates = std::move(names);
-  if (!kept || num_refused == 0) return;
-  const auto candidates = call.ways.candidates();
-  answer.verdict = Answer::Verdict::kDefault;
-  answer.algorithm = candidates.names[candidates.preferred];
-  answer.median_us.clear();
-}
-
-// The fastest of the candidates that are right on all ranks.
-Choice choice_measured(const Tunable& call, Mailbox* mailbox, const Answer& answer) {
-  auto choice = choice_of(call, answer);
-  const auto& names = answer.candidates;
-  const auto outcome = measure(
-      call.group, mailbox, call.device, [&] { return call.ways.check(names); },
-      [&](size_t i) { call.ways.run(names[i]); });
-  size_t preferred = 0;
-  for (size_t i = 0; i < outcome.right.size(); ++i) {
-    const auto& name = names[outcome.right[i]];
-    if (name == answer.algorithm) preferred = i;
-    choice.median_us.emplace_back(name, outcome.median_us[i]);
-  }
-  choice.algorithm = choice.median_us.at(tuning::choose(outcome.median_us, preferred)).first;
-  choice.source = Choice::Source::kMeasured;
-  return choice;
-}
-
-// --- The table and the questions -----------------------------------------------------------------
 
 class Tuner {
  public:
@@ -186,7 +85,7 @@ class Tuner {
     }
     const int64_t question = choices->num_questions;
     auto own = mailbox(question);
-    auto choice = ask(call, &own, choices->num_questions);
+    auto choice = ask(call, &own, {cache(), warm_up_depth_ > 0, choices->num_questions});
     const std::lock_guard lock(choices->mutex);
     choices->entries.insert_or_assign(key, GroupChoices::Entry{choice, question});
     return choice.algorithm;
@@ -224,7 +123,7 @@ class Tuner {
         }
       }
     }
-    auto choice = ask(call, nullptr, alone_->num_questions);
+    auto choice = ask(call, nullptr, {cache(), warm_up_depth_ > 0, alone_->num_questions});
     choice.group.clear();
     const std::lock_guard lock(alone_->mutex);
     alone_->entries.insert_or_assign(key, GroupChoices::Entry{choice, 0});
@@ -279,80 +178,6 @@ class Tuner {
     return true;
   }
 
-  // Counts the question as soon as there is an answer, be it that rank 0 failed, and whatever
-  // becomes of it. A rank that is alone has no mailbox.
-  Choice ask(const Tunable& call, Mailbox* mailbox, std::atomic<int64_t>& num_questions) {
-    std::string problem;
-    Answer answer{};
-    if (call.group.rank == 0) {
-      ++num_questions;
-      try {
-        answer = decide(call, mailbox, problem);
-      } catch (const std::exception& error) {
-        if (mailbox != nullptr) mailbox->fail({"answer"}, error.what());
-        throw;
-      }
-    } else {
-      answer = hear(call, *mailbox, num_questions);
-    }
-    try {
-      drop_what_ranks_cannot_share(call, mailbox, answer);
-    } catch (const std::exception& error) {
-      if (mailbox != nullptr) fail_measurement(call.group, *mailbox, error.what());
-      throw;
-    }
-    const bool measured = answer.verdict == Answer::Verdict::kMeasure;
-    auto choice = measured ? choice_measured(call, mailbox, answer) : choice_of(call, answer);
-    if (measured && call.group.rank == 0) {
-      const auto kept = cache()->keep({choice.signature, choice.algorithm, choice.median_us});
-      if (!kept.empty()) problem = kept;
-    }
-    if (!problem.empty()) {
-      TORCH_WARN_ONCE("axonn_ext goes on without its cache of measurements (AXONN_CACHE_DIR): ",
-                      problem);
-    }
-    return choice;
-  }
-
-  // Rank 0 only; posts the answer.
-  Answer decide(const Tunable& call, Mailbox* mailbox, std::string& problem) {
-    const auto candidates = call.ways.candidates();
-    Answer answer{.asked = call.signature.text(),
-                  .kept_under = full_signature(call, candidates.libraries),
-                  .verdict = Answer::Verdict::kDefault,
-                  .algorithm = candidates.names[candidates.preferred],
-                  .candidates = {},
-                  .median_us = {}};
-    auto found = cache()->find(answer.kept_under);
-    problem = std::move(found.problem);
-    if (found.record && call.ways.knows(found.record->algorithm)) {
-      answer.verdict = Answer::Verdict::kDisk;
-      answer.algorithm = found.record->algorithm;
-      answer.median_us = std::move(found.record->median_us);
-    } else if (warm_up_depth_ > 0 && !is_capturing(call.device)) {
-      answer.verdict = Answer::Verdict::kMeasure;
-      answer.candidates = candidates.names;
-    }
-    if (mailbox != nullptr) mailbox->post("answer", encode(answer));
-    return answer;
-  }
-
-  // Rank 0's answer. Without one, the ranks are not in the same call: rank 0, which may wait for
-  // this one in a measurement or in the op itself, fails at once, too.
-  static Answer hear(const Tunable& call, Mailbox& mailbox, std::atomic<int64_t>& num_questions) {
-    try {
-      mailbox.wait("answer", 0);
-      ++num_questions;
-      auto answer = tuning::decode_answer(mailbox.read("answer", 0));
-      check_answer(call, answer);
-      return answer;
-    } catch (const comm::CommunicationError& error) {
-      fail_measurement(call.group, mailbox, error.what());
-      if (call.group.shared) call.group.shared->abandon();
-      throw;
-    }
-  }
-
   std::mutex mutex_;
   std::atomic<int64_t> warm_up_depth_ = 0;
   std::atomic<double> timeout_seconds_ = 600.0;
@@ -404,10 +229,6 @@ void enter_warm_up() { tuner().change_warm_up(+1); }
 void leave_warm_up() { tuner().change_warm_up(-1); }
 
 std::string resolve(const Tunable& call) { return tuner().resolve(call); }
-
-std::string full_signature(const Tunable& call) {
-  return full_signature(call, call.ways.candidates().libraries);
-}
 
 std::vector<Choice> tuning_choices() { return tuner().choices(); }
 

@@ -16,7 +16,6 @@
 
 #include <c10/util/FunctionRef.h>
 
-#include <array>
 #include <optional>
 #include <string>
 #include <utility>
@@ -24,6 +23,7 @@
 
 #include "core/tuning/tuning_cache.h"
 #include "core/tuning/tuning_plan.h"
+#include "ops/algorithm.h"
 #include "ops/group/group.h"
 #include "ops/tuning/signature.h"
 
@@ -83,11 +83,6 @@ std::string resolve(const Tunable& call);
 // With what a rank adds to it: the name under which a call of its own is kept on disk.
 std::string full_signature(const Tunable& call);
 
-inline constexpr std::array kAlgorithms{Algorithm::kFused, Algorithm::kChunked,
-                                        Algorithm::kSequential};
-
-const char* name_of(Algorithm algorithm);
-
 // What is known of kernels for GPUs that are not measured before they were run and found right:
 // what `axonn-ext verify` has left on this machine.
 struct VerifiedKernels {
@@ -119,7 +114,7 @@ void suggest_verify();
 void enter_warm_up();
 void leave_warm_up();
 
-// One that check_algorithm has passed, other than "auto".
+// One that is known to exist.
 Algorithm algorithm_named(const std::string& name);
 
 // What an op tells of a call; the same on all ranks, but for why_no_fused.
@@ -151,9 +146,9 @@ Algorithm resolve_auto(const Group& group, const Signature& signature, const Cal
 
 // Runs an op, `run(algorithm)`, with the algorithm asked for or, for "auto", the one chosen.
 template <typename Run>
-auto run_algorithm(const Group& group, const std::string& algorithm, CallTraits call,
+auto run_algorithm(const Group& group, AskedAlgorithm asked, CallTraits call,
                    const Signature& signature, Run&& run) {
-  if (algorithm != "auto") return run(algorithm_named(algorithm));
+  if (asked != kAuto) return run(*asked);
   if (call.is_empty) return run(call.can_fuse ? Algorithm::kFused : Algorithm::kSequential);
   // A GPU's calls end on the host before a peer has come to them.
   call.meets = call.meets && call.device.is_cpu();

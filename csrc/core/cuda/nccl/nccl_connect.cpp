@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <sstream>
 #include <thread>
 
 #include "core/cuda/nccl/nccl.h"
+#include "core/ranks/errors.h"
 #include "core/ranks/rendezvous.h"
 
 namespace axonn::comm {
@@ -20,10 +20,8 @@ ncclUniqueId share_nccl_id(KeyValueStore& store, const std::string& key, int64_t
   }
   const std::string bytes = await_value(store, key, [&](std::chrono::duration<double> waited) {
     if (waited < timeout) return;
-    std::ostringstream late;
-    late << "connecting NCCL: rank " << rank << " found no NCCL id of rank 0 after "
-         << timeout.count() << " s (AXONN_TIMEOUT_SECONDS)";
-    throw CommunicationError(late.str());
+    throw CommunicationError("connecting NCCL: rank " + std::to_string(rank) +
+                             " found no NCCL id of rank 0 " + after_timeout(timeout.count()));
   });
   if (bytes.size() != sizeof(id.internal)) {
     throw CommunicationError(key + " holds " + std::to_string(bytes.size()) +
@@ -45,9 +43,7 @@ void settle_nccl(ncclResult_t result, ncclComm_t comm, const std::string& what,
     if (result != ncclInProgress) break;
     if (check) check();
     if (Clock::now() > end) {
-      std::ostringstream late;
-      late << what << ": not done after " << timeout.count() << " s (AXONN_TIMEOUT_SECONDS)";
-      throw CommunicationError(late.str());
+      throw CommunicationError(what + ": not done " + after_timeout(timeout.count()));
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, std::chrono::microseconds(1000));

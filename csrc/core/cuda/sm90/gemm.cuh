@@ -5,12 +5,16 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <vector>
 
 #include "core/cuda/fused/fused_gemm.h"
 #include "core/cuda/sm90/arrival_mainloop.cuh"
 #include "core/cuda/sm90/departure_epilogue.cuh"
 #include "core/cuda/sm90/instances.h"
 #include "core/cuda/sm90/tile_scheduler.cuh"
+#include "core/gemm/sm90_tiles.h"
 #include "cutlass/epilogue/collective/collective_builder.hpp"
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/gemm/device/gemm_universal_adapter.h"
@@ -18,10 +22,13 @@
 
 namespace axonn::kernels::sm90 {
 
-template <int M, int N, int ClusterM, int ClusterN>
+// The tile of that place in the list, as CUTLASS takes it.
+template <std::size_t Index>
 struct Tiles {
-  using Tile = cute::Shape<cute::Int<M>, cute::Int<N>, cute::_64>;
-  using Cluster = cute::Shape<cute::Int<ClusterM>, cute::Int<ClusterN>, cute::_1>;
+  static constexpr LaunchConfig kListed = config_of(kSm90Tiles[Index], kSm90ElementBytes);
+  using Tile = cute::Shape<cute::Int<kListed.block_m>, cute::Int<kListed.block_n>,
+                           cute::Int<kListed.block_k>>;
+  using Cluster = cute::Shape<cute::Int<kListed.cluster_m>, cute::Int<kListed.cluster_n>, cute::_1>;
 };
 
 // `Departs`: the rows of D leave; else D stays, and a bias and a residual can be added.
@@ -68,6 +75,10 @@ struct Gemm {
       .cluster_m = cute::size<0>(Cluster{}),
       .cluster_n = cute::size<1>(Cluster{}),
   };
+  static_assert(sizeof(Element) == kSm90ElementBytes);
+  static_assert(kConfig.num_stages == Tiles::kListed.num_stages,
+                "kSm90Tiles: num_stages must be what CUTLASS fits beside the tile on its way out");
+  static_assert(kConfig.num_math_warps == Tiles::kListed.num_math_warps);
 
   static cudaError_t load() {
     cudaFuncAttributes attributes;
@@ -146,15 +157,17 @@ constexpr Instance instance_of(DataType dtype) {
   return {dtype, ATransposed, BTransposed, Departs, Built::kConfig, &Built::launch, &Built::load};
 }
 
-// The tiles that launch_config.h names for sm_90.
+// Of every tile of the list one whose result stays, and one whose result leaves.
+template <class Element, bool ATransposed, bool BTransposed, std::size_t... Index>
+std::vector<Instance> instances_of(DataType dtype, std::index_sequence<Index...>) {
+  return {instance_of<Element, ATransposed, BTransposed, Tiles<Index>, false>(dtype)...,
+          instance_of<Element, ATransposed, BTransposed, Tiles<Index>, true>(dtype)...};
+}
+
 template <class Element, bool ATransposed, bool BTransposed>
 std::vector<Instance> instances_of(DataType dtype) {
-  using Large = Tiles<128, 256, 2, 1>;
-  using Small = Tiles<128, 128, 2, 1>;
-  return {instance_of<Element, ATransposed, BTransposed, Large, false>(dtype),
-          instance_of<Element, ATransposed, BTransposed, Large, true>(dtype),
-          instance_of<Element, ATransposed, BTransposed, Small, false>(dtype),
-          instance_of<Element, ATransposed, BTransposed, Small, true>(dtype)};
+  return instances_of<Element, ATransposed, BTransposed>(dtype,
+                                                         std::make_index_sequence<kNumSm90Tiles>());
 }
 
 }  // namespace axonn::kernels::sm90

@@ -1,4 +1,5 @@
-// Which instances of the sm_90 GEMM are built, and how a call finds its own.
+// Which instances of the sm_90 GEMM are built, and how a call finds its own: each layout and dtype
+// below with each tile of core/gemm/sm90_tiles.h.
 #pragma once
 
 #include <cuda_runtime_api.h>

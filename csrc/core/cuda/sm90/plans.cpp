@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/gemm/sm90_tiles.h"
 #include "core/schedule/partition.h"
 #include "core/schedule/tile_schedule.h"
 
@@ -14,6 +15,12 @@ using cuda::Arriving;
 // Rows (columns) of tiles that take turns before the next tile across: both operands of the tiles
 // in flight then fit L2. 8 of 256 rows with K = 8192 in bf16: 34 MB of H100's 50. A guess.
 constexpr int64_t kMaxGroup = 8;
+
+static_assert(every_sm90_tile([](const LaunchConfig& c) {
+                return cuda::kChunkRows % (c.block_m * c.cluster_m) == 0 &&
+                       cuda::kChunkRows % (c.block_n * c.cluster_n) == 0;
+              }),
+              "kSm90Tiles: a chunk of kChunkRows rows must be whole clusters of tiles");
 
 // How many tiles of `block` take turns where a chunk has `chunk` elements: no more than arrive (or
 // leave) together, or the first would wait for the last.

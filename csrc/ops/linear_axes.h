@@ -7,10 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
-#include <string>
-#include <vector>
-
+#include "ops/algorithm.h"
 #include "ops/group/group.h"
 
 namespace axonn::ops {
@@ -22,13 +19,8 @@ struct LinearAxes {
   bool sharded;
   int64_t gather_dim;   // of x along r, and of dx
   int64_t scatter_dim;  // of y along s, and of dy
-  std::string algorithm;
+  AskedAlgorithm asked;
   c10::Device device;
-
-  // Checks what it is given; `op` opens the messages.
-  LinearAxes(const char* op, const std::vector<std::string>& names, at::IntArrayRef sizes,
-             bool sharded_layout, int64_t gather, int64_t scatter,
-             const std::string& algorithm_name, c10::Device tensors_device);
 
   bool gathers() const { return sharded && r.size > 1; }
   bool alone() const { return r.size * s.size * z.size == 1; }

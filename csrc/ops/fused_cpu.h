@@ -1,13 +1,14 @@
-// What the CPU fuses: the "fused" algorithm of each op, through shared memory. `signature`: what
-// the ranks of each group must agree on.
+// What the CPU fuses: the "fused" algorithm of each op, through shared memory. ops/cpu defines
+// these functions and ops/composed calls them; neither includes the other. `signature`: what the
+// ranks of each group must agree on.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <array>
 
-#include "ops/composed/linear.h"
 #include "ops/group/group.h"
+#include "ops/linear_axes.h"
 
 namespace axonn::ops::cpu {
 

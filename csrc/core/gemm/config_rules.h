@@ -1,0 +1,95 @@
+// What an architecture asks of a config, each rule on its own, so that the compiler can check it as
+// well (sm90_tiles.h). why_illegal (launch_config.h) says with numbers which one a config breaks.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/gemm/launch_config.h"
+
+namespace axonn::kernels {
+
+inline constexpr int64_t kThreadsPerWarp = 32;
+inline constexpr int64_t kMaxStages = 8;
+
+// Groups of warps of which each issues instructions of its own.
+constexpr int64_t num_math_groups(const LaunchConfig& config, const DeviceLimits& limits) {
+  return config.num_math_warps / limits.warps_per_mma;
+}
+
+// The rows of a tile come in multiples of it: sm_90's warpgroups split the rows; sm_80's warps
+// share the grid of instructions.
+constexpr int64_t step_m(const LaunchConfig& config, const DeviceLimits& limits) {
+  return limits.warps_per_mma == 1 ? limits.mma_m : limits.mma_m * num_math_groups(config, limits);
+}
+
+constexpr int64_t num_instructions(const LaunchConfig& config, const DeviceLimits& limits) {
+  return config.block_m / limits.mma_m * (config.block_n / limits.mma_n);
+}
+
+constexpr int64_t accumulators_per_thread(const LaunchConfig& config) {
+  return config.block_m * config.block_n / (config.num_math_warps * kThreadsPerWarp);
+}
+
+constexpr int64_t threads_per_block(const LaunchConfig& config) {
+  return (config.num_math_warps + config.num_producer_warps) * kThreadsPerWarp;
+}
+
+constexpr int64_t ctas_per_cluster(const LaunchConfig& config) {
+  return config.cluster_m * config.cluster_n;
+}
+
+constexpr bool has_positive_sizes(const LaunchConfig& config) {
+  return std::min({config.block_m, config.block_n, config.block_k, config.num_math_warps,
+                   config.cluster_m, config.cluster_n}) >= 1 &&
+         config.num_producer_warps >= 0;
+}
+
+// --- Whether the tile can be multiplied by the architecture's instructions -----------------------
+
+constexpr bool depth_is_whole_instructions(const LaunchConfig& config, int64_t element_bytes,
+                                           const DeviceLimits& limits) {
+  return config.block_k * element_bytes % limits.mma_k_bytes == 0;
+}
+
+constexpr bool warps_are_whole_groups(const LaunchConfig& config, const DeviceLimits& limits) {
+  return config.num_math_warps % limits.warps_per_mma == 0;
+}
+
+constexpr bool edges_are_whole_instructions(const LaunchConfig& config,
+                                            const DeviceLimits& limits) {
+  return config.block_m % step_m(config, limits) == 0 && config.block_n % limits.mma_n == 0;
+}
+
+constexpr bool groups_share_evenly(const LaunchConfig& config, const DeviceLimits& limits) {
+  return num_instructions(config, limits) % num_math_groups(config, limits) == 0;
+}
+
+constexpr bool fits_one_load(const LaunchConfig& config, const DeviceLimits& limits) {
+  return std::max(config.block_m, config.block_n) <= limits.max_box;
+}
+
+constexpr bool fits_registers(const LaunchConfig& config, const DeviceLimits& limits) {
+  return accumulators_per_thread(config) <= limits.max_accumulators;
+}
+
+// --- Whether a CTA fits an SM, and a cluster the device ------------------------------------------
+
+constexpr bool fits_threads(const LaunchConfig& config, const DeviceLimits& limits) {
+  return threads_per_block(config) <= limits.threads_per_block;
+}
+
+constexpr bool has_possible_stages(const LaunchConfig& config) {
+  return config.num_stages >= 2 && config.num_stages <= kMaxStages;
+}
+
+constexpr bool fits_shared_memory(const LaunchConfig& config, int64_t element_bytes,
+                                  const DeviceLimits& limits) {
+  return shared_bytes(config, element_bytes) <= limits.shared_bytes_per_block;
+}
+
+constexpr bool fits_cluster(const LaunchConfig& config, const DeviceLimits& limits) {
+  return ctas_per_cluster(config) <= limits.max_cluster;
+}
+
+}  // namespace axonn::kernels

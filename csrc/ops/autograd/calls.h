@@ -1,0 +1,69 @@
+// Gradients of the ops. Each is made of the same ops, so backward overlaps what forward does.
+//
+// A tensor that an op leaves whole on every rank (all_reduce, matmul_all_reduce) has, by
+// convention, a gradient of one of two kinds, and each op fixes which: matmul_all_reduce hands its
+// result to ranks that all do the same with it, so its gradient is whole on every rank and nothing
+// is summed; all_reduce hands its result to ranks that each do something of their own, so their
+// gradients are summed.
+//
+// In C++, because a node in Python costs 30 us more, which is what a small matmul takes.
+#pragma once
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <string>
+#include <tuple>
+#include <utility>
+
+namespace axonn::ops::autograd {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+// In the forward pass of a node: below autograd, but in the mode of its caller, which a node turns
+// off. Ranks compare which gradients they will need (Signature::gradients).
+struct BelowAutograd {
+  at::AutoGradMode mode{true};
+  at::AutoDispatchBelowADInplaceOrView below;
+};
+
+// The last three arguments of most schemas.
+struct GroupArguments {
+  std::string name;
+  int64_t size;
+  std::string algorithm;
+
+  void save(AutogradContext* ctx) const {
+    ctx->saved_data["group"] = std::make_tuple(name, size, algorithm);
+  }
+  static GroupArguments load(AutogradContext* ctx) {
+    auto [name, size, algorithm] =
+        ctx->saved_data["group"].to<std::tuple<std::string, int64_t, std::string>>();
+    return {std::move(name), size, std::move(algorithm)};
+  }
+};
+
+// The op of that name, with the signature of its schema.
+template <typename Signature>
+auto find(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+// The ops, as the dispatcher has them.
+Tensor all_gather(const Tensor& t, int64_t dim, const GroupArguments& g);
+Tensor reduce_scatter(const Tensor& t, int64_t dim, const GroupArguments& g);
+Tensor all_reduce(const Tensor& t, const std::string& reduce_op, const GroupArguments& g);
+Tensor all_gather_matmul(const Tensor& a, const Tensor& b, int64_t dim, const GroupArguments& g);
+Tensor matmul_all_gather_rhs(const Tensor& a, const Tensor& b, int64_t dim,
+                             const GroupArguments& g);
+Tensor matmul_reduce_scatter(const Tensor& a, const Tensor& b, int64_t dim,
+                             const GroupArguments& g);
+Tensor matmul_all_reduce(const Tensor& a, const Tensor& b, int64_t, const GroupArguments& g);
+
+}  // namespace axonn::ops::autograd
