@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,14 @@ from axonn_ext.train.metrics import EvaluationMetrics, StepMetrics
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-INTERFACES = (ROOT / "docs" / "interfaces.md").read_text()
+DOCS = ROOT / "docs"
+PAGES = (
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")),
+    *DOCS.glob("*.md"),
+)
+INTERFACES = (DOCS / "interfaces.md").read_text()
+ARCHITECTURE = (DOCS / "architecture.md").read_text()
+GLOSSARY = (DOCS / "glossary.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
@@ -38,11 +47,66 @@ def test_ten_lines_are_ten():
     assert len([line for line in BLOCKS[0].splitlines() if line]) <= 10
 
 
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def test_every_link_leads_somewhere():
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            if not target.startswith("http"):
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+            if target.startswith("http"):
+                continue
+            name, _, anchor = target.partition("#")
+            linked = page.parent / name if name else page
+            assert linked.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in anchors(linked), f"{page.name}: {target}"
+
+
+def test_every_file_that_is_named_exists():
+    """A name without its ending stands for a file or a folder; `axonn_ext/pipeline` is to come."""
+    folders = "csrc|axonn_ext|cpp_tests|python_tests|tools|examples"
+    missing = []
+    for page in PAGES:
+        for name in re.findall(rf"(?<![\w/])(?:{folders})/[\w./*-]+", page.read_text()):
+            path = name.rstrip("./*")
+            found = any(ROOT.glob(path)) or any(ROOT.glob(f"{path}.*")) or any(ROOT.glob(name))
+            if not found and path != "axonn_ext/pipeline":
+                missing.append(f"{page.name}: {name}")
+    assert missing == []
+
+
+def test_glossary_is_sorted_and_has_each_term_once():
+    terms = re.findall(r"^\* \*\*(.+?)\*\*", GLOSSARY, re.MULTILINE)
+    order = [re.sub(r"[^a-z0-9 ]", "", term.lower()) for term in terms]
+    assert order == sorted(set(order))
+    known = {term for entry in re.findall(r"\*\*(.+?)\*\*", GLOSSARY) for term in entry.split(", ")}
+    entries = GLOSSARY.partition("\n* ")[2]
+    assert set(re.findall(r"(?<!\*)\*([a-z][a-z -]*)\*(?!\*)", entries)) <= known
+
+
+def test_overview_is_short_and_has_the_layers():
+    assert len(ARCHITECTURE.splitlines()) <= 150
+    source = (Path(__file__).parent / "test_repository.py").read_text()
+    [layers] = [
+        ast.literal_eval(node.value)
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LAYERS"
+    ]
+    exist = {path.name.partition(".")[0] for path in (ROOT / "axonn_ext").iterdir()}
+    expected = [{part for part in layer if part in exist} for layer in layers]
+    section = ARCHITECTURE.partition("## The layers of the package")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    assert [set(re.findall(r"`(\w+)`", row)) for row in rows] == [row for row in expected if row]
+
+
+def test_python_of_the_planner_runs(capsys: pytest.CaptureFixture[str]):
+    page = (DOCS / "planner.md").read_text()
+    block = re.search(r"^    from axonn_ext import planner\n(?:    .*\n|\n)*", page, re.MULTILINE)
+    assert block is not None
+    exec(textwrap.dedent(block[0]), {})
+    assert capsys.readouterr().out.count(" ") == 2
 
 
 def row_of_op(spec: OpSpec) -> str:
