@@ -1,9 +1,7 @@
-// Under autocast a matmul takes its operands in autocast's dtype, as torch's own do: so also what
-// crosses ranks, and the gradients until they come to what was cast. Cast here, once, since below
-// some algorithms call torch's matmul and others do not. Collectives alone keep the dtype they get.
+#include "ops/autocast.h"
+
 #include <ATen/autocast_mode.h>
 #include <ATen/core/stack.h>
-#include <torch/library.h>
 
 #include <string>
 
@@ -32,24 +30,22 @@ void cast_operands(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   op.callBoxed(stack);
 }
 
-// Operands of a backward pass have the dtype that forward gave them.
 void leave_operands(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const Off off(c10::autocast_dispatch_keyset);
   op.callBoxed(stack);
 }
 
-template <c10::DeviceType kDevice>
-void implement(torch::Library& m) {
-  for (const char* name : {"all_gather_matmul", "matmul_all_gather_rhs", "matmul_reduce_scatter",
-                           "matmul_all_reduce", "linear_forward"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cast_operands<kDevice>>());
-  }
-  m.impl("linear_backward", torch::CppFunction::makeFromBoxedFunction<&leave_operands>());
-}
-
 }  // namespace
 
-TORCH_LIBRARY_IMPL(axonn, AutocastCPU, m) { implement<at::kCPU>(m); }
-TORCH_LIBRARY_IMPL(axonn, AutocastCUDA, m) { implement<at::kCUDA>(m); }
+torch::CppFunction casts_operands(c10::DeviceType device) {
+  TORCH_INTERNAL_ASSERT(device == at::kCPU || device == at::kCUDA);
+  return device == at::kCPU
+             ? torch::CppFunction::makeFromBoxedFunction<&cast_operands<at::kCPU>>()
+             : torch::CppFunction::makeFromBoxedFunction<&cast_operands<at::kCUDA>>();
+}
+
+torch::CppFunction leaves_operands(c10::DeviceType /*device*/) {
+  return torch::CppFunction::makeFromBoxedFunction<&leave_operands>();
+}
 
 }  // namespace axonn::ops

@@ -7,7 +7,7 @@
 #include "ops/composed/chunked.h"
 #include "ops/composed/fused_cuda.h"
 #include "ops/composed/group_arguments.h"
-#include "ops/composed/ops.h"
+#include "ops/composed/register.h"
 #include "ops/fused_cpu.h"
 #include "ops/group/agreement.h"
 #include "ops/tuning/tuner.h"
@@ -90,6 +90,8 @@ at::Tensor all_gather_matmul_in(Group& group, const at::Tensor& a_shard, const a
       });
 }
 
+namespace {
+
 at::Tensor all_gather_matmul(const at::Tensor& a_shard, const at::Tensor& b, int64_t gather_dim,
                              const std::string& group_name, int64_t group_size,
                              const std::string& algorithm) {
@@ -103,5 +105,10 @@ at::Tensor all_gather_matmul(const at::Tensor& a_shard, const at::Tensor& b, int
   auto group = resolve_group(kOp, group_name, group_size, asked, a_shard.device());
   return all_gather_matmul_in(group, a_shard, b, gather_dim, asked);
 }
+
+}  // namespace
+
+AXONN_REGISTER_OP(all_gather_matmul)
+AXONN_REGISTER_AUTOCAST(all_gather_matmul, casts_operands)
 
 }  // namespace axonn::ops

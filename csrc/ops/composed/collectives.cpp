@@ -3,7 +3,7 @@
 #include "ops/composed/c10d_collectives.h"
 #include "ops/composed/checked_ops.h"
 #include "ops/composed/group_arguments.h"
-#include "ops/composed/ops.h"
+#include "ops/composed/register.h"
 #include "ops/fused_cpu.h"
 #include "ops/group/agreement.h"
 #include "ops/group/group.h"
@@ -17,17 +17,6 @@ const char* kind_of(const Group& group) { return group.can_fuse() ? "fused" : "c
 
 }  // namespace
 
-at::Tensor all_gather(const at::Tensor& shard, int64_t dim, const std::string& group_name,
-                      int64_t group_size, const std::string& algorithm) {
-  constexpr auto kOp = "all_gather";
-  check_group_size(kOp, group_size);
-  check_dim(kOp, "dim", dim, shard.dim());
-  const auto asked = parse_algorithm(kOp, algorithm, shard.device());
-  if (group_size == 1) return shard.clone(at::MemoryFormat::Contiguous);
-  auto group = resolve_group(kOp, group_name, group_size, asked, shard.device());
-  return all_gather_in(group, shard, dim);
-}
-
 at::Tensor all_gather_in(Group& group, const at::Tensor& shard, int64_t dim) {
   const auto call = Signature("all_gather")
                         .tensor("shard", shard)
@@ -37,6 +26,19 @@ at::Tensor all_gather_in(Group& group, const at::Tensor& shard, int64_t dim) {
                         .call(kind_of(group));
   if (group.can_fuse()) return cpu::all_gather(group, call, shard, dim);
   return agreed(call, shard.device(), {&group}, [&] { return c10d_all_gather(group, shard, dim); });
+}
+
+namespace {
+
+at::Tensor all_gather(const at::Tensor& shard, int64_t dim, const std::string& group_name,
+                      int64_t group_size, const std::string& algorithm) {
+  constexpr auto kOp = "all_gather";
+  check_group_size(kOp, group_size);
+  check_dim(kOp, "dim", dim, shard.dim());
+  const auto asked = parse_algorithm(kOp, algorithm, shard.device());
+  if (group_size == 1) return shard.clone(at::MemoryFormat::Contiguous);
+  auto group = resolve_group(kOp, group_name, group_size, asked, shard.device());
+  return all_gather_in(group, shard, dim);
 }
 
 at::Tensor reduce_scatter(const at::Tensor& input, int64_t dim, const std::string& group_name,
@@ -80,5 +82,11 @@ at::Tensor all_reduce(const at::Tensor& input, const std::string& reduce_op,
   return agreed(call, input.device(), {&group},
                 [&] { return c10d_all_reduce(group, input, maximum); });
 }
+
+}  // namespace
+
+AXONN_REGISTER_OP(all_gather)
+AXONN_REGISTER_OP(reduce_scatter)
+AXONN_REGISTER_OP(all_reduce)
 
 }  // namespace axonn::ops

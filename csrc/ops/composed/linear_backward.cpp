@@ -12,7 +12,7 @@
 #include "ops/composed/c10d_collectives.h"
 #include "ops/composed/linear_pass.h"
 #include "ops/composed/linear_products.h"
-#include "ops/composed/ops.h"
+#include "ops/composed/register.h"
 #include "ops/fused_cpu.h"
 
 namespace axonn::ops {
@@ -124,8 +124,6 @@ PassSizes check_operands(const LinearAxes& axes, const BackwardInput& in) {
   return {dy.scalar_type(), rows, weight.size(1), out_features};
 }
 
-}  // namespace
-
 std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(
     const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, bool x_is_full,
     bool weight_is_full, std::array<bool, 3> output_mask,
@@ -157,5 +155,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(
       [&](AskedAlgorithm how) { return composed_backward(axes, in, how); });
   return {dx, dweight, dbias};
 }
+
+}  // namespace
+
+AXONN_REGISTER_OP(linear_backward)
+AXONN_REGISTER_AUTOCAST(linear_backward, leaves_operands)
 
 }  // namespace axonn::ops

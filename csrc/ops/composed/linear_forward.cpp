@@ -9,7 +9,7 @@
 #include "ops/checks.h"
 #include "ops/composed/linear_pass.h"
 #include "ops/composed/linear_products.h"
-#include "ops/composed/ops.h"
+#include "ops/composed/register.h"
 #include "ops/fused_cpu.h"
 
 namespace axonn::ops {
@@ -77,8 +77,6 @@ PassSizes check_operands(const LinearAxes& axes, const at::Tensor& x, const at::
   return {x.scalar_type(), rows, features, out_features};
 }
 
-}  // namespace
-
 std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_forward(
     const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
     const std::vector<std::string>& group_names, at::IntArrayRef group_sizes, bool sharded,
@@ -109,5 +107,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_forward(
       });
   return {y, full_x, full_weight};
 }
+
+}  // namespace
+
+AXONN_REGISTER_OP(linear_forward)
+AXONN_REGISTER_AUTOCAST(linear_forward, casts_operands)
 
 }  // namespace axonn::ops

@@ -2,7 +2,7 @@
 #include <ATen/TensorOperators.h>
 
 #include "ops/checks.h"
-#include "ops/composed/ops.h"
+#include "ops/composed/register.h"
 
 namespace axonn::ops {
 namespace {
@@ -23,8 +23,6 @@ void check_range(const at::Tensor& ids, int64_t vocab_size, std::optional<int64_
                     places.size(0) > 1 ? c10::str(" (and ", places.size(0) - 1, " more)") : "");
 }
 
-}  // namespace
-
 std::tuple<at::Tensor, at::Tensor> local_rows(const at::Tensor& ids, int64_t first,
                                               int64_t num_rows, int64_t vocab_size,
                                               std::optional<int64_t> ignore_index, bool check,
@@ -35,5 +33,9 @@ std::tuple<at::Tensor, at::Tensor> local_rows(const at::Tensor& ids, int64_t fir
   const auto rows = ids - first;
   return {rows.clamp(0, num_rows - 1), (rows >= 0).logical_and_(rows < num_rows)};
 }
+
+}  // namespace
+
+AXONN_REGISTER_OP(local_rows)
 
 }  // namespace axonn::ops

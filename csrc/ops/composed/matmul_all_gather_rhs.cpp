@@ -7,7 +7,7 @@
 #include "ops/composed/chunked.h"
 #include "ops/composed/fused_cuda.h"
 #include "ops/composed/group_arguments.h"
-#include "ops/composed/ops.h"
+#include "ops/composed/register.h"
 #include "ops/fused_cpu.h"
 #include "ops/group/agreement.h"
 #include "ops/tuning/tuner.h"
@@ -82,6 +82,8 @@ at::Tensor matmul_all_gather_rhs_in(Group& group, const at::Tensor& a, const at:
                        });
 }
 
+namespace {
+
 at::Tensor matmul_all_gather_rhs(const at::Tensor& a, const at::Tensor& b_shard, int64_t gather_dim,
                                  const std::string& group_name, int64_t group_size,
                                  const std::string& algorithm) {
@@ -96,5 +98,10 @@ at::Tensor matmul_all_gather_rhs(const at::Tensor& a, const at::Tensor& b_shard,
   auto group = resolve_group(kOp, group_name, group_size, asked, a.device());
   return matmul_all_gather_rhs_in(group, a, b_shard, gather_dim, asked);
 }
+
+}  // namespace
+
+AXONN_REGISTER_OP(matmul_all_gather_rhs)
+AXONN_REGISTER_AUTOCAST(matmul_all_gather_rhs, casts_operands)
 
 }  // namespace axonn::ops

@@ -7,7 +7,7 @@
 #include "ops/composed/chunked.h"
 #include "ops/composed/fused_cuda.h"
 #include "ops/composed/group_arguments.h"
-#include "ops/composed/ops.h"
+#include "ops/composed/register.h"
 #include "ops/fused_cpu.h"
 #include "ops/group/agreement.h"
 #include "ops/tuning/tuner.h"
@@ -74,6 +74,8 @@ at::Tensor matmul_all_reduce_in(Group& group, const at::Tensor& a, const at::Ten
                        });
 }
 
+namespace {
+
 at::Tensor matmul_all_reduce(const at::Tensor& a, const at::Tensor& b,
                              const std::string& group_name, int64_t group_size,
                              const std::string& algorithm) {
@@ -85,5 +87,10 @@ at::Tensor matmul_all_reduce(const at::Tensor& a, const at::Tensor& b,
   auto group = resolve_group(kOp, group_name, group_size, asked, a.device());
   return matmul_all_reduce_in(group, a, b, asked);
 }
+
+}  // namespace
+
+AXONN_REGISTER_OP(matmul_all_reduce)
+AXONN_REGISTER_AUTOCAST(matmul_all_reduce, casts_operands)
 
 }  // namespace axonn::ops

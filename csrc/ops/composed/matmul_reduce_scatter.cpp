@@ -7,7 +7,7 @@
 #include "ops/composed/chunked.h"
 #include "ops/composed/fused_cuda.h"
 #include "ops/composed/group_arguments.h"
-#include "ops/composed/ops.h"
+#include "ops/composed/register.h"
 #include "ops/fused_cpu.h"
 #include "ops/group/agreement.h"
 #include "ops/tuning/tuner.h"
@@ -94,6 +94,8 @@ at::Tensor matmul_reduce_scatter_in(Group& group, const at::Tensor& a, const at:
       });
 }
 
+namespace {
+
 at::Tensor matmul_reduce_scatter(const at::Tensor& a, const at::Tensor& b, int64_t scatter_dim,
                                  const std::string& group_name, int64_t group_size,
                                  const std::string& algorithm) {
@@ -111,5 +113,10 @@ at::Tensor matmul_reduce_scatter(const at::Tensor& a, const at::Tensor& b, int64
   auto group = resolve_group(kOp, group_name, group_size, asked, a.device());
   return matmul_reduce_scatter_in(group, a, b, scatter_dim, asked);
 }
+
+}  // namespace
+
+AXONN_REGISTER_OP(matmul_reduce_scatter)
+AXONN_REGISTER_AUTOCAST(matmul_reduce_scatter, casts_operands)
 
 }  // namespace axonn::ops

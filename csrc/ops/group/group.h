@@ -68,7 +68,7 @@ Group find_group(const char* op, const std::string& name,
 // What keeps the ranks of a group that was found from sharing memory.
 std::string obstacle_to_sharing(const std::string& name);
 
-// Whether this is the first time that someone asks so for the group of that name.
+// True the first time that it is asked of a group that was found: what users are told once of each.
 bool ask_once(const std::string& name);
 
 }  // namespace axonn::ops
