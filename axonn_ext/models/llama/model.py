@@ -1,6 +1,7 @@
-"""Llama: rotary positions, RMSNorm, SwiGLU, grouped-query attention, no biases.
+"""Llama on a grid: rotary positions, RMSNorm, SwiGLU, grouped-query attention, no biases.
 
-Public state: the names of Hugging Face's LlamaForCausalLM, where q, k, v, gate and up are separate.
+Its public state has the names of Hugging Face's LlamaForCausalLM, where q, k, v, gate and up are
+separate weights.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from axonn_ext.nn import MLP, Attention, CrossEntropy, Embedding, Init, Linear, 
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
 
-# Ours -> Hugging Face's, within a block.
+# Our name -> Hugging Face's name, within a block.
 BLOCK_NAMES = {
     "norm_1.": "input_layernorm.",
     "norm_2.": "post_attention_layernorm.",

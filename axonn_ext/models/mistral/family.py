@@ -1,8 +1,8 @@
-"""What all Mistral models have in common: Llama's layers, and a window of attention.
+"""What all Mistral models have in common: Llama's layers, and a sliding window of attention.
 
-Attention reaches back over a window of the tokens before. Over sequences that are no longer than
-the window it is ordinary causal attention, and this is what there is here: a model that Hugging
-Face describes with a window has sequences of that length at most.
+A token attends only to the tokens of a window before it. In sequences that are not longer than the
+window this is ordinary causal attention. Windows are not implemented here, so the sequence_length
+of a model that Hugging Face describes with a window is at most the window.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from axonn_ext.spec.family import RMS_NORM, Family, HuggingFace
 
 
 def _mlp_size(hidden_size: int) -> int:
-    """7/2 of it, as Mistral 7B has, in multiples of 64."""
+    """Returns 7/2 of the hidden size, as in Mistral 7B, rounded up to a multiple of 64."""
     return math.ceil(7 * hidden_size / 2 / 64) * 64
 
 
-# Jiang et al., arXiv:2310.06825.
+# Source: Jiang et al., arXiv:2310.06825.
 FAMILY = Family(
     name="mistral",
     title="Mistral",
@@ -31,7 +31,7 @@ FAMILY = Family(
     hugging_face=HuggingFace(
         model_type="mistral",
         keys=HUGGING_FACE_KEYS,
-        # transformers' MistralConfig
+        # These are the defaults of transformers' MistralConfig.
         defaults={
             "num_key_value_heads": 8,
             "tie_word_embeddings": False,
