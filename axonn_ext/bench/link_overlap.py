@@ -69,7 +69,7 @@ class LinkRow:
     overlapped_us: float
     link_gbps: float
     overlap_efficiency: float
-    max_difference: float  # of the overlapped result, relative to that of the whole matmul
+    max_difference: float  # relative, between the overlapped result and that of the whole matmul
 
 
 @dataclass(frozen=True)

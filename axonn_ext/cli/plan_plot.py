@@ -102,7 +102,7 @@ def _window(step: Timeline) -> tuple[float, float]:
     """Returns the times at which the lower part of the picture begins and ends."""
     last = max(event.micro_batch for event in step.events)
     events = [e for e in step.events if e.stream == COMPUTE and e.micro_batch == last]
-    middle = int(0.6 * len(events))  # in backward
+    middle = int(0.6 * len(events))  # an event in backward
     near = events[max(0, middle - _ZOOM_EVENTS // 2) : middle + _ZOOM_EVENTS // 2]
     return near[0].start_s, near[-1].end_s
 

@@ -41,7 +41,7 @@ class StreamLane(Lane):
         self._gpu, self._device = gpu, device
         self._stream = gpu.Stream(device)
         self._clock = StreamClock(device, gpu)
-        self._unread: deque[tuple[int, _Marks]] = deque()  # by sequence number
+        self._unread: deque[tuple[int, _Marks]] = deque()  # (sequence number, its unread times)
         self._last_finished = 0.0
         self._check: _Check | None = None
 

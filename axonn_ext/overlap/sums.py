@@ -86,7 +86,7 @@ class _Bucket:
     """Gradients that are summed together over one axis after the other."""
 
     parameters: list[ShardedParameter]
-    dtype: torch.dtype  # of the gradients
+    dtype: torch.dtype  # the dtype of the gradients
     flat: Tensor  # all gradients, in the dtype in which they are summed
     axes: list[str]  # the axes that are left, beginning with the one that is being summed over
     collective: Collective

@@ -354,7 +354,7 @@ class _Step:
 def parameters_of_rank(job: Job) -> int:
     """Returns the elements of the parameters that each rank holds."""
     model, grid = job.model, job.grid
-    vectors = model.num_norm_vectors + model.num_positions  # of H elements
+    vectors = model.num_norm_vectors + model.num_positions  # each has H elements
     block = sum(w.n * w.k for w in model.block_linears)
     tables = model.head.n * model.head.k * (1 if model.tie_embeddings else 2)
     biases = sum(w.n // getattr(grid, ROLES[w.role][0]) for w in model.block_linears if w.bias)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 
 LAYOUTS = ("sharded", "replicated")
-ALGORITHMS = ("auto", "fused", "chunked", "sequential")  # of the fused ops
+ALGORITHMS = ("auto", "fused", "chunked", "sequential")  # how the fused ops can run
 # The role of a Linear -> the axes (r, s) that split its out and in features; see nn.Linear.
 ROLES = MappingProxyType({"expand": ("x", "y"), "contract": ("y", "x")})
 # The size of a bucket of gradients that one collective sums. At this size the latency of the
