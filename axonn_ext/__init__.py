@@ -8,11 +8,11 @@
     axonn_ext.overlap                            gathers and sums that run beside computation
     axonn_ext.full_state_dict, ...               whole tensors, on any grid
     axonn_ext.trace_communication                what crosses ranks, in bytes
-    axonn_ext.planner                            which grid, how fast, how much memory; no Torch
+    axonn_ext.planner                            finds the fastest grid, and predicts its memory
 
-Importing this starts nothing: no process group, no device. It does not even import Torch: a name is
-loaded when it is first used, all of them but `planner` after `axonn_ext.ops`, which registers
-torch.ops.axonn.
+Importing this package creates no process group and touches no device. It does not even import
+Torch: a name is loaded when it is first used. All names but `planner` load `axonn_ext.ops` first,
+which registers torch.ops.axonn.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, from the module that defines it (PEP 562)."""
+    """Loads a public name from the module that defines it (PEP 562)."""
     if name not in _HOMES and name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name != "planner":

@@ -27,7 +27,7 @@ except ImportError as error:
 
 
 def _load_cuda(name: str) -> ModuleType | None:
-    """A module of CUDA parts, which registers kernels; None where it is not built."""
+    """Loads a module of CUDA parts, which registers kernels; returns None if it is not built."""
     if importlib.util.find_spec(f"axonn_ext.{name}") is None:
         return None
     try:
@@ -57,7 +57,7 @@ left_out = _C.left_out
 
 
 def configure(loaded: settings.Settings) -> None:
-    """Hands the settings to C++. They hold for groups, and signatures, met from now on."""
+    """Hands the settings to C++. They hold for groups and signatures that are used from now on."""
     links = [f"{axis} emulated at {speed:g} GB/s" for axis, speed in loaded.emulated_links.items()]
     cores = f"{len(os.sched_getaffinity(0))} cores"
     parts = [_machine.processor(), cores, *_machine.nvidia_gpus(), *_machine.amd_gpus(), *links]
@@ -67,7 +67,7 @@ def configure(loaded: settings.Settings) -> None:
         timeout_seconds=loaded.timeout_seconds,
         symmetric_memory_bytes=loaded.symmetric_memory_bytes,
         fused_nccl_sms=loaded.fused_nccl_sms,
-        cache_dir=os.fsencode(loaded.cache_dir),  # any bytes, as names of files may have
+        cache_dir=os.fsencode(loaded.cache_dir),  # as bytes, since names of files may have any
         product_kernels=list(unlocked.product_kernels),
         unverified_kernels=list(unlocked.unverified),
         verified_fused_ranks=unlocked.fused_ranks,
@@ -81,18 +81,18 @@ def configure(loaded: settings.Settings) -> None:
 
 
 def extension_path() -> str:
-    """Where the compiled extension lies."""
+    """Returns the file of the compiled extension."""
     return str(_C.__file__)
 
 
 def symmetric_memory_bytes_in_use() -> int:
-    """Bytes of symmetric memory that this rank has used in all of its groups, on GPUs as well."""
+    """Returns the bytes of symmetric memory that this rank has used in all groups, also on GPUs."""
     on_gpus = 0 if cuda is None else int(cuda.symmetric_workspace_bytes())
     return int(_C.symmetric_memory_bytes_in_use()) + on_gpus
 
 
 def stamp_keys() -> list[stamps.Key]:
-    """What stamps of `axonn-ext verify` must hold for here: one key for each model of GPU."""
+    """Returns the keys of the stamps of this machine, one for each model of GPU."""
     gpus = _machine.nvidia_gpus() if _machine.runs_cuda() else []
     if not gpus:
         return []
@@ -100,7 +100,7 @@ def stamp_keys() -> list[stamps.Key]:
     checksum = 0
     for path in modules:
         checksum = zlib.crc32(path.read_bytes(), checksum)
-    # torch's own question, which needs no device.
+    # This call of torch needs no device.
     nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else ()
     return [
         stamps.Key(
@@ -116,10 +116,10 @@ def stamp_keys() -> list[stamps.Key]:
 
 
 def find_unlocked(loaded: settings.Settings) -> stamps.Unlocked:
-    """What "auto" may measure on this machine's GPUs."""
+    """Returns what "auto" may measure on this machine's GPUs."""
     if not (_machine.runs_cuda() and _machine.nvidia_gpus()):
         return stamps.unlocked(loaded.product_kernels, [])
-    if not stamps.any_kept(loaded.cache_dir):  # so that the keys are not worked out in vain
+    if not stamps.any_kept(loaded.cache_dir):  # then the keys are not needed
         return stamps.unlocked(loaded.product_kernels, [None])
     found = [stamps.find(loaded.cache_dir, key) for key in stamp_keys()]
     return stamps.unlocked(loaded.product_kernels, found)

@@ -1,4 +1,4 @@
-"""What this machine is, as far as the operating system tells: no device is touched."""
+"""Describes this machine by what the operating system tells, without touching a device."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 
 
 def gpu_runtime() -> str:
-    """What torch is built to run on GPUs: "CUDA 13.0", "ROCm 7.1"; empty for a CPU build.
+    """Returns torch's runtime for GPUs, "CUDA 13.0" or "ROCm 7.1"; empty for a CPU build.
 
-    Tensors of both are "cuda" to torch.
+    In both cases, torch calls tensors on GPUs "cuda".
     """
     if torch.version.hip is not None:
         return f"ROCm {torch.version.hip}"
@@ -23,24 +23,24 @@ def gpu_runtime() -> str:
 
 
 def runs_cuda() -> bool:
-    """Whether NVIDIA's GPUs are what torch runs on, which kernels and libraries of CUDA need."""
+    """Whether torch is built for NVIDIA's GPUs, which CUDA kernels and libraries need."""
     return torch.version.cuda is not None and torch.version.hip is None
 
 
 def processor() -> str:
-    """The model of this machine's processors: timings of another are of no use."""
+    """Returns the model of this machine's processors, since timings hold only for one model."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             for line in lines:
                 if line.startswith("model name"):
                     return line.partition(":")[2].strip()
     except OSError:
-        pass  # not on this kind of machine
+        pass  # this kind of machine does not have the file
     return platform.machine()
 
 
 def nvidia_gpus(driver: Path = DRIVER) -> list[str]:
-    """The models of this machine's GPUs, each once, from the driver's files."""
+    """Returns the models of this machine's NVIDIA GPUs, each once, from the driver's files."""
     models = set()
     for path in driver.glob("gpus/*/information"):
         match = re.search(r"^Model:\s*(.+)$", _text_of(path), re.MULTILINE)
@@ -49,11 +49,11 @@ def nvidia_gpus(driver: Path = DRIVER) -> list[str]:
 
 
 def amd_gpus(nodes: Path = AMD_NODES) -> list[str]:
-    """The architectures of this machine's AMD GPUs, each once, with their number of cores."""
+    """Returns the architectures of this machine's AMD GPUs, each once, with numbers of cores."""
     models = set()
     for path in nodes.glob("*/properties"):
         found = dict(re.findall(r"^(\w+) (\d+)$", _text_of(path), re.MULTILINE))
-        version = int(found.get("gfx_target_version", 0))  # 90402: 9.4.2; of a CPU 0
+        version = int(found.get("gfx_target_version", 0))  # 90402 means 9.4.2; it is 0 for a CPU
         if version:
             name = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
             models.add(f"AMD {name}, {found.get('simd_count', '?')} SIMDs")
@@ -61,7 +61,7 @@ def amd_gpus(nodes: Path = AMD_NODES) -> list[str]:
 
 
 def nvidia_driver(driver: Path = DRIVER) -> str:
-    """The driver's version, as 580.65.06; empty without one."""
+    """Returns the version of NVIDIA's driver, like 580.65.06; empty if there is none."""
     match = re.search(r"Kernel Module\b.*?\s(\d+(?:\.\d+)+)\s", _text_of(driver / "version"))
     return match[1] if match else ""
 

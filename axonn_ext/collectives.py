@@ -1,10 +1,11 @@
-"""Collectives along an axis of the grid, differentiable, that cost nothing where the axis is 1.
+"""Differentiable collectives along an axis of the grid. On an axis of one rank they cost nothing.
 
-What a gradient is depends on what ranks do with the result, so a sum comes in two kinds:
+The gradient of a sum over ranks depends on what the ranks do with the sum, so there are two kinds:
 
-    forward      backward     where
-    all_reduce   all_reduce   `all_reduce`   each rank goes on with the sum in its own way
-    all_reduce   nothing      `reduce_from`  all ranks go on alike, so each has the whole gradient
+    function       forward      backward     use
+    `all_reduce`   all-reduce   all-reduce   the ranks compute different things from the sum
+    `reduce_from`  all-reduce   nothing      all ranks compute the same from the sum, so each of
+                                             them has the whole gradient
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def all_gather(shard: Tensor, axis: AxisGroup, *, dim: int = 0, algorithm: str =
 def reduce_scatter(
     input: Tensor, axis: AxisGroup, *, dim: int = 0, algorithm: str = "auto"
 ) -> Tensor:
-    """Returns this rank's block, along `dim`, of the sum over the axis, accumulated in fp32.
+    """Returns this rank's block (of `dim`) of the sum over the axis, accumulated in fp32.
 
     Backward: all-gather of the gradient.
     """
@@ -46,7 +47,7 @@ def reduce_scatter(
 def all_reduce(
     input: Tensor, axis: AxisGroup, *, reduce_op: str = "sum", algorithm: str = "auto"
 ) -> Tensor:
-    """Returns the sum (or "max", which has no gradient) over the axis, accumulated in fp32.
+    """Returns the sum over the axis, accumulated in fp32; or the "max", which has no gradient.
 
     Backward: all-reduce of the gradient.
     """
@@ -57,7 +58,7 @@ def all_reduce(
 
 
 def reduce_from(input: Tensor, axis: AxisGroup, *, algorithm: str = "auto") -> Tensor:
-    """Returns the sum over the axis, with which every rank must go on in the same way.
+    """Returns the sum over the axis, from which every rank must compute the same.
 
     Backward: the gradient itself, without communication.
     """
@@ -69,8 +70,10 @@ def reduce_from(input: Tensor, axis: AxisGroup, *, algorithm: str = "auto") -> T
 
 
 def refuse_transforms(what: str) -> None:
-    """Raises NotImplementedError under a transform of torch.func, which `what`'s formula of the
-    gradient does not know."""
+    """Raises NotImplementedError under a transform of torch.func.
+
+    The autograd.Function of `what` does not support these transforms.
+    """
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         raise NotImplementedError(
             f"{what}: torch.func's transforms (grad, vjp, vmap, jvp, ...) are not supported; "

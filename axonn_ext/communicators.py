@@ -1,4 +1,4 @@
-"""NCCL communicators of our own for the axes of a grid on CUDA."""
+"""Makes NCCL communicators for the axes of a grid on CUDA, without c10d."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ def connect(
     max_ctas: int = 0,
     zero_cta: bool = False,
 ) -> CommunicatorGrid:
-    """A communicator, with a stream of its own, for each axis of more than one rank. Collective.
+    """Returns an NCCL communicator with its own stream for each axis of more than one rank.
 
-    Their calls are ordered with the current stream by events, and watched: what fails, or takes
-    longer than AXONN_TIMEOUT_SECONDS, aborts all of them on every rank. With
-    AXONN_DEBUG_COLLECTIVES=1 every collective is compared with the peers' before it is issued.
+    All ranks must call this. Collectives are ordered with the current stream by events, and a
+    thread watches them: one that fails, or takes longer than AXONN_TIMEOUT_SECONDS, makes every
+    rank abort all communicators. With AXONN_DEBUG_COLLECTIVES=1 every collective is compared with
+    those of the peers before it is issued.
 
     device              this rank's GPU
-    min_ctas, max_ctas  how many CTAs (so SMs) a collective takes; 0: NCCL chooses
-    zero_cta            copy engines instead of SMs, where NCCL can: on registered windows
+    min_ctas, max_ctas  how many CTAs, and thus SMs, a collective uses; 0: NCCL chooses
+    zero_cta            use copy engines instead of SMs where NCCL can, on registered windows
 
-    Raises: RuntimeError if the CUDA parts are not built, or ranks do not come in time; ValueError
-    for a device that is no GPU, or limits that contradict each other.
+    Raises: RuntimeError if the CUDA parts are not built, or if a rank does not call this in time;
+    ValueError for a device that is not a GPU, or limits that contradict each other.
     """
     device = torch.device("cuda", device) if isinstance(device, int) else device
     if device.type != "cuda" or device.index is None:

@@ -1,8 +1,8 @@
-"""What happens to gradients between backward and the optimizer: sums, norm, clipping.
+"""Sums and clips gradients between backward and the optimizer.
 
-Gradients are summed, never averaged: the loss is a mean over the global batch already. Each is
-summed over exactly the axes that split the rows it is computed from (shared rule, see
-docs/architecture.md); a copy that several ranks hold counts once in the norm.
+Gradients are summed, never averaged, because the loss is already a mean over the global batch. Each
+gradient is summed over exactly the axes that split the rows from which it is computed (see
+docs/architecture.md). In the norm, a gradient of which several ranks have copies counts once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from axonn_ext.spec.parallel import BUCKET_BYTES
 
 @torch.no_grad()
 def sync_gradients(module: nn.Module) -> None:
-    """Sums every gradient over the axes that backward has left; call it once a step.
+    """Sums every gradient over the axes over which backward has not summed it; call it once a step.
 
-    With gradient accumulation, once after the last micro-batch. Parameters without a gradient are
-    passed over, and must be so on every rank. Collectives: bucketed all-reduces over x, z and data;
-    accumulated in fp32, in the gradients' dtype between ranks.
+    With gradient accumulation, call it after the last micro-batch. Parameters without a gradient
+    are skipped; they must be the same on every rank. Collectives: all-reduces over x, z and data in
+    buckets, which are sent in the gradients' dtype and accumulated in fp32.
     """
     parameters = [p for p in sharded_parameters(module) if p.parameter.grad is not None]
     for name in SUM_ORDER:
@@ -38,14 +38,17 @@ def sync_gradients(module: nn.Module) -> None:
 
 
 def axes_left(p: ShardedParameter) -> tuple[str, ...]:
-    """The axes over which backward has left a gradient to be summed, in the order of the sums."""
+    """Returns the axes over which a gradient must still be summed after backward, in order."""
     return tuple(a for a in SUM_ORDER if a in p.spec.summed_over and p.grid.size(a) > 1)
 
 
 def in_buckets(
     parameters: Iterable[ShardedParameter], num_bytes: int
 ) -> Iterator[list[ShardedParameter]]:
-    """Runs of gradients of one grid and dtype, at most `num_bytes` each (or one gradient)."""
+    """Yields buckets of consecutive parameters whose gradients have the same grid and dtype.
+
+    A bucket's gradients have at most `num_bytes`, unless it has only one gradient.
+    """
     bucket: list[ShardedParameter] = []
     size = 0
     for p in parameters:
@@ -61,19 +64,18 @@ def in_buckets(
 
 
 def split_like(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Views of the parts of `flat`, which are the elements of `tensors` one after another."""
+    """Returns views of `flat` with the shapes of `tensors`, whose elements it holds in order."""
     pieces = flat.split([t.numel() for t in tensors])
     return [piece.view_as(t) for piece, t in zip(pieces, tensors, strict=True)]
 
 
 @torch.no_grad()
 def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
-    """Scales all gradients so that their global norm is at most `max_norm`; returns it.
+    """Scales all gradients so that their global norm is at most `max_norm`; returns the norm.
 
-    The norm returned, an fp64 scalar, is the one before clipping that a single process would
-    compute on the whole model, the same on every rank. Call it after `sync_gradients`.
-    `max_norm` may be infinite: just the norm.
-    Collectives: one number over each of x, y and z.
+    The returned norm is that of the whole model before clipping, an fp64 scalar that is equal on
+    every rank. Call this after `sync_gradients`. With an infinite `max_norm`, gradients are not
+    scaled. Collectives: an all-reduce of one number over each of x, y and z.
 
     Raises ValueError if max_norm is not positive, or the parameters lie on several grids.
     """
@@ -109,6 +111,6 @@ def _wide(t: Tensor) -> Tensor:
 
 
 def _copies(p: ShardedParameter) -> int:
-    """How many ranks along x, y and z hold the same block."""
+    """Returns the number of ranks along x, y and z that hold the same block."""
     split = {axis for axes in p.spec.dims.values() for axis in axes}
     return p.grid.num_parts([axis for axis in ("x", "y", "z") if axis not in split])

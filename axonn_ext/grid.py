@@ -1,6 +1,6 @@
-"""The grid of this world's ranks: where this rank is, and the groups of the axes.
+"""The grid of all ranks: the coordinates of this rank, and the process groups of the axes.
 
-Rank order, slowest to fastest: data, pipe, z, y, x, so that x has the fastest links.
+From slowest to fastest in rank order, the axes are data, pipe, z, y, x: x has the fastest links.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from torch.distributed.device_mesh import DeviceMesh
 from axonn_ext import ops, settings  # noqa: F401  (ops registers torch.ops.axonn)
 from axonn_ext.spec.grid import AXES, GridShape
 
-_WATCHDOG_SECONDS = 30.0  # that c10d grants a collective beyond AXONN_TIMEOUT_SECONDS
+_WATCHDOG_SECONDS = 30.0  # c10d's watchdog ends a process so long after AXONN_TIMEOUT_SECONDS
 Dims = Mapping[int, Sequence[str]]  # tensor dim -> the axes that split it, slowest first
 
 
 @dataclass(frozen=True)
 class AxisGroup:
-    """The ranks of one axis, or ("model") of x, y and z together: what the ops take, as values."""
+    """The ranks along one axis (or "model": x, y and z together), as the ops take a group."""
 
     axis: str
-    name: str  # of the c10d process group
+    name: str  # the name of the c10d process group
     size: int
     rank: int  # this rank's coordinate
     process_group: ProcessGroup = field(repr=False, compare=False)
 
     def __deepcopy__(self, memo: dict[int, object]) -> AxisGroup:
-        """Itself: a copy of a module speaks to the same ranks."""
+        """Returns itself, so that a copy of a module communicates in the same groups."""
         return self
 
 
 class Grid:
-    """The grid of this world's ranks; needs an initialised `torch.distributed`.
+    """The grid of all ranks. It needs an initialised `torch.distributed`.
 
         grid = Grid(x=2, y=2, z=2)
         grid.size("x"), grid.coords["x"], grid.group("x")
 
-    Collective: every rank makes the same grids in the same order. Several grids may exist at once;
-    each has process groups of its own (c10d's: one for each axis of several ranks, one for all
-    other axes, one for x, y and z together).
+    All ranks must make the same grids in the same order. Several grids may exist at once. Each has
+    its own c10d process groups: one for each axis of several ranks, one that all other axes share,
+    and one for x, y and z together.
 
     Raises:
-        ValueError: the sizes' product is not the world size, or pipe > 1.
+        ValueError: the product of the sizes is not the world size, or pipe > 1.
         RuntimeError: `torch.distributed` is not initialised.
     """
 
@@ -68,7 +68,7 @@ class Grid:
                 f"grid {self.shape} has {self.shape.size} ranks but the world has {self.world_size}"
             )
         self.rank = dist.get_rank()
-        # Plain numbers, no tensors: a grid can be made under FakeTensorMode.
+        # These are plain numbers, not tensors, so that a grid can be made under FakeTensorMode.
         sizes = [getattr(self.shape, axis) for axis in AXES]
         strides = [math.prod(sizes[i + 1 :]) for i in range(len(AXES))]
         self.coords = {
@@ -83,7 +83,10 @@ class Grid:
         self._mesh: DeviceMesh | None = None
 
     def _make_model_group(self) -> AxisGroup:
-        """Of the ranks that hold one copy of the model; of one axis, where no other has ranks."""
+        """Makes the group of the ranks of x, y and z, which hold one copy of the model.
+
+        If at most one of these axes has several ranks, this is the group of that axis.
+        """
         split = [self._groups[axis] for axis in ("x", "y", "z") if self.size(axis) > 1]
         if len(split) < 2:
             return split[0] if split else self._groups["x"]
@@ -96,7 +99,8 @@ class Grid:
         return self._group_of(axis, [first + i * stride for i in range(getattr(self.shape, axis))])
 
     def _group_of(self, axis: str, ranks: list[int]) -> AxisGroup:
-        # Axes of one rank share a group: each of gloo's has a thread that polls 100 times a second.
+        # Axes of one rank share a group, since each group of gloo has a thread that polls 100 times
+        # a second.
         group = self._alone if len(ranks) == 1 else None
         if group is None:
             group = dist.new_group(
@@ -111,14 +115,14 @@ class Grid:
         return f"Grid({self.shape})"
 
     def __deepcopy__(self, memo: dict[int, object]) -> Grid:
-        """Itself: a copy of a module lives on the same grid."""
+        """Returns itself, so that a copy of a module uses the same grid."""
         return self
 
     def size(self, axis: str) -> int:
         return self.axis(axis).size
 
     def axis(self, axis: str) -> AxisGroup:
-        """This rank's group along an axis. Raises ValueError for an unknown axis."""
+        """Returns this rank's group along an axis. Raises ValueError for an unknown axis."""
         if axis not in self._groups:
             raise ValueError(f"axis must be one of {', '.join(AXES)}, got {axis!r}")
         return self._groups[axis]
@@ -129,12 +133,12 @@ class Grid:
         return self._model_group
 
     def group(self, axis: str) -> ProcessGroup:
-        """The c10d process group along an axis."""
+        """Returns this rank's c10d process group along an axis."""
         return self.axis(axis).process_group
 
     @property
     def device_mesh(self) -> DeviceMesh:
-        """The grid as torch's DeviceMesh, dims named like the axes, over the same groups."""
+        """The grid as a DeviceMesh of torch, over the same groups; dims are named like the axes."""
         if self._mesh is None:
             groups = [self.group(axis) for axis in AXES]
             mesh = torch.arange(self.world_size).view([group.size() for group in groups])
@@ -144,18 +148,18 @@ class Grid:
         return self._mesh
 
     def num_parts(self, axes: Sequence[str]) -> int:
-        """Into how many parts these axes together split a dimension."""
+        """Returns the number of parts into which these axes together split a dimension."""
         return math.prod(self.size(axis) for axis in axes)
 
     def part(self, axes: Sequence[str]) -> int:
-        """Which of those parts is this rank's, the first axis being the slowest."""
+        """Returns the index of this rank's part among them, with the first axis the slowest."""
         index = 0
         for axis in axes:
             index = index * self.size(axis) + self.axis(axis).rank
         return index
 
     def local_block(self, full_sizes: Sequence[int], dims: Dims) -> tuple[list[int], list[int]]:
-        """(offsets, sizes) of this rank's block of a tensor that `dims` splits.
+        """Returns (offsets, sizes) of this rank's block of a tensor that is split as `dims` says.
 
         Raises ValueError, with the numbers, where the axes do not divide a dimension.
         """
@@ -173,7 +177,7 @@ class Grid:
         return offsets, sizes
 
     def shard(self, full: Tensor, dims: Dims) -> Tensor:
-        """This rank's block of a tensor that is whole on every rank; a copy, nothing moves.
+        """Returns a copy of this rank's block of a whole tensor, without communication.
 
         `grid.shard(full, {0: ("data", "z", "x"), 1: ("y",)})`
         """
@@ -184,9 +188,10 @@ class Grid:
         return block.clone(memory_format=torch.contiguous_format)
 
     def unshard(self, local: Tensor, dims: Dims) -> Tensor:
-        """The whole tensor, on every rank, of which each rank has `shard(full, dims)`.
+        """Returns, on every rank, the whole tensor of which each rank passes `shard(full, dims)`.
 
-        Collectives: an all-gather over every axis of `dims`, fastest first. No gradient.
+        Collectives: an all-gather over every axis of `dims`, fastest first. The result has no
+        gradient.
         """
         whole = local.detach()
         for dim, axes in dims.items():
@@ -199,14 +204,18 @@ class Grid:
 
 
 def axis_of(group_description: str) -> str | None:
-    """The axis of the c10d group of that description; None for a group that no Grid made."""
+    """Returns the axis of a c10d group, given its description; None if no Grid made the group."""
     match = re.fullmatch(rf"({'|'.join(AXES)}) \(ranks \d+(, \d+)*\)", group_description)
     return match[1] if match else None
 
 
 def _nccl_options() -> dict[str, Any]:
-    """For NCCL: its kernels come first where matmuls would take every SM that falls free, and its
-    watchdog, which ends the process, comes after errors that say what happened."""
+    """Returns the options of an NCCL group; nothing for other backends.
+
+    NCCL's streams get a high priority, since matmuls would otherwise take every SM that becomes
+    free. Its watchdog, which ends the process, gets a longer timeout, so that our own errors, which
+    say what happened, come first.
+    """
     assert dist.group.WORLD is not None
     if _device_type(dist.group.WORLD) != "cuda":
         return {}
@@ -217,12 +226,12 @@ def _nccl_options() -> dict[str, Any]:
 
 
 def _describe(axis: str, ranks: Sequence[int]) -> str:
-    """What c10d, and so error messages, call the group of an axis."""
+    """Returns the description of an axis's group, which c10d also shows in error messages."""
     return f"{axis} (ranks {', '.join(map(str, ranks))})"
 
 
 def _device_type(group: ProcessGroup) -> str:
-    """The kind of device whose tensors a group carries: GPUs where it has NCCL."""
+    """Returns the type of device whose tensors a group communicates: "cuda" if it has NCCL."""
     return "cuda" if "cuda:nccl" in str(dist.get_backend_config(group)) else "cpu"
 
 

@@ -1,39 +1,42 @@
-"""The only place that reads environment variables.
+"""The only module that reads environment variables.
 
 AXONN_TIMEOUT_SECONDS         how long a rank waits for a peer as the ranks of a job meet, inside an
                               op on the CPU, in the first call of a group, or for a collective of
                               axonn_ext.overlap or of our NCCL communicators (default 600)
-AXONN_SYMMETRIC_MEMORY_BYTES  address space reserved per rank and group for fused ops; memory is
-                              taken only as it is used (default 32 GiB)
-AXONN_CACHE_DIR               where measurements are kept between runs; empty: nowhere (default
-                              $XDG_CACHE_HOME/axonn_ext, else ~/.cache/axonn_ext)
+AXONN_SYMMETRIC_MEMORY_BYTES  the address space that is reserved per rank and group for fused ops;
+                              memory is allocated only when it is used (default 32 GiB)
+AXONN_CACHE_DIR               the folder in which measurements are kept between runs; empty: they
+                              are not kept (default $XDG_CACHE_HOME/axonn_ext, else
+                              ~/.cache/axonn_ext)
 AXONN_PRODUCT_KERNELS         kernels besides torch's own that a warm-up and `axonn-ext tune` may
-                              measure, and Linears use, for whole products on GPUs: any of cublaslt,
-                              triton and fused_sm90, separated by commas; empty: none (default
-                              cublaslt,triton, and fused_sm90 once `axonn-ext verify` has found it
-                              right on this machine's GPUs); what verify has found wrong is not used
-AXONN_DEBUG_COLLECTIVES       1: ranks compare each collective of the orchestrator and of our NCCL
-                              communicators, and each op of ranks that share no memory, before it
-                              is issued, through the c10d store; an error names the rank that
+                              measure, and Linears may use, for whole products on GPUs: any of
+                              cublaslt, triton and fused_sm90, separated by commas; empty: none
+                              (default cublaslt,triton, and fused_sm90 once `axonn-ext verify` has
+                              found it correct on this machine's GPUs). Kernels that verify has
+                              found wrong are not used
+AXONN_DEBUG_COLLECTIVES       1: before they issue it, ranks compare each collective of the
+                              orchestrator and of our NCCL communicators, and each op of ranks that
+                              share no memory, through the c10d store; an error names the rank that
                               differs (slow; default 0)
 AXONN_DEBUG_TOKEN_IDS         1: on GPUs, as always on the CPU, token ids and labels outside of the
-                              vocabulary are errors that name value, position and rank; the host
-                              waits for each look (slow; default 0)
-AXONN_FUSED_NCCL_SMS          SMs of a GPU that algorithm="fused" leaves to NCCL, which then brings
-                              the rows of gathers across hosts: at least 8, and as many more as
-                              other collectives under way meanwhile take (on sm_90 set
-                              NCCL_CGA_CLUSTER_SIZE=0 for these, or any number may be too small), or
-                              ranks wait for each other until the time is up; the same on all ranks
-                              (default 0: refused across hosts)
-AXONN_EMULATED_LINKS          on CPUs of one host: how many GB/s a rank sends along each axis, as
-                              x=2.0,y=1.0,z=0.5,data=0.25; collectives sleep until such a link
+                              vocabulary raise errors that name value, position and rank; the host
+                              waits for each check (slow; default 0)
+AXONN_FUSED_NCCL_SMS          the SMs of a GPU that algorithm="fused" leaves to NCCL, which then
+                              gathers rows across hosts. It must be at least 8, plus the SMs of all
+                              other collectives that may be under way at the same time; if it is too
+                              small, ranks wait for each other until the timeout. On sm_90, set
+                              NCCL_CGA_CLUSTER_SIZE=0 for these collectives, or any number may be
+                              too small. It must be the same on all ranks (default 0: "fused" is
+                              refused across hosts)
+AXONN_EMULATED_LINKS          for CPU ranks of one host, the GB/s that a rank sends along each axis,
+                              like x=2.0,y=1.0,z=0.5,data=0.25; collectives sleep until such a link
                               would be done, and nothing is fused along these axes (default empty:
-                              links as they are)
+                              links are not emulated)
 
-Any other variable whose name begins with AXONN_ is refused: it is most likely misspelt, and its
-value would silently not hold. (Those that setup.py reads are let pass.)
+Any other variable whose name begins with AXONN_ is refused, since it is most likely misspelt and
+would silently be ignored. (Variables that setup.py reads are accepted.)
 
-What torchrun sets (RANK, WORLD_SIZE, ...) is read here, too, by `launch_environment`.
+`launch_environment` reads the variables that torchrun sets (RANK, WORLD_SIZE, ...).
 """
 
 from __future__ import annotations
@@ -47,21 +50,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PREFIX = "AXONN_"
-LAUNCHED_BY_US = "axonn-ext-"  # how the run id of a job that `axonn-ext` itself starts begins
-LINK_AXES = ("x", "y", "z", "data")  # along which collectives run
+LAUNCHED_BY_US = "axonn-ext-"  # run ids of jobs that `axonn-ext` itself starts begin with this
+LINK_AXES = ("x", "y", "z", "data")  # the axes along which collectives run
 MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS = 0.001, 2e6  # c10d counts milliseconds in 31 bits
 MIN_SYMMETRIC_MEMORY_BYTES = 1 << 20
 MAX_SYMMETRIC_MEMORY_BYTES = 1 << 46  # half of the address space that a process has
 MIN_FUSED_NCCL_SMS = 8  # NcclChunks::kMostCtas
-MAX_FUSED_NCCL_SMS = 1024  # no GPU has as many
+MAX_FUSED_NCCL_SMS = 1024  # more than any GPU has
 MIN_LINK_GBPS, MAX_LINK_GBPS = 1e-6, 1e6
 MAX_WORLD_SIZE = 1 << 24
-MAX_SHOWN = 100  # characters of a value in a message
+MAX_SHOWN = 100  # the most characters of a value in a message
 PRODUCT_KERNELS = ("cublaslt", "triton", "fused_sm90")
 
 
 class SettingsError(ValueError):
-    """Variables of the environment that cannot be; `problems` says of each what is wrong."""
+    """Variables of the environment are invalid; `problems` says for each what is wrong."""
 
     def __init__(self, problems: Mapping[str, str]) -> None:
         super().__init__("\n".join(problems.values()))
@@ -70,7 +73,7 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """Process-wide settings; see the module's text for their meaning and variables."""
+    """Process-wide settings; the docstring of the module explains their variables."""
 
     timeout_seconds: float = 600.0
     symmetric_memory_bytes: int = 32 << 30
@@ -78,18 +81,18 @@ class Settings:
     debug_collectives: bool = False
     debug_token_ids: bool = False
     fused_nccl_sms: int = 0
-    product_kernels: tuple[str, ...] | None = None  # None: the variable is not set
+    product_kernels: tuple[str, ...] | None = None  # None if the variable is not set
     emulated_links: Mapping[str, float] = field(default_factory=dict)  # GB/s by axis
 
     @property
     def measured_machine(self) -> str:
-        """The file of the machine that `axonn-ext bench links` measured; "": nothing is kept."""
+        """The file of the machine that `axonn-ext bench links` measured; "" if none is kept."""
         return os.path.join(self.cache_dir, "machines", "this.toml") if self.cache_dir else ""
 
 
 @dataclass(frozen=True)
 class LaunchEnvironment:
-    """Where torchrun, or `axonn-ext` itself (by_us), put this process."""
+    """The place in a job that torchrun, or `axonn-ext` itself (by_us), gave this process."""
 
     rank: int
     local_rank: int
@@ -101,10 +104,10 @@ class LaunchEnvironment:
 
 
 def load(environment: Mapping[str, str] = os.environ) -> Settings:
-    """The settings of this process.
+    """Reads the settings of this process.
 
-    Raises: SettingsError, a ValueError that names the variables, for values that cannot be and for
-    names that begin with AXONN_ and are none of ours.
+    Raises: SettingsError, a ValueError that names the variables, for invalid values and for unknown
+    names that begin with AXONN_.
     """
     values: dict[str, Any] = {"cache_dir": _cache_dir(environment)}
     problems = {
@@ -115,7 +118,7 @@ def load(environment: Mapping[str, str] = os.environ) -> Settings:
     for name, (key, read) in _READERS.items():
         text = environment.get(name)
         if text is None or (not text and key != "product_kernels"):
-            continue  # the default; of product kernels, "" is none
+            continue  # an empty value means the default, but for product kernels it means none
         try:
             values[key] = read(text)
         except ValueError as error:
@@ -128,9 +131,9 @@ def load(environment: Mapping[str, str] = os.environ) -> Settings:
 def launch_environment(
     environment: Mapping[str, str] = os.environ,
 ) -> LaunchEnvironment | None:
-    """What torchrun told this process, or None if torchrun did not start it.
+    """Reads what torchrun told this process; returns None if torchrun did not start it.
 
-    Raises: SettingsError, naming the variables, for numbers that no launcher gives.
+    Raises: SettingsError, which names the variables, for numbers that no launcher would set.
     """
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return None
@@ -164,7 +167,7 @@ def launch_environment(
 
 
 def set_aside(names: Mapping[str, str], environment: MutableMapping[str, str] = os.environ) -> None:
-    """Takes variables from this process's environment: `load` goes on with their defaults."""
+    """Removes variables from this process's environment, so that `load` uses their defaults."""
     for name in names:
         environment.pop(name, None)
 
@@ -172,8 +175,10 @@ def set_aside(names: Mapping[str, str], environment: MutableMapping[str, str] = 
 def worker_environment(
     environment: Mapping[str, str] = os.environ, **changes: str
 ) -> dict[str, str]:
-    """For processes that this one starts to try something out: as its own, with these changes, and
-    without what torchrun may have set."""
+    """Returns the environment for processes in which this one tries something out.
+
+    It is that of this process with these changes, and without the variables of torchrun.
+    """
     launched = (
         "RANK",
         "WORLD_SIZE",
@@ -187,11 +192,11 @@ def worker_environment(
 
 
 def let_ranks_share_gpus(rank: int, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Lets NCCL and torch's symmetric memory, both not yet started, take several ranks on one GPU.
+    """Lets NCCL and torch's symmetric memory, both not yet started, accept several ranks on a GPU.
 
-    NCCL refuses two ranks of one host on one device; with names of their own it takes ranks for
-    hosts, joined by sockets. From NCCL 2.30 on it can be asked outright. What the user has set
-    holds.
+    NCCL refuses two ranks of one host on one device. If each rank has its own host name, NCCL takes
+    ranks for hosts that are connected by sockets. From NCCL 2.30 on, there is an option for this.
+    Variables that the user has set are not changed.
     """
     environment.setdefault("NCCL_HOSTID", f"axonn-ext-rank-{rank}")
     environment.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
@@ -199,7 +204,7 @@ def let_ranks_share_gpus(rank: int, environment: MutableMapping[str, str] = os.e
 
 
 def _cache_dir(environment: Mapping[str, str]) -> str:
-    """An absolute path, for processes change their working directory; or "", for none."""
+    """Returns an absolute path, since processes may change their working directory; "" for none."""
     chosen = environment.get(_CACHE_DIR)
     if chosen is not None:
         return os.path.abspath(chosen) if chosen else ""
@@ -210,7 +215,7 @@ def _cache_dir(environment: Mapping[str, str]) -> str:
     return os.path.join(base, "axonn_ext") if base else ""
 
 
-# --- One variable each: its value, or ValueError, which says what it must be ----------------------
+# --- Each function reads one variable, or raises ValueError, which says what it must be -----------
 
 
 def _expected(what: str, got: str) -> ValueError:
@@ -265,7 +270,7 @@ def _product_kernels(text: str) -> tuple[str, ...]:
 
 
 def _links(text: str) -> dict[str, float]:
-    """GB/s by axis."""
+    """Returns {axis: GB/s}."""
     links: dict[str, float] = {}
     expected = (
         f"read like x=2.0,y=1.0 (GB/s, from {MIN_LINK_GBPS:g} to {MAX_LINK_GBPS:g}; axes "
@@ -277,7 +282,7 @@ def _links(text: str) -> dict[str, float]:
             speed = float(number)
         except ValueError:
             speed = math.nan
-        in_range = MIN_LINK_GBPS <= speed <= MAX_LINK_GBPS  # not of NaN
+        in_range = MIN_LINK_GBPS <= speed <= MAX_LINK_GBPS  # False for NaN
         if axis not in LINK_AXES or axis in links or not in_range:
             raise _expected(expected, item)
         links[axis] = speed
@@ -301,4 +306,4 @@ _READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "AXONN_PRODUCT_KERNELS": ("product_kernels", _product_kernels),
     "AXONN_EMULATED_LINKS": ("emulated_links", _links),
 }
-_NOT_READ_HERE = ("AXONN_CUDA", "AXONN_CUDA_REASON")  # but by setup.py
+_NOT_READ_HERE = ("AXONN_CUDA", "AXONN_CUDA_REASON")  # setup.py reads them

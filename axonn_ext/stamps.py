@@ -1,7 +1,7 @@
-"""What `axonn-ext verify` has found: which kernels are right on GPUs of this kind, and which not.
+"""The results of `axonn-ext verify`: which kernels are correct on GPUs of this kind.
 
-A file for each key in AXONN_CACHE_DIR (format: docs/interfaces.md). What has no stamp is unknown:
-"auto" measures neither `fused` nor `fused_sm90` on GPUs then. What has failed is not used.
+Each key has a file, a stamp, in AXONN_CACHE_DIR (format: docs/interfaces.md). Without a stamp,
+"auto" measures neither `fused` nor `fused_sm90` on GPUs. A kernel that has failed is not used.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ from axonn_ext.settings import PRODUCT_KERNELS
 FORMAT = 1
 FUSED = "fused"
 KERNELS = (FUSED, *PRODUCT_KERNELS)
-# A kernel that reads a wrong address, or hangs, ends the process: these are ours, and wait.
+# A kernel that reads a wrong address, or hangs, ends the process. These two are our own, so "auto"
+# measures them only once they are verified (or, for fused_sm90, if the user asks for it).
 LOCKED = (FUSED, "fused_sm90")
 
 
 @dataclass(frozen=True)
 class Key:
-    """What a stamp holds for."""
+    """The machine and software for which a stamp holds."""
 
-    gpu: str  # model
+    gpu: str  # the model of the GPU
     driver: str
     torch: str
     nccl: str
-    triton: str  # empty: not installed
-    axonn_ext: str  # version, and a checksum of the modules with CUDA code
+    triton: str  # empty if it is not installed
+    axonn_ext: str  # the version, and a checksum of the modules with CUDA code
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found of a kernel.
+    """The result for a kernel.
 
-    ranks    the most GPUs that it was run between, each the GPU of one rank; 1: on one alone
-    reasons  by group of cases, why it failed; empty: nothing did
+    ranks    the most GPUs on which it ran together, with one rank on each; 1: only a single GPU
+    reasons  group of cases -> why it failed; empty if none failed
     """
 
     ranks: int = 1
@@ -54,7 +55,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Stamp:
-    """What was found on one kind of GPU: kernels that were not run are missing."""
+    """The results on one kind of GPU, without kernels that were not run."""
 
     key: Key
     verdicts: Mapping[str, Verdict]
@@ -62,27 +63,27 @@ class Stamp:
 
 @dataclass(frozen=True)
 class Unlocked:
-    """What "auto" may measure on the GPUs of this machine."""
+    """The kernels that "auto" may measure on the GPUs of this machine."""
 
     product_kernels: tuple[str, ...]
-    unverified: tuple[str, ...]  # product kernels that would be, if they were known to be right
-    fused_ranks: int  # "fused" between so many ranks; 0: not at all
-    suggest_verify: bool  # something of LOCKED is unknown
+    unverified: tuple[str, ...]  # product kernels that may be measured once they are verified
+    fused_ranks: int  # the most ranks between which "fused" may be measured; 0: none
+    suggest_verify: bool  # whether there is no result for one of LOCKED
 
 
 def path_of(cache_dir: str | Path, key: Key) -> Path:
-    """Where the stamp of a key lies: <cache_dir>/verify/v1/<hash of key>.json."""
+    """Returns the file of the stamp of a key: <cache_dir>/verify/v1/<hash of key>.json."""
     digest = hashlib.sha256(json.dumps(asdict(key), sort_keys=True).encode()).hexdigest()
     return Path(cache_dir) / "verify" / f"v{FORMAT}" / f"{digest[:16]}.json"
 
 
 def any_kept(cache_dir: str) -> bool:
-    """Whether there may be a stamp, of any key."""
+    """Whether there may be a stamp of any key."""
     return bool(cache_dir) and (Path(cache_dir) / "verify" / f"v{FORMAT}").is_dir()
 
 
 def keep(cache_dir: str | Path, stamp: Stamp) -> Path:
-    """Writes the stamp over an older one, whole or not at all. Raises OSError."""
+    """Writes the stamp and replaces an older one, as a whole or not at all. Raises OSError."""
     path = path_of(cache_dir, stamp.key)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".stamp")
@@ -99,11 +100,11 @@ def keep(cache_dir: str | Path, stamp: Stamp) -> Path:
 def merged(
     old: Mapping[str, Verdict], new: Mapping[str, Verdict], *, passed: Collection[str]
 ) -> dict[str, Verdict]:
-    """What is known after another run: what it did not look at is as it was before.
+    """Returns the verdicts after another run; kernels that did not run keep their verdicts.
 
-    new     of that run: a failure replaces a pass; a pass between fewer GPUs does not take back one
-            between more
-    passed  the groups of cases that passed in it; what failed in others stays failed
+    new     the verdicts of that run. A failure replaces a pass. A pass on fewer GPUs does not
+            replace one on more
+    passed  the groups of cases that passed in that run. Failures of other groups are kept
     """
     found = {**old, **new}
     for name in old.keys() & new.keys():
@@ -115,7 +116,7 @@ def merged(
 
 
 def find(cache_dir: str | Path, key: Key) -> Stamp | None:
-    """The stamp of that key. One that is damaged, or of another key, counts as none."""
+    """Returns the stamp of that key; None if there is none, or if it is damaged."""
     try:
         stamp = decode(path_of(cache_dir, key).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -124,13 +125,13 @@ def find(cache_dir: str | Path, key: Key) -> Stamp | None:
 
 
 def encode(stamp: Stamp) -> str:
-    """As JSON."""
+    """Returns the stamp as JSON."""
     document = {"format": FORMAT, "key": asdict(stamp.key), **as_document(stamp.verdicts)}
     return json.dumps(document, indent=1) + "\n"
 
 
 def as_document(verdicts: Mapping[str, Verdict]) -> dict[str, Any]:
-    """{"kernels": ...}, as JSON has it."""
+    """Returns {"kernels": ...}, as it is written to JSON."""
     return {
         "kernels": {
             name: {"passed": v.passed, "ranks": v.ranks, "reasons": dict(v.reasons)}
@@ -140,7 +141,7 @@ def as_document(verdicts: Mapping[str, Verdict]) -> dict[str, Any]:
 
 
 def decode(text: str) -> Stamp:
-    """Raises ValueError for anything but a whole stamp."""
+    """Reads a stamp from JSON. Raises ValueError for anything but a whole stamp."""
     try:
         document = json.loads(text)
         if document["format"] != FORMAT:
@@ -153,10 +154,11 @@ def decode(text: str) -> Stamp:
 
 
 def unlocked(asked: Sequence[str] | None, stamps: Sequence[Stamp | None]) -> Unlocked:
-    """What may be measured, given what AXONN_PRODUCT_KERNELS asks for (None: it is not set).
+    """Returns what may be measured, given AXONN_PRODUCT_KERNELS (None: it is not set).
 
-    stamps  of each model of the machine's GPUs, of which None has been verified: what has failed on
-            one is out, and what needs to be verified must have passed on all
+    stamps  the stamp of each model of the machine's GPUs; None for a model without one. A kernel
+            that has failed on one model is excluded, and one that must be verified must have passed
+            on all of them
     """
     found = [dict(stamp.verdicts) if stamp else {} for stamp in stamps]
     failed = {name for verdicts in found for name, v in verdicts.items() if not v.passed}

@@ -1,4 +1,4 @@
-"""Whole tensors out of a sharded model, and into one, on any grid."""
+"""Exports whole tensors from a sharded model and loads them into one, on any grid."""
 
 from __future__ import annotations
 
@@ -13,44 +13,45 @@ State = dict[str, Tensor]
 
 
 class NamedState:
-    """Mixed into a module whose parameters are called otherwise in its public state.
+    """A mixin for modules whose public state has other names, or another layout, than they have.
 
-    Both get and give whole tensors, keyed relative to the module.
+    Both methods take and return whole tensors, with names relative to the module.
     """
 
     def export_state(self, state: State) -> State:
-        """This module's own names -> public names."""
+        """Converts a state with this module's own names into the public one."""
         raise NotImplementedError
 
     def import_state(self, state: State) -> State:
-        """Public names -> this module's own names."""
+        """Converts a state with public names into this module's own."""
         raise NotImplementedError
 
 
 def full_state_dict(module: nn.Module) -> State:
-    """Every parameter of the module, whole, on every rank.
+    """Returns every whole parameter of the module, on every rank.
 
-    Models of axonn_ext.models use the names and layouts of Hugging Face; other modules those of
-    `module.named_parameters()`. Collectives: all-gathers over the axes that split each parameter.
+    For models of axonn_ext.models, names and layouts are those of Hugging Face; for other modules,
+    those of `module.named_parameters()`. Collectives: all-gathers over the axes that split each
+    parameter.
     """
     return _export(module, lambda p: p.parameter.detach())
 
 
 def full_gradients(module: nn.Module) -> State:
-    """Every gradient, whole, under the names of `full_state_dict`, after `sync_gradients`.
+    """Returns every whole gradient with the names of `full_state_dict`.
 
-    Parameters without a gradient are left out, unless their public tensor is part of one's that
-    has one. Collectives as in `full_state_dict`.
+    Call it after `sync_gradients`. Parameters without a gradient are left out. Collectives: as in
+    `full_state_dict`.
     """
     return _export(module, lambda p: p.parameter.grad)
 
 
 @torch.no_grad()
 def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Takes this rank's block of each whole tensor; the reverse of `full_state_dict`.
+    """Copies this rank's block of each whole tensor into the module: reverses `full_state_dict`.
 
-    Raises ValueError naming what is missing, unexpected, of another shape, or (tied weights) two
-    tensors that should be one; then nothing has been changed. No collectives.
+    Raises ValueError, and changes nothing, if tensors are missing, unexpected or of another shape,
+    or if tensors of tied weights differ. The message names them. It issues no collectives.
     """
     parameters = {p.name: p for p in sharded_parameters(module)}
     whole = {
@@ -77,7 +78,7 @@ def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None
 
 
 def _with_tied(state: State, public: Mapping[str, Tensor]) -> State:
-    """Files of tied models often hold the shared tensor under one of its names only."""
+    """Adds the missing names of tied tensors, of which files often hold only one."""
     for name, tensor in public.items():
         twins = [other for other, t in public.items() if t is tensor and other in state]
         if name not in state and twins:
@@ -95,7 +96,7 @@ def _export(module: nn.Module, tensor_of: Callable[[ShardedParameter], Tensor | 
 
 
 def _convert(module: nn.Module, state: State, *, exporting: bool) -> State:
-    """Applies the `NamedState`s below `module`, each to the names below its own."""
+    """Applies every `NamedState` of `module` and its submodules to the names within it."""
     for prefix, owner in module.named_modules():
         if isinstance(owner, NamedState):
             start = f"{prefix}." if prefix else ""

@@ -1,21 +1,22 @@
-"""What `algorithm="auto"` of the ops stands for: the algorithm that was measured to be fastest.
+"""Measures which algorithm is the fastest, for the ops' `algorithm="auto"`.
 
     with axonn_ext.warm_up():
-        train_step(batch)              # every call that is not known yet is measured here
+        train_step(batch)              # every call that was never measured is measured here
     for choice in axonn_ext.tuning.choices():
         print(choice)
 
-Nothing is ever measured outside of a warm-up: a call whose signature (op, shapes, layouts, dtype,
-group, threads) was never measured, by this process or an earlier one, uses the default: "fused"
-where the ranks share memory, else "sequential". All ranks of a group use what its rank 0 found, for
-its own layouts and threads; what is found first holds for all calls of a process that differ in
-these alone. Results are kept in AXONN_CACHE_DIR.
+Calls are measured only inside a warm-up. The signature of a call is its op, shapes, layouts, dtype,
+group and number of threads. A call whose signature was never measured, by this process or an
+earlier one, uses the default: "fused" where the ranks share memory, else "sequential". Rank 0 of a
+group decides for all its ranks, by its own layouts and threads. If calls of a process differ only
+in layouts and threads, all of them use the first choice. Results are kept in AXONN_CACHE_DIR.
 
-The whole matrix products of a Linear with algorithm="auto" are chosen in the same way: "direct"
-(the library's, the default), "transposed", "relayout_a", "relayout_b" or, on GPUs, by a kernel that
-AXONN_PRODUCT_KERNELS names: "cublaslt_<algorithm>", "triton_<config>", "fused_sm90". What errs, by
-more than rounding, is not measured. Their signatures begin with mm_forward, mm_dgrad and mm_wgrad.
-`tune_product` settles one ahead.
+The products (local matrix multiplications) of a Linear with algorithm="auto" are chosen in the same
+way. They are computed by "direct" (the library's call, the default), "transposed", "relayout_a",
+"relayout_b" or, on GPUs, by a kernel that AXONN_PRODUCT_KERNELS allows: "cublaslt_<algorithm>",
+"triton_<config>", "fused_sm90". A way whose errors exceed rounding is not measured. The signatures
+of products begin with mm_forward, mm_dgrad and mm_wgrad. `tune_product` chooses for one product
+ahead of its first use.
 """
 
 from __future__ import annotations
@@ -36,26 +37,27 @@ __all__ = ["PASSES", "Choice", "choices", "clear", "tune_product", "warm_up"]
 
 @dataclass(frozen=True)
 class Choice:
-    """What "auto" stands for in calls of one signature on one group."""
+    """The algorithm that "auto" uses in calls of one signature in one group."""
 
-    group: str  # its c10d name; empty: a product of this rank alone
+    group: str  # the c10d name of the group; empty for a product, which is of this rank alone
     signature: str
     algorithm: str
-    source: str  # "measured" by this process, from "disk", or "default": never measured
-    median_us: dict[str, float]  # by algorithm, of the slowest rank; empty: never measured
+    source: str  # "measured" by this process, read from "disk", or "default" if never measured
+    median_us: dict[str, float]  # algorithm -> time of the slowest rank; empty if never measured
 
 
 @contextmanager
 def warm_up() -> Iterator[None]:
-    """Inside, calls with algorithm="auto" that were never measured are, before they are made.
+    """Measures, while entered, every call with algorithm="auto" that was never measured.
 
-    The op then runs on the call's own arguments, with every algorithm: at least six times each, and
-    as often as fits about 0.2 s. A matmul that was met before the warm-up is measured at its second
-    call inside; a Linear that was keeps its default until `clear()`, on all ranks.
+    Before the call itself, the op runs on the call's own arguments with every algorithm, at least
+    six times each and for about 0.2 s in all. A matmul that was called before the warm-up is
+    measured at its second call inside. A Linear that was called before keeps its default until
+    `clear()` is called on all ranks.
 
-    To be entered on all ranks; on a group where some ranks do not, rank 0 decides about
-    signatures that are new to all, and those met before keep their default. Process-wide, all
-    threads; nests.
+    All ranks should enter it. In a group where only some do, rank 0 decides about signatures that
+    are new to all ranks, and signatures that were called before keep their default. A warm-up holds
+    for all threads of the process, and can be nested.
     """
     _library.enter_warm_up()
     try:
@@ -67,10 +69,12 @@ def warm_up() -> Iterator[None]:
 def tune_product(
     a: Tensor, b: Tensor, *, product_pass: str, bias: Tensor | None = None
 ) -> Choice | None:
-    """How Linears will compute a @ b (+ bias): found on disk or, if it is not there, measured now.
+    """Chooses how Linears compute the product a @ b (+ bias), and returns the choice.
 
-    a [M, K], b [K, N], bias [N], laid out as in the pass: forward x @ W.T, dgrad dy @ W, wgrad
-    dy.T @ x. None: Linears do not ask about it (without an element, or, on the CPU, too small).
+    The choice is read from disk or, if it is not there, measured now. a [M, K], b [K, N] and
+    bias [N] must be laid out as in the pass: forward x @ W.T, dgrad dy @ W, wgrad dy.T @ x.
+    Returns None for a product for which Linears make no choice, since it is empty or, on the CPU,
+    too small.
 
     Raises ValueError or TypeError for a pass that does not exist or tensors that do not fit.
     """
@@ -83,7 +87,7 @@ def tune_product(
 
 
 def choices() -> list[Choice]:
-    """What "auto" stands for in this process: every signature met, on every group that lives."""
+    """Returns the choice for every signature that this process has called, in every live group."""
     return [
         Choice(group, signature, algorithm, source, dict(median_us))
         for group, signature, algorithm, source, median_us in _library.tuning_choices()
@@ -91,8 +95,9 @@ def choices() -> list[Choice]:
 
 
 def clear() -> None:
-    """Forgets `choices()`, not what is on disk.
+    """Forgets all `choices()`; results on disk are kept.
 
-    To be called on all ranks, between the same calls: ranks that forget ask again.
+    All ranks must call it between the same calls, because the next call of each signature asks
+    rank 0 again.
     """
     _library.clear_tuning_choices()

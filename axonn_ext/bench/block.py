@@ -1,4 +1,4 @@
-"""One GPT-2 transformer block, forward and backward.
+"""The benchmark of one GPT-2 transformer block, forward and backward.
 
 Legend: B sequences of S tokens, m = B S / Gz rows of one z group, H hidden and F MLP features.
 """
@@ -27,15 +27,15 @@ from axonn_ext.nn.sharded import rows_over
 from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.state import full_state_dict
 
-# A gradient at the far end has passed four matmuls, attention, two norms and a GELU forward, and
-# their derivatives backward: some 16 steps, whose errors add up like a random walk.
+# The gradient of the input passes four matmuls, attention, two norms and a GELU in forward, and
+# their derivatives in backward. Errors of these 16 steps add up like a random walk.
 NUM_STEPS = 16
 BLOCK = "blocks.0."
 PUBLIC_BLOCK = "transformer.h.0."
 
 
 def block_case(spec: Spec, grid: Grid) -> Case:
-    """The block's output and the gradients of its input and of all its parameters.
+    """Returns the case of a block: its output, and the gradients of its input and parameters.
 
     x [m / Gx, H / Gy] -> same (replicated: m rows).
     """
@@ -67,7 +67,7 @@ def block_case(spec: Spec, grid: Grid) -> Case:
         assert local_x.grad is not None
         return {"y": y.detach(), "dx": local_x.grad, **gradients}
 
-    model = next(iter(built.values()))  # they differ in the algorithm only
+    model = next(iter(built.values()))  # all models differ only in the algorithm
     sizes = _BlockSizes(shape, grid, layout, dtype, spec.device)
     return Case(
         spec,
@@ -86,7 +86,7 @@ def _block(model: Transformer) -> Block:
 
 
 def _complete(block: Block, outputs: Outputs) -> Outputs:
-    """Sums parameters' gradients, as `sync_gradients` would."""
+    """Sums the gradients of the parameters as `sync_gradients` would."""
     complete = dict(outputs)
     for p in nn.sharded_parameters(block):
         for axis in p.spec.summed_over:
@@ -100,7 +100,7 @@ def _complete(block: Block, outputs: Outputs) -> Outputs:
 def _expected(
     model: Transformer, x: Tensor, dy: Tensor, shape: BlockShape, dims: Dims
 ) -> dict[str, Expected]:
-    """This rank's blocks of what plain torch.nn computes on the whole input in float64."""
+    """Returns this rank's blocks of the results of plain torch.nn on the whole input in float64."""
     plain = PlainTransformer(model.config)
     plain.load_state_dict(full_state_dict(model))
     plain.to(x.device, torch.float64)
@@ -128,7 +128,7 @@ def _expected(
 
 
 class _BlockSizes:
-    """What one rank computes and sends for a block, forward and backward."""
+    """The sizes of what one rank computes and sends for a block, forward and backward."""
 
     def __init__(
         self, shape: BlockShape, grid: Grid, layout: str, dtype: torch.dtype, device: str
@@ -138,7 +138,7 @@ class _BlockSizes:
         m = shape.batch * shape.sequence // grid.size("z")
         sharded = layout == "sharded"
         self.residual_rows = m // grid.size("x") if sharded else m
-        self.inner_rows = m // grid.size("y") if sharded else m  # in attention and in the MLP
+        self.inner_rows = m // grid.size("y") if sharded else m  # rows in attention and the MLP
         self.mlp_size = shape.model(grid.shape).mlp_size
         h = shape.hidden
         rows = shape.batch * shape.sequence
@@ -151,19 +151,21 @@ class _BlockSizes:
         ]  # fmt: skip
 
     def arithmetic(self) -> list[Callable[[], object]]:
-        """Every piece on its own, forward and backward, in plain torch: rows are laid out
-        differently in each, so that they do not make a network without communication."""
+        """Returns every piece by itself in plain torch, forward and backward.
+
+        Their rows are laid out differently, so without communication they do not form a network.
+        """
         return [
             *(call for linear in self.linears for call in linear.matmuls(self.dtype)),
             *(call for linear in self.linears for call in self._bias(linear)),
             *(self._layer_norm() for _ in range(2)),
             self._attention(),
             self._gelu(),
-            *(self._add() for _ in range(4)),  # two residual sums, and those of their gradients
+            *(self._add() for _ in range(4)),  # two residual sums, and two sums of gradients
         ]
 
     def collectives(self) -> list[Collective]:
-        """What "sequential" issues; the order is that of the layers."""
+        """Returns the collectives that "sequential" issues, in the order of the layers."""
         y = self.grid.axis("y")
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         statistics = [

@@ -1,4 +1,4 @@
-"""What is timed for one op in one shape on one grid, and what its result must be."""
+"""A case: one op in one shape on one grid, the calls that are timed, and the expected result."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from axonn_ext.spec.grid import GridShape
 
 @dataclass(frozen=True)
 class Spec:
-    """What is asked for: an op, its sizes, and how it is run."""
+    """The op that is asked for, its sizes, and how it is run."""
 
     op: str
     shape: Shape
     grid: GridShape
     dtype: str = "fp32"
     algorithms: tuple[str, ...] = ops.ALGORITHMS
-    options: Mapping[str, str] = field(default_factory=dict)  # role, layout; where the op has them
-    device: str = "cpu"  # or "cuda": the current GPU
+    options: Mapping[str, str] = field(default_factory=dict)  # role and layout, if the op has them
+    device: str = "cpu"  # or "cuda" for the current GPU
 
 
 @dataclass(frozen=True)
 class Case:
-    """One rank's calls. All ranks of the grid make them together.
+    """The calls of one rank. All ranks of the grid make them together.
 
-    floor        the matmuls of this rank, whole and out of place, and (block) its other arithmetic;
-                 nothing is communicated
-    collective   the c10d collectives that "sequential" issues, without the arithmetic; None where
-                 there are none
-    algorithms   the op itself, by algorithm: returns its result and gradients by name
-    expected     what those must be, on this rank
-    complete     sums gradients over the axes over which backward leaves parts of them (collective)
+    floor        the matmuls of this rank, each as a whole and out of place, and for "block" its
+                 other computation; it communicates nothing
+    collective   the c10d collectives that "sequential" issues, without computation; None if there
+                 are none
+    algorithms   algorithm -> the op itself, which returns its result and gradients by name
+    expected     the correct results and gradients on this rank
+    complete     sums gradients over the axes that are left after backward; all ranks must call it
     """
 
     spec: Spec
@@ -50,25 +50,25 @@ class Case:
     complete: Callable[[Outputs], Outputs] = lambda outputs: outputs
 
 
-# c10d's collectives with outputs of their own, which every supported torch has under these names.
+# These are c10d's out-of-place collectives, which every supported torch has under these names.
 _c10d = torch.ops._c10d_functional
 
 
 @dataclass(frozen=True)
 class Collective:
-    """A c10d collective: what it does with this rank's input of that shape."""
+    """A c10d collective of an input of that shape."""
 
-    kind: str  # "all_gather", "reduce_scatter" or "all_reduce", of rows
+    kind: str  # "all_gather", "reduce_scatter" or "all_reduce"; rows are gathered or scattered
     axis: AxisGroup
     sizes: tuple[int, ...]
     dtype: torch.dtype
     device: str = "cpu"
 
     def bind(self) -> Callable[[], object]:
-        """The call. Its output is fresh each time, as the op's is."""
+        """Returns the call. Like the op, it makes a new output each time."""
         dtype = self.dtype
         if self.kind != "all_gather" and dtype == torch.bfloat16 and self.device == "cpu":
-            dtype = torch.float32  # c10d adds in the tensor's dtype: "sequential" sends fp32
+            dtype = torch.float32  # "sequential" sends fp32, since c10d adds in the tensors' dtype
         source = torch.ones(self.sizes, dtype=dtype, device=self.device)
         name, size = self.axis.name, self.axis.size
         issue: Callable[[], Tensor] = {
@@ -80,14 +80,14 @@ class Collective:
 
 
 def gather_rows(shard: Tensor, axis: AxisGroup) -> Tensor:
-    """The gather that "sequential" issues; see csrc/ops/composed/c10d_collectives.cpp."""
+    """Issues the gather of "sequential"; see csrc/ops/composed/c10d_collectives.cpp."""
     output = shard.new_empty(axis.size * shard.shape[0], *shard.shape[1:])
-    axis.process_group._allgather_base(output, shard).wait()  # 2.11's name, and 2.14's
+    axis.process_group._allgather_base(output, shard).wait()  # the name in torch 2.11 to 2.14
     return output
 
 
 def bind_all(collectives: Sequence[Collective]) -> Callable[[], object] | None:
-    """One call that issues all of them in order, or None if no axis has several ranks."""
+    """Returns a call that issues all of them in order, or None if no axis has several ranks."""
     calls = [c.bind() for c in collectives if c.axis.size > 1 and min(c.sizes) > 0]
     return partial(call_all, calls) if calls else None
 

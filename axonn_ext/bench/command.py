@@ -51,10 +51,10 @@ from axonn_ext.terminal.grids import check_processes, parse_grid
 from axonn_ext.train.memory import memory_problem
 
 DEFAULT_WORLD = 2
-MIN_WIDTH = 100  # of the notes; a file or a pipe would get 80 columns
-# In the order of the table: the baseline first.
+MIN_WIDTH = 100  # the width of the notes; a file or a pipe would get 80 columns
+# This is the order of the table, with the baseline first.
 ALGORITHMS = ops.ALGORITHMS[::-1]
-# What runs on GPUs unless asked: "fused" is for some GPUs.
+# These run on GPUs by default. "fused" only supports some GPUs.
 CUDA_ALGORITHMS = tuple(name for name in ALGORITHMS if name != "fused")
 DEVICES = ("cpu", "cuda")
 BASELINES = (symm_mem.NAME,)
@@ -152,7 +152,7 @@ def _add_options(parser: argparse.ArgumentParser, op: str) -> None:
         add("--layout", choices=LAYOUTS, default="sharded", help="(default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="write machine and rows to a JSON file")
     add("--plot", type=Path, metavar="FILE", help="draw a bar chart: .png, .svg or .pdf")
-    # Where the processes that this command starts leave their rows, instead of showing them.
+    # The processes that this command starts write their rows to this file instead of showing them.
     add("--rows", type=Path, help=argparse.SUPPRESS)
 
 
@@ -176,9 +176,9 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
 
 
 def make_plan(args: argparse.Namespace, here: Process | None) -> Plan:
-    """What the arguments ask for.
+    """Returns the plan that the arguments ask for.
 
-    Raises: UserError, with every problem found.
+    Raises: UserError with all problems that were found.
     """
     grids = _grids(args, here)
     check_device(args.device)
@@ -218,7 +218,7 @@ def make_plan(args: argparse.Namespace, here: Process | None) -> Plan:
 def _baseline_problems(
     asked: Sequence[tuple[str, Shape, GridShape]], *, dtype: str, device: str
 ) -> list[str]:
-    """Why torch-symm-mem cannot run, each reason once."""
+    """Returns why torch-symm-mem cannot run, each reason once."""
     reasons = (symm_mem.why_refused(op, grid, dtype=dtype, device=device) for op, _, grid in asked)
     return [f"--baseline {symm_mem.NAME}: {reason}" for reason in dict.fromkeys(reasons) if reason]
 
@@ -226,7 +226,7 @@ def _baseline_problems(
 def _memory_problems(
     asked: Sequence[tuple[str, Shape, GridShape]], *, dtype: str, device: str
 ) -> list[str]:
-    """Which shapes are larger than the memory that there is, all ranks being on this host."""
+    """Returns which shapes need more memory than this host has for all ranks."""
     width = DTYPES[dtype].itemsize
     problems = (
         memory_problem(f"{op} {describe(shape)}", shape.num_elements * width, device)
@@ -256,8 +256,8 @@ def _grids(args: argparse.Namespace, here: Process | None) -> tuple[GridShape, .
 
 
 def _launch(args: argparse.Namespace, plan: Plan) -> int:
-    """Starts the processes of one grid after another, and shows what all of them found."""
-    # Here, because it takes a sixth of a second that the processes themselves need not spend.
+    """Starts the processes of one grid after another, and shows the results of all."""
+    # Imported here, since it takes a sixth of a second, which the started processes can save.
     from axonn_ext.launch.launcher import launch
 
     rows: list[Row] = []
@@ -268,13 +268,13 @@ def _launch(args: argparse.Namespace, plan: Plan) -> int:
                 launch(grid.size, [*_worker_arguments(args, grid), "--rows", str(path)])
                 rows += read_rows(path)
     finally:
-        if rows:  # also those of the grids before one that failed
+        if rows:  # if a grid failed, the rows of the grids before it are shown
             _report(args, rows)
     return _status(rows)
 
 
 def _worker_arguments(args: argparse.Namespace, grid: GridShape) -> list[str]:
-    """What a worker is started with: what this process was, but one grid."""
+    """Returns the arguments of a worker: those of this process, with only one grid."""
     arguments = ["bench", args.op, "--grid", str(grid)]
     for key in ("device", "algorithms", "dtype", "threads", "rounds", "role", "layout"):
         if getattr(args, key, None) is not None:
@@ -285,7 +285,7 @@ def _worker_arguments(args: argparse.Namespace, grid: GridShape) -> list[str]:
 
 
 def _report(args: argparse.Namespace, rows: Sequence[Row]) -> None:
-    """The table, and the files that were asked for."""
+    """Prints the table, and writes the files that were asked for."""
     console = Console()
     console.width = max(console.width, MIN_WIDTH)
     machine = describe_machine(threads=rows[0].threads, device=args.device)

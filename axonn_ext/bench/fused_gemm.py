@@ -1,4 +1,4 @@
-"""What the fused GEMM costs where nothing is sent and nothing is waited for, against torch.mm."""
+"""Compares the time of the fused GEMM, without any communication or waits, with torch.mm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from axonn_ext.calibrate.this_machine import describe_machine
 from axonn_ext.terminal.errors import UserError, refuse_extra
 from axonn_ext.terminal.files import check_writable
 
-# As BLAS names operands: y = x @ weight.t(), dx = dy @ weight, dweight = dy.t() @ x.
+# BLAS's names of the layouts of y = x @ weight.t(), dx = dy @ weight, dweight = dy.t() @ x.
 LAYOUTS = {"tn": (False, True), "nn": (False, False), "nt": (True, False)}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 WAIT_CHUNKS = 4
@@ -29,14 +29,14 @@ waits, and by the same kernel as if A came in 16 chunks, all of which are there.
 costs over the first is our kernel; what the third costs over the second is waiting. At the end: the
 least speed of both over M >= 2048, below which auto has other kernels. SHAPE is M,N,K, "published"
 (MLPs of models from 7B to 405B) or published:M,M,... for some of its M."""
-# Below, tiles of 128 rows leave most of the GPU idle, and another kernel is chosen.
+# With fewer rows, tiles of 128 rows leave most of the GPU idle, and another kernel is chosen.
 LEAST_ROWS = 2048
 LEAST_OF_TORCH, LEAST_OF_FUSED = 0.97, 0.99
 
 
 @dataclass(frozen=True)
 class GemmRow:
-    """Microseconds, medians."""
+    """The times of one product, as medians in microseconds."""
 
     op: str
     shape: dict[str, int]
@@ -45,18 +45,18 @@ class GemmRow:
     torch_us: float
     fused_us: float
     waiting_us: float
-    fused_over_torch: float  # below 1: the kernel is faster than cuBLAS
+    fused_over_torch: float  # below 1, the kernel is faster than cuBLAS
     waiting_over_fused: float
-    max_difference: float  # from torch's result, relative
+    max_difference: float  # relative to torch's result
 
 
 @dataclass(frozen=True)
 class GemmSummary:
-    """The least speeds over the products of at least `LEAST_ROWS` rows, as shares."""
+    """The lowest relative speeds over the products with at least `LEAST_ROWS` rows."""
 
     num_products: int
-    least_of_torch: float  # fused, of torch.mm's
-    least_of_fused: float  # waiting, of fused
+    least_of_torch: float  # speed of fused over that of torch.mm
+    least_of_fused: float  # speed of fused with waits over that without
 
     def sentence(self) -> str:
         return (
@@ -67,7 +67,7 @@ class GemmSummary:
 
 
 def summarize(rows: Sequence[GemmRow]) -> GemmSummary | None:
-    """None if no product has enough rows."""
+    """Returns the summary; None if no product has enough rows."""
     large = [row for row in rows if row.shape["M"] >= LEAST_ROWS]
     if not large:
         return None
@@ -137,7 +137,7 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
 
 
 def parse_shapes(text: str) -> tuple[tuple[int, int, int], ...]:
-    """What an argument of --shapes stands for. Raises: UserError."""
+    """Returns the shapes of an argument of --shapes. Raises: UserError."""
     if is_published(text):
         return published_shapes(text, "expand")
     m, n, k = parse_sizes("--shapes", text)
@@ -173,5 +173,5 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     if args.json is not None:
         machine = describe_machine(threads=torch.get_num_threads(), device="cuda")
         write_json(args.json, machine, rows, [summary] if summary else [])
-    # cuBLAS may add up in another order: two roundings.
+    # cuBLAS may add in another order, so results may differ by two roundings.
     return 0 if max(row.max_difference for row in rows) <= MAX_DIFFERENCE else 1

@@ -1,6 +1,6 @@
-"""A matmul with one collective over x, forward only.
+"""The benchmark of a matmul with one collective over x, forward only.
 
-Legend: W ranks along x; M, N, K global.
+Legend: W ranks along x; M, N, K global sizes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from axonn_ext.grid import AxisGroup, Grid
 
 
 def gemm_case(spec: Spec, grid: Grid) -> Case:
-    """all_gather_matmul, matmul_reduce_scatter or matmul_all_reduce, over x, forward only.
+    """Returns the case of all_gather_matmul, matmul_reduce_scatter or matmul_all_reduce over x.
 
     ag-gemm   A [M / W, K]   B [K, N / W]   result [M, N / W]
     gemm-rs   A [M, K / W]   B [K / W, N]   result [M / W, N]
@@ -67,7 +67,7 @@ def gemm_case(spec: Spec, grid: Grid) -> Case:
 
 
 def _part(name: str, size: int, axis: AxisGroup) -> range:
-    """This rank's part of a dimension that the axis splits."""
+    """Returns this rank's part of a dimension that the axis splits."""
     length, rest = divmod(size, axis.size)
     if rest:
         raise ValueError(f"{name}={size} must be divisible by {axis.size} ({axis.axis})")

@@ -1,7 +1,7 @@
-"""nn.Linear, forward and backward.
+"""The benchmark of nn.Linear, forward and backward.
 
-Legend: M rows, N out-features, K in-features, global; (r, s) = (x, y) for the role "expand" and
-(y, x) for "contract"; m = M / Gz, n = N / Gr, k = K / Gs.
+Legend: M rows, N out features, K in features, all of them global; (r, s) = (x, y) for the role
+"expand" and (y, x) for "contract"; m = M / Gz, n = N / Gr, k = K / Gs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from axonn_ext.grid import AxisGroup, Dims, Grid
 
 
 def linear_case(spec: Spec, grid: Grid) -> Case:
-    """nn.Linear without bias, forward and backward: y, and the gradients of x and of the weight."""
+    """Returns the case of nn.Linear without bias: y, and the gradients of x and of the weight."""
     shape, dtype = spec.shape, DTYPES[spec.dtype]
     assert isinstance(shape, GemmShape)
     role, layout = spec.options["role"], spec.options["layout"]
@@ -33,7 +33,7 @@ def linear_case(spec: Spec, grid: Grid) -> Case:
         )
         for name in spec.algorithms
     }  # fmt: skip
-    probe = next(iter(linears.values()))  # they differ in the algorithm only
+    probe = next(iter(linears.values()))  # all Linears differ only in the algorithm
     x = Whole("x", shape.M, shape.K, dtype, spec.device)
     dy = Whole("dy", shape.M, shape.N, dtype, spec.device)
     weight = Whole("weight", shape.N, shape.K, dtype, spec.device)
@@ -69,7 +69,7 @@ def linear_case(spec: Spec, grid: Grid) -> Case:
 def _expected_of_linear(
     x: Whole, dy: Whole, weight: Whole, places: Mapping[str, tuple[range, range]], num_ranks: int
 ) -> dict[str, Expected]:
-    """y = x W^T, dx = dy W and dW = dy^T x, each rank's blocks of them."""
+    """Returns this rank's blocks of y = x W^T, dx = dy W and dW = dy^T x."""
 
     def expect(
         place: str, terms: int, left: Callable[[Sequence[int]], Tensor],
@@ -93,7 +93,7 @@ def _expected_of_linear(
 
 @dataclass(frozen=True)
 class LinearSizes:
-    """What one rank multiplies and sends for a Linear, forward and backward."""
+    """The sizes of what one rank multiplies and sends for a Linear, forward and backward."""
 
     m: int
     n: int
@@ -114,7 +114,7 @@ class LinearSizes:
         return cls(m, n, k, r, s, z, layout == "sharded", device)
 
     def matmuls(self, dtype: torch.dtype) -> list[Callable[[], Tensor]]:
-        """Forward, dgrad and wgrad, of gathered operands."""
+        """Returns the matmuls of forward, dgrad and wgrad, of gathered operands."""
         generator = torch.Generator().manual_seed(0)
         x, w, dy = (
             torch.randn(sizes, generator=generator).to(self.device, dtype)
@@ -127,7 +127,7 @@ class LinearSizes:
         ]
 
     def collectives(self, dtype: torch.dtype) -> list[Collective]:
-        """What "sequential" issues, in its order."""
+        """Returns the collectives that "sequential" issues, in its order."""
         m, n, k, r, s, z = self.m, self.n, self.k, self.r, self.s, self.z
         gather_weight = Collective("all_gather", z, (n // z.size, k), dtype, self.device)
         reduce_dweight = Collective("reduce_scatter", z, (n, k), dtype, self.device)
@@ -146,7 +146,7 @@ class LinearSizes:
 
 
 def _block_of(grid: Grid, whole: Whole, dims: Dims) -> tuple[range, range]:
-    """Rows and columns of this rank's block."""
+    """Returns the rows and columns of this rank's block."""
     offsets, sizes = grid.local_block((whole.num_rows, whole.num_columns), dims)
     rows, columns = (range(o, o + size) for o, size in zip(offsets, sizes, strict=True))
     return rows, columns

@@ -1,9 +1,9 @@
-"""How much of a copy over a real link hides behind a matmul, on one GPU.
+"""Measures how much of a copy over a link hides behind a matmul, on one GPU.
 
-The link is emulated: what would be peers' shards lies in pinned host memory, so the copy engine
-pulls it over the host's bus while the GPU multiplies. A link of known and honest speed, but not
-NVLink, and no collective: it shows what the schedules of "chunked" and "fused" hide, not how fast
-NCCL is.
+The link is emulated: the peers' shards lie in pinned host memory, from which the copy engine reads
+them over the host's bus while the GPU multiplies. So the link is real, but it is not NVLink, and
+there is no collective: this shows how much the schedules of "chunked" and "fused" hide, not how
+fast NCCL is.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from axonn_ext.terminal.errors import UserError, refuse_extra
 from axonn_ext.terminal.files import check_writable
 
 LINK = "emulated: pinned host memory over the host's bus, by the copy engine"
-NUM_SHARDS = 4  # one of them is here
-# How "fused" cuts a shard: chunks_per_shard of csrc/core/cuda/fused/fused_calls.h.
+NUM_SHARDS = 4  # one of them is the GPU's own
+# "fused" cuts a shard like chunks_per_shard of csrc/core/cuda/fused/fused_calls.h.
 FUSED_CHUNK_ROWS, MAX_FUSED_CHUNKS = 256, 4
 CALLS = 20
 WARM_UP_CALLS = 5
 MAX_DIFFERENCE = 2 * torch.finfo(torch.bfloat16).eps
-LEAST_OVERLAP = 0.9  # what "fused" aims at
+LEAST_OVERLAP = 0.9  # the overlap efficiency at which "fused" aims
 DESCRIPTION = """\
 On one GPU: A [M, K], in bf16, is gathered from four shards, one of them on the GPU, three in pinned
 host memory, while it is multiplied with B [K, N]: by "chunked", which copies and multiplies in
@@ -52,7 +52,7 @@ examples:
 
 @dataclass(frozen=True)
 class LinkRow:
-    """Microseconds, medians; None where a share is not defined.
+    """The times of one gather and matmul, as medians in microseconds; None if not defined.
 
     overlap_efficiency: (gemm + copy - overlapped) / min(gemm, copy).
     """
@@ -62,19 +62,19 @@ class LinkRow:
     shape: dict[str, int]
     dtype: str
     algorithm: str
-    chunks: int  # of the shards that are copied, all together
+    chunks: int  # the number of chunks of all shards that are copied
     gemm_us: float
     copy_us: float
     sequential_us: float
     overlapped_us: float
     link_gbps: float
     overlap_efficiency: float
-    max_difference: float  # between the overlapped result and the whole matmul's, relative
+    max_difference: float  # relative, between the overlapped result and that of the whole matmul
 
 
 @dataclass(frozen=True)
 class LinkSummary:
-    """ "fused" on one shape, beside what it replaces; the chunks of "chunked" are its best ones."""
+    """ "fused" and "chunked" on one shape; "chunked" has its best number of chunks."""
 
     shape: dict[str, int]
     copy_over_gemm: float
@@ -92,7 +92,7 @@ class LinkSummary:
 
 
 def summarize(rows: Sequence[LinkRow]) -> list[LinkSummary]:
-    """One for each shape that "fused" was timed in."""
+    """Returns a summary for each shape in which "fused" was timed."""
     return [
         LinkSummary(
             shape=row.shape,
@@ -112,12 +112,12 @@ def summarize(rows: Sequence[LinkRow]) -> list[LinkSummary]:
 
 
 def time_us(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median time of each call on the current stream, interleaved."""
+    """Returns the median time of each call on the current stream; calls run in turns."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(-WARM_UP_CALLS, CALLS):
         for name, call in calls.items():
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(HEAD_START_CYCLES)  # the host enqueues the call meanwhile
+            torch.cuda._sleep(HEAD_START_CYCLES)  # the host enqueues the call in this time
             begin.record()
             call()
             end.record()
@@ -128,9 +128,9 @@ def time_us(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def measure_link(m: int, n: int, k: int, chunks: Sequence[int]) -> list[LinkRow]:
-    """Times gathers that feed a matmul: "chunked" for each number of chunks, and "fused".
+    """Times a gather before a matmul: "chunked" for each number of chunks, and "fused".
 
-    Needs a GPU; "fused" is left out where it has no kernel. M is a multiple of four.
+    It needs a GPU; "fused" is left out if it has no kernel for the GPU. M is a multiple of four.
     """
     generator = torch.Generator().manual_seed(0)
     host = torch.randn(m, k, generator=generator).to(torch.bfloat16).pin_memory()
@@ -162,7 +162,7 @@ def measure_link(m: int, n: int, k: int, chunks: Sequence[int]) -> list[LinkRow]
         calls["fused"] = fused
         results["fused"] = _difference(fused(), whole)
     us = time_us(calls)
-    # Other rows than those that lie where these come: a wait too few would show.
+    # The values change after the timed calls, so that a missing wait would show in the result.
     host.neg_()
     gathered[:own].neg_()
     a.neg_()
@@ -198,7 +198,7 @@ def _difference(got: Tensor, want: Tensor) -> float:
 def _chunked(
     host: Tensor, gathered: Tensor, b: Tensor, y: Tensor, chunks: int
 ) -> Callable[[], None]:
-    """The own rows first, then each chunk of the others as it comes."""
+    """Returns a call that multiplies the own rows first, then each other chunk when it arrives."""
     own = len(host) // NUM_SHARDS
     link = torch.cuda.Stream()
     places = list(zip(*(part[own:].chunk(chunks) for part in (host, gathered, y)), strict=True))
@@ -206,7 +206,7 @@ def _chunked(
 
     def call() -> None:
         main = torch.cuda.current_stream()
-        link.wait_stream(main)  # `gathered` is read until then
+        link.wait_stream(main)  # until then, `main` may still read `gathered`
         for (source, target, _), event in zip(places, arrived, strict=True):
             with torch.cuda.stream(link):
                 target.copy_(source, non_blocking=True)
@@ -220,7 +220,7 @@ def _chunked(
 
 
 def _fused(host: Tensor, a: Tensor, b: Tensor) -> Callable[[], Tensor] | None:
-    """One kernel that waits for each chunk; None where there is none for this GPU."""
+    """Returns a call of one kernel that waits for each chunk; None if there is none for the GPU."""
     cuda = _library.cuda if _library.cuda_sm90 is not None else None
     if cuda is None or torch.cuda.get_device_capability() != (9, 0):
         return None
@@ -230,7 +230,7 @@ def _fused(host: Tensor, a: Tensor, b: Tensor) -> Callable[[], Tensor] | None:
 
 
 def parse_sizes(option: str, text: str) -> tuple[int, int, int]:
-    """M, N, K of an option's value."""
+    """Returns M, N, K of an option's value."""
     sizes = text.split(",")
     if len(sizes) != 3 or not all(is_size(size) and int(size) > 0 for size in sizes):
         raise UserError(f"{option}: expected M,N,K, three whole numbers >= 1, got {text!r}")
@@ -278,12 +278,13 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     if args.json is not None:
         machine = describe_machine(threads=torch.get_num_threads(), device="cuda")
         write_json(args.json, machine, rows, summary)
-    # A chunk's matmul may add up in another order than the whole one's: two roundings to bf16.
+    # The matmul of a chunk may add in another order than the whole one, so results may differ by
+    # two roundings to bf16.
     return 0 if max(row.max_difference for row in rows) <= MAX_DIFFERENCE else 1
 
 
 def _show(rows: Sequence[LinkRow]) -> None:
-    """The rows of one shape."""
+    """Prints the rows of one shape."""
     sizes = ",".join(map(str, rows[0].shape.values()))
     print(f"link-overlap  M,N,K = {sizes}  bf16; link {LINK}")
     print(f"{'algorithm':<10} {'chunks':>8} {'gemm us':>10} {'copy us':>10} {'in turn us':>11} "

@@ -1,4 +1,4 @@
-"""A bar chart of rows, as a multiple of compute alone."""
+"""Draws a bar chart of rows, as multiples of the time of computation alone."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _COLORS = {
 _RED, _GREY, _INK = "#dc2626", "#94a3b8", "#1e293b"
 _BAR_INCHES = 0.42
 _HEAD_INCHES, _PANEL_INCHES = 1.09, 4.11
-_MAX_GROUPS = 14  # side by side; more go into panels below
+_MAX_GROUPS = 14  # groups side by side; more groups go into panels below
 
 
 def plot_rows(rows: Sequence[Row], path: Path, *, subtitle: str) -> None:
-    """Bars of time / compute alone, a group for each op, grid and shape, into a file.
+    """Draws bars of time over that of computation alone, in groups of op, grid and shape.
 
-    A bar bears its time; its whisker is the middle half of the batches. A wrong result has no bar.
-    The format is that of the file's name.
+    A bar is labelled with its time, and its whisker is the middle half of the batches. A wrong
+    result has no bar. The ending of the file's name decides the format.
     """
-    # Figure, not pyplot: that would choose a window system and keep every figure alive.
+    # pyplot is not used, since it would choose a window system and keep every figure alive.
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -47,7 +47,7 @@ def plot_rows(rows: Sequence[Row], path: Path, *, subtitle: str) -> None:
     for place, panel in enumerate(panels):
         bottom = (_PANEL_INCHES * (len(panels) - 1 - place) + 0.83) / height
         axes = figure.add_axes((left, bottom, right - left, 3.28 / height))
-        axes.set_xlim(-1, len(panels[0]) * pitch - 1)  # bars of one width in all panels
+        axes.set_xlim(-1, len(panels[0]) * pitch - 1)  # bars have the same width in all panels
         floor = _draw_panel(axes, panel, algorithms, names_op=several)
         axes.set_xlabel(f"grid; {', '.join(rows[0].shape)}", color=_INK, fontsize=9)
     handles = [*(Patch(color=_COLORS[name], label=name) for name in algorithms), floor]
@@ -63,13 +63,13 @@ def plot_rows(rows: Sequence[Row], path: Path, *, subtitle: str) -> None:
 def _draw_panel(
     axes: Axes, groups: Sequence[Sequence[Row]], algorithms: Sequence[str], *, names_op: bool
 ) -> Line2D:
-    """A row of groups of bars; returns the line of the floor, for the legend."""
+    """Draws a row of groups of bars; returns the line of the floor, for the legend."""
     pitch = len(algorithms) + 1
     tops = [1.0]
     for place, group in enumerate(groups):
         for row in group:
             tops.append(_draw_bar(axes, row, place * pitch + algorithms.index(row.algorithm)))
-    axes.set_ylim(0, 1.25 * max(tops))  # room for what the bars bear
+    axes.set_ylim(0, 1.25 * max(tops))  # leaves room for the labels of the bars
     middle = (len(algorithms) - 1) / 2
     labels = _labels(groups, names_op=names_op)
     axes.set_xticks([i * pitch + middle for i in range(len(groups))], labels, fontsize=8)
@@ -84,7 +84,7 @@ def _draw_panel(
 
 
 def _draw_bar(axes: Axes, row: Row, x: float) -> float:
-    """One algorithm's bar with its time, or what takes its place; returns how high it is."""
+    """Draws one algorithm's bar with its time, or a note instead; returns its height."""
     if row.median_us is None or row.iqr_us is None or row.ratio_to_floor is None:
         text, color, height, reach = "wrong result", _RED, 0.0, 0.0
     else:

@@ -1,7 +1,7 @@
-"""What a result must be: float64 references of the whole inputs, and how far off is wrong.
+"""Checks results against float64 references of the whole inputs, and bounds their errors.
 
-Inputs are functions of their name and the element's place, so every rank can draw any block of
-them, and nothing is communicated to find out what is right.
+An input element is a function of the input's name and of its place, so every rank can draw any
+block of the inputs, and no communication is needed to compute the reference.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from axonn_ext.calibrate.measure import Ranks
 Outputs = Mapping[str, Tensor]
 
 SEED = 0
-# A product of more operations, or with operands of more elements, is checked in part: so many rows
-# by so many columns of each rank's block, drawn at random. Below, every element is.
+# Of a product with more operations, or with operands of more elements, only a part is checked: a
+# number of random rows and columns of each rank's block. Of smaller ones, every element is checked.
 MAX_CHECKED_OPERATIONS = 1 << 33
-MAX_CHECKED_ELEMENTS = 1 << 26  # half a GB in float64, on every rank of a host
+MAX_CHECKED_ELEMENTS = 1 << 26  # they take half a GB in float64 on every rank of a host
 NUM_SAMPLED = 256
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A random matrix, N(0, 1), of which any block can be drawn on any rank."""
+    """A random matrix with elements of N(0, 1), of which any rank can draw any block."""
 
     name: str
     num_rows: int
@@ -45,7 +45,7 @@ class Whole:
         return range(self.num_columns)
 
     def block(self, rows: range, columns: range) -> Tensor:
-        """The block, in the matrix's dtype; drawn by the CPU, the same on every device."""
+        """Returns the block in the matrix's dtype, equal on any device, since the CPU draws it."""
         drawn = torch.float32 if self.dtype == torch.float16 else self.dtype
         block = torch.empty(len(rows), len(columns), dtype=drawn)
         sizes, offsets = [self.num_rows, self.num_columns], [rows.start, columns.start]
@@ -53,7 +53,7 @@ class Whole:
         return block.to(self.device, self.dtype)
 
     def take(self, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
-        """Rows and columns anywhere, exact in float64."""
+        """Returns any rows and columns, exact in float64."""
         if not isinstance(rows, range):
             return torch.cat([self.take(range(row, row + 1), columns) for row in rows])
         if not isinstance(columns, range):
@@ -63,15 +63,15 @@ class Whole:
 
 @dataclass(frozen=True)
 class Expected:
-    """A result, or part of it, in float64, and the relative error that rounding explains."""
+    """A result, or a part of it, in float64, and the relative error that rounding explains."""
 
     values: Tensor
     limit: float
-    rows: Tensor | None = None  # places of `values` in the result; None: all
+    rows: Tensor | None = None  # the places of `values` in the result; None: it has all
     columns: Tensor | None = None
 
     def error(self, got: Tensor) -> float:
-        """Largest error over the largest magnitude; infinite for NaN or another shape."""
+        """Returns the largest error over the largest magnitude; infinite for NaN or bad shapes."""
         got = got.detach()
         if self.rows is not None and self.columns is not None:
             got = got[self.rows.to(got.device)][:, self.columns.to(got.device)]
@@ -87,7 +87,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The worst of several results: its relative error, and the error that is still right."""
+    """The relative error of the worst of several results, and the error that is allowed."""
 
     output: str
     error: float
@@ -103,7 +103,10 @@ class Verdict:
 
 
 def judge(outputs: Outputs, expected: Mapping[str, Expected], ranks: Ranks) -> Verdict:
-    """The worst of all outputs on all ranks. Collective. An output that is missing is wrong."""
+    """Returns the verdict on the worst output of all ranks, which must all call this.
+
+    A missing output is wrong.
+    """
     names = list(expected)
     own = [
         Verdict(name, e.error(outputs[name]) if name in outputs else math.inf, e.limit)
@@ -116,13 +119,14 @@ def judge(outputs: Outputs, expected: Mapping[str, Expected], ranks: Ranks) -> V
 
 
 def round_off(dtype: torch.dtype, terms: int, parts: int = 1) -> float:
-    """The relative error of a sum of `terms` products that rounding explains, of the largest sum.
+    """Returns the error that rounding explains in sums of `terms` products.
 
-    Products are accumulated in fp32 or better, where rounding errors add up like a random walk,
-    sqrt(terms) * eps, for terms of the result's own size; the factor 4 covers the largest of many
-    elements. bf16 results are rounded to bf16, too: once, and once for each of the `parts` ranks
-    that the sum is put together from, by at most eps / 2 each, doubled because a partial sum may
-    be larger than any result.
+    The error is relative to the largest sum. Products are accumulated in fp32 or better, where
+    rounding errors add up like a random walk, to sqrt(terms) * eps for terms of the size of the
+    result. The factor 4 covers the largest of many elements. bf16 results are also rounded to bf16,
+    once at the end and once for each of the `parts` ranks whose partial sums are added. Each
+    rounding changes at most eps / 2, which is doubled because a partial sum may be larger than any
+    result.
     """
     wide = dtype if dtype == torch.float64 else torch.float32
     limit = 4 * torch.finfo(wide).eps * math.sqrt(terms)
@@ -140,7 +144,7 @@ def expected_product(
     terms: int,
     limit: float,
 ) -> Expected:
-    """A block of a product: all of it, or a random part of one that is too large.
+    """Returns the expected block of a product, or a random part of a block that is too large.
 
     left(rows) and right(columns) are the operands' rows and columns, [rows, terms] and
     [terms, columns], in float64.

@@ -1,4 +1,4 @@
-"""Rows as people read them on a terminal."""
+"""Prints rows on a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from axonn_ext.bench.results import Row
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.console import print_table
 
-NOISY = 0.1  # a middle half wider than this share of the median makes small differences moot
+NOISY = 0.1  # if the middle half exceeds this share of the median, small differences mean nothing
 _COLUMNS = (
     "", "median", "spread", "min", "x floor", "speedup", "hidden", "overlap", "error"
 )  # fmt: skip
@@ -25,9 +25,9 @@ LEGEND = (
 
 
 def print_rows(console: Console, rows: Sequence[Row], *, cores: int = 0, gpus: int = 0) -> None:
-    """A table for each op, grid and shape, and what is to be said about it.
+    """Prints a table for each op, grid and shape, and notes about it.
 
-    cores, gpus: what the ranks had, of the kind that they ran on; 0: the other kind.
+    cores, gpus: how many the ranks had of the kind on which they ran; 0 for the other kind.
     """
     for group in grouped(rows):
         print_table(console, _table(group))
@@ -37,12 +37,12 @@ def print_rows(console: Console, rows: Sequence[Row], *, cores: int = 0, gpus: i
 
 
 def grouped(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows of one op, grid and shape, which were measured together."""
+    """Returns the rows in groups of one op, grid and shape, which were measured together."""
     return [list(group) for _, group in itertools.groupby(rows, key=title)]
 
 
 def title(row: Row) -> str:
-    """What the row's group measured."""
+    """Returns a title that says what the group of the row measured."""
     names, sizes = ",".join(row.shape), ",".join(str(size) for size in row.shape.values())
     options = "".join(f", {value}" for value in row.options.values())
     return f"{row.op}  {GridShape(**row.grid).short()}  {names} = {sizes}  {row.dtype}{options}"
@@ -89,7 +89,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _notes(group: Sequence[Row], *, cores: int, gpus: int) -> list[Text]:
-    """What the table does not say by itself."""
+    """Returns notes on the table."""
     notes = [Text(_finding(group))]
     notes += [Text(_wrong(row), style="red") for row in group if not row.correct]
     notes += [Text(text, style="yellow") for text in _cautions(group, cores=cores, gpus=gpus)]
@@ -105,7 +105,7 @@ def _wrong(row: Row) -> str:
 
 
 def _cautions(group: Sequence[Row], *, cores: int, gpus: int) -> list[str]:
-    """Why the numbers may say less than they seem to."""
+    """Returns reasons why the numbers may be less meaningful than they seem."""
     cautions = []
     first, ranks = group[0], GridShape(**group[0].grid).size
     if gpus and ranks > gpus:
@@ -133,7 +133,7 @@ def _cautions(group: Sequence[Row], *, cores: int, gpus: int) -> list[str]:
 
 
 def _finding(group: Sequence[Row]) -> str:
-    """The fastest right algorithm in a sentence."""
+    """Names the fastest algorithm with a right result in a sentence."""
     timed = {row.algorithm: row for row in group if row.median_us is not None}
     if not timed:
         return "no algorithm had a right result"

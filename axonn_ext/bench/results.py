@@ -1,4 +1,4 @@
-"""What a benchmark found: rows, the ratios made of them, and their JSON."""
+"""The results of a benchmark: rows, the ratios of their times, and their JSON."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """One algorithm on one op, shape and grid; times in microseconds, of one call on the slowest
-    rank. None: not measured, or not defined.
+    """One algorithm on one op, shape and grid.
+
+    Times are those of one call on the slowest rank, in microseconds. None means that a number was
+    not measured or is not defined.
 
     median_us, min_us, iqr_us    over the batches; None if the result was wrong
-    floor_us                     median of compute alone
-    collective_us                median of the collectives alone; None where nothing is sent
+    floor_us                     median of computation alone
+    collective_us                median of the collectives alone; None if nothing is sent
     speedup                      t_sequential / t
     ratio_to_floor               t / t_floor
     hidden_share                 (t_sequential - t) / (t_sequential - t_floor)
     overlap_efficiency           (t_floor + t_collective - t) / min(t_floor, t_collective)
-    rel_error, error_limit       of the worst output on the worst rank, and what rounding explains;
-                                 rel_error is None for NaN, infinity or another shape
+    rel_error, error_limit       the error of the worst output on the worst rank, and the error that
+                                 rounding explains; rel_error is None for NaN, infinity or another
+                                 shape
     """
 
     op: str
@@ -58,7 +61,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Ratios:
-    """How a time compares to that of its parts, where the comparison is defined."""
+    """The ratios of a time to those of its parts, where they are defined."""
 
     speedup: float | None
     ratio_to_floor: float | None
@@ -88,7 +91,7 @@ def _over(numerator: float, denominator: float) -> float | None:
 def write_json(
     path: Path, machine: Json, rows: Sequence[Any], summary: Sequence[Any] | None = None
 ) -> None:
-    """The file of docs/interfaces.md. rows, summary: dataclasses."""
+    """Writes the file that docs/interfaces.md describes. rows, summary: dataclasses."""
     content: Json = {"machine": machine, "rows": [dataclasses.asdict(row) for row in rows]}
     if summary is not None:
         content["summary"] = [dataclasses.asdict(line) for line in summary]
@@ -96,5 +99,5 @@ def write_json(
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file that `write_json` wrote."""
+    """Reads the rows of a file that `write_json` wrote."""
     return [Row(**row) for row in json.loads(path.read_text())["rows"]]

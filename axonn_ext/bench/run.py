@@ -1,4 +1,4 @@
-"""One case from its warm-up to its rows. A result that is wrong gets no time."""
+"""Runs one case from its warm-up to its rows. A wrong result gets no time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ FLOOR, COLLECTIVE, BASELINE = "floor", "collective", "sequential"
 
 
 def warm_up(call: Callable[[], Outputs]) -> Outputs:
-    """What an algorithm returns once everything that happens once has happened: ranks have met in
-    shared memory, buffers are there, choices are made."""
+    """Returns the result of an algorithm after everything that happens only once has happened.
+
+    Ranks have then set up shared memory, buffers are allocated, and "auto" has chosen.
+    """
     with axonn_ext.warm_up():
         for _ in range(NUM_WARM_UP_CALLS - 1):
             call()
@@ -34,10 +36,10 @@ def run_case(
     min_batch_seconds: float = MIN_BATCH_SECONDS,
     on_round: Callable[[], None] = lambda: None,
 ) -> list[Row]:
-    """Times the algorithms of a case whose results are right, and says which are not.
+    """Times those algorithms of a case whose results are right.
 
-    Collective; rows are the same on all ranks. A result is compared before timing, and the last of
-    the timed ones again: an algorithm that turns wrong loses its time, too.
+    All ranks must call this; rows are the same on all of them. Results are checked before timing,
+    and the last timed result is checked again; if it is wrong, the algorithm gets no time, either.
     """
 
     def verdict_on(outputs: Outputs) -> Verdict:
@@ -66,7 +68,7 @@ def run_case(
 
 
 def _synchronize_with(device: str) -> Callable[[], None]:
-    """Waits for what calls have left running: on a GPU, on the stream that they were given to."""
+    """Returns a function that waits for the calls; on a GPU, for the current stream."""
     if device == "cpu":
         return lambda: None
     return lambda: torch.cuda.current_stream().synchronize()
@@ -79,7 +81,7 @@ def _timed(algorithm: str) -> str:
 def _rows(
     case: Case, verdicts: dict[str, Verdict], timings: dict[str, Timing[object]], *, rounds: int
 ) -> list[Row]:
-    """One row an algorithm, in the order of the case."""
+    """Returns a row for each algorithm, in the order of the case."""
     right = {name: timings[_timed(name)] for name, verdict in verdicts.items() if verdict.correct}
     floor, collective, baseline = timings[FLOOR], timings.get(COLLECTIVE), right.get(BASELINE)
     rows = []

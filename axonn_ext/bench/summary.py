@@ -1,4 +1,4 @@
-"""What "auto" costs or wins against what a user would call instead, over all that was timed."""
+"""Compares "auto" with the alternatives of a user, over everything that was timed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from axonn_ext.spec.grid import GridShape
 
 CHOSEN = "auto"
 REFERENCES = ("sequential", symm_mem.NAME)
-TOLERANCE = 0.02  # what "auto" may lose to noise and to its own look-up
+TOLERANCE = 0.02  # "auto" may be slower by this share, by noise and its own look-up
 MAX_NAMED = 5
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """ "auto" beside another algorithm in the cases, a grid and a shape, where both have a time.
+    """ "auto" and another algorithm, compared in all cases, a grid and a shape, that both ran.
 
     worst_ratio      the largest t_auto / t_other
-    worst_case       where that is
-    worst_spread     there: the wider of both middle halves, over its median
-    mean_speedup     geometric mean of t_other / t_auto
-    slower           where "auto" takes longer by more than `tolerance`
+    worst_case       the case with this ratio
+    worst_spread     the larger of both middle halves over its median, in that case
+    mean_speedup     the geometric mean of t_other / t_auto
+    slower           the cases in which "auto" takes longer by more than `tolerance`
     """
 
     op: str
@@ -55,7 +55,7 @@ class Comparison:
 
 
 def compare(rows: Sequence[Row]) -> list[Comparison]:
-    """One for each op and each reference that was timed beside "auto"."""
+    """Returns a comparison for each op and each reference that was timed beside "auto"."""
     return [
         comparison
         for op in dict.fromkeys(row.op for row in rows)
@@ -65,7 +65,7 @@ def compare(rows: Sequence[Row]) -> list[Comparison]:
 
 
 def _compare(rows: Sequence[Row], against: str) -> Comparison | None:
-    found: list[tuple[float, float, str]] = []  # ratio, spread, case
+    found: list[tuple[float, float, str]] = []  # (ratio, spread, case)
     for group in grouped(rows):
         timed = {row.algorithm: row for row in group if row.median_us is not None}
         if CHOSEN in timed and against in timed:

@@ -1,4 +1,4 @@
-"""What torch's symmetric memory makes of a matmul with a collective: a baseline, on GPUs alone.
+"""The baseline for a matmul with a collective: torch's symmetric memory, which needs GPUs.
 
 torch.ops.symm_mem has the same signatures in torch 2.11 to 2.14, and groups need not be enabled.
 
@@ -18,12 +18,12 @@ from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.errors import UserError
 
 NAME = "torch-symm-mem"
-# Its all-reduce adds nothing else.
+# The all-reduce of torch's symmetric memory supports only these.
 ALL_REDUCE_DTYPES = ("fp32", "bf16")
 
 
 def why_refused(op: str, grid: GridShape, *, dtype: str, device: str) -> str:
-    """Why the baseline cannot run, as far as one process can tell; empty if nothing is known."""
+    """Returns why the baseline cannot run, as far as one process can tell; "" if it can."""
     if device != "cuda":
         return f"torch.ops.symm_mem has kernels for GPUs alone, got --device {device}"
     if grid.x < 2:
@@ -39,14 +39,14 @@ def why_refused(op: str, grid: GridShape, *, dtype: str, device: str) -> str:
 
 
 def bind_symm_mem(op: str, a: Tensor, b: Tensor, axis: AxisGroup) -> Callable[[], Tensor]:
-    """The baseline's call for a bench op on a rank's operands. Collective.
+    """Returns the baseline's call for a bench op on a rank's operands. All ranks must call this.
 
-    ag-gemm, gemm-rs   torch's fused ops; the gathered A is not asked for, as ours is not
-    gemm-ar            torch has none that is fused: torch.mm into symmetric memory, then its
-                       all-reduce in place, by multicast where the GPUs have it, else in two shots.
-                       The result is that memory, which the next call overwrites: no copy is timed
+    ag-gemm, gemm-rs   torch's fused ops, without returning the gathered A, as in ours
+    gemm-ar            torch has no fused op, so this is torch.mm into symmetric memory and then its
+                       all-reduce in place, by multicast if the GPUs have it, else in two shots. The
+                       result lies in that memory, which the next call overwrites; no copy is timed
     """
-    # Here, because commands that do not need it should not wait for it. Defines the ops, too.
+    # Imported here, so that commands that do not need it are not slowed down. It defines the ops.
     import torch.distributed._symmetric_memory as symmetric_memory
 
     if op == "ag-gemm":
@@ -62,7 +62,7 @@ def bind_symm_mem(op: str, a: Tensor, b: Tensor, axis: AxisGroup) -> Callable[[]
     )
 
     def matmul_all_reduce() -> Tensor:
-        # Peers have read `result` when their all-reduce ends, so when this rank's has ended.
+        # An all-reduce ends only after all ranks have read `result`, so it can be overwritten now.
         torch.mm(a, b, out=result)
         return all_reduce(result, "sum", axis.name)
 
@@ -77,7 +77,7 @@ def _all_gather_matmul(a_shard: Tensor, b: Tensor, group_name: str) -> Tensor:
 
 
 def require_peer_access(num_ranks: int) -> None:
-    """Raises UserError, the same on all ranks, where a rank's GPU cannot reach a peer's memory.
+    """Raises the same UserError on all ranks if a rank's GPU cannot access a peer's memory.
 
     Rank i has GPU i.
     """

@@ -1,4 +1,4 @@
-"""One rank of a benchmark, from the rendezvous to its rows."""
+"""Runs one rank of a benchmark, from the rendezvous to its rows."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to time, and how."""
+    """What is timed, and how."""
 
     specs: tuple[Spec, ...]
-    threads: int  # of each rank; 0: its share of the cores
+    threads: int  # the threads of each rank; 0: its share of the cores
     rounds: int
 
     @property
     def device(self) -> str:
-        """The kind of device that all specs run on."""
+        """The type of device on which all specs run."""
         return self.specs[0].device
 
     @property
@@ -45,9 +45,9 @@ class Plan:
 
 
 def run_worker(plan: Plan, here: Process) -> list[Row]:
-    """Times all of the plan's specs, whose grids have this world's size; rank 0 shows progress.
+    """Times all specs of the plan, whose grids must have all ranks; rank 0 shows progress.
 
-    Collective; returns the same rows on every rank.
+    All ranks must call this, and get the same rows.
     Raises: UserError if another rank has found a mistake of the user.
     """
     store = process.open_store(here)
@@ -55,7 +55,7 @@ def run_worker(plan: Plan, here: Process) -> list[Row]:
     process.set_threads(here, plan.threads)
     rows: list[Row] = []
     with process.process_group(here, store, plan.device), _progress(plan, here) as progress:
-        # What ranks tell each other of their clocks lies in CPU memory.
+        # Ranks exchange their times in CPU memory.
         ranks = Ranks(dist.new_group(backend="gloo") if plan.device == "cuda" else None)
         grids = {shape: Grid(**shape.as_dict()) for shape in plan.grids}
         for spec in plan.specs:
@@ -66,13 +66,13 @@ def run_worker(plan: Plan, here: Process) -> list[Row]:
 
 
 def build_case(spec: Spec, grid: Grid) -> Case:
-    """This rank's calls for what is asked."""
+    """Returns this rank's calls for the spec."""
     builders = {"linear": linear_case, "block": block_case}
     return builders.get(spec.op, gemm_case)(spec, grid)
 
 
 class _Bar:
-    """How far the rounds are, for people who watch a terminal; elsewhere nothing."""
+    """A progress bar of the rounds on a terminal; elsewhere it shows nothing."""
 
     def __init__(self, progress: Progress | None, num_rounds: int) -> None:
         self._progress = progress
@@ -95,7 +95,7 @@ def _progress(plan: Plan, here: Process) -> Iterator[_Bar]:
     if here.rank != 0 or not sys.stderr.isatty():
         yield _Bar(None, num_rounds)
         return
-    # Here, because a program that shows nothing needs no rich.
+    # Imported here, since a program that shows nothing does not need rich.
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -106,8 +106,8 @@ def _progress(plan: Plan, here: Process) -> Iterator[_Bar]:
 
     from axonn_ext.terminal.console import Console
 
-    console = Console(stderr=True)  # the results alone go to standard output
-    # Drawn when a round ends, not by a thread of its own, which would take time from what is timed.
+    console = Console(stderr=True)  # only the results go to standard output
+    # The bar is drawn when a round ends. A thread that draws it would disturb the timing.
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"),
         TimeRemainingColumn(),

@@ -1,8 +1,8 @@
-"""`axonn-ext bench links`: the machine that the planner shall plan for, measured.
+"""`axonn-ext bench links`: measures this machine, so that the planner can plan for it.
 
 plan       what is measured: groups of ranks, products
 ranks      the measurements, made by all ranks at once
-fit        bandwidth and latency of the times of messages
-file       the machine file that comes of it
+fit        bandwidth and latency from the times of messages
+file       the machine file with the results
 command    the command line
 """

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
 
 
 def make_plan(args: argparse.Namespace) -> Plan:
-    """What the arguments ask for. Raises: UserError."""
+    """Returns the plan that the arguments ask for. Raises: UserError."""
     import torch
 
     device = args.device or default_device()
@@ -112,7 +112,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
 
 
 def run_folder(folder: Path, here: Process) -> None:
-    """One rank: measures what the plan in the folder says; rank 0 leaves the result there."""
+    """Measures on one rank what the plan in the folder says; rank 0 writes the result there."""
     from axonn_ext.calibrate.ranks import measure_machine
 
     plan = Plan.from_json((folder / PLAN_FILE).read_text())
@@ -126,7 +126,7 @@ def run_folder(folder: Path, here: Process) -> None:
 
 
 def _launch(plan: Plan) -> dict[str, Any]:
-    # Here, because it takes a sixth of a second that the processes themselves need not spend.
+    # Imported here, since it takes a sixth of a second, which the started processes can save.
     from axonn_ext.launch.launcher import launch
 
     with tempfile.TemporaryDirectory(prefix="axonn_ext_links_") as name:

@@ -1,4 +1,4 @@
-"""The machine file that the planner reads (docs/planner.md), from what was measured."""
+"""Makes the machine file that the planner reads (docs/planner.md) from measurements."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from axonn_ext.calibrate.fit import Line, Point, fit, ring_steps
 
 Json = Mapping[str, Any]
 
-_LEAST_LATENCY_S = 1e-9  # the file has no zeros
+_LEAST_LATENCY_S = 1e-9  # the file must not have zeros
 
 
 class LinkRow(NamedTuple):
-    """What a group along an axis (None: any) sees of one kind of collective; `latency_s` of a step
-    of its ring. spread: the widest middle half of the times of a message, over their median."""
+    """Bandwidth and latency of one kind of collective in the groups of an axis (None: of any).
+
+    latency_s: the latency of one step of the ring. spread: the interquartile range of the times of
+    a message over their median, at its largest.
+    """
 
     axis: str | None
     inner: int
@@ -28,7 +31,7 @@ class LinkRow(NamedTuple):
 
 
 def link_rows(measured: Json) -> list[LinkRow]:
-    """The fits of all groups, in the order in which they were measured."""
+    """Returns the fits of all groups, in the order in which they were measured."""
     rows = []
     for row in measured["links"]:
         points = [Point(*values) for values in row["points"]]
@@ -41,7 +44,7 @@ def link_rows(measured: Json) -> list[LinkRow]:
 
 
 def peak_flops(measured: Json) -> dict[str, float]:
-    """Of a rank, by dtype: the rate of the fastest product."""
+    """Returns the rate of the fastest product of a rank for each dtype."""
     peaks: dict[str, float] = {}
     for row in measured["products"]:
         rate = 2 * row["m"] * row["n"] * row["k"] / row["seconds"]
@@ -52,10 +55,11 @@ def peak_flops(measured: Json) -> dict[str, float]:
 def machine_file(
     measured: Json, *, num_ranks: int, device: str, description: str, source: str
 ) -> str:
-    """The text of the file. One rank has nobody to send to: it gets links of memory's speed.
+    """Returns the text of the file.
 
-    Links with rows for each axis are emulated: a collective sleeps until they would be done, so its
-    own time is hidden behind theirs.
+    For one rank, which has no peers, links get the speed of memory. Links with rows for each axis
+    are emulated links: a collective sleeps until such a link would be done, which hides its own
+    latency.
     """
     rows, peaks = link_rows(measured), peak_flops(measured)
     speed = measured["memory_bytes_per_s"]
@@ -117,5 +121,5 @@ def _links(rows: Sequence[LinkRow]) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """A TOML string: JSON's escapes are a part of TOML's."""
+    """Returns a TOML string, made by JSON, whose escapes TOML has, too."""
     return json.dumps(text)

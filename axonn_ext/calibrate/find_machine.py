@@ -1,4 +1,4 @@
-"""Machines of the planner by name, "this" among them."""
+"""Finds machines of the planner by name, including "this"."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from axonn_ext.planner.machine import Machine, load_machine
 
 
 def measured_file() -> Path | None:
-    """Where `axonn-ext bench links` leaves the machine "this"; None where nothing is kept."""
+    """Returns the file in which `axonn-ext bench links` keeps "this"; None if nothing is kept."""
     kept = settings.load().measured_machine
     return Path(kept) if kept else None
 
 
 def find_machine(name: str) -> Machine:
-    """A known machine, "this", or that of a TOML file. Raises PlannerError."""
+    """Returns a known machine, "this", or the machine of a TOML file. Raises PlannerError."""
     return load_machine(name, this_file=measured_file())

@@ -1,4 +1,4 @@
-"""Bandwidth and latency, from how long messages of several sizes take."""
+"""Computes bandwidth and latency from the times of messages of several sizes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 
 class Point(NamedTuple):
-    """A message: bytes that a rank sends, seconds it took (median), and the width of the middle
-    half of the times."""
+    """The bytes that a rank sends in a message, the median of its times, and their middle half's
+    width (the interquartile range)."""
 
     num_bytes: int
     seconds: float
@@ -17,7 +17,7 @@ class Point(NamedTuple):
 
 
 class Line(NamedTuple):
-    """seconds = latency_s + bytes / bytes_per_s; error: the largest relative one of a point."""
+    """The model seconds = latency_s + bytes / bytes_per_s; error: its largest relative error."""
 
     bytes_per_s: float
     latency_s: float
@@ -25,11 +25,12 @@ class Line(NamedTuple):
 
 
 def fit(points: Sequence[Point]) -> Line:
-    """Bandwidth from the large messages, latency from the smallest.
+    """Returns the bandwidth of the large messages and the latency of the smallest one.
 
-    Bandwidth: the weighted median of the slopes between all but the smallest, so that one time that
-    is off does not move it far (Theil, Sen; a slope weighs as much as its points lie apart, for
-    noise is the same at all sizes); where times do not grow, the largest message alone tells.
+    The bandwidth follows from the median of the slopes between all messages but the smallest, so
+    that a single outlier has little influence (Theil, Sen). A slope is weighted by the distance of
+    its sizes, because noise is the same at all sizes. If times do not grow with size, the bandwidth
+    is that of the largest message.
 
     Raises ValueError for fewer than three sizes, or times that are not positive.
     """
@@ -51,7 +52,7 @@ def fit(points: Sequence[Point]) -> Line:
 
 
 def _weighted_median(values: Sequence[tuple[float, int]]) -> float:
-    """Of (value, weight): the value at which half of the weight is reached."""
+    """Returns, for pairs (value, weight), the value at which half of the weight is reached."""
     half = sum(weight for _, weight in values) / 2
     reached = 0.0
     for value, weight in sorted(values):
@@ -62,5 +63,5 @@ def _weighted_median(values: Sequence[tuple[float, int]]) -> float:
 
 
 def ring_steps(kind: str, group_size: int) -> int:
-    """Messages of a rank that follow each other."""
+    """Returns the number of steps of a ring: messages that a rank sends one after another."""
     return (group_size - 1) * (2 if kind == "all_reduce" else 1)

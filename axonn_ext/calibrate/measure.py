@@ -1,8 +1,8 @@
-"""Timing of calls that all ranks make together, interleaved so that noise meets all of them alike.
+"""Times calls that all ranks make together, interleaved so that noise affects all of them alike.
 
-The clock is CLOCK_MONOTONIC, which all processes of a host share. A batch lasts from the first
-rank's start to the last rank's end: where ranks outnumber cores, a rank that waits for a core would
-otherwise not see that time pass.
+The clock is CLOCK_MONOTONIC, which all processes of a host share. The time of a batch is from the
+first rank's start to the last rank's end. If there are more ranks than cores, a rank that waits for
+a core would otherwise not notice that time.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from torch.distributed import ProcessGroup
 T = TypeVar("T")
 
 ROUNDS = 30
-MIN_BATCH_SECONDS = 0.05  # the ranks' start, some 50 us apart, is a thousandth of that
-# A batch is made this much longer than it must be, so that few come out too short.
+MIN_BATCH_SECONDS = 0.05  # ranks start about 50 us apart, which is a thousandth of that
+# A batch is planned this much longer than it must be, so that few batches turn out too short.
 _HEADROOM = 1.2
-# How long a GPU is kept busy while the host enqueues what is timed: about a millisecond.
+# A GPU is kept busy so long, about a millisecond, while the host enqueues the timed calls.
 HEAD_START_CYCLES = 2_000_000
-_MAX_GROWTH = 50  # of the number of calls at once: the first calls may be uncommonly slow
+# The number of calls grows by this factor at most, since the first calls may be unusually slow.
+_MAX_GROWTH = 50
 
 
 class Ranks:
-    """The ranks that time together: all of one host, over a process group that carries CPU tensors.
+    """Ranks of one host that time calls together; their process group must support CPU tensors.
 
-    group: default, the whole world.
+    group: default all ranks.
     """
 
     def __init__(self, group: ProcessGroup | None = None) -> None:
@@ -42,11 +43,11 @@ class Ranks:
         self.size = dist.get_world_size(group)
 
     def meet(self) -> None:
-        """Returns once every rank has come."""
+        """Waits until every rank has called this."""
         dist.barrier(self._group)
 
     def exchange(self, *values: float) -> list[tuple[float, ...]]:
-        """The values of every rank, in rank order, the same on all of them."""
+        """Returns the values of every rank in rank order, on all ranks."""
         own = torch.tensor(values, dtype=torch.float64)
         all_values = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(all_values, own, group=self._group)
@@ -55,11 +56,11 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Timing(Generic[T]):
-    """How long one call takes on the slowest rank."""
+    """The times of one call on the slowest rank."""
 
-    samples_us: tuple[float, ...]  # one a round: a batch's time over its number of calls
-    calls_per_batch: int  # of the last batch
-    last: T  # what the last call of the last batch returned on this rank
+    samples_us: tuple[float, ...]  # the mean time of a call in the batch of each round
+    calls_per_batch: int  # the number of calls in the last batch
+    last: T  # the result, on this rank, of the last call of the last batch
 
     @property
     def median_us(self) -> float:
@@ -71,7 +72,7 @@ class Timing(Generic[T]):
 
     @property
     def iqr_us(self) -> float:
-        """The interquartile range: how wide the middle half of the samples lies."""
+        """The interquartile range of the samples."""
         if len(self.samples_us) < 2:
             return 0.0
         low, _, high = statistics.quantiles(self.samples_us, n=4, method="inclusive")
@@ -87,16 +88,16 @@ def measure(
     synchronize: Callable[[], None] = lambda: None,
     on_round: Callable[[], None] = lambda: None,
 ) -> dict[str, Timing[T]]:
-    """Times each of `calls`: one batch of back-to-back calls in each of `rounds` rounds.
+    """Times each of `calls` by one batch of back-to-back calls in each of `rounds` rounds.
 
-    Collective: all ranks of `ranks` pass calls of the same names in the same order; one that has no
-    part in a call passes one that returns at once. Call each a few times before. A round visits all
-    of them, starting one further than the round before, every other turn in reverse, so that none
-    always follows the same one. Ranks start a batch together; a batch that comes out shorter than
+    All ranks of `ranks` must call this, with calls of the same names in the same order. A rank that
+    has no part in a call passes one that returns at once. Each call should have run a few times
+    before. Each round starts with another call and runs either forwards or backwards, so that no
+    call always follows the same one. Ranks start a batch together. A batch that takes less than
     `min_batch_seconds` is repeated with more calls. Python's garbage collector runs between rounds.
 
-    synchronize: waits for what a call has left running on a device.
-    on_round: called after each round, on every rank.
+    synchronize: waits for the work of a call that still runs on a device.
+    on_round: is called after each round on every rank.
     """
     if rounds < 1 or not calls:
         raise ValueError(f"measure: expected calls and rounds >= 1, got {len(calls)} and {rounds}")
@@ -114,9 +115,9 @@ def measure(
     num_calls = dict.fromkeys(calls, 1)
     last: dict[str, T] = {}
     with _garbage_collected_by_hand():
-        for round_number in range(-1, rounds):  # -1: finds the number of calls
+        for round_number in range(-1, rounds):  # round -1 finds the number of calls
             for name in _order(list(calls), round_number):
-                last.pop(name, None)  # its memory is free again for the calls to come
+                last.pop(name, None)  # frees its memory for the next calls
                 seconds, last[name] = batch(calls[name], num_calls[name])
                 while seconds < min_batch_seconds:
                     num_calls[name] = _more_calls(num_calls[name], seconds, min_batch_seconds)
@@ -131,7 +132,7 @@ def measure(
 
 
 def _span(ranks: Ranks, began: float, ended: float) -> float:
-    """Seconds from the first rank's beginning to the last one's end, the same on all ranks."""
+    """Returns the seconds from the first rank's start to the last rank's end, on all ranks."""
     times = ranks.exchange(began, ended)
     return max(end for _, end in times) - min(begin for begin, _ in times)
 
@@ -143,14 +144,14 @@ def _order(names: list[str], round_number: int) -> list[str]:
 
 
 def _more_calls(num_calls: int, seconds: float, min_seconds: float) -> int:
-    """How many calls the next batch shall have, after one that was too short."""
+    """Returns the number of calls of the next batch, after one that was too short."""
     wanted = num_calls * _HEADROOM * min_seconds / max(seconds, 1e-9)
     return max(num_calls + 1, min(math.ceil(wanted), num_calls * _MAX_GROWTH))
 
 
 @contextmanager
 def _garbage_collected_by_hand() -> Iterator[None]:
-    """Turns the collector off, and spares its explicit runs what exists already."""
+    """Turns Python's garbage collector off, and exempts existing objects from explicit runs."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""What is measured: which groups of ranks, which products, at which sizes."""
+"""Defines what is measured: groups of ranks, products and sizes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import NamedTuple
 from axonn_ext.spec.grid import COMMUNICATING, GridShape, grids_of
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
-LAYOUTS = ("NT", "NN", "TN")  # forward, dgrad and wgrad, as BLAS writes them
+LAYOUTS = ("NT", "NN", "TN")  # the layouts of forward, dgrad and wgrad in BLAS's letters
 
-# m, n, k of products: small ones, which pay for each call, long ones in each direction, and cubes.
+# m, n, k of products: small ones, whose time is mostly that of the call, long ones in each
+# direction, and cubes.
 _CPU_PRODUCTS = (
     (16, 64, 64), (64, 64, 64), (32, 256, 256), (128, 128, 128), (256, 64, 256), (64, 256, 256),
     (256, 256, 64), (256, 256, 256), (512, 512, 512), (1024, 256, 1024),
@@ -25,7 +26,7 @@ _GPU_PRODUCTS = (
 
 
 class Product(NamedTuple):
-    """[m, k] @ [k, n], and how its operands lie."""
+    """The product [m, k] @ [k, n], and the layout of its operands."""
 
     m: int
     n: int
@@ -34,8 +35,10 @@ class Product(NamedTuple):
 
 
 class GroupShape(NamedTuple):
-    """Groups of `size` ranks, neighbours `inner` ranks apart: those along `axis` of `grid`, which
-    all communicate at once."""
+    """The groups along `axis` of `grid`, which all communicate at once.
+
+    They have `size` ranks each, and neighbours are `inner` ranks apart.
+    """
 
     axis: str
     inner: int
@@ -45,7 +48,10 @@ class GroupShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A launch. by_axis: links differ by axis, not only by where the ranks are."""
+    """The plan of one launch.
+
+    by_axis: links differ by axis, not only by the places of the ranks.
+    """
 
     num_ranks: int
     device: str
@@ -69,7 +75,7 @@ class Plan:
 
 
 def group_shapes(num_ranks: int, *, by_axis: bool) -> list[GroupShape]:
-    """Every shape that a group of any grid of that many ranks can have, once; by axis if asked."""
+    """Returns every distinct shape of a group in grids of that many ranks; by axis if asked."""
     found: dict[tuple[str, int, int], GroupShape] = {}
     for size in grids_of(num_ranks):
         for axis in COMMUNICATING:

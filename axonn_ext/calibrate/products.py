@@ -1,7 +1,7 @@
-"""Matrix products as Linears compute them: the choice for each, and what it wins over the library.
+"""Measures how Linears compute their products, and how much faster this is than the library's call.
 
-A choice is made of measurements; the fastest of many is fast by luck, too. So what it wins is
-measured anew, in turns with the library's call.
+A choice is the fastest of several measurements, which is partly luck. Therefore the chosen way and
+the library's call are measured again, in turns.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from axonn_ext.calibrate.measure import HEAD_START_CYCLES
 from axonn_ext.spec.products import Product
 
 DIRECT = "direct"  # the library's call
-LEAST_SPEEDUP = 0.98  # what a choice may lose to the library's call, for noise
+LEAST_SPEEDUP = 0.98  # a choice may seem slower than the library's call by noise
 
-# A batch is long against the resolution of the clocks, and its launches are through before the
-# GPU's head start ends: at least 100 us for each, where the library takes some 10, and Triton
-# several times that (a guess).
+# A batch is long compared with the resolution of the clocks, and all its launches are enqueued
+# before the GPU's head start ends. The head start has at least 100 us for each launch; the library
+# needs about 10, and Triton several times that (a guess).
 _BATCH_US, _MAX_CALLS = 2000.0, 50
 _CYCLES_PER_CALL = 200_000
 _BUDGET_US, _MIN_ROUNDS, _MAX_ROUNDS = 400_000.0, 7, 25
@@ -32,12 +32,14 @@ _BUDGET_US, _MIN_ROUNDS, _MAX_ROUNDS = 400_000.0, 7, 25
 
 @dataclass(frozen=True)
 class ProductRow:
-    """What a product takes, in microseconds; None where Linears do not ask (source "small").
+    """The times of a product in microseconds.
 
-    direct_us, winner_us   medians, in turns, after the choice; of a product that stays with
-                           "direct" those of the choice, since there is nothing to compare
+    They are None where Linears make no choice because the product is too small (source "small").
+
+    direct_us, winner_us   medians of "direct" and of the choice, measured in turns after the
+                           choice; if the choice is "direct", the median by which it was chosen
     speedup                direct_us / winner_us
-    median_us              what the choice was made of
+    median_us              the medians by which the choice was made
     """
 
     product: Product
@@ -50,7 +52,7 @@ class ProductRow:
 
     @property
     def name(self) -> str:
-        """As "dgrad 64,4096,11008 NN"."""
+        """The name of the product, like "dgrad 64,4096,11008 NN"."""
         product = self.product
         return f"{product.product_pass} {sizes(product)} {product.layout}"
 
@@ -60,7 +62,7 @@ def sizes(product: Product) -> str:
 
 
 def measure_product(product: Product, dtype: torch.dtype, device: str) -> ProductRow:
-    """The choice for one product, on random operands that are laid out as in the Linear."""
+    """Makes the choice for one product, on random operands with the layouts of the Linear."""
 
     def operand(rows: int, columns: int, layout: str) -> Tensor:
         shape = (rows, columns) if layout == "N" else (columns, rows)
@@ -87,15 +89,16 @@ def measure_product(product: Product, dtype: torch.dtype, device: str) -> Produc
 def time_in_turns(
     a: Tensor, b: Tensor, bias: Tensor | None, variants: Sequence[str], *, about_us: float
 ) -> dict[str, float]:
-    """Median microseconds of a @ b (+ bias) by each variant, on the current stream of a GPU.
+    """Returns the median microseconds of a @ b (+ bias) for each variant, on the current stream.
 
-    about_us: of one call, as far as known; fixes how many make up a batch.
+    It needs a GPU. about_us: the approximate time of a call, by which a batch gets its number of
+    calls.
     """
     num_calls = min(max(math.ceil(_BATCH_US / about_us), 1), _MAX_CALLS)
     batch_us = len(variants) * num_calls * about_us
     rounds = min(max(int(_BUDGET_US / batch_us), _MIN_ROUNDS), _MAX_ROUNDS)
     samples: dict[str, list[float]] = {variant: [] for variant in variants}
-    for turn in range(-1, rounds):  # -1: warms up
+    for turn in range(-1, rounds):  # turn -1 warms up
         for variant in variants[::-1] if turn % 2 else variants:
 
             def calls(variant: str = variant) -> None:
@@ -116,7 +119,7 @@ def _seconds_on_cpu(calls: Callable[[], None]) -> float:
 
 def _seconds_on_gpu(calls: Callable[[], None], num_calls: int) -> float:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    # The host enqueues the calls meanwhile.
+    # The host enqueues the calls while the GPU sleeps.
     torch.cuda._sleep(max(HEAD_START_CYCLES, num_calls * _CYCLES_PER_CALL))
     begin.record()
     calls()
@@ -127,7 +130,7 @@ def _seconds_on_gpu(calls: Callable[[], None], num_calls: int) -> float:
 
 @dataclass(frozen=True)
 class Gain:
-    """What choosing wins over all products that were measured: direct over winner."""
+    """The speedup (direct_us / winner_us) of the choices over all products that were measured."""
 
     num_products: int
     mean_speedup: float  # geometric mean
@@ -146,7 +149,7 @@ class Gain:
 
 
 def gain(rows: Sequence[ProductRow]) -> Gain | None:
-    """None if nothing was measured."""
+    """Returns the gain over all rows; None if nothing was measured."""
     found = [(row.speedup, row.name) for row in rows if row.speedup is not None]
     if not found:
         return None

@@ -1,7 +1,7 @@
-"""The measurements of one rank among all of them: what they do, they do at once.
+"""The measurements, which all ranks make at the same time.
 
-Times are those of the slowest rank, from the first one's start on: where ranks share cores, what
-each has of them is part of the result.
+Times are from the first rank's start to the slowest rank's end. If ranks share cores, this is part
+of the result.
 """
 
 from __future__ import annotations
@@ -26,20 +26,24 @@ Json = dict[str, Any]
 Call = Callable[[], object]
 
 _MIN_BATCH_SECONDS = 0.02
-# Messages of each group: one that is nothing but latency, and parts of one whose bytes take this
-# long, which is long beside what a busy machine adds by chance.
+# Each group sends a message so small that it only has latency, and parts of a message whose bytes
+# take _LARGEST_SECONDS, which is long compared with the noise of a busy machine. The bandwidth is
+# first estimated with _PROBE_BYTES.
 _SMALL_BYTES, _PROBE_BYTES = 256, 256 << 10
 _LARGEST_SECONDS = {"cpu": 0.12, "cuda": 0.005}
 _LARGEST_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
 _PARTS, _LEAST_LARGEST = (1, 2, 4), 16
-_ELEMENTWISE_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}  # of a tensor
+_ELEMENTWISE_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}  # the bytes of each tensor
 _ATTENTION = {"cpu": (2, 4, 128, 32), "cuda": (4, 16, 2048, 128)}  # batch, heads, sequence, D
-_TINY = 16  # elements each way: time that is not work
+_TINY = 16  # the edge of a matrix so small that its time is only that of the call
 
 
 def measure_machine(plan: Plan) -> Json:
-    """All that `axonn-ext bench links` measures; a collective, the same result on every rank."""
-    # What ranks tell each other of their clocks lies in CPU memory.
+    """Measures all that `axonn-ext bench links` needs.
+
+    All ranks must call this, and get the same result.
+    """
+    # Ranks exchange their times in CPU memory.
     ranks = Ranks(dist.new_group(backend="gloo") if plan.device == "cuda" else None)
     with torch.no_grad():
         result: Json = {
@@ -68,7 +72,7 @@ def _synchronize_with(device: str) -> Callable[[], None]:
 
 
 def _seconds(timing: Timing[object]) -> tuple[float, float]:
-    """Median, and the width of the middle half."""
+    """Returns the median and the interquartile range in seconds."""
     return timing.median_us * 1e-6, timing.iqr_us * 1e-6
 
 
@@ -93,7 +97,7 @@ def _measure_links(plan: Plan, ranks: Ranks) -> list[Json]:
 
 
 def _points(plan: Plan, ranks: Ranks, shape: GroupShape, axis: AxisGroup, kind: str) -> list[Point]:
-    """Times of messages of several sizes, the largest such that its bytes take a while."""
+    """Times messages of several sizes; the bytes of the largest take _LARGEST_SECONDS."""
     messages = [_collective(plan, axis, kind, n) for n in (_SMALL_BYTES, _PROBE_BYTES)]
     probes = measure(
         {str(sent): call for sent, call in messages}, ranks, rounds=2, min_batch_seconds=0.0,
@@ -110,10 +114,10 @@ def _points(plan: Plan, ranks: Ranks, shape: GroupShape, axis: AxisGroup, kind: 
 
 
 def _collective(plan: Plan, axis: AxisGroup, kind: str, num_bytes: int) -> tuple[int, Call]:
-    """A collective in which each rank sends about so many bytes, and how many it really sends."""
+    """Returns a collective that sends about `num_bytes` per rank, after the bytes that it sends."""
     dtype = DTYPES[plan.dtypes[0]]
     if kind != "all_gather" and plan.device == "cpu":
-        dtype = torch.float32  # c10d's sums of bfloat16 travel so
+        dtype = torch.float32  # c10d sends bfloat16 in this dtype for sums
     g, width = axis.size, dtype.itemsize
     passes = 2 if kind == "all_reduce" else 1
     shard = max(1, num_bytes // (passes * (g - 1) * width))
@@ -149,7 +153,7 @@ def _product(plan: Plan, product: Product, dtype: torch.dtype) -> Call:
 
 
 def _elementwise(plan: Plan, ranks: Ranks) -> Json:
-    """Memory bandwidth of c = a + b, and what a call costs that does next to nothing."""
+    """Measures the memory bandwidth of c = a + b, and the time of a call with next to no work."""
     count = _ELEMENTWISE_BYTES[plan.device] // 4
     a, b, c = (torch.ones(count, device=plan.device) for _ in range(3))
     small = torch.ones(_TINY, _TINY, device=plan.device)
@@ -162,8 +166,10 @@ def _elementwise(plan: Plan, ranks: Ranks) -> Json:
 
 
 def _attention(plan: Plan, ranks: Ranks, dtype: str) -> float:
-    """Flop/s of causal attention, forward and backward: 2 products, then 5, over half of the
-    scores each."""
+    """Returns the flop/s of causal attention in forward and backward.
+
+    Forward has 2 products and backward 5, each over half of the scores.
+    """
     batch, heads, sequence, features = _ATTENTION[plan.device]
     q, k, v = (
         torch.ones(batch, heads, sequence, features, dtype=DTYPES[dtype], device=plan.device,
@@ -182,7 +188,7 @@ def _attention(plan: Plan, ranks: Ranks, dtype: str) -> float:
 
 
 def _memory_bytes(plan: Plan) -> int:
-    """Of a rank."""
+    """Returns the memory of one rank."""
     if plan.device == "cuda":
         sharing = -(-plan.num_ranks // torch.cuda.device_count())
         return int(torch.cuda.get_device_properties().total_memory) // sharing

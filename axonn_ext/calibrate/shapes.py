@@ -1,4 +1,4 @@
-"""Sizes of what is timed: the grammar of `--shapes`, the presets, and what a grid must divide."""
+"""The sizes of timed ops: the grammar of `--shapes`, the presets, and the checks against a grid."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from axonn_ext.terminal.errors import UserError
 GEMM_OPS = ("ag-gemm", "gemm-rs", "gemm-ar")
 ALL_GEMM_OPS = "gemm-ops"  # each of GEMM_OPS
 OPS = (*GEMM_OPS, "linear", "block")
-ROLE_OF = {"ag-gemm": "expand", "gemm-rs": "contract", "gemm-ar": "contract"}  # of a Linear
+# The role of a Linear that issues such an op.
+ROLE_OF = {"ag-gemm": "expand", "gemm-rs": "contract", "gemm-ar": "contract"}
 
 
 class GemmShape(NamedTuple):
-    """Global sizes of a product [M, K] @ [K, N]; of a Linear: rows, out-features, in-features."""
+    """The global sizes of a product [M, K] @ [K, N].
+
+    For a Linear, M, N and K are rows, out features and in features.
+    """
 
     M: int
     N: int
@@ -28,12 +32,12 @@ class GemmShape(NamedTuple):
 
     @property
     def num_elements(self) -> int:
-        """Of the three matrices."""
+        """The elements of the three matrices."""
         return self.M * self.N + self.N * self.K + self.M * self.K
 
 
 class BlockShape(NamedTuple):
-    """Global sizes of a transformer block."""
+    """The global sizes of a transformer block."""
 
     batch: int
     sequence: int
@@ -42,28 +46,28 @@ class BlockShape(NamedTuple):
 
     @property
     def num_elements(self) -> int:
-        """Of the weights, 12 hidden^2, and of the input; what lies between comes on top."""
+        """The elements of the weights (12 hidden^2) and of the input, without activations."""
         return 12 * self.hidden**2 + self.batch * self.sequence * self.hidden
 
     def model(self, grid: GridShape) -> ModelConfig:
-        """A GPT-2 model of one such block."""
+        """Returns a GPT-2 model of one such block."""
         return ModelConfig(
-            vocab_size=grid.x * grid.z,  # as small as the grid allows: it is not run
+            vocab_size=grid.x * grid.z,  # as small as the grid allows, since lm_head is not run
             hidden_size=self.hidden,
             num_layers=1,
             num_heads=self.heads,
             sequence_length=self.sequence,
             tie_embeddings=False,
-            # Not GPT-2's 0.02: what a block adds shall be as large as what it adds it to, or its
-            # errors would not show.
+            # This is larger than GPT-2's 0.02: what a block adds to the residual stream must be as
+            # large as the stream itself, or errors of the block would not show.
             init_std=self.hidden**-0.5,
         )
 
 
 Shape = GemmShape | BlockShape
 
-# One sequence of the length that the model was trained with. "expand": qkv, and gate and up (up);
-# "contract": the out-projection and down.
+# M is one sequence of the length with which the model was trained. The Linears of "expand" are qkv
+# and up (with gate, where there is one), those of "contract" are the out-projection and down.
 # Sources: Touvron et al., arXiv:2307.09288 (70B: hidden 8192, 64 heads, 8 of them key-value heads,
 # MLP 28672); Brown et al., arXiv:2005.14165, table 2.1 (175B: hidden 12288, MLP 49152).
 GEMM_PRESETS = {
@@ -72,18 +76,18 @@ GEMM_PRESETS = {
     ("gpt3", "expand"): (GemmShape(2048, 36864, 12288), GemmShape(2048, 49152, 12288)),
     ("gpt3", "contract"): (GemmShape(2048, 12288, 12288), GemmShape(2048, 12288, 49152)),
 }
-# The MLPs that papers on fused matmuls time, as N,K of "expand"; "contract" has them transposed.
+# The MLPs that papers on fused matmuls time, as N, K of "expand". "contract" has K, N.
 # Sizes: Touvron et al., arXiv:2307.09288 (Llama 2 7B); Llama team, arXiv:2407.21783 (Llama 3 8B,
 # 70B, 405B); Yang et al., arXiv:2407.10671 (Qwen2 72B); Brown et al., arXiv:2005.14165 (GPT-3).
-# Timed by Chang et al., arXiv:2406.06858 (Flux), and Zheng et al., arXiv:2504.19442
-# (Triton-distributed), from M = 1024 on; below, fused kernels lose to the pair.
+# Chang et al., arXiv:2406.06858 (Flux), and Zheng et al., arXiv:2504.19442 (Triton-distributed)
+# time them from M = 1024 on. Below that, fused kernels are slower than separate ones.
 PUBLISHED = "published"
 PUBLISHED_LAYERS = (
     (11008, 4096), (14336, 4096), (28672, 8192), (29568, 8192), (53248, 16384), (49152, 12288)
 )  # fmt: skip
 PUBLISHED_ROWS = (64, 256, 1024, 2048, 4096, 8192, 16384)
 BLOCK_PRESETS = {
-    "gpt2": (BlockShape(8, 1024, 768, 12),),  # Radford et al. 2019, the smallest
+    "gpt2": (BlockShape(8, 1024, 768, 12),),  # the smallest model of Radford et al. 2019
     "gpt3": (BlockShape(1, 2048, 12288, 96),),
 }
 DEFAULTS: dict[str, Shape] = {
@@ -94,10 +98,10 @@ DEFAULTS: dict[str, Shape] = {
 
 
 def parse_shapes(op: str, texts: list[str], *, role: str = "expand") -> tuple[Shape, ...]:
-    """The shapes that the texts, sizes or presets, stand for; the op's default for none.
+    """Returns the shapes for texts, which are sizes or presets; the op's default if there are none.
 
-    role: of "linear", whose presets are those of the layers in that role.
-    Raises: UserError for what is neither.
+    role: the role of the Linears that a preset stands for.
+    Raises: UserError for a text that is neither.
     """
     if not texts:
         return (DEFAULTS[op],)
@@ -105,9 +109,9 @@ def parse_shapes(op: str, texts: list[str], *, role: str = "expand") -> tuple[Sh
 
 
 def published_shapes(text: str, role: str) -> tuple[GemmShape, ...]:
-    """What "published", or "published:M,M,..." for some of its M, stands for in a role.
+    """Returns the shapes of "published", or of "published:M,M,..." for some values of M, in a role.
 
-    Raises: UserError for an M that it does not have.
+    Raises: UserError for an M that is not among the published ones.
     """
     chosen: tuple[int, ...] = PUBLISHED_ROWS
     if text != PUBLISHED:
@@ -127,7 +131,7 @@ def is_published(text: str) -> bool:
 
 
 def is_preset(text: str) -> bool:
-    """Whether the text stands for layers, with sizes of their own in each role."""
+    """Whether the text is a preset of layers, whose sizes depend on the role."""
     return is_published(text) or any(text == name for name, _ in GEMM_PRESETS)
 
 
@@ -145,12 +149,12 @@ def _parse(op: str, text: str, role: str) -> tuple[Shape, ...]:
 
 
 def is_size(text: str) -> bool:
-    """Whether the text is a whole number, of no more digits than any size has."""
+    """Whether the text is a whole number without more digits than any size has."""
     return re.fullmatch(r"\s*[0-9]{1,13}\s*", text) is not None
 
 
 def parse_sizes(op: str, text: str, presets: Sequence[str]) -> Shape:
-    """The shape whose sizes the text lists. Raises: UserError for any other text."""
+    """Returns the shape whose sizes the text lists. Raises: UserError for any other text."""
     kind = BlockShape if op == "block" else GemmShape
     sizes = text.split(",")
     if len(sizes) != len(kind._fields) or not all(map(is_size, sizes)):
@@ -165,7 +169,7 @@ def parse_sizes(op: str, text: str, presets: Sequence[str]) -> Shape:
 
 
 def problems(op: str, shape: Shape, grid: GridShape, *, role: str, layout: str) -> list[str]:
-    """Why the op cannot be timed in that shape on that grid, with the numbers; empty if it can."""
+    """Returns why the op cannot be timed in that shape on that grid; an empty list if it can."""
     where = f"{op} {describe(shape)} on {grid.short()}: "
     if grid.data > 1:
         return [f"{where}data={grid.data} must be 1: nothing of one layer moves over data"]
@@ -198,5 +202,5 @@ def _linear_rules(grid: GridShape, role: str, layout: str) -> list[tuple[str, in
 
 
 def describe(shape: Shape) -> str:
-    """As "M,N,K = 512,1024,1024"."""
+    """Returns the shape like "M,N,K = 512,1024,1024"."""
     return f"{','.join(shape._fields)} = {','.join(map(str, shape))}"

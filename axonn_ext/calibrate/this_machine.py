@@ -1,4 +1,4 @@
-"""What a benchmark runs on, and the names of the dtypes that it takes."""
+"""Describes the machine of a benchmark, and names the dtypes that it accepts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ CPU_DTYPES = ("fp32", "bf16", "fp64")
 
 
 def describe_machine(*, threads: int, device: str = "cpu") -> dict[str, str | int]:
-    """The machine and the software, for the record; `threads` of each rank, `device` its kind."""
+    """Describes the machine and the software for the results.
+
+    threads: the number of each rank. device: the type of device.
+    """
     return (_describe_gpus() if device == "cuda" else {}) | {
         "cpu": _cpu_model(),
         "cores": num_cores(),
@@ -36,18 +39,18 @@ def describe_machine(*, threads: int, device: str = "cpu") -> dict[str, str | in
 
 
 def default_device() -> str:
-    """What is timed where nobody says: GPUs, if there are any."""
+    """Returns the device to time if none is named: "cuda" if there are GPUs, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def check_device(device: str) -> None:
-    """Raises UserError for GPUs where there are none."""
+    """Raises UserError for "cuda" if there are no GPUs."""
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no GPU here; use --device cpu")
 
 
 def _describe_gpus() -> dict[str, str | int]:
-    """The GPUs and what drives them."""
+    """Describes the GPUs, their driver and libraries."""
     return {
         "gpu": torch.cuda.get_device_name(),
         "gpus": torch.cuda.device_count(),
@@ -58,7 +61,7 @@ def _describe_gpus() -> dict[str, str | int]:
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -72,7 +75,7 @@ def _cpu_model() -> str:
 
 
 def _blas() -> str:
-    """The library that torch.mm calls, with its version where torch tells it."""
+    """Returns the library that torch.mm calls, with its version if torch tells it."""
     config = torch.__config__.show()
     name = re.search(r"BLAS_INFO=(\w+)", config)
     version = re.search(r"Math Kernel Library Version (\S+)", config)

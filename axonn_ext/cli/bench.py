@@ -1,4 +1,4 @@
-"""`axonn-ext bench`: times the ops, and what is built of them."""
+"""`axonn-ext bench`: times the ops, the modules and training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ examples:
   axonn-ext bench train --nproc 4 --grid 2x2x1 --baseline ddp --baseline tp
 """
 
-# Each has an add_parser(benchmarks), which adds its subcommands with `run` as their default.
+# Each module has add_parser(benchmarks), which adds its subcommands with `run` as their default.
 BENCHMARKS = (command, fused_gemm, link_overlap, links, ranking, train)
 
 

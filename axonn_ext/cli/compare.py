@@ -1,4 +1,4 @@
-"""`axonn-ext compare`: how far the losses of two runs are apart."""
+"""`axonn-ext compare`: compares the losses of two runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
-    """Prints the comparison; 1 if the runs differ by more than the tolerance."""
+    """Prints the comparison; returns 1 if the runs differ by more than the tolerance."""
     refuse_extra("compare", extra)
     comparison = compare(args.folder, args.reference)
     picture = args.folder / COMPARE_PICTURE if importlib.util.find_spec("matplotlib") else None
@@ -73,8 +73,10 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
 
 
 def print_table(console: Console, comparison: Comparison) -> None:
-    """The losses of some steps. Names are broken into lines where the terminal is narrow, numbers
-    never: on one that is narrower than they are, the terminal breaks the lines."""
+    """Prints the losses of some steps.
+
+    On a narrow terminal, names are broken into several lines, but numbers never are.
+    """
     rows = [_cells(pair) for pair in comparison.some_pairs(NUM_ROWS)]
     last = [_cells(pair) for pair in comparison.evaluations[-1:]]
     names = ("step", comparison.name, comparison.reference_name, "relative difference")

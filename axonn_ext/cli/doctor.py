@@ -1,4 +1,4 @@
-"""`axonn-ext doctor`: what is installed here, what will be used and why, and what is missing."""
+"""`axonn-ext doctor`: reports what is installed, what will be used and why, and what is missing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ BUILD_WITH_CUDA = (
     "AXONN_CUDA=1 pip install -v --no-build-isolation . (README.md, With CUDA: what it needs)"
 )
 
-# A process that is no rank of ours maps memory as a rank maps that of its peers.
+# A separate process maps memory of this one as a rank maps that of its peers.
 MAP_A_PEER = """
 import mmap, sys
 with open(sys.argv[1], "rb") as file:
@@ -70,7 +70,7 @@ class Finding:
     name: str
     value: str
     status: str = OK
-    remedy: str = ""  # what to do about it
+    remedy: str = ""  # what the user can do about it
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -84,7 +84,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
-    """Prints the findings; 1 if one is a problem."""
+    """Prints the findings; returns 1 if one of them is a problem."""
     refuse_extra("doctor", extra)
     check_writable("--json", args.json)
     findings = [*find_bad_settings(args.bad_settings), *diagnose()]
@@ -101,13 +101,16 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
 
 
 def find_bad_settings(problems: Mapping[str, str]) -> list[Finding]:
-    """Variables that end every other command; the rest of the report is of their defaults."""
+    """Returns a finding for each invalid variable, which every other command would refuse.
+
+    The rest of the report is about the defaults of these variables.
+    """
     remedy = "unset it, or set it to what it may be: docs/interfaces.md"
     return [Finding("settings", name, what, PROBLEM, remedy) for name, what in problems.items()]
 
 
 def diagnose() -> list[Finding]:
-    """All findings, in the order of the report; few where the compiled parts cannot be loaded."""
+    """Returns all findings in the order of the report; few if compiled parts cannot be loaded."""
     shared_memory = find_shared_memory()
     try:
         from axonn_ext import _library  # noqa: F401
@@ -148,7 +151,7 @@ def _table(findings: Sequence[Finding]) -> Table:
 
 
 def find_versions() -> list[Finding]:
-    """Of python and what we are built on."""
+    """Returns the versions of Python and of the packages that we use."""
     try:
         triton = Finding("versions", "triton", importlib.metadata.version("triton"))
     except importlib.metadata.PackageNotFoundError:
@@ -163,10 +166,10 @@ def find_versions() -> list[Finding]:
 
 
 def find_build() -> list[Finding]:
-    """What is compiled, for which architectures, against which NCCL."""
+    """Returns what is compiled, for which architectures, and against which NCCL."""
     from axonn_ext import _library
 
-    # That _C loads is shown by our being here.
+    # _C can be loaded, since this module has imported it.
     findings = [Finding("build", "CPU parts", str(_library.extension_path()))]
     if _library.cuda is None:
         status, remedy, text = OK, "", _why_not("_cuda")
@@ -207,7 +210,7 @@ def _why_not(module: str) -> str:
 
 
 def find_devices() -> list[Finding]:
-    """The GPUs, whether our code runs on each, and which reach each other's memory."""
+    """Returns the GPUs, whether our code runs on them, and which can access each other's memory."""
     from axonn_ext import _library
 
     if not torch.cuda.is_available():
@@ -218,7 +221,8 @@ def find_devices() -> list[Finding]:
     for device in range(count):
         properties = torch.cuda.get_device_properties(device)
         version = (properties.major, properties.minor)
-        # Of AMD as gfx942:sramecc+:xnack-, and numbers that stand for another NVIDIA GPU.
+        # AMD's names are like gfx942:sramecc+:xnack-, and its version numbers would mean another
+        # GPU of NVIDIA.
         amd = torch.version.hip is not None
         kind = properties.gcnArchName.partition(":")[0] if amd else f"sm_{version[0]}{version[1]}"
         text = f"{properties.name}, {kind}, {properties.total_memory >> 30} GiB"
@@ -235,11 +239,14 @@ def find_devices() -> list[Finding]:
 
 
 def runs_on(architectures: Sequence[str], version: tuple[int, int]) -> bool:
-    """Whether code for these runs on a device: sm_XY on X.Y and later of the same X; PTX on all."""
+    """Whether code for these architectures runs on a device.
+
+    sm_XY runs on X.Y and later versions of the same X; PTX also runs on all later devices.
+    """
     number = 10 * version[0] + version[1]
     for architecture in architectures:
         kind, _, text = architecture.partition("_")
-        if not text.isdigit():  # 90a: for exactly that version
+        if not text.isdigit():  # code for 90a runs on exactly that version
             if kind == "sm" and text.rstrip("af") == str(number):
                 return True
             continue
@@ -256,7 +263,7 @@ def _can_reach(device: int, peer: int) -> bool:
 
 
 def find_shared_memory() -> Finding:
-    """Whether processes of this host can map each other's memory, as fused ops on CPU do."""
+    """Returns whether processes of this host can map each other's memory, as CPU fused ops need."""
     try:
         descriptor = os.memfd_create("axonn_doctor")
         try:
@@ -278,7 +285,7 @@ def find_shared_memory() -> Finding:
 
 
 def find_verified(loaded: settings.Settings) -> list[Finding]:
-    """What `axonn-ext verify` has found on this machine's GPUs."""
+    """Returns what `axonn-ext verify` has found on this machine's GPUs."""
     from axonn_ext import _library
 
     findings = []
@@ -300,7 +307,7 @@ def find_verified(loaded: settings.Settings) -> list[Finding]:
 
 
 def why_no_fused_on(gpu: str) -> str:
-    """Why there is nothing of ours that `axonn-ext verify` could run on GPUs of a model; or ""."""
+    """Returns why `axonn-ext verify` has no kernels for GPUs of a model; "" if it has some."""
     if not torch.cuda.is_available():
         return "torch sees no GPU"
     names = [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())]
@@ -317,7 +324,7 @@ def _verdict(verdict: stamps.Verdict) -> str:
 
 
 def find_algorithms(*, can_share: bool, cuda_kernels: set[str]) -> list[Finding]:
-    """What each op does on CPU and CUDA tensors, and why."""
+    """Returns which algorithms each op uses on CPU and CUDA tensors, and why."""
     from axonn_ext import _library
 
     default = "fused" if can_share else "sequential"
@@ -328,7 +335,7 @@ def find_algorithms(*, can_share: bool, cuda_kernels: set[str]) -> list[Finding]
     findings = [Finding("algorithms", "CPU tensors", cpu, OK if gloo or can_share else PROBLEM)]
     if not _machine.gpu_runtime():
         return [*findings, Finding("algorithms", "CUDA tensors", "none: torch is a CPU build")]
-    nccl = dist.is_available() and dist.is_nccl_available()  # RCCL has its name
+    nccl = dist.is_available() and dist.is_nccl_available()  # also true for RCCL
     library = "NCCL" if _machine.runs_cuda() else "RCCL"
     over = f"over c10d's {library}" if nccl else f"torch has no {library}"
     if not _machine.runs_cuda():

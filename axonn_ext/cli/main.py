@@ -1,4 +1,4 @@
-"""Dispatch to the subcommands, and what becomes of their errors."""
+"""Runs the subcommands and turns their errors into messages."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130
 FAREWELL_SECONDS = 5.0
-MOST_SHOWN = 600  # characters of a line of a message: names may have thousands
+MOST_SHOWN = 600  # the most characters of a line of a message; names may have thousands
 
-# Each is a module beside this one, which is imported only when it is asked for: Torch takes seconds
-# to load, and `plan` does without it.
+# Each command is a module beside this one. It is imported only if it is asked for, since Torch
+# takes seconds to load, and `plan` does not need it.
 COMMANDS = {
     "plan": "find the fastest grid for a model on a machine",
     "train": "train a model",
@@ -63,13 +63,13 @@ examples:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are `UserError`s, shown like all others."""
+    """An argument parser that raises `UserError`s, which are shown like all others."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see {self.prog} --help)")
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
-        """argparse would pass over a help text that cannot be written."""
+        """Raises an error for a help text that cannot be written, which argparse would ignore."""
         if message:
             (file or sys.stderr).write(message)
 
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(sys.argv[1:] if argv is None else list(argv))
         finally:
-            sys.stdout.flush()  # here, where it can fail in a message of ours
+            sys.stdout.flush()  # if this fails here, we can print a message
     except BrokenPipeError:
         streams.drop(sys.stdout)
         return streams.READER_GONE
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    """The same, where standard output is written to without care."""
+    """Runs one command; the caller handles errors of standard output."""
     here, parent = None, os.getppid()
     try:
         here = settings.launch_environment()
@@ -120,11 +120,12 @@ def _run(arguments: list[str]) -> int:
             _end_the_job(parent)
         raise
     except KeyboardInterrupt:
-        if here is None:  # under a launcher, it is the launcher that says so, once
+        if here is None:  # under a launcher, only the launcher says so
             _report(here, "interrupted")
         return INTERRUPTED
     except ImportError as error:
-        ours = (error.name or "").startswith("axonn_ext._")  # of _library, which says what to do
+        # `_library` raises it for our own parts, with a message that says what to do.
+        ours = (error.name or "").startswith("axonn_ext._")
         _report(here, f"error: {error}" if ours else traceback.format_exc())
         return FAILED
     except (MemoryError, OSError) as error:
@@ -136,7 +137,10 @@ def _run(arguments: list[str]) -> int:
 
 
 def _check_settings(arguments: list[str]) -> dict[str, str]:
-    """Raises SettingsError; but doctor is told what is wrong, and goes on with defaults."""
+    """Raises SettingsError for invalid variables.
+
+    For doctor, it returns what is wrong instead, and defaults replace these variables.
+    """
     try:
         settings.load()
     except SettingsError as error:
@@ -155,32 +159,34 @@ def _refuse(here: LaunchEnvironment | None, problems: Sequence[str]) -> int:
 
 
 def _end_the_job(launcher: int) -> None:
-    """As one rank of a job whose output nobody reads any more: asks the launcher to end all of it,
-    before the other ranks complain that this one has gone."""
+    """Asks the launcher to end the whole job, because nobody reads this rank's output any more.
+
+    Otherwise, the other ranks would complain that this one has ended.
+    """
     if launcher == 1 or os.getppid() != launcher:
-        return  # it has gone itself, and who has this process now is none of ours
+        return  # the launcher has ended, and the new parent of this process is not ours
     os.kill(launcher, signal.SIGHUP)
-    time.sleep(FAREWELL_SECONDS)  # until the launcher ends this process
+    time.sleep(FAREWELL_SECONDS)  # the launcher ends this process in this time
 
 
 def _of_the_machine(error: MemoryError | OSError) -> str:
-    """What the machine has refused, in a line."""
+    """Says in one line what the machine has refused."""
     if isinstance(error, MemoryError):
         return f"memory ran out{f': {error}' if str(error) else ''}"
     if error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    # Files of ours are named where they are written.
+    # Errors of files that we write name the file already.
     is_stdout = error.errno == errno.ENOSPC and _stdout_is_full()
     return f"{error.strerror or error}{' (standard output)' if is_stdout else ''}"
 
 
 def _stdout_is_full() -> bool:
-    """Whether standard output takes not even the end of a line; what is left for it is dropped."""
+    """Whether not even a line end can be written to standard output; drops what is unwritten."""
     try:
         sys.stdout.write("\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        return False  # nobody needs to be told
+        return False  # nobody reads the output
     except OSError:
         streams.drop(sys.stdout)
         return True
@@ -188,7 +194,7 @@ def _stdout_is_full() -> bool:
 
 
 def _parser(first: Sequence[str]) -> Parser:
-    """All commands, by their names; with its options the one that the first argument names."""
+    """Returns a parser with the names of all commands, and the options of the one that is named."""
     parser = Parser(
         prog="axonn-ext", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -209,7 +215,7 @@ def _say_farewell() -> None:
     try:
         from axonn_ext.launch import process  # loads Torch
     except SettingsError:
-        return  # it cannot be loaded with them
+        return  # the module cannot be loaded with these settings
 
     here = process.this_process()
     assert here is not None
@@ -217,9 +223,9 @@ def _say_farewell() -> None:
 
 
 def _lost_peer(error: Exception) -> bool:
-    """Whether another rank's end is all that is wrong here; where this rank was says nothing then.
+    """Whether this error only means that another rank has ended, so that its traceback is no help.
 
-    Our fused ops and gloo both report it as a RuntimeError, known by its text alone.
+    Our fused ops and gloo both raise a RuntimeError for this, which only its text identifies.
     """
     signs = (
         "which has died",
@@ -232,13 +238,13 @@ def _lost_peer(error: Exception) -> bool:
 
 
 def _report(here: LaunchEnvironment | None, text: str) -> None:
-    """Writes the text to stderr, each line with the rank if there are several, in one piece."""
+    """Writes the text to stderr at once; if there are several ranks, lines begin with the rank."""
     prefix = f"[rank {here.rank}] " if here is not None and here.world_size > 1 else ""
     streams.say("".join(f"{prefix}{_shorten(line)}\n" for line in text.splitlines()))
 
 
 def _shorten(line: str) -> str:
-    """The line without its middle, if it is longer than anybody reads."""
+    """Returns the line; if it is too long to be read, without its middle."""
     if len(line) <= MOST_SHOWN:
         return line
     return f"{line[: MOST_SHOWN // 2]} ... {line[-MOST_SHOWN // 2 :]}"

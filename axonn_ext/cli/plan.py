@@ -148,9 +148,9 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
 
 
 def make_request(args: argparse.Namespace) -> Request:
-    """What the arguments ask for; with --weak and --strong, on the fewest GPUs.
+    """Returns the request of the arguments; with --weak and --strong, that for the fewest GPUs.
 
-    Raises: UserError for what cannot be, with what could.
+    Raises: UserError for a request that cannot be fulfilled, which says what could be.
     """
     try:
         machine = find_machine(args.machine)
@@ -182,7 +182,7 @@ def make_request(args: argparse.Namespace) -> Request:
 
 
 def _smallest(request: Request) -> str:
-    """How many GPUs would do."""
+    """Says how many GPUs would be enough."""
     least = smallest_that_fits(request)
     what = f"{request.model_name} with a batch of {request.batch_size:,} sequences"
     if least is None:
@@ -191,7 +191,7 @@ def _smallest(request: Request) -> str:
 
 
 def _batch_size(args: argparse.Namespace, sequence_length: int) -> int:
-    """Sequences of a step."""
+    """Returns the number of sequences of a step."""
     if args.global_batch_tokens is None:
         return int(args.global_batch)
     sequences, rest = divmod(args.global_batch_tokens, sequence_length)
@@ -205,7 +205,7 @@ def _batch_size(args: argparse.Namespace, sequence_length: int) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """What can be said of the options by themselves, all problems at once."""
+    """Raises UserError with all problems that the options have by themselves."""
     here = settings.launch_environment()
     if here is not None and here.world_size > 1:
         raise UserError(
@@ -248,7 +248,7 @@ def _has_matplotlib() -> bool:
 
 
 def _write(console: Console, args: argparse.Namespace, result: Plan) -> None:
-    """The files that were asked for."""
+    """Writes the files that were asked for."""
     best, written, notes = result.configs[0], [], []
     if args.json is not None:
         plan_files.write_json(args.json, plan_files.plan_as_json(result, tokens=args.tokens))

@@ -1,4 +1,4 @@
-"""What `axonn-ext plan` leaves on disk: JSON, a Chrome trace, a configuration of the trainer."""
+"""The files that `axonn-ext plan` writes: JSON, a Chrome trace, a configuration of the trainer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 
 def plan_as_json(result: Plan, *, tokens: float) -> Json:
-    """The object of docs/interfaces.md."""
+    """Returns the object that docs/interfaces.md describes."""
     return {
         **request_as_json(result.request, tokens=tokens),
         "gpus": result.request.num_ranks,
@@ -42,7 +42,7 @@ def plan_as_json(result: Plan, *, tokens: float) -> Json:
 
 
 def request_as_json(request: Request, *, tokens: float) -> Json:
-    """What was asked, but for the number of GPUs and the batch."""
+    """Returns the request, without the number of GPUs and the batch."""
     model = dataclasses.asdict(request.model) | {"num_parameters": request.model.num_parameters()}
     return {
         "model": {"name": request.model_name, **model},
@@ -54,7 +54,7 @@ def request_as_json(request: Request, *, tokens: float) -> Json:
 
 
 def config_as_json(estimate: Estimate, *, tokens: float) -> Json:
-    """One configuration and what is predicted for it."""
+    """Returns one configuration and its prediction."""
     job, memory = estimate.job, estimate.memory
     return {
         "grid": job.grid.as_dict(),
@@ -75,7 +75,10 @@ def config_as_json(estimate: Estimate, *, tokens: float) -> Json:
 
 
 def _options_as_json(options: Options) -> Json:
-    """What was searched: algorithms, and whether overlap waits, change no prediction."""
+    """Returns the options that were searched.
+
+    Algorithms and Overlap.wait_at_once are left out, since they change no prediction.
+    """
     values = dataclasses.asdict(options)
     del values["algorithm"]
     if values["overlap"] is not None:
@@ -91,8 +94,10 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_chrome_trace(path: Path, step: Timeline) -> None:
-    """The simulated step for chrome://tracing or Perfetto: a row for each stream. Of many
-    micro-batches, which are all alike, the first and the last two."""
+    """Writes the simulated step for chrome://tracing or Perfetto, with a row for each stream.
+
+    Of many micro-batches, which are all alike, it writes the first and the last two.
+    """
     used = {event.stream for event in step.events}
     streams = [name for name in (COMPUTE, *COMMUNICATING) if name in used]
     events: list[Json] = []
@@ -117,7 +122,7 @@ def write_chrome_trace(path: Path, step: Timeline) -> None:
 
 
 def left_out(path: Path, job: Job) -> str:
-    """What `write_chrome_trace` leaves out of the step of that job, for the user; "" if nothing."""
+    """Tells the user what `write_chrome_trace` leaves out of the job's step; "" if nothing."""
     parts = job.options.micro_batches
     shown = [str(part + 1) for part in range(parts) if _is_drawn(part, parts - 1)]
     if len(shown) == parts:
@@ -133,8 +138,11 @@ def _is_drawn(micro_batch: int, last: int) -> bool:
 
 
 def write_config(path: Path, estimate: Estimate, *, title: str, model: str) -> None:
-    """A configuration of `axonn-ext train`; what the planner knows nothing of (text, optimizer) is
-    that of the trainer's file `model`, if it is one, or else the trainer's default. Loads Torch."""
+    """Writes a configuration of `axonn-ext train`; loads Torch.
+
+    Keys that the planner does not know (text, optimizer) come from `model` if it is a file of the
+    trainer; otherwise they are the trainer's defaults.
+    """
     from axonn_ext.train.config_file import to_toml
 
     text = to_toml(trainer_config(estimate, source=model))
@@ -147,7 +155,10 @@ def write_config(path: Path, estimate: Estimate, *, title: str, model: str) -> N
 
 
 def trainer_config(estimate: Estimate, *, source: str) -> Config:
-    """source: what the model was loaded from; of a trainer's file, other keys are kept."""
+    """Returns a configuration of the trainer.
+
+    source: what the model was loaded from. If it is a file of the trainer, its other keys are kept.
+    """
     from axonn_ext.train.config import Config, GridTable
     from axonn_ext.train.config_file import load_config
 

@@ -1,4 +1,4 @@
-"""Pictures of plans: what the best configurations spend a step on, a step itself, scaling."""
+"""Draws plans: the times of the best configurations, the timeline of a step, and scaling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from axonn_ext.planner.search import Plan
 from axonn_ext.planner.timeline import COMPUTE, Event, Timeline
 from axonn_ext.spec.grid import COMMUNICATING
 
-# Figure, not pyplot, below: that would choose a window system and keep every figure alive.
+# pyplot is not used below, since it would choose a window system and keep every figure alive.
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 _AXIS_COLORS = {"x": "#ea580c", "y": "#ca8a04", "z": "#16a34a", "data": "#9333ea"}
 _FORWARD, _BACKWARD, _OPTIMIZER = "#2563eb", "#1e40af", "#64748b"
 _GREY, _INK, _SOFT = "#94a3b8", "#1e293b", "#64748b"
-_ZOOM_EVENTS = 40  # of the compute stream, in the lower part of a timeline
+_ZOOM_EVENTS = 40  # events of the compute stream in the lower part of a timeline
 _BAR_INCHES = 0.42
 
 
 def plot_plan(result: Plan, path: Path) -> None:
-    """A bar for each configuration: computation, what it waits for, the optimizer."""
+    """Draws a bar for each configuration: computation, waits for each axis, and the optimizer."""
     from matplotlib.figure import Figure
 
     configs = result.configs
@@ -48,7 +48,7 @@ def plot_plan(result: Plan, path: Path) -> None:
 
 
 def _draw_bar(axes: Axes, place: int, estimate: Estimate) -> None:
-    """The parts of one step, and its time; a part is named where the first bar shows it."""
+    """Draws the parts of one step and its time; only the first bar with a part names it."""
     parts = {"compute": (estimate.compute_s - estimate.optimizer_s, _FORWARD)}
     for axis in COMMUNICATING:
         parts[f"waiting for {axis}"] = (estimate.exposed_s.get(axis, 0.0), _AXIS_COLORS[axis])
@@ -64,7 +64,7 @@ def _draw_bar(axes: Axes, place: int, estimate: Estimate) -> None:
 
 
 def plot_timeline(step: Timeline, path: Path, *, title: str) -> None:
-    """The whole simulated step; below, some of its last micro-batch's backward."""
+    """Draws the whole simulated step and, below, a part of the last micro-batch's backward."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -99,10 +99,10 @@ def plot_timeline(step: Timeline, path: Path, *, title: str) -> None:
 
 
 def _window(step: Timeline) -> tuple[float, float]:
-    """Where the lower part of the picture begins and ends."""
+    """Returns the times at which the lower part of the picture begins and ends."""
     last = max(event.micro_batch for event in step.events)
     events = [e for e in step.events if e.stream == COMPUTE and e.micro_batch == last]
-    middle = int(0.6 * len(events))  # in backward
+    middle = int(0.6 * len(events))  # an event in backward
     near = events[max(0, middle - _ZOOM_EVENTS // 2) : middle + _ZOOM_EVENTS // 2]
     return near[0].start_s, near[-1].end_s
 
@@ -125,7 +125,7 @@ def _color(event: Event) -> str:
 def plot_scaling(
     points: Sequence[tuple[int, Estimate]], path: Path, *, title: str, subtitle: str
 ) -> None:
-    """Tokens a second and % of peak over GPUs; the line is what linear scaling would give."""
+    """Draws tokens per second and % of peak over GPUs, and a line for linear scaling."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 4.8), dpi=150, facecolor="white")

@@ -1,4 +1,4 @@
-"""A plan as a person reads it: the table, what was rejected, and one configuration item by item."""
+"""Prints a plan: the table, what was rejected, and one configuration item by item."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS_PER_DAY = 86400
 
 
 def print_plan(console: Console, result: Plan, *, tokens: float, seconds: float) -> None:
-    """What was asked, the best configurations, and why there are no others."""
+    """Prints the request, the best configurations, and why others were rejected."""
     say(console, describe(result.request))
     say(
         console,
@@ -40,7 +40,7 @@ def print_plan(console: Console, result: Plan, *, tokens: float, seconds: float)
 
 
 def describe(request: Request) -> str:
-    """Model, GPUs and batch in one line."""
+    """Describes model, GPUs and batch in one line."""
     model = request.model
     return (
         f"{request.model_name} ({size(model.num_parameters())} parameters) on "
@@ -51,7 +51,7 @@ def describe(request: Request) -> str:
 
 
 def subject(request: Request, estimate: Estimate) -> str:
-    """What a picture of one configuration shows."""
+    """Returns the title of a picture of one configuration."""
     return (
         f"{request.model_name} on {gpus(request.num_ranks)} of {request.machine.name}: "
         f"{estimate.job.grid.short()}"
@@ -79,7 +79,7 @@ def _table(configs: Sequence[Estimate], *, tokens: float) -> Table:
 def print_explanation(
     console: Console, estimate: Estimate, machine: Machine, *, number: int
 ) -> None:
-    """Memory, time and volumes of one configuration, item by item."""
+    """Prints memory, time and volumes of one configuration, item by item."""
     job = estimate.job
     say(console, "")
     say(console, f"number {number}: {job.grid}; {micro_batches(job)} sequences; {options(job)}")
@@ -110,7 +110,7 @@ def _amount(num_bytes: int, total: int) -> tuple[str, str]:
 
 
 def _time_table(estimate: Estimate, machine: Machine) -> Table:
-    """Kinds of work on the compute stream, then what it waits for."""
+    """Returns a table of the kinds of work on the compute stream, and of the axes it waits for."""
     table = _numbers_table("time of a step", "ms", "share")
     rows = compute_kinds(estimate.job, machine)
     rows["optimizer"] = estimate.optimizer_s
@@ -124,7 +124,7 @@ def _time_table(estimate: Estimate, machine: Machine) -> Table:
 
 
 def compute_kinds(job: Job, machine: Machine) -> dict[str, float]:
-    """Seconds of a step that are spent on products, attention and elementwise work."""
+    """Returns the seconds of a step for products, attention and elementwise work."""
     program = make_program(job)
     costs = Costs(machine, job.grid, job.options.dtype)
     spent: defaultdict[str, float] = defaultdict(float)
@@ -142,7 +142,7 @@ def compute_kinds(job: Job, machine: Machine) -> dict[str, float]:
 
 
 def _axes_table(estimate: Estimate, machine: Machine) -> Table:
-    """Of each axis with several ranks: what it carries, and how much of that computation hides."""
+    """Returns a table of the axes with several ranks: their bytes, and how much time is hidden."""
     job = estimate.job
     volumes = bytes_by_axis(make_program(job))
     busy = busy_seconds(job, machine)
@@ -162,7 +162,7 @@ def _axes_table(estimate: Estimate, machine: Machine) -> Table:
 
 
 def busy_seconds(job: Job, machine: Machine) -> Mapping[str, float]:
-    """How long each axis carries something in the simulated step."""
+    """Returns the seconds in which each axis is busy in the simulated step."""
     busy: defaultdict[str, float] = defaultdict(float)
     for event in timeline(job, machine).events:
         if event.stream != COMPUTE:
@@ -171,7 +171,7 @@ def busy_seconds(job: Job, machine: Machine) -> Mapping[str, float]:
 
 
 def print_written(console: Console, paths: Iterable[Path]) -> None:
-    """Which files there are now."""
+    """Prints which files were written."""
     names = ", ".join(map(str, paths))
     if names:
         say(console, "")
@@ -194,12 +194,12 @@ def _numbers_table(first: str, *others: str) -> Table:
 
 
 def micro_batches(job: Job) -> str:
-    """How many, and of how many sequences over all GPUs."""
+    """Returns the number of micro-batches, and their sequences over all GPUs."""
     return f"{job.options.micro_batches} x {job.micro_batch_size}"
 
 
 def options(job: Job) -> str:
-    """The layout, and what else is not the trainer's default."""
+    """Returns the layout, and the options that are not the trainer's defaults."""
     chosen = job.options
     parts = [chosen.layout]
     for name in ("recompute", "save_gathered", "heads_over_y", "offload"):
@@ -213,14 +213,14 @@ def options(job: Job) -> str:
 
 
 def exposed(estimate: Estimate) -> str:
-    """The share of the step that waits for each axis."""
+    """Returns the share of the step that waits for each axis."""
     shares = {axis: s / estimate.step_time_s for axis, s in estimate.exposed_s.items()}
     named = [f"{axis} {shares[axis]:.1%}" for axis in COMMUNICATING if shares.get(axis, 0) >= 5e-4]
     return ", ".join(named) or "-"
 
 
 def days(estimate: Estimate, tokens: float) -> float:
-    """How long that many tokens take."""
+    """Returns the days that this many tokens take."""
     return tokens / estimate.tokens_per_s / SECONDS_PER_DAY
 
 
@@ -237,7 +237,7 @@ def gigabytes(num_bytes: int) -> str:
 
 
 def size(value: float) -> str:
-    """With three digits: 80.4 B, 4.19 M, 512."""
+    """Returns a number with three digits: 80.4 B, 4.19 M, 512."""
     for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= scale:
             return f"{_digits(value / scale)} {unit}"
@@ -245,7 +245,7 @@ def size(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """With three digits: 12.3 s, 45.6 ms, 789 us."""
+    """Returns a time with three digits: 12.3 s, 45.6 ms, 789 us."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= scale:
             return f"{_digits(seconds / scale)} {unit}"
@@ -253,5 +253,5 @@ def duration(seconds: float) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three of them, or the whole number."""
+    """Returns a number with three digits, or all digits of a whole number."""
     return f"{value:,.0f}" if value >= 999.5 else f"{value:#.3g}".rstrip(".")

@@ -20,7 +20,7 @@ from axonn_ext.terminal.files import writing
 
 @dataclass(frozen=True)
 class Point:
-    """The best for one number of GPUs; or None, and why there is none."""
+    """The best configuration for one number of GPUs; or None, and why there is none."""
 
     num_ranks: int
     batch_size: int
@@ -29,7 +29,7 @@ class Point:
 
 
 def run(console: Console, args: argparse.Namespace, request: Request) -> None:
-    """Plans for the smallest number of GPUs and its doubles; shows and writes what came out.
+    """Plans for the smallest number of GPUs and its doubles; shows and writes the results.
 
     Raises: UserError if nothing fits any of them.
     """
@@ -61,7 +61,7 @@ def run(console: Console, args: argparse.Namespace, request: Request) -> None:
 
 
 def doubles(low: int, high: int) -> list[int]:
-    """low, 2 low, 4 low, ... up to high."""
+    """Returns low, 2 low, 4 low, ... up to high."""
     numbers = [low]
     while 2 * numbers[-1] <= high:
         numbers.append(2 * numbers[-1])
@@ -69,7 +69,10 @@ def doubles(low: int, high: int) -> list[int]:
 
 
 def point(request: Request, num_ranks: int, *, weak: bool) -> Point:
-    """The best on so many GPUs; weak: with a batch that has grown like them."""
+    """Returns the best configuration on that many GPUs.
+
+    weak: the batch grows with the number of GPUs.
+    """
     growth = num_ranks // request.num_ranks if weak else 1
     batch_size = request.batch_size * growth
     try:
@@ -84,7 +87,7 @@ def title(kind: str, request: Request) -> str:
 
 
 def subtitle(kind: str, request: Request, low: int) -> str:
-    """How the batch behaves."""
+    """Says how the batch depends on the number of GPUs."""
     batch, sequence = request.batch_size, request.model.sequence_length
     if kind == "strong":
         return f"the same batch of {batch:,} x {sequence:,} tokens on any number of GPUs"
@@ -94,7 +97,7 @@ def subtitle(kind: str, request: Request, low: int) -> str:
 
 
 def efficiency(p: Point, first: Point) -> float:
-    """Tokens a second and GPU, over those of the fewest GPUs."""
+    """Returns the tokens per second and GPU over those of the fewest GPUs."""
     assert p.best is not None and first.best is not None
     return (p.best.tokens_per_s / p.num_ranks) / (first.best.tokens_per_s / first.num_ranks)
 
@@ -134,7 +137,7 @@ def _print(console: Console, kind: str, request: Request, points: list[Point]) -
 def _as_json(
     kind: str, request: Request, points: list[Point], *, tokens: float
 ) -> dict[str, object]:
-    """The object of docs/interfaces.md."""
+    """Returns the object that docs/interfaces.md describes."""
     rows = [
         {
             "gpus": p.num_ranks,

@@ -1,4 +1,4 @@
-"""Standard output and standard error, whatever they are: closed, full, or unable to show a text."""
+"""Handles standard output and error that are closed, full, or unable to show a text."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import os
 import sys
 from typing import TextIO
 
-READER_GONE = 141  # what a shell shows of a program that SIGPIPE ended
+READER_GONE = 141  # the status that a shell shows for a program that SIGPIPE ended
 
 
 def prepare() -> None:
-    """Makes both streams usable: one that is closed leads nowhere, and a character that one cannot
-    show is written as its number."""
+    """Makes both streams usable.
+
+    The output of a closed stream is dropped, and a character that a stream cannot show is written
+    as its number.
+    """
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         stream: TextIO | None = getattr(sys, name)
         if (
             stream is None
-        ):  # Python found it closed; the next file to be opened would take its place
+        ):  # Python found the stream closed; the next file to be opened would get its number
             _lead_nowhere(descriptor)
             setattr(sys, name, open(descriptor, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
@@ -25,21 +28,21 @@ def prepare() -> None:
 
 
 def drop(stream: TextIO) -> None:
-    """Forgets what is not written yet, lest Python complains of it as it ends."""
+    """Drops what is not written yet, about which Python would complain when it ends."""
     try:
         _lead_nowhere(stream.fileno())
         stream.flush()
     except (OSError, ValueError):
-        pass  # it is no file of the system's, or closed already
+        pass  # the stream has no file descriptor, or is closed already
 
 
 def say(text: str) -> None:
-    """Writes to standard error, in one piece, if that is possible."""
+    """Writes to standard error in one piece, if possible."""
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
     except OSError:
-        drop(sys.stderr)  # nobody listens
+        drop(sys.stderr)  # nobody reads it
 
 
 def _lead_nowhere(descriptor: int) -> None:

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
     overrides = parse_overrides(extra)
     here = process.this_process()
-    # The store is held until the end: rank 0's process may be the one that serves it.
+    # The store is kept until the end, since the process of rank 0 may serve it.
     config, _store = _load(args, overrides, here)
     if args.print_config:
         if here is None or here.rank == 0:
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         return 0
     check_folder(folder, overwrite=args.overwrite)
     check_memory(prepare(config, world_size=world_size), ranks_here=world_size)
-    # Here, because it takes a sixth of a second that the processes themselves need not spend.
+    # Imported here, since it takes a sixth of a second, which the started processes can save.
     from axonn_ext.launch.launcher import launch
 
     launch(world_size, _worker_arguments(args, config, folder, overrides))
@@ -113,7 +113,10 @@ def _is_auto(args: argparse.Namespace) -> bool:
 def _load(
     args: argparse.Namespace, overrides: tuple[Override, ...], here: Process | None
 ) -> tuple[Config, Store | None]:
-    """The configuration, with its grid: with --grid auto what rank 0 chooses, by way of a store."""
+    """Returns the configuration with its grid, and the store if one was opened.
+
+    With --grid auto, rank 0 chooses the grid and tells the other ranks through the store.
+    """
     if not _is_auto(args):
         if args.machine is not None:
             raise UserError(
@@ -131,7 +134,7 @@ def _load(
             "torchrun"
         )
     config = load_config(args.config, overrides=overrides)
-    from axonn_ext.train.auto_grid import choose_grid  # that others need not load the planner
+    from axonn_ext.train.auto_grid import choose_grid  # loads the planner, so only if needed
 
     def choose() -> str:
         choice = choose_grid(config, world_size=world_size, machine=args.machine)
@@ -147,9 +150,9 @@ def _load(
 
 
 def parse_overrides(arguments: Sequence[str]) -> tuple[Override, ...]:
-    """The dotted overrides `--table.key value` and `--table.key=value`.
+    """Returns the dotted overrides `--table.key value` and `--table.key=value`.
 
-    Raises: UserError for anything else.
+    Raises: UserError for any other argument.
     """
     overrides: list[Override] = []
     rest = list(arguments)
@@ -171,7 +174,7 @@ def parse_overrides(arguments: Sequence[str]) -> tuple[Override, ...]:
 
 
 def _world_size(config: Config, nproc: int | None) -> int:
-    """The number of processes to start."""
+    """Returns the number of processes to start."""
     try:
         shape = config.grid_shape()
     except ValueError as error:
@@ -183,7 +186,7 @@ def _world_size(config: Config, nproc: int | None) -> int:
 def _worker_arguments(
     args: argparse.Namespace, config: Config, folder: Path, overrides: Sequence[Override]
 ) -> list[str]:
-    """What a worker is started with: what this process was, with folder and grid settled."""
+    """Returns the arguments of a worker: those of this process, with the chosen folder and grid."""
     arguments = ["train", "--out", str(folder)]
     if args.config is not None:
         arguments += ["--config", str(args.config)]

@@ -1,4 +1,4 @@
-"""`axonn-ext tune`: measures, ahead of a job, how each product of Linears is computed fastest."""
+"""`axonn-ext tune`: measures, before a job, how each product of Linears is computed fastest."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ examples:
 
 @dataclass(frozen=True)
 class Request:
-    """Which products are measured, and on what.
+    """The products that are measured, and their device.
 
-    name: of a model; or the shapes that were asked for, which have no batch
+    name: the name of a model, or the shapes that were asked for, which have no batch
     """
 
     name: str
@@ -142,7 +142,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
 
 
 def make_request(args: argparse.Namespace) -> Request:
-    """What the arguments ask for. Raises UserError for what cannot be."""
+    """Returns the request of the arguments. Raises UserError if it cannot be fulfilled."""
     device = args.device or default_device()
     check_device(device)
     if args.dtype == "fp16" and device != "cuda":
@@ -167,7 +167,7 @@ def make_request(args: argparse.Namespace) -> Request:
 
 
 def _check_memory(request: Request) -> None:
-    """Raises UserError for a product whose matrices alone do not fit."""
+    """Raises UserError for a product whose matrices alone do not fit into memory."""
     width = DTYPES[request.dtype].itemsize
     for p in request.products:
         num_bytes = (p.m * p.n + p.n * p.k + p.m * p.k) * width
@@ -185,11 +185,11 @@ def _dtype(args: argparse.Namespace, device: str) -> str:
 
 
 def _request_of_shapes(args: argparse.Namespace, device: str) -> Request:
-    """Linears of the sizes that are given, and of presets in both roles."""
+    """Returns a request for Linears of the given sizes, and of presets in both roles."""
     if args.batch is not None:
         raise UserError("--batch is for --model: the M of --shapes says how many rows there are")
     grid = _grid(args)
-    linears: dict[int, list[LinearSpec]] = {}  # by M
+    linears: dict[int, list[LinearSpec]] = {}  # the keys are M
     found = []
     for text in args.shapes:
         for role in ROLES if is_preset(text) else ("expand",):
@@ -212,7 +212,7 @@ def _request_of_shapes(args: argparse.Namespace, device: str) -> Request:
 
 
 def _request_of_file(args: argparse.Namespace, device: str) -> Request:
-    """The job of a configuration file, with what the command line says otherwise."""
+    """Returns a request for the job of a configuration file, as changed by the command line."""
     if args.dtype == "fp16":
         raise UserError(f"--dtype fp16: {args.model} is a trainer's file, which has fp32 and bf16")
     config = load_config(Path(args.model), grid=args.grid, option="--model")
@@ -235,7 +235,7 @@ def _request_of_file(args: argparse.Namespace, device: str) -> Request:
 
 
 def measure_all(console: Console, request: Request) -> list[ProductRow]:
-    """A row for each product, with a bar on a terminal while they are measured."""
+    """Returns a row for each product; a terminal shows a bar while they are measured."""
     rows = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
@@ -250,7 +250,7 @@ def measure_all(console: Console, request: Request) -> list[ProductRow]:
 
 
 def report(console: Console, request: Request, rows: Sequence[ProductRow]) -> None:
-    """The table, what was won over all, and where it is kept."""
+    """Prints the table, the gain over all products, and where the choices are kept."""
     what = f"{request.name} on {request.grid}"
     if request.batch_size is not None:
         what += f", {request.batch_size} sequences a micro-batch"

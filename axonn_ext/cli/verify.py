@@ -1,4 +1,4 @@
-"""`axonn-ext verify`: runs the kernels on the GPUs at hand, and keeps which of them are right."""
+"""`axonn-ext verify`: checks the kernels on this machine's GPUs, and keeps the results."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from axonn_ext.terminal.console import Console
     from axonn_ext.verify.run import Outcome
 
-# Where none of these is, there is no GPU, and no need to load Torch to find that out: of NVIDIA's
-# driver, of Tegra's, of Windows's (WSL), of AMD's.
+# Device files of the drivers of NVIDIA, Tegra, Windows (WSL) and AMD. If there are none, there is
+# no GPU, which we then know without loading Torch.
 DEVICE_FILES = ("nvidia*", "nvhost*", "nvmap", "dxg", "kfd")
 NO_GPU = (
     "axonn-ext verify needs an NVIDIA GPU, and {}: run it where the job will run. Nothing needs it "
@@ -80,7 +80,10 @@ def _verify(json_file: Path | None) -> int:
 
 
 def find_gpus() -> tuple[int, str]:
-    """How many GPUs torch sees, and their model. Raises UserError if they cannot be verified."""
+    """Returns how many GPUs torch sees, and their model.
+
+    Raises UserError if they cannot be verified.
+    """
     import torch
 
     from axonn_ext import _machine
@@ -104,7 +107,7 @@ def find_gpus() -> tuple[int, str]:
 
 
 def key_of(gpu: str) -> Key | None:
-    """What the stamp is for; None where the driver's files do not tell, so that none is found."""
+    """Returns the key of the stamp; None if the driver's files do not tell enough to find it."""
     from axonn_ext import _library
 
     keys = _library.stamp_keys()
@@ -112,7 +115,7 @@ def key_of(gpu: str) -> Key | None:
 
 
 def show_progress(console: Console, gpu: str, groups: Sequence[Any]) -> list[Outcome]:
-    """Runs the groups, with a bar where somebody watches."""
+    """Runs the groups, with a bar on a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from axonn_ext.verify.run import run_groups
@@ -131,7 +134,7 @@ def show_progress(console: Console, gpu: str, groups: Sequence[Any]) -> list[Out
 
 
 def table_of(outcomes: Iterable[Outcome]) -> Any:
-    """A row for each group."""
+    """Returns a table with a row for each group."""
     from rich.text import Text
 
     from axonn_ext.terminal.console import plain_table
@@ -155,7 +158,7 @@ def table_of(outcomes: Iterable[Outcome]) -> Any:
 def print_verdicts(
     console: Console, verdicts: Mapping[str, Verdict], known: Mapping[str, Verdict] | None
 ) -> None:
-    """What was found of each kernel and, where it was kept (known), what "auto" does with that."""
+    """Prints the verdict on each kernel and, if it was kept (known), its effect on "auto"."""
     from axonn_ext.stamps import KERNELS
 
     asked = settings.load().product_kernels
@@ -170,7 +173,7 @@ def print_verdicts(
 
 
 def _effect(kernel: str, found: Verdict | None, known: Verdict, asked: Sequence[str] | None) -> str:
-    """What "auto" does with what is known of a kernel; asked: AXONN_PRODUCT_KERNELS."""
+    """Says what "auto" does, given the verdict on a kernel; asked: AXONN_PRODUCT_KERNELS."""
     from axonn_ext.stamps import FUSED
 
     if not known.passed:
@@ -189,7 +192,7 @@ def _effect(kernel: str, found: Verdict | None, known: Verdict, asked: Sequence[
 def keep(
     console: Console, key: Key | None, verdicts: Mapping[str, Verdict], *, passed: Collection[str]
 ) -> tuple[Path | None, dict[str, Verdict] | None]:
-    """Writes what is known by now into the stamp, or says why there is none."""
+    """Writes all verdicts so far into the stamp, or prints why there is none."""
     from axonn_ext import stamps
 
     cache_dir = settings.load().cache_dir

@@ -1,4 +1,4 @@
-"""Text in, token batches out: the same global batch on every grid, resumable by step."""
+"""Turns text into batches of tokens, which depend only on the step and are equal on every grid."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Batches as a pure function of (seed, step, sequence): no state to save, the same on every grid.
+"""Batches as a pure function of (seed, step, sequence), without state, the same on every grid.
 
 B  sequences of one global batch (one optimizer step)   S  tokens of a sequence
 A  micro-batches of a step        G  row groups (size of data times size of z)
 
 A global batch is batch-major. Micro-batch j is its sequences [j B/A, (j+1) B/A), and row group
-g = data_coord * G_z + z_coord reads the contiguous block g of B/(A G) sequences of that.
+g = data_coord * G_z + z_coord reads its contiguous block g of B/(A G) sequences.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from torch import Tensor
 
 from axonn_ext.data.vocabulary import TokenArray
 
-_PHILOX_WORDS = 4  # 64-bit words that one Philox counter gives
+_PHILOX_WORDS = 4  # the 64-bit words that Philox draws for one counter
 
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Which contiguous share of every micro-batch this rank reads: number `index` of `count`."""
+    """The part number `index`, of `count` contiguous parts of a micro-batch, that a rank reads."""
 
     index: int = 0
     count: int = 1
 
     def share(self, num_sequences: int) -> tuple[int, int]:
-        """First sequence and number of sequences of this group's block."""
+        """Returns the first sequence and the number of sequences of this group's block."""
         if num_sequences % self.count:
             raise ValueError(
                 f"a micro-batch of {num_sequences} sequences must be divisible by the "
@@ -42,10 +42,11 @@ class RowGroup:
 class TrainingBatches:
     """Random windows of the text.
 
-    Sequence i of step t starts where Philox, keyed by (seed, t) at counter i, says; so any rank
-    draws any sequence without drawing those before it, and a resumed run needs only the step.
+    Philox with the key (seed, t) draws the start of sequence i of step t at counter i. So any rank
+    can draw any sequence without drawing those before it, and a resumed run needs only the step.
 
-    Raises: ValueError when the text is shorter than one sequence or the batch does not divide.
+    Raises: ValueError if the text is shorter than one sequence, or if micro-batches and row groups
+        do not divide the batch.
     """
 
     def __init__(
@@ -72,17 +73,17 @@ class TrainingBatches:
         self.tokens_per_step = batch_size * sequence_length
 
     def micro_batch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
-        """This row group's token ids and labels of micro-batch `index`, int64 [B/(A G), S]."""
+        """Returns the row group's token ids and labels of a micro-batch, int64 [B/(A G), S]."""
         first = index * self._micro_batch_size + self._first
         draws = _philox(self._seed, step, first, self._count)
         num_starts = len(self._tokens) - self._sequence_length
-        # Of 2**64 draws the modulo favours none by more than 1 in 2**64 / num_starts.
+        # The modulo makes no start more likely than another by a share above num_starts / 2**64.
         starts = (draws % np.uint64(num_starts)).astype(np.int64)
         return _windows(self._tokens, starts, self._sequence_length)
 
 
 class EvaluationBatches:
-    """The same evenly spaced windows of the held-out text at every evaluation."""
+    """Evenly spaced windows of the held-out text, the same at every evaluation."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class EvaluationBatches:
         self.num_tokens = num_batches * batch_size * sequence_length
 
     def batch(self, index: int) -> tuple[Tensor, Tensor]:
-        """This row group's token ids and labels of evaluation batch `index`."""
+        """Returns this row group's token ids and labels of evaluation batch `index`."""
         num_windows = self.num_batches * self._batch_size
         windows = index * self._batch_size + self._first + np.arange(self._count, dtype=np.int64)
         last_start = len(self._tokens) - self._sequence_length - 1
@@ -111,7 +112,7 @@ class EvaluationBatches:
 
 
 def _philox(seed: int, step: int, first: int, count: int) -> NDArray[np.uint64]:
-    """One 64-bit draw for each of the counters first .. first + count - 1, keyed (seed, step)."""
+    """Draws 64 bits for each counter first .. first + count - 1, with the key (seed, step)."""
     key = np.array([seed, step], dtype=np.uint64)
     counter = np.array([first, 0, 0, 0], dtype=np.uint64)
     generator = np.random.Philox(key=key, counter=counter)
@@ -121,7 +122,7 @@ def _philox(seed: int, step: int, first: int, count: int) -> NDArray[np.uint64]:
 def _windows(
     tokens: TokenArray, starts: NDArray[np.int64], sequence_length: int
 ) -> tuple[Tensor, Tensor]:
-    """Token ids and the ids one place further on, which are what the model should predict."""
+    """Returns token ids, and as labels the ids of the next tokens, which the model must predict."""
     places = starts[:, None] + np.arange(sequence_length + 1)
     window = torch.from_numpy(tokens[places].astype(np.int64))
     return window[:, :-1].contiguous(), window[:, 1:].contiguous()

@@ -1,4 +1,4 @@
-"""All tokens of a text, and the part of them that is held out."""
+"""Reads all tokens of a text, and holds out a part of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from axonn_ext.data.vocabulary import TokenArray, Vocabulary
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text as one array of token ids, split into what is trained on and what is held out."""
+    """The token ids of a text, split into one array for training and one that is held out."""
 
     train: TokenArray
     held_out: TokenArray
@@ -25,11 +25,10 @@ def load_corpus(
 ) -> Corpus:
     """Reads the text at `path` ("": Python's own sources) as one stream of tokens.
 
-    `max_bytes` ends the reading; 0 reads all of a text that is named and the first
-    `DEFAULT_TEXT_BYTES` of Python's sources. `held_out` is the fraction at the end that training
-    never sees.
+    At most `max_bytes` are read; 0 means all of a text that is named, and `DEFAULT_TEXT_BYTES` of
+    Python's sources. `held_out` is the fraction at the end that is not used for training.
 
-    Raises: ValueError when the text is missing, unreadable or empty.
+    Raises: ValueError if the text is missing, unreadable or empty.
     """
     files = find_text(path)
     pieces, num_bytes = [], 0
@@ -44,9 +43,9 @@ def load_corpus(
 
 
 def text_bytes(path: str, *, max_bytes: int = 0) -> int:
-    """How many bytes `load_corpus` would read, without reading them.
+    """Returns the number of bytes that `load_corpus` would read, without reading them.
 
-    Raises: ValueError when the text is missing or empty.
+    Raises: ValueError if the text is missing or empty.
     """
     size = sum(file.stat().st_size for file in find_text(path))
     if not size:
@@ -56,11 +55,11 @@ def text_bytes(path: str, *, max_bytes: int = 0) -> int:
 
 
 def _limit(path: str, max_bytes: int) -> int:
-    """What ends the reading; 0: nothing."""
+    """Returns the most bytes to read; 0 means that there is no limit."""
     return max_bytes if max_bytes or path else DEFAULT_TEXT_BYTES
 
 
 def split_tokens(tokens: TokenArray, held_out: float) -> tuple[TokenArray, TokenArray]:
-    """The tokens in front, and the last `held_out` fraction of them."""
+    """Returns the first tokens, and the last `held_out` fraction of them."""
     cut = len(tokens) - int(len(tokens) * held_out)
     return tokens[:cut], tokens[cut:]

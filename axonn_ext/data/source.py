@@ -1,4 +1,4 @@
-"""Where text comes from: a file, a folder, or the sources of the Python that runs this."""
+"""Finds and reads text: a file, a folder, or the sources of the Python that runs this."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-# Of the 30 MB of sources that come with Python, enough that a small model does not learn them by
-# heart. Text that the user names is read whole unless the user sets a limit.
+# Python comes with 30 MB of sources. This part is enough that a small model cannot memorise it.
+# Text that the user names is read as a whole unless the user sets a limit.
 DEFAULT_TEXT_BYTES = 8_000_000
 _NOT_LIBRARY_CODE = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})
 
 
 def python_sources() -> list[Path]:
-    """The .py files of the standard library, in a fixed order, without its tests."""
+    """Returns the .py files of the standard library without its tests, in a fixed order."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = (path.relative_to(root) for path in root.rglob("*.py"))
     kept = (path for path in files if not _NOT_LIBRARY_CODE.intersection(path.parts[:-1]))
@@ -22,11 +22,11 @@ def python_sources() -> list[Path]:
 
 
 def find_text(path: str) -> list[Path]:
-    """The files that hold the text at `path`, sorted; an empty path means Python's own sources.
+    """Returns the files of the text at `path`, sorted; an empty path means Python's own sources.
 
-    A folder is searched recursively; what is hidden (a name that starts with a dot) is left out.
+    A folder is searched recursively; hidden files, whose names start with a dot, are left out.
 
-    Raises: ValueError when the path does not exist or a folder holds no file.
+    Raises: ValueError if the path does not exist or a folder holds no file.
     """
     if not path:
         return python_sources()
@@ -46,7 +46,7 @@ def find_text(path: str) -> list[Path]:
 
 
 def expand_home(path: str) -> Path:
-    """The path, whose first part may be ~ or ~user. Raises ValueError for an unknown user."""
+    """Expands ~ or ~user at the start of the path. Raises ValueError for an unknown user."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -62,7 +62,7 @@ def read_documents(files: list[Path], max_bytes: int) -> Iterator[bytes]:
     for file in files:
         try:
             with file.open("rb") as stream:
-                # No more than there is: the buffer is allocated first.
+                # `read` allocates its buffer first, so it is not asked for more than the file has.
                 size = os.fstat(stream.fileno()).st_size
                 content = stream.read() if left is None else stream.read(min(left, size))
         except OSError as error:

@@ -1,4 +1,4 @@
-"""How text becomes token ids: bytes, or a `tokenizers` JSON file."""
+"""Turns text into token ids: its bytes, or the tokens of a `tokenizers` JSON file."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from numpy.typing import NDArray
 
 from axonn_ext.data.source import expand_home
 
-# A vocabulary is split over x and z (and its embedding's features over y), so its size is rounded
-# up to what every usual grid divides; the ids above `num_tokens` never occur in the text.
+# A vocabulary is split over x and z (and the features of its embedding over y), so its size is
+# rounded up to a number that every usual grid divides. Ids >= `num_tokens` never occur in the text.
 VOCABULARY_MULTIPLE = 128
 
 TokenArray = NDArray[np.integer[Any]]
 
 
 class Vocabulary(Protocol):
-    """What the data needs of a vocabulary."""
+    """The interface of a vocabulary that the data uses."""
 
     num_tokens: int
 
     def encode(self, document: bytes) -> TokenArray:
-        """The token ids of one document."""
+        """Returns the token ids of one document."""
         ...
 
     def decode(self, token_ids: list[int]) -> str:
-        """The text of token ids, for people to read."""
+        """Returns the text of token ids, for people to read."""
         ...
 
 
 class ByteVocabulary:
-    """Every byte is a token: 256 of them, and any file is legal text."""
+    """A vocabulary of 256 tokens, the bytes; any file is legal text."""
 
     num_tokens = 256
 
@@ -65,7 +65,7 @@ class TokenizerVocabulary:
             raise ValueError(f'expected "bytes" or a tokenizers JSON file, but {reason}') from None
         try:
             self._tokenizer: Any = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
+        except Exception as error:  # the library raises no more specific exception
             raise ValueError(f"{path} is not a tokenizers JSON file: {error}") from None
         self.num_tokens = int(self._tokenizer.get_vocab_size())
 
@@ -79,7 +79,7 @@ class TokenizerVocabulary:
 
 
 def open_vocabulary(name: str) -> Vocabulary:
-    """The vocabulary called `name`: "bytes", or the path of a tokenizers JSON file."""
+    """Returns the vocabulary called `name`: "bytes", or the path of a tokenizers JSON file."""
     if name == "bytes":
         return ByteVocabulary()
     try:
@@ -90,5 +90,5 @@ def open_vocabulary(name: str) -> Vocabulary:
 
 
 def padded_size(num_tokens: int, multiple: int = VOCABULARY_MULTIPLE) -> int:
-    """`num_tokens` rounded up to a multiple that grids divide."""
+    """Returns `num_tokens` rounded up to a multiple that grids divide."""
     return -(-num_tokens // multiple) * multiple

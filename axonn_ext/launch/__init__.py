@@ -1,1 +1,1 @@
-"""Starting processes, one for each rank, and watching them until the last has ended."""
+"""Starts processes, one for each rank, and watches them until the last has ended."""

@@ -17,7 +17,7 @@ from axonn_ext.launch.limits import allow_open_files
 from axonn_ext.settings import LAUNCHED_BY_US
 from axonn_ext.terminal.errors import OutputClosed, TrainingError, WorkerUserError
 
-FAILED_STATUS, USER_ERROR_STATUS = 1, 2  # of axonn_ext.cli.main, which says why
+FAILED_STATUS, USER_ERROR_STATUS = 1, 2  # exit statuses of axonn_ext.cli.main, which prints why
 SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: "; SIGKILL often means that memory ran out: see dmesg, or try recompute, "
     "more micro_batches or a larger grid",
@@ -32,14 +32,14 @@ def launch(num_processes: int, arguments: Sequence[str]) -> None:
     The processes write to this terminal. When one fails, the others are ended.
 
     Raises:
-        WorkerUserError: they ended with exit status 2, after printing why.
-        TrainingError: one failed or was killed; names its rank, pid and signal.
-        OutputClosed: nobody reads what they print any more; they have ended.
-        UserError: this machine lets a process open too few files; none was started.
-        KeyboardInterrupt: the user stopped the job; its processes have ended.
+        WorkerUserError: the processes ended with exit status 2, after printing why.
+        TrainingError: one failed or was killed; the message names its rank, pid and signal.
+        OutputClosed: nobody reads their output any more; the processes have ended.
+        UserError: this machine lets a process open too few files; no process was started.
+        KeyboardInterrupt: the user stopped the job; the processes have ended.
     """
     allow_open_files(num_processes)
-    # The agent logs each process it ends; what matters of that is in the error raised here.
+    # The agent logs each process that it ends. The error that is raised here says what matters.
     for name in AGENT_LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="axonn_ext_") as log_dir:
@@ -61,13 +61,13 @@ def launch(num_processes: int, arguments: Sequence[str]) -> None:
         except SignalException as error:
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
-            if error.sigval == signal.SIGHUP:  # of a rank that cannot print, or of the terminal
+            if error.sigval == signal.SIGHUP:  # sent by a rank that cannot print, or the terminal
                 raise OutputClosed from None
             raise TrainingError(f"the job was ended by {error.sigval.name}") from None
 
 
 def _failure(failures: Mapping[int, ProcessFailure]) -> Exception:
-    """The exception that tells the user what went wrong first."""
+    """Returns the exception for the failure that came first."""
     if any(failure.exitcode == USER_ERROR_STATUS for failure in failures.values()):
         return WorkerUserError()
     rank = min(failures, key=lambda rank: (_blame(failures[rank]), failures[rank].timestamp, rank))
@@ -86,10 +86,11 @@ def _failure(failures: Mapping[int, ProcessFailure]) -> Exception:
 
 
 def _blame(failure: ProcessFailure) -> int:
-    """How little this failure can be the first: 0 a signal, 1 an error, 2 the job's own shutdown.
+    """Returns a sort key: the failure with the smallest one is taken for the first.
 
-    A process killed from outside makes its peers fail as they talk to it, sometimes before the
-    agent looks, so a signal outranks an error; but SIGABRT is how C++ ends with an error.
+    The keys are 0 for a signal, 1 for an error and 2 for a process that the job itself ended. A
+    process that is killed from outside makes its peers fail, sometimes before the agent looks, so a
+    signal comes before an error. SIGABRT counts as an error, since C++ ends with it on errors.
     """
     if failure.exitcode == -signal.SIGTERM:
         return 2

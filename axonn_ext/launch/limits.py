@@ -1,4 +1,4 @@
-"""What this machine lets a process have, looked at before anything is started."""
+"""Checks the limits of this machine for a process before anything is started."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import resource
 
 from axonn_ext.terminal.errors import UserError
 
-# What a launcher, or a rank, holds open at its most, rounded up; and what each further rank adds,
-# which is a connection for each group that it shares.
+# The most files that a launcher, or a rank, has open, rounded up, and how many each further rank
+# adds, which has a connection for each group that it shares.
 OPEN_FILES, OPEN_FILES_OF_A_RANK = 64, 8
 
 
 def allow_open_files(num_ranks: int) -> None:
-    """Raises this process's limit, which its children inherit, if so many ranks need a higher one.
+    """Increases this process's limit of open files, which its children inherit, for so many ranks.
 
-    Raises: UserError where the machine allows no such limit.
+    Raises: UserError where the machine does not allow the limit that they need.
     """
     needed = OPEN_FILES + OPEN_FILES_OF_A_RANK * num_ranks
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

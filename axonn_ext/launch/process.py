@@ -1,4 +1,4 @@
-"""This process among its peers: where it is, how they meet, and how they part."""
+"""The place of this process in its job, the rendezvous of all ranks, and the end of the job."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from axonn_ext import settings
 from axonn_ext.launch.limits import allow_open_files
 from axonn_ext.terminal.errors import MeetingError, TrainingError, UserError
 
-# A rank that found a mistake waits this long for peers that are still starting, so that torchrun,
-# which ends the job with its first failure, does not end it before they have said theirs.
+# A rank that found a mistake waits this long for peers that are still starting. torchrun ends the
+# job at the first failure; without the wait, it would do so before the peers report theirs.
 FAREWELL_SECONDS = 5.0
 _FINE, _PROBLEM = "fine", "problem"
 _SETTLED = "settled"
@@ -35,7 +35,7 @@ _SETTLED = "settled"
 
 @dataclass(frozen=True)
 class Process:
-    """This process's place in the job."""
+    """The place of this process in the job."""
 
     rank: int = 0
     world_size: int = 1
@@ -43,7 +43,7 @@ class Process:
 
 
 def this_process() -> Process | None:
-    """Where torchrun put this process, or None if torchrun did not start it."""
+    """Returns the place that torchrun gave this process, or None if torchrun did not start it."""
     launch = settings.launch_environment()
     if launch is None:
         return None
@@ -51,11 +51,12 @@ def this_process() -> Process | None:
 
 
 def open_store(process: Process, seconds: float | None = None) -> Store:
-    """torchrun's store, or a store of this process alone.
+    """Opens torchrun's store, or a new store for a process that torchrun did not start.
 
-    seconds: how long to wait for the others, as long as for a peer inside an op if not given.
+    seconds: how long to wait for the other ranks; default as long as for a peer inside an op.
 
-    Raises: MeetingError where the environment does not say where the ranks meet, or they cannot.
+    Raises: MeetingError where the environment does not say where the store is, or where the ranks
+        cannot connect to it.
     """
     allow_open_files(process.local_world_size)
     if process.world_size == 1:
@@ -69,9 +70,9 @@ def open_store(process: Process, seconds: float | None = None) -> Store:
 
 
 def say_farewell(process: Process) -> None:
-    """Tells the peers that this rank stops, and waits a little until they have spoken, too."""
+    """Tells the peers that this rank stops, and waits a little for their own reports."""
     deadline = time.monotonic() + FAREWELL_SECONDS
-    # c10d would complain at length where nobody serves a store; rank 0 may be who does.
+    # Where nobody serves the store, c10d would print long errors. Rank 0 may serve it itself.
     if process.rank != 0 and not _is_served(deadline):
         return
     try:
@@ -80,11 +81,11 @@ def say_farewell(process: Process) -> None:
         while time.monotonic() < deadline and not store.check(_keys(process)):
             time.sleep(0.05)
     except (DistError, UserError):
-        pass  # the store went with a peer that was quicker, or there is none
+        pass  # the peer that served the store has ended already, or there is no store
 
 
 def _is_served(deadline: float) -> bool:
-    """Whether something listens where the ranks meet, by then."""
+    """Whether something listens at the address of the store before the deadline."""
     launch = settings.launch_environment()
     assert launch is not None
     while True:
@@ -100,9 +101,9 @@ def _is_served(deadline: float) -> bool:
 
 
 def meet(store: Store, process: Process) -> None:
-    """Returns once every rank has passed its checks.
+    """Waits until every rank has passed its checks.
 
-    Raises: UserError if another rank has not, or does not come.
+    Raises: UserError if another rank has not passed them, or does not come.
     """
     keys = _keys(process)
     with _store_needed():
@@ -115,9 +116,9 @@ def meet(store: Store, process: Process) -> None:
 
 
 def settled_by_rank_0(store: Store, process: Process, settle: Callable[[], str]) -> str:
-    """What `settle` returns on rank 0, on every rank: files differ between hosts.
+    """Returns, on every rank, what `settle` returns on rank 0, because files differ between hosts.
 
-    Raises: UserError where rank 0 has raised one.
+    Raises: UserError if rank 0 has raised one.
     """
     if process.rank == 0:
         try:
@@ -137,11 +138,10 @@ def settled_by_rank_0(store: Store, process: Process, settle: Callable[[], str])
 
 @contextmanager
 def process_group(process: Process, store: Store, device: str = "cpu") -> Iterator[None]:
-    """torch.distributed's world for tensors on "cpu" or "cuda", left again at the end.
+    """Initialises torch.distributed for tensors on "cpu" or "cuda", and destroys it at the end.
 
-    Makes the GPU that this rank is dealt the current one.
-
-    Not after a failure, unless this process is alone: the peers may never answer.
+    On GPUs, the GPU of this rank becomes the current one. After a failure the process group is not
+    destroyed, unless this process is alone, because the peers may never answer.
     """
     if device == "cuda":
         _take_gpu(process)
@@ -162,7 +162,11 @@ def process_group(process: Process, store: Store, device: str = "cpu") -> Iterat
 
 
 def _take_gpu(process: Process) -> None:
-    """Ranks that outnumber the GPUs share them, for which NCCL must take each for a host."""
+    """Makes this rank's GPU the current one.
+
+    If there are more ranks than GPUs, ranks share GPUs, which NCCL allows only if it takes each
+    rank for a host of its own.
+    """
     num_gpus = torch.cuda.device_count()
     if process.local_world_size > num_gpus:
         settings.let_ranks_share_gpus(process.rank)
@@ -170,7 +174,7 @@ def _take_gpu(process: Process) -> None:
 
 
 def set_threads(process: Process, threads: int) -> int:
-    """Gives this process `threads` threads, or (0) its share of the host's cores; returns them."""
+    """Sets and returns the number of threads; 0 means this rank's share of the host's cores."""
     if not threads:
         threads = max(1, len(os.sched_getaffinity(0)) // process.local_world_size)
     torch.set_num_threads(threads)
@@ -179,7 +183,7 @@ def set_threads(process: Process, threads: int) -> int:
 
 @contextmanager
 def _store_needed() -> Iterator[None]:
-    """Raises TrainingError if the store goes meanwhile, with rank 0 or the launcher."""
+    """Raises TrainingError if the process that serves the store ends inside."""
     try:
         yield
     except DistNetworkError as error:
@@ -191,8 +195,10 @@ def _patience() -> timedelta:
 
 
 def _wait(store: Store, keys: list[str]) -> None:
-    """Until all ranks have set theirs, the first is rank 0's. Raises MeetingError if that takes too
-    long."""
+    """Waits until all ranks have set their keys, of which the first is rank 0's.
+
+    Raises MeetingError if that takes too long.
+    """
     try:
         store.wait(keys, _patience())
     except DistStoreError:
@@ -204,7 +210,7 @@ def _wait(store: Store, keys: list[str]) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    """c10d puts a stack of C++ below it."""
+    """Returns the first line of the message, below which c10d puts a C++ stack trace."""
     return str(error).partition("\n")[0]
 
 

@@ -1,6 +1,6 @@
-"""Transformers for a grid, from one frozen config; a folder for each family.
+"""Transformers that run on a grid, each built from one frozen config. A family has its own folder.
 
-Importing this does not import Torch: a name is loaded when it is first used.
+Importing this package does not import Torch: a public name is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, from the module that defines it (PEP 562)."""
+    """Loads a public name from the module that defines it (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"axonn_ext.{_HOMES[name]}"), name)

@@ -1,4 +1,4 @@
-"""A model of any family, on a grid and with its initial values."""
+"""Builds a model of any family on a grid, with its initial values."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def build(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Transformer:
-    """The model with its initial values, which are the same on every grid.
+    """Returns the model with its initial values, which are the same on every grid.
 
-    Raises ValueError, naming parameter and numbers, where the grid does not divide the model;
-    `check` tells beforehand, for all rules at once.
+    Raises ValueError, which names the parameter and the numbers, where the grid does not divide
+    the model. `check` lists all broken rules without building anything.
     """
     modules = import_module(f"axonn_ext.models.{config.family}.model")
     model: Transformer = modules.MODEL(config, grid, parallel or ParallelConfig(), dtype=dtype)
-    initialize(model, seed=seed)  # by the CPU: the same bits on every device
-    if torch.device(device).type != "cpu":  # fake tensors cannot be moved
+    initialize(model, seed=seed)  # runs on the CPU, so that every device has the same bits
+    if torch.device(device).type != "cpu":  # `to` would fail for fake tensors
         model.to(device)
     return model

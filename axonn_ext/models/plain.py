@@ -1,7 +1,7 @@
-"""A model in plain torch.nn, for one process: the reference that every grid must equal.
+"""A model in plain torch.nn for one process; every grid must give the results of this reference.
 
-Names and layouts of the state dict are exactly those of Hugging Face's model of the family, so
-`axonn_ext.full_state_dict` of a model on any grid loads here, and the reverse.
+The names and layouts of its state dict are those of Hugging Face's model of the family. It loads
+the `axonn_ext.full_state_dict` of a model on any grid, and such a model loads its state dict.
 
 B sequences of S tokens, D features of a head.
 """
@@ -20,14 +20,17 @@ IGNORED_LABEL = -100
 
 
 class Body(nn.Module):
-    """What comes before lm_head; `name` and `table_name` are those of the state dict."""
+    """The layers before lm_head.
+
+    `name` and `table_name` are the names of the body and of its embedding in the state dict.
+    """
 
     name: str
     table_name: str
 
 
 class PlainTransformer(nn.Module):
-    """A language model whose weights lie in one process; its family has the body (plain.py)."""
+    """A language model whose weights lie in one process; plain.py of its family has the body."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -41,15 +44,16 @@ class PlainTransformer(nn.Module):
             self.lm_head.weight = getattr(body, body.table_name).weight
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """Logits [B, S, V] of token ids [B, S]."""
+        """Returns logits [B, S, V] for token ids [B, S]."""
         return self.lm_head(self.get_submodule(self._body_name)(token_ids))
 
     def loss(
         self, token_ids: Tensor, labels: Tensor, num_labels: float | Tensor | None = None
     ) -> Tensor:
-        """Cross-entropy summed over labelled tokens, over `num_labels` (default: their number).
+        """Returns the cross-entropy, summed over labelled tokens and divided by `num_labels`.
 
-        Labels of -100 are left out. Computed in fp32 (fp64 for fp64).
+        num_labels: default the number of labelled tokens of this call. Tokens with the label -100
+        are not counted. The loss is computed in fp32 (fp64 for fp64).
         """
         logits = self(token_ids).flatten(0, 1)
         logits = logits if logits.dtype == torch.float64 else logits.float()

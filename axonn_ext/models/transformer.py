@@ -1,4 +1,4 @@
-"""What the families share: blocks with a residual stream, and the run through them."""
+"""What the families share: a block with its residual connections, and a model made of blocks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class StateNames:
 
 
 class Transformer(nn.Module, NamedState):
-    """A decoder-only model on a grid. Subclasses say what goes in, and public names.
+    """A decoder-only model on a grid. Subclasses define its modules and the names of its state.
 
     token_ids [B, S]: all sequences of this rank's (data, z) group, equal on every x and y rank.
     """
@@ -163,8 +163,8 @@ class Transformer(nn.Module, NamedState):
     ) -> Tensor:
         """Returns the mean loss over the labelled tokens of the global batch, equal on every rank.
 
-        labels [B, S] like token_ids, -100: none. num_labels: what to divide by, if it is not the
-        number of this call's labels over all ranks; see CrossEntropy.
+        labels: [B, S] like token_ids; -100 means no label. num_labels: the number to divide by;
+        default the number of labels of this call on all ranks (see CrossEntropy).
         """
         check_labels(labels, token_ids, self.config, self.grid.rank)
         rows = labels.flatten()
@@ -183,7 +183,10 @@ class Transformer(nn.Module, NamedState):
 
 
 def check_token_ids(token_ids: Tensor, config: ModelConfig) -> int:
-    """The sequence length. Raises ValueError for anything but [B, S], S within the model's."""
+    """Returns the sequence length S of token_ids [B, S].
+
+    Raises ValueError for any other shape, and where S exceeds the model's sequence_length.
+    """
     check_tensor("model", "token_ids", token_ids)
     if token_ids.dim() != 2 or token_ids.shape[1] > config.sequence_length:
         raise ValueError(
@@ -196,8 +199,8 @@ def check_token_ids(token_ids: Tensor, config: ModelConfig) -> int:
 def check_labels(labels: Tensor, token_ids: Tensor, config: ModelConfig, rank: int) -> None:
     """Raises ValueError for labels of another shape than token_ids.
 
-    On the CPU also for values outside of the vocabulary, on each rank that has the sequence: the
-    criterion sees them on the one that has the row.
+    On the CPU it also raises ValueError for labels outside of the vocabulary, on every rank that
+    has the sequence. The criterion would raise only on the rank that has the row.
     """
     check_tensor("loss", "token_ids", token_ids)
     check_tensor("loss", "labels", labels, token_ids.device)
@@ -212,15 +215,18 @@ def check_labels(labels: Tensor, token_ids: Tensor, config: ModelConfig, rank: i
 
 
 def residual_init(config: ModelConfig) -> Init:
-    """For what adds to the residual stream: GPT-2 scales it by 1 / sqrt(its number of addends)."""
+    """Returns the initial values of the Linears whose outputs are added to the residual stream.
+
+    As in GPT-2, they are scaled by 1 / sqrt(the number of such outputs).
+    """
     return Init.normal(config.init_std / (2 * config.num_layers) ** 0.5)
 
 
-# Whole tensors between a fused weight's arrangement and its separate parts.
+# The functions below convert whole tensors between a fused weight and its separate parts.
 
 
 def split_qkv(fused: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """[q.., k, v] for each key-value head, in rows -> (q, k, v)."""
+    """Splits a fused weight, whose rows are [q.., k, v] for each key-value head, into (q, k, v)."""
     q_per_kv = config.num_heads // config.kv_heads
     groups = fused.unflatten(0, (config.kv_heads, q_per_kv + 2, config.head_dim))
     q, k, v = groups.split((q_per_kv, 1, 1), dim=1)
@@ -228,13 +234,13 @@ def split_qkv(fused: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor, Tenso
 
 
 def fuse_qkv(parts: Sequence[Tensor], config: ModelConfig) -> Tensor:
-    """(q, k, v) -> the reverse of `split_qkv`."""
+    """Returns the fused weight of (q, k, v), the reverse of `split_qkv`."""
     heads = (t.unflatten(0, (config.kv_heads, -1, config.head_dim)) for t in parts)
     return torch.cat(list(heads), dim=1).flatten(0, 2)
 
 
 def drop_tied_head(state: dict[str, Tensor], table_name: str) -> None:
-    """Raises ValueError if the head is not the table."""
+    """Removes the head from the state. Raises ValueError if it differs from the tied table."""
     head = state.pop("lm_head.weight")
     if not torch.equal(head, state[table_name]):
         raise ValueError(

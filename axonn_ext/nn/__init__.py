@@ -1,4 +1,4 @@
-"""Modules for a grid of ranks. Shapes in their texts are those of one rank."""
+"""Modules for a grid of ranks. The shapes in their docstrings are those of one rank."""
 
 from axonn_ext.nn.attention import Attention, Rotary
 from axonn_ext.nn.embedding import Embedding, PositionEmbedding

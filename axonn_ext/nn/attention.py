@@ -1,4 +1,4 @@
-"""Causal self-attention: whole sequences and whole key-value head groups on every rank."""
+"""Causal self-attention, in which a rank has whole sequences and whole key-value head groups."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from axonn_ext.nn.sharded import Init
 
 
 class Rotary(nn.Module):
-    """Rotary position embedding, halves rotated against each other.
+    """Rotary position embedding, which rotates feature i of a head together with i + head_dim / 2.
 
-    Source: Su et al., arXiv:2104.09864; the half-split arrangement of Llama's public weights.
+    Source: Su et al., arXiv:2104.09864. Llama's public weights pair the features in the same way.
     """
 
     def __init__(self, head_dim: int, max_length: int, theta: float = 10000.0) -> None:
@@ -32,7 +32,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., sequence, head_dim], positions from 0."""
+        """Returns x [..., sequence, head_dim] rotated by its positions, which start at 0."""
         length = x.shape[-2]
         cos, sin = self.cos[:length].to(x.dtype), self.sin[:length].to(x.dtype)
         low, high = x.chunk(2, -1)
@@ -45,12 +45,14 @@ class Attention(nn.Module):
     x [m / Gx, H / Gy] -> same   (replicated: [m, H / Gy]); rows are the flattened batch.
 
     The rows of the qkv weight are grouped by key-value head, [q.., k, v] for each, so that a block
-    of them holds whole groups. In between, a rank attends over whole sequences:
+    of rows holds whole groups. Between the two Linears, each rank computes attention for whole
+    sequences, which are split as follows:
 
         sharded                sequences over (data, z, y), heads over x
-        sharded, heads_over_y  sequences over (data, z), heads over x and y: where y does not divide
-                               the sequences; moves features instead of rows, at equal volume
-        replicated             sequences over (data, z), heads over x, computed on each y rank
+        sharded, heads_over_y  sequences over (data, z), heads over x and y. This works where y does
+                               not divide the sequences. Its collectives move features instead of
+                               rows, and as many bytes
+        replicated             sequences over (data, z), heads over x; all y ranks compute the same
 
     Raises ValueError where the axes do not divide the key-value heads or the sequences.
     """

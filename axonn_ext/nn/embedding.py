@@ -16,17 +16,18 @@ from axonn_ext.spec.parallel import LAYOUTS, check_choice
 
 
 class Embedding(ShardedModule):
-    """Rows of a table, its vocabulary split over x and z, its features over y.
+    """Looks up rows of a table whose vocabulary is split over x and z and its features over y.
 
-        ids    [m], any shape: all of the (data, z) group's, equal on every x and y rank
-        table  [V / (Gx Gz), H / Gy], laid out as the weight of an expand Linear H -> V (tying)
+        ids    m ids in any shape: all ids of the (data, z) group, equal on every x and y rank
+        table  [V / (Gx Gz), H / Gy], laid out like the weight of an expand Linear H -> V, so that
+               the two can be tied
         result [m / Gx, H / Gy]   (replicated: [m, H / Gy])
 
-    A contract Linear of one-hot rows whose input needs no gather. Collectives: all-gather of the
-    table over z, reduce-scatter (replicated: all-reduce) of the result over x; backward the
-    reverse.
-    An id outside of [0, V) is a ValueError on the CPU and under AXONN_DEBUG_TOKEN_IDS; else, on a
-    GPU, its row is zero.
+    It is a contract Linear of one-hot rows whose input needs no gather. Collectives: all-gather of
+    the table over z, reduce-scatter (replicated: all-reduce) of the result over x; the reverse of
+    both in backward.
+    An id outside of [0, V) raises ValueError on the CPU and with AXONN_DEBUG_TOKEN_IDS; otherwise,
+    on a GPU, its row is zero.
     """
 
     weight: nn.Parameter
@@ -61,7 +62,7 @@ class Embedding(ShardedModule):
             initialize(self, seed=seed, prefix=name)
 
     def gather_weight(self) -> Tensor:
-        """The table gathered over z, [V / Gx, H / Gy]; see Linear.gather_weight."""
+        """Returns the table gathered over z, [V / Gx, H / Gy]; see Linear.gather_weight."""
         if self.weight_source is not None:
             return self.weight_source.gather(self.weight)
         return collectives.all_gather(self.weight, self.grid.axis("z"), algorithm=self.algorithm)
@@ -80,7 +81,7 @@ class Embedding(ShardedModule):
         return collectives.reduce_from(rows, axis, algorithm=self.algorithm)
 
     def _look_up(self, ids: Tensor, table: Tensor) -> Tensor:
-        """This x rank's rows of the table, zero where another has the row."""
+        """Returns the rows of the ids, with zeros where the table of another x rank has the row."""
         local, is_here = torch.ops.axonn.local_rows(
             ids,
             self.grid.axis("x").rank * table.shape[0],
@@ -100,7 +101,8 @@ class Embedding(ShardedModule):
 class PositionEmbedding(ShardedModule):
     """Adds a learned row for each position: x [m / Gx, H / Gy] (replicated: [m, H / Gy]).
 
-    Rows are the flattened batch, so a rank's block may begin within a sequence. No collectives.
+    Rows are the flattened batch, so a rank's block may begin within a sequence. The module issues
+    no collectives.
     """
 
     weight: nn.Parameter

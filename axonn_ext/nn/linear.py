@@ -24,9 +24,9 @@ from axonn_ext.spec.parallel import ALGORITHMS, LAYOUTS, ROLES, check_choice
 
 
 class Linear(ShardedModule):
-    """y = x @ W.T + b, the matrix split over x and y, its shards over z.
+    """y = x @ W.T + b, where x and y split the matrix into blocks and z splits the rows of each.
 
-    Per rank, in layout "sharded" (and "replicated" where it differs):
+    Per rank, in layout "sharded" (and in "replicated" where it differs):
 
         x  [m / Gr, K / Gs]   (replicated: [..., K / Gs], equal on all ranks of r)
         y  [m / Gs, N / Gr]   (replicated: [..., N / Gr], equal on all ranks of s)
@@ -36,26 +36,27 @@ class Linear(ShardedModule):
         dgrad    dx = reduce_scatter_r(all_gather_s(dy) @ W)
         wgrad    dW = reduce_scatter_z(all_gather_s(dy).T @ all_gather_r(x))
 
-    In "replicated" the gathers of x and dy fall away and the scatters become all-reduces. Roles
-    alternate: the output of an expand is laid out as a contract wants its input. After backward,
-    `sync_gradients` sums what is left: W over data, b over z and data.
+    In "replicated" there are no all-gathers of x and dy, and the reduce-scatters of y and dx are
+    all-reduces. Roles alternate: the output of an expand Linear is laid out like the input of a
+    contract Linear. After backward, `sync_gradients` sums dW over data, and db over z and data.
 
     Args:
         role: "expand" (qkv, up, gate, lm_head) or "contract" (out-projection, down).
         layout: "sharded" (rows stay scattered) or "replicated" (AxoNN's own).
-        save_gathered: keep the gathered x for wgrad instead of gathering it again in backward:
-            Gr times the memory for one collective less.
-        reshard_after_forward: gather W over z again in backward instead of keeping it (with a
-            weight_source, that decides).
-        gather_dim, scatter_dim: 1 moves features instead of rows along r, or s, at equal volume:
-            x [m, K / (Gs Gr)], y [m, N / (Gr Gs)].
-        init: of the weight; default as in torch.nn.Linear.
-        seed, name: the initial values are those of (seed, name + ".weight"): Linears with equal
-            names start equal. `initialize(model, seed=...)` renames all of a model's at once.
-            None: left uninitialised.
+        save_gathered: keep the gathered x for wgrad instead of gathering it again in backward. This
+            takes Gr times the memory and saves one collective.
+        reshard_after_forward: gather W over z again in backward instead of keeping it. Ignored
+            where the module has a weight_source, which decides itself.
+        gather_dim, scatter_dim: the dim of x that is gathered over r, and the dim of y that is
+            scattered over s. With 1 instead of 0, x is [m, K / (Gs Gr)], or y [m, N / (Gr Gs)];
+            the collective moves as many bytes.
+        init: the distribution of the weight's initial values; default as in torch.nn.Linear.
+        seed, name: the initial values of the weight depend on (seed, name + ".weight"), so Linears
+            with equal names start equal. `initialize(model, seed=...)` uses the full names of all
+            parameters of a model instead. With seed=None they are left uninitialised.
 
     Raises:
-        ValueError: the grid does not divide a dimension; or an unknown role or layout.
+        ValueError: the grid does not divide a dimension, or role, layout or algorithm is unknown.
     Source: AxoNN, arXiv:2502.08145, section 3 (Algorithm 1); arXiv:2305.13525.
     """
 
@@ -95,7 +96,7 @@ class Linear(ShardedModule):
         self._group_names = [axis.name for axis in axes]
         self._group_sizes = [axis.size for axis in axes]
         r, s, _, model = self._group_sizes
-        self._group_sizes_gathered = [r, s, 1, model]  # where the weight is whole already
+        self._group_sizes_gathered = [r, s, 1, model]  # for a weight that is already gathered
         self._check_features()
         self._local_in_features = in_features // grid.num_parts(self.input_dims[1])
         bound = 1 / math.sqrt(in_features) if in_features else 0.0
@@ -110,14 +111,19 @@ class Linear(ShardedModule):
         weight = ParameterSpec(shape, {0: (self._r, "z"), 1: (self._s,)}, ("data",), init)
         self.add_parameter("weight", weight, dtype=dtype, device=device)
         if bias:
-            # Its gradient is the column sum of dY', which has all rows of the (data, z) group.
+            # The gradient of the bias is the column sum of dY gathered over s, which has all rows
+            # of the (data, z) group.
             spec = ParameterSpec(shape[:1], {0: (self._r,)}, ("z", "data"), Init.uniform(bound))
             self.add_parameter("bias", spec, dtype=dtype, device=device)
         else:
             self.register_parameter("bias", None)
 
     def _check_features(self) -> None:
-        """What add_parameter does not see: features that move along r or s."""
+        """Raises ValueError if the grid does not divide the features of the input or the output.
+
+        `add_parameter` checks the dims of the parameters, but not those of features that gather_dim
+        or scatter_dim also splits over r or s.
+        """
         if self.layout == "replicated" and (self.gather_dim or self.scatter_dim):
             raise ValueError("gather_dim and scatter_dim must be 0 in layout 'replicated'")
         for label, features, dims in (
@@ -147,17 +153,20 @@ class Linear(ShardedModule):
         return self._dims(self._s, self._r, self.scatter_dim)
 
     def gather_weight(self) -> Tensor:
-        """The weight gathered over z, [N / Gr, K / Gs], for `forward(x, weight=...)`: a weight that
-        is used twice is gathered once, and its gradients are added before one reduce-scatter."""
+        """Returns the weight gathered over z, [N / Gr, K / Gs], for `forward(x, weight=...)`.
+
+        A weight that is used twice is then gathered once, and its two gradients are added before
+        one reduce-scatter.
+        """
         if self.weight_source is not None:
             return self.weight_source.gather(self.weight)
         return collectives.all_gather(self.weight, self.grid.axis("z"), algorithm=self.algorithm)
 
     def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Returns the output; shapes in the class's text.
+        """Returns the output; the docstring of the class has the shapes and the collectives.
 
-        weight: one that `gather_weight` returned, instead of this module's own.
-        Collectives: see the class's text; in `sharded` all ranks of a (data, z) group take part.
+        weight: the result of `gather_weight` of this or of another module; default this module's
+        own weight, which is then gathered here.
         """
         self._check_input(x)
         rows = x.flatten(0, -2) if x.dim() > 2 else x

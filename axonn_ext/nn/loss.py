@@ -1,4 +1,4 @@
-"""Cross-entropy over a vocabulary that is split over x: the logits never leave their rank."""
+"""Cross-entropy over a vocabulary that is split over x. The logits never leave their rank."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ IGNORE_INDEX = -100
 
 
 class CrossEntropy(nn.Module):
-    """The mean over all labelled rows of the global batch, the same number on every rank.
+    """The mean loss of all labelled rows of the global batch, which is equal on every rank.
 
-        logits  [m / Gy, V / Gx]   labels  [m / Gy], -100: none   (replicated: m rows)
+        logits  [m / Gy, V / Gx]   labels  [m / Gy], where -100 means none   (replicated: m rows)
 
-    The loss and the number of labelled rows are summed over the whole grid separately and divided
-    once, before backward: gradients are those of the global mean, to be summed, never averaged.
-    Labels must be -100 or lie in [0, V): others are a ValueError on the CPU and under
-    AXONN_DEBUG_TOKEN_IDS; else, on a GPU, they are not detected.
-    Arithmetic in fp32 (fp64 for fp64). Collectives: three numbers a row over x, then two numbers in
-    all over every axis that splits the rows.
+    The loss is divided by the number of labelled rows of the whole grid before backward. Gradients
+    are therefore those of the global mean: over ranks they must be summed, never averaged.
+    Labels must be -100 or lie in [0, V). Other labels raise ValueError on the CPU and with
+    AXONN_DEBUG_TOKEN_IDS; otherwise, on a GPU, they are not detected.
+    The loss is computed in fp32 (fp64 for fp64). Collectives: all-reduces of three numbers per row
+    over x, then of two numbers in all over every axis that splits the rows.
     """
 
     def __init__(self, *, grid: Grid, layout: str = "sharded", algorithm: str = "auto") -> None:
@@ -40,8 +40,11 @@ class CrossEntropy(nn.Module):
     def forward(
         self, logits: Tensor, labels: Tensor, num_labels: Tensor | float | None = None
     ) -> Tensor:
-        """num_labels: labelled rows to divide by, if they are not just those of this call (gradient
-        accumulation: those of all micro-batches and ranks)."""
+        """Returns the loss, equal on every rank.
+
+        num_labels: the number of rows to divide by; default the labelled rows of this call on all
+        ranks. With gradient accumulation it is the number over all micro-batches and ranks.
+        """
         collectives.refuse_transforms("CrossEntropy")
         axis = self._axis
         losses = _VocabParallelLoss.apply(
@@ -54,7 +57,7 @@ class CrossEntropy(nn.Module):
         return self._sum(total / num_labels)
 
     def _local(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The columns of this rank's logits that labels name, and whether each is here."""
+        """Returns each label's column in this rank's logits, and whether the column is there."""
         check_tensor("CrossEntropy", "logits", logits)
         check_tensor("CrossEntropy", "labels", labels, logits.device)
         if logits.dim() != 2 or labels.shape != logits.shape[:1]:
@@ -82,7 +85,7 @@ class CrossEntropy(nn.Module):
 
 
 class _VocabParallelLoss(torch.autograd.Function):
-    """losses [rows] = log(sum(exp(logits))) - logits[label], zero where there is no label."""
+    """losses [rows] = log(sum(exp(logits))) - logits[label]; zero for rows without a label."""
 
     @staticmethod
     def forward(

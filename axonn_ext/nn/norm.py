@@ -1,7 +1,7 @@
-"""Norms over features that are split over y: a few numbers a row cross y, rows never do.
+"""Norms over features that are split over y. Only a few numbers per row are communicated over y.
 
-Statistics are in fp32 (fp64 for fp64). Weights [H / Gy]; their gradient is a sum over this rank's
-rows, so `sync_gradients` sums it over every axis that splits them.
+Statistics are computed in fp32 (fp64 for fp64). Weights are [H / Gy]. Backward sums their gradient
+over this rank's rows only, and `sync_gradients` sums it over every axis that splits the rows.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Norm(ShardedModule):
 class RMSNorm(_Norm):
     """x / sqrt(mean(x^2) + eps) * weight.   x [m / Gx, H / Gy]   (replicated: [..., H / Gy])
 
-    Collectives: an all-reduce over y of one number a row, in each direction.
+    Collectives: an all-reduce over y of one number per row, in forward and in backward.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,7 +79,8 @@ class RMSNorm(_Norm):
 class LayerNorm(_Norm):
     """(x - mean) / sqrt(var + eps) * weight + bias.   x as in RMSNorm.
 
-    Collectives: an all-gather over y of two numbers a row, an all-reduce of two back.
+    Collectives: an all-gather over y of two numbers per row in forward, and an all-reduce over y of
+    two numbers per row in backward.
     """
 
     has_bias = True
@@ -96,8 +97,10 @@ class LayerNorm(_Norm):
 
 
 class _Normalize(torch.autograd.Function):
-    """LayerNorm, or (without a bias) RMSNorm, as a whole: what autograd would make of its formula
-    passes over the rows four times as often, and keeps four tensors of their size instead of one.
+    """LayerNorm, or RMSNorm where there is no bias, as one node of the autograd graph.
+
+    Autograd of the formula would pass over the rows four times as often, and would save four
+    tensors of their size for backward instead of one.
     """
 
     @staticmethod
@@ -128,8 +131,10 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """With g = dy * weight: dx = (g - mean(g) - normal * mean(g * normal)) * rstd, where
-        RMSNorm lacks the first mean. Means are over all features."""
+        """Computes dx = (g - mean(g) - normal * mean(g * normal)) * rstd, where g = dy * weight.
+
+        RMSNorm has no mean(g) term. Means are over all features.
+        """
         normal, rstd, weight = ctx.saved_tensors
         dtype, wide, wide_weight = dy.dtype, _wide(dy), _wide(weight)
         product = wide * normal
@@ -149,10 +154,10 @@ class _Normalize(torch.autograd.Function):
 def _moments(
     x: Tensor, features: int, eps: float, name: str, size: int, algorithm: str
 ) -> tuple[Tensor, Tensor]:
-    """(mean, 1 / sqrt(var + eps)) of whole rows, [..., 1] each.
+    """Returns (mean, 1 / sqrt(var + eps)) of whole rows, [..., 1] each.
 
-    Source: Chan et al. 1979, "Updating formulae": parts' means and squared deviations combine
-    without the cancellation of E[x^2] - E[x]^2.
+    The means and squared deviations of the parts are combined as in Chan et al. 1979, "Updating
+    formulae", which avoids the cancellation of E[x^2] - E[x]^2.
     """
     part_mean = x.mean(-1, keepdim=True)
     part_square = (x - part_mean).square_().sum(-1, keepdim=True)

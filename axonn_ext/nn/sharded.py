@@ -1,8 +1,8 @@
-"""Parameters that a grid splits: what each rank holds of them, and how they start.
+"""Parameters that a grid splits: which block a rank has, and what the initial values are.
 
-A parameter's initial values depend on (seed, its full name, the element's index in the whole
-tensor) alone, so they are bitwise the same on every grid and no rank ever holds more than its
-block.
+The initial value of an element depends only on the seed, the full name of the parameter and the
+index of the element in the whole tensor. So it is bitwise the same on every grid, and no rank ever
+has to hold more than its block.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ class ParameterSpec:
     """How the grid treats a parameter.
 
     dims         the axes that split each dim, as `Grid.shard` takes them
-    summed_over  axes over which `sync_gradients` must still sum the gradient after backward: those
-                 that split the rows it is computed from, less those that backward has summed over
+    summed_over  the axes over which `sync_gradients` must sum the gradient after backward: the axes
+                 that split the rows from which it is computed, without those over which backward
+                 has already summed it
     """
 
     full_sizes: tuple[int, ...]
@@ -58,19 +59,26 @@ class WeightSource(Protocol):
     """Gathers weights over z for modules, ahead of their use; see axonn_ext.overlap."""
 
     def gather(self, parameter: nn.Parameter) -> Tensor:
-        """The weight gathered over z, differentiable; its memory is there within `apply` only."""
+        """Returns the weight gathered over z, which is differentiable.
+
+        Its memory holds the values only during `apply`.
+        """
 
     def apply(
         self, weight: Tensor, function: Callable[[Tensor], Tensor], *, saves_weight: bool = True
     ) -> Tensor:
-        """function(weight), `weight` from `gather` being in memory meanwhile and, where the last
-        node of function's graph saves it, in that node's backward, too."""
+        """Returns function(weight), for a weight that `gather` returned.
+
+        The weight is in memory while the function runs and, if saves_weight, in backward while the
+        last node of the function's graph runs, which saves the weight.
+        """
 
 
 class ShardedModule(nn.Module):
-    """A module whose own parameters are blocks of whole ones.
+    """A module whose own parameters are blocks of whole parameters.
 
-    weight_source: who gathers its weights over z; None: the module's own ops.
+    weight_source: the object that gathers the module's weights over z; None: the module's own ops
+    gather them.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -82,9 +90,10 @@ class ShardedModule(nn.Module):
     def add_parameter(
         self, name: str, spec: ParameterSpec, *, dtype: torch.dtype, device: torch.device | str
     ) -> None:
-        """Registers this rank's block, uninitialised.
+        """Registers this rank's block of the parameter, uninitialised.
 
-        Raises ValueError, naming module, parameter and numbers, where the grid does not divide it.
+        Raises ValueError, which names the module, the parameter and the numbers, where the grid
+        does not divide the parameter.
         """
         try:
             _, sizes = self.grid.local_block(spec.full_sizes, spec.dims)
@@ -96,7 +105,7 @@ class ShardedModule(nn.Module):
 
 @dataclass(frozen=True)
 class ShardedParameter:
-    """A parameter of a module tree, with its full name."""
+    """A parameter of a tree of modules, with its full name."""
 
     name: str
     parameter: nn.Parameter
@@ -105,10 +114,10 @@ class ShardedParameter:
 
 
 def sharded_parameters(module: nn.Module) -> Iterator[ShardedParameter]:
-    """Every parameter below `module`, once, tied ones under their first name.
+    """Yields every parameter of `module` and its submodules once, tied ones under the first name.
 
-    Raises ValueError for a parameter that is not one of axonn_ext.nn's modules: how its gradient
-    is to be summed is not known.
+    Raises ValueError for a parameter of a module that is not a ShardedModule, because it is not
+    known over which axes its gradient must be summed.
     """
     seen: set[int] = set()
     for prefix, owner in module.named_modules():
@@ -127,10 +136,10 @@ def sharded_parameters(module: nn.Module) -> Iterator[ShardedParameter]:
 
 @torch.no_grad()
 def initialize(module: nn.Module, *, seed: int, prefix: str = "") -> None:
-    """Gives every parameter below `module` its initial values, the same on every grid.
+    """Sets every parameter of `module` to its initial values, which are the same on every grid.
 
-    `prefix`: the name of `module` in the model, if it is part of one. No communication, and no
-    memory beyond the parameters.
+    prefix: the name of `module` in the model, if it is part of one. This needs no communication and
+    no memory beyond the parameters.
     """
     for p in sharded_parameters(module):
         init = p.spec.init
@@ -145,11 +154,11 @@ def initialize(module: nn.Module, *, seed: int, prefix: str = "") -> None:
 
 
 def rows_over(layout: str, axis: str) -> tuple[str, ...]:
-    """The axes that split the rows of an activation: `axis` is one of them in `sharded` only."""
+    """Returns the axes that split the rows of an activation; `axis` is one only in `sharded`."""
     return ("data", "z", axis) if layout == "sharded" else ("data", "z")
 
 
 def own_rows(whole: Tensor, axis_rank: int, axis_size: int) -> Tensor:
-    """This rank's block of rows of what it has whole."""
+    """Returns this rank's block of the rows of a whole tensor."""
     rows = whole.shape[0] // axis_size
     return whole.narrow(0, axis_rank * rows, rows)

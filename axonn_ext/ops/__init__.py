@@ -1,31 +1,33 @@
-"""Matmuls with the collective that feeds or drains them, for use in any model.
+"""Matmuls combined with the collective before or after them, for use in any model.
 
-W is the number of ranks in `group`, a ProcessGroup or its name; every rank of it makes the same
-calls in the same order. Shapes are those of one rank. All ops are differentiable, their gradients
-are made of the same ops, and all trace and compile (`torch.compile(fullgraph=True)`).
+W is the number of ranks of `group`, which is a ProcessGroup or its name. Every rank of the group
+must make the same calls in the same order. Shapes are those of one rank. All ops are
+differentiable, their gradients are computed by the same ops, and all of them can be traced and
+compiled (`torch.compile(fullgraph=True)`).
 
 `algorithm`:
 
-    "fused"       through symmetric memory: peers' data is multiplied where it lies, products are
-                  written where their owner reduces them, in a fixed order (bitwise repeatable)
-    "chunked"     the library's matmul and c10d's collective cut into a few chunks, pipelined
-    "sequential"  the library's matmul, then c10d's collective: the reference
-    "auto"        what was measured to be fastest (axonn_ext.warm_up); if nothing was, "fused" where
-                  all ranks of the group share a host, else "sequential"
+    "fused"       the collective runs inside the matmul, through symmetric memory: peers' data is
+                  read in place, and partial products are written where their owner adds them, in a
+                  fixed order (bitwise repeatable)
+    "chunked"     the library's matmul and c10d's collective, cut into a few chunks and pipelined
+    "sequential"  the library's matmul and c10d's collective, one after the other: the reference
+    "auto"        the algorithm that was measured to be the fastest (axonn_ext.warm_up); if none was
+                  measured, "fused" where all ranks of the group share a host, else "sequential"
 
-dtypes: float32, float64, bfloat16; under autocast, operands are cast as those of torch.mm are.
-Sums over ranks accumulate in float32 (float64 for float64); what crosses ranks has the tensors' own
-dtype.
+The dtypes are float32, float64 and bfloat16; under autocast, operands are cast as torch.mm casts
+its own. Sums over ranks accumulate in float32 (float64 for float64); data crosses ranks in the
+tensors' own dtype.
 
-On GPUs float16 is supported, too, and NCCL adds sums over ranks in the tensors' own dtype. "fused"
-is for bfloat16 and float16 and up to 8 ranks with a GPU of sm_90 each that reach each other's
-memory; it adds sums in float32, and raises NotImplementedError where it cannot run. "auto" measures
-it only where `axonn-ext verify` has found it right. Once "auto" is settled, no call makes the host
-wait.
+On GPUs, float16 is supported as well, and NCCL accumulates sums over ranks in the tensors' own
+dtype. There "fused" is for bfloat16 and float16 on up to 8 ranks, each with a GPU of sm_90 that can
+access its peers' memory. It accumulates sums in float32, and raises NotImplementedError where it
+cannot run. "auto" measures it only where `axonn-ext verify` has found its results correct. Once
+"auto" has chosen, no call makes the host wait.
 
-Every op raises ValueError or TypeError for arguments that do not fit, naming op, argument, what was
-expected and what came; and RuntimeError if a peer dies, fails, does not come within
-AXONN_TIMEOUT_SECONDS, or makes a different call.
+Every op raises ValueError or TypeError for arguments that do not fit, and names the op, the
+argument, the expected and the given value. It raises RuntimeError if a peer dies, fails, makes a
+different call, or does not make its call within AXONN_TIMEOUT_SECONDS.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ _Op = TypeVar("_Op", bound=Callable[..., Tensor])
 
 
 def _documented(function: _Op) -> _Op:
-    """Returns the function, with the documentation that the OpSpec of its name has."""
+    """Returns the function with the documentation of the OpSpec of the same name."""
     function.__doc__ = SPECS[function.__name__].documentation
     return function
 

@@ -1,4 +1,4 @@
-"""What Python sees of an argument that is not what it should be: that it is no tensor."""
+"""The check of arguments that Python has to make before an op is called: that they are tensors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from torch import Tensor
 def check_tensor(
     what: str, argument: str, value: object, device: torch.device | None = None
 ) -> None:
-    """Raises TypeError or ValueError, naming op or module and argument, for what is no tensor, or
-    not on the device."""
+    """Raises TypeError if the value is not a tensor, ValueError if it is not on the device.
+
+    The message names `what`, the op or module, and the argument.
+    """
     if not isinstance(value, Tensor):
         raise TypeError(f"{what}: {argument} must be a Tensor, got {type(value).__name__}")
     if device is not None and value.device != device:

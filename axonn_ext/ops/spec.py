@@ -1,6 +1,7 @@
-"""OpSpec: what is known of an op of torch.ops.axonn without running it.
+"""OpSpec describes an op of torch.ops.axonn: its results, its collectives, its documentation.
 
-Nobody repeats the parameters of an op: a `Call` has them under the names in csrc/ops/schema.cpp.
+The parameters of an op are written down only once, in csrc/ops/schema.cpp: a `Call` has the
+arguments under the names of that schema.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from axonn_ext import _library  # noqa: F401  (registers the ops, whose schemas are read below)
 from axonn_ext.ops.traffic import Collective, Group
 
-# For `details` of ops that add over ranks.
+# Part of the `details` of every op that sums over ranks.
 SUMS = (
     "Sums over ranks accumulate in float32 (float64 for float64), those of NCCL in the tensors' "
     "dtype."
@@ -30,12 +31,12 @@ class Call(SimpleNamespace):
 
     @property
     def group(self) -> Group:
-        """The group of an op that has one."""
+        """The group, for an op that has one."""
         return Group(self.group_name, self.group_size, self.algorithm)
 
     @property
     def groups(self) -> list[Group]:
-        """The groups of an op that has several, in the order of its arguments."""
+        """The groups, in the order of the arguments, for an op that has several."""
         pairs = zip(self.group_names, self.group_sizes, strict=True)
         return [Group(name, size, self.algorithm) for name, size in pairs]
 
@@ -46,20 +47,23 @@ def _nothing(call: Call) -> Sequence[Collective]:
 
 @dataclass(frozen=True)
 class OpSpec:
-    """One op: how to compute what a call gives and sends, and what its users are told.
+    """The description of one op.
 
-    name         in torch.ops.axonn
-    results      the results of a call, left empty: their shapes, strides, dtypes and devices.
-                 Values and sizes are taken as right: the kernels check them, once
-    collectives  what a call issues, groups of one rank included, which issue nothing
+    name         its name in torch.ops.axonn
+    results      returns uninitialised tensors with the shapes, strides, dtypes and devices of the
+                 results of a call. It assumes that the arguments are valid: only the kernels check
+                 them
+    collectives  returns the collectives that a call issues. Those of groups of one rank are
+                 included, although they send nothing
 
-    The rest is text, of which `documentation` is made:
+    The other fields are the text from which `documentation` is made:
 
     summary      a sentence that says what the op returns
-    shapes       a line for each way to call it, with the shapes of one rank; W: ranks of its group
-    details      whatever else a caller must know
+    shapes       a line for each way to call the op, with the shapes of one rank; W is the number of
+                 ranks of the group
+    details      everything else that a caller must know
     backward     how the gradients are computed
-    traffic      what `collectives` computes, in words
+    traffic      the result of `collectives` in words
     """
 
     name: str
@@ -70,23 +74,23 @@ class OpSpec:
     backward: str = ""
     collectives: Callable[[Call], Iterable[Collective]] = _nothing
     traffic: str = ""
-    arguments: tuple[str, ...] = field(init=False)  # their names, by the op's schema
+    arguments: tuple[str, ...] = field(init=False)  # the names of the arguments in the op's schema
 
     def __post_init__(self) -> None:
         schema = getattr(torch.ops.axonn, self.name).default._schema
         object.__setattr__(self, "arguments", tuple(each.name for each in schema.arguments))
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-        """A call with these arguments, which torch has found to fit the schema."""
+        """Returns a call with these arguments, which must fit the schema, as torch ensures."""
         return Call(**dict(zip(self.arguments, args, strict=False)), **kwargs)
 
     def fake(self, *args: Any, **kwargs: Any) -> Results:
-        """The op for tensors that have no values, as torch.library.register_fake wants it."""
+        """Computes the op for tensors without values, as torch.library.register_fake needs it."""
         return self.results(self.call(args, kwargs))
 
     @property
     def documentation(self) -> str:
-        """The text for those who call the op, laid out like a docstring."""
+        """The text for users of the op, laid out like a docstring."""
         notes = [self.details] if self.details else []
         if self.backward:
             notes.append(f"Backward: {self.backward}.")

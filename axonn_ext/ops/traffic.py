@@ -1,6 +1,7 @@
-"""What crosses ranks: a collective of a group, and how many bytes a rank sends in it.
+"""Describes the collectives of a group, and how many bytes a rank sends in them.
 
-It says what must cross ranks, not by which route: a fused op issues what the unfused pair would.
+A description says what data must cross ranks, not how: that of a fused op lists the collective that
+the separate matmul and collective would issue.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 
 _ONE_PASS = ("reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
-# c10d adds in the tensor's own dtype, so csrc/ops/composed/c10d_collectives.cpp makes it add these
-# in fp32, save on GPUs.
+# c10d accumulates in the tensors' own dtype. On the CPU, csrc/ops/composed/c10d_collectives.cpp
+# therefore casts tensors of these dtypes to fp32 before a sum.
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 _C10D_ALGORITHMS = ("sequential", "chunked")
 
@@ -22,8 +23,8 @@ _C10D_ALGORITHMS = ("sequential", "chunked")
 class Collective:
     """One collective of one group.
 
-    num_elements: of what a rank passes in (gather, scatter: of one rank's part). dtype: of what
-    crosses ranks.
+    num_elements: the elements that a rank passes in (for gather and scatter: one rank's part).
+    dtype: the dtype in which the data crosses ranks.
     """
 
     kind: str
@@ -34,9 +35,9 @@ class Collective:
 
     @property
     def bytes_per_rank(self) -> int:
-        """What a rank sends in the algorithm that moves least; the ranks' mean where they differ.
+        """The bytes that a rank sends in the algorithm that sends least.
 
-        In whole elements, rounded up where the group's size does not divide them.
+        Where ranks send different amounts, this is their mean. It is rounded up to whole elements.
         Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
         workstations", 2009.
         """
@@ -52,12 +53,13 @@ class Collective:
             return -(-(g - 1) * n // g)
         if self.kind == "send":
             return n
-        assert self.kind in ("recv", "barrier"), self.kind  # counted where it is sent; no data
+        # A recv is counted by the rank that sends; a barrier has no data.
+        assert self.kind in ("recv", "barrier"), self.kind
         return 0
 
 
 class Group(NamedTuple):
-    """A process group as an op's arguments give it, with the algorithm of the call."""
+    """The process group and the algorithm in the arguments of a call."""
 
     name: str
     size: int
@@ -67,7 +69,7 @@ class Group(NamedTuple):
         return Collective("all_gather", self.name, self.size, shard.numel(), shard.dtype)
 
     def sum(self, kind: str, num_elements: int, like: Tensor) -> Collective:
-        """A "reduce_scatter" or "all_reduce" of so many elements, of the dtype of `like`."""
+        """Returns a "reduce_scatter" or "all_reduce" of elements with the dtype of `like`."""
         wide = self.algorithm in _C10D_ALGORITHMS and like.dtype in _LOW_PRECISION
         crossing = torch.float32 if wide and like.device.type != "cuda" else like.dtype
         return Collective(kind, self.name, self.size, num_elements, crossing)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 
 class AdamW:
-    """torch.optim.AdamW (fused) that updates fp32 copies of parameters that are not fp32.
+    """torch.optim.AdamW (fused) that updates fp32 copies of parameters of lower precision.
 
-    A bf16 weight has 8 bits of mantissa: an update below 1/256 of it would be lost, so the update
-    is made in fp32 and the result is cast. Weight decay applies to matrices only, not to biases
-    and norm weights. The update is elementwise, so shards of a parameter need no communication.
+    A bf16 weight has 8 bits of mantissa, so an update of less than 1/256 of it would be lost.
+    Therefore fp32 copies are updated and then cast. Weight decay applies to matrices only, not to
+    biases and norm weights. The update is elementwise, so shards need no communication.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class AdamW:
         )  # fmt: skip
 
     def step(self, lr: float | None = None) -> None:
-        """Applies the gradients; `lr` replaces the learning rate from here on."""
+        """Applies the gradients; `lr` replaces the learning rate from this step on."""
         if lr is not None:
             for group in self._adamw.param_groups:
                 group["lr"] = lr
@@ -61,16 +61,16 @@ class AdamW:
             parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments, step counts and the master weights that are not the parameters themselves."""
+        """Returns moments, step counts and those master weights that are copies of parameters."""
         return {
             "adamw": self._adamw.state_dict(),
             "masters": [master.detach().clone() for master in self._low_precision_masters],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up what `state_dict` of the same parameters returned.
+        """Loads what `state_dict` returned for the same parameters.
 
-        Raises: ValueError when the master weights do not fit these parameters.
+        Raises: ValueError if the master weights do not fit these parameters.
         """
         masters = state["masters"]
         shapes = [tuple(m.shape) for m in self._low_precision_masters]
@@ -86,7 +86,7 @@ class AdamW:
 
 
 def _master(parameter: nn.Parameter) -> Tensor:
-    """The fp32 tensor that AdamW updates: the parameter itself, or a copy of it."""
+    """Returns the tensor that AdamW updates: the parameter itself, or an fp32 copy of it."""
     if parameter.dtype in (torch.float32, torch.float64):
         return parameter
     return parameter.detach().float().clone().requires_grad_()

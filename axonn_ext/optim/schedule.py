@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class WarmupCosine:
-    """A linear rise to `peak` over `warmup_steps`, then half a cosine down to `final`.
+    """A learning rate that rises linearly to `peak`, then falls along half a cosine to `final`.
 
     Source: Loshchilov and Hutter, SGDR, equation 5 (https://arxiv.org/abs/1608.03983).
     """
@@ -19,7 +19,7 @@ class WarmupCosine:
     total_steps: int
 
     def __call__(self, step: int) -> float:
-        """The learning rate of step `step`, counted from 0."""
+        """Returns the learning rate of step `step`, counted from 0."""
         if step < self.warmup_steps:
             return self.peak * (step + 1) / self.warmup_steps
         span = max(1, self.total_steps - 1 - self.warmup_steps)

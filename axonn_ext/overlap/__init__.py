@@ -1,4 +1,4 @@
-"""Overlap of the collectives of weights and gradients (axes z and data) with computation."""
+"""Overlaps the collectives of weights and gradients (axes z and data) with computation."""
 
 from axonn_ext.overlap.orchestrator import Orchestrator
 from axonn_ext.overlap.watch import CommunicationError

@@ -1,4 +1,4 @@
-"""A Chrome trace (chrome://tracing, Perfetto): rows of what computed and what communicated when."""
+"""Writes a Chrome trace (chrome://tracing, Perfetto) of computation and communication."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MICRO = 1e6
 
 @dataclass(frozen=True)
 class Span:
-    """Something that the program did; times in seconds of `_C.Lanes.now`."""
+    """Something that the program did, with its times in seconds of `_C.Lanes.now`."""
 
     name: str
     begin: float
@@ -25,8 +25,10 @@ class Span:
 def write_chrome_trace(
     path: Path, *, compute: Iterable[Span], lanes: Mapping[str, Iterable[_C.LaneTask]]
 ) -> None:
-    """Writes `compute` as the first row, then for each axis its collectives, and below them when
-    the program stood still for one."""
+    """Writes `compute` as the first row and two rows for each axis.
+
+    The first row of an axis shows its collectives, the second when the program waited for one.
+    """
     spans = list(compute)
     origin = min((span.begin for span in spans), default=0.0)
     rows = {"compute": spans}

@@ -1,4 +1,4 @@
-"""Times of a GPU's streams, on the clock of the host."""
+"""Measures when streams of a GPU reach an event, on the clock of the host."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from axonn_ext import _C
 
 
 class StreamClock:
-    """Turns events of a GPU's streams into seconds of `_C.Lanes.now`.
+    """Converts the times of events on a GPU's streams into seconds of `_C.Lanes.now`.
 
-    Both clocks are read together once, for which the host waits. A GPU's times are differences in
-    fp32, so the marks that are asked for should not lie hours behind the base. `gpu` is torch.cuda.
+    Both clocks are read together once, for which the host waits. A GPU gives times as fp32
+    differences to a base event, so the base should not lie hours before the events. `gpu` is
+    torch.cuda, or a substitute in tests.
     """
 
     def __init__(self, device: torch.device, gpu: Any = torch.cuda) -> None:
@@ -23,15 +24,15 @@ class StreamClock:
         self._origin = _C.Lanes.now()
 
     def mark(self, stream: torch.Stream) -> torch.Event:
-        """An event after everything that the stream has been given so far."""
+        """Returns an event after all the work that the stream has been given so far."""
         event: torch.Event = self._gpu.Event(enable_timing=True)
         event.record(stream)
         return event
 
     def rebase(self, mark: torch.Event) -> None:
-        """Counts from a mark that the GPU has come to."""
+        """Makes a mark that the GPU has passed the new base."""
         self._origin, self._base = self.seconds(mark), mark
 
     def seconds(self, mark: torch.Event) -> float:
-        """When the stream came to the mark; it must have."""
+        """Returns the time at which the stream passed the mark, which must have happened."""
         return self._origin + self._base.elapsed_time(mark) * 1e-3

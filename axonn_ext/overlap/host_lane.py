@@ -1,4 +1,4 @@
-"""A lane of the CPU: the host waits until a collective is done."""
+"""The lane for the CPU, in which the host waits until a collective is done."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from axonn_ext.overlap.watch import POLL_SECONDS, Watch
 
 
 class HostLane(Lane):
-    """c10d's collectives on CPU tensors, which run on threads of c10d's; behind an emulated link
-    (AXONN_EMULATED_LINKS) they are done when the link would be."""
+    """Runs c10d's collectives on CPU tensors, in threads of c10d.
+
+    On an emulated link (AXONN_EMULATED_LINKS) a collective is done when such a link would be done.
+    """
 
     capturing = False
     _check: tuple[Collective, torch.Tensor] | None = None
@@ -59,7 +61,7 @@ class HostLane(Lane):
 
 
 class _Transfer(NamedTuple):
-    """A collective's passage over an emulated link."""
+    """The transfer of one collective over an emulated link."""
 
     link: _C.PacedLink
     number: int
@@ -83,7 +85,7 @@ class _OnHost(Collective):
             return
         waited_from = self._lanes.now()
         deadline = time.monotonic() + self._watch.timeout_s
-        # The first look is short; from then on a failure of another rank ends the wait, too.
+        # If another rank has failed, this rank looks once more before it gives up.
         while not self._done.wait(POLL_SECONDS):
             if time.monotonic() > deadline:
                 raise self.took_too_long()
@@ -103,7 +105,7 @@ class _OnHost(Collective):
         self._watch.done(self.sequence)
 
     def _pass_link(self, transfer: _Transfer, waited_from: float) -> None:
-        """Sleeps until the link is done, which is when the collective counts as finished."""
+        """Sleeps until the emulated link is done; the collective counts as finished only then."""
         finished = transfer.link.end(transfer.number)
         self._lanes.retire_measured(
             self._lane, self.sequence, submitted=transfer.submitted, finished=finished,

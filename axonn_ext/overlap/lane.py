@@ -1,4 +1,4 @@
-"""Collectives of one axis, started in program order and waited for later."""
+"""A lane: the collectives of one axis, which start in program order and are waited for later."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ ORDER = "the order of collectives"
 
 
 class Collective(ABC):
-    """One that is under way."""
+    """A collective that was started."""
 
     def __init__(self, signature: str, sequence: int, watch: Watch) -> None:
         self.signature = signature
         self.sequence = sequence
-        self.retired = False  # waited for
+        self.retired = False  # whether it was waited for
         self._watch = watch
 
     @abstractmethod
     def wait(self) -> None:
-        """Once it returns, what follows may read the results; at once if waited for before.
+        """Waits until the code that follows may read the results.
 
-        Raises: CommunicationError if it failed, or takes longer than AXONN_TIMEOUT_SECONDS.
+        It returns at once if the collective was waited for before.
+
+        Raises: CommunicationError if the collective failed or takes longer than
+            AXONN_TIMEOUT_SECONDS.
         """
 
     def failed(self, problem: str) -> CommunicationError:
@@ -42,8 +45,7 @@ class Collective(ABC):
 class Lane(ABC):
     """A FIFO of collectives over the ranks of one axis.
 
-    `wait_at_once`: each collective is waited for as soon as it is started, and everything else is
-    as it would be otherwise.
+    wait_at_once: each collective is waited for as soon as it is started; nothing else changes.
     """
 
     def __init__(self, axis: AxisGroup, lanes: _C.Lanes, watch: Watch) -> None:
@@ -61,7 +63,7 @@ class Lane(ABC):
         return self._lanes.take_records(self._lane)
 
     def all_gather(self, output: Tensor, shard: Tensor, what: str) -> Collective:
-        """Starts output = the ranks' shards, one after another; both contiguous."""
+        """Starts an all-gather of the shards into `output`, in rank order. Both are contiguous."""
 
         def start() -> dist.Work:
             return self._group._allgather_base(output, shard)
@@ -69,7 +71,7 @@ class Lane(ABC):
         return self._issue("all_gather", what, (shard, output), output.nbytes, start)
 
     def all_to_all(self, output: Tensor, input: Tensor, what: str) -> Collective:
-        """Starts the exchange of the blocks of which `input` has one for each rank."""
+        """Starts an all-to-all: `input` has one block for each rank, `output` one from each."""
 
         def start() -> dist.Work:
             return self._group.alltoall_base(output, input, [], [])
@@ -77,7 +79,7 @@ class Lane(ABC):
         return self._issue("reduce_scatter", what, (input, output), input.nbytes, start)
 
     def all_reduce(self, tensor: Tensor, what: str) -> Collective:
-        """Starts the sum over ranks, in place."""
+        """Starts an all-reduce in place."""
 
         def start() -> dist.Work:
             return self._group.allreduce([tensor])
@@ -87,21 +89,20 @@ class Lane(ABC):
     @property
     @abstractmethod
     def capturing(self) -> bool:
-        """Whether a CUDA graph records what is given to the current stream."""
+        """Whether the current stream is being captured into a CUDA graph."""
 
     @abstractmethod
     def start_check(self) -> None:
-        """Starts to compare what the ranks of the axis have issued so far, at the end of a step;
-        settles the check before it.
+        """Starts a check, at the end of a step, that all ranks of the axis issued the same so far.
 
-        Collectives: an all-gather of 8 bytes.
+        It settles the check before it. Collectives: an all-gather of 8 bytes per rank.
         """
 
     @abstractmethod
     def settle(self) -> None:
-        """The host waits for the check that was started last, and so for all that came before it.
+        """Waits, on the host, for the last check and thus for all collectives before it.
 
-        Raises: CommunicationError if the ranks differ.
+        Raises: CommunicationError if the ranks issued different collectives.
         """
 
     @abstractmethod
@@ -109,7 +110,10 @@ class Lane(ABC):
         self, signature: str, sequence: int, tensors: tuple[Tensor, ...],
         start: Callable[[], dist.Work], *, sent_bytes: int,
     ) -> Collective:  # fmt: skip
-        """Starts what reads and writes the tensors; sent_bytes: by this rank, as traced."""
+        """Calls `start`, which issues a collective that reads and writes the tensors.
+
+        sent_bytes: the bytes that this rank sends, as trace_communication counts them.
+        """
 
     def _issue(
         self, kind: str, what: str, tensors: tuple[Tensor, ...], num_bytes: int,

@@ -26,7 +26,7 @@ from axonn_ext.spec.parallel import Overlap
 
 
 class Orchestrator:
-    """Runs a model's weight gathers ahead of use and its gradient sums behind backward.
+    """Gathers a model's weights before they are used, and sums its gradients during backward.
 
         with Orchestrator(model, Overlap(prefetch=2)) as orchestrator:
             for step in ...:
@@ -37,27 +37,28 @@ class Orchestrator:
                 orchestrator.sync_gradients()       instead of axonn_ext.sync_gradients
                 clip, optimizer step, zero_grad
 
-    Weights that z splits are gathered over z in the order that earlier steps executed, forward and
-    backward; their gradients are reduce-scattered over z while backward goes on, and are complete
-    over z when it returns. All gradients cross the other axes in buckets, from the backward pass
-    outside `no_sync` on. Between that and `sync_gradients`, gradients on their way are not in
-    `grad`. A backward pass outside no_sync that is not the last costs communication, nothing else.
+    Weights that are split over z are gathered over z in the order in which earlier steps used them
+    in forward and backward. Their gradients are reduce-scattered over z while backward runs, and
+    these sums are complete when backward returns. All gradients are summed over the other axes in
+    buckets, which start during the backward pass outside `no_sync`. From then until
+    `sync_gradients`, a gradient that is being summed is not in `grad`. A backward pass outside
+    no_sync that is not the last one of the step only causes more communication.
 
-    What is issued, and in which order, follows from the program alone: ranks that run the same
-    program agree, whatever takes how long. All sums are made in a fixed order; with
-    `wait_at_once` the bits are the same.
+    The program alone decides which collectives are issued and in which order; timing does not
+    matter. Ranks that run the same program therefore issue the same collectives. All sums have a
+    fixed order, and `wait_at_once` does not change any bit.
 
-    All ranks make the same orchestrators in the same order. Several may exist in a process, each
-    for modules of its own. Works with torch.utils.checkpoint. Gradients are computed by `backward`,
-    not by torch.autograd.grad. A CUDA graph may capture a whole step, from `end_step` to
-    `sync_gradients`, once one has run without.
+    All ranks must make the same orchestrators in the same order. A process may have several, each
+    for its own modules. torch.utils.checkpoint can be used. Gradients must be computed by
+    `backward`, not by torch.autograd.grad. A CUDA graph may capture a whole step, from `end_step`
+    to `sync_gradients`, after one step has run without capture.
 
     Raises:
-        ValueError: the parameters are on several grids or devices, or are another orchestrator's
-            already.
-        CommunicationError (any later call, backward included; on GPUs `sync_gradients` and
-            `settle`): a collective failed, took more than AXONN_TIMEOUT_SECONDS, or ranks issued
-            different ones.
+        ValueError: the parameters lie on several grids or devices, or belong to another
+            orchestrator already.
+        CommunicationError (from any later call, backward included; on GPUs from `sync_gradients`
+            and `settle`): a collective failed, took more than AXONN_TIMEOUT_SECONDS, or ranks
+            issued different collectives.
     """
 
     def __init__(self, model: nn.Module, overlap: Overlap | None = None) -> None:
@@ -72,7 +73,8 @@ class Orchestrator:
         self._lanes = self._make_lanes(grid, {"z"} if split else set())
         self._buckets = BucketedSums(self._lanes, bucket_bytes=self.overlap.bucket_bytes)
         self._syncs = True
-        self._gradients_to_come: Counter[int] = Counter()  # from gathered weights, by parameter
+        # The number of gradients that gathered weights still have to get, by id of the parameter.
+        self._gradients_to_come: Counter[int] = Counter()
         self._graph_task = -1
         self._weights: GatheredWeights | None = None
         self._scattered: ScatteredSums | None = None
@@ -125,9 +127,10 @@ class Orchestrator:
         self.close()
 
     def close(self) -> None:
-        """Gives the model back: its modules gather their weights themselves again.
+        """Detaches the orchestrator from the model, whose modules then gather their own weights.
 
-        Collectives under way are left behind; call it between steps, or after a failure.
+        It does not wait for collectives that are under way, so call it between steps or after a
+        failure.
         """
         for module in self._modules:
             module.weight_source = None
@@ -137,8 +140,10 @@ class Orchestrator:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """For backward passes of a step that are not its last: their gradients stay on this rank,
-        but for the sum over z."""
+        """Must enclose all backward passes of a step but the last.
+
+        Their gradients are summed over z, but over no other axis.
+        """
         before, self._syncs = self._syncs, False
         try:
             yield
@@ -149,31 +154,35 @@ class Orchestrator:
     def sync_gradients(self) -> None:
         """Completes all gradients, like `axonn_ext.sync_gradients`, and ends the step.
 
-        Raises: CommunicationError, also if ranks have issued different collectives in this step;
-            on GPUs, in the step before.
+        Raises: CommunicationError, also if ranks issued different collectives in this step (on
+            GPUs: in the step before).
         """
         self._buckets.finish(self._parameters)
-        for lane in self._lanes.values():  # in turn: who fails is missed on the next axis
+        # Lanes are settled one by one, so that the peers on the next axis notice a failure here.
+        for lane in self._lanes.values():
             lane.start_check()
             if self._device.type == "cpu":
                 lane.settle()
         self.end_step()
 
     def settle(self) -> None:
-        """The host waits for every collective of the step that `sync_gradients` has ended.
+        """Waits, on the host, for every collective of the step that `sync_gradients` has ended.
 
-        On the CPU `sync_gradients` does so itself. On GPUs it settles the step before, so that the
-        host can be a step ahead; call this where the host is about to wait for the GPU anyway.
+        On the CPU `sync_gradients` does this itself. On GPUs `sync_gradients` settles only the step
+        before, so that the host can run a step ahead of the GPU. Call `settle` where the host is
+        about to wait for the GPU anyway.
 
-        Raises: CommunicationError, also if ranks have issued different collectives in that step.
+        Raises: CommunicationError, also if ranks issued different collectives in that step.
         """
         for lane in self._lanes.values():
             lane.settle()
 
     def end_step(self) -> None:
-        """Gives up the gathered weights and the gradients on their way; after a step that
-        `sync_gradients` does not end, such as one that is skipped on all ranks, and before a CUDA
-        graph is captured."""
+        """Drops the gathered weights and the gradients that are being summed.
+
+        Call it after a step that does not end with `sync_gradients`, for example one that all ranks
+        skip, and before a CUDA graph is captured.
+        """
         self._gradients_to_come.clear()
         self._buckets.discard()
         if self._scattered is not None:
@@ -182,29 +191,32 @@ class Orchestrator:
             self._weights.end_step()
 
     def set_wait_at_once(self, on: bool) -> None:
-        """Turns overlap off, or on again, from the next collective on; bits stay the same."""
+        """Makes the program wait for every collective at once, or lets them overlap again.
+
+        This holds from the next collective on, and changes no bit of the results.
+        """
         for lane in self._lanes.values():
             lane.wait_at_once = on
 
     @property
     def num_mispredictions(self) -> int:
-        """How often a step has left the order that was predicted for it."""
+        """How often a step used weights in another order than was predicted for it."""
         return 0 if self._weights is None else self._weights.num_mispredictions
 
     def gathered_storages(self) -> list[torch.UntypedStorage]:
-        """The memory of the gathered weights; that of a weight not gathered now is empty."""
+        """Returns the storage of each weight that z splits; empty while it is not gathered."""
         return [] if self._weights is None else self._weights.gathered_storages()
 
     def totals(self) -> dict[str, _C.LaneTotals]:
-        """What each axis has carried so far: tasks, bytes, and seconds busy, exposed, hidden."""
+        """Returns each axis's totals so far: tasks, bytes, and seconds busy, exposed, hidden."""
         return {axis: lane.totals for axis, lane in self._lanes.items()}
 
     def record(self, on: bool) -> None:
-        """Keeps every collective that is waited for from now on, for `take_records`."""
+        """Turns recording for `take_records` on or off, from the next collective waited for on."""
         self._recorder.record(on)
 
     def take_records(self) -> dict[str, list[_C.LaneTask]]:
-        """The collectives kept, by axis, in the order in which they were waited for."""
+        """Returns each axis's recorded collectives, in the order in which they were waited for."""
         return {axis: lane.take_records() for axis, lane in self._lanes.items()}
 
     # --- What GatheredWeights reports (its GradientSink) ------------------------------------------
@@ -241,7 +253,7 @@ class Orchestrator:
 
     @torch.no_grad()
     def _accumulated(self, p: ShardedParameter, _: Tensor) -> None:
-        """Autograd has accumulated the gradient of a parameter that is not gathered."""
+        """Called when autograd has accumulated the gradient of a parameter that is not gathered."""
         if self._syncs:
             self._buckets.add(p)
 
@@ -274,7 +286,7 @@ def _only_device(parameters: list[ShardedParameter]) -> torch.device:
 
 
 def _owners(model: nn.Module, parameters: set[int]) -> list[ShardedModule]:
-    """The modules that use one of these parameters."""
+    """Returns the modules that use one of these parameters."""
     owners = []
     for name, module in model.named_modules():
         if not isinstance(module, ShardedModule):

@@ -1,4 +1,4 @@
-"""A lane of a GPU: streams wait for collectives, and the host for none of the step under way."""
+"""The lane for a GPU, in which streams wait for the collectives of a step, but not the host."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from axonn_ext.overlap.lane import ORDER, Collective, Lane, first_line, orders_d
 from axonn_ext.overlap.watch import POLL_SECONDS, Watch
 
 _SLEEP_SECONDS = 2e-4
-_MANY = 256  # collectives whose times have not been read yet
+_MANY = 256  # the number of collectives with unread times at which the lane reads them
 
 
 class StreamLane(Lane):
-    """c10d's collectives on a GPU's tensors, behind a stream of the lane's own.
+    """Runs c10d's collectives on tensors of a GPU, each on the lane's own stream.
 
-    A collective starts when the stream that is current at its start has come that far, and the one
-    before it is done; `wait` makes the stream that is current then wait. A tensor that a collective
-    uses belongs to the stream that was current at the start, and lives as long as the collective.
-    Works while a CUDA graph is captured, but tells no times then and compares nothing. `gpu` is
-    torch.cuda.
+    A collective runs once the collective before it is done, and once the stream that was current
+    when it was started has finished its work up to then. `wait` makes the stream wait that is
+    current when `wait` is called. The tensors of a collective belong to the stream that was current
+    at its start, and are kept alive until the collective is done. The lane works while a CUDA graph
+    is captured, but then measures no times and compares nothing. `gpu` is torch.cuda, or a
+    substitute in tests.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class StreamLane(Lane):
         self._gpu, self._device = gpu, device
         self._stream = gpu.Stream(device)
         self._clock = StreamClock(device, gpu)
-        self._unread: deque[tuple[int, _Marks]] = deque()  # by sequence number
+        self._unread: deque[tuple[int, _Marks]] = deque()  # (sequence number, its unread times)
         self._last_finished = 0.0
         self._check: _Check | None = None
 
@@ -50,7 +51,7 @@ class StreamLane(Lane):
 
     @property
     def totals(self) -> _C.LaneTotals:
-        """Of what the GPU has come to so far."""
+        """The totals of the collectives that the GPU has finished so far."""
         self._read_times()
         return super().totals
 
@@ -92,7 +93,7 @@ class StreamLane(Lane):
         self._stream.wait_stream(current)
         with self._gpu.stream(self._stream):
             marks.set("submitted", self._stream)
-            start().wait()  # the stream does, not the host
+            start().wait()  # the lane's stream waits, not the host
             marks.set("finished", self._stream)
             done = self._gpu.Event()
             done.record(self._stream)
@@ -103,7 +104,7 @@ class StreamLane(Lane):
         )  # fmt: skip
 
     def _read_times(self) -> None:
-        """Hands on the times of what is over, in order."""
+        """Passes the times of finished collectives to the recorder, in order."""
         if self.capturing:
             return
         newest = None
@@ -118,7 +119,7 @@ class StreamLane(Lane):
 
 
 class _InStream(Collective):
-    """One that the lane's stream has been given; it ends at `done`."""
+    """A collective on the lane's stream, which is finished at the event `done`."""
 
     def __init__(
         self, signature: str, sequence: int, watch: Watch, *, gpu: Any, device: torch.device,
@@ -130,10 +131,10 @@ class _InStream(Collective):
         self._readers: list[torch.Stream] = []
 
     def wait(self) -> None:
-        """See `Collective`; errors of the network end the process, by c10d's watchdog.
+        """See `Collective`. After an error of the network, c10d's watchdog ends the process.
 
-        Raises: RuntimeError while a CUDA graph is captured, if that is not where the collective
-            was started.
+        Raises: RuntimeError if the collective was started outside of the capture of a CUDA graph
+            and is waited for inside, or the reverse.
         """
         if self._gpu.is_current_stream_capturing() is self._marks.timed:
             raise RuntimeError(
@@ -147,7 +148,9 @@ class _InStream(Collective):
             self._marks.set("waited_from", current)
         current.wait_event(self._done)
         self._readers.append(current)
-        if current != self._issued_on:  # whose memory it is: not to be used again before this ends
+        if current != self._issued_on:
+            # The tensors' memory belongs to `_issued_on`, which must not use it again before the
+            # collective is done.
             self._issued_on.wait_event(self._done)
             for tensor in self._tensors:
                 tensor.record_stream(current)
@@ -158,7 +161,10 @@ class _InStream(Collective):
 
 
 class _Marks:
-    """Events at the times of a collective; none of one that a CUDA graph captures (no clock)."""
+    """The events that mark the times of a collective.
+
+    There are none (and no clock) for a collective that is captured into a CUDA graph.
+    """
 
     def __init__(self, clock: StreamClock | None) -> None:
         self._clock = clock
@@ -181,7 +187,7 @@ class _Marks:
         return "waited_from" in self._events and all(e.query() for e in self._events.values())
 
     def times(self, without: float) -> dict[str, float]:
-        """Seconds of `_C.Lanes.now`; all `without`, if there is no clock."""
+        """Returns the times in seconds of `_C.Lanes.now`; without a clock, all are `without`."""
         if self._clock is None:
             return dict.fromkeys(("submitted", "finished", "waited_from", "waited_to"), without)
         times = {name: self._clock.seconds(event) for name, event in self._events.items()}
@@ -190,17 +196,17 @@ class _Marks:
 
 @dataclass(frozen=True)
 class _Check:
-    """What a step has found out about the order of collectives, for the host to read later."""
+    """A check of the order of collectives, whose result the host reads later."""
 
     collective: Collective
-    differs: Tensor  # in pinned memory, there once `copied` is
+    differs: Tensor  # in pinned memory; valid once the GPU has passed `copied`
     copied: torch.Event
 
 
 def wait_on_host(event: torch.Event, collective: Collective, watch: Watch) -> None:
-    """Returns once the GPU has come to the event.
+    """Waits until the GPU has passed the event.
 
-    Raises: CommunicationError for `collective` after AXONN_TIMEOUT_SECONDS, or once a peer failed.
+    Raises: CommunicationError for `collective` after AXONN_TIMEOUT_SECONDS, or if a peer failed.
     """
     began = looked = time.monotonic()
     try:

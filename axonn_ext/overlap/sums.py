@@ -1,4 +1,4 @@
-"""Gradients summed over z as backward makes them, and over the other axes in buckets."""
+"""Sums each gradient over z as soon as backward has computed it, and over other axes in buckets."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from axonn_ext.overlap.lane import Collective, Lane
 
 @dataclass(eq=False)
 class _Scatter:
-    """A reduce-scatter over z: blocks from every rank, to be added up here."""
+    """A reduce-scatter over z, made of an exchange of blocks and of their sum on this rank."""
 
     p: ShardedParameter
     blocks: Tensor
-    input: Tensor  # read by the collective
+    input: Tensor  # is kept alive, since the collective reads it
     collective: Collective
 
 
 class ScatteredSums:
-    """Gradients of gathered weights: reduce-scattered over z, at most `deferred` under way.
+    """Reduce-scatters the gradients of gathered weights over z, at most `deferred` at a time.
 
-    Ranks exchange blocks in the gradients' dtype and each adds its own in rank order in fp32 (fp64
-    for fp64), so the sum is repeatable, and the one that the fused ops make.
+    Ranks exchange blocks in the gradients' dtype, and each rank adds the blocks that it receives in
+    rank order in fp32 (fp64 for fp64). So the sum is repeatable, and has the same bits as that of
+    the fused ops.
     """
 
     def __init__(self, lane: Lane, *, deferred: int) -> None:
@@ -36,9 +37,9 @@ class ScatteredSums:
         self._under_way: deque[_Scatter] = deque()
 
     def start(self, p: ShardedParameter, gradient: Tensor) -> list[ShardedParameter]:
-        """Starts the sum of one gradient [Gz * rows, ...]; returns the parameters that were done.
+        """Starts the sum of one gradient [Gz * rows, ...].
 
-        A sum that is done has been added to its parameter's `grad`.
+        Returns the parameters of the sums that are complete now, which have been added to `grad`.
         """
         gradient = gradient.contiguous()
         blocks = torch.empty_like(gradient)
@@ -47,7 +48,7 @@ class ScatteredSums:
         return self._finish(self._deferred)
 
     def finish(self) -> list[ShardedParameter]:
-        """Completes every sum; returns the parameters, those of several sums several times."""
+        """Completes every sum and returns their parameters, one for each sum."""
         return self._finish(0)
 
     def discard(self) -> None:
@@ -76,40 +77,42 @@ def _sum_of_blocks(blocks: Tensor, num_blocks: int) -> Tensor:
     return total.to(first.dtype)
 
 
-# One crosses while the next one waits behind it: more would not keep an axis busier.
+# One bucket is being summed and the next is queued. More would not keep an axis busier.
 _MOST_BUCKETS = 2
 
 
 @dataclass(eq=False)
 class _Bucket:
-    """Gradients on their way over one axis after the other."""
+    """Gradients that are summed together over one axis after the other."""
 
     parameters: list[ShardedParameter]
-    dtype: torch.dtype  # of the gradients
-    flat: Tensor  # all of them, in the dtype in which they are summed
-    axes: list[str]  # that are left, the one being crossed first
+    dtype: torch.dtype  # the dtype of the gradients
+    flat: Tensor  # all gradients, in the dtype in which they are summed
+    axes: list[str]  # the axes that are left, beginning with the one that is being summed over
     collective: Collective
 
 
 class BucketedSums:
-    """Gradients over the axes that are left after backward, in buckets that start once full.
+    """Sums gradients over the axes that are left after backward, in buckets that start once full.
 
-    A gradient on its way is not in its parameter's `grad`; what backward adds meanwhile goes the
-    same way later, and the sums are added: the result is right whenever a bucket starts. Sums of
-    low-precision gradients are made, and sent, in fp32: two buckets take memory for that at a time,
-    since a bucket starts only when the last but one is summed, and back in the gradients' dtype.
+    While a gradient is being summed, it is not in its parameter's `grad`. What backward adds to
+    `grad` in the meantime is summed separately later, and the two sums are added. So the result is
+    correct whenever a bucket starts. Low-precision gradients are sent and summed in fp32. At most
+    two buckets need memory for this at a time, because a bucket starts only once the last but one
+    is summed and cast back to the gradients' dtype.
     """
 
     def __init__(self, lanes: Mapping[str, Lane], *, bucket_bytes: int) -> None:
         self._lanes, self._bucket_bytes = lanes, bucket_bytes
-        # By axes and dtype, since only gradients that have both in common go together.
+        # The keys are axes and dtype, since only gradients that share both can share a bucket.
         self._filling: dict[tuple[tuple[str, ...], torch.dtype], dict[int, ShardedParameter]] = {}
         self._under_way: deque[_Bucket] = deque()
-        # Complete ones: not in `grad` yet, where backward would add what has not crossed.
+        # Complete sums. They are not put into `grad` yet, where backward would add gradients that
+        # are not summed over ranks.
         self._summed: dict[int, tuple[ShardedParameter, Tensor]] = {}
 
     def add(self, p: ShardedParameter) -> None:
-        """Takes up a gradient that is complete; starts its bucket if that is full now."""
+        """Adds the complete gradient of a parameter to a bucket, and starts the bucket if full."""
         axes, grad = axes_left(p), p.parameter.grad
         if not axes or grad is None:
             return
@@ -120,7 +123,7 @@ class BucketedSums:
             self._start(axes, list(filling.values()))
 
     def finish(self, parameters: Sequence[ShardedParameter]) -> None:
-        """Sums all gradients of `parameters` that are not on their way, and waits for all."""
+        """Starts the sums of all other gradients of `parameters`, and waits for all sums."""
         self._filling.clear()
         groups: dict[tuple[str, ...], list[ShardedParameter]] = {}
         for p in parameters:
@@ -137,14 +140,15 @@ class BucketedSums:
         self._summed.clear()
 
     def discard(self) -> None:
-        """Waits for the buckets under way and drops them, and the sums."""
+        """Waits for the buckets under way, and drops them and all sums."""
         self._filling.clear()
         while self._under_way:
             self._under_way.popleft().collective.wait()
         self._summed.clear()
 
     def _start(self, axes: tuple[str, ...], parameters: list[ShardedParameter]) -> None:
-        # As many crossings end as begin, so that none is waited for that has only just started.
+        # A bucket has one collective for each of its axes. As many collectives are waited for here,
+        # so that none is waited for right after it was started.
         for _ in axes:
             if len(self._under_way) >= _MOST_BUCKETS:
                 self._advance()
@@ -153,7 +157,7 @@ class BucketedSums:
         self._under_way.append(_Bucket(parameters, dtype, flat, list(axes), collective))
 
     def _advance(self) -> None:
-        """Takes the first bucket over its next axis, or its sums to the others."""
+        """Waits for the first bucket, then starts its next axis or adds it to the complete sums."""
         bucket = self._under_way.popleft()
         bucket.collective.wait()
         del bucket.axes[0]
@@ -175,8 +179,10 @@ class BucketedSums:
 
 
 def _taken(parameters: list[ShardedParameter]) -> tuple[Tensor, torch.dtype]:
-    """The gradients one after another, in the dtype of their sums, and their own dtype; they are
-    the parameters' no longer."""
+    """Removes the gradients from the parameters.
+
+    Returns them one after another in the dtype of their sums, and their own dtype.
+    """
     gradients = [p.parameter.grad for p in parameters if p.parameter.grad is not None]
     dtype = gradients[0].dtype
     wide = torch.float64 if dtype == torch.float64 else torch.float32

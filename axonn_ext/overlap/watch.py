@@ -1,4 +1,4 @@
-"""What ranks tell each other, through the c10d store, when a collective does not end."""
+"""How ranks report to each other, through the c10d store, when a collective fails or hangs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from torch.distributed import DistError, Store
 
 from axonn_ext.grid import AxisGroup
 
-# For an answer from the peers of a rank that has failed: they look for failures this often.
-POLL_SECONDS = 0.25
-ANSWER_SECONDS = 4.0
+POLL_SECONDS = 0.25  # waiting ranks look this often whether a peer has failed
+ANSWER_SECONDS = 4.0  # a rank that has failed waits so long for its peers' states
 _REMEMBERED = 64
 
 
 class CommunicationError(RuntimeError):
-    """A collective failed, took too long, or is not the one that other ranks issued."""
+    """A collective failed, took too long, or differs from the one that other ranks issued."""
 
 
 @dataclass(frozen=True)
 class RankState:
-    """Where a rank is on an axis: how many collectives it has issued, and the last of them."""
+    """How many collectives a rank has issued on an axis, and the last of them by number."""
 
     num_issued: int
     recent: dict[int, str]
@@ -34,9 +33,9 @@ class RankState:
 
 
 class Watch:
-    """One axis of one orchestrator, as seen by the error messages.
+    """Follows the collectives of one axis of one orchestrator, for errors and their messages.
 
-    All ranks of the axis make their watches in the same order.
+    All ranks of the axis must make their watches in the same order.
     """
 
     def __init__(self, axis: AxisGroup, *, timeout_s: float, compare: bool) -> None:
@@ -50,15 +49,17 @@ class Watch:
         self._store: Store = dist.PrefixStore(f"axonn/overlap/{number}", store)
         self.num_issued = 0
         self._recent: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
-        self.digest = 0  # of every signature so far
+        self.digest = 0  # a checksum of all signatures so far
         self._process = os.getpid()
-        self.siblings: list[Watch] = []  # this rank's on other axes, which learn of its failures
+        self.siblings: list[Watch] = []  # the rank's watches of other axes, told of its failures
 
     def issue(self, signature: str, *, compare: bool) -> None:
-        """Notes the next collective, before it is issued; compares it if this watch does at all.
+        """Notes a collective before it is issued, and compares it with those of the other ranks.
 
-        Raises: CommunicationError in a fork of the rank, whose collectives would never end; where
-            ranks are compared, if another rank issues another one.
+        It is compared only if both `compare` and the watch's own `compares` are set.
+
+        Raises: CommunicationError if another rank issues another collective, and in a fork of the
+            rank, whose collectives would never end.
         """
         if os.getpid() != self._process:
             raise CommunicationError(
@@ -75,7 +76,7 @@ class Watch:
                 raise self.failure(sequence, signature, f"another rank issues {first}")
 
     def done(self, sequence: int) -> None:
-        """Forgets a collective that every rank has issued."""
+        """Deletes the entry in the store of a collective that every rank has issued."""
         if self.compares and self._rank == 0:
             self._store.delete_key(f"issued/{sequence}")
 
@@ -87,7 +88,7 @@ class Watch:
             return True
 
     def failure(self, sequence: int, signature: str, problem: str) -> CommunicationError:
-        """The error of this rank, once its peers had a moment to say where they are."""
+        """Returns the error of this rank, after its peers had some time to report their states."""
         states = self._exchange(problem)
         ranks = dist.get_process_group_ranks(self._group)
         lines = [
@@ -100,7 +101,7 @@ class Watch:
         return CommunicationError("\n".join(lines))
 
     def _exchange(self, problem: str) -> dict[int, RankState | None]:
-        """The state of every rank of the axis, None for those that do not answer in time."""
+        """Returns each rank's state on this axis; None for a rank that does not answer in time."""
         states: dict[int, RankState | None] = dict.fromkeys(range(self._size))
         try:
             self._post(problem)
@@ -113,11 +114,11 @@ class Watch:
                         states[peer] = _read(self._store.get(f"state/{peer}"))
                 time.sleep(POLL_SECONDS / 5)
         except DistError:
-            pass  # the store went with the process that held it
+            pass  # the process that held the store has ended
         return states
 
     def _post(self, problem: str) -> None:
-        """Tells the axis that this rank gives up, and where it is."""
+        """Tells the ranks of the axis that this rank gives up, and what it has issued."""
         own = RankState(self.num_issued, dict(self._recent), problem)
         self._store.set(f"state/{self._rank}", json.dumps(asdict(own)))
         self._store.set("failed", "")
@@ -130,7 +131,7 @@ def _read(text: bytes) -> RankState:
 
 
 def _compared(state: RankState | None, sequence: int, signature: str) -> str:
-    """What a peer's state says about a collective of this rank."""
+    """Says in words how a peer's state compares with a collective of this rank."""
     if state is None:
         return "gives no answer: it has died, or is elsewhere"
     if state.num_issued <= sequence:

@@ -1,4 +1,4 @@
-"""Weights gathered over z ahead of use: the storage behind `ShardedModule.weight_source`."""
+"""Gathers weights over z before they are used; implements `ShardedModule.weight_source`."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _PHASE_NAMES = {
 
 
 class GradientSink(Protocol):
-    """Takes the gradients of gathered weights."""
+    """Receives the gradients of gathered weights."""
 
     def expect(self, parameter: nn.Parameter) -> None:
-        """A gradient of this parameter is to come, if backward reaches it."""
+        """Announces that a gradient of this parameter will follow, if backward reaches it."""
 
     def take(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """One gradient of the whole weight, of this rank's rows."""
+        """Takes one gradient of the whole weight, computed from this rank's rows of the batch."""
 
     def backward_runs(self) -> None:
-        """Called at least once in every backward pass that uses a weight."""
+        """Is called at least once in every backward pass that uses a weight."""
 
 
 @dataclass(eq=False)
 class Weight:
-    """A parameter, and the place for it as a whole; tensors of autograd share its storage.
+    """A parameter, and the storage of the whole weight, which autograd's tensors share.
 
     whole    [Gz * rows, ...]; its storage is empty while the weight is not gathered
-    version  of the parameter when it was last gathered
-    target   the same memory, with a version counter of its own: gathering again between forward
-             and backward is no change that autograd should see
+    version  the parameter's version counter when the weight was last gathered
+    target   a tensor of the same memory with its own version counter, so that autograd does not
+             take a second gather between forward and backward for a change in place
     """
 
     name: str
@@ -56,7 +56,7 @@ class Weight:
 
 
 class GatheredWeights:
-    """Gathers weights as a `GatherPlan` says; a `WeightSource`."""
+    """The `WeightSource` that gathers and frees weights as a `GatherPlan` decides."""
 
     def __init__(
         self,
@@ -72,18 +72,18 @@ class GatheredWeights:
         self._weights = [self._make(p) for p in parameters]
         self._by_parameter = {id(w.parameter): w for w in self._weights}
         self._aliases = WeakTensorKeyDictionary()
-        self._held: Weight | None = None  # by the node of backward that runs
+        self._held: Weight | None = None  # the weight that the running node of backward uses
 
     def __deepcopy__(self, memo: dict[int, object]) -> None:
-        """None: a copy of a module gathers its weights itself."""
+        """Returns None, so that a copy of a module gathers its weights itself."""
 
     @property
     def num_mispredictions(self) -> int:
-        """How often a step left the order that was predicted for it."""
+        """How often a step used weights in another order than was predicted for it."""
         return self._plan.num_mispredictions
 
     def gathered_storages(self) -> list[torch.UntypedStorage]:
-        """The memory behind every weight; empty storages are those not gathered now."""
+        """Returns the storage of every weight; it is empty while the weight is not gathered."""
         return [w.whole.untyped_storage() for w in self._weights]
 
     def gather(self, parameter: nn.Parameter) -> Tensor:
@@ -96,7 +96,7 @@ class GatheredWeights:
             )
         if torch.is_grad_enabled() and parameter.requires_grad:
             alias: Tensor = _Gathered.apply(parameter, weight, self._sink)
-            if not _in_backward():  # a recomputed one gets no gradient of its own
+            if not _in_backward():  # a recomputed forward gets no gradient of its own
                 self._sink.expect(parameter)
         else:
             alias = weight.whole.data
@@ -108,7 +108,7 @@ class GatheredWeights:
     ) -> Tensor:
         """See `WeightSource`."""
         gathered = self._aliases.get(weight)
-        if gathered is None:  # the caller's own
+        if gathered is None:  # the weight did not come from `gather`
             return function(weight)
         self._acquire(gathered, _phase())
         try:
@@ -121,13 +121,13 @@ class GatheredWeights:
         return y
 
     def end_backward(self) -> None:
-        """The last node of a backward pass has run."""
+        """Releases the weight of the last node of a backward pass, which has run."""
         if self._held is not None:
             held, self._held = self._held, None
             self._release(held)
 
     def end_step(self) -> None:
-        """Gives up everything gathered: the parameters are about to change."""
+        """Frees all gathered weights, because the parameters are about to change."""
         self.end_backward()
         self._carry_out(self._plan.end_step())
 
@@ -145,7 +145,7 @@ class GatheredWeights:
         return weight
 
     def _before_backward(self, weight: Weight, version: int, _: Tensor) -> None:
-        """Runs before the node whose forward used the weight does."""
+        """Brings the weight back right before the backward node that uses it runs."""
         if weight.parameter._version != version:
             raise RuntimeError(
                 f"{weight.name} was changed in place between forward and backward, which would "
@@ -159,7 +159,7 @@ class GatheredWeights:
     def _acquire(self, weight: Weight, phase: _C.Phase) -> None:
         self._carry_out(self._plan.use(weight.number, phase), _PHASE_NAMES[phase])
         self._finish(weight)
-        if weight.version != weight.parameter._version:  # kept since before it was changed
+        if weight.version != weight.parameter._version:  # the parameter has changed since
             self._start_gather(weight, _PHASE_NAMES[phase])
             self._finish(weight)
 
@@ -189,7 +189,7 @@ class GatheredWeights:
 
 
 class _Gathered(torch.autograd.Function):
-    """A weight as a whole; its gradient goes to the sink, not to the parameter's accumulator."""
+    """The whole weight, whose gradient goes to the sink instead of the parameter's accumulator."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, weight: Weight, sink: GradientSink) -> Tensor:
@@ -203,7 +203,7 @@ class _Gathered(torch.autograd.Function):
 
 
 def _in_backward() -> bool:
-    """Whether autograd's engine runs on this thread, as when a checkpoint is recomputed."""
+    """Whether autograd's engine runs on this thread, as it does when a checkpoint is recomputed."""
     return torch._C._current_graph_task_id() != -1
 
 

@@ -1,12 +1,13 @@
-"""Bytes that autograd keeps from forward for backward: what torch's saved-tensor hooks count.
+"""Computes the bytes that autograd saves for backward, as torch's saved-tensor hooks count them.
 
-Legend, per rank and micro-batch: m rows (tokens) of a (data, z) group, mx and my those of the
-residual stream and of attention, MLP and logits (`sharded`: m / Gx and m / Gy; else m); H hidden,
-Q qkv, U up, F inside the MLP, V vocabulary features, whole; Gx, Gy sizes of axes.
+Legend, per rank and micro-batch: m rows (tokens) of a (data, z) group; mx rows of the residual
+stream, my rows of attention, MLP and logits (in `sharded` m / Gx and m / Gy, else m); H hidden, Q
+qkv, U up, F inside the MLP and V vocabulary features, all of them whole; Gx, Gy sizes of axes.
 
-Follows axonn_ext.nn. What shares memory counts once: q, k and v lie in qkv's result, and the
-Linear after attention keeps attention's own. Attention is one of torch's fused kernels; the one
-that keeps S x S scores is never counted (CUDA takes it for fp32 with grouped key-value heads).
+The numbers follow the modules of axonn_ext.nn. Tensors that share memory count once: q, k and v
+are views of the result of qkv, and the Linear after attention saves the result of attention, which
+attention saves, too. Attention is assumed to be a fused kernel of torch. The kernel that saves
+S x S scores is never counted, although CUDA takes it for fp32 with grouped key-value heads.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ _FP32, _INT64, _BOOL = 4, 8, 1
 class ModelSizes(NamedTuple):
     """Sizes of a model that are the same on every grid, in elements; see the legend.
 
-    kv: features of all keys. block: of a block's four matrices; runs[i]: of the i of them in a row,
-    the first after the last, that have most. num_parameters: tensors.
+    kv: the features of all keys.
+    block: the elements of the four matrices of a block.
+    runs[i]: the most elements of i successive matrices, where the first follows the last.
+    num_parameters: the number of parameter tensors.
     """
 
     rms_norm: bool
@@ -48,9 +51,10 @@ class ModelSizes(NamedTuple):
 
 @lru_cache(maxsize=256)
 def sizes_of(model: ModelConfig) -> ModelSizes:
-    """The model's properties, computed once."""
+    """Returns the sizes of the model, which are computed once."""
     traits = model.traits
-    # Four Linears and two norms in a block; the table, that of positions, and the last norm.
+    # A block has four Linears and two norms. The ends of the model are the embedding table, the
+    # table of positions and the last norm.
     per_block = 4 * (1 + traits.has_biases) + 2 * traits.norm.num_vectors
     ends = 1 + (not traits.rotary) + traits.norm.num_vectors
     matrices = [w.n * w.k for w in model.block_linears]
@@ -76,13 +80,13 @@ def sizes_of(model: ModelConfig) -> ModelSizes:
 
 
 class Kept(NamedTuple):
-    """Bytes kept from a forward pass.
+    """Bytes that a forward pass keeps for backward.
 
-    block        by one block, without recomputation
-    block_input  by one block that is recomputed
-    ends         by the embedding, the last norm and lm_head
-    loss         fp32 probabilities and labels
-    weights      whole weights: those that backward does not gather again (of blocks that are not
+    block        kept by one block that is not recomputed
+    block_input  kept by one block that is recomputed
+    ends         kept by the embedding, the last norm and lm_head
+    loss         the fp32 probabilities and the labels
+    weights      gathered weights that backward does not gather again (those of blocks that are not
                  recomputed, and of lm_head), and the tied table
     """
 
@@ -93,13 +97,13 @@ class Kept(NamedTuple):
     weights: int
 
     def total(self, num_layers: int, *, recompute: bool) -> int:
-        """Of a whole model."""
+        """Returns the bytes of a whole model."""
         each = self.block_input if recompute else self.block
         return num_layers * each + self.ends + self.loss + self.weights
 
 
 def kept_of(job: Job) -> Kept:
-    """What each rank of a legal job keeps of one micro-batch."""
+    """Returns what each rank of a legal job keeps of one micro-batch."""
     size, options, grid = sizes_of(job.model), job.options, job.grid
     x, y, width, m = grid.x, grid.y, options.width, job.rows
     sharded = options.layout == "sharded"
@@ -111,18 +115,18 @@ def kept_of(job: Job) -> Kept:
     statistics = mx * (_FP32 if size.rms_norm or y > 1 else 2 * width)
     norm = stream + statistics + wide_stream
 
-    # qkv's result, attention's and its log-sum-exp in fp32.
+    # Attention keeps the result of qkv, its own result and its log-sum-exp in fp32.
     of_x = my * width // x
     attention = of_x * (size.qkv + size.hidden) + my * size.heads // x * _FP32
     mlp = of_x * (size.up + size.mlp)
-    if size.rotary:  # q and k rotated, with the angles of each
+    if size.rotary:  # the rotated q and k are kept, with the angles of each
         attention += of_x * (size.hidden + size.kv) + 4 * size.rotary * width
-    if size.gated:  # silu(gate)
+    if size.gated:  # silu(gate) is kept, too
         mlp += of_x * size.mlp
     if gathered and y > 1:
         whole = m * width // x
         attention += whole * size.hidden
-        mlp += (whole - of_x) * size.mlp  # instead of its part
+        mlp += (whole - of_x) * size.mlp  # the gathered input is kept instead of the rank's part
 
     positions = 0 if size.rotary else mx * _INT64
     return Kept(
@@ -135,7 +139,7 @@ def kept_of(job: Job) -> Kept:
 
 
 def _kept_weights(job: Job, size: ModelSizes) -> int:
-    """Elements. With overlap the weights are the orchestrator's, within its budget."""
+    """Returns the elements of kept weights. With overlap, the orchestrator's budget has them."""
     grid, options = job.grid, job.options
     if grid.z == 1 or options.overlap is not None:
         return 0

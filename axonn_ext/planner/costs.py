@@ -1,4 +1,4 @@
-"""Seconds that the tasks of a step take on a machine, each by itself."""
+"""Computes the seconds that each task of a step takes on a machine by itself."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from axonn_ext.spec.grid import COMMUNICATING, GridShape
 
 
 class TaskCost(NamedTuple):
-    """Seconds of one task.
+    """The seconds of one task.
 
-    compute  of its arithmetic
-    path     of each collective before and after it, as (axis, seconds)
-    hidden   of those, what a fused op does beside the product
-    gather, scatter   over z, wherever they run
+    compute  the time of its computation
+    path     (axis, seconds) of each collective before and after it
+    hidden   the time of these collectives that a fused op hides behind the product
+    gather, scatter   the times of its collectives over z, wherever they run
     """
 
     compute: float
@@ -26,15 +26,16 @@ class TaskCost(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """On the path, without what crosses z."""
+        """The time of the task on the path, without its collectives over z."""
         return self.compute + sum(t for _, t in self.path) - self.hidden
 
 
 class Costs:
-    """Costs on one grid of one machine, for one dtype. A collective costs the same wherever it is
-    issued; two at once on one wire follow each other.
+    """The costs on one grid of one machine for one dtype.
 
-    wires: of the axes with several ranks; those with equal ones send over the same links.
+    A collective costs the same wherever it is issued; two at once on one wire run one after the
+    other. wires: axis -> wire, for axes with several ranks. Axes with the same wire use the same
+    links.
     """
 
     def __init__(self, machine: Machine, grid: GridShape, dtype: str) -> None:
@@ -48,7 +49,7 @@ class Costs:
         return self._machine.collective_seconds(c, self._links[c.axis], self._size[c.axis])
 
     def all_reduce(self, axis: str, num_bytes: int) -> float:
-        """Of that many bytes on every rank."""
+        """Returns the seconds of an all-reduce of that many bytes on every rank."""
         size = self._size[axis]
         if size == 1:
             return 0.0
@@ -79,7 +80,7 @@ class Costs:
         )  # fmt: skip
 
     def beside(self, axis: str) -> frozenset[str]:
-        """The other axes that send over the wire of this one."""
+        """Returns the other axes that use the wire of this axis."""
         own = self.wires.get(axis)
         return frozenset(a for a, wire in self.wires.items() if a != axis and wire == own)
 

@@ -1,4 +1,4 @@
-"""What a configuration is predicted to do: by closed forms, then by a schedule of its step."""
+"""Predicts a configuration: first by closed forms, then by simulating the schedule of its step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from axonn_ext.planner.timeline import block_is_held, held_share, simulate
 
 @dataclass(frozen=True)
 class Estimate:
-    """A configuration and what is predicted for one step of it.
+    """A configuration, and the prediction for one step of it.
 
-    compute_s      of arithmetic, elementwise work and the optimizer
-    exposed_s      by axis: how long computation waits for its collectives
-    peak_fraction  model flops (nothing counted twice) over time and the machine's peak
-    tokens_per_s   of all ranks
-    binding        what limits it, in words
+    compute_s      the seconds of products, elementwise work and the optimizer
+    exposed_s      axis -> the seconds for which computation waits for the axis's collectives
+    peak_fraction  model flops (nothing counted twice) per second over the machine's peak
+    tokens_per_s   the rate of all ranks together
+    binding        what limits the step, in words
     """
 
     job: Job
@@ -37,11 +37,13 @@ class Estimate:
 
 
 class Pieces(NamedTuple):
-    """Seconds of a micro-batch's parts that do not depend on recomputation or overlap.
+    """The seconds of parts of a micro-batch, which do not depend on recomputation or overlap.
 
-    fixed: once a micro-batch. Of one block: forward, backward, and what crosses z.
-    saved: by keeping gathered inputs. sums: of all gradients over what backward has left.
-    wire_*: of these, what the path's collectives use z's wire.
+    fixed, fixed_z: what runs once per micro-batch, on the path and over z.
+    forward, backward, gather, scatter: one block on the path and over z.
+    saved: the part of a block's backward that keeping gathered inputs would save.
+    sums: the sums of all gradients over the axes that are left after backward.
+    wire_*: the part of these times in which collectives on the path use z's wire.
     """
 
     fixed: float
@@ -58,7 +60,10 @@ class Pieces(NamedTuple):
 
 
 def pieces_of(job: Job, machine: Machine) -> Pieces:
-    """For a legal job with the default of all options but layout and heads_over_y."""
+    """Returns the pieces of a legal job, all of whose options but the layout are defaults.
+
+    heads_over_y may be set, too.
+    """
     costs = Costs(machine, job.grid, job.options.dtype)
     parts = parts_of(replace(job, options=replace(job.options, overlap=None)))
     first, block, last, last_back, block_back, first_back = (
@@ -77,7 +82,7 @@ def pieces_of(job: Job, machine: Machine) -> Pieces:
         backward=sum(c.seconds for c in block_back),
         gather=sum(c.gather for c in block),
         scatter=sum(c.scatter for c in block_back),
-        # What a wgrad gathers is its only collective on the path.
+        # The gather of its input is the only collective of a wgrad on the path.
         saved=sum(
             cost.seconds - cost.compute
             for task, cost in zip(parts.block_backward, block_back, strict=True)
@@ -91,8 +96,10 @@ def pieces_of(job: Job, machine: Machine) -> Pieces:
 
 
 def closed_form_s(pieces: Pieces, job: Job) -> float:
-    """Seconds of a step, without the optimizer: products and activations' collectives on the path;
-    weights and gradients beside them as far as there is anything to be beside.
+    """Returns the seconds of a step without the optimizer.
+
+    Products and the collectives of activations are on the path. The collectives of weights and
+    gradients run beside them as far as the path is long enough.
 
     Source: the volumes of arXiv:2305.13525, section 4, each over its axis' bandwidth.
     """
@@ -104,7 +111,8 @@ def closed_form_s(pieces: Pieces, job: Job) -> float:
     if options.overlap is None:
         over_z = pieces.fixed_z + layers * (gathers * pieces.gather + pieces.scatter)
         return parts * (on_path + over_z) + pieces.sums
-    # Weights are gathered once for each pass, but for what the budget holds at a turn.
+    # Each pass gathers the weights once, except those that the budget keeps at the turn between two
+    # passes.
     again_z = options.recompute and not block_is_held(job)
     passes = (2 + again_z) * parts - (2 * parts - 1) * held_share(job)
     over_z = parts * (pieces.fixed_z + layers * pieces.scatter) + passes * layers * pieces.gather
@@ -113,12 +121,12 @@ def closed_form_s(pieces: Pieces, job: Job) -> float:
         path = pieces.wire_fixed + layers * (times * pieces.wire_forward + pieces.wire_backward)
         over_z += parts * path
     beside = layers * (again + backward)
-    sums = 2 * pieces.sums if options.width == 2 else pieces.sums  # they cross in fp32
+    sums = 2 * pieces.sums if options.width == 2 else pieces.sums  # gradients are sent in fp32
     return max(parts * on_path, over_z) + max(0.0, sums - beside)
 
 
 def estimate(job: Job, machine: Machine, memory: Memory) -> Estimate:
-    """A configuration's step, simulated."""
+    """Predicts a configuration by simulating its step."""
     result = simulate(job, machine)
     flops = model_flops_of_rank(job)
     exposed = {axis: seconds for axis, seconds in result.exposed_s.items() if seconds > 0}
@@ -139,7 +147,7 @@ def estimate(job: Job, machine: Machine, memory: Memory) -> Estimate:
 def _binding(
     compute_s: float, exposed_s: Mapping[str, float], machine: Machine, memory: Memory
 ) -> str:
-    """What a step spends most of its time on; beside it, memory where it is nearly used up."""
+    """Says what takes most of a step's time, and whether memory is nearly used up."""
     axis = max(exposed_s, key=lambda a: exposed_s[a], default="")
     limit = "compute"
     if axis and exposed_s[axis] > 0.25 * compute_s:

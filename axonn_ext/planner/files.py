@@ -12,24 +12,24 @@ from typing import Any, TypeVar
 from axonn_ext.planner.errors import PlannerError
 
 T = TypeVar("T")
-MOST_BYTES = 64 << 20  # no file of these kinds is larger; /dev/zero is
+MOST_BYTES = 64 << 20  # no file of these kinds is larger, but /dev/zero would be
 
 
 class FileError(PlannerError):
-    """A file that cannot be read, or is not what it should be; the text names it, and says why."""
+    """A file cannot be read, or is not valid. The message names the file and the reason."""
 
     def __init__(self, file: object, reason: str) -> None:
         super().__init__(f"{file}: {reason}")
 
 
 def read_text(file: Path | Traversable, *, most_bytes: int = MOST_BYTES) -> str:
-    """The whole text. Raises FileError."""
+    """Returns the whole text of a file. Raises FileError."""
     try:
         with file.open("rb") as stream:
             content = stream.read(most_bytes + 1)
     except OSError as error:
         raise FileError(file, f"cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # a name with a zero in it
+    except ValueError as error:  # the name has a zero byte in it
         raise FileError(file, f"cannot be read: {error}") from None
     if len(content) > most_bytes:
         raise FileError(file, f"is larger than {most_bytes >> 20} MiB")
@@ -43,17 +43,17 @@ def read_text(file: Path | Traversable, *, most_bytes: int = MOST_BYTES) -> str:
 
 
 def read_toml(file: Path | Traversable) -> dict[str, Any]:
-    """The tables of a TOML file. Raises FileError."""
+    """Returns the tables of a TOML file. Raises FileError."""
     return _parse(tomllib.loads, read_text(file), "TOML", file)
 
 
 def parse_json(text: str, file: object) -> Any:
-    """The value that the text of a file stands for. Raises FileError."""
+    """Returns the value of the JSON text of a file. Raises FileError."""
     return _parse(json.loads, text, "JSON", file)
 
 
 def read_json(file: Path) -> Any:
-    """The value in a JSON file. Raises FileError."""
+    """Returns the value in a JSON file. Raises FileError."""
     return parse_json(read_text(file), file)
 
 
@@ -61,7 +61,7 @@ def _parse(parse: Callable[[str], T], text: str, kind: str, file: object) -> T:
     try:
         return parse(text)
     except ValueError as error:
-        # Of Python's message for a number with too many digits, what concerns the user.
+        # Python's message for a number with too many digits ends with advice for programmers.
         reason = str(error).partition("; use sys.")[0]
         raise FileError(file, f"is not {kind}: {reason}") from None
     except RecursionError:
@@ -69,7 +69,7 @@ def _parse(parse: Callable[[str], T], text: str, kind: str, file: object) -> T:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; no error for a name that no file can have."""
+    """Whether there is such a file; False for a name that no file can have."""
     try:
         return path.is_file()
     except OSError:
@@ -77,7 +77,7 @@ def is_file(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """The same for a folder."""
+    """Whether there is such a folder; False for a name that no folder can have."""
     try:
         return path.is_dir()
     except OSError:

@@ -1,4 +1,4 @@
-"""Values between measured points."""
+"""Interpolates between measured points."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ Point = tuple[float, ...]
 
 
 class LogField:
-    """A positive factor, known at some points, that is 1 where a model is right.
+    """The factor by which a model is wrong, known at some points; 1 where the model is right.
 
-    Between them: the mean of its logarithm, weighted by the inverse square of the distance, where
-    coordinates are logarithms, too (Shepard 1968). Exact at the points; far away, their mean.
+    Between the points its logarithm is the mean of theirs, weighted by the inverse square of the
+    distance; coordinates are logarithms as well (Shepard 1968). So it is exact at the points, and
+    far away from them it is their mean.
     """
 
     def __init__(self, rows: Iterable[tuple[Sequence[float], float]]) -> None:
@@ -22,7 +23,7 @@ class LogField:
         self._rows = [(point, sum(values) / len(values)) for point, values in logs.items()]
 
     def at(self, coordinates: Sequence[float]) -> float:
-        """The factor; 1 if nothing is known."""
+        """Returns the factor; 1 if there are no points."""
         if not self._rows:
             return 1.0
         target = _log(coordinates)

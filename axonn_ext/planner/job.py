@@ -1,4 +1,4 @@
-"""What is planned: a model on a grid, with the options of its run."""
+"""A job for the planner: a model on a grid, with the options of its run."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import Overlap, ParallelConfig, check_choice
 from axonn_ext.spec.rules import BrokenRule, broken_rules
 
-WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4}  # bytes of an element
+WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4}  # dtype -> bytes of an element
 
 
 @dataclass(frozen=True)
 class Options(ParallelConfig):
-    """The trainer's [parallel] and [overlap] tables, and what of [train] changes time or memory.
+    """The trainer's tables [parallel] and [overlap], and the keys of [train] that matter here.
 
-    overlap: None where the ops themselves move weights and gradients, and nothing runs beside them.
-    micro_batches: parts that a step is computed in. dtype: of parameters and activations.
-    offload: optimizer state in host memory; has its place, and is False until that exists.
+    overlap: None if the ops themselves gather weights and sum gradients, without overlap.
+    micro_batches: the number of parts in which a step is computed.
+    dtype: the dtype of parameters and activations.
+    offload: whether the optimizer's state lies in host memory; not implemented, so always False.
     """
 
     overlap: Overlap | None = field(default_factory=Overlap)
@@ -37,13 +38,13 @@ class Options(ParallelConfig):
 
     @property
     def width(self) -> int:
-        """Bytes of an element of a parameter or activation."""
+        """The bytes of an element of a parameter or activation."""
         return WIDTHS[self.dtype]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A model on a grid. batch_size: sequences of one optimizer step, over all ranks."""
+    """A model on a grid. batch_size: the sequences of one optimizer step over all ranks."""
 
     model: ModelConfig
     grid: GridShape
@@ -52,18 +53,18 @@ class Job:
 
     @property
     def micro_batch_size(self) -> int:
-        """Sequences of a micro-batch over all ranks."""
+        """The sequences of a micro-batch over all ranks."""
         return self.batch_size // self.options.micro_batches
 
     @property
     def rows(self) -> int:
-        """Tokens m of a micro-batch in one (data, z) group."""
+        """The tokens m of a micro-batch in one (data, z) group."""
         grid = self.grid
         return self.micro_batch_size * self.model.sequence_length // (grid.data * grid.z)
 
 
 def violations(job: Job) -> Iterator[BrokenRule | str]:
-    """Every divisibility rule that is violated; nothing if the job is legal."""
+    """Yields every divisibility rule that the job breaks; nothing if it is legal."""
     options = job.options
     if job.batch_size % options.micro_batches:
         yield (

@@ -1,4 +1,4 @@
-"""Links of a machine: what a rank sees of a collective, wherever its group lies."""
+"""The links of a machine: the bandwidth and latency of a collective, depending on its group."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from axonn_ext.planner.tables import Table
 from axonn_ext.spec.grid import COMMUNICATING
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
-_KEPT = 1 << 16  # links kept
+_KEPT = 1 << 16  # the most links in the cache
 
 
 class Link(NamedTuple):
-    """What one rank sees of a collective: bytes it sends a second, and seconds a ring step takes
-    beside them. by_kind: of the kinds of collectives that were measured apart. hides_latency: the
-    longer of both counts, not their sum."""
+    """The link of a rank in a collective: the bytes that it sends per second, and the latency of a
+    step of the ring.
+
+    by_kind: the links of kinds of collectives that were measured separately. hides_latency: the
+    time is the longer one of bytes and latency, not their sum.
+    """
 
     bytes_per_s: float
     latency_s: float
@@ -31,8 +34,11 @@ class Link(NamedTuple):
 
 
 class MeasuredLink(NamedTuple):
-    """Of groups of `size` ranks, neighbours `inner` ranks apart, all at once. kind, axis: None for
-    all. latency_s: None for the model's."""
+    """A measurement of groups of `size` ranks that all communicate at once.
+
+    inner: the distance in rank of neighbours. kind, axis: None if the row holds for all of them.
+    latency_s: None if the model's latency is to be used.
+    """
 
     inner: int
     size: int
@@ -46,10 +52,12 @@ class MeasuredLink(NamedTuple):
 class Level:
     """One level of the hierarchy of links.
 
-    ranks: that share one unit of it; None where there is no end. bytes_per_s: what one unit of the
-    level below (in the first level a rank, in the second a node) sends. contention: bytes_per_s is
-    divided by it. latency_s: of one step of a ring. hides_latency: bytes are on their way while the
-    steps take their time, as on emulated links.
+    ranks: the ranks of one unit of the level, such as a node; None if there is no limit.
+    bytes_per_s: the rate at which one unit of the level below sends (a rank in the first level, a
+        node in the second).
+    contention: a number by which bytes_per_s is divided.
+    latency_s: the latency of one step of a ring.
+    hides_latency: bytes are sent while the steps wait, as on emulated links.
     """
 
     name: str
@@ -61,47 +69,51 @@ class Level:
     measured: tuple[MeasuredLink, ...] = ()
 
     def measured_along(self, axis: str) -> tuple[MeasuredLink, ...]:
-        """The axis' own rows, where it has any (emulated links differ by axis); else those that
-        are of no axis."""
+        """Returns the rows of this axis if there are any, else those that hold for all axes.
+
+        Emulated links have rows for each axis.
+        """
         own = tuple(row for row in self.measured if row.axis == axis)
         return own or tuple(row for row in self.measured if row.axis is None)
 
 
 @dataclass(frozen=True)
 class Links:
-    """All levels, innermost first.
+    """All levels of links, innermost first.
 
-    Source: arXiv:2305.13525, performance model: groups inside a node have its links, looked up by
-    what lies between neighbours and by size; of the groups that leave it, each has an equal share
-    of what the node sends.
+    Source: arXiv:2305.13525, performance model. Groups inside a node use its links, whose speed
+    depends on the distance of neighbours and the size of the group. Groups that span nodes share
+    the rate at which a node sends equally.
     """
 
     levels: tuple[Level, ...]
-    machine: str = "this"  # its name, for messages
+    machine: str = "this"  # the name of the machine, for messages
 
     @cached_property
     def of(self) -> Callable[[int, int, str, int], Link]:
-        """(inner, size, axis, num_ranks) to the link of a group of `size` ranks, neighbours `inner`
-        ranks apart, along that axis, in a job of `num_ranks`.
+        """A cached function (inner, size, axis, num_ranks) -> the link of a group along the axis.
 
-        Raises PlannerError where there are too few ranks.
+        The group has `size` ranks, neighbours are `inner` ranks apart, and the job has `num_ranks`.
+        It raises PlannerError if the machine has too few ranks.
         """
         return functools.lru_cache(maxsize=_KEPT)(self._find)
 
     @property
     def max_ranks(self) -> int | None:
-        """Ranks that there are; None where there is no end."""
+        """The number of ranks of the machine; None if there is no limit."""
         return self.levels[-1].ranks
 
     def wire(self, inner: int, size: int, axis: str, num_ranks: int) -> str:
-        """What the groups of an axis share with those of others that have the same: a level, or
-        nothing where the axis has links of its own."""
+        """Returns a name for the links that the groups of an axis use.
+
+        Axes with the same name share these links: they are a level, or the axis's own links.
+        """
         level = self.levels[self._level_of(inner * size, num_ranks)]
         own = any(row.axis == axis for row in level.measured)
         return f"{level.name} along {axis}" if own else level.name
 
     def _find(self, inner: int, size: int, axis: str, num_ranks: int) -> Link:
-        """Measured where it was; else the model, corrected by how wrong it was nearby."""
+        """Returns the measured link; if there is none, the model, corrected by its error nearby."""
         index = self._level_of(inner * size, num_ranks)
         hides = self.levels[index].hides_latency
         model = self._model(inner, size, index)._replace(hides_latency=hides)
@@ -120,23 +132,27 @@ class Links:
         return link._replace(by_kind=by_kind)
 
     def _level_of(self, span: int, num_ranks: int) -> int:
-        """The innermost whose units hold every group: groups of three ranks on nodes of eight begin
-        at ranks 0, 3, 6, and the third is on two nodes."""
+        """Returns the innermost level whose units contain every group.
+
+        For example, groups of three ranks on nodes of eight begin at ranks 0, 3 and 6, and the
+        third of them spans two nodes.
+        """
         for i, level in enumerate(self.levels):
             if level.ranks is None or num_ranks <= level.ranks or level.ranks % span == 0:
                 return i
         raise PlannerError(f"machine {self.machine!r} has {self.max_ranks} ranks, not {span}")
 
     def _model(self, inner: int, size: int, index: int) -> Link:
-        """The slowest of the levels that a ring crosses, and the mean latency of its steps.
+        """Returns the rate of the slowest level that a ring crosses, and its steps' mean latency.
 
-        Source: NCCL, src/graph/tuning.cc: a ring's latency is the sum of its hops, those inside
-        nodes and those between them.
+        Source: NCCL, src/graph/tuning.cc. The latency of a ring is the sum of the latencies of its
+        hops, inside nodes and between them.
         """
         rate, latency, below, members_below = math.inf, 0.0, 1, 1
         for i, level in enumerate(self.levels[: index + 1]):
-            ranks = level.ranks or 0  # None in the last level only, which is i == index then
-            # In one unit; of groups that lie across units differently, what all have in common.
+            ranks = level.ranks or 0  # only the last level may have None, and then i == index
+            # The number of a group's ranks in one unit. If groups lie across units in different
+            # ways, it is the number that divides all of them.
             common = 1 if ranks % inner else math.gcd(size, ranks // inner)
             members = size if i == index else common
             if members > members_below:
@@ -160,8 +176,10 @@ class Links:
         return functools.cache(self._make_fields)
 
     def _make_fields(self, index: int, axis: str) -> dict[str | None, tuple[LogField, LogField]]:
-        """By kind, None for all: measured over modelled rates and latencies, of a level and axis. A
-        row without a kind holds for each."""
+        """Returns measured over modelled rates and latencies of a level and axis, for each kind.
+
+        The key None stands for all kinds. A row without a kind holds for each kind.
+        """
         measured = self.levels[index].measured_along(axis)
         rows = [(row, self._model(row.inner, row.size, index)) for row in measured]
         fields = {}
@@ -178,7 +196,7 @@ class Links:
 
 
 def read_links(table: Table, machine: str) -> Links:
-    """The array `levels` of the file of a machine. Raises PlannerError naming file and key."""
+    """Reads the array `levels` of a machine's file. Raises PlannerError naming file and key."""
     rows = list(table.tables("levels"))
     if not rows:
         raise table.error("levels", "an array of at least one table")

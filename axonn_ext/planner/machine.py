@@ -1,4 +1,4 @@
-"""Machines: how fast a rank computes, and how fast it sends along each axis of a grid."""
+"""A machine: how fast a rank computes, and how fast it sends along each axis of a grid."""
 
 from __future__ import annotations
 
@@ -23,16 +23,22 @@ MEASURED = "this"  # the machine that `axonn-ext bench links` measured
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine; docs/planner.md describes its file. All of one rank (a GPU, a GCD, a process).
+    """One machine; docs/planner.md describes its file.
 
-    memory_bytes: in all; memory_reserved_bytes: of these, what tensors cannot have (context,
-    communicators, fragmentation). memory_bytes_per_s: that elementwise work reaches. peak_flops: a
-    second, by dtype; what % of peak refers to. attention_flops: a second, of fused scaled dot
-    products, by dtype. hidden_share: of an x or y collective, what a fused op hides behind the
-    product beside it at most (0: one after the other). launch_s: of one operation of any size.
-    slowdown: what arithmetic takes in a training step, over what kernels take at their best (power,
-    gaps, what is not fused); 1 where the file's numbers are of whole steps. device: "cuda", or
-    "cpu", whose collectives sum low precision in copies of fp32.
+    All numbers are those of one rank (a GPU, a GCD or a process):
+
+    memory_bytes           all memory
+    memory_reserved_bytes  the part that tensors cannot have (context, communicators, fragmentation)
+    memory_bytes_per_s     the bandwidth that elementwise work reaches
+    peak_flops             dtype -> peak flop/s, to which "% of peak" refers
+    attention_flops        dtype -> flop/s of fused scaled dot products
+    hidden_share           the largest share of a collective over x or y that a fused op hides
+                           behind its product (0: one runs after the other)
+    launch_s               the time of launching one operation
+    slowdown               the time of computation in a training step over the time of its kernels
+                           at their best (power, gaps, work that is not fused); 1 if the numbers of
+                           the file are those of whole steps
+    device                 "cuda", or "cpu", whose collectives sum low precision in copies of fp32
     """
 
     name: str
@@ -51,28 +57,30 @@ class Machine:
 
     @property
     def max_ranks(self) -> int | None:
-        """Ranks that there are; None where there is no end."""
+        """The number of ranks of the machine; None if there is no limit."""
         return self.links.max_ranks
 
     @property
     def usable_bytes(self) -> int:
-        """Of memory, for tensors."""
+        """The bytes of memory that tensors can have."""
         return self.memory_bytes - self.memory_reserved_bytes
 
     def link(self, grid: GridShape, axis: str) -> Link:
-        """Of the groups along an axis; ranks are laid out with x fastest.
+        """Returns the link of the groups along an axis; ranks are laid out with x fastest.
 
-        Raises PlannerError where the machine has too few ranks.
+        Raises PlannerError if the machine has too few ranks.
         """
         return self.links.of(grid.inner(axis), getattr(grid, axis), axis, grid.size)
 
     def wire(self, grid: GridShape, axis: str) -> str:
-        """The name of what the groups along an axis send over: axes of one name share it."""
+        """Returns the name of the links along an axis; axes with the same name share them."""
         return self.links.wire(grid.inner(axis), getattr(grid, axis), axis, grid.size)
 
     def collective_seconds(self, collective: Collective, link: Link, group_size: int) -> float:
-        """Of a ring: bytes over bandwidth, and a latency for each of its steps (the longer of both
-        where the link hides its latency)."""
+        """Returns the time of a ring: bytes over bandwidth, plus a latency for each of its steps.
+
+        If the link hides its latency, the time is the longer one of the two.
+        """
         kind = collective.kind
         if link.by_kind is not None:
             link = link.by_kind.get(kind, link)
@@ -81,7 +89,7 @@ class Machine:
         return max(sending, waiting) if link.hides_latency else sending + waiting
 
     def matmul_seconds(self, matmul: Matmul, dtype: str) -> float:
-        """Of one product; KeyError for a dtype that is not in peak_flops."""
+        """Returns the time of one product. Raises KeyError for a dtype without peak_flops."""
         return self.slowdown * self.products.seconds(matmul, dtype)
 
     def attention_seconds(self, flops: int, dtype: str) -> float:
@@ -96,17 +104,17 @@ class Machine:
 
 
 def machine_names() -> list[str]:
-    """Of the machines that come with the package."""
+    """Returns the names of the machines that come with the package."""
     names = (file.name for file in _folder().iterdir())
     return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
 def load_machine(name: str, *, this_file: Path | None = None) -> Machine:
-    """The machine of that name, or of the TOML file at that path.
+    """Returns the machine of that name, or of the TOML file at that path.
 
-    this_file: where "this" is, the machine that `axonn-ext bench links` measured.
+    this_file: the file of "this", the machine that `axonn-ext bench links` measured.
 
-    Raises PlannerError for an unknown name, or naming file and key of what is wrong in a file.
+    Raises PlannerError for an unknown name, and for a mistake in a file, whose key it names.
     """
     if name.endswith(".toml") or "/" in name:
         return _read(Path(name), default_name=Path(name).stem)

@@ -1,9 +1,9 @@
-"""Bytes that a rank holds, item by item, at the moment of a step when they are most.
+"""Computes the bytes that a rank holds, item by item, at the peak of a step.
 
-Each moment at which a step can hold most is counted with everything that lives then, and the
-largest is taken: the loss, lm_head's backward, the first block that goes back (all activations are
-still kept), the last one (all gradients are there), the embedding's backward, the sums of gradients
-and the optimizer. Legend and sources of activations: activations.py.
+All moments of a step that may be its peak are counted, and the largest one is taken. They are the
+loss, the backward pass of lm_head, of the last block (all activations are still kept), of the first
+block (all gradients are there) and of the embedding, the sums of gradients, and the optimizer.
+activations.py has the legend.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _FP32, _FP64 = 4, 8
 
 
 class Memory(NamedTuple):
-    """Bytes of one rank, at the moment of the step when they are most in all.
+    """The bytes of one rank at the peak of a step.
 
-    parameters        in the job's dtype
-    gradients         complete ones, in the job's dtype: with one micro-batch there are none yet
-                      while activations are most; `states_of` has all of them
+    parameters        the parameters in the job's dtype
+    gradients         the complete gradients in the job's dtype. With one micro-batch, there are
+                      none yet when activations take most; `states_of` has all gradients
     optimizer         AdamW's two moments in fp32, and fp32 masters of low-precision parameters
-    gathered_weights  held whole over z
-    activations       kept for backward, of all blocks, and what one block needs beside them
-    logits            of lm_head and the loss
-    buffers           of gradients on their way, of collectives and of fused ops
+    gathered_weights  the weights that are held gathered over z
+    activations       what all blocks keep for backward, and what one block needs while it runs
+    logits            what lm_head and the loss need
+    buffers           the buffers of gradients that are being summed, of collectives and fused ops
     """
 
     parameters: int
@@ -47,12 +47,12 @@ class Memory(NamedTuple):
 
     @property
     def largest(self) -> str:
-        """The name of the item that takes most."""
+        """The name of the largest item."""
         return max(self._fields, key=lambda name: getattr(self, name))
 
 
 class States(NamedTuple):
-    """Bytes of what lives from step to step, and of all gradients; exact."""
+    """The exact bytes of the state that lives from step to step, and of all gradients."""
 
     parameters: int
     gradients: int
@@ -60,8 +60,10 @@ class States(NamedTuple):
 
 
 class _Elements(NamedTuple):
-    """A rank's elements of parameters, all of them and the table's; and of the gradients that
-    backward leaves to be summed: all, those that are complete before the table's, and the largest.
+    """The elements of a rank's parameters and of the gradients that must be summed after backward.
+
+    There are numbers for all parameters and for the table; for all these gradients, for those that
+    are complete before the table's gradient, and for the largest one.
     """
 
     own: int
@@ -71,14 +73,16 @@ class _Elements(NamedTuple):
     largest_left: int
 
 
-# What lives beside parameters and optimizer: gradients, gathered weights, activations, logits,
-# buffers.
+# The bytes of gradients, gathered weights, activations, logits and buffers.
 _Moment = tuple[int, int, int, int, int]
 
 
 def states_of(job: Job) -> States:
-    """What each rank of a legal job holds of parameters, of gradients when all are there, and of
-    the optimizer: two moments and a master where the dtype is not fp32, and a step count each."""
+    """Returns the bytes of each rank's parameters, gradients (when all are there) and optimizer.
+
+    For each parameter, the optimizer has two moments, a step count and, if the dtype is not fp32, a
+    master.
+    """
     return _states(job, parameters_of_rank(job))
 
 
@@ -90,11 +94,11 @@ def _states(job: Job, own: int) -> States:
 
 
 def memory_of(job: Job, *, device: str = "cuda") -> Memory:
-    """What each rank of a legal job needs.
+    """Returns the memory that each rank of a legal job needs.
 
-    device: "cuda" or "cpu", whose collectives sum bf16 in copies of fp32.
+    device: "cuda", or "cpu", whose collectives sum bf16 in copies of fp32.
 
-    Raises PlannerError for any other.
+    Raises PlannerError for any other device.
     """
     if device not in DEVICES:
         raise PlannerError(f"device must be one of {', '.join(DEVICES)}, got {device!r}")
@@ -110,7 +114,7 @@ def memory_of(job: Job, *, device: str = "cuda") -> Memory:
         gathered_weights=gathered_weights,
         activations=activations,
         logits=logits,
-        buffers=buffers + 2 * _FP64 * size.rotary,  # its angles
+        buffers=buffers + 2 * _FP64 * size.rotary,  # the angles of rotary positions
     )
 
 
@@ -125,13 +129,13 @@ def _elements_of(job: Job, size: ModelSizes) -> _Elements:
     if z > 1:
         matrices = size.layers * size.block // (x * y * z)
         small = own - matrices - table * (1 if size.tied else 2)  # norms, biases, positions
-    elif x > 1 and job.options.sharded:  # all but biases
+    elif x > 1 and job.options.sharded:  # all small parameters but biases
         small = (model.num_norm_vectors + model.num_positions) * size.hidden // y
     return _Elements(own, table, small, small, 0)
 
 
 class _Step:
-    """The moments of one job. Sizes are in bytes, and of this rank, where not said otherwise."""
+    """The moments of one job. Unless noted otherwise, sizes are bytes of one rank."""
 
     def __init__(self, job: Job, size: ModelSizes, elements: _Elements, device: str) -> None:
         options, grid = job.options, job.grid
@@ -142,9 +146,9 @@ class _Step:
         self.mx, self.my = (self.m // x, self.m // y) if self.sharded else (self.m, self.m)
         self.kept: Kept = kept_of(job)
         self.overlap = options.overlap
-        # The loss, buckets of overlap, the norm and AdamW take lower precision in fp32.
+        # The loss, buckets of overlap, the norm and AdamW make fp32 copies of lower precision.
         self.wide = _FP32 if self.width < _FP32 else 0
-        # Collectives do so on the CPU only, by a copy: csrc/ops/composed/c10d_collectives.cpp.
+        # Collectives make such copies only on the CPU (csrc/ops/composed/c10d_collectives.cpp).
         self.copy = _FP32 if device == "cpu" and options.dtype == "bf16" else 0
         self.sum_width = self.width + self.copy
         self.copied_parts = self.copy if self.sharded else 0
@@ -154,8 +158,11 @@ class _Step:
         self.stream = self.mx * size.hidden // y * self.width
 
     def moments(self) -> tuple[_Moment, ...]:
-        """Those of which one is the peak: the MLP of the last block in forward, lm_head, the loss;
-        in backward lm_head, the last block, the first, the embedding; the sums, the optimizer."""
+        """Returns the moments that may be the peak.
+
+        These are, in forward, the MLP of the last block, lm_head and the loss; in backward lm_head,
+        the last block, the first block and the embedding; then the sums and the optimizer.
+        """
         size, kept, width = self.size, self.kept, self.width
         recompute = self.options.recompute
         gradients, last_gradients = self._gradients()
@@ -190,26 +197,30 @@ class _Step:
         )  # fmt: skip
 
     def _gradients(self) -> tuple[int, int]:
-        """When backward begins, and when it comes to the first block: all but the table's. A
-        micro-batch that is not the first adds to what is there."""
+        """Returns the gradients when backward begins, and when it comes to the first block.
+
+        At the first block there are all gradients but the table's. If there are several
+        micro-batches, the gradients of earlier ones are there from the beginning.
+        """
         everything = self.elements.own * self.width
         if self.options.micro_batches > 1:
             return everything, everything
         return 0, everything - self.elements.table * self.width
 
     def _gathered(self) -> tuple[int, int, int]:
-        """Weights held whole over z when backward begins, in its first block and in its last."""
+        """Returns the gathered weights when backward begins, in its first and in its last block."""
         if self.z == 1:
             return 0, 0, 0
         size, kept = self.size, self.kept.weights
         if self.overlap is None:
-            # Those of lm_head go with its backward; those of a recomputed block are kept once more.
+            # The weights of lm_head are freed after its backward. A recomputed block keeps its
+            # weights again.
             one = 0 if self.options.reshard_after_forward else self.block
             return kept, one if self.options.recompute else one * size.layers, one
-        # The embedding's own table is done with, but for later micro-batches.
+        # If the embedding has its own table, only later micro-batches need it again.
         tables = 1 if size.tied or self.options.micro_batches == 1 else 2
         total = size.layers * self.block + self.table * tables
-        # More than the budget only for a weight that is larger by itself.
+        # Only a single weight that is larger than the budget may exceed it.
         single = size.runs[1] * self.width // (self.x * self.y)
         budget = max(self.overlap.gathered_bytes, single)
         ahead = (1 + self.overlap.prefetch) * self.block
@@ -220,7 +231,10 @@ class _Step:
         )
 
     def _scatters(self) -> int:
-        """Weight gradients on their way over z: each whole, and as much for what arrives."""
+        """Returns the buffers of weight gradients that are being summed over z.
+
+        Each takes the whole gradient, and as much again for the blocks that arrive.
+        """
         if self.overlap is None or self.z == 1:
             return 0
         rounds, rest = divmod(self.overlap.deferred + 1, 4)
@@ -229,21 +243,28 @@ class _Step:
         return 2 * elements * self.width // (self.x * self.y)
 
     def _block_forward(self) -> tuple[int, int]:
-        """What the MLP's first Linear holds beside what the block keeps in the end, of which the
-        rest of the MLP is not there yet; and inside it."""
+        """Returns what a block holds while the first Linear of its MLP runs.
+
+        The first number is relative to what the block keeps in the end, since the rest of the MLP
+        has kept nothing yet. The second is what the Linear itself needs.
+        """
         size = self.size
         up = size.up // self.x
         internals = self._forward_internals(up, size.hidden // self.y, self.x, self.y, False)
         return self.stream + self.my * up * self.width - self._mlp_kept(), internals
 
     def _block_backward(self) -> tuple[int, int]:
-        """What a block's backward holds beside what is kept, and inside its Linears: at the largest
-        of the MLP's three nodes, while the rest of the block is still kept."""
+        """Returns what a block's backward holds beside what is kept, and what its Linears need.
+
+        The moment is the largest one of the MLP's three nodes, when the rest of the block is still
+        kept.
+        """
         size, x, y = self.size, self.x, self.y
         hidden, inner, up = size.hidden // y, size.mlp // x, size.up // x
         mlp = self.my * inner * self.width
         down = mlp + (inside_down := self._internals(hidden, inner, y, x, False))
-        # The down Linear's input is gone. Of silu(gate) * up: the gradients of both factors.
+        # The input of the down Linear has been freed. For silu(gate) * up there are the gradients
+        # of both factors.
         activation = (3 if size.gated else 2) * mlp - self._down_input()
         inside_up = self._internals(up, hidden, x, y, False)
         up_total = self.my * up * self.width + self.stream - self._mlp_kept() + inside_up
@@ -258,14 +279,16 @@ class _Step:
         return rows * self.size.mlp // self.x * self.width
 
     def _mlp_kept(self) -> int:
-        """Kept by the MLP behind its first Linear."""
+        """Returns what the MLP keeps after its first Linear."""
         mlp = self.my * self.size.mlp // self.x * self.width
         return self._down_input() + (3 * mlp if self.size.gated else mlp)
 
     def _forward_internals(self, n: int, k: int, r: int, s: int, has_weight: bool) -> int:
-        """Of a Linear, n x k on this rank: weight and x gathered, the product before its sum.
+        """Returns what a Linear, n x k on this rank, needs in forward.
 
-        Source: csrc/ops/composed/linear.cpp, "sequential"; the others need no more."""
+        It needs the gathered weight and x, and the product before its sum. Source:
+        csrc/ops/composed/linear.cpp, "sequential"; the other algorithms do not need more.
+        """
         m, width = self.m, self.width
         inside = n * k * width if self.z > 1 and self.overlap is None and not has_weight else 0
         if self.sharded and r > 1:
@@ -275,8 +298,11 @@ class _Step:
         return inside
 
     def _internals(self, n: int, k: int, r: int, s: int, has_weight: bool) -> int:
-        """Of a Linear's backward: dy, then the weight and dx before its sum, or x and the weight's
-        gradient before its sum."""
+        """Returns what the backward of a Linear needs.
+
+        It needs dy and, first, the weight and dx before its sum, then x and the weight's gradient
+        before its sum.
+        """
         m, width = self.m, self.width
         dy = m * n * width if self.sharded and s > 1 else 0
         dgrad = n * k * width if self.regathers and not has_weight else 0
@@ -290,12 +316,12 @@ class _Step:
         return dy + max(dgrad, wgrad)
 
     def _embedding_rows(self) -> int:
-        """dx gathered over x, and once more without the rows of other ranks."""
+        """Returns the bytes of dx gathered over x, and of a copy without other ranks' rows."""
         whole = self.m * self.size.hidden // self.y * self.width
         return self.stream + whole + (whole if self.x > 1 and self.sharded else 0)
 
     def _table_sum(self) -> int:
-        """The embedding's own gradient, later the sum of the table's over z."""
+        """Returns the bytes of the embedding's own gradient; later, of its sum over z."""
         table, part = self.table, self.table // self.z
         if self.z == 1:
             return table
@@ -305,7 +331,10 @@ class _Step:
         return arrived + part // self.width * (_FP32 + self.wide)
 
     def _full_buckets(self) -> int:
-        """With overlap: what the two that cross during backward take beyond their gradients."""
+        """Returns what the two buckets that are summed during backward add to their gradients.
+
+        There are such buckets only with overlap.
+        """
         if self.overlap is None or not self.wide:
             return 0
         bucket_bytes = self.overlap.bucket_bytes
@@ -313,9 +342,12 @@ class _Step:
         return min(full, 2) * bucket_bytes // self.width * (_FP32 - self.width)
 
     def _sums(self) -> int:
-        """With overlap: a bucket in fp32 that is being filled, and one that crosses instead of its
-        gradients. Without: a bucket and its sum, on the CPU a copy too, beside those of the bucket
-        before."""
+        """Returns the buffers of the sums of gradients after backward.
+
+        With overlap, these are a bucket in fp32 that is being filled, and one that is summed and
+        replaces its gradients. Without overlap, they are a bucket and its sum, and on the CPU a
+        copy, beside those of the bucket before.
+        """
         left = self.elements.left * self.width
         if left == 0:
             return 0
@@ -329,5 +361,5 @@ class _Step:
         return max(4 * bucket, bucket + 4 * following)
 
     def _wide_gradients(self) -> int:
-        """The norm, and later AdamW, take all low-precision gradients in fp32."""
+        """Returns the fp32 copies of low-precision gradients that the norm, then AdamW, make."""
         return self.elements.own * self.wide

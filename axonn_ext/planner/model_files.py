@@ -1,4 +1,4 @@
-"""Models by name, from the trainer's TOML file, or from a Hugging Face folder."""
+"""Loads models by name, from the trainer's TOML file, or from a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from axonn_ext.spec.presets import DEFAULT_MODEL, PRESETS
 
 
 def load_model(name: str, *, sequence_length: int | None = None) -> tuple[str, ModelConfig]:
-    """A name and the model: a preset, the [model] table of a trainer's TOML file, or the
-    config.json of a Hugging Face folder, of the families of spec/family.py.
+    """Returns a name for a model, and the model.
 
-    sequence_length: instead of the preset's or file's own.
+    name: a preset, a trainer's TOML file with a table [model], or a Hugging Face folder with a
+    config.json for one of the families of spec/family.py. sequence_length: default that of the
+    preset or file.
 
-    Raises PlannerError, naming what is wrong and what there is.
+    Raises PlannerError, which says what is wrong and what is available.
     """
     path = Path(name)
     if name in PRESETS:
@@ -30,7 +31,7 @@ def load_model(name: str, *, sequence_length: int | None = None) -> tuple[str, M
     elif is_folder(path):
         label, model = path.resolve().name, _from_hugging_face(path / "config.json")
     elif path.suffix == ".json":
-        model = _from_hugging_face(path)  # which refuses what `resolve` cannot follow
+        model = _from_hugging_face(path)  # refuses paths that `resolve` would fail for
         label = path.resolve().parent.name
     else:
         error = unknown("model", name, PRESETS)
@@ -46,7 +47,7 @@ def load_model(name: str, *, sequence_length: int | None = None) -> tuple[str, M
 
 
 def _from_trainer(path: Path) -> ModelConfig:
-    """The table [model], whose keys are those of ModelConfig, with 0 for None, and one more."""
+    """Reads the table [model]: the keys of ModelConfig, with 0 for None, and `implementation`."""
     whole = read_table(path)
     table = whole.table("model").without(["implementation"])
     vocab_size = table.count("vocab_size", 0, least=0)
@@ -76,7 +77,7 @@ def _from_trainer(path: Path) -> ModelConfig:
 
 
 def _model(table: Table, **values: Any) -> ModelConfig:
-    """The same errors as ModelConfig, with the file's name."""
+    """Returns a ModelConfig; its errors are raised as PlannerError with the file's name."""
     try:
         return ModelConfig(**values)
     except ValueError as error:
@@ -87,7 +88,7 @@ def _model(table: Table, **values: Any) -> ModelConfig:
 
 
 def _from_hugging_face(path: Path) -> ModelConfig:
-    """config.json; what would make the model another one than ours is refused."""
+    """Reads config.json; refuses values that would make the model another one than ours."""
     whole = Table(read_json(path), "", str(path))
     kind = whole.without_nulls().text("model_type")
     known = [find_family(name) for name in FAMILIES]
@@ -112,7 +113,7 @@ def _of_family(family: Family, whole: Table) -> ModelConfig:
     table.one_of(theirs.activation_key, theirs.activations, theirs.activations[0])
     values = {ours: _value(table, theirs, ours) for ours in theirs.keys}
     window = theirs.window_key
-    # Null is no window, and a key that is missing is transformers' default.
+    # A null means that there is no window; a missing key means transformers' default.
     if window is not None and (table.has(window) or not whole.has(window)):
         reach = table.count(window, theirs.defaults[window])
         values["sequence_length"] = min(values["sequence_length"], reach)
@@ -128,7 +129,7 @@ def _of_family(family: Family, whole: Table) -> ModelConfig:
 
 
 def _value(table: Table, theirs: HuggingFace, ours: str) -> Any:
-    """Of one of our fields, as the file has it, or by transformers' default."""
+    """Returns the file's value for one of our fields, or transformers' default."""
     key = theirs.keys[ours]
     if key in theirs.defaults and not table.has(key):
         return theirs.defaults[key]
@@ -138,7 +139,10 @@ def _value(table: Table, theirs: HuggingFace, ours: str) -> Any:
 
 
 def _rope_theta(table: Table) -> float:
-    """Of the key, or of the table that holds it since transformers 5; scaling is refused."""
+    """Returns the value of rope_theta; refuses scaled frequencies.
+
+    Since transformers 5, the key lies in the table rope_parameters.
+    """
     if table.has("rope_scaling"):
         raise table.error("rope_scaling", "null: rotary frequencies are not scaled")
     theta = table.positive("rope_theta", 10000.0)

@@ -1,4 +1,4 @@
-"""How long matrix products take on a machine."""
+"""Predicts how long matrix products take on a machine."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from axonn_ext.planner.tables import Table
 from axonn_ext.planner.tasks import Matmul
 
 LAYOUTS = ("NT", "NN", "TN")
-_KEPT = 1 << 16  # times kept, some 20 MB
-_LEAST_K = 512  # of a part of a product that is split along k: a guess
+_KEPT = 1 << 16  # the most times in the cache, which take about 20 MB
+_LEAST_K = 512  # the least k of a part of a product that is split along k (a guess)
 
 
 class MeasuredMatmul(NamedTuple):
-    """seconds: of one product, its launch included."""
+    """A measured product; seconds: the time of one product including its launch."""
 
     matmul: Matmul
     dtype: str
@@ -29,10 +29,11 @@ class MeasuredMatmul(NamedTuple):
 
 @dataclass(frozen=True)
 class Products:
-    """Products of one rank.
+    """The products of one rank.
 
-    best_flops: a second, of the best product, by dtype. num_units: SMs or CUs, each at work on a
-    tile. tiles: (rows, columns, rate relative to the best); none where tiles do not matter.
+    best_flops: dtype -> flop/s of the best product. num_units: the number of SMs or CUs, each of
+    which computes one tile at a time. tiles: (rows, columns, rate relative to the best); empty if
+    tiles do not matter.
     """
 
     best_flops: Mapping[str, float]
@@ -44,19 +45,22 @@ class Products:
 
     @cached_property
     def seconds(self) -> Callable[[Matmul, str], float]:
-        """(product, dtype) to its time, launch included."""
+        """A cached function (product, dtype) -> its time including its launch."""
         return functools.lru_cache(maxsize=_KEPT)(self._find)
 
     def _find(self, matmul: Matmul, dtype: str) -> float:
-        """The model's, corrected by how wrong it was for the nearest measured sizes: of the same
-        layout, or of any where that one was not measured."""
+        """Returns the model's time, corrected by the model's error at the measured sizes nearby.
+
+        Measurements of the same layout count; if there are none, those of all layouts.
+        """
         seconds, (m, n, k, layout) = self._model(matmul, dtype), matmul
         fields = self._fields
         field = fields.get((dtype, layout)) or fields.get((dtype, ""))
         return seconds if field is None else seconds * field.at((m, n, k))
 
     def _model(self, matmul: Matmul, dtype: str) -> float:
-        """Waves of tiles over the units, or the operands' way through memory if that takes longer.
+        """Returns the model's time: that of the waves of tiles, or of memory traffic if longer.
+
         A product with fewer tiles than units is split along k.
 
         Source: NVIDIA, Matrix Multiplication Background User's Guide (tile and wave quantisation);
@@ -67,19 +71,19 @@ class Products:
         memory = WIDTHS[dtype] * (m * k + k * n + m * n) / self.memory_bytes_per_s
         if not self.tiles:
             return max(2 * m * n * k / rate, memory) + self.launch_s
-        best, element_s = math.inf, 2 * k * units / rate  # of one unit, for an element of a tile
+        best, element_s = math.inf, 2 * k * units / rate  # one unit's time per element of a tile
         for rows, columns, relative in self.tiles:
             tiles = -(-m // rows) * -(-n // columns)
             seconds = -(-tiles // units) * rows * columns * element_s / relative
             parts = min(units // tiles, k // _LEAST_K) if tiles < units else 1
-            if parts > 1:  # each writes its sums in fp32, and they are read again
+            if parts > 1:  # each part writes its sums in fp32, and they are read again
                 seconds = max(seconds / parts, 8 * m * n * parts / self.memory_bytes_per_s)
             best = min(best, seconds)
         return max(best, memory) + self.launch_s
 
     @cached_property
     def _fields(self) -> dict[tuple[str, str], LogField]:
-        """By dtype and layout, "" for all of them: measured over modelled times."""
+        """The measured over the modelled times, by dtype and layout ("" for all layouts)."""
         rows: dict[tuple[str, str], list[tuple[tuple[int, int, int], float]]] = {}
         for matmul, dtype, seconds in self.measured:
             factor = seconds / self._model(matmul, dtype)
@@ -91,7 +95,7 @@ class Products:
 def read_products(
     table: Table, peak_flops: Mapping[str, float], *, memory_bytes_per_s: float, launch_s: float
 ) -> Products:
-    """The table `matmul` of a machine's file. Raises PlannerError naming file and key."""
+    """Reads the table `matmul` of a machine's file. Raises PlannerError naming file and key."""
     share = table.table("max_efficiency").numbers(tuple(peak_flops), tuple(peak_flops), most=1)
     products = Products(
         best_flops={dtype: peak * share[dtype] for dtype, peak in peak_flops.items()},

@@ -1,11 +1,12 @@
-"""What one rank does in a step: every product and every collective, in the order of execution.
+"""Describes a step of one rank: every product and collective, in the order of execution.
 
-The one description that volumes, times and timelines are made from. It follows the modules of
-`axonn_ext.nn` and `axonn_ext.models`; tests hold it to what they really issue, byte for byte.
+Volumes, times and timelines are all computed from this description. It follows the modules of
+`axonn_ext.nn` and `axonn_ext.models`; tests compare it, byte for byte, with what they issue.
 
 Legend: m rows (tokens) of a (data, z) group in a micro-batch; a Linear [N, K] of role (r, s); Gx
-the size of axis x. Bytes of a collective are what one rank sends in the algorithm that moves least.
-Source of the volumes: arXiv:2305.13525 and arXiv:2502.08145 (`replicated`); docs/architecture.md.
+the size of axis x. The bytes of a collective are those that one rank sends in the algorithm that
+sends least. Sources of the volumes: arXiv:2305.13525 and arXiv:2502.08145 (`replicated`);
+docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _FP32, _FP64 = 4, 8
 
 
 def bytes_by_axis(program: Program) -> dict[str, int]:
-    """Bytes that a rank sends along each axis in a step; axes of one rank are left out."""
+    """Returns the bytes that a rank sends along each axis of several ranks in a step."""
     total: Counter[str] = Counter()
     for tasks, repeats in program.micro_batch():
         for task in tasks:
@@ -35,8 +36,11 @@ def bytes_by_axis(program: Program) -> dict[str, int]:
 
 
 def make_program(job: Job) -> Program:
-    """The step of a legal job. With overlap, every use of a weight has its gather: those that are
-    spared because a weight is still held are the schedule's to leave out."""
+    """Returns the step of a legal job.
+
+    With overlap, every use of a weight has a gather; the schedule leaves out those of weights that
+    are still held.
+    """
     step, model, options = _Step(job), job.model, job.options
     return Program(
         parts_of(job),
@@ -50,7 +54,7 @@ def make_program(job: Job) -> Program:
 
 
 def parts_of(job: Job) -> Parts:
-    """The parts of a micro-batch of a legal job."""
+    """Returns the parts of a micro-batch of a legal job."""
     step = _Step(job)
     block_forward = step.block_forward()
     recomputed = block_forward if job.options.recompute else ()
@@ -72,14 +76,17 @@ class _Step:
         self.size = job.grid.as_dict()
         self.m, self.width = job.rows, job.options.width
         sharded = job.options.sharded
-        self.m_x = self.m // self.size["x"] if sharded else self.m  # of the residual stream
-        self.m_y = self.m // self.size["y"] if sharded else self.m  # of MLP and logits
+        self.m_x = self.m // self.size["x"] if sharded else self.m  # rows of the residual stream
+        self.m_y = self.m // self.size["y"] if sharded else self.m  # rows of MLP and logits
         self.gathers, self.sums = "all_gather", "reduce_scatter" if sharded else "all_reduce"
 
     def collective(
         self, kind: str, axis: str, num_elements: int, width: int, what: str
     ) -> Collective | None:
-        """num_elements: of what a rank passes in, as for torch.distributed. None for one rank."""
+        """Returns a collective; None on an axis of one rank.
+
+        num_elements: the elements that a rank passes in, as for torch.distributed.
+        """
         g = self.size[axis]
         if g == 1 or num_elements == 0:
             return None
@@ -104,7 +111,7 @@ class _Step:
         return self.collective(kind, "z", block, self.width, "gradients")
 
     def linear_forward(self, linear: LinearSpec, *, gathers: bool = True) -> Task:
-        """gathers: its weight, here."""
+        """Returns the forward task. gathers: the task gathers the weight itself."""
         r, s = ROLES[linear.role]
         n, k = linear.n // self.size[r], linear.k // self.size[s]
         before = self._gather_rows(r, k)
@@ -117,7 +124,10 @@ class _Step:
     def linear_backward(
         self, linear: LinearSpec, *, gathers: bool = True, scatters: bool = True
     ) -> tuple[Task, Task]:
-        """dgrad, then wgrad. gathers: its weight; scatters: the weight's gradient, here."""
+        """Returns dgrad and wgrad.
+
+        gathers: the tasks gather the weight themselves. scatters: they also scatter its gradient.
+        """
         r, s = ROLES[linear.role]
         n, k = linear.n // self.size[r], linear.k // self.size[s]
         kept = not self.options.reshard_after_forward and self.options.overlap is None
@@ -137,8 +147,11 @@ class _Step:
         return dgrad, wgrad
 
     def _summed_bytes(self, linear: LinearSpec) -> int:
-        """With overlap the blocks of a gradient that arrive over z are added up in fp32 here; the
-        ops do that while they communicate."""
+        """Returns the bytes touched when the blocks of a gradient that arrive over z are added.
+
+        This counts only with overlap, where the blocks are added in fp32 after they have arrived;
+        the ops add them while they communicate.
+        """
         if self.options.overlap is None or self.size["z"] == 1:
             return 0
         r, s = ROLES[linear.role]
@@ -146,7 +159,7 @@ class _Step:
         return block * (self.width + 2 * _FP32)
 
     def _gather_rows(self, axis: str, features: int) -> tuple[Collective, ...]:
-        """Of all m rows, which are scattered over the axis in `sharded`."""
+        """Returns the gather of all m rows, which are scattered over the axis in `sharded`."""
         if not self.options.sharded:
             return ()
         shard = self.m // self.size[axis] * features
@@ -161,7 +174,7 @@ class _Step:
                 norm_2, up, self.activation(backward=False), down)  # fmt: skip
 
     def block_backward(self) -> tuple[Task, ...]:
-        # What is recomputed ends with the Linear that backward begins with: its weight is held.
+        # Recomputation ends with the Linear with which backward begins, so its weight is held.
         held = self.options.recompute and self.options.overlap is not None
         qkv, out, up, down = (self.linear_backward(w) for w in self.model.block_linears)
         if held:
@@ -171,20 +184,23 @@ class _Step:
                 *out, self.attention(backward=True), *qkv, norm_1)  # fmt: skip
 
     def norm(self, name: str, *, backward: bool) -> Task:
-        """A row's statistics cross y in fp32: RMSNorm one number each way, LayerNorm gathers two
-        of each rank and all-reduces two back. With it, the residual's sum."""
+        """Returns the task of a norm, and of the addition to the residual stream.
+
+        The statistics of a row cross y in fp32. RMSNorm all-reduces one number in each direction;
+        LayerNorm gathers two numbers of each rank in forward, and all-reduces two in backward.
+        """
         norm = self.model.traits.norm
         kind = "all_gather" if norm.gathers and not backward else "all_reduce"
         sums = self.collective(kind, "y", norm.num_statistics * self.m_x, _FP32, "norm")
         elements = self.m_x * self.model.hidden_size // self.size["y"]
-        passes = 8 if backward else 6  # a guess: reads and writes of norm and residual together
+        passes = 8 if backward else 6  # reads and writes of norm and residual together, a guess
         return Task(
             f"{name} {'backward' if backward else 'forward'}", before=self.present([sums]),
             touched_bytes=passes * elements * self.width,
         )  # fmt: skip
 
     def attention(self, *, backward: bool) -> Task:
-        """Causal, over whole sequences; in `replicated` each y rank computes it."""
+        """Returns causal attention over whole sequences; in `replicated`, y ranks repeat it."""
         model = self.model
         rows = self.m_y
         forward = 2 * rows * model.sequence_length * model.hidden_size // self.size["x"]
@@ -232,7 +248,7 @@ class _Step:
         )  # fmt: skip
 
     def _table(self, kind: str) -> Collective | None:
-        """The table is laid out as lm_head's weight, whether or not they are tied."""
+        """Returns a collective of the table, which always has the layout of lm_head's weight."""
         return self._weight(self.model.head, kind)
 
     def head_forward(self) -> tuple[Task, ...]:
@@ -245,30 +261,34 @@ class _Step:
 
     @property
     def _head_gathers(self) -> bool:
-        """A tied table is gathered once a micro-batch; with overlap as other weights are, at each
-        use that does not find it held."""
+        """Whether lm_head gathers its weight itself.
+
+        A tied table is gathered once per micro-batch, for the embedding. With overlap it is
+        gathered like other weights, at each use at which it is not held.
+        """
         return not self.model.tie_embeddings or self.options.overlap is not None
 
     def loss(self) -> Task:
-        """Three numbers a row cross x, then one in all crosses the axes that split the rows."""
+        """Returns the loss: three numbers per row cross x, and one in all the axes of the rows."""
         row_axes = ("y", "z", "data") if self.options.sharded else ("z", "data")
         before = [self.collective("all_reduce", "x", n * self.m_y, _FP32, "loss") for n in (1, 2)]
         after = [self.collective("all_reduce", axis, 1, _FP32, "loss") for axis in row_axes]
         logits = self.m_y * self.model.vocab_size // self.size["x"]
         return Task(
             "loss", before=self.present(before), after=self.present(after),
-            # A guess: read in the model's dtype, then written and read in fp32 three times each.
+            # It is a guess that the logits are read in the model's dtype, and then written and read
+            # in fp32 three times each.
             touched_bytes=logits * (2 * self.width + 6 * _FP32),
         )  # fmt: skip
 
     # --- Gradients and optimizer -----------------------------------------------------------------
 
     def gradient_sums(self) -> Iterator[Collective]:
-        """What backward has left: all-reduces in buckets, of parameters in the model's order.
+        """Yields the sums that backward has left: all-reduces of buckets, in the model's order.
 
-        With overlap they cross in fp32, all axes of a bucket one after the other; a bucket's edges
-        then depend on the order in which backward completes gradients, and bytes on them by less
-        than an element a bucket.
+        With overlap, a bucket is summed in fp32 over one axis after the other. Which gradients are
+        in a bucket then depends on the order in which backward completes them; this changes the
+        bytes by less than one element per bucket.
         """
         overlap = self.options.overlap
         width = self.width if overlap is None else _FP32
@@ -286,7 +306,7 @@ class _Step:
                 elements += count
             yield from self._bucket(axis, elements, width)
         if overlap is not None:
-            # Once a step, the lanes compare what they have issued: a digest of 8 bytes.
+            # Once per step, the lanes compare digests of 8 bytes of what they have issued.
             axes = ("x", "z", "data") if self.options.sharded else ("z", "data")
             digests = (self.collective("all_gather", axis, 1, 8, "order") for axis in axes)
             yield from self.present(digests)
@@ -295,8 +315,8 @@ class _Step:
         return self.present([self.collective("all_reduce", axis, elements, width, "gradients")])
 
     def parameters(self) -> Iterator[tuple[int, tuple[str, ...]]]:
-        """This rank's elements of each parameter, in the model's order, and the axes over which
-        backward leaves its gradient to be summed."""
+        """Yields this rank's elements of each parameter, in the model's order, and the axes over
+        which its gradient must be summed after backward."""
         model, size = self.model, self.size
         rows = ("x", "z", "data") if self.options.sharded else ("z", "data")
         norm = [(model.hidden_size // size["y"], rows)] * model.traits.norm.num_vectors
@@ -320,18 +340,21 @@ class _Step:
         return linear.n * linear.k // (self.size["x"] * self.size["y"] * self.size["z"])
 
     def optimizer_bytes(self) -> int:
-        """AdamW reads parameter, gradient and two moments, and writes all but the gradient, in
-        fp32; low precision casts the gradient to fp32 before, and the parameter back after. Before,
-        clipping reads the gradients for their norm, and scales them."""
+        """The bytes that clipping and AdamW read and write.
+
+        Clipping reads the gradients for their norm, and scales them. AdamW reads parameter,
+        gradient and two moments in fp32, and writes all but the gradient. In low precision, the
+        gradient is first cast to fp32, and the parameter is cast back at the end.
+        """
         own = parameters_of_rank(self.job)
         casts = 0 if self.width == _FP32 else 2 * (self.width + _FP32)
         return own * (7 * _FP32 + casts + 3 * self.width)
 
 
 def parameters_of_rank(job: Job) -> int:
-    """Elements of the parameters that each rank holds."""
+    """Returns the elements of the parameters that each rank holds."""
     model, grid = job.model, job.grid
-    vectors = model.num_norm_vectors + model.num_positions  # of H elements
+    vectors = model.num_norm_vectors + model.num_positions  # each has H elements
     block = sum(w.n * w.k for w in model.block_linears)
     tables = model.head.n * model.head.k * (1 if model.tie_embeddings else 2)
     biases = sum(w.n // getattr(grid, ROLES[w.role][0]) for w in model.block_linears if w.bias)
@@ -343,6 +366,9 @@ def parameters_of_rank(job: Job) -> int:
 
 
 def model_flops_of_rank(job: Job) -> int:
-    """Of one step, what is computed twice counted once: this rank's equal share."""
+    """Returns the model flops of one step, divided by the number of ranks.
+
+    Recomputation does not count.
+    """
     tokens = job.model.sequence_length * job.batch_size
     return job.model.flops_per_token() * tokens // job.grid.size

@@ -1,6 +1,6 @@
-"""Predictions beside what others published: each with its error, and the error of a fit held out.
+"""Compares predictions with published results: their errors, and those of a fit on other runs.
 
-`python -m axonn_ext.planner.published docs/planner.md` brings the document's tables up to date.
+`python -m axonn_ext.planner.published docs/planner.md` updates the tables of the document.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from axonn_ext.spec.parallel import LAYOUTS, Overlap
 
 @dataclass(frozen=True)
 class Run:
-    """One published run. grid: None if it was not published. reported: fraction of peak by the rule
-    `flops`; see published.toml."""
+    """One published run; see published.toml.
+
+    grid: None if it was not published. reported: the fraction of peak, by the rule `flops`.
+    """
 
     source: str
     machine: str
@@ -45,7 +47,7 @@ class Run:
 
 
 class OutOfScope(NamedTuple):
-    """What was published and is not predicted."""
+    """A published result that is not predicted."""
 
     name: str
     reason: str
@@ -53,7 +55,7 @@ class OutOfScope(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """Of a run. fraction: of the machine's peak, by the run's own rule."""
+    """The prediction for a run. fraction: of the machine's peak, by the run's own rule."""
 
     run: Run
     grid: GridShape
@@ -61,7 +63,7 @@ class Prediction(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Relative to what was reported."""
+        """The error relative to the reported fraction."""
         return self.fraction / self.run.reported - 1
 
 
@@ -99,7 +101,7 @@ FLOPS: Mapping[str, Callable[[ModelConfig, int], float]] = {
 
 
 def load_runs() -> tuple[tuple[Run, ...], tuple[OutOfScope, ...]]:
-    """All of published.toml."""
+    """Reads all of published.toml."""
     file = read_table(resources.files("axonn_ext.planner") / "published.toml")
     models, sources = file.table("models"), file.table("sources")
     runs = tuple(_read_run(row, models, sources) for row in file.tables("runs"))
@@ -111,7 +113,7 @@ def load_runs() -> tuple[tuple[Run, ...], tuple[OutOfScope, ...]]:
 
 
 def _read_run(row: Table, models: Table, sources: Table) -> Run:
-    """What a row does not say itself, its source says for all of its runs."""
+    """Reads a run. Keys that the row does not have come from its source."""
     source = sources.table(row.text("source"))
     name = row.text("model")
     places = (row, source)
@@ -165,7 +167,7 @@ def _read_grid(table: Table) -> GridShape:
 
 
 def predict(run: Run, machine: Machine) -> Prediction:
-    """By the simulated step; on the planner's best grid if none was published."""
+    """Predicts a run by simulating its step, on the planner's best grid if none was published."""
     options = run.options
     if run.grid is None:
         request = Request(
@@ -184,7 +186,7 @@ def predict(run: Run, machine: Machine) -> Prediction:
 
 
 class Comparison:
-    """All runs, predicted for any slowdown of all machines' arithmetic (see Machine.slowdown).
+    """Predictions of all runs for any slowdown of all machines (see Machine.slowdown).
 
     A step's time is simulated at a few slowdowns and interpolated between them.
     """
@@ -194,7 +196,7 @@ class Comparison:
     def __init__(self, runs: Sequence[Run]) -> None:
         machines = {run.machine: load_machine(run.machine) for run in runs}
         self.runs = tuple(runs)
-        # The grid is what the planner proposes as it is.
+        # Grids are those for the machines as they are, before a slowdown is tried.
         grids = [predict(run, machines[run.machine]).grid for run in runs]
         self._at = [
             [
@@ -205,7 +207,7 @@ class Comparison:
         ]
 
     def at(self, slowdown: float) -> list[Prediction]:
-        """Predictions; times are linear between two simulated slowdowns, and beyond them."""
+        """Predicts all runs; times are linear between two simulated slowdowns, and beyond them."""
         known = self.SLOWDOWNS
         i = min(max(bisect.bisect(known, slowdown) - 1, 0), len(known) - 2)
         share = (slowdown - known[i]) / (known[i + 1] - known[i])
@@ -215,8 +217,10 @@ class Comparison:
         ]
 
     def fit(self, used: Callable[[Run], bool] = lambda run: True) -> float:
-        """The one slowdown for all machines with the least sum of squares of log errors over the
-        runs in use, to 0.01."""
+        """Returns the slowdown that minimises the squared log errors of the used runs, to 0.01.
+
+        It is the same for all machines.
+        """
 
         def loss(slowdown: float) -> float:
             errors = (math.log1p(p.error) for p in self.at(slowdown) if used(p.run))
@@ -225,7 +229,7 @@ class Comparison:
         return min((round(1 + i / 100, 2) for i in range(51)), key=loss)
 
     def held_out(self, group_of: Callable[[Run], object]) -> list[Prediction]:
-        """Each run with the slowdown that was fitted to all runs of other groups."""
+        """Predicts each run with the slowdown that was fitted to all runs of other groups."""
         groups = [group_of(run) for run in self.runs]
         slowdowns = {group: self._fit_without(group, group_of) for group in dict.fromkeys(groups)}
         return [self.at(slowdowns[group])[i] for i, group in enumerate(groups)]
@@ -235,7 +239,7 @@ class Comparison:
 
 
 def mean_error(predictions: Sequence[Prediction]) -> float:
-    """Mean of the absolute relative errors."""
+    """Returns the mean of the absolute relative errors."""
     return math.fsum(abs(p.error) for p in predictions) / len(predictions)
 
 
@@ -245,7 +249,7 @@ BEGIN, END = "<!-- published runs: begin -->", "<!-- published runs: end -->"
 
 
 def render(comparison: Comparison, skipped: Sequence[OutOfScope]) -> str:
-    """Markdown: every run, the mean errors, and what is out of scope."""
+    """Returns Markdown with every run, the mean errors, and the runs that are out of scope."""
     slowdown = comparison.fit()
     raw, fitted = comparison.at(1.0), comparison.at(slowdown)
     by_run = comparison.held_out(lambda run: run)
@@ -287,7 +291,7 @@ def _percent(share: float) -> str:
 
 
 def between_marks(document: str, tables: str) -> str:
-    """The document with these tables where its marks say."""
+    """Returns the document with these tables between its marks."""
     if document.count(BEGIN) != 1 or document.count(END) != 1:
         raise ValueError(f"the document must have one {BEGIN!r} and one {END!r}")
     before, rest = document.split(BEGIN)

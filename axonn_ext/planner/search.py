@@ -1,4 +1,4 @@
-"""Every way to run a model on a number of ranks: which are legal, which fit, which are fastest."""
+"""Searches all ways to run a model on a number of ranks for those that fit and are fastest."""
 
 from __future__ import annotations
 
@@ -20,29 +20,30 @@ from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import LAYOUTS, Overlap
 from axonn_ext.spec.rules import BrokenRule
 
-# How many variants of one grid are simulated: they differ by little, and grids are what is asked.
+# So many variants of one grid are simulated. They differ little, and the user asks for a grid.
 _VARIANTS_OF_A_GRID = 3
 _MOST_RANKS = 1 << 20
-_MOST_SEQUENCES = 1 << 40  # whose divisors are found at once
+_MOST_SEQUENCES = 1 << 40  # divisors of larger numbers would take long to find
 _FLAGS = ("heads_over_y", "save_gathered", "reshard_after_forward", "recompute")
 _NO_MEMORY = "does not fit in memory"
 _VOCABULARY = "vocab_size not divisible"
-# When no grid of a number of ranks is legal, so many smaller numbers are tried.
+# If no grid of a number of ranks is legal, so many smaller numbers are tried.
 _SMALLER_TRIED = 64
 DEFAULT_MEMORY_FRACTION = 0.95
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be planned.
+    """What the planner is asked for.
 
-    batch_size       sequences of an optimizer step, over all ranks
-    fixed            of `Options`, what is given, not searched: heads_over_y, save_gathered,
-                     reshard_after_forward, recompute and overlap
-    micro_batches    numbers of parts to try, divisors of the batch; None: all of them
-    top              configurations to return, each the best of its grid
-    memory_fraction  of a rank's usable memory: what it predicts is not exact
-    simulate         how many of the best by closed forms are simulated
+    batch_size       the sequences of an optimizer step over all ranks
+    fixed            those of `Options` that are given instead of searched, out of heads_over_y,
+                     save_gathered, reshard_after_forward, recompute and overlap
+    micro_batches    the numbers of micro-batches to try, divisors of the batch; None: all of them
+    top              the number of configurations to return, each the best of its grid
+    memory_fraction  the part of a rank's usable memory that a configuration may use; less than 1,
+                     since the prediction is not exact
+    simulate         how many of the best configurations by closed forms are simulated
     """
 
     model: ModelConfig
@@ -86,12 +87,12 @@ class Request:
 
     @property
     def memory_limit(self) -> int:
-        """Bytes that a rank may use."""
+        """The bytes that a rank may use."""
         return int(self.machine.usable_bytes * self.memory_fraction)
 
 
 def _check_choices(request: Request) -> None:
-    """Raises PlannerError for what cannot be tried or fixed."""
+    """Raises PlannerError for options that cannot be tried or fixed."""
     layouts, fixed = request.layouts, request.fixed
     if not layouts or not set(layouts) <= set(LAYOUTS):
         raise PlannerError(f"layouts must be some of {', '.join(LAYOUTS)}, got {layouts!r}")
@@ -126,11 +127,12 @@ def _check_micro_batches(micro_batches: tuple[int, ...], batch_size: int) -> Non
 
 @dataclass(frozen=True)
 class Plan:
-    """What was found.
+    """The result of a search.
 
-    configs         best first, each the best of its grid, at most `top`
-    rejected        by reason, how many configurations
-    num_considered  configurations, legal or not; fits: of those, the legal ones that fit
+    configs         at most `top` configurations, the best first, each the best of its grid
+    rejected        reason -> the number of configurations rejected for it
+    num_considered  the number of all configurations, legal or not; fits: those that are legal and
+                    fit
     """
 
     request: Request
@@ -146,10 +148,10 @@ class _Candidate(NamedTuple):
 
 
 def plan(request: Request) -> Plan:
-    """The fastest configurations: closed forms for all, a simulated step for the best of them.
+    """Finds the fastest configurations, by closed forms and, for the best ones, a simulated step.
 
-    Pure: depends on the request alone. Raises PlannerError, saying what would fit, where nothing
-    does.
+    The result depends on the request alone. Raises PlannerError, which says what would fit, if
+    nothing fits.
     """
     rejected: Counter[str] = Counter()
     found: list[_Candidate] = []
@@ -166,7 +168,7 @@ def plan(request: Request) -> Plan:
         if fitting:
             pieces = pieces_of(job, request.machine)
             found += [_Candidate(closed_form_s(pieces, v), v) for v in fitting]
-    rejected = +rejected  # without zeros
+    rejected = +rejected  # drops zeros
     if _VOCABULARY in rejected:
         rejected[_padding_hint(request)] = rejected.pop(_VOCABULARY)
     if not found:
@@ -187,13 +189,13 @@ def _estimate(request: Request, job: Job) -> Estimate:
 
 
 def _jobs(request: Request) -> Iterator[Job]:
-    """Every grid, layout and number of micro-batches, legal or not; the rest is default."""
+    """Yields every grid, layout and number of micro-batches, legal or not; the rest is default."""
     parts = request.micro_batches or tuple(divisors(request.batch_size))
     heads = request.fixed.get("heads_over_y")
     for grid in grids_of(request.num_ranks):
         for layout in request.layouts:
             for micro_batches in parts:
-                # heads_over_y moves as much, and is for where y does not divide the sequences.
+                # heads_over_y moves as many bytes; it helps where y does not divide the sequences.
                 sequences = request.batch_size // micro_batches
                 undivided = grid.y > 1 and sequences % (grid.data * grid.z * grid.y) != 0
                 over_y = layout == "sharded" and bool(undivided if heads is None else heads)
@@ -209,7 +211,7 @@ def _options(layout: str, heads_over_y: bool, dtype: str, micro_batches: int) ->
 
 
 def _variants(request: Request, job: Job) -> tuple[Options, ...]:
-    """The options that change neither legality nor products."""
+    """Returns all values of the options that change neither legality nor products."""
     grid, parts = job.grid, job.options
     return _given(
         parts, tuple(request.fixed.items()), splits_linears=grid.x * grid.y > 1,
@@ -226,7 +228,10 @@ def _given(
     splits_weights: bool,
     splits_batch: bool,
 ) -> tuple[Options, ...]:
-    """Where an axis has one rank, what concerns it is not varied."""
+    """Returns all variants of the options that are not fixed.
+
+    Options that concern only axes of one rank are not varied.
+    """
     choices: dict[str, tuple[object, ...]] = {
         "recompute": (False, True),
         "save_gathered": (False, True) if options.sharded and splits_linears else (False,),
@@ -238,7 +243,7 @@ def _given(
     return tuple(
         replace(options, **v)  # type: ignore[arg-type]
         for v in variants
-        # With overlap, the budget of gathered bytes decides instead.
+        # With overlap, the budget of gathered bytes decides instead of reshard_after_forward.
         if v["overlap"] is None
         or v["reshard_after_forward"]
         or "reshard_after_forward" in dict(fixed)
@@ -252,13 +257,13 @@ def _fitting(request: Request, job: Job, variants: tuple[Options, ...]) -> list[
 
 
 def _rule(violation: BrokenRule | str) -> str:
-    """The rule without its numbers, to count by."""
+    """Returns the rule without its numbers, by which rejected configurations are counted."""
     what = violation.what if isinstance(violation, BrokenRule) else violation.split(":")[0]
     return f"{what} not divisible"
 
 
 def _padding_hint(request: Request) -> str:
-    """The rule of the vocabulary, with a size that the least split it violates would divide."""
+    """Returns the rule of the vocabulary, with a size that the smallest broken split divides."""
     size = request.model.vocab_size
     multiple = lcm(128, next(d for d in divisors(request.num_ranks) if size % d))
     return f"{_VOCABULARY} (pad it, e.g. to {-(-size // multiple) * multiple})"
@@ -268,7 +273,7 @@ def _padding_hint(request: Request) -> str:
 
 
 def _most_promising(found: list[_Candidate], count: int) -> list[_Candidate]:
-    """The fastest by closed forms, few of each grid."""
+    """Returns the fastest candidates by closed forms, only a few of each grid."""
     chosen: list[_Candidate] = []
     of_grid: Counter[GridShape] = Counter()
     for candidate in sorted(found, key=_order):
@@ -281,7 +286,7 @@ def _most_promising(found: list[_Candidate], count: int) -> list[_Candidate]:
 
 
 def _order(candidate: _Candidate) -> tuple[object, ...]:
-    """By time; equal times by what is simplest, so that all ranks agree."""
+    """Returns a sort key: by time, and for equal times the simplest first, so that ranks agree."""
     return (candidate.seconds, *_simplest_first(candidate.job))
 
 
@@ -304,8 +309,10 @@ def _best_of_each_grid(estimates: list[Estimate]) -> tuple[Estimate, ...]:
 
 
 def smallest_that_fits(request: Request, *, least: int = 1) -> int | None:
-    """The least power of two of ranks, from `least` on, on which some configuration is legal and
-    fits, if any."""
+    """Returns the smallest power of two >= `least` of ranks on which a legal configuration fits.
+
+    Returns None if there is none.
+    """
     ranks, most = 1 << (least - 1).bit_length(), _most_ranks(request.machine)
     while ranks <= most:
         if _some_that_fits(replace(request, num_ranks=ranks)) is not None:
@@ -315,7 +322,7 @@ def smallest_that_fits(request: Request, *, least: int = 1) -> int | None:
 
 
 def _some_that_fits(request: Request) -> Job | None:
-    """Some legal configuration that fits."""
+    """Returns some legal configuration that fits, or None."""
     if not _may_divide(request, request.num_ranks):
         return None
     for job in _jobs(request):
@@ -327,8 +334,10 @@ def _some_that_fits(request: Request) -> Job | None:
 
 
 def _may_divide(request: Request, num_ranks: int) -> bool:
-    """False only where no grid is legal: x divides the key-value heads, y z the hidden size, data
-    the batch."""
+    """Whether a grid of that many ranks may be legal; if not, it is certain that none is.
+
+    In a legal grid x divides the key-value heads, y z the hidden size, and data the batch.
+    """
     model = request.model
     return model.kv_heads * model.hidden_size * request.batch_size % num_ranks == 0
 
@@ -358,7 +367,7 @@ def _nothing_fits(request: Request, rejected: Mapping[str, int]) -> str:
 
 
 def _fewer_that_fit(request: Request) -> int | None:
-    """The next smaller number of ranks on which some configuration is legal and fits."""
+    """Returns the next smaller number of ranks on which a legal configuration fits, or None."""
     candidates = (n for n in range(request.num_ranks - 1, 0, -1) if _may_divide(request, n))
     for n in islice(candidates, _SMALLER_TRIED):
         if _some_that_fits(replace(request, num_ranks=n)) is not None:
@@ -375,10 +384,10 @@ def _unit(machine: Machine) -> str:
 
 
 def _ranks(machine: Machine, count: int) -> str:
-    """As "1 GPU" or "8 ranks"."""
+    """Returns the number of ranks like "1 GPU" or "8 ranks"."""
     return f"{count:,} {_unit(machine)}" + ("" if count == 1 else "s")
 
 
 def _short(count: int) -> str:
-    """As "80.2 B" or "3.1 M"."""
+    """Returns a number like "80.2 B" or "3.1 M"."""
     return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"

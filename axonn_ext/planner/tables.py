@@ -1,4 +1,4 @@
-"""Reads tables of a TOML file: every key is asked for by name, checked, and none is left over."""
+"""Reads tables of a TOML file. Keys are asked for by name and checked; others are refused."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from axonn_ext.planner.errors import PlannerError, clipped
 from axonn_ext.planner.files import read_toml
 
 _MISSING: Any = object()
-MOST_COUNT = 10**15  # a thousand times the bytes, or tokens, that anything has
+MOST_COUNT = 10**15  # a thousand times more bytes, or tokens, than anything has
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> PlannerError:
-    """An error for a name that is none of the known ones, with the one that comes nearest."""
+    """Returns an error for a name that is not known, which mentions the most similar known one."""
     names = sorted(known)
     nearest = difflib.get_close_matches(name, names, n=1)
     hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
@@ -26,18 +26,19 @@ def unknown(what: str, name: str, known: Iterable[str]) -> PlannerError:
 
 
 def _shown(value: object) -> str:
-    """As Python writes it."""
+    """Returns the value as Python writes it."""
     try:
         return clipped(repr(value))
-    except (RecursionError, ValueError):  # a number of 5,000 digits, say
+    except (RecursionError, ValueError):  # for example a number of 5,000 digits
         return f"a value of type {type(value).__name__}"
 
 
 class Table:
-    """One table; `where` names the file and the way to it, for messages.
+    """One table of a file. In messages, `where` is the path of the table in the file.
 
-    All methods raise PlannerError that names file and key for a value that is missing or not what
-    is asked for; a number must be finite. `finish` does for keys that nobody asked for.
+    All methods raise a PlannerError, which names file and key, for a value that is missing or is
+    not of the kind that is asked for; numbers must be finite. `finish` raises one for keys that
+    nobody has asked for.
     """
 
     def __init__(self, values: object, where: str, file: str) -> None:
@@ -65,13 +66,13 @@ class Table:
         return key in self._values
 
     def without(self, keys: Iterable[str]) -> Table:
-        """The table without these keys, whatever they hold."""
+        """Returns the table without these keys, whatever their values are."""
         left_out = frozenset(keys)
         values = {key: value for key, value in self._values.items() if key not in left_out}
         return Table(values, self.where, self.file)
 
     def without_nulls(self) -> Table:
-        """JSON's null for a key is as if the key were missing."""
+        """Returns the table without the keys whose values are JSON's null."""
         return self.without(key for key, value in self._values.items() if value is None)
 
     def text(self, key: str, default: str = _MISSING) -> str:
@@ -93,14 +94,14 @@ class Table:
         return value
 
     def positive(self, key: str, default: float = _MISSING, *, most: float = math.inf) -> float:
-        """A finite number above 0, at most `most`."""
+        """Returns a finite number above 0 and at most `most`."""
         limit = "" if most == math.inf else f" and <= {most:g}"
         return self._number(key, default, f"a finite number > 0{limit}", above=0, most=most)
 
     def at_least(
         self, key: str, least: float, default: float = _MISSING, *, most: float = math.inf
     ) -> float:
-        """A finite number from `least` to `most`."""
+        """Returns a finite number from `least` to `most`."""
         limit = "" if most == math.inf else f" and <= {most:g}"
         expected = f"a finite number >= {least:g}{limit}"
         return self._number(key, default, expected, least=least, most=most)
@@ -111,14 +112,14 @@ class Table:
     ) -> float:  # fmt: skip
         value = self._get(key, default, expected)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        # An integer of 400 digits is below infinity, too, and no float.
+        # An integer of 400 digits is below infinity, but cannot be a float.
         most = min(most, sys.float_info.max)
         if not (number and above < value <= most and value >= least):
             raise self.error(key, expected)
         return float(value)
 
     def count(self, key: str, default: int = _MISSING, *, least: int = 1) -> int:
-        """Up to MOST_COUNT; beyond, no sum of such numbers is a float."""
+        """Returns a whole number up to MOST_COUNT, since sums of larger ones may not be floats."""
         value = self._get(key, default, f"a whole number >= {least}")
         whole = isinstance(value, float) and math.isfinite(value) and value == int(value)
         if isinstance(value, bool) or not (isinstance(value, int) or whole) or value < least:
@@ -132,7 +133,7 @@ class Table:
         return Table(value, self.name_of(key), self.file)
 
     def tables(self, key: str) -> Iterator[Table]:
-        """Of an array of tables; none if it is missing."""
+        """Yields the tables of an array; none if the key is missing."""
         values = self._get(key, [], "an array of tables")
         if not isinstance(values, list):
             raise self.error(key, "an array of tables")
@@ -140,7 +141,7 @@ class Table:
             yield Table(value, f"{self.name_of(key)}[{i}]", self.file)
 
     def list(self, key: str) -> list[Any]:
-        """Empty if it is missing; the elements are the caller's to check."""
+        """Returns a list, empty if the key is missing; the caller must check its elements."""
         value = self._get(key, [], "an array")
         if not isinstance(value, list):
             raise self.error(key, "an array")
@@ -149,7 +150,7 @@ class Table:
     def numbers(
         self, names: tuple[str, ...], needed: tuple[str, ...] = (), *, most: float = math.inf
     ) -> dict[str, float]:
-        """Of a table with positive numbers alone: those of the names that it has."""
+        """Returns those of the names that the table has, all of which must be positive numbers."""
         wanted = [name for name in names if name in needed or self.has(name)]
         found = {name: self.positive(name, most=most) for name in wanted}
         self._asked.update(names)
@@ -164,5 +165,5 @@ class Table:
 
 
 def read_table(file: Path | Traversable) -> Table:
-    """A whole TOML file as a table. Raises PlannerError where it cannot be read or is not TOML."""
+    """Returns a TOML file as a table. Raises PlannerError if it cannot be read or is not TOML."""
     return Table(read_toml(file), "", str(file))

@@ -1,4 +1,4 @@
-"""What a step is made of: products, collectives, and the order that they have."""
+"""The products and collectives of a step, and their order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Collective(NamedTuple):
-    """One collective. num_bytes: what one rank sends."""
+    """One collective. num_bytes: the bytes that one rank sends."""
 
     axis: str
     kind: str  # "all_gather", "reduce_scatter" or "all_reduce"
@@ -16,7 +16,10 @@ class Collective(NamedTuple):
 
 
 class Matmul(NamedTuple):
-    """[m, k] @ [k, n]; layout as BLAS writes it: NT forward, NN dgrad, TN wgrad."""
+    """The product [m, k] @ [k, n].
+
+    Its layout is in BLAS's letters: NT in forward, NN for dgrad, TN for wgrad.
+    """
 
     m: int
     n: int
@@ -29,12 +32,14 @@ class Matmul(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What the compute stream does at once.
+    """A task that the compute stream does in one piece.
 
-    before, after   collectives that it waits for, and that its result goes through, on the path
-    gather          of its weight over z: may be under way earlier (Overlap.prefetch)
-    scatter         of its weight's gradient over z: may be under way later (Overlap.deferred)
-    attention_flops of scaled dot products; touched_bytes: of memory, read and written elementwise
+    before, after    the collectives on the path before it, and those of its result
+    gather           the gather of its weight over z, which may start earlier (Overlap.prefetch)
+    scatter          the reduce-scatter of its weight's gradient over z, which may end later
+                     (Overlap.deferred)
+    attention_flops  the operations of scaled dot products
+    touched_bytes    the bytes that elementwise work reads and writes
     """
 
     name: str
@@ -48,7 +53,7 @@ class Task(NamedTuple):
 
     @property
     def is_forward(self) -> bool:
-        """Whether it is a Linear's product in forward (recomputed or not)."""
+        """Whether the task is a Linear's product in forward (recomputed or not)."""
         return self.matmul is not None and self.matmul.layout == "NT"
 
     def collectives(self) -> Iterator[Collective]:
@@ -61,8 +66,11 @@ class Task(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Of a micro-batch: the embedding, a block, norm and head and loss, and back again.
-    `block_backward` begins with what is recomputed."""
+    """The parts of a micro-batch.
+
+    They are the embedding, one block, the norm with head and loss, and the backward passes of
+    these. `block_backward` begins with recomputation, if there is any.
+    """
 
     first_forward: tuple[Task, ...]
     block_forward: tuple[Task, ...]
@@ -73,17 +81,20 @@ class Parts(NamedTuple):
 
 
 class Program(NamedTuple):
-    """One rank's step: num_micro_batches times its parts, those of a block num_layers times, then
-    what follows the last micro-batch."""
+    """The step of one rank.
+
+    The parts run num_micro_batches times, with those of a block num_layers times in each. The rest
+    follows after the last micro-batch.
+    """
 
     parts: Parts
     num_layers: int
     num_micro_batches: int
-    gradient_sums: tuple[Collective, ...]  # once a step
-    norm_sums: tuple[Collective, ...]  # once a step, after all gradients are complete
-    optimizer_bytes: int  # of memory, read and written
+    gradient_sums: tuple[Collective, ...]  # once per step
+    norm_sums: tuple[Collective, ...]  # once per step, after all gradients are complete
+    optimizer_bytes: int  # the bytes that clipping and the optimizer read and write
 
     def micro_batch(self) -> Iterator[tuple[tuple[Task, ...], int]]:
-        """The parts of one micro-batch and how often each is repeated in a row."""
+        """Yields the parts of one micro-batch, and how often each is repeated in a row."""
         layers = self.num_layers
         yield from zip(self.parts, (1, layers, 1, 1, layers, 1), strict=True)

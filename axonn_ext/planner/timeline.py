@@ -1,9 +1,10 @@
 """A discrete-event schedule of one training step on one rank.
 
-One stream computes; each axis has one that communicates, and serves its collectives in the order in
-which they are issued: the order of `axonn_ext.overlap` where that is on. A collective on the path
-(x, y; without overlap all) keeps the compute stream waiting. Axes that send over the same wire (the
-links of a GPU, or of a node) share it: what is beside the path goes on when the path does not send.
+One stream computes, and each axis has a stream that communicates. It runs the collectives of the
+axis in the order in which they are issued, which is that of `axonn_ext.overlap` if overlap is on.
+The compute stream waits for collectives on the path (those over x and y; without overlap, all).
+Axes may share a wire (the links of a GPU, or of a node). A collective that is not on the path then
+pauses while a collective on the path uses its wire.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ COMPUTE = "compute"
 
 
 class Event(NamedTuple):
-    """Something that a stream does. stream: "compute" or an axis."""
+    """Something that a stream does. stream: "compute" or the name of an axis."""
 
     stream: str
     name: str
@@ -35,10 +36,10 @@ class Event(NamedTuple):
 class Timeline(NamedTuple):
     """A simulated step.
 
-    compute_s    of arithmetic, the optimizer's included
-    exposed_s    by axis: how long computation waited for it
-    optimizer_s  of the optimizer alone
-    events       empty if only times were asked for
+    compute_s    the seconds of computation, including the optimizer
+    exposed_s    axis -> the seconds for which computation waited for it
+    optimizer_s  the seconds of the optimizer alone
+    events       all events; empty if only times were asked for
     """
 
     step_time_s: float
@@ -49,18 +50,18 @@ class Timeline(NamedTuple):
 
 
 def timeline(job: Job, machine: Machine) -> Timeline:
-    """The whole step of a legal job, every event of it."""
+    """Simulates the whole step of a legal job, with all its events."""
     program = make_program(job)
     simulation = _Simulation(job, program, machine, records=True)
     return simulation.finish(simulation.run(program.num_layers, program.num_micro_batches))
 
 
 def simulate(job: Job, machine: Machine) -> Timeline:
-    """Times only, in an effort that does not grow with layers and micro-batches.
+    """Simulates only the times of a step, at a cost that does not grow with its size.
 
-    Both repeat themselves, so the time of all passes is affine in either once the streams have
-    found their rhythm: a few are simulated, and the rest follows from the differences. A test
-    compares with the whole schedule.
+    Layers and micro-batches repeat themselves. Once the streams have reached a steady state, the
+    time of all passes grows linearly with the number of either. So only a few are simulated, and
+    the rest is extrapolated. A test compares this with the whole schedule.
     """
     program = make_program(job)
     layers, parts = program.num_layers, program.num_micro_batches
@@ -82,11 +83,11 @@ def simulate(job: Job, machine: Machine) -> Timeline:
 
 
 class _Passes(NamedTuple):
-    """Where all forward and backward passes have led to.
+    """The state after all forward and backward passes.
 
-    backward_s  when the last micro-batch's backward began
-    used_s      how long, since then, other axes have used the data axis' wire
-    z_free_s    when the last scatter is done
+    backward_s  the time at which the last micro-batch's backward began
+    used_s      the seconds since then in which other axes have used the data axis' wire
+    z_free_s    the time at which the last scatter is done
     """
 
     end_s: float
@@ -97,7 +98,7 @@ class _Passes(NamedTuple):
     exposed_s: Mapping[str, float]
 
     def extended(self, other: _Passes, factor: float) -> _Passes:
-        """self + factor (other - self), in every number."""
+        """Returns self + factor * (other - self) in every number."""
 
         def on(a: float, b: float) -> float:
             return a + factor * (b - a)
@@ -115,7 +116,10 @@ class _Passes(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A task of some layer and micro-batch. share: of its weight, what is not held gathered."""
+    """A task of some layer and micro-batch.
+
+    share: the part of the task's weight that is not held gathered.
+    """
 
     task: Task
     cost: TaskCost
@@ -128,7 +132,7 @@ _BACKWARD = _Step(Task("backward begins"), TaskCost(0.0, (), 0.0, 0.0, 0.0), "",
 
 
 class _Simulation:
-    """Runs a program, of any number of its layers and micro-batches."""
+    """Runs a program with any number of layers and micro-batches."""
 
     def __init__(self, job: Job, program: Program, machine: Machine, *, records: bool) -> None:
         self._program, self._records = program, records
@@ -144,23 +148,24 @@ class _Simulation:
         self._optimizer_s = costs.optimizer(program.optimizer_bytes)
         self._held_share = held_share(job)
         self._holds_table = table_is_held(job)
-        # What recomputation has gathered, backward finds still there.
+        # If a block is held, backward does not gather again what recomputation has gathered.
         self._regathers = not (job.options.recompute and block_is_held(job))
 
     def run(self, num_layers: int, num_parts: int) -> _Passes:
-        """All passes of a step of that many layers and micro-batches."""
+        """Simulates all passes of a step with that many layers and micro-batches."""
         self._free = dict.fromkeys((COMPUTE, *COMMUNICATING), 0.0)
         self._now, self._computed, self._backward_from = 0.0, 0.0, 0.0
-        # Of z's own time, which stands still while the path uses its wire: how far it is behind.
+        # The axis z has its own time, which stands still while the path uses z's wire. This is how
+        # far it is behind real time.
         self._behind = 0.0
-        self._pauses: list[tuple[float, float]] = []  # in z's time: when, and for how long
-        self._used = 0.0  # of the data axis' wire, by other axes
+        self._pauses: list[tuple[float, float]] = []  # when z's time stood still, and how long
+        self._used = 0.0  # the seconds in which other axes used the data axis' wire
         self._exposed: defaultdict[str, float] = defaultdict(float)
         self._events: list[Event] = []
         self._scatters: deque[float] = deque()
         steps = [s for part in range(num_parts) for s in self._micro_batch(num_layers, part)]
         self._to_gather = deque(step for step in steps if step.task.gather is not None)
-        self._gathered: deque[float] = deque()  # when those under way, ahead of their use, are done
+        self._gathered: deque[float] = deque()  # the ends of gathers whose weights are not yet used
         for step in steps:
             self._run_step(step)
         z_free = self._free["z"] + self._behind
@@ -170,7 +175,7 @@ class _Simulation:
         )
 
     def finish(self, passes: _Passes) -> Timeline:
-        """The sums of gradients, as far as backward does not hide them, the norm, the optimizer."""
+        """Adds the sums of gradients that backward does not hide, the norm and the optimizer."""
         self._free = dict.fromkeys(self._free, 0.0) | {"z": passes.z_free_s}
         self._now, self._computed = passes.end_s, passes.compute_s
         self._exposed = defaultdict(float, passes.exposed_s)
@@ -188,7 +193,7 @@ class _Simulation:
 
     def _micro_batch(self, num_layers: int, index: int) -> Iterator[_Step]:
         first, block, last, last_back, block_back, first_back = self._parts
-        # Weights still held at a turn, of as many layers as the budget is good for.
+        # At the turn from one pass to the next, the weights of so many layers are still held.
         held = self._held_share * num_layers
         of_ends = 1.0 if index == 0 or self._held_share < 1 else 0.0
 
@@ -197,7 +202,7 @@ class _Simulation:
         ) -> Iterator[_Step]:
             prefix = "" if layer is None else f"{layer}."
             for task, cost in tasks:
-                # What a block has gathered to recompute, its dgrads need not.
+                # The dgrads of a block need not gather what its recomputation has gathered.
                 spared = tasks is block_back and not task.is_forward and not self._regathers
                 yield _Step(task, cost, prefix + task.name, index, 0.0 if spared else share)
 
@@ -212,17 +217,20 @@ class _Simulation:
         yield from steps(first_back, None, 1.0)
 
     def _sum_gradients(self, passes: _Passes) -> None:
-        """With overlap, buckets of weights' gradients cross the data axis as the last micro-batch's
-        backward fills them, whenever no other axis uses their wire; what crosses other axes, biases
-        and norms, is little and comes last."""
+        """Adds the sums of gradients after backward.
+
+        With overlap, the last micro-batch's backward fills buckets of weight gradients, which cross
+        the data axis whenever no other axis uses its wire. The gradients that cross other axes,
+        those of biases and norms, are small and come last.
+        """
         if self._overlap is None:
             for c, seconds in self._sums:
                 self._wait_for(c.axis, self._issue(c, seconds, self._now))
             return
         buckets = [sum for sum in self._sums if sum[0].axis == "data"]
         began, backward = passes.backward_s, self._now - passes.backward_s
-        left = max(0.0, 1 - passes.used_s / backward) if backward else 1.0  # of the wire
-        free = 0.0  # in seconds of the wire that are left, since backward began
+        left = max(0.0, 1 - passes.used_s / backward) if backward else 1.0  # the wire's free share
+        free = 0.0  # counts only the seconds since backward began in which the wire is free
         for i, (c, seconds) in enumerate(buckets):
             start = max(free, left * backward * (i + 1) / len(buckets))
             free = start + seconds
@@ -234,7 +242,11 @@ class _Simulation:
     def _beside_backward(
         self, c: Collective, start: float, end: float, *, left: float, began: float
     ) -> None:
-        """From `start` to `end` in seconds of the wire that backward leaves, and all after it."""
+        """Runs a collective from `start` to `end` on the data axis.
+
+        Both count the seconds in which the wire is free: a share of the backward pass, and all time
+        after it.
+        """
         whole = left * (self._now - began)
 
         def real(seconds: float) -> float:
@@ -257,7 +269,10 @@ class _Simulation:
             self._scatter(step)
 
     def _on_path(self, step: _Step) -> None:
-        """Collectives, product, collectives; a fused op hides a part of the collectives."""
+        """Runs the collectives before a task, its computation and the collectives after it.
+
+        A fused op hides a part of the collectives.
+        """
         task, cost = step.task, step.cost
         moved = sum(seconds for _, seconds in cost.path)
         shown = 1 - cost.hidden / moved if moved else 1.0
@@ -281,7 +296,8 @@ class _Simulation:
     def _use_weight(self) -> None:
         """Starts the gathers of this use and of `prefetch` more, then waits for its own.
 
-        As `axonn_ext.overlap` does: so a gather is ahead of the sums that this use leads to.
+        `axonn_ext.overlap` does the same. So a gather is issued before the sums that this use
+        leads to.
         """
         prefetch = self._overlap.prefetch if self._overlap is not None else 0
         while self._to_gather and len(self._gathered) <= prefetch:
@@ -291,7 +307,7 @@ class _Simulation:
     def _gather(self, step: _Step) -> float:
         share = step.share if self._overlap is not None else 1.0
         if not share:
-            return 0.0  # it is held still
+            return 0.0  # the weight is still held
         return self._beside(f"{step.name}: all_gather", step.cost.gather * share, step.cost)
 
     def _scatter(self, step: _Step) -> None:
@@ -314,7 +330,7 @@ class _Simulation:
         return start + seconds
 
     def _pause(self, seconds: float, at: float) -> None:
-        """z's time stands still while the path uses its wire."""
+        """Lets z's time stand still while the path uses z's wire."""
         if self._overlap is not None:
             if self._records:
                 self._pauses.append((at - self._behind, seconds))
@@ -331,7 +347,10 @@ class _Simulation:
         return event._replace(start_s=start, end_s=end)
 
     def _shown(self, cost: TaskCost) -> float:
-        """The share of a z collective that a fused op does not hide, where the op does it all."""
+        """Returns the share of a collective over z that a fused op does not hide.
+
+        Without overlap, the op itself issues these collectives.
+        """
         moved = cost.gather + cost.scatter
         if self._overlap is not None or not moved or cost.path:
             return 1.0
@@ -364,12 +383,12 @@ class _Simulation:
 
 
 def _share(layers: float) -> float:
-    """Of one layer, what of that many is in it."""
+    """Returns the part of one layer in a fractional number of layers: from 0 to 1."""
     return min(1.0, max(0.0, layers))
 
 
 def held_share(job: Job) -> float:
-    """Of a model's weights, how many may be held gathered at once (see Overlap.gathered_bytes)."""
+    """Returns the share of a model's weights that may be held gathered (Overlap.gathered_bytes)."""
     if job.options.overlap is None or job.grid.z == 1:
         return 0.0
     return min(1.0, job.options.overlap.gathered_bytes / (_block_bytes(job) * job.model.num_layers))
@@ -390,6 +409,6 @@ def table_is_held(job: Job) -> bool:
 
 
 def _block_bytes(job: Job) -> float:
-    """Of one block's weights, gathered over z."""
+    """Returns the bytes of one block's weights, gathered over z."""
     elements = sum(w.n * w.k for w in job.model.block_linears)
     return elements * job.options.width / (job.grid.x * job.grid.y)

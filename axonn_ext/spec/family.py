@@ -2,7 +2,7 @@
 
 A family is one folder, `axonn_ext/models/<its name>/`, and one line of `FAMILIES` below:
 
-    family.py  FAMILY, the Family of this module: no Torch, so that the planner reads it, too
+    family.py  FAMILY, a `Family` as below; it imports no Torch, so that the planner can read it
     model.py   the modules for a grid, with the names of their public state
     plain.py   the same model in plain torch.nn, in the layout of Hugging Face's weights
 """
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from axonn_ext.spec.model import ModelConfig
 
-# Each is loaded when a model of it is first described.
+# A family's module is loaded when a model of the family is first described.
 FAMILIES = ("gpt2", "llama", "mistral")
 
 
@@ -25,8 +25,10 @@ FAMILIES = ("gpt2", "llama", "mistral")
 class Norm:
     """A normalisation of rows.
 
-    num_vectors: parameters of hidden_size elements. num_statistics: what a row's ranks along y sum,
-    in fp32. gathers: forward gathers the statistics of each rank, and sums them itself.
+    num_vectors: the number of parameters, which have hidden_size elements each.
+    num_statistics: the numbers per row that the ranks along y combine, in fp32.
+    gathers: forward all-gathers the statistics over y and combines them on each rank; otherwise it
+    all-reduces them.
     """
 
     num_vectors: int
@@ -42,12 +44,17 @@ RMS_NORM = Norm(num_vectors=1, num_statistics=1, gathers=False)  # mean of squar
 class HuggingFace:
     """How a config.json of transformers describes a model of the family.
 
-    model_type: the value of that key. keys: ours -> theirs. defaults: of their keys that may be
-    missing, as transformers has them; None: ours decides. activations: those that compute the same
-    as the family's MLP, transformers' default first; activation_key: where one is named.
-    must_be_false, must_be_null: keys for what the family does not have -> why it has not.
-    window_key: the key of the tokens that attention reaches back over; null: over all of them.
-    Sequences are no longer than that here, for then attention is the same as without a window.
+    model_type: the value that the file has under this key.
+    keys: the field of ModelConfig -> the key of config.json.
+    defaults: key -> the value that transformers takes where the key is missing. None means that
+        ModelConfig's default applies.
+    activation_key: the key that names the activation.
+    activations: the names of activations that compute what the family's MLP computes.
+        transformers' default comes first.
+    must_be_false, must_be_null: the key of a feature that the family lacks -> the reason.
+    window_key: the key of the attention window, in tokens; a null there means that there is no
+        window. sequence_length is limited to the window, because attention over such sequences is
+        the same with and without it.
     """
 
     model_type: str
@@ -65,14 +72,14 @@ class Family:
     """The facts about a family of decoder-only transformers.
 
     name               the value of ModelConfig.family; the modules are in axonn_ext.models.<name>
-    title              as people call it
-    has_biases         of the Linears of a block; lm_head never has one
-    gated              the up Linear makes gate and up, of which the MLP multiplies one by the other
-    rotary             positions turn queries and keys; otherwise they are a table that is learned
-    grouped_query      num_kv_heads may be below num_heads
-    norm               before attention, before the MLP, and at the end
-    default_mlp_size   intermediate_size by hidden_size, where none is given
-    hugging_face       how transformers describes such models
+    title              the usual spelling of the name
+    has_biases         whether the Linears of a block have biases; lm_head never has one
+    gated              the up Linear computes gate and up, and the MLP multiplies the two
+    rotary             positions rotate queries and keys; otherwise a table of positions is learned
+    grouped_query      whether num_kv_heads may be below num_heads
+    norm               the norm before attention, before the MLP and at the end of the model
+    default_mlp_size   hidden_size -> the intermediate_size of a model that gives none
+    hugging_face       how transformers describes models of the family
     """
 
     name: str
@@ -86,11 +93,11 @@ class Family:
     hugging_face: HuggingFace
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process finds the family by its name."""
+        """Pickles only the name, by which another process finds the family."""
         return find_family, (self.name,)
 
     def check(self, config: ModelConfig) -> None:
-        """Raises ValueError for a model that the family cannot have."""
+        """Raises ValueError for a config that no model of the family can have."""
         if not self.grouped_query and config.kv_heads != config.num_heads:
             raise ValueError(
                 f"num_kv_heads={config.num_kv_heads}: family {self.name!r} has as many as "
@@ -101,7 +108,7 @@ class Family:
 
 
 def find_family(name: object) -> Family:
-    """The family of that name. Raises ValueError if there is none."""
+    """Returns the family of that name. Raises ValueError if there is none."""
     if name not in FAMILIES:
         raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {name!r}")
     family = import_module(f"axonn_ext.models.{name}.family").FAMILY

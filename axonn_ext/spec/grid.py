@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 AXES = ("data", "pipe", "z", "y", "x")  # slowest to fastest in rank order: x has the fastest links
-COMMUNICATING = ("x", "y", "z", "data")  # those along which collectives run
-# In which gradients are summed over the axes over which backward leaves parts of them.
+COMMUNICATING = ("x", "y", "z", "data")  # the axes along which collectives run
+# Where backward leaves partial sums of a gradient, they are added over the axes in this order.
 SUM_ORDER = ("x", "y", "z", "data")
 
 
 @dataclass(frozen=True, order=True)
 class GridShape:
-    """Ranks along each of the five axes. Needs no process group: it can be checked before a launch.
+    """The number of ranks along each of the five axes.
 
-    Raises ValueError for a size that is no whole number >= 1, and for pipe > 1, which there are no
-    pipelines for yet.
+    It needs no process group, so a shape can be checked before a launch. Raises ValueError for a
+    size that is not a whole number >= 1, and for pipe > 1, since there are no pipelines yet.
     """
 
     x: int = 1
@@ -38,9 +38,10 @@ class GridShape:
 
     @classmethod
     def parse(cls, text: str) -> GridShape:
-        """The shape that "x=2,y=2,z=1,data=1,pipe=1" (omitted = 1) or "2x2x1" (x, y, z) stands for.
+        """Returns the shape of a text like "x=2,y=2,z=1,data=1,pipe=1" or "2x2x1" (x, y, z).
 
-        Raises ValueError, with what was expected, for anything else.
+        An axis that is left out has size 1. Raises ValueError, which says what was expected, for
+        any other text.
         """
         text = text.strip()
         if text == "auto":
@@ -64,20 +65,23 @@ class GridShape:
 
     @property
     def size(self) -> int:
-        """Ranks of the whole grid."""
+        """The number of ranks of the whole grid."""
         return self.x * self.y * self.z * self.data * self.pipe
 
     def as_dict(self) -> dict[str, int]:
-        """The JSON object of five keys."""
+        """Returns {axis: size} for all five axes, as it is written to JSON."""
         return {"x": self.x, "y": self.y, "z": self.z, "data": self.data, "pipe": self.pipe}
 
     def inner(self, axis: str) -> int:
-        """Ranks of all faster axes together: the distance in rank of neighbours along the axis."""
+        """Returns the product of the sizes of all faster axes.
+
+        It is the difference in rank between neighbours along the axis.
+        """
         faster = AXES[AXES.index(axis) + 1 :]
         return math.prod(getattr(self, name) for name in faster)
 
     def short(self) -> str:
-        """The axes with several ranks, as "x=2,y=2"; "x=1" for one rank."""
+        """Returns the axes with several ranks, like "x=2,y=2"; "x=1" for a grid of one rank."""
         sizes = [f"{axis}={size}" for axis, size in self.as_dict().items() if size > 1]
         return ",".join(sizes) or "x=1"
 
@@ -86,7 +90,7 @@ class GridShape:
 
 
 def grids_of(num_ranks: int) -> Iterator[GridShape]:
-    """Every ordered factorisation of the number of ranks into x, y, z and data."""
+    """Yields every ordered factorisation of the number of ranks into x, y, z and data."""
     for x in divisors(num_ranks):
         for y in divisors(num_ranks // x):
             for z in divisors(num_ranks // (x * y)):
@@ -94,6 +98,6 @@ def grids_of(num_ranks: int) -> Iterator[GridShape]:
 
 
 def divisors(n: int) -> list[int]:
-    """All divisors, ascending."""
+    """Returns all divisors of n in ascending order."""
     low = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return low + [n // d for d in reversed(low) if d * d != n]

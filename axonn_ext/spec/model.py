@@ -1,7 +1,7 @@
-"""The sizes of a model: its Linears, its parameters, its arithmetic.
+"""The sizes of a model, of its Linears and parameters, and the operations that it computes.
 
-Legend: H hidden, F inside the MLP, V vocabulary, S tokens of a sequence; N, K a Linear's out and in
-features.
+Legend: H hidden size, F size inside the MLP, V vocabulary, S tokens of a sequence; N, K out and in
+features of a Linear.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OPTIONAL = ("num_kv_heads", "intermediate_size")
 
 
 class LinearSpec(NamedTuple):
-    """A Linear; whole sizes: weight [n, k]."""
+    """A Linear with its whole weight [n, k], before a grid splits it."""
 
     name: str
     role: str
@@ -33,12 +33,12 @@ class LinearSpec(NamedTuple):
 class ModelConfig:
     """A decoder-only transformer.
 
-    family: one of `FAMILIES`; what its models have in common is in models/<family>/family.py.
-    num_kv_heads: default num_heads. intermediate_size: default the family's, by hidden_size.
-    sequence_length: the longest.
+    family: one of `FAMILIES`; models/<family>/family.py says what its models have in common.
+    num_kv_heads: default num_heads. intermediate_size: default by the family and hidden_size.
+    sequence_length: the longest sequence that the model can take.
 
-    Raises ValueError for sizes that are no whole numbers >= 1, that do not divide each other, or
-    that the family cannot have, and for a family that there is not.
+    Raises ValueError for sizes that are not whole numbers >= 1, that do not divide each other, or
+    that the family cannot have, and for an unknown family.
     """
 
     vocab_size: int
@@ -72,7 +72,7 @@ class ModelConfig:
 
     @cached_property
     def traits(self) -> Family:
-        """What it has in common with all models of its family."""
+        """What the model has in common with all models of its family."""
         return find_family(self.family)
 
     @property
@@ -95,12 +95,12 @@ class ModelConfig:
 
     @property
     def up_size(self) -> int:
-        """Rows of the up Linear: gate and up together where the MLP is gated."""
+        """The rows of the up Linear's weight, which holds gate and up where the MLP is gated."""
         return self.mlp_size * (2 if self.traits.gated else 1)
 
     @cached_property
     def block_linears(self) -> tuple[LinearSpec, LinearSpec, LinearSpec, LinearSpec]:
-        """qkv, out, up, down: the Linears of one block, in the order of forward."""
+        """The Linears qkv, out, up and down of one block, in the order of forward."""
         h, bias = self.hidden_size, self.traits.has_biases
         return (
             LinearSpec("attention.qkv", "expand", self.qkv_size, h, bias),
@@ -111,21 +111,24 @@ class ModelConfig:
 
     @cached_property
     def head(self) -> LinearSpec:
-        """lm_head; its weight is the embedding's table, too, where they are tied."""
+        """lm_head, whose weight is also the embedding table where the two are tied."""
         return LinearSpec("lm_head", "expand", self.vocab_size, self.hidden_size, bias=False)
 
     @property
     def num_norm_vectors(self) -> int:
-        """Parameters of H elements: those of the norms, two in a block and one at the end."""
+        """The number of norm parameters, which have H elements each.
+
+        There are two norms in a block and one at the end of the model.
+        """
         return (2 * self.num_layers + 1) * self.traits.norm.num_vectors
 
     @property
     def num_positions(self) -> int:
-        """Rows of the table of positions, if they are learned."""
+        """The rows of the learned table of positions; 0 where positions are rotary."""
         return 0 if self.traits.rotary else self.sequence_length
 
     def num_parameters(self) -> int:
-        """Parameters of the whole model; a tied table counts once."""
+        """Returns the number of parameters of the whole model; a tied table counts once."""
         h = self.hidden_size
         tables = self.vocab_size * h * (1 if self.tie_embeddings else 2)
         block = sum(w.n * w.k + (w.n if w.bias else 0) for w in self.block_linears)
@@ -133,11 +136,12 @@ class ModelConfig:
         return tables + self.num_layers * block + vectors * h
 
     def flops_per_token(self) -> int:
-        """Floating-point operations of forward and backward for one token of a full sequence.
+        """Returns the floating-point operations of forward and backward per token.
 
-        Three times forward's: 2 for each element of each matrix (lm_head included), and causal
-        attention's two products over, on average, half the sequence. Recomputation is not counted:
-        what is done twice counts once (model flops).
+        The token is one of a sequence of the full length. Forward needs 2 operations for each
+        element of each matrix, lm_head included, and those of the two products of causal attention,
+        each of which covers half the sequence on average. Backward needs twice as many as forward.
+        These are model flops: recomputation is not counted.
         """
         attention = 2 * 2 * self.hidden_size * self.sequence_length // 2
         matrices = sum(w.n * w.k for w in self.block_linears)

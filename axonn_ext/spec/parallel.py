@@ -1,4 +1,4 @@
-"""The options of a run: what they are called, which there are, and which exclude each other."""
+"""The options of a run: their names, their values, and which of them exclude each other."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 
 LAYOUTS = ("sharded", "replicated")
-ALGORITHMS = ("auto", "fused", "chunked", "sequential")  # of the fused ops
-# By the role of a Linear, the axes (r, s) that split its out and in features; see nn.Linear.
+ALGORITHMS = ("auto", "fused", "chunked", "sequential")  # how the fused ops can run
+# The role of a Linear -> the axes (r, s) that split its out and in features; see nn.Linear.
 ROLES = MappingProxyType({"expand": ("x", "y"), "contract": ("y", "x")})
-# Of gradients that cross an axis together: large enough that a collective's latency does not show,
-# small enough not to matter beside a model.
+# The size of a bucket of gradients that one collective sums. At this size the latency of the
+# collective does not matter, nor does the memory of the bucket compared with that of a model.
 BUCKET_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How a model is run on a grid; changes no result beyond rounding.
+    """How a model is run on a grid. No option changes a result beyond rounding.
 
     layout: "sharded" (rows stay scattered between layers) or "replicated" (AxoNN's own).
-    heads_over_y: y splits heads, not sequences, in attention ("sharded" only).
-    save_gathered: keep a Linear's gathered input for backward instead of gathering again.
+    heads_over_y: y splits heads instead of sequences in attention ("sharded" only).
+    save_gathered: keep a Linear's gathered input for backward instead of gathering it again.
     reshard_after_forward: gather weights over z again in backward instead of keeping them.
-    recompute: activation checkpointing, block by block.
-    algorithm: of the fused ops: "auto", "fused", "chunked" or "sequential".
+    recompute: recompute the activations of each block in backward (activation checkpointing).
+    algorithm: how the fused ops run: "auto", "fused", "chunked" or "sequential".
 
-    Raises ValueError for a layout or an algorithm that there is not, and for heads_over_y without
-    "sharded".
+    Raises ValueError for an unknown layout or algorithm, and for heads_over_y without "sharded".
     """
 
     layout: str = "sharded"
@@ -49,19 +48,19 @@ class ParallelConfig:
 
 @dataclass(frozen=True)
 class Overlap:
-    """How collectives of weights (axis z) and gradients (z, data) run beside computation.
+    """How collectives of weights (axis z) and gradients (z, data) overlap with computation.
 
-    prefetch        weights gathered ahead of the one in use, in the order that the last step
-                    executed; 0: each is gathered when it is needed
-    gathered_bytes  of gathered weights that are held, those in use included; more only where what
-                    is in use at once takes more by itself
-    deferred        weight gradients whose sum over z may be under way at once; 0: each is waited
-                    for as soon as it is started
-    bucket_bytes    of gradients that cross an axis together
-    wait_at_once    every collective is waited for where it is started: the same collectives and
-                    the same bits without overlap, for comparison
+    prefetch        the number of weights that are gathered ahead of the one in use, in the order
+                    in which the last step used them; 0: each is gathered when it is needed
+    gathered_bytes  the most bytes of gathered weights that are held at once, those in use included;
+                    exceeded only where the weights in use alone take more
+    deferred        the number of weight gradients whose sums over z may be under way at once;
+                    0: each is waited for as soon as it is started
+    bucket_bytes    the bytes of gradients that one collective sums
+    wait_at_once    every collective is waited for where it is started, for comparison: collectives
+                    and bits are the same, but nothing overlaps
 
-    Raises ValueError for a negative number, and for buckets of no byte.
+    Raises ValueError for a negative number, and for bucket_bytes=0.
     """
 
     prefetch: int = 1
@@ -79,6 +78,6 @@ class Overlap:
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raises ValueError, naming the option, for a value that is none of the choices."""
+    """Raises ValueError, which names the option, for a value that is not one of the choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

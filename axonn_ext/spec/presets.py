@@ -9,7 +9,7 @@ from axonn_ext.spec.model import ModelConfig
 
 
 def _gpt(num_layers: int, hidden_size: int, num_heads: int) -> ModelConfig:
-    """As AxoNN's papers train them: GPT-2's tokens, 2,048 of them in a sequence."""
+    """Returns a GPT of AxoNN's papers, with GPT-2's vocabulary and sequences of 2,048 tokens."""
     return ModelConfig(51200, hidden_size, num_layers, num_heads, 2048)
 
 
@@ -36,13 +36,14 @@ def _llama3(
     )  # fmt: skip
 
 
-# What `axonn-ext train` trains where its file says nothing: the vocabulary is that of bytes.
+# `axonn-ext train` trains this model where its file describes none. Its tokens are bytes.
 DEFAULT_MODEL = ModelConfig(256, 256, 4, 4, 256)
 
 PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
     {
-        # arXiv:2502.08145 and 2305.13525: layers, hidden size, heads as github.com/axonn-ai/
-        # Megatron-AxoNN, model-table.md. 50257 tokens rounded up to a multiple of 1024: 51200.
+        # Models of arXiv:2502.08145 and 2305.13525. Layers, hidden sizes and heads are those of
+        # model-table.md in github.com/axonn-ai/Megatron-AxoNN. The vocabulary of 50257 tokens is
+        # rounded up to 51200, a multiple of 1024.
         "gpt-5b": _gpt(24, 4096, 32),
         "gpt-10b": _gpt(32, 5120, 40),
         "gpt-20b": _gpt(32, 7168, 56),
@@ -52,7 +53,7 @@ PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
         "gpt-160b": _gpt(84, 12288, 96),
         "gpt-320b": _gpt(96, 16384, 128),
         "gpt-640b": _gpt(192, 16384, 128),
-        # Radford et al. 2019; 50257 tokens rounded up to a multiple of 128.
+        # Radford et al. 2019. The vocabulary of 50257 tokens is rounded up to a multiple of 128.
         "gpt2-small": _gpt2(12, 768, 12),
         "gpt2-medium": _gpt2(24, 1024, 16),
         "gpt2-large": _gpt2(36, 1280, 20),

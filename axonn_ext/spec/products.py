@@ -1,6 +1,7 @@
 """The matrix products of a model's Linears, as one rank of a grid computes them.
 
-Legend: m tokens of one (data, z) group; Linears [N, K] split over (r, s), see nn.Linear.
+Legend: m tokens of one (data, z) group; the weight [N, K] of a Linear is split over (r, s), see
+nn.Linear.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from axonn_ext.spec.parallel import ROLES
 
 @dataclass(frozen=True)
 class Product:
-    """a [m, k] @ b [k, n] of a pass of some Linears.
+    """The product a [m, k] @ b [k, n] that one pass of some Linears computes.
 
-    layout  of a and b, as BLAS writes it: N rows, T columns
-    bias    added by the product itself
+    layout  the layouts of a and b in BLAS's letters: N is stored by rows, T by columns
+    bias    whether the product adds a bias itself
     """
 
     product_pass: str
@@ -33,10 +34,12 @@ class Product:
 def linear_products(
     config: ModelConfig, grid: GridShape, *, batch_size: int, adds_bias: bool
 ) -> list[Product]:
-    """Every distinct product, forward, dgrad and wgrad; the same on all ranks and in all layouts.
+    """Returns every distinct product of forward, dgrad and wgrad.
 
-    batch_size: sequences of a micro-batch over all data and z coordinates. adds_bias: whether the
-    device's product adds a bias, where no sum over ranks comes before it.
+    The products are the same on all ranks and in all layouts.
+    batch_size: the sequences of a micro-batch over all data and z coordinates.
+    adds_bias: whether the device adds the bias in the product where the output is not summed over
+    ranks.
     """
     m = batch_size * config.sequence_length // (grid.data * grid.z)
     linears = (*config.block_linears, config.head)
@@ -46,7 +49,7 @@ def linear_products(
 def products_of_linears(
     linears: Sequence[LinearSpec], grid: GridShape, *, m: int, adds_bias: bool
 ) -> list[Product]:
-    """Every distinct product of Linears that read m rows of a (data, z) group."""
+    """Returns every distinct product of Linears that read the m rows of a (data, z) group."""
     names: dict[tuple[str, int, int, int, str, bool], tuple[str, ...]] = {}
     for linear in linears:
         r, s = (getattr(grid, axis) for axis in ROLES[linear.role])

@@ -1,4 +1,4 @@
-"""Which model runs on which grid: every divisibility rule, stated once."""
+"""The divisibility rules, which decide which model runs on which grid."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from axonn_ext.spec.parallel import ParallelConfig
 
 
 class BrokenRule(NamedTuple):
-    """`value` of `what` cannot be split over the `axes`, whose sizes multiply to `parts`."""
+    """A rule that a model breaks: `value`, the size of `what`, is not divisible by `parts`.
+
+    `parts` is the product of the sizes of the `axes`.
+    """
 
     what: str
     value: int
@@ -28,10 +31,11 @@ class BrokenRule(NamedTuple):
 def broken_rules(
     model: ModelConfig, parallel: ParallelConfig, grid: GridShape, batch_size: int
 ) -> Iterator[BrokenRule]:
-    """Every rule that is violated; nothing if the model runs.
+    """Yields every rule that is broken; nothing if the model runs.
 
-    batch_size: sequences of one micro-batch, over all data and z coordinates. The rules are exact:
-    what they allow runs, what they do not raises (shared rules: docs/architecture.md).
+    batch_size: the sequences of one micro-batch over all data and z coordinates. The rules are
+    exact: a model that keeps all of them runs, any other raises an error (the rules are listed in
+    docs/architecture.md).
     """
     sharded, tokens = parallel.sharded, batch_size * model.sequence_length
     over_y = sharded and not parallel.heads_over_y
@@ -58,9 +62,9 @@ def broken_rules(
 def check(
     config: ModelConfig, parallel: ParallelConfig, grid: GridShape, *, batch_size: int
 ) -> list[str]:
-    """Every rule that is violated, with its numbers and a way out; empty if the model runs.
+    """Returns every broken rule with its numbers and a remedy; an empty list if the model runs.
 
-    batch_size: sequences of one micro-batch, over all data and z coordinates.
+    batch_size: the sequences of one micro-batch over all data and z coordinates.
     """
     return [_advice(rule) for rule in broken_rules(config, parallel, grid, batch_size)]
 

@@ -1,1 +1,1 @@
-"""What every command shares with its user: arguments, files, tables, and errors of one line."""
+"""What all commands share: arguments, files, tables, and errors that are shown in one line."""

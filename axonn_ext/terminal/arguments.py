@@ -1,4 +1,4 @@
-"""Numbers on the command line: types for argparse that know their range."""
+"""Types for argparse that check the range of a number on the command line."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import argparse
 import math
 from collections.abc import Callable
 
-# Of a whole number that has no maximum of its own: beyond what any job has, and small enough that
-# no arithmetic on counts overflows a float.
+# The maximum of whole numbers that have no maximum of their own. It is larger than any job needs,
+# and small enough that no arithmetic on counts overflows a float.
 MOST = 10**12
-MOST_THREADS = 1024  # of a process
-MOST_PROCESSES = 1024  # on this machine
+MOST_THREADS = 1024  # threads of one process
+MOST_PROCESSES = 1024  # processes on this machine
 
 
 def whole(least: int = 1, most: int = MOST) -> Callable[[str], int]:
-    """A whole number from `least` to `most`, which may be written as 4e6."""
+    """Returns a type for a whole number from `least` to `most`, which may be written like 4e6."""
 
     def parse(text: str) -> int:
         try:
-            value = float(text)  # of thousands of digits, too
+            value = float(text)  # also accepts thousands of digits
             number = int(text) if not value.is_integer() else int(value)
         except (ValueError, OverflowError):
             too_large = text.strip().lstrip("+").isdecimal()
@@ -36,7 +36,7 @@ def whole(least: int = 1, most: int = MOST) -> Callable[[str], int]:
 def number(
     *, above: float | None = None, least: float | None = None, most: float = math.inf
 ) -> Callable[[str], float]:
-    """A finite number above `above`, from `least` on, up to `most`."""
+    """Returns a type for a finite number > above, >= least and <= most."""
     limits = [
         f"{sign} {limit:g}"
         for sign, limit in ((">", above), (">=", least), ("<=", most))

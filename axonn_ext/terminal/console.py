@@ -1,4 +1,4 @@
-"""Where commands print, and their tables."""
+"""The console on which commands print, and their tables."""
 
 from __future__ import annotations
 
@@ -6,31 +6,34 @@ import rich.console
 from rich.padding import PaddingDimensions
 from rich.table import Table
 
-_MOST_COLUMNS = 10_000  # more than any table has
+_MOST_COLUMNS = 10_000  # wider than any table, in characters
 
 
 class Console(rich.console.Console):
-    """rich's, which prints texts as they are (names of files may look like its markup), and leaves
-    it to the command what to do when nobody reads any more."""
+    """A console of rich that prints text without markup, since names of files may look like it.
+
+    When nobody reads the output any more, it raises BrokenPipeError, so that the command decides
+    what to do.
+    """
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
 
     def on_broken_pipe(self) -> None:
-        """rich calls this while it handles a BrokenPipeError, and would end the process with 1."""
+        """Called by rich for a BrokenPipeError, at which it would end the process with status 1."""
         raise
 
 
 def plain_table(*, padding: PaddingDimensions = (0, 2)) -> Table:
-    """A table without lines, whose columns are still to be added."""
+    """Returns a table without lines, to which the caller adds columns."""
     return Table(box=None, header_style="bold", pad_edge=False, padding=padding)
 
 
 def print_table(console: rich.console.Console, table: Table) -> None:
-    """Prints a table whose cells are neither cut nor broken into lines.
+    """Prints a table without cutting its cells or breaking them into lines.
 
-    A file or a pipe has 80 columns for rich, and numbers would be cut short. Where a terminal is
-    narrower than the table, it breaks the lines.
+    rich would print 80 columns into a file or a pipe, and would cut numbers short. A terminal that
+    is narrower than the table breaks the lines itself.
     """
     options = console.options.update_width(_MOST_COLUMNS)
     needed = console.measure(table, options=options).maximum

@@ -1,4 +1,4 @@
-"""The mistake of a user, as opposed to a failure of ours."""
+"""The exceptions that commands show as messages: mistakes of the user, and failures of a run."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 class UserError(Exception):
-    """Something the user can put right; shown as its message alone, with exit status 2.
+    """A mistake that the user can correct. Only its message is shown; the exit status is 2.
 
-    `problems` are independent of each other and shown one a line.
+    `problems` are independent of each other, and each is shown on its own line.
     """
 
     def __init__(self, *problems: str) -> None:
@@ -23,16 +23,16 @@ def refuse_extra(command: str, extra: Sequence[str]) -> None:
 
 
 class MeetingError(UserError):
-    """The ranks do not meet, so that none can be told of it."""
+    """The ranks cannot connect to each other, so that no rank can tell another about it."""
 
 
 class TrainingError(Exception):
-    """A run that cannot go on, explained by its message; exit status 1."""
+    """A run cannot go on, for the reason in the message; the exit status is 1."""
 
 
 class WorkerUserError(Exception):
-    """The processes that were started found a mistake of the user, and have said so; status 2."""
+    """The started processes found and printed a mistake of the user; the exit status is 2."""
 
 
 class OutputClosed(Exception):
-    """Whoever read the output of the processes that were started has gone: all end, quietly."""
+    """Nobody reads the output of the started processes any more; all end without a message."""

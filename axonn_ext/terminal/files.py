@@ -1,4 +1,4 @@
-"""The files that a command writes: checked before any work, and one line if writing fails after."""
+"""Checks the files that a command will write before any work, and reports failures in one line."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def check_writable(option: str, path: Path | None) -> None:
-    """Raises UserError, before anything is computed, for a file that could not be written.
+    """Raises UserError, before anything is computed, for a file that cannot be written.
 
-    A file that exists is left as it is; one that does not is created, and taken away again.
+    A file that exists is not changed; one that does not exist is created and removed again.
     """
     if path is None:
         return
@@ -32,7 +32,7 @@ def check_writable(option: str, path: Path | None) -> None:
 
 
 def check_picture(option: str, path: Path | None) -> None:
-    """The same for a picture, whose kind is what its name ends in."""
+    """Does the same for a picture, and checks that the name ends in a known format."""
     if path is not None and path.suffix.lower() not in PICTURES:
         raise UserError(f"{option}: expected a name ending in .png, .svg or .pdf, got {path}")
     check_writable(option, path)
@@ -40,8 +40,11 @@ def check_picture(option: str, path: Path | None) -> None:
 
 @contextmanager
 def writing(option: str, path: Path) -> Iterator[None]:
-    """Around the writing of a file. Raises TrainingError, naming option and file, for what fails
-    although the file could be opened before, such as a disk that is full by now."""
+    """Must enclose the writing of a file; turns its errors into TrainingError.
+
+    The message names the option and the file. Writing can fail although `check_writable` passed,
+    for example if the disk is full.
+    """
     try:
         yield
     except OSError as error:
@@ -58,7 +61,7 @@ def write_text(option: str, path: Path, text: str) -> None:
 
 
 def make_folder(option: str, folder: Path) -> None:
-    """The folder and those above it. Raises UserError."""
+    """Makes the folder and those above it. Raises UserError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -69,11 +72,11 @@ def _try_to_open(path: Path) -> None:
     if path.exists():
         if path.is_file() or path.is_dir():
             os.close(os.open(path, os.O_WRONLY | os.O_APPEND))
-        elif not os.access(path, os.W_OK):  # a pipe would wait for its reader
+        elif not os.access(path, os.W_OK):  # not opened, since a pipe would wait for its reader
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return
-    if path.is_symlink():  # to what does not exist: writing would create that
-        path = Path(os.path.realpath(path))  # Path.resolve has no OSError for links in a circle
+    if path.is_symlink():  # its target does not exist, and writing would create it
+        path = Path(os.path.realpath(path))  # Path.resolve raises no OSError for links in a circle
         if path.is_symlink():
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))

@@ -1,4 +1,4 @@
-"""Grids as options give them."""
+"""Reads and checks grids that are given as options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from axonn_ext.terminal.errors import UserError
 
 
 def parse_grid(option: str, text: str) -> GridShape:
-    """The shape that the option's value stands for. Raises UserError."""
+    """Returns the shape that the value of the option describes. Raises UserError."""
     try:
         return GridShape.parse(text)
     except ValueError as error:

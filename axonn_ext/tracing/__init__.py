@@ -1,4 +1,4 @@
-"""What crosses ranks: a record of every collective that is issued, and time spent waiting."""
+"""Records every collective that is issued, and the time that ops spend waiting for peers."""
 
 from axonn_ext.tracing.trace import CommunicationRecord, CommunicationTrace, trace_communication
 from axonn_ext.tracing.waiting import waited_seconds

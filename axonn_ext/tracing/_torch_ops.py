@@ -1,4 +1,4 @@
-"""Which collectives torch's own ops issue: torch.distributed's (c10d) and functional ones."""
+"""Tells which collectives torch's own ops issue, both torch.distributed's (c10d) and functional."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch.distributed import ProcessGroup
 
 from axonn_ext.ops.traffic import Collective
 
-# Op -> (kind, the argument that holds what a rank passes in; gather, scatter: one rank's part).
+# Op -> (kind of collective, name of the argument with the tensors that a rank passes in). For
+# gather and scatter it is the argument with one rank's part.
 _OPS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "c10d::allgather_": ("all_gather", "input_tensors"),
@@ -58,16 +59,16 @@ NAMESPACES = frozenset({"c10d", "_c10d_functional", "_dtensor", "symm_mem"})
 
 
 def takes_group(op: torch._ops.OpOverload) -> bool:
-    """Whether the op's schema names a process group, as that of every collective does."""
+    """Whether the op has a process group as an argument, as every collective has."""
     return any(argument.name in _GROUP_ARGUMENTS for argument in op._schema.arguments)
 
 
 def collectives_of(
     op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[Collective]:
-    """What a call of one of torch's collectives issues: one collective for each dtype.
+    """Yields what a call of one of torch's collectives issues: one collective for each dtype.
 
-    Raises NotImplementedError for an op that is not known.
+    Raises NotImplementedError for an unknown op.
     """
     name = op._schema.name
     names = (argument.name for argument in op._schema.arguments)
@@ -92,7 +93,7 @@ def _process_group(group: Any) -> ProcessGroup:
 
 
 def _flatten(tensors: Any) -> Iterator[Tensor]:
-    """The tensors of a tensor, a list or a list of lists."""
+    """Yields the tensors of a tensor, of a list or of a list of lists."""
     if isinstance(tensors, Tensor):
         yield tensors
         return

@@ -1,4 +1,4 @@
-"""The record of all communication that a piece of code issues."""
+"""Records all communication that a piece of code issues."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ _COLUMNS = ("axis", "collective", "dtype", "calls", "bytes per rank")
 class CommunicationRecord:
     """One collective that was issued.
 
-    axis            the Grid's axis; for other groups their description, or else their name
+    axis            the axis of the Grid; for another group its description or else its name
     collective      "all_gather", "reduce_scatter", "all_reduce", or another of torch.distributed
-    bytes_per_rank  what a rank sends in the bandwidth-optimal algorithm (see trace_communication)
-    op              whose call issued it, as "axonn::linear_forward" or "c10d::allreduce_"
-    dtype           of what crosses ranks
-    group_size      ranks that take part
+    bytes_per_rank  the bytes that a rank sends in the bandwidth-optimal algorithm (see
+                    trace_communication)
+    op              the op that issued it, such as "axonn::linear_forward" or "c10d::allreduce_"
+    dtype           the dtype in which the data crosses ranks
+    group_size      the number of ranks that take part
     """
 
     axis: str
@@ -41,24 +42,24 @@ class CommunicationRecord:
 
 @dataclass
 class CommunicationTrace:
-    """What `trace_communication` recorded, in the order of issue; complete at any time."""
+    """The records of `trace_communication` so far, in the order in which they were issued."""
 
     records: list[CommunicationRecord] = field(default_factory=list)
 
     @property
     def total_bytes(self) -> int:
-        """Bytes per rank over all axes."""
+        """The bytes per rank over all axes."""
         return sum(record.bytes_per_rank for record in self.records)
 
     def bytes_by_axis(self) -> dict[str, int]:
-        """Bytes per rank along each axis, in the order in which axes were first used."""
+        """Returns the bytes per rank along each axis, in the order of the axes' first use."""
         total: Counter[str] = Counter()
         for record in self.records:
             total[record.axis] += record.bytes_per_rank
         return dict(total)
 
     def summary(self) -> str:
-        """A plain-text table: calls and bytes of each axis, collective and dtype, and in all."""
+        """Returns a text table of the calls and bytes of each axis, collective and dtype."""
         calls: Counter[tuple[str, str, str]] = Counter()
         sent: Counter[tuple[str, str, str]] = Counter()
         for record in self.records:
@@ -73,32 +74,33 @@ class CommunicationTrace:
 
 @contextmanager
 def trace_communication() -> Iterator[CommunicationTrace]:
-    """Records every collective that is issued inside, those within fused ops included.
+    """Records every collective that is issued inside, including those within fused ops.
 
         with axonn_ext.trace_communication() as trace:
             model.loss(token_ids, labels).backward()
         trace.bytes_by_axis()      {"x": 1234, ...}
         print(trace.summary())
 
-    Seen are the ops of axonn_ext and torch's own collectives (torch.distributed, functional
-    collectives, DTensor), in forward, backward and recomputation, each as often as it is issued.
-    Groups of one rank issue nothing. Nothing is executed for the record: it is computed from
-    shapes, so it is the same under FakeTensorMode, on meta tensors and in fake process groups.
+    It records the ops of axonn_ext and torch's own collectives (torch.distributed, functional
+    collectives, DTensor) in forward, backward and recomputation, each time that they are issued.
+    Groups of one rank issue nothing. A record is computed from the shapes of a call, so it is the
+    same under FakeTensorMode, on meta tensors and in fake process groups.
 
-    Bytes are what one rank sends in the bandwidth-optimal algorithm: for a group of G ranks,
-    (G-1)/G of the whole tensor for an all-gather or reduce-scatter, twice that for an all-reduce,
-    in whole elements, rounded up. They do not depend on the route: through shared memory peers read
-    them in place, and what is pipelined in chunks is one record. `algorithm` matters in one
-    respect: c10d's sums of bfloat16 cross ranks in float32, which is recorded for "sequential" and
-    "chunked"; "auto" is recorded like "fused".
+    Bytes are what one rank sends in the bandwidth-optimal algorithm. In a group of G ranks this is
+    (G-1)/G of the whole tensor for an all-gather or reduce-scatter, and twice that for an
+    all-reduce, rounded up to whole elements. The bytes do not depend on how the data travels: they
+    are the same where peers read it in place through shared memory, and a collective that is
+    pipelined in chunks is one record. `algorithm` matters in only one respect: c10d sends bfloat16
+    in float32 for sums on the CPU, which is recorded for "sequential" and "chunked". "auto" is
+    recorded like "fused".
 
-    Traces may be nested, and each records everything; an exception ends a trace like the end of the
-    block does. The trace is this thread's, with the backward passes that it starts. torch.compile
-    works inside, and compiled functions are recorded as their graphs issue; a CUDA graph that is
-    replayed is not seen.
+    Traces may be nested, and each of them records everything. An exception ends a trace, as the end
+    of the block does. A trace covers the current thread and the backward passes that it starts.
+    torch.compile works inside, and compiled functions are recorded as their graphs issue
+    collectives. The replay of a CUDA graph is not recorded.
 
-    Raises NotImplementedError, inside and before anything is issued, for a collective of torch that
-    it cannot count (those of torch.ops.symm_mem).
+    The block raises NotImplementedError at a collective of torch that cannot be counted (those of
+    torch.ops.symm_mem), before it is issued.
     """
     trace = CommunicationTrace()
     with _Recorder(trace.records):
@@ -106,7 +108,7 @@ def trace_communication() -> Iterator[CommunicationTrace]:
 
 
 class _Recorder(TorchDispatchMode):
-    """Sits below autograd, so it sees each op once, in whichever pass it is called."""
+    """Sees each op once, in whichever pass it is called, because it lies below autograd."""
 
     def __init__(self, records: list[CommunicationRecord]) -> None:
         super().__init__()
@@ -114,7 +116,7 @@ class _Recorder(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Lets torch.compile compile inside; its graphs call our ops as they are, in sight."""
+        """Lets torch.compile compile inside the mode, which then sees our ops in its graphs."""
         return True
 
     def __torch_dispatch__(
@@ -147,21 +149,21 @@ def _issued_by(
 ) -> Iterator[Collective]:
     if op.namespace == "axonn":
         spec = SPECS.get(op._opname)
-        if spec is not None:  # else one with an underscore, on its own: kernels' business
+        if spec is not None:  # ops that begin with an underscore have no spec
             yield from spec.collectives(spec.call(args, kwargs))
     elif op.namespace in _torch_ops.NAMESPACES and _torch_ops.takes_group(op):
         yield from _torch_ops.collectives_of(op, args, kwargs)
 
 
 def _axis(group_name: str) -> str:
-    """What a record calls the group of that c10d name."""
+    """Returns the name that a record gives to the group of that c10d name."""
     try:
         resolve = torch.distributed.distributed_c10d._resolve_process_group
         group = resolve(group_name)  # type: ignore[arg-type]
     except RuntimeError:  # fake tensors need no group to exist
         return group_name
     description = group.group_desc
-    if description in ("", "undefined"):  # c10d's word for none
+    if description in ("", "undefined"):  # c10d says "undefined" where there is no description
         return group_name
     return axis_of(description) or description
 

@@ -1,4 +1,4 @@
-"""How long ops have waited for other ranks."""
+"""Measures how long ops have waited for other ranks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from axonn_ext import _library
 
 
 def waited_seconds() -> dict[str, float]:
-    """Seconds that this process has waited for peers inside ops so far, by c10d group name.
+    """Returns the seconds that this process has waited for peers inside ops so far.
 
-    Only ever grows while a group lives: take differences. Of shared memory: what waits took beyond
-    their first microseconds, in which a rank only looks. Of c10d: the waits for its collectives; on
-    a device, whose stream waits instead of the process, next to nothing.
+    The keys are the c10d names of the groups. A value only grows while its group lives, so take
+    differences. In shared memory a wait counts from the moment at which it stops spinning, after
+    some microseconds. Waits for c10d's collectives count as a whole; on a GPU they are next to
+    nothing, because there the stream waits instead of the process.
     """
     return _library.waited_seconds()

@@ -1,1 +1,1 @@
-"""The trainer: configuration, the processes of a job, the loop, and what a run leaves behind."""
+"""The trainer: configuration, the processes of a job, the training loop, and files of a run."""

@@ -1,4 +1,4 @@
-"""`--grid auto`: the grid that the planner finds fastest for the rest of the configuration."""
+"""`--grid auto`: chooses the fastest grid, by the planner, for the rest of the configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config
 from axonn_ext.train.job import device_of, vocabulary_and_model
 
-# By what their names contain, the first that does.
+# Part of a GPU's name -> the machine that has such GPUs. The first part that matches counts.
 _MACHINES_OF_GPUS = {
     "GH200": "alps",
     "A100-SXM4-40GB": "perlmutter",
@@ -33,7 +33,10 @@ _OTHER_GPUS, _CPUS = "ethernet", "host"
 
 @dataclass(frozen=True)
 class Choice:
-    """The grid, what the planner expects of it, and of which machine; note: why of that one."""
+    """The chosen grid, the planner's estimate for it and the machine it was made for.
+
+    note: tells the user why this machine was assumed.
+    """
 
     grid: GridShape
     step_time_s: float
@@ -42,7 +45,7 @@ class Choice:
     note: str = ""
 
     def describe(self) -> str:
-        """One line for the user."""
+        """Returns one line for the user."""
         return (
             f"grid auto: {self.grid.short()}, predicted {self.step_time_s * 1e3:,.3g} ms a step on "
             f"machine {self.machine}, the fastest of {self.num_grids} grids that fit"
@@ -51,11 +54,11 @@ class Choice:
 
 
 def choose_grid(config: Config, *, world_size: int, machine: str | None) -> Choice:
-    """The fastest grid of `world_size` ranks; all but the grid stays as configured.
+    """Returns the fastest grid of `world_size` ranks; everything but the grid stays as configured.
 
-    machine: a name or file; None: see `machine_here`.
+    machine: the name or the file of a machine; None: the one that `machine_here` returns.
 
-    Raises: UserError, saying what would fit, if no grid does.
+    Raises: UserError, which says what would fit, if no grid fits.
     """
     if config.model.implementation == "plain":
         raise UserError(
@@ -74,11 +77,14 @@ def choose_grid(config: Config, *, world_size: int, machine: str | None) -> Choi
 
 
 def make_request(config: Config, world_size: int, machine: Machine) -> Request:
-    """Nothing but the grid is searched. Raises ValueError for options that exclude each other."""
+    """Returns a request to the planner in which only the grid is searched.
+
+    Raises ValueError for options that exclude each other.
+    """
     config.parallel_config()
     _, model = vocabulary_and_model(config)
     train, parallel, overlap = config.train, config.parallel, config.overlap
-    # at_once waits for each collective, but holds the same memory and issues the same ones.
+    # With "at_once", collectives and memory are the same as with "on".
     carried = Overlap(
         overlap.prefetch, overlap.gathered_bytes, overlap.deferred, overlap.bucket_bytes
     )
@@ -103,9 +109,11 @@ def make_request(config: Config, world_size: int, machine: Machine) -> Request:
 
 
 def machine_here(device: str, dtype: str, world_size: int) -> tuple[Machine, str]:
-    """What `axonn-ext bench links` measured here, if that is of such a job; else a known machine
-    with such devices, or a generic one, each with the memory that there is. And a note for the
-    user, "" if the machine is the measured one. Raises PlannerError for a file that is wrong.
+    """Returns the machine to plan for, and a note for the user.
+
+    It is the machine that `axonn-ext bench links` measured here, if it was measured for such a job;
+    the note is then "". Otherwise it is a known machine with such devices, or a generic one, with
+    the memory of this host. Raises PlannerError for an invalid file of the measured machine.
     """
     notes = []
     file = measured_file()
@@ -125,7 +133,7 @@ def machine_here(device: str, dtype: str, world_size: int) -> tuple[Machine, str
 
 
 def _mismatch(measured: Machine, device: str, dtype: str, world_size: int) -> str:
-    """Why a job cannot be planned for what was measured; "" if it can."""
+    """Says why the measured machine does not fit such a job; "" if it does."""
     if measured.device != device:
         return f"is of {measured.device}, not {device}"
     if dtype not in measured.peak_flops:
@@ -136,14 +144,17 @@ def _mismatch(measured: Machine, device: str, dtype: str, world_size: int) -> st
 
 
 def _memory_bytes(device: str, ranks_here: int) -> int:
-    """Of a rank, of so many on this host."""
+    """Returns the memory of one rank, if so many share this host."""
     if device == "cuda":
         return int(torch.cuda.get_device_properties(0).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks_here
 
 
 def _with_memory(machine: Machine, memory_bytes: int) -> Machine:
-    """The same machine with that memory; of a smaller one, no larger share is reserved."""
+    """Returns the same machine with that memory.
+
+    If this is less memory, the reserved part shrinks in proportion.
+    """
     share = min(1.0, memory_bytes / machine.memory_bytes)
     return dataclasses.replace(
         machine, memory_bytes=memory_bytes,
@@ -152,5 +163,5 @@ def _with_memory(machine: Machine, memory_bytes: int) -> Machine:
 
 
 def machine_of_gpu(gpu: str) -> str:
-    """The known machine that has such GPUs; gpu: as the driver names them."""
+    """Returns the known machine that has such GPUs; gpu: the driver's name of them."""
     return next((name for part, name in _MACHINES_OF_GPUS.items() if part in gpu), _OTHER_GPUS)

@@ -1,4 +1,4 @@
-"""How far the losses of two runs are apart, step by step."""
+"""Compares the losses of two runs step by step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Pair:
 
     @property
     def difference(self) -> float:
-        """|loss - reference| / |reference|; infinite when either is no number."""
+        """|loss - reference| / |reference|; infinite if one of them is not a number."""
         if not (math.isfinite(self.loss) and math.isfinite(self.reference)):
             return math.inf
         if self.loss == self.reference:
@@ -31,21 +31,21 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All steps that two runs have in common, and the evaluations."""
+    """The losses at all steps and evaluations that two runs have in common."""
 
     name: str
     reference_name: str
     pairs: list[Pair]
     evaluations: list[Pair]
-    num_steps: tuple[int, int]  # of each run, which may have had more than what is common
+    num_steps: tuple[int, int]  # all steps of each run, which may be more than the common ones
 
     @property
     def worst(self) -> Pair:
-        """The step at which the training losses are furthest apart."""
+        """The pair of training losses that are furthest apart."""
         return max(self.pairs, key=lambda pair: pair.difference)
 
     def some_pairs(self, count: int) -> list[Pair]:
-        """About `count` steps, evenly spread, the first and the last among them."""
+        """Returns about `count` evenly spread pairs, including the first and the last one."""
         last = len(self.pairs) - 1
         places = {round(i * last / max(1, count - 1)) for i in range(count)}
         return [self.pairs[place] for place in sorted(places)]

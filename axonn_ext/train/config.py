@@ -1,6 +1,6 @@
-"""What a training run is made of: one frozen dataclass for each table of the TOML file.
+"""The configuration of a training run, with a frozen dataclass for each table of the TOML file.
 
-A key is declared by `_key`: default, what it means in one line, and which values are legal.
+`_key` declares a key with its default, its meaning in one line, and its legal values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from axonn_ext.terminal.arguments import MOST_THREADS
 
 T = TypeVar("T")
 MAX_SEED = 2**32 - 1
-MAX_NUMBER = 3.4e38  # beyond it fp32 knows infinity alone
+MAX_NUMBER = 3.4e38  # a larger number is infinite in fp32
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def _key(default: T, doc: str, **limits: Any) -> T:
 
 
 def key_info(key: Field[Any]) -> KeyInfo:
-    """What is known about one field of a table's dataclass."""
+    """Returns the meaning and legal values of one field of a table's dataclass."""
     info = key.metadata["key"]
     assert isinstance(info, KeyInfo)
     return info
@@ -44,7 +44,7 @@ def key_info(key: Field[Any]) -> KeyInfo:
 
 @dataclass(frozen=True)
 class GridTable:
-    """How many processes along each axis; their product is the number of processes."""
+    """The number of processes along each axis; the product is the number of processes."""
 
     x: int = _key(1, "splits output features of layers; has the fastest links", minimum=1)
     y: int = _key(1, "splits input features of layers", minimum=1)
@@ -171,7 +171,7 @@ class Config:
 
     @property
     def micro_batch_size(self) -> int:
-        """Sequences of one micro-batch over all processes."""
+        """The sequences of one micro-batch over all processes."""
         return self.train.batch_size // self.train.micro_batches
 
     @property
@@ -179,12 +179,12 @@ class Config:
         return self.train.batch_size * self.model.sequence_length
 
     def grid_shape(self) -> GridShape:
-        """Raises ValueError for what no grid can be yet (pipe > 1)."""
+        """The shape of the grid. Raises ValueError for a grid that is not supported (pipe > 1)."""
         table = self.grid
         return GridShape(x=table.x, y=table.y, z=table.z, data=table.data, pipe=table.pipe)
 
     def model_config(self, vocab_size: int) -> ModelConfig:
-        """The model with the vocabulary's size. Raises ValueError for sizes that do not fit."""
+        """Returns the model with that vocabulary. Raises ValueError for sizes that do not fit."""
         table = self.model
         return ModelConfig(
             family=table.family,
@@ -202,7 +202,7 @@ class Config:
         )
 
     def parallel_config(self) -> ParallelConfig:
-        """Raises ValueError for options that exclude each other."""
+        """Returns the options. Raises ValueError for options that exclude each other."""
         table = self.parallel
         return ParallelConfig(
             layout=table.layout,
@@ -214,7 +214,7 @@ class Config:
         )
 
     def overlap_options(self) -> Overlap | None:
-        """None: no overlap, the ops communicate."""
+        """Returns the options of overlap; None if it is off and the ops issue all collectives."""
         table = self.overlap
         if table.mode == "off":
             return None

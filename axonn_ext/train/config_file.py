@@ -1,6 +1,6 @@
-"""A `Config` from a TOML file and dotted overrides, and back to TOML.
+"""Reads a `Config` from a TOML file and dotted overrides, and writes it as TOML.
 
-Whatever is wrong is reported by naming the key, what was expected, what came and where from.
+Messages about mistakes name the key, the expected and the given value, and where it came from.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BOOLEANS = {"true": True, "false": False}
 
 @dataclass(frozen=True)
 class Override:
-    """One `--table.key value` of the command line, its value still text."""
+    """One `--table.key value` of the command line, whose value is still text."""
 
     key: str
     text: str
@@ -41,11 +41,11 @@ def load_config(
     overrides: tuple[Override, ...] = (),
     option: str = "--config",
 ) -> Config:
-    """The defaults, then the file, then `grid` (all five axes), then the overrides.
+    """Returns the defaults, changed by the file, by `grid` (all five axes) and by the overrides.
 
-    option: that named the file.
+    Each of these replaces values of those before it. option: the option that named the file.
 
-    Raises: UserError with every problem there is.
+    Raises: UserError with all problems.
     """
     problems: list[str] = []
     tables: Tables = {table.name: {} for table in dataclasses.fields(Config)}
@@ -61,7 +61,7 @@ def load_config(
 
 
 def to_toml(config: Config) -> str:
-    """The configuration with every key and, as a comment, what it means."""
+    """Returns the configuration as TOML, with the meaning of every key as a comment."""
     lines: list[str] = []
     for table in dataclasses.fields(Config):
         values = getattr(config, table.name)
@@ -73,7 +73,7 @@ def to_toml(config: Config) -> str:
 
 
 def describe_keys() -> str:
-    """Every key with its default and meaning, for --help."""
+    """Returns every key with its default and meaning, for --help."""
     return to_toml(Config())
 
 
@@ -117,7 +117,7 @@ def _apply(tables: Tables, override: Override, problems: list[str]) -> None:
 
 
 def _set(tables: Tables, dotted: str, value: Any, source: str, problems: list[str]) -> None:
-    """Puts a checked value in its table, or says what is wrong with it."""
+    """Puts a value into its table if it is legal; otherwise adds to the problems what is wrong."""
     key = _find(dotted)
     if key is None:
         problems.append(_unknown(dotted, source))
@@ -165,7 +165,7 @@ def _find(dotted: str) -> Field[Any] | None:
 
 
 def _unknown(dotted: str, source: str) -> str:
-    """The message for a key that does not exist, with the nearest that does."""
+    """Returns the message for a key that does not exist, with the most similar one that does."""
     table, _, _ = dotted.partition(".")
     tables = [t.name for t in dataclasses.fields(Config)]
     every = [f"{t}.{name}" for t in tables for name in _fields_of(t)]
@@ -199,7 +199,7 @@ def _most(value: float) -> float:
 
 
 def _is_unicode(text: str) -> bool:
-    """Not so of names of files with bytes that are no UTF-8, which TOML cannot hold."""
+    """Whether TOML can hold the text: it cannot hold names of files whose bytes are not UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -224,10 +224,10 @@ def _expected(kind: type, value: Any, info: KeyInfo) -> str:
 
 
 def _shown(value: Any) -> str:
-    """As TOML has it."""
+    """Returns the value as it is written in TOML."""
     try:
         return clipped(_to_toml_value(value))
-    except ValueError:  # of a number with thousands of digits
+    except ValueError:  # Python raises it for a number with thousands of digits
         return f"a number of {value.bit_length()} bits"
 
 

@@ -1,4 +1,4 @@
-"""How long a run's steps stood still for communication, and whether overlap was worth it."""
+"""Measures how long steps wait for communication, and how much time overlap saves."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from axonn_ext.spec.grid import AXES
 from axonn_ext.terminal.files import writing
 from axonn_ext.tracing import waited_seconds
 
-# Steps that run by turns with and without overlap; the first step pays for what happens once.
+# These steps run alternately with and without overlap. The first step is left out, because it also
+# does what happens only once.
 _FIRST_COMPARED, _LAST_COMPARED = 2, 9
 _NUM_PROFILED = 3
-_Mark = float | torch.Event  # on the CPU and on a GPU
+_Mark = float | torch.Event  # a float on the CPU, an event on a GPU
 
 
 class Exposure:
     """Watches the steps of one rank, counted from 1.
 
-    Where overlap is on and the run has 10 steps or more, steps 2, 4, 6 and 8 wait for every
-    collective at once. Bits are the same, so this costs time only; it tells what overlap gains.
-    A profile is of the three steps after those: in a run of 10 or 11 steps of the last three, and
-    steps are compared up to these.
+    If overlap is on and the run has 10 steps or more, steps 2, 4, 6 and 8 wait for every collective
+    at once. This changes no bit, but only takes time, and shows how much time overlap saves. A
+    profile covers the three steps after the compared ones; in a run of 10 or 11 steps it covers the
+    last three, and only steps before these are compared.
     """
 
     def __init__(
@@ -57,16 +58,18 @@ class Exposure:
         first = min(last + 1, num_steps)
         self._profiled = range(first, first + num_profiled)
         self._spans: list[tuple[str, _Mark, _Mark, dict[str, float]]] = []
-        self._waited: dict[str, float] = defaultdict(float)  # inside ops, by axis
-        self._exposed: dict[str, float] = defaultdict(float)  # in the orchestrator's waits
-        self._busy: dict[str, float] = {}  # of the orchestrator's lanes
+        # Seconds by axis: waits inside ops, waits of the orchestrator, and work of its lanes.
+        self._waited: dict[str, float] = defaultdict(float)
+        self._exposed: dict[str, float] = defaultdict(float)
+        self._busy: dict[str, float] = {}
         self._num_steps = 0
-        self._step_seconds: dict[bool, list[float]] = {True: [], False: []}  # by "waits at once"
+        # The keys say whether the step waited for every collective at once.
+        self._step_seconds: dict[bool, list[float]] = {True: [], False: []}
         self._recording = False
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Around one step, optimizer included."""
+        """Must enclose one step, including the optimizer."""
         at_once = number in self._compared and number % 2 == 0
         if self._orchestrator is not None and self._overlaps:
             self._orchestrator.set_wait_at_once(at_once)
@@ -90,7 +93,7 @@ class Exposure:
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Around a part of a step, which becomes a row's entry in the profile."""
+        """Must enclose a part of a step, which becomes an entry in the profile."""
         if not self._recording:
             yield
             return
@@ -103,11 +106,11 @@ class Exposure:
         self._spans.append((name, began, self._now(), details))
 
     def summary(self) -> list[str]:
-        """What to tell the user at the end, in lines; nothing where nothing was communicated."""
+        """Returns lines for the user at the end of the run; none if there was no communication."""
         if not self._axes or not self._num_steps:
             return []
         lines, known = ["communication a step:"], set(self._axes.values())
-        if self._clock is not None:  # ops wait on the host's clock, streams wait on a GPU
+        if self._clock is not None:  # on a GPU, streams wait, so waits inside ops are not measured
             if not self._busy:
                 return ["communication a step: inside ops, where it is not measured on GPUs"]
             lines = ["communication a step (inside ops it is not measured on GPUs):"]
@@ -122,7 +125,7 @@ class Exposure:
         return lines + self._verdict()
 
     def _verdict(self) -> list[str]:
-        """Whether overlap, if it is on, has gained anything."""
+        """Says whether overlap, if it is on, has saved time."""
         if not self._overlaps:
             return []
         off = "--overlap.mode off runs what shared memory can do inside the ops"
@@ -137,11 +140,11 @@ class Exposure:
         return []
 
     def _hidden(self, axis: str) -> float:
-        """Seconds in which a lane was busy and nobody waited for it."""
+        """Returns the seconds in which the axis's lane was busy and the program did not wait."""
         return max(0.0, self._busy[axis] - self._exposed[axis])
 
     def _lanes_so_far(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Seconds by axis in which the orchestrator waited, and in which its lanes were busy."""
+        """Returns, by axis, the seconds of the orchestrator's waits and those of its busy lanes."""
         totals = self._orchestrator.totals() if self._orchestrator is not None else {}
         exposed = {axis: total.exposed for axis, total in totals.items()}
         return exposed, {axis: total.busy for axis, total in totals.items()}
@@ -161,7 +164,7 @@ class Exposure:
             write_chrome_trace(self._profile, compute=spans, lanes=lanes)
 
     def _now(self) -> _Mark:
-        """Where the program is: what it computes with, the host or a GPU's stream."""
+        """Marks the current time of the device that computes, the host or a GPU's stream."""
         if self._clock is None:
             return _C.Lanes.now()
         return self._clock.mark(torch.cuda.current_stream())

@@ -1,4 +1,4 @@
-"""A configuration that has passed every check that needs no other process."""
+"""A job: a configuration that has passed all checks that need no other process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be run: the configuration and what follows from it."""
+    """The configuration of a run, and values that follow from it."""
 
     config: Config
     grid_shape: GridShape
@@ -29,19 +29,21 @@ class Job:
 
     @property
     def device(self) -> str:
-        """The kind of device that it runs on: "cpu" or "cuda", a process's current GPU."""
+        """The type of device on which the job runs: "cpu", or "cuda" for the current GPU."""
         return device_of(self.config)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of parameters and activations."""
+        """The dtype of parameters and activations."""
         return DTYPES[self.config.train.dtype]
 
 
 def prepare(config: Config, *, world_size: int, local_world_size: int | None = None) -> Job:
-    """The job, if it can run on `world_size` processes, so many of them (else all) on each host.
+    """Returns the job if it can run on `world_size` processes.
 
-    Raises: UserError with every problem that was found.
+    local_world_size: the number of processes on each host; default all.
+
+    Raises: UserError with all problems that were found.
     """
     try:
         shape = config.grid_shape()
@@ -50,7 +52,7 @@ def prepare(config: Config, *, world_size: int, local_world_size: int | None = N
     except ValueError as error:
         raise UserError(str(error)) from None
     job = Job(config, shape, model, parallel, vocabulary)
-    # Whether a grid fits a model says little while it is not the grid that is running.
+    # Whether the grid fits the model is checked only if the number of processes is right.
     problems = _process_problems(job, world_size) or _fit_problems(job)
     problems += _device_problems(job, local_world_size or world_size) + _text_problems(job)
     if problems:
@@ -59,13 +61,16 @@ def prepare(config: Config, *, world_size: int, local_world_size: int | None = N
 
 
 def vocabulary_and_model(config: Config) -> tuple[Vocabulary, ModelConfig]:
-    """Raises ValueError for sizes that do not fit each other, or a vocabulary that is not there."""
+    """Opens the vocabulary, and describes the model for it.
+
+    Raises ValueError for sizes that do not fit each other, or a vocabulary that does not exist.
+    """
     vocabulary = open_vocabulary(config.data.vocabulary)
     return vocabulary, config.model_config(_vocab_size(config, vocabulary))
 
 
 def device_of(config: Config) -> str:
-    """ "cpu" or "cuda"."""
+    """Returns the type of device, "cpu" or "cuda"."""
     asked = config.train.device
     if asked != "auto":
         return asked
@@ -73,7 +78,10 @@ def device_of(config: Config) -> str:
 
 
 def _vocab_size(config: Config, vocabulary: Vocabulary) -> int:
-    """Raises ValueError when the model has fewer rows than the vocabulary has tokens."""
+    """Returns the size of the model's vocabulary.
+
+    Raises ValueError if it is smaller than the number of tokens.
+    """
     asked, needed = config.model.vocab_size, vocabulary.num_tokens
     if asked and asked < needed:
         raise ValueError(
@@ -110,9 +118,9 @@ def _device_problems(job: Job, local_world_size: int) -> list[str]:
 
 
 def _fused_problems(job: Job, local_world_size: int) -> list[str]:
-    """Why the ops would refuse it on GPUs, in their own words, found without any peer."""
+    """Returns the reason why the ops would refuse "fused" on GPUs, as far as one rank can tell."""
     shape = job.grid_shape
-    # x, y and z, in this order the fastest of the ranks: whose Linears sum along all three.
+    # Linears use "fused" along x, y and z, which are the fastest axes in rank order.
     num_together = shape.x * shape.y * shape.z
     why = torch.ops.axonn._why_no_fused_here(
         torch.device("cuda", 0),
@@ -124,7 +132,7 @@ def _fused_problems(job: Job, local_world_size: int) -> list[str]:
 
 
 def _fit_problems(job: Job) -> list[str]:
-    """Where the grid does not divide the model or the batch, all in one problem."""
+    """Returns one problem that lists all rules by which the grid does not fit model and batch."""
     train = job.config.train
     if train.batch_size % train.micro_batches:
         return [
@@ -140,7 +148,10 @@ def _fit_problems(job: Job) -> list[str]:
 
 
 def _text_problems(job: Job) -> list[str]:
-    """What can be said of the text without reading it; of bytes, whether it is long enough."""
+    """Returns problems with the text that show without reading it.
+
+    If tokens are bytes, this includes whether the text is long enough.
+    """
     config, data = job.config, job.config.data
     try:
         num_bytes = text_bytes(data.text, max_bytes=data.max_bytes)

@@ -1,4 +1,4 @@
-"""Whether a job can fit at all: what it certainly needs, against the memory that there is."""
+"""Refuses jobs that cannot fit, by comparing the least that they need with the host's memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import torch
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.job import Job
 
-# fp32: weight, gradient, two moments; bf16: weight, gradient, and in fp32 weight and moments.
+# In fp32 these are weight, gradient and two moments; in bf16, weight and gradient in bf16, and a
+# master weight and two moments in fp32.
 BYTES_OF_A_PARAMETER = 16
-BYTES_OF_A_TOKEN = 16  # its id and its label
+BYTES_OF_A_TOKEN = 16  # its id and its label, in int64
 
 
 def device_bytes(device: str) -> int:
-    """Memory of all GPUs of this host, or ("cpu") of the host."""
+    """Returns the memory of all GPUs of this host, or of the host itself for "cpu"."""
     if device == "cuda":
         return sum(
             int(torch.cuda.get_device_properties(i).total_memory)
@@ -25,7 +26,7 @@ def device_bytes(device: str) -> int:
 
 
 def memory_problem(what: str, num_bytes: float, device: str) -> str:
-    """Why that many bytes, on all ranks of this host together, cannot be; "" if they can."""
+    """Says why the ranks of this host cannot have that many bytes together; "" if they can."""
     there = device_bytes(device)
     if num_bytes <= there:
         return ""
@@ -38,7 +39,7 @@ def memory_problem(what: str, num_bytes: float, device: str) -> str:
 def check_memory(job: Job, *, ranks_here: int) -> None:
     """Raises UserError for a job whose parameters and tokens alone do not fit this host.
 
-    Far below what it will take: no job that fits is refused.
+    A job needs far more than that, so no job that fits is refused.
     """
     shape, config = job.grid_shape, job.config
     tokens = config.micro_batch_size * job.model.sequence_length * BYTES_OF_A_TOKEN

@@ -1,4 +1,4 @@
-"""What a run measures, the file it goes to, and that file read again."""
+"""The metrics of a run, and the file to which they are written and from which they are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from axonn_ext.terminal.files import writing
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
-MOST_BYTES = 4 << 30  # of metrics.jsonl: ten million steps
+MOST_BYTES = 4 << 30  # the largest metrics.jsonl that is read, with ten million steps
 MAX_INTEGER = 2**63 - 1
 
 
@@ -24,13 +24,13 @@ MAX_INTEGER = 2**63 - 1
 class StepMetrics:
     """One optimizer step, counted from 1.
 
-    loss          global mean over tokens, before the update
-    grad_norm     of all gradients, before clipping
-    tokens        of all steps up to this one
-    tokens_per_s  of the whole job
-    tflops        10**12 floating-point operations a second of the whole job, by the model's formula
-    memory_bytes  the most that rank 0's process has had resident
-    eta_s         seconds that the rest of the run should take
+    loss          the mean over the tokens of the global batch, before the update
+    grad_norm     the norm of all gradients before clipping
+    tokens        the tokens of all steps up to this one
+    tokens_per_s  the rate of the whole job
+    tflops        10**12 model flops per second of the whole job (ModelConfig.flops_per_token)
+    memory_bytes  the peak memory of rank 0 so far
+    eta_s         the seconds that the rest of the run should take
     """
 
     step: int
@@ -54,7 +54,7 @@ class EvaluationMetrics:
 
 
 class MetricsSink(Protocol):
-    """Takes what a run measures, as it is measured."""
+    """Receives the metrics of a run while it runs."""
 
     def step(self, metrics: StepMetrics) -> None: ...
 
@@ -64,7 +64,7 @@ class MetricsSink(Protocol):
 
 
 class MetricsFile:
-    """metrics.jsonl: one JSON object a line, written at once."""
+    """Writes metrics.jsonl, which has one JSON object per line; each is written at once."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / METRICS_FILE
@@ -87,7 +87,7 @@ class MetricsFile:
 
 
 class TensorBoard:
-    """The same numbers as TensorBoard scalars."""
+    """Writes the same numbers as TensorBoard scalars."""
 
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -115,14 +115,14 @@ class TensorBoard:
 
 @dataclass
 class RunMetrics:
-    """What metrics.jsonl of one run says."""
+    """The content of metrics.jsonl of one run."""
 
     steps: list[StepMetrics] = field(default_factory=list)
     evaluations: list[EvaluationMetrics] = field(default_factory=list)
 
 
 def _add_line(run: RunMetrics, values: Any, place: str) -> None:
-    """Raises UserError for what is not an object of the numbers of its kind."""
+    """Adds the values of one line. Raises UserError for a line that is not of the format."""
     keys = values.keys() if isinstance(values, dict) else ()
     kind = EvaluationMetrics if "eval_loss" in keys else StepMetrics
     types = {f.name: int if f.type == "int" else float for f in dataclasses.fields(kind)}
@@ -144,9 +144,9 @@ def _add_line(run: RunMetrics, values: Any, place: str) -> None:
 
 
 def read_metrics(folder: Path) -> RunMetrics:
-    """The metrics of the run in `folder`.
+    """Reads the metrics of the run in `folder`.
 
-    Raises: UserError when there are none, or a line is not of this format.
+    Raises: UserError if there are none, or if a line is not of the format.
     """
     path = folder / METRICS_FILE
     run = RunMetrics()

@@ -1,4 +1,4 @@
-"""The model that a job trains, on a grid or in plain torch.nn, behind one interface."""
+"""The model that a job trains, with one interface for a grid and for plain torch.nn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from axonn_ext.train.job import Job
 
 
 class TrainedModel(Protocol):
-    """What the trainer asks of a model."""
+    """The interface of a model that the trainer uses."""
 
     @property
     def module(self) -> nn.Module:
@@ -25,16 +25,16 @@ class TrainedModel(Protocol):
         ...
 
     def loss(self, token_ids: Tensor, labels: Tensor, num_labels: float) -> Tensor:
-        """The global mean loss, equal on every rank, its sum divided by `num_labels`."""
+        """Returns the sum of all ranks' losses, divided by `num_labels`; equal on all ranks."""
         ...
 
     @property
     def orchestrator(self) -> Orchestrator | None:
-        """Runs communication beside computation, if that was asked for."""
+        """The orchestrator that overlaps communication with computation, if that was asked for."""
         ...
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Adds to the gradients; `last`: of a step's micro-batches."""
+        """Adds to the gradients; `last` says whether this is the last micro-batch of the step."""
         ...
 
     def finish_gradients(self, clip_norm: float) -> float:
@@ -70,7 +70,7 @@ class GridModel:
             axonn_ext.sync_gradients(self.module)
         else:
             self.orchestrator.sync_gradients()
-            self.orchestrator.settle()  # the norm is waited for next
+            self.orchestrator.settle()  # the host is about to wait for the norm anyway
         return float(axonn_ext.clip_grad_norm_(self.module, clip_norm or math.inf))
 
 
@@ -100,7 +100,7 @@ class PlainModel:
 
 
 def build_model(job: Job, grid: Grid) -> TrainedModel:
-    """The model with its initial weights, which are the same on every grid and in plain."""
+    """Returns the model with its initial weights, which are the same on every grid and in plain."""
     if job.config.model.implementation == "plain":
         return PlainModel(job, grid)
     return GridModel(job, grid)

@@ -1,4 +1,4 @@
-"""Pictures of losses: one run's, and two runs' laid over each other."""
+"""Draws the losses of one run, or of two runs over each other."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SMOOTHING_SPAN = 0.03  # of the run, in steps
+SMOOTHING_SPAN = 0.03  # a share of the run's steps
 _BLUE, _ORANGE, _GREY, _INK = "#2563eb", "#ea580c", "#94a3b8", "#1e293b"
 
 
 def plot_loss(run: RunMetrics, path: Path, *, title: str, subtitle: str) -> None:
-    """Training loss, smoothed and raw, and the evaluations, over tokens, as a PNG file."""
+    """Draws training loss, smoothed and raw, and evaluations over tokens into a PNG file."""
     figure, axes, _ = _canvas(title, subtitle)
     tokens = [m.tokens for m in run.steps]
     losses = [m.loss for m in run.steps]
@@ -39,18 +39,18 @@ def plot_loss(run: RunMetrics, path: Path, *, title: str, subtitle: str) -> None
 
 
 def plot_comparison(comparison: Comparison, path: Path, *, subtitle: str) -> None:
-    """The training losses of two runs over each other; below, how far apart, as a PNG file."""
+    """Draws the training losses of two runs, and below them their differences, as a PNG file."""
     draw_comparison(comparison, subtitle=subtitle).savefig(path)
 
 
 def draw_comparison(comparison: Comparison, *, subtitle: str) -> Figure:
-    """What `plot_comparison` writes."""
+    """Returns the figure that `plot_comparison` writes."""
     names = (comparison.name, comparison.reference_name)
     figure, upper, lower = _canvas(f"{names[0]} and {names[1]}", subtitle, rows=2)
     tokens = [pair.tokens for pair in comparison.pairs]
     losses = [pair.loss for pair in comparison.pairs]
     expected = [pair.reference for pair in comparison.pairs]
-    dot = "o" if len(tokens) == 1 else ""  # a line would not show
+    dot = "o" if len(tokens) == 1 else ""  # a line of one point would not show
     upper.plot(tokens, losses, f"{dot}-", color=_BLUE, linewidth=4.5, alpha=0.35, label=names[0])
     upper.plot(tokens, expected, f"{dot}--", color=_INK, linewidth=1.3, label=names[1])
     _widen(upper, [*losses, *expected])
@@ -62,7 +62,7 @@ def draw_comparison(comparison: Comparison, *, subtitle: str) -> Figure:
 
 
 def _plot_differences(axes: Axes, pairs: Sequence[Pair]) -> None:
-    """A dot for each step on a log scale of whole decades; zeros, which it has not, in words."""
+    """Draws a dot for each step on a log scale of whole decades, and mentions zeros in words."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set_ylabel("relative\ndifference", color=_INK)
@@ -86,10 +86,10 @@ def _plot_differences(axes: Axes, pairs: Sequence[Pair]) -> None:
 
 
 def smoothed(values: Sequence[float], span: float = SMOOTHING_SPAN) -> list[float]:
-    """The mean of each value and its neighbours within half of `span` times the number of values.
+    """Returns the mean of each value and its neighbours in a window around it.
 
-    At the start the window shrinks on both sides, so that a steep fall is not flattened; at the
-    end it only loses what is not there.
+    The window is `span` times the number of values wide. At the start it shrinks on both sides, so
+    that a steep fall is not flattened; at the end it just stops at the last value.
     """
     reach = max(1, round(len(values) * span / 2))
     result = []
@@ -101,8 +101,8 @@ def smoothed(values: Sequence[float], span: float = SMOOTHING_SPAN) -> list[floa
 
 
 def _canvas(title: str, subtitle: str, rows: int = 1) -> tuple[Figure, Axes, Axes]:
-    """A figure with its title; the axes at the top and at the bottom, which share the tokens."""
-    # Figure, not pyplot: that would choose a window system and keep every figure alive.
+    """Returns a figure with its title, and its top and bottom axes, which share the token axis."""
+    # pyplot is not used, since it would choose a window system and keep every figure alive.
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
@@ -127,7 +127,7 @@ def _canvas(title: str, subtitle: str, rows: int = 1) -> tuple[Figure, Axes, Axe
 
 
 def _widen(axes: Axes, values: Sequence[float]) -> None:
-    """Limits for values that are nearly equal, or there is no number that tells their ticks."""
+    """Sets limits for values that are nearly equal, whose ticks could not be labelled otherwise."""
     finite = [value for value in values if math.isfinite(value)]
     if finite and max(finite) - min(finite) < 0.01 * abs(max(finite)):
         axes.set_ylim(min(finite) - 0.01 * abs(min(finite)), max(finite) + 0.01 * abs(max(finite)))

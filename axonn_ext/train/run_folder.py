@@ -1,4 +1,4 @@
-"""The folder of a run: what is in it, and that it overwrites nothing unasked."""
+"""Makes the folder of a run, and makes sure that nothing is overwritten unless asked for."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _OURS = (CONFIG_FILE, METRICS_FILE, LOSS_PICTURE, COMPARE_PICTURE, PROFILE_FILE)
 
 
 def default_folder(config_path: Path | None) -> Path:
-    """runs/NAME-DATE-TIME, after the configuration file."""
+    """Returns runs/NAME-DATE-TIME, with the name of the configuration file."""
     name = config_path.stem if config_path else "run"
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:
-    """Raises UserError when the folder cannot become a run's without losing something."""
+    """Raises UserError if the folder cannot be used for a run without losing something."""
     try:
         _check_folder(folder, overwrite=overwrite)
-    except OSError as error:  # a name that is too long, or a folder that may not be looked into
+    except OSError as error:  # the name is too long, or the folder must not be read
         raise UserError(f"--out {folder}: {error.strerror}") from None
 
 
@@ -45,12 +45,12 @@ def _check_folder(folder: Path, *, overwrite: bool) -> None:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"--out {folder}: cannot write in {existing}")
-    # Where names may end in what is no folder on a disk, as in /proc, only trying tells.
+    # The folder may lie in a file system that is not on a disk, such as /proc, so it is tried out.
     os.rmdir(tempfile.mkdtemp(prefix=".axonn_ext_", dir=existing))
 
 
 def create_folder(folder: Path, config: Config) -> None:
-    """Makes the folder and puts config.toml in it; files of an earlier run go, others stay."""
+    """Makes the folder with config.toml; removes files of an earlier run, but no others."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in _OURS:

@@ -1,4 +1,4 @@
-"""A run as people read it on a terminal, or as plain lines in a log."""
+"""Shows a run on a terminal, or as plain lines in a log."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from axonn_ext.data import ByteVocabulary, Corpus
 from axonn_ext.train.job import Job
 from axonn_ext.train.metrics import EvaluationMetrics, StepMetrics
 
-NUM_LINES = 20  # of a run; between them a live terminal shows a bar
+NUM_LINES = 20  # the lines that are printed for a run; in between, a live terminal shows a bar
 _COLUMNS = ("step", "loss", "grad norm", "lr", "tokens/s", "TFLOP/s", "memory", "time left")
 _ROW = "{:>7}  {:>8}  {:>9}  {:>8}  {:>9}  {:>8}  {:>8}  {:>9}"
 
 
 class Terminal:
-    """A line every few steps and at every evaluation; on a real terminal a live bar, too."""
+    """Prints a line every few steps and at every evaluation, and a bar on a live terminal."""
 
     def __init__(self, console: Console, *, num_steps: int) -> None:
         self._console = console
@@ -57,7 +57,7 @@ class Terminal:
         self._print(f"{metrics.step:>7}  {metrics.eval_loss:>8.4f}  on the held-out text", "cyan")
 
     def close(self) -> None:
-        """Takes the bar away; the lines stay."""
+        """Removes the bar; the lines stay."""
         if self._progress is not None:
             self._progress.stop()
 
@@ -66,7 +66,7 @@ class Terminal:
 
 
 def print_header(console: Console, job: Job, corpus: Corpus, *, threads: int, folder: str) -> None:
-    """What is about to run, in a few lines."""
+    """Prints what is about to run, in a few lines."""
     config, model = job.config, job.model
     text = config.data.text or "Python's own sources"
     vocabulary = (
@@ -92,7 +92,7 @@ def print_header(console: Console, job: Job, corpus: Corpus, *, threads: int, fo
 
 
 def describe_grid(job: Job) -> str:
-    """The grid, the processes and the arithmetic, for headers and titles."""
+    """Describes the grid, the processes and the dtype, for headers and titles."""
     dtype = job.config.train.dtype
     if job.config.model.implementation == "plain":
         return f"plain PyTorch, 1 process, {dtype}"
@@ -102,7 +102,7 @@ def describe_grid(job: Job) -> str:
 
 
 def duration(seconds: float) -> str:
-    """As 42s, 3m 05s or 2h 07m."""
+    """Returns the time like 42s, 3m 05s or 2h 07m."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"

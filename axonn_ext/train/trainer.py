@@ -27,14 +27,14 @@ _TERA = 1e12
 
 @dataclass(frozen=True)
 class Gradients:
-    """What a step's forward and backward passes give besides the gradients themselves."""
+    """The results of a step's forward and backward passes besides the gradients themselves."""
 
     loss: float
     norm: float
 
 
 class Trainer:
-    """Trains a model on a job's text. Every rank runs the same; rank 0 has the sinks."""
+    """Trains a model on a job's text. All ranks run the same; only rank 0 has sinks of metrics."""
 
     def __init__(
         self,
@@ -69,10 +69,10 @@ class Trainer:
         )  # fmt: skip
 
     def warm_up(self) -> int:
-        """Measures what "auto" stands for in this run's ops; returns how many had to be measured.
+        """Measures which algorithms "auto" uses in this run; returns how many calls were measured.
 
-        One forward and backward pass over the first micro-batch, of which nothing is left. Nothing
-        is measured in the steps themselves.
+        It runs one forward and backward pass over the first micro-batch and drops the results.
+        Nothing is measured in the steps themselves.
         """
         token_ids, labels = self._training.micro_batch(0, 0)
         with axonn_ext.warm_up():
@@ -84,7 +84,7 @@ class Trainer:
         return sum(choice.source == "measured" for choice in axonn_ext.tuning.choices())
 
     def run(self) -> None:
-        """Runs all steps. Raises TrainingError when the loss is not a number any more."""
+        """Runs all steps. Raises TrainingError when the loss is no longer a number."""
         train = self._config.train
         self._evaluate(0)
         for step in range(train.steps):
@@ -100,7 +100,7 @@ class Trainer:
                 self._evaluate(done)
 
     def _forward_backward(self, step: int) -> Gradients:
-        """Gradients of one global batch, complete and clipped."""
+        """Computes the gradients of one global batch, complete and clipped."""
         self._optimizer.zero_grad()
         losses, num_parts = [], self._training.num_micro_batches
         for index in range(num_parts):
@@ -138,7 +138,7 @@ class Trainer:
         if not self._sinks:
             return
         now, tokens = time.perf_counter(), self._training.tokens_per_step
-        if step == 1:  # which also pays for what happens once
+        if step == 1:  # the first step also does what happens only once
             self._first_step_done = now
         step_seconds = (now - self._first_step_done) / (step - 1) if step > 1 else seconds
         metrics = StepMetrics(
@@ -159,9 +159,9 @@ class Trainer:
 def make_batches(
     job: Job, corpus: Corpus, group: RowGroup
 ) -> tuple[TrainingBatches, EvaluationBatches | None]:
-    """A row group's share of the batches of a job; no evaluation when the job asks for none.
+    """Returns a row group's share of the batches for training and, if asked for, evaluation.
 
-    Raises: ValueError when the text is too short.
+    Raises: ValueError if the text is too short.
     """
     train, length = job.config.train, job.model.sequence_length
     training = TrainingBatches(
@@ -178,13 +178,13 @@ def make_batches(
 
 
 def row_group(grid: Grid) -> RowGroup:
-    """Which sequences of a micro-batch this rank reads: those of its data and z coordinate."""
+    """Returns the row group of this rank's data and z coordinates, whose sequences it reads."""
     num_z = grid.size("z")
     return RowGroup(grid.coords["data"] * num_z + grid.coords["z"], grid.size("data") * num_z)
 
 
 def peak_memory_bytes() -> int:
-    """The most memory that this process has had: of its GPU where it uses one, else resident."""
+    """Returns the peak memory of this process: that of its GPU if it uses one, else resident."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024

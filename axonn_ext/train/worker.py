@@ -1,4 +1,4 @@
-"""One process of a training job, from its checks to its summary."""
+"""Runs one process of a training job, from its checks to its summary."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run_worker(
 
 
 def _read_text(job: Job) -> Corpus:
-    """The text, and whether it is long enough now that its tokens are known."""
+    """Reads the text. Raises UserError if it is too short or does not fit the vocabulary."""
     data = job.config.data
     try:
         corpus = load_corpus(
@@ -82,7 +82,7 @@ def _read_text(job: Job) -> Corpus:
 def _train_and_show(
     job: Job, grid: Grid, corpus: Corpus, *, folder: Path, threads: int, profile: bool
 ) -> None:
-    """What rank 0 does besides training: progress, files, the picture."""
+    """Trains on rank 0, which also shows the progress and writes the files and the picture."""
     console = Console()
     print_header(console, job, corpus, threads=threads, folder=str(folder))
     model = build_model(job, grid)
@@ -111,7 +111,7 @@ def _train_and_show(
 
 
 def _needs_warm_up(job: Job) -> bool:
-    """The same on all ranks. On a grid of one rank there is nothing to choose from."""
+    """Whether the job needs a warm-up; equal on all ranks. One rank has nothing to choose from."""
     return job.parallel.algorithm == "auto" and job.grid_shape.size > 1
 
 

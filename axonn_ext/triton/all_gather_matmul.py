@@ -1,17 +1,17 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""All-gather -> matmul in one persistent kernel that starts on the rows that are there.
+"""An all-gather fused into a matmul: one persistent kernel starts on the rows that have arrived.
 
-Shapes: M rows on all ranks together, S = M / WORLD of one shard; N columns; K the inner size.
+Shapes: M rows on all ranks together, S = M / WORLD rows of one shard; N columns; K the inner size.
 
-`push_shard` sends this rank's rows to all ranks in chunks and raises a flag at the receiver behind
-each; `all_gather_matmul` visits tiles in the order in which chunks arrive and waits for those that
-a tile needs. The kernel does not care who raises the flags: a copy engine may, in push_shard's
-place. Both must be able to run side by side: on streams of their own, with `max_programs` leaving
-SMs to the sender.
+`push_shard` sends this rank's rows to all ranks in chunks, and raises a flag at the receiver after
+each chunk. `all_gather_matmul` visits tiles in the order in which chunks arrive, and waits for the
+chunks that a tile needs. Something else than push_shard may raise the flags, such as a copy engine.
+The two kernels must be able to run at the same time: on different streams, and with `max_programs`
+leaving SMs to the sender.
 
-The gathered rows have two halves, used by turns. A rank sends call e + 2's rows only after its own
-call e + 1, for which every peer has sent rows, which it does after its call e: nobody reads the
-half any more that is written to.
+The buffer of gathered rows has two halves, which are used in turns. A rank sends the rows of call
+e + 2 only after its own call e + 1, which needs rows that every peer sends after its call e. So
+nobody reads a half any more when it is written again.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def push_shard_kernel(
     rows, k, half_stride, rank, chunks, chunk_tile,
     WORLD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Every program copies its part of each chunk; the last one to be done raises the flag."""
+    """Every program copies its part of each chunk; the last program to finish raises the flag."""
     epoch = tl.load(epoch_ptr)
     half = (epoch & 1).to(tl.int64)
     num_programs = tl.num_programs(0)
     for step in range(WORLD):
-        # Rank r visits shard r + t at its step t: this shard's turn at rank - step is `step`.
+        # Rank r visits shard r + t in its step t. So rank - step visits this shard in step `step`.
         peer = (rank - step + WORLD) % WORLD
         target_ptr = tl.multiple_of(tl.load(gathered_ptrs + peer).to(shard_ptr.dtype), 16)
         target_ptr += half * half_stride + (rank * rows).to(tl.int64) * k
@@ -86,7 +86,7 @@ def push_shard_kernel(
 def await_chunks_kernel(
     flags_ptr, epoch_ptr, failure_ptr, budget, count, INTERPRET: tl.constexpr
 ):  # fmt: skip
-    """Returns once all chunks are there: what a matmul of no columns still owes its peers."""
+    """Waits until all chunks have arrived, as a matmul without columns must do for its peers."""
     epoch = tl.load(epoch_ptr)
     for flag in range(count):
         wait_for_flag(flags_ptr, flag, epoch, failure_ptr, budget, INTERPRET)
@@ -103,7 +103,7 @@ def all_gather_matmul_kernel(
     DESCRIPTORS: tl.constexpr, TRANSPOSED_B: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    """Tiles in the order of core/schedule/tile_schedule.h's GatherTiles: the own shard's first."""
+    """Computes tiles in the order of GatherTiles, own shard first (schedule/tile_schedule.h)."""
     epoch = tl.load(epoch_ptr)
     half = epoch & 1
     source = a
@@ -113,7 +113,7 @@ def all_gather_matmul_kernel(
     tiles_n = tl.cdiv(n, BLOCK_N)
     num_tiles = tl.cdiv(m, BLOCK_M) * tiles_n
     blocks = tl.cdiv(k, BLOCK_K)
-    there = -1  # the chunk that the last tile lay in
+    there = -1  # the chunk of the last tile, which has arrived
     for index in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0)):
         tile_m, tile_n = gather_tile(index, rows, rank, tiles_n, BLOCK_M, WORLD)
         row = tile_m * BLOCK_M
@@ -152,13 +152,13 @@ def _check_chunk_tile(name: str, chunk_tile: int) -> None:
 
 
 def _descriptors_read(gathered: Tensor) -> bool:
-    """Whether one descriptor can read both halves."""
+    """Whether one tensor descriptor can read both halves."""
     pitch = gathered.stride(0) * gathered.element_size()
     return Operand(gathered[0]).aligned and pitch % DESCRIPTOR_ALIGNMENT == 0
 
 
 def _source(gathered: Tensor, config: TileConfig) -> Any:
-    """What the kernel's load_tile takes."""
+    """Returns the source for the kernel's load_tile: a pointer or a descriptor."""
     if not config.descriptors:
         return gathered
     return TensorDescriptor.from_tensor(gathered, [1, config.block_m, config.block_k])
@@ -176,14 +176,14 @@ def push_shard(
     """Sends this rank's rows to every rank's `gathered`, its own included, for the current epoch.
 
         shard          [S, K]     contiguous
-        gathered       [2, M, K]  this rank's; gives the distance of the halves, equal on all ranks
+        gathered       [2, M, K]  this rank's buffer; its stride of halves is that of all ranks
         gathered_ptrs  [WORLD]    int64: the address of every rank's `gathered`, a multiple of 16
 
-    chunk_tile    edges of chunks lie a multiple of this many rows behind the start of a shard
-    num_programs  how many SMs may copy
+    chunk_tile    chunks begin at a multiple of this many rows from the start of a shard
+    num_programs  the most SMs that copy
 
-    On the current stream, after `signals.advance()`. The matmul of the same call must not wait for
-    it, and the next call must wait for both. Empty shards are not sent.
+    It runs on the current stream, after `signals.advance()`. The matmul of the same call must not
+    wait for it, and the next call must wait for both. Empty shards are not sent.
     """
     name = "push_shard"
     signals.check(name, shard.device)
@@ -215,22 +215,22 @@ def all_gather_matmul(
     config: TileConfig | None = None,
     max_programs: int | None = None,
 ) -> Tensor:
-    """The gathered rows times b, [M, N], started before all of them are there.
+    """Returns the gathered rows times b, [M, N]; it starts before all rows have arrived.
 
-        gathered  [2, M, K]  this rank's; the half of the current epoch is read
-        b         [K, N]     of any strides
+        gathered  [2, M, K]  this rank's buffer; the half of the current epoch is read
+        b         [K, N]     any strides
 
-    Accumulated in fp32, rounded once. The bits do not depend on the order of arrival. Flags must be
-    in this GPU's memory.
+    Products are accumulated in fp32 and rounded once. The bits do not depend on the order of
+    arrival. Flags must lie in this GPU's memory.
 
-    chunk_tile    as the senders'
-    config        how to cut the product (split_k=1); by default the heuristic's
-    max_programs  at most so many SMs; without it all of them, which leaves none to a sender that is
+    chunk_tile    the same as the senders'
+    config        how to cut the product (split_k=1); by default the heuristic's config
+    max_programs  the most SMs to use; by default all of them, which leaves none to a sender that is
                   a kernel and has not started
 
-    On the current stream; nothing is waited for on the host. A chunk that does not arrive in
-    `signals.timeout_ns` ends the kernel with a result that is not to be used:
-    `signals.raise_failure` says so.
+    It runs on the current stream, and the host does not wait. If a chunk does not arrive within
+    `signals.timeout_ns`, the kernel ends with an invalid result, and `signals.raise_failure` raises
+    an error.
     """
     name = "all_gather_matmul"
     _check_gathered(name, gathered, signals)
@@ -241,7 +241,7 @@ def all_gather_matmul(
     if m == 0 or k == 0:  # nothing is sent
         return b.new_zeros(m, n)
     if n == 0:
-        # Only then may this rank send again: see the halves, above.
+        # This rank may send again only after all chunks have arrived (see the halves above).
         count = signals.world_size * signals.chunks_per_shard
         with torch.cuda.device_of(b):
             await_chunks_kernel[(1,)](

@@ -1,14 +1,14 @@
-"""Which tile config a shape class gets: measured once, kept on disk, else the heuristic's.
+"""Chooses the tile config of a shape class: measured once and kept on disk, or the heuristic's.
 
     tuner = Tuner(measure=True)
     matmul(x, w, tuner=tuner)          measures the class of this call, if it was never measured
     matmul(x, w, tuner=tuner)          and from then on takes the winner
 
-A Tuner is an object like any other: who wants one choice for a whole process passes one around.
-Files are those of axonn_ext.tuning (AXONN_CACHE_DIR): one a signature, written whole under another
-name and renamed, so that of several writers the last one wins and readers see a whole file or none;
-kept apart by models of processor and GPUs and by the versions of torch and axonn_ext, and here of
-triton, too.
+To have one choice for a whole process, pass the same Tuner everywhere.
+Results are kept in AXONN_CACHE_DIR like those of axonn_ext.tuning, with a file for each signature.
+A file is written under another name and renamed, so that the last of several writers wins, and
+readers see a whole file or none. Results are kept apart by models of processor and GPUs, and by
+versions of torch, axonn_ext and triton.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from axonn_ext.triton.tile_configs import (
     why_illegal,
 )
 
-# Of the legal configs, how many are measured: those that the model ranks first. Compiling one takes
-# about a second, and the model is not wrong by a factor.
+# So many legal configs are measured, those that the model ranks first. Compiling a config takes
+# about a second, and the model is not wrong by a large factor.
 NUM_MEASURED = 12
 WARM_UP_CALLS = 3
 BATCHES = 7
 BATCH_US = 2000.0
-FLUSH_BYTES = 128 << 20  # more than any L2 cache: each batch starts with a cold one
+FLUSH_BYTES = 128 << 20  # more than any L2 cache, so that each batch starts with a cold cache
 
 Run = Callable[[TileConfig], Tensor]
 Measure = Callable[[Sequence[TileConfig], torch.device, Run], dict[TileConfig, float]]
@@ -53,16 +53,16 @@ class Choice:
 
     signature: str
     config: TileConfig
-    source: str  # "measured" by this process, from "disk", or "default": the heuristic's
-    median_us: dict[str, float] = field(default_factory=dict)  # by name of the config
+    source: str  # "measured" by this process, read from "disk", or "default" for the heuristic's
+    median_us: dict[str, float] = field(default_factory=dict)  # name of a config -> its time
 
 
 def measure_on_gpu(
     configs: Sequence[TileConfig], device: torch.device, run: Run
 ) -> dict[TileConfig, float]:
-    """Median microseconds of each config, between two events on the current stream.
+    """Returns the median microseconds of each config, between two events on the current stream.
 
-    All configs run in turns, so that a clock that changes is unfair to none.
+    All configs run in turns, so that a changing clock rate affects all of them alike.
     """
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
     calls: dict[TileConfig, int] = {}
@@ -79,7 +79,7 @@ def measure_on_gpu(
 
 
 def _elapsed_us(config: TileConfig, num_calls: int, run: Run) -> float:
-    """Microseconds of a call, as the mean of several; waits for these, and for nothing else."""
+    """Returns the mean microseconds of several calls, and waits only for these calls."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(num_calls):
@@ -90,11 +90,11 @@ def _elapsed_us(config: TileConfig, num_calls: int, run: Run) -> float:
 
 
 class Tuner:
-    """Chooses configs, and remembers what it chose.
+    """Chooses configs, and remembers its choices.
 
-    measure  whether classes that were never measured may be: each takes some seconds, once. Never
-             done in the interpreter or while a CUDA graph is captured; the heuristic serves then
-    timer    how configs are timed: `measure_on_gpu`
+    measure  whether it may measure classes that were never measured, which takes some seconds for
+             each. In the interpreter, and while a CUDA graph is captured, it uses the heuristic
+    timer    the function that times configs, such as `measure_on_gpu`
     """
 
     def __init__(self, *, measure: bool = False, timer: Measure | None = None) -> None:
@@ -103,16 +103,16 @@ class Tuner:
         self._choices: dict[str, Choice] = {}
 
     def choices(self) -> list[Choice]:
-        """What was chosen so far, in the order in which classes were met."""
+        """Returns the choices so far, in the order in which classes were first used."""
         return list(self._choices.values())
 
     def config_for(
         self, problem: Problem, limits: DeviceLimits, device: torch.device, run: Run
     ) -> TileConfig:
-        """The config for the problem; `run(config)` makes the call, and may be called often."""
+        """Returns the config for the problem; `run(config)` makes the call, and may run often."""
         signature = signature_of(problem, limits)
         choice = self._choices.get(signature)
-        # A default gives way to a measurement as soon as one may be made.
+        # A default is replaced as soon as the class may be measured.
         if choice is None or (choice.source == "default" and self._may_measure(device)):
             choice = _from_disk(signature, problem, limits)
             if choice is None and self._may_measure(device):
@@ -120,7 +120,7 @@ class Tuner:
             if choice is None:
                 choice = Choice(signature, best_config(problem, limits), "default")
             self._choices[signature] = choice
-        # Of a class, one problem may allow what another does not.
+        # A config may be legal for one problem of a class, but not for another.
         legal = not why_illegal(choice.config, problem, limits)
         return choice.config if legal else best_config(problem, limits)
 
@@ -153,7 +153,7 @@ class Tuner:
 
 
 def signature_of(problem: Problem, limits: DeviceLimits) -> str:
-    """What a measurement is kept under, beside the machine and the versions of torch and ours."""
+    """Returns the key of a measurement, to which the machine and versions of software are added."""
     return f"{shape_class(problem, limits)} triton={triton.__version__}"
 
 
@@ -165,7 +165,7 @@ def _from_disk(signature: str, problem: Problem, limits: DeviceLimits) -> Choice
     name, medians = found
     every = candidates(problem.element_bytes, amd=limits.is_amd)
     by_name = {config.name: config for config in every}
-    # One that another version of the list has left behind counts as none.
+    # A config that is no longer in the list is ignored.
     return Choice(signature, by_name[name], "disk", dict(medians)) if name in by_name else None
 
 

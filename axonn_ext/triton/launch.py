@@ -1,4 +1,4 @@
-"""What the launchers of our Triton kernels share: operands, limits of the device, checks."""
+"""What the launchers of our Triton kernels share: operands, limits of a device, and checks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def interpreting() -> bool:
 
 @functools.cache
 def limits_of(device: torch.device) -> DeviceLimits:
-    """The limits of a GPU; in the interpreter those of sm_90, with few SMs."""
+    """Returns the limits of a GPU; in the interpreter, those of sm_90 with few SMs."""
     if interpreting():
         return device_limits(SM90.architecture, 4, SM90.shared_bytes_per_block)
     if torch.version.hip is not None:
@@ -51,12 +51,12 @@ def limits_of(device: torch.device) -> DeviceLimits:
 
 
 def gfx_name(device: torch.device) -> str:
-    """Of an AMD GPU, as gfx942: without the features that are on or off."""
+    """Returns the architecture of an AMD GPU like gfx942, without the flags of its features."""
     return str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
 
 
 def is_known(device: torch.device) -> bool:
-    """Whether our kernels are for this GPU, or it is the interpreter's."""
+    """Whether our kernels support this GPU, or run in the interpreter."""
     if interpreting():
         return True
     if torch.version.hip is not None:
@@ -71,13 +71,13 @@ def tf32_allowed() -> bool:
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix as our kernels read it: where it lies, never a copy."""
+    """A matrix that our kernels read in place, without a copy."""
 
     tensor: Tensor
 
     @property
     def layout(self) -> str:
-        """N: rows are contiguous, T: columns are, S: neither."""
+        """N if rows are contiguous, T if columns are, S if neither are."""
         rows, columns = self.tensor.shape
         by_row, by_column = self.tensor.stride()
         if by_column == 1 or columns <= 1:
@@ -90,7 +90,7 @@ class Operand:
 
     @property
     def aligned(self) -> bool:
-        """Whether a tensor descriptor can read it."""
+        """Whether a tensor descriptor can read the matrix."""
         matrix = self.tensor.t() if self.transposed else self.tensor
         pitch = matrix.stride(0) * matrix.element_size()
         return (
@@ -103,7 +103,7 @@ class Operand:
 
     @property
     def vectors(self) -> bool:
-        """Whether pointers can read it in vectors: Triton looks for multiples of 16."""
+        """Whether pointers can read the matrix in vectors; Triton looks for multiples of 16."""
         matrix = self.tensor.t() if self.transposed else self.tensor
         return (
             matrix.stride(1) == 1
@@ -113,7 +113,7 @@ class Operand:
         )
 
     def source(self, block_rows: int, block_columns: int, *, descriptor: bool) -> Any:
-        """What a kernel's load_tile takes."""
+        """Returns the source for a kernel's load_tile: a pointer or a descriptor."""
         if not descriptor:
             return self.tensor
         if self.transposed:
@@ -124,7 +124,7 @@ class Operand:
 def checked_config(
     name: str, config: TileConfig | None, problem: Problem, limits: DeviceLimits
 ) -> TileConfig:
-    """The config, or else the heuristic's. Raises ValueError for one that is illegal."""
+    """Returns the config, or the heuristic's for None. Raises ValueError for an illegal one."""
     if config is None:
         return best_config(problem, limits)
     if why := why_illegal(config, problem, limits):
@@ -133,13 +133,13 @@ def checked_config(
 
 
 def constants_of(config: TileConfig, problem: Problem) -> dict[str, Any]:
-    """What every kernel that multiplies tiles wants to know when it is compiled."""
+    """Returns the constants with which every kernel that multiplies tiles is compiled."""
     return {
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
         "DESCRIPTORS": config.descriptors,
-        "PRECISION": "tf32" if problem.tf32 else "ieee",  # matters for float32 alone
+        "PRECISION": "tf32" if problem.tf32 else "ieee",  # matters only for float32
         "UPCAST": interpreting() and problem.dtype != "float32",
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
@@ -147,7 +147,7 @@ def constants_of(config: TileConfig, problem: Problem) -> dict[str, Any]:
 
 
 def num_programs(config: TileConfig, limits: DeviceLimits, dtype: torch.dtype, tiles: int) -> int:
-    """The persistent grid: as many programs as fit all SMs at a time, and no more than tiles."""
+    """Returns the programs of a persistent grid: as many as fit on all SMs, at most the tiles."""
     threads = config.num_warps * limits.warp_size
     accumulators = config.block_m * config.block_n // threads
     registers = threads * min(accumulators + 64, 255)
@@ -157,7 +157,7 @@ def num_programs(config: TileConfig, limits: DeviceLimits, dtype: torch.dtype, t
 
 
 def check_operands(name: str, a: Tensor, b: Tensor, *, a_name: str = "a") -> None:
-    """Raises TypeError or ValueError for operands that our kernels do not take."""
+    """Raises TypeError or ValueError for operands that our kernels do not support."""
     for argument, tensor in ((a_name, a), ("b", b)):
         if tensor.dim() != 2:
             raise ValueError(f"{name}: {argument} must have 2 dims, got {tuple(tensor.shape)}")

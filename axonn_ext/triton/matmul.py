@@ -26,7 +26,7 @@ from axonn_ext.triton.schedule import part_begin
 from axonn_ext.triton.tile_configs import ACTIVATIONS, Problem, TileConfig
 from axonn_ext.triton.tiles import finish_tile, multiply_tile, store_tile
 
-# Tiles of the reduction of a split K: a program reads P of them.
+# The tile of the reduction of a split K. A program reads P such tiles.
 REDUCE_M, REDUCE_N = 16, 128
 
 
@@ -42,7 +42,7 @@ def matmul_kernel(
     TRANSPOSED_A: tl.constexpr, TRANSPOSED_B: tl.constexpr, HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Tiles in groups of GROUP_M rows, for the sake of L2; parts of K one after the other."""
+    """Computes tiles in groups of GROUP_M rows, for the L2 cache; parts of K come one by one."""
     tiles_m = tl.cdiv(m, BLOCK_M)
     tiles_n = tl.cdiv(n, BLOCK_N)
     num_tiles = tiles_m * tiles_n
@@ -82,7 +82,7 @@ def split_k_reduce_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """The sum of the parts in their order, and the epilogue: the same bits on every run."""
+    """Adds the parts in their order, which is bitwise repeatable, and applies the epilogue."""
     tiles_n = tl.cdiv(n, BLOCK_N)
     row = tl.program_id(0) // tiles_n * BLOCK_M
     col = tl.program_id(0) % tiles_n * BLOCK_N
@@ -103,7 +103,7 @@ def split_k_reduce_kernel(
 
 
 def problem_of(a: Tensor, b: Tensor, *, bias: Tensor | None, activation: str | None) -> Problem:
-    """What a call of `matmul` asks for."""
+    """Returns the problem of a call of `matmul`."""
     x, y = Operand(a), Operand(b)
     return Problem(
         a.size(0),
@@ -127,7 +127,7 @@ def launch(
     problem: Problem,
     config: TileConfig,
 ) -> Tensor:
-    """The product by this config, which must be legal, on the current stream."""
+    """Computes the product with this config, which must be legal, on the current stream."""
     x, y = Operand(a), Operand(b)
     m, n, k = problem.m, problem.n, problem.k
     out = a.new_empty(m, n // 2 if problem.activation == "swiglu" else n)
@@ -182,10 +182,10 @@ def matmul(
     config: TileConfig | None = None,
     tuner: Tuner | None = None,
 ) -> Tensor:
-    """activation(a @ b + bias), as one kernel.
+    """Returns activation(a @ b + bias).
 
-        a     [M, K]  of any strides: nothing is copied, `weight.t()` is as good as `weight`
-        b     [K, N]  likewise
+        a     [M, K]  any strides; it is read in place, so `weight.t()` is as good as `weight`
+        b     [K, N]  any strides
         bias  [N]
         returns       [M, N]; swiglu: [M, N / 2]
 
@@ -194,13 +194,13 @@ def matmul(
     where torch's own matmuls may be (torch.backends.cuda.matmul.fp32_precision). Equal calls with
     equal configs give equal bits: a split K is summed in a fixed order.
 
-    activation  None, "gelu" (tanh form, as GPT-2), or "swiglu": silu(gate) * up, where columns
-                alternate gate, up, gate, up, ... as axonn_ext.nn.MLP stores its rows
-    config      how to cut the product; else the tuner's choice, else the heuristic's
+    activation  None, "gelu" (tanh form, as in GPT-2), or "swiglu": silu(gate) * up, where columns
+                alternate gate, up, gate, up, ... like the rows of axonn_ext.nn.MLP
+    config      how to cut the product; by default the tuner's choice, else the heuristic's
     tuner       see axonn_ext.triton.autotune.Tuner
 
-    Runs on the current stream of a GPU from sm_80 on, or on the CPU in Triton's interpreter.
-    Raises ValueError or TypeError for operands that it does not take; it has no gradient formula.
+    It runs on the current stream of a GPU from sm_80 on, or on the CPU in Triton's interpreter.
+    Raises ValueError or TypeError for operands that it does not support. It is not differentiable.
     """
     check_operands("matmul", a, b)
     _check_epilogue(a, b, bias, activation)

@@ -1,17 +1,17 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""Matmul -> reduce-scatter: a persistent kernel that sends tiles as they are done, and a sum.
+"""A matmul fused with a reduce-scatter: a persistent kernel that sends tiles, and one that sums.
 
 Shapes: M rows of the product, S = M / WORLD of them this rank's share; N columns; K the inner size.
 
-`multiply_and_send` visits the rows of rank + 1 first and its own last, stores each tile into its
-slot at the rank that owns it, and raises a flag there behind each chunk. `reduce_slots` waits for
-the chunks of every source and adds the slots in the order of ranks in fp32: the same bits on every
-run, whatever arrives first. Neither needs the other, or a peer's, to be running at the same time:
-a first kernel waits for nothing, so every second one gets its flags.
+`multiply_and_send` visits the rows of rank + 1 first and its own last. It stores each tile into a
+slot at the rank that owns the rows, and raises a flag there after each chunk. `reduce_slots` waits
+for the chunks of every source, and adds the slots in rank order in fp32, so that the bits do not
+depend on the order of arrival. The kernels need not run at the same time as each other, or as
+those of peers: the first one waits for nothing, so every second one gets its flags.
 
-The slots have two halves, used by turns. A rank sends call e + 2's tiles only after its own sum of
-call e + 1, for which every peer has sent tiles, which it does after its sum of call e: nobody reads
-the half any more that is written to.
+The slots have two halves, which are used in turns. A rank sends the tiles of call e + 2 only after
+its own sum of call e + 1, which needs tiles that every peer sends after its sum of call e. So
+nobody reads a half any more when it is written again.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ REDUCE_M, REDUCE_N = 16, 128  # a program of the sum reads WORLD such tiles at a
 @triton.jit(do_not_specialize=["rows", "rank", "chunks", "chunk_tile"])
 def multiply_and_send_kernel(
     a, b,  # [M, K], [K, N]: pointers or descriptors
-    slots_ptr,  # [2, WORLD, S, N], this rank's: its dtype alone matters
-    slots_ptrs,  # int64 [WORLD]: addresses of every rank's
+    slots_ptr,  # [2, WORLD, S, N], this rank's, of which only the dtype matters
+    slots_ptrs,  # int64 [WORLD]: addresses of every rank's slots
     flags_ptrs,  # int64 [WORLD]
     counters_ptr,  # int32 [WORLD, chunks]
     epoch_ptr,  # int32 [1]
@@ -60,7 +60,7 @@ def multiply_and_send_kernel(
     TRANSPOSED_A: tl.constexpr, TRANSPOSED_B: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Tiles in the order of core/schedule/tile_schedule.h's ScatterTiles: the own share's last."""
+    """Computes tiles in the order of ScatterTiles, own share last (schedule/tile_schedule.h)."""
     epoch = tl.load(epoch_ptr)
     half = (epoch & 1).to(tl.int64)
     tiles_n = tl.cdiv(n, BLOCK_N)
@@ -95,7 +95,7 @@ def reduce_slots_kernel(
     WORLD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    """Rows from the first to the last, as chunks come in; sources in the order of ranks."""
+    """Adds rows from the first to the last, waiting for their chunks; sources in rank order."""
     epoch = tl.load(epoch_ptr)
     slots_ptr += (epoch & 1).to(tl.int64) * half_stride
     tiles_n = tl.cdiv(n, BLOCK_N)
@@ -103,7 +103,8 @@ def reduce_slots_kernel(
     for index in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
         row = index // tiles_n * BLOCK_M
         col = index % tiles_n * BLOCK_N
-        chunk = chunk_at(rows, chunks, chunk_tile, row)  # of all rows: BLOCK_M divides chunk_tile
+        # All rows of the tile lie in one chunk, since BLOCK_M divides chunk_tile.
+        chunk = chunk_at(rows, chunks, chunk_tile, row)
         r = row + tl.arange(0, BLOCK_M)
         c = col + tl.arange(0, BLOCK_N)
         offsets = r.to(tl.int64)[:, None] * n + c.to(tl.int64)[None, :]
@@ -127,22 +128,21 @@ def multiply_and_send(
     chunk_tile: int,
     config: TileConfig | None = None,
 ) -> None:
-    """Stores this rank's addend a @ b into its slot at the rank that each row belongs to.
+    """Stores this rank's addend a @ b into its slot at the rank to which each row belongs.
 
-        a           [M, K]            of any strides
-        b           [K, N]            likewise
-        slots       [2, WORLD, S, N]  this rank's; gives the distance of the halves, equal on all
-                                      ranks, and the dtype in which addends travel: that of a, or
-                                      float32
+        a           [M, K]            any strides
+        b           [K, N]            any strides
+        slots       [2, WORLD, S, N]  this rank's buffer; its stride of halves is that of all ranks,
+                                      and its dtype (that of a, or float32) is that of the addends
         slots_ptrs  [WORLD]           int64: the address of every rank's `slots`, a multiple of 16
 
-    Accumulated in fp32 and rounded to the slots' dtype.
+    Products are accumulated in fp32 and rounded to the dtype of the slots.
 
-    chunk_tile  edges of chunks lie a multiple of this many rows behind the start of a share; a
+    chunk_tile  chunks begin at a multiple of this many rows from the start of a share; it must be a
                 multiple of the config's block_m
-    config      how to cut the product (split_k=1); by default the heuristic's
+    config      how to cut the product (split_k=1); by default the heuristic's config
 
-    On the current stream, after `signals.advance()`; waits for nothing.
+    It runs on the current stream, after `signals.advance()`, and waits for nothing.
     """
     name = "multiply_and_send"
     check_operands(name, a, b)
@@ -192,20 +192,20 @@ def reduce_slots(
     dtype: torch.dtype | None = None,
     max_programs: int | None = None,
 ) -> Tensor:
-    """The sum of the current epoch's slots, [S, N], once every rank has sent its addend.
+    """Returns the sum of the current epoch's slots, [S, N], after every rank has sent its addend.
 
-        slots  [2, WORLD, S, N]  this rank's
+        slots  [2, WORLD, S, N]  this rank's buffer
 
-    Added in fp32 in the order of ranks and rounded once: bitwise repeatable, and equal to what any
-    other rank would get of these addends.
+    Slots are added in rank order in fp32 and rounded once. The result is bitwise repeatable, and
+    any other rank would compute the same from these addends.
 
-    chunk_tile    as the senders'
-    dtype         of the result, by default that of the slots
-    max_programs  at most so many SMs
+    chunk_tile    the same as the senders'
+    dtype         the dtype of the result; by default that of the slots
+    max_programs  the most SMs to use
 
-    On the current stream; nothing is waited for on the host. A chunk that does not arrive in
-    `signals.timeout_ns` ends the kernel with a result that is not to be used:
-    `signals.raise_failure` says so.
+    It runs on the current stream, and the host does not wait. If a chunk does not arrive within
+    `signals.timeout_ns`, the kernel ends with an invalid result, and `signals.raise_failure` raises
+    an error.
     """
     name = "reduce_slots"
     signals.check(name, slots.device)
@@ -217,7 +217,7 @@ def reduce_slots(
         return out
     limits = limits_of(slots.device)
     tiles = triton.cdiv(rows, REDUCE_M) * triton.cdiv(n, REDUCE_N)
-    # Two programs an SM hide each other's loads.
+    # Two programs on an SM hide the latency of each other's loads.
     programs = min(tiles, max_programs or 2 * limits.num_sms)
     with torch.cuda.device_of(slots):
         reduce_slots_kernel[(programs,)](

@@ -1,7 +1,7 @@
-"""`matmul` as a way to compute a Linear's product (csrc/ops/tuning/product.h), in its configs.
+"""Offers `matmul` as a way to compute a Linear's product (csrc/ops/tuning/product.h).
 
-Each config is a candidate of its own, under its name, so that what is measured, agreed between
-ranks, and kept on disk is the config that runs: nothing is tuned inside.
+Each config is a separate candidate under its own name. So the config that is measured, agreed upon
+by ranks and kept on disk is the one that runs, without any tuning inside.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from axonn_ext.triton.tile_configs import (
     why_illegal,
 )
 
-# Of the configs that the model ranks first, how many are measured. Compiling one takes about a
-# second, once per layout and divisibility of sizes; triton keeps what it compiled on disk.
+# So many configs are measured, those that the model ranks first. Compiling one takes about a second
+# for each layout and divisibility of sizes; triton keeps compiled kernels on disk.
 NUM_OFFERED = 4
 
 
 def _takes(a: Tensor, b: Tensor, bias: Tensor | None) -> bool:
-    # float32 is left to the library: without tensor cores ours does not win.
+    # float32 is left to the library: without tensor cores, our kernel is not faster.
     half = a.dtype in DTYPES and a.dtype != torch.float32
     aligned = bias is None or bias.is_contiguous()
     return half and aligned and is_known(a.device)
 
 
 def offered_configs(a: Tensor, b: Tensor, bias: Tensor | None) -> list[str]:
-    """The version of triton, then names of configs; nothing for operands that it does not take."""
+    """Returns the version of triton, then names of configs; [] for operands it does not support."""
     if not _takes(a, b, bias):
         return []
     problem = problem_of(a, b, bias=bias, activation=None)
@@ -48,7 +48,7 @@ def _by_name(element_bytes: int, amd: bool) -> dict[str, TileConfig]:
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None, name: str) -> list[Tensor]:
-    """[a @ b (+ bias)] by the config of that name; [] where it is not legal for these operands."""
+    """Returns [a @ b (+ bias)], computed with that config; [] if it is illegal for the operands."""
     if not _takes(a, b, bias):
         return []
     problem = problem_of(a, b, bias=bias, activation=None)

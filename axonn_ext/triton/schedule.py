@@ -1,11 +1,12 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""csrc/core's order of tiles and layout of flags, restated for Triton kernels.
+"""The order of tiles and the layout of flags of csrc/core, restated for Triton kernels.
 
-The C++ headers are the definition; this module's test compiles them and compares every function
-here to them. Shards are even, as gathers and scatters over ranks ask for.
+The C++ headers are the definition. The test of this module compiles them and compares every
+function here with them. All shards have the same size, as gathers and scatters over ranks require.
 
-    rows    of one shard; the gathered, or scattered, dimension has WORLD * rows
-    chunks  per shard; tile: edges of chunks lie a multiple of it behind the start of their shard
+    rows    the rows of one shard; the gathered, or scattered, dimension has WORLD * rows
+    chunks  the number of chunks per shard
+    tile    chunks begin at a multiple of this many rows from the start of their shard
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# 32-bit words from one flag to the next: kSignalStride of csrc/core/symmetric/signal_layout.h.
+# The distance of flags in 32-bit words: kSignalStride of csrc/core/symmetric/signal_layout.h.
 FLAG_STRIDE = tl.constexpr(32)
 
 
@@ -25,11 +26,11 @@ def part_begin(count, parts, index):
 
 @triton.jit
 def part_at(count, parts, position):
-    """comm::part_at: the part that a position lies in."""
+    """comm::part_at: the part in which a position lies."""
     quotient = count // parts
     remainder = count % parts
     in_larger = remainder * (quotient + 1)
-    # A quotient of 0 leaves no position in a smaller part.
+    # If the quotient is 0, no position lies in a smaller part.
     later = remainder + (position - in_larger) // tl.maximum(quotient, 1)
     return tl.where(position < in_larger, position // (quotient + 1), later)
 
@@ -70,7 +71,7 @@ def scatter_tile(index, rows, rank, tiles_across, BLOCK: tl.constexpr, WORLD: tl
 
 @triton.jit
 def scatter_tiles_in(rows, chunks, tile, chunk, tiles_across, BLOCK: tl.constexpr):
-    """ScatterTiles::tiles_in: what must be stored before the chunk may be signalled."""
+    """ScatterTiles::tiles_in: the tiles that must be stored before the chunk may be signalled."""
     begin = chunk_begin(rows, chunks, tile, chunk)
     size = chunk_begin(rows, chunks, tile, chunk + 1) - begin
     return tl.cdiv(size, BLOCK) * tiles_across
@@ -78,5 +79,5 @@ def scatter_tiles_in(rows, chunks, tile, chunk, tiles_across, BLOCK: tl.constexp
 
 @triton.jit
 def epoch_reached(value, epoch):
-    """comm::epoch_reached of 32-bit words: right while the two are less than 2^31 apart."""
+    """comm::epoch_reached for 32-bit words; correct if the two are less than 2^31 apart."""
     return ((value.to(tl.int64) - epoch.to(tl.int64)) & 0x80000000) == 0

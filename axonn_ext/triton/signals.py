@@ -1,13 +1,13 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""Flags between ranks, in Triton: raised with release, awaited with acquire, never forever.
+"""Flags between ranks in Triton, raised with release, awaited with acquire and a time limit.
 
-A failure word ends every wait of a rank's kernels: 0 while all is well, else 1 + the number of the
-flag that did not come in time. The first wait to give up sets it, all others see it and give up;
-the host reads it (`Signals.raise_failure`).
+A failure word ends every wait of a rank's kernels. It is 0 while there is no failure, else 1 + the
+number of the flag that was not raised in time. The first wait that gives up sets it, and all other
+waits see it and give up as well. The host reads it in `Signals.raise_failure`.
 
-Atomics on one word are executed by one thread and their result is handed to all threads of the
-program, so that loops and branches that depend on them are uniform. A clock is read by each thread
-for itself: nothing branches on it.
+One thread executes an atomic on one word, and all threads of the program get its result, so loops
+and branches that depend on it are uniform. But each thread reads the clock for itself, so nothing
+may branch on the clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from axonn_ext.triton.schedule import FLAG_STRIDE, epoch_reached
 
 @triton.jit
 def _now(INTERPRET: tl.constexpr):
-    """Nanoseconds; the interpreter has no clock."""
+    """Returns the time in nanoseconds; 0 in the interpreter, which has no clock."""
     if INTERPRET:
         now = tl.full((), 0, tl.int64)
     else:
@@ -35,16 +35,17 @@ def _now(INTERPRET: tl.constexpr):
 
 @triton.jit
 def wait_for_flag(flags_ptr, flag, epoch, failure_ptr, budget, INTERPRET: tl.constexpr):
-    """Returns once the flag has reached the epoch (acquire) or a wait has failed.
+    """Waits until the flag has reached the epoch (acquire) or a wait has failed.
 
     flags_ptr    int32, FLAG_STRIDE words apart; in this rank's memory
     failure_ptr  int32 [1]
-    budget       nanoseconds; in the interpreter, which has no clock, looks at the flag
+    budget       nanoseconds; in the interpreter, which has no clock, the number of looks at the
+                 flag
     """
     word_ptr = flags_ptr + flag * FLAG_STRIDE
     began = _now(INTERPRET)
     looks = tl.full((), 0, tl.int64)
-    # An addition of 0 is the atomic load that every version of Triton has.
+    # An atomic addition of 0 serves as an atomic load, which not every version of Triton has.
     waiting = not epoch_reached(tl.atomic_add(word_ptr, 0, sem="acquire", scope="sys"), epoch)
     while waiting:
         looks += 1
@@ -54,16 +55,17 @@ def wait_for_flag(flags_ptr, flag, epoch, failure_ptr, budget, INTERPRET: tl.con
             late = _now(INTERPRET) - began > budget
         reached = epoch_reached(tl.atomic_add(word_ptr, 0, sem="acquire", scope="sys"), epoch)
         failure = tl.where(late & (not reached), flag + 1, 0)
-        # Tells the others, and hears of them; on the next look this wait ends, too.
+        # This sets the failure word if this wait gives up, and reads the failures of other waits.
         failed = tl.atomic_cas(failure_ptr, 0, failure, sem="relaxed", scope="gpu") != 0
         waiting = (not reached) & (not failed)
 
 
 @triton.jit
 def order_descriptor_loads(DESCRIPTORS: tl.constexpr, INTERPRET: tl.constexpr):
-    """Orders what was acquired before TMA loads, which read through a proxy of their own."""
+    """Orders acquired data before TMA loads, which read through another memory proxy."""
     if DESCRIPTORS and not INTERPRET:
-        # Every thread fences, for any may issue the load. It returns a word as it must.
+        # Every thread executes the fence, since any thread may issue the load. Inline assembly must
+        # return a word.
         tl.inline_asm_elementwise(
             "fence.proxy.async.global; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False,
             pack=1,
@@ -72,14 +74,14 @@ def order_descriptor_loads(DESCRIPTORS: tl.constexpr, INTERPRET: tl.constexpr):
 
 @triton.jit
 def signal_when_last(counter_ptr, num_parts, flag_ptr, epoch):
-    """Raises the flag to the epoch if this is the last of `num_parts` programs' parts.
+    """Raises the flag to the epoch if this is the last of `num_parts` programs to call this.
 
-    What each of them stored before its call is visible to whoever acquires the flag. The counter
-    is 0 again afterwards.
+    Everything that these programs stored before their calls is visible to whoever acquires the
+    flag. The counter is 0 again afterwards.
     counter_ptr  int32, this rank's     flag_ptr  int32, in any rank's memory
     """
-    # All threads' stores before the one thread's release, which is cumulative over the barrier. At
-    # system scope: what was stored may lie in a peer's memory.
+    # The barrier orders all threads' stores before the release of one thread, which covers them. It
+    # has system scope, because the stores may be to a peer's memory.
     tl.debug_barrier()
     before = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="sys")
     if before == num_parts - 1:
@@ -89,32 +91,32 @@ def signal_when_last(counter_ptr, num_parts, flag_ptr, epoch):
 
 @dataclass(frozen=True)
 class Signals:
-    """One rank's end of the signals of a fused op: who it is, where flags lie, and how far it is.
+    """The signals of a fused op on one rank: its rank, the addresses of flags, and its epoch.
 
-    All ranks make the same calls, in the same order, with the same sizes; each call that is not
-    empty has an epoch of its own, one more than the last. Flags, counters and epochs begin at 0 on
-    every rank before the first call of any. One object serves one op and its buffers.
+    All ranks must make the same calls in the same order with the same sizes. Each call that is not
+    empty has its own epoch, one more than the call before. Flags, counters and epochs must be 0 on
+    every rank before any rank makes its first call. One object serves one op and its buffers.
 
-    The epoch lies in device memory, so that a captured graph can be replayed: `advance` first, then
-    the kernels of the call.
+    The epoch lies in device memory, so that a captured graph can be replayed. A call consists of
+    `advance` and then its kernels.
     """
 
     rank: int
     world_size: int
     chunks_per_shard: int
-    flags: Tensor  # int32 [world_size * chunks_per_shard, 32], which peers write to
+    flags: Tensor  # int32 [world_size * chunks_per_shard, 32], to which peers write
     flags_ptrs: Tensor  # int64 [world_size]: the address of every rank's `flags`
-    counters: Tensor  # int32 [world_size * chunks_per_shard], this rank's alone
-    epoch: Tensor  # int32 [1], likewise
-    failure: Tensor  # int32 [1], likewise
-    timeout_ns: int  # of one wait; in the interpreter the number of looks at a flag
+    counters: Tensor  # int32 [world_size * chunks_per_shard], used only by this rank
+    epoch: Tensor  # int32 [1], used only by this rank
+    failure: Tensor  # int32 [1], used only by this rank
+    timeout_ns: int  # the limit of one wait; in the interpreter, the number of looks at a flag
 
     def advance(self) -> None:
-        """Begins the next call: on the current stream, as everything here; 32 bits wrap around."""
+        """Begins the next call, on the current stream. The 32-bit epoch may wrap around."""
         self.epoch.add_(1)
 
     def check(self, name: str, device: torch.device) -> None:
-        """Raises ValueError, on behalf of `name`, for what its kernels could not work with."""
+        """Raises ValueError, which names the op, for tensors that its kernels cannot use."""
         if not 0 <= self.rank < self.world_size:
             raise ValueError(
                 f"{name}: rank must be 0 to {self.world_size - 1}, got {self.rank} of "
@@ -138,9 +140,9 @@ class Signals:
             check_words(name, argument, tensor, size, dtype, device)
 
     def raise_failure(self, name: str) -> None:
-        """Raises RuntimeError if a wait ended without its flag; waits for the kernels.
+        """Waits for the kernels, and raises RuntimeError if a wait has failed.
 
-        After a failure flags and buffers are of no use: the failure word is not cleared.
+        After a failure, flags and buffers cannot be used again, and the failure word stays set.
         """
         flag = int(self.failure.item()) - 1
         if flag >= 0:
@@ -159,7 +161,8 @@ def check_words(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Raises ValueError unless it is contiguous, has at least `count` elements, and lies there."""
+    """Raises ValueError unless the tensor is contiguous, has the dtype, at least `count` elements,
+    and lies on the device."""
     good = tensor.dtype == dtype and tensor.is_contiguous() and tensor.device == device
     if not good or tensor.numel() < count:
         raise ValueError(

@@ -1,7 +1,7 @@
-"""The configs of our Triton kernels: which exist, which are legal for a problem, which to take.
+"""The configs of our Triton kernels: all of them, those that are legal for a problem, and the best.
 
-Plain Python: neither triton nor a device is touched, so that all of it is tested anywhere. One
-predicate, `why_illegal`, serves the heuristic below and the pruner of autotune.py.
+This module needs neither triton nor a device, so it can be tested anywhere. The heuristic below and
+the pruner of autotune.py use the same predicate, `why_illegal`.
 """
 
 from __future__ import annotations
@@ -11,39 +11,39 @@ from dataclasses import dataclass, replace
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 ACTIVATIONS = ("gelu", "swiglu")
-# A tensor descriptor asks this alignment of the base and of every stride but the last, which is 1.
+# A tensor descriptor needs this alignment of the base and of every stride but the last, which is 1.
 DESCRIPTOR_ALIGNMENT = 16
-MAX_BOX = 256  # elements of an edge of what one descriptor load takes
-MAX_WORKSPACE_BYTES = 256 << 20  # of split-K's partial sums
+MAX_BOX = 256  # the most elements of an edge of the box that one descriptor loads
+MAX_WORKSPACE_BYTES = 256 << 20  # the limit of split-K's partial sums
 MAX_SPLIT_K = 16
-MAX_THREADS = 512  # of a program: more would leave each too few registers
-# Accumulators of a thread that holds much else: rows of A and columns of B, where there are no
-# tensor cores; addresses of operands that are loaded element by element; the state of a schedule.
-# Half of them, where two of these meet.
-# What is beyond them spills: tools/triton_check.py shows it.
+MAX_THREADS = 512  # the limit for one program, since more would leave each thread too few registers
+# The most accumulators of a thread that must hold much else: rows of A and columns of B, if there
+# are no tensor cores; the addresses of operands that are loaded element by element; or the state of
+# a schedule. If two of these apply, the limit is half of this. tools/triton_check.py shows that
+# more accumulators spill.
 MAX_CROWDED_ACCUMULATORS = 64
-# Without tensor cores a step of the loop is unrolled: bytes of a row of it.
+# The most bytes of a row in a step of the loop without tensor cores, which is unrolled.
 MAX_IEEE_STEP_BYTES = 64
-# What a thread loads in a step if it has to load element by element; half where it is fused.
+# The most bytes that a thread loads per step element by element; half of this in fused kernels.
 MAX_SCATTERED_BYTES = 128
 
 
 @dataclass(frozen=True)
 class TileConfig:
-    """How a persistent matmul is cut: tiles of the output, depth of a step, workers of a tile."""
+    """How a persistent matmul is cut: tile of the output, depth of a step, warps of a tile."""
 
     block_m: int
     block_n: int
     block_k: int
     num_warps: int
-    num_stages: int  # of shared memory between loads and math
-    group_m: int = 8  # rows of tiles that are worked on together, for the sake of the L2 cache
-    split_k: int = 1  # parts of K, each a tile of its own in fp32
-    descriptors: bool = False  # load by tensor descriptors (TMA), else by pointers
+    num_stages: int  # the stages of shared memory between loads and math
+    group_m: int = 8  # the rows of tiles that are computed together, for the L2 cache
+    split_k: int = 1  # the parts of K, each of which has its own tile in fp32
+    descriptors: bool = False  # whether to load by tensor descriptors (TMA) or by pointers
 
     @property
     def name(self) -> str:
-        """As m128n256k64w8s3g8p1t: what the cache on disk calls it."""
+        """The name in the cache on disk, like m128n256k64w8s3g8p1t."""
         return (
             f"m{self.block_m}n{self.block_n}k{self.block_k}w{self.num_warps}s{self.num_stages}"
             f"g{self.group_m}p{self.split_k}{'t' if self.descriptors else ''}"
@@ -52,21 +52,22 @@ class TileConfig:
 
 @dataclass(frozen=True)
 class Problem:
-    """C [m, n] = A [m, k] @ B [k, n], as far as it matters for the choice of a config."""
+    """The properties of C [m, n] = A [m, k] @ B [k, n] that matter for the choice of a config."""
 
     m: int
     n: int
     k: int
-    dtype: str  # of A, B and C: a key of DTYPE_BYTES
-    layout: str = "NN"  # A, then B: N rows are contiguous, T columns are, S neither
+    dtype: str  # the dtype of A, B and C, a key of DTYPE_BYTES
+    layout: str = "NN"  # of A, then B: N if rows are contiguous, T if columns are, S if neither are
     bias: bool = False
     activation: str | None = None  # one of ACTIVATIONS
-    tf32: bool = False  # whether float32 may be rounded to it for the tensor cores
-    aligned: bool = True  # both operands can be read by tensor descriptors
-    vectors: bool = True  # both can be read by pointers in vectors, not element by element
-    # Edges of chunks along m, which must be edges of tiles; 0: not cut, or cut anywhere.
+    tf32: bool = False  # whether float32 may be rounded to tf32 for the tensor cores
+    aligned: bool = True  # whether tensor descriptors can read both operands
+    vectors: bool = True  # whether pointers can read both in vectors, not element by element
+    # Chunks along m begin at multiples of this, where tiles must begin, too. 0 means that there are
+    # no chunks, or that they may begin anywhere.
     chunk_tile_m: int = 0
-    fused: bool = False  # with a collective: no split-K, no epilogue
+    fused: bool = False  # whether it is fused with a collective; then without split-K and epilogue
 
     @property
     def element_bytes(self) -> int:
@@ -74,23 +75,23 @@ class Problem:
 
     @property
     def ieee(self) -> bool:
-        """Whether products are of full float32, which tensor cores do not make."""
+        """Whether products have full float32 precision, which tensor cores do not support."""
         return self.dtype == "float32" and not self.tf32
 
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """What a GPU can hold; the last three are for the model in `cost_us`."""
+    """The limits of a GPU, and numbers for the model in `cost_us`."""
 
-    architecture: int  # 80: sm_80; of AMD hexadecimal, 0x90A: gfx90a
+    architecture: int  # 80 for sm_80; for AMD in hexadecimal, 0x90A for gfx90a
     num_sms: int
     shared_bytes_per_block: int
-    max_accumulators: int  # fp32 registers of a thread, next to what addresses and loops need
+    max_accumulators: int  # fp32 registers of a thread besides those for addresses and loops
     clock_ghz: float
-    flops_per_cycle: float  # of one SM, for elements of 2 bytes; half for tf32, 256 for ieee
-    l2_bytes_per_cycle: float  # into one SM
+    flops_per_cycle: float  # per SM for elements of 2 bytes; half of it for tf32, 256 for ieee
+    l2_bytes_per_cycle: float  # from L2 into one SM
     registers_per_sm: int = 65536
-    warp_size: int = 32  # 64: AMD's wavefronts, whose compute units are called SMs here
+    warp_size: int = 32  # 64 for AMD's wavefronts; AMD's compute units are called SMs here
 
     @property
     def is_amd(self) -> bool:
@@ -98,7 +99,7 @@ class DeviceLimits:
 
     @property
     def name(self) -> str:
-        """As sm_90, gfx90a."""
+        """The name of the architecture, like sm_90 or gfx90a."""
         return f"gfx{self.architecture:x}" if self.is_amd else f"sm_{self.architecture}"
 
 
@@ -106,21 +107,21 @@ class DeviceLimits:
 # bandwidth of sm_90 is a guess, as in csrc/core/gemm/launch_config.h.
 SM80 = DeviceLimits(80, 108, 163 * 1024, 128, 1.41, 2048, 47)
 SM90 = DeviceLimits(90, 132, 227 * 1024, 128, 1.83, 4096, 64)
-# Source: AMD's data sheets of MI250X (one of its two dies) and MI300X; into a compute unit 64 bytes
-# a cycle of L2, a guess. No AMD GPU has run anything of this.
+# Source: AMD's data sheets of MI250X (one of its two dies) and MI300X. It is a guess that a compute
+# unit reads 64 bytes per cycle from L2. None of this has run on an AMD GPU.
 GFX90A = DeviceLimits(0x90A, 110, 64 * 1024, 128, 1.7, 1024, 64, 131072, 64)
 GFX942 = DeviceLimits(0x942, 304, 64 * 1024, 128, 2.1, 2048, 64, 131072, 64)
 AMD_LIMITS = {limits.name: limits for limits in (GFX90A, GFX942)}
 IEEE_FLOPS_PER_CYCLE = 256  # 128 fused multiply-adds
-TILE_CYCLES = 1500  # to fill the stages and to drain the accumulators: a guess
+TILE_CYCLES = 1500  # the time to fill the stages and to drain the accumulators (a guess)
 LAUNCH_US = 4.0  # a guess
 
 
 def device_limits(architecture: int, num_sms: int, shared_bytes_per_block: int) -> DeviceLimits:
-    """The limits of a device, from what its driver says of it.
+    """Returns the limits of a device from what its driver reports.
 
-    An architecture that is not known is taken for the last known one before it, which it can run
-    the kernels of.
+    For an unknown architecture they are those of the last known one before it, whose kernels it can
+    run.
     """
     if architecture < SM80.architecture:
         raise ValueError(f"architecture must be at least 80 (sm_80), got {architecture}")
@@ -134,13 +135,14 @@ def device_limits(architecture: int, num_sms: int, shared_bytes_per_block: int) 
 
 
 def amd_limits(gfx: str, num_sms: int) -> DeviceLimits:
-    """The limits of an AMD GPU by its name, as gfx942. Raises ValueError for one not known."""
+    """Returns the limits of an AMD GPU with a name like gfx942. Raises ValueError if unknown."""
     if gfx not in AMD_LIMITS:
         raise ValueError(f"the architecture must be one of {', '.join(AMD_LIMITS)}, got {gfx}")
     return replace(AMD_LIMITS[gfx], num_sms=num_sms)
 
 
-# block_m, block_n, block_k in bytes of a row, warps, stages; for both architectures, as legal.
+# block_m, block_n, block_k in bytes of a row, warps, stages, for both architectures; `why_illegal`
+# says which are legal.
 _TILES = (
     (128, 256, 128, 8, 3),
     (256, 128, 128, 8, 3),
@@ -159,7 +161,7 @@ _TILES = (
     (64, 32, 128, 4, 4),
     (32, 32, 64, 4, 3),
 )
-# On AMD: a stage in registers, the others in 64 KiB, of which two programs are to have half each.
+# On AMD, one stage lies in registers. The others share 64 KiB, half of it for each of two programs.
 _AMD_TILES = (
     (256, 128, 128, 8, 2),
     (128, 256, 128, 8, 2),
@@ -178,7 +180,7 @@ _SPLITS = (1, 2, 4, 8)
 
 @functools.cache
 def candidates(element_bytes: int, *, amd: bool = False) -> tuple[TileConfig, ...]:
-    """Every config that kernels are built for, legal or not. Of equals the first is taken."""
+    """Returns every config for which kernels are built, legal or not. Ties go to the first."""
     return tuple(
         TileConfig(m, n, row_bytes // element_bytes, warps, stages, split_k=split, descriptors=by)
         for m, n, row_bytes, warps, stages in (_AMD_TILES if amd else _TILES)
@@ -188,9 +190,9 @@ def candidates(element_bytes: int, *, amd: bool = False) -> tuple[TileConfig, ..
 
 
 def shared_bytes(config: TileConfig, element_bytes: int, *, amd: bool = False) -> int:
-    """An upper bound of a program's shared memory: its stages, or the tile on its way out.
+    """Returns an upper bound of a program's shared memory: its stages, or the tile that it stores.
 
-    tools/triton_check.py holds what the compiler says to it.
+    tools/triton_check.py checks the compiler's numbers against it.
     """
     stage = (config.block_m + config.block_n) * config.block_k * element_bytes
     barriers = 1024
@@ -204,7 +206,7 @@ def _is_power_of_two(number: int) -> bool:
 
 
 def _why_illegal_shape(config: TileConfig) -> str:
-    """What no problem and no device could change."""
+    """Says why the config is illegal for every problem and device; "" if it is not."""
     for name in ("block_m", "block_n", "block_k"):
         size = getattr(config, name)
         if not _is_power_of_two(size) or size < 16:
@@ -251,7 +253,7 @@ def _why_illegal_problem(config: TileConfig, problem: Problem) -> str:
 
 
 def _why_crowded(config: TileConfig, problem: Problem, limits: DeviceLimits) -> str:
-    """What would not fit the registers of a thread."""
+    """Says what would not fit into the registers of a thread; "" if everything does."""
     threads = config.num_warps * limits.warp_size
     accumulators = config.block_m * config.block_n // threads
     scattered = not config.descriptors and not problem.vectors
@@ -289,10 +291,10 @@ def _why_illegal_device(config: TileConfig, problem: Problem, limits: DeviceLimi
     return ""
 
 
-# Asked before every launch, where the host has no time to lose.
+# This is cached because it is called before every launch, where the time of the host matters.
 @functools.lru_cache(maxsize=1 << 14)
 def why_illegal(config: TileConfig, problem: Problem, limits: DeviceLimits) -> str:
-    """Why the config cannot serve the problem on such a device; empty: it can."""
+    """Says why the config cannot be used for the problem on such a device; "" if it can."""
     why = (
         _why_illegal_shape(config)
         or _why_illegal_problem(config, problem)
@@ -302,10 +304,10 @@ def why_illegal(config: TileConfig, problem: Problem, limits: DeviceLimits) -> s
 
 
 def cost_us(config: TileConfig, problem: Problem, limits: DeviceLimits) -> float:
-    """A model, not a measurement: microseconds of a legal config, as waves of tiles.
+    """Returns the modelled (not measured) microseconds of a legal config, by its waves of tiles.
 
-    A tile takes as long as its math or its loads from L2, whichever is longer; parts of a split K
-    cross memory once more. Good for ranking configs.
+    A tile takes as long as its math or its loads from L2, whichever takes longer. Parts of a split
+    K are written to and read from memory once more. The model is good enough to rank configs.
     """
     tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * config.split_k
     waves = -(-tiles // limits.num_sms)
@@ -313,7 +315,7 @@ def cost_us(config: TileConfig, problem: Problem, limits: DeviceLimits) -> float
     depth = -(-blocks // config.split_k) * config.block_k
     rate = IEEE_FLOPS_PER_CYCLE if problem.ieee else limits.flops_per_cycle * 2
     rate = rate / (problem.element_bytes if not problem.ieee else 1)
-    # Fewer rows than an instruction of the architecture multiplies take as long as these.
+    # An instruction multiplies 64 rows, so fewer rows take as long.
     rows = config.block_m if problem.ieee else max(config.block_m, 64)
     math_cycles = 2 * rows * config.block_n * depth / rate
     load_bytes = (config.block_m + config.block_n) * depth * problem.element_bytes
@@ -321,7 +323,7 @@ def cost_us(config: TileConfig, problem: Problem, limits: DeviceLimits) -> float
     cycles = max(math_cycles, load_bytes / limits.l2_bytes_per_cycle) + TILE_CYCLES
     cycles += store_bytes / limits.l2_bytes_per_cycle
     if not config.descriptors and not limits.is_amd and limits.architecture >= 90:
-        cycles *= 1.1  # warps that compute addresses; a guess
+        cycles *= 1.1  # a guess for the warps that compute addresses
     us = LAUNCH_US + waves * cycles / (limits.clock_ghz * 1e3)
     if config.split_k > 1:
         moved = problem.m * problem.n * 4 * config.split_k
@@ -332,7 +334,7 @@ def cost_us(config: TileConfig, problem: Problem, limits: DeviceLimits) -> float
 
 
 def legal_configs(problem: Problem, limits: DeviceLimits) -> list[TileConfig]:
-    """The candidates that can serve the problem, cheapest by the model first."""
+    """Returns the candidates that are legal for the problem, the cheapest by the model first."""
     every = candidates(problem.element_bytes, amd=limits.is_amd)
     legal = [c for c in every if not why_illegal(c, problem, limits)]
     return sorted(legal, key=lambda config: cost_us(config, problem, limits))
@@ -340,7 +342,7 @@ def legal_configs(problem: Problem, limits: DeviceLimits) -> list[TileConfig]:
 
 @functools.lru_cache(maxsize=4096)
 def best_config(problem: Problem, limits: DeviceLimits) -> TileConfig:
-    """The legal candidate of least modelled cost. Raises ValueError if there is none."""
+    """Returns the legal candidate with the least modelled cost. Raises ValueError if none is."""
     legal = legal_configs(problem, limits)
     if not legal:
         raise ValueError(f"no tile config is legal for {problem} on {limits.name}")
@@ -352,9 +354,10 @@ def _rounded_up(size: int) -> int:
 
 
 def shape_class(problem: Problem, limits: DeviceLimits) -> str:
-    """The key under which a winner is kept: what changes it, sizes as the next power of two.
+    """Returns the key under which a winner is kept: everything that may change the winner.
 
-    Winners of one class are legal for all of it, or the heuristic takes over (autotune.py asks).
+    Sizes are rounded up to powers of two. If a winner is illegal for another problem of its class,
+    autotune.py uses the heuristic for that problem.
     """
     epilogue = ("bias" if problem.bias else "") + (problem.activation or "")
     return (

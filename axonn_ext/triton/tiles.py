@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""What our Triton matmuls share: loading operands, the loop over K, epilogues.
+"""What our Triton matmuls share: loading operands, the loop over K, and epilogues.
 
 Shapes: M, N, K of the product, R rows and C columns of any matrix. A matrix is given as a pointer
-with two strides, or as a tensor descriptor of its contiguous rows, or columns (TRANSPOSED). Of a
-buffer whose two halves are used by turns the descriptor knows both.
+with two strides, or as a tensor descriptor of its contiguous rows, or columns (TRANSPOSED). If a
+buffer has two halves that are used in turns, the descriptor covers both (HALVES).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def load_tile(
     DESCRIPTOR: tl.constexpr,  # of [R, C], of [C, R] if TRANSPOSED, of [2, R, C] if HALVES
     TRANSPOSED: tl.constexpr, HALVES: tl.constexpr,
 ):  # fmt: skip
-    """A tile [BLOCK_R, BLOCK_C]; zeros beyond the matrix."""
+    """Loads a tile [BLOCK_R, BLOCK_C], with zeros beyond the matrix."""
     if DESCRIPTOR:
         if HALVES:
             tile = tl.reshape(source.load([half, row, col]), (BLOCK_R, BLOCK_C))
@@ -42,7 +42,7 @@ def store_tile(
     tile, row, col, rows, cols, stride_row,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Stores what of the tile lies in the matrix, cast to its dtype."""
+    """Stores the part of the tile that lies in the matrix, cast to its dtype."""
     r = row + tl.arange(0, BLOCK_R)
     c = col + tl.arange(0, BLOCK_C)
     offsets = r.to(tl.int64)[:, None] * stride_row + c.to(tl.int64)[None, :]
@@ -59,7 +59,7 @@ def multiply_tile(
     DESCRIPTORS: tl.constexpr, TRANSPOSED_A: tl.constexpr, TRANSPOSED_B: tl.constexpr,
     HALVES_A: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """fp32 [BLOCK_M, BLOCK_N]: the product at (row, col), of blocks first to last - 1 of K."""
+    """Returns fp32 [BLOCK_M, BLOCK_N], the product at (row, col) of blocks [first, last) of K."""
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for block in tl.range(first, last):
         depth = block * BLOCK_K
@@ -67,7 +67,7 @@ def multiply_tile(
                       DESCRIPTORS, TRANSPOSED_A, HALVES_A)  # fmt: skip
         y = load_tile(b, 0, depth, col, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N,
                       DESCRIPTORS, TRANSPOSED_B, False)  # fmt: skip
-        if UPCAST:  # the interpreter multiplies the bits of 16-bit floats, or sums in them
+        if UPCAST:  # the interpreter would multiply the bits of 16-bit floats, or sum in them
             x = x.to(tl.float32)
             y = y.to(tl.float32)
         acc = tl.dot(x, y, acc, input_precision=PRECISION)
@@ -81,7 +81,7 @@ def finish_tile(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """bias and activation, in fp32; swiglu halves the columns, which alternate gate and up."""
+    """Applies bias and activation in fp32; swiglu halves the columns, which alternate gate, up."""
     if HAS_BIAS:
         c = col + tl.arange(0, BLOCK_N)
         acc += tl.load(bias_ptr + c, mask=c < n, other=0.0).to(tl.float32)[None, :]

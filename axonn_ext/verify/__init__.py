@@ -1,9 +1,10 @@
-"""Whether the kernels for GPUs compute the right thing: the cases, which `axonn-ext verify` and the
-tests share, and how they are run apart from each other.
+"""Checks whether the kernels for GPUs compute correct results.
 
-accuracy.py     how close to a reference is close enough
+`axonn-ext verify` and the tests share these cases, which run in groups, each in its own processes.
+
+accuracy.py     the largest errors that rounding explains
 virtual.py      the fused GEMM, alone and between virtual ranks of one GPU
-ranks.py        the ops between ranks of their own;  linears.py: a Linear on every grid
-products.py     kernels that compete for a whole product
+ranks.py        the ops between real ranks;  linears.py: a Linear on every grid
+products.py     the kernels among which Linears choose for a product
 groups.py       the cases in groups;  worker.py: one group in its processes;  run.py: all groups
 """

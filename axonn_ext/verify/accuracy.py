@@ -1,4 +1,4 @@
-"""How close to a reference is close enough."""
+"""Bounds of the errors that rounding explains."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:
-    """Largest error over the largest magnitude; infinite if the shapes differ or NaN came."""
+    """Returns the largest error over the largest magnitude; infinite for NaN or another shape."""
     if got.shape != want.shape:
         return math.inf
     if want.numel() == 0:
@@ -20,18 +20,18 @@ def relative_error(got: Tensor, want: Tensor) -> float:
 
 
 def bound(dtype: torch.dtype, terms: int) -> float:
-    """Round-off of a sum of `terms` products, relative to its largest result.
+    """Returns a bound of the round-off of a sum of `terms` products, relative to the largest sum.
 
-    Rounding errors add up like a random walk, sqrt(terms) * eps, for terms of the result's own
-    size; the factor 4 covers the largest of some thousand elements.
+    Rounding errors add up like a random walk, to sqrt(terms) * eps for terms of the size of the
+    result. The factor 4 covers the largest of some thousand elements.
     """
     return 4 * torch.finfo(dtype).eps * math.sqrt(terms)
 
 
 def check(got: Tensor, want: Tensor, torchs: Tensor, *, parts: int = 1) -> None:
-    """No more than twice torch's own error, and the rounding of each rank's part.
+    """Raises AssertionError if the error exceeds the bound.
 
-    Raises AssertionError.
+    The bound is twice torch's own error, plus the rounding of each rank's part.
     """
     eps = torch.finfo(got.dtype).eps
     limit = 2 * relative_error(torchs, want) + eps * (1 + math.sqrt(parts))
@@ -41,6 +41,6 @@ def check(got: Tensor, want: Tensor, torchs: Tensor, *, parts: int = 1) -> None:
 
 
 def check_same_bits(got: Tensor, want: Tensor) -> None:
-    """Raises AssertionError for any difference."""
+    """Raises AssertionError if any bit differs."""
     if not torch.equal(got, want):
         raise AssertionError("not the same bits")

@@ -1,7 +1,7 @@
-"""The cases of `axonn-ext verify` in groups: each runs in processes of its own.
+"""The groups of cases of `axonn-ext verify`. Each group runs in its own processes.
 
-A target returns how many cases there were and what is wrong. It raises NotImplementedError, with
-the reason, where this machine has nothing that it could run.
+The target of a group returns the number of cases and the failures. It raises NotImplementedError,
+with the reason, if this machine cannot run any of its cases.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from axonn_ext.verify import linears, products, ranks, virtual
 Found = tuple[int, list[str]]
 Check = tuple[str, Callable[[], None]]
 
-MAX_FAILURES = 20  # of a group that are told
+MAX_FAILURES = 20  # the most failures of a group that are reported
 MAX_RANKS = 8
 
 
 @dataclass(frozen=True)
 class Group:
-    """Cases of one kernel that share processes, and their fate.
+    """Cases of one kernel that run in the same processes, which a crash would end for all of them.
 
     target   module:function
-    gpus     of so many ranks, each with a GPU of its own; 1: they share one, if there are several
-    seconds  after which it is ended
+    gpus     the number of GPUs, one for each rank; 1: all ranks share one GPU
+    seconds  the time after which the group is ended
     """
 
     name: str
@@ -43,7 +43,7 @@ class Group:
 
 
 def groups(num_gpus: int) -> list[Group]:
-    """All that there are for so many GPUs; those of one GPU first."""
+    """Returns all groups for that many GPUs; those of one GPU come first."""
 
     def group(name: str, kernel: str, target: str, **fields: int) -> Group:
         return Group(name, kernel, f"{__name__}:{target}", **fields)
@@ -76,7 +76,7 @@ def groups(num_gpus: int) -> list[Group]:
 
 
 def run_checks(checks: Iterator[Check]) -> Found:
-    """All of them; an error that is not about values, as one of CUDA, ends them."""
+    """Runs all checks; an error that is not about values, such as one of CUDA, ends them."""
     failures, count = [], 0
     for name, check in checks:
         count += 1
@@ -88,7 +88,7 @@ def run_checks(checks: Iterator[Check]) -> Found:
 
 
 def fused_module() -> ModuleType:
-    """axonn_ext._cuda. Raises NotImplementedError with the op's reason where it is of no use."""
+    """Returns axonn_ext._cuda. Raises NotImplementedError with the op's reason if it cannot run."""
     device = torch.device("cuda", torch.cuda.current_device())
     why = torch.ops.axonn._why_no_fused_here(device, torch.bfloat16, 1, False)
     if why:
@@ -171,7 +171,8 @@ def fused_linears() -> Found:
         failure
         for layout in ("sharded", "replicated")
         for dtype in virtual.DTYPES
-        # A rounding of each part of a sum, and of the result, over one and two reductions.
+        # The limit covers a rounding of each part of a sum, and of the result, over one and over
+        # two reductions.
         for failure in linears.linear_failures(
             grids,
             layout,
@@ -195,7 +196,7 @@ def cublaslt_products() -> Found:
 
 
 def triton_products() -> Found:
-    # A second of compiling for each config and layout.
+    # Each config and layout takes a second to compile.
     count, failures = _products("triton", products.SHAPES[:2], products.HALF[:1], products.LAYOUTS)
     more, others = _products("triton", products.SHAPES[2:], products.HALF[1:], ("NT",))
     return count + more, failures + others

@@ -1,4 +1,4 @@
-"""A Linear on every grid of the ranks, on GPUs, against plain torch in float64 on the CPU."""
+"""Compares a Linear on every grid, on GPUs, with plain torch in float64 on the CPU."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from axonn_ext.verify.accuracy import relative_error
 
 
 def factorisations(world_size: int) -> list[GridShape]:
-    """Every ordered way to lay `world_size` ranks out over x, y, z and data."""
+    """Returns every way to lay out `world_size` ranks over x, y, z and data."""
     sizes = itertools.product(range(1, world_size + 1), repeat=4)
     return [GridShape(*s) for s in sizes if math.prod(s) == world_size]
 
 
 def every_grid() -> list[Grid]:
-    """Of the world's ranks. Its groups take time to connect: make it once for all calls."""
+    """Returns every grid of all ranks. Make them only once, since groups take time to connect."""
     return [Grid(**shape.as_dict()) for shape in factorisations(dist.get_world_size())]
 
 
@@ -36,7 +36,7 @@ def linear_errors(
     dtype: torch.dtype = torch.float64,
     sizes: tuple[int, int, int],
 ) -> dict[str, float]:
-    """Relative errors of one forward and backward; sizes: rows, in- and out-features."""
+    """Returns the relative errors of one forward and backward; sizes: rows, in and out features."""
     rows, features_in, features_out = sizes
     layer = nn.Linear(
         features_in, features_out, grid=grid, role=role, layout=layout, dtype=dtype,
@@ -74,7 +74,7 @@ def linear_failures(
     sizes: tuple[int, int, int],
     limit: float,
 ) -> list[str]:
-    """On each grid and in both roles, what is off by more than the limit."""
+    """Returns, for each grid and both roles, which errors exceed the limit."""
     return [
         f"{grid.shape} {role} {layout} {name}: {error:.1e} > {limit:.1e}"
         for grid, role in itertools.product(grids, ROLES)

@@ -1,4 +1,4 @@
-"""Kernels that compete for a whole product, each by its names."""
+"""Checks the kernels among which Linears choose for a product, under each of their names."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from axonn_ext import (
 from axonn_ext.verify.accuracy import bound, relative_error
 
 HALF = (torch.bfloat16, torch.float16)
-# Of a size that every kernel takes; ragged; few rows; deep.
+# The sizes are: one that every kernel supports, one that no tile divides, few rows, a large K.
 SHAPES = ((256, 384, 128), (257, 129, 264), (8, 4096, 512), (128, 128, 8192))
 LAYOUTS = ("NN", "NT", "TN")
 
 
 def laid_out(rows: int, columns: int, layout: str, dtype: torch.dtype, device: str) -> Tensor:
-    """A random matrix. N: rows are contiguous, T: columns, S: strided, with gaps both ways."""
+    """Returns a random matrix.
+
+    N: rows are contiguous. T: columns are contiguous. S: there are gaps in both directions.
+    """
     generator = torch.Generator().manual_seed(rows * 1000 + columns)
     values = torch.randn(rows, columns, generator=generator, dtype=torch.float64).to(device, dtype)
     if layout == "T":
@@ -33,7 +36,7 @@ def laid_out(rows: int, columns: int, layout: str, dtype: torch.dtype, device: s
 def operands(
     shape: tuple[int, int, int], layout: str, dtype: torch.dtype, device: str = "cuda"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A, B and a bias."""
+    """Returns A, B and a bias."""
     m, n, k = shape
     a = laid_out(m, k, layout[0], dtype, device)
     b = laid_out(k, n, layout[1], dtype, device)
@@ -41,13 +44,13 @@ def operands(
 
 
 def is_registered(kind: str, device: str = "CUDA") -> bool:
-    """Whether there is such a kernel for tensors of that dispatch key."""
+    """Whether a kernel of that kind is registered for tensors of that dispatch key."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return bool(has_kernel(f"axonn::_mm_{kind}", device))
 
 
 def names_of(kind: str, a: Tensor, b: Tensor, bias: Tensor | None) -> list[str]:
-    """The names of the kind's algorithms or configs for these operands."""
+    """Returns the names of the kind's algorithms or configs for these operands."""
     _, *found = getattr(torch.ops.axonn, f"_mm_{kind}_candidates")(a, b, bias) or [""]
     return [f"{kind}_{name}" if name else kind for name in found]
 
@@ -55,9 +58,9 @@ def names_of(kind: str, a: Tensor, b: Tensor, bias: Tensor | None) -> list[str]:
 def product_failures(
     kind: str, shape: tuple[int, int, int], dtype: torch.dtype, layout: str, device: str = "cuda"
 ) -> tuple[int, list[str]]:
-    """How many names there are, with and without a bias, and what is wrong with them.
+    """Returns the number of names, with and without a bias, and the failures.
 
-    The kind must be used in this process.
+    Kernels of this kind must be enabled in this process.
     """
     a, b, bias = operands(shape, layout, dtype, device)
     failures: list[str] = []
@@ -87,7 +90,7 @@ def all_failures(
     dtypes: Sequence[torch.dtype],
     layouts: Sequence[str],
 ) -> tuple[int, list[str]]:
-    """The same, of all of these."""
+    """Returns the same for all shapes, dtypes and layouts."""
     results = [
         product_failures(kind, shape, dtype, layout)
         for dtype in dtypes

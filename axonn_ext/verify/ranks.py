@@ -1,4 +1,4 @@
-"""The four matmul ops between ranks of their own, beside float64 references that play all ranks."""
+"""Checks the four matmul ops between real ranks against a float64 reference of all ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from axonn_ext import ops
 from axonn_ext.verify.accuracy import relative_error
 
-# Op, and the dimension that is gathered or scattered.
+# The ops, each with the dimension that is gathered or scattered.
 OPS = (
     ("all_gather_matmul", 0),
     ("all_gather_matmul", 1),
@@ -26,15 +26,15 @@ LAYOUTS = {"NN": (False, False), "NT": (False, True), "TN": (True, False)}
 
 
 def draw(*shape: int, dtype: torch.dtype, rank: int, requires_grad: bool = True) -> Tensor:
-    """What rank `rank` holds; any rank can draw it, so each can compute the reference."""
+    """Returns the tensor of a rank. Any rank can draw it, so each can compute the reference."""
     generator = torch.Generator().manual_seed(1000 * rank + sum(shape))
-    # bf16 values, so that every dtype starts from the same numbers.
+    # The values fit into bf16, so that every dtype starts from the same numbers.
     values = torch.randn(shape, generator=generator).bfloat16().to(dtype)
     return values.requires_grad_(requires_grad)
 
 
 class Case:
-    """One op on this rank beside its float64 reference, which plays all ranks."""
+    """One op on this rank, and its float64 reference, which computes the results of all ranks."""
 
     def __init__(self, op: str, dim: int, m: int, k: int, n: int) -> None:
         self.op, self.dim = op, dim
@@ -44,7 +44,7 @@ class Case:
             self.a, self.b = (m, k), (k * (w if dim == 1 else 1), n)
         elif op == "matmul_all_gather_rhs":
             self.a, self.b = (m, k * (w if dim == 0 else 1)), (k, n)
-        else:  # the product's scattered dimension must divide
+        else:  # the number of ranks must divide the product's scattered dimension
             self.a, self.b = (m * w, k), (k, n * w)
 
     def run(self, function: Callable[..., Tensor], a: Tensor, b: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class Case:
         return function(a, b, world, **{key: self.dim})
 
     def reference(self, leaves: Sequence[tuple[Tensor, ...]]) -> list[Tensor]:
-        """Every rank's result, from every rank's operands."""
+        """Returns every rank's result, from every rank's operands."""
         a, b = [leaf[0] for leaf in leaves], [leaf[1] for leaf in leaves]
         if self.op == "all_gather_matmul":
             return [torch.cat(a, self.dim) @ mine for mine in b]
@@ -68,8 +68,10 @@ class Case:
 
 
 def limit_of(dtype: torch.dtype, terms: int, size: int) -> float:
-    """As `accuracy.bound`; and a rounding to the dtype for each rank's part of a sum, since NCCL
-    adds in the tensors' own dtype."""
+    """Returns `accuracy.bound`, plus a rounding to the dtype for each rank's part of a sum.
+
+    NCCL accumulates in the tensors' own dtype.
+    """
     wide = dtype if dtype == torch.float64 else torch.float32
     limit = 4 * torch.finfo(wide).eps * math.sqrt(max(terms, 1))
     return limit + (0 if dtype == wide else 2 * torch.finfo(dtype).eps * math.sqrt(size + 1))
@@ -87,9 +89,9 @@ def op_failures(
     shapes: Sequence[tuple[int, int, int]],
     dtypes: Sequence[torch.dtype],
 ) -> list[str]:
-    """Of values and gradients on GPUs, and of bits that differ from call to call, what is wrong.
+    """Returns wrong values and gradients on GPUs, and bits that differ from call to call.
 
-    shapes  M, K, N of one rank, cut or multiplied as `Case` says
+    shapes  M, K, N of one rank, which `Case` rounds or multiplies as the op needs
     """
     failures = []
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -111,7 +113,7 @@ def op_failures(
             draw(*w.shape, dtype=torch.float64, rank=100 + r).detach().cuda()
             for r, w in enumerate(want)
         ]
-        if op == "matmul_all_reduce":  # one tensor, held by all: one gradient
+        if op == "matmul_all_reduce":  # the result is one tensor on all ranks, with one gradient
             dys = [dys[0]] + [torch.zeros_like(d) for d in dys[1:]]
         torch.autograd.backward(want, dys)
         own_dy = dys[0 if op == "matmul_all_reduce" else rank]

@@ -1,4 +1,4 @@
-"""Runs groups of cases, each in processes of its own: one that dies fails its group alone."""
+"""Runs each group of cases in its own processes, so that a crash fails only one group."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from axonn_ext.verify.worker import Task
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 TOTAL_SECONDS = 170.0
-LEAST_SECONDS = 8.0  # a process takes as long to start
-GRACE_SECONDS = 3.0  # for the peers of a process that has failed, to fail, too
-WAIT_SECONDS = 20.0  # of a rank for a peer, less than any group has of its own
+LEAST_SECONDS = 8.0  # the time that a process takes to start
+GRACE_SECONDS = 3.0  # the time that peers of a failed process have to report their own failure
+WAIT_SECONDS = 20.0  # the time that a rank waits for a peer, less than the time of any group
 TIME_WAS_UP = "the time was up"
-NOT_STARTED = "its processes did not get as far as the cases"  # whatever ended them: no kernel
+NOT_STARTED = "its processes did not get as far as the cases"  # no kernel can be the reason
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a group."""
+    """The outcome of a group."""
 
     group: Group
     status: str
-    reason: str = ""  # why it failed or was not run
+    reason: str = ""  # why the group failed or was not run
     cases: int = 0
     seconds: float = 0.0
 
 
 def run_groups(groups: Iterable[Group], *, device: str = "cuda") -> Iterator[Outcome]:
-    """One after the other, until the time is up; what has not ended then counts as not run."""
+    """Runs one group after another until the time is up; the rest counts as not run."""
     deadline = time.monotonic() + TOTAL_SECONDS
     for group in groups:
         left = deadline - time.monotonic()
@@ -56,12 +56,12 @@ def run_groups(groups: Iterable[Group], *, device: str = "cuda") -> Iterator[Out
 
 
 def run_group(group: Group, *, seconds: float, device: str = "cuda") -> Outcome:
-    """Waits for its processes; after so many seconds they are ended.
+    """Runs a group, and ends its processes after that many seconds.
 
-    That is a failure only if they had the group's own seconds.
+    This counts as a failure only if they had the group's own time.
     """
     start = time.monotonic()
-    # The store is this process's: it outlives ranks.
+    # This process serves the store, so that the store outlives the ranks.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with _sigterm_raises(), tempfile.TemporaryDirectory(prefix="axonn_verify_") as folder:
         processes = _Processes(group, Path(folder))
@@ -76,9 +76,10 @@ def run_group(group: Group, *, seconds: float, device: str = "cuda") -> Outcome:
 
 
 def verdicts_of(outcomes: Iterable[Outcome]) -> dict[str, Verdict]:
-    """By kernel. One that failed nowhere has none where a group of a single GPU was not run.
+    """Returns the verdict on each kernel.
 
-    ranks is the most GPUs between which every group has passed.
+    A kernel that has not failed gets no verdict if a group of a single GPU was not run. `ranks` of
+    a verdict is the largest number of GPUs for which every group has passed.
     """
     by_kernel: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
@@ -95,7 +96,7 @@ def verdicts_of(outcomes: Iterable[Outcome]) -> dict[str, Verdict]:
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """SIGTERM is a TrainingError meanwhile, so that what has been started is ended, too."""
+    """Turns SIGTERM into a TrainingError inside, so that the started processes are ended, too."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         raise TrainingError(f"ended by {signal.Signals(number).name}")
@@ -108,14 +109,14 @@ def _sigterm_raises() -> Iterator[None]:
 
 
 class _Processes:
-    """Those of a group, in sessions of their own, with what they print and find in files."""
+    """The processes of a group, each in its own session. Their output and results go to files."""
 
     def __init__(self, group: Group, folder: Path) -> None:
         self._group, self._folder = group, folder
         self.running: list[subprocess.Popen[bytes]] = []
 
     def start(self, *, port: int, device: str) -> None:
-        """Starts all; those that run when one cannot be started, `end` ends, too."""
+        """Starts all processes. If one cannot be started, `end` ends those that run."""
         group = self._group
         for rank in range(group.num_ranks):
             result = self.result_of(rank)
@@ -139,7 +140,7 @@ class _Processes:
         return self._folder / f"output{rank}"
 
     def found_by(self, rank: int) -> dict[str, Any]:
-        """What it wrote; empty if it ended in the middle of its cases."""
+        """Returns what a rank's process wrote; empty if it ended in the middle of its cases."""
         try:
             found = json.loads(self.result_of(rank).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -150,7 +151,7 @@ class _Processes:
         return dict(found)
 
     def wait(self, deadline: float) -> bool:
-        """Whether all have ended in time; once one has failed, the others get little."""
+        """Whether all have ended in time. Once one has failed, the others get little time."""
         while any(process.poll() is None for process in self.running):
             if any(process.poll() for process in self.running):
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
@@ -166,7 +167,7 @@ class _Processes:
             time.sleep(0.02)
 
     def end(self) -> None:
-        """Kills those that are left, and what they may have started."""
+        """Kills the processes that are left, and those that they may have started."""
         for process in self.running:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -174,7 +175,7 @@ class _Processes:
 
 
 def _environment(group: Group) -> Mapping[str, str]:
-    """No stamp, of which one may say that the kernel is not to be used, and no measurements."""
+    """Returns an environment without stamps, which may forbid the kernel, and measurements."""
     kinds = group.kernel if group.kernel in PRODUCT_KERNELS else ""
     return worker_environment(
         AXONN_CACHE_DIR="",
@@ -185,12 +186,13 @@ def _environment(group: Group) -> Mapping[str, str]:
 
 
 def _judge(processes: _Processes, late_s: float | None, *, cut: bool) -> tuple[str, str, int]:
-    """Status, reason and number of cases.
+    """Returns status, reason and number of cases.
 
-    late_s  the seconds that were not enough, cut: fewer than the group's own
+    late_s  the seconds that were not enough; None if all processes ended in time
+    cut     whether these were fewer than the group's own seconds
     """
-    wrong: list[str] = []  # values
-    ends: list[str] = []  # of processes, in the middle of the cases
+    wrong: list[str] = []  # wrong values
+    ends: list[str] = []  # how processes ended in the middle of the cases
     not_run: list[str] = []
     cases = 0
     for rank, process in enumerate(processes.running):
@@ -206,7 +208,7 @@ def _judge(processes: _Processes, late_s: float | None, *, cut: bool) -> tuple[s
     if not wrong and late_s is not None and cut:
         return NOT_RUN, TIME_WAS_UP, 0
     if not wrong and not_run:
-        # Ranks that did not start, and those that were ended with them, have less to say.
+        # Ranks that did not start, and those that were ended with them, know less of the reason.
         return NOT_RUN, min(not_run, key=lambda reason: reason == NOT_STARTED), 0
     if not wrong and not ends:
         return PASSED, "", cases

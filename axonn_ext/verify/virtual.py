@@ -1,7 +1,7 @@
-"""The fused GEMM on one GPU: alone, and between virtual ranks that share it.
+"""Checks the fused GEMM on one GPU: alone, and between virtual ranks that share the GPU.
 
-What is waited for, signalled and summed is that of real ranks; only the links are not. `cuda` is
-the module axonn_ext._cuda; every check raises AssertionError.
+Virtual ranks wait, signal and sum as real ranks do, but have no links between them. `cuda` is the
+module axonn_ext._cuda. Every check raises AssertionError.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor
 from axonn_ext.verify.accuracy import check, check_same_bits
 
 DTYPES = (torch.bfloat16, torch.float16)
-# M, N, K of one rank's product: whole tiles, ragged ones, fewer rows than a tile, and large enough
-# for several chunks and several rounds of tiles.
+# M, N, K of one rank's product: whole tiles, partial tiles, fewer rows than a tile, and a product
+# large enough for several chunks and several rounds of tiles.
 SHAPES = ((512, 512, 256), (264, 200, 136), (16, 64, 64), (2048, 1536, 1024))
-# Which operands are transposed: tn, nn and nt of BLAS.
+# Whether each operand is transposed: BLAS's tn, nn and nt.
 LAYOUTS = ((False, True), (False, False), (True, False))
 ARRIVING = ("rows", "columns", "inner", "inner_a")
 WORKSPACE = 64 << 20
@@ -29,18 +29,18 @@ Shape = tuple[int, int, int]
 
 
 def draw(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
-    """Normal numbers on the GPU."""
+    """Returns normally distributed numbers on the GPU."""
     generator = torch.Generator(device="cuda").manual_seed(seed)
     return torch.randn(*shape, generator=generator, device="cuda", dtype=dtype)
 
 
 def stored(t: Tensor, transposed: bool) -> Tensor:
-    """The same values by rows, or by columns."""
+    """Returns the same values, stored by rows or by columns."""
     return t.t().contiguous().t() if transposed else t
 
 
 def virtual_ranks(cuda: ModuleType, size: int) -> Any:
-    """So many ranks on the current GPU."""
+    """Returns that many virtual ranks on the current GPU."""
     return cuda.VirtualRanks(size, workspace_bytes=WORKSPACE)
 
 
@@ -55,7 +55,7 @@ def check_gemm(
     transposed: tuple[bool, bool],
     wait_chunks: int,
 ) -> None:
-    """A product that looks at so many flags, which are all up."""
+    """Checks a product that looks at that many flags, all of which are raised."""
     m, n, k = shape
     a = stored(draw(m, k, seed=1, dtype=dtype), transposed[0])
     b = stored(draw(k, n, seed=2, dtype=dtype), transposed[1])
@@ -66,7 +66,7 @@ def check_gemm(
 
 
 def check_bias_and_residual(cuda: ModuleType, dtype: torch.dtype) -> None:
-    """What is added on the way out."""
+    """Checks the bias and the residual that the epilogue adds."""
     a, b = draw(384, 256, seed=1, dtype=dtype), draw(256, 320, seed=2, dtype=dtype)
     bias, residual = draw(320, seed=3, dtype=dtype), draw(384, 320, seed=4, dtype=dtype)
     product = a.double() @ b.double()
@@ -83,7 +83,7 @@ def check_bias_and_residual(cuda: ModuleType, dtype: torch.dtype) -> None:
 def gathered(
     size: int, shape: Shape, arriving: str, dtype: torch.dtype, *, seed: int
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
-    """Shards, the other operands, and the products in float64 and by torch, of each rank."""
+    """Returns, for each rank, shard, other operand, and the product in float64 and by torch."""
     m, n, k = shape
     is_a = arriving in ("rows", "inner_a")
     others = [draw(*((k, n) if is_a else (m, k)), seed=seed + r, dtype=dtype) for r in range(size)]
@@ -103,7 +103,7 @@ def gathered(
 def check_gather(
     cuda: ModuleType, size: int, shape: Shape, dtype: torch.dtype, *, arriving: str
 ) -> None:
-    """Each rank's product of what all ranks hold a part of, twice the same bits."""
+    """Checks each rank's product of a gathered operand. A second call must have the same bits."""
     shards, others, want, torchs = gathered(size, shape, arriving, dtype, seed=7)
     virtual = virtual_ranks(cuda, size)
     got = virtual.all_gather_matmul(shards, others, arriving=arriving)
@@ -114,7 +114,7 @@ def check_gather(
 
 
 def is_summable(size: int, shape: Shape, transposed: tuple[bool, bool]) -> bool:
-    """Whether a transposed A has each destination's rows at an address that kernels can load."""
+    """Whether kernels can load the rows of each destination, by their address in a transposed A."""
     return not transposed[0] or shape[0] // size % 8 == 0
 
 
@@ -125,7 +125,7 @@ def summands(
     transposed: tuple[bool, bool] = (False, False),
     seed: int = 0,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """A and B of each rank."""
+    """Returns A and B of each rank."""
     m, n, k = shape
     ranks = range(seed, seed + size)
     a = [stored(draw(m, k, seed=r, dtype=dtype), transposed[0]) for r in ranks]
@@ -142,7 +142,10 @@ def check_sum(
     transposed: tuple[bool, bool],
     everywhere: bool,
 ) -> None:
-    """The sum of the ranks' products, or each rank's rows of it, twice the same bits."""
+    """Checks the sum of the ranks' products, or each rank's rows of it.
+
+    A second call must have the same bits.
+    """
     m = shape[0]
     a, b = summands(size, shape, dtype, transposed)
     want = torch.stack([x.double() @ y.double() for x, y in zip(a, b, strict=True)]).sum(0)
@@ -161,7 +164,7 @@ def check_sum(
 
 
 def check_hand_outs(cuda: ModuleType, size: int, shape: Shape, dtype: torch.dtype) -> None:
-    """The same bits, whichever way sums go to all ranks."""
+    """Checks that the bits do not depend on the way in which sums are sent to all ranks."""
     a, b = summands(size, shape, dtype)
     virtual = virtual_ranks(cuda, size)
     want = virtual.matmul_sum(a, b, everywhere=True, hand_out="copy_engine")
@@ -171,8 +174,10 @@ def check_hand_outs(cuda: ModuleType, size: int, shape: Shape, dtype: torch.dtyp
 
 
 def check_calls_keep_apart(cuda: ModuleType, num_calls: int) -> None:
-    """No call reads what another wrote, or writes what another reads: calls of all kinds, on ranks
-    that wait for each other's flags only, each late at random."""
+    """Checks that no call reads what another wrote, or writes what another reads.
+
+    Calls of all kinds run on ranks that wait only for each other's flags, with random delays.
+    """
     size, dtype = 4, torch.bfloat16
     virtual = virtual_ranks(cuda, size)
     calls: list[Callable[[], list[Tensor]]] = []
@@ -186,7 +191,7 @@ def check_calls_keep_apart(cuda: ModuleType, num_calls: int) -> None:
     first = [call() for call in calls]
     generator = torch.Generator().manual_seed(0)
     order = torch.randint(len(calls), (num_calls,), generator=generator).tolist()
-    # Ranks drift apart by up to about a millisecond at each call, and are enqueued in any order.
+    # Each call delays ranks by up to about a millisecond; ranks are enqueued in random order.
     virtual.run_apart(max_delay_cycles=2_000_000, seed=1)
     results = [calls[index]() for index in order]
     virtual.join()

@@ -1,4 +1,4 @@
-"""One process of a group of cases: `python -m axonn_ext.verify.worker TASK`, a `Task` as JSON."""
+"""Runs one process of a group: `python -m axonn_ext.verify.worker TASK`, where TASK is JSON."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ import torch.distributed as dist
 
 from axonn_ext import settings
 
-PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 NOT_RUN_STATUS = 3
-# What says that this machine, or another job on it, is in the way, and not that a kernel is wrong.
+# Errors with these texts are caused by the machine, or by another job on it, not by a kernel.
 OF_THE_MACHINE = ("out of memory", "alloc_failed", "busy or unavailable", "find c compiler")
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a process is to run, and where it writes what it found."""
+    """What a process must run, and where it writes the result."""
 
     target: str  # module:function
     rank: int
     num_ranks: int
-    port: int  # of the store on this host
-    device: str  # cuda, or cpu, where targets that need no GPU are tried
-    result: str  # the file
-    parent: int  # the process without which this one is of no use
+    port: int  # the port of the store on this host
+    device: str  # "cuda", or "cpu" for tests with targets that need no GPU
+    result: str  # the file for the result
+    parent: int  # the id of the parent process, with which this one ends
 
 
 def run(task: Task) -> int:
     """Runs the target and writes {"cases", "failures"} or {"unsupported"}; returns the exit status.
 
-    There is no file while the target runs; before, it is what the parent wrote.
+    Before the target runs, the file has what the parent wrote; while it runs, there is no file.
     """
     torch.set_num_threads(1)
     try:
@@ -53,7 +53,7 @@ def run(task: Task) -> int:
     try:
         cases, failures = getattr(importlib.import_module(module), function)()
         if task.device == "cuda":
-            torch.cuda.synchronize()  # a kernel that is still to fail, fails here
+            torch.cuda.synchronize()  # reports the errors of kernels that are still running
     except Exception as error:
         if _is_of_the_machine(error):
             return _unsupported(task, _first_line(error))
@@ -63,7 +63,7 @@ def run(task: Task) -> int:
 
 
 def _join(task: Task) -> None:
-    """Takes the GPU and lets the ranks meet, up to a first collective: NCCL connects with that."""
+    """Selects the GPU and connects the ranks by a first collective, in which NCCL connects."""
     if task.device == "cuda":
         num_gpus = torch.cuda.device_count()
         if task.num_ranks > num_gpus:
@@ -85,10 +85,10 @@ def _join(task: Task) -> None:
 
 
 def _is_of_the_machine(error: Exception) -> bool:
-    """Whether this says nothing about the kernel: there is none, or the machine lacks something."""
+    """Whether the error is not the kernel's: there is no kernel, or the machine lacks something."""
     if isinstance(error, NotImplementedError | torch.OutOfMemoryError):
         return True
-    if isinstance(error, subprocess.CalledProcessError):  # triton's C compiler: no Python.h, say
+    if isinstance(error, subprocess.CalledProcessError):  # triton's C compiler may lack Python.h
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(sign in text for sign in OF_THE_MACHINE)
@@ -108,7 +108,7 @@ def _write(task: Task, found: dict[str, object]) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Linux kills this process with its parent, however that ends, and it may have ended before."""
+    """Makes Linux kill this process when its parent ends, which may already have happened."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -119,7 +119,7 @@ def main(argv: Sequence[str]) -> None:
     _end_with(task.parent)
     status = run(task)
     if status:
-        os._exit(status)  # the peers may be where leaving the group would wait for them
+        os._exit(status)  # leaving the group normally might wait for the peers
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""`axonn-ext bench ranking`: the planner's order of all grids against the order that is measured.
+"""`axonn-ext bench ranking`: compares the planner's order of all grids with the measured order.
 
 cases      the models, and the jobs of every legal grid
 ranks      training steps on each grid, timed by all ranks

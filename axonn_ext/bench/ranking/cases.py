@@ -1,4 +1,4 @@
-"""Models of which every grid is trained, so small that a step on a shared CPU takes a second."""
+"""The models that are trained on every grid. A step takes about a second on a shared CPU."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _DTYPE = "fp32"
 
 @dataclass(frozen=True)
 class Case:
-    """A model and the sequences of its global batch."""
+    """A model, and the sequences of its global batch."""
 
     model: ModelConfig
     batch_size: int
 
 
-# A GPT of few tokens, whose weights weigh; one of many, whose activations do; a Llama between them.
+# A GPT with few tokens, where weights dominate; a GPT with many tokens, where activations dominate;
+# a Llama in between.
 CASES: Mapping[str, Case] = MappingProxyType(
     {
         "gpt": Case(ModelConfig(512, 128, 2, 8, 32), 8),
@@ -38,20 +39,20 @@ CASES: Mapping[str, Case] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Config:
-    """A grid, and the layout in which it is trained: `sharded` where that is legal."""
+    """A grid, and the layout in which the model is trained: `sharded` where that is legal."""
 
     grid: GridShape
     layout: str
 
     @property
     def parallel(self) -> ParallelConfig:
-        """c10d's collectives one after another: what the planner's model has to say is theirs."""
+        """The options: "sequential", since the planner's model describes c10d's collectives."""
         return ParallelConfig(layout=self.layout, algorithm="sequential")
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What the ranks are to time."""
+    """What the ranks of one launch time."""
 
     case: Case
     configs: tuple[Config, ...]
@@ -70,7 +71,7 @@ class Launch:
 
 
 def legal_configs(case: Case, num_ranks: int) -> tuple[Config, ...]:
-    """Every grid of that many ranks on which the model can be trained, each once."""
+    """Returns every grid of that many ranks on which the model can be trained, each once."""
     configs = []
     for grid in grids_of(num_ranks):
         layouts = [x for x in LAYOUTS if not any(violations(_job(case, Config(grid, x))))]
@@ -79,7 +80,7 @@ def legal_configs(case: Case, num_ranks: int) -> tuple[Config, ...]:
 
 
 def predict(case: Case, config: Config, machine: Machine) -> float:
-    """Seconds of a step, by the planner."""
+    """Returns the seconds of a step that the planner predicts."""
     return simulate(_job(case, config), machine).step_time_s
 
 

@@ -100,7 +100,7 @@ def _machine(name: str) -> Machine:
 
 
 def _rank(name: str, args: argparse.Namespace, machine: Machine) -> list[Row]:
-    """Predictions first: what they are cannot depend on what is measured."""
+    """Predicts all grids before it times them, so that predictions cannot depend on the times."""
     case = CASES[name]
     configs = legal_configs(case, args.nproc)
     if len(configs) <= TOP:
@@ -125,7 +125,7 @@ def _rank(name: str, args: argparse.Namespace, machine: Machine) -> list[Row]:
 
 
 def _measure(launch: Launch, num_ranks: int) -> list[Times]:
-    # Here, because it takes a sixth of a second that the processes themselves need not spend.
+    # Imported here, since it takes a sixth of a second, which the started processes can save.
     from axonn_ext.launch.launcher import launch as start
 
     with tempfile.TemporaryDirectory(prefix="axonn_ext_ranking_") as folder:
@@ -136,7 +136,7 @@ def _measure(launch: Launch, num_ranks: int) -> list[Times]:
 
 
 def _read_times(path: Path, name: str, configs: Sequence[Config]) -> list[Times]:
-    """What an earlier run measured of these configurations."""
+    """Reads the times of these configurations from the file of an earlier run."""
     try:
         models = read_json(path)["models"]
         rows = [Row(**row) for model in models if model["model"] == name for row in model["rows"]]
@@ -162,7 +162,7 @@ def _is_time(value: object) -> bool:
 
 
 def _run_folder(folder: Path, here: Process) -> None:
-    """One rank: times what the file in the folder says; rank 0 leaves the result there."""
+    """Times on one rank what the file in the folder says; rank 0 writes the result there."""
     from axonn_ext.bench.ranking.ranks import time_configs
 
     launch = Launch.from_json((folder / LAUNCH_FILE).read_text())

@@ -1,4 +1,4 @@
-"""How well an order that was predicted agrees with the one that was measured."""
+"""Compares the predicted order of configurations with the measured one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 TOP = 3
-GOOD_ENOUGH = 0.05  # of the best time: a configuration this close to it serves as well
+GOOD_ENOUGH = 0.05  # a configuration this close to the best time is as good as the best
 MIN_CORRELATION = 0.8
 
 
 class Times(NamedTuple):
-    """Of a step, over the rounds: least, median, and the width of the middle half. The least is
-    what counts: other programs can only add to a time."""
+    """The least and median times of a step over the rounds, and their interquartile range.
+
+    The least time counts, because other programs can only add to a time.
+    """
 
     fastest_s: float
     median_s: float
@@ -23,7 +25,7 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """A configuration, and what `Times` has of it."""
+    """A configuration and its `Times`."""
 
     grid: str
     layout: str
@@ -35,8 +37,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Verdict:
-    """spearman: rank correlation. gap: how much slower the best of the planner's top is than the
-    best of all."""
+    """How well the orders agree.
+
+    spearman: the rank correlation. gap: how much slower the best configuration of the planner's top
+    is than the best of all.
+    """
 
     spearman: float
     gap: float
@@ -47,7 +52,7 @@ class Verdict:
 
 
 def judge(rows: Sequence[Row], *, top: int = TOP) -> Verdict:
-    """Raises ValueError for fewer rows than there are in the top, and one more."""
+    """Compares the orders. Raises ValueError unless there are more rows than `top`."""
     if len(rows) <= top:
         raise ValueError(f"judge: expected more than {top} rows, got {len(rows)}")
     first = sorted(rows, key=lambda row: row.predicted_s)[:top]
@@ -57,7 +62,7 @@ def judge(rows: Sequence[Row], *, top: int = TOP) -> Verdict:
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
-    """The correlation of the ranks; equal values share the mean of theirs."""
+    """Returns the correlation of the ranks; equal values get the mean of their ranks."""
     return statistics.correlation(_ranks(a), _ranks(b))
 
 
@@ -68,7 +73,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def markdown(title: str, rows: Sequence[Row], verdict: Verdict) -> str:
-    """A table, in the planner's order."""
+    """Returns a table in the planner's order."""
     measured = sorted(row.fastest_s for row in rows)
     lines = [
         f"{title}: Spearman {verdict.spearman:.2f}; the best of the planner's first {TOP} is "

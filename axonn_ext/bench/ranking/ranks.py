@@ -1,4 +1,4 @@
-"""Training steps on every grid, timed by all ranks in turns."""
+"""Times training steps on every grid, on all ranks and in turns."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from axonn_ext.terminal.errors import TrainingError
 
 
 def time_configs(launch: Launch) -> list[Times]:
-    """Of a step of each configuration; a collective, the same on every rank.
+    """Times a step of each configuration. All ranks must call this, and get the same times.
 
-    Raises TrainingError if one trains anything else than the first: its time would mean nothing.
+    Raises TrainingError if a configuration does not train like the first one, since its time would
+    then mean nothing.
     """
     systems = [_build(launch, config) for config in launch.configs]
     _check(systems)

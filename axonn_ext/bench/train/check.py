@@ -1,4 +1,4 @@
-"""Whether systems train alike: a time means nothing for a step that computes something else."""
+"""Checks that all systems train alike; otherwise, their times could not be compared."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from axonn_ext.bench.train.systems import System
 
 NUM_STEPS = 3
 
-# All in fp32 (eps 1.2e-7), sums in another order. A logit is a dot product of H terms behind some
-# ten sums a layer, so logits differ by a few times 10 sqrt(layers) eps; the loss is a mean over
-# thousands of them, in which that averages out, but follows the updates: AdamW's first ones have
-# the sign of the gradient alone, so elements whose gradient is rounding noise may move either way,
-# by the learning rate. Measured: below 1e-6. Forgetting to sum the gradients changes the second
-# loss by 1e-3 and more.
+# In fp32 (eps 1.2e-7), systems only differ in the order of their sums. A logit is a dot product of
+# H terms after about ten sums per layer, so logits differ by a few times 10 sqrt(layers) eps. This
+# averages out in the loss, which is a mean over thousands of logits. But the loss also depends on
+# the updates. AdamW's first updates have the size of the learning rate and the sign of the
+# gradient, so elements whose gradients are rounding noise may move in either direction. The
+# measured difference is below 1e-6. If the gradients are not summed, the second loss changes by at
+# least 1e-3.
 LOSS_BOUND = 2e-5
-# torch's norm of a matrix adds 1e6 squares in fp32, in as many lanes as the processor has; measured
-# difference to a sum by shards: 1.4e-5. A gradient not summed, or averaged twice, is off by half.
+# torch's norm of a matrix adds 1e6 squares in fp32, in as many lanes as the processor has. The
+# measured difference to a sum by shards is 1.4e-5. A gradient that is not summed, or is averaged
+# twice, is wrong by half.
 NORM_BOUND = 3e-4
-# In bf16 (eps 7.8e-3) systems round at different places: autocast keeps the residual stream in
-# fp32, we do not, and weights start rounded or not. A logit is off by a few eps relative to its own
-# spread, which is small beside a loss of log(vocabulary); a norm averages the same over all
-# gradients. A gradient not summed is still off by half.
+# In bf16 (eps 7.8e-3), systems round at different places: autocast keeps the residual stream in
+# fp32, unlike ours, and weights start rounded or not. A logit is wrong by a few eps relative to the
+# spread of logits, which is small compared with a loss of log(vocabulary). A norm averages such
+# errors over all gradients. A gradient that is not summed is still wrong by half.
 BF16_LOSS_BOUND = 1e-3
 BF16_NORM_BOUND = 2e-2
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Losses of the global batch and gradient norms of a system's first steps."""
+    """The losses of the global batch and the gradient norms of a system's first steps."""
 
     losses: tuple[float, ...]
     norms: tuple[float, ...]
@@ -42,7 +44,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How far a system is from the reference, relatively, at worst; `problem` if too far."""
+    """The largest relative errors of a system; `problem` says if they are too large."""
 
     loss_error: float
     norm_error: float
@@ -50,8 +52,10 @@ class Verdict:
 
 
 def first_steps(system: System, num_steps: int = NUM_STEPS) -> Trace:
-    """Runs a system's first steps; a collective. The trace is equal on every rank: that of rank 0,
-    or, where losses are local, their mean."""
+    """Runs the first steps of a system; all ranks must call this.
+
+    The trace is equal on every rank. It is that of rank 0 or, if losses are local, their mean.
+    """
     pairs = torch.zeros(num_steps, 2, dtype=torch.float64)
     if system.step is not None:
         for i in range(num_steps):
@@ -66,7 +70,7 @@ def first_steps(system: System, num_steps: int = NUM_STEPS) -> Trace:
 
 
 def compare(trace: Trace, reference: Trace, *, dtype: str = FP32) -> Verdict:
-    """The verdict on a trace of a system that multiplies in `dtype`, as the reference does."""
+    """Returns the verdict on a trace; both the system and the reference multiply in `dtype`."""
     loss_bound = BF16_LOSS_BOUND if dtype == BF16 else LOSS_BOUND
     norm_bound = BF16_NORM_BOUND if dtype == BF16 else NORM_BOUND
     loss_error = _largest_error(trace.losses, reference.losses)
@@ -82,7 +86,7 @@ def compare(trace: Trace, reference: Trace, *, dtype: str = FP32) -> Verdict:
 
 
 def _largest_error(values: Sequence[float], expected: Sequence[float]) -> float:
-    """Relative; infinite for what is not a number."""
+    """Returns the largest relative error; infinite if a value is not a number."""
     errors = [abs(v - e) / abs(e) for v, e in zip(values, expected, strict=True)]
     return max(error if math.isfinite(error) else math.inf for error in errors)
 

@@ -1,4 +1,4 @@
-"""`axonn-ext bench train`: what was asked becomes launches, their results a table and files."""
+"""`axonn-ext bench train`: starts the launches, and writes their results as a table and files."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def _add_parallel_options(parser: argparse.ArgumentParser) -> None:
-    """How ours runs; --keep-weights holds for fsdp2, too."""
+    """Adds the options of our system; --keep-weights holds for fsdp2, too."""
     group = parser.add_argument_group("how ours runs")
     group.add_argument("--layout", default="sharded", metavar="NAME", help="sharded or replicated")
     group.add_argument("--algorithm", default="auto", metavar="NAME", help="of the fused ops")
@@ -122,7 +122,7 @@ def _add_parallel_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
-    """Runs the command; 1 if a system trains something else than the others."""
+    """Runs the command; returns 1 if a system does not train like the others."""
     refuse_extra("bench train", extra)
     here = process.this_process()
     console = Console()
@@ -146,9 +146,9 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
 
 
 def make_plans(args: argparse.Namespace, here: Process | None = None) -> list[Plan]:
-    """The launches that the arguments ask for, by number of ranks.
+    """Returns the launches that the arguments ask for, one for each number of ranks.
 
-    Raises: UserError, with every problem found.
+    Raises: UserError with all problems that were found.
     """
     most = _num_ranks(args, here)
     if args.scaling == WEAK and args.batch % most:
@@ -172,7 +172,7 @@ def make_plans(args: argparse.Namespace, here: Process | None = None) -> list[Pl
         except ValueError as error:
             raise UserError(str(error)) from None
         plans.append(plan)
-        # Of one process, which trains the whole model.
+        # One process trains the whole model.
         num_bytes = plan.workload.model.num_parameters() * BYTES_OF_A_PARAMETER
         problem = memory_problem("the model", num_bytes, "cpu")
         problems += [problem] if problem else []
@@ -200,9 +200,9 @@ def _num_ranks(args: argparse.Namespace, here: Process | None) -> int:
 
 
 def _grids(args: argparse.Namespace, count: int, most: int) -> list[GridShape]:
-    """Those asked for that have `count` ranks, else the default.
+    """Returns the given grids of `count` ranks, or else the default grid.
 
-    Raises: UserError for a grid that no launch has the ranks for.
+    Raises: UserError for a grid for which no launch has the right number of ranks.
     """
     asked = list(dict.fromkeys(parse_grid("--grid", text) for text in args.grid or ()))
     for grid in asked:
@@ -213,7 +213,7 @@ def _grids(args: argparse.Namespace, count: int, most: int) -> list[GridShape]:
 
 
 def default_grid(count: int) -> GridShape:
-    """Factors of two to x, y and z in turn, as they are left; what else remains to data."""
+    """Returns the grid that gives factors of two to x, y and z in turn, and the rest to data."""
     sizes = [1, 1, 1]
     for axis in range(3):
         if count % 2 == 0:
@@ -256,7 +256,7 @@ def _launch_all(args: argparse.Namespace, console: Console) -> list[Row]:
 
 
 def _weigh(plan: Plan, spec: SystemSpec, console: Console) -> MemoryUse:
-    """The peak memory of one system, alone in processes of its own."""
+    """Measures the peak memory of one system, which runs in its own processes."""
     _say(console, f"memory of {spec.name}")
     num_ranks = 1 if spec.kind == SINGLE else plan.num_ranks
     alone = dataclasses.replace(plan, what="memory", systems=(spec,), num_ranks=num_ranks)
@@ -264,8 +264,8 @@ def _weigh(plan: Plan, spec: SystemSpec, console: Console) -> MemoryUse:
 
 
 def _launch(plan: Plan) -> Any:
-    """What the processes of a plan have found out."""
-    # Here, because it takes a sixth of a second that the processes themselves need not spend.
+    """Starts the processes of a plan, and returns their result."""
+    # Imported here, since it takes a sixth of a second, which the started processes can save.
     from axonn_ext.launch.launcher import launch
 
     with tempfile.TemporaryDirectory(prefix="axonn_ext_bench_") as name:
@@ -276,7 +276,7 @@ def _launch(plan: Plan) -> Any:
 
 
 def _dots(console: Console, here: Process) -> Callable[[], None]:
-    """Shows on rank 0's terminal that a round has passed."""
+    """Returns a function that shows on rank 0's terminal that a round has passed."""
     if here.rank != 0 or not console.is_terminal:
         return lambda: None
     return lambda: console.print(".", end="", style="dim")
@@ -287,7 +287,7 @@ def _say(console: Console, text: str) -> None:
 
 
 def _report(args: argparse.Namespace, rows: Sequence[Row], console: Console) -> None:
-    """The table, and the files that were asked for."""
+    """Prints the table, and writes the files that were asked for."""
     machine = describe_machine(threads=1)
     report.print_rows(console, rows, cores=num_cores())
     written = []

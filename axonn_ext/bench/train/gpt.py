@@ -1,8 +1,8 @@
-"""GPT-2 as a user of plain torch would write it: what torch's own ways of training are measured on.
+"""GPT-2 as a user of plain torch would write it, on which torch's own methods are measured.
 
-`models.plain` has the layers of Hugging Face's GPT-2, whose Conv1D torch's tensor parallelism does
-not know and whose bias is an addition of its own. Here every matrix is an `nn.Linear`; names and
-layouts are those of `models.gpt2`, whose rows of qkv are grouped by head and so can be split.
+`models.plain` has the layers of Hugging Face's GPT-2. torch's tensor parallelism does not support
+its Conv1D, which also adds the bias in a separate op. Here every matrix is an `nn.Linear`. Names
+and layouts are those of `models.gpt2`, where the rows of qkv are grouped by head and can be split.
 
 B sequences of S tokens, H hidden features, D features of a head; T of S positions, T = S unless
 tensor parallelism splits the sequence between the layers.
@@ -21,7 +21,7 @@ from axonn_ext.spec.model import ModelConfig
 
 
 class TorchGPT(nn.Module):
-    """Logits [B, S, V] of token ids [B, S]."""
+    """A model that returns logits [B, S, V] for token ids [B, S]."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class TorchGPT(nn.Module):
         self.lm_head.weight = self.wte.weight
 
     def forward(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """positions [T]: those of the rows that `wte` returns on this rank."""
+        """positions [T]: the positions of the rows that `wte` returns on this rank."""
         x = self.wte(token_ids) + self.wpe(positions)
         for block in self.blocks:
             x = block(x)
@@ -81,7 +81,7 @@ class _MLP(nn.Module):
 
 @torch.no_grad()
 def load_whole(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Takes each parameter, or this rank's shard of it, from whole tensors. No communication."""
+    """Copies each parameter, or this rank's shard, from whole tensors, without communication."""
     parameters = dict(model.named_parameters())
     if parameters.keys() != state.keys():
         raise ValueError(f"state must have {sorted(parameters)}, got {sorted(state)}")

@@ -1,4 +1,4 @@
-"""What a run of the benchmark is to do: plain values that travel to its processes as JSON."""
+"""What a run of the benchmark does, in plain values that its processes get as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPES = (FP32, BF16)
 
 @dataclass(frozen=True)
 class SystemSpec:
-    """One way to train: a baseline, or ours on a grid."""
+    """One system that trains: a baseline, or ours on a grid."""
 
     kind: str
     grid: GridShape | None = None
@@ -37,17 +37,18 @@ class SystemSpec:
 
 @dataclass(frozen=True)
 class Workload:
-    """The training that every system does, the same numbers on all of them.
+    """The training that all systems do in the same way.
 
-    batch_size: sequences of the global batch. clip_norm: of the gradients' global norm. dtype: of
-    matrix products; bf16 is each system's own mixed precision, with weights updated in fp32.
+    batch_size: the sequences of the global batch. clip_norm: the limit of the gradients' global
+    norm. dtype: the dtype of matrix products; with bf16, each system uses its own mixed precision,
+    and weights are updated in fp32.
     """
 
     model: ModelConfig
     batch_size: int
     learning_rate: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.1  # of matrices
+    weight_decay: float = 0.1  # matrices only
     clip_norm: float = 1.0
     seed: int = 0
     dtype: str = FP32
@@ -59,9 +60,9 @@ class Workload:
 
 @dataclass(frozen=True)
 class Plan:
-    """One launch: what is measured, on how many ranks.
+    """One launch: what is measured, and on how many ranks.
 
-    single_threads: of the one process of `single`; every other rank has one.
+    single_threads: the threads of the only process of `single`; every other rank has one thread.
     """
 
     workload: Workload
@@ -70,10 +71,10 @@ class Plan:
     num_ranks: int
     single_threads: int
     rounds: int
-    what: str = field(default="time")  # or "memory", of the only system
+    what: str = field(default="time")  # or "memory", for a plan with one system
 
     def problems(self) -> list[str]:
-        """Where the ranks do not divide the work; empty if every system can run."""
+        """Returns where the ranks do not divide the work; empty if every system can run."""
         return [
             f"{spec.name}: {problem}"
             for spec in self.systems

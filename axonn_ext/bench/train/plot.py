@@ -1,4 +1,4 @@
-"""Charts: tokens/s and memory of the systems, or tokens/s over the number of ranks."""
+"""Draws tokens/s and memory of the systems, or tokens/s over the number of ranks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _MIB = 2**20
 
 
 def plot_rows(rows: Sequence[Row], path: Path, *, scaling: str, cores: int, subtitle: str) -> None:
-    """The chart, in the format of the file's name. A system that trained wrongly is left out."""
-    # Figure, not pyplot: that would choose a window system and keep every figure alive.
+    """Draws the chart, in the format of the file's name, without systems that trained wrongly."""
+    # pyplot is not used, since it would choose a window system and keep every figure alive.
     from matplotlib.figure import Figure
 
     timed = [row for row in rows if row.tokens_per_s is not None]
@@ -60,7 +60,7 @@ def _bars(axes: Axes, rows: Sequence[Row], values: Sequence[float]) -> None:
 
 
 def _lines(axes: Axes, rows: Sequence[Row], *, cores: int) -> None:
-    """A line for each baseline, and one through the fastest grid of ours."""
+    """Draws a line for each baseline, and one through our fastest grids."""
     counts = sorted({row.num_ranks for row in rows if row.kind != SINGLE})
     for kind in dict.fromkeys(row.kind for row in rows if row.kind != SINGLE):
         best: dict[int, float] = {}

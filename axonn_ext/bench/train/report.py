@@ -1,4 +1,4 @@
-"""Rows as people read them on a terminal, and as a file."""
+"""Prints rows on a terminal, and writes them to a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from axonn_ext.bench.train.results import Row, rows_to_values
 from axonn_ext.terminal.console import plain_table, print_table
 from axonn_ext.terminal.files import write_text
 
-NOISY = 0.1  # a middle half wider than this share of the median makes small differences moot
+NOISY = 0.1  # if the middle half exceeds this share of the median, small differences mean nothing
 _MIB = 2**20
 _COLUMNS = (
     "", "ranks", "batch", "tokens/s", "ms a step", "spread", "vs single", "memory", "of it shared",
@@ -24,7 +24,7 @@ _COLUMNS = (
 
 
 def print_rows(console: Console, rows: Sequence[Row], *, cores: int) -> None:
-    """A table of all runs, and what is to be said about it."""
+    """Prints a table of all runs, and notes about it."""
     table = plain_table()
     for column in _COLUMNS:
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
@@ -39,14 +39,14 @@ def print_rows(console: Console, rows: Sequence[Row], *, cores: int) -> None:
 
 
 def runs_of(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows that were timed together: each run begins with `single`."""
+    """Returns the rows in groups that were timed together; each begins with `single`."""
     numbers = itertools.accumulate(row.kind == SINGLE for row in rows)
     pairs = itertools.groupby(zip(numbers, rows, strict=True), key=lambda pair: pair[0])
     return [[row for _, row in run] for _, run in pairs]
 
 
 def findings(run: Sequence[Row], *, cores: int) -> list[str]:
-    """What the numbers of one run say, and how far they can be trusted."""
+    """Returns what the numbers of one run show, and how far they can be trusted."""
     lines = [f"{row.system}: {row.problem}; it gets no time" for row in run if row.problem]
     num_ranks = max(row.num_ranks for row in run)
     speeds = {row.system: row.tokens_per_s for row in run if row.tokens_per_s is not None}
@@ -75,12 +75,12 @@ def findings(run: Sequence[Row], *, cores: int) -> list[str]:
 
 
 def exit_status(rows: Sequence[Row]) -> int:
-    """1 if a system trained something else than the others."""
+    """Returns 1 if a system did not train like the others, else 0."""
     return 1 if any(row.problem for row in rows) else 0
 
 
 def write_json(path: Path, machine: dict[str, Any], rows: Sequence[Row]) -> None:
-    """Machine and rows, as docs/benchmarks_train.md describes them."""
+    """Writes machine and rows as docs/benchmarks_train.md describes them."""
     content = {"machine": machine, "rows": rows_to_values(rows)}
     write_text("--json", path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 

@@ -1,4 +1,4 @@
-"""What a run has measured, as rows that are printed, drawn and written as JSON."""
+"""The results of a run, as rows that are printed, drawn and written as JSON."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """What training takes at its peak, on the rank where that is most, beyond the process before.
+    """The peak memory of training on the rank where it is largest, without that before training.
 
-    peak_bytes: resident memory. shared_bytes: how much of it is symmetric memory that the rank has
-    read or written, its peers' included: a page that two ranks use counts on both.
+    peak_bytes: resident memory. shared_bytes: the part of it that is symmetric memory which the
+    rank has read or written, including its peers'. A page that two ranks use counts on both.
     """
 
     peak_bytes: int
@@ -24,9 +24,9 @@ class MemoryUse:
 class Row:
     """One system on one number of ranks. A system with a `problem` has no time.
 
-    loss_error, norm_error: relative, of the first steps, to `single`; None for what is no number.
-    spread_ms: the interquartile range of the rounds. ratio_to_single: tokens/s over those of
-    `single` in the same run. memory: None where it was not measured.
+    loss_error, norm_error: the relative errors of the first steps, compared with `single`; None for
+    values that are not numbers. spread_ms: the interquartile range of the rounds. ratio_to_single:
+    tokens/s over those of `single` in the same run. memory: None if it was not measured.
     """
 
     system: str
@@ -45,16 +45,16 @@ class Row:
     tokens_per_s: float | None = None
     ratio_to_single: float | None = None
     memory: MemoryUse | None = None
-    dtype: str = "fp32"  # of matrix products
+    dtype: str = "fp32"  # the dtype of matrix products
 
 
 def rows_to_values(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows as plain values."""
+    """Returns the rows as plain values."""
     return [dataclasses.asdict(row) for row in rows]
 
 
 def rows_from_values(values: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """The reverse."""
+    """Returns the rows that `rows_to_values` has turned into plain values."""
     rows = []
     for row in values:
         memory = row["memory"]

@@ -1,4 +1,4 @@
-"""The part of one process: builds the systems, checks their losses, times them or weighs one."""
+"""The part of one process: builds systems, checks their losses, and measures time or memory."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _KIB = 1024
 def time_systems(
     plan: Plan, on_round: Callable[[], None] = lambda: None, *, build: Build = build_system
 ) -> list[Row]:
-    """A row for each system of the plan, as `build` builds it; a collective.
+    """Returns a row for each system of the plan; all ranks must call this.
 
-    Only those are timed that train like `single`, which every plan has.
+    Only systems that train like `single` are timed; every plan has `single`.
     """
     state = whole_initial_state(plan)
     systems = [build(spec, plan, state) for spec in plan.systems]
@@ -42,7 +42,7 @@ def time_systems(
 
 
 def check_systems(systems: Sequence[System], *, dtype: str = FP32) -> dict[str, Verdict]:
-    """Each system's first steps against those of `single`; a collective."""
+    """Compares the first steps of each system with those of `single`; all ranks must call this."""
     traces = {system.name: first_steps(system) for system in systems}
     return {name: compare(trace, traces[SINGLE], dtype=dtype) for name, trace in traces.items()}
 
@@ -50,21 +50,21 @@ def check_systems(systems: Sequence[System], *, dtype: str = FP32) -> dict[str, 
 def time_steps(
     systems: Sequence[System], rounds: int, on_round: Callable[[], None] = lambda: None
 ) -> dict[str, Timing[None]]:
-    """The time of a step of each system, all ranks together, interleaved; a collective."""
+    """Times a step of each system, in turns; all ranks must call this."""
     calls = {system.name: _call(system) for system in systems}
     return measure(calls, Ranks(), rounds=rounds, on_round=on_round)
 
 
 def weigh_system(plan: Plan) -> MemoryUse:
-    """The peak of a few training steps of the plan's only system; a collective.
+    """Measures the peak memory of some steps of the plan's only system; all ranks must call this.
 
-    Has to run in fresh processes: what another system has freed would be used again.
+    It must run in new processes, since memory that another system has freed would be used again.
     """
     (spec,) = plan.systems
     _load_libraries(plan.workload)
     before = _status("VmRSS")
     system = build_system(spec, plan, None)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew at what is resident
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to what is resident now
     call = _call(system)
     for _ in range(NUM_STEPS):
         call()
@@ -76,7 +76,7 @@ def weigh_system(plan: Plan) -> MemoryUse:
 
 
 def _call(system: System) -> Callable[[], None]:
-    """A step with the system's number of threads; nothing where this rank has no part."""
+    """Returns a step with the system's number of threads; an empty one if this rank has no part."""
     step, num_threads = system.step, system.num_threads
 
     def call() -> None:
@@ -93,7 +93,7 @@ def _call(system: System) -> Callable[[], None]:
 
 
 def _load_libraries(workload: Workload) -> None:
-    """Touches what any training in torch loads and allocates once, so that it counts for none."""
+    """Uses what any training in torch loads and allocates once, so that no system is charged it."""
     layer = torch.nn.Linear(64, 64)
     optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
     layer(torch.ones(64, 64)).sum().backward()
@@ -102,7 +102,7 @@ def _load_libraries(workload: Workload) -> None:
 
 
 def _status(name: str) -> int:
-    """A number of /proc/self/status, in bytes."""
+    """Returns a number of /proc/self/status in bytes."""
     match = re.search(rf"^{name}:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     if match is None:
         raise RuntimeError(f"/proc/self/status has no line {name}: memory cannot be measured here")

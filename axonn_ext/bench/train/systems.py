@@ -1,9 +1,10 @@
-"""The systems that are compared: one builder for each, which returns a training step.
+"""The systems that are compared. Each has a builder, which returns a training step.
 
-All train the same model from the same weights on the same batches and do the same work in a step:
-forward, backward, gradients summed over ranks, clipped by their global norm, AdamW (torch's fused
-one, decay on matrices only). In bf16 each has the mixed precision that its users would take: FSDP2
-its policy, torch's others autocast, ours bf16 parameters; all update weights in fp32.
+All systems train the same model from the same weights on the same batches. A step has forward,
+backward, the sum of gradients over ranks, clipping by their global norm, and AdamW (torch's fused
+one, with decay on matrices only). In bf16 each system uses the mixed precision that its users would
+choose: FSDP2 its policy, torch's other systems autocast, ours bf16 parameters. All systems update
+weights in fp32.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from axonn_ext.bench.train.plan import BF16, OURS, SINGLE, Plan, SystemSpec, Wor
 from axonn_ext.models.gpt2.model import GPT2
 from axonn_ext.optim import AdamW
 
-State = Mapping[str, Tensor]  # whole tensors, under the names of models.gpt2's parameters
+State = Mapping[str, Tensor]  # whole tensors with the names of models.gpt2's parameters
 ADAM_EPS = 1e-8
 
 
 class Step(NamedTuple):
-    """What a step tells: the loss before the update, the gradients' norm before clipping."""
+    """The results of a step: the loss before the update, and the gradient norm before clipping."""
 
     loss: Tensor
     norm: Tensor
@@ -55,11 +56,11 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class System:
-    """A system as it is measured.
+    """A system that can be measured.
 
     step         does one training step; None: this rank has no part in it
-    local_loss   the loss of `step` is this rank's own part's, not the global batch's
-    num_threads  of each rank that takes part
+    local_loss   whether the loss of `step` is that of this rank's part of the batch only
+    num_threads  the number of threads of each rank that takes part
     """
 
     name: str
@@ -69,9 +70,9 @@ class System:
 
 
 def whole_initial_state(plan: Plan) -> State:
-    """The initial weights, equal on every number of ranks; a collective.
+    """Returns the initial weights, equal for every number of ranks; all ranks must call this.
 
-    Held whole on every rank, which only the comparison of systems needs.
+    Every rank holds all of them, which only the comparison of systems needs.
     """
     grid = Grid(data=dist.get_world_size())
     model = GPT2(plan.workload.model, grid, plan.parallel)
@@ -80,8 +81,10 @@ def whole_initial_state(plan: Plan) -> State:
 
 
 def build_system(spec: SystemSpec, plan: Plan, state: State | None) -> System:
-    """The system, ready to step; a collective. Without `state`, each rank starts from weights of
-    its own, which costs the memory of no second copy."""
+    """Returns the system, ready to step; all ranks must call this.
+
+    Without `state`, each rank starts from its own weights, so that memory has no second copy.
+    """
     if spec.kind == OURS:
         assert spec.grid is not None
         return System(spec.name, _ours(Grid(**spec.grid.as_dict()), plan))
@@ -99,7 +102,7 @@ def build_system(spec: SystemSpec, plan: Plan, state: State | None) -> System:
 
 
 def batches(workload: Workload) -> Iterator[tuple[Tensor, Tensor]]:
-    """Token ids and labels [B, S] of one step after another, equal on every rank."""
+    """Yields token ids and labels [B, S] of one step after another, equal on every rank."""
     generator = torch.Generator().manual_seed(workload.seed)
     model = workload.model
     shape = (workload.batch_size, model.sequence_length + 1)
@@ -154,7 +157,7 @@ def _ddp(workload: Workload, state: State | None) -> Callable[[], Step]:
 
 
 def _fsdp2(workload: Workload, state: State | None, reshard: bool) -> Callable[[], Step]:
-    """Each block a unit of its own; embeddings, the last norm and the tied head are the root's."""
+    """Makes each block an FSDP unit; embeddings, last norm and tied head are in the root unit."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     with torch.device("meta"):
         model = TorchGPT(workload.model)
@@ -172,9 +175,9 @@ def _fsdp2(workload: Workload, state: State | None, reshard: bool) -> Callable[[
 def _tensor_parallel(
     workload: Workload, state: State | None, sequence_parallel: bool
 ) -> Callable[[], Step]:
-    """Megatron's split of the matrices over all ranks, with the logits gathered.
+    """Splits the matrices over all ranks like Megatron, and gathers the logits.
 
-    sequence_parallel: between the matrices the sequence is split, too.
+    sequence_parallel: the sequence is split between the matrices, too.
     """
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     with torch.device("meta"):
@@ -193,7 +196,7 @@ def _tensor_parallel(
 def _tensor_parallel_plan(
     sequence_parallel: bool,
 ) -> tuple[dict[str, ParallelStyle], dict[str, ParallelStyle]]:
-    """Styles of the modules of the model, and of those of a block."""
+    """Returns the styles of the modules of the model, and of those of a block."""
     between = Shard(1) if sequence_parallel else Replicate()
     outer: dict[str, ParallelStyle] = {
         "wte": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
@@ -216,7 +219,7 @@ def _tensor_parallel_plan(
 
 @torch.no_grad()
 def _materialize(model: TorchGPT, state: State | None) -> None:
-    """Gives a model that was split on the meta device its memory, ties and values."""
+    """Gives memory, ties and values to a model that was split on the meta device."""
     model.to_empty(device="cpu")
     model.lm_head.weight = model.wte.weight
     if state is not None:
@@ -236,9 +239,9 @@ def torch_step(
     num_parts: int = 1,
     autocast: bool = True,
 ) -> Callable[[], Step]:
-    """A training step on one of `num_parts` parts of every batch.
+    """Returns a training step on one of `num_parts` parts of every batch.
 
-    autocast: whether bf16 is torch.autocast's task, rather than the model's own.
+    autocast: whether torch.autocast casts to bf16, rather than the model itself.
     """
     if positions is None:
         positions = torch.arange(workload.model.sequence_length)
@@ -267,8 +270,10 @@ def torch_step(
 
 
 def _groups(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Matrices and the rest, DTensors apart: neither the optimizer's nor the norm's kernels take
-    them mixed with plain tensors."""
+    """Returns groups of matrices and of other parameters, with DTensors in groups of their own.
+
+    The kernels of the optimizer and of the norm do not take DTensors together with plain tensors.
+    """
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for parameter in parameters:
         key = (isinstance(parameter, DTensor), parameter.ndim >= 2)
@@ -277,7 +282,7 @@ def _groups(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def _clip(groups: Sequence[Sequence[nn.Parameter]], max_norm: float) -> Tensor:
-    """clip_grad_norm_ over several groups; returns the norm of all before clipping."""
+    """Clips the gradients of several groups by their common norm, which it returns."""
     norms = []
     for group in groups:
         norm = get_total_norm([p.grad for p in group if p.grad is not None])

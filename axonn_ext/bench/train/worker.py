@@ -1,7 +1,7 @@
-"""One process of a launch: meets its peers, measures, and on rank 0 hands the result over."""
+"""Runs one process of a launch: it meets its peers and measures; rank 0 writes the result."""
 
-# run is imported where it is needed: torch's own distributed training takes a second to load, which
-# `axonn-ext --help` need not spend.
+# `run` is imported only where it is needed: torch's distributed training takes a second to load,
+# which would slow down `axonn-ext --help`.
 from __future__ import annotations
 
 import dataclasses
@@ -24,7 +24,7 @@ PLAN_FILE, RESULT_FILE = "plan.json", "result.json"
 
 
 def run_folder(folder: Path, here: Process, on_round: Callable[[], None]) -> None:
-    """Does what the plan in the folder says; rank 0 leaves the result there."""
+    """Does what the plan in the folder says; rank 0 writes the result there."""
     plan = Plan.from_json((folder / PLAN_FILE).read_text())
     from axonn_ext.bench.train.run import time_systems, weigh_system
 
@@ -40,8 +40,8 @@ def run_folder(folder: Path, here: Process, on_round: Callable[[], None]) -> Non
 def leave(status: int) -> NoReturn:
     """Ends this process at once.
 
-    Torch's caches of meshes keep gloo's threads alive to the end. One that lets go of a tensor
-    while Python shuts down is stopped by it in a place where C++ can only abort.
+    Torch's caches of meshes keep gloo's threads alive until the end. If such a thread frees a
+    tensor while Python shuts down, Python stops the thread at a place where C++ can only abort.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -60,6 +60,6 @@ def run_here(plan: Plan, here: Process, on_round: Callable[[], None]) -> list[Ro
 def _ranks(plan: Plan, here: Process) -> Iterator[None]:
     store = process.open_store(here)
     process.meet(store, here)
-    torch.set_num_threads(1)  # `single` asks for more when it is its turn
+    torch.set_num_threads(1)  # `single` sets more threads for its own steps
     with process.process_group(here, store):
         yield

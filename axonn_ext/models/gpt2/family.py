@@ -31,7 +31,7 @@ FAMILY = Family(
             "norm_eps": "layer_norm_epsilon",
             "init_std": "initializer_range",
         },
-        # transformers' GPT2Config
+        # These are the defaults of transformers' GPT2Config.
         defaults={
             "vocab_size": 50257,
             "n_embd": 768,
@@ -44,6 +44,6 @@ FAMILY = Family(
             "initializer_range": 0.02,
         },
         activation_key="activation_function",
-        activations=("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),  # gelu in its tanh form
+        activations=("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),  # all are GELU's tanh form
     ),
 )

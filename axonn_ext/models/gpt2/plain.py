@@ -1,6 +1,6 @@
-"""GPT-2 in plain torch.nn, under the names of Hugging Face's GPT2LMHeadModel.
+"""GPT-2 in plain torch.nn, with the names of Hugging Face's GPT2LMHeadModel.
 
-B sequences of S tokens, H hidden features, D features of a head.
+Legend: B sequences of S tokens, H hidden features, D features of a head.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from axonn_ext.spec.model import ModelConfig
 
 
 class Conv1D(nn.Module):
-    """GPT-2's linear layer, whose weight lies transposed: [in_features, out_features]."""
+    """GPT-2's linear layer, which stores its weight transposed: [in_features, out_features]."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Conv1D(nn.Module):
 
 
 class Body(plain.Body):
-    """Learned positions, pre-norm blocks, a final LayerNorm."""
+    """The body has learned positions, pre-norm blocks and a final LayerNorm."""
 
     name, table_name = "transformer", "wte"
 

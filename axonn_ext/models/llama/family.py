@@ -8,7 +8,10 @@ from axonn_ext.spec.family import RMS_NORM, Family, HuggingFace
 
 
 def _mlp_size(hidden_size: int) -> int:
-    """8/3 of it, so that three matrices hold as much as GPT-2's two, in multiples of 64."""
+    """Returns 8/3 of the hidden size, rounded up to a multiple of 64.
+
+    The three matrices of the MLP then have as many elements as GPT-2's two.
+    """
     return math.ceil(8 * hidden_size / 3 / 64) * 64
 
 
@@ -36,7 +39,7 @@ FAMILY = Family(
             "init_std": "initializer_range",
         },
         defaults={
-            "num_key_value_heads": None,  # num_attention_heads
+            "num_key_value_heads": None,  # then it is num_attention_heads
             "tie_word_embeddings": False,
             "rms_norm_eps": 1e-6,
             "initializer_range": 0.02,

@@ -1,6 +1,7 @@
-"""Llama: rotary positions, RMSNorm, SwiGLU, grouped-query attention, no biases.
+"""Llama on a grid: rotary positions, RMSNorm, SwiGLU, grouped-query attention, no biases.
 
-Public state: the names of Hugging Face's LlamaForCausalLM, where q, k, v, gate and up are separate.
+Its public state has the names of Hugging Face's LlamaForCausalLM, where q, k, v, gate and up are
+separate weights.
 """
 
 from __future__ import annotations

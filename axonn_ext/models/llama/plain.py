@@ -1,6 +1,6 @@
-"""Llama in plain torch.nn, under the names of Hugging Face's LlamaForCausalLM.
+"""Llama in plain torch.nn, with the names of Hugging Face's LlamaForCausalLM.
 
-B sequences of S tokens, H hidden features, D features of a head.
+Legend: B sequences of S tokens, H hidden features, D features of a head.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from axonn_ext.spec.model import ModelConfig
 
 
 class Body(plain.Body):
-    """Rotary positions, pre-norm blocks, a final RMSNorm."""
+    """The body has rotary positions, pre-norm blocks and a final RMSNorm."""
 
     name, table_name = "model", "embed_tokens"
 
@@ -82,7 +82,7 @@ class Mlp(nn.Module):
 
 
 def _rotary_tables(length: int, head_dim: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin [S, D] of each position's angles, in the dtype of `like`."""
+    """Returns cos and sin [S, D] of the angles of each position, in the dtype of `like`."""
     pairs = torch.arange(0, head_dim, 2, device=like.device, dtype=torch.float64)
     frequencies = torch.exp(-math.log(theta) * pairs / head_dim)
     positions = torch.arange(length, device=like.device, dtype=torch.float64)

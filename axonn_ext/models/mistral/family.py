@@ -1,8 +1,8 @@
-"""What all Mistral models have in common: Llama's layers, and a window of attention.
+"""What all Mistral models have in common: Llama's layers, and a sliding window of attention.
 
-Attention reaches back over a window of the tokens before. Over sequences that are no longer than
-the window it is ordinary causal attention, and this is what there is here: a model that Hugging
-Face describes with a window has sequences of that length at most.
+A token attends only to the tokens of a window before it. In sequences that are not longer than the
+window this is ordinary causal attention. Windows are not implemented here, so the sequence_length
+of a model that Hugging Face describes with a window is at most the window.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from axonn_ext.models.llama import family as llama
 
 
 def _mlp_size(hidden_size: int) -> int:
-    """7/2 of it, as Mistral 7B has, in multiples of 64."""
+    """Returns 7/2 of the hidden size, as in Mistral 7B, rounded up to a multiple of 64."""
     return math.ceil(7 * hidden_size / 2 / 64) * 64
 
 

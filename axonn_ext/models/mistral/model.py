@@ -1,4 +1,4 @@
-"""Mistral for a grid: Llama's modules and names, as Hugging Face's MistralForCausalLM has them."""
+"""Mistral on a grid. Its modules and public names, Hugging Face's, are the same as Llama's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from axonn_ext.models.llama.model import Llama
 
 
 class Mistral(Llama):
-    """A Llama of other sizes; what sets it apart is in family.py."""
+    """A Llama of other sizes; family.py says how they differ."""
 
 
 MODEL = Mistral

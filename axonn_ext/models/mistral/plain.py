@@ -1,4 +1,4 @@
-"""Mistral in plain torch.nn: Llama's, whose names Hugging Face's MistralForCausalLM has, too."""
+"""Mistral in plain torch.nn. It is Llama's body; Hugging Face's names are the same for both."""
 
 from axonn_ext.models.llama.plain import Body
 

@@ -1,4 +1,4 @@
-"""What is known of each op, in one OpSpec; importing this makes all ops traceable."""
+"""Collects the OpSpec of each op. Importing this package makes all ops traceable."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from axonn_ext.ops.spec import OpSpec
 from axonn_ext.ops.specs import collectives, linear, local, matmuls
 
-# By the op's name in torch.ops.axonn. Those with an underscore are missing: no trace sees them,
-# since only the kernels of these call them.
+# The name of an op in torch.ops.axonn -> its spec. Ops whose names begin with an underscore have
+# none: only the kernels of the other ops call them, so they never appear in a trace.
 SPECS: Mapping[str, OpSpec] = MappingProxyType(
     {spec.name: spec for spec in (*collectives.SPECS, *matmuls.SPECS, *linear.SPECS, *local.SPECS)}
 )

@@ -1,4 +1,4 @@
-"""The collectives of axonn_ext.collectives."""
+"""The specs of the collectives of axonn_ext.collectives."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ dim=1   shard [M, N / W]   result [M, N]""",
     OpSpec(
         "reduce_scatter",
         results=_reduce_scatter,
-        summary="Returns this rank's block, along `dim`, of the sum over ranks.",
+        summary="Returns this rank's block of the sum over ranks; `dim` is cut into blocks.",
         shapes="""\
 dim=0   input [M, N]   result [M / W, N]
 dim=1   input [M, N]   result [M, N / W]""",
@@ -46,7 +46,7 @@ dim=1   input [M, N]   result [M, N / W]""",
     OpSpec(
         "all_reduce",
         results=lambda call: call.input.new_empty(call.input.shape),
-        summary='Returns the sum over ranks (or the largest values: reduce_op "max").',
+        summary='Returns the sum over ranks (reduce_op "max": the maximum of each element).',
         shapes="input [M, N]   result [M, N]",
         details=SUMS,
         backward='all_reduce(dy); "max" has none',

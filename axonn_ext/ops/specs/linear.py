@@ -1,7 +1,8 @@
-"""The two passes of a Linear of the 3D matmul, which axonn_ext.nn.Linear calls.
+"""The specs of the two passes of a Linear of the 3D matmul, which axonn_ext.nn.Linear calls.
 
-Groups come in the order (r, s, z): r gathers the input, s sums the output, z holds the weight's
-rows. A fourth, of the ranks of all three, lets "auto" be measured, and issues nothing.
+Groups are given in the order (r, s, z): the input is gathered over r, the output is summed over s,
+and the rows of the weight are sharded over z. A fourth group has the ranks of all three axes; it is
+used only to measure "auto", and no collective is issued in it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from axonn_ext.ops.spec import SUMS, Call, OpSpec
 from axonn_ext.ops.traffic import Collective
 
 _LEGEND = f"""\
-R, S, Z: ranks of the groups r, s and z. Where no `sharded` is written, it is True.
+R, S, Z: ranks of the groups r, s and z. `sharded` is True in the lines that do not mention it.
 {SUMS}"""
 
 
@@ -48,7 +49,7 @@ def _forward_collectives(call: Call) -> Iterator[Collective]:
 
 
 def _full_dy(call: Call) -> list[int]:
-    """The sizes of dy, gathered over s."""
+    """Returns the sizes of dy gathered over s."""
     sizes = list(call.dy.shape)
     if call.sharded:
         sizes[call.scatter_dim] *= call.group_sizes[1]
@@ -100,8 +101,9 @@ gather_dim=1 scatter_dim=1   x [M, K / R]   weight [N / Z, K]   y [M, N / S]
 sharded=False                x [M, K]       weight [N / Z, K]   y [M, N]""",
         details=f"""\
 {_LEGEND}
-bias [N] is added once, to the sum. full_x [M, K] is there with save_input where `sharded` gathers
-x from several ranks, full_weight [N, K] with save_weight if Z > 1; else they are empty: [0].""",
+bias [N] is added once, to the sum. With save_input, full_x is the gathered x [M, K] if it was
+gathered (`sharded` and R > 1). With save_weight, full_weight is the gathered weight [N, K] if
+Z > 1. Otherwise they are empty, of shape [0].""",
         backward="linear_backward",
         collectives=_forward_collectives,
         traffic="all-gather of weight over z; if sharded, all-gather of x over r and "
@@ -119,8 +121,9 @@ gather_dim=1 scatter_dim=1   dy [M, N / S]   x [M, K / R]   weight [N / Z, K]   
 sharded=False                dy [M, N]       x [M, K]       weight [N / Z, K]   dx [M, K]""",
         details=f"""\
 {_LEGEND}
-dweight is [N / Z, K] and dbias [N]; what output_mask does not ask for is empty: [0].
-x_is_full: x is [M, K]; weight_is_full: weight is [N, K]; as forward returned them, gathered.""",
+dweight is [N / Z, K] and dbias [N]; results that output_mask does not ask for are empty, of shape
+[0]. With x_is_full, x is the gathered full_x [M, K] of forward; with weight_is_full, weight is its
+gathered full_weight [N, K].""",
         backward="a second derivative is refused",
         collectives=_backward_collectives,
         traffic="all-gather of dy over s if sharded; for dx all-gather of weight over z, and "

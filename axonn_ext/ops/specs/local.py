@@ -1,4 +1,4 @@
-"""Ops of one rank alone."""
+"""The specs of ops that communicate with no other rank."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ SPECS = (
     OpSpec(
         "local_rows",
         results=_local_rows,
-        summary="Returns (rows, is_here): each id's row among those that this rank has of a table, "
-        "and whether it is there.",
+        summary="Returns (rows, is_here): each id's row in this rank's block of a table, and "
+        "whether the id belongs to the block.",
         shapes="ids [M]   rows [M]   is_here [M]",
         details="""\
-The rank has num_rows rows from `first` on; `rows` are clamped to those.
-On the CPU, and elsewhere if `check` (the host waits), raises ValueError for ids that are neither in
-[0, vocab_size) nor ignore_index; it names `label`, value, position and rank.""",
+The rank has num_rows rows of the table, from row `first` on; `rows` are clamped to the block.
+On the CPU, and with `check` on other devices (for which the host waits), raises ValueError for ids
+that are neither in [0, vocab_size) nor ignore_index. The message names `label`, the value, its
+position and the rank.""",
     ),
     OpSpec(
         "fill_random_",
         results=lambda call: None,
-        summary="Fills `out`, a block of a parameter, with the numbers that its elements have on "
+        summary="Fills `out`, a block of a parameter, with random numbers that are the same on "
         "every grid.",
         shapes="out [M, N]",
         details="""\
-full_sizes are those of the parameter, offsets are where the block lies in it. a and b are mean and
-standard deviation, or low and high, by `distribution`.""",
+full_sizes are the sizes of the whole parameter, and offsets say where the block lies in it. a and b
+are the mean and standard deviation for `distribution` "normal", low and high for "uniform".""",
     ),
 )

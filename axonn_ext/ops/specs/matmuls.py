@@ -1,4 +1,4 @@
-"""Matmuls with the collective that feeds or drains them: the public functions of axonn_ext.ops."""
+"""The specs of the public functions of axonn_ext.ops: a matmul combined with a collective."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ SPECS = (
     OpSpec(
         "all_gather_matmul",
         results=_all_gather_matmul,
-        summary="Returns all_gather(a_shard, gather_dim) @ b, each shard multiplied as soon as it "
-        "is there.",
+        summary="Returns all_gather(a_shard, gather_dim) @ b. Each shard can be multiplied as soon "
+        "as it has arrived.",
         shapes="""\
 gather_dim=0   a_shard [M / W, K]   b [K, N]   result [M, N]
 gather_dim=1   a_shard [M, K / W]   b [K, N]   result [M, N]""",
         details="""\
-b may differ between ranks (a column block each, as in a tensor-parallel Linear).
+b may differ between ranks (each has a block of columns, as in a tensor-parallel Linear).
 Raises ValueError if the gathered a_shard and b do not fit.""",
         backward="da = matmul_reduce_scatter(dy, b.T), db = all_gather_matmul(a_shard.T, dy)",
         collectives=lambda call: [call.group.all_gather(call.a_shard)],
@@ -52,8 +52,8 @@ Raises ValueError if the gathered a_shard and b do not fit.""",
     OpSpec(
         "matmul_all_gather_rhs",
         results=_matmul_all_gather_rhs,
-        summary="Returns a @ all_gather(b_shard, gather_dim): the right-hand side, a weight, comes "
-        "in shards.",
+        summary="Returns a @ all_gather(b_shard, gather_dim), where the right-hand side, for "
+        "example a weight, is sharded.",
         shapes="""\
 gather_dim=1   a [M, K]   b_shard [K, N / W]   result [M, N]
 gather_dim=0   a [M, K]   b_shard [K / W, N]   result [M, N]""",
@@ -83,8 +83,8 @@ Raises ValueError if a and b do not fit, or W does not divide the scattered dime
         shapes="a [M, K]   b [K, N]   result [M, N]",
         details=f"""\
 {SUMS}
-dy must be whole and equal on every rank, as it is where all ranks go on with the same
-computation.
+dy, the gradient of the result, must be whole and equal on every rank. It is if all ranks compute
+the same from the result.
 Raises ValueError if a and b do not fit.""",
         backward="da = dy @ b.T, db = a.T @ dy, without communication",
         collectives=lambda call: _sum_of_product(call, "all_reduce"),
