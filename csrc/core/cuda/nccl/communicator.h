@@ -105,10 +105,9 @@ class Communicator {
   void group_start();
   PendingCall group_end(cudaStream_t caller);
 
-  // Registered memory is moved without a copy through NCCL's own buffers. With `window` this is
-  // collective and needs memory of ncclMemAlloc at the same offset on all ranks; zero_cta needs it,
-  // and it needs NCCL >= 2.27. The registration is valid until it is ended or the communicator is
-  // gone.
+  // Registered memory is moved without a copy through NCCL's own buffers. register_window is
+  // collective and needs memory of ncclMemAlloc at the same offset on all ranks, and NCCL >= 2.27;
+  // zero_cta needs it. The registration is valid until it is ended or the communicator is gone.
   void register_buffer(void* data, int64_t bytes);
   void register_window(void* data, int64_t bytes);
   void deregister(void* data);
