@@ -1,8 +1,8 @@
-// Whether signals alone order what must not overlap, by vector clocks.
+// Checks by vector clocks whether signals alone order all accesses that must not overlap.
 //
-// One run decides for all: a flag is raised to an epoch once, by one rank, so which raise a wait is
-// sure to see does not depend on timing, and neither does what it orders. If in one run every
-// conflicting pair of accesses is ordered by signals, so it is in every other.
+// One run decides for all runs. A flag is raised to an epoch once, by one rank, so the raise that a
+// wait is sure to see does not depend on timing, and neither does what it orders. If signals order
+// every conflicting pair of accesses in one run, they do so in every run.
 #pragma once
 
 #include <algorithm>
@@ -17,14 +17,15 @@
 
 namespace axonn::comm::testing {
 
-// Follows one run. Every write of a chunk must be ordered with every other write and read of it.
+// Follows one run. Every write of a chunk must be ordered with every other write and read of the
+// chunk.
 class HappensBefore {
  public:
   explicit HappensBefore(const World& world) : world_(world), threads_(threads_of(world)) {}
 
-  // Empty if there is no race. The run itself must be free of violations.
+  // Returns an empty text if there is no race. The run itself must be free of violations.
   std::string find_race() {
-    // Where nobody runs ahead, what is missing does no harm yet: it shows in the clocks only.
+    // Where nobody runs ahead, a missing signal does no harm yet and only shows in the clocks.
     const Scheduler pick = least_advanced();
     clocks_.assign(threads_.size(), Clock(threads_.size(), 0));
     State state(world_, threads_);
@@ -91,7 +92,7 @@ class HappensBefore {
       case Action::kAwaitCompleted: {
         const int64_t flag = step.action == Action::kWait ? step.flag : kCompleted;
         const auto raise = raises_.find({step.group, step.peer, flag, step.epoch});
-        if (raise != raises_.end()) join(clock, raise->second);  // else of before the first call
+        if (raise != raises_.end()) join(clock, raise->second);  // else it came before all calls
         return "";
       }
       case Action::kWrite: {
@@ -109,7 +110,7 @@ class HappensBefore {
       }
       case Action::kRead:
       case Action::kAdd: {
-        auto& accesses = half_of(step, step.peer).accesses[step.flag];  // front: the write
+        auto& accesses = half_of(step, step.peer).accesses[step.flag];  // the first is the write
         if (!ordered(accesses.front(), thread)) return "not ordered after the write";
         accesses.push_back({thread, clock[thread]});
         return "";
@@ -122,7 +123,7 @@ class HappensBefore {
   const World& world_;
   std::vector<Thread> threads_;
   std::vector<Clock> clocks_;
-  // By group, rank, flag, epoch.
+  // By group, rank, flag and epoch.
   std::map<std::tuple<int64_t, int64_t, int64_t, Epoch>, Clock> raises_;
   std::map<std::tuple<int64_t, int64_t, Epoch>, Half> halves_;  // by group, rank, half
 };

@@ -1,5 +1,5 @@
-// Grids of ranks that are in one group per axis, and what they do there: Linears, whose programs
-// have calls on three groups open at once, and collectives on one.
+// Grids of ranks that are in one group per axis, and the ops that they run there: Linears, whose
+// programs have calls on three groups open at once, and collectives on one group.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ inline constexpr int kNumAxes = 3;
 using Coordinates = std::array<int64_t, kNumAxes>;
 using Callers = std::array<Caller, kNumAxes>;
 
-// Ranks along r, s and z.
+// The numbers of ranks along r, s and z.
 struct Grid {
   Coordinates sizes;
 
@@ -33,7 +33,7 @@ struct Grid {
     return {rank / sizes[2] / sizes[1], rank / sizes[2] % sizes[1], rank % sizes[2]};
   }
   // Groups are numbered by axis and first rank, and begin at epochs of their own, some of which
-  // wrap; other numbers are those of groups of nobody.
+  // wrap. Numbers in between belong to groups without ranks.
   Callers callers(int64_t rank) const {
     Callers callers{};
     for (int axis = 0; axis < kNumAxes; ++axis) {
@@ -49,7 +49,7 @@ struct Grid {
 
 inline const std::vector<Grid> kGrids = {{{2, 1, 1}}, {{2, 2, 1}}, {{2, 2, 2}}, {{3, 1, 2}}};
 
-// What a rank appends to its program.
+// Returns what a rank appends to its program.
 using Op = std::function<Program(Callers&)>;
 
 // Layers alternate between expanding and contracting, which swaps r and s.
@@ -60,7 +60,7 @@ inline Op linear(const LinearPass& pass, bool contracts = false) {
   };
 }
 
-// A call on one group, in chunks, or one that is refused as by Call::refuse.
+// Returns a call on one group, in chunks, or one that is refused as by Call::refuse.
 inline Op collective(int axis, Pattern pattern, bool refused = false) {
   return [=](Callers& callers) {
     Caller& caller = callers[axis];
@@ -75,7 +75,7 @@ inline Op collective(int axis, Pattern pattern, bool refused = false) {
 
 using Change = std::function<void(int64_t rank, Program&)>;
 
-// Each rank does all ops; `change` is made to each op of each rank.
+// Returns a world in which each rank runs all ops; `change` is applied to each op of each rank.
 inline World world_of(const Grid& grid, const std::vector<Op>& ops,
                       const Change& change = nullptr) {
   World world;
@@ -107,7 +107,7 @@ inline LinearPass backward() {
   return pass;
 }
 
-// Two layers of a network, forth and back.
+// Returns the ops of two layers of a network, forward and backward.
 inline std::vector<Op> two_layers() {
   return {linear(forward()), linear(forward(), true), collective(1, Pattern::kAllReduce),
           linear(backward(), true), linear(backward())};

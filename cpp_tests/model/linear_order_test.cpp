@@ -1,5 +1,5 @@
-// Linears whose ranks depart from the order of ops/cpu/linear.cpp: the simulator finds what breaks,
-// and shows which departures are legal.
+// Linears whose ranks depart from the order of ops/cpu/linear.cpp. The simulator finds the
+// departures that break something, and shows which are legal.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,22 +24,23 @@ bool is(const Step& step, Action action, const Caller& axis) {
   return step.action == action && step.group == axis.group;
 }
 
-// Where the last such step of a group is, plus one; 0: nowhere.
+// Returns the place after the last such step of a group, or 0 if there is none.
 size_t after_last(const Program& program, Action action, const Caller& axis) {
   size_t end = program.size();
   while (end > 0 && !is(program[end - 1], action, axis)) --end;
   return end;
 }
 
-// Brings the steps for which `moves` holds in front of the others, both in their order.
+// Moves the steps for which `moves` holds before the others; both keep their order.
 template <typename Moves>
 void move_ahead(Program& program, size_t begin, size_t end, Moves&& moves) {
   std::stable_partition(program.begin() + static_cast<int64_t>(begin),
                         program.begin() + static_cast<int64_t>(end), moves);
 }
 
-// Waits for peers' shards of one axis before it publishes its own of the other. Where all ranks
-// take the axes in one order that is slow, as they overlap less; else it is a cycle.
+// A rank waits for peers' shards of one axis before it publishes its own of the other. If all ranks
+// take the axes in one order, this is only slow, as less overlaps; otherwise the waits form a
+// cycle.
 TEST(LinearOrder, FindsRanksThatGatherBeforeTheyPublishInOppositeOrders) {
   const Grid grid{{2, 1, 2}};
   const auto world = [&](bool opposite) {
@@ -57,7 +58,7 @@ TEST(LinearOrder, FindsRanksThatGatherBeforeTheyPublishInOppositeOrders) {
   EXPECT_EQ(explored(world(false)), "");
 }
 
-// The same for sums: one axis is finished before the slots of the other are signalled.
+// The same holds for sums: one axis is finished before the slots of the other are signalled.
 TEST(LinearOrder, FindsRanksThatFinishBeforeTheySignalInOppositeOrders) {
   const Grid grid{{2, 1, 2}};
   auto pass = backward();
@@ -75,7 +76,7 @@ TEST(LinearOrder, FindsRanksThatFinishBeforeTheySignalInOppositeOrders) {
   EXPECT_EQ(explored(world(false)), "");
 }
 
-// On every other rank, the call on r is opened, and its shard published, before those on others.
+// Every other rank opens the call on r, and publishes its shard, before the calls on other axes.
 void open_r_first(const Grid& grid, int64_t rank, Program& program) {
   const auto at = grid.coordinates(rank);
   if ((at[0] + at[1] + at[2]) % 2 == 0) return;
@@ -87,8 +88,8 @@ void open_r_first(const Grid& grid, int64_t rank, Program& program) {
              [&](const Step& step) { return step.group == group; });
 }
 
-// To open a call is to wait for what peers have done in earlier calls, which this one is not needed
-// for. So ranks need not agree on the order of groups ...
+// A rank that opens a call waits only for what peers have done in earlier calls, for which this
+// call is not needed. So ranks need not agree on the order of groups.
 TEST(LinearOrder, CallsMayBeOpenedInDifferentOrders) {
   for (const Grid& grid : kGrids) {
     const auto world = world_of(grid, two_layers(), [&](int64_t rank, Program& program) {
@@ -99,7 +100,7 @@ TEST(LinearOrder, CallsMayBeOpenedInDifferentOrders) {
   }
 }
 
-// ... which they would have to, were it a rendezvous.
+// If opening a call were a rendezvous, ranks would have to agree on the order of groups.
 TEST(LinearOrder, FindsThatARendezvousAtTheOpeningNeedsOneOrder) {
   const Grid grid{{2, 1, 2}};
   const auto world = [&](bool same_order) {
@@ -122,7 +123,7 @@ TEST(LinearOrder, FindsThatARendezvousAtTheOpeningNeedsOneOrder) {
   EXPECT_TRUE(deadlocks(world(false)));
 }
 
-// The sum of dx waits for nothing but dx, on whichever ranks it is made before dweight's product.
+// The sum of dx waits only for dx, on whichever ranks it is made before the product of dweight.
 TEST(LinearOrder, DxMayBeFinishedBeforeDweightIsSignalled) {
   for (const Grid& grid : kGrids) {
     for (const int64_t every : {1, 2, 3}) {
@@ -156,7 +157,8 @@ TEST(LinearOrder, FindsASumThatIsFinishedBeforeItsSlotsAreSignalled) {
   EXPECT_TRUE(says(explored(world), "deadlock"));
 }
 
-// On one rank, in one of the groups. The half is wanted again by the call after the next.
+// The completion is missing on one rank, in one of the groups. The call after the next needs the
+// half again.
 TEST(LinearOrder, FindsAMissingCompletion) {
   const Grid grid{{2, 2, 2}};
   for (int axis = 0; axis < kNumAxes; ++axis) {
@@ -174,8 +176,8 @@ TEST(LinearOrder, FindsAMissingCompletion) {
   }
 }
 
-// The sums of the bias's gradient read dy last: its call must be open till then. A call in between
-// that hears from nobody lets peers run ahead.
+// The sums of the bias's gradient read dy last, so dy's call must stay open until then. A call in
+// between that waits for nobody lets peers run ahead.
 TEST(LinearOrder, FindsACallThatIsClosedBeforeItsLastRead) {
   const Grid grid{{1, 2, 1}};
   const std::vector<Op> ops = {
@@ -204,7 +206,7 @@ TEST(LinearOrder, FindsHalvesThatAreReusedWithoutWaiting) {
   }
 }
 
-// Mixed up groups: what arrives in one says nothing about the other.
+// Groups are mixed up: what arrives in one group says nothing about the other.
 TEST(LinearOrder, FindsAWaitInTheWrongGroup) {
   const Grid grid{{2, 1, 2}};
   const auto world = world_of(grid, {linear(forward())}, [&](int64_t rank, Program& program) {

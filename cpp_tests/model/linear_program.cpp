@@ -43,7 +43,8 @@ class FusedCall {
 
 using Sizes = std::array<int64_t, 2>;
 
-// `sizes` are those of the shard. Whoever looks at a part reads it, the own one at home.
+// `sizes` are those of the shard. A rank that looks at a part reads it, and reads its own part
+// locally.
 class Gathered {
  public:
   explicit Gathered(Sizes whole) : sizes_(whole) {}
@@ -87,7 +88,7 @@ class Gathered {
 
 enum class Drain { kScatterRows, kScatterColumns, kAllReduce };
 
-// The own part of a scatter, which has no slot, counts as one.
+// The own part of a scatter has no slot, but counts as one.
 class Drained {
  public:
   Drained(FusedCall& call, int64_t rows, int64_t columns, Drain drain, bool one_shot,

@@ -1,8 +1,8 @@
 // What a rank does in a fused Linear, which has calls on three groups open at once, as a list of
-// steps for the tests' simulator. It mirrors ops/cpu/linear.cpp (fused_forward, fused_backward) and
-// what these are made of, ops/cpu/fused.cpp and product.cpp, name by name and line by line, without
-// the tensors: who changes the order of calls, waits and signals there changes it in
-// linear_program.cpp.
+// steps for the tests' simulator. It repeats ops/cpu/linear.cpp (fused_forward, fused_backward) and
+// the parts of these in ops/cpu/fused.cpp and product.cpp, name by name and line by line, without
+// the tensors. Whoever changes the order of calls, waits and signals there must change it in
+// linear_program.cpp, too.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@ struct LinearAxes {
   Caller& z;
 };
 
-// What all ranks agree on. Sizes are those of the whole matrices of a pass, to be divided evenly:
+// What all ranks agree on. Sizes are those of the whole matrices of a pass, and must divide evenly:
 // input [rows, in_features], weight [features, in_features], output [rows, features].
 struct LinearPass {
   enum class Kind { kForward, kBackward };
@@ -32,17 +32,18 @@ struct LinearPass {
   int64_t gather_dim = 0;   // of x along r, and of dx
   int64_t scatter_dim = 0;  // of y along s, and of dy
   bool one_shot = false;    // all-reduces are small
-  // Parts of rows are multiplied in one go: of the first product (y, or dx), and of dweight.
+  // Whether parts of rows are multiplied in one product: for the first product (y, or dx), and for
+  // dweight.
   std::array<bool, 2> in_one_piece = {};
   bool save_input = false;  // forward: keep what was gathered; backward: it was kept
   bool save_weight = false;
-  // Which factors are joined before they are multiplied: the first and second of the first product
-  // (y, or dx), and of dweight. Why they are is up to ops/cpu/product.cpp; any choice is safe.
+  // Which factors are joined before they are multiplied: the two factors of the first product (y,
+  // or dx), and those of dweight. ops/cpu/product.cpp decides that; any choice is safe.
   std::array<bool, 4> joins = {};
   std::array<bool, 3> mask = {true, true, true};  // backward: dx, dweight, dbias are wanted
 };
 
-// One pass of a rank. Raises the epochs of the axes that take part.
+// Returns one pass of a rank. It raises the epochs of the axes that take part.
 Program linear_program(const LinearPass& pass, const LinearAxes& axes);
 
 }  // namespace axonn::comm

@@ -1,5 +1,5 @@
-// The fused Linear on grids of ranks, mixed with collectives: no interleaving of ranks deadlocks,
-// reads too early or overwrites too early.
+// Runs the fused Linear on grids of ranks, mixed with collectives: no interleaving of ranks
+// deadlocks, reads too early or overwrites too early.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -79,7 +79,7 @@ TEST(LinearProgram, AForwardPublishesOnAllGroupsBeforeItWaits) {
             "rank 0 in epoch 7 completes flag 0 of rank 0 in group 8\n");
 }
 
-// Why no order of ranks deadlocks: the rank that is furthest behind has nothing to wait for.
+// This is why no order of ranks deadlocks: the rank that is furthest behind waits for nobody.
 TEST(LinearProgram, OpensAllCallsBeforeItWaitsAndClosesThemInReverse) {
   std::mt19937_64 engine(1);
   const Grid grid{{2, 2, 2}};
@@ -130,7 +130,7 @@ TEST(LinearProtocol, SignalsOrderEveryWriteWithEveryOtherAccess) {
   }
 }
 
-// Every kind of pass, twice, with a call in between that hears from nobody, on each axis alone.
+// Runs every kind of pass twice, with a call in between that waits for nobody, on each axis alone.
 TEST(LinearProtocol, EveryInterleavingOfTwoRanksOfAnyPass) {
   for (int bits = 0; bits < 1 << 12; ++bits) {
     const auto bit = [&](int index) { return (bits >> index & 1) == 1; };

@@ -1,6 +1,7 @@
-// What a rank does in one collective, as a list of steps: recorded from the code of protocol.h that
-// the ops run, and from the tile schedules that kernels follow. Input of the tests' simulator.
-// Steps name their group, so that a program may have calls on several groups open at once.
+// What a rank does in one collective, as a list of steps. They are recorded from the code of
+// protocol.h that the ops run, and from the tile schedules that kernels follow; the tests'
+// simulator runs them. Steps name their group, so that a program may have calls on several groups
+// open at once.
 #pragma once
 
 #include <cstdint>
@@ -30,20 +31,20 @@ struct Step {
   int64_t peer;  // whose pad or workspace is meant
   int64_t flag;
   Epoch epoch;
-  int64_t group = 0;  // in which `rank` and `peer` count, and which has epochs of its own
+  int64_t group = 0;  // in which `rank` and `peer` are numbered, and which has epochs of its own
 
   std::string describe() const;
 };
 
 using Program = std::vector<Step>;
 
-// The patterns that all ops are made of:
-//   kGather          all_gather, all_gather_matmul, matmul_all_gather_rhs (plans of rows, columns,
-//   K) kReduceScatter   reduce_scatter, matmul_reduce_scatter, and the weight's gradient over z
+// The patterns that all ops are made of. A gather's plan may cut rows, columns or K.
+//   kGather          all_gather, all_gather_matmul, matmul_all_gather_rhs
+//   kReduceScatter   reduce_scatter, matmul_reduce_scatter, and the weight's gradient over z
 //   kAllReduce       all_reduce, matmul_all_reduce; with plan.num_shards = 1 in one shot
 enum class Pattern : int32_t { kGather, kReduceScatter, kAllReduce };
 
-// Who makes the call of which epoch.
+// Identifies a call by its caller and its epoch.
 struct Caller {
   int64_t rank;
   int64_t size;
@@ -51,7 +52,7 @@ struct Caller {
   int64_t group = 0;
 };
 
-// Stands in for comm::Call, or for the flags of one matrix in it, which begin at `first_flag`.
+// Replaces comm::Call, or the flags of one matrix in it, which begin at `first_flag`.
 class Recorder {
  public:
   Recorder(const Caller& caller, Program& program, int64_t first_flag = 0)
@@ -78,18 +79,18 @@ class Recorder {
   int64_t first_flag_;
 };
 
-// The wait at the start of a call, and its end: what the constructor and the destructor of
+// Return the wait at the start of a call, and its end: what the constructor and the destructor of
 // comm::Call do.
 Program begin_program(const Caller& caller);
 Program complete_program(const Caller& caller);
 
-// A whole call of a rank that is one thread, as on the CPU.
+// Returns a whole call of a rank that is one thread, as on the CPU.
 Program call_program(Pattern pattern, const ChunkPlan& plan, const Caller& caller);
 
-// On CUDA a gather that feeds a GEMM is three pieces, on two streams. The transport publishes the
-// own shard, and copies peers' chunks into local memory, in the order of GatherTiles, raising local
-// flags (those of phase 1). The CTAs of a persistent GEMM wait for local flags. In the end a
-// stream operation completes the call.
+// On CUDA a gather that feeds a GEMM has three parts, on two streams. The transport publishes the
+// own shard and copies peers' chunks into local memory, in the order of GatherTiles, raising local
+// flags (those of phase 1). The CTAs of a persistent GEMM wait for local flags. At the end a stream
+// operation completes the call.
 Program transport_program(const ChunkPlan& plan, const Caller& caller);
 
 enum class WaitRule : int32_t { kEachChunk, kLastDelivered };

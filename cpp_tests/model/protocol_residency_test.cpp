@@ -1,5 +1,6 @@
-// The protocol on devices whose CTAs hold an SM until they end: a kernel that spins on a flag must
-// not hold the SM that the flag's producer needs. Slots are SMs; virtual ranks share a device.
+// Runs the protocol on devices whose CTAs hold an SM until they end. A kernel that spins on a flag
+// must not hold the SM that the flag's producer needs. Slots stand for SMs; virtual ranks share a
+// device.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,12 +27,12 @@ struct GatherGemm {
   int64_t num_slots = 0;  // of a device
   int64_t ranks_per_device = 1;
   int64_t num_ctas = 1;        // of a rank's GEMM
-  bool copy_by_kernel = true;  // the transport needs a slot, as the copy engine does not
+  bool copy_by_kernel = true;  // whether the transport needs a slot; the copy engine needs none
   WaitRule rule = WaitRule::kEachChunk;
   int64_t num_calls = 1;
 };
 
-// Each rank has a stream that copies and one that multiplies.
+// Each rank has one stream that copies and one that multiplies.
 World world_of(const GatherGemm& setup) {
   World world{{{setup.size, kBeforeWrap}}, SignalLayout::of(setup.plan, 2).num_flags(), {}};
   world.devices.resize(static_cast<size_t>(setup.size / setup.ranks_per_device),
@@ -67,7 +68,7 @@ bool deadlocks(const std::string& violation) {
   return violation.find("deadlock") != std::string::npos;
 }
 
-// The clamp of a device that has as many SMs as slots here.
+// Returns max_ctas for a device that has as many SMs as there are slots here.
 int64_t clamped_ctas(int64_t num_slots, int64_t ranks_per_device, int64_t producer_ctas) {
   auto limits = kernels::kSm90;
   limits.num_sms = num_slots;
@@ -131,7 +132,7 @@ TEST(Residency, BackToBackCallsOfManyRanks) {
   }
 }
 
-// One wait a tile is enough where one transport delivers in order, and only there.
+// One wait per tile is enough where one transport delivers in order, and only there.
 TEST(Residency, WaitingForTheLastChunkNeedsInOrderTransport) {
   GatherGemm setup{.size = 2, .plan = {12, 2, 2, 3}};
   setup.block = 6;  // a shard, two chunks
@@ -142,7 +143,7 @@ TEST(Residency, WaitingForTheLastChunkNeedsInOrderTransport) {
     if (!in_order) {
       for (auto& device : world.devices) {
         auto& program = device.streams[0][1].ctas[0];
-        // Behind the own two writes and signals: wait, read, write, signal for each chunk.
+        // After the own two writes and signals come wait, read, write and signal for each chunk.
         const auto chunks = program.begin() + 4;
         std::rotate(chunks, chunks + 4, chunks + 8);
       }
@@ -160,7 +161,7 @@ TEST(Residency, WaitingForTheLastChunkNeedsInOrderTransport) {
 
 // --- Kernels whose own CTAs raise the flags that others wait for ---------------------------------
 
-// A device per rank, all CTAs in one kernel: they start in this order.
+// Each rank has a device; all its CTAs are in one kernel, and start in this order.
 World one_kernel(int64_t num_slots, const std::vector<std::vector<Program>>& ranks) {
   World world{{{static_cast<int64_t>(ranks.size()), kBeforeWrap}}, 1, {}};
   for (const auto& ctas : ranks) {
@@ -172,7 +173,7 @@ World one_kernel(int64_t num_slots, const std::vector<std::vector<Program>>& ran
   return world;
 }
 
-// A CTA per shard. The one of the own shard publishes it, too.
+// There is one CTA per shard. The one of the own shard also publishes it.
 std::vector<std::vector<Program>> gather_by_ctas(int64_t size, bool own_shard_first) {
   const Epoch epoch = kBeforeWrap + 1;
   std::vector<std::vector<Program>> ranks;
@@ -203,7 +204,7 @@ TEST(Residency, OwnShardLastDeadlocksWhereCtasMustTakeTurns) {
   }
 }
 
-// The tiles of ScatterTiles, a CTA each, and a CTA per own chunk that adds up.
+// There is one CTA for each tile of ScatterTiles, and one for each own chunk, which adds up.
 std::vector<std::vector<Program>> scatter_by_ctas(const ChunkPlan& plan, bool reduce_first) {
   const Epoch epoch = kBeforeWrap + 1;
   const int64_t size = plan.num_shards;
@@ -241,7 +242,7 @@ TEST(Residency, ReducingBeforeProducingDeadlocksWhereCtasMustTakeTurns) {
     EXPECT_EQ(explored(one_kernel(slots, scatter_by_ctas(plan, false))), "");
     EXPECT_TRUE(deadlocks(explored(one_kernel(slots, scatter_by_ctas(plan, true)))));
   }
-  // A slot more than reductions: tiles take turns on it.
+  // There is one slot more than there are reductions, and tiles take turns on it.
   EXPECT_EQ(explored(one_kernel(3, scatter_by_ctas(plan, true))), "");
 }
 

@@ -1,18 +1,19 @@
-// Runs the programs of several ranks in arbitrary interleavings and says what goes wrong.
+// Runs the programs of several ranks in arbitrary interleavings and reports what goes wrong.
 //
 // A device has slots (SMs) and streams. A stream runs its kernels one after the other; a kernel's
 // CTAs start in order, each when a slot is free, and keep it to their end. Threads of a CPU rank
-// are kernels of one CTA that need no slot, and so are stream operations and copy engines.
-// A program may have calls on several groups open at once.
+// are kernels of one CTA that need no slot, and so are stream operations and copy engines. A
+// program may have calls on several groups open at once.
 //
-// Why one greedy run decides about deadlock where slots do not run short. A step is enabled by
-// flags, which only rise, or by nothing; so once enabled it stays so, whatever others do, until it
-// is executed (the programs are straight lines). Two enabled steps therefore commute. If a run A
-// ends with nothing enabled, and a run B executes a step that A has not, take the first such step
-// of B: all steps before it are in A, and with them every raise that enabled it, so at the end of A
-// it is enabled: a contradiction. All maximal runs execute the same steps; one that gets stuck
-// shows that all do. Slots break the argument, as taking one disables others: there, explore()
-// tries every order, and the clamp of max_ctas restores it by giving each CTA a slot.
+// Where slots do not run short, one greedy run decides whether there is a deadlock. A step is
+// enabled by flags, which only rise, or by nothing. So once a step is enabled it stays enabled,
+// whatever others do, until it is executed (the programs are straight lines). Two enabled steps
+// therefore commute. Suppose that a run A ends with nothing enabled, and that a run B executes a
+// step that A has not executed. Take the first such step of B. All steps before it are in A, and
+// with them every raise that enabled it. So it is enabled at the end of A, which is a
+// contradiction. All maximal runs therefore execute the same steps; if one gets stuck, all do.
+// Slots break the argument, because taking one disables others. There, explore() tries every order,
+// and the clamp of max_ctas restores the argument by giving each CTA a slot.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +38,8 @@ struct Device {
   int64_t num_slots;
   std::vector<Stream> streams;
 };
-// Has flags, workspaces and epochs of its own. A rank may be in several, under different numbers.
+// A group has flags, workspaces and epochs of its own. A rank may be in several, with different
+// numbers.
 struct Group {
   int64_t size;  // ranks
   Epoch first_epoch;
@@ -60,7 +62,7 @@ struct Thread {
   bool needs_slot;
 };
 
-// What has happened so far. All of it follows from how far each thread is.
+// What has happened so far. All of it follows from how far each thread has come.
 class State {
  public:
   State(const World& world, const std::vector<Thread>& threads)
@@ -81,7 +83,7 @@ class State {
     chunks_.resize(flags_.size() * static_cast<size_t>(world.num_halves));
   }
 
-  // Names the state among those of one world.
+  // Returns a key that identifies the state among those of one world.
   std::string key() const {
     std::string key;
     for (size_t thread = 0; thread < at_.size(); ++thread) {
@@ -114,8 +116,8 @@ class State {
     return true;
   }
 
-  // Executes what `thread` does next: it starts, or does one step; a read is two, its begin and its
-  // end. Returns what is wrong with it, if anything.
+  // Executes what `thread` does next: it starts, or does one step. A read is two steps, its begin
+  // and its end. Returns what is wrong with it, if anything.
   std::string advance(size_t thread) {
     if (at_[thread] == kNotStarted) {
       start(thread);
@@ -165,7 +167,7 @@ class State {
   int64_t size_of_group(const Step& step) const {
     return world_->groups[static_cast<size_t>(step.group)].size;
   }
-  // Pad of a rank of the step's group, numbered through all groups.
+  // Returns the pad of a rank of the step's group, numbered through all groups.
   size_t pad(const Step& step, int64_t rank) const {
     return first_pad_[static_cast<size_t>(step.group)] + static_cast<size_t>(rank);
   }
@@ -173,15 +175,15 @@ class State {
     return pad(step, rank) * static_cast<size_t>(world_->num_flags) +
            static_cast<size_t>(step.flag);
   }
-  // The chunks of the half of a rank's workspace that the step's call uses.
+  // Returns the chunks of the half of a rank's workspace that the step's call uses.
   Chunk* half(const Step& step, int64_t rank) {
     const auto num_halves = static_cast<size_t>(world_->num_halves);
     const size_t index = pad(step, rank) * num_halves + step.epoch % num_halves;
     return &chunks_[index * static_cast<size_t>(world_->num_flags)];
   }
 
-  // Kernels of the stream before this one have ended, CTAs of this kernel before this one have
-  // started, and a slot is free.
+  // Returns whether the stream's kernels before this one have ended, the kernel's CTAs before this
+  // one have started, and a slot is free.
   bool may_start(size_t thread) const {
     const Thread& own = (*threads_)[thread];
     return started_[own.stream] == own.index && ended_[own.stream] >= own.before &&
@@ -223,7 +225,7 @@ class State {
     return "unknown step";
   }
 
-  // Calls differ in where their chunks lie, so a write may fall upon any chunk of another call.
+  // Calls differ in where their chunks lie, so a write may hit any chunk of another call.
   std::string write(const Step& step) {
     Chunk* const chunks = half(step, step.rank);
     Chunk& target = chunks[step.flag];
@@ -245,7 +247,7 @@ class State {
     return rises ? "" : "the flag does not rise";
   }
 
-  // Each sum has one addend per rank, in rank order, and is made once a call.
+  // Each sum has one addend per rank, in rank order, and is made once per call.
   std::string add(const Step& step) {
     Sum& sum = sums_[flag_index(step, step.rank)];
     if (sum.epoch != step.epoch) {
@@ -307,7 +309,8 @@ inline std::vector<size_t> enabled_threads(const State& state, size_t count) {
   return enabled;
 }
 
-// One interleaving. Returns the first violation, or where it got stuck; empty: all is well.
+// Runs one interleaving. Returns the first violation, or where it got stuck; an empty text if all
+// is well.
 inline std::string run(const World& world, const Scheduler& pick) {
   const auto threads = threads_of(world);
   State state(world, threads);
@@ -325,7 +328,7 @@ struct Exploration {
   bool exhaustive = true;  // false: stopped at max_states
 };
 
-// All interleavings.
+// Runs all interleavings.
 inline Exploration explore(const World& world, int64_t max_states) {
   Exploration result;
   const auto threads = threads_of(world);

@@ -1,6 +1,6 @@
-// The protocol of comm::Call and core/symmetric/protocol.h, for ranks of one thread: no
-// interleaving of ranks deadlocks, reads too early or overwrites too early. And the simulator finds
-// what is broken.
+// Tests the protocol of comm::Call and core/symmetric/protocol.h for ranks of one thread: no
+// interleaving of ranks deadlocks, reads too early or overwrites too early, and the simulator finds
+// protocols that are broken.
 #include "model/protocol_simulator.h"
 
 #include <gtest/gtest.h>
@@ -54,7 +54,8 @@ std::vector<Program> programs_of(int64_t size, const std::vector<CollectiveCall>
   return ranks;
 }
 
-// What ops call, whole and in chunks; the last with chunks that are empty on some ranks.
+// Returns the kinds of calls that ops make, whole and in chunks; in the last, chunks are empty on
+// some ranks.
 std::vector<CollectiveCall> kinds(int64_t size) {
   return {{Pattern::kGather, {size * 4, size}},
           {Pattern::kGather, {size * 4, size, 2}},
@@ -196,8 +197,8 @@ TEST(ProtocolSimulator, SignalsOrderEveryWriteWithEveryOtherAccess) {
   }
 }
 
-// Epochs that are about to count past 2^32, past 2^31 (the sign of the comparison), and a new
-// arena.
+// The first epochs are such that they soon count past 2^32, or past 2^31 (the sign of the
+// comparison), or belong to a new arena.
 TEST(ProtocolSimulator, AnyFirstEpoch) {
   for (const Epoch first :
        {Epoch{0}, Epoch{0} - 1, Epoch{0} - 2, kBeforeWrap, Epoch{1} << 31, (Epoch{1} << 31) - 2}) {
@@ -208,8 +209,8 @@ TEST(ProtocolSimulator, AnyFirstEpoch) {
 
 // --- Broken protocols are caught -----------------------------------------------------------------
 
-// Two gathers, of which the first is followed by a refused call, and a sum, on two ranks, changed
-// by `change` on each.
+// Returns two gathers, the first followed by a refused call, and a sum, on two ranks; `change` is
+// applied to each rank's program.
 template <typename Change>
 World broken(Change&& change) {
   const ChunkPlan plan{4, 2};
@@ -247,9 +248,10 @@ TEST(ProtocolSimulator, FindsAHalfThatIsReusedWithoutWaiting) {
   EXPECT_TRUE(says(HappensBefore(world).find_race(), "not ordered"));
 }
 
-// A call that hears from every peer implies the wait of the next one: peers signalled in it only
-// after they had completed the call before. So the wait costs nothing where calls follow each
-// other, and is needed behind those that do not hear from all (and on streams that run ahead).
+// A call that hears from every peer implies the wait of the next call, because peers signalled in
+// it only after they had completed the call before. So the wait costs nothing where such calls
+// follow each other. It is needed after calls that do not hear from all peers (and on streams that
+// run ahead).
 TEST(ProtocolSimulator, CallsThatHearFromEveryPeerImplyTheWait) {
   for (const int64_t size : {2, 3, 4}) {
     auto calls = random_calls(size, 8, 3);
@@ -268,7 +270,7 @@ TEST(ProtocolSimulator, FindsAWaitForOneEpochTooFew) {
   EXPECT_TRUE(says(HappensBefore(world).find_race(), "not ordered"));
 }
 
-// With one half, the call before must be awaited; with two, the one before that is enough.
+// With one half, a call must wait for the call before it; with two, for the one before that.
 TEST(ProtocolSimulator, FindsThatOneHalfNeedsALongerWait) {
   auto world = broken([](Program&) {});
   world.num_halves = 1;

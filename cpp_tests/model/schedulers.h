@@ -1,4 +1,5 @@
-// Which of the threads that can go on does: at random, or as is worst for somebody.
+// Choose which of the threads that can go on does so: a random one, or the one that is worst for
+// somebody.
 #pragma once
 
 #include <algorithm>
@@ -42,7 +43,7 @@ inline Scheduler round_robin() {
   };
 }
 
-// `thread` moves only when nobody else can; the others at random.
+// `thread` moves only when no other thread can; the others are chosen at random.
 inline Scheduler starving(size_t thread, uint64_t seed) {
   return [thread, rest = random_scheduler(seed)](const State& state,
                                                  const std::vector<size_t>& enabled) {

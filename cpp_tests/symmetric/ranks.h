@@ -1,5 +1,5 @@
-// Runs the ranks of a test: as threads, which the thread sanitizer can follow, or as forked
-// processes, which is what they are in earnest and which can be killed.
+// Runs the ranks of a test as threads, which the thread sanitizer can follow, or as forked
+// processes, which is what ranks really are and which can be killed.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -67,8 +67,8 @@ inline std::vector<Outcome> run_threads(int64_t size, const RankBody& body) {
   return outcomes;
 }
 
-// A child process that runs `body` and ends without running the parent's destructors. It does not
-// outlive the parent, nor a hang of its own.
+// Starts a child process that runs `body` and ends without running the parent's destructors. It
+// does not outlive the parent, and does not hang forever.
 inline pid_t fork_child(const std::function<void()>& body) {
   const pid_t parent = getpid();
   const pid_t pid = fork();
@@ -81,7 +81,8 @@ inline pid_t fork_child(const std::function<void()>& body) {
   _exit(!error.empty() || ::testing::Test::HasFailure() ? 1 : 0);
 }
 
-// What is written to it before a fork's end can be read after it, on both sides.
+// Shared memory: what one side of a fork writes, the other side can read, even after the writer
+// ends.
 template <typename T>
 class SharedArray {
  public:
@@ -164,7 +165,7 @@ inline std::string to_string(Launch launch) {
 
 using GroupBody = std::function<void(SymmetricGroup& group)>;
 
-// A small group; tests override what they are about.
+// Returns options for a small group; tests override what they are about.
 inline GroupOptions group_options(int64_t size, int64_t rank = 0) {
   GroupOptions options;
   options.name = "test";
@@ -175,7 +176,7 @@ inline GroupOptions group_options(int64_t size, int64_t rank = 0) {
   return options;
 }
 
-// Runs `body` on every rank of a new group, which the rank destroys when it is through.
+// Runs `body` on every rank of a new group. Each rank destroys the group when it is done.
 inline std::vector<Outcome> run_group(Launch launch, const GroupOptions& options,
                                       const GroupBody& body) {
   if (launch == Launch::kThreads) {

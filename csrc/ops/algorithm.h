@@ -1,4 +1,4 @@
-// How a collective meets its matmul, and what an op may be asked for.
+// How an op combines a collective with its product, and which algorithms it may be asked for.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@ constexpr const char* name_of(Algorithm algorithm) {
   return "";
 }
 
-// One algorithm, or kAuto: the one that is fastest, as far as that is known (tuning/tuner.h).
+// One algorithm, or kAuto, which stands for the one that is known to be fastest (tuning/tuner.h).
 using AskedAlgorithm = std::optional<Algorithm>;
 inline constexpr AskedAlgorithm kAuto = std::nullopt;
 

@@ -1,7 +1,8 @@
-// What the ops do under autocast. A matmul takes its operands in autocast's dtype, as torch's own
-// do: so also what crosses ranks, and the gradients until they come to what was cast. Operands are
-// cast above the ops, once, since below some algorithms call torch's matmul and others do not.
-// Collectives alone keep the dtype that they get, and register nothing.
+// What the ops do under autocast. A matmul casts its operands to autocast's dtype, as torch's own
+// does. So what crosses ranks has that dtype, too, and so have the gradients until they reach the
+// tensor that was cast. Operands are cast once, above the ops, because below them some algorithms
+// call torch's matmul and others do not. Ops that are a collective alone keep the dtype of their
+// input and register nothing.
 #pragma once
 
 #include <c10/core/DeviceType.h>
@@ -10,7 +11,7 @@
 namespace axonn::ops {
 
 // Casts every tensor argument to autocast's dtype on that kind of device. The op raises TypeError
-// for a dtype that matmuls are not made in.
+// for a dtype that it does not support.
 torch::CppFunction casts_operands(c10::DeviceType device);
 
 // Casts nothing: the operands of a backward pass have the dtype that forward gave them.

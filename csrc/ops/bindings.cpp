@@ -1,5 +1,5 @@
-// The Python module axonn_ext._C. Importing it registers the ops with torch.library; what it holds
-// itself is the few functions that are no ops.
+// The Python module axonn_ext._C. Importing it registers the ops with torch.library. The module
+// itself holds the few functions that are not ops.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -40,7 +40,8 @@ std::vector<ChoiceTuple> tuning_choices() {
 
 using Medians = std::vector<std::pair<std::string, double>>;
 
-// (choice, median_us) if there is a record, and why one that is there is of no use, or "".
+// Returns (choice, median_us) if there is a record; and why a record that is there is of no use, or
+// "".
 std::pair<std::optional<std::pair<std::string, Medians>>, std::string> find_measurement(
     const std::string& signature) {
   auto found = axonn::ops::find_measurement(signature);
@@ -53,7 +54,7 @@ std::string keep_measurement(const std::string& signature, const std::string& ch
   return axonn::ops::keep_measurement({signature, choice, median_us});
 }
 
-// Collective; `key` is used once in the life of the group.
+// This is collective; `key` is used once in the life of the group.
 bool all_say_the_same(const std::string& group_name, const std::string& key,
                       const std::string& word) {
   const auto process_group = c10d::resolve_process_group(group_name);
@@ -64,7 +65,7 @@ bool all_say_the_same(const std::string& group_name, const std::string& key,
   return axonn::ops::all_say_the_same(group, mailbox, word);
 }
 
-// The emulated link of the group of that name, or null.
+// Returns the emulated link of the group of that name, or null.
 std::shared_ptr<axonn::comm::PacedLink> paced_link(const std::string& group_name) {
   return axonn::ops::find_link(group_name, c10d::resolve_process_group(group_name));
 }

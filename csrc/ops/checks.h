@@ -1,4 +1,5 @@
-// Argument checks at the op boundary, each made once. Messages: op, argument, expected, got.
+// Argument checks at the op boundary, each made once. Messages name the op, the argument, what was
+// expected and what was given.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,7 +9,7 @@
 
 namespace axonn::ops {
 
-// float16 only where something else than this library adds it up: NCCL, cuBLAS.
+// float16 is allowed only where another library adds it up: NCCL or cuBLAS.
 inline bool is_reducible(c10::ScalarType type, c10::Device device) {
   return type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kLong ||
          (type == at::kHalf && !device.is_cpu());
@@ -35,8 +36,8 @@ inline void check_reducible(const char* op, const char* name, const at::Tensor& 
                    t.is_cpu() ? "" : ", float16", " or int64");
 }
 
-// What the dispatcher must know to choose the right kernel is checked before it does, where
-// autograd sees the call: a meta tensor beside one of the CPU would lead to the fake.
+// Checks what the dispatcher relies on to choose the right kernel. This runs before the dispatcher
+// chooses, where autograd sees the call: a meta tensor next to a CPU tensor would lead to the fake.
 inline void check_dense(const char* op, const char* name, const at::Tensor& t) {
   TORCH_CHECK_TYPE(t.defined(), op, ": ", name, " must be a Tensor, got None");
   TORCH_CHECK_TYPE(t.layout() == at::kStrided && !t.is_nested() && !t.is_quantized(), op, ": ",
@@ -66,8 +67,8 @@ inline bool is_matmul_dtype(c10::ScalarType type, c10::Device device) {
          (type == at::kHalf && !device.is_cpu());
 }
 
-// Two matrices of one floating dtype on one device. What their sizes must be to each other is the
-// op's to say.
+// Checks that these are two matrices of one floating dtype on one device. The op itself checks how
+// their sizes must fit.
 inline void check_matmul(const char* op, const char* a_name, const at::Tensor& a,
                          const char* b_name, const at::Tensor& b) {
   TORCH_CHECK_VALUE(a.dim() == 2, op, ": ", a_name, " must be a matrix, got shape ", a.sizes());

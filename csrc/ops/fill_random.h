@@ -1,4 +1,4 @@
-// What fill_random_ checks on every backend.
+// The checks that fill_random_ makes on every backend.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,8 @@
 
 namespace axonn::ops {
 
-// The block that `out` is of a tensor of full_sizes. Raises ValueError for one that is none.
+// Returns the block of a tensor of full_sizes that `out` is. Raises ValueError if it is no block of
+// it.
 inline kernels::BlockLayout block_layout(const char* op, const at::Tensor& out,
                                          at::IntArrayRef full_sizes, at::IntArrayRef offsets) {
   const auto num_dims = static_cast<size_t>(out.dim());

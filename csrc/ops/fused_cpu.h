@@ -1,6 +1,6 @@
-// What the CPU fuses: the "fused" algorithm of each op, through shared memory. ops/cpu defines
-// these functions and ops/composed calls them; neither includes the other. `signature`: what the
-// ranks of each group must agree on.
+// The "fused" algorithm of each op on the CPU, through shared memory. ops/cpu defines these
+// functions and ops/composed calls them; neither includes the other. `signature` is what the ranks
+// of each group must agree on.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,7 +29,7 @@ at::Tensor matmul_reduce_scatter(const Group& group, const comm::CallSignature& 
 at::Tensor matmul_all_reduce(const Group& group, const comm::CallSignature& signature,
                              const at::Tensor& a, const at::Tensor& b);
 
-// Without the bias. Groups of one rank need no shared memory.
+// The bias is not added here. Groups of one rank need no shared memory.
 LinearOutput linear_forward(const LinearAxes& axes, const comm::CallSignature& signature,
                             const at::Tensor& x, const at::Tensor& weight, bool save_input,
                             bool save_weight);

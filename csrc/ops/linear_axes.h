@@ -1,4 +1,4 @@
-// The axes of a whole Linear of the 3D matmul, and what its passes return. Legend as in
+// The axes of a whole Linear of the 3D matmul, and what its passes return. The legend is that of
 // docs/architecture.md:
 //   r  the axis that the input's rows (sharded) and the output's features are split over
 //   s  the axis that the input's features are split over: the output is summed over it
@@ -12,7 +12,7 @@
 
 namespace axonn::ops {
 
-// What both passes are told of the axes and of how rows or features move along them.
+// What both passes know of the axes and of how rows or features move along them.
 struct LinearAxes {
   Group r, s, z;
   Group all;  // the ranks of the three, who agree on an algorithm; alone if it was not named
@@ -31,7 +31,7 @@ struct LinearAxes {
   static bool fits(const Group& axis) { return axis.size == 1 || axis.can_fuse(); }
 };
 
-// Empty tensors stand for what is not kept or not asked.
+// Empty tensors stand for results that are not kept or not asked for.
 struct LinearOutput {
   at::Tensor y, full_x, full_weight;
 };

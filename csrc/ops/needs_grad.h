@@ -1,4 +1,4 @@
-// Whether autograd has to see an op, and what our nodes cannot do for it.
+// Checks whether autograd has to see an op, and refuses what our autograd nodes cannot do.
 #pragma once
 
 #include <ATen/FuncTorchTLS.h>
@@ -10,7 +10,8 @@
 
 namespace axonn::ops {
 
-// A node of C++ exists for one derivative, of autograd itself: torch.func's transforms see none.
+// A C++ node supports one derivative, made by autograd itself; the transforms of torch.func do not
+// see it.
 inline void check_no_transform(const char* op) {
   const auto& transforms = at::functorch::functorchTLSAccessor();
   if (transforms == nullptr) return;
@@ -25,8 +26,8 @@ inline void check_no_transform(const char* op) {
   }
 }
 
-// Whether an op on these tensors needs a node. Raises NotImplementedError, naming the op, for what
-// a node cannot do.
+// Returns whether an op on these tensors needs a node. Raises NotImplementedError, naming the op,
+// for what a node cannot do.
 inline bool needs_grad(const char* op, std::initializer_list<const at::Tensor*> tensors) {
   bool needed = false;
   for (const auto* t : tensors) {

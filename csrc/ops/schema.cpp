@@ -1,11 +1,12 @@
-// Every schema of the extension's ops (the question _why_no_fused has its own beside its answer, in
-// the module that has the kernels). A group travels as its c10d name and its size: the name finds
-// the process group at run time, the size lets shapes be computed, and compiled graphs be told
-// apart, without one. `algorithm` is "auto", "fused", "chunked" or "sequential".
+// Every schema of the extension's ops. (The exception is _why_no_fused, whose schema is next to its
+// implementation, in the module that has the kernels.) A group is passed as its c10d name and its
+// size. The name finds the process group at run time; with the size, shapes can be computed, and
+// compiled graphs told apart, without a process group. `algorithm` is "auto", "fused", "chunked" or
+// "sequential".
 #include <torch/library.h>
 
 TORCH_LIBRARY(axonn, m) {
-  // Collectives. dim: the dimension that is concatenated or cut.
+  // Collectives. `dim` is the dimension that is concatenated or cut.
   m.def(
       "all_gather(Tensor shard, int dim, str group_name, int group_size, str algorithm) -> Tensor");
   m.def(
@@ -15,7 +16,7 @@ TORCH_LIBRARY(axonn, m) {
       "all_reduce(Tensor input, str reduce_op, str group_name, int group_size, str algorithm) -> "
       "Tensor");
 
-  // Matmuls with the collective that feeds or drains them. b is [K, N] as in torch.mm.
+  // Matmuls with the collective that feeds or drains them. b is [K, N], as in torch.mm.
   m.def(
       "all_gather_matmul(Tensor a_shard, Tensor b, int gather_dim, str group_name, int group_size, "
       "str algorithm) -> Tensor");
@@ -29,10 +30,10 @@ TORCH_LIBRARY(axonn, m) {
       "matmul_all_reduce(Tensor a, Tensor b, str group_name, int group_size, str algorithm) -> "
       "Tensor");
 
-  // The fused forms of these on CUDA, which those call. arriving: which rows `shard` are, "rows" of
-  // a, "columns" of b, or along K "inner", of b, or "inner_a"; transport:
-  // "copy_engine", "nccl" or "auto". everywhere: an all-reduce, whose sums are handed out by
-  // "auto", "copy_engine", "peer_stores" or "multicast".
+  // The fused forms of these on CUDA, which the ops above call. `arriving` says which rows `shard`
+  // holds: "rows" of a, "columns" of b, or, along K, "inner" of b or "inner_a" of a. `transport` is
+  // "copy_engine", "nccl" or "auto". With `everywhere` it is an all-reduce, whose sums are handed
+  // out by "auto", "copy_engine", "peer_stores" or "multicast".
   m.def(
       "_fused_all_gather_matmul(Tensor shard, Tensor other, str arriving, str transport, int "
       "nccl_sms, str group_name, int group_size, float timeout_seconds) -> Tensor");
@@ -40,20 +41,22 @@ TORCH_LIBRARY(axonn, m) {
       "_fused_matmul_sum(Tensor a, Tensor b, bool everywhere, str hand_out, str group_name, "
       "int group_size, float timeout_seconds) -> Tensor");
 
-  // Why a device has no fused form for a dtype and so many ranks, whatever the sizes; empty: it
-  // has. The module of the kernels defines _why_no_fused, which is asked of sizes as well.
+  // Returns why a device has no fused form for a dtype and so many ranks, whatever the sizes, or an
+  // empty text if it has one. The module of the kernels defines _why_no_fused, which takes sizes,
+  // too.
   m.def(
       "_why_no_fused_here(Device device, ScalarType dtype, int group_size, bool across_hosts) -> "
       "str");
 
-  // A product a @ b, plus bias in each row, in one of several ways (ops/tuning/product.h), and the
-  // name under which the choice between them is kept.
+  // Return a product a @ b, plus bias in each row, computed in one of several ways
+  // (ops/tuning/product.h), and the name under which the choice between them is kept.
   m.def("_tuned_mm(Tensor a, Tensor b, Tensor? bias, str variant) -> Tensor");
   m.def("_tune_mm(Tensor a, Tensor b, Tensor? bias, str name) -> str");
 
-  // Kernels for that, which other modules register where a device has them. Candidates: nothing for
-  // operands that none takes; else the version that their times depend on, then a name for each
-  // (empty where there is only one). The product by that name, or nothing.
+  // Kernels for these products, which other modules register for the devices that have them. The
+  // candidates are an empty list for operands that no kernel takes; else the version that the
+  // kernels' times depend on, then a name for each kernel (empty if there is only one). The second
+  // op returns the product by the kernel of that name, or nothing.
   m.def("_mm_cublaslt_candidates(Tensor a, Tensor b, Tensor? bias) -> str[]");
   m.def("_mm_cublaslt(Tensor a, Tensor b, Tensor? bias, str name) -> Tensor[]");
   m.def("_mm_triton_candidates(Tensor a, Tensor b, Tensor? bias) -> str[]");
@@ -61,9 +64,9 @@ TORCH_LIBRARY(axonn, m) {
   m.def("_mm_fused_sm90_candidates(Tensor a, Tensor b, Tensor? bias) -> str[]");
   m.def("_mm_fused_sm90(Tensor a, Tensor b, Tensor? bias, str name) -> Tensor[]");
 
-  // The Linear of the 3D matmul. Groups in the order (r, s, z): r gathers the input's rows, s sums
-  // the output, z holds the weight's rows; a fourth, of the ranks of all three, lets "auto" be
-  // measured. Empty tensors stand for what is not kept or not asked.
+  // The Linear of the 3D matmul. Groups come in the order (r, s, z): r gathers the input's rows, s
+  // sums the output, z holds the weight's rows. A fourth group, of the ranks of all three, lets
+  // "auto" be measured. Empty tensors stand for results that are not kept or not asked for.
   m.def(
       "linear_forward(Tensor x, Tensor weight, Tensor? bias, str[] group_names, "
       "int[] group_sizes, bool sharded, int gather_dim, int scatter_dim, bool save_input, "
@@ -73,16 +76,17 @@ TORCH_LIBRARY(axonn, m) {
       "bool[3] output_mask, str[] group_names, int[] group_sizes, bool sharded, int gather_dim, "
       "int scatter_dim, str algorithm) -> (Tensor dx, Tensor dweight, Tensor dbias)");
 
-  // Where the ids of a vocabulary lie among the rows from `first` on that this rank has of a table:
-  // rows, clamped to those there are, and whether each is there. On the CPU, and elsewhere if
-  // `check` (the host waits), ids must be in [0, vocab_size) or ignore_index; an error names
-  // `label`, value, position and rank.
+  // Finds ids of a vocabulary in this rank's rows of a table, which begin with row `first`. Returns
+  // the rows, clamped to those that exist, and whether each id is among them. On the CPU, and
+  // elsewhere if `check` (which makes the host wait), ids must be in [0, vocab_size) or
+  // ignore_index; an error names `label`, value, position and rank.
   m.def(
       "local_rows(Tensor ids, int first, int num_rows, int vocab_size, int? ignore_index, "
       "bool check, str label, int rank) -> (Tensor rows, Tensor is_here)");
 
-  // Fills a block of a parameter with the numbers that its elements have on every grid. offsets:
-  // where the block lies in the full tensor. a, b: mean and standard deviation, or low and high.
+  // Fills a block of a parameter with the values that its elements have on every grid. `offsets`
+  // says where the block lies in the full tensor. a and b are mean and standard deviation, or low
+  // and high.
   m.def(
       "fill_random_(Tensor(a!) out, int[] full_sizes, int[] offsets, str name, int seed, "
       "str distribution, float a, float b) -> ()");

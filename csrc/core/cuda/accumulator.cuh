@@ -1,5 +1,6 @@
-// In which type the sums of another are made, one of each vector's elements. Every kernel that adds
-// up slots uses these, so that their bits agree.
+// Accumulator says in which type the elements of a dtype are added up, and Vector holds
+// neighbouring elements. Every kernel that adds up slots uses these types, so that their bits
+// agree.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,4 +1,4 @@
-// CUDA's return codes as exceptions: expression, error name, text, file:line.
+// Turns CUDA's return codes into exceptions with expression, error name, text and file:line.
 #pragma once
 
 #include <cuda_runtime_api.h>

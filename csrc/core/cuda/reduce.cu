@@ -31,8 +31,8 @@ __device__ T combine(T a, T b) {
   }
 }
 
-// `count` vectors. A thread has read element i of every source before it writes it, so the
-// destination may be a source.
+// Reduces `count` vectors. A thread reads element i of every source before it writes element i, so
+// the destination may be a source.
 template <typename T, int kWidth, ReduceOp op>
 __global__ void __launch_bounds__(kThreads)
     reduce_kernel(void* destination, const __grid_constant__ Slots slots, int64_t count) {

@@ -1,5 +1,5 @@
-// reduce_slots of csrc/core/numeric/reduce.h on the device: the same order, the same accumulation,
-// and so the same bits.
+// reduce_slots of csrc/core/numeric/reduce.h on the device, with the same order, the same
+// accumulation, and so the same bits.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,13 +12,13 @@ namespace axonn::kernels::cuda {
 
 inline constexpr int64_t kMaxSlots = 256;  // pointers travel as kernel parameters: 2 KiB of 4
 
-// destination[i] = sources[0][i] (op) sources[1][i] (op) ... on the stream. `sources` is read
+// Sets destination[i] = sources[0][i] (op) sources[1][i] (op) ... on the stream. `sources` is read
 // before this returns. `destination` may be one of the sources. 1 <= num_sources <= kMaxSlots.
 cudaError_t reduce_slots(void* destination, const void* const* sources, int64_t num_sources,
                          int64_t count, DataType dtype, ReduceOp op, cudaStream_t stream);
 
-// Loads what sums of bfloat16 or float16 need onto the current device: CUDA does it at the first
-// call otherwise, which may wait for kernels that run.
+// Loads the kernels for sums of bfloat16 or float16 onto the current device. Otherwise CUDA loads
+// them at the first call, which may wait for kernels that run.
 cudaError_t load_reduce_slots(DataType dtype);
 
 }  // namespace axonn::kernels::cuda

@@ -24,7 +24,7 @@ class DeviceGuard {
   int previous_ = 0;
 };
 
-// A point in a stream. Orders streams, times nothing. Made on the current device.
+// A point in a stream. It orders streams and measures no time. It is made on the current device.
 class Event {
  public:
   Event() { AXONN_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
@@ -33,7 +33,7 @@ class Event {
   Event& operator=(const Event&) = delete;
 
   void record(cudaStream_t stream) { AXONN_CUDA_CHECK(cudaEventRecord(event_, stream)); }
-  // What is enqueued on the stream from now on runs after this point. Does not block the host.
+  // Makes what is enqueued on the stream from now on run after this point. Does not block the host.
   void block(cudaStream_t stream) const {
     AXONN_CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0));
   }
@@ -51,8 +51,8 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-// A stream that does not wait for the legacy default stream, of the highest priority: its kernels
-// get the SMs that become free before those of a GEMM that is under way.
+// A stream of the highest priority that does not wait for the legacy default stream. When SMs
+// become free, its kernels get them before those of a GEMM that is under way.
 class HighPriorityStream {
  public:
   HighPriorityStream() {

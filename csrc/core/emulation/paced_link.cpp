@@ -17,8 +17,8 @@ namespace axonn::comm {
 
 namespace {
 
-// Transfers that a rank may be ahead of a peer. Beyond that an arrival is read too late, and the
-// transfer takes longer: nothing has that many under way.
+// A rank may be this many transfers ahead of a peer. Beyond that, an arrival would be read too late
+// and the transfer would take longer; but no program has that many under way.
 constexpr int64_t kSlots = 1024;
 
 }  // namespace
@@ -53,7 +53,7 @@ std::unique_ptr<PacedLink> PacedLink::rendezvous(const Options& options, KeyValu
     }
     link->boards_.push_back(SharedSegment::open(pid, fd, sizeof(Board)));
   }
-  ranks.exchange("mapped", "yes");  // until then the descriptor must stay open
+  ranks.exchange("mapped", "yes");  // the descriptor must stay open until then
   link->own_.close_descriptor();
   return link;
 }
@@ -90,7 +90,8 @@ PacedLink::Time PacedLink::end(int64_t number) {
   return end;
 }
 
-// When the last rank came to it. The real collective is done, so every rank has come.
+// Returns when the last rank came to the transfer. The real collective is done, so every rank has
+// come.
 PacedLink::Time PacedLink::last_arrival(int64_t number) const {
   double last = 0;
   for (const auto& segment : boards_) {

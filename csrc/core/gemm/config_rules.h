@@ -1,5 +1,6 @@
-// What an architecture asks of a config, each rule on its own, so that the compiler can check it as
-// well (sm90_tiles.h). why_illegal (launch_config.h) says with numbers which one a config breaks.
+// The rules of an architecture for a config, each on its own, so that the compiler can check them
+// as well (sm90_tiles.h). why_illegal (launch_config.h) says with numbers which rule a config
+// breaks.
 #pragma once
 
 #include <algorithm>
@@ -12,13 +13,13 @@ namespace axonn::kernels {
 inline constexpr int64_t kThreadsPerWarp = 32;
 inline constexpr int64_t kMaxStages = 8;
 
-// Groups of warps of which each issues instructions of its own.
+// Returns the number of groups of warps that each issue instructions of their own.
 constexpr int64_t num_math_groups(const LaunchConfig& config, const DeviceLimits& limits) {
   return config.num_math_warps / limits.warps_per_mma;
 }
 
-// The rows of a tile come in multiples of it: sm_90's warpgroups split the rows; sm_80's warps
-// share the grid of instructions.
+// A tile has a multiple of so many rows: on sm_90 the warpgroups split the rows, and on sm_80 the
+// warps share the grid of instructions.
 constexpr int64_t step_m(const LaunchConfig& config, const DeviceLimits& limits) {
   return limits.warps_per_mma == 1 ? limits.mma_m : limits.mma_m * num_math_groups(config, limits);
 }

@@ -13,7 +13,8 @@ namespace {
 using comm::ceil_div;
 
 constexpr int64_t kLoadBytes = 16;  // alignment that TMA and 16-byte cp.async ask of a row
-// What a tile costs beside math and loads: filling the stages, draining the accumulators. A guess.
+// The cycles of a tile besides math and loads: to fill the stages and to drain the accumulators. A
+// guess.
 constexpr double kTileCycles = 1000;
 constexpr double kLaunchUs = 4;  // a guess
 
@@ -24,7 +25,7 @@ std::string text(const Parts&... parts) {
   return out.str();
 }
 
-// Whether the tile can be multiplied by the architecture's instructions.
+// Checks whether the architecture's instructions can multiply the tile.
 std::string why_illegal_tile(const LaunchConfig& config, int64_t element_bytes,
                              const DeviceLimits& limits) {
   if (!depth_is_whole_instructions(config, element_bytes, limits)) {
@@ -54,7 +55,7 @@ std::string why_illegal_tile(const LaunchConfig& config, int64_t element_bytes,
   return "";
 }
 
-// Whether a CTA fits an SM, and the grid leaves room for those who raise its flags.
+// Checks whether a CTA fits an SM, and whether the grid leaves room for those who raise its flags.
 std::string why_illegal_launch(const LaunchConfig& config, int64_t element_bytes,
                                const Residency& residency, const DeviceLimits& limits) {
   if (!fits_threads(config, limits)) {
@@ -135,7 +136,8 @@ std::string why_illegal(const LaunchConfig& config, const GemmProblem& problem,
 }
 
 double cost_us(const LaunchConfig& config, const GemmProblem& problem, const DeviceLimits& limits) {
-  // A cluster works on neighbouring tiles; those beyond the edge are computed in vain.
+  // A cluster works on neighbouring tiles, even on those beyond the edge, whose results are
+  // dropped.
   const int64_t tiles_m =
       ceil_div(ceil_div(problem.m, config.block_m), config.cluster_m) * config.cluster_m;
   const int64_t tiles_n =
@@ -157,7 +159,7 @@ double cost_us(const LaunchConfig& config, const GemmProblem& problem, const Dev
 
 std::vector<LaunchConfig> candidates(const DeviceLimits& limits, int64_t element_bytes) {
   if (limits.architecture == 80) {
-    // Half a swizzled line of TMA: more stages hide latency.
+    // block_k is half a swizzled line of TMA, so that more stages fit and hide latency.
     const int64_t block_k = 64 / element_bytes;
     // m, n, k, stages, math warps, producer warps
     return {{128, 256, block_k, 4, 8, 0}, {256, 128, block_k, 4, 8, 0},

@@ -1,5 +1,5 @@
-// Tile sizes and grid of a persistent GEMM: which are legal on a GPU, and which to take. Plain host
-// code without CUDA headers, so that CPU tests cover it.
+// Tile sizes and grid of a persistent GEMM: which are legal on a GPU, and which are best. This is
+// plain host code without CUDA headers, so that CPU tests cover it.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace axonn::kernels {
 
-// One CTA an SM: a persistent GEMM's tiles and stages fill it.
+// There is one CTA per SM, because the tiles and stages of a persistent GEMM fill it.
 struct LaunchConfig {
   int64_t block_m;
   int64_t block_n;
@@ -30,14 +30,15 @@ struct GemmProblem {
   int64_t n;
   int64_t k;
   int64_t element_bytes = 2;
-  // Edges of chunks (ChunkPlan::tile) along m and n; 0: not cut, or cut anywhere, as a gather may
-  // be whose tiles wait for every chunk that they touch.
+  // The edges of chunks (ChunkPlan::tile) along m and n. 0 means that the dimension is not cut, or
+  // is cut anywhere; a gather's may be, since its tiles wait for every chunk that they touch.
   int64_t chunk_tile_m = 0;
   int64_t chunk_tile_n = 0;
 };
 
-// What else must run on the device while the GEMM spins on flags. Whoever raises them needs an SM
-// that no spinning CTA holds: CTAs of a persistent grid leave only when all their tiles are done.
+// What else must run on the device while the GEMM spins on flags. Whoever raises the flags needs an
+// SM that no spinning CTA holds, because CTAs of a persistent grid end only when all their tiles
+// are done.
 struct Residency {
   int64_t ranks_per_device = 1;  // virtual ranks, each with its own share of the SMs
   int64_t producer_ctas = 0;     // per rank; 0: the copy engine, which needs none
@@ -55,7 +56,7 @@ struct DeviceLimits {
   int64_t warps_per_mma;
   int64_t max_box;           // elements of a tile's edge that one load takes
   int64_t max_accumulators;  // fp32 registers of a thread, next to what addresses and loops need
-  // Of the model in cost_us.
+  // The numbers below are for the model in cost_us.
   double clock_ghz;
   double flops_per_cycle;     // of one SM, for elements of 2 bytes; half for 4
   double l2_bytes_per_cycle;  // into one SM
@@ -78,8 +79,8 @@ inline constexpr DeviceLimits kSm80{.architecture = 80,
                                     .flops_per_cycle = 2048,
                                     .l2_bytes_per_cycle = 47};
 
-// NVIDIA H100 SXM. Source: as above; H100 whitepaper (989 TFLOP/s = 132 SMs * 1.83 GHz * 4096).
-// L2 bandwidth: 64 bytes a cycle and SM is a guess, until it is measured.
+// NVIDIA H100 SXM. Source: as above; H100 whitepaper (989 TFLOP/s = 132 SMs * 1.83 GHz * 4096). The
+// L2 bandwidth of 64 bytes per cycle and SM is a guess, until it is measured.
 inline constexpr DeviceLimits kSm90{.architecture = 90,
                                     .num_sms = 132,
                                     .shared_bytes_per_block = 227 * 1024,
@@ -97,34 +98,34 @@ inline constexpr DeviceLimits kSm90{.architecture = 90,
 
 inline constexpr int64_t kBarrierBytes = 1024;  // mbarriers of the stages, scheduler, alignment
 
-// Of a CTA: the stages, the tile on its way out, and barriers.
+// Returns the shared memory of a CTA: the stages, the tile on its way out, and barriers.
 constexpr int64_t shared_bytes(const LaunchConfig& config, int64_t element_bytes) {
   const int64_t stage = (config.block_m + config.block_n) * config.block_k * element_bytes;
-  // The output leaves by a quarter of a tile at a time: its staging must not cost a stage.
+  // The output is stored a quarter of a tile at a time, so that its staging does not cost a stage.
   const int64_t epilogue = config.block_m * config.block_n * element_bytes / 4;
   return config.num_stages * stage + epilogue + kBarrierBytes;
 }
 
-// The largest legal grid of a config: the SMs of one rank without those that its producers need,
-// in whole clusters. 0: none is left.
+// Returns the largest legal grid of a config: the SMs of one rank without those that its producers
+// need, in whole clusters; 0 if none is left.
 int64_t max_ctas(const LaunchConfig& config, const Residency& residency,
                  const DeviceLimits& limits);
 
-// Why a config cannot run, or could run and hang; empty: it is legal.
+// Returns why a config cannot run, or could run and hang; an empty text if it is legal.
 std::string why_illegal(const LaunchConfig& config, const GemmProblem& problem,
                         const Residency& residency, const DeviceLimits& limits);
 
-// A model, not a measurement: microseconds of the GEMM alone, as waves of tiles times a tile's
-// time, which is that of its math or of its loads from L2, whichever is longer. Good for ranking
-// configs. The config must be legal.
+// Returns modelled, not measured, microseconds of the GEMM alone: waves of tiles times the time of
+// a tile. A tile takes as long as its math or as its loads from L2, whichever is longer. The model
+// is good for ranking configs. The config must be legal.
 double cost_us(const LaunchConfig& config, const GemmProblem& problem, const DeviceLimits& limits);
 
-// The configs that kernels are built for, num_ctas not set: sm_90's are those of sm90_tiles.h.
-// Empty for an architecture without any.
+// Returns the configs that kernels are built for, with num_ctas not set; for sm_90 they are those
+// of sm90_tiles.h. Returns none for an architecture without kernels.
 std::vector<LaunchConfig> candidates(const DeviceLimits& limits, int64_t element_bytes);
 
-// The legal candidate of least modelled cost, on its largest legal grid; the first of equals. None
-// if no candidate is legal: the op then takes another algorithm.
+// Returns the legal candidate with the least modelled cost, on its largest legal grid; the first of
+// equals. Returns none if no candidate is legal; the op then uses another algorithm.
 std::optional<LaunchConfig> best_config(const GemmProblem& problem, const Residency& residency,
                                         const DeviceLimits& limits);
 

@@ -14,7 +14,8 @@ bool has_detail(Variant variant) {
   return variant == Variant::kCublasLt || variant == Variant::kTriton;
 }
 
-// What may stand in a bare key of TOML, and separates nothing between ranks.
+// Returns whether the text may stand in a bare key of TOML, and contains none of the separators of
+// texts that ranks send.
 bool is_detail(std::string_view text) {
   const auto is_fit = [](char c) {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || c == '_';
@@ -76,11 +77,13 @@ std::string to_text(const CublasLtConfig& config) {
 }
 
 double tolerated_difference(double epsilon, int64_t k, bool is_double) {
-  // The largest of a hundred million elements is 6 sqrt(k), with a bias 8. Each of the two results
-  // is rounded a few times: on its way out, per part of a split K, and, in tf32, with the operands.
+  // The largest of a hundred million elements is 6 sqrt(k), and 8 sqrt(k) with a bias. Each of the
+  // two results is rounded a few times: when it is stored, per part of a split K, and, in tf32,
+  // with the operands.
   constexpr double kLargest = 6.0;
   constexpr double kRoundings = 4.0;
-  // Rounding errors of a running sum of k terms, itself as large as sqrt(k), grow with its length.
+  // A running sum of k terms is itself as large as sqrt(k); its rounding errors grow with its
+  // length.
   const double sum_epsilon = is_double ? 0x1p-52 : 0x1p-23;
   const double size = std::sqrt(static_cast<double>(std::max<int64_t>(k, 1)));
   return kLargest * kRoundings * size * (epsilon + sum_epsilon * size);

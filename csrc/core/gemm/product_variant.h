@@ -1,5 +1,5 @@
-// The ways to compute a product a @ b: their names, as they travel between ranks and lie on disk,
-// and when a result counts as right.
+// The ways to compute a product a @ b: their names, as ranks send them and as they are kept on
+// disk, and when a result counts as right.
 #pragma once
 
 #include <array>
@@ -20,17 +20,18 @@ enum class Variant {
   kTriton,      // axonn_ext.triton's matmul with one config, by name
 };
 
-// Those of any device, kDirect first, and those of kernels, which a build or a setting may lack.
+// The ways that any device has, kDirect first; and those by kernels, which a build or a setting may
+// lack.
 inline constexpr std::array kLayoutVariants{Variant::kDirect, Variant::kTransposed,
                                             Variant::kRelayoutA, Variant::kRelayoutB};
 inline constexpr std::array kKernelVariants{Variant::kCublasLt, Variant::kTriton,
                                             Variant::kFusedSm90};
 
-// direct, transposed, relayout_a, relayout_b, fused_sm90, cublaslt, triton
+// Returns direct, transposed, relayout_a, relayout_b, fused_sm90, cublaslt or triton.
 const char* name_of(Variant variant);
 
-// A way, and which algorithm or config of it: `cublaslt_66_20_36_1_0_0_3_0_5`,
-// `triton_m128n256k64w8s3g8p1t`. The others have none.
+// A way, and which algorithm or config of it is used, as in `cublaslt_66_20_36_1_0_0_3_0_5` or
+// `triton_m128n256k64w8s3g8p1t`. The other ways have no such detail.
 struct ProductName {
   Variant variant;
   std::string detail;
@@ -39,15 +40,16 @@ struct ProductName {
 };
 
 std::string to_text(const ProductName& name);
-// Nothing for a text that names no way.
+// Returns nothing for a text that names no way.
 std::optional<ProductName> parse_product(std::string_view text);
 
-// What tells an algorithm of cuBLASLt from the others of one version (CUBLASLT_ALGO_CONFIG_*).
+// The numbers that distinguish an algorithm of cuBLASLt from the others of one version
+// (CUBLASLT_ALGO_CONFIG_*).
 struct CublasLtConfig {
   int32_t id, tile, stages, split_k, reduction, swizzle, custom, inner_shape, cluster_shape;
 };
 
-// The detail of its name: the numbers in their order.
+// Returns the detail of its name: the numbers in their order.
 std::string to_text(const CublasLtConfig& config);
 
 // How far apart the elements of two right results may be, for operands that are drawn from the

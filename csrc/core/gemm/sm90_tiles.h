@@ -1,6 +1,6 @@
-// The tiles of the GEMMs for sm_90. From this one list core/cuda/sm90 builds its kernels, and
-// candidates() chooses: a new tile is a new line here, and a line that the hardware cannot run does
-// not compile.
+// The tiles of the GEMMs for sm_90. core/cuda/sm90 builds its kernels from this list, and
+// candidates() chooses from it. So a new tile is a new line here, and a line that the hardware
+// cannot run does not compile.
 #pragma once
 
 #include <cstddef>
@@ -27,22 +27,22 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
 
 inline constexpr std::size_t kNumSm90Tiles = sizeof(kSm90Tiles) / sizeof(Sm90Tile);
 
-// Two warpgroups multiply, and one loads: CUTLASS's cooperative schedule.
+// Two warpgroups multiply and one loads, as in CUTLASS's cooperative schedule.
 inline constexpr int64_t kSm90MathWarps = 8;
 inline constexpr int64_t kSm90ProducerWarps = 4;
 // A row of a stage is one swizzled line of TMA.
 inline constexpr int64_t kSm90StageRowBytes = 128;
-// Of bfloat16 and float16, which the kernels are built for.
+// The kernels are built for bfloat16 and float16.
 inline constexpr int64_t kSm90ElementBytes = 2;
 
-// The tile for elements of this size; num_ctas is not set.
+// Returns the tile's config for elements of this size; num_ctas is not set.
 constexpr LaunchConfig config_of(const Sm90Tile& tile, int64_t element_bytes) {
   return {tile.block_m,    tile.block_n,   kSm90StageRowBytes / element_bytes,
           tile.num_stages, kSm90MathWarps, kSm90ProducerWarps,
           tile.cluster_m,  tile.cluster_n};
 }
 
-// Whether `rule(config)` holds for every tile of the list.
+// Returns whether `rule(config)` holds for every tile of the list.
 template <typename Rule>
 constexpr bool every_sm90_tile(Rule rule) {
   for (const Sm90Tile& tile : kSm90Tiles) {

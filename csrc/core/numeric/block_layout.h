@@ -1,5 +1,5 @@
-// Where a contiguous block of a tensor lies in the whole tensor, row by row. C++17: CUDA kernels
-// share it.
+// Says where a contiguous block of a tensor lies in the whole tensor, row by row. It is C++17,
+// because CUDA kernels share it.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace axonn::kernels {
 
-// Dims that the block covers whole are merged with the one before, so that `columns`, the elements
-// that are neighbours in both block and whole, is as large as can be.
+// Dims that the block covers whole are merged with the one before, so that `columns`, the number of
+// elements that are contiguous in both the block and the whole, is as large as possible.
 struct BlockLayout {
   static constexpr int kMaxDims = 8;  // of rows, after merging
 
@@ -47,7 +47,7 @@ struct BlockLayout {
     return layout;
   }
 
-  // Index in the whole tensor of the first element of a row of the block.
+  // Returns the index in the whole tensor of the first element of a row of the block.
   AXONN_HOST_DEVICE int64_t row_start(int64_t row) const {
     int64_t start = first;
     for (int d = 0; d < num_dims; ++d) {

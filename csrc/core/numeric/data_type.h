@@ -1,4 +1,4 @@
-// Element types that the core can add up. C++17: CUDA kernels share it.
+// Element types that the core can add up. This is C++17, because CUDA kernels share it.
 #pragma once
 
 #include <cstdint>
@@ -51,7 +51,7 @@ inline float float_of(uint32_t bits) {
   return value;
 }
 
-// Upper half of a float. Rounds to nearest even; a NaN stays one.
+// The upper half of a float. Conversion rounds to nearest even; a NaN stays a NaN.
 struct BFloat16 {
   uint16_t bits;
 
@@ -64,7 +64,8 @@ struct BFloat16 {
   float to_float() const { return float_of(static_cast<uint32_t>(bits) << 16); }
 };
 
-// IEEE binary16. Rounds to nearest even, beyond 65504 to infinity; a NaN stays one.
+// IEEE binary16. Conversion rounds to nearest even, and beyond 65504 to infinity; a NaN stays a
+// NaN.
 struct Float16 {
   uint16_t bits;
 
@@ -76,9 +77,10 @@ struct Float16 {
     } else if (magnitude >= 0x47800000u) {  // 65536
       half = 0x7C00u;
     } else if (magnitude < 0x38800000u) {
-      // Below 2^-14 halves are multiples of 2^-24, as floats are from 0.5 on: adding rounds.
+      // Below 2^-14, halves are multiples of 2^-24, as floats from 0.5 on are; so adding 0.5
+      // rounds.
       half = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
-    } else {  // another bias (127 to 15), 13 bits fewer
+    } else {  // the bias changes from 127 to 15, and 13 bits are dropped
       half = (magnitude - (112u << 23) + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;
     }
     return {static_cast<uint16_t>(half | ((word >> 16) & 0x8000u))};
@@ -86,7 +88,7 @@ struct Float16 {
   float to_float() const {
     const uint32_t sign = (bits & 0x8000u) << 16, shifted = (bits & 0x7FFFu) << 13;
     const bool finite = (bits & 0x7C00u) != 0x7C00u;
-    // The product changes the bias and is exact, for subnormal numbers, too.
+    // The product changes the bias. It is exact, even for subnormal numbers.
     const uint32_t magnitude =
         finite ? bits_of(float_of(shifted) * 0x1p112f) : (shifted | 0x7F800000u);
     return float_of(sign | magnitude);

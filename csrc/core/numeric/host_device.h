@@ -1,5 +1,5 @@
-// Marks what host code and CUDA kernels both call. Such headers are C++17: nvcc compiles kernels as
-// that.
+// Marks functions that host code and CUDA kernels both call. Such headers are C++17, because nvcc
+// compiles kernels as C++17.
 #pragma once
 
 #if defined(__CUDACC__)

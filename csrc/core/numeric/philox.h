@@ -1,5 +1,6 @@
-// Random numbers that depend on where an element is, not on who draws it: every rank fills just its
-// own block of a parameter and all grids get the same bits. C++17: CUDA kernels share it.
+// Random numbers that depend on where an element is, not on who draws it. So every rank fills only
+// its own block of a parameter, and all grids get the same bits. This is C++17, because CUDA
+// kernels share it.
 //
 // Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11 (Philox-4x32-10).
 #pragma once
@@ -19,7 +20,7 @@ enum class Distribution : int32_t { kNormal, kUniform };
 
 std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 
-// FNV-1a, 64 bits: names a parameter's stream.
+// The 64-bit FNV-1a hash, which identifies a parameter's stream.
 uint64_t hash_name(std::string_view name);
 
 struct RandomStream {
@@ -30,7 +31,7 @@ struct RandomStream {
   float b;  // normal: standard deviation    uniform: high, reached only by rounding
 };
 
-// out[i] = element `first_index + i` of the stream, drawn in fp32 and cast to dtype.
+// Sets out[i] = element `first_index + i` of the stream, drawn in fp32 and cast to dtype.
 void fill_random(void* out, int64_t first_index, int64_t count, DataType dtype,
                  const RandomStream& stream);
 
@@ -54,7 +55,8 @@ AXONN_HOST_DEVICE inline void philox4x32(uint32_t (&c)[4], uint32_t key0, uint32
   }
 }
 
-// cos(2 pi t) and sin(2 pi t). The device's sincospi needs no local memory, its sincos does.
+// Computes cos(2 pi t) and sin(2 pi t). The device's sincospi needs no local memory; its sincos
+// does.
 AXONN_HOST_DEVICE inline void turn(float t, float* cosine, float* sine) {
 #if defined(__CUDA_ARCH__)
   sincospif(2.0f * t, sine, cosine);
@@ -66,7 +68,7 @@ AXONN_HOST_DEVICE inline void turn(float t, float* cosine, float* sine) {
 #endif
 }
 
-// Elements 4 block .. 4 block + 3 of the stream.
+// Draws elements 4 block .. 4 block + 3 of the stream.
 AXONN_HOST_DEVICE inline void draw_random(int64_t block, const RandomStream& s,
                                           float (&out)[kRandomLanes]) {
   const auto counter = static_cast<uint64_t>(block);
@@ -76,13 +78,13 @@ AXONN_HOST_DEVICE inline void draw_random(int64_t block, const RandomStream& s,
   constexpr float kScale32 = 1.0f / 4294967296.0f, kScale24 = 1.0f / 16777216.0f;
   if (s.distribution == Distribution::kUniform) {
     for (int i = 0; i < kRandomLanes; ++i) {
-      // 24 bits: exactly representable, so [0, 1) before scaling.
+      // These are 24 bits, which a float holds exactly; before scaling the value is in [0, 1).
       out[i] = s.a + (s.b - s.a) * (static_cast<float>(words[i] >> 8) * kScale24);
     }
     return;
   }
   for (int i = 0; i < kRandomLanes; i += 2) {  // Box-Muller
-    // (0, 1]: the logarithm never sees 0.
+    // The value is in (0, 1], so the logarithm never sees 0.
     const float unit = (static_cast<float>(words[i]) + 1.0f) * kScale32;
     const float radius = s.b * sqrtf(-2.0f * logf(unit));
     float cosine = 0, sine = 0;

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <type_traits>
 
-// One binary for every x86-64: the loader picks the widest clone the processor has. Clones need
-// ifunc support, and sanitizers break the resolvers (they run before the runtime is set up).
+// One binary serves every x86-64: the loader picks the widest clone that the processor has. Clones
+// need ifunc support, and sanitizers break their resolvers (which run before the runtime is set
+// up).
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define AXONN_TARGET_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -15,7 +16,7 @@
 namespace axonn::kernels {
 namespace {
 
-// Accumulators of one block stay in L1 while every source streams past once.
+// The accumulators of one block stay in L1 while every source streams past once.
 constexpr int64_t kBlock = 1024;
 
 template <typename T>

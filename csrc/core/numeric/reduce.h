@@ -1,5 +1,5 @@
-// Adds up the staging slots of a reduction, one per source rank, always in rank order: the same
-// inputs give the same bits however the ranks were timed.
+// Adds up the staging slots of a reduction, one per source rank, always in rank order, so that the
+// same inputs give the same bits however the ranks were timed.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace axonn::kernels {
 
-// destination[i] = sources[0][i] (op) sources[1][i] (op) ... for i < count. Floats of 32 bits and
-// fewer accumulate in fp32, fp64 in fp64, integers exactly. NaN wins a maximum, as in torch.
+// Sets destination[i] = sources[0][i] (op) sources[1][i] (op) ... for i < count. Floats of 32 bits
+// and fewer accumulate in fp32, fp64 in fp64, integers exactly. NaN wins a maximum, as in torch.
 // `destination` may be one of the sources. num_sources >= 1.
 void reduce_slots(void* destination, const void* const* sources, int64_t num_sources, int64_t count,
                   DataType dtype, ReduceOp op);

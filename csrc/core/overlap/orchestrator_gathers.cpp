@@ -93,7 +93,8 @@ void GatherPlan::prefetch(std::vector<Action>& actions) {
     ahead.push_back(weight);
     if (weights_[weight].gathered) continue;
     const auto position = static_cast<int64_t>(i);
-    // What comes later than a weight that does not fit waits, too: gathers keep their order.
+    // What comes after a weight that does not fit has to wait, too, because gathers keep their
+    // order.
     if (!make_room(weights_[weight].bytes, position, /*force=*/false, actions)) return;
     gather(weight, actions);
   }
@@ -108,8 +109,8 @@ bool GatherPlan::make_room(int64_t bytes, int64_t position, bool force,
     const auto& w = weights_[i];
     if (w.gathered && w.num_users == 0 && next[i] > position) idle.push_back(i);
   }
-  // Needed last first. Where the future is unknown, what backward has used is done with; of the
-  // rest, backward needs first what forward used last.
+  // Sorts what is needed last to the front. Where the future is unknown, weights that backward has
+  // used are not needed again; of the others, backward first needs those that forward used last.
   std::sort(idle.begin(), idle.end(), [&](int64_t a, int64_t b) {
     const auto key = [&](int64_t i) {
       return std::tuple(-next[i], !weights_[i].last_used_in_backward, weights_[i].last_use);

@@ -1,5 +1,5 @@
-// Which weights are held gathered, and when: prefetched in the order of execution, kept between
-// uses, within a budget of bytes.
+// Decides which weights are held gathered, and when. Weights are prefetched in the order of
+// execution and kept between uses, within a budget of bytes.
 #pragma once
 
 #include <cstdint>
@@ -21,27 +21,28 @@ struct Action {
   bool operator==(const Action&) const = default;
 };
 
-// Decides; the caller carries the actions out in the order in which they are returned. Decisions
-// depend on the sequence of calls alone, never on time, so ranks that run the same program start
-// the same gathers in the same order.
+// A GatherPlan decides; the caller carries the actions out in the order in which they are returned.
+// Decisions depend only on the sequence of calls, never on time, so ranks that run the same program
+// start the same gathers in the same order.
 //
-// A weight is in use from use() to release(). The bytes held never exceed the budget, except where
-// the weights in use at once do by themselves; then nothing else is held. To make room, what is
-// needed last is given up first.
+// A weight is in use from use() to release(). The bytes held exceed the budget only if the weights
+// that are in use at once do; then nothing else is held. To make room, what is needed last is given
+// up first.
 class GatherPlan {
  public:
-  // num_prefetched: how many different weights ahead of the one in use. Raises
+  // `num_prefetched` is how many different weights are gathered ahead of the one in use. Raises
   // std::invalid_argument for negative values.
   GatherPlan(int64_t num_prefetched, int64_t budget_bytes);
 
   // Returns the weight's number, counted from 0.
   int64_t add_weight(int64_t bytes);
 
-  // The weight is needed now; the caller waits for its gather after the actions.
+  // The weight is needed now. After the actions, the caller waits for the weight's gather.
   std::vector<Action> use(int64_t weight, Phase phase);
-  // The weight is needed no longer, until its next use.
+  // The weight is no longer needed until its next use.
   std::vector<Action> release(int64_t weight);
-  // The weights change: whatever is held is given up. Raises std::logic_error while one is in use.
+  // The weights change, so all that are held are given up. Raises std::logic_error while one is in
+  // use.
   std::vector<Action> end_step();
 
   int64_t bytes() const { return bytes_; }
@@ -59,8 +60,8 @@ class GatherPlan {
   void gather(int64_t weight, std::vector<Action>& actions);
   void free(int64_t weight, std::vector<Action>& actions);
   void prefetch(std::vector<Action>& actions);
-  // Frees what is needed later than `position` of the prediction, until `bytes` fit. Frees nothing
-  // and returns false if they cannot be made to; with `force`, frees what can be freed.
+  // Frees what is needed later than `position` of the prediction, until `bytes` fit. If they cannot
+  // be made to fit, frees nothing and returns false; with `force`, frees what can be freed.
   bool make_room(int64_t bytes, int64_t position, bool force, std::vector<Action>& actions);
   std::vector<int64_t> next_uses() const;
 

@@ -58,7 +58,7 @@ void Lanes::retire_measured(int64_t lane, int64_t sequence, const Times& times) 
   count(l, position);
 }
 
-// A lane takes up one task after the other, so their times do not overlap.
+// A lane runs one task after the other, so their times do not overlap.
 void Lanes::finish(Lane& lane, Task& task) {
   task.started = std::min(std::max(task.submitted, lane.last_finished), task.finished);
   lane.last_finished = std::max(lane.last_finished, task.finished);

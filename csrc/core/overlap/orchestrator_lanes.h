@@ -1,5 +1,5 @@
-// The lanes of a run, one for each axis that communicates: what was issued on them, in order, when
-// it was done, and how long the program stood still for it.
+// The lanes of a run, one for each axis that communicates. They record what was issued, in order,
+// when it was done, and how long the program waited for it.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace axonn::orchestrator {
 
-// One collective. Times are seconds of a steady clock; negative: not yet.
+// One collective. Times are seconds of a steady clock; a negative time has not come yet.
 struct Task {
-  std::string name;  // what is done, for people: collective and parameter
+  std::string name;  // collective and parameter, for people
   int64_t sequence;  // within the lane, from 0
-  int64_t bytes;     // that the task holds until it is retired
+  int64_t bytes;     // held by the task until it is retired
   double submitted;
-  double started = -1;  // when the lane came to it
+  double started = -1;  // when the lane started it
   double finished = -1;
   double waited_from = -1;
   double waited_to = -1;
@@ -31,7 +31,7 @@ struct LaneTotals {
   double hidden() const { return busy > exposed ? busy - exposed : 0.0; }
 };
 
-// When a task ran and was waited for, as a device's own events tell afterwards; seconds of
+// When a task ran and was waited for, as a device's own events report afterwards, in seconds of
 // Lanes::now().
 struct Times {
   double submitted;
@@ -41,7 +41,7 @@ struct Times {
 };
 
 // Tasks of a lane start in the order of submission. `finished` may be called on any thread, and
-// the rest on one; each task is finished, then waited for.
+// everything else on one thread. Each task is finished, then waited for.
 class Lanes {
  public:
   static double now();
@@ -51,13 +51,14 @@ class Lanes {
   // Returns the task's sequence number.
   int64_t submit(int64_t lane, std::string name, int64_t bytes);
   void finished(int64_t lane, int64_t sequence);
-  // The program waited for the task from then until now, and is done with it.
+  // The program waited for the task from `waited_from` until now, and is done with it.
   void retire(int64_t lane, int64_t sequence, double waited_from);
-  // Both at once, later, for a task whose times the host could not see. In order of sequence.
+  // Finishes and retires a task whose times the host could not see, when they are known. Tasks come
+  // in order of sequence.
   void retire_measured(int64_t lane, int64_t sequence, const Times& times);
 
   LaneTotals totals(int64_t lane) const;
-  // While recording, retired tasks are kept until they are taken.
+  // While recording, retired tasks are kept until the caller takes them.
   void record(bool on);
   std::vector<Task> take_records(int64_t lane);
 

@@ -1,4 +1,4 @@
-// The order in which a step uses its weights, learned from the steps that ran.
+// Learns the order in which a step uses its weights from the steps that ran.
 #pragma once
 
 #include <cstddef>
@@ -16,25 +16,25 @@ struct Use {
   bool operator==(const Use&) const = default;
 };
 
-// Records the uses of the step under way and, as long as they are those of a step that it
-// remembers, says which come next. At the first use that differs it changes to another remembered
-// step that began as this one did; where there is none, it is silent until the step ends, so one
-// change of a model's control flow is never mispredicted twice.
+// Records the uses of the current step and, as long as they equal those of a step that it
+// remembers, predicts which come next. At the first use that differs it changes to another
+// remembered step that began as this one did. If there is none, it predicts nothing until the step
+// ends, so one change of a model's control flow is never mispredicted twice.
 //
-// Everything is a function of the sequence of calls: ranks that run the same program predict the
+// Everything depends only on the sequence of calls, so ranks that run the same program predict the
 // same.
 class ExecutionOrder {
  public:
   explicit ExecutionOrder(size_t num_remembered = 4) : num_remembered_(num_remembered) {}
 
-  // A switch between inference and training ends a step by itself, and so does, in inference, a use
-  // of the weight that the step began with: nothing else tells where a pass ends.
+  // A switch between inference and training ends a step. So does, in inference, a use of the weight
+  // that the step began with, because nothing else tells where a pass ends.
   void use(const Use& use);
   void end_step();
 
-  // The rest of the step as it is expected, the next use first; empty where nothing is known.
+  // Returns the expected rest of the step, the next use first; it is empty where nothing is known.
   std::span<const Use> predicted() const;
-  // Whether predicted() is the whole rest of the step, even where it is empty.
+  // Returns whether predicted() is the whole rest of the step, even if it is empty.
   bool knows_the_rest() const { return followed_ != nullptr; }
   int64_t num_mispredictions() const { return num_mispredictions_; }
 

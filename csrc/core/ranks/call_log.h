@@ -1,5 +1,5 @@
-// What a rank has issued to its peers along one axis, numbered: tells which rank is behind when one
-// waits too long, and, where calls are compared, which rank issued something else.
+// Numbers what a rank has issued to its peers along one axis. The log tells which rank is behind
+// when one waits too long and, where calls are compared, which rank issued something else.
 #pragma once
 
 #include <chrono>
@@ -30,15 +30,15 @@ struct CallProgress {
 // "rank 2", "ranks 0, 1, 5"
 std::string name_ranks(const std::vector<int64_t>& ranks);
 
-// Which ranks issued what, if not all issued the same: those of the fewest last. signatures[i] is
-// that of ranks[i]. Nothing if all are equal.
+// Says which ranks issued what, if not all issued the same; the signature that the fewest ranks
+// issued comes last. signatures[i] is that of ranks[i]. Returns nothing if all are equal.
 std::optional<std::string> describe_divergence(const std::string& axis, int64_t sequence,
                                                const std::vector<int64_t>& ranks,
                                                const std::vector<std::string>& signatures);
 
-// That a call took too long, and which ranks are behind: those that have not issued it and, if
-// there is none, those that have not completed it. progress[i] is that of ranks[i]; nothing:
-// unknown.
+// Says that a call took too long, and which ranks are behind: those that have not issued it or, if
+// all have, those that have not completed it. progress[i] is that of ranks[i]; it is empty if it is
+// not known.
 std::string describe_timeout(const std::string& axis, int64_t sequence,
                              const std::string& signature, double seconds,
                              const std::vector<int64_t>& ranks,
@@ -48,14 +48,14 @@ std::string describe_timeout(const std::string& axis, int64_t sequence,
 
 struct CallLogOptions {
   std::string axis;            // for messages
-  std::string prefix;          // of the keys: equal on all ranks, used by no other log
-  int64_t rank;                // this one, as an index of `ranks`
-  std::vector<int64_t> ranks;  // as messages name them
-  bool compare = false;        // agree() compares calls
+  std::string prefix;          // of the keys; equal on all ranks, and used by no other log
+  int64_t rank;                // this rank, as an index of `ranks`
+  std::vector<int64_t> ranks;  // the numbers that messages use
+  bool compare = false;        // whether agree() compares calls
   std::chrono::duration<double> timeout = std::chrono::minutes(10);
 };
 
-// One thread issues; any thread may ask. `store` must outlive the log.
+// One thread issues calls; any thread may ask about them. `store` must outlive the log.
 class CallLog {
  public:
   CallLog(CallLogOptions options, KeyValueStore& store);
@@ -63,18 +63,19 @@ class CallLog {
   // Numbers a call that is about to be issued. `signature` must be equal on all ranks.
   int64_t announce(const std::string& signature);
 
-  // If calls are compared: returns once every peer has announced the call announced last, and
-  // throws CommunicationError if one announced another, or none within the timeout. Else returns at
-  // once. `check` is called while it waits, and may throw what makes waiting vain.
+  // If calls are compared, returns once every peer has announced the call that this rank announced
+  // last; throws CommunicationError if a peer announced another call, or none within the timeout.
+  // If calls are not compared, returns at once. `check` is called during the wait, and may throw if
+  // there is no point in waiting any longer.
   void agree(const std::function<void()>& check = [] {});
 
-  // All calls up to this number are done.
+  // Marks all calls up to this number as done.
   void complete(int64_t sequence);
 
   // Lets the peers see how far this rank has come, if that has changed.
   void publish();
 
-  // The text of describe_timeout for a call of this rank. Reads the peers' progress.
+  // Returns the text of describe_timeout for a call of this rank. Reads the peers' progress.
   std::string explain_timeout(int64_t sequence, const std::string& signature, double seconds);
 
   CallProgress progress() const;
@@ -88,7 +89,7 @@ class CallLog {
 
   const CallLogOptions options_;
   KeyValueStore& store_;
-  mutable std::mutex mutex_;  // of the two below
+  mutable std::mutex mutex_;  // guards the two members below
   CallProgress progress_;
   std::optional<CallProgress> published_;
 };

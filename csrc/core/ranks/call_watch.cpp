@@ -17,7 +17,7 @@ void WatchedCalls::poll(std::chrono::duration<double> timeout) {
   while (!calls_.empty() && calls_.front().is_done()) {
     log_->complete(calls_.front().sequence);
     calls_.pop_front();
-    // A call cannot be late before those in front of it are done.
+    // A call cannot be late before the calls in front of it are done.
     if (!calls_.empty()) calls_.front().start = Clock::now();
   }
   if (calls_.empty()) return;
@@ -99,14 +99,15 @@ void CallWatch::poll() {
   std::vector<std::shared_ptr<WatchedCalls>> calls;
   {
     const std::lock_guard lock(mutex_);
-    if (!failure_.empty()) return;  // what was aborted has nothing left to say
+    if (!failure_.empty()) return;  // after a failure, aborted calls report nothing new
     calls = calls_;
   }
   health_();
   for (const auto& one : calls) one->poll(options_.timeout);
 }
 
-// Tells the peers how far this rank is, and whether it has failed; learns whether a peer has.
+// Tells the peers how far this rank is, and whether it has failed; learns whether a peer has
+// failed.
 void CallWatch::exchange() {
   const std::string key = options_.prefix + "/failure";
   std::vector<std::shared_ptr<WatchedCalls>> calls;
@@ -116,7 +117,8 @@ void CallWatch::exchange() {
     calls = calls_;
     failure = failure_;
   }
-  // A store that is gone is no failure of a collective: those of ranks that are gone will be late.
+  // A lost store is not a failure of a collective. If ranks are gone with it, their collectives
+  // will be late.
   try {
     for (const auto& one : calls) one->log().publish();
     if (store_.has(key)) {

@@ -1,4 +1,4 @@
-// A thread that watches the calls of several axes and ends all of them when one fails or is late.
+// A thread that watches the calls of several axes, and ends all of them when one fails or is late.
 #pragma once
 
 #include <atomic>
@@ -16,15 +16,15 @@
 
 namespace axonn::comm {
 
-// The calls of one axis, in the order they complete in: those of one stream.
+// The calls of one axis, which run on one stream, in the order in which they complete.
 class WatchedCalls {
  public:
   explicit WatchedCalls(std::shared_ptr<CallLog> log) : log_(std::move(log)) {}
 
-  // `is_done` is asked by the watching thread; it throws if the call has failed.
+  // The watching thread calls `is_done`, which throws if the call has failed.
   void add(int64_t sequence, const std::string& signature, std::function<bool()> is_done);
 
-  // Marks what is done. Throws CommunicationError for a call that failed or is late.
+  // Removes the calls that are done. Throws CommunicationError for a call that failed or is late.
   void poll(std::chrono::duration<double> timeout);
 
   CallLog& log() { return *log_; }
@@ -43,7 +43,7 @@ class WatchedCalls {
 };
 
 struct CallWatchOptions {
-  std::string prefix;  // of the key that says that a rank has failed
+  std::string prefix;  // of the key under which a rank reports its failure
   int64_t rank;        // for messages
   std::chrono::duration<double> timeout = std::chrono::minutes(10);
   std::chrono::duration<double> poll_interval = std::chrono::milliseconds(20);
@@ -53,8 +53,9 @@ struct CallWatchOptions {
 class CallWatch {
  public:
   // `health` is called at each poll and throws if a communicator has failed. `abort` ends every
-  // call of every axis; it is called once, at the first failure, here or on a peer. Both run on the
-  // watching thread. `store` must outlive this, and should be one that no other thread waits in.
+  // call of every axis; it is called once, at the first failure, on this rank or on a peer. Both
+  // run on the watching thread. `store` must outlive this object, and no other thread should wait
+  // in it.
   CallWatch(CallWatchOptions options, KeyValueStore& store, std::function<void()> health,
             std::function<void()> abort);
   ~CallWatch();
@@ -63,10 +64,10 @@ class CallWatch {
 
   void watch(std::shared_ptr<WatchedCalls> calls);
 
-  // Throws CommunicationError if this rank or, as far as is known here, a peer has failed.
+  // Throws CommunicationError if this rank has failed or if a peer is known here to have failed.
   void check() const;
 
-  // Reports a failure that the issuing thread has met. The first one counts.
+  // Reports a failure that the issuing thread has met. Only the first failure is kept.
   void fail(const std::string& why);
 
  private:

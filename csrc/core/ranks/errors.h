@@ -1,4 +1,4 @@
-// What the core throws; csrc/ops hands it on to Python as RuntimeError.
+// The errors that the core throws; csrc/ops passes them on to Python as RuntimeError.
 #pragma once
 
 #include <cerrno>
@@ -10,20 +10,20 @@
 
 namespace axonn::comm {
 
-// A peer did not do its part: it died, failed, is late, or called something else.
+// A peer did not do its part: it died, failed, is late, or called another op.
 class CommunicationError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// A call that no rank of its group can make, found out before any of it was made: the group's other
-// calls are as they were.
+// No rank of the group can make this call, and this was found before any part of it was made. The
+// group's other calls are not affected.
 class CallRefused : public CommunicationError {
  public:
   using CommunicationError::CommunicationError;
 };
 
-// What a call on a group that an earlier one has broken is told.
+// Returns the error of a call on a group that an earlier call has broken.
 inline CommunicationError group_is_broken(const std::string& op, const std::string& group,
                                           int64_t rank) {
   return CommunicationError(op + ": group " + group +
@@ -31,34 +31,35 @@ inline CommunicationError group_is_broken(const std::string& op, const std::stri
                             std::to_string(rank));
 }
 
-// Begins what is said of a rank that waits in vain; what keeps the peer from coming follows.
+// Begins the message of a rank that waits in vain; the reason why the peer does not come follows
+// it.
 inline std::string waited_for(const std::string& op, int64_t rank, int64_t peer,
                               const std::string& group) {
   return op + ": rank " + std::to_string(rank) + " waited for rank " + std::to_string(peer) +
          " of group " + group + ", which ";
 }
 
-// What a rank is told whose peer has made another call, after waited_for().
+// Follows waited_for() if the peer has made another call.
 inline std::string called_instead(const std::string& theirs) {
   return "called " + theirs +
          " instead: all ranks of a group must make the same calls, in the same order, with equal "
          "shapes, dtypes, options, algorithms and requires_grad";
 }
 
-// Ends what is said of whatever has not come, or is not done, within the limit that the user set.
+// Ends a message about something that has not come, or is not done, within the user's time limit.
 inline std::string after_timeout(double seconds) {
-  std::ostringstream text;  // without the zeros of std::to_string
+  std::ostringstream text;  // a stream leaves out the zeros of std::to_string
   text << "after " << seconds << " s (AXONN_TIMEOUT_SECONDS)";
   return text.str();
 }
 
-// What a store's error is reported as; `where` names the op or the group, and the rank.
+// Returns the error that reports a store's error; `where` names the op or the group, and the rank.
 inline CommunicationError lost_store(const std::string& where, const std::exception& error) {
   return CommunicationError(
       where + " lost the c10d store, which a rank that ends may take along: " + error.what());
 }
 
-// A system call failed; the message carries errno's text.
+// Throws the error of a system call that failed; the message carries errno's text.
 [[noreturn]] inline void throw_errno(const std::string& what) {
   throw std::system_error(errno, std::generic_category(), what);
 }

@@ -1,4 +1,5 @@
-// What a rendezvous needs from a store that all ranks reach (c10d's store, or a map in the tests).
+// The interface that a rendezvous needs of a store that all ranks reach (c10d's store, or a map in
+// the tests).
 #pragma once
 
 #include <cstdint>
@@ -12,10 +13,10 @@ class KeyValueStore {
 
   virtual void set(const std::string& key, const std::string& value) = 0;
 
-  // Blocks until `key` is set. Throws if it is not within the store's own timeout.
+  // Blocks until `key` is set. Throws if it is not set within the store's own timeout.
   virtual std::string get(const std::string& key) = 0;
 
-  // Whether `key` is set. Does not wait.
+  // Returns whether `key` is set, without waiting.
   virtual bool has(const std::string& key) = 0;
 
   // Adds to a counter that starts at 0 and returns the sum.

@@ -1,4 +1,4 @@
-// Whether this is still the process that something was made in, or a fork of it.
+// Tells the process in which an object was made from a fork of it.
 #pragma once
 
 #include <sys/types.h>
@@ -9,7 +9,7 @@
 
 namespace axonn::comm {
 
-// A fork copies groups and their memory, but the child is no rank of them. Asking costs a load
+// A fork copies groups and their memory, but the child is not a rank of them. A look costs one load
 // where the kernel can wipe a page in a fork (Linux 4.14), and a system call elsewhere.
 class OwnProcess {
  public:
@@ -19,7 +19,7 @@ class OwnProcess {
   OwnProcess& operator=(const OwnProcess&) = delete;
 
   bool is_this() const;
-  // Throws the CommunicationError of an op that a fork of a group's rank has called.
+  // Throws the CommunicationError for an op that was called in a fork of a group's rank.
   [[noreturn]] void refuse(const std::string& op, int64_t rank, const std::string& group) const;
 
  private:

@@ -1,4 +1,4 @@
-// How the ranks of a group tell each other who and where they are, through a store.
+// Lets the ranks of a group tell each other who and where they are, through a store.
 #pragma once
 
 #include <chrono>
@@ -11,9 +11,9 @@
 
 namespace axonn::comm {
 
-// Returns the value of `key` once it is set. Asks again and again, less and less often: a store's
-// own get would wait for as long as the store pleases, and keep its connection from other threads.
-// `check` is called between two looks with the time waited so far, and ends the wait by throwing.
+// Returns the value of `key` once it is set. It polls, less and less often: a store's own get would
+// wait for as long as the store's timeout, and keep its connection from other threads. `check` is
+// called between two polls with the time waited so far, and ends the wait by throwing.
 std::string await_value(KeyValueStore& store, const std::string& key,
                         const std::function<void(std::chrono::duration<double>)>& check);
 
@@ -22,30 +22,30 @@ struct RendezvousOptions {
   int64_t rank;
   int64_t size;
   std::chrono::duration<double> timeout = std::chrono::minutes(10);  // of each exchange
-  std::string label = {};  // what messages call the group, if not by its name
+  std::string label = {};  // the name that messages use, if not `name`
 };
 
-// The part of the store that one rendezvous uses: a name may be used again after its process group
-// was destroyed, so each rendezvous counts itself.
+// The keys of the store that one rendezvous uses. A name may be used again after its process group
+// was destroyed, so each rendezvous has a number.
 class Rendezvous {
  public:
-  // Why a peer will never come; empty: it may.
+  // Returns why a peer will never come, or an empty text if it may.
   using Obstacle = std::function<std::string(int64_t peer)>;
 
   Rendezvous(RendezvousOptions options, KeyValueStore& store);
 
-  // Every rank's value of `what`, by rank. Collective.
-  // Throws CommunicationError, naming the ranks that are missing, if some do not arrive within the
-  // timeout, or as soon as there is an obstacle.
+  // Returns every rank's value of `what`, by rank; collective. Throws CommunicationError, naming
+  // the ranks that are missing, if some do not arrive within the timeout, or as soon as there is an
+  // obstacle.
   std::vector<std::string> exchange(
       const std::string& what, const std::string& value,
       const Obstacle& obstacle = [](int64_t) { return ""; });
 
  private:
   std::string key(const std::string& what, int64_t rank) const;
-  // The ranks from `first` on that have not set `what`.
+  // Returns the ranks that have not set `what`, from rank `first` on.
   std::vector<int64_t> missing(const std::string& what, int64_t first);
-  std::string where() const;  // begins the messages
+  std::string where() const;  // the beginning of messages
   [[noreturn]] void fail(const std::string& problem) const;
 
   RendezvousOptions options_;

@@ -1,5 +1,5 @@
-// The chunks of a gather that ranks exchange by sends and receives, which meet only if both sides
-// issue them in one order: every rank sends one chunk and receives one at each step.
+// The order in which ranks exchange the chunks of a gather by sends and receives. These only match
+// if both sides issue them in one order: at each step, every rank sends one chunk and receives one.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ AXONN_HOST_DEVICE constexpr int64_t num_exchanges(const ChunkPlan& plan) {
   return (plan.num_shards - 1) * plan.chunks_per_shard;
 }
 
-// What `rank` sends and receives at a step. Each receives in the order of gather_visit, behind its
-// own shard, and so sends to whoever comes to its chunks first.
+// Returns what `rank` sends and receives at a step. A rank receives in the order of gather_visit,
+// after its own shard. So it sends first to the rank that visits its chunks first.
 AXONN_HOST_DEVICE constexpr ChunkExchange exchange_at(const ChunkPlan& plan, int64_t rank,
                                                       int64_t step) {
   const int64_t distance = 1 + step / plan.chunks_per_shard;

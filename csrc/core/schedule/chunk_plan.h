@@ -1,7 +1,7 @@
-// How the shards of a gather or scatter are cut into chunks, the unit that is signalled and waited
-// for, and in which order chunks are visited. Every rank computes the same edges from the same
-// sizes: library matmuls change bits with the size of their operands, so an edge is never a matter
-// of timing.
+// Says how the shards of a gather or scatter are cut into chunks, the unit that is signalled and
+// waited for, and in which order chunks are visited. Every rank computes the same edges from the
+// same sizes. An edge never depends on timing, because a library's products change bits with the
+// size of their operands.
 #pragma once
 
 #include <cstdint>
@@ -21,16 +21,17 @@ struct ChunkIndex {
   }
 };
 
-// Chunks `first` to `last`, both included, by ordinal.
+// The chunks from `first` to `last`, both included, by ordinal.
 struct ChunkSpan {
   int64_t first;
   int64_t last;
 };
 
-// Cuts the dimension that is split over the group (rows, columns or K), `count` long on all ranks
-// together, into shards and each shard into chunks. Edges lie a multiple of `tile` behind the start
-// of their shard, which every rank thereby cuts alike; the last chunk takes the ragged tail. A
-// shard of fewer tiles than chunks has empty chunks: legal, and signalled like others.
+// Cuts the dimension that is split over the group (rows, columns or K) into shards, and each shard
+// into chunks. `count` is the dimension's length on all ranks together. Edges lie at multiples of
+// `tile` from the start of their shard, so all ranks cut alike; the last chunk takes the ragged
+// tail. A shard of fewer tiles than chunks has empty chunks, which are legal, and signalled like
+// others.
 struct ChunkPlan {
   int64_t count;
   int64_t num_shards;  // the group's size; 1 if each rank has its own addend of the whole
@@ -46,7 +47,7 @@ struct ChunkPlan {
     return part_of(count, num_shards, index);
   }
 
-  // Positions of a chunk in the whole dimension.
+  // Returns the positions of a chunk in the whole dimension.
   AXONN_HOST_DEVICE constexpr Range chunk(ChunkIndex index) const {
     const Range whole = shard(index.shard);
     const Range tiles = part_of(ceil_div(whole.size(), tile), chunks_per_shard, index.chunk);
@@ -56,7 +57,7 @@ struct ChunkPlan {
             whole.begin + (end < whole.size() ? end : whole.size())};
   }
 
-  // The chunk that a position lies in.
+  // Returns the chunk that a position lies in.
   AXONN_HOST_DEVICE constexpr ChunkIndex at(int64_t position) const {
     const int64_t index = part_at(count, num_shards, position);
     const Range whole = shard(index);
@@ -64,7 +65,7 @@ struct ChunkPlan {
                            (position - whole.begin) / tile)};
   }
 
-  // Number of a chunk in the order of positions, and back.
+  // These convert between a chunk and its number in the order of positions.
   AXONN_HOST_DEVICE constexpr int64_t ordinal(ChunkIndex index) const {
     return index.shard * chunks_per_shard + index.chunk;
   }
@@ -72,29 +73,30 @@ struct ChunkPlan {
     return {ordinal / chunks_per_shard, ordinal % chunks_per_shard};
   }
 
-  // What a gather on `rank` visits at `step` of num_chunks(): its own shard, then rank + 1, ...
-  // Transport delivers in this order, and consumers visit in it.
+  // Returns what a gather on `rank` visits at `step` of num_chunks(): its own shard, then that of
+  // rank + 1, and so on. The transport delivers in this order, and consumers visit in it.
   AXONN_HOST_DEVICE constexpr ChunkIndex gather_visit(int64_t rank, int64_t step) const {
     return {own_first(rank, num_shards, step / chunks_per_shard), step % chunks_per_shard};
   }
-  // The step at which a gather on `rank` visits a chunk: the inverse of gather_visit.
+  // Returns the step at which a gather on `rank` visits a chunk: the inverse of gather_visit.
   AXONN_HOST_DEVICE constexpr int64_t gather_step(int64_t rank, ChunkIndex index) const {
     return (index.shard - rank + num_shards) % num_shards * chunks_per_shard + index.chunk;
   }
-  // What a scatter on `rank` visits at `step`: rank + 1, ..., its own shard last.
+  // Returns what a scatter on `rank` visits at `step`: rank + 1 first, its own shard last.
   AXONN_HOST_DEVICE constexpr ChunkIndex scatter_visit(int64_t rank, int64_t step) const {
     return {own_last(rank, num_shards, step / chunks_per_shard), step % chunks_per_shard};
   }
 
-  // The chunks that a non-empty range of positions touches. Waiting for each of them is right
-  // whoever signals them.
+  // Returns the chunks that a non-empty range of positions touches. It is right to wait for each of
+  // them, whoever signals them.
   AXONN_HOST_DEVICE constexpr ChunkSpan needed(Range positions) const {
     return {ordinal(at(positions.begin)), ordinal(at(positions.end - 1))};
   }
 
-  // Of these chunks, the last one that a gather on `rank` delivers. Waiting for it alone is right
-  // only where one in-order transport delivers them all (a copy stream): then it implies the rest.
-  // Delivery follows positions except where it wraps, in front of the rank's own shard.
+  // Returns the chunk of such a range that a gather on `rank` delivers last. To wait for it alone
+  // is right only where one in-order transport (a copy stream) delivers all of them, so that it
+  // implies the others. Delivery follows positions, except that it wraps in front of the rank's own
+  // shard.
   AXONN_HOST_DEVICE constexpr ChunkIndex last_delivered(int64_t rank, Range positions) const {
     const int64_t own = shard(rank).begin;
     const bool wraps = positions.begin < own && own < positions.end;
@@ -102,29 +104,30 @@ struct ChunkPlan {
   }
 };
 
-// More chunks than this only add signals: the first tiles start after a quarter of a shard.
+// With this many, the first tiles start after a quarter of a shard. More chunks would only add
+// signals.
 inline constexpr int64_t kMaxChunksPerShard = 4;
 
-// What modelled_us and chunks_that_pay weigh. Times are measured or guessed by the caller and must
-// be equal on all ranks, which would otherwise cut differently.
+// The costs that modelled_us and chunks_that_pay weigh. The caller measures or guesses the times.
+// They must be equal on all ranks, or ranks would cut differently.
 struct PipelineCosts {
   int64_t num_workers;   // tiles that run at a time: SMs, or threads of a CPU
   int64_t tiles_across;  // tiles of the dimension that is not cut
   double tile_us;        // one tile, over all of its K
   double chunk_us;       // fixed cost of a chunk: a launch, a signal, a wait
   double shard_us;       // transfer of one shard
-  // One kernel works through all chunks. Otherwise each chunk is a library call of its own, whose
-  // last wave of tiles leaves workers idle.
+  // Whether one kernel works through all chunks. Otherwise each chunk is a library call of its own,
+  // whose last wave of tiles leaves workers idle.
   bool persistent;
 };
 
-// A model: time of a gather whose chunks feed a matmul as they arrive, own shard first, peers'
-// shards one after the other over one link. A scatter is the same pipeline run backwards, and takes
-// the same time.
+// Models the time of a gather whose chunks feed a product as they arrive: the own shard first, then
+// the peers' shards one after the other over one link. A scatter is the same pipeline run
+// backwards, and takes the same time.
 double modelled_us(const ChunkPlan& plan, const PipelineCosts& costs);
 
-// The number of chunks per shard, 1 to kMaxChunksPerShard, of the least modelled time; the smallest
-// such number. `plan.chunks_per_shard` is not read.
+// Returns the number of chunks per shard, 1 to kMaxChunksPerShard, with the least modelled time;
+// the smallest of equals. `plan.chunks_per_shard` is not read.
 int64_t chunks_that_pay(ChunkPlan plan, const PipelineCosts& costs);
 
 }  // namespace axonn::comm

@@ -1,4 +1,4 @@
-// How a range is cut into parts: the same constants on every rank, never a matter of timing.
+// Cuts a range into parts, by the same constants on every rank, never depending on timing.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,9 @@ AXONN_HOST_DEVICE constexpr int64_t ceil_div(int64_t count, int64_t size) {
   return (count + size - 1) / size;
 }
 
-// Part `index` of `count` elements cut into `parts`; sizes differ by at most one. Parts of an
-// uneven cut are legal (all-reduce); gathers and scatters ask for even ones at the op boundary.
+// Returns part `index` of `count` elements cut into `parts`; sizes differ by at most one. Parts of
+// unequal size are legal (all-reduce); gathers and scatters check for equal parts at the op
+// boundary.
 AXONN_HOST_DEVICE constexpr Range part_of(int64_t count, int64_t parts, int64_t index) {
   const int64_t quotient = count / parts;
   const int64_t remainder = count % parts;
@@ -29,7 +30,7 @@ AXONN_HOST_DEVICE constexpr Range part_of(int64_t count, int64_t parts, int64_t 
   return {begin, begin + quotient + (index < remainder ? 1 : 0)};
 }
 
-// The part that `position` of 0 .. count - 1 lies in: the inverse of part_of.
+// Returns the part that `position` of 0 .. count - 1 lies in: the inverse of part_of.
 AXONN_HOST_DEVICE constexpr int64_t part_at(int64_t count, int64_t parts, int64_t position) {
   const int64_t quotient = count / parts;
   const int64_t remainder = count % parts;
@@ -38,12 +39,13 @@ AXONN_HOST_DEVICE constexpr int64_t part_at(int64_t count, int64_t parts, int64_
   return remainder + (position - in_larger_parts) / quotient;
 }
 
-// Rank visited at `step` by a consumer that starts at its own shard, which is there already.
+// Returns the rank visited at `step` by a consumer that starts at its own shard, which is already
+// there.
 AXONN_HOST_DEVICE constexpr int64_t own_first(int64_t rank, int64_t size, int64_t step) {
   return (rank + step) % size;
 }
 
-// Rank visited at `step` by a producer that serves its peers first and itself last.
+// Returns the rank visited at `step` by a producer that serves its peers first and itself last.
 AXONN_HOST_DEVICE constexpr int64_t own_last(int64_t rank, int64_t size, int64_t step) {
   return (rank + 1 + step) % size;
 }

@@ -1,6 +1,6 @@
-// The order in which a persistent grid works through its tiles, in 32-bit arithmetic: every warp of
-// a kernel computes it for each tile, and a 64-bit division costs several times as much. The plans
-// of tile_schedule.h, which say why the order is what it is, make it.
+// The order in which a persistent grid works through its tiles, in 32-bit arithmetic, because every
+// warp of a kernel computes it for each tile and a 64-bit division costs several times as much. The
+// plans of tile_schedule.h make it, and say why the order is what it is.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace axonn::kernels {
 
-// Tiles lie in batches (the destinations of a scatter; otherwise one) of `along` x `across`. Within
-// a batch, `group` tiles along take turns before the next one across: neighbours in time then share
-// both operands in L2. Batches and the dimension along start at `first_batch` and `first`, and
-// wrap.
+// Tiles lie in batches of `along` x `across` tiles; a batch is one destination of a scatter, and
+// otherwise there is one batch. Within a batch, `group` tiles along take turns before the next one
+// across, so that tiles that run at about the same time share both operands in L2. Batches and the
+// dimension along start at `first_batch` and `first`, and wrap.
 struct TileOrder {
   uint32_t along = 1;
   uint32_t across = 1;
@@ -32,7 +32,7 @@ struct TileOrder {
   }
   AXONN_HOST_DEVICE constexpr uint32_t num_tiles() const { return along * across * batches; }
 
-  // Of the tile that comes at position `index`.
+  // Returns the place of the tile at position `index`.
   AXONN_HOST_DEVICE constexpr Place place(uint32_t index) const {
     const uint32_t per_batch = along * across;
     const uint32_t batch = index / per_batch;

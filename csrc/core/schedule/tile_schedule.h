@@ -1,10 +1,11 @@
-// Which output tile a linear work index stands for, and which chunks it waits for or completes. A
-// persistent kernel's CTA c of C takes the indices c, c + C, ...: since these rise, and tiles are
-// numbered in the order in which chunks arrive (or must leave), no CTA waits for a late chunk while
-// it could work on an early one.
+// Says which output tile a linear work index stands for, and which chunks it waits for or
+// completes. CTA c of the C CTAs of a persistent kernel takes the indices c, c + C, ... . These
+// rise, and tiles are numbered in the order in which chunks arrive (or must leave), so no CTA waits
+// for a late chunk while it could work on an early one.
 //
-// Rows or columns of the output may be the dimension that is split over the group ("along"); the
-// other ("across") runs fastest, so that all tiles of a chunk come before those of the next.
+// The dimension that is split over the group is called "along"; it is the rows or the columns of
+// the output. The other dimension ("across") runs fastest, so that all tiles of a chunk come before
+// those of the next.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ namespace axonn::kernels {
 
 enum class Along : int32_t { kRows, kColumns };
 
-// A tile of the output, in tiles.
+// The place of an output tile, counted in tiles.
 struct Tile {
   int64_t m;
   int64_t n;
@@ -26,7 +27,7 @@ AXONN_HOST_DEVICE constexpr Tile tile_of(Along dim, int64_t along, int64_t acros
   return dim == Along::kRows ? Tile{along, across} : Tile{across, along};
 }
 
-// How many of `count` work indices CTA `cta` of `num_ctas` takes, and the one of a turn.
+// How many of `count` work indices CTA `cta` of `num_ctas` takes, and which one it takes at a turn.
 AXONN_HOST_DEVICE constexpr int64_t num_turns(int64_t count, int64_t cta, int64_t num_ctas) {
   return count <= cta ? 0 : comm::ceil_div(count - cta, num_ctas);
 }
@@ -34,10 +35,10 @@ AXONN_HOST_DEVICE constexpr int64_t index_of_turn(int64_t turn, int64_t cta, int
   return cta + turn * num_ctas;
 }
 
-// Gather feeds GEMM: the rows of A (kRows) or the columns of B (kColumns) arrive in chunks. One
-// grid of tiles over the gathered matrix, starting at the first tile that lies wholly behind the
-// start of the own shard; a tile that straddles that start comes last, as its front part arrives
-// last. So the step at which a tile can run never falls from one index to the next.
+// A gather feeds a GEMM: the rows of A (kRows) or the columns of B (kColumns) arrive in chunks.
+// There is one grid of tiles over the gathered matrix. It starts at the first tile that lies wholly
+// behind the start of the own shard; a tile that straddles that start comes last, as its front part
+// arrives last. So the step at which a tile can run never falls from one index to the next.
 struct GatherTiles {
   comm::ChunkPlan plan;
   int64_t rank;
@@ -57,13 +58,13 @@ struct GatherTiles {
   AXONN_HOST_DEVICE constexpr Tile tile(int64_t index) const {
     return tile_of(dim, along(index), index % tiles_across);
   }
-  // Positions of the tile along the gathered dimension.
+  // Returns the positions of the tile along the gathered dimension.
   AXONN_HOST_DEVICE constexpr comm::Range positions(int64_t index) const {
     const int64_t begin = along(index) * block;
     return {begin, begin + block < plan.count ? begin + block : plan.count};
   }
-  // The chunks that the tile waits for, and the one among them that in-order transport delivers
-  // last.
+  // Return the chunks that the tile waits for, and the one of them that an in-order transport
+  // delivers last.
   AXONN_HOST_DEVICE constexpr comm::ChunkSpan needed(int64_t index) const {
     return plan.needed(positions(index));
   }
@@ -72,8 +73,8 @@ struct GatherTiles {
   }
 };
 
-// Blocks of a dimension that start anew at each shard, so that none straddles two: block `local` of
-// shard s begins `local * block` behind the start of s.
+// The blocks of a dimension, which start anew at each shard, so that none straddles two. Block
+// `local` of shard s begins `local * block` behind the start of s.
 struct ShardBlocks {
   comm::ChunkPlan plan;
   int64_t block;
@@ -98,7 +99,7 @@ struct ShardBlocks {
   }
   AXONN_HOST_DEVICE constexpr int64_t count() const { return before_shard(plan.num_shards); }
 
-  // Block `index` of the order that begins with shard `first`.
+  // Returns the place of block `index` in the order that begins with shard `first`.
   AXONN_HOST_DEVICE constexpr Place place(int64_t first, int64_t index) const {
     int64_t position = before_shard(first) + index;
     if (position >= count()) position -= count();
@@ -115,9 +116,9 @@ struct ShardBlocks {
   }
 };
 
-// GEMM feeds scatter: the tiles of destination rank + 1 come first, the own ones last, so that
-// peers get their addends early and nobody waits for what this rank keeps. Tiles start anew at each
-// destination, whose staging slot is a matrix of its own.
+// A GEMM feeds a scatter: the tiles of destination rank + 1 come first and the own ones last, so
+// that peers get their addends early and nobody waits for what this rank keeps. Tiles start anew at
+// each destination, whose staging slot is a matrix of its own.
 struct ScatterTiles {
   comm::ChunkPlan plan;
   int64_t rank;
@@ -131,8 +132,8 @@ struct ScatterTiles {
   AXONN_HOST_DEVICE constexpr ShardBlocks::Place place(int64_t index) const {
     return blocks().place(comm::own_last(rank, plan.num_shards, 0), index / tiles_across);
   }
-  // Numbered along the dimension through all shards: where shards are ragged, that is not
-  // positions / block.
+  // Tiles are numbered along the dimension through all shards. Where shards are ragged, the number
+  // is not positions / block.
   AXONN_HOST_DEVICE constexpr Tile tile(int64_t index) const {
     const ShardBlocks::Place at = place(index);
     return tile_of(dim, blocks().before_shard(at.shard) + at.local, index % tiles_across);
@@ -140,11 +141,11 @@ struct ScatterTiles {
   AXONN_HOST_DEVICE constexpr comm::Range positions(int64_t index) const {
     return blocks().positions(place(index));
   }
-  // The chunk that the tile is part of; its `shard` is the rank to signal.
+  // Returns the chunk that the tile is part of; its `shard` is the rank to signal.
   AXONN_HOST_DEVICE constexpr comm::ChunkIndex chunk(int64_t index) const {
     return plan.at(positions(index).begin);
   }
-  // Tiles that must be stored before the chunk may be signalled.
+  // Returns how many tiles must be stored before the chunk may be signalled.
   AXONN_HOST_DEVICE constexpr int64_t tiles_in(comm::ChunkIndex index) const {
     return comm::ceil_div(plan.chunk(index).size(), block) * tiles_across;
   }

@@ -1,4 +1,4 @@
-// Waiting for another rank, never forever.
+// Waits for another rank, for a bounded time.
 #pragma once
 
 #include <sched.h>
@@ -20,39 +20,41 @@ inline void cpu_relax() {
 #endif
 }
 
-// Whether ranks outnumber cores, as the waits of one thread at a time find out.
+// Estimates whether ranks outnumber cores, from what the waits of one thread observe.
 class Crowding {
  public:
   bool expected() const { return num_expected_ > 0; }
-  // A yield took that long: if it went to a rank that has work to do, so will the next ones.
+  // A long yield means that another rank with work to do took the core; the next yields will be
+  // long, too.
   void saw_yield(std::chrono::nanoseconds time) {
     if (time > std::chrono::microseconds(200)) num_expected_ = 64;
   }
-  // Once in a while a wait looks again.
+  // Each sleep lowers the estimate, so a wait yields again once in a while.
   void slept() { --num_expected_; }
 
  private:
   int num_expected_ = 0;
 };
 
-// Returns once `done()` holds, and how long that took beyond the first spins. Spins first (a peer
-// with a core of its own answers within microseconds), then yields, then calls `sleep(t)`, which
-// returns after t at the latest and should return when `done()` may hold. Where ranks outnumber
-// cores it sleeps at once: whatever else it did would keep a rank that has work to do off the core.
-// `check(elapsed)` is called from the first yield or sleep on, after every sleep but once a
-// millisecond at most, and ends the wait by throwing.
+// Returns how long it took beyond the first spins until `done()` held. It spins first (a peer with
+// a core of its own answers within microseconds), then yields, then calls `sleep(t)`, which returns
+// after t at the latest and should return earlier when `done()` may hold. Where ranks outnumber
+// cores it sleeps at once, since otherwise it would keep the core from a rank that has work to do.
+// `check(elapsed)` ends the wait by throwing. It is called from the first yield or sleep on: after
+// every sleep, but at most once a millisecond.
 template <typename Done, typename Sleep, typename Check>
 std::chrono::nanoseconds bounded_wait(Done&& done, Sleep&& sleep, Check&& check,
                                       Crowding& crowding) {
   using Clock = std::chrono::steady_clock;
-  // About 5 us: longer than a flag takes to cross sockets, shorter than two context switches.
+  // These spins take about 5 us: longer than a flag takes to cross sockets, and shorter than two
+  // context switches.
   constexpr int kSpins = 150;
-  // Waking an idle core costs tens of microseconds, so a rank that has the core to itself polls on
-  // for a while.
+  // Waking an idle core takes tens of microseconds, so a rank that has the core to itself goes on
+  // polling for a while.
   constexpr auto kYieldTime = std::chrono::microseconds(100);
   constexpr auto kCheckInterval = std::chrono::milliseconds(1);
-  // A sleeper that looks up takes the core, and its caches, from a rank that has work to do. This
-  // is how late a rank hears that a peer has died, which nothing wakes it for.
+  // A sleeper that wakes up to look takes the core, and its caches, from a rank that has work to
+  // do. Nothing wakes a sleeper when a peer dies, so this time is how late it notices that.
   constexpr auto kSleep = std::chrono::milliseconds(20);
 
   const bool crowded = crowding.expected();

@@ -1,4 +1,4 @@
-// One collective of a SymmetricGroup, and what ranks compare of it.
+// Implements one collective of a SymmetricGroup, and how ranks compare it.
 #include <algorithm>
 #include <cstring>
 #include <exception>
@@ -14,7 +14,8 @@
 namespace axonn::comm {
 namespace {
 
-// Flags older than 2^31 epochs would compare as new: long before that the owner renews all of them.
+// Flags older than 2^31 epochs would compare as new, so long before that the owner renews all of
+// them.
 constexpr Epoch kRenewInterval = Epoch{1} << 30;
 
 void check_flag(int64_t flag) {
@@ -74,7 +75,7 @@ Call::Call(SymmetricGroup& group, const CallSignature& signature, int64_t worksp
   }
   group_.epoch_ = epoch_;
   if (workspace_bytes > group_.options_.workspace_bytes) refuse(workspace_bytes);
-  // A peer may still be in the call before: to it, the flags must not go back behind that one.
+  // A peer may still be in the call before, so its flags must not go back behind that call.
   if (epoch_ % kRenewInterval == 0) {
     for (auto& flag : own.ready) flag.raise_to(epoch_ - 1);
   }
@@ -82,8 +83,8 @@ Call::Call(SymmetricGroup& group, const CallSignature& signature, int64_t worksp
   group_.raise(own.started, epoch_);
 }
 
-// Gives this call up without breaking the group: it counts as made, under a signature that no peer
-// shares, so that a peer that does wait for this rank gets an error at once.
+// Gives this call up without breaking the group. The call counts as made, under a signature that no
+// peer shares, so a peer that waits for this rank in it gets an error at once.
 void Call::refuse(int64_t workspace_bytes) {
   auto& own = group_.pad(rank());
   const std::string op = signature_.op();
@@ -117,7 +118,7 @@ void Call::wait(int64_t peer, int64_t flag) {
   wait_for(peer, group_.pad(peer).ready[flag], epoch_, "has not delivered its part");
 }
 
-// Those that follow this rank first, so that not all look at one.
+// Each rank begins with the ranks that follow it, so that not all look at the same one.
 void Call::compare() {
   for (int64_t step = 1; step < size(); ++step) compare_with((rank() + step) % size());
 }
@@ -138,7 +139,7 @@ void Call::wait_for(int64_t peer, const EpochFlag& flag, Epoch epoch, const char
                    [&](std::chrono::nanoseconds timeout) { group_.sleep(flag, epoch, timeout); },
                    [&](std::chrono::duration<double> elapsed) {
                      const std::string obstacle = group_.obstacle_to_waiting(peer, elapsed, what);
-                     // The peer may have raised the flag right before it ended: then all is well.
+                     // The peer may have raised the flag right before it ended; that is no error.
                      if (!obstacle.empty() && !flag.reached(epoch)) {
                        group_.fail_wait(signature_.op(), peer, obstacle);
                      }

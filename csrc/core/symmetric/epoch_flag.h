@@ -1,5 +1,6 @@
-// Signals between ranks. A flag holds the number of the last collective ("epoch") that reached it;
-// it only ever moves forward and is never reset, so no second barrier is needed to clear it.
+// Flags with which ranks signal each other. A flag holds the number of the last collective
+// ("epoch") that reached it. It only ever moves forward and is never reset, so no second barrier is
+// needed to clear it.
 #pragma once
 
 #include <atomic>
@@ -11,11 +12,11 @@ namespace axonn::comm {
 
 using Epoch = uint32_t;
 
-// Two 64-byte lines: the adjacent-line prefetcher of x86 moves them in pairs.
+// This is two 64-byte lines, because the adjacent-line prefetcher of x86 moves lines in pairs.
 inline constexpr int64_t kFlagAlignment = 128;
 
-// Serial-number comparison: right as long as the two are less than 2^31 epochs apart, so that
-// counting past 2^32 is harmless.
+// Compares serial numbers. The result is right as long as the two are less than 2^31 epochs apart,
+// so counting past 2^32 does no harm.
 AXONN_HOST_DEVICE constexpr bool epoch_reached(Epoch value, Epoch target) {
   return static_cast<int32_t>(value - target) >= 0;
 }
@@ -23,17 +24,17 @@ AXONN_HOST_DEVICE constexpr bool epoch_reached(Epoch value, Epoch target) {
 struct alignas(kFlagAlignment) EpochFlag {
   std::atomic<Epoch> value;
 
-  // Release: everything this rank wrote before is visible to whoever acquires this epoch.
-  // Sequentially consistent beside that: see SymmetricGroup::raise.
+  // The store is a release: everything that this rank wrote before is visible to a rank that
+  // acquires this epoch. It is also sequentially consistent; SymmetricGroup::raise says why.
   void raise_to(Epoch epoch) { value.store(epoch, std::memory_order_seq_cst); }
 
-  // Acquire: pairs with raise_to.
+  // The load is an acquire; it pairs with raise_to.
   bool reached(Epoch epoch) const {
     return epoch_reached(value.load(std::memory_order_acquire), epoch);
   }
 };
 
-// A word of shared memory on lines of its own that is no epoch.
+// A word of shared memory that is not an epoch and has cache lines of its own.
 struct alignas(kFlagAlignment) SharedWord {
   std::atomic<uint32_t> value;
 };

@@ -1,5 +1,5 @@
-// Sleeping until another thread or process changes a word of shared memory. The sleeper needs to
-// read the word only: a read-only mapping will do.
+// Lets a thread sleep until another thread or process changes a word of shared memory. The sleeper
+// only reads the word, so a read-only mapping is enough.
 #pragma once
 
 #include <linux/futex.h>
@@ -14,14 +14,15 @@
 
 namespace axonn::comm {
 
-// Returns once the word is woken, no longer holds `expected`, or the time is up; or for no reason.
+// Returns once the word is woken, no longer holds `expected`, or the time is up. It may also return
+// for no reason.
 inline void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected,
                        std::chrono::nanoseconds timeout) {
   const timespec relative{timeout.count() / 1'000'000'000, timeout.count() % 1'000'000'000};
   syscall(SYS_futex, &word, FUTEX_WAIT, expected, &relative, nullptr, 0);
 }
 
-// Wakes all who sleep on the word, in whatever process.
+// Wakes all threads that sleep on the word, in any process.
 inline void futex_wake(const std::atomic<uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }

@@ -1,10 +1,10 @@
 // The collectives as sequences of writes, signals, waits and reads, over any `Call` that has
-// rank(), size(), signal(flag) and wait(peer, flag). The tests run them on a recorder and show, for
-// what it records, that no interleaving of ranks deadlocks, or reads or overwrites too early. The
-// CPU ops run the second halves of the sums as they stand; what they gather and multiply follows
-// the same plans, orders and flags, tile by tile.
+// rank(), size(), signal(flag) and wait(peer, flag). The tests run them on a recorder, and show for
+// the recorded steps that no interleaving of ranks deadlocks, reads too early or overwrites too
+// early. The CPU ops run the second halves of the sums from here. What they gather and multiply
+// follows the same plans, orders and flags, tile by tile.
 //
-// Every chunk is signalled, empty ones too; callbacks are not called for empty ranges.
+// Every chunk is signalled, even an empty one; callbacks are not called for empty ranges.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,14 @@
 
 namespace axonn::comm {
 
-// A workspace has this many halves. The call of epoch e uses half e % kNumHalves, so it starts once
-// every rank has completed e - kNumHalves, whose call read that half last.
+// The number of parts ("halves") of a workspace. The call of epoch e uses half e % kNumHalves. It
+// starts once every rank has completed the call of epoch e - kNumHalves, which was the last to read
+// that half.
 inline constexpr Epoch kNumHalves = 2;
 constexpr Epoch epoch_to_await(Epoch epoch) { return epoch - kNumHalves; }
 
 // Throws std::invalid_argument unless the plan is legal for a group of `group_size` ranks and its
-// signals fit a pad.
+// signals fit into a pad.
 inline void require_legal(const char* op, const ChunkPlan& plan, int64_t num_phases,
                           int64_t group_size) {
   const auto layout = SignalLayout::of(plan, num_phases);
@@ -56,7 +57,7 @@ void run_gather(Call& call, const ChunkPlan& plan, Publish&& publish, Consume&& 
   }
 }
 
-// Writes this rank's addends of all chunks, peers' first, and signals each.
+// Writes this rank's addends of all chunks, those for peers first, and signals each chunk.
 template <typename Call, typename Produce>
 void produce_addends(Call& call, const ChunkPlan& plan, const SignalLayout& layout,
                      Produce&& produce) {
@@ -75,7 +76,7 @@ void await_addends(Call& call, const SignalLayout& layout, ChunkIndex index) {
   }
 }
 
-// The second half of a reduce-scatter: adds up this rank's chunks.
+// Runs the second half of a reduce-scatter: this rank adds up its own chunks.
 template <typename Call, typename Reduce>
 void finish_reduce_scatter(Call& call, const ChunkPlan& plan, const SignalLayout& layout,
                            Reduce&& reduce) {
@@ -86,7 +87,8 @@ void finish_reduce_scatter(Call& call, const ChunkPlan& plan, const SignalLayout
   }
 }
 
-// The second half of an all-reduce: adds up, and collects what others added up.
+// Runs the second half of an all-reduce: this rank adds up its chunks, and collects what the others
+// added up.
 template <typename Call, typename Reduce, typename Collect>
 void finish_all_reduce(Call& call, const ChunkPlan& plan, const SignalLayout& layout,
                        Reduce&& reduce, Collect&& collect) {

@@ -52,7 +52,8 @@ SharedSegment SharedSegment::open(pid_t pid, int fd, int64_t bytes) {
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
   FileDescriptor opened(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (opened.get() < 0) throw_errno("open(" + path + ")");
-  // Reading past the end of a file kills a process (SIGBUS): better refuse here.
+  // Reading past the end of a file kills the process (SIGBUS), so a file that is too short is
+  // refused here.
   struct stat status;
   if (fstat(opened.get(), &status) != 0) throw_errno("fstat(" + path + ")");
   if (status.st_size != bytes) {
@@ -73,7 +74,7 @@ SharedSegment::SharedSegment(FileDescriptor fd, int64_t bytes, int protection)
     throw_errno("cannot map " + std::to_string(bytes) +
                 " bytes of address space for symmetric memory (ulimit -v?)");
   }
-  // A core dump would otherwise read, and thereby take, every page of a sparse segment.
+  // Without this, a core dump would read, and thereby allocate, every page of a sparse segment.
   madvise(mapped, static_cast<size_t>(bytes), MADV_DONTDUMP);
   data_ = static_cast<std::byte*>(mapped);
 }
@@ -87,8 +88,8 @@ SharedSegment::~SharedSegment() {
   if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_));
 }
 
-// pidfd_open came with Linux 5.3; before that the process number must do, and
-// a peer that nobody has reaped yet counts as alive until the wait's own timeout.
+// pidfd_open exists since Linux 5.3. Without it the process number is used, and a peer that nobody
+// has reaped yet counts as alive until the wait's own timeout.
 ProcessWatch::ProcessWatch(pid_t pid)
     : pid_(pid), fd_(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))) {}
 

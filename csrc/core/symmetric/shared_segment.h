@@ -1,6 +1,7 @@
-// Memory that several processes of one host map, with nothing to unlink: an anonymous file
-// (memfd_create) that peers open through /proc/<pid>/fd. It is gone when the last process that maps
-// it is gone, kill -9 included, and does not count against the 64 MB /dev/shm of a container.
+// Memory that several processes of one host map. It is an anonymous file (memfd_create) that peers
+// open through /proc/<pid>/fd, so there is nothing to unlink. It is gone when the last process that
+// maps it is gone, even after kill -9, and does not count against the 64 MB /dev/shm of a
+// container.
 #pragma once
 
 #include <sys/types.h>
@@ -11,7 +12,7 @@
 
 namespace axonn::comm {
 
-// A file descriptor, closed at the end of its scope.
+// A file descriptor that is closed at the end of its scope.
 class FileDescriptor {
  public:
   FileDescriptor() = default;
@@ -27,7 +28,7 @@ class FileDescriptor {
   int fd_ = -1;
 };
 
-// A mapping of a whole segment. Pages are taken from the system when they are first written.
+// A mapping of a whole segment. The system allocates its pages when they are first written.
 class SharedSegment {
  public:
   // An anonymous file of `bytes` zeros; `name` shows in /proc/<pid>/maps.

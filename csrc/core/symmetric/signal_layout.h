@@ -1,5 +1,5 @@
-// Which flag of a signal pad stands for which chunk. One layout for both backends: on the CPU a
-// flag lies in the pad of the rank that wrote the chunk and peers look at it there; on CUDA the
+// Says which flag of a signal pad stands for which chunk. Both backends use this layout. On the CPU
+// a flag lies in the pad of the rank that wrote the chunk, and peers look at it there; on CUDA the
 // transport writes it into the pad of the rank that waits.
 #pragma once
 
@@ -11,12 +11,12 @@
 
 namespace axonn::comm {
 
-// Flags of a pad, each a line of its own.
+// The number of flags in a pad; each has cache lines of its own.
 inline constexpr int64_t kNumSignals = 1024;
 inline constexpr int64_t kSignalStride = kFlagAlignment;
 
-// A collective signals each chunk once a phase. A gather or scatter has one phase; an all-reduce
-// has a second, in which the sums are handed out.
+// A collective signals each chunk once in each phase. A gather or scatter has one phase; an
+// all-reduce has a second, in which the sums are handed out.
 struct SignalLayout {
   int64_t num_phases;
   int64_t num_shards;
@@ -26,7 +26,7 @@ struct SignalLayout {
     return {num_phases, plan.num_shards, plan.chunks_per_shard};
   }
 
-  // The most chunks per shard that fit; 0: not even whole shards do.
+  // Returns how many chunks per shard fit at most; 0 means that not even whole shards fit.
   AXONN_HOST_DEVICE static constexpr int64_t max_chunks(int64_t num_phases, int64_t num_shards) {
     return kNumSignals / (num_phases * num_shards);
   }
@@ -39,15 +39,15 @@ struct SignalLayout {
            num_flags() <= kNumSignals;
   }
 
-  // `index.shard` is the shard that the chunk belongs to. Pads that are written from outside (CUDA)
-  // have, for the addends of a scatter, the source rank in its place: there the destination is the
-  // pad's owner.
+  // `index.shard` is the shard that the chunk belongs to. There is one exception: for the addends
+  // of a scatter in a pad that other ranks write (CUDA), it is the source rank, because the
+  // destination is the pad's owner.
   AXONN_HOST_DEVICE constexpr int64_t flag(int64_t phase, ChunkIndex index) const {
     return (phase * num_shards + index.shard) * chunks_per_shard + index.chunk;
   }
 };
 
-// Where a flag lies, in bytes from the first.
+// Returns where a flag lies, in bytes from the first flag.
 AXONN_HOST_DEVICE constexpr int64_t signal_offset_bytes(int64_t flag) {
   return flag * kSignalStride;
 }

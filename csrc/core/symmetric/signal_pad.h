@@ -1,4 +1,4 @@
-// What a rank's arena begins with: how far the rank is, and what it calls. Only the files that
+// The beginning of a rank's arena: how far the rank is, and what it calls. Only the files that
 // define what symmetric_group.h declares include this.
 #pragma once
 
@@ -9,7 +9,7 @@
 namespace axonn::comm {
 
 struct SymmetricGroup::Pad {
-  // How a rank's part in its group ended; 0 while it has not.
+  // How a rank's part in its group ended; 0 means that it has not ended.
   static constexpr Epoch kFailed = 1;  // a call was left by an exception
   static constexpr Epoch kLeft = 2;    // the group was destroyed
 

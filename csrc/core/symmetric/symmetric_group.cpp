@@ -46,18 +46,19 @@ constexpr int64_t kPadBytes = int64_t{256} << 10;
 
 SymmetricGroup::SymmetricGroup(GroupOptions options)
     : options_(std::move(options)), epoch_(options_.first_epoch) {
-  // Halves start on pages of their own, whatever size was asked for.
+  // Halves start on page boundaries, whatever size was asked for.
   options_.workspace_bytes = (options_.workspace_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
 SymmetricGroup::~SymmetricGroup() {
-  // A forked child (a data loader's worker) that exits has a copy of this object, but is no rank.
+  // A forked child (such as a data loader's worker) that exits has a copy of this object but is not
+  // a rank.
   if (process_.is_this() && on_one_host())
     pad(rank()).end.value.store(broken_ ? Pad::kFailed : Pad::kLeft);
 }
 
 void SymmetricGroup::abandon() {
-  if (!process_.is_this()) return;  // a fork's failure is not its parent's
+  if (!process_.is_this()) return;  // a failure in a fork does not concern its parent
   broken_ = true;
   if (on_one_host()) pad(rank()).end.value.store(Pad::kFailed);
 }
@@ -67,7 +68,8 @@ int64_t SymmetricGroup::arena_bytes() const {
   return kPadBytes + 2 * options_.workspace_bytes;
 }
 
-// An arena whose flags stand at the epoch before the first call's. For epoch 0 its zeros will do.
+// Returns an arena whose flags have the epoch before the first call's. If that is epoch 0, the
+// arena's zeros are right as they are.
 SharedSegment SymmetricGroup::create_arena() const {
   auto arena = SharedSegment::create("axonn:" + options_.name, arena_bytes());
   if (epoch_ != 0) {
@@ -84,7 +86,8 @@ std::unique_ptr<SymmetricGroup> SymmetricGroup::rendezvous(const GroupOptions& o
   std::unique_ptr<SymmetricGroup> group(new SymmetricGroup(options));
   Rendezvous ranks({options.name, options.rank, options.size, options.timeout, options.label},
                    store);
-  // From here on this rank answers every question of its peers, whatever fails: they wait for it.
+  // From here on, this rank answers every question of its peers even if something fails, because
+  // they wait for it.
   std::optional<SharedSegment> own;
   std::string obstacle;
   try {
@@ -102,7 +105,8 @@ std::unique_ptr<SymmetricGroup> SymmetricGroup::rendezvous(const GroupOptions& o
   group->check_layouts(addresses);
   group->watch_ranks(addresses);
   if (obstacle.empty()) obstacle = group->map_arenas(addresses, own);
-  // Tells the peers, and keeps this rank's descriptor open until all of them have used it.
+  // Tells the peers the outcome, and keeps this rank's descriptor open until all of them have used
+  // it.
   const std::string none = "none";  // not every store keeps an empty value
   const auto answers = ranks.exchange("obstacle", obstacle.empty() ? none : obstacle,
                                       [&](int64_t peer) -> std::string {
@@ -120,7 +124,7 @@ std::unique_ptr<SymmetricGroup> SymmetricGroup::rendezvous(const GroupOptions& o
   return group;
 }
 
-// Every rank sees all addresses, so that all of them throw.
+// Every rank sees all addresses, so all of them throw.
 void SymmetricGroup::check_layouts(const std::vector<Address>& addresses) const {
   for (int64_t peer = 0; peer < size(); ++peer) {
     const auto& [pid, fd, bytes, first_epoch, host] = addresses[peer];
@@ -134,7 +138,8 @@ void SymmetricGroup::check_layouts(const std::vector<Address>& addresses) const 
   }
 }
 
-// Before their memory is opened: of a rank that has ended by then, that is all one learns.
+// Ranks are watched before their memory is opened: if a rank has ended by then, nothing else can be
+// learned about it.
 void SymmetricGroup::watch_ranks(const std::vector<Address>& addresses) {
   watches_.resize(addresses.size());
   for (size_t peer = 0; peer < addresses.size(); ++peer) {
@@ -143,8 +148,9 @@ void SymmetricGroup::watch_ranks(const std::vector<Address>& addresses) {
   }
 }
 
-// Returns what stopped it: another host, container or user, whose memory /proc does not let us
-// into; or a limit on address space.
+// Returns the reason if arenas cannot be mapped: a rank is on another host, in another container or
+// of another user, and /proc does not give access to its memory; or there is a limit on address
+// space.
 std::string SymmetricGroup::map_arenas(const std::vector<Address>& addresses,
                                        std::optional<SharedSegment>& own) {
   for (int64_t peer = 0; peer < size(); ++peer) {
@@ -152,7 +158,7 @@ std::string SymmetricGroup::map_arenas(const std::vector<Address>& addresses,
     if (address.host != options_.host) {
       return "is on another host than rank " + std::to_string(peer);
     }
-    if (address.fd < 0) return "";  // that rank tells why it has no arena
+    if (address.fd < 0) return "";  // that rank reports why it has no arena
     const auto pid = static_cast<pid_t>(address.pid);
     try {
       arenas_.push_back(std::make_shared<SharedSegment>(
@@ -180,8 +186,9 @@ std::vector<std::unique_ptr<SymmetricGroup>> SymmetricGroup::of_threads(GroupOpt
   return groups;
 }
 
-// The pad is memory that other processes share, so no constructor can run on it: all-zero bytes
-// stand for it, which is what a new arena holds and what the atomics of every supported ABI are.
+// The pad is memory that processes share, so no constructor may run on it. All-zero bytes stand for
+// a new pad: a new arena holds zeros, and on every supported ABI they are valid atomics with the
+// value 0.
 SymmetricGroup::Pad& SymmetricGroup::pad(int64_t rank) const {
   return *reinterpret_cast<Pad*>(arenas_[rank]->data());
 }
@@ -190,8 +197,8 @@ std::byte* SymmetricGroup::half(int64_t rank, Epoch epoch) const {
   return arenas_[rank]->data() + kPadBytes + (epoch % kNumHalves) * options_.workspace_bytes;
 }
 
-// Takes the memory for all halves at once: the next calls of this size, whichever half they fall
-// on, need not.
+// Takes the memory for all halves at once, so that later calls of this size need not, whichever
+// half they use.
 void SymmetricGroup::note_use(int64_t workspace_bytes, const CallSignature& call) {
   const int64_t before = used_half_bytes_;
   if (workspace_bytes <= before) return;
@@ -203,8 +210,9 @@ void SymmetricGroup::note_use(int64_t workspace_bytes, const CallSignature& call
   if (options_.on_growth) options_.on_growth(*this, call.op());
 }
 
-// A sleeper announces itself and then looks at the flag once more; here the flag is raised and then
-// the announcements are looked at. All four are sequentially consistent, so one sees the other.
+// A sleeper announces itself and then looks at the flag once more; this function raises the flag
+// and then looks at the announcements. All four steps are sequentially consistent, so at least one
+// side sees the other.
 void SymmetricGroup::raise(EpochFlag& flag, Epoch epoch) const {
   flag.raise_to(epoch);
   for (int64_t peer = 0; peer < size(); ++peer) {
@@ -223,7 +231,7 @@ void SymmetricGroup::sleep(const EpochFlag& flag, Epoch epoch,
   sleeping.value.store(0);
 }
 
-// Why `peer` will do nothing more for this group; empty: it may.
+// Returns why `peer` will do nothing more for this group, or an empty text if it may.
 std::string SymmetricGroup::obstacle_so_far(int64_t peer) const {
   const Epoch end = pad(peer).end.value.load(std::memory_order_acquire);
   if (end == Pad::kFailed) return "failed; see the error of that rank";
@@ -232,7 +240,7 @@ std::string SymmetricGroup::obstacle_so_far(int64_t peer) const {
   return "";
 }
 
-// Why there is no point in waiting for `peer` any longer; empty: wait on.
+// Returns why there is no point in waiting for `peer` any longer, or an empty text to wait on.
 std::string SymmetricGroup::obstacle_to_waiting(int64_t peer, std::chrono::duration<double> elapsed,
                                                 const char* what) const {
   if (auto obstacle = obstacle_so_far(peer); !obstacle.empty()) return obstacle;
@@ -270,7 +278,7 @@ void SymmetricGroup::fail_wait(const std::string& what, int64_t peer,
 }
 
 std::unique_lock<std::mutex> SymmetricGroup::lock_for(const CallSignature& call) {
-  // First: a fork copies a lock as it is.
+  // This check comes first, because a fork copies a lock in whatever state it is.
   if (!process_.is_this()) process_.refuse(call.op(), rank(), label());
   return std::unique_lock(mutex_);
 }

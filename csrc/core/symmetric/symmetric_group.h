@@ -1,4 +1,4 @@
-// Symmetric memory for a group of ranks on one host, and the protocol every fused CPU op speaks.
+// Symmetric memory for a group of ranks on one host, and the protocol that every fused CPU op uses.
 //
 // Each rank owns one arena: a signal pad and a workspace in two halves. Only the owner writes to
 // it; peers map it and read in place. A collective is a Call with the next epoch number e:
@@ -8,9 +8,9 @@
 //   consume  wait until a peer's `ready[i]` has reached e, then read   (acquire)
 //   finish   raise `completed` to e: this rank reads no peer's half e % 2 any more
 //
-// The only wait for a buffer is at the start: half e % 2 was last read in epoch e - 2, so every
+// A call waits for a buffer only at its start: half e % 2 was last read in epoch e - 2, so every
 // peer must have completed that one. Calls follow each other without a barrier; a rank can be at
-// most one call ahead of the slowest. The same epochs and flags drive the CUDA kernels.
+// most one call ahead of the slowest. The CUDA kernels use the same epochs and flags.
 #pragma once
 
 #include <array>
@@ -38,14 +38,14 @@
 
 namespace axonn::comm {
 
-// What a call is, as far as ranks must agree on it: its op, then whatever must be equal on all
-// ranks. Lives in shared memory: no pointers.
+// Describes a call as far as ranks must agree on it: its op, then everything that must be equal on
+// all ranks. It lives in shared memory, so it has no pointers.
 struct CallSignature {
   std::array<char, 256> text{};  // ends with a zero
 
-  // A text that is too long is cut, and ends with a hash of the whole.
+  // A text that is too long is cut, and then ends with a hash of the whole text.
   static CallSignature of(std::string_view text);
-  // "op(1, -2)"
+  // Makes a text such as "op(1, -2)".
   static CallSignature of(const char* op, std::initializer_list<int64_t> arguments);
 
   std::string op() const;  // the first word
@@ -59,17 +59,17 @@ struct GroupOptions {
   std::string name;
   int64_t rank;
   int64_t size;
-  // Address space per workspace half, equal on all ranks; memory is taken only as calls first
-  // touch it.
+  // The address space per workspace half, equal on all ranks. Memory is allocated only as calls
+  // first touch it.
   int64_t workspace_bytes = int64_t{16} << 30;
   std::chrono::duration<double> timeout = std::chrono::minutes(10);
-  // Epoch before the first call's, equal on all ranks: lets a test count past 2^32.
+  // The epoch before the first call's, equal on all ranks. With it a test can count past 2^32.
   Epoch first_epoch = 0;
-  // Ranks share memory if these are equal: lets a test play several hosts.
+  // Ranks share memory if these are equal. With it a test can imitate several hosts.
   std::string host = host_identity();
-  // What messages call the group, if not by its name: c10d's names are hashes.
+  // The name that messages use for the group, if not `name`; c10d's names are hashes.
   std::string label = {};
-  // Told when a call of this rank uses more memory than any before, and how much in all.
+  // Called when a call of this rank uses more memory than any before.
   std::function<void(const SymmetricGroup& group, const std::string& op)> on_growth = {};
 };
 
@@ -79,18 +79,18 @@ class SymmetricGroup {
  public:
   static constexpr int64_t kNumFlags = kNumSignals;
 
-  // Collective over the group's ranks. Every rank gets the same answer to `on_one_host()`; where
-  // that is false there is no shared memory and no Call may be made.
-  // Throws CommunicationError if a rank does not arrive within the timeout, or comes with another
-  // workspace size.
+  // Collective over the group's ranks. Every rank gets the same answer to `on_one_host()`; if that
+  // is false, there is no shared memory and no Call may be made. Throws CommunicationError if a
+  // rank does not arrive within the timeout, or comes with another workspace size.
   static std::unique_ptr<SymmetricGroup> rendezvous(const GroupOptions& options,
                                                     KeyValueStore& store);
 
-  // All ranks of a group, for ranks that are threads of this process; `options.rank` is not used.
-  // Each arena is mapped once only, so that a thread sanitizer sees both sides of every access.
+  // Returns all ranks of a group, for ranks that are threads of this process; `options.rank` is not
+  // used. Each arena is mapped only once, so that a thread sanitizer sees both sides of every
+  // access.
   static std::vector<std::unique_ptr<SymmetricGroup>> of_threads(GroupOptions options);
 
-  // Peers that still wait for this rank fail within about a millisecond.
+  // Peers that still wait for this rank then fail within about a millisecond.
   ~SymmetricGroup();
   SymmetricGroup(const SymmetricGroup&) = delete;
   SymmetricGroup& operator=(const SymmetricGroup&) = delete;
@@ -101,20 +101,21 @@ class SymmetricGroup {
   const std::string& label() const { return options_.label.empty() ? name() : options_.label; }
   int64_t workspace_bytes() const { return options_.workspace_bytes; }
   bool on_one_host() const { return static_cast<int64_t>(arenas_.size()) == size(); }
-  // Ends this rank's part for a reason of its own: as if a call had failed.
+  // Ends this rank's part for a reason of its own, as if a call had failed.
   void abandon();
-  // Why on_one_host() is false: the first rank that cannot share memory, and what stopped it.
+  // Returns why on_one_host() is false: the first rank that cannot share memory, and the reason.
   const std::string& obstacle() const { return obstacle_; }
-  // Why `peer` will not answer what this rank asks it between two calls: it failed, left, died, or
-  // has gone on to the next call. Empty: it may still.
+  // Returns why `peer` will not answer what this rank asks it between two calls: it failed, left,
+  // died, or has gone on to the next call. Returns an empty text if it may still answer.
   std::string obstacle_to_answer(int64_t peer) const;
-  // "rank 2, which has died": a peer that failed or, if none has, that died or left; empty: none.
+  // Names a rank that is lost, as in "rank 2, which has died": a peer that failed or, if none has,
+  // one that died or left; empty if there is none.
   std::string lost_peer() const;
   bool has_failed_peer() const { return failed_peer() >= 0; }
-  // Bytes of this rank's workspace, all halves, that calls have needed so far: taken from the
-  // system when a call first needs them, and kept.
+  // Bytes of this rank's workspace, all halves, that calls have needed so far. They are allocated
+  // when a call first needs them, and kept.
   int64_t used_bytes() const { return kNumHalves * used_half_bytes_; }
-  // How long this rank's calls have waited for peers so far, in seconds.
+  // Returns how long this rank's calls have waited for peers so far, in seconds.
   double waited_seconds() const { return 1e-9 * static_cast<double>(waited_ns_); }
 
  private:
@@ -134,7 +135,7 @@ class SymmetricGroup {
   void note_use(int64_t workspace_bytes, const CallSignature& call);
   // Raises a flag of this rank's pad and wakes the peers that sleep.
   void raise(EpochFlag& flag, Epoch epoch) const;
-  // Until `flag`, of any rank, may have reached `epoch`.
+  // Sleeps until `flag`, of any rank, may have reached `epoch`.
   void sleep(const EpochFlag& flag, Epoch epoch, std::chrono::nanoseconds timeout) const;
   std::string obstacle_to_waiting(int64_t peer, std::chrono::duration<double> elapsed,
                                   const char* what) const;
@@ -144,7 +145,8 @@ class SymmetricGroup {
 
   GroupOptions options_;
   OwnProcess process_;  // a fork that used the group would write into its parent's memory
-  // By rank; empty where the ranks share no host. Shared: threads of one process map them once.
+  // By rank; empty if the ranks do not share a host. Shared pointers, because threads of one
+  // process map an arena once.
   std::vector<std::shared_ptr<SharedSegment>> arenas_;
   std::vector<std::optional<ProcessWatch>> watches_;  // by rank; none for this process's own
   std::mutex mutex_;          // held by a Call: two threads may not interleave theirs
@@ -156,12 +158,13 @@ class SymmetricGroup {
   std::atomic<bool> broken_ = false;
 };
 
-// One collective of a group, from construction to destruction. If the scope is left by an
-// exception, peers that wait for this rank fail at once and so does every later call.
+// One collective of a group, from construction to destruction. If an exception leaves the scope,
+// peers that wait for this rank fail at once, and so does every later call.
 class Call {
  public:
-  // Waits until this rank's half is free. `workspace_bytes`: what this rank will write. If that is
-  // more than the group has, throws CallRefused and leaves the group usable, if all ranks do so.
+  // Waits until this rank's half is free. `workspace_bytes` is how much this rank will write. If
+  // that is more than the group has, throws CallRefused; the group stays usable if all ranks do the
+  // same.
   Call(SymmetricGroup& group, const CallSignature& signature, int64_t workspace_bytes);
   ~Call();
   Call(const Call&) = delete;
@@ -170,16 +173,16 @@ class Call {
   int64_t rank() const { return group_.rank(); }
   int64_t size() const { return group_.size(); }
   std::byte* workspace() const { return group_.half(rank(), epoch_); }
-  // Valid once the flag that covers the bytes has been waited for.
+  // The result is valid once the flag that covers the bytes has been waited for.
   const std::byte* workspace_of(int64_t peer) const { return group_.half(peer, epoch_); }
 
-  // What this rank wrote into its workspace so far is there for whoever waits for `flag`, one of
-  // SymmetricGroup::kNumFlags.
+  // Tells peers that wait for `flag`, one of SymmetricGroup::kNumFlags, that what this rank has
+  // written into its workspace so far can be read.
   void signal(int64_t flag);
   // Returns when `peer` has signalled `flag` in this call. Throws CommunicationError, naming rank,
   // peer and op, if the peer died, failed, called something else, or the time is up.
   void wait(int64_t peer, int64_t flag);
-  // Returns when every peer has started this call; throws likewise.
+  // Returns when every peer has started this call. Throws as wait() does.
   void compare();
 
  private:

@@ -11,17 +11,18 @@ struct Answer {
   enum class Verdict { kDefault, kDisk, kMeasure };
 
   std::string asked;       // the signature that rank 0 is asked about
-  std::string kept_under;  // with what rank 0 adds to it for the disk
+  std::string kept_under;  // `asked`, with what rank 0 adds to it for the disk
   Verdict verdict;
-  std::string algorithm;  // the choice; to measure: what is preferred
-  // To measure: all there are, by rank 0's operands. Every rank takes these, in this order.
+  std::string algorithm;  // the choice; if it has to be measured, the preferred candidate
+  // If the choice has to be measured, all candidates for rank 0's operands. Every rank measures
+  // these, in this order.
   std::vector<std::string> candidates;
   std::vector<std::pair<std::string, double>> median_us;
 };
 
-// Signatures must not have line breaks, nor names spaces.
+// A signature must not contain line breaks, and a name must not contain spaces.
 std::string encode(const Answer& answer);
-// Throws std::invalid_argument for anything else.
+// Throws std::invalid_argument for a text that encode() does not produce.
 Answer decode_answer(const std::string& text);
 
 }  // namespace axonn::tuning

@@ -25,9 +25,9 @@ namespace {
 using comm::FileDescriptor;
 using comm::throw_errno;
 
-// Part of the path: records of another format are never read.
+// The format is part of the path, so records of another format are never read.
 constexpr int kFormat = 1;
-// The last line: a file that was cut short lacks it.
+// This is the last line; a file that was cut short lacks it.
 constexpr std::string_view kEnd = "complete = true\n";
 constexpr size_t kMaxBytes = 64 << 10;
 
@@ -95,7 +95,7 @@ double number(const std::string& text) {
   return value;
 }
 
-// { fused = 12.500, sequential = 20.000 }
+// Decodes a text such as { fused = 12.500, sequential = 20.000 }.
 std::vector<std::pair<std::string, double>> decode_medians(std::string_view text) {
   if (text.size() < 2 || text.front() != '{' || text.back() != '}') {
     throw std::invalid_argument("not a table: " + std::string(text));
@@ -111,7 +111,7 @@ std::vector<std::pair<std::string, double>> decode_medians(std::string_view text
   return medians;
 }
 
-// Empty if there is no such file. Throws std::system_error if it cannot be read.
+// Returns an empty text if there is no such file. Throws std::system_error if it cannot be read.
 std::string read_file(const std::filesystem::path& path) {
   const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0) {
@@ -127,7 +127,7 @@ std::string read_file(const std::filesystem::path& path) {
     size += static_cast<size_t>(count);
   }
   text.resize(size);
-  // An empty file is a damaged one, and differs from none.
+  // An empty file is damaged, which is not the same as no file.
   return text.empty() ? "\n" : text;
 }
 
@@ -141,7 +141,7 @@ void write_file(const std::filesystem::path& path, const std::string& text) {
   }
 }
 
-// Hidden, and of no name that another writer could choose, on whichever host.
+// The name is hidden, and no other writer on any host can choose it.
 std::filesystem::path temporary_beside(const std::filesystem::path& path) {
   std::random_device random;
   const uint64_t word = static_cast<uint64_t>(random()) << 32 | random();

@@ -1,5 +1,6 @@
-// What was measured for a signature, kept on disk between runs: one small TOML file each, written
-// whole under another name and renamed, so that a reader sees all of it or nothing.
+// Keeps what was measured for a signature on disk between runs, in one small TOML file per
+// signature. A file is written whole under another name and renamed, so that a reader sees all of
+// it or nothing.
 #pragma once
 
 #include <filesystem>
@@ -10,7 +11,7 @@
 
 namespace axonn::tuning {
 
-// What a measurement holds for. Another value of any of them is another folder of the cache.
+// What a measurement is valid for. Each combination of these values has a folder of its own.
 struct Platform {
   std::string machine;    // model and number of processors
   std::string torch;      // version
@@ -20,24 +21,24 @@ struct Platform {
 struct Record {
   std::string signature;
   std::string algorithm;
-  // By algorithm, in the order in which they were legal: microseconds of the slowest rank.
+  // By algorithm, in the order in which they were offered: microseconds on the slowest rank.
   std::vector<std::pair<std::string, double>> median_us;
 };
 
 class TuningCache {
  public:
-  // Files are <directory>/tuning/v<format>/<hash of platform>/<hash of signature>.toml.
-  // An empty directory: nothing is found and nothing is kept.
+  // Files are <directory>/tuning/v<format>/<hash of platform>/<hash of signature>.toml. With an
+  // empty directory, nothing is found and nothing is kept.
   TuningCache(const std::filesystem::path& directory, Platform platform);
 
   struct Answer {
     std::optional<Record> record;
-    std::string problem;  // why a file that is there is of no use, or cannot be seen; else empty
+    std::string problem;  // why an existing file is of no use, or cannot be seen; else empty
   };
-  // A file of another signature with the same hash counts as none.
+  // A file of another signature with the same hash counts as no file.
   Answer find(const std::string& signature) const;
 
-  // Returns what stood in the way, or an empty string. Leaves no temporary file, unless killed.
+  // Returns what prevented it, or an empty text. Leaves no temporary file, unless it is killed.
   std::string keep(const Record& record) const;
 
   std::filesystem::path path_of(const std::string& signature) const;
@@ -48,7 +49,7 @@ class TuningCache {
 };
 
 std::string encode(const Record& record, const Platform& platform);
-// Throws std::invalid_argument, saying what is wrong, for anything but a whole record.
+// Throws std::invalid_argument, saying what is wrong, if the text is not a whole record.
 Record decode(const std::string& text);
 
 }  // namespace axonn::tuning

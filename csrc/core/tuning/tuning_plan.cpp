@@ -38,10 +38,10 @@ Numbers slowest(const std::vector<Numbers>& by_rank) {
 }
 
 Plan plan_of(const Numbers& call_ns) {
-  constexpr int64_t kBatchNs = 2'000'000;  // some thousand ticks of the clock, and of its calls
+  constexpr int64_t kBatchNs = 2'000'000;  // some thousand clock ticks, or times of a clock call
   constexpr int64_t kBudgetNs = 200'000'000;
   constexpr int64_t kMaxCalls = 200;
-  constexpr int64_t kMinRepetitions = 3;  // a median of fewer would be one of its outliers
+  constexpr int64_t kMinRepetitions = 3;  // a median of fewer could be an outlier
   constexpr int64_t kMaxRepetitions = 7;
   Plan plan{kMinRepetitions, {}};
   int64_t repetition_ns = 0;

@@ -1,12 +1,13 @@
-// Gradients of the ops. Each is made of the same ops, so backward overlaps what forward does.
+// The gradients of the ops. Each is computed by the same ops, so backward overlaps what forward
+// does.
 //
 // A tensor that an op leaves whole on every rank (all_reduce, matmul_all_reduce) has, by
-// convention, a gradient of one of two kinds, and each op fixes which: matmul_all_reduce hands its
-// result to ranks that all do the same with it, so its gradient is whole on every rank and nothing
-// is summed; all_reduce hands its result to ranks that each do something of their own, so their
-// gradients are summed.
+// convention, a gradient of one of two kinds, and each op fixes which. The ranks use the result of
+// matmul_all_reduce alike, so its gradient is whole on every rank and nothing is summed. The ranks
+// use the result of all_reduce each in its own way, so their gradients are summed.
 //
-// In C++, because a node in Python costs 30 us more, which is what a small matmul takes.
+// The nodes are in C++, because a node in Python costs 30 us more, which is as long as a small
+// matmul takes.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -26,8 +27,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-// In the forward pass of a node: below autograd, but in the mode of its caller, which a node turns
-// off. Ranks compare which gradients they will need (Signature::gradients).
+// Runs the forward pass of a node below autograd, but in the grad mode of its caller, which a node
+// turns off. Ranks compare which gradients they will need (Signature::gradients).
 struct BelowAutograd {
   at::AutoGradMode mode{true};
   at::AutoDispatchBelowADInplaceOrView below;
@@ -49,13 +50,13 @@ struct GroupArguments {
   }
 };
 
-// The op of that name, with the signature of its schema.
+// Returns the op of that name, with the signature of its schema.
 template <typename Signature>
 auto find(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-// The ops, as the dispatcher has them.
+// These call the ops through the dispatcher.
 Tensor all_gather(const Tensor& t, int64_t dim, const GroupArguments& g);
 Tensor reduce_scatter(const Tensor& t, int64_t dim, const GroupArguments& g);
 Tensor all_reduce(const Tensor& t, const std::string& reduce_op, const GroupArguments& g);

@@ -1,4 +1,4 @@
-// Gradients of the matmuls that meet a collective; see calls.h.
+// The gradients of the matmuls with a collective; see calls.h.
 #include <ATen/ops/mm.h>
 #include <torch/library.h>
 
@@ -62,7 +62,7 @@ template <typename Rule>
 struct MatmulNode : Function<MatmulNode<Rule>> {
   static Tensor forward(AutogradContext* ctx, const Tensor& a, const Tensor& b, int64_t dim,
                         const GroupArguments& group) {
-    // Each is there for the gradient of the other.
+    // Each operand is saved for the gradient of the other.
     ctx->save_for_backward({b.requires_grad() ? a : Tensor(), a.requires_grad() ? b : Tensor()});
     ctx->saved_data["dim"] = dim;
     group.save(ctx);
@@ -80,8 +80,8 @@ struct MatmulNode : Function<MatmulNode<Rule>> {
   }
 };
 
-// Where one rank is alone, torch's own matmul does all, gradients included. Whatever does not fit
-// is left to the op, which says what.
+// With one rank, torch's own matmul does everything, gradients included. Operands that do not fit
+// are passed to the op, whose error says what is wrong.
 bool is_plain_matmul(const Tensor& a, const Tensor& b, int64_t dim, const GroupArguments& group) {
   const bool symbolic = a.unsafeGetTensorImpl()->has_symbolic_sizes_strides() ||
                         b.unsafeGetTensorImpl()->has_symbolic_sizes_strides();

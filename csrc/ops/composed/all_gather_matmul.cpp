@@ -17,7 +17,8 @@ namespace {
 
 constexpr auto kOp = "all_gather_matmul";
 
-// A chunk of every shard's rows gives those rows of the result.
+// Cuts every shard's rows into chunks. A chunk of every shard gives the corresponding rows of the
+// result.
 at::Tensor chunked_over_rows(const Group& group, const at::Tensor& a_shard, const at::Tensor& b) {
   const int64_t rows = a_shard.size(0);
   auto output = at::empty({group.size, rows, b.size(1)}, a_shard.options());
@@ -30,7 +31,7 @@ at::Tensor chunked_over_rows(const Group& group, const at::Tensor& a_shard, cons
   return output.flatten(0, 1);
 }
 
-// Gathered along K: a chunk of rows, gathered whole, gives those rows of the result.
+// Gathers along K in chunks of rows. A chunk that is gathered whole gives those rows of the result.
 at::Tensor chunked_over_columns(const Group& group, const at::Tensor& a_shard,
                                 const at::Tensor& b) {
   const int64_t rows = a_shard.size(0);

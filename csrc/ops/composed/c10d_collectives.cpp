@@ -22,12 +22,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What this rank sends of a whole tensor in the algorithm that moves least; an all-reduce, twice.
+// Returns the bytes that this rank sends for a whole tensor by the algorithm that moves least; an
+// all-reduce sends twice as many.
 int64_t bytes_sent(const Group& group, const at::Tensor& whole) {
   return static_cast<int64_t>(whole.nbytes()) * (group.size - 1) / group.size;
 }
 
-// A collective of c10d's on CPU tensors, which the host waits for.
+// A collective of c10d on CPU tensors, for which the host waits.
 class HostWait {
  public:
   HostWait(const Group& group, c10::intrusive_ptr<c10d::Work> work)
@@ -42,7 +43,7 @@ class HostWait {
     const auto start = Clock::now();
     const double timeout = timeout_seconds();
     while (!done_within(std::min(kSlice, timeout - seconds_since(start)))) {
-      // Gloo notices by itself who ends, but not who gives up and lives on.
+      // Gloo itself notices a peer that has ended, but not one that has failed and lives on.
       if (shared_ != nullptr && shared_->has_failed_peer())
         fail("in vain: " + shared_->lost_peer());
       if (seconds_since(start) < timeout) continue;
@@ -57,7 +58,8 @@ class HostWait {
     return std::chrono::duration<double>(Clock::now() - start).count();
   }
 
-  // Whether it is done; c10d says that the time is up by the same type of error as all else.
+  // Returns whether the collective is done. An exception alone does not say so, because c10d
+  // reports a timeout by the same type of error as everything else.
   bool done_within(double seconds) const {
     const auto slice = std::chrono::milliseconds(std::max<int64_t>(1, std::llround(1e3 * seconds)));
     try {
@@ -75,7 +77,8 @@ class HostWait {
     return true;
   }
 
-  // Gloo knows addresses only. It hears that a process ends a little sooner than others do.
+  // Gloo knows peers by address only, and it notices that a process has ended a little sooner than
+  // the group does.
   std::string name_lost() const {
     for (int look = 0; shared_ != nullptr && look < 30; ++look) {
       if (const auto lost = shared_->lost_peer(); !lost.empty()) return " because of " + lost;
@@ -93,8 +96,9 @@ class HostWait {
   std::shared_ptr<comm::SymmetricGroup> shared_;
 };
 
-// Starts a collective that reads `input`, in which this rank sends `bytes`, once all ranks agree on
-// the call; returns how to wait for it. Behind an emulated link of the group it takes its time.
+// Starts a collective that reads `input` and in which this rank sends `bytes`, once all ranks agree
+// on the call; returns a function that waits for it. If the group has an emulated link, the wait
+// lasts as long as the link takes.
 template <typename Start>
 std::function<void()> issue(const Group& group, const at::Tensor& input, int64_t bytes,
                             Start&& start) {
@@ -112,8 +116,8 @@ std::function<void()> issue(const Group& group, const at::Tensor& input, int64_t
   };
 }
 
-// The dtype in which c10d adds up a tensor: wider than its own, at twice the bytes, where the link
-// is a copy in memory and not what an op waits for.
+// The dtype in which c10d adds up a tensor. It is wider than the tensor's own, at twice the bytes,
+// only on the CPU, where the link is a copy in memory and not what an op waits for.
 at::ScalarType sum_dtype(const at::Tensor& t) {
   return t.is_cpu() && t.scalar_type() == at::kBFloat16 ? at::kFloat : t.scalar_type();
 }
@@ -142,9 +146,10 @@ Pending start_all_gather(const Group& group, const at::Tensor& shard) {
   auto output = at::empty(stacked, input.options());
   if (output.numel() == 0) return {output, [] {}};
   auto out = output.view(-1), in = input.view(-1);
-  // Not the coalesced form: of an operation with a name as long as ALLGATHER_COALESCED, gloo's two
-  // threads write the name into one std::string unguarded (ProcessGroupGloo::runLoop), which
-  // corrupts the heap where it has to be allocated. Short names live in the string itself.
+  // The coalesced form is not used: when the name of an operation is as long as
+  // ALLGATHER_COALESCED, gloo's two threads write it into one std::string unguarded
+  // (ProcessGroupGloo::runLoop), which corrupts the heap if the string has to allocate. Short names
+  // are stored in the string object itself.
   return {output, issue(group, input, bytes_sent(group, output),
                         [&](c10d::ProcessGroup& peers) { return peers._allgather_base(out, in); })};
 }
@@ -152,7 +157,7 @@ Pending start_all_gather(const Group& group, const at::Tensor& shard) {
 Pending start_reduce_scatter(const Group& group, const at::Tensor& stacked) {
   const bool on_cpu = stacked.is_cpu();
   const auto type = sum_dtype(stacked);
-  // Gloo sums in place.
+  // Gloo sums in place, so it needs a copy.
   const auto input = on_cpu
                          ? at::empty(stacked.sizes(), stacked.options().dtype(type)).copy_(stacked)
                          : stacked.contiguous();
@@ -165,9 +170,9 @@ Pending start_reduce_scatter(const Group& group, const at::Tensor& stacked) {
               return peers.reduce_scatter_tensor_coalesced(outputs, inputs);
             })};
   }
-  // What gloo's own reduce-scatter is made of, too; but that cannot be waited for with a limit.
+  // Gloo's own reduce-scatter is an all-reduce, too, but a wait for it cannot have a time limit.
   const auto wait = issue(group, input, bytes, [&](c10d::ProcessGroup& peers) {
-    RECORD_FUNCTION("axonn::gloo_reduce_scatter", {});  // what profiles call it
+    RECORD_FUNCTION("axonn::gloo_reduce_scatter", {});  // the name that profiles show
     return peers.allreduce(inputs);
   });
   return {output, [wait, input, output, rank = group.rank] {

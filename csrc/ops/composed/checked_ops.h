@@ -1,5 +1,5 @@
-// The ops without their checks, for those who have made them: of operands that were checked, in
-// groups of several ranks that were resolved.
+// The ops without their checks, for callers that have checked the operands and resolved the groups,
+// which have several ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,8 @@
 
 namespace axonn::ops {
 
-// The whole op: its ranks agree on the call, then make it as they were asked to.
+// These run the whole op: its ranks agree on the call, then run it with the algorithm that was
+// asked for.
 at::Tensor all_gather_in(Group& group, const at::Tensor& shard, int64_t dim);
 at::Tensor all_gather_matmul_in(Group& group, const at::Tensor& a_shard, const at::Tensor& b,
                                 int64_t gather_dim, AskedAlgorithm asked);
@@ -20,7 +21,7 @@ at::Tensor matmul_reduce_scatter_in(Group& group, const at::Tensor& a, const at:
 at::Tensor matmul_all_reduce_in(Group& group, const at::Tensor& a, const at::Tensor& b,
                                 AskedAlgorithm asked);
 
-// By one algorithm ("fused" is CUDA's), in a group whose agreement is the caller's.
+// These run one algorithm ("fused" is CUDA's) in a group whose agreement the caller has made.
 at::Tensor all_gather_matmul_by(const Group& group, const at::Tensor& a_shard, const at::Tensor& b,
                                 int64_t gather_dim, Algorithm how);
 at::Tensor matmul_all_gather_rhs_by(const Group& group, const at::Tensor& a,

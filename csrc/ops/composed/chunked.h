@@ -1,5 +1,6 @@
-// The "chunked" algorithm: collective and matmul cut into a few chunks, so that c10d moves one
-// while the library multiplies another. For any c10d group, on any number of hosts and devices.
+// The "chunked" algorithm cuts the collective and the product into a few chunks, so that c10d moves
+// one chunk while the library multiplies another. It works for any c10d group, on any number of
+// hosts and devices.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,25 +12,26 @@
 
 namespace axonn::ops {
 
-// How `length` rows (or columns) of `moved`, which is one rank's part of what crosses ranks, are
-// cut: a plan of one shard. The same on all ranks, so it depends on nothing that a rank has for
-// itself, as its other operand; the model of core/schedule/chunk_plan.h, which weighs tiles, is
-// therefore of no use here, and "auto" measures whether chunks pay.
+// Returns how `length` rows (or columns) of `moved`, which is one rank's part of what crosses
+// ranks, are cut: a plan of one shard. It must be the same on all ranks, so it depends on nothing
+// that is a rank's own, such as its other operand. The model of core/schedule/chunk_plan.h weighs
+// tiles and is therefore of no use here; "auto" measures whether chunks pay.
 comm::ChunkPlan plan_chunks(const at::Tensor& moved, int64_t length);
 
-// out[i] = a[i] @ b[i] for every i. On a GPU in one launch, since small products leave SMs idle.
+// Sets out[i] = a[i] @ b[i] for every i. On a GPU this is one launch, since small products leave
+// SMs idle.
 void multiply_blocks(at::Tensor out, const at::Tensor& a, const at::Tensor& b);
 
-// The same matrix for each of several blocks; no copy.
+// Returns the same matrix for each of several blocks, without a copy.
 inline at::Tensor for_each(const at::Tensor& matrix, int64_t num_blocks) {
   return matrix.unsqueeze(0).expand({num_blocks, -1, -1});
 }
 
-// The ranges of a plan that hold anything; the whole if none does.
+// Returns the non-empty ranges of a plan, or the whole range if all are empty.
 std::vector<comm::Range> ranges_of(const comm::ChunkPlan& plan);
 
-// A gather that feeds a matmul: while a chunk is multiplied, the next is on its way.
-// start(range) -> Pending; multiply(range, gathered).
+// Runs a gather that feeds a product: while one chunk is multiplied, the next is being gathered.
+// The callbacks are start(range) -> Pending and multiply(range, gathered).
 template <typename Start, typename Multiply>
 void feed(const comm::ChunkPlan& plan, Start&& start, Multiply&& multiply) {
   const auto ranges = ranges_of(plan);
@@ -42,8 +44,9 @@ void feed(const comm::ChunkPlan& plan, Start&& start, Multiply&& multiply) {
   }
 }
 
-// A matmul that is drained into a reduction: while a chunk is multiplied, the one before is summed.
-// start(range) -> Pending, of the chunk's product; the sums are written to `store(range)`.
+// Runs a product that is drained into a reduction: while one chunk is multiplied, the one before is
+// summed. start(range) returns the Pending of the chunk's product, and the sums are written to
+// `store(range)`.
 template <typename Start, typename Store>
 void drain(const comm::ChunkPlan& plan, Start&& start, Store&& store) {
   const auto ranges = ranges_of(plan);

@@ -1,4 +1,4 @@
-// The collectives on their own: fused where the ranks share memory, else c10d's.
+// The ops that are a collective alone: fused where the ranks share memory, else run by c10d.
 #include "ops/checks.h"
 #include "ops/composed/c10d_collectives.h"
 #include "ops/composed/checked_ops.h"
@@ -12,7 +12,7 @@
 namespace axonn::ops {
 namespace {
 
-// `chunked` is `sequential` here, so that ranks may differ in them.
+// `chunked` and `sequential` are the same here, so ranks may differ in which they ask for.
 const char* kind_of(const Group& group) { return group.can_fuse() ? "fused" : "c10d"; }
 
 }  // namespace
@@ -76,7 +76,7 @@ at::Tensor all_reduce(const at::Tensor& input, const std::string& reduce_op,
   const bool maximum = reduce_op == "max";
   auto signature = Signature(kOp);
   signature.tensor("input", input).option("maximum", maximum).device(input.device());
-  if (!maximum) signature.gradients({{"input", input}});  // a maximum has none
+  if (!maximum) signature.gradients({{"input", input}});  // a maximum has no gradient
   const auto call = signature.call(kind_of(group));
   if (group.can_fuse()) return cpu::all_reduce(group, call, input, maximum);
   return agreed(call, input.device(), {&group},

@@ -20,7 +20,7 @@ constexpr auto kGather = "axonn::_fused_all_gather_matmul";
 constexpr auto kSum = "axonn::_fused_matmul_sum";
 constexpr auto kWhyNot = "axonn::_why_no_fused";
 
-// Checked against the kernels that are registered.
+// The signature is checked against the registered kernels.
 const auto& gather_op() {
   using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, const std::string&,
                                const std::string&, int64_t, const std::string&, int64_t, double);
@@ -44,7 +44,7 @@ std::atomic<int64_t>& configured_nccl_sms() {
 
 using Form = FusedProduct::Form;
 
-// In the kernels' words: what is gathered, or that rows are summed up.
+// Returns the kernels' name for what is gathered, or for a sum of rows.
 const char* name_of(Form form) {
   switch (form) {
     case Form::kAny:
@@ -69,7 +69,8 @@ bool is_aligned(int64_t elements, const at::Tensor& t) {
   return elements * t.element_size() % kernels::cuda::kLoadBytes == 0;
 }
 
-// Whether a kernel can read it by rows, or else by columns, where it lies.
+// Returns whether a kernel can read the matrix where it lies, by rows; is_by_columns says the same
+// of columns.
 bool is_by_rows(const at::Tensor& t) {
   return t.stride(1) == 1 && t.stride(0) >= t.size(1) && is_aligned(t.stride(0), t) &&
          is_aligned(t.size(1), t) &&
@@ -78,12 +79,13 @@ bool is_by_rows(const at::Tensor& t) {
 bool is_by_columns(const at::Tensor& t) { return is_by_rows(t.t()); }
 
 at::Tensor copied_by_rows(const at::Tensor& t) {
-  return t.clone(at::MemoryFormat::Contiguous);  // even if only its address does not suit
+  return t.clone(at::MemoryFormat::Contiguous);  // also when only its address is unsuitable
 }
 at::Tensor by_rows(const at::Tensor& t) { return is_by_rows(t) ? t : copied_by_rows(t); }
 
-// By rows or by columns, as it lies, or a copy. `parts` of a's rows must begin at addresses that
-// kernels can read, or a lies by rows.
+// Returns `a` itself if kernels can read it by rows or by columns, else a copy. It may be read by
+// columns only if each of `parts` equal parts of its rows begins at an address that kernels can
+// read.
 at::Tensor left_operand(const at::Tensor& a, int64_t parts) {
   const bool columns_serve = is_aligned(a.size(0) / parts, a);
   if (is_by_rows(a) || (columns_serve && is_by_columns(a))) return a;
@@ -94,7 +96,8 @@ at::Tensor left_operand(const at::Tensor& a, int64_t parts) {
 at::Tensor right_operand(const at::Tensor& b) { return is_by_columns(b) ? b : by_rows(b); }
 
 at::Tensor gather(const Group& group, const at::Tensor& shard, const at::Tensor& other, Form form) {
-  // What is gathered lies by rows. Of these forms it is read transposed, and no kernel takes two.
+  // What is gathered lies by rows. In these two forms it is read transposed, and no kernel reads
+  // both operands transposed.
   const bool transposed = form == Form::kInnerA || form == Form::kColumns;
   const auto whole = transposed             ? by_rows(other)
                      : form == Form::kInner ? left_operand(other, /*parts=*/1)
@@ -103,21 +106,23 @@ at::Tensor gather(const Group& group, const at::Tensor& shard, const at::Tensor&
                           fused_nccl_sms(), group.name, group.size, timeout_seconds());
 }
 
-// The rows of a @ b, by their sum or each rank's share.
+// Returns the sum of a @ b over ranks: the whole sum if `everywhere`, else each rank's share of the
+// rows.
 at::Tensor sum(const Group& group, const at::Tensor& a, const at::Tensor& b, bool everywhere) {
   const auto left = left_operand(a, group.size);
   const auto right = is_by_rows(left) ? right_operand(b) : by_rows(b);
   return sum_op().call(left, right, everywhere, "auto", group.name, group.size, timeout_seconds());
 }
 
-// The rows are shared out to be added up; where ranks do not divide them, the columns are.
+// Returns whether ranks share out rows to add them up. If the group size does not divide the rows,
+// they share out columns.
 bool is_summed_by_rows(int64_t rows, int64_t columns, int64_t group_size) {
   return rows % group_size == 0 || columns % group_size != 0;
 }
 
 bool is_empty(const at::Tensor& a, const at::Tensor& b) { return a.numel() == 0 || b.numel() == 0; }
 
-// For Python, which asks before it starts ranks: whatever the sizes of the products will be.
+// Answers Python before it starts ranks, whatever the sizes of the products will be.
 std::string why_no_fused_op(c10::Device device, at::ScalarType dtype, int64_t group_size,
                             bool across_hosts) {
   const auto why = why_no_fused(device, dtype, FusedProduct{}, group_size);
@@ -152,7 +157,7 @@ FusedProduct all_gather_rhs_product(at::IntArrayRef a, at::IntArrayRef b_shard, 
 }
 
 FusedProduct reduce_scatter_product(at::IntArrayRef a, at::IntArrayRef b, int64_t scatter_dim) {
-  // Columns are the rows of the transposed product.
+  // To share out columns, the rows of the transposed product are shared out.
   return scatter_dim == 0 ? FusedProduct{Form::kScatter, a[0], b[1], a[1]}
                           : FusedProduct{Form::kScatter, b[1], a[0], a[1]};
 }
@@ -166,7 +171,7 @@ std::string why_no_fused(c10::Device device, at::ScalarType dtype, const FusedPr
                          int64_t group_size) {
   using Ask = std::string(c10::Device, at::ScalarType, const std::string&, int64_t, int64_t,
                           int64_t, int64_t);
-  // Defined by the module that has the kernels.
+  // The module that has the kernels defines it.
   const auto ask = c10::Dispatcher::singleton().findSchema({kWhyNot, ""});
   if (!ask) return kNotBuilt;
   return ask->typed<Ask>().call(device, dtype, name_of(product.form), product.m, product.n,
@@ -190,7 +195,7 @@ at::Tensor fused_matmul_all_gather_rhs(const Group& group, const at::Tensor& a,
 at::Tensor fused_matmul_reduce_scatter(const Group& group, const at::Tensor& a, const at::Tensor& b,
                                        int64_t scatter_dim) {
   if (is_empty(a, b)) return c10d_reduce_scatter(group, at::mm(a, b), scatter_dim);
-  // Columns are the rows of the transposed product.
+  // To share out columns, the rows of the transposed product are shared out.
   return scatter_dim == 0 ? sum(group, a, b, /*everywhere=*/false)
                           : sum(group, b.t(), a.t(), /*everywhere=*/false).t().contiguous();
 }

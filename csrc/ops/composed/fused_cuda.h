@@ -1,4 +1,4 @@
-// The fused ops on CUDA as the composed ones see them: through the dispatcher, since their kernels
+// The fused ops on CUDA as the composed ops call them: through the dispatcher, since their kernels
 // are in extension modules that need not be built.
 #pragma once
 
@@ -10,33 +10,34 @@
 
 namespace axonn::ops {
 
-// Why a call has no fused kernel: none was built, or the group's ranks are too far apart.
+// Reasons why a call has no fused kernel: no kernels were built, or the group's ranks cannot reach
+// each other.
 inline constexpr auto kNotBuilt = "it needs the CUDA parts of axonn_ext, which are not built";
 inline constexpr auto kNeedsReach =
     "reduce-scatters and all-reduces need GPUs that reach each other's memory; across hosts only "
     "gathers can be fused, with AXONN_FUSED_NCCL_SMS";
 
-// Whether their module is loaded.
+// Returns whether the module of the fused ops is loaded.
 bool has_fused_on_cuda();
 
-// A product that one of them computes, by its sizes on one rank, which alone decide whether a
-// kernel does: operands that lie otherwise than kernels read them are copied.
+// A product that a fused op computes, by its sizes on one rank. The sizes alone decide whether a
+// kernel computes it, since operands with other layouts than kernels read are copied.
 struct FusedProduct {
   enum class Form {
-    kAny,      // of any sizes: only what all products need is asked for
+    kAny,      // any sizes: only what all products need is checked
     kRows,     // a's rows are gathered
-    kColumns,  // b's columns are
-    kInner,    // b's rows are
-    kInnerA,   // a's columns are
+    kColumns,  // b's columns are gathered
+    kInner,    // b's rows are gathered
+    kInnerA,   // a's columns are gathered
     kScatter,  // each rank gets its share of the sum's rows
     kTotal,    // each rank gets the whole sum
   };
 
   Form form = Form::kAny;
-  int64_t m = 0, n = 0, k = 0;  // a [m, k] @ b [k, n], whole
+  int64_t m = 0, n = 0, k = 0;  // the whole product is a [m, k] @ b [k, n]
 };
 
-// The products of the ops below, of which a rank holds these sizes of a and b.
+// The products of the ops below, of which a rank has a and b with these sizes.
 FusedProduct all_gather_product(at::IntArrayRef a_shard, at::IntArrayRef b, int64_t gather_dim,
                                 int64_t group_size);
 FusedProduct all_gather_rhs_product(at::IntArrayRef a, at::IntArrayRef b_shard, int64_t gather_dim,
@@ -44,13 +45,15 @@ FusedProduct all_gather_rhs_product(at::IntArrayRef a, at::IntArrayRef b_shard, 
 FusedProduct reduce_scatter_product(at::IntArrayRef a, at::IntArrayRef b, int64_t scatter_dim);
 FusedProduct all_reduce_product(at::IntArrayRef a, at::IntArrayRef b, int64_t group_size);
 
-// Why algorithm="fused" cannot compute it on a device, between so many ranks; empty: it can, if the
-// ranks reach each other. No rank is asked, and nothing is allocated.
+// Returns why algorithm="fused" cannot compute the product on a device, between so many ranks, or
+// an empty text if it can, provided that the ranks reach each other. No rank is asked, and nothing
+// is allocated.
 std::string why_no_fused(c10::Device device, at::ScalarType dtype, const FusedProduct& product,
                          int64_t group_size);
 
-// As the ops of the same names, which have checked the arguments. NotImplementedError for what no
-// kernel computes. Without an element, it is "sequential".
+// These do the same as the ops of the same names, which have checked the arguments. They raise
+// NotImplementedError for what no kernel computes. Products without an element are computed as by
+// "sequential".
 at::Tensor fused_all_gather_matmul(const Group& group, const at::Tensor& a_shard,
                                    const at::Tensor& b, int64_t gather_dim);
 at::Tensor fused_matmul_all_gather_rhs(const Group& group, const at::Tensor& a,

@@ -28,14 +28,14 @@ struct BackwardInput {
   std::array<bool, 3> mask;
 };
 
-// The gradient of a bias: column sums of dY'. The other axes are sync_gradients' task.
+// The gradient of a bias: column sums of dY'. sync_gradients adds it up over the other axes.
 at::Tensor column_sums(const at::Tensor& dy) {
-  // A GPU's sum of a low precision is made in fp32 and rounded once, in one pass.
+  // A GPU's sum of a low-precision dtype is made in fp32 and rounded once, in one pass.
   if (!dy.is_cpu() || dy.scalar_type() == at::kDouble) return at::sum(dy, 0);
   return at::sum(dy, 0, /*keepdim=*/false, at::kFloat).to(dy.scalar_type());
 }
 
-// A tensor that is whole already, or on its way.
+// A tensor that is whole already, or is being gathered.
 class Gathering {
  public:
   Gathering(const at::Tensor& shard, const Group& axis, int64_t dim) : whole_(shard), dim_(dim) {
@@ -56,11 +56,11 @@ class Gathering {
   int64_t dim_;
 };
 
-// "chunked" where dgrad has a sum over r and wgrad follows: that sum is made behind the wgrad
-// matmul (AxoNN's OAR), and x is gathered behind the dgrad matmul.
+// Runs "chunked" where dgrad has a sum over r and wgrad follows: the sum is made while the wgrad
+// product runs (AxoNN's OAR), and x is gathered while the dgrad product runs.
 LinearGradients overlapped_backward(LinearAxes& axes, const BackwardInput& in) {
   const auto no_peers = Group::alone();
-  // Every rank starts in this order; what is needed first comes first.
+  // Every rank starts the gathers in this order: what is needed first comes first.
   Gathering dy(in.dy, axes.sharded ? axes.s : no_peers, axes.scatter_dim);
   Gathering weight(in.weight, in.weight_is_full ? no_peers : axes.z, 0);
   Gathering x(in.x, axes.sharded && !in.x_is_full ? axes.r : no_peers, axes.gather_dim);
@@ -101,7 +101,7 @@ LinearGradients composed_backward(LinearAxes& axes, const BackwardInput& in, Ask
   return result;
 }
 
-// The sizes of the whole tensors; raises for operands that do not fit.
+// Returns the sizes of the whole tensors. Raises for operands that do not fit.
 PassSizes check_operands(const LinearAxes& axes, const BackwardInput& in) {
   const auto& [dy, x, weight, x_is_full, weight_is_full, mask] = in;
   check_matmul(kOp, "dy", dy, "weight", weight);

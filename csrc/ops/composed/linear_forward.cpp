@@ -1,4 +1,4 @@
-// y = x @ weight.t() of a Linear of the 3D matmul, plus its bias.
+// Computes y = x @ weight.t(), plus the bias, of a Linear of the 3D matmul.
 #include <ATen/core/Tensor.h>
 
 #include <optional>
@@ -19,7 +19,8 @@ using namespace linear;
 
 constexpr auto kOp = "linear_forward";
 
-// After the sum over s, so once; a rank of s may have a part of the features only.
+// The bias is added after the sum over s, so once. A rank of s may have only a part of the
+// features.
 void add_bias(const LinearAxes& axes, at::Tensor y, const std::optional<at::Tensor>& bias) {
   if (!bias) return;
   const int64_t own = y.size(1);
@@ -30,7 +31,7 @@ LinearOutput composed_forward(LinearAxes& axes, const at::Tensor& x, const at::T
                               const std::optional<at::Tensor>& bias, bool save_input,
                               bool save_weight, AskedAlgorithm how) {
   const auto products = products_of(axes, "mm_forward");
-  // One after the other: the gather, then a whole product.
+  // The gather comes first, then a whole product.
   const bool apart = how == Algorithm::kSequential;
   // The weight is gathered on its own where it must be kept, or where something else is gathered or
   // summed as well; otherwise its rows feed the matmul.
@@ -57,7 +58,7 @@ LinearOutput composed_forward(LinearAxes& axes, const at::Tensor& x, const at::T
           axes.z.size > 1 && save_weight ? full_weight : nothing(weight)};
 }
 
-// The sizes of the whole tensors; raises for operands that do not fit.
+// Returns the sizes of the whole tensors. Raises for operands that do not fit.
 PassSizes check_operands(const LinearAxes& axes, const at::Tensor& x, const at::Tensor& weight,
                          const std::optional<at::Tensor>& bias) {
   check_matmul(kOp, "x", x, "weight", weight);

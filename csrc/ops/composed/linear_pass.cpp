@@ -28,7 +28,7 @@ LinearAxes resolve_axes(const char* op, const std::vector<std::string>& names,
   const auto resolve = [&](size_t i) {
     return resolve_group(op, names[i], sizes[i], asked, device);
   };
-  // In this order on all ranks: the first call of a group is collective.
+  // All ranks resolve the groups in this order, because the first call of a group is collective.
   LinearAxes axes{.r = resolve(0),
                   .s = resolve(1),
                   .z = resolve(2),
@@ -63,7 +63,7 @@ std::string why_no_fused_linear(const LinearAxes& axes, const PassSizes& sizes) 
   using Form = FusedProduct::Form;
   const auto [dtype, m, k, n] = sizes;
   const auto gathered = axes.gather_dim == 0 ? Form::kRows : Form::kInnerA;
-  // What is summed: y along s, dx along r, dweight along z.
+  // The products that are summed are y along s, dx along r and dweight along z.
   const auto sum = [&](int64_t rows, int64_t columns, int64_t inner, int64_t dim,
                        const Group& axis) {
     const std::array left{rows, inner}, right{inner, columns};

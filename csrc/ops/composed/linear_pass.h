@@ -1,7 +1,8 @@
-// What both passes of a Linear begin with: their axes, their signature, and who makes the pass.
-// Legend in linear_axes.h. "fused" is the CPU backend's; the others, and "auto" where an axis
-// shares no memory, are composed of the other ops. So is "fused" on CUDA: what feeds a matmul or
-// drains it is fused with it, and what is gathered on its own is c10d's.
+// Both passes of a Linear begin alike: with their axes, their signature, and the choice of who
+// makes the pass. The legend is in linear_axes.h. "fused" is made by the CPU backend. The other
+// algorithms, and "auto" where an axis shares no memory, are composed of the other ops. So is
+// "fused" on CUDA: a gather that feeds a product, or a reduction that drains it, is fused with it;
+// what is gathered on its own is gathered by c10d.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,31 +20,32 @@
 
 namespace axonn::ops::linear {
 
-// Checks what it is given; `op` opens the messages.
+// Resolves the axes and checks the arguments; `op` opens the messages.
 LinearAxes resolve_axes(const char* op, const std::vector<std::string>& names,
                         at::IntArrayRef sizes, bool sharded, int64_t gather_dim,
                         int64_t scatter_dim, const std::string& algorithm, c10::Device device);
 
-// Whether the ranks of an axis can share out rows or features of a sum.
+// Checks that the ranks of an axis can share out the rows or features of a sum.
 void check_scatter(const char* op, const char* what, std::array<int64_t, 2> sizes, int64_t dim,
                    int64_t group_size);
 
-// What both passes have in common.
+// Begins the signature with what both passes have in common.
 Signature signature_of(const char* op, const LinearAxes& axes);
 
-// Of the whole tensors that a rank multiplies.
+// The sizes of the whole tensors that a rank multiplies.
 struct PassSizes {
   at::ScalarType dtype;
   int64_t rows, in_features, out_features;
 };
 
-// Why a GPU's "fused" cannot make one of the passes; empty: it can. Whichever products the flags of
-// a call leave out, those of all are asked for.
+// Returns why "fused" on a GPU cannot make one of the passes, or an empty text if it can. It asks
+// about all products, even about those that the flags of a call leave out.
 std::string why_no_fused_linear(const LinearAxes& axes, const PassSizes& sizes);
 
-// Runs a pass, fused or composed of ops of the given algorithm, once the ranks of `used`, the axes
-// that it moves something along, agree on it. "auto" is measured where the ranks can agree on it;
-// elsewhere it is "fused" or, where an axis shares no memory, "auto" of each op.
+// Runs a pass, fused or composed of ops with the given algorithm, once the ranks of `used` agree on
+// it; these are the axes along which the pass moves something. "auto" is measured where the ranks
+// of all axes can agree on it. Elsewhere it is "fused" or, where an axis shares no memory, "auto"
+// of each op.
 template <typename Fused, typename Composed>
 auto choose_and_run(const LinearAxes& axes, std::initializer_list<Group*> used,
                     const PassSizes& sizes, bool is_empty, const Signature& signature,
@@ -51,11 +53,12 @@ auto choose_and_run(const LinearAxes& axes, std::initializer_list<Group*> used,
   if (axes.alone() || (axes.asked == kAuto && axes.all.size == 1)) {
     const auto call = signature.call(axes.can_fuse() ? "fused" : "auto");
     if (axes.can_fuse()) return fused(call);
-    // Each op then agrees on its own, too.
+    // After that, each op makes its own agreement, too.
     agreed(call, axes.device, used, [] { return true; });
     return composed(kAuto);
   }
-  // A rank needs its peers along the axes for its call to end, not theirs.
+  // The call does not meet: a rank's call ends when its peers along the axes have come, but these
+  // wait for other peers.
   const auto why_not = [&] { return why_no_fused_linear(axes, sizes); };
   const CallTraits traits{.device = axes.device,
                           .can_fuse = axes.can_fuse(),
@@ -70,7 +73,7 @@ auto choose_and_run(const LinearAxes& axes, std::initializer_list<Group*> used,
   });
 }
 
-// What goes wrong among the ranks of one axis ends the call on all of them; see abandon().
+// Runs a pass. An error among the ranks of one axis ends the call on all axes; see abandon().
 template <typename... Rest>
 auto run(const LinearAxes& axes, std::initializer_list<Group*> used, const PassSizes& sizes,
          Rest&&... rest) {

@@ -17,8 +17,8 @@ namespace {
 
 constexpr auto kOp = "matmul_all_gather_rhs";
 
-// Chunks of columns: of each rank's own (gather_dim 1), or of all (gather_dim 0, along K). Moved as
-// the transpose, which is how a weight.t() lies.
+// Cuts columns into chunks: each rank's own columns (gather_dim 1), or all columns (gather_dim 0,
+// along K). Chunks are sent transposed, which is how a weight.t() lies in memory.
 at::Tensor chunked(const Group& group, const at::Tensor& a, const at::Tensor& b_shard,
                    int64_t gather_dim) {
   const int64_t columns = b_shard.size(1);

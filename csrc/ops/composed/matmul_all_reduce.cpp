@@ -46,7 +46,7 @@ at::Tensor matmul_all_reduce_by(const Group& group, const at::Tensor& a, const a
 
 at::Tensor matmul_all_reduce_in(Group& group, const at::Tensor& a, const at::Tensor& b,
                                 AskedAlgorithm asked) {
-  // Gradients are each rank's own, so ranks may differ in which they need.
+  // The gradients need no collective, so ranks may differ in which of them they need.
   const auto signature = Signature(kOp)
                              .dtype(a)
                              .option("M", a.size(0))

@@ -17,7 +17,7 @@ namespace {
 
 constexpr auto kOp = "matmul_reduce_scatter";
 
-// Chunks of every rank's rows.
+// Cuts every rank's rows into chunks.
 at::Tensor chunked_over_rows(const Group& group, const at::Tensor& a, const at::Tensor& b) {
   const int64_t rows = a.size(0) / group.size, columns = b.size(1);
   auto output = at::empty({rows, columns}, a.options());
@@ -33,7 +33,7 @@ at::Tensor chunked_over_rows(const Group& group, const at::Tensor& a, const at::
   return output;
 }
 
-// Chunks of all rows, each with every rank's columns.
+// Cuts the rows into chunks, each of which has every rank's columns.
 at::Tensor chunked_over_columns(const Group& group, const at::Tensor& a, const at::Tensor& b) {
   const int64_t rows = a.size(0), columns = b.size(1) / group.size;
   auto output = at::empty({rows, columns}, a.options());

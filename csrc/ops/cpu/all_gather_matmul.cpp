@@ -3,8 +3,8 @@
 
 namespace axonn::ops::cpu {
 
-// Peers' shards are multiplied in their memory, as soon as they are there; the gathered matrix
-// exists nowhere.
+// Peers' shards are multiplied in their memory, as soon as they are there; the gathered matrix is
+// never stored.
 at::Tensor all_gather_matmul(const Group& group, const comm::CallSignature& signature,
                              const at::Tensor& a_shard, const at::Tensor& b, int64_t gather_dim) {
   FusedCall call(group, signature, Gathered::bytes(group, a_shard));

@@ -16,23 +16,24 @@
 namespace axonn::ops::cpu {
 namespace {
 
-// Before a published shard: whether it lies column-major, which ranks need not agree on.
+// The size of the header before a published shard, which says whether the shard lies column-major;
+// ranks need not agree on that.
 constexpr int64_t kHeaderBytes = comm::kFlagAlignment;
 
-// Parts of fewer rows are multiplied in one go, whoever they are for. The library packs the other
-// factor anew for each matmul, which costs what the arithmetic of some ten rows does; a peer that
-// gets its part a little later seldom has to wait for it.
+// Parts of fewer rows are multiplied in one product, whichever ranks they are for. The library
+// packs the other factor anew for each product, which costs as much as the arithmetic of some ten
+// rows; a peer that gets its part a little later seldom has to wait for it.
 constexpr int64_t kRowsWorthAMatmul = 512;
 
-// A gathered matrix of at most this many bytes has room in every rank's workspace: joining parts
-// pays for small ones.
+// If a gathered matrix has at most this many bytes, every rank's workspace has room for it, because
+// joining parts pays for small ones.
 constexpr int64_t kRoomForAll = 4 << 20;
 
 // An all-reduce of at most this many bytes is summed whole by every rank, which saves a round of
-// signals. A guess until it is tuned: fits L1, one page fault.
+// signals. The number is a guess until it is tuned: so many bytes fit L1 and cost one page fault.
 constexpr int64_t kOneShotBytes = 32 << 10;
 
-// Slots start on lines of their own, so that no two ranks' data share one.
+// Slots start on cache lines of their own, so that no two ranks' data share one.
 int64_t slot_bytes(int64_t numel, const at::TensorOptions& options) {
   const int64_t bytes = numel * static_cast<int64_t>(options.dtype().itemsize());
   return (bytes + comm::kFlagAlignment - 1) / comm::kFlagAlignment * comm::kFlagAlignment;
@@ -47,10 +48,10 @@ bool is_column_major(const at::Tensor& t) {
   return t.dim() == 2 && !t.is_contiguous() && t.t().is_contiguous();
 }
 
-// destination[i] = sum (or maximum) over sources, in their order, on all threads of this rank.
+// Sets destination[i] = sum (or maximum) over sources, in their order, on all threads of this rank.
 void reduce_parallel(std::byte* destination, const std::vector<const std::byte*>& sources,
                      int64_t count, c10::ScalarType type, kernels::ReduceOp op) {
-  constexpr int64_t kGrain = 32768;  // below this a thread costs more than it adds
+  constexpr int64_t kGrain = 32768;  // for fewer elements a thread costs more than it saves
   const auto dtype = data_type(type);
   at::parallel_for(0, count, kGrain, [&](int64_t begin, int64_t end) {
     const int64_t offset = begin * kernels::size_of(dtype);
@@ -185,7 +186,8 @@ const at::Tensor& Gathered::become(at::Tensor whole) {
   return parts_[0];
 }
 
-// The own shard lies where it belongs already, if rows are gathered and all shards are row-major.
+// If rows are gathered and all shards are row-major, this rank's shard already lies where it
+// belongs.
 bool Gathered::can_join_in_place() const {
   const auto row_major = [](const at::Tensor& t) { return t.is_contiguous(); };
   return has_room_for_all_ && dim_ == 0 && std::all_of(parts_.begin(), parts_.end(), row_major);
@@ -204,7 +206,7 @@ at::Tensor Gathered::joined_in_place() const {
 
 namespace {
 
-// What is split between ranks: rows or columns; small all-reduces are summed whole by every rank.
+// The plan splits rows or columns between ranks; small all-reduces are summed whole by every rank.
 comm::ChunkPlan plan_of(int64_t group_size, int64_t rows, int64_t columns, Drain drain,
                         const at::TensorOptions& options) {
   const bool one_shot =
@@ -266,8 +268,8 @@ comm::Range Drained::columns(int64_t part) const {
   return drain_ == Drain::kScatterColumns ? plan_.shard(part) : comm::Range{0, columns_};
 }
 
-// The slots make up the whole matrix, if the own rank has one; otherwise there is one for each peer
-// in turn.
+// If the own rank has a slot, the slots together are the whole matrix; otherwise there is one for
+// each peer, in order of ranks.
 int64_t Drained::slot_offset(int64_t source, int64_t part) const {
   if (has_own_slot()) {
     const auto row_bytes = columns_ * static_cast<int64_t>(output_.element_size());
@@ -291,7 +293,7 @@ void Drained::done(int64_t part) {
   if (call_.size() > 1) signals_.signal(layout().flag(0, {part, 0}));
 }
 
-// Adds up the slots of a part, which have all been waited for.
+// Adds up the slots of a part; all of them must have been waited for.
 void Drained::reduce(int64_t part, std::byte* destination) {
   std::vector<const std::byte*> sources;
   for (int64_t source = 0; source < call_.size(); ++source) {

@@ -1,12 +1,12 @@
-// What the fused CPU ops are made of: matrices whose parts lie with the ranks of a group and are
-// read where they lie, and products that are summed over ranks through staging slots.
+// The parts of the fused CPU ops: matrices whose parts lie with the ranks of a group and are read
+// in place, and products that are summed over ranks through staging slots.
 //
-// An op opens one FusedCall per group and hands it to the matrices it gathers (Gathered: published
-// at once) and to the sum it drains its product into (Drained: one slot per part). Workspace and
-// flags are taken in the order of construction, which must be the same on all ranks. Where several
-// groups take part, every rank opens its calls, and publishes, before it waits for anything: so the
-// rank that is furthest behind never waits for a peer that waits for it. The waits and signals are
-// mirrored in model/linear_program.cpp, for the tests' simulator.
+// An op opens one FusedCall per group. It passes it to the matrices that it gathers (Gathered,
+// which publishes at once) and to the sum into which it drains its product (Drained, which has one
+// slot per part). Workspace and flags are taken in the order of construction, which must be the
+// same on all ranks. Where several groups take part, every rank opens its calls, and publishes,
+// before it waits for anything; so the rank that is furthest behind never waits for a peer that
+// waits for it. model/linear_program.cpp repeats the waits and signals for the tests' simulator.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,7 +25,8 @@ namespace axonn::ops::cpu {
 
 class FusedCall;
 
-// The flags of one matrix or sum within a call: what core/symmetric/protocol.h runs on.
+// The flags of one matrix or sum within a call, as the functions of core/symmetric/protocol.h use
+// them.
 class Signals {
  public:
   Signals() = default;
@@ -37,32 +38,33 @@ class Signals {
   void wait(int64_t peer, int64_t flag);
 
  private:
-  FusedCall* call_ = nullptr;  // none: no peers
+  FusedCall* call_ = nullptr;  // null: no peers
   int64_t first_flag_ = 0;
 };
 
-// What a call will write into a group's memory.
+// The workspace that a call needs in a group's memory.
 struct Need {
   const Group& group;
   int64_t bytes;
 };
 
-// To be asked before an op opens calls on several groups. If one has too little memory, throws
-// CallRefused, and all of them count the call as made: they stay usable, if all ranks do so.
+// An op calls it before it opens calls on several groups. If one group has too little memory, it
+// throws CallRefused, and all groups count the call as made: they stay usable if all ranks do the
+// same.
 void check_memory(const comm::CallSignature& signature, std::initializer_list<Need> needs);
 
-// One group's call of a fused op; a group of one rank needs none.
+// One group's call of a fused op; a group of one rank needs no call.
 class FusedCall {
  public:
-  // workspace_bytes: what the matrices and the sum say they need.
+  // `workspace_bytes` is the sum of what the matrices and the sum need.
   FusedCall(const Group& group, const comm::CallSignature& signature, int64_t workspace_bytes);
 
   int64_t rank() const { return group_.rank; }
   int64_t size() const { return group_.size; }
-  int64_t take_bytes(int64_t bytes);  // returns their offset
+  int64_t take_bytes(int64_t bytes);  // returns the offset of these bytes
   Signals take_signals(const comm::SignalLayout& layout);
-  // Compares the call with those of peers that were not waited for, where there was nothing to
-  // read.
+  // Compares the call with those of the peers that were not waited for because there was nothing to
+  // read from them.
   void compare();
   std::byte* own_data(int64_t offset) const { return call_->workspace() + offset; }
   const std::byte* data_of(int64_t rank, int64_t offset) const {
@@ -79,17 +81,17 @@ class FusedCall {
 };
 
 // A matrix that is the concatenation, along `dim`, of the shards of all ranks; or one that is whole
-// here, which is its only part.
+// here and has one part.
 class Gathered {
  public:
-  // Workspace that a call must have for a shard.
+  // Returns the bytes of workspace that a call must have for a shard.
   static int64_t bytes(const Group& group, const at::Tensor& shard);
 
-  // Publishes this rank's shard, of any strides; row-major and column-major ones are copied in one
-  // piece, as they lie.
+  // Publishes this rank's shard, of any strides. Row-major and column-major shards are copied in
+  // one piece, in the layout they have.
   Gathered(FusedCall& call, const at::Tensor& shard, int64_t dim);
   explicit Gathered(const at::Tensor& whole);
-  // Gathered if the axis has peers, and whole otherwise, whatever else the call is for.
+  // Gathers if the axis has peers, and takes `t` as whole otherwise, whatever else the call is for.
   static Gathered over(const Group& axis, FusedCall& call, const at::Tensor& t, int64_t dim) {
     return axis.size > 1 ? Gathered(call, t, dim) : Gathered(t);
   }
@@ -101,13 +103,14 @@ class Gathered {
   int64_t size(int64_t dim) const {
     return dim == dim_ ? num_parts() * length_ : parts_[rank_].size(dim);
   }
-  // Part at `step` of a walk that begins with what is here already.
+  // The part at `step` of a walk that begins with this rank's own part.
   int64_t own_first(int64_t step) const { return comm::own_first(rank_, num_parts(), step); }
-  // Waits for it. Valid as long as the call.
+  // Waits for a part. The result is valid as long as the call.
   const at::Tensor& part(int64_t index);
-  // Copies the parts into one, which is then the only one. Valid as long as the call.
+  // Copies the parts into one matrix, which is the only part from then on. It is valid as long as
+  // the call.
   const at::Tensor& join();
-  // All of it, to keep.
+  // Returns all of it, to keep.
   at::Tensor take();
 
  private:
@@ -129,15 +132,16 @@ class Gathered {
   Signals signals_;
 };
 
-// How a sum over ranks is handed out.
+// How a sum over ranks is distributed.
 enum class Drain { kScatterRows, kScatterColumns, kAllReduce };
 
 // A [rows, columns] product, summed over ranks: this rank's block of it or, with kAllReduce, all of
-// it on every rank. The caller writes every part's slot and says when it is done. Slots carry the
-// tensor's dtype; sums are made in rank order in fp32 (fp64 for fp64): equal bits on all ranks.
+// it on every rank. The caller writes every part's slot and says when it is done. Slots have the
+// tensor's dtype. Sums are made in rank order in fp32 (fp64 for fp64), so their bits are equal on
+// all ranks.
 class Drained {
  public:
-  // Workspace that a call must have for it.
+  // Returns the bytes of workspace that a call must have for it.
   static int64_t bytes(const Group& group, int64_t rows, int64_t columns, Drain drain,
                        const at::TensorOptions& options);
 
@@ -146,16 +150,16 @@ class Drained {
 
   at::TensorOptions options() const { return output_.options(); }
   int64_t num_parts() const { return plan_.num_shards; }
-  // Part at `step` of a walk that serves the peers first.
+  // The part at `step` of a walk that serves the peers first.
   int64_t own_last(int64_t step) const { return plan_.scatter_visit(call_.rank(), step).shard; }
   comm::Range rows(int64_t part) const;
   comm::Range columns(int64_t part) const;
   at::Tensor slot(int64_t part);
-  // Whether parts are too small to be multiplied one by one; then all slots are one matrix.
+  // Returns whether parts are too small to be multiplied one by one; then all slots are one matrix.
   bool in_one_piece() const { return in_one_piece_; }
   at::Tensor all_slots();
   void done(int64_t part);
-  // The sum, when every part is done here.
+  // Returns the sum, when this rank has computed every part.
   at::Tensor finish();
 
  private:
@@ -186,17 +190,18 @@ struct Factor {
 
   int64_t dim() const { return transposed ? 1 - matrix.dim() : matrix.dim(); }
   int64_t size(int64_t d) const { return matrix.size(transposed ? 1 - d : d); }
-  // Ranges that lie in one part each.
+  // Each range must lie in one part.
   at::Tensor block(comm::Range rows, comm::Range columns) const;
 };
 
-// a @ b, tile by tile, each as soon as the parts it needs are there, into every part of `out`,
-// which is then to be finished. Where the summed dimension comes in parts, products are added up in
-// rank order, in the tensors' dtype. Parts are joined first where that is cheaper, by a rule of
-// sizes alone, and of bfloat16 where sums would be rounded.
+// Computes a @ b into every part of `out`, which the caller then has to finish. Each tile is
+// multiplied as soon as the parts it needs are there. Where the summed dimension comes in parts,
+// products are added up in rank order, in the tensors' dtype. Parts are joined first where that is
+// cheaper, by a rule that depends on sizes alone, and always for bfloat16 where sums would be
+// rounded.
 void multiply(Drained& out, Factor a, Factor b);
 
-// The whole product, for this rank alone.
+// Returns the whole product, for this rank alone.
 at::Tensor multiply(Factor a, Factor b);
 
 }  // namespace axonn::ops::cpu

@@ -1,8 +1,8 @@
-// A Linear of the 3D matmul through shared memory: multiplies what peers hold in their memory and
-// drains every product into the slots that peers read: one call per axis and pass, nothing is
-// gathered into a copy unless it is to be kept. In which order calls are opened, shards published,
-// waited for and sums signalled is mirrored in model/linear_program.cpp, whose programs the tests
-// show to be free of deadlocks and races.
+// A Linear of the 3D matmul through shared memory: it multiplies what peers hold in their memory,
+// and drains every product into the slots that peers read. There is one call per axis and pass, and
+// nothing is gathered into a copy unless it is to be kept. model/linear_program.cpp repeats the
+// order in which calls are opened, shards published and waited for, and sums signalled; the tests
+// show that its programs are free of deadlocks and races.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/sum.h>
 
@@ -20,7 +20,7 @@ Drain drain_of(const LinearAxes& axes, int64_t dim) {
   return dim == 0 ? Drain::kScatterRows : Drain::kScatterColumns;
 }
 
-// The gradient of a bias: column sums of dY'. The other axes are sync_gradients' task.
+// The gradient of a bias: column sums of dY'. sync_gradients adds it up over the other axes.
 at::Tensor column_sums(Gathered& dy) {
   const auto type = dy.part(0).scalar_type();
   const auto accumulate = type == at::kDouble ? at::kDouble : at::kFloat;
@@ -88,7 +88,7 @@ LinearGradients linear_backward(const LinearAxes& axes, const comm::CallSignatur
       Gathered::bytes(x_axis, x) + Drained::bytes(dx_axis, rows, in_features, how, options)};
   check_memory(signature, {s, z, r});
 
-  // Calls are opened and shards published before anything is waited for.
+  // Calls are opened and shards published before this rank waits for anything.
   FusedCall s_call(s.group, signature, s.bytes);
   Gathered gathered_dy(s_call, dy, axes.scatter_dim);
   FusedCall z_call(z.group, signature, z.bytes);
@@ -96,7 +96,7 @@ LinearGradients linear_backward(const LinearAxes& axes, const comm::CallSignatur
   FusedCall r_call(r.group, signature, r.bytes);
   Gathered gathered_x = Gathered::over(x_axis, r_call, x, axes.gather_dim);
 
-  // The sum of dx over r is made behind the product of dweight.
+  // The sum of dx over r is made after the product of dweight.
   std::optional<Drained> dx, dweight;
   if (mask[0]) {
     dx.emplace(r_call, rows, in_features, how, options);

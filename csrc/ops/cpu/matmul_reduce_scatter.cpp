@@ -3,7 +3,7 @@
 
 namespace axonn::ops::cpu {
 
-// The block that a peer owns is multiplied straight into the slot that it reads.
+// The product of the block that a peer owns is written straight into the slot that the peer reads.
 at::Tensor matmul_reduce_scatter(const Group& group, const comm::CallSignature& signature,
                                  const at::Tensor& a, const at::Tensor& b, int64_t scatter_dim) {
   const int64_t rows = a.size(0), columns = b.size(1);

@@ -1,5 +1,5 @@
-// Products of matrices that may be gathered, into sums that may be drained: which tiles, in which
-// order, of which pieces.
+// Products of matrices that may be gathered, into sums that may be drained. This file decides which
+// tiles are multiplied, in which order, and from which pieces.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/addmm_cpu_dispatch.h>
 #include <ATen/ops/as_strided_cpu_dispatch.h>
@@ -20,7 +20,8 @@ comm::Range intersect(comm::Range a, comm::Range b) {
   return {begin, std::max(begin, std::min(a.end, b.end))};
 }
 
-// The ranges of `total` that the parts of a factor cut along `dim` make; one, if it is not cut so.
+// Returns the ranges into which the parts of a factor cut it along `dim`, or one range if it is not
+// cut along it.
 std::vector<comm::Range> cuts(const Factor& factor, int64_t dim, bool own_first) {
   std::vector<comm::Range> ranges;
   const int64_t count = factor.dim() == dim ? factor.matrix.num_parts() : 1;
@@ -31,7 +32,8 @@ std::vector<comm::Range> cuts(const Factor& factor, int64_t dim, bool own_first)
   return ranges;
 }
 
-// The summed dimension, cut wherever one of the factors is, in rank order on every rank.
+// Returns the ranges of the summed dimension, cut wherever one of the factors is, in rank order on
+// every rank.
 std::vector<comm::Range> inner_cuts(const Factor& a, const Factor& b) {
   std::vector<comm::Range> ranges;
   for (const auto& x : cuts(a, 1, false)) {
@@ -43,7 +45,7 @@ std::vector<comm::Range> inner_cuts(const Factor& a, const Factor& b) {
   return ranges;
 }
 
-// One step of the dispatcher where narrow, narrow and t would be six.
+// This makes one dispatcher step, where narrow, narrow and t would make six.
 at::Tensor block_of(const at::Tensor& t, comm::Range rows, comm::Range columns,
                     bool transposed = false) {
   int64_t sizes[] = {rows.size(), columns.size()};
@@ -60,17 +62,19 @@ comm::Range shift(comm::Range range, int64_t origin) {
   return {range.begin - origin, range.end - origin};
 }
 
-// Copies the parts of a factor into one piece where multiplying them one by one would cost more: by
-// `elements_a_part` that the library packs, or reads and writes, once more for every further part.
+// Copies the parts of a factor into one piece where it would cost more to multiply them one by one.
+// For every further part the library packs, or reads and writes, `elements_a_part` elements once
+// more.
 void join_if_cheaper(Factor& factor, int64_t elements_a_part) {
-  constexpr int64_t kGain = 2;  // or better: a copy has to wait for the last part
+  constexpr int64_t kGain = 2;  // at least: a copy has to wait for the last part
   const int64_t parts = factor.matrix.num_parts();
   const int64_t copied = factor.size(0) * factor.size(1) / parts * (parts - 1);
   if (kGain * copied < (parts - 1) * elements_a_part) factor.matrix.join();
 }
 
 void join_where_it_pays(Factor& a, Factor& b, const at::TensorOptions& options) {
-  // Sums over parts are rounded to the tensors' dtype in between: not where that is less than fp32.
+  // Sums over parts are rounded to the tensors' dtype in between, so parts are joined if the dtype
+  // has less precision than fp32.
   const bool rounds = c10::typeMetaToScalarType(options.dtype()) == at::kBFloat16;
   const int64_t rows = a.size(0), inner = a.size(1), columns = b.size(1);
   if (rounds && a.dim() == 1) a.matrix.join();
@@ -92,7 +96,7 @@ at::Tensor Factor::block(comm::Range rows, comm::Range columns) const {
 
 namespace {
 
-// out = (a @ b)[rows, columns]
+// Sets out = (a @ b)[rows, columns].
 void multiply(const at::Tensor& out, comm::Range rows, comm::Range columns, Factor a, Factor b) {
   TORCH_INTERNAL_ASSERT(a.size(1) == b.size(0), a.size(1), " and ", b.size(0));
   const auto inner = inner_cuts(a, b);

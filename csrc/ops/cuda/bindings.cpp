@@ -22,7 +22,7 @@ std::string dotted(int major, int minor) {
   return std::to_string(major) + "." + std::to_string(minor);
 }
 
-// What this module was built with, and the NCCL that is loaded.
+// Returns what this module was built with, and the version of NCCL that is loaded.
 pybind11::dict build_info() {
   int nccl = 0;
   const bool known = ncclGetVersion(&nccl) == ncclSuccess;
@@ -36,7 +36,7 @@ pybind11::dict build_info() {
   return info;
 }
 
-// The tiles that GEMMs for sm_90 are chosen from: block, cluster, stages.
+// Returns the tiles that GEMMs for sm_90 are chosen from: block, cluster, stages.
 pybind11::list gemm_candidates_sm90() {
   pybind11::list result;
   for (const auto& config :
@@ -48,7 +48,7 @@ pybind11::list gemm_candidates_sm90() {
   return result;
 }
 
-// A mistake in an argument is the Python exception that the ops raise for it.
+// Turns an error about an argument into the Python exception that the ops raise for it.
 void translate(std::exception_ptr error) {
   if (!error) return;
   try {

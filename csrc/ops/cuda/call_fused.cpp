@@ -24,7 +24,8 @@ namespace {
 
 using kernels::cuda::NcclChunks;
 
-// Whether the group's ranks run under one kernel of the operating system, be it in containers.
+// Returns whether the group's ranks run under one kernel of the operating system, even if in
+// containers.
 bool is_on_one_host(const c10d::ProcessGroup& group, const CallGroup& call,
                     const std::string& prefix) {
   std::string boot;
@@ -43,7 +44,7 @@ void check_transport(const char* op, const CallGroup& group) {
                     ", got ", group.nccl_sms);
 }
 
-// What a first call allocates and agrees on with peers is not for a graph.
+// A first call allocates, and agrees with peers, which a graph cannot capture.
 void check_may_begin(const char* op, const CallGroup& group) {
   TORCH_CHECK(!is_capturing(), op, ": the first call of group '", group.name,
               "' cannot be captured into a graph; make the call once before capturing it");
@@ -55,9 +56,9 @@ class Registry {
     const std::lock_guard lock(mutex_);
     const auto group = c10d::resolve_process_group(call.name);
     Entry& entry = entries_[{call.name, call.device.index()}];
-    // Names are given anew once a group is destroyed.
+    // c10d may give a name again once its group is destroyed.
     if (entry.prefix.empty() || entry.owner.lock() != group) {
-      const int64_t number = numbers_[call.name]++;  // ranks meet here equally often
+      const int64_t number = numbers_[call.name]++;  // all ranks come here equally often
       entry = {};
       entry.owner = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group);
       entry.prefix = "axonn_ext/" + call.name + "/" + std::to_string(number);
@@ -85,7 +86,7 @@ class Registry {
     std::string prefix;  // of what its ranks write into the store
     std::optional<bool> on_one_host;
     std::unique_ptr<SymmetricWorkspace> symmetric;
-    std::map<int64_t, std::unique_ptr<NcclWorkspace>> nccl;  // by the SMs left to it
+    std::map<int64_t, std::unique_ptr<NcclWorkspace>> nccl;  // by the SMs left to NCCL
   };
 
   static bool takes_nccl(const char* op, const CallGroup& call, const c10d::ProcessGroup& group,
@@ -129,7 +130,7 @@ class Registry {
 };
 
 Registry& registry() {
-  static auto* all = new Registry;  // CUDA is gone before static objects are
+  static auto* all = new Registry;  // CUDA is gone before static objects are destroyed
   return *all;
 }
 

@@ -1,5 +1,5 @@
-// Fused calls of the ranks of a group: with which workspace, and which transport brings the rows
-// that a gather waits for.
+// Makes the fused calls of a group's ranks, and chooses for each the workspace and the transport
+// that brings the rows that a gather waits for.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,22 +19,22 @@ struct CallGroup {
   int64_t size;
   c10::Device device;
   double timeout_seconds;
-  // "copy_engine", over symmetric memory; "nccl", of gathers only; "auto": nccl where the ranks are
-  // of several hosts and nccl_sms is not 0.
+  // "copy_engine", over symmetric memory; "nccl", for gathers only; or "auto", which is nccl if the
+  // ranks are on several hosts and nccl_sms is not 0.
   const std::string& transport;
   int64_t nccl_sms;  // that a GEMM leaves to NCCL; the same on all ranks
 };
 
 // Makes a call with the workspace of a group on a device. `prepare` is told what a GEMM must leave
-// free there. The first call of a group, and over symmetric memory each that needs more than any
-// before, is collective: ranks exchange mappings, after waiting for the calls before on the host.
-// torch numbers these exchanges by process, not by group: ranks that meet must have made equally
-// many before, in whatever groups.
+// free there. The first call of a group is collective, and so is, over symmetric memory, each call
+// that needs more memory than any before: ranks exchange mappings, after the host has waited for
+// the calls before. torch numbers these exchanges by process, not by group, so ranks that take part
+// in one must have made equally many before, in whatever groups.
 //
-// Raises ValueError for another transport and too few SMs; NotImplementedError where the group has
-// more ranks than kernels serve, or not all of its GPUs reach each other's memory. A first call and
-// growth while a graph is captured are refused: make the call once before. What graphs have
-// captured keeps its memory.
+// Raises ValueError for another transport and for too few SMs. Raises NotImplementedError where the
+// group has more ranks than kernels serve, or where its GPUs do not all reach each other's memory.
+// While a graph is captured, a first call and growth are refused: make the call once before. Memory
+// that graphs have captured is kept.
 at::Tensor call_fused(const char* op, const CallGroup& group,
                       const std::function<PreparedCall(const kernels::Residency&)>& prepare);
 

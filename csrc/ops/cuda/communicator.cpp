@@ -55,9 +55,9 @@ kernels::ReduceOp reduce_op(const char* op, const std::string& name) {
   return name == "sum" ? kernels::ReduceOp::kSum : kernels::ReduceOp::kMax;
 }
 
-// A call under way. Keeps its tensors until the stream that issued it was made to wait; if it never
-// is, or another stream waits, tells the allocator which stream still uses them. Keeps the grid,
-// whose stream that is.
+// A call under way. It keeps its tensors until the stream that issued the call was made to wait. If
+// that never happens, or if another stream waits, it tells the allocator which stream still uses
+// them. It also keeps the grid, which owns that stream.
 class Work {
  public:
   Work(std::shared_ptr<comm::CommunicatorGrid> grid, comm::PendingCall call, cudaStream_t stream,
@@ -101,7 +101,7 @@ class Work {
   std::vector<at::Tensor> tensors_;
 };
 
-// A communicator that takes tensors, and keeps its grid alive.
+// A communicator that takes tensors and keeps its grid alive.
 class Axis {
  public:
   Axis(std::shared_ptr<comm::CommunicatorGrid> grid, const std::string& name)
@@ -168,7 +168,7 @@ class Axis {
     TORCH_CHECK_VALUE(0 <= peer && peer < axis_.size() && peer != axis_.rank(), op, ": peer=", peer,
                       " must be another rank of the axis' ", axis_.size());
   }
-  // Null inside a group: only its end is something to wait for.
+  // Returns null inside a group of calls, because only the group's end can be waited for.
   std::unique_ptr<Work> work(comm::PendingCall call, std::vector<at::Tensor> tensors) {
     if (!grouping_) return std::make_unique<Work>(grid_, std::move(call), axis_.stream(), tensors);
     grouped_.insert(grouped_.end(), tensors.begin(), tensors.end());
@@ -191,9 +191,10 @@ std::shared_ptr<comm::CommunicatorGrid> make_grid(
   for (const auto& [name, members] : axes) {
     if (members.size() > 1) ranks.push_back({name, members});
   }
-  // Every rank makes its grids in the same order, so counts agree and keys are used once.
+  // Every rank makes its grids in the same order, so the counts agree and each key is used once.
   const int64_t instance = store->add("axonn/nccl/grids/" + std::to_string(group->getRank()), 1);
-  // Its end joins the watching thread and talks to NCCL: without the GIL.
+  // The grid's end joins the watching thread and communicates through NCCL, so it runs without the
+  // GIL.
   const auto end = [](comm::CommunicatorGrid* grid) {
     std::optional<py::gil_scoped_release> no_gil;
     if (PyGILState_Check() != 0) no_gil.emplace();

@@ -1,4 +1,4 @@
-// The NCCL communicators of csrc/core/cuda as Python classes.
+// Binds the NCCL communicators of csrc/core/cuda as Python classes.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,9 +1,11 @@
-// Products by single algorithms of cuBLASLt, for ops/tuning/product.h. What its heuristic ranks
-// first is what torch runs; what it ranks second may be faster (measured, not modelled).
+// Computes products by single algorithms of cuBLASLt, for ops/tuning/product.h. torch runs the
+// algorithm that cuBLASLt's heuristic ranks first; one that it ranks lower may be faster when it is
+// measured.
 //
 // An algorithm is named by its configuration and looked up, by that name, in the heuristic's list
-// for the operands at hand: nothing is rebuilt from numbers, and a name that another version of the
-// library does not have is not found. A list is asked for once per kind of operands.
+// for the operands at hand. Nothing is rebuilt from the numbers of the name, and a name that
+// another version of the library does not have is not found. A list is asked for once per kind of
+// operands.
 #include <ATen/Context.h>
 #include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/ops/empty.h>
@@ -30,12 +32,13 @@ namespace {
 
 constexpr auto kOp = "_mm_cublaslt";
 
-// Of the heuristic's list, how many are measured, and among how many a name is looked up: operands
-// with other leading dimensions than the measured ones have the same algorithms in another order.
+// The first kOffered algorithms of the heuristic's list are measured, and a name is looked up among
+// the first kListed. Operands with other leading dimensions than the measured ones have the same
+// algorithms in another order.
 constexpr int kOffered = 6;
 constexpr int kListed = 32;
 
-// What torch's heuristic is told at most.
+// torch tells the heuristic at most this alignment.
 constexpr uint32_t kMaxAlignment = 256;
 
 void check(cublasStatus_t status, const char* what) {
@@ -67,8 +70,8 @@ uint32_t alignment_of(const at::Tensor& t) {
   return static_cast<uint32_t>(std::min<uintptr_t>(address & (~address + 1), kMaxAlignment));
 }
 
-// What decides which algorithms there are. Row-major a [M, K] @ b [K, N] is column-major
-// (b.t() @ a.t()): cuBLAS's A is b, its B is a.
+// Everything that decides which algorithms there are. The row-major a [M, K] @ b [K, N] is the
+// column-major (b.t() @ a.t()), so cuBLAS's A is b and its B is a.
 struct Problem {
   int64_t m, n, k;
   cudaDataType_t dtype;
@@ -105,7 +108,8 @@ bool may_split_k(at::ScalarType dtype) {
   return true;
 }
 
-// Nothing for what is not taken: other dtypes, empty operands, gaps within rows and columns.
+// Returns nothing for products that are not supported: other dtypes, empty operands, gaps within
+// rows and columns.
 std::optional<Problem> problem_of(const at::Tensor& a, const at::Tensor& b,
                                   const std::optional<at::Tensor>& bias) {
   const auto dtype = a.scalar_type();
@@ -133,8 +137,8 @@ std::optional<Problem> problem_of(const at::Tensor& a, const at::Tensor& b,
                  .device = a.device().index()};
 }
 
-// cuBLASLt's descriptions of a problem. On the stack, which its *Init functions are for: they own
-// nothing, and a call needs its own, for the bias's address is part of them.
+// cuBLASLt's descriptions of a problem. They are on the stack, which its *Init functions are for,
+// and own nothing. Each call needs its own, because the bias's address is part of them.
 class Descriptors {
  public:
   Descriptors(const Problem& p, const void* bias) {
@@ -160,7 +164,7 @@ class Descriptors {
         cublasLtMatmulDescSetAttribute(&operation, attribute, &value, sizeof(value)));
   }
 
-  // Column-major, of so many rows and columns before it is transposed.
+  // Describes a column-major matrix with so many rows and columns before it is transposed.
   static void init(cublasLtMatrixLayoutOpaque_t& layout, cudaDataType_t dtype, int64_t rows,
                    int64_t columns, const Stored& matrix) {
     if (matrix.transposed) std::swap(rows, columns);
@@ -175,7 +179,7 @@ struct Algorithm {
   size_t workspace_bytes;
 };
 
-// 0 where the algorithm has no such attribute.
+// Returns 0 if the algorithm has no such attribute.
 template <typename T>
 int32_t attribute(const cublasLtMatmulAlgo_t& algorithm,
                   cublasLtMatmulAlgoConfigAttributes_t name) {
@@ -205,13 +209,13 @@ class Preference {
     AXONN_CUBLASLT_CHECK(cublasLtMatmulPreferenceInit(&preference));
     set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
         static_cast<uint64_t>(at::cuda::getCUDABlasLtWorkspaceSize()));
-    // Parts of a split K are added in fp32, whatever torch's own products may do.
+    // The parts of a split K are added in fp32, whatever torch allows for its own products.
     const uint32_t reductions =
         CUBLASLT_REDUCTION_SCHEME_NONE | (p.split_k ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : 0);
     set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p.b_alignment);
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p.a_alignment);
-    // Torch's allocator begins at multiples of more than that.
+    // Torch's allocator aligns memory to more than this.
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, kMaxAlignment);
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, kMaxAlignment);
   }
@@ -226,7 +230,8 @@ class Preference {
   }
 };
 
-// The heuristic's list, fastest by its model first; of equal names the first.
+// Returns the heuristic's list, in which the fastest by its model comes first. Of equal names it
+// keeps the first.
 std::vector<Algorithm> ask_heuristic(const Problem& p, const void* bias) {
   Descriptors descriptors(p, bias);
   Preference preference(p);
@@ -250,7 +255,7 @@ std::vector<Algorithm> ask_heuristic(const Problem& p, const void* bias) {
   return list;
 }
 
-// One list for each kind of operands, for good: what is in a list does not move.
+// Keeps one list for each kind of operands, forever, so the contents of a list do not move.
 class Lists {
  public:
   const std::vector<Algorithm>& get(const Problem& p, const void* bias) {
@@ -299,8 +304,8 @@ std::vector<at::Tensor> mm_cublaslt(const at::Tensor& a, const at::Tensor& b,
   if (found == list.end()) return {};
 
   auto output = at::empty({problem->m, problem->n}, a.options());
-  // Memory of the current stream, so of a graph's pool while that is captured: it may be given back
-  // as soon as the call is enqueued.
+  // This memory is of the current stream, and so of a graph's pool while that is captured. It may
+  // be given back as soon as the call is enqueued.
   const auto workspace =
       at::empty({static_cast<int64_t>(found->workspace_bytes)}, a.options().dtype(at::kByte));
   Descriptors descriptors(*problem, address_of(bias));

@@ -1,5 +1,6 @@
-// One rank of several whose peers' shards lie in pinned host memory: the copy engine pulls them
-// over PCIe while the GEMM runs. A real link of known speed, to measure overlap with one GPU.
+// Runs one rank of several whose peers' shards lie in pinned host memory: the copy engine pulls
+// them over PCIe while the GEMM runs. This is a real link of known speed, on which overlap can be
+// measured with one GPU.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -46,8 +47,8 @@ class EmulatedLink {
     set_own_pad(peers_, pad_.mutable_data_ptr());
   }
 
-  // shards[0] is this rank's, on the device; the others are in pinned memory. Returns
-  // cat(shards) @ b.
+  // shards[0] is this rank's, on the device; the others are in pinned memory. Returns cat(shards) @
+  // b.
   at::Tensor all_gather_matmul(const std::vector<at::Tensor>& shards, const at::Tensor& b) {
     TORCH_CHECK_VALUE(static_cast<int32_t>(shards.size()) == peers_.num_ranks, kLink,
                       ": shards must be ", peers_.num_ranks, ", got ", shards.size());
@@ -87,9 +88,9 @@ class EmulatedLink {
   Peers peers_;
 };
 
-// a @ b by the fused kernel. With wait_chunks, A's rows are taken for the shards of four ranks, of
-// as many chunks each, whose flags are set: zeros in `pad`, at epoch 0. Shows what waiting costs
-// where there is nothing to wait for.
+// Returns a @ b, computed by the fused kernel. With wait_chunks, A's rows are treated as the shards
+// of four ranks, of that many chunks each, whose flags are all set: they are zeros in `pad`, at
+// epoch 0. This shows what waiting costs where there is nothing to wait for.
 at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
                 const std::optional<at::Tensor>& residual, int64_t wait_chunks,
                 const std::optional<at::Tensor>& pad) {

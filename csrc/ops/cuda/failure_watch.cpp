@@ -22,12 +22,13 @@ class FailureWatch {
     states_.emplace_back(std::move(state), std::move(group));
     if (thread_.joinable()) return;
     thread_ = std::thread([this] { watch(); });
-    // Registered behind CUDA's own, so run before it, which takes the memory away.
+    // This is registered after CUDA's own handler, so it runs before that one, which frees the
+    // memory.
     std::atexit([] { failure_watch().stop(); });
   }
 
   static FailureWatch& failure_watch() {
-    static auto* watch = new FailureWatch;  // CUDA may be gone before static objects are
+    static auto* watch = new FailureWatch;  // CUDA may be gone before static objects are destroyed
     return *watch;
   }
 
@@ -46,7 +47,7 @@ class FailureWatch {
     while (!stopped_.wait_for(lock, std::chrono::milliseconds(100), [this] { return stops_; })) {
       std::erase_if(states_, [](const auto& item) { return report(*item.first, item.second); });
     }
-    // A process whose context is lost tends to end before the next look.
+    // A process whose context is lost often ends before the next look, so this looks once more.
     for (const auto& [state, group] : states_) report(*state, group);
   }
 

@@ -1,5 +1,5 @@
-// Says on stderr which wait a kernel gave up, since the errors that CUDA then raises, from whatever
-// is called next, do not.
+// Reports on stderr which wait a kernel gave up. The errors that CUDA then raises, from whatever
+// call comes next, do not say so.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace axonn::ops::cuda {
 
-// From now on, for what `state` may tell of a call of `group`.
+// From now on, reports failures that `state` records of calls of `group`.
 void watch_for_failure(std::shared_ptr<const PinnedState> state, std::string group);
 
 }  // namespace axonn::ops::cuda

@@ -25,7 +25,7 @@ kernels::DataType checked_dtype(const char* op, const at::Tensor& t) {
   return gemm_dtype(t.scalar_type());
 }
 
-// How a matrix lies in memory.
+// Describes how a matrix lies in memory.
 struct Stored {
   bool transposed;
   int64_t leading;  // elements between rows; between columns if transposed
@@ -55,14 +55,16 @@ void set_b(const char* op, FusedGemm& gemm, const at::Tensor& b) {
   gemm.ldb = layout.leading;
 }
 
-// The other algorithms can do what the kernels refuse.
+// Raises NotImplementedError for what the kernels cannot compute; the other algorithms can compute
+// it.
 void require_supported(const char* op, const FusedGemm& gemm, c10::Device device) {
   const char* why = gemm_backend(op, device).why_unsupported(gemm);
   TORCH_CHECK_NOT_IMPLEMENTED(why == nullptr, op, ": the fused kernels cannot do this: ", why,
                               "; use 'auto', 'chunked' or 'sequential'");
 }
 
-// What the kernels refuse is not implemented, rather than wrong: the other algorithms can do it.
+// Turns the kernels' std::invalid_argument into NotImplementedError, because the other algorithms
+// can compute it.
 template <typename Call>
 void enqueue(const char* op, Call&& call) {
   try {

@@ -1,5 +1,5 @@
-// The fused calls on tensors: from operands to what a rank enqueues, given what it has mapped of
-// its peers. bfloat16 and float16; sums are accumulated in fp32.
+// The fused calls on tensors: from the operands, and what a rank has mapped of its peers, they make
+// what the rank enqueues. Operands are bfloat16 or float16; sums are accumulated in fp32.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,25 +14,27 @@
 
 namespace axonn::ops::cuda {
 
-// Why there are no fused kernels for a dtype, or between so many ranks; empty: there are.
+// Returns why there are no fused kernels for a dtype, or between so many ranks; an empty text if
+// there are.
 std::string why_no_dtype(at::ScalarType dtype);
 std::string why_no_ranks(int64_t num_ranks);
-kernels::DataType gemm_dtype(at::ScalarType dtype);  // of one that there are kernels for
+kernels::DataType gemm_dtype(at::ScalarType dtype);  // of a dtype that there are kernels for
 
-// Which operand is gathered, and which dimension of the product its rows are, by name: "rows" (of
-// a), "columns" (of b, rows of b.t()), "inner" (rows of b), "inner_a" (rows of a.t()). Raises
-// ValueError for others.
+// Returns, by name, which operand is gathered and which dimension of the product its rows are:
+// "rows" (of a), "columns" (of b, rows of b.t()), "inner" (rows of b) or "inner_a" (rows of a.t()).
+// Raises ValueError for other names.
 struct GatheredPlace {
   kernels::cuda::Arriving dim;
   bool is_a;
 };
 GatheredPlace gathered_place(const char* op, const std::string& name);
 
-// How sums are handed out, by name: "copy_engine", "peer_stores", "multicast", or "auto": none.
-// Raises ValueError for others.
+// Returns how sums are handed out, by name: "copy_engine", "peer_stores" or "multicast"; nothing
+// for "auto". Raises ValueError for other names.
 std::optional<kernels::cuda::HandOut> named_hand_out(const char* op, const std::string& name);
 
-// a [M, K] @ b [K, N] of which one operand is gathered: it lies in rows, this rank's in `shard`.
+// A product a [M, K] @ b [K, N], one operand of which is gathered. That operand lies by rows, and
+// this rank's rows are in `shard`.
 struct GatherMatmul {
   kernels::cuda::FusedGemm gemm;
   kernels::cuda::Arriving arriving;
@@ -53,13 +55,13 @@ GatherMatmul prepare_gather(const char* op, const at::Tensor& shard, const at::T
                             kernels::cuda::Arriving arriving, bool shard_is_a, int64_t num_ranks,
                             const kernels::Residency& residency);
 
-// A GEMM whose result is added up over ranks. a [M, K], b [K, N], each contiguous by rows or by
-// columns; W divides M.
+// A GEMM whose result is added up over ranks. a [M, K] and b [K, N] are each contiguous by rows or
+// by columns; W divides M.
 struct MatmulSum {
   kernels::cuda::FusedGemm gemm;
   kernels::LaunchConfig config;
   bool everywhere;  // each rank gets the whole sum; otherwise its share of the rows
-  std::optional<kernels::cuda::HandOut> hand_out;  // none: the one that is chosen
+  std::optional<kernels::cuda::HandOut> hand_out;  // none: the best one is chosen
   int64_t workspace_bytes;
 };
 
@@ -67,15 +69,15 @@ MatmulSum prepare_sum(const char* op, const at::Tensor& a, const at::Tensor& b, 
                       std::optional<kernels::cuda::HandOut> hand_out, int64_t num_ranks,
                       const kernels::Residency& residency);
 
-// a [M, K] @ b [K, N] with nothing arriving and nothing leaving: operands, sizes and dtype are set.
-// Raises as prepare_sum, but for what no kernel computes.
+// Describes a [M, K] @ b [K, N] with nothing arriving and nothing leaving: sets operands, sizes and
+// dtype. Raises as prepare_sum does, except for what no kernel computes.
 kernels::cuda::FusedGemm describe_product(const char* op, const at::Tensor& a, const at::Tensor& b);
 
-// Enqueues a product on the current stream; what no kernel computes raises NotImplementedError.
+// Enqueues a product on the current stream. Raises NotImplementedError for what no kernel computes.
 void launch_product(const char* op, const kernels::cuda::FusedGemm& gemm, c10::Device device);
 
-// Enqueue the call. The result is allocated on the current stream, which must be the compute stream
-// or waited for by it. The workspaces must have the bytes that were asked for.
+// These enqueue the call. The result is allocated on the current stream, which must be the compute
+// stream or be waited for by it. The workspaces must have the bytes that were asked for.
 at::Tensor run(const char* op, const GatherMatmul& call, const CallPlace& place,
                const at::TensorOptions& options);
 at::Tensor run(const char* op, const MatmulSum& call, const CallPlace& place,

@@ -1,4 +1,4 @@
-// The fused ops on CUDA, as the composed ones call them (ops/composed/fused_cuda.h).
+// The fused ops on CUDA, which the composed ops call (ops/composed/fused_cuda.h).
 #include <torch/library.h>
 
 #include "ops/checks.h"
@@ -9,7 +9,7 @@
 namespace axonn::ops::cuda {
 namespace {
 
-// Binds a prepared product to the tensors that it is of.
+// Binds a prepared product to the tensors that it multiplies.
 template <typename Product>
 PreparedCall prepared(const char* op, const Product& product, const at::TensorOptions& options) {
   return {product.workspace_bytes,
@@ -38,7 +38,7 @@ at::Tensor matmul_sum(const at::Tensor& a, const at::Tensor& b, bool everywhere,
   const char* op = everywhere ? "matmul_all_reduce" : "matmul_reduce_scatter";
   const auto way = named_hand_out(op, hand_out);
   (void)gemm_backend(op, a.device());  // raises before ranks meet
-  // Rows that leave are stored into the memory of peers.
+  // Rows that leave are stored in the memory of peers, so the transport is the copy engine's.
   return call_fused(op, {group_name, group_size, a.device(), timeout_seconds, "copy_engine", 0},
                     [&](const kernels::Residency& residency) {
                       return prepared(op,

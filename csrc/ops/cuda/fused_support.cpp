@@ -1,4 +1,4 @@
-// Which products the fused kernels compute, answered by sizes alone, before any rank is asked.
+// Answers by sizes alone, before any rank is asked, which products the fused kernels compute.
 #include <c10/core/Device.h>
 #include <torch/library.h>
 
@@ -20,13 +20,15 @@ using kernels::cuda::GemmBackend;
 
 constexpr auto kOp = "_why_no_fused";
 
-// How the operands may lie: what is gathered comes by rows, the other one is copied if need be.
+// The layouts that operands may have: what is gathered lies by rows, and the other operand is
+// copied if needed.
 struct Layouts {
   std::vector<bool> a_transposed{false, true};
   std::vector<bool> b_transposed{false, true};
 };
 
-// What is said of the first layout that is tried, if none serves; empty: one does.
+// If no layout is supported, returns the reason for the first one that is tried; else an empty
+// text.
 std::string why_no_layout(const GemmBackend& backend, FusedGemm gemm, const Layouts& layouts) {
   std::string first;
   for (const bool a_transposed : layouts.a_transposed) {
@@ -62,7 +64,7 @@ std::string why_no_product(const GemmBackend& backend, FusedGemm gemm, const std
   return why_no_layout(backend, gemm, layouts);
 }
 
-// See FusedProduct in ops/composed/fused_cuda.h for the forms.
+// FusedProduct in ops/composed/fused_cuda.h lists the forms.
 std::string why_no_fused(c10::Device device, at::ScalarType dtype, const std::string& form,
                          int64_t m, int64_t n, int64_t k, int64_t num_ranks) {
   if (auto why = why_no_gemm_backend(device); !why.empty()) return why;

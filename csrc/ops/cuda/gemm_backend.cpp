@@ -23,12 +23,12 @@ int attribute(cudaDeviceAttr name, c10::Device device) {
   return value;
 }
 
-// Registered by the module of the architecture, which may not be built.
+// The module of the architecture registers it; that module may not be built.
 std::optional<c10::OperatorHandle> find_backend() {
   return c10::Dispatcher::singleton().findSchema({"axonn::_gemm_backend_sm90", ""});
 }
 
-// The backends of devices whose kernels are loaded: asked for several times in every call.
+// The backends of devices whose kernels are loaded. Every call looks here several times.
 class LoadedBackends {
  public:
   const GemmBackend* find(c10::Device device) {

@@ -30,7 +30,7 @@ NcclWorkspace::NcclWorkspace(const c10d::ProcessGroup& group, std::string group_
   peers_.limit.rank = peers_.rank;
 }
 
-// Each rank for itself: flags and epochs are its own.
+// Each rank does this alone, because flags and epochs are its own.
 void NcclWorkspace::grow(const char* op, int64_t size, bool keep) {
   (void)op;
   if (keep) retired_.push_back(std::move(memory_));

@@ -1,5 +1,5 @@
-// A rank's workspace that no peer has mapped: NCCL brings the rows of gathers, from other hosts
-// too.
+// A rank's workspace that no peer has mapped. NCCL brings the rows of gathers, also from other
+// hosts.
 #pragma once
 
 #include <string>
@@ -13,8 +13,8 @@ namespace axonn::ops::cuda {
 
 class NcclWorkspace : public Workspace {
  public:
-  // Collective. `name` is what the group is called here and in no other call of this. `sms`: what a
-  // GEMM leaves to NCCL, at least NcclChunks::kMostCtas.
+  // Collective. `name` identifies the group in this call and in no other call of this constructor.
+  // `sms` is what a GEMM leaves to NCCL, at least NcclChunks::kMostCtas.
   NcclWorkspace(const c10d::ProcessGroup& group, std::string group_name, const std::string& name,
                 c10::Device device, double timeout_seconds, int64_t sms, DeviceOrder& order);
 

@@ -1,4 +1,4 @@
-// What a rank holds on its device for fused calls, beside the workspaces.
+// What a rank holds on its device for fused calls, besides the workspaces.
 #pragma once
 
 #include <c10/cuda/CUDAStream.h>
@@ -10,11 +10,11 @@
 
 namespace axonn::ops::cuda {
 
-// Behind the flags of a pad lie what this rank alone uses, each on lines of its own: the epoch, the
-// counters, and room for a failure.
+// Behind the flags of a pad lies what only this rank uses, each part on cache lines of its own: the
+// epoch, the counters, and room for a failure.
 inline constexpr int64_t kStateBytes = 1024;
 
-// Sets the pad of peers.rank, zeros at first, and what lies in it.
+// Sets the pad of peers.rank, which is zeros at first, and the pointers to what lies in it.
 inline void set_own_pad(kernels::cuda::Peers& peers, void* pad) {
   auto* state = static_cast<char*>(pad) + kernels::cuda::kPadBytes;
   peers.pads[peers.rank] = pad;
@@ -22,7 +22,7 @@ inline void set_own_pad(kernels::cuda::Peers& peers, void* pad) {
   peers.counters = reinterpret_cast<uint32_t*>(state + kStateBytes / 2);
 }
 
-// An event that orders streams and measures nothing.
+// An event that orders streams and measures no time.
 class OrderEvent {
  public:
   OrderEvent() { AXONN_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
@@ -35,8 +35,8 @@ class OrderEvent {
   cudaEvent_t event_ = nullptr;
 };
 
-// A rank's pinned memory of the host: where a kernel that waits in vain says for whom, and the
-// epoch that the copy engine pushes.
+// A rank's pinned host memory. A kernel that waits in vain writes there for whom it waits; and it
+// holds the epoch that the copy engine pushes.
 class PinnedState {
  public:
   PinnedState() {
@@ -58,7 +58,7 @@ class PinnedState {
   State* state_ = nullptr;
 };
 
-// The stream on which a rank's shard is pushed to its peers, and what orders it.
+// The stream on which a rank's shard is pushed to its peers, and the events that order it.
 struct CopyLane {
   explicit CopyLane(c10::DeviceIndex device)
       : stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device)) {}

@@ -1,4 +1,4 @@
-// The GEMM of sm_90 without any communication: a way to compute a product, for
+// The GEMM of sm_90 without any communication, as a way to compute a product for
 // ops/tuning/product.h.
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -35,7 +35,7 @@ bool takes(const at::Tensor& a, const at::Tensor& b) {
 
 std::vector<std::string> candidates(const at::Tensor& a, const at::Tensor& b,
                                     const std::optional<at::Tensor>& /*bias*/) {
-  // The config of least modelled cost is the only one; its version is axonn_ext's.
+  // The only candidate is the config with the least modelled cost; its version is axonn_ext's.
   if (!takes(a, b)) return {};
   return {"1", ""};
 }

@@ -15,7 +15,7 @@ namespace {
 
 namespace symm_mem = c10d::symmetric_memory;
 
-// How many of the group's ranks share this rank's GPU, itself included.
+// Returns how many of the group's ranks share this rank's GPU, itself included.
 int64_t count_ranks_on_device(const c10d::ProcessGroup& group, const std::string& name,
                               const std::string& prefix, c10::DeviceIndex device,
                               double timeout_seconds) {
@@ -39,7 +39,7 @@ SymmetricWorkspace::SymmetricWorkspace(const c10d::ProcessGroup& group, std::str
 void SymmetricWorkspace::grow(const char* op, int64_t size, bool keep) {
   auto memory = symm_mem::empty_strided_p2p({size}, {1}, at::kByte, device_, group_name_, {});
   clear_front(memory);
-  // Ranks meet here, each after its calls, before the old memory goes.
+  // Ranks synchronise here, each after its calls, before the old memory is freed.
   auto handle = symm_mem::rendezvous(memory, group_name_);
   set_peers(op, *handle);
   if (keep) retired_.emplace_back(std::move(memory_), std::move(handle_));
@@ -62,7 +62,8 @@ void SymmetricWorkspace::set_peers(const char* op, symm_mem::SymmetricMemory& ha
     peers_.pads[rank] = buffers[rank];
     peers_.workspaces[rank] = static_cast<char*>(buffers[rank]) + kFrontBytes;
   }
-  // Another address of the same memory: no bytes of its own, and gone with the handle.
+  // This is another address of the same memory. It takes no memory of its own, and is valid as long
+  // as the handle.
   const auto multicast = handle.has_multicast_support() ? handle.get_multicast_ptr() : nullptr;
   peers_.multicast = multicast != nullptr ? static_cast<char*>(multicast) + kFrontBytes : nullptr;
   set_own_pad(peers_, buffers[static_cast<size_t>(peers_.rank)]);

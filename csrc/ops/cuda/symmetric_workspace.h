@@ -13,13 +13,14 @@ namespace axonn::ops::cuda {
 
 class SymmetricWorkspace : public Workspace {
  public:
-  // Collective, as is growth. `name`, used once, is for what its ranks write into their store.
+  // Construction is collective, and so is growth. `name` is used once, for what the group's ranks
+  // write into their store.
   SymmetricWorkspace(const c10d::ProcessGroup& group, std::string group_name,
                      const std::string& name, c10::Device device, double timeout_seconds,
                      DeviceOrder& order);
 
-  // Processes that share a GPU take turns on it, each with all of its SMs; copies within it may be
-  // the work of kernels, for which a grid that waits must leave room.
+  // Processes that share a GPU take turns on it, each with all of its SMs. Copies within the GPU
+  // may be done by kernels, for which a grid that waits must leave room.
   kernels::Residency residency() const override {
     return {.ranks_per_device = 1, .producer_ctas = ranks_on_device_ > 1 ? 2 : 0};
   }

@@ -27,9 +27,9 @@ using kernels::cuda::Peers;
 
 constexpr auto kOp = "VirtualRanks";
 
-// Each rank has a workspace, flags and streams, and an equal share of the SMs less one, on which
-// run the small kernels that others wait for. What they enqueue runs side by side, so waits, flags
-// and deadlocks are those of real ranks; links are not.
+// Each virtual rank has a workspace, flags, streams, and an equal share of the SMs. One SM of the
+// share is left to the small kernels that others wait for. What the ranks enqueue runs side by
+// side, so waits, flags and deadlocks are those of real ranks; links are not.
 class VirtualRanks {
  public:
   VirtualRanks(int64_t num_ranks, int64_t workspace_bytes, double timeout_seconds, int64_t device)
@@ -85,8 +85,8 @@ class VirtualRanks {
     });
   }
 
-  // Rank, peer, chunk, epoch waited for and epoch seen of the wait that failed; none: all went
-  // well so far. To be asked after an error of CUDA.
+  // Returns rank, peer, chunk, epoch waited for and epoch seen of the wait that failed, or None if
+  // nothing has failed so far. It is meant to be asked after an error of CUDA.
   pybind11::object failure() const {
     for (const auto& pinned : pinned_) {
       const auto& record = pinned->failure();
@@ -97,9 +97,10 @@ class VirtualRanks {
     return pybind11::none();
   }
 
-  // From here on ranks go from call to call on their own: a call starts on a rank when it has ended
-  // the call before, whatever the others do, and some `max_delay_cycles` at random later. Results
-  // may be read after join(), and operands and results must live until then.
+  // From here on, each rank goes from call to call on its own: a call starts on a rank when the
+  // rank has ended the call before, whatever the others do, plus a random delay of up to
+  // `max_delay_cycles`. Results may be read after join(), and operands and results must live until
+  // then.
   void run_apart(int64_t max_delay_cycles, int64_t seed) {
     apart_ = true;
     max_delay_cycles_ = max_delay_cycles;
@@ -107,7 +108,8 @@ class VirtualRanks {
     join_with_current(/*wait=*/false);
   }
 
-  // Makes the current stream wait for all ranks, and ranks for it before each call, as at first.
+  // Makes the current stream wait for all ranks, and from now on the ranks for the current stream
+  // before each call, as at first.
   void join() {
     apart_ = false;
     join_with_current(/*wait=*/true);
@@ -140,7 +142,7 @@ class VirtualRanks {
     }
   }
 
-  // The ranks wait for the current stream, or it for them.
+  // Makes the current stream wait for the ranks if `wait`, else the ranks for the current stream.
   void join_with_current(bool wait) {
     const c10::cuda::CUDAGuard guard(device_);
     const auto current = c10::cuda::getCurrentCUDAStream().stream();
@@ -153,7 +155,7 @@ class VirtualRanks {
     }
   }
 
-  // In which the ranks' calls are enqueued: shuffled where they run apart.
+  // Returns the order in which the ranks' calls are enqueued, which is random where they run apart.
   std::vector<size_t> order() {
     std::vector<size_t> result(ranks_.size());
     std::iota(result.begin(), result.end(), size_t{0});
@@ -167,8 +169,9 @@ class VirtualRanks {
     at::cuda::sleep(static_cast<int64_t>(generator_() % static_cast<uint64_t>(max_delay_cycles_)));
   }
 
-  // Enqueues each rank's call on its streams; between what the current stream had before and what
-  // it gets next, unless ranks run apart. Ranks that are absent do nothing, and have no result.
+  // Enqueues each rank's call on its streams. Unless ranks run apart, the calls come after the
+  // current stream's work so far and before its later work. Ranks that are absent do nothing, and
+  // have no result.
   template <typename Prepare>
   std::vector<at::Tensor> enqueue(const std::vector<at::Tensor>& operands,
                                   const std::set<int64_t>& absent, Prepare&& prepare) {

@@ -7,7 +7,7 @@ namespace axonn::ops::cuda {
 
 void bind_virtual_ranks(pybind11::module_& m);
 
-// The plain product, and one whose rows come over PCIe.
+// Binds the plain product, and a product whose rows come over PCIe.
 void bind_emulated_link(pybind11::module_& m);
 
 }  // namespace axonn::ops::cuda

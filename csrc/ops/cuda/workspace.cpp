@@ -35,8 +35,8 @@ void Workspace::require(const char* op, int64_t bytes) {
               bytes_, " to ", bytes,
               " bytes, which cannot be captured into a graph; make the call once before capturing "
               "it");
-  // Peers may still write what this rank has asked for: all ranks wait for their calls before the
-  // old memory goes.
+  // Peers may still write what this rank has asked for, so all ranks wait for their calls before
+  // the old memory is freed.
   AXONN_CUDA_CHECK(cudaEventSynchronize(order_.ended.get()));
   const auto size = static_cast<int64_t>(
       std::bit_ceil(std::max(static_cast<uint64_t>(bytes + kFrontBytes), kLeastBytes)));

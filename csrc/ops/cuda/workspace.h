@@ -1,5 +1,5 @@
-// What a rank of a group holds on a device for fused calls: memory, flags, a stream for the
-// transport; grown where a call needs more. How peers come to it is up to those that derive.
+// What a rank of a group holds on a device for fused calls: memory, flags, and a stream for the
+// transport. It grows when a call needs more. Derived classes decide how peers reach it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,25 +20,26 @@ namespace axonn::ops::cuda {
 inline constexpr int64_t kFrontBytes =  // the pad, in front of the workspace
     kernels::cuda::kPadBytes + kStateBytes;
 
-// Whether the current stream is being captured into a graph.
+// Returns whether the current stream is being captured into a graph.
 bool is_capturing();
 
-// What a call is enqueued with.
+// The place in which a call is enqueued.
 struct CallPlace {
   const kernels::cuda::Peers& peers;
   const kernels::cuda::CallStreams& streams;
   kernels::cuda::ShardTransport& transport;  // of gathers
 };
 
-// A call of a rank, for a workspace of some bytes: enqueued on the current stream, and on the
+// A rank's call, for a workspace of some bytes. It is enqueued on the current stream and on the
 // streams that it is given.
 struct PreparedCall {
   int64_t workspace_bytes;
   std::function<at::Tensor(const CallPlace&)> run;
 };
 
-// Fused calls of a device follow each other, whatever groups and streams they are of: each fills
-// the device with a grid that waits for peers, and two would keep each other's from running.
+// Orders all fused calls of a device one after the other, whatever their groups and streams: each
+// fills the device with a grid that waits for peers, and two such grids would keep each other's
+// peers from running.
 struct DeviceOrder {
   OrderEvent ended;
   std::optional<c10::cuda::CUDAStream> last;
@@ -51,24 +52,24 @@ class Workspace {
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
-  // What a GEMM must leave free on the device.
+  // Returns what a GEMM must leave free on the device.
   virtual kernels::Residency residency() const = 0;
 
   int64_t bytes() const { return bytes_; }
 
-  // Grows to so many bytes if there are fewer, after waiting for the calls before on the host.
-  // Refused while a graph is captured. What graphs have captured keeps its memory.
+  // Grows to so many bytes if there are fewer, after the host has waited for the calls before. This
+  // is refused while a graph is captured. Memory that graphs have captured is kept.
   void require(const char* op, int64_t bytes);
 
   at::Tensor call(const PreparedCall& prepared);
 
  protected:
-  // Replaces the memory by `size` bytes that begin with kFrontBytes zeros, and sets peers_.
-  // `keep`: a graph knows the old.
+  // Replaces the memory by `size` bytes that begin with kFrontBytes zeros, and sets peers_. `keep`
+  // says that a graph uses the old memory, which must then be kept.
   virtual void grow(const char* op, int64_t size, bool keep) = 0;
   virtual kernels::cuda::ShardTransport& transport() = 0;
 
-  // Zeros that are there when this returns.
+  // Clears the front of the memory. The zeros are there when this returns.
   void clear_front(const at::Tensor& memory) const;
 
   const std::string group_name_;
@@ -79,7 +80,7 @@ class Workspace {
   std::shared_ptr<PinnedState> pinned_ = std::make_shared<PinnedState>();
   CopyLane copies_;
   DeviceOrder& order_;
-  bool captured_ = false;  // a graph knows the memory
+  bool captured_ = false;  // whether a graph uses the memory
   int64_t bytes_ = 0;
 };
 

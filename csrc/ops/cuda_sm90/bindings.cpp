@@ -1,5 +1,5 @@
-// The Python module axonn_ext._cuda_sm90: GEMMs for sm_90, which _cuda calls. Importing it makes
-// them known and needs no driver.
+// The Python module axonn_ext._cuda_sm90: the GEMMs for sm_90, which _cuda calls. Importing it
+// registers them and needs no driver.
 #include <pybind11/pybind11.h>
 #include <torch/library.h>
 
@@ -13,14 +13,14 @@ namespace {
 
 using kernels::cuda::GemmBackend;
 
-// Modules have no symbols of each other, so the functions travel as an address.
+// Modules do not see each other's symbols, so the functions are passed as an address.
 int64_t gemm_backend() {
   static constexpr GemmBackend kBackend{&kernels::sm90::why_unsupported, &kernels::sm90::fused_gemm,
                                         &kernels::sm90::sum_to_all, &kernels::sm90::load};
   return reinterpret_cast<int64_t>(&kBackend);
 }
 
-// What was built: a dict for each instance.
+// Returns a dict for each instance that was built.
 pybind11::list instances() {
   pybind11::list result;
   for (const auto& instance : kernels::sm90::instances()) {

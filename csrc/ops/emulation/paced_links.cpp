@@ -14,7 +14,8 @@ namespace {
 
 using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-// The links of the groups met so far; an entry holds as long as its process group lives.
+// The emulated links of the groups met so far. An entry is valid as long as its process group
+// lives.
 class PacedLinks {
  public:
   void configure(std::map<std::string, double> bytes_per_second) {
@@ -25,10 +26,10 @@ class PacedLinks {
 
   bool any() const { return any_; }
 
-  // Of a group of that description; 0 where it has no emulated link.
+  // Returns the bandwidth for a group of that description, or 0 if it has no emulated link.
   double bytes_per_second(const std::string& description) {
     const std::lock_guard lock(mutex_);
-    // As axonn_ext/grid.py describes the group of an axis.
+    // axonn_ext/grid.py describes the group of an axis in this form.
     const auto axis = description.substr(0, description.find(" (ranks "));
     const auto found = bytes_per_second_.find(axis);
     return found == bytes_per_second_.end() ? 0 : found->second;

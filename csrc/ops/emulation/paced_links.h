@@ -1,5 +1,5 @@
-// Emulated links of process groups, by the axis that they lie along: for runs on one host that
-// shall behave like those of a machine with such links.
+// Emulated links of process groups, by the axis along which they lie. With them, runs on one host
+// behave like runs on a machine with such links.
 #pragma once
 
 #include <map>
@@ -11,14 +11,16 @@
 
 namespace axonn::ops {
 
-// Bytes a second that a rank sends along each axis; axes that are left out are not slowed down.
-// Values that axonn_ext/settings.py read; they hold for groups met from now on.
+// Sets how many bytes per second a rank sends along each axis; axes that are left out are not
+// slowed down. axonn_ext/settings.py read the values; they hold for groups met from now on.
 void configure_links(std::map<std::string, double> bytes_per_second);
 
-// Whether the group lies along an axis whose link is emulated. Costs one load where none is.
+// Returns whether the group lies along an axis with an emulated link. It costs one load if there is
+// none.
 bool is_paced(const c10d::ProcessGroup& group);
 
-// The link of the group of that name, or null. The first call for a paced group is collective.
+// Returns the emulated link of the group of that name, or null. The first call for a group with an
+// emulated link is collective.
 std::shared_ptr<comm::PacedLink> find_link(const std::string& name,
                                            const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 

@@ -41,7 +41,7 @@ void Agreement::reach() {
     throw comm::CommunicationError(comm::waited_for(own, group_.rank, peer, group_.label()) +
                                    comm::called_instead(theirs));
   }
-  // Every peer has posted this call, so it has read the one before.
+  // Every peer has posted this call, so each has read the one before.
   if (number_ > 0) mailbox_->take_back(key(number_ - 1, group_.rank));
   mailbox_.reset();
   const std::lock_guard lock(group_.compared->mutex);

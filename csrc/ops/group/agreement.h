@@ -1,12 +1,12 @@
-// That all ranks of a group make the same call, found out before c10d, which would hang or end the
-// process, is asked for anything.
+// Checks that all ranks of a group make the same call before c10d is asked for anything, since c10d
+// would hang or end the process if they did not.
 //
-// A call is published when its op begins, on every group that the op uses, and compared with the
-// peers' right before the first collective on a group: ranks that multiply first do not wait for
-// each other before. Ranks that share memory compare every call, through it, as the fused ops do,
-// with whose calls it is numbered. Others compare the first call of each signature, and every call
-// under AXONN_DEBUG_COLLECTIVES, through the c10d store; a call that is known costs a look into a
-// table.
+// A call is published when its op begins, on every group that the op uses. It is compared with the
+// peers' calls right before the first collective on a group, so ranks that multiply first do not
+// wait for each other before that. Ranks that share memory compare every call through that memory,
+// as the fused ops do, and number it together with theirs. Other ranks compare, through the c10d
+// store, the first call of each signature, and every call under AXONN_DEBUG_COLLECTIVES. A call
+// that is known costs a look into a table.
 #pragma once
 
 #include <array>
@@ -25,26 +25,26 @@
 
 namespace axonn::ops {
 
-// Of a group whose ranks share no memory.
+// The calls that a group whose ranks share no memory has compared.
 struct ComparedCalls {
   std::string prefix;  // of the keys in the group's store, which no other group uses
   std::string label;
   double timeout_seconds;
   bool every_call;
   std::atomic<bool> failed = false;
-  std::mutex mutex;  // of the rest
+  std::mutex mutex;  // guards the members below
   std::unordered_set<std::string> known;
   int64_t num_compared = 0;
 };
 
-// One group's.
+// The agreement of one group on one call.
 class Agreement {
  public:
-  // Publishes the call. Waits for no peer that is not two calls behind.
+  // Publishes the call. Waits only for peers that are two calls behind.
   Agreement(const Group& group, const comm::CallSignature& call);
-  // Returns once every rank of the group is known to make this call; at once from then on. Throws
-  // CommunicationError, naming both calls, if one makes another, and likewise if one has died,
-  // failed, left or does not come within AXONN_TIMEOUT_SECONDS.
+  // Returns once every rank of the group is known to make this call; later calls of it return at
+  // once. Throws CommunicationError, naming both calls, if a rank makes another call. It also
+  // throws if a rank has died, failed or left, or does not come within AXONN_TIMEOUT_SECONDS.
   void reach();
   std::string op() const { return signature_.op(); }
 
@@ -55,18 +55,19 @@ class Agreement {
   comm::CallSignature signature_;
   std::optional<comm::Call> call_;  // in shared memory
   std::optional<Mailbox> mailbox_;  // through the store
-  int64_t number_ = 0;              // of the comparison there
+  int64_t number_ = 0;              // of the comparison in the store
 };
 
 constexpr size_t kMostGroups = 3;  // that an op uses
 
 // Marks the group as one whose ranks are out of step. Peers that share memory with this rank learn
-// of it at once; others when they wait for it in vain, or when its process ends.
+// it at once. Other peers learn it when their wait for this rank times out, or when its process
+// ends.
 void abandon(Group& group);
 
-// Runs `run()`. If it throws, this rank comes to none of the op's groups any more, be it an error
-// of one. A call that all ranks refuse alike, since no memory or no kernel serves it, breaks
-// nothing.
+// Runs `run()`. If it throws, this rank takes part in none of the op's groups any more, even if the
+// error concerns only one of them. The exception is a call that all ranks refuse alike, because no
+// memory or no kernel serves it: the groups then stay usable.
 template <typename Run>
 auto with_shared_fate(std::initializer_list<Group*> groups, Run&& run) {
   try {
@@ -81,10 +82,11 @@ auto with_shared_fate(std::initializer_list<Group*> groups, Run&& run) {
   }
 }
 
-// Those of all groups of several ranks that an op uses.
+// The agreements of all groups of several ranks that an op uses.
 class Agreements {
  public:
-  // Publishes on all groups before any is waited for, so that no cycle of waits can form.
+  // Publishes the call on all groups before it waits for any of them, so that no cycle of waits can
+  // form.
   Agreements(const comm::CallSignature& call, std::initializer_list<Group*> groups);
   ~Agreements();
   Agreements(const Agreements&) = delete;
@@ -92,12 +94,12 @@ class Agreements {
   void reach();
 
  private:
-  std::array<Group*, kMostGroups> groups_{};  // null: no further one
+  std::array<Group*, kMostGroups> groups_{};  // null: no further group
   std::array<std::optional<Agreement>, kMostGroups> open_;
 };
 
-// Runs an op's `run()`, whose collectives on these groups wait for their agreements. On a GPU the
-// host is far ahead of them, and agrees at once.
+// Runs an op's `run()`, whose collectives wait for the agreements of these groups. On a GPU the
+// host is far ahead of the collectives, so it agrees at once.
 template <typename Run>
 auto agreed(const comm::CallSignature& call, c10::Device device,
             std::initializer_list<Group*> groups, Run&& run) {
@@ -105,7 +107,7 @@ auto agreed(const comm::CallSignature& call, c10::Device device,
     Agreements agreements(call, groups);
     if (!device.is_cpu()) agreements.reach();
     auto result = run();
-    agreements.reach();  // those of groups that had nothing to move
+    agreements.reach();  // also reaches those of groups that had nothing to move
     return result;
   });
 }

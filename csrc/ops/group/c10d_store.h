@@ -1,4 +1,4 @@
-// c10d's store as the core's KeyValueStore.
+// Wraps c10d's store as the core's KeyValueStore.
 #pragma once
 
 #include <string>

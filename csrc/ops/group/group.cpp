@@ -20,14 +20,14 @@ namespace {
 
 using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-// Shown with TORCH_CPP_LOG_LEVEL=INFO.
+// Logs a line that is shown with TORCH_CPP_LOG_LEVEL=INFO.
 void log_growth(const comm::SymmetricGroup& group, const std::string& op) {
   LOG(INFO) << "axonn_ext: symmetric memory of rank " << group.rank() << " in group "
             << group.label() << " grows to " << group.used_bytes() << " bytes, for " << op;
 }
 
-// What is known of the process groups met so far. An entry holds as long as its process group
-// lives; a name that c10d gave to another group later meets a new entry.
+// Keeps what is known of the process groups met so far. An entry is valid as long as its process
+// group lives; if c10d later gives the same name to another group, that group gets a new entry.
 class SharedGroups {
  public:
   void configure(const GroupSettings& settings) {
@@ -35,8 +35,9 @@ class SharedGroups {
     settings_ = settings;
   }
 
-  // Gives the group what its ranks compare calls in; collective where that is not known yet. Other
-  // groups are met and used meanwhile: the table is not locked while peers are waited for.
+  // Gives the group the state through which its ranks compare calls. This is collective if the
+  // state does not exist yet. Other groups can be met and used meanwhile, because the table is not
+  // locked while this rank waits for peers.
   void find_or_meet(const char* op, const ProcessGroupPtr& process_group, bool on_cpu,
                     Group& group) {
     std::unique_lock table(mutex_);
@@ -107,7 +108,7 @@ class SharedGroups {
     const comm::OwnProcess process;
     const bool is_fake;  // torch's process group of ranks that do not exist
     std::mutex meeting;  // held by the thread that makes the first call
-    std::shared_ptr<comm::SymmetricGroup> shared = nullptr;  // written under the table's lock, too
+    std::shared_ptr<comm::SymmetricGroup> shared = nullptr;  // also written under the table's lock
     std::shared_ptr<ComparedCalls> compared = nullptr;       // under `meeting`
     bool asked = false;                                      // under the table's lock
   };
@@ -154,7 +155,8 @@ class SharedGroups {
     calls->label = label_of(process_group, group.name);
     calls->timeout_seconds = settings.timeout_seconds;
     calls->every_call = settings.compare_every_call;
-    // Each rank counts: a name may be given again when its group was destroyed.
+    // Each rank counts the groups of a name, because a name may be given again after its group was
+    // destroyed.
     const auto prefix = "axonn/calls/" + group.name + "/";
     try {
       const auto number =
@@ -173,7 +175,7 @@ class SharedGroups {
   std::map<std::string, EntryPtr> entries_;
 };
 
-// Time spent in waits for c10d's collectives, by group name.
+// Adds up the time spent in waits for c10d's collectives, by group name.
 class C10dWaits {
  public:
   void add(const std::string& name, double seconds) {

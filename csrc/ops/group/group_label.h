@@ -1,4 +1,4 @@
-// What messages call a process group.
+// The name that messages use for a process group.
 #pragma once
 
 #include <string>
@@ -6,7 +6,8 @@
 
 namespace axonn::ops {
 
-// Its description, as "x"; c10d's name, which is often a hash, if nobody has given it one.
+// Returns its description, such as "x", or c10d's name, which is often a hash, if it has no
+// description.
 inline std::string label_of(const c10d::ProcessGroup& group, const std::string& name) {
   const auto& description = group.getGroupDesc();
   return description == "undefined" ? name : description;

@@ -10,7 +10,8 @@
 namespace axonn::ops {
 namespace {
 
-// First characters of a value: not every store keeps an empty one, and a rank that failed says so.
+// The first character of a text's value. It keeps values from being empty, since some stores do not
+// keep empty ones, and distinguishes a text from a failure.
 constexpr char kText = '+';
 constexpr char kFailure = '-';
 
@@ -36,7 +37,8 @@ auto Mailbox::in_store(Ask&& ask) const {
 
 void Mailbox::post(const std::string& name, const std::string& text) {
   in_store([&] { store_->set(key(name), kText + text); });
-  // TCPStore sends and goes on; its server answers a client in order, so now it has the text.
+  // TCPStore returns before its server has the value. The server answers a client in order, so
+  // after this look it has the text.
   posted({name});
   own_.insert(name);
 }
@@ -51,7 +53,7 @@ void Mailbox::fail(const std::vector<std::string>& names, const std::string& rea
       if (!own_.contains(name)) store_->set(key(name), kFailure + reason);
     }
   } catch (...) {
-    // The error that led here is the one to report; peers will time out.
+    // The error that led here is the one to report; the peers will time out.
   }
 }
 
@@ -70,8 +72,8 @@ std::string Mailbox::read(const std::string& name, int64_t peer) {
   return value.substr(1);
 }
 
-// Asks again and again instead of blocking in the store: its connection is shared with other
-// threads, and a peer that went on is noticed.
+// Polls instead of blocking in the store, because the store's connection is shared with other
+// threads and because a peer that went on has to be noticed.
 void Mailbox::wait(const std::string& name, int64_t peer) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::microseconds kMaxNap{2000};
@@ -83,7 +85,7 @@ void Mailbox::wait(const std::string& name, int64_t peer) {
     if (obstacle.empty() && elapsed > timeout_seconds_) {
       obstacle = "has not answered " + comm::after_timeout(timeout_seconds_);
     }
-    // The peer may have posted it right before it ended or went on: then all is well.
+    // The peer may have posted it right before it ended or went on; that is no error.
     if (!obstacle.empty() && !posted({name})) refuse(name, peer, obstacle);
     std::this_thread::sleep_for(nap);
     nap = std::min(2 * nap, kMaxNap);
@@ -91,7 +93,7 @@ void Mailbox::wait(const std::string& name, int64_t peer) {
 }
 
 void Mailbox::refuse(const std::string& name, int64_t peer, const std::string& why) const {
-  // What peers read about, not whose it is or how often it was asked.
+  // Messages name what peers exchange, without the rank and the count.
   const auto what = name.substr(0, name.find('/'));
   throw comm::CommunicationError(topic_ + ": rank " + std::to_string(group_.rank) +
                                  " waited for '" + what + "' of rank " + std::to_string(peer) +

@@ -1,6 +1,7 @@
-// Short texts that the ranks of a group leave for each other in its c10d store: what they must
-// agree on outside of any collective. Milliseconds, not microseconds: nothing for a training step.
-// A name is "what/...": messages say what was waited for.
+// Short texts that the ranks of a group leave for each other in its c10d store, to agree on
+// something outside of any collective. An exchange takes milliseconds, not microseconds, so it does
+// not belong in a training step. A name has the form "what/...", and messages use its first part to
+// say what was waited for.
 #pragma once
 
 #include <set>
@@ -19,24 +20,28 @@ class Mailbox {
   Mailbox(const Group& group, c10::intrusive_ptr<c10d::Store> store, std::string prefix,
           std::string topic, double timeout_seconds);
 
-  // When it returns, every rank that looks finds the text.
+  // Posts the text. When it returns, every rank that looks finds the text.
   void post(const std::string& name, const std::string& text);
-  // No peer will read it any more.
+  // Deletes a text that no peer will read any more.
   void take_back(const std::string& name);
-  // Waits until `peer` has posted it, or failed to. Throws CommunicationError, naming rank, peer
-  // and group, if the peer died, has gone on without either, or the time is up.
+  // Waits until `peer` has posted `name`, or has posted a failure under it. Throws
+  // CommunicationError, naming rank, peer and group, if the peer died, has gone on without posting
+  // either, or the time is up.
   void wait(const std::string& name, int64_t peer);
-  // What `peer` posts, after waiting for it. Throws CommunicationError also if the peer failed.
+  // Returns what `peer` posts, after waiting for it. Also throws CommunicationError if the peer
+  // posted a failure.
   std::string read(const std::string& name, int64_t peer);
-  // Whether all of them are there already.
+  // Returns whether all of them have been posted.
   bool posted(const std::vector<std::string>& names);
-  // Every peer that reads one of `names` that this rank has not posted gets an error that holds
-  // `reason`. Those posted stand: whether a peer goes on is no matter of when it looks.
+  // Makes every peer that reads one of `names` that this rank has not posted get an error with
+  // `reason`. Names that were posted stay as they are, so whether a peer goes on does not depend on
+  // when it looks.
   void fail(const std::vector<std::string>& names, const std::string& reason) noexcept;
 
  private:
   std::string key(const std::string& name) const { return prefix_ + name; }
-  // What asks the store something; an error of the store's becomes a CommunicationError.
+  // Runs `ask`, which asks the store something, and turns an error of the store into a
+  // CommunicationError.
   template <typename Ask>
   auto in_store(Ask&& ask) const;
   [[noreturn]] void refuse(const std::string& name, int64_t peer, const std::string& why) const;

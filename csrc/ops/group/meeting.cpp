@@ -15,7 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-constexpr int kTag = 0x61786e6e;  // one that no program of a user's is likely to send under
+constexpr int kTag = 0x61786e6e;  // a tag that no user's program is likely to send under
 
 }  // namespace
 
@@ -31,7 +31,7 @@ void meet(const char* op, c10d::ProcessGroup& group, const std::string& label,
   const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                       std::chrono::duration<double>(timeout_seconds));
   const auto connected = group.getBackend(c10::DeviceType::CPU);
-  // Completes `work` with `peer`, or says why it cannot.
+  // Completes `work` with `peer`, or records why it cannot.
   const auto settle = [&](int peer, auto&& work) {
     try {
       work();
@@ -49,7 +49,7 @@ void meet(const char* op, c10d::ProcessGroup& group, const std::string& label,
       throw comm::CommunicationError(what.str());
     }
   };
-  // Everything is under way before anything is waited for.
+  // All sends and receives are started before any is waited for.
   const int size = group.getSize();
   std::vector<WorkPtr> sent(size), received(size);
   std::vector<at::Tensor> out{at::zeros({1}, at::kByte)};

@@ -1,4 +1,4 @@
-// The algorithms of an op as ways that "auto" chooses between.
+// Makes an op's algorithms the ways that "auto" chooses between.
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -9,7 +9,7 @@
 namespace axonn::ops {
 namespace {
 
-// An op by each of its algorithms.
+// An op's call as the tuner sees it: each algorithm is one way to make it.
 class Algorithms final : public Ways {
  public:
   Algorithms(const Group& group, const CallTraits& call, c10::function_ref<void(Algorithm)> run)
@@ -23,7 +23,7 @@ class Algorithms final : public Ways {
   }
 
   bool knows(const std::string& name) const override {
-    // A GPU's rank may lack "fused" where rank 0 has it: condition() tells rank 0 so.
+    // A rank on a GPU may lack "fused" where rank 0 has it; condition() tells rank 0 so.
     const auto names = algorithm_candidates({.is_cpu = call_.device.is_cpu(),
                                              .shares_memory = call_.can_fuse,
                                              .is_supported = true,
@@ -33,7 +33,7 @@ class Algorithms final : public Ways {
     return std::find(names.begin(), names.end(), name) != names.end();
   }
 
-  // Kernels write into the memory of peers, so these must be of one host.
+  // The kernels of "fused" write into the memory of peers, so all ranks must be on one host.
   std::optional<std::string> condition(const std::string& name) const override {
     if (call_.device.is_cpu() || name != name_of(Algorithm::kFused)) return std::nullopt;
     const auto names = algorithm_candidates(fused_traits()).names;
@@ -75,9 +75,9 @@ Candidates algorithm_candidates(const FusedTraits& traits) {
   for (const auto algorithm : kAlgorithms) {
     if (algorithm != Algorithm::kFused || fused) all.names.emplace_back(name_of(algorithm));
   }
-  // The first, "fused", on a CPU that has it; else the last, "sequential".
+  // The default is the first way, "fused", on a CPU that has it; otherwise the last, "sequential".
   if (!traits.is_cpu || !fused) all.preferred = all.names.size() - 1;
-  // What was measured without it on a GPU says nothing once it is there.
+  // On a GPU, what was measured while "fused" was not a candidate does not count once it is one.
   if (!traits.is_cpu && fused) all.libraries = "fused=verified";
   return all;
 }

@@ -18,7 +18,8 @@ std::string of_rank(const std::string& name, int64_t rank) {
   return name + "/" + std::to_string(rank);
 }
 
-// The largest over ranks of what each posted, on every rank: rank 0 collects and hands it out.
+// Returns, on every rank, the elementwise maximum over ranks of `own`. Rank 0 collects the numbers
+// and posts the result.
 Numbers slowest_of_ranks(const Group& group, Mailbox* mailbox, const std::string& name,
                          const Numbers& own) {
   if (mailbox == nullptr) return own;
@@ -62,7 +63,7 @@ Outcome measure(const Group& group, Mailbox* mailbox, c10::Device device,
     });
   };
   try {
-    // All ranks wait here, lest one starts a collective that a peer has already refused.
+    // All ranks wait here, so that none starts a collective that a peer has already refused.
     const auto wrong = slowest_of_ranks(group, mailbox, kReady, check());
     for (size_t i = 0; i < wrong.size(); ++i) {
       if (wrong[i] == 0) outcome.right.push_back(i);

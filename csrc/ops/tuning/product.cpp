@@ -19,10 +19,10 @@ using tuning::Variant;
 constexpr auto kOp = "_tuned_mm";
 
 // Below this many multiply-adds a CPU's product takes less than about half a millisecond (at some
-// 40 GFLOP/s of a core): what a copy could win is lost in the noise.
+// 40 GFLOP/s of a core), and what a copy could gain is lost in the noise.
 constexpr int64_t kMinCpuProduct = int64_t{1} << 24;
 
-// Rows become columns, all else becomes rows.
+// Copies a row-major matrix into column-major layout, and any other matrix into row-major layout.
 at::Tensor relayout(const at::Tensor& t) {
   return t.stride(1) == 1 ? t.t().contiguous().t() : t.contiguous();
 }
@@ -65,7 +65,8 @@ class ProductWays final : public Ways {
     return all;
   }
 
-  // By form: which kernels take which operands may differ between ranks, and mm() copes with that.
+  // Checks only the form of the name: which kernels take which operands may differ between ranks,
+  // and mm() handles that.
   bool knows(const std::string& name) const override {
     return tuning::parse_product(name).has_value();
   }
@@ -88,7 +89,7 @@ class ProductWays final : public Ways {
   const std::optional<at::Tensor>& bias_;
 };
 
-// Calls `use` with the product as a call that can be made in several ways.
+// Calls `use` with the product as a Tunable, that is a call that can be made in several ways.
 template <typename Use>
 auto with_tunable(const Group& group, const char* name, const at::Tensor& a, const at::Tensor& b,
                   const std::optional<at::Tensor>& bias, Use&& use) {
@@ -126,8 +127,9 @@ at::Tensor ProductChoice::mm(const at::Tensor& a, const at::Tensor& b,
   const auto chosen =
       with_tunable(*agree, name, a, b, bias, [](const Tunable& call) { return resolve(call); });
   if (auto product = mm_by(tuning::parse_product(chosen).value(), a, b, bias)) return *product;
-  // Measured on other tensors of these sizes, perhaps another rank's: these may begin at an address
-  // that the kernel cannot load, or have gaps between rows that the algorithm is not for.
+  // The choice was measured on other tensors of these sizes, perhaps on another rank. The tensors
+  // at hand may begin at an address that the kernel cannot load, or have gaps between rows that the
+  // algorithm does not support.
   return direct(a, b, bias);
 }
 

@@ -18,7 +18,7 @@ namespace axonn::ops {
 namespace {
 
 constexpr uint64_t kSeed = 5489;
-// What kernels look at of an address.
+// Kernels depend on addresses only modulo this number.
 constexpr int64_t kAlignment = 256;
 
 struct Operands {
@@ -26,7 +26,8 @@ struct Operands {
   std::optional<at::Tensor> bias;
 };
 
-// Of equal strides, and as far from an aligned address: what takes one takes the other.
+// The result has equal strides and is as far from an aligned address, so a kernel that takes one
+// tensor takes the other.
 at::Tensor random_like(const at::Tensor& t, at::Generator& generator) {
   const auto address = reinterpret_cast<uintptr_t>(t.const_data_ptr());
   const int64_t offset = static_cast<int64_t>(address % kAlignment) / t.element_size();
@@ -42,7 +43,7 @@ Operands random_operands(const at::Tensor& a, const at::Tensor& b,
   auto generator = at::globalContext().defaultGenerator(a.device()).clone();
   generator.set_current_seed(kSeed);
   Operands operands{random_like(a, generator), random_like(b, generator), std::nullopt};
-  // As large as the sums, or its lack would pass for rounding.
+  // The bias is as large as the sums; if it were smaller, a missing bias would pass for rounding.
   const auto size = std::sqrt(static_cast<double>(a.size(1)));
   if (bias) operands.bias = random_like(*bias, generator).mul_(size);
   return operands;
@@ -73,14 +74,14 @@ double epsilon_of(const at::Tensor& t) {
   }
 }
 
-// A kernel that leaves parts of its output as they are must not find the right values there, of a
-// product computed before: results do not outlive their check, and nor does what is left of others
-// in the memory that is likely to be the next output.
+// A kernel that leaves parts of its output unwritten must not find the right values there, left by
+// a product computed before. So results do not outlive their check, and free memory that is likely
+// to become the next output is overwritten with this value.
 constexpr double kSpoilt = std::numeric_limits<double>::quiet_NaN();
 
 void spoil_free_memory(const at::Tensor& like) { at::full_like(like, kSpoilt); }
 
-// Without the backtrace.
+// Returns the error's text without its backtrace.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 bool is_kernel(const std::string& name) {
@@ -89,11 +90,11 @@ bool is_kernel(const std::string& name) {
   return parsed && std::find(kernels.begin(), kernels.end(), parsed->variant) != kernels.end();
 }
 
-// Why the result is wrong; empty: it is right.
+// Returns why the result is wrong, or an empty text if it is right.
 std::string fault_of(const at::Tensor& result, const at::Tensor& reference, double tolerance) {
   if (result.sizes() != reference.sizes()) return "its result has another shape";
   const auto difference = at::max(at::sub(result, reference).abs_()).item<double>();
-  // Written so that NaN, which no comparison holds for, is a fault.
+  // NaN fails every comparison, so in this form it counts as a fault.
   if (difference <= tolerance) return "";
   return "its result differs by " + std::to_string(difference) + ", at most " +
          std::to_string(tolerance) + " is rounding";
@@ -130,7 +131,8 @@ tuning::Numbers check_products(const std::vector<std::string>& names, const std:
       const auto result = by(names[i]);
       if (!result) continue;
       fault = fault_of(*result, *expected, tolerance);
-      // The library's own products are what they are: on a CPU their bits depend on addresses.
+      // Only kernels must repeat their bits. Those of the library's own products on a CPU may
+      // depend on addresses.
       if (fault.empty() && is_kernel(names[i])) {
         spoil_free_memory(*expected);
         const auto again = by(names[i]);

@@ -13,7 +13,7 @@ namespace {
 using tuning::ProductName;
 using tuning::Variant;
 
-// A bit for each variant.
+// Holds a bit for each variant.
 struct Kinds {
   std::atomic<uint32_t> used{0}, unverified{0};
 };
@@ -64,10 +64,10 @@ struct Kernel {
   c10::OperatorHandle product;
 };
 
-// Without the backtrace.
+// Returns the error's text without its backtrace.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-// In the order in which they are offered.
+// Returns the kinds of kernels in the order in which they are offered.
 const auto& kernels() {
   static const std::array all{Kernel(tuning::kKernelVariants[0]),
                               Kernel(tuning::kKernelVariants[1]),

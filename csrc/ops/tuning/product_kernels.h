@@ -1,5 +1,6 @@
-// Products by kernels that other modules bring: axonn_ext._cuda, _cuda_sm90 and axonn_ext.triton.
-// Each registers two ops, _mm_<kind>_candidates and _mm_<kind> (ops/schema.cpp), for a device.
+// Computes products with kernels that other modules bring: axonn_ext._cuda, _cuda_sm90 and
+// axonn_ext.triton. Each module registers two ops, _mm_<kind>_candidates and _mm_<kind>
+// (ops/schema.cpp), for a device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,26 +14,26 @@
 
 namespace axonn::ops {
 
-// What a kernel is registered as. The dispatcher compares types of functions to the letter, so each
-// module asserts that its own are these.
+// The types of the functions that a kernel is registered as. The dispatcher requires exactly these
+// types, so each module asserts that its own functions have them.
 using KernelCandidates = std::vector<std::string>(const at::Tensor& a, const at::Tensor& b,
                                                   const std::optional<at::Tensor>& bias);
 using KernelProduct = std::vector<at::Tensor>(const at::Tensor& a, const at::Tensor& b,
                                               const std::optional<at::Tensor>& bias,
                                               const std::string& name);
 
-// Which kinds of kernels are used in this process, and which would be if `axonn-ext verify` had
-// found them right here, by name. Raises ValueError for a name that is none's.
+// Sets by name which kinds of kernels this process uses, and which it would use if `axonn-ext
+// verify` had found them right here. Raises ValueError for a name that no kind has.
 void configure_product_kernels(const std::vector<std::string>& used,
                                const std::vector<std::string>& unverified);
 
-// Adds what there is for these operands: names, and the versions that times depend on. A kind that
-// fails to say what it has is left out, with a warning.
+// Adds the kernels that exist for these operands: their names, and the versions that their times
+// depend on. A kind that fails to list its kernels is left out, with a warning.
 void add_kernels(Candidates& candidates, const at::Tensor& a, const at::Tensor& b,
                  const std::optional<at::Tensor>& bias);
 
-// a @ b (+ bias) by the kernel. Nothing where it is not built or not used in this process, or does
-// not take these operands.
+// Returns a @ b (+ bias), computed by the kernel, or nothing if the kernel is not built, is not
+// used in this process or does not take these operands.
 std::optional<at::Tensor> mm_by_kernel(const tuning::ProductName& name, const at::Tensor& a,
                                        const at::Tensor& b, const std::optional<at::Tensor>& bias);
 

@@ -15,7 +15,8 @@
 namespace axonn::ops {
 namespace {
 
-// With what a rank adds to it: the name under which a call of its own is kept on disk.
+// The signature with what this rank adds to it. A call that this rank measured is kept on disk
+// under it.
 std::string full_signature(const Tunable& call, const std::string& libraries) {
   auto text = call.signature.text() + " layouts=" + call.signature.layouts();
   if (!call.is_local) {
@@ -28,7 +29,8 @@ std::string full_signature(const Tunable& call, const std::string& libraries) {
 
 using tuning::Answer;
 
-// Throws CommunicationError if rank 0 is in another call, or does not know these algorithms.
+// Throws CommunicationError if rank 0 is in another call, or if this rank does not know the
+// algorithms that rank 0 names.
 void check_answer(const Tunable& call, const Answer& answer) {
   const auto where =
       op_of(call) + ": rank " + std::to_string(call.group.rank) + " of group " + call.group.label();
@@ -55,8 +57,8 @@ Choice choice_of(const Tunable& call, const Answer& answer) {
           .median_us = answer.median_us};
 }
 
-// Of what rank 0 has found or would measure, all that ranks can use together only, and cannot: as
-// they all find, since each hears the others.
+// Removes from rank 0's answer every algorithm that ranks can only use together and cannot use
+// here. All ranks remove the same ones, since each hears the others.
 void drop_what_ranks_cannot_share(const Tunable& call, Mailbox* mailbox, Answer& answer) {
   const bool kept = answer.verdict == Answer::Verdict::kDisk;
   auto names = kept ? std::vector{answer.algorithm} : answer.candidates;
@@ -74,7 +76,7 @@ void drop_what_ranks_cannot_share(const Tunable& call, Mailbox* mailbox, Answer&
   answer.median_us.clear();
 }
 
-// The fastest of the candidates that are right on all ranks.
+// Measures the candidates and returns the fastest of those that are right on all ranks.
 Choice choice_measured(const Tunable& call, Mailbox* mailbox, const Answer& answer) {
   auto choice = choice_of(call, answer);
   const auto& names = answer.candidates;
@@ -92,7 +94,7 @@ Choice choice_measured(const Tunable& call, Mailbox* mailbox, const Answer& answ
   return choice;
 }
 
-// Rank 0 only; posts the answer.
+// Makes and posts the answer. Only rank 0 calls it.
 Answer decide(const Tunable& call, Mailbox* mailbox, const Asking& asking, std::string& problem) {
   const auto candidates = call.ways.candidates();
   Answer answer{.asked = call.signature.text(),
@@ -115,8 +117,8 @@ Answer decide(const Tunable& call, Mailbox* mailbox, const Asking& asking, std::
   return answer;
 }
 
-// Rank 0's answer. Without one, the ranks are not in the same call: rank 0, which may wait for
-// this one in a measurement or in the op itself, fails at once, too.
+// Returns rank 0's answer. If it does not come, the ranks are not in the same call. Then rank 0,
+// which may wait for this rank in a measurement or in the op itself, fails at once, too.
 Answer hear(const Tunable& call, Mailbox& mailbox, std::atomic<int64_t>& num_questions) {
   try {
     mailbox.wait("answer", 0);
@@ -138,7 +140,8 @@ std::string op_of(const Tunable& call) {
   return text.substr(0, text.find(' '));
 }
 
-// Layouts belong to it only where no peer has others, with whom this rank would fall out of step.
+// Layouts are part of the key only for a rank that is alone. Among several ranks, a peer with other
+// layouts would ask at another call than this rank.
 std::string key_of(const Tunable& call) {
   auto key = call.signature.key();
   if (call.group.size == 1) key.append(" ").append(call.signature.layouts());

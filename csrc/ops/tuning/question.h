@@ -1,5 +1,5 @@
-// How the ranks of a group settle which candidate a call takes: rank 0 answers, the others hear it,
-// and all measure where that is the answer. What is settled is kept by tuner.cpp.
+// The ranks of a group settle which candidate a call takes: rank 0 answers, the others hear the
+// answer, and all of them measure if the answer says so. tuner.cpp keeps what is settled.
 #pragma once
 
 #include <atomic>
@@ -13,22 +13,22 @@
 
 namespace axonn::ops {
 
-// The op that is called, which opens messages.
+// The name of the op that is called; messages begin with it.
 std::string op_of(const Tunable& call);
 
-// What the call is known under in this process.
+// The key under which this process keeps the call.
 std::string key_of(const Tunable& call);
 
-// What a rank asks with.
+// What a rank brings when it asks.
 struct Asking {
   std::shared_ptr<const tuning::TuningCache> cache;
-  bool is_warm_up;                      // may measure
-  std::atomic<int64_t>& num_questions;  // of the group, so far
+  bool is_warm_up;                      // whether this rank may measure
+  std::atomic<int64_t>& num_questions;  // the group's questions so far
 };
 
-// What is chosen for a call; collective over its group. A rank that is alone has no mailbox. Counts
-// the question as soon as there is an answer, be it that rank 0 failed, and whatever becomes of it.
-// Throws as resolve() does.
+// Chooses a candidate for a call; collective over its group. A rank that is alone has no mailbox.
+// The question is counted as soon as there is an answer, even if the answer is that rank 0 failed,
+// and whatever happens afterwards. Throws as resolve() does.
 Choice ask(const Tunable& call, Mailbox* mailbox, const Asking& asking);
 
 }  // namespace axonn::ops

@@ -16,7 +16,7 @@ int64_t elapsed_ns(c10::Device device, c10::function_ref<void()> run) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count();
   }
   const auto stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-  // BACKEND_DEFAULT: with a time; torch's own default has none.
+  // BACKEND_DEFAULT makes events that record a time; torch's own default makes events that do not.
   c10::Event begin(device.type(), c10::EventFlag::BACKEND_DEFAULT);
   c10::Event end(device.type(), c10::EventFlag::BACKEND_DEFAULT);
   begin.record(stream);

@@ -1,4 +1,4 @@
-// How long work takes on a device.
+// Measures how long work takes on a device.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -8,12 +8,12 @@
 
 namespace axonn::ops {
 
-// From the first piece of work that `run` gives the device to the end of the last. On a GPU:
-// between two events of its current stream, for the second of which the host waits.
+// Returns the time from the first piece of work that `run` gives the device to the end of the last.
+// On a GPU it is taken between two events of the current stream, and the host waits for the second.
 int64_t elapsed_ns(c10::Device device, c10::function_ref<void()> run);
 
-// Whether the device's current stream is being captured into a graph: nothing may be timed then.
-// false with a torch before 2.13, which cannot tell for any device.
+// Returns whether the device's current stream is being captured into a graph, when nothing may be
+// timed. Before version 2.13 torch cannot tell, and the result is false.
 bool is_capturing(c10::Device device);
 
 }  // namespace axonn::ops

@@ -20,19 +20,20 @@ namespace {
 
 using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-// What is settled for one process group. The mutex is not held while ranks talk.
+// What is settled for one process group. The mutex is not held while ranks communicate.
 struct GroupChoices {
   struct Entry {
     Choice choice;
-    int64_t question;        // the one that settled it
-    int64_t calls = 0;       // since then, if it is a default
-    bool announced = false;  // this rank has wished to ask again
+    int64_t question;        // the number of the question that settled it
+    int64_t calls = 0;       // since it was settled, if it is a default
+    bool announced = false;  // whether this rank has asked for a new question
   };
 
   std::string prefix;  // of its keys in the store
   std::mutex mutex;
   std::unordered_map<std::string, Entry> entries;  // by the key of the signature
-  // Those that rank 0 answered: a rank that asked alone, and failed, is not out of step.
+  // Counts only the questions that rank 0 answered: a rank that asked alone, and failed, is not out
+  // of step.
   std::atomic<int64_t> num_questions = 0;
 };
 
@@ -111,7 +112,7 @@ class Tuner {
   }
 
  private:
-  // What a rank decides by itself; a default is looked into again in any warm-up.
+  // Returns what a rank decides by itself. A default is measured in any later warm-up.
   std::string resolve_alone(const Tunable& call) {
     const auto key = key_of(call);
     {
@@ -130,8 +131,8 @@ class Tuner {
     return choice.algorithm;
   }
 
-  // An entry holds as long as its process group lives; a name that c10d gave to another group later
-  // meets a new entry, and new keys, should the store be the old one.
+  // An entry is valid as long as its process group lives. If c10d later gives the same name to
+  // another group, that group gets a new entry, and new keys in case the store is the same.
   struct Entry {
     c10::weak_intrusive_ptr<c10d::ProcessGroup> owner;
     std::shared_ptr<GroupChoices> choices;
@@ -161,7 +162,8 @@ class Tuner {
     return groups;
   }
 
-  // Whether every rank had wished so before this call; the same on all ranks that wonder.
+  // Returns whether every rank had asked for a new question before this call. Every rank that asked
+  // before this call gets the same result.
   static bool all_ask_again(const Tunable& call, const GroupChoices::Entry& known,
                             Mailbox mailbox) {
     const auto wish_of = [](int64_t rank) { return "again/" + std::to_string(rank); };

@@ -1,17 +1,18 @@
-// What `algorithm="auto"` stands for: the algorithm that was measured for the signature of a call,
-// in a warm-up of this process or of an earlier one. All ranks of a group get the same answer: rank
-// 0's, whatever the others' clocks, disks and warm-ups say.
+// Chooses what `algorithm="auto"` stands for: the algorithm that was measured to be fastest for the
+// signature of a call, in a warm-up of this process or of an earlier one. All ranks of a group get
+// rank 0's answer, whatever the others' clocks, disks and warm-ups say.
 //
 // A question about a signature is asked once per process group, by all ranks in the same call, and
-// is numbered. Rank 0 answers: from disk, else "measure" in a warm-up, else the default. A known
-// signature costs a look into a table and no communication.
+// is numbered. Rank 0 answers with an algorithm from disk, else with "measure" in a warm-up, else
+// with the default. A known signature costs a look into a table and no communication.
 //
-// A default that was not measured is asked about again in a later warm-up. Ranks may not all be in
-// it, and a rank that is not says nothing. So a rank in a warm-up posts its wish, once, before
-// it runs call c of the signature. All ranks have to take part in call c for it to end, so all
-// that wished by then know of each other in call c + 1, and see the same: where every rank wished
-// in an earlier call, the question is asked again. Calls must have ended on the host for this. A
-// rank that has wished looks into the store once a call, until all have.
+// The question about a default that was not measured is asked again in a later warm-up, once all
+// ranks are in one. A rank that is outside of a warm-up posts nothing. So each rank that is in a
+// warm-up posts, once, before it runs call c of the signature, that it wants to ask again. Call c
+// ends only after all ranks have come to it. In call c + 1 every rank therefore sees the same posts
+// from call c and before; if each rank has posted by then, the question is asked again. This
+// requires that calls have ended on the host. A rank that has posted looks into the store once a
+// call, until all have posted.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -32,25 +33,25 @@ namespace axonn::ops {
 // The ways in which a call can be made.
 struct Candidates {
   std::vector<std::string> names;
-  size_t preferred;       // without a measurement, and unless another is faster by more than noise
-  std::string libraries;  // versions that times depend on, beside torch's and ours; may be empty
+  size_t preferred;       // used without a measurement, or if no other is faster by more than noise
+  std::string libraries;  // versions that times depend on, besides torch's and ours; may be empty
 };
 
 // A call that can be made in several ways, on its real arguments.
 class Ways {
  public:
-  // By this rank's arguments; asked for only while the call is not settled.
+  // The candidates for this rank's arguments. It is called only while the call is not settled.
   virtual Candidates candidates() const = 0;
-  // Whether this rank can tell what a name stands for that another rank, or the disk, says.
+  // Returns whether this rank knows a name that another rank, or the disk, gives.
   virtual bool knows(const std::string& name) const = 0;
-  // Before they are measured: 0 for those that this rank can use and that compute the right thing,
-  // else 1. The preferred one is always right.
+  // Is called before the candidates are measured. Returns 0 for those that this rank can use and
+  // that compute the right values, else 1. The preferred candidate is always right.
   virtual tuning::Numbers check(const std::vector<std::string>& names) const {
     return tuning::Numbers(names.size(), 0);
   }
-  // For a candidate that ranks can use together only: what they must have in common for that, or
-  // an empty text if this rank cannot. Nothing for others. Whether there is something to say is the
-  // same on all ranks.
+  // For a candidate that ranks can only use together, returns what they must have in common for
+  // that, or an empty text if this rank cannot use it. Returns nothing for other candidates.
+  // Whether it returns something is the same on all ranks.
   virtual std::optional<std::string> condition(const std::string& name) const {
     (void)name;
     return std::nullopt;
@@ -63,31 +64,32 @@ class Ways {
 };
 
 struct Tunable {
-  const Group& group;  // whose ranks agree; of one rank: it decides by itself
+  const Group& group;  // whose ranks agree; a rank that is alone decides by itself
   const Signature& signature;
-  c10::Device device;  // of the tensors; nothing is measured while its stream is captured
+  c10::Device device;  // of the tensors; nothing is measured while its stream is being captured
   // Whether the call ends on a rank only after every rank of the group has come to it. Where it
-  // does not, no rank can know that all wish to ask again, and a default stays.
+  // does not, no rank can know that all want to ask again, and a default stays.
   bool meets;
-  // Whether peers play no part in the call: what is on disk then holds for any group.
+  // Whether the call needs no peer. What is on disk then holds for any group.
   bool is_local;
   const Ways& ways;
 };
 
-// The name of the candidate to use in this call. Where it has to be measured, rank 0's candidates
-// are; those that are wrong on any rank are out, each other is run some dozen times, equally often
-// on all ranks. Throws what `run` throws, and CommunicationError if a
-// peer does not do its part.
+// Returns the name of the candidate to use in this call. If it has to be measured, rank 0's
+// candidates are measured: those that are wrong on any rank are left out, and each of the others is
+// run some dozen times, equally often on all ranks. Throws what `run` throws, and
+// CommunicationError if a peer does not do its part.
 std::string resolve(const Tunable& call);
 
-// With what a rank adds to it: the name under which a call of its own is kept on disk.
+// The signature with what this rank adds to it. A call that this rank measured is kept on disk
+// under it.
 std::string full_signature(const Tunable& call);
 
-// What is known of kernels for GPUs that are not measured before they were run and found right:
-// what `axonn-ext verify` has left on this machine.
+// What `axonn-ext verify` has found on this machine about kernels for GPUs, which are measured only
+// after they were run and found right.
 struct VerifiedKernels {
-  int64_t fused_ranks = 0;  // "fused" is right between so many ranks; 0: not known to be
-  bool suggest = false;     // nothing is known, and the user is told once where it matters
+  int64_t fused_ranks = 0;  // the group size up to which "fused" is known to be right; 0: none is
+  bool suggest = false;     // nothing is known, and the user is told so once, where it matters
 };
 
 struct TuningSettings {
@@ -100,36 +102,38 @@ struct TuningSettings {
 // Values that axonn_ext/settings.py read.
 void configure_tuning(const TuningSettings& settings);
 
-// The cache on disk, for choices that are not of an op's algorithm (tile configs of Triton
+// Reads the cache on disk, for choices other than an op's algorithm (tile configs of Triton
 // kernels).
 tuning::TuningCache::Answer find_measurement(const std::string& signature);
 std::string keep_measurement(const tuning::Record& record);
 
 VerifiedKernels verified_kernels();
 
-// Says once that `axonn-ext verify` would let more be measured here; nothing where it has been run.
+// Tells the user once that `axonn-ext verify` would let more be measured here. Does nothing where
+// it has been run.
 void suggest_verify();
 
-// Between these, calls of signatures that are not known are measured. They nest.
+// Between these two, calls of unknown signatures are measured. The pairs may be nested.
 void enter_warm_up();
 void leave_warm_up();
 
-// One that is known to exist.
+// Returns the algorithm of a name that is known to exist.
 Algorithm algorithm_named(const std::string& name);
 
-// What an op tells of a call; the same on all ranks, but for why_no_fused.
+// What an op says about a call. It is the same on all ranks, except for why_no_fused.
 struct CallTraits {
   c10::Device device;
-  bool can_fuse;      // its ranks are of CPUs and share memory
-  bool is_empty;      // there is nothing to measure
+  bool can_fuse;      // whether its ranks are on CPUs and share memory
+  bool is_empty;      // whether there is nothing to measure
   bool meets = true;  // see Tunable
-  // On GPUs: why "fused" cannot make the call on this rank; empty: it can.
+  // Returns why "fused" cannot make the call on this rank, or an empty text if it can; on GPUs
+  // only.
   c10::function_ref<std::string()> why_no_fused;
-  int64_t largest_group = 0;  // of those that it calls, if not the one that agrees; 0: that one
+  int64_t largest_group = 0;  // of the groups that it calls; 0: the group that agrees
 };
 
-// The algorithms that "auto" may choose between. On GPUs nothing is a default that was not
-// measured, and "fused" is measured only where it can make the call and is known to be right.
+// The algorithms that "auto" may choose between. On GPUs the default is "sequential", and "fused"
+// is measured only where it can make the call and is known to be right.
 struct FusedTraits {
   bool is_cpu;
   bool shares_memory;      // CPU
@@ -139,18 +143,19 @@ struct FusedTraits {
 };
 Candidates algorithm_candidates(const FusedTraits& traits);
 
-// The algorithm to use in this call of an op; see resolve(). Not for calls that need no peer (empty
-// tensors).
+// Returns the algorithm to use in this call of an op; see resolve(). It must not be called for
+// calls that need no peer (empty tensors).
 Algorithm resolve_auto(const Group& group, const Signature& signature, const CallTraits& call,
                        c10::function_ref<void(Algorithm)> run);
 
-// Runs an op, `run(algorithm)`, with the algorithm asked for or, for "auto", the one chosen.
+// Runs an op, `run(algorithm)`, with the algorithm that was asked for or, for "auto", with the one
+// chosen.
 template <typename Run>
 auto run_algorithm(const Group& group, AskedAlgorithm asked, CallTraits call,
                    const Signature& signature, Run&& run) {
   if (asked != kAuto) return run(*asked);
   if (call.is_empty) return run(call.can_fuse ? Algorithm::kFused : Algorithm::kSequential);
-  // A GPU's calls end on the host before a peer has come to them.
+  // On a GPU, calls end on the host before a peer has come to them.
   call.meets = call.meets && call.device.is_cpu();
   return run(resolve_auto(group, signature, call, [&](Algorithm a) { run(a); }));
 }
@@ -158,7 +163,7 @@ auto run_algorithm(const Group& group, AskedAlgorithm asked, CallTraits call,
 struct Choice {
   enum class Source { kDefault, kDisk, kMeasured };
 
-  std::string group;      // empty: of a rank that decides by itself
+  std::string group;      // empty: a rank decided by itself
   std::string signature;  // with rank 0's layouts and threads and, for ops, the group's kind
   std::string algorithm;
   Source source;
@@ -167,11 +172,11 @@ struct Choice {
 
 const char* name_of(Choice::Source source);
 
-// What "auto" stands for in this process, for the groups that live.
+// The choices of "auto" in this process, for the groups that live.
 std::vector<Choice> tuning_choices();
 
-// Forgets them, so that they are asked for anew; not what is on disk. To be called on all ranks,
-// between the same calls.
+// Forgets these choices, so that they are settled anew; what is on disk stays. All ranks must call
+// it, between the same calls.
 void clear_tuning_choices();
 
 }  // namespace axonn::ops

@@ -1,4 +1,4 @@
-// Copies that the copy engine makes, and flags that it raises behind them.
+// Copies that the copy engine makes, and flags that it raises after them.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,14 +18,14 @@ inline void copy(void* to, const void* from, int64_t bytes, cudaStream_t stream)
       cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream));
 }
 
-// Raises a flag of a rank behind what the stream has done before.
+// Raises a flag of a rank after what the stream has done before.
 inline void push_flag(const Peers& peers, int32_t to, int64_t flag, cudaStream_t stream) {
   copy(at(peers.pads[to], comm::signal_offset_bytes(flag)), peers.epoch_to_push, sizeof(uint32_t),
        stream);
 }
 
-// The ranks that need this one's rows, whoever comes to them first first: they work through shards
-// from their own upwards.
+// Returns the ranks that need this rank's rows, beginning with the one that needs them first. Each
+// rank works through the shards from its own upwards.
 inline int32_t receiver(const Peers& peers, int32_t step) {
   return (peers.rank - step + peers.num_ranks) % peers.num_ranks;
 }

@@ -1,6 +1,5 @@
-// How kernels of different ranks signal each other: flags in device memory that hold the epoch of
-// the last call that reached them (core/symmetric/epoch_flag.h), written by peers or by the copy
-// engine.
+// Kernels of different ranks signal each other by flags in device memory. A flag holds the epoch of
+// the last call that reached it (core/symmetric/epoch_flag.h); peers or the copy engine write it.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +10,8 @@
 
 namespace axonn::kernels::cuda {
 
-// Pairs with store_release and with the copy engine's writes: what its writer wrote before is
-// visible to this thread afterwards.
+// Pairs with store_release and with the copy engine's writes: what the flag's writer wrote before
+// is visible to this thread afterwards.
 __device__ inline uint32_t load_acquire(const uint32_t* flag) {
   uint32_t value;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
@@ -23,12 +22,13 @@ __device__ inline void store_release(uint32_t* flag, uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 
-// Orders accesses of the same memory by different addresses: a multicast one stands for that of
-// each rank. Between writes by one address and reads by another, somewhere along the path from the
-// first to the second that flags make.
+// Orders accesses to the same memory by different addresses; a multicast address stands for that of
+// each rank. It is needed between writes by one address and reads by another, anywhere on the path
+// of flags from the writes to the reads.
 __device__ inline void fence_aliases() { asm volatile("fence.proxy.alias;" ::: "memory"); }
 
-// Another CTA of this device that adds later sees what this thread saw before.
+// Pairs with itself: what this thread saw before is visible to another CTA of this device that adds
+// later.
 __device__ inline uint32_t add_acq_rel(uint32_t* counter, uint32_t value) {
   uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
@@ -52,15 +52,15 @@ __device__ inline const uint32_t* flag_at(const void* pad, int64_t flag) {
                                            comm::signal_offset_bytes(flag));
 }
 
-// What a wait was for, should it fail: a chunk, by its ordinal.
+// What a wait is for, in case it fails: a chunk, by its ordinal.
 struct Awaited {
   int32_t chunks_per_shard;
   int32_t ordinal;
 };
 
-// Writes who waited for what, unless someone has, and ends the kernel and with it the context: a
-// result that lacks a peer's part must reach nobody. The host reads the record: it lies in its
-// memory.
+// Records who waited for what, unless a record is there, and ends the kernel and with it the
+// context, because a result that lacks a peer's part must not be used. The record is in host
+// memory, so the host can read it.
 __device__ inline void fail_wait(const SpinLimit& limit, Awaited what, uint32_t target,
                                  uint32_t seen) {
   if (atomicCAS_system(&limit.failure->state, SpinFailure::kNone, SpinFailure::kWriting) ==
@@ -74,7 +74,7 @@ __device__ inline void fail_wait(const SpinLimit& limit, Awaited what, uint32_t 
     atomicExch_system(&limit.failure->state, SpinFailure::kWritten);
     __threadfence_system();
   } else {
-    // The trap ends everybody: not before the record is there.
+    // The trap ends all threads, so it must not come before the record is there.
     const uint64_t start = global_timer_ns();
     while (load_acquire(&limit.failure->state) != SpinFailure::kWritten &&
            global_timer_ns() - start < 10'000'000) {

@@ -1,11 +1,11 @@
-// What the host gives to kernels that wait for peers, and what it learns when one waits in vain.
+// What the host passes to kernels that wait for peers, and what it learns when one waits in vain.
 #pragma once
 
 #include <cstdint>
 
 namespace axonn::kernels::cuda {
 
-// Written by the device into pinned host memory, once; the context is lost after it.
+// The device writes this into pinned host memory, once; the context is lost afterwards.
 struct SpinFailure {
   static constexpr uint32_t kNone = 0;
   static constexpr uint32_t kWriting = 1;
@@ -19,11 +19,11 @@ struct SpinFailure {
   uint32_t seen = 0;
 };
 
-// How long a kernel waits for a flag, and where it says so before it gives up.
+// How long a kernel waits for a flag, and where it writes a record before it gives up.
 struct SpinLimit {
   uint64_t budget_ns;
   SpinFailure* failure;  // pinned host memory
-  int32_t rank;          // this one, for the message
+  int32_t rank;          // this rank, for the message
 };
 
 }  // namespace axonn::kernels::cuda

@@ -12,8 +12,8 @@
 namespace axonn::kernels::cuda {
 namespace {
 
-// A call on a stream, from the epoch's count to the word that peers wait for: that is given also
-// where an exception cuts the call short, since it has been counted.
+// A call on a stream, from counting the epoch to the flag that peers wait for. The flag is also
+// raised if an exception cuts the call short, since the call has been counted.
 class Call {
  public:
   Call(const Peers& peers, int32_t own_chunks, cudaStream_t stream)
@@ -45,7 +45,7 @@ int64_t slot_bytes(const FusedGemm& gemm, int32_t num_ranks) {
   return gemm.m / num_ranks * gemm.n * size_of(gemm.dtype);
 }
 
-// The product whose rows leave for their owners' staging slots.
+// Returns the product whose rows leave for their owners' staging slots.
 FusedGemm leaving(FusedGemm gemm, const Peers& peers, const comm::SignalLayout& layout) {
   const int64_t bytes = slot_bytes(gemm, peers.num_ranks);
   Departures& departures = gemm.departures;
@@ -62,14 +62,14 @@ FusedGemm leaving(FusedGemm gemm, const Peers& peers, const comm::SignalLayout& 
   return gemm;
 }
 
-// Where a rank's own rows of all sources come, in the order of ranks.
+// Sets the places where a rank's own rows of all sources arrive, in the order of ranks.
 void set_own_slots(const Peers& peers, int64_t bytes, const void** slots) {
   for (int32_t rank = 0; rank < peers.num_ranks; ++rank) {
     slots[rank] = at(peers.workspaces[peers.rank], rank * bytes);
   }
 }
 
-// Adds up this rank's rows, all of which have come.
+// Adds up this rank's rows, all of which have arrived.
 void reduce(const Peers& peers, const FusedGemm& gemm, void* sum, cudaStream_t stream) {
   const int64_t bytes = slot_bytes(gemm, peers.num_ranks);
   const void* slots[kMaxPeers];
@@ -78,7 +78,7 @@ void reduce(const Peers& peers, const FusedGemm& gemm, void* sum, cudaStream_t s
                                 gemm.dtype, ReduceOp::kSum, stream));
 }
 
-// Adds up this rank's rows and copies them to all, `offset` bytes into the workspaces.
+// Adds up this rank's rows and copies them to all ranks, `offset` bytes into their workspaces.
 void reduce_and_push(const Peers& peers, const FusedGemm& gemm, int64_t offset,
                      const comm::SignalLayout& layout, cudaStream_t stream) {
   const int64_t bytes = slot_bytes(gemm, peers.num_ranks);
@@ -93,7 +93,7 @@ void reduce_and_push(const Peers& peers, const FusedGemm& gemm, int64_t offset,
   }
 }
 
-// The same by a kernel that stores the sum at all ranks as it adds.
+// Does the same with a kernel that stores the sum at all ranks as it adds.
 void reduce_to_all(const Peers& peers, const GemmBackend& backend, const FusedGemm& gemm,
                    bool multicast, int64_t offset, const comm::SignalLayout& layout,
                    cudaStream_t stream) {
@@ -102,7 +102,7 @@ void reduce_to_all(const Peers& peers, const GemmBackend& backend, const FusedGe
                .dtype = gemm.dtype,
                .bytes = slot_bytes(gemm, peers.num_ranks)};
   set_own_slots(peers, sum.bytes, sum.sources);
-  for (int32_t step = 0; step < peers.num_ranks; ++step) {  // each rank begins at another
+  for (int32_t step = 0; step < peers.num_ranks; ++step) {  // each rank begins with another rank
     sum.destinations[step] = at(peers.workspaces[receiver(peers, step)], offset);
   }
   if (multicast) sum.destinations[0] = at(peers.multicast, offset);
@@ -163,7 +163,8 @@ void all_gather_gemm(const Peers& all, const GemmBackend& backend, const LaunchC
        streams.compute);
   const cudaError_t launched = backend.launch(gemm, config, streams.compute);
   transport.confirm(peers, streams.compute);
-  // What comes next on the stream may overwrite the shard, and counts the next epoch.
+  // What comes next on the stream may overwrite the shard, and counts the next epoch, so it waits
+  // for the delivery.
   AXONN_CUDA_CHECK(cudaStreamWaitEvent(streams.compute, streams.delivered, 0));
   AXONN_CUDA_CHECK(launched);
   call.end();

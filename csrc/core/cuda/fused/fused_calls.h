@@ -1,6 +1,6 @@
-// One rank's part of an op whose GEMM starts on what has arrived, or sends what is finished: what
-// it enqueues, and where. Nothing waits on the host, and nothing depends on host state that changes
-// from call to call, so a CUDA graph replays it.
+// What one rank enqueues, and where, for an op whose GEMM starts on what has arrived or sends what
+// is finished. Nothing waits on the host, and nothing depends on host state that changes from call
+// to call, so a CUDA graph can replay it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,7 +14,7 @@
 
 namespace axonn::kernels::cuda {
 
-// An architecture's kernels, from the extension module that holds them.
+// The kernels of an architecture, from the extension module that holds them.
 struct GemmBackend {
   const char* (*why_unsupported)(const FusedGemm& gemm);
   cudaError_t (*launch)(const FusedGemm& gemm, const LaunchConfig& config, cudaStream_t stream);
@@ -22,42 +22,42 @@ struct GemmBackend {
   cudaError_t (*load)();
 };
 
-// Loads every kernel of a fused call onto the current device. To be called before the first: CUDA
-// loads a kernel at its first launch otherwise, which may wait for kernels that run, and those may
-// wait for what this rank has yet to enqueue.
+// Loads every kernel of a fused call onto the current device. It is to be called before the first
+// call. Otherwise CUDA loads a kernel at its first launch, which may wait for kernels that run;
+// those may wait for what this rank has yet to enqueue.
 void load_kernels(const GemmBackend& backend);
 
 struct CallStreams {
   cudaStream_t compute;
   cudaStream_t copy;  // of the transport
-  cudaEvent_t begun;  // events of this rank, without timing; used again in every call
+  cudaEvent_t begun;  // events of this rank, without timing, that every call uses again
   cudaEvent_t delivered;
 };
 
-// Chunks per shard, the same on all ranks.
+// Returns the number of chunks per shard, which is the same on all ranks.
 int32_t chunks_per_shard(int64_t shard_rows);
 
 int64_t gather_workspace_bytes(const GatheredRows& rows);
 int64_t reduce_scatter_workspace_bytes(const FusedGemm& gemm, int32_t num_ranks);
 int64_t all_reduce_workspace_bytes(const FusedGemm& gemm, int32_t num_ranks);
 
-// D = the product with the gathered matrix, whose rows are rows of A, columns of B or lie along K:
-// `arriving`. The caller has left that operand null: it is the workspace.
+// Computes D, the product with the gathered matrix. `arriving` says whether its rows are rows of A,
+// columns of B or lie along K. The caller leaves that operand null, because it is the workspace.
 // `transport` delivers the other ranks' rows on the copy stream.
 void all_gather_gemm(const Peers& peers, const GemmBackend& backend, const LaunchConfig& config,
                      FusedGemm gemm, Arriving arriving, const GatheredRows& rows,
                      ShardTransport& transport, const CallStreams& streams);
 
-// output [m / num_ranks, n] = this rank's rows of the sum over ranks of A @ B, added in the order
-// of ranks in fp32.
+// Sets output [m / num_ranks, n] to this rank's rows of the sum over ranks of A @ B, added in the
+// order of ranks in fp32.
 void gemm_reduce_scatter(const Peers& peers, const GemmBackend& backend, const LaunchConfig& config,
                          FusedGemm gemm, void* output, const CallStreams& streams);
 
-// Of an all-reduce of these rows.
+// Describes the hand-out for an all-reduce of these rows.
 HandOutProblem hand_out_problem(const Peers& peers, const FusedGemm& gemm);
 
-// output [m, n] = the sum over ranks of A @ B: a reduce-scatter whose sums are handed out to all.
-// Throws std::invalid_argument for a way that why_no_hand_out names.
+// Sets output [m, n] to the sum over ranks of A @ B, by a reduce-scatter whose sums are handed out
+// to all ranks. Throws std::invalid_argument for a hand-out that why_no_hand_out refuses.
 void gemm_all_reduce(const Peers& peers, const GemmBackend& backend, const LaunchConfig& config,
                      FusedGemm gemm, HandOut way, void* output, const CallStreams& streams);
 

@@ -3,8 +3,8 @@
 //
 //     D [m, n] = A [m, k] @ B [k, n], accumulated in fp32
 //
-// Operands may arrive in chunks, each announced by a flag; the result may leave to one rank after
-// the other, each chunk announced by a flag there.
+// Operands may arrive in chunks, each announced by a flag. The result may leave, to one rank after
+// the other; a flag there announces each chunk.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +20,12 @@ inline constexpr int32_t kMaxPeers = 8;  // in a node of a DGX: descriptors are 
 inline constexpr int32_t kMaxChunks = kMaxPeers * comm::kMaxChunksPerShard;
 static_assert(kMaxChunks <= 32, "a lane for each");
 
-// Rows of the smallest chunk: a whole number of clusters of tiles of every config that is built. A
-// constant, since ranks that multiply with different columns may choose different configs.
+// The rows of the smallest chunk: a whole number of clusters of tiles, for every config that is
+// built. It is a constant, because ranks that multiply with different columns may choose different
+// configs.
 inline constexpr int64_t kChunkRows = 256;
 
-// What TMA asks of addresses, and of the rows that lie behind them.
+// The alignment that TMA requires of addresses, and of the distance between rows.
 inline constexpr int64_t kLoadBytes = 16;
 
 // Which dimension of the product arrives in chunks.
@@ -38,16 +39,16 @@ enum class Arriving : int32_t {
 struct Arrivals {
   Arriving dim = Arriving::kNothing;
   comm::ChunkPlan plan{};           // of that dimension
-  int32_t rank = 0;                 // whose own shard is there already, and is worked on first
+  int32_t rank = 0;                 // whose own shard is already there, and is worked on first
   const void* pad = nullptr;        // this rank's flags, by SignalLayout::flag(0, chunk)
   const uint32_t* epoch = nullptr;  // of this call, in device memory: graphs replay
   SpinLimit limit{};
 };
 
-// The rows of D leave, an equal share for each destination. Those for rank r go to slots[r].
+// The rows of D leave, an equal share for each destination; those for rank r go to slots[r].
 struct Departures {
   int32_t num_ranks = 0;  // 0: D stays
-  int32_t rank = 0;       // this one; its own rows come last
+  int32_t rank = 0;       // this rank, whose own rows come last
   int32_t chunks_per_shard = 1;
   void* slots[kMaxPeers] = {};      // this rank's staging slot at each, [m / num_ranks, n]
   void* pads[kMaxPeers] = {};       // their flags, by SignalLayout::flag(0, {this rank, chunk})
@@ -61,7 +62,7 @@ struct FusedGemm {
   void* d;  // null if the rows leave
   int64_t m, n, k;
   int64_t lda, ldb, ldd;  // elements between rows (columns, where transposed) of what is stored
-  // A is stored as [m, k], or [k, m] if transposed; B as [n, k] if transposed, else [k, n].
+  // A is stored as [m, k], or as [k, m] if transposed; B as [k, n], or as [n, k] if transposed.
   bool a_transposed, b_transposed;
   DataType dtype;
   const void* bias = nullptr;      // [n], added to every row; only if D stays

@@ -1,5 +1,6 @@
-// How an all-reduce gives every rank the rows that one rank has added up: the ways there are, which
-// are legal and which to take. Plain host code without CUDA headers, so that CPU tests cover it.
+// The ways in which an all-reduce can give every rank the rows that one rank has added up: which
+// are legal, and which to use. This is plain host code without CUDA headers, so that CPU tests
+// cover it.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +24,12 @@ struct HandOutProblem {
 
 inline constexpr int64_t kStoreBytes = 16;
 
-// Up to here peer stores are taken for faster than copies, which cost an engine about 2 us each to
-// start: what a link of NVLink carries meanwhile. A guess, until it is measured.
+// Up to this size peer stores are assumed to be faster than copies. A copy costs an engine about 2
+// us to start, in which NVLink carries about so many bytes. A guess, until it is measured.
 inline constexpr int64_t kPeerStoreBytes = 1 << 20;
 
-// Why a way cannot be taken; null: it can. Ranks may take different ways: all store the same bytes
-// at the same place, and raise the same flags.
+// Returns why a way cannot be used, or null if it can. Ranks may use different ways, because all of
+// them store the same bytes in the same place and raise the same flags.
 constexpr const char* why_no_hand_out(HandOut way, const HandOutProblem& problem) {
   if (way == HandOut::kCopyEngine) return nullptr;
   if (problem.slot_bytes % kStoreBytes != 0) {
@@ -40,9 +41,9 @@ constexpr const char* why_no_hand_out(HandOut way, const HandOutProblem& problem
   return nullptr;
 }
 
-// A rank's rows reach every rank in the same number of bytes either way. Multicast sends them once
-// where the others send them num_ranks - 1 times, but also back to their owner: between two ranks
-// that saves nothing.
+// A rank's rows reach every rank as the same number of bytes with each way. Multicast sends them
+// once where the others send them num_ranks - 1 times, but it sends them back to their owner, too;
+// so it saves nothing between two ranks.
 constexpr HandOut choose_hand_out(const HandOutProblem& problem) {
   if (problem.num_ranks > 2 && why_no_hand_out(HandOut::kMulticast, problem) == nullptr) {
     return HandOut::kMulticast;
@@ -52,9 +53,9 @@ constexpr HandOut choose_hand_out(const HandOutProblem& problem) {
                                                                           : HandOut::kCopyEngine;
 }
 
-// What an architecture's kernel adds up and stores at every rank: `bytes`, a multiple of
-// kStoreBytes at addresses that are too, of bfloat16 or float16. In the order of sources, in fp32:
-// the bits of reduce_slots (reduce.h).
+// What an architecture's kernel adds up and stores at every rank: `bytes` of bfloat16 or float16.
+// `bytes` and all addresses are multiples of kStoreBytes. It adds in the order of sources, in fp32,
+// and gives the bits of reduce_slots (reduce.h).
 struct SumToAll {
   const void* sources[kMaxPeers] = {};
   void* destinations[kMaxPeers] = {};  // every rank's, in the order of stores; or the multicast one

@@ -12,9 +12,9 @@ __global__ void __launch_bounds__(kWarp)
   const int lane = static_cast<int>(threadIdx.x);
   const uint32_t before = *peers.epoch;
   if (!peers.apart && lane < peers.num_ranks && lane != peers.rank) {
-    // Pairs with end_kernel: the peer's reads of the call before come first.
+    // Pairs with end_kernel: the peer has finished the reads of the call before.
     await_flag(flag_at(peers.pads[peers.rank], kDoneFlags + lane), before, peers.limit, {1, lane});
-    // What it read by its own address may now be overwritten by the multicast one.
+    // What the peer read by its own address may now be overwritten by the multicast address.
     if (peers.multicast != nullptr) fence_aliases();
   }
   __syncwarp();
@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(kWarp)
   const int lane = static_cast<int>(threadIdx.x);
   const auto per_shard = static_cast<int32_t>(layout.chunks_per_shard);
   if (lane < peers.num_ranks * per_shard) {
-    // Pairs with await_kernel. The stores that it announces are those of the kernels before, by the
-    // multicast address perhaps, and this one is not.
+    // Pairs with await_kernel. The stores that this flag announces are those of earlier kernels.
+    // They may have used the multicast address; this store does not.
     if (peers.multicast != nullptr) fence_aliases();
     const int64_t flag = layout.flag(phase, {peers.rank, lane % per_shard});
     store_release(flag_at(peers.pads[lane / per_shard], flag), *peers.epoch);
@@ -45,16 +45,17 @@ __global__ void __launch_bounds__(kWarp)
   const int lane = static_cast<int>(threadIdx.x);
   const auto per_shard = static_cast<int32_t>(layout.chunks_per_shard);
   if (lane < peers.num_ranks * per_shard) {
-    // Pairs with the release of whoever delivers; the kernels that follow see what it wrote.
+    // Pairs with the release of whoever delivers. The kernels that follow see what it wrote.
     const int64_t flag = layout.flag(phase, {lane / per_shard, lane % per_shard});
     await_flag(flag_at(peers.pads[peers.rank], flag), *peers.epoch, peers.limit, {per_shard, lane});
-    // What follows reads by this rank's own address what was written by the multicast one.
+    // The kernels that follow read by this rank's own address what was written by the multicast
+    // address.
     if (peers.multicast != nullptr) fence_aliases();
   }
 }
 
 __global__ void await_own_kernel(const __grid_constant__ Peers peers) {
-  // Pairs with the copy engine's write behind all else on its stream.
+  // Pairs with the copy engine's write, which comes last on its stream.
   await_flag(flag_at(peers.pads[peers.rank], kDoneFlags + peers.rank), *peers.epoch, peers.limit,
              {1, peers.rank});
 }

@@ -1,5 +1,5 @@
-// How ranks that share device memory begin and end a call, and wait for what peers deliver. Device
-// code that any architecture runs.
+// Functions with which ranks that share device memory begin and end a call, and wait for what peers
+// deliver. The device code runs on any architecture.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,38 +12,40 @@
 
 namespace axonn::kernels::cuda {
 
-// What the ranks of a group have mapped of each other: a workspace and a pad of flags each. A call
-// may start to overwrite a peer's workspace once that peer has ended the call before.
+// What the ranks of a group have mapped of each other: for each rank a workspace and a pad of
+// flags. A call may overwrite a peer's workspace once that peer has ended the call before.
 struct Peers {
   int32_t rank = 0;
   int32_t num_ranks = 0;
   void* workspaces[kMaxPeers] = {};
   void* pads[kMaxPeers] = {};  // kPadBytes each, zero at first
-  // A second address of all workspaces: what is stored there, at an offset, is stored at that
-  // offset of each. Null where the GPUs or what links them has no multicast.
+  // A second address of all workspaces: what is stored there at an offset is stored at that offset
+  // in each of them. It is null if the GPUs, or the links between them, have no multicast.
   void* multicast = nullptr;
-  bool apart = false;         // none has mapped another's: calls begin and end without a word
+  bool apart = false;         // no rank maps another's, so calls begin and end without signals
   uint32_t* epoch = nullptr;  // on this device: calls begun, in step on all ranks
-  // The same in pinned memory of the host, from where the copy engine takes it: a copy within a
-  // device may be a kernel's work, for which a grid that fills it leaves no room.
+  // The same number in pinned host memory, from which the copy engine takes it. A copy within a
+  // device may be done by a kernel, for which a grid that fills the device leaves no room.
   uint32_t* epoch_to_push = nullptr;
   uint32_t* counters = nullptr;  // on this device: kMaxChunks zeros
   SpinLimit limit{};
 };
 
-// Flags of a pad: what is gathered or summed, then "this rank has ended its call" of each rank.
+// The flags of a pad are those of what is gathered or summed, then, for each rank, the flag that
+// says that this rank has ended its call.
 inline constexpr int64_t kDoneFlags = comm::kNumSignals - kMaxPeers;
 inline constexpr int64_t kPadBytes = comm::kNumSignals * comm::kSignalStride;
 
 // Loads the kernels of this file onto the current device.
 cudaError_t load_handshake();
 
-// Waits until all peers, unless apart, have ended the call before, then counts this one. Raises
-// this rank's own `own_chunks` flags of a gather: its shard lies in its workspace before the next
-// kernel starts.
+// Waits until all peers, unless apart, have ended the call before, then counts this call. Raises
+// this rank's own `own_chunks` flags of a gather, because its shard is in its workspace before the
+// next kernel starts.
 cudaError_t begin_call(const Peers& peers, int32_t own_chunks, cudaStream_t stream);
 
-// Raises this rank's flags of a phase at all ranks: what was enqueued before has been delivered.
+// Raises this rank's flags of a phase at all ranks, because what was enqueued before has been
+// delivered.
 cudaError_t raise_chunks(const Peers& peers, const comm::SignalLayout& layout, int32_t phase,
                          cudaStream_t stream);
 
@@ -51,7 +53,7 @@ cudaError_t raise_chunks(const Peers& peers, const comm::SignalLayout& layout, i
 cudaError_t await_chunks(const Peers& peers, const comm::SignalLayout& layout, int32_t phase,
                          cudaStream_t stream);
 
-// Waits for this rank's own flag of those that say that a call has ended.
+// Waits for this rank's own flag among those that say that a call has ended.
 cudaError_t await_own(const Peers& peers, cudaStream_t stream);
 
 // Tells all peers, unless apart, that this rank reads nothing more of what they wrote in this call.

@@ -1,5 +1,5 @@
-// Who brings a gather's rows to the GEMM that waits for them. The GEMM looks at flags in its own
-// memory and does not know which of these raises them.
+// The transports that bring a gather's rows to the GEMM that waits for them. The GEMM looks at
+// flags in its own memory and does not know which transport raises them.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,44 +10,44 @@
 
 namespace axonn::kernels::cuda {
 
-// The matrix that is gathered, as it is stored: rows, a shard of consecutive ones on each rank.
+// The gathered matrix as it is stored: by rows, with a shard of consecutive rows on each rank.
 struct GatheredRows {
   const void* shard;  // this rank's rows, without gaps
   int64_t row_bytes;
   comm::ChunkPlan plan;  // of all rows
-  bool is_a;             // the operand that they are; else B
+  bool is_a;             // whether the rows are operand A; else B
 };
 
 class ShardTransport {
  public:
   virtual ~ShardTransport() = default;
 
-  // Whether ranks write into each other's workspaces, and so must know when they may.
+  // Returns whether ranks write into each other's workspaces, and so must know when they may.
   virtual bool writes_to_peers() const = 0;
 
-  // Enqueues, on a stream of its own, what brings every chunk of the other shards to its place in
-  // the workspace of each rank that this one delivers to, with the epoch's flag behind each chunk.
-  // Waits for nothing that a GEMM which fills its grid keeps from running.
+  // Enqueues, on a stream of its own, the work that brings every chunk of the other shards to its
+  // place in the workspace of each rank that this one delivers to, and that sets the flag to the
+  // epoch after each chunk. It waits for nothing that a GEMM which fills its grid could keep from
+  // running.
   virtual void deliver(const Peers& peers, const GatheredRows& rows, cudaStream_t stream) = 0;
 
-  // Enqueues, behind the GEMM, what bounds the wait for deliver's stream, where that waits for
-  // peers.
+  // If deliver's stream waits for peers, enqueues, after the GEMM, what bounds that wait.
   virtual void confirm(const Peers& peers, cudaStream_t stream) {
     (void)peers;
     (void)stream;
   }
 };
 
-// The copy engine writes this rank's rows into each peer's workspace. Needs no SM, and GPUs that
-// reach each other's memory.
+// The copy engine writes this rank's rows into each peer's workspace. This needs no SM, but needs
+// GPUs that reach each other's memory.
 class CopyEnginePush : public ShardTransport {
  public:
   bool writes_to_peers() const override { return true; }
   void deliver(const Peers& peers, const GatheredRows& rows, cudaStream_t stream) override;
 };
 
-// The copy engine fetches the rows from wherever they are: those of pinned host memory cross a link
-// of known speed, which stands in for peers where there is one GPU.
+// The copy engine fetches the rows from wherever they are. Rows in pinned host memory cross a link
+// of known speed, so they can stand in for peers where there is one GPU.
 class CopyEnginePull : public ShardTransport {
  public:
   explicit CopyEnginePull(const void* const* shards) : shards_(shards) {}

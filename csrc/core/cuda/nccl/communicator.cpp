@@ -30,7 +30,7 @@ Communicator::Communicator(CommunicatorGrid& grid, const AxisRanks& axis, ncclCo
       rank_(std::find(axis.ranks.begin(), axis.ranks.end(), grid.rank_) - axis.ranks.begin()),
       size_(static_cast<int64_t>(axis.ranks.size())),
       comm_(comm) {
-  // Other ranks with the same name for their axis are another group.
+  // Ranks with the same name for their axis but with other members are another group.
   const auto prefix = grid.prefix_ + "/" + axis_ + "/" + std::to_string(axis.ranks[0]);
   collectives_ = numbered({.axis = axis_,
                            .prefix = prefix,
@@ -125,7 +125,7 @@ PendingCall Communicator::issue(Kind kind, const std::string& signature, cudaStr
   return {0, nullptr};
 }
 
-// The promised order: caller's stream -> our stream -> the event that the result waits for.
+// The order is: caller's stream -> our stream -> the event that the result waits for.
 PendingCall Communicator::launch(Kind kind, const std::string& signature, cudaStream_t caller,
                                  const std::vector<Issue>& calls) {
   if (!grid_.process_.is_this()) grid_.process_.refuse(signature, rank_, axis_);
@@ -141,7 +141,7 @@ PendingCall Communicator::launch(Kind kind, const std::string& signature, cudaSt
     enqueue(signature, calls);
     auto end = std::make_shared<cuda::Event>();
     end->record(stream_.get());
-    // An event of a capture cannot be asked, and a graph that is replayed is watched by nobody.
+    // An event of a capture cannot be queried, and a graph that is replayed is not watched.
     if (is_capturing(stream_.get())) {
       numbered.log->complete(sequence);
     } else {
@@ -149,7 +149,7 @@ PendingCall Communicator::launch(Kind kind, const std::string& signature, cudaSt
     }
     return {sequence, std::move(end)};
   } catch (const std::exception& error) {
-    grid_.watch_->fail(error.what());  // the peers have issued, or will: end their wait
+    grid_.watch_->fail(error.what());  // peers have issued the call, or will: end their wait
     throw;
   }
 }
@@ -164,7 +164,7 @@ void Communicator::enqueue(const std::string& signature, const std::vector<Issue
     const ncclResult_t one = call(comm_, stream_.get());
     if (one != ncclSuccess && one != ncclInProgress && result == ncclSuccess) result = one;
   }
-  const ncclResult_t end = ncclGroupEnd();  // also after an error, or NCCL waits for it
+  const ncclResult_t end = ncclGroupEnd();  // even after an error, because NCCL waits for it
   if (result != ncclSuccess) throw_nccl(result, what, __FILE__, __LINE__);
   grid_.settle(end, comm_, what);
 }
@@ -216,7 +216,7 @@ void Communicator::deregister(void* data) {
 
 void Communicator::check_async() {
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock || comm_ == nullptr) return;  // a call is being issued, which asks for itself
+  if (!lock || comm_ == nullptr) return;  // a call is being issued, which checks by itself
   ncclResult_t state = ncclSuccess;
   AXONN_NCCL_CHECK(ncclCommGetAsyncError(comm_, &state));
   if (state == ncclSuccess || state == ncclInProgress) return;

@@ -1,4 +1,5 @@
-// NCCL communicators of a grid: one per axis, split from one parent, each with a stream of its own.
+// The NCCL communicators of a grid: one per axis, split from one parent, each with a stream of its
+// own.
 //
 // Every call is ordered by events: the communicator's stream waits for what the caller's stream has
 // enqueued so far, runs the collective, and marks its end; the caller lets a stream wait for that
@@ -34,26 +35,27 @@ struct CommunicatorOptions {
   int device = 0;
   int min_ctas = 0;  // 0: as NCCL chooses
   int max_ctas = 0;
-  // Copy engines instead of SMs where NCCL can (needs windows of registered memory). NCCL >= 2.28.
+  // Whether NCCL uses copy engines instead of SMs where it can; this needs windows of registered
+  // memory and NCCL >= 2.28.
   bool zero_cta = false;
   bool compare_calls = false;  // each call is compared with the peers' before it is issued
   std::chrono::duration<double> timeout = std::chrono::minutes(10);
 };
 
-// The ranks along one axis, this one among them, in the order of the axis.
+// The ranks along one axis, including this one, in the order of the axis.
 struct AxisRanks {
   std::string name;
   std::vector<int64_t> ranks;
 };
 
-// A call under way: where it ends on the communicator's stream.
+// A call under way, with the point on the communicator's stream at which it ends.
 class PendingCall {
  public:
   PendingCall(int64_t sequence, std::shared_ptr<cuda::Event> end)
       : sequence_(sequence), end_(std::move(end)) {}
 
   int64_t sequence() const { return sequence_; }
-  // What is enqueued on the stream from now on sees the result.
+  // Lets what is enqueued on the stream from now on see the result.
   void block(cudaStream_t stream) const { end().block(stream); }
   bool is_done() const { return end().is_done(); }
 
@@ -69,9 +71,9 @@ class PendingCall {
 
 class CommunicatorGrid;
 
-// The ranks of one axis. One thread at a time issues calls, all ranks in the same order. Buffers
-// must stay valid until the call has ended; counts are elements. Sends and receives concern two
-// ranks only, so they are numbered apart, and never compared.
+// The communicator of one axis. One thread at a time issues calls, and all ranks issue them in the
+// same order. Buffers must stay valid until the call has ended; counts are in elements. Sends and
+// receives concern only two ranks, so they are numbered separately and never compared.
 class Communicator {
  public:
   ~Communicator();
@@ -86,24 +88,26 @@ class Communicator {
   // output[r * count + i] = input[i] of rank r
   PendingCall all_gather(const void* input, void* output, int64_t count, kernels::DataType dtype,
                          cudaStream_t caller);
-  // output[i] = sum over ranks of input[rank * count + i]. In dtype, in NCCL's order.
+  // output[i] = sum over ranks of input[rank * count + i], in dtype and in NCCL's order.
   PendingCall reduce_scatter(const void* input, void* output, int64_t count,
                              kernels::DataType dtype, kernels::ReduceOp op, cudaStream_t caller);
   PendingCall all_reduce(const void* input, void* output, int64_t count, kernels::DataType dtype,
                          kernels::ReduceOp op, cudaStream_t caller);
-  // Where a rank both sends and receives, put them into a group, or the ranks wait for each other.
+  // If a rank both sends and receives, the calls must be in a group, or the ranks wait for each
+  // other.
   PendingCall send(const void* input, int64_t count, kernels::DataType dtype, int64_t peer,
                    cudaStream_t caller);
   PendingCall receive(void* output, int64_t count, kernels::DataType dtype, int64_t peer,
                       cudaStream_t caller);
 
-  // Calls in between are issued as one, at the end; what they returned marks nothing before that.
+  // The calls in between are issued as one, at group_end; before that, what they returned marks
+  // nothing.
   void group_start();
   PendingCall group_end(cudaStream_t caller);
 
-  // Registered memory is moved without a copy through NCCL's own buffers. `window` is collective,
-  // wants memory of ncclMemAlloc at the same offset on all ranks, and is what zero_cta needs; NCCL
-  // >= 2.27. Valid until deregistered or the communicator is gone.
+  // Registered memory is moved without a copy through NCCL's own buffers. register_window is
+  // collective and needs memory of ncclMemAlloc at the same offset on all ranks, and NCCL >= 2.27;
+  // zero_cta needs it. The registration is valid until it is ended or the communicator is gone.
   void register_buffer(void* data, int64_t bytes);
   void register_window(void* data, int64_t bytes);
   void deregister(void* data);
@@ -119,7 +123,7 @@ class Communicator {
 
   Communicator(CommunicatorGrid& grid, const AxisRanks& axis, ncclComm_t comm);
 
-  // Calls that all ranks of the axis make, and those of two ranks.
+  // Calls that all ranks of the axis make, and calls of two ranks.
   enum class Kind { kCollective, kTransfer };
   struct Numbered {
     std::shared_ptr<CallLog> log;
@@ -140,7 +144,7 @@ class Communicator {
   int64_t rank_ = 0;
   const int64_t size_;
   const cuda::HighPriorityStream stream_;
-  std::mutex mutex_;  // of comm_: NCCL takes one call at a time
+  std::mutex mutex_;  // guards comm_: NCCL takes one call at a time
   ncclComm_t comm_;
   bool grouping_ = false;
   std::vector<Issue> grouped_;
@@ -152,15 +156,15 @@ class Communicator {
 
 class CommunicatorGrid {
  public:
-  // Collective over the world. `axes`: those with more than one rank, the same names in the same
-  // order on every rank. `prefix` of the store's keys: equal on all ranks, used once. Throws
-  // CommunicationError if the ranks do not come together within the timeout. The stores must not
-  // be in use by other threads; `watch_store` is the watching thread's own.
+  // Collective over the world. `axes` are those with more than one rank, with the same names in the
+  // same order on every rank. `prefix` begins the store's keys; it is equal on all ranks and is
+  // used once. Throws CommunicationError if the ranks do not come together within the timeout.
+  // Other threads must not use the stores; `watch_store` is only for the watching thread.
   CommunicatorGrid(CommunicatorOptions options, int64_t rank, int64_t world_size,
                    const std::vector<AxisRanks>& axes, const std::string& prefix,
                    std::shared_ptr<KeyValueStore> store,
                    std::shared_ptr<KeyValueStore> watch_store);
-  // Aborts what is still under way; waits for nobody.
+  // Aborts what is still under way, and does not wait for other ranks.
   ~CommunicatorGrid();
   CommunicatorGrid(const CommunicatorGrid&) = delete;
   CommunicatorGrid& operator=(const CommunicatorGrid&) = delete;
@@ -172,7 +176,7 @@ class CommunicatorGrid {
   void check() const { watch_->check(); }
   int device() const { return options_.device; }
 
-  // Ends the communicators in order, within the timeout: all ranks must call it.
+  // Ends the communicators in order, within the timeout. All ranks must call it.
   void close();
 
  private:

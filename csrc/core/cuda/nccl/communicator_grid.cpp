@@ -8,7 +8,7 @@
 namespace axonn::comm {
 namespace {
 
-// Colours must tell the groups of one split apart; a rank is in one of them.
+// Colours must distinguish the groups of one split; a rank is in exactly one of them.
 int colour_of(const AxisRanks& axis) { return static_cast<int>(axis.ranks.front()); }
 
 int key_of(const AxisRanks& axis, int64_t rank) {
@@ -31,7 +31,7 @@ CommunicatorGrid::CommunicatorGrid(CommunicatorOptions options, int64_t rank, in
       prefix_(prefix),
       store_(std::move(store)),
       watch_store_(std::move(watch_store)) {
-  for (const auto& axis : axes) (void)key_of(axis, rank);  // before anything that is collective
+  for (const auto& axis : axes) (void)key_of(axis, rank);  // before anything collective
   const cuda::DeviceGuard guard(options_.device);
   try {
     parent_ = connect(rank, world_size, prefix);
@@ -50,12 +50,12 @@ CommunicatorGrid::CommunicatorGrid(CommunicatorOptions options, int64_t rank, in
 }
 
 CommunicatorGrid::~CommunicatorGrid() {
-  if (!process_.is_this()) {  // the thread, and what the communicators reach, are the parent's
+  if (!process_.is_this()) {  // the thread and the communicators' connections are the parent's
     (void)watch_.release();
     for (auto& one : communicators_) (void)one.release();
     return;
   }
-  watch_.reset();  // joins the thread: nobody else touches the communicators
+  watch_.reset();  // joins the thread, so nobody else touches the communicators
   abort_all();
 }
 
@@ -84,12 +84,12 @@ ncclComm_t CommunicatorGrid::connect(int64_t rank, int64_t world_size, const std
   ncclComm_t comm = nullptr;
   const ncclResult_t result = ncclCommInitRankConfig(&comm, static_cast<int>(world_size), id,
                                                      static_cast<int>(rank), &settings);
-  parent_ = comm;  // to be aborted if the next throws
+  parent_ = comm;  // it is aborted if the next line throws
   settle(result, comm, "connecting " + std::to_string(world_size) + " ranks");
   return comm;
 }
 
-// Nothing is shared with the parent: axes run at the same time.
+// An axis shares no resources with the parent, because they run at the same time.
 std::unique_ptr<Communicator> CommunicatorGrid::split(const AxisRanks& axis) {
   ncclConfig_t settings = config();
   ncclComm_t comm = nullptr;
@@ -123,11 +123,11 @@ ncclConfig_t CommunicatorGrid::config() const {
 
 void CommunicatorGrid::settle(ncclResult_t result, ncclComm_t comm, const std::string& what) const {
   settle_nccl(result, comm, what, options_.timeout, [this] {
-    if (watch_ != nullptr) check();  // a peer has failed: it will not come
+    if (watch_ != nullptr) check();  // if a peer has failed, it will not come
   });
 }
 
-// On the watching thread, which may look at events while another thread captures a graph.
+// Runs on the watching thread, which may query events while another thread captures a graph.
 void CommunicatorGrid::check_health() {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   AXONN_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));

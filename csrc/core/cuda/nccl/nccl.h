@@ -1,4 +1,4 @@
-// NCCL's names for what the core says, and its return codes as exceptions.
+// Translates the core's types to NCCL's, and NCCL's return codes into exceptions.
 #pragma once
 
 #include <nccl.h>

@@ -17,8 +17,8 @@ NcclChunks::NcclChunks(int64_t rank, int64_t num_ranks, comm::KeyValueStore& sto
   ncclConfig_t settings = NCCL_CONFIG_INITIALIZER;
   settings.blocking = 0;
   settings.maxCTAs = kMostCtas;
-  // By default they are clusters on sm_90: all CTAs of one need SMs of one GPC at the same time,
-  // and those that are left may be anywhere.
+  // By default NCCL's CTAs form a cluster on sm_90. All CTAs of a cluster need SMs of one GPC at
+  // the same time, but the SMs that the GEMM leaves may be anywhere.
   settings.cgaClusterSize = 0;
   const ncclResult_t result = ncclCommInitRankConfig(&comm_, static_cast<int>(num_ranks), id,
                                                      static_cast<int>(rank), &settings);
@@ -41,7 +41,7 @@ void NcclChunks::exchange(const Message& message, cudaStream_t stream) {
       ncclSend(message.sent, bytes, ncclInt8, static_cast<int>(message.to), comm_, stream);
   const ncclResult_t received =
       ncclRecv(message.received, bytes, ncclInt8, static_cast<int>(message.from), comm_, stream);
-  const ncclResult_t end = ncclGroupEnd();  // also after an error, or NCCL waits for it
+  const ncclResult_t end = ncclGroupEnd();  // even after an error, because NCCL waits for it
   const std::string what = "a chunk to rank " + std::to_string(message.to) + " and from rank " +
                            std::to_string(message.from);
   for (const ncclResult_t result : {sent, received}) {
@@ -53,7 +53,7 @@ void NcclChunks::exchange(const Message& message, cudaStream_t stream) {
 }
 
 void NcclChunks::deliver(const Peers& peers, const GatheredRows& rows, cudaStream_t stream) {
-  // Sides of unequal size would not meet.
+  // If shards differ in size, sends and receives do not match.
   if (rows.plan.count % rows.plan.num_shards != 0) {
     throw std::invalid_argument("the ranks' shards differ in size");
   }

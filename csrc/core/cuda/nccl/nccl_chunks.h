@@ -1,4 +1,5 @@
-// A gather's rows by NCCL: for ranks that do not reach each other's memory, as on several hosts.
+// Delivers a gather's rows by NCCL, for ranks that do not reach each other's memory, such as those
+// on several hosts.
 #pragma once
 
 #include <nccl.h>
@@ -12,20 +13,21 @@
 
 namespace axonn::kernels::cuda {
 
-// Each chunk is a send and a receive, issued as one, behind which the copy engine raises the flag
-// in this rank's own pad.
+// Each chunk is a send and a receive, issued as one, after which the copy engine raises the flag in
+// this rank's own pad.
 //
-// Unlike the copy engine, NCCL's kernels need SMs while the GEMM waits for them: it must leave
-// kMostCtas, and as many for every other kernel that waits for a peer meanwhile. Of two such
-// kernels one may otherwise hold the SMs that the other lacks, and the same the other way round on
-// the peer.
+// Unlike the copy engine, NCCL's kernels need SMs while the GEMM waits for them. So the GEMM must
+// leave kMostCtas SMs free, and as many for every other kernel that waits for a peer at the same
+// time. Otherwise one of two such kernels may hold the SMs that the other lacks, while on the peer
+// it is the other way round.
 class NcclChunks : public ShardTransport {
  public:
-  // CTAs of a chunk's kernel, at most. A power of two: NCCL rounds channels of sends up to one.
+  // The largest number of CTAs of a chunk's kernel. It is a power of two, because NCCL rounds the
+  // channels of sends up to one.
   static constexpr int32_t kMostCtas = 8;
 
-  // Collective: a communicator of the ranks, of our own. On the current device. Throws
-  // CommunicationError if they do not come together within the timeout. `key` is used once.
+  // Makes a communicator of the ranks, of our own, on the current device; collective. Throws
+  // CommunicationError if the ranks do not come together within the timeout. `key` is used once.
   NcclChunks(int64_t rank, int64_t num_ranks, comm::KeyValueStore& store, const std::string& key,
              std::chrono::duration<double> timeout);
   ~NcclChunks() override;
@@ -34,7 +36,8 @@ class NcclChunks : public ShardTransport {
 
   bool writes_to_peers() const override { return false; }
   void deliver(const Peers& peers, const GatheredRows& rows, cudaStream_t stream) override;
-  // Sends wait for the peers that receive them: with the time budget, in a kernel of one warp.
+  // A send waits for the peer that receives it. This waits for the sends in a kernel of one warp,
+  // within the time budget.
   void confirm(const Peers& peers, cudaStream_t stream) override;
 
  private:

@@ -1,4 +1,4 @@
-// Communicators that do not block: how ranks come to one, and how a call on one is waited for.
+// Non-blocking communicators: ranks get one here, and wait here for a call on one.
 #pragma once
 
 #include <nccl.h>
@@ -11,8 +11,8 @@
 
 namespace axonn::comm {
 
-// Rank 0's new id, on all ranks, under a key that is used once. Throws CommunicationError if it is
-// not there within the timeout, or what is there is no id.
+// Returns rank 0's new id on all ranks, through a key that is used once. Throws CommunicationError
+// if it is not there within the timeout, or if the value is not an id.
 ncclUniqueId share_nccl_id(KeyValueStore& store, const std::string& key, int64_t rank,
                            std::chrono::duration<double> timeout);
 

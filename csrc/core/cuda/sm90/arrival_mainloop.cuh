@@ -10,9 +10,9 @@ namespace axonn::kernels::sm90 {
 
 using cuda::Arriving;
 
-// Adds waits to the loads of a CUTLASS mainloop; math is untouched. The rows of A, the columns of B
-// or K arrive in chunks. Along K a tile's sum begins with this rank's own shard and follows the
-// arrivals: in an order that depends on the rank, never on timing.
+// Adds waits to the loads of a CUTLASS mainloop; its math does not change. The rows of A, the
+// columns of B or K arrive in chunks. Along K, a tile's sum begins with this rank's own shard and
+// follows the order of arrival, which depends on the rank and never on timing.
 template <class Base>
 struct ArrivalMainloop : Base {
   using PipelineState = typename Base::PipelineState;
@@ -35,7 +35,7 @@ struct ArrivalMainloop : Base {
     return {Base::to_underlying_arguments(shape, arguments, workspace), arguments.arrivals};
   }
 
-  // Called by all lanes of the producer warp, of which the base elects one.
+  // All lanes of the producer warp call this; the base elects one of them.
   template <class TensorA, class TensorB, class KTileIterator, class BlockCoord>
   CUTLASS_DEVICE void load(const Params& params, MainloopPipeline pipeline, PipelineState state,
                            const cute::tuple<TensorA, TensorB>& inputs, const BlockCoord& coord,
@@ -62,8 +62,8 @@ struct ArrivalMainloop : Base {
   }
 
  private:
-  // The tiles of A of one batch, and B: as batch 0. B is the same for all batches, which are
-  // destinations of the result's rows.
+  // Returns the tiles of A of one batch as batch 0, and B, which is the same for all batches. The
+  // batches are the destinations of the result's rows.
   template <class TensorA, class TensorB>
   CUTLASS_DEVICE static auto of_batch(const cute::tuple<TensorA, TensorB>& inputs, int batch) {
     using cute::_;
@@ -80,8 +80,8 @@ struct ArrivalMainloop : Base {
                         ~ArrivalPlan::first(chunk_at(arrivals, begin)));
   }
 
-  // K tiles from the first that lies wholly in the own shard, round to the one before it; loads
-  // what one wait allows at a time.
+  // Loads K tiles, from the first that lies wholly in the own shard round to the one before it; it
+  // loads as many at a time as one wait allows.
   template <class LoadK>
   CUTLASS_DEVICE void load_in_order_of_arrival(const ArrivalPlan& arrivals, int num_tiles,
                                                LoadK&& load_k) {
@@ -101,15 +101,15 @@ struct ArrivalMainloop : Base {
     }
   }
 
-  // The chunk that a position lies in. A lane looks at one.
+  // Returns the chunk that a position lies in. Each lane looks at one chunk.
   CUTLASS_DEVICE static int chunk_at(const ArrivalPlan& arrivals, int position) {
     const int lane = cutlass::canonical_lane_idx();
     const bool before = lane < arrivals.num_chunks && arrivals.chunk_end[lane] <= position;
     return __popc(__ballot_sync(0xffffffff, before));
   }
 
-  // Lanes wait for a chunk each. Pairs with the release of whoever delivers: the copy engine's
-  // write of the flag behind its copy, or store_release.
+  // Each lane waits for one chunk. Pairs with the release of whoever delivers: the copy engine's
+  // write of the flag after its copy, or store_release.
   CUTLASS_DEVICE void await(const ArrivalPlan& arrivals, uint32_t wanted) {
     wanted &= ~arrived_;
     if (wanted == 0) return;

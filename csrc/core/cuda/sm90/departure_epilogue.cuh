@@ -1,4 +1,4 @@
-// An epilogue that stores each tile at the rank that it is for, and says so there.
+// An epilogue that stores each tile at its destination rank, and raises flags there.
 #pragma once
 
 #include "core/cuda/fused/flags.cuh"
@@ -8,7 +8,8 @@
 
 namespace axonn::kernels::sm90 {
 
-// Around CUTLASS's TMA epilogue: one set of descriptors per destination, picked by the batch index.
+// Wraps CUTLASS's TMA epilogue, with one set of descriptors per destination; the batch index
+// selects it.
 template <class Base>
 class DepartureEpilogue : public Base {
  public:
@@ -54,7 +55,7 @@ class DepartureEpilogue : public Base {
   CUTLASS_DEVICE DepartureEpilogue(const Params& params, TensorStorage& shared)
       : Base(params.to[0], shared), params_(params) {}
 
-  // Called by all math warps.
+  // All math warps call this.
   template <class ProblemShape, class Tile, class TileCoord, class Accumulators, class TiledMma>
   CUTLASS_DEVICE auto store(LoadPipeline load_pipeline, LoadPipelineState load_state,
                             StorePipeline store_pipeline, StorePipelineState store_state,
@@ -76,12 +77,12 @@ class DepartureEpilogue : public Base {
   }
 
  private:
-  // Called by the warp that issued the tile's stores. Whoever stores the last tile of a chunk
-  // raises its flag at the destination.
+  // The warp that issued the tile's stores calls this. The CTA that stores the last tile of a chunk
+  // raises the chunk's flag at the destination.
   CUTLASS_DEVICE void announce(int rank, int row_of_tiles) const {
-    // Until the stores are complete, not only read from shared memory.
+    // Waits until the stores are complete, not only read from shared memory.
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-    // They went through the async proxy; the flag goes through the generic one.
+    // The stores went through the async proxy; the flag goes through the generic one.
     asm volatile("fence.proxy.async.global;" ::: "memory");
     __syncwarp();  // whichever lane stored, lane 0 comes after it
     if (cutlass::canonical_lane_idx() != 0) return;
@@ -89,8 +90,8 @@ class DepartureEpilogue : public Base {
     int chunk = 0;
     while (departures.row_end[chunk] <= row_of_tiles) ++chunk;
     uint32_t* counter = departures.counters + rank * departures.chunks_per_shard + chunk;
-    // Acquire and release: the last one has seen all others' tiles when it raises the flag, and
-    // by causality so has whoever acquires that.
+    // The add acquires and releases: the last CTA has seen all others' tiles when it raises the
+    // flag, and by causality so has whoever acquires the flag.
     if (cuda::add_acq_rel(counter, 1) + 1 != departures.num_tiles[chunk]) return;
     *counter = 0;  // for the next call, whose kernel starts behind this one
     const int flag = departures.rank * departures.chunks_per_shard + chunk;

@@ -22,7 +22,7 @@
 
 namespace axonn::kernels::sm90 {
 
-// The tile of that place in the list, as CUTLASS takes it.
+// The tile at that place in the list, in CUTLASS's form.
 template <std::size_t Index>
 struct Tiles {
   static constexpr LaunchConfig kListed = config_of(kSm90Tiles[Index], kSm90ElementBytes);
@@ -31,21 +31,21 @@ struct Tiles {
   using Cluster = cute::Shape<cute::Int<kListed.cluster_m>, cute::Int<kListed.cluster_n>, cute::_1>;
 };
 
-// `Departs`: the rows of D leave; else D stays, and a bias and a residual can be added.
+// With `Departs` the rows of D leave. Otherwise D stays, and a bias and a residual can be added.
 template <class Element, bool ATransposed, bool BTransposed, class Tiles, bool Departs>
 struct Gemm {
   using Tile = typename Tiles::Tile;
   using Cluster = typename Tiles::Cluster;
   using RowMajor = cutlass::layout::RowMajor;
   using ColumnMajor = cutlass::layout::ColumnMajor;
-  // As [m, k] and [k, n].
+  // The layouts are those of [m, k] and [k, n].
   using LayoutA = std::conditional_t<ATransposed, ColumnMajor, RowMajor>;
   using LayoutB = std::conditional_t<BTransposed, ColumnMajor, RowMajor>;
   static constexpr int kAlignment = 16 / sizeof(Element);  // TMA's
 
   using Schedule = cutlass::gemm::KernelTmaWarpSpecializedCooperative;
   using EpilogueSchedule = cutlass::epilogue::TmaWarpSpecializedCooperative;
-  // What is added where D stays; what leaves is a part of a sum, to which nothing is added.
+  // This is added to D where it stays. What leaves is a part of a sum, to which nothing is added.
   using Source = std::conditional_t<Departs, void, Element>;
   using Fusion = std::conditional_t<
       Departs, cutlass::epilogue::fusion::LinearCombination<Element, float, void, float>,
@@ -113,8 +113,8 @@ struct Gemm {
   }
 
  private:
-  // Batches of A are the destinations' rows. B is one matrix, of which only batch 0 is read; its
-  // batch stride is there for the descriptor alone.
+  // The batches of A are the destinations' rows. B is one matrix, of which only batch 0 is read;
+  // only the descriptor needs its batch stride.
   static void set_operands(typename Mainloop::Arguments& mainloop, const cuda::FusedGemm& gemm,
                            int m) {
     mainloop.ptr_A = static_cast<const Element*>(gemm.a);
@@ -157,7 +157,8 @@ constexpr Instance instance_of(DataType dtype) {
   return {dtype, ATransposed, BTransposed, Departs, Built::kConfig, &Built::launch, &Built::load};
 }
 
-// Of every tile of the list one whose result stays, and one whose result leaves.
+// Returns two instances of every tile in the list: one whose result stays, and one whose result
+// leaves.
 template <class Element, bool ATransposed, bool BTransposed, std::size_t... Index>
 std::vector<Instance> instances_of(DataType dtype, std::index_sequence<Index...>) {
   return {instance_of<Element, ATransposed, BTransposed, Tiles<Index>, false>(dtype)...,

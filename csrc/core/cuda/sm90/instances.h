@@ -1,5 +1,5 @@
-// Which instances of the sm_90 GEMM are built, and how a call finds its own: each layout and dtype
-// below with each tile of core/gemm/sm90_tiles.h.
+// Says which instances of the sm_90 GEMM are built, and how a call finds its own: each layout and
+// dtype below, with each tile of core/gemm/sm90_tiles.h.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,9 +20,9 @@ struct Instance {
   cudaError_t (*load)();  // onto the current device
 };
 
-// tn: A [m, k] and B stored as [n, k], y = x @ weight.t(); nn: B stored as [k, n], dx = dy @
-// weight; nt: A stored as [k, m], dweight = dy.t() @ x. A file of its own each, gemm_*_sm90.cu, so
-// that they compile side by side.
+// tn: A [m, k] and B stored as [n, k], for y = x @ weight.t(). nn: B stored as [k, n], for dx = dy
+// @ weight. nt: A stored as [k, m], for dweight = dy.t() @ x. Each has a file of its own,
+// gemm_*_sm90.cu, so that they compile in parallel.
 std::vector<Instance> gemm_bf16_tn();
 std::vector<Instance> gemm_bf16_nn();
 std::vector<Instance> gemm_bf16_nt();
@@ -30,14 +30,14 @@ std::vector<Instance> gemm_f16_tn();
 std::vector<Instance> gemm_f16_nn();
 std::vector<Instance> gemm_f16_nt();
 
-// All of them.
+// Returns all instances.
 const std::vector<Instance>& instances();
 
-// Loads all of them, and the other kernels for sm_90, onto the current device.
+// Loads all instances, and the other kernels for sm_90, onto the current device.
 cudaError_t load();
 
-// Enqueues the product. `config` is one of theirs, its num_ctas set. cudaErrorInvalidValue for what
-// why_unsupported names, or where no instance has the config.
+// Enqueues the product. `config` is that of an instance, with num_ctas set. Returns
+// cudaErrorInvalidValue if why_unsupported gives a reason, or if no instance has the config.
 cudaError_t fused_gemm(const cuda::FusedGemm& gemm, const LaunchConfig& config,
                        cudaStream_t stream);
 

@@ -12,8 +12,9 @@ namespace {
 using comm::ceil_div;
 using cuda::Arriving;
 
-// Rows (columns) of tiles that take turns before the next tile across: both operands of the tiles
-// in flight then fit L2. 8 of 256 rows with K = 8192 in bf16: 34 MB of H100's 50. A guess.
+// The number of rows (columns) of tiles that take turns before the next tile across, so that both
+// operands of the tiles in flight fit L2. 8 of 256 rows with K = 8192 in bf16 are 34 MB of H100's
+// 50. A guess.
 constexpr int64_t kMaxGroup = 8;
 
 static_assert(every_sm90_tile([](const LaunchConfig& c) {
@@ -22,8 +23,8 @@ static_assert(every_sm90_tile([](const LaunchConfig& c) {
               }),
               "kSm90Tiles: a chunk of kChunkRows rows must be whole clusters of tiles");
 
-// How many tiles of `block` take turns where a chunk has `chunk` elements: no more than arrive (or
-// leave) together, or the first would wait for the last.
+// Returns how many tiles of `block` take turns where a chunk has `chunk` elements: no more than
+// arrive (or leave) together, because otherwise the first would wait for the last.
 int64_t group_of(int64_t chunk, int64_t block) {
   return std::clamp<int64_t>(chunk / block, 1, kMaxGroup);
 }

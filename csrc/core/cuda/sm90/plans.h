@@ -1,5 +1,5 @@
-// What a FusedGemm means to a kernel of given tiles: its plans, laid out as the warps read them.
-// Host code without CUDA's headers, so that CPU tests cover it.
+// Derives what a FusedGemm means to a kernel of given tiles: its plans, laid out as the warps read
+// them. This is host code without CUDA's headers, so that CPU tests cover it.
 #pragma once
 
 #include <cstdint>
@@ -11,26 +11,26 @@
 
 namespace axonn::kernels::sm90 {
 
-// Arrivals by the ordinal of their chunk; a lane of the producer warp stands for each.
+// The arrivals, by the ordinal of their chunk; a lane of the producer warp handles each chunk.
 struct ArrivalPlan {
   cuda::Arriving dim;
   int32_t count;                        // of the dimension
   int32_t num_chunks;                   // 1 to kMaxChunks
   int32_t chunks_per_shard;             // for messages
   int32_t first_block;                  // along K: where a tile's sum begins
-  int32_t chunk_end[cuda::kMaxChunks];  // position behind each chunk; never falls
+  int32_t chunk_end[cuda::kMaxChunks];  // position behind each chunk; it never decreases
   const void* pad;
   const uint32_t* epoch;
   cuda::SpinLimit limit;
 
-  // A bit for each of the first `number` chunks.
+  // Returns a mask with a bit for each of the first `number` chunks.
   AXONN_HOST_DEVICE static constexpr uint32_t first(int number) {
     return number >= 32 ? ~uint32_t{0} : (uint32_t{1} << number) - 1;
   }
   AXONN_HOST_DEVICE constexpr uint32_t all() const { return first(num_chunks); }
 
-  // A walk along K that stands at `tile`, whose last element lies in `chunk`, may go on without
-  // another wait up to here.
+  // Returns up to where a walk along K may go on without another wait, if it is at `tile`, whose
+  // last element lies in `chunk`.
   AXONN_HOST_DEVICE constexpr int stop(int chunk, int tile, int block_k, int num_tiles) const {
     const int end = chunk_end[chunk];
     if (end == count) return num_tiles;
@@ -38,7 +38,7 @@ struct ArrivalPlan {
   }
 };
 
-// The chunks of a destination's rows, alike for all destinations.
+// The chunks of a destination's rows, which are alike for all destinations.
 struct DeparturePlan {
   int32_t num_ranks;
   int32_t rank;
@@ -51,17 +51,17 @@ struct DeparturePlan {
   const uint32_t* epoch;
 };
 
-// The order in which tiles are worked on, in clusters of them: own rows (columns) first where they
-// arrive, the next rank's first and the own ones last where they leave.
+// The order in which clusters of tiles are worked on. Where rows (columns) arrive, the own ones
+// come first; where rows leave, the next rank's come first and the own ones last.
 struct TileGrid {
   TileOrder order;
   bool along_columns;
 };
 
-// Why no kernel computes it; null: one does.
+// Returns why no kernel computes the GEMM, or null if one does.
 const char* why_unsupported(const cuda::FusedGemm& gemm);
 
-// Of a supported GEMM.
+// These return the plans of a supported GEMM.
 ArrivalPlan arrival_plan(const cuda::FusedGemm& gemm, const LaunchConfig& config);
 DeparturePlan departure_plan(const cuda::FusedGemm& gemm, const LaunchConfig& config);
 TileGrid tile_grid(const cuda::FusedGemm& gemm, const LaunchConfig& config);

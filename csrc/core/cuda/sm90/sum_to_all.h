@@ -7,8 +7,8 @@
 
 namespace axonn::kernels::sm90 {
 
-// Enqueues it. The slots must be there before it starts; whoever tells peers of the sum does so
-// behind it. cudaErrorInvalidValue for what SumToAll does not allow.
+// Enqueues the sum. The slots must be complete before it starts, and peers must be told of the sum
+// only after it. Returns cudaErrorInvalidValue for what SumToAll does not allow.
 cudaError_t sum_to_all(const cuda::SumToAll& sum, cudaStream_t stream);
 
 // Loads its kernels onto the current device.

@@ -19,8 +19,8 @@ constexpr int64_t kMaxBlocks = 4096;
 template <typename T>
 using Pack = cuda::Vector<T, kStoreBytes / sizeof(T)>;
 
-// At all ranks at once. A multicast address takes no other stores than these, and these no other
-// addresses. The type only says how many bytes move: nothing is rounded.
+// Stores at all ranks at once. A multicast address takes only these stores, and these stores take
+// only multicast addresses. The type only says how many bytes move; nothing is rounded.
 __device__ void store_multicast(void* address, const uint4& bits) {
   asm volatile("multimem.st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address),
                "f"(__uint_as_float(bits.x)), "f"(__uint_as_float(bits.y)),

@@ -11,8 +11,8 @@ namespace axonn::kernels::sm90 {
 // Names the scheduler to GemmUniversal.
 struct OrderedTilesTag {};
 
-// The unit of the order is a cluster of tiles. What the scheduler of CUTLASS says of work tiles
-// (whole in K, one epilogue each) holds here too; only the order and the grid are ours.
+// The unit of the order is a cluster of tiles. As with CUTLASS's scheduler, a work tile is whole in
+// K and has one epilogue; only the order and the grid differ.
 template <class ClusterShape>
 class OrderedTiles : public cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90 {
   using Base = cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90;
@@ -45,8 +45,8 @@ class OrderedTiles : public cutlass::gemm::kernel::detail::PersistentTileSchedul
 
   static bool can_implement(const Arguments& arguments) { return arguments.order.legal(); }
 
-  // As many clusters as fit hw_info.sm_count, which the caller has bounded so that all of them and
-  // everybody they wait for are resident together.
+  // Returns as many clusters as fit hw_info.sm_count. The caller has bounded that, so that all of
+  // them and everything that they wait for are resident together.
   template <class ProblemShape, class TileShape>
   static dim3 get_grid_shape(const Params& params, ProblemShape, TileShape, ClusterShape,
                              cutlass::KernelHardwareInfo hw_info, const Base::Arguments& = {}) {
