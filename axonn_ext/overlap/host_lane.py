@@ -28,7 +28,7 @@ class HostLane(Lane):
 
     def __init__(self, axis: AxisGroup, lanes: _C.Lanes, watch: Watch) -> None:
         super().__init__(axis, lanes, watch)
-        self._link = _C.paced_link(axis.name) if axis.size > 1 else None
+        self._link = _C.emulated_link(axis.name) if axis.size > 1 else None
 
     def start_check(self) -> None:
         """See `Lane`."""
@@ -63,7 +63,7 @@ class HostLane(Lane):
 class _Transfer(NamedTuple):
     """The transfer of one collective over an emulated link."""
 
-    link: _C.PacedLink
+    link: _C.EmulatedLink
     number: int
     submitted: float
 

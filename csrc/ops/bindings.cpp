@@ -14,7 +14,7 @@
 
 #include "ops/composed/fused_cuda.h"
 #include "ops/composed/fused_settings.h"
-#include "ops/emulation/paced_links.h"
+#include "ops/emulation/emulated_links.h"
 #include "ops/group/group.h"
 #include "ops/group/mailbox.h"
 #include "ops/left_out.h"
@@ -66,22 +66,22 @@ bool all_say_the_same(const std::string& group_name, const std::string& key,
 }
 
 // Returns the emulated link of the group of that name, or null.
-std::shared_ptr<axonn::comm::PacedLink> paced_link(const std::string& group_name) {
+std::shared_ptr<axonn::comm::EmulatedLink> emulated_link(const std::string& group_name) {
   return axonn::ops::find_link(group_name, c10d::resolve_process_group(group_name));
 }
 
-void bind_paced_link(pybind11::module_& m) {
-  using axonn::comm::PacedLink;
+void bind_emulated_link(pybind11::module_& m) {
+  using axonn::comm::EmulatedLink;
   using NoGil = pybind11::call_guard<pybind11::gil_scoped_release>;
-  pybind11::class_<PacedLink, std::shared_ptr<PacedLink>>(m, "PacedLink")
-      .def("begin", &PacedLink::begin, pybind11::arg("bytes"))
+  pybind11::class_<EmulatedLink, std::shared_ptr<EmulatedLink>>(m, "EmulatedLink")
+      .def("begin", &EmulatedLink::begin, pybind11::arg("bytes"))
       .def(
           "end",
-          [](PacedLink& link, int64_t number) {
+          [](EmulatedLink& link, int64_t number) {
             return link.end(number).time_since_epoch().count();
           },
           NoGil(), pybind11::arg("number"));
-  m.def("paced_link", &paced_link, NoGil(), pybind11::arg("group_name"));
+  m.def("emulated_link", &emulated_link, NoGil(), pybind11::arg("group_name"));
 }
 
 }  // namespace
@@ -145,5 +145,5 @@ PYBIND11_MODULE(_C, m) {
   m.def("keep_measurement", &keep_measurement, pybind11::call_guard<pybind11::gil_scoped_release>(),
         pybind11::arg("signature"), pybind11::arg("choice"), pybind11::arg("median_us"));
   axonn::ops::bind_orchestrator(m);
-  bind_paced_link(m);
+  bind_emulated_link(m);
 }

@@ -215,7 +215,7 @@ def test_includes_go_down_only(path: Path) -> None:
         ("core/tuning", "core/cuda/stream.h", False),
         ("core/cuda", "ops/checks.h", False),
         ("ops/checks", "ops/group/group.h", False),
-        ("ops/group", "ops/emulation/paced_links.h", False),
+        ("ops/group", "ops/emulation/emulated_links.h", False),
         ("ops/group", "ops/composed/fused_cuda.h", False),
         ("ops/tuning", "ops/composed/ops.h", False),
         ("ops/cpu", "ops/composed/ops.h", False),

@@ -14,7 +14,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "core/ranks/errors.h"
-#include "ops/emulation/paced_links.h"
+#include "ops/emulation/emulated_links.h"
 #include "ops/group/agreement.h"
 
 namespace axonn::ops {

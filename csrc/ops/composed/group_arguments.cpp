@@ -4,7 +4,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "ops/composed/fused_cuda.h"
-#include "ops/emulation/paced_links.h"
+#include "ops/emulation/emulated_links.h"
 
 namespace axonn::ops {
 
@@ -34,17 +34,17 @@ Group resolve_group(const char* op, const std::string& name, int64_t size, Asked
   TORCH_CHECK_VALUE(process_group->getSize() == size, op, ": group_size=", size, " but group '",
                     name, "' has ", process_group->getSize(), " ranks");
   const bool may_fuse = device.is_cpu() && (asked == kAuto || asked == Algorithm::kFused);
-  const bool paced = may_fuse && is_paced(*process_group);
-  TORCH_CHECK_VALUE(!paced || asked == kAuto, op,
+  const bool emulated = may_fuse && has_emulated_link(*process_group);
+  TORCH_CHECK_VALUE(!emulated || asked == kAuto, op,
                     ": algorithm='fused' reads peers' memory in place, which no emulated link "
                     "(AXONN_EMULATED_LINKS) can slow down; use 'auto', 'chunked' or 'sequential'");
   auto group = find_group(op, name, process_group, device);
-  group.may_fuse = may_fuse && !paced;
+  group.may_fuse = may_fuse && !emulated;
   TORCH_CHECK_VALUE(asked != Algorithm::kFused || !device.is_cpu() || group.can_fuse(), op,
                     ": algorithm='fused' needs shared memory between all ranks of group '", name,
                     "', but ", obstacle_to_sharing(name),
                     "; use 'auto', 'chunked' or 'sequential'");
-  if (asked == kAuto && device.is_cpu() && !paced && !group.can_fuse() &&
+  if (asked == kAuto && device.is_cpu() && !emulated && !group.can_fuse() &&
       group.compared != nullptr && group.rank == 0 && ask_once(name)) {
     TORCH_WARN("axonn_ext: the ranks of group '", group.label(), "' share no memory, since ",
                obstacle_to_sharing(name), ". So algorithm='auto' does not fuse matmuls with this ",

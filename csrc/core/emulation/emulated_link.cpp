@@ -1,4 +1,4 @@
-#include "core/emulation/paced_link.h"
+#include "core/emulation/emulated_link.h"
 
 #include <unistd.h>
 
@@ -23,18 +23,19 @@ constexpr int64_t kSlots = 1024;
 
 }  // namespace
 
-struct PacedLink::Board {
+struct EmulatedLink::Board {
   std::array<std::atomic<double>, kSlots> came;  // seconds of the steady clock
   static_assert(std::atomic<double>::is_always_lock_free, "other processes read it");
 };
 
-std::unique_ptr<PacedLink> PacedLink::rendezvous(const Options& options, KeyValueStore& store) {
+std::unique_ptr<EmulatedLink> EmulatedLink::rendezvous(const Options& options,
+                                                       KeyValueStore& store) {
   Rendezvous ranks({"link/" + options.name, options.rank, options.size, options.timeout,
                     options.label + " (its emulated link)"},
                    store);
-  std::unique_ptr<PacedLink> link(
-      new PacedLink(options.bytes_per_second,
-                    SharedSegment::create("axonn-link:" + options.name, sizeof(Board))));
+  std::unique_ptr<EmulatedLink> link(
+      new EmulatedLink(options.bytes_per_second,
+                       SharedSegment::create("axonn-link:" + options.name, sizeof(Board))));
   std::ostringstream address;
   address << getpid() << ' ' << link->own_.fd() << ' ' << options.host;
   const auto addresses = ranks.exchange("address", address.str());
@@ -58,7 +59,7 @@ std::unique_ptr<PacedLink> PacedLink::rendezvous(const Options& options, KeyValu
   return link;
 }
 
-int64_t PacedLink::begin(int64_t bytes) {
+int64_t EmulatedLink::begin(int64_t bytes) {
   const std::lock_guard lock(mutex_);
   const int64_t number = num_begun_++;
   untimed_.push_back({number, static_cast<double>(bytes) / bytes_per_second_});
@@ -68,7 +69,7 @@ int64_t PacedLink::begin(int64_t bytes) {
   return number;
 }
 
-PacedLink::Time PacedLink::end(int64_t number) {
+EmulatedLink::Time EmulatedLink::end(int64_t number) {
   Time end;
   {
     const std::lock_guard lock(mutex_);
@@ -81,7 +82,8 @@ PacedLink::Time PacedLink::end(int64_t number) {
     }
     const auto found = ends_.find(number);
     if (found == ends_.end()) {
-      throw std::logic_error("PacedLink: transfer " + std::to_string(number) + " is not under way");
+      throw std::logic_error("EmulatedLink: transfer " + std::to_string(number) +
+                             " is not under way");
     }
     end = found->second;
     ends_.erase(found);
@@ -92,7 +94,7 @@ PacedLink::Time PacedLink::end(int64_t number) {
 
 // Returns when the last rank came to the transfer. The real collective is done, so every rank has
 // come.
-PacedLink::Time PacedLink::last_arrival(int64_t number) const {
+EmulatedLink::Time EmulatedLink::last_arrival(int64_t number) const {
   double last = 0;
   for (const auto& segment : boards_) {
     const auto& board = *reinterpret_cast<const Board*>(segment.data());

@@ -77,7 +77,7 @@ def test_a_collective_takes_its_bytes_over_the_bandwidth(pool: Any, axis: str):
             assert least <= took < least + LATE_S, kind
 
 
-def unpaced_axis() -> tuple[bool, float]:
+def axis_without_emulated_link() -> tuple[bool, float]:
     """Whether y, which is not emulated, fuses; and how long it takes."""
     with emulated(x=1e-6):
         grid = Grid(x=1, y=2)
@@ -88,7 +88,7 @@ def unpaced_axis() -> tuple[bool, float]:
 
 
 def test_other_axes_are_as_they_are(pool: Any):
-    assert all(fused and took < 5 for fused, took in pool(2).run(unpaced_axis))
+    assert all(fused and took < 5 for fused, took in pool(2).run(axis_without_emulated_link))
 
 
 def refuse_fused() -> list[str]:

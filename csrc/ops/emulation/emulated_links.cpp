@@ -1,4 +1,4 @@
-#include "ops/emulation/paced_links.h"
+#include "ops/emulation/emulated_links.h"
 
 #include <atomic>
 #include <chrono>
@@ -16,7 +16,7 @@ using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 // The emulated links of the groups met so far. An entry is valid as long as its process group
 // lives.
-class PacedLinks {
+class EmulatedLinks {
  public:
   void configure(std::map<std::string, double> bytes_per_second) {
     const std::lock_guard lock(mutex_);
@@ -35,8 +35,8 @@ class PacedLinks {
     return found == bytes_per_second_.end() ? 0 : found->second;
   }
 
-  std::shared_ptr<comm::PacedLink> find_or_rendezvous(const std::string& name,
-                                                      const ProcessGroupPtr& group) {
+  std::shared_ptr<comm::EmulatedLink> find_or_rendezvous(const std::string& name,
+                                                         const ProcessGroupPtr& group) {
     const double speed = bytes_per_second(group->getGroupDesc());
     if (speed == 0) return nullptr;
     const std::lock_guard lock(mutex_);
@@ -46,14 +46,14 @@ class PacedLinks {
     std::erase_if(entries_, [](const auto& entry) { return entry.second.owner.expired(); });
     C10dStore store(group->getStore());
     const std::chrono::duration<double> timeout(timeout_seconds());
-    std::shared_ptr<comm::PacedLink> link =
-        comm::PacedLink::rendezvous({.name = name,
-                                     .rank = group->getRank(),
-                                     .size = group->getSize(),
-                                     .bytes_per_second = speed,
-                                     .timeout = timeout,
-                                     .label = label_of(*group, name)},
-                                    store);
+    std::shared_ptr<comm::EmulatedLink> link =
+        comm::EmulatedLink::rendezvous({.name = name,
+                                        .rank = group->getRank(),
+                                        .size = group->getSize(),
+                                        .bytes_per_second = speed,
+                                        .timeout = timeout,
+                                        .label = label_of(*group, name)},
+                                       store);
     entries_.insert_or_assign(name,
                               Entry{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), link});
     return link;
@@ -62,7 +62,7 @@ class PacedLinks {
  private:
   struct Entry {
     c10::weak_intrusive_ptr<c10d::ProcessGroup> owner;
-    std::shared_ptr<comm::PacedLink> link;
+    std::shared_ptr<comm::EmulatedLink> link;
   };
 
   std::atomic<bool> any_ = false;
@@ -71,23 +71,24 @@ class PacedLinks {
   std::map<std::string, Entry> entries_;
 };
 
-PacedLinks& paced_links() {
-  static PacedLinks links;
+EmulatedLinks& emulated_links() {
+  static EmulatedLinks links;
   return links;
 }
 
 }  // namespace
 
 void configure_links(std::map<std::string, double> bytes_per_second) {
-  paced_links().configure(std::move(bytes_per_second));
+  emulated_links().configure(std::move(bytes_per_second));
 }
 
-bool is_paced(const c10d::ProcessGroup& group) {
-  return paced_links().any() && paced_links().bytes_per_second(group.getGroupDesc()) > 0;
+bool has_emulated_link(const c10d::ProcessGroup& group) {
+  return emulated_links().any() && emulated_links().bytes_per_second(group.getGroupDesc()) > 0;
 }
 
-std::shared_ptr<comm::PacedLink> find_link(const std::string& name, const ProcessGroupPtr& group) {
-  return paced_links().any() ? paced_links().find_or_rendezvous(name, group) : nullptr;
+std::shared_ptr<comm::EmulatedLink> find_link(const std::string& name,
+                                              const ProcessGroupPtr& group) {
+  return emulated_links().any() ? emulated_links().find_or_rendezvous(name, group) : nullptr;
 }
 
 }  // namespace axonn::ops

@@ -7,7 +7,7 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "core/emulation/paced_link.h"
+#include "core/emulation/emulated_link.h"
 
 namespace axonn::ops {
 
@@ -17,11 +17,11 @@ void configure_links(std::map<std::string, double> bytes_per_second);
 
 // Returns whether the group lies along an axis with an emulated link. It costs one load if there is
 // none.
-bool is_paced(const c10d::ProcessGroup& group);
+bool has_emulated_link(const c10d::ProcessGroup& group);
 
 // Returns the emulated link of the group of that name, or null. The first call for a group with an
 // emulated link is collective.
-std::shared_ptr<comm::PacedLink> find_link(const std::string& name,
-                                           const c10::intrusive_ptr<c10d::ProcessGroup>& group);
+std::shared_ptr<comm::EmulatedLink> find_link(const std::string& name,
+                                              const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 
 }  // namespace axonn::ops

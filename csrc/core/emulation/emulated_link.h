@@ -25,7 +25,7 @@
 
 namespace axonn::comm {
 
-class PacedLink {
+class EmulatedLink {
  public:
   // Times are in seconds of the steady clock.
   using Time = std::chrono::time_point<std::chrono::steady_clock, std::chrono::duration<double>>;
@@ -43,7 +43,7 @@ class PacedLink {
 
   // Collective over the group's ranks. Throws CommunicationError if they are not on one host, or do
   // not come within the timeout.
-  static std::unique_ptr<PacedLink> rendezvous(const Options& options, KeyValueStore& store);
+  static std::unique_ptr<EmulatedLink> rendezvous(const Options& options, KeyValueStore& store);
 
   // Notes that this rank comes to a transfer, in which it sends `bytes`, and returns its number.
   // All ranks begin the same transfers in the same order, just before the real ones.
@@ -60,7 +60,7 @@ class PacedLink {
     double seconds;
   };
 
-  PacedLink(double bytes_per_second, SharedSegment own)
+  EmulatedLink(double bytes_per_second, SharedSegment own)
       : bytes_per_second_(bytes_per_second), own_(std::move(own)) {}
   Time last_arrival(int64_t number) const;
 

@@ -1,5 +1,5 @@
 // Emulated links: how long transfers take, one after another, and that all ranks agree on it.
-#include "core/emulation/paced_link.h"
+#include "core/emulation/emulated_link.h"
 
 #include <gtest/gtest.h>
 
@@ -24,12 +24,12 @@ using testing::Timer;
 constexpr double kSpeed = 1e6;  // bytes a second: a kilobyte takes a millisecond
 constexpr double kExact = 1e-9;
 
-double seconds(PacedLink::Time time) { return time.time_since_epoch().count(); }
+double seconds(EmulatedLink::Time time) { return time.time_since_epoch().count(); }
 
 double now() { return seconds(std::chrono::steady_clock::now()); }
 
-std::unique_ptr<PacedLink> meet(InMemoryStore& store, int64_t rank, int64_t size) {
-  return PacedLink::rendezvous(
+std::unique_ptr<EmulatedLink> meet(InMemoryStore& store, int64_t rank, int64_t size) {
+  return EmulatedLink::rendezvous(
       {.name = "x", .rank = rank, .size = size, .bytes_per_second = kSpeed}, store);
 }
 
@@ -39,7 +39,7 @@ void gather(InMemoryStore& store, const std::string& name, int64_t size) {
   while (store.add(name, 0) < size) std::this_thread::sleep_for(std::chrono::microseconds(200));
 }
 
-TEST(PacedLink, LastsAsLongAsItsBytesFromTheLastArrivalOnOnEveryRank) {
+TEST(EmulatedLink, LastsAsLongAsItsBytesFromTheLastArrivalOnOnEveryRank) {
   constexpr int64_t kSize = 3;
   InMemoryStore store;
   const SharedArray<double> came(kSize), ended(kSize), left(kSize);
@@ -62,7 +62,7 @@ TEST(PacedLink, LastsAsLongAsItsBytesFromTheLastArrivalOnOnEveryRank) {
   EXPECT_GT(ended[0], came[2] + 0.025);
 }
 
-TEST(PacedLink, ServesOneTransferAtATimeInTheOrderOfTheirStart) {
+TEST(EmulatedLink, ServesOneTransferAtATimeInTheOrderOfTheirStart) {
   InMemoryStore store;
   const auto link = meet(store, 0, 1);
   const auto first = link->begin(10'000), second = link->begin(20'000), third = link->begin(0);
@@ -77,7 +77,7 @@ TEST(PacedLink, ServesOneTransferAtATimeInTheOrderOfTheirStart) {
   EXPECT_GE(seconds(link->end(link->begin(1000))), began + 0.001);
 }
 
-TEST(PacedLink, WhatIsDoneBetweenStartAndEndIsHidden) {
+TEST(EmulatedLink, WhatIsDoneBetweenStartAndEndIsHidden) {
   InMemoryStore store;
   const auto link = meet(store, 0, 1);
   const auto transfer = link->begin(20'000);
@@ -86,7 +86,7 @@ TEST(PacedLink, WhatIsDoneBetweenStartAndEndIsHidden) {
   EXPECT_LT(seconds(link->end(transfer)), before);
 }
 
-TEST(PacedLink, RefusesWhatIsNotUnderWay) {
+TEST(EmulatedLink, RefusesWhatIsNotUnderWay) {
   InMemoryStore store;
   const auto link = meet(store, 0, 1);
   EXPECT_THROW(link->end(0), std::logic_error);
@@ -95,15 +95,15 @@ TEST(PacedLink, RefusesWhatIsNotUnderWay) {
   EXPECT_THROW(link->end(transfer), std::logic_error);
 }
 
-TEST(PacedLink, RefusesRanksOfSeveralHosts) {
+TEST(EmulatedLink, RefusesRanksOfSeveralHosts) {
   InMemoryStore store;
   const auto outcomes = run_threads(2, [&](int64_t rank) {
-    PacedLink::rendezvous({.name = "data (ranks 0, 1)",
-                           .rank = rank,
-                           .size = 2,
-                           .bytes_per_second = kSpeed,
-                           .host = "host" + std::to_string(rank)},
-                          store);
+    EmulatedLink::rendezvous({.name = "data (ranks 0, 1)",
+                              .rank = rank,
+                              .size = 2,
+                              .bytes_per_second = kSpeed,
+                              .host = "host" + std::to_string(rank)},
+                             store);
   });
   for (const auto& outcome : outcomes) {
     expect_contains(outcome.error, {"data (ranks 0, 1)", "not on one host"});
