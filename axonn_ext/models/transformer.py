@@ -76,8 +76,6 @@ class Transformer(nn.Module, NamedState):
     """
 
     names: StateNames
-    blocks: nn.ModuleList
-    norm: nn.Module
 
     def __init__(
         self,
@@ -89,43 +87,57 @@ class Transformer(nn.Module, NamedState):
     ) -> None:
         super().__init__()
         self.config, self.grid, self.parallel = config, grid, parallel
-        self._common: dict[str, Any] = {
+        init = Init.normal(config.init_std)
+        common: dict[str, Any] = {
             "grid": grid,
             "layout": parallel.layout,
             "algorithm": parallel.algorithm,
         }
-        # Of norms and embeddings, and of Linears; initial values come later, all at once.
-        self._options = self._common | {"seed": None, "dtype": dtype}
+        # The options of norms and embeddings, then those of Linears. Without a seed the modules
+        # have no values yet: `build` sets those of the whole model.
+        self._options = common | {"seed": None, "dtype": dtype}
         self._linear_options = self._options | {
             "save_gathered": parallel.save_gathered,
             "reshard_after_forward": parallel.reshard_after_forward,
-            "init": Init.normal(config.init_std),
+            "init": init,
+            "bias": config.traits.has_biases,
         }
-
-    def add_embedding(self) -> None:
-        config = self.config
-        init = Init.normal(config.init_std)
-        embedding = Embedding(config.vocab_size, config.hidden_size, init=init, **self._options)
+        h = config.hidden_size
+        embedding = Embedding(config.vocab_size, h, init=init, **self._options)
         self.add_module(self.names.own_table, embedding)
+        self.add_positions()
+        self.blocks = nn.ModuleList(
+            Block(self.make_norm(), self.make_attention(), self.make_norm(), self.make_mlp())
+            for _ in range(config.num_layers)
+        )
+        self.norm = self.make_norm()
+        head_options = self._linear_options | {"bias": False}
+        self.lm_head = Linear(h, config.vocab_size, role="expand", **head_options)
+        if config.tie_embeddings:
+            self.lm_head.weight = self.table.weight
+        self.criterion = CrossEntropy(**common)
 
     @property
     def table(self) -> Embedding:
-        """The embedding."""
+        """The table of the embedding."""
         table = getattr(self, self.names.own_table)
         assert isinstance(table, Embedding)
         return table
 
-    def add_head(self, norm: nn.Module) -> None:
-        """The last norm, lm_head, which may be the embedding's table, and the loss."""
-        config = self.config
-        self.norm = norm
-        self.lm_head = Linear(
-            config.hidden_size, config.vocab_size, role="expand",
-            **(self._linear_options | {"bias": False}),
-        )  # fmt: skip
-        if config.tie_embeddings:
-            self.lm_head.weight = self.table.weight
-        self.criterion = CrossEntropy(**self._common)
+    def make_norm(self) -> nn.Module:
+        """Returns a norm over the residual stream."""
+        raise NotImplementedError
+
+    def make_attention(self) -> Attention:
+        """Returns the attention of a block."""
+        raise NotImplementedError
+
+    def make_mlp(self) -> MLP:
+        """Returns the MLP of a block."""
+        raise NotImplementedError
+
+    def add_positions(self) -> None:
+        """Adds what all blocks share to tell positions apart."""
 
     def embed(self, token_ids: Tensor, table: Tensor | None, length: int) -> Tensor:
         """What enters the first block: [m / Gx, H / Gy] (replicated: m rows)."""

@@ -72,7 +72,6 @@ class Family:
     """The facts about a family of decoder-only transformers.
 
     name               the value of ModelConfig.family; the modules are in axonn_ext.models.<name>
-    title              the usual spelling of the name
     has_biases         whether the Linears of a block have biases; lm_head never has one
     gated              the up Linear computes gate and up, and the MLP multiplies the two
     rotary             positions rotate queries and keys; otherwise a table of positions is learned
@@ -83,7 +82,6 @@ class Family:
     """
 
     name: str
-    title: str
     has_biases: bool
     gated: bool
     rotary: bool

@@ -65,15 +65,13 @@ class ModelTable:
     hidden_size: int = _key(DEFAULT_MODEL.hidden_size, "features of the residual stream", minimum=1)
     num_layers: int = _key(DEFAULT_MODEL.num_layers, "transformer blocks", minimum=1)
     num_heads: int = _key(DEFAULT_MODEL.num_heads, "attention heads", minimum=1)
-    num_kv_heads: int = _key(0, "key-value heads (not gpt2); 0: num_heads", minimum=0)
+    num_kv_heads: int = _key(0, "key-value heads (grouped queries); 0: num_heads", minimum=0)
     intermediate_size: int = _key(0, "features inside the MLP; 0: the family's usual", minimum=0)
     sequence_length: int = _key(DEFAULT_MODEL.sequence_length, "tokens of a sequence", minimum=1)
     tie_embeddings: bool = _key(
         DEFAULT_MODEL.tie_embeddings, "the embedding table is the output layer's weight, too"
     )
-    rope_theta: float = _key(
-        DEFAULT_MODEL.rope_theta, "base of the rotary frequencies (not gpt2)", above=0
-    )
+    rope_theta: float = _key(DEFAULT_MODEL.rope_theta, "base of the rotary frequencies", above=0)
     norm_eps: float = _key(DEFAULT_MODEL.norm_eps, "added to the variance in norms", above=0)
     init_std: float = _key(DEFAULT_MODEL.init_std, "standard deviation of initial weights", above=0)
 

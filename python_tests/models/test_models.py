@@ -193,6 +193,15 @@ def test_check_is_exact(pool):
     assert pool(4).run(illegal_cases)[0] > 10
 
 
+def buffer_shapes(config: ModelConfig) -> list[list[int]]:
+    return [list(b.shape) for b in models.build(config, grid_of(GridShape())).buffers()]
+
+
+def test_all_blocks_share_the_rotary_angles(pool):
+    (shapes,) = pool(1).run(buffer_shapes, LLAMA)
+    assert shapes == [[LLAMA.sequence_length, LLAMA.head_dim]] * 2  # cos and sin
+
+
 def test_num_parameters_and_flops():
     for config in CONFIGS.values():
         model = PlainTransformer(config)

@@ -52,14 +52,13 @@ def absent_peers(num_ranks: int) -> Iterator[None]:
 
 
 def build(job: Job) -> Transformer:
-    config = ModelConfig(**dataclasses.asdict(job.model))
     o = job.options
     parallel = ParallelConfig(
         layout=o.layout, heads_over_y=o.heads_over_y, save_gathered=o.save_gathered,
         reshard_after_forward=o.reshard_after_forward, recompute=o.recompute,
         algorithm="sequential",
     )  # fmt: skip
-    return models.build(config, Grid(**job.grid.as_dict()), parallel, dtype=DTYPES[o.dtype])
+    return models.build(job.model, Grid(**job.grid.as_dict()), parallel, dtype=DTYPES[o.dtype])
 
 
 def token_ids(job: Job) -> torch.Tensor:
@@ -162,8 +161,7 @@ def run_steps(job: Job, model: Transformer, *, num_steps: int, has_peers: bool) 
     ids = token_ids(job).to(next(model.parameters()).device)
     orchestrator = None
     if job.options.overlap is not None:
-        options = overlap.Overlap(**dataclasses.asdict(job.options.overlap))
-        orchestrator = overlap.Orchestrator(model, options)
+        orchestrator = overlap.Orchestrator(model, job.options.overlap)
     for index in range(num_steps):
         if index == num_steps - 1:
             for p in model.parameters():

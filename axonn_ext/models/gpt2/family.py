@@ -11,7 +11,6 @@ def _mlp_size(hidden_size: int) -> int:
 
 FAMILY = Family(
     name="gpt2",
-    title="GPT-2",
     has_biases=True,
     gated=False,
     rotary=False,

@@ -9,9 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from axonn_ext.grid import Grid
 from axonn_ext.models.transformer import (
-    Block,
     StateNames,
     Transformer,
     fuse_qkv,
@@ -19,8 +17,6 @@ from axonn_ext.models.transformer import (
     split_qkv,
 )
 from axonn_ext.nn import MLP, Attention, Init, LayerNorm, PositionEmbedding
-from axonn_ext.spec.model import ModelConfig
-from axonn_ext.spec.parallel import ParallelConfig
 
 TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 
@@ -42,35 +38,29 @@ class GPT2(Transformer):
         own_table="wte",
     )
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        grid: Grid,
-        parallel: ParallelConfig,
-        *,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        super().__init__(config, grid, parallel, dtype=dtype)
-        options, linear = self._options, self._linear_options
-        h, eps, out_init = config.hidden_size, config.norm_eps, residual_init(config)
-        self.add_embedding()
+    def make_norm(self) -> nn.Module:
+        return LayerNorm(self.config.hidden_size, eps=self.config.norm_eps, **self._options)
+
+    def make_attention(self) -> Attention:
+        config = self.config
+        return Attention(
+            config.hidden_size, config.num_heads, num_kv_heads=config.kv_heads,
+            heads_over_y=self.parallel.heads_over_y, out_init=residual_init(config),
+            **self._linear_options,
+        )  # fmt: skip
+
+    def make_mlp(self) -> MLP:
+        config = self.config
+        out_init = residual_init(config)
+        return MLP(config.hidden_size, config.mlp_size, out_init=out_init, **self._linear_options)
+
+    def add_positions(self) -> None:
+        config = self.config
+        options = {k: self._options[k] for k in ("grid", "layout", "seed", "dtype")}
+        init = Init.normal(config.init_std)
         self.wpe = PositionEmbedding(
-            config.sequence_length, h, grid=grid, layout=parallel.layout,
-            init=Init.normal(config.init_std), seed=None, dtype=dtype,
-        )  # fmt: skip
-        self.blocks = nn.ModuleList(
-            Block(
-                LayerNorm(h, eps=eps, **options),
-                Attention(
-                    h, config.num_heads, num_kv_heads=config.kv_heads,
-                    heads_over_y=parallel.heads_over_y, out_init=out_init, **linear,
-                ),
-                LayerNorm(h, eps=eps, **options),
-                MLP(h, config.mlp_size, out_init=out_init, **linear),
-            )
-            for _ in range(config.num_layers)
-        )  # fmt: skip
-        self.add_head(LayerNorm(h, eps=eps, **options))
+            config.sequence_length, config.hidden_size, init=init, **options
+        )
 
     def embed(self, token_ids: Tensor, table: Tensor | None, length: int) -> Tensor:
         return self.wpe(super().embed(token_ids, table, length), length)

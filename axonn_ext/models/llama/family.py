@@ -17,7 +17,6 @@ def _mlp_size(hidden_size: int) -> int:
 
 FAMILY = Family(
     name="llama",
-    title="Llama",
     has_biases=False,
     gated=True,
     rotary=True,

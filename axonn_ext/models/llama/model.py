@@ -9,9 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from axonn_ext.grid import Grid
 from axonn_ext.models.transformer import (
-    Block,
     StateNames,
     Transformer,
     fuse_qkv,
@@ -19,8 +17,6 @@ from axonn_ext.models.transformer import (
     split_qkv,
 )
 from axonn_ext.nn import MLP, Attention, RMSNorm, Rotary
-from axonn_ext.spec.model import ModelConfig
-from axonn_ext.spec.parallel import ParallelConfig
 
 
 class Llama(Transformer):
@@ -37,32 +33,27 @@ class Llama(Transformer):
         },
     )
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        grid: Grid,
-        parallel: ParallelConfig,
-        *,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        super().__init__(config, grid, parallel, dtype=dtype)
-        options, linear = self._options, self._linear_options | {"bias": False}
-        h, eps, out_init = config.hidden_size, config.norm_eps, residual_init(config)
-        self.add_embedding()
-        rotary = Rotary(config.head_dim, config.sequence_length, config.rope_theta)
-        self.blocks = nn.ModuleList(
-            Block(
-                RMSNorm(h, eps=eps, **options),
-                Attention(
-                    h, config.num_heads, num_kv_heads=config.kv_heads, rotary=rotary,
-                    heads_over_y=parallel.heads_over_y, out_init=out_init, **linear,
-                ),
-                RMSNorm(h, eps=eps, **options),
-                MLP(h, config.mlp_size, activation="swiglu", out_init=out_init, **linear),
-            )
-            for _ in range(config.num_layers)
+    def add_positions(self) -> None:
+        config = self.config
+        self.rotary = Rotary(config.head_dim, config.sequence_length, config.rope_theta)
+
+    def make_norm(self) -> nn.Module:
+        return RMSNorm(self.config.hidden_size, eps=self.config.norm_eps, **self._options)
+
+    def make_attention(self) -> Attention:
+        config = self.config
+        return Attention(
+            config.hidden_size, config.num_heads, num_kv_heads=config.kv_heads,
+            rotary=self.rotary, heads_over_y=self.parallel.heads_over_y,
+            out_init=residual_init(config), **self._linear_options,
         )  # fmt: skip
-        self.add_head(RMSNorm(h, eps=eps, **options))
+
+    def make_mlp(self) -> MLP:
+        config = self.config
+        return MLP(
+            config.hidden_size, config.mlp_size, activation="swiglu",
+            out_init=residual_init(config), **self._linear_options,
+        )  # fmt: skip
 
     def to_public(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         public: dict[str, Tensor] = {}
@@ -83,7 +74,7 @@ class Llama(Transformer):
 
     def to_own(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         for i in range(self.config.num_layers):
-            start = f"model.layers.{i}."
+            start = f"{self.names.body}.{self.names.blocks}.{i}."
             qkv = [f"{start}self_attn.{part}_proj.weight" for part in "qkv"]
             gate_up = [f"{start}mlp.{part}_proj.weight" for part in ("gate", "up")]
             if all(name in state for name in qkv):

@@ -22,7 +22,6 @@ def _mlp_size(hidden_size: int) -> int:
 FAMILY = replace(
     llama.FAMILY,
     name="mistral",
-    title="Mistral",
     default_mlp_size=_mlp_size,
     hugging_face=replace(
         llama.FAMILY.hugging_face,

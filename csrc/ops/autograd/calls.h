@@ -56,15 +56,4 @@ auto find(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-// These call the ops through the dispatcher.
-Tensor all_gather(const Tensor& t, int64_t dim, const GroupArguments& g);
-Tensor reduce_scatter(const Tensor& t, int64_t dim, const GroupArguments& g);
-Tensor all_reduce(const Tensor& t, const std::string& reduce_op, const GroupArguments& g);
-Tensor all_gather_matmul(const Tensor& a, const Tensor& b, int64_t dim, const GroupArguments& g);
-Tensor matmul_all_gather_rhs(const Tensor& a, const Tensor& b, int64_t dim,
-                             const GroupArguments& g);
-Tensor matmul_reduce_scatter(const Tensor& a, const Tensor& b, int64_t dim,
-                             const GroupArguments& g);
-Tensor matmul_all_reduce(const Tensor& a, const Tensor& b, int64_t, const GroupArguments& g);
-
 }  // namespace axonn::ops::autograd

@@ -10,6 +10,24 @@
 namespace axonn::ops::autograd {
 namespace {
 
+using CollectiveSignature = Tensor(const Tensor&, int64_t, const std::string&, int64_t,
+                                   const std::string&);
+using AllReduceSignature = Tensor(const Tensor&, const std::string&, const std::string&, int64_t,
+                                  const std::string&);
+
+Tensor all_gather(const Tensor& t, int64_t dim, const GroupArguments& g) {
+  static const auto op = find<CollectiveSignature>("axonn::all_gather");
+  return op.call(t, dim, g.name, g.size, g.algorithm);
+}
+Tensor reduce_scatter(const Tensor& t, int64_t dim, const GroupArguments& g) {
+  static const auto op = find<CollectiveSignature>("axonn::reduce_scatter");
+  return op.call(t, dim, g.name, g.size, g.algorithm);
+}
+Tensor all_reduce(const Tensor& t, const std::string& reduce_op, const GroupArguments& g) {
+  static const auto op = find<AllReduceSignature>("axonn::all_reduce");
+  return op.call(t, reduce_op, g.name, g.size, g.algorithm);
+}
+
 using Collective = Tensor (*)(const Tensor&, int64_t, const GroupArguments&);
 
 struct AllGather {

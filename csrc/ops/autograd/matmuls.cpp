@@ -11,6 +11,30 @@
 namespace axonn::ops::autograd {
 namespace {
 
+using MatmulSignature = Tensor(const Tensor&, const Tensor&, int64_t, const std::string&, int64_t,
+                               const std::string&);
+using MatmulAllReduceSignature = Tensor(const Tensor&, const Tensor&, const std::string&, int64_t,
+                                        const std::string&);
+
+Tensor all_gather_matmul(const Tensor& a, const Tensor& b, int64_t dim, const GroupArguments& g) {
+  static const auto op = find<MatmulSignature>("axonn::all_gather_matmul");
+  return op.call(a, b, dim, g.name, g.size, g.algorithm);
+}
+Tensor matmul_all_gather_rhs(const Tensor& a, const Tensor& b, int64_t dim,
+                             const GroupArguments& g) {
+  static const auto op = find<MatmulSignature>("axonn::matmul_all_gather_rhs");
+  return op.call(a, b, dim, g.name, g.size, g.algorithm);
+}
+Tensor matmul_reduce_scatter(const Tensor& a, const Tensor& b, int64_t dim,
+                             const GroupArguments& g) {
+  static const auto op = find<MatmulSignature>("axonn::matmul_reduce_scatter");
+  return op.call(a, b, dim, g.name, g.size, g.algorithm);
+}
+Tensor matmul_all_reduce(const Tensor& a, const Tensor& b, int64_t, const GroupArguments& g) {
+  static const auto op = find<MatmulAllReduceSignature>("axonn::matmul_all_reduce");
+  return op.call(a, b, g.name, g.size, g.algorithm);
+}
+
 using Matmul = Tensor (*)(const Tensor&, const Tensor&, int64_t, const GroupArguments&);
 
 // The gradients of y = op(a, b), given dy.
