@@ -75,7 +75,7 @@ CUDA_CORE = tuple(
     f"csrc/core/{name}.cpp"
     for name in (
         "gemm/launch_config", "gemm/product_variant", "numeric/philox", "ranks/call_log",
-        "ranks/call_watch", "ranks/own_process", "ranks/rendezvous",
+        "ranks/watchdog", "ranks/own_process", "ranks/rendezvous",
     )
 )  # fmt: skip
 

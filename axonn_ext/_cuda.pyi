@@ -84,7 +84,7 @@ class VirtualRanks:
         b: Sequence[torch.Tensor],
         *,
         everywhere: bool = False,
-        hand_out: str = "auto",
+        sum_broadcast: str = "auto",
         absent: Set[int] = ...,
     ) -> list[torch.Tensor]: ...
     def run_apart(self, *, max_delay_cycles: int = 0, seed: int = 0) -> None: ...

@@ -41,13 +41,14 @@ would silently be ignored. (Variables that setup.py reads are accepted.)
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from axonn_ext.inputs.errors import MAX_SHOWN, hint
 
 PREFIX = "AXONN_"
 LAUNCHED_BY_US = "axonn-ext-"  # run ids of jobs that `axonn-ext` itself starts begin with this
@@ -59,7 +60,6 @@ MIN_FUSED_NCCL_SMS = 8  # NcclChunks::kMostCtas
 MAX_FUSED_NCCL_SMS = 1024  # more than any GPU has
 MIN_LINK_GBPS, MAX_LINK_GBPS = 1e-6, 1e6
 MAX_WORLD_SIZE = 1 << 24
-MAX_SHOWN = 100  # the most characters of a value in a message
 PRODUCT_KERNELS = ("cublaslt", "triton", "fused_sm90")
 
 
@@ -291,9 +291,9 @@ def _links(text: str) -> dict[str, float]:
 
 def _unknown(name: str) -> str:
     known = [*_READERS, _CACHE_DIR]
-    nearest = difflib.get_close_matches(name, known, n=1)
-    hint = f" (did you mean {nearest[0]}?)" if nearest else ""
-    return f"{name[:MAX_SHOWN]} is no setting{hint}; there are {', '.join(sorted(known))}"
+    return (
+        f"{name[:MAX_SHOWN]} is no setting{hint(name, known)}; there are {', '.join(sorted(known))}"
+    )
 
 
 _CACHE_DIR = "AXONN_CACHE_DIR"

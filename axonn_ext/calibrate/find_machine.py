@@ -15,5 +15,5 @@ def measured_file() -> Path | None:
 
 
 def find_machine(name: str) -> Machine:
-    """Returns a known machine, "this", or the machine of a TOML file. Raises PlannerError."""
+    """Returns a known machine, "this", or the machine of a TOML file. Raises InputError."""
     return load_machine(name, this_file=measured_file())

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from axonn_ext.spec.grid import COMMUNICATING, GridShape, grids_of
+from axonn_ext.spec.products import PRODUCT_LAYOUTS
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
-LAYOUTS = ("NT", "NN", "TN")  # the layouts of forward, dgrad and wgrad in BLAS's letters
 
 # m, n, k of products: small ones, whose time is mostly that of the call, long ones in each
 # direction, and cubes.
@@ -63,7 +63,7 @@ class Plan:
     @property
     def products(self) -> list[Product]:
         sizes = _GPU_PRODUCTS if self.device == "cuda" else _CPU_PRODUCTS
-        return [Product(*size, layout) for size in sizes for layout in LAYOUTS]
+        return [Product(*size, layout) for size in sizes for layout in PRODUCT_LAYOUTS]
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

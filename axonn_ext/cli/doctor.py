@@ -28,15 +28,6 @@ from axonn_ext.terminal.files import check_writable, write_text
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "red"}
-FUSED_OPS = (
-    *("all_gather_matmul", "matmul_all_gather_rhs", "matmul_reduce_scatter", "matmul_all_reduce"),
-    *("linear_forward", "linear_backward"),
-)
-OPS = (
-    *FUSED_OPS,
-    *("all_gather", "reduce_scatter", "all_reduce"),
-    "fill_random_",
-)
 
 NO_GPUS_ASKED = "not asked: torch is a CPU build"
 ROCM = (
@@ -117,6 +108,8 @@ def diagnose() -> list[Finding]:
     except ImportError as error:
         broken = Finding("build", "compiled parts", "cannot be loaded", PROBLEM, str(error))
         return [*find_versions(), broken, shared_memory]
+    from axonn_ext.ops.specs import SPECS
+
     devices = find_devices()
     return [
         *find_versions(),
@@ -126,7 +119,7 @@ def diagnose() -> list[Finding]:
         *find_verified(settings.load()),
         *find_algorithms(
             can_share=shared_memory.status == OK,
-            cuda_kernels={op for op in OPS if _has_kernel(op, "CUDA")},
+            cuda_kernels={op for op in SPECS if _has_kernel(op, "CUDA")},
         ),
     ]
 
@@ -326,6 +319,7 @@ def _verdict(verdict: stamps.Verdict) -> str:
 def find_algorithms(*, can_share: bool, cuda_kernels: set[str]) -> list[Finding]:
     """Returns which algorithms each op uses on CPU and CUDA tensors, and why."""
     from axonn_ext import _library
+    from axonn_ext.ops.specs import SPECS, linear, matmuls
 
     default = "fused" if can_share else "sequential"
     reason = "ranks of one host share memory" if can_share else "no shared memory"
@@ -340,11 +334,12 @@ def find_algorithms(*, can_share: bool, cuda_kernels: set[str]) -> list[Finding]
     over = f"over c10d's {library}" if nccl else f"torch has no {library}"
     if not _machine.runs_cuda():
         findings.append(Finding("algorithms", "ROCm", ROCM))
-    for op in OPS:
+    products = {spec.name for spec in (*matmuls.SPECS, *linear.SPECS)}
+    for op, spec in SPECS.items():
         there = op in cuda_kernels
-        collective = op != "fill_random_"
+        collective = "algorithm" in spec.arguments
         text = "no CUDA kernel in this build" if not there else over if collective else "our kernel"
-        if op in FUSED_OPS and _library.cuda_sm90 is not None:
+        if op in products and collective and _library.cuda_sm90 is not None:
             text += '; "fused" on sm_90'
         findings.append(Finding("algorithms", f"{op} on CUDA", text, OK if there else NOTE))
     return findings

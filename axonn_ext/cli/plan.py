@@ -14,7 +14,7 @@ from typing import Any
 from axonn_ext import settings
 from axonn_ext.calibrate.find_machine import find_machine
 from axonn_ext.cli import plan_files, plan_report, plan_scaling
-from axonn_ext.planner.errors import PlannerError
+from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.job import WIDTHS
 from axonn_ext.planner.model_files import load_model
@@ -129,7 +129,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
             plan_scaling.run(console, args, make_request(args))
             return 0
         found = plan(make_request(args))
-    except PlannerError as error:
+    except InputError as error:
         raise UserError(str(error)) from None
     if args.explain is not None and args.explain > len(found.configs):
         raise UserError(
@@ -155,7 +155,7 @@ def make_request(args: argparse.Namespace) -> Request:
     try:
         machine = find_machine(args.machine)
         name, model = load_model(args.model, sequence_length=args.seq)
-    except PlannerError as error:
+    except InputError as error:
         raise UserError(str(error)) from None
     gpus = args.gpus if args.gpus is not None else (args.weak or args.strong)[0]
     fixed: dict[str, object] = {}

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from axonn_ext.cli.plan_report import days, duration, gigabytes
+from axonn_ext.inputs.files import is_file
 from axonn_ext.planner.estimate import Estimate
-from axonn_ext.planner.files import is_file
 from axonn_ext.planner.job import Job, Options
 from axonn_ext.planner.program import bytes_by_axis, make_program
 from axonn_ext.planner.search import Plan, Request

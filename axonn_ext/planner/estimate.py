@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from axonn_ext.planner.costs import Costs, TaskCost
+from axonn_ext.planner.held import block_is_held, held_share
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.memory import Memory
 from axonn_ext.planner.program import model_flops_of_rank, parameters_of_rank, parts_of
-from axonn_ext.planner.timeline import block_is_held, held_share, simulate
+from axonn_ext.planner.timeline import simulate
 
 
 @dataclass(frozen=True)

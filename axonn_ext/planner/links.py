@@ -10,9 +10,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
+from axonn_ext.inputs.tables import Table
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.interpolation import LogField
-from axonn_ext.planner.tables import Table
 from axonn_ext.spec.grid import COMMUNICATING
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
@@ -196,7 +196,7 @@ class Links:
 
 
 def read_links(table: Table, machine: str) -> Links:
-    """Reads the array `levels` of a machine's file. Raises PlannerError naming file and key."""
+    """Reads the array `levels` of a machine's file. Raises InputError naming file and key."""
     rows = list(table.tables("levels"))
     if not rows:
         raise table.error("levels", "an array of at least one table")

@@ -8,12 +8,12 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from axonn_ext.planner.errors import PlannerError
-from axonn_ext.planner.files import is_file
+from axonn_ext.inputs.errors import InputError, unknown
+from axonn_ext.inputs.files import is_file
+from axonn_ext.inputs.tables import Table, read_table
 from axonn_ext.planner.job import WIDTHS
 from axonn_ext.planner.links import Link, Links, read_links
 from axonn_ext.planner.products import Products, read_products
-from axonn_ext.planner.tables import Table, read_table, unknown
 from axonn_ext.planner.tasks import Collective, Matmul
 from axonn_ext.spec.grid import GridShape
 
@@ -114,14 +114,14 @@ def load_machine(name: str, *, this_file: Path | None = None) -> Machine:
 
     this_file: the file of "this", the machine that `axonn-ext bench links` measured.
 
-    Raises PlannerError for an unknown name, and for a mistake in a file, whose key it names.
+    Raises InputError for an unknown name, and for a mistake in a file, whose key it names.
     """
     if name.endswith(".toml") or "/" in name:
         return _read(Path(name), default_name=Path(name).stem)
     if name == MEASURED:
         if this_file is None or not is_file(this_file):
             where = "" if this_file is None else f" (there is no {this_file})"
-            raise PlannerError(
+            raise InputError(
                 f"machine {MEASURED!r} is not measured yet{where}: run axonn-ext bench links"
             )
         return _read(this_file, default_name=MEASURED)

@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.planner.errors import PlannerError
-from axonn_ext.planner.files import is_folder, read_json
-from axonn_ext.planner.tables import Table, read_table, unknown
+from axonn_ext.inputs.errors import InputError, unknown
+from axonn_ext.inputs.files import is_folder, read_json
+from axonn_ext.inputs.tables import Table, read_table
 from axonn_ext.spec.family import FAMILIES, Family, HuggingFace, find_family
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.presets import DEFAULT_MODEL, PRESETS
@@ -21,7 +21,7 @@ def load_model(name: str, *, sequence_length: int | None = None) -> tuple[str, M
     config.json for one of the families of spec/family.py. sequence_length: default that of the
     preset or file.
 
-    Raises PlannerError, which says what is wrong and what is available.
+    Raises InputError, which says what is wrong and what is available.
     """
     path = Path(name)
     if name in PRESETS:
@@ -35,11 +35,11 @@ def load_model(name: str, *, sequence_length: int | None = None) -> tuple[str, M
         label = path.resolve().parent.name
     else:
         error = unknown("model", name, PRESETS)
-        raise PlannerError(f"{error}; or a TOML file, or a Hugging Face folder that exists")
+        raise InputError(f"{error}; or a TOML file, or a Hugging Face folder that exists")
     if sequence_length is None:
         return label, model
     if isinstance(sequence_length, bool) or sequence_length < 1:
-        raise PlannerError(f"sequence_length must be a whole number >= 1, got {sequence_length!r}")
+        raise InputError(f"sequence_length must be a whole number >= 1, got {sequence_length!r}")
     return label, dataclasses.replace(model, sequence_length=sequence_length)
 
 
@@ -54,7 +54,7 @@ def _from_trainer(path: Path) -> ModelConfig:
     if vocab_size == 0:
         data = whole.table("data") if whole.has("data") else Table({}, "data", str(path))
         if data.text("vocabulary", "bytes") != "bytes":
-            raise PlannerError(
+            raise InputError(
                 f"{path}: model.vocab_size is 0, so the tokenizer would decide it: the planner "
                 "needs the number (what the training run prints, a multiple of 128)"
             )
@@ -77,11 +77,11 @@ def _from_trainer(path: Path) -> ModelConfig:
 
 
 def _model(table: Table, **values: Any) -> ModelConfig:
-    """Returns a ModelConfig; its errors are raised as PlannerError with the file's name."""
+    """Returns a ModelConfig; its errors are raised as InputError with the file's name."""
     try:
         return ModelConfig(**values)
     except ValueError as error:
-        raise PlannerError(f"{table.file}: {error}") from None
+        raise InputError(f"{table.file}: {error}") from None
 
 
 # --- Hugging Face --------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def _from_hugging_face(path: Path) -> ModelConfig:
         if family.hugging_face.model_type == kind:
             return _of_family(family, whole)
     names = ", ".join(family.hugging_face.model_type for family in known)
-    raise PlannerError(
+    raise InputError(
         f"{path}: model_type {kind!r} is not supported; supported: {names} "
         "(the families of axonn_ext.models)"
     )

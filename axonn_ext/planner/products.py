@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from axonn_ext.inputs.tables import Table
 from axonn_ext.planner.interpolation import LogField
 from axonn_ext.planner.job import WIDTHS
-from axonn_ext.planner.tables import Table
 from axonn_ext.planner.tasks import Matmul
+from axonn_ext.spec.products import PRODUCT_LAYOUTS
 
-LAYOUTS = ("NT", "NN", "TN")
 _KEPT = 1 << 16  # the most times in the cache, which take about 20 MB
 _LEAST_K = 512  # the least k of a part of a product that is split along k (a guess)
 
@@ -95,7 +95,7 @@ class Products:
 def read_products(
     table: Table, peak_flops: Mapping[str, float], *, memory_bytes_per_s: float, launch_s: float
 ) -> Products:
-    """Reads the table `matmul` of a machine's file. Raises PlannerError naming file and key."""
+    """Reads the table `matmul` of a machine's file. Raises InputError naming file and key."""
     share = table.table("max_efficiency").numbers(tuple(peak_flops), tuple(peak_flops), most=1)
     products = Products(
         best_flops={dtype: peak * share[dtype] for dtype, peak in peak_flops.items()},
@@ -122,7 +122,7 @@ def _read_tiles(table: Table) -> list[tuple[int, int, float]]:
 def _read_measured(row: Table, dtypes: tuple[str, ...]) -> MeasuredMatmul:
     m, n, k = (row.count(key) for key in ("m", "n", "k"))
     measured = MeasuredMatmul(
-        Matmul(m, n, k, row.one_of("layout", LAYOUTS)),
+        Matmul(m, n, k, row.one_of("layout", PRODUCT_LAYOUTS)),
         row.one_of("dtype", dtypes),
         row.positive("seconds"),
     )

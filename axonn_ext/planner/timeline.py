@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from axonn_ext.planner.costs import Costs, TaskCost
+from axonn_ext.planner.held import block_is_held, held_share, table_is_held
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.program import make_program
@@ -385,30 +386,3 @@ class _Simulation:
 def _share(layers: float) -> float:
     """Returns the part of one layer in a fractional number of layers: from 0 to 1."""
     return min(1.0, max(0.0, layers))
-
-
-def held_share(job: Job) -> float:
-    """Returns the share of a model's weights that may be held gathered (Overlap.gathered_bytes)."""
-    if job.options.overlap is None or job.grid.z == 1:
-        return 0.0
-    return min(1.0, job.options.overlap.gathered_bytes / (_block_bytes(job) * job.model.num_layers))
-
-
-def block_is_held(job: Job) -> bool:
-    """Whether a block's weights may all be held gathered at once."""
-    overlap = job.options.overlap
-    return overlap is not None and _block_bytes(job) <= overlap.gathered_bytes
-
-
-def table_is_held(job: Job) -> bool:
-    """Whether a tied table stays gathered from the embedding to lm_head, and to backward."""
-    head, overlap = job.model.head, job.options.overlap
-    if overlap is None or not job.model.tie_embeddings:
-        return False
-    return head.n * head.k * job.options.width <= overlap.gathered_bytes * job.grid.x * job.grid.y
-
-
-def _block_bytes(job: Job) -> float:
-    """Returns the bytes of one block's weights, gathered over z."""
-    elements = sum(w.n * w.k for w in job.model.block_linears)
-    return elements * job.options.width / (job.grid.x * job.grid.y)

@@ -13,6 +13,9 @@ from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import LinearSpec, ModelConfig
 from axonn_ext.spec.parallel import ROLES
 
+# The layouts of the products of forward, dgrad and wgrad in BLAS's letters.
+PRODUCT_LAYOUTS = ("NT", "NN", "TN")
+
 
 @dataclass(frozen=True)
 class Product:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from axonn_ext.calibrate.find_machine import find_machine, measured_file
+from axonn_ext.inputs.files import is_file
 from axonn_ext.launch.process import this_process
-from axonn_ext.planner.files import is_file
 from axonn_ext.planner.machine import MEASURED, Machine
 from axonn_ext.planner.search import Request, plan
 from axonn_ext.spec.grid import GridShape
@@ -113,7 +113,7 @@ def machine_here(device: str, dtype: str, world_size: int) -> tuple[Machine, str
 
     It is the machine that `axonn-ext bench links` measured here, if it was measured for such a job;
     the note is then "". Otherwise it is a known machine with such devices, or a generic one, with
-    the memory of this host. Raises PlannerError for an invalid file of the measured machine.
+    the memory of this host. Raises InputError for an invalid file of the measured machine.
     """
     notes = []
     file = measured_file()

@@ -6,7 +6,6 @@ Messages about mistakes name the key, the expected and the given value, and wher
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 from collections.abc import Mapping
@@ -14,8 +13,8 @@ from dataclasses import Field, dataclass
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.planner.errors import clipped
-from axonn_ext.planner.files import FileError, read_toml
+from axonn_ext.inputs.errors import clipped, hint
+from axonn_ext.inputs.files import FileError, read_toml
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.arguments import MOST
 from axonn_ext.terminal.errors import UserError
@@ -87,9 +86,10 @@ def _read(path: Path, option: str) -> Mapping[str, Any]:
 def _merge(tables: Tables, document: Mapping[str, Any], source: str, problems: list[str]) -> None:
     for table, values in document.items():
         if table not in tables:
-            hint = _nearest(table, list(tables))
             names = ", ".join(f"[{name}]" for name in tables)
-            problems.append(f"unknown table [{table}] {source}{hint}; tables are {names}")
+            problems.append(
+                f"unknown table [{table}] {source}{hint(table, tables)}; tables are {names}"
+            )
         elif not isinstance(values, dict):
             got = _shown(values)
             problems.append(f"{table}: expected a table [{table}] {source}, got {got}")
@@ -170,12 +170,7 @@ def _unknown(dotted: str, source: str) -> str:
     tables = [t.name for t in dataclasses.fields(Config)]
     every = [f"{t}.{name}" for t in tables for name in _fields_of(t)]
     known = f"; keys of [{table}]: {', '.join(_fields_of(table))}" if table in tables else ""
-    return f"unknown key {dotted} {source}{_nearest(dotted, every)}{known}"
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f" (did you mean {close[0]}?)" if close else ""
+    return f"unknown key {dotted} {source}{hint(dotted, every)}{known}"
 
 
 def _in_range(value: Any, info: KeyInfo) -> bool:

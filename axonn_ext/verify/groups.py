@@ -135,8 +135,8 @@ def virtual_sums() -> Found:
         for dtype, size in itertools.product(virtual.DTYPES, (2, 4)):
             for shape in virtual.SHAPES:
                 name = f"{shape} {dtype} {size} ranks"
-                hand_outs = partial(virtual.check_hand_outs, cuda, size, shape, dtype)
-                yield f"hand-outs {name}", hand_outs
+                sum_broadcasts = partial(virtual.check_sum_broadcasts, cuda, size, shape, dtype)
+                yield f"sum broadcasts {name}", sum_broadcasts
                 for transposed, everywhere in itertools.product(virtual.LAYOUTS, (False, True)):
                     if not virtual.is_summable(size, shape, transposed):
                         continue

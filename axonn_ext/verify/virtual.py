@@ -163,12 +163,12 @@ def check_sum(
             check_same_bits(first, got[0])
 
 
-def check_hand_outs(cuda: ModuleType, size: int, shape: Shape, dtype: torch.dtype) -> None:
+def check_sum_broadcasts(cuda: ModuleType, size: int, shape: Shape, dtype: torch.dtype) -> None:
     """Checks that the bits do not depend on the way in which sums are sent to all ranks."""
     a, b = summands(size, shape, dtype)
     virtual = virtual_ranks(cuda, size)
-    want = virtual.matmul_sum(a, b, everywhere=True, hand_out="copy_engine")
-    got = virtual.matmul_sum(a, b, everywhere=True, hand_out="peer_stores")
+    want = virtual.matmul_sum(a, b, everywhere=True, sum_broadcast="copy_engine")
+    got = virtual.matmul_sum(a, b, everywhere=True, sum_broadcast="peer_stores")
     for mine in (*got, *virtual.matmul_sum(a, b, everywhere=True)):
         check_same_bits(mine, want[0])
 
@@ -187,7 +187,8 @@ def check_calls_keep_apart(cuda: ModuleType, num_calls: int) -> None:
             calls.append(partial(virtual.all_gather_matmul, shards, others, arriving=arriving))
         a, b = summands(size, shape, dtype, seed=seed)
         for everywhere, way in ((False, "auto"), (True, "copy_engine"), (True, "peer_stores")):
-            calls.append(partial(virtual.matmul_sum, a, b, everywhere=everywhere, hand_out=way))
+            add = partial(virtual.matmul_sum, a, b, everywhere=everywhere, sum_broadcast=way)
+            calls.append(add)
     first = [call() for call in calls]
     generator = torch.Generator().manual_seed(0)
     order = torch.randint(len(calls), (num_calls,), generator=generator).tolist()

@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "core/ranks/call_watch.h"
 #include "core/ranks/errors.h"
+#include "core/ranks/watchdog.h"
 #include "ranks/in_memory_store.h"
 
 namespace axonn::comm {
@@ -175,10 +175,10 @@ struct WatchedRank {
   std::atomic<int> aborts = 0;
   std::shared_ptr<CallLog> log;
   std::shared_ptr<WatchedCalls> calls;
-  CallWatch watch;
+  Watchdog watch;
 };
 
-TEST(CallWatch, CallsThatAreDoneAreNoFailure) {
+TEST(Watchdog, CallsThatAreDoneAreNoFailure) {
   testing::InMemoryStore store;
   WatchedRank rank(0, 1, store, milliseconds(500));
   rank.issue("all_gather");
@@ -191,7 +191,7 @@ TEST(CallWatch, CallsThatAreDoneAreNoFailure) {
   EXPECT_EQ(rank.aborts, 0);
 }
 
-TEST(CallWatch, ALateCallAbortsEveryRankAndNamesTheOneBehind) {
+TEST(Watchdog, ALateCallAbortsEveryRankAndNamesTheOneBehind) {
   testing::InMemoryStore store;
   WatchedRank first(0, 2, store, milliseconds(150));
   WatchedRank second(1, 2, store, std::chrono::seconds(60));  // would not notice by itself
@@ -205,7 +205,7 @@ TEST(CallWatch, ALateCallAbortsEveryRankAndNamesTheOneBehind) {
   EXPECT_EQ(second.aborts, 1);
 }
 
-TEST(CallWatch, AnAsynchronousErrorIsAFailure) {
+TEST(Watchdog, AnAsynchronousErrorIsAFailure) {
   testing::InMemoryStore store;
   std::atomic<bool> broken = false;
   WatchedRank rank(0, 1, store, std::chrono::seconds(60), [&] {

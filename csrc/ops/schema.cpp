@@ -38,7 +38,7 @@ TORCH_LIBRARY(axonn, m) {
       "_fused_all_gather_matmul(Tensor shard, Tensor other, str arriving, str transport, int "
       "nccl_sms, str group_name, int group_size, float timeout_seconds) -> Tensor");
   m.def(
-      "_fused_matmul_sum(Tensor a, Tensor b, bool everywhere, str hand_out, str group_name, "
+      "_fused_matmul_sum(Tensor a, Tensor b, bool everywhere, str sum_broadcast, str group_name, "
       "int group_size, float timeout_seconds) -> Tensor");
 
   // Returns why a device has no fused form for a dtype and so many ranks, whatever the sizes, or an

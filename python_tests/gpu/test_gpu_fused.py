@@ -108,15 +108,15 @@ def test_sums(cuda, dtype, everywhere, transposed, shape, size):
 @pytest.mark.parametrize("shape", SHAPES, ids=name_of)
 @pytest.mark.parametrize("size", [2, 4])
 def test_sums_are_the_same_bits_however_handed_out(cuda, dtype, shape, size):
-    virtual.check_hand_outs(cuda, size, shape, dtype)
+    virtual.check_sum_broadcasts(cuda, size, shape, dtype)
 
 
-def test_ways_to_hand_out_that_there_are_not(ranks):
+def test_sum_broadcasts_that_there_are_not(ranks):
     a = [draw(64, 64, seed=r, dtype=torch.bfloat16) for r in range(2)]
     with pytest.raises(NotImplementedError, match="no multicast address"):
-        ranks(2).matmul_sum(a, a, everywhere=True, hand_out="multicast")
-    with pytest.raises(ValueError, match="hand_out must be 'auto'"):
-        ranks(2).matmul_sum(a, a, everywhere=True, hand_out="ring")
+        ranks(2).matmul_sum(a, a, everywhere=True, sum_broadcast="multicast")
+    with pytest.raises(ValueError, match="sum_broadcast must be 'auto'"):
+        ranks(2).matmul_sum(a, a, everywhere=True, sum_broadcast="ring")
 
 
 def test_calls_back_to_back_keep_apart(cuda):
@@ -188,7 +188,7 @@ def test_values_and_gradients_of_the_ops(cuda, gpu_pool, world_size, op, dim):
         assert not failures, "\n".join(failures)
 
 
-def check_hand_outs() -> tuple[str, list[str]]:
+def check_sum_broadcasts() -> tuple[str, list[str]]:
     """Why there is no multicast, or "", and what differs from the sums that copies hand out."""
     rank, size = dist.get_rank(), dist.get_world_size()
     failures = []
@@ -226,7 +226,7 @@ def check_hand_outs() -> tuple[str, list[str]]:
 def test_sums_by_multicast_are_those_by_copies(cuda, gpu_pool, world_size):
     if torch.cuda.device_count() < world_size:
         pytest.skip(f"multicast is between GPUs: {world_size} are needed")
-    answers = gpu_pool(world_size).run(check_hand_outs)
+    answers = gpu_pool(world_size).run(check_sum_broadcasts)
     for _, failures in answers:
         assert not failures, "\n".join(failures)
     if answers[0][0]:

@@ -16,10 +16,11 @@ from axonn_ext.bench.ranking.cases import CASES, Config, Launch, legal_configs, 
 from axonn_ext.bench.ranking.compare import TOP, Row, Times, judge, markdown
 from axonn_ext.calibrate.find_machine import find_machine
 from axonn_ext.calibrate.this_machine import describe_machine
+from axonn_ext.inputs.errors import InputError
+from axonn_ext.inputs.files import FileError, read_json
 from axonn_ext.launch import process
 from axonn_ext.launch.process import Process
-from axonn_ext.planner import Machine, PlannerError
-from axonn_ext.planner.files import FileError, read_json
+from axonn_ext.planner import Machine
 from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
 from axonn_ext.terminal.console import Console
 from axonn_ext.terminal.errors import UserError, refuse_extra
@@ -95,7 +96,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
 def _machine(name: str) -> Machine:
     try:
         return find_machine(name)
-    except PlannerError as error:
+    except InputError as error:
         raise UserError(f"--machine: {error}") from None
 
 
@@ -110,7 +111,7 @@ def _rank(name: str, args: argparse.Namespace, machine: Machine) -> list[Row]:
         )
     try:
         predicted = [predict(case, config, machine) for config in configs]
-    except PlannerError as error:
+    except InputError as error:
         raise UserError(f"--machine: {error}") from None
     if args.times is None:
         text = f"timing {name} on {len(configs)} grids of {args.nproc} ranks"

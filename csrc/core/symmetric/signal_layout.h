@@ -16,7 +16,7 @@ inline constexpr int64_t kNumSignals = 1024;
 inline constexpr int64_t kSignalStride = kFlagAlignment;
 
 // A collective signals each chunk once in each phase. A gather or scatter has one phase; an
-// all-reduce has a second, in which the sums are handed out.
+// all-reduce has a second, in which the sums are broadcast.
 struct SignalLayout {
   int64_t num_phases;
   int64_t num_shards;

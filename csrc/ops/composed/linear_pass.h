@@ -63,7 +63,7 @@ auto choose_and_run(const LinearAxes& axes, std::initializer_list<Group*> used,
   const CallTraits traits{.device = axes.device,
                           .can_fuse = axes.can_fuse(),
                           .is_empty = is_empty,
-                          .meets = false,
+                          .synchronizes = false,
                           .why_no_fused = why_not,
                           .largest_group = std::max({axes.r.size, axes.s.size, axes.z.size})};
   return run_algorithm(axes.all, axes.asked, traits, signature, [&](Algorithm choice) {

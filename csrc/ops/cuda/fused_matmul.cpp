@@ -17,7 +17,7 @@ using kernels::Residency;
 using kernels::cuda::Arriving;
 using kernels::cuda::FusedGemm;
 using kernels::cuda::GatheredRows;
-using kernels::cuda::HandOut;
+using kernels::cuda::SumBroadcast;
 
 kernels::DataType checked_dtype(const char* op, const at::Tensor& t) {
   const auto why = why_no_dtype(t.scalar_type());
@@ -101,11 +101,12 @@ GatheredPlace gathered_place(const char* op, const std::string& name) {
   return {Arriving::kInner, false};
 }
 
-std::optional<HandOut> named_hand_out(const char* op, const std::string& name) {
-  if (name == "copy_engine") return HandOut::kCopyEngine;
-  if (name == "peer_stores") return HandOut::kPeerStores;
-  if (name == "multicast") return HandOut::kMulticast;
-  TORCH_CHECK_VALUE(name == "auto", op, ": hand_out must be 'auto', 'copy_engine', 'peer_stores' ",
+std::optional<SumBroadcast> named_sum_broadcast(const char* op, const std::string& name) {
+  if (name == "copy_engine") return SumBroadcast::kCopyEngine;
+  if (name == "peer_stores") return SumBroadcast::kPeerStores;
+  if (name == "multicast") return SumBroadcast::kMulticast;
+  TORCH_CHECK_VALUE(name == "auto", op,
+                    ": sum_broadcast must be 'auto', 'copy_engine', 'peer_stores' ",
                     "or 'multicast', got '", name, "'");
   return std::nullopt;
 }
@@ -171,7 +172,7 @@ void launch_product(const char* op, const FusedGemm& gemm, c10::Device device) {
 }
 
 MatmulSum prepare_sum(const char* op, const at::Tensor& a, const at::Tensor& b, bool everywhere,
-                      std::optional<HandOut> hand_out, int64_t num_ranks,
+                      std::optional<SumBroadcast> sum_broadcast, int64_t num_ranks,
                       const Residency& residency) {
   const FusedGemm gemm = describe_product(op, a, b);
   TORCH_CHECK_NOT_IMPLEMENTED(gemm.m % num_ranks == 0, op, ": algorithm='fused' needs a number of ",
@@ -182,7 +183,7 @@ MatmulSum prepare_sum(const char* op, const at::Tensor& a, const at::Tensor& b, 
   const auto ranks = static_cast<int32_t>(num_ranks);
   const int64_t bytes = everywhere ? kernels::cuda::all_reduce_workspace_bytes(gemm, ranks)
                                    : kernels::cuda::reduce_scatter_workspace_bytes(gemm, ranks);
-  return {gemm, config, everywhere, hand_out, bytes};
+  return {gemm, config, everywhere, sum_broadcast, bytes};
 }
 
 at::Tensor run(const char* op, const GatherMatmul& call, const CallPlace& place,
@@ -205,8 +206,9 @@ at::Tensor run(const char* op, const MatmulSum& call, const CallPlace& place,
   const auto& backend = gemm_backend(op, options.device());
   enqueue(op, [&] {
     if (call.everywhere) {
-      const HandOut way =
-          call.hand_out ? *call.hand_out : choose_hand_out(hand_out_problem(peers, call.gemm));
+      const SumBroadcast way = call.sum_broadcast
+                                   ? *call.sum_broadcast
+                                   : choose_sum_broadcast(sum_broadcast_problem(peers, call.gemm));
       gemm_all_reduce(peers, backend, call.config, call.gemm, way, output.mutable_data_ptr(),
                       place.streams);
     } else {

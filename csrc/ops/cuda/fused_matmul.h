@@ -29,9 +29,10 @@ struct GatheredPlace {
 };
 GatheredPlace gathered_place(const char* op, const std::string& name);
 
-// Returns how sums are handed out, by name: "copy_engine", "peer_stores" or "multicast"; nothing
+// Returns how sums are broadcast, by name: "copy_engine", "peer_stores" or "multicast"; nothing
 // for "auto". Raises ValueError for other names.
-std::optional<kernels::cuda::HandOut> named_hand_out(const char* op, const std::string& name);
+std::optional<kernels::cuda::SumBroadcast> named_sum_broadcast(const char* op,
+                                                               const std::string& name);
 
 // A product a [M, K] @ b [K, N], one operand of which is gathered. That operand lies by rows, and
 // this rank's rows are in `shard`.
@@ -61,12 +62,12 @@ struct MatmulSum {
   kernels::cuda::FusedGemm gemm;
   kernels::LaunchConfig config;
   bool everywhere;  // each rank gets the whole sum; otherwise its share of the rows
-  std::optional<kernels::cuda::HandOut> hand_out;  // none: the best one is chosen
+  std::optional<kernels::cuda::SumBroadcast> sum_broadcast;  // none: the best one is chosen
   int64_t workspace_bytes;
 };
 
 MatmulSum prepare_sum(const char* op, const at::Tensor& a, const at::Tensor& b, bool everywhere,
-                      std::optional<kernels::cuda::HandOut> hand_out, int64_t num_ranks,
+                      std::optional<kernels::cuda::SumBroadcast> sum_broadcast, int64_t num_ranks,
                       const kernels::Residency& residency);
 
 // Describes a [M, K] @ b [K, N] with nothing arriving and nothing leaving: sets operands, sizes and

@@ -33,10 +33,10 @@ at::Tensor all_gather_matmul(const at::Tensor& shard, const at::Tensor& other,
 }
 
 at::Tensor matmul_sum(const at::Tensor& a, const at::Tensor& b, bool everywhere,
-                      const std::string& hand_out, const std::string& group_name,
+                      const std::string& sum_broadcast, const std::string& group_name,
                       int64_t group_size, double timeout_seconds) {
   const char* op = everywhere ? "matmul_all_reduce" : "matmul_reduce_scatter";
-  const auto way = named_hand_out(op, hand_out);
+  const auto way = named_sum_broadcast(op, sum_broadcast);
   (void)gemm_backend(op, a.device());  // raises before ranks meet
   // Rows that leave are stored in the memory of peers, so the transport is the copy engine's.
   return call_fused(op, {group_name, group_size, a.device(), timeout_seconds, "copy_engine", 0},

@@ -76,8 +76,9 @@ class VirtualRanks {
 
   std::vector<at::Tensor> matmul_sum(const std::vector<at::Tensor>& as,
                                      const std::vector<at::Tensor>& bs, bool everywhere,
-                                     const std::string& hand_out, const std::set<int64_t>& absent) {
-    const auto way = named_hand_out(kOp, hand_out);
+                                     const std::string& sum_broadcast,
+                                     const std::set<int64_t>& absent) {
+    const auto way = named_sum_broadcast(kOp, sum_broadcast);
     check_operands("a", as);
     check_operands("b", bs);
     return enqueue(as, absent, [&](size_t rank) {
@@ -220,7 +221,7 @@ void bind_virtual_ranks(pybind11::module_& m) {
            py::arg("others"), py::kw_only(), py::arg("arriving") = "rows",
            py::arg("absent") = std::set<int64_t>{})
       .def("matmul_sum", &VirtualRanks::matmul_sum, py::arg("a"), py::arg("b"), py::kw_only(),
-           py::arg("everywhere") = false, py::arg("hand_out") = "auto",
+           py::arg("everywhere") = false, py::arg("sum_broadcast") = "auto",
            py::arg("absent") = std::set<int64_t>{})
       .def("run_apart", &VirtualRanks::run_apart, py::kw_only(), py::arg("max_delay_cycles") = 0,
            py::arg("seed") = 0)

@@ -10,9 +10,10 @@ namespace axonn::ops {
 namespace {
 
 // An op's call as the tuner sees it: each algorithm is one way to make it.
-class Algorithms final : public Ways {
+class AlgorithmAlternatives final : public Alternatives {
  public:
-  Algorithms(const Group& group, const CallTraits& call, c10::function_ref<void(Algorithm)> run)
+  AlgorithmAlternatives(const Group& group, const CallTraits& call,
+                        c10::function_ref<void(Algorithm)> run)
       : group_(group), call_(call), run_(run) {}
 
   Candidates candidates() const override {
@@ -84,9 +85,9 @@ Candidates algorithm_candidates(const FusedTraits& traits) {
 
 Algorithm resolve_auto(const Group& group, const Signature& signature, const CallTraits& call,
                        c10::function_ref<void(Algorithm)> run) {
-  const Algorithms ways(group, call, run);
-  return algorithm_named(
-      resolve({group, signature, call.device, call.meets, /*is_local=*/false, ways}));
+  const AlgorithmAlternatives alternatives(group, call, run);
+  return algorithm_named(resolve(
+      {group, signature, call.device, call.synchronizes, /*is_local=*/false, alternatives}));
 }
 
 }  // namespace axonn::ops

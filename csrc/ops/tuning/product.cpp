@@ -53,9 +53,10 @@ Signature signature_of(const char* name, const at::Tensor& a, const at::Tensor& 
 }
 
 // A product, as the tuner sees it.
-class ProductWays final : public Ways {
+class ProductAlternatives final : public Alternatives {
  public:
-  ProductWays(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias)
+  ProductAlternatives(const at::Tensor& a, const at::Tensor& b,
+                      const std::optional<at::Tensor>& bias)
       : a_(a), b_(b), bias_(bias) {}
 
   Candidates candidates() const override {
@@ -94,13 +95,13 @@ template <typename Use>
 auto with_tunable(const Group& group, const char* name, const at::Tensor& a, const at::Tensor& b,
                   const std::optional<at::Tensor>& bias, Use&& use) {
   const auto signature = signature_of(name, a, b, bias.has_value());
-  const ProductWays ways(a, b, bias);
+  const ProductAlternatives alternatives(a, b, bias);
   return use(Tunable{.group = group,
                      .signature = signature,
                      .device = a.device(),
-                     .meets = false,
+                     .synchronizes = false,
                      .is_local = true,
-                     .ways = ways});
+                     .alternatives = alternatives});
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ void check_answer(const Tunable& call, const Answer& answer) {
                                    ": algorithm='auto' needs equal shapes and dtypes on all ranks");
   }
   const auto refuse = [&](const std::string& name) {
-    if (!call.ways.knows(name)) {
+    if (!call.alternatives.knows(name)) {
       throw comm::CommunicationError(where + " cannot use '" + name + "', which rank 0 chose");
     }
   };
@@ -63,14 +63,14 @@ void drop_what_ranks_cannot_share(const Tunable& call, Mailbox* mailbox, Answer&
   const bool kept = answer.verdict == Answer::Verdict::kDisk;
   auto names = kept ? std::vector{answer.algorithm} : answer.candidates;
   const auto is_refused = [&](const std::string& name) {
-    const auto word = call.ways.condition(name);
+    const auto word = call.alternatives.condition(name);
     if (!word) return false;
     return mailbox == nullptr ? word->empty() : !all_say_the_same(call.group, *mailbox, *word);
   };
   const auto num_refused = std::erase_if(names, is_refused);
   if (!kept) answer.candidates = std::move(names);
   if (!kept || num_refused == 0) return;
-  const auto candidates = call.ways.candidates();
+  const auto candidates = call.alternatives.candidates();
   answer.verdict = Answer::Verdict::kDefault;
   answer.algorithm = candidates.names[candidates.preferred];
   answer.median_us.clear();
@@ -81,8 +81,8 @@ Choice choice_measured(const Tunable& call, Mailbox* mailbox, const Answer& answ
   auto choice = choice_of(call, answer);
   const auto& names = answer.candidates;
   const auto outcome = measure(
-      call.group, mailbox, call.device, [&] { return call.ways.check(names); },
-      [&](size_t i) { call.ways.run(names[i]); });
+      call.group, mailbox, call.device, [&] { return call.alternatives.check(names); },
+      [&](size_t i) { call.alternatives.run(names[i]); });
   size_t preferred = 0;
   for (size_t i = 0; i < outcome.right.size(); ++i) {
     const auto& name = names[outcome.right[i]];
@@ -96,7 +96,7 @@ Choice choice_measured(const Tunable& call, Mailbox* mailbox, const Answer& answ
 
 // Makes and posts the answer. Only rank 0 calls it.
 Answer decide(const Tunable& call, Mailbox* mailbox, const Asking& asking, std::string& problem) {
-  const auto candidates = call.ways.candidates();
+  const auto candidates = call.alternatives.candidates();
   Answer answer{.asked = call.signature.text(),
                 .kept_under = full_signature(call, candidates.libraries),
                 .verdict = Answer::Verdict::kDefault,
@@ -105,7 +105,7 @@ Answer decide(const Tunable& call, Mailbox* mailbox, const Asking& asking, std::
                 .median_us = {}};
   auto found = asking.cache->find(answer.kept_under);
   problem = std::move(found.problem);
-  if (found.record && call.ways.knows(found.record->algorithm)) {
+  if (found.record && call.alternatives.knows(found.record->algorithm)) {
     answer.verdict = Answer::Verdict::kDisk;
     answer.algorithm = found.record->algorithm;
     answer.median_us = std::move(found.record->median_us);
@@ -149,7 +149,7 @@ std::string key_of(const Tunable& call) {
 }
 
 std::string full_signature(const Tunable& call) {
-  return full_signature(call, call.ways.candidates().libraries);
+  return full_signature(call, call.alternatives.candidates().libraries);
 }
 
 Choice ask(const Tunable& call, Mailbox* mailbox, const Asking& asking) {

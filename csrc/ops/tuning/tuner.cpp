@@ -69,7 +69,7 @@ class Tuner {
       if (const auto it = choices->entries.find(key); it != choices->entries.end()) {
         auto& entry = it->second;
         const bool settled = entry.choice.source != Choice::Source::kDefault;
-        if (settled || !call.meets) return entry.choice.algorithm;
+        if (settled || !call.synchronizes) return entry.choice.algorithm;
         ++entry.calls;
         if (!entry.announced && warm_up_depth_ == 0) return entry.choice.algorithm;
         known = entry;

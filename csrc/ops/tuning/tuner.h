@@ -38,7 +38,7 @@ struct Candidates {
 };
 
 // A call that can be made in several ways, on its real arguments.
-class Ways {
+class Alternatives {
  public:
   // The candidates for this rank's arguments. It is called only while the call is not settled.
   virtual Candidates candidates() const = 0;
@@ -60,7 +60,7 @@ class Ways {
   virtual void run(const std::string& name) const = 0;
 
  protected:
-  ~Ways() = default;
+  ~Alternatives() = default;
 };
 
 struct Tunable {
@@ -69,10 +69,10 @@ struct Tunable {
   c10::Device device;  // of the tensors; nothing is measured while its stream is being captured
   // Whether the call ends on a rank only after every rank of the group has come to it. Where it
   // does not, no rank can know that all want to ask again, and a default stays.
-  bool meets;
+  bool synchronizes;
   // Whether the call needs no peer. What is on disk then holds for any group.
   bool is_local;
-  const Ways& ways;
+  const Alternatives& alternatives;
 };
 
 // Returns the name of the candidate to use in this call. If it has to be measured, rank 0's
@@ -123,9 +123,9 @@ Algorithm algorithm_named(const std::string& name);
 // What an op says about a call. It is the same on all ranks, except for why_no_fused.
 struct CallTraits {
   c10::Device device;
-  bool can_fuse;      // whether its ranks are on CPUs and share memory
-  bool is_empty;      // whether there is nothing to measure
-  bool meets = true;  // see Tunable
+  bool can_fuse;             // whether its ranks are on CPUs and share memory
+  bool is_empty;             // whether there is nothing to measure
+  bool synchronizes = true;  // see Tunable
   // Returns why "fused" cannot make the call on this rank, or an empty text if it can; on GPUs
   // only.
   c10::function_ref<std::string()> why_no_fused;
@@ -156,7 +156,7 @@ auto run_algorithm(const Group& group, AskedAlgorithm asked, CallTraits call,
   if (asked != kAuto) return run(*asked);
   if (call.is_empty) return run(call.can_fuse ? Algorithm::kFused : Algorithm::kSequential);
   // On a GPU, calls end on the host before a peer has come to them.
-  call.meets = call.meets && call.device.is_cpu();
+  call.synchronizes = call.synchronizes && call.device.is_cpu();
   return run(resolve_auto(group, signature, call, [&](Algorithm a) { run(a); }));
 }
 

@@ -182,16 +182,16 @@ void gemm_reduce_scatter(const Peers& peers, const GemmBackend& backend, const L
   call.end();
 }
 
-HandOutProblem hand_out_problem(const Peers& peers, const FusedGemm& gemm) {
+SumBroadcastProblem sum_broadcast_problem(const Peers& peers, const FusedGemm& gemm) {
   return {.num_ranks = peers.num_ranks,
           .slot_bytes = slot_bytes(gemm, peers.num_ranks),
           .has_multicast = peers.multicast != nullptr};
 }
 
 void gemm_all_reduce(const Peers& peers, const GemmBackend& backend, const LaunchConfig& config,
-                     FusedGemm gemm, HandOut way, void* output, const CallStreams& streams) {
+                     FusedGemm gemm, SumBroadcast way, void* output, const CallStreams& streams) {
   const comm::SignalLayout layout{2, peers.num_ranks, chunks_per_shard(gemm.m / peers.num_ranks)};
-  if (const char* why = why_no_hand_out(way, hand_out_problem(peers, gemm))) {
+  if (const char* why = why_no_sum_broadcast(way, sum_broadcast_problem(peers, gemm))) {
     throw std::invalid_argument(why);
   }
   const int64_t bytes = slot_bytes(gemm, peers.num_ranks);
@@ -202,10 +202,10 @@ void gemm_all_reduce(const Peers& peers, const GemmBackend& backend, const Launc
   Call call(peers, 0, streams.compute);
   AXONN_CUDA_CHECK(backend.launch(gemm, config, streams.compute));
   AXONN_CUDA_CHECK(await_chunks(peers, layout, 0, streams.compute));
-  if (way == HandOut::kCopyEngine) {
+  if (way == SumBroadcast::kCopyEngine) {
     reduce_and_push(peers, gemm, own, layout, streams.compute);
   } else {
-    const bool multicast = way == HandOut::kMulticast;
+    const bool multicast = way == SumBroadcast::kMulticast;
     reduce_to_all(peers, backend, gemm, multicast, own, layout, streams.compute);
   }
   AXONN_CUDA_CHECK(await_chunks(peers, layout, 1, streams.compute));

@@ -8,9 +8,9 @@
 #include <cstdint>
 
 #include "core/cuda/fused/fused_gemm.h"
-#include "core/cuda/fused/hand_out.h"
 #include "core/cuda/fused/handshake.h"
 #include "core/cuda/fused/shard_transport.h"
+#include "core/cuda/fused/sum_broadcast.h"
 
 namespace axonn::kernels::cuda {
 
@@ -53,12 +53,12 @@ void all_gather_gemm(const Peers& peers, const GemmBackend& backend, const Launc
 void gemm_reduce_scatter(const Peers& peers, const GemmBackend& backend, const LaunchConfig& config,
                          FusedGemm gemm, void* output, const CallStreams& streams);
 
-// Describes the hand-out for an all-reduce of these rows.
-HandOutProblem hand_out_problem(const Peers& peers, const FusedGemm& gemm);
+// Describes the sum broadcast for an all-reduce of these rows.
+SumBroadcastProblem sum_broadcast_problem(const Peers& peers, const FusedGemm& gemm);
 
-// Sets output [m, n] to the sum over ranks of A @ B, by a reduce-scatter whose sums are handed out
-// to all ranks. Throws std::invalid_argument for a hand-out that why_no_hand_out refuses.
+// Sets output [m, n] to the sum over ranks of A @ B, by a reduce-scatter whose sums are broadcast
+// to all ranks. Throws std::invalid_argument for a sum broadcast that why_no_sum_broadcast refuses.
 void gemm_all_reduce(const Peers& peers, const GemmBackend& backend, const LaunchConfig& config,
-                     FusedGemm gemm, HandOut way, void* output, const CallStreams& streams);
+                     FusedGemm gemm, SumBroadcast way, void* output, const CallStreams& streams);
 
 }  // namespace axonn::kernels::cuda

@@ -25,9 +25,9 @@
 #include "core/cuda/stream.h"
 #include "core/numeric/data_type.h"
 #include "core/ranks/call_log.h"
-#include "core/ranks/call_watch.h"
 #include "core/ranks/key_value_store.h"
 #include "core/ranks/own_process.h"
+#include "core/ranks/watchdog.h"
 
 namespace axonn::comm {
 
@@ -198,7 +198,7 @@ class CommunicatorGrid {
   std::mutex parent_mutex_;
   ncclComm_t parent_ = nullptr;
   std::vector<std::unique_ptr<Communicator>> communicators_;
-  std::unique_ptr<CallWatch> watch_;  // last: its thread uses all of the above
+  std::unique_ptr<Watchdog> watch_;  // last: its thread uses all of the above
 };
 
 }  // namespace axonn::comm

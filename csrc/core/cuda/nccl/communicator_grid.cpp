@@ -40,8 +40,8 @@ CommunicatorGrid::CommunicatorGrid(CommunicatorOptions options, int64_t rank, in
     abort_all();
     throw;
   }
-  watch_ = std::make_unique<CallWatch>(
-      CallWatchOptions{.prefix = prefix, .rank = rank, .timeout = options_.timeout}, *watch_store_,
+  watch_ = std::make_unique<Watchdog>(
+      WatchdogOptions{.prefix = prefix, .rank = rank, .timeout = options_.timeout}, *watch_store_,
       [this] { check_health(); }, [this] { abort_all(); });
   for (const auto& one : communicators_) {
     watch_->watch(one->collectives_.watched);

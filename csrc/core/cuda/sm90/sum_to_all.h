@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "core/cuda/fused/hand_out.h"
+#include "core/cuda/fused/sum_broadcast.h"
 
 namespace axonn::kernels::sm90 {
 

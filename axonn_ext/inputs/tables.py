@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,19 +9,11 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.planner.errors import PlannerError, clipped
-from axonn_ext.planner.files import read_toml
+from axonn_ext.inputs.errors import InputError, clipped, unknown
+from axonn_ext.inputs.files import read_toml
 
 _MISSING: Any = object()
 MOST_COUNT = 10**15  # a thousand times more bytes, or tokens, than anything has
-
-
-def unknown(what: str, name: str, known: Iterable[str]) -> PlannerError:
-    """Returns an error for a name that is not known, which mentions the most similar known one."""
-    names = sorted(known)
-    nearest = difflib.get_close_matches(name, names, n=1)
-    hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
-    return PlannerError(f"unknown {what} {name!r}{hint}; known: {', '.join(names)}")
 
 
 def _shown(value: object) -> str:
@@ -36,7 +27,7 @@ def _shown(value: object) -> str:
 class Table:
     """One table of a file. In messages, `where` is the path of the table in the file.
 
-    All methods raise a PlannerError, which names file and key, for a value that is missing or is
+    All methods raise a InputError, which names file and key, for a value that is missing or is
     not of the kind that is asked for; numbers must be finite. `finish` raises one for keys that
     nobody has asked for.
     """
@@ -45,16 +36,16 @@ class Table:
         self.file, self.where = file, where
         if not isinstance(values, Mapping):
             place = f"{where} " if where else ""
-            raise PlannerError(f"{file}: {place}must be a table, got {_shown(values)}")
+            raise InputError(f"{file}: {place}must be a table, got {_shown(values)}")
         self._values: Mapping[str, Any] = values
         self._asked: set[str] = set()
 
     def name_of(self, key: str) -> str:
         return f"{self.where}.{key}" if self.where else key
 
-    def error(self, key: str, expected: str) -> PlannerError:
+    def error(self, key: str, expected: str) -> InputError:
         got = f", got {_shown(self._values[key])}" if key in self._values else "; it is missing"
-        return PlannerError(f"{self.file}: {self.name_of(key)} must be {expected}{got}")
+        return InputError(f"{self.file}: {self.name_of(key)} must be {expected}{got}")
 
     def _get(self, key: str, default: Any, expected: str) -> Any:
         self._asked.add(key)
@@ -161,9 +152,9 @@ class Table:
         for key in self._values:
             if key not in self._asked:
                 place = f" in {self.where}" if self.where else ""
-                raise PlannerError(f"{self.file}: {unknown(f'key{place}', key, self._asked)}")
+                raise InputError(f"{self.file}: {unknown(f'key{place}', key, self._asked)}")
 
 
 def read_table(file: Path | Traversable) -> Table:
-    """Returns a TOML file as a table. Raises PlannerError if it cannot be read or is not TOML."""
+    """Returns a TOML file as a table. Raises InputError if it cannot be read or is not TOML."""
     return Table(read_toml(file), "", str(file))

@@ -10,13 +10,13 @@
 
 namespace axonn::kernels::cuda {
 
-enum class HandOut : int32_t {
+enum class SumBroadcast : int32_t {
   kCopyEngine,  // one copy to each peer, behind the sum
   kPeerStores,  // the kernel that adds stores each row at every rank
   kMulticast,   // it stores each row once; the switch between the GPUs stores it at every rank
 };
 
-struct HandOutProblem {
+struct SumBroadcastProblem {
   int32_t num_ranks;
   int64_t slot_bytes;  // of the rows that one rank adds up
   bool has_multicast;  // the workspaces have a multicast address
@@ -30,12 +30,12 @@ inline constexpr int64_t kPeerStoreBytes = 1 << 20;
 
 // Returns why a way cannot be used, or null if it can. Ranks may use different ways, because all of
 // them store the same bytes in the same place and raise the same flags.
-constexpr const char* why_no_hand_out(HandOut way, const HandOutProblem& problem) {
-  if (way == HandOut::kCopyEngine) return nullptr;
+constexpr const char* why_no_sum_broadcast(SumBroadcast way, const SumBroadcastProblem& problem) {
+  if (way == SumBroadcast::kCopyEngine) return nullptr;
   if (problem.slot_bytes % kStoreBytes != 0) {
     return "a rank's rows must be a multiple of 16 bytes, to be stored as they are added up";
   }
-  if (way == HandOut::kMulticast && !problem.has_multicast) {
+  if (way == SumBroadcast::kMulticast && !problem.has_multicast) {
     return "the memory of these ranks has no multicast address";
   }
   return nullptr;
@@ -44,13 +44,14 @@ constexpr const char* why_no_hand_out(HandOut way, const HandOutProblem& problem
 // A rank's rows reach every rank as the same number of bytes with each way. Multicast sends them
 // once where the others send them num_ranks - 1 times, but it sends them back to their owner, too;
 // so it saves nothing between two ranks.
-constexpr HandOut choose_hand_out(const HandOutProblem& problem) {
-  if (problem.num_ranks > 2 && why_no_hand_out(HandOut::kMulticast, problem) == nullptr) {
-    return HandOut::kMulticast;
+constexpr SumBroadcast choose_sum_broadcast(const SumBroadcastProblem& problem) {
+  if (problem.num_ranks > 2 && why_no_sum_broadcast(SumBroadcast::kMulticast, problem) == nullptr) {
+    return SumBroadcast::kMulticast;
   }
   const bool few = (problem.num_ranks - 1) * problem.slot_bytes <= kPeerStoreBytes;
-  return few && why_no_hand_out(HandOut::kPeerStores, problem) == nullptr ? HandOut::kPeerStores
-                                                                          : HandOut::kCopyEngine;
+  return few && why_no_sum_broadcast(SumBroadcast::kPeerStores, problem) == nullptr
+             ? SumBroadcast::kPeerStores
+             : SumBroadcast::kCopyEngine;
 }
 
 // What an architecture's kernel adds up and stores at every rank: `bytes` of bfloat16 or float16.

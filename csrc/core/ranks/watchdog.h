@@ -42,7 +42,7 @@ class WatchedCalls {
   std::deque<Call> calls_;
 };
 
-struct CallWatchOptions {
+struct WatchdogOptions {
   std::string prefix;  // of the key under which a rank reports its failure
   int64_t rank;        // for messages
   std::chrono::duration<double> timeout = std::chrono::minutes(10);
@@ -50,17 +50,17 @@ struct CallWatchOptions {
   std::chrono::duration<double> store_interval = std::chrono::seconds(1);
 };
 
-class CallWatch {
+class Watchdog {
  public:
   // `health` is called at each poll and throws if a communicator has failed. `abort` ends every
   // call of every axis; it is called once, at the first failure, on this rank or on a peer. Both
   // run on the watching thread. `store` must outlive this object, and no other thread should wait
   // in it.
-  CallWatch(CallWatchOptions options, KeyValueStore& store, std::function<void()> health,
-            std::function<void()> abort);
-  ~CallWatch();
-  CallWatch(const CallWatch&) = delete;
-  CallWatch& operator=(const CallWatch&) = delete;
+  Watchdog(WatchdogOptions options, KeyValueStore& store, std::function<void()> health,
+           std::function<void()> abort);
+  ~Watchdog();
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
 
   void watch(std::shared_ptr<WatchedCalls> calls);
 
@@ -75,7 +75,7 @@ class CallWatch {
   void poll();
   void exchange();
 
-  const CallWatchOptions options_;
+  const WatchdogOptions options_;
   KeyValueStore& store_;
   const std::function<void()> health_, abort_;
   mutable std::mutex mutex_;

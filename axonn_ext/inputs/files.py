@@ -9,13 +9,13 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from axonn_ext.planner.errors import PlannerError
+from axonn_ext.inputs.errors import InputError
 
 T = TypeVar("T")
 MOST_BYTES = 64 << 20  # no file of these kinds is larger, but /dev/zero would be
 
 
-class FileError(PlannerError):
+class FileError(InputError):
     """A file cannot be read, or is not valid. The message names the file and the reason."""
 
     def __init__(self, file: object, reason: str) -> None:

@@ -1,4 +1,4 @@
-#include "core/ranks/call_watch.h"
+#include "core/ranks/watchdog.h"
 
 #include "core/ranks/errors.h"
 
@@ -29,15 +29,15 @@ void WatchedCalls::poll(std::chrono::duration<double> timeout) {
   }
 }
 
-CallWatch::CallWatch(CallWatchOptions options, KeyValueStore& store, std::function<void()> health,
-                     std::function<void()> abort)
+Watchdog::Watchdog(WatchdogOptions options, KeyValueStore& store, std::function<void()> health,
+                   std::function<void()> abort)
     : options_(std::move(options)),
       store_(store),
       health_(std::move(health)),
       abort_(std::move(abort)),
       thread_([this] { run(); }) {}
 
-CallWatch::~CallWatch() {
+Watchdog::~Watchdog() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
@@ -46,17 +46,17 @@ CallWatch::~CallWatch() {
   thread_.join();
 }
 
-void CallWatch::watch(std::shared_ptr<WatchedCalls> calls) {
+void Watchdog::watch(std::shared_ptr<WatchedCalls> calls) {
   const std::lock_guard lock(mutex_);
   calls_.push_back(std::move(calls));
 }
 
-void CallWatch::check() const {
+void Watchdog::check() const {
   const std::lock_guard lock(mutex_);
   if (!failure_.empty()) throw CommunicationError(failure_);
 }
 
-void CallWatch::fail(const std::string& why) {
+void Watchdog::fail(const std::string& why) {
   {
     const std::lock_guard lock(mutex_);
     if (failure_.empty()) failure_ = why;
@@ -64,7 +64,7 @@ void CallWatch::fail(const std::string& why) {
   wake_.notify_all();
 }
 
-void CallWatch::run() {
+void Watchdog::run() {
   auto next_exchange = Clock::now();
   const auto interval = std::chrono::duration_cast<Clock::duration>(options_.store_interval);
   while (true) {
@@ -95,7 +95,7 @@ void CallWatch::run() {
   }
 }
 
-void CallWatch::poll() {
+void Watchdog::poll() {
   std::vector<std::shared_ptr<WatchedCalls>> calls;
   {
     const std::lock_guard lock(mutex_);
@@ -108,7 +108,7 @@ void CallWatch::poll() {
 
 // Tells the peers how far this rank is, and whether it has failed; learns whether a peer has
 // failed.
-void CallWatch::exchange() {
+void Watchdog::exchange() {
   const std::string key = options_.prefix + "/failure";
   std::vector<std::shared_ptr<WatchedCalls>> calls;
   std::string failure;

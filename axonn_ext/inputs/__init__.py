@@ -1,0 +1,1 @@
+"""Reads what users wrote in files, and says in one way what is wrong with it."""

@@ -1,0 +1,29 @@
+"""The error for what a user gave and cannot be used, and how a message shows the value."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+MAX_SHOWN = 100  # the most characters of a value in a message
+
+
+class InputError(ValueError):
+    """A file or a value cannot be used. The message says what was expected and what came."""
+
+
+def clipped(text: str) -> str:
+    """Returns the text of a value for a message, shortened to MAX_SHOWN characters."""
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ..."
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """Returns " (did you mean ...?)" with the known name that is most similar; "" if none is."""
+    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {nearest[0]}?)" if nearest else ""
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
+    """Returns an error for a name that is not known, which mentions the most similar known one."""
+    names = sorted(known)
+    return InputError(f"unknown {what} {name!r}{hint(name, names)}; known: {', '.join(names)}")

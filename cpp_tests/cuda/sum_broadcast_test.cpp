@@ -1,0 +1,67 @@
+#include "core/cuda/fused/sum_broadcast.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+
+namespace axonn::kernels::cuda {
+namespace {
+
+constexpr int64_t kMiB = 1 << 20;
+
+std::string why(SumBroadcast way, const SumBroadcastProblem& problem) {
+  const char* text = why_no_sum_broadcast(way, problem);
+  return text == nullptr ? "" : text;
+}
+
+TEST(SumBroadcast, CopiesAreAlwaysLegal) {
+  for (const int64_t bytes : {0, 8, 16, 40}) {
+    for (const bool multicast : {false, true}) {
+      EXPECT_EQ(why(SumBroadcast::kCopyEngine, {4, bytes, multicast}), "");
+    }
+  }
+}
+
+TEST(SumBroadcast, StoresNeedWholeVectorsAndMulticastItsAddress) {
+  EXPECT_EQ(why(SumBroadcast::kPeerStores, {4, 48, false}), "");
+  EXPECT_EQ(why(SumBroadcast::kMulticast, {4, 48, true}), "");
+  EXPECT_NE(why(SumBroadcast::kMulticast, {4, 48, false}).find("no multicast address"),
+            std::string::npos);
+  for (const SumBroadcast way : {SumBroadcast::kPeerStores, SumBroadcast::kMulticast}) {
+    EXPECT_NE(why(way, {4, 40, true}).find("multiple of 16 bytes"), std::string::npos);
+  }
+}
+
+TEST(SumBroadcast, MulticastIsTakenWhereItSavesSomething) {
+  for (const int32_t ranks : {3, 4, 8}) {
+    for (const int64_t bytes : {int64_t{16}, kMiB, 512 * kMiB}) {
+      EXPECT_EQ(choose_sum_broadcast({ranks, bytes, true}), SumBroadcast::kMulticast);
+      EXPECT_NE(choose_sum_broadcast({ranks, bytes, false}), SumBroadcast::kMulticast);
+    }
+  }
+  // Two ranks would each get their own rows back, and send no less.
+  EXPECT_EQ(choose_sum_broadcast({2, 512 * kMiB, true}), SumBroadcast::kCopyEngine);
+}
+
+TEST(SumBroadcast, FewBytesAreStoredAndManyCopied) {
+  EXPECT_EQ(choose_sum_broadcast({2, kPeerStoreBytes, false}), SumBroadcast::kPeerStores);
+  EXPECT_EQ(choose_sum_broadcast({2, kPeerStoreBytes + 16, false}), SumBroadcast::kCopyEngine);
+  // Of all peers together.
+  EXPECT_EQ(choose_sum_broadcast({5, kPeerStoreBytes / 4, false}), SumBroadcast::kPeerStores);
+  EXPECT_EQ(choose_sum_broadcast({5, kPeerStoreBytes / 4 + 16, false}), SumBroadcast::kCopyEngine);
+}
+
+TEST(SumBroadcast, WhatIsChosenIsLegal) {
+  for (int32_t ranks = 1; ranks <= kMaxPeers; ++ranks) {
+    for (int64_t bytes = 0; bytes <= 4 * kMiB; bytes = bytes * 2 + 8) {
+      for (const bool multicast : {false, true}) {
+        const SumBroadcastProblem problem{ranks, bytes, multicast};
+        EXPECT_EQ(why(choose_sum_broadcast(problem), problem), "") << ranks << " ranks, " << bytes;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace axonn::kernels::cuda
