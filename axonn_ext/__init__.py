@@ -7,6 +7,7 @@
     axonn_ext.sync_gradients, clip_grad_norm_    between backward and the optimizer
     axonn_ext.overlap                            gathers and sums that run beside computation
     axonn_ext.full_state_dict, ...               whole tensors, on any grid
+    axonn_ext.checkpoint                         saves and loads, on any grid
     axonn_ext.trace_communication                what crosses ranks, in bytes
     axonn_ext.planner                            finds the fastest grid, and predicts its memory
 
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from axonn_ext._version import __version__
 
 if TYPE_CHECKING:
-    from axonn_ext import models, nn, ops, overlap, planner, tracing, tuning
+    from axonn_ext import checkpoint, models, nn, ops, overlap, planner, tracing, tuning
     from axonn_ext._library import symmetric_memory_bytes_in_use
     from axonn_ext.gradients import clip_grad_norm_, sync_gradients
     from axonn_ext.grid import Grid
@@ -39,6 +40,7 @@ __all__ = [
     "Grid",
     "GridShape",
     "__version__",
+    "checkpoint",
     "clip_grad_norm_",
     "full_gradients",
     "full_state_dict",
@@ -57,7 +59,7 @@ __all__ = [
     "warm_up",
 ]
 
-_MODULES = ("models", "nn", "ops", "overlap", "planner", "tracing", "tuning")
+_MODULES = ("checkpoint", "models", "nn", "ops", "overlap", "planner", "tracing", "tuning")
 _HOMES = {
     "CommunicationRecord": "tracing",
     "CommunicationTrace": "tracing",

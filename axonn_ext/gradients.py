@@ -74,8 +74,9 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
     """Scales all gradients so that their global norm is at most `max_norm`; returns the norm.
 
     The returned norm is that of the whole model before clipping, an fp64 scalar that is equal on
-    every rank. Call this after `sync_gradients`. With an infinite `max_norm`, gradients are not
-    scaled. Collectives: an all-reduce of one number over each of x, y and z.
+    every rank. Call this after `sync_gradients`. With an infinite `max_norm`, or if the norm is not
+    finite, gradients are not scaled. Collectives: an all-reduce of one number over each of x, y
+    and z.
 
     Raises ValueError if max_norm is not positive, or the parameters lie on several grids.
     """
@@ -94,7 +95,8 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
     for name in ("x", "y", "z"):
         square = collectives.all_reduce(square.view(1), grid.axis(name)).view(())
     norm = square.sqrt()
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    # If a gradient is not finite, the others stay, so that it can still be found.
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0).where(norm.isfinite(), 1.0)
     if math.isfinite(max_norm):
         for p in parameters:
             _grad(p).mul_(scale.to(_grad(p).dtype))

@@ -15,6 +15,7 @@ from axonn_ext.launch.process import Process
 from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.grids import check_processes
+from axonn_ext.train.checkpoints import AUTO
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import Override, describe_keys, load_config, to_toml
 from axonn_ext.train.job import prepare
@@ -68,6 +69,11 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "--overwrite", action="store_true", help="replace an earlier run in that folder"
     )
     parser.add_argument(
+        "--resume", metavar="auto|PATH",
+        help="go on from a checkpoint, on whatever grid: auto, the newest in --out, if there is "
+        "one; or a checkpoint's folder, or that of a run (the key checkpoint.resume)",
+    )  # fmt: skip
+    parser.add_argument(
         "--profile", action="store_true",
         help="write profile.json, a Chrome trace of a few steps: compute, and each axis",
     )  # fmt: skip
@@ -80,6 +86,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
     overrides = parse_overrides(extra)
+    if args.resume is not None:
+        overrides += (Override("checkpoint.resume", args.resume),)
     here = process.this_process()
     # The store is kept until the end, since the process of rank 0 may serve it.
     config, _store = _load(args, overrides, here)
@@ -87,6 +95,9 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         if here is None or here.rank == 0:
             print(to_toml(config), end="")
         return 0
+    resumes = config.checkpoint.resume == AUTO
+    if resumes and args.out is None:
+        raise UserError("--resume auto goes on with the run in --out FOLDER: name that folder")
     folder = args.out or default_folder(args.config)
     if here is not None:
         if args.nproc is not None:
@@ -97,7 +108,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     if world_size == 1:
         run_worker(config, Process(), folder=folder, overwrite=args.overwrite, profile=args.profile)
         return 0
-    check_folder(folder, overwrite=args.overwrite)
+    check_folder(folder, overwrite=args.overwrite, resumes=resumes)
     check_memory(prepare(config, world_size=world_size), ranks_here=world_size)
     # Imported here, since it takes a sixth of a second, which the started processes can save.
     from axonn_ext.launch.launcher import launch
@@ -145,7 +156,7 @@ def _load(
     if here is None:
         return load_config(args.config, grid=choose(), overrides=overrides), None
     store = process.open_store(here)
-    grid = process.settled_by_rank_0(store, here, choose)
+    grid = process.settled_by_rank_0(store, here, choose, topic="grid")
     return load_config(args.config, grid=grid, overrides=overrides), store
 
 

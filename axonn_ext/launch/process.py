@@ -30,7 +30,6 @@ from axonn_ext.terminal.errors import MeetingError, TrainingError, UserError
 # job at the first failure; without the wait, it would do so before the peers report theirs.
 FAREWELL_SECONDS = 5.0
 _FINE, _PROBLEM = "fine", "problem"
-_SETTLED = "settled"
 
 
 @dataclass(frozen=True)
@@ -115,22 +114,27 @@ def meet(store: Store, process: Process) -> None:
         raise UserError(f"stopping, because of the mistake that rank {ranks} reports")
 
 
-def settled_by_rank_0(store: Store, process: Process, settle: Callable[[], str]) -> str:
+def settled_by_rank_0(
+    store: Store, process: Process, settle: Callable[[], str], *, topic: str
+) -> str:
     """Returns, on every rank, what `settle` returns on rank 0, because files differ between hosts.
+
+    It must not be empty. topic: a name that no other call of the job has.
 
     Raises: UserError if rank 0 has raised one.
     """
+    key = f"settled/{topic}"
     if process.rank == 0:
         try:
             text = settle()
         except UserError:
-            store.set(_SETTLED, "")
+            store.set(key, "")
             raise
-        store.set(_SETTLED, text)
+        store.set(key, text)
         return text
     with _store_needed():
-        _wait(store, [_SETTLED])
-    text = store.get(_SETTLED).decode()
+        _wait(store, [key])
+    text = store.get(key).decode()
     if not text:
         raise UserError("stopping, because of the mistake that rank 0 reports")
     return text

@@ -28,6 +28,7 @@ class AdamW:
     ) -> None:
         self._parameters = [p for p in parameters if p.requires_grad]
         self._masters = [_master(p) for p in self._parameters]
+        self._master_of = dict(zip(map(id, self._parameters), self._masters, strict=True))
         pairs = [(p, m) for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
         self._low_precision: list[Tensor] = [p for p, _ in pairs]
         self._low_precision_masters: list[Tensor] = [m for _, m in pairs]
@@ -39,6 +40,15 @@ class AdamW:
             [group for group in groups if group["params"]],
             lr=lr, betas=betas, eps=eps, fused=True,
         )  # fmt: skip
+
+    @property
+    def torch_optimizer(self) -> torch.optim.AdamW:
+        """The optimizer of torch that updates the masters and has their moments."""
+        return self._adamw
+
+    def master_of(self, parameter: nn.Parameter) -> Tensor:
+        """Returns what is updated for a parameter: its fp32 copy, or else the parameter itself."""
+        return self._master_of.get(id(parameter), parameter)
 
     def step(self, lr: float | None = None) -> None:
         """Applies the gradients; `lr` replaces the learning rate from this step on."""

@@ -66,6 +66,19 @@ class HuggingFace:
     must_be_null: Mapping[str, str] = field(default_factory=dict)
     window_key: str | None = None
 
+    def config_json(self, config: ModelConfig) -> dict[str, Any]:
+        """Returns what transformers' config.json says of a model of the family."""
+        values: dict[str, Any] = {"model_type": self.model_type}
+        for ours, theirs in self.keys.items():
+            values[theirs] = getattr(config, ours)
+        values[self.activation_key] = self.activations[0]
+        if config.traits.rotary:
+            values["rope_theta"] = config.rope_theta
+            values["head_dim"] = config.head_dim
+        if self.window_key is not None:
+            values[self.window_key] = None
+        return values
+
 
 @dataclass(frozen=True)
 class Family:

@@ -111,6 +111,10 @@ class TrainTable:
     device: str = _key(
         "auto", "cpu, cuda, or auto: cuda where there are GPUs", choices=("auto", "cpu", "cuda")
     )
+    on_nonfinite: str = _key(
+        "stop", "a loss or gradient is not finite: end the run, or skip the step",
+        choices=("stop", "skip"),
+    )  # fmt: skip
     seed: int = _key(0, "of the weights and of the order of the text", minimum=0, maximum=MAX_SEED)
     eval_interval: int = _key(50, "steps from one evaluation to the next; 0: none", minimum=0)
     eval_batches: int = _key(4, "micro-batches of one evaluation", minimum=1)
@@ -156,6 +160,17 @@ class OverlapTable:
 
 
 @dataclass(frozen=True)
+class CheckpointTable:
+    """What a run saves of itself, in the folder checkpoints of its own."""
+
+    interval: int = _key(0, "steps from one checkpoint to the next; 0: none", minimum=0)
+    keep_last: int = _key(2, "the newest that are kept", minimum=1)
+    keep_every: int = _key(0, "those of multiples of so many steps stay, too; 0: none", minimum=0)
+    background: bool = _key(True, "write behind the next steps")
+    resume: str = _key("", "auto: the newest of this run; or a checkpoint, or a run's folder")
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole training run; `config_file` reads and writes it."""
 
@@ -166,6 +181,7 @@ class Config:
     train: TrainTable = field(default_factory=TrainTable)
     parallel: ParallelTable = field(default_factory=ParallelTable)
     overlap: OverlapTable = field(default_factory=OverlapTable)
+    checkpoint: CheckpointTable = field(default_factory=CheckpointTable)
 
     @property
     def micro_batch_size(self) -> int:

@@ -64,12 +64,18 @@ class MetricsSink(Protocol):
 
 
 class MetricsFile:
-    """Writes metrics.jsonl, which has one JSON object per line; each is written at once."""
+    """Writes metrics.jsonl, which has one JSON object per line; each is written at once.
 
-    def __init__(self, folder: Path) -> None:
+    first_step: the steps that a run did before it was resumed. Of the file that it left, the lines
+    up to this step stay.
+    """
+
+    def __init__(self, folder: Path, *, first_step: int = 0) -> None:
         self._path = folder / METRICS_FILE
         with writing("--out", self._path):
+            kept = _lines_up_to(self._path, first_step)
             self._file = self._path.open("w", encoding="utf-8", buffering=1)
+            self._file.write("".join(kept))
 
     def step(self, metrics: StepMetrics) -> None:
         self._write(dataclasses.asdict(metrics))
@@ -84,6 +90,20 @@ class MetricsFile:
     def _write(self, values: dict[str, Any]) -> None:
         with writing("--out", self._path):
             self._file.write(json.dumps(values) + "\n")
+
+
+def _lines_up_to(path: Path, step: int) -> list[str]:
+    """Returns the complete lines of a file of metrics that belong to the first `step` steps."""
+    if not step or not path.is_file():
+        return []
+    kept = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+        try:
+            if line.endswith("\n") and json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue  # the job ended while it wrote the line
+    return kept
 
 
 class TensorBoard:

@@ -8,6 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from axonn_ext.checkpoint.folder import CHECKPOINTS
 from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import to_toml
@@ -26,10 +27,13 @@ def default_folder(config_path: Path | None) -> Path:
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def check_folder(folder: Path, *, overwrite: bool) -> None:
-    """Raises UserError if the folder cannot be used for a run without losing something."""
+def check_folder(folder: Path, *, overwrite: bool, resumes: bool = False) -> None:
+    """Raises UserError if the folder cannot be used for a run without losing something.
+
+    resumes: the run may go on in the folder of an earlier one.
+    """
     try:
-        _check_folder(folder, overwrite=overwrite)
+        _check_folder(folder, overwrite=overwrite or (resumes and (folder / CONFIG_FILE).is_file()))
     except OSError as error:  # the name is too long, or the folder must not be read
         raise UserError(f"--out {folder}: {error.strerror}") from None
 
@@ -49,13 +53,19 @@ def _check_folder(folder: Path, *, overwrite: bool) -> None:
     os.rmdir(tempfile.mkdtemp(prefix=".axonn_ext_", dir=existing))
 
 
-def create_folder(folder: Path, config: Config) -> None:
-    """Makes the folder with config.toml; removes files of an earlier run, but no others."""
+def create_folder(folder: Path, config: Config, *, resumes: bool = False) -> None:
+    """Makes the folder with config.toml; removes files of an earlier run, but no others.
+
+    resumes: the run goes on in that folder, so metrics and checkpoints stay.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in _OURS:
-            (folder / name).unlink(missing_ok=True)
-        shutil.rmtree(folder / TENSORBOARD_FOLDER, ignore_errors=True)
+            if not (resumes and name == METRICS_FILE):
+                (folder / name).unlink(missing_ok=True)
+        if not resumes:
+            shutil.rmtree(folder / TENSORBOARD_FOLDER, ignore_errors=True)
+            shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         (folder / CONFIG_FILE).write_text(to_toml(config), encoding="utf-8")
     except OSError as error:
         raise TrainingError(f"--out {folder}: cannot write there: {error.strerror}") from None

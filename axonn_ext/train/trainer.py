@@ -6,8 +6,9 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,11 +17,12 @@ import axonn_ext
 from axonn_ext.data import Corpus, EvaluationBatches, RowGroup, TrainingBatches
 from axonn_ext.grid import Grid
 from axonn_ext.optim import AdamW, WarmupCosine
-from axonn_ext.terminal.errors import TrainingError
+from axonn_ext.train.checkpoints import RunCheckpoints
 from axonn_ext.train.exposure import Exposure
 from axonn_ext.train.job import Job
 from axonn_ext.train.metrics import EvaluationMetrics, MetricsSink, StepMetrics
 from axonn_ext.train.model import TrainedModel
+from axonn_ext.train.nonfinite import NonFinite
 
 _TERA = 1e12
 
@@ -32,9 +34,16 @@ class Gradients:
     loss: float
     norm: float
 
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
+
 
 class Trainer:
-    """Trains a model on a job's text. All ranks run the same; only rank 0 has sinks of metrics."""
+    """Trains a model on a job's text. All ranks run the same; only rank 0 has sinks of metrics.
+
+    folder: of the run, where its checkpoints are. say: shows a line to the user, on rank 0.
+    """
 
     def __init__(
         self,
@@ -43,8 +52,10 @@ class Trainer:
         *,
         model: TrainedModel,
         corpus: Corpus,
+        folder: Path,
         sinks: Sequence[MetricsSink] = (),
         profile: Path | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         config, optim = job.config, job.config.optim
         self._config = config
@@ -62,11 +73,16 @@ class Trainer:
             warmup_steps=optim.warmup_steps,
             total_steps=config.train.steps,
         )
-        self._first_step_done = 0.0
-        self.exposure = Exposure(
-            grid, model.orchestrator, num_steps=config.train.steps, profile=profile,
-            device=job.device,
-        )  # fmt: skip
+        self._checkpoints = RunCheckpoints(
+            job, folder, module=model.module, optimizer=self._optimizer, say=say
+        )
+        self._done = 0  # steps
+        self._first_step_done = (0, 0.0)  # the first step of this process, and when it ended
+        self._nonfinite = NonFinite(config, model.module, say)
+        self._make_exposure = partial(
+            Exposure, grid, model.orchestrator, profile=profile, device=job.device
+        )
+        self.exposure = self._make_exposure(num_steps=config.train.steps)
 
     def warm_up(self) -> int:
         """Measures which algorithms "auto" uses in this run; returns how many calls were measured.
@@ -83,21 +99,57 @@ class Trainer:
             self._model.orchestrator.end_step()
         return sum(choice.source == "measured" for choice in axonn_ext.tuning.choices())
 
+    def resume(self, checkpoint: Path) -> list[str]:
+        """Goes on from a checkpoint; returns what differs from the run that wrote it.
+
+        Raises UserError if it is damaged, or of another model.
+        """
+        resumed = self._checkpoints.resume(checkpoint)
+        self._done = resumed.step
+        left = max(1, self._config.train.steps - self._done)
+        self.exposure = self._make_exposure(num_steps=left)
+        return resumed.notes
+
+    @property
+    def num_skipped(self) -> int:
+        """The steps that were skipped because a loss or gradient was not finite."""
+        return self._nonfinite.num_skipped
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no step is left."""
+        return self._done >= self._config.train.steps
+
+    @property
+    def steps_done(self) -> int:
+        """The steps that are done, those before a resumed checkpoint included."""
+        return self._done
+
     def run(self) -> None:
-        """Runs all steps. Raises TrainingError when the loss is no longer a number."""
+        """Runs the steps that are left, and waits until the last checkpoint is on the disk.
+
+        Raises TrainingError when a loss or gradient is not finite (see NonFinite), or if that
+        checkpoint cannot be written.
+        """
         train = self._config.train
-        self._evaluate(0)
-        for step in range(train.steps):
+        if not self._done:
+            self._evaluate(0)
+        first = self._done
+        for step in range(first, train.steps):
             began = time.perf_counter()
-            with self.exposure.step(step + 1):
+            with self.exposure.step(step - first + 1):
                 gradients = self._forward_backward(step)
                 lr = self._schedule(step)
-                with self.exposure.span("optimizer"):
-                    self._optimizer.step(lr)
-            self._report(step + 1, gradients, lr, time.perf_counter() - began)
-            done = step + 1
+                if self._nonfinite.is_fine(step + 1, gradients.loss, gradients.norm):
+                    with self.exposure.span("optimizer"):
+                        self._optimizer.step(lr)
+            if gradients.finite:
+                self._report(step + 1, gradients, lr, time.perf_counter() - began)
+            self._done = done = step + 1
+            self._checkpoints.after_step(done, last=done == train.steps)
             if train.eval_interval and (done % train.eval_interval == 0 or done == train.steps):
                 self._evaluate(done)
+        self._checkpoints.close()
 
     def _forward_backward(self, step: int) -> Gradients:
         """Computes the gradients of one global batch, complete and clipped."""
@@ -112,13 +164,7 @@ class Trainer:
             losses.append(loss.detach())
         with self.exposure.span("sum and clip gradients"):
             norm = self._model.finish_gradients(self._config.optim.clip_norm)
-        total = sum(loss.item() for loss in losses)
-        if not (math.isfinite(total) and math.isfinite(norm)):
-            raise TrainingError(
-                f"step {step + 1}: loss {total}, gradient norm {norm}: the run has diverged; "
-                f"try a lower optim.lr (now {self._config.optim.lr:g}) or more optim.warmup_steps"
-            )
-        return Gradients(total, norm)
+        return Gradients(sum(loss.item() for loss in losses), norm)
 
     @torch.no_grad()
     def _evaluate(self, step: int) -> None:
@@ -138,9 +184,10 @@ class Trainer:
         if not self._sinks:
             return
         now, tokens = time.perf_counter(), self._training.tokens_per_step
-        if step == 1:  # the first step also does what happens only once
-            self._first_step_done = now
-        step_seconds = (now - self._first_step_done) / (step - 1) if step > 1 else seconds
+        first, then = self._first_step_done
+        if not first:  # the first step also does what happens only once
+            self._first_step_done = first, then = step, now
+        step_seconds = (now - then) / (step - first) if step > first else seconds
         metrics = StepMetrics(
             step=step,
             loss=gradients.loss,

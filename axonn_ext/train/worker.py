@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+from axonn_ext.checkpoint.manifest import read_manifest
 from axonn_ext.data import Corpus, RowGroup, load_corpus
 from axonn_ext.grid import Grid
 from axonn_ext.launch import process
@@ -13,6 +16,7 @@ from axonn_ext.launch.process import Process
 from axonn_ext.terminal.console import Console
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import writing
+from axonn_ext.train.checkpoints import AUTO, NOTHING, find_resumed
 from axonn_ext.train.config import Config
 from axonn_ext.train.job import Job, prepare
 from axonn_ext.train.memory import check_memory
@@ -40,21 +44,32 @@ def run_worker(
     Raises: UserError for a mistake of the user, found here or on another rank; TrainingError.
     """
     if here.rank == 0:
-        check_folder(folder, overwrite=overwrite)
+        check_folder(folder, overwrite=overwrite, resumes=config.checkpoint.resume == AUTO)
     job = prepare(config, world_size=here.world_size, local_world_size=here.local_world_size)
     check_memory(job, ranks_here=here.local_world_size)
     corpus = _read_text(job)
     store = process.open_store(here)
     process.meet(store, here)
+    found = process.settled_by_rank_0(
+        store, here, lambda: find_resumed(config, folder), topic="checkpoint"
+    )
+    resumed = None if found == NOTHING else Path(found)
     threads = process.set_threads(here, config.train.threads)
     with process.process_group(here, store, job.device):
         shape = job.grid_shape
         grid = Grid(x=shape.x, y=shape.y, z=shape.z, data=shape.data, pipe=shape.pipe)
         if here.rank == 0:
-            create_folder(folder, config)
-            _train_and_show(job, grid, corpus, folder=folder, threads=threads, profile=profile)
+            resumes = resumed is not None and folder.absolute() in resumed.parents
+            create_folder(folder, config, resumes=resumes)
+            _train_and_show(
+                job, grid, corpus, folder=folder, threads=threads, profile=profile, resumed=resumed
+            )
         else:
-            trainer = Trainer(job, grid, model=build_model(job, grid), corpus=corpus)
+            trainer = Trainer(job, grid, model=build_model(job, grid), corpus=corpus, folder=folder)
+            if resumed is not None:
+                trainer.resume(resumed)
+            if trainer.is_done:
+                return
             if _needs_warm_up(job):
                 trainer.warm_up()
             trainer.run()
@@ -80,22 +95,29 @@ def _read_text(job: Job) -> Corpus:
 
 
 def _train_and_show(
-    job: Job, grid: Grid, corpus: Corpus, *, folder: Path, threads: int, profile: bool
-) -> None:
+    job: Job, grid: Grid, corpus: Corpus, *, folder: Path, threads: int, profile: bool,
+    resumed: Path | None,
+) -> None:  # fmt: skip
     """Trains on rank 0, which also shows the progress and writes the files and the picture."""
     console = Console()
     print_header(console, job, corpus, threads=threads, folder=str(folder))
-    model = build_model(job, grid)
-    sinks: list[MetricsSink] = [
-        MetricsFile(folder),
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    sinks: list[MetricsSink] = []
+    trainer = Trainer(
+        job, grid, model=build_model(job, grid), corpus=corpus, folder=folder, sinks=sinks,
+        profile=folder / PROFILE_FILE if profile else None, say=say,
+    )  # fmt: skip
+    if resumed is not None:
+        _resume_and_show(trainer, resumed, say)
+    if trainer.is_done:
+        say(f"nothing is left to do: train.steps is {job.config.train.steps:,}")
+        return
+    sinks += [
+        MetricsFile(folder, first_step=trainer.steps_done),
         Terminal(console, num_steps=job.config.train.steps),
     ]
     if TensorBoard.installed():
         sinks.append(TensorBoard(folder))
-    trainer = Trainer(
-        job, grid, model=model, corpus=corpus, sinks=sinks,
-        profile=folder / PROFILE_FILE if profile else None,
-    )  # fmt: skip
     if _needs_warm_up(job):
         _warm_up_and_show(trainer, console)
     began = time.perf_counter()
@@ -106,8 +128,17 @@ def _train_and_show(
             sink.close()
     _summarise(
         job, console, folder=folder, seconds=time.perf_counter() - began,
-        exposure=trainer.exposure.summary(), profile=profile,
+        notes=_notes(trainer), profile=profile,
     )  # fmt: skip
+
+
+def _resume_and_show(trainer: Trainer, resumed: Path, say: Callable[[str], None]) -> None:
+    notes = trainer.resume(resumed)
+    facts = read_manifest(resumed).facts
+    say(f"resumed  step {trainer.steps_done:,} of a run on {facts.get('grid')}, from {resumed}")
+    for note in notes:
+        say(f"         {note}")
+    say("")
 
 
 def _needs_warm_up(job: Job) -> bool:
@@ -124,8 +155,16 @@ def _warm_up_and_show(trainer: Trainer, console: Console) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
+def _notes(trainer: Trainer) -> list[str]:
+    skipped = trainer.num_skipped
+    return [
+        *([f"skipped steps, whose loss or gradient was not finite: {skipped}"] if skipped else []),
+        *trainer.exposure.summary(),
+    ]
+
+
 def _summarise(
-    job: Job, console: Console, *, folder: Path, seconds: float, exposure: list[str], profile: bool
+    job: Job, console: Console, *, folder: Path, seconds: float, notes: list[str], profile: bool
 ) -> None:
     run = read_metrics(folder)
     first, last = run.steps[0].loss, run.steps[-1].loss
@@ -133,7 +172,7 @@ def _summarise(
     lines = [
         f"loss {first:.4f} -> {last:.4f} ({1 - last / first:.0%} lower) in {duration(seconds)}, "
         f"{speed:,.0f} tokens/s",
-        *exposure,
+        *notes,
     ]
     files = [METRICS_FILE, *([PROFILE_FILE] if profile else [])]
     if importlib.util.find_spec("matplotlib"):

@@ -51,7 +51,7 @@ def test_an_address_that_does_not_resolve(port: int, monkeypatch: pytest.MonkeyP
     ("wait", "rank"),
     [
         (lambda store: process.meet(store, Process(0, 3, 3)), "1, 2"),
-        (lambda store: process.settled_by_rank_0(store, Process(1, 2, 2), str), "0"),
+        (lambda store: process.settled_by_rank_0(store, Process(1, 2, 2), str, topic="grid"), "0"),
     ],
 )
 def test_a_rank_that_never_comes(

@@ -29,18 +29,19 @@ PAGES = (
 INTERFACES = (DOCS / "interfaces.md").read_text()
 ARCHITECTURE = (DOCS / "architecture.md").read_text()
 GLOSSARY = (DOCS / "glossary.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+CHECKPOINTS = (ROOT / "docs" / "checkpoints.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README + CHECKPOINTS, re.DOTALL)
 
 
-@pytest.mark.parametrize("block", range(2))
-def test_python_of_the_readme_runs_on_two_ranks(tmp_path: Path, block: int):
+@pytest.mark.parametrize("block", range(3))
+def test_python_of_the_pages_runs_on_two_ranks(tmp_path: Path, block: int):
     script = tmp_path / "example.py"
     script.write_text(BLOCKS[block])
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command += ["--master-port", "0", "--standalone", str(script)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
-    assert len(run.stdout.splitlines()) == (2, 3)[block], run.stdout
+    assert len(run.stdout.splitlines()) == (2, 3, 1)[block], run.stdout
 
 
 def test_ten_lines_are_ten():

@@ -64,6 +64,15 @@ COMMANDS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...], tuple[st
         ("--config", "--data.text", "--data.vocabulary", "--out"),
         ("--grid", "--machine", "--train.dtype", "--what"),
     ),
+    ("train", "--print-config", "--out", "new"): (
+        ("--checkpoint.interval", "--checkpoint.keep_last"), ("--resume",), ("--what",),
+    ),
+    **{
+        ("checkpoint", action, "run"): ((), ("",), ("--what", "--tensors"))
+        for action in ("list", "inspect", "verify")
+    },
+    ("checkpoint", "export", "run"): ((), ("",), ("--dtype",)),
+    ("checkpoint", "reshard", "run"): (("--files",), ("",), ("--what",)),
     ("compare", "run", "run"): (("--tolerance",), ("",), ("--what",)),
     ("tune", "--shapes", "8,8,8"): (
         ("--threads", "--batch"), ("--model", "--json"), ("--grid", "--shapes", "--dtype"),

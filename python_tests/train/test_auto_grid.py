@@ -183,7 +183,9 @@ def test_all_ranks_take_the_grid_of_rank_0(fails: bool) -> None:
 
     def take_part(rank: int) -> None:
         try:
-            found[rank] = settled_by_rank_0(store, Process(rank, 3, 3), lambda: settle(rank))
+            found[rank] = settled_by_rank_0(
+                store, Process(rank, 3, 3), lambda: settle(rank), topic="grid"
+            )
         except UserError as error:
             found[rank] = str(error)
 

@@ -22,26 +22,12 @@ from axonn_ext.train.plot import plot_loss, smoothed
 from axonn_ext.train.run_folder import check_folder
 from axonn_ext.train.worker import run_worker
 from commands import AXONN, SMALL, run, small, torchrun
+from trained_here import train_here
 
 PNG = b"\x89PNG\r\n\x1a\n"
 STEP_KEYS = {
     "step", "loss", "grad_norm", "lr", "tokens", "tokens_per_s", "tflops", "memory_bytes", "eta_s",
 }  # fmt: skip
-
-
-def train_here(
-    folder: Path, *, grid: str = "x=1", profile: bool = False, **overrides: object
-) -> RunMetrics:
-    """A small run in this process."""
-    pairs = {key.replace("__", "."): value for key, value in overrides.items()}
-    texts = [Override(key, str(value).lower()) for key, value in (SMALL | pairs).items()]
-    threads = torch.get_num_threads()
-    try:
-        config = load_config(None, grid=grid, overrides=tuple(texts))
-        run_worker(config, Process(), folder=folder, overwrite=False, profile=profile)
-    finally:
-        torch.set_num_threads(threads)
-    return read_metrics(folder)
 
 
 def losses(run_metrics: RunMetrics) -> list[float]:

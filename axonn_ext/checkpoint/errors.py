@@ -1,0 +1,7 @@
+"""The error of this package."""
+
+from __future__ import annotations
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written or read. The message names the file and the tensor."""

@@ -1,0 +1,110 @@
+"""The folder in which a run keeps its checkpoints: step-00000100, step-00000200, ..., latest."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from axonn_ext.checkpoint.errors import CheckpointError
+from axonn_ext.checkpoint.files import find_problems, write_text
+from axonn_ext.checkpoint.manifest import MANIFEST, read_manifest
+
+LATEST = "latest"
+CHECKPOINTS = "checkpoints"  # the folder's name in the folder of a run
+_STEP = re.compile(r"step-(\d{8,15})")
+
+
+class CheckpointFolder:
+    """The checkpoints of one run."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, step: int) -> Path:
+        """Returns the folder of a step's checkpoint."""
+        return self.root / f"step-{step:08d}"
+
+    def steps(self) -> list[int]:
+        """Returns the steps of which there is a checkpoint with a manifest, in order."""
+        found = []
+        if self.root.is_dir():
+            for path in self.root.iterdir():
+                match = _STEP.fullmatch(path.name)
+                if match and (path / MANIFEST).is_file():
+                    found.append(int(match[1]))
+        return sorted(found)
+
+    def latest(self) -> Path | None:
+        """Returns the newest checkpoint whose manifest can be read; None if there is none.
+
+        The file `latest` names it, unless that is lost or damaged.
+        """
+        try:
+            name = (self.root / LATEST).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            name = ""
+        named = [self.root / name] if _STEP.fullmatch(name) else []
+        for path in (*named, *(self.path(step) for step in reversed(self.steps()))):
+            try:
+                read_manifest(path)
+            except CheckpointError:
+                continue
+            return path
+        return None
+
+    def mark_latest(self, step: int) -> None:
+        """Makes a checkpoint that is on the disk the latest one. Raises OSError."""
+        write_text(self.root / LATEST, self.path(step).name + "\n")
+
+    def prune(self, *, keep_last: int, keep_every: int) -> None:
+        """Removes all but the newest `keep_last` and those of multiples of `keep_every` steps.
+
+        keep_every: 0 for none. What an ended job left half written is removed, too.
+        """
+        steps = self.steps()
+        for step in steps[: max(0, len(steps) - keep_last)]:
+            if not keep_every or step % keep_every:
+                # Without its manifest, a folder that is half removed is no checkpoint.
+                (self.path(step) / MANIFEST).unlink(missing_ok=True)
+                shutil.rmtree(self.path(step), ignore_errors=True)
+        for partial in self.root.glob(".step-*.partial"):
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def find_checkpoint(path: Path) -> Path:
+    """Returns the checkpoint that a path means.
+
+    It may be a checkpoint, a folder of several, or that of a run; of several the latest is taken.
+    Raises CheckpointError if there is none.
+    """
+    if (path / MANIFEST).is_file() or _STEP.fullmatch(path.name):
+        return path
+    for root in (path, path / CHECKPOINTS):
+        latest = CheckpointFolder(root).latest()
+        if latest is not None:
+            return latest
+    what = "a folder without any checkpoint" if path.is_dir() else "no folder"
+    raise CheckpointError(
+        f"{path}: expected a checkpoint, or a folder of checkpoints, or of a run, got {what}"
+    )
+
+
+def last_good(damaged: Path) -> Path | None:
+    """Returns the newest other checkpoint beside a damaged one all of whose bytes are right."""
+    for path in _others(damaged):
+        try:
+            manifest = read_manifest(path)
+        except CheckpointError:
+            continue
+        if not any(True for _ in find_problems(path, manifest)):
+            return path
+    return None
+
+
+def _others(checkpoint: Path) -> Iterator[Path]:
+    folder = CheckpointFolder(checkpoint.parent)
+    for step in reversed(folder.steps()):
+        if folder.path(step).name != checkpoint.name:
+            yield folder.path(step)

@@ -1,0 +1,145 @@
+"""Reads a checkpoint, of whatever grid, into a model and its optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+from axonn_ext.checkpoint.errors import CheckpointError
+from axonn_ext.checkpoint.folder import last_good
+from axonn_ext.checkpoint.manifest import DTYPES, Manifest, read_manifest
+from axonn_ext.checkpoint.ranks import Ranks, all_ranks
+from axonn_ext.checkpoint.save import planning
+from axonn_ext.checkpoint.shards import Shard
+from axonn_ext.checkpoint.state import (
+    Optimizer,
+    StoredAs,
+    model_shards,
+    optimizer_targets,
+    placed_parameters,
+    set_optimizer_state,
+    set_random_state,
+    updated_tensor,
+)
+from axonn_ext.checkpoint.storage import FolderReader, ShardLoadPlanner
+
+_MOST_NAMES = 4  # in a message
+
+
+def load(
+    folder: str | Path,
+    *,
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    options: bool = True,
+    random: bool = True,
+) -> dict[str, Any]:
+    """Reads a checkpoint on all ranks together; returns its `extra`.
+
+    It may have been written on any grid, in any layout and dtype: each rank reads what it needs of
+    the files, which are mapped into memory. Values are cast to the dtypes of the model.
+
+    optimizer: one over the same parameters. Without, what the checkpoint has of one is left out.
+    options: also sets the optimizer's options, such as lr. random: also sets the state of random
+    numbers, if the job has as many ranks as the one that wrote it.
+
+    Call it between steps; with axonn_ext.overlap, after `end_step`. Collectives: gathers of plans
+    and results, in a gloo group of its own. Raises CheckpointError, on every rank, if the
+    checkpoint is damaged or is one of another model; the message names tensors and shapes. If it
+    is raised while tensors are read, some of the model's have the checkpoint's values already.
+    """
+    with all_ranks(None) as ranks:
+        return read(
+            Path(folder), ranks, model=model, optimizer=optimizer, options=options, random=random
+        )
+
+
+def read(
+    folder: Path, ranks: Ranks, *, model: nn.Module, optimizer: Optimizer | None,
+    options: bool, random: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Does what `load` does, for ranks that have a group already."""
+    manifests: list[Manifest] = []
+    with _offering(folder, ranks):
+        ranks.agreed(lambda: manifests.append(read_manifest(folder)))
+    manifest, found = manifests[0], []
+    ranks.agreed(lambda: found.append(_targets(folder, manifest, model, optimizer, ranks, random)))
+    targets: dict[str, Shard] = found[0]
+    reader = FolderReader(folder, manifest)
+    with planning(folder, ranks):
+        dcp.load(
+            dict(targets), storage_reader=reader, planner=ShardLoadPlanner(),
+            process_group=ranks.group, no_dist=ranks.group is None,
+        )  # fmt: skip
+    with _offering(folder, ranks):
+        ranks.agree(reader.error)
+    with torch.no_grad():
+        for p in placed_parameters(model):
+            p.parameter.copy_(updated_tensor(optimizer, p.parameter))
+    if optimizer is not None:
+        set_optimizer_state(
+            model, optimizer, targets, manifest.optimizer_options if options else None
+        )
+    set_random_state(targets)
+    return dict(manifest.extra)
+
+
+@contextmanager
+def _offering(folder: Path, ranks: Ranks) -> Iterator[None]:
+    """Adds to the error of a damaged checkpoint which other one is whole."""
+    try:
+        yield
+    except CheckpointError as error:
+        good = ranks.told(lambda: str(last_good(folder) or ""))
+        offer = f"; the newest other one that is whole is {good}" if good else ""
+        raise CheckpointError(f"{error}{offer}") from None
+
+
+def _targets(
+    folder: Path, manifest: Manifest, model: nn.Module, optimizer: Optimizer | None, ranks: Ranks,
+    random: bool,
+) -> dict[str, Shard]:  # fmt: skip
+    """Returns the blocks that this rank reads. Raises CheckpointError for another model's."""
+    stored = {name: (t.shape, DTYPES[t.dtype]) for name, t in manifest.tensors.items()}
+    targets = model_shards(model, optimizer)
+    _compare(folder, targets, stored)
+    if optimizer is not None:
+        targets |= optimizer_targets(model, optimizer, stored)
+    if random and sum(name.startswith("rng.cpu.") for name in stored) == ranks.size:
+        for device in ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",):
+            name = f"rng.{device}.{ranks.rank}"
+            if name in stored:
+                shape, dtype = stored[name]
+                targets[name] = Shard.whole(torch.empty(shape, dtype=dtype))
+    return targets
+
+
+def _compare(folder: Path, targets: Mapping[str, Shard], stored: Mapping[str, StoredAs]) -> None:
+    """Raises CheckpointError if the tensors of model and checkpoint differ in names or shapes."""
+    saved = {name for name in stored if name.startswith(("model.", "buffer."))}
+    problems = [
+        f"{what} {_names(names)}"
+        for what, names in (
+            ("it does not have", sorted(targets.keys() - saved)),
+            ("the model does not have", sorted(saved - targets.keys())),
+        )
+        if names
+    ]
+    problems += [
+        f"{name} has shape {list(stored[name][0])}, in the model {list(targets[name].shape)}"
+        for name in sorted(targets.keys() & saved)
+        if stored[name][0] != tuple(targets[name].shape)
+    ][:_MOST_NAMES]
+    if problems:
+        raise CheckpointError(f"{folder} is a checkpoint of another model: {'; '.join(problems)}")
+
+
+def _names(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more

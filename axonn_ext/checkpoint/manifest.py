@@ -1,0 +1,172 @@
+"""The manifest of a checkpoint: which tensors it has, where their bytes are, and their checksums.
+
+It is JSON with a checksum of itself. Whatever is read from it is checked before it is used, since
+it may be damaged, or written by somebody else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from axonn_ext.checkpoint.errors import CheckpointError
+from axonn_ext.inputs.errors import InputError
+from axonn_ext.inputs.files import read_json
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+BLOCK_BYTES = 1 << 20  # of a file, for each of which there is a checksum
+_MOST_BYTES = 1 << 32  # of a manifest: some hundred bytes for each block of a tensor
+_FILE_NAME = re.compile(r"rank-\d{5,7}\.safetensors")
+DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {
+        str(dtype).removeprefix("torch."): dtype
+        for dtype in (
+            *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+            *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+        )
+    }
+)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A block of a whole tensor, contiguous in a file from byte `start` on."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    start: int
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A whole tensor, whose chunks cover it once."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+    def num_bytes(self, chunk: Chunk) -> int:
+        """Returns the bytes of a chunk of this tensor."""
+        return math.prod(chunk.sizes) * DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of tensors. checksums: the CRC-32 of each block of BLOCK_BYTES, the last one shorter.
+
+    A CRC-32 notices every change of up to 32 consecutive bits, and of all others all but one in
+    four billion.
+    """
+
+    num_bytes: int
+    checksums: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint has.
+
+    facts  what is known about the job that wrote it: step, grid, versions
+    extra  what the user added: values that JSON has
+    """
+
+    tensors: Mapping[str, StoredTensor]
+    files: Mapping[str, StoredFile]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    optimizer_options: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all files of tensors."""
+        return sum(file.num_bytes for file in self.files.values())
+
+    def to_json(self) -> str:
+        """Returns the text of the file."""
+        body = {
+            "format": FORMAT,
+            "block_bytes": BLOCK_BYTES,
+            "facts": self.facts,
+            "extra": self.extra,
+            "optimizer_options": self.optimizer_options,
+            "files": {name: asdict(file) for name, file in self.files.items()},
+            "tensors": {name: asdict(tensor) for name, tensor in self.tensors.items()},
+        }
+        text = _canonical(body)
+        return f'{{"crc32": {zlib.crc32(text.encode())}, "checkpoint": {text}}}\n'
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Returns the manifest of a checkpoint's folder.
+
+    Raises CheckpointError if there is none, or if it is damaged.
+    """
+    path = folder / MANIFEST
+    try:
+        document = read_json(path, most_bytes=_MOST_BYTES)
+    except InputError as error:
+        raise CheckpointError(f"{folder} is no checkpoint that can be used: {error}") from None
+    try:
+        body = document["checkpoint"]
+        if zlib.crc32(_canonical(body).encode()) != document["crc32"]:
+            raise CheckpointError(f"{path} is damaged: its contents do not match its checksum")
+        if body["format"] != FORMAT or body["block_bytes"] != BLOCK_BYTES:
+            raise CheckpointError(
+                f"{path}: expected format {FORMAT} with blocks of {BLOCK_BYTES} bytes, got format "
+                f"{body['format']!r}: another version of axonn_ext wrote it"
+            )
+        return _manifest_of(body, path)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path} is no manifest of a checkpoint: {type(error).__name__}: {error}"
+        ) from None
+
+
+def _canonical(body: Mapping[str, Any]) -> str:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"))
+
+
+def _manifest_of(body: Mapping[str, Any], path: Path) -> Manifest:
+    files = {
+        name: StoredFile(file["num_bytes"], tuple(file["checksums"]))
+        for name, file in body["files"].items()
+    }
+    for name, file in files.items():
+        count = -(-file.num_bytes // BLOCK_BYTES)
+        if not _FILE_NAME.fullmatch(name) or len(file.checksums) != count:
+            raise ValueError(f"file {name!r} with {len(file.checksums)} checksums, not {count}")
+    tensors = {name: _tensor_of(name, value, files) for name, value in body["tensors"].items()}
+    facts, extra, options = body["facts"], body["extra"], tuple(body["optimizer_options"])
+    if not all(isinstance(each, dict) for each in (facts, extra, *options)):
+        raise ValueError("facts, extra and optimizer_options must be objects")
+    return Manifest(tensors, files, facts, extra, options)
+
+
+def _tensor_of(
+    name: str, value: Mapping[str, Any], files: Mapping[str, StoredFile]
+) -> StoredTensor:
+    chunks = tuple(
+        Chunk(tuple(c["offsets"]), tuple(c["sizes"]), c["file"], c["start"])
+        for c in value["chunks"]
+    )
+    tensor = StoredTensor(value["dtype"], tuple(value["shape"]), chunks)
+    for chunk in chunks:
+        inside = all(
+            offset >= 0 and size >= 0 and offset + size <= whole
+            for offset, size, whole in zip(chunk.offsets, chunk.sizes, tensor.shape, strict=True)
+        )
+        end = chunk.start + tensor.num_bytes(chunk)
+        if not inside or chunk.start < 0 or end > files[chunk.file].num_bytes:
+            raise ValueError(f"tensor {name}: a chunk that is not inside of it or of its file")
+    return tensor

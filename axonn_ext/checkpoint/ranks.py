@@ -1,0 +1,82 @@
+"""How the ranks of a job agree about a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from axonn_ext.checkpoint.errors import CheckpointError
+
+# A rank may wait so long for another one that writes to a slow disk. One that has ended is noticed
+# at once.
+PATIENCE = timedelta(hours=2)
+
+
+class Ranks:
+    """The ranks that write or read a checkpoint together: a gloo group, or this process alone."""
+
+    def __init__(self, group: ProcessGroup | None) -> None:
+        self.group = group
+        self.rank = 0 if group is None else group.rank()
+        self.size = 1 if group is None else group.size()
+
+    def agree(self, error: str | None) -> None:
+        """Raises CheckpointError on every rank if one of them has an error.
+
+        Collectives: an all-gather of the errors.
+        """
+        errors: list[str | None] = [error]
+        if self.group is not None:
+            errors *= self.size
+            dist.all_gather_object(errors, error, group=self.group)
+        failed = [(rank, text) for rank, text in enumerate(errors) if text is not None]
+        if failed:
+            rank, text = failed[0]
+            others = f" (and {len(failed) - 1} other ranks failed)" if len(failed) > 1 else ""
+            raise CheckpointError(f"rank {rank}: {text}{others}" if self.size > 1 else text)
+
+    def told(self, function: Callable[[], str]) -> str:
+        """Returns, on every rank, what the function returns on rank 0. Collectives: a broadcast."""
+        texts = [function() if self.rank == 0 else ""]
+        if self.group is not None:
+            dist.broadcast_object_list(texts, group=self.group, group_src=0)
+        return texts[0]
+
+    def agreed(self, function: Callable[[], None], *, on_rank: int | None = None) -> None:
+        """Calls the function, on one rank or on all, and raises its CheckpointError on every rank.
+
+        An OSError becomes a CheckpointError.
+        """
+        error = None
+        if on_rank is None or on_rank == self.rank:
+            try:
+                function()
+            except (CheckpointError, OSError, ValueError) as failure:
+                error = str(failure)
+        self.agree(error)
+
+
+def make_group() -> ProcessGroup | None:
+    """Returns a new gloo group of all ranks; None in a process without any group.
+
+    All ranks must call it. Collectives: those of torch.distributed.new_group.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    return dist.new_group(backend="gloo", timeout=PATIENCE, group_desc="checkpoint")
+
+
+@contextmanager
+def all_ranks(ranks: Ranks | None) -> Iterator[Ranks]:
+    """Yields these ranks; without any, those of a group that is made for the block."""
+    if ranks is not None:
+        yield ranks
+        return
+    group = make_group()
+    yield Ranks(group)
+    if group is not None:  # after an error, peers may still need it
+        dist.destroy_process_group(group)

@@ -1,0 +1,178 @@
+"""Writes a checkpoint: beside its place, complete and on the disk before it gets its name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+
+from axonn_ext._version import __version__
+from axonn_ext.checkpoint.errors import CheckpointError
+from axonn_ext.checkpoint.files import sync_folder, write_text
+from axonn_ext.checkpoint.manifest import MANIFEST, Manifest
+from axonn_ext.checkpoint.ranks import Ranks, all_ranks
+from axonn_ext.checkpoint.shards import Shard
+from axonn_ext.checkpoint.state import (
+    Optimizer,
+    model_shards,
+    optimizer_options,
+    optimizer_shards,
+    random_shards,
+)
+from axonn_ext.checkpoint.storage import FolderWriter, ShardSavePlanner
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint will have of this rank: blocks in host memory, and values for JSON."""
+
+    shards: Mapping[str, Shard]
+    facts: Mapping[str, Any]
+    extra: Mapping[str, Any]
+    options: tuple[Mapping[str, Any], ...]
+
+
+class Staging:
+    """Host memory for a snapshot, which is used again for the next one.
+
+    Fresh memory would cost more than the copy, since the system clears each page of it.
+    """
+
+    def __init__(self) -> None:
+        self._memory: dict[str, Tensor] = {}
+
+    def take(
+        self,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        extra: Mapping[str, Any] | None,
+        facts: Mapping[str, Any] | None = None,
+        rank: int = 0,
+    ) -> Snapshot:
+        """Copies the state of this rank. What the last call returned is no longer valid then.
+
+        Raises CheckpointError for values that JSON or a checkpoint cannot have.
+        """
+        shards = model_shards(model, optimizer) | random_shards(rank)
+        if optimizer is not None:
+            shards |= optimizer_shards(model, optimizer)
+        copies = {name: shard.with_tensor(self._copy(name, shard.tensor))
+                  for name, shard in shards.items()}  # fmt: skip
+        if torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()  # the copies from the GPU are done
+        about = {"axonn_ext": __version__, "torch": torch.__version__, "written": time.time()}
+        options = optimizer_options(optimizer)
+        return Snapshot(copies, about | dict(facts or {}), _as_json(extra or {}), options)
+
+    def _copy(self, name: str, tensor: Tensor) -> Tensor:
+        memory = self._memory.get(name)
+        if memory is None or memory.shape != tensor.shape or memory.dtype != tensor.dtype:
+            pin = tensor.is_cuda
+            memory = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pin)
+            self._memory[name] = memory
+        return memory.copy_(tensor, non_blocking=True)
+
+
+def _as_json(extra: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the values as they will be read again. Raises CheckpointError."""
+    try:
+        read = json.loads(json.dumps(extra, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"extra: expected values that JSON has, got {error}") from None
+    if not isinstance(read, dict):
+        raise CheckpointError(f"extra: expected a mapping, got a {type(extra).__name__}")
+    return read
+
+
+def save(
+    folder: str | Path,
+    *,
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes a checkpoint, on all ranks together, and returns when it is on the disk.
+
+    The folder must not exist, and all hosts must share the file system. Whatever happens, there is
+    either a whole checkpoint of that name or none. Each block is written by one of the ranks that
+    have it. Parameters that the optimizer (axonn_ext.optim.AdamW) updates in fp32 are written in
+    fp32. extra: what JSON can have, for example the state_dict of a schedule or of a GradScaler,
+    and the position in the data.
+
+    Collectives: gathers of plans and results, in a gloo group of its own. Raises CheckpointError,
+    on every rank, if one of them cannot write its part.
+    """
+    with all_ranks(None) as ranks:
+        snapshots: list[Snapshot] = []
+        ranks.agreed(
+            lambda: snapshots.append(
+                Staging().take(model=model, optimizer=optimizer, extra=extra, rank=ranks.rank)
+            )
+        )
+        write(Path(folder), snapshots[0], ranks)
+
+
+def write(folder: Path, snapshot: Snapshot, ranks: Ranks) -> None:
+    """Writes a snapshot of all ranks to a folder that does not exist yet; see `save`."""
+    ranks.agreed(lambda: _check_free(folder), on_rank=0)
+    partial = folder.with_name(f".{folder.name}.partial")
+    writer = FolderWriter(partial, ranks.rank)
+    with planning(folder, ranks):
+        dcp.save(
+            dict(snapshot.shards), storage_writer=writer, planner=ShardSavePlanner(),
+            process_group=ranks.group, no_dist=ranks.group is None,
+        )  # fmt: skip
+    try:
+        ranks.agree(writer.error)
+        ranks.agreed(lambda: _finish(folder, partial, snapshot, writer), on_rank=0)
+    except CheckpointError:
+        if ranks.rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _check_free(folder: Path) -> None:
+    if folder.exists() or folder.is_symlink():
+        raise CheckpointError(f"{folder}: expected a new folder, but there is one")
+
+
+def _finish(folder: Path, partial: Path, snapshot: Snapshot, writer: FolderWriter) -> None:
+    """Completes the checkpoint on rank 0, and gives it its name."""
+    for name, file in writer.files.items():
+        path = partial / name
+        if not path.is_file() or path.stat().st_size != file.num_bytes:
+            raise CheckpointError(
+                f"rank 0 does not see {path} as another rank has written it: the folder must be in "
+                "a file system that all hosts share"
+            )
+    manifest = Manifest(
+        writer.tensors, writer.files, snapshot.facts, snapshot.extra, snapshot.options
+    )
+    write_text(partial / MANIFEST, manifest.to_json())
+    partial.rename(folder)
+    sync_folder(folder.parent)
+
+
+@contextmanager
+def planning(folder: Path, ranks: Ranks) -> Iterator[None]:
+    """Must enclose calls of torch.distributed.checkpoint, whose errors become CheckpointError."""
+    try:
+        with warnings.catch_warnings():
+            if ranks.group is None:  # it would say that no other rank takes part, which we know
+                warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            yield
+    except CheckpointException as error:
+        rank, (failure, _) = next(iter(error.failures.items()))
+        raise CheckpointError(f"{folder}: rank {rank}: {failure}") from None

@@ -1,0 +1,111 @@
+"""Saves the checkpoints of a run, behind its next steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from axonn_ext.checkpoint.folder import CheckpointFolder
+from axonn_ext.checkpoint.manifest import read_manifest
+from axonn_ext.checkpoint.ranks import Ranks, make_group
+from axonn_ext.checkpoint.save import Snapshot, Staging, write
+from axonn_ext.checkpoint.state import Optimizer
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is on the disk. seconds: from the copy to the end of writing."""
+
+    step: int
+    path: Path
+    num_bytes: int
+    seconds: float
+
+
+class Saver:
+    """Writes checkpoints of a run to `root`, at most one at a time, and removes old ones.
+
+    A save copies this rank's blocks to host memory and returns; a thread writes the copy. The next
+    save first waits for the one before. All ranks must make their savers, and call them, alike.
+
+    on_saved: called on rank 0, in the thread, when a checkpoint is on the disk.
+
+    Collectives: that of a gloo group, for the thread alone, when a saver of several ranks is made.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        keep_last: int = 2,
+        keep_every: int = 0,
+        background: bool = True,
+        on_saved: Callable[[Saved], None] | None = None,
+    ) -> None:
+        self.folder = CheckpointFolder(root)
+        self._keep_last, self._keep_every = keep_last, keep_every
+        self._background, self._on_saved = background, on_saved
+        self.ranks = Ranks(make_group())
+        self._staging = Staging()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+
+    def save(
+        self,
+        step: int,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        extra: Mapping[str, Any] | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Begins to save. Raises what `wait` raises for the save before, which then is over."""
+        self.wait()
+        began = time.perf_counter()
+        snapshot = self._staging.take(
+            model=model, optimizer=optimizer, extra=extra, facts={"step": step, **(facts or {})},
+            rank=self.ranks.rank,
+        )  # fmt: skip
+        self._writing = self._thread.submit(self._write, step, snapshot, began)
+        if not self._background:
+            self.wait()
+
+    def _write(self, step: int, snapshot: Snapshot, began: float) -> None:
+        path = self.folder.path(step)
+        self.ranks.agreed(lambda: self._make_room(path), on_rank=0)
+        write(path, snapshot, self.ranks)
+        self.ranks.agreed(lambda: self._publish(step), on_rank=0)
+        if self._on_saved is not None and self.ranks.rank == 0:
+            num_bytes = read_manifest(path).num_bytes
+            self._on_saved(Saved(step, path, num_bytes, time.perf_counter() - began))
+
+    def _make_room(self, path: Path) -> None:
+        """Moves a damaged checkpoint of that step away, which a resumed run has passed over."""
+        if path.exists():
+            path.rename(path.with_name(f".{path.name}.damaged.partial"))
+
+    def _publish(self, step: int) -> None:
+        self.folder.mark_latest(step)
+        self.folder.prune(keep_last=self._keep_last, keep_every=self._keep_every)
+
+    def wait(self) -> None:
+        """Waits for the save under way.
+
+        Raises CheckpointError on every rank if it failed on one; earlier checkpoints are as before.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def close(self) -> None:
+        """Waits for the save under way, and ends the thread. Raises as `wait` does."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()

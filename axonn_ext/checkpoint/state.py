@@ -1,0 +1,203 @@
+"""What a model and its optimizer have to keep, as blocks of whole tensors with names.
+
+    model.NAME              a parameter: its fp32 master where the optimizer has one
+    buffer.NAME             a persistent buffer, equal on all ranks
+    optimizer.NAME.KEY      a tensor that the optimizer keeps for a parameter
+    rng.DEVICE.RANK         the state of a rank's random numbers
+
+So a checkpoint knows nothing of the grid, the layout or the dtype of the job that wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from axonn_ext.checkpoint.errors import CheckpointError
+from axonn_ext.checkpoint.shards import Shard
+from axonn_ext.nn.sharded import ShardedModule, sharded_parameters
+from axonn_ext.optim import AdamW
+
+Optimizer = AdamW | torch.optim.Optimizer
+T = TypeVar("T")
+StoredAs = tuple[tuple[int, ...], torch.dtype]  # shape and dtype of a whole tensor
+
+
+@dataclass(frozen=True)
+class PlacedParameter:
+    """A parameter, and the place of this rank's block in the whole one."""
+
+    name: str
+    parameter: nn.Parameter
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+    def shard(self, tensor: Tensor) -> Shard:
+        """Returns a tensor that is split as the parameter is."""
+        return Shard(self.shape, self.offsets, tensor)
+
+
+def placed_parameters(model: nn.Module) -> Iterator[PlacedParameter]:
+    """Yields every parameter once.
+
+    A model without any module of axonn_ext.nn has each parameter whole on every rank. Raises
+    ValueError for a model that mixes both.
+    """
+    if any(isinstance(module, ShardedModule) for module in model.modules()):
+        for p in sharded_parameters(model):
+            offsets, _ = p.grid.local_block(p.spec.full_sizes, p.spec.dims)
+            yield PlacedParameter(p.name, p.parameter, p.spec.full_sizes, tuple(offsets))
+        return
+    for name, parameter in model.named_parameters():
+        yield PlacedParameter(name, parameter, tuple(parameter.shape), (0,) * parameter.dim())
+
+
+def torch_optimizer(optimizer: Optimizer) -> torch.optim.Optimizer:
+    """Returns the optimizer of torch, which is inside of ours."""
+    return optimizer.torch_optimizer if isinstance(optimizer, AdamW) else optimizer
+
+
+def updated_tensor(optimizer: Optimizer | None, parameter: nn.Parameter) -> Tensor:
+    """Returns the tensor that the optimizer updates: the parameter, or the master of it."""
+    return optimizer.master_of(parameter) if isinstance(optimizer, AdamW) else parameter
+
+
+def model_shards(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Shard]:
+    """Returns the parameters, or their masters, and the persistent buffers, which share memory."""
+    shards = {
+        f"model.{p.name}": p.shard(updated_tensor(optimizer, p.parameter).detach())
+        for p in placed_parameters(model)
+    }
+    persistent = model.state_dict(keep_vars=True).keys()
+    for name, buffer in model.named_buffers():
+        if name in persistent:
+            shards[f"buffer.{name}"] = Shard.whole(buffer.detach())
+    return shards
+
+
+def optimizer_shards(model: nn.Module, optimizer: Optimizer) -> dict[str, Shard]:
+    """Returns what the optimizer keeps, which is nothing before its first step.
+
+    Raises CheckpointError for state of which it is not known how it is split.
+    """
+    shards = {}
+    state = torch_optimizer(optimizer).state
+    for p in placed_parameters(model):
+        for key, value in state.get(updated_tensor(optimizer, p.parameter), {}).items():
+            if value is None:
+                continue
+            name = f"optimizer.{p.name}.{key}"
+            if not isinstance(value, Tensor):
+                value = torch.tensor(value)
+            if value.shape == p.parameter.shape:
+                shards[name] = p.shard(value)
+            elif value.dim() == 0:
+                shards[name] = Shard.whole(value)
+            else:
+                raise CheckpointError(
+                    f"{name} has shape {list(value.shape)}: expected that of the parameter, "
+                    f"{list(p.parameter.shape)}, or a single number"
+                )
+    return shards
+
+
+def optimizer_targets(
+    model: nn.Module,
+    optimizer: Optimizer,
+    stored: Mapping[str, StoredAs],
+) -> dict[str, Shard]:
+    """Returns new memory for what a checkpoint has of this optimizer.
+
+    stored: shape and dtype of each of the checkpoint's tensors.
+    """
+    shards = {}
+    params = {id(p) for group in torch_optimizer(optimizer).param_groups for p in group["params"]}
+    keys = _by_parameter(stored)
+    for p in placed_parameters(model):
+        updated = updated_tensor(optimizer, p.parameter)
+        if id(updated) not in params:
+            continue
+        for key, (shape, dtype) in keys.get(p.name, {}).items():
+            name = f"optimizer.{p.name}.{key}"
+            if shape:
+                shards[name] = p.shard(torch.empty_like(updated, dtype=dtype, requires_grad=False))
+            else:
+                shards[name] = Shard.whole(torch.empty((), dtype=dtype))
+    return shards
+
+
+def set_optimizer_state(
+    model: nn.Module,
+    optimizer: Optimizer,
+    shards: Mapping[str, Shard],
+    options: tuple[Mapping[str, Any], ...] | None,
+) -> None:
+    """Gives the optimizer this state in place of its own.
+
+    options: of each group of parameters, as `optimizer_options` returned them; None: they stay.
+    """
+    inner = torch_optimizer(optimizer)
+    state = inner.state_dict()
+    numbers = {
+        id(parameter): number
+        for number, parameter in enumerate(p for g in inner.param_groups for p in g["params"])
+    }
+    state["state"] = {}
+    values = _by_parameter(shards)
+    for p in placed_parameters(model):
+        number = numbers.get(id(updated_tensor(optimizer, p.parameter)))
+        if number is not None and p.name in values:
+            state["state"][number] = {key: s.tensor for key, s in values[p.name].items()}
+    for group, saved in zip(state["param_groups"], options or (), strict=False):
+        for key, value in saved.items():
+            if key in group:
+                group[key] = tuple(value) if isinstance(group[key], tuple) else value
+    inner.load_state_dict(state)
+
+
+def _by_parameter(named: Mapping[str, T]) -> dict[str, dict[str, T]]:
+    """Returns the values of optimizer.NAME.KEY as NAME -> KEY -> value."""
+    found: dict[str, dict[str, T]] = {}
+    for name, value in named.items():
+        kind, _, rest = name.partition(".")
+        if kind == "optimizer":
+            owner, _, key = rest.rpartition(".")
+            found.setdefault(owner, {})[key] = value
+    return found
+
+
+def optimizer_options(optimizer: Optimizer | None) -> tuple[Mapping[str, Any], ...]:
+    """Returns the options of each group of parameters that JSON can have, such as lr."""
+    if optimizer is None:
+        return ()
+    return tuple(
+        {key: value for key, value in group.items() if key != "params" and _is_plain(value)}
+        for group in torch_optimizer(optimizer).param_groups
+    )
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return all(_is_plain(each) for each in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def random_shards(rank: int) -> dict[str, Shard]:
+    """Returns the state of this rank's random numbers: of torch on the CPU and on its GPU."""
+    shards = {f"rng.cpu.{rank}": Shard.whole(torch.get_rng_state())}
+    if torch.cuda.is_initialized():
+        shards[f"rng.cuda.{rank}"] = Shard.whole(torch.cuda.get_rng_state())
+    return shards
+
+
+def set_random_state(shards: Mapping[str, Shard]) -> None:
+    """Sets what `random_shards` returned."""
+    for name, shard in shards.items():
+        if name.startswith("rng.cpu."):
+            torch.set_rng_state(shard.tensor)
+        elif name.startswith("rng.cuda."):
+            torch.cuda.set_rng_state(shard.tensor)

@@ -1,0 +1,177 @@
+"""`axonn-ext checkpoint`: lists, checks, exports and rewrites checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.progress import track
+
+from axonn_ext.checkpoint.errors import CheckpointError
+from axonn_ext.checkpoint.files import MappedFile
+from axonn_ext.checkpoint.folder import CHECKPOINTS, CheckpointFolder, find_checkpoint, last_good
+from axonn_ext.checkpoint.manifest import Manifest, read_manifest
+from axonn_ext.checkpoint.rewrite import reshard
+from axonn_ext.terminal.arguments import whole
+from axonn_ext.terminal.console import Console, plain_table, print_table
+from axonn_ext.terminal.errors import TrainingError, UserError, refuse_extra
+
+MOST_FILES = 100_000
+DESCRIPTION = """\
+Works on the checkpoints of `axonn-ext train` and of axonn_ext.checkpoint.save. PATH is a
+checkpoint; where one is enough also a folder of checkpoints or of a run, whose latest is meant."""
+
+EPILOG = """\
+examples:
+  axonn-ext checkpoint list runs/demo
+  axonn-ext checkpoint inspect runs/demo
+  axonn-ext checkpoint verify runs/demo/checkpoints/step-00000200
+  axonn-ext checkpoint export runs/demo my-model --dtype bf16     for transformers
+  axonn-ext checkpoint reshard runs/demo copy --files 4
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the subcommand and its own subcommands."""
+    parser = commands.add_parser(
+        "checkpoint", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    def add(name: str, text: str, function: Callable[[argparse.Namespace], int]) -> Any:
+        action = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+        action.add_argument("path", type=Path, metavar="PATH")
+        action.set_defaults(function=function)
+        return action
+
+    add("list", "list the checkpoints of a run, or of a folder", _list)
+    inspect = add("inspect", "show what a checkpoint has, without reading its tensors", _inspect)
+    inspect.add_argument("--tensors", action="store_true", help="show each tensor, too")
+    add("verify", "read all of a checkpoint, and name the tensors that are damaged", _verify)
+    export = add("export", "write the model for transformers: safetensors, config.json", _export)
+    export.add_argument("out", type=Path, metavar="OUT", help="a new folder")
+    export.add_argument(
+        "--dtype", choices=("fp32", "bf16"), default="fp32", help="(default: %(default)s)"
+    )
+    rewrite = add("reshard", "write a checkpoint anew, in another number of files", _reshard)
+    rewrite.add_argument("out", type=Path, metavar="OUT", help="a new folder")
+    rewrite.add_argument(
+        "--files", type=whole(1, MOST_FILES), default=1, metavar="N", help="(default: %(default)s)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+    """Runs the action. Raises UserError for a checkpoint that is not there or damaged."""
+    refuse_extra("checkpoint", extra)
+    try:
+        return int(args.function(args))
+    except CheckpointError as error:
+        raise UserError(str(error)) from None
+    except OSError as error:
+        raise TrainingError(str(error)) from None
+
+
+def _say(text: str) -> None:
+    Console().print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _list(args: argparse.Namespace) -> int:
+    folders = [CheckpointFolder(args.path / CHECKPOINTS), CheckpointFolder(args.path)]
+    folder = next((each for each in folders if each.steps()), None)
+    if folder is None:
+        raise CheckpointError(f"{args.path}: expected a run, or a folder of checkpoints, got none")
+    latest = folder.latest()
+    table = plain_table()
+    for column in ("step", "written", "size", "grid", ""):
+        table.add_column(column, justify="right" if column in ("step", "size") else "left")
+    for step in folder.steps():
+        path = folder.path(step)
+        mark = "latest" if path == latest else ""
+        try:
+            manifest = read_manifest(path)
+        except CheckpointError as error:
+            table.add_row(f"{step:,}", "", "", "", f"damaged: {error}")
+            continue
+        table.add_row(f"{step:,}", *_summary(manifest), mark)
+    print_table(Console(), table)
+    return 0
+
+
+def _summary(manifest: Manifest) -> tuple[str, str, str]:
+    """Returns when it was written, its size, and the grid that wrote it."""
+    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.facts.get("written", 0)))
+    return written, f"{manifest.num_bytes / 1e6:,.1f} MB", str(manifest.facts.get("grid", "-"))
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    path = find_checkpoint(args.path)
+    manifest = read_manifest(path)
+    written, size, grid = _summary(manifest)
+    kinds: dict[str, int] = {}
+    for name in manifest.tensors:
+        kind = name.partition(".")[0]
+        kinds[kind] = kinds.get(kind, 0) + 1
+    lines = {
+        "checkpoint": str(path),
+        "step": str(manifest.facts.get("step", "-")),
+        "written": f"{written}, by axonn_ext {manifest.facts.get('axonn_ext', '?')}",
+        "grid": grid,
+        "size": f"{size} in {len(manifest.files)} files",
+        "tensors": ", ".join(f"{count} {kind}" for kind, count in kinds.items()),
+        "extra": ", ".join(manifest.extra) or "nothing",
+    }
+    for name, value in lines.items():
+        _say(f"{name:>10}  {value}")
+    if args.tensors:
+        _say("")
+        for name, tensor in manifest.tensors.items():
+            shape = " x ".join(map(str, tensor.shape)) or "one number"
+            count = len(tensor.chunks)
+            blocks = "1 block" if count == 1 else f"{count} blocks"
+            _say(f"{name}  {tensor.dtype}  {shape}  in {blocks}")
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    """Returns 1 if something is damaged."""
+    path = find_checkpoint(args.path)
+    manifest = read_manifest(path)
+    problems: list[str] = []
+    for name in track(manifest.files, "reading", console=Console(stderr=True), transient=True):
+        try:
+            problems += MappedFile(path, name, manifest).problems()
+        except CheckpointError as error:
+            problems.append(str(error))
+    for problem in problems:
+        _say(problem)
+    if problems:
+        good = last_good(path)
+        _say(f"the newest other one that is whole: {good or 'there is none'}")
+        return 1
+    _say(f"{path}: all {len(manifest.tensors)} tensors are whole, {_summary(manifest)[1]}")
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    from axonn_ext.train.export import export  # loads Torch's distributed part
+
+    path = find_checkpoint(args.path)
+    if args.out.exists():
+        raise UserError(f"OUT: expected a new folder, but there is {args.out}")
+    config = export(path, args.out, dtype=args.dtype)
+    _say(
+        f"{args.out}: {config.family}, {config.num_parameters():,} parameters in {args.dtype}; "
+        f'transformers.AutoModelForCausalLM.from_pretrained("{args.out}") loads it'
+    )
+    return 0
+
+
+def _reshard(args: argparse.Namespace) -> int:
+    manifest = reshard(find_checkpoint(args.path), args.out, num_files=args.files)
+    _say(f"{args.out}: {_summary(manifest)[1]} in {len(manifest.files)} files")
+    return 0

@@ -1,0 +1,146 @@
+"""The checkpoints of a training run: when they are saved, and how a run goes on from one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from axonn_ext.checkpoint import CheckpointError, Saver, load
+from axonn_ext.checkpoint.folder import CHECKPOINTS, find_checkpoint
+from axonn_ext.checkpoint.saver import Saved
+from axonn_ext.optim import AdamW
+from axonn_ext.terminal.errors import TrainingError, UserError
+from axonn_ext.train.config import Config
+from axonn_ext.train.job import Job
+
+AUTO = "auto"
+NOTHING = "none"  # what `find_resumed` says if there is nothing to go on from
+# Tables and keys that may differ between a run and the one that goes on from it.
+_FREE_TABLES = ("grid", "parallel", "overlap", "checkpoint")
+_FREE_KEYS = {
+    *("train.steps", "train.threads", "train.device", "train.eval_interval"),
+    *("train.eval_batches", "train.micro_batches"),
+}
+
+
+def find_resumed(config: Config, folder: Path) -> str:
+    """Returns the checkpoint from which a run goes on, or NOTHING.
+
+    Raises UserError if the one that was asked for is not there.
+    """
+    asked = config.checkpoint.resume
+    if not asked:
+        return NOTHING
+    try:
+        return str(find_checkpoint(folder if asked == AUTO else Path(asked)).absolute())
+    except CheckpointError as error:
+        if asked == AUTO:
+            return NOTHING
+        raise UserError(f"checkpoint.resume: {error}") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Resumed:
+    """From where a run goes on. notes: what differs from the run that was saved."""
+
+    step: int
+    notes: list[str]
+
+
+class RunCheckpoints:
+    """Saves a run's checkpoints as its configuration asks, and reads the one it begins with.
+
+    say: shows a line to the user; only rank 0 has one.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        folder: Path,
+        *,
+        module: nn.Module,
+        optimizer: AdamW,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self._job, self._module, self._optimizer = job, module, optimizer
+        self._say = say
+        table = job.config.checkpoint
+        self._interval = table.interval
+        self._saver: Saver | None = None
+        if table.interval:
+            self._saver = Saver(
+                folder / CHECKPOINTS, keep_last=table.keep_last, keep_every=table.keep_every,
+                background=table.background, on_saved=self._show,
+            )  # fmt: skip
+
+    def resume(self, path: Path) -> Resumed:
+        """Reads a checkpoint. Raises UserError if it is damaged, or of another model."""
+        try:
+            extra = load(path, model=self._module, optimizer=self._optimizer, options=False)
+        except CheckpointError as error:
+            raise UserError(f"checkpoint.resume: {error}") from None
+        try:
+            step, saved = int(extra["step"]), extra["config"]
+        except (KeyError, TypeError, ValueError):
+            raise UserError(
+                f"checkpoint.resume: {path} was not saved by axonn-ext train: it has no step"
+            ) from None
+        now = _as_json(self._job.config)
+        return Resumed(step, list(_differences(saved, now)))
+
+    def after_step(self, done: int, *, last: bool) -> None:
+        """Saves after a step if one is due. An earlier save that failed is shown."""
+        if self._saver is None or not (last or done % self._interval == 0):
+            return
+        extra = {
+            "step": done,
+            "model": dataclasses.asdict(self._job.model),
+            "config": _as_json(self._job.config),
+        }
+        facts = {"grid": str(self._job.grid_shape), "ranks": self._job.grid_shape.size}
+        self._settle(self._saver)
+        self._saver.save(
+            done, model=self._module, optimizer=self._optimizer, extra=extra, facts=facts
+        )
+
+    def _settle(self, saver: Saver) -> None:
+        try:
+            saver.wait()
+        except CheckpointError as error:
+            if self._say is not None:
+                self._say(f"no checkpoint was written: {error}; training goes on")
+
+    def close(self) -> None:
+        """Waits for the last save. Raises TrainingError if it failed."""
+        if self._saver is None:
+            return
+        try:
+            self._saver.close()
+        except CheckpointError as error:
+            raise TrainingError(f"the last checkpoint was not written: {error}") from None
+
+    def _show(self, saved: Saved) -> None:
+        if self._say is not None:
+            self._say(
+                f"{saved.step:>7}  checkpoint: {saved.num_bytes / 1e6:,.1f} MB in "
+                f"{saved.seconds:.1f} s, {saved.path}"
+            )
+
+
+def _as_json(config: Config) -> dict[str, Any]:
+    return dataclasses.asdict(config)
+
+
+def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yields each key whose value changes what is computed, and is another one now."""
+    for table, values in now.items():
+        if table in _FREE_TABLES:
+            continue
+        for key, value in values.items():
+            before = saved.get(table, {}).get(key)
+            if f"{table}.{key}" not in _FREE_KEYS and before != value:
+                yield f"{table}.{key} was {before!r} in the run that is continued, now {value!r}"

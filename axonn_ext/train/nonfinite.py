@@ -1,0 +1,73 @@
+"""What a run does about a loss or a gradient that is not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from axonn_ext.terminal.errors import TrainingError
+from axonn_ext.train.config import Config
+
+MOST_IN_A_ROW = 10  # a run that skips more steps than these will not recover
+_MOST_NAMES = 3  # in a message
+
+
+class NonFinite:
+    """Ends the run, or skips the step, as `train.on_nonfinite` asks; says which gradients it is.
+
+    say: shows a line to the user, on rank 0.
+    """
+
+    def __init__(
+        self, config: Config, module: nn.Module, say: Callable[[str], None] | None
+    ) -> None:
+        self._config, self._module, self._say = config, module, say
+        self._in_a_row = 0
+        self.num_skipped = 0
+
+    def is_fine(self, step: int, loss: float, norm: float) -> bool:
+        """Returns whether the step's gradients are to be used. All ranks have the same numbers.
+
+        Collectives, if they are not finite: an all-gather of names. Raises TrainingError where the
+        run is to end.
+        """
+        if math.isfinite(loss) and math.isfinite(norm):
+            self._in_a_row = 0
+            return True
+        names = self._names()
+        which = ", ".join(names[:_MOST_NAMES])
+        if len(names) > _MOST_NAMES:
+            which += f" and {len(names) - _MOST_NAMES} more"
+        found = f"step {step}: loss {loss}, gradient norm {norm}: "
+        found += f"not finite in the gradient of {which}" if names else "every gradient is finite"
+        self._in_a_row += 1
+        if self._config.train.on_nonfinite == "stop":
+            raise TrainingError(
+                f"{found}; try a lower optim.lr (now {self._config.optim.lr:g}), more "
+                'optim.warmup_steps, or train.on_nonfinite = "skip"'
+            )
+        if self._in_a_row > MOST_IN_A_ROW:
+            raise TrainingError(f"{found}; {MOST_IN_A_ROW} steps before it were skipped for that")
+        self.num_skipped += 1
+        if self._say is not None:
+            self._say(f"skipped {found}")
+        return False
+
+    def _names(self) -> list[str]:
+        """Returns the parameters whose gradient is not finite on some rank, in their order."""
+        every = [name for name, _ in self._module.named_parameters()]
+        mine = {
+            name
+            for name, p in self._module.named_parameters()
+            if p.grad is not None and not bool(torch.isfinite(p.grad).all())
+        }
+        found = [mine]
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            found = [set() for _ in range(dist.get_world_size())]
+            dist.all_gather_object(found, mine)
+        union = set().union(*found)
+        return [name for name in every if name in union]

@@ -1,0 +1,150 @@
+"""Checkpoints whose files are damaged, cut short, missing, or made to do harm."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import shutil
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from axonn_ext import checkpoint
+from axonn_ext.checkpoint import CheckpointError
+from axonn_ext.checkpoint.files import find_problems
+from axonn_ext.checkpoint.manifest import MANIFEST, read_manifest
+
+FILE = "rank-00000.safetensors"
+
+
+def make_model(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A plain model of four megabytes, after a step of AdamW."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(512, 512), nn.LayerNorm(512), nn.Linear(512, 64, bias=False))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model(torch.randn(4, 512)).square().mean().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoints") / "step-00000001"
+    model, optimizer = make_model()
+    checkpoint.save(folder, model=model, optimizer=optimizer, extra={"step": 1})
+    return folder
+
+
+def load(folder: Path) -> None:
+    model, optimizer = make_model(seed=1)
+    checkpoint.load(folder, model=model, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_every_flip_and_every_cut_is_named(good, tmp_path, seed) -> None:
+    draw = random.Random(seed)
+    folder = tmp_path / "step-00000002"
+    shutil.copytree(good, folder)
+    shutil.copytree(good, tmp_path / good.name)
+    path = folder / draw.choice([FILE, FILE, FILE, MANIFEST])
+    content = bytearray(path.read_bytes())
+    place = draw.randrange(len(content))
+    if seed % 4:
+        content[place] ^= 1 << draw.randrange(8)
+    else:
+        del content[place:]
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError) as raised:
+        load(folder)
+    message = str(raised.value)
+    assert str(path) in message
+    assert path.name == MANIFEST or "tensor" in message
+    assert f"the newest other one that is whole is {tmp_path / good.name}" in message
+    if path.name == FILE:
+        assert str(path) in "\n".join(find_problems(folder, read_manifest(folder)))
+
+
+def test_the_tensor_that_is_damaged_is_named(good, tmp_path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(good, folder)
+    manifest = read_manifest(folder)
+    name = "optimizer.0.weight.exp_avg_sq"
+    (chunk,) = manifest.tensors[name].chunks
+    with (folder / FILE).open("r+b") as file:
+        file.seek(chunk.start + 700_000)
+        file.write(b"\xff\xff")
+    with pytest.raises(CheckpointError, match=rf"is damaged: bytes .* of tensors .*{name}"):
+        load(folder)
+    (problem,) = find_problems(folder, manifest)
+    assert name in problem
+
+
+def test_a_file_that_is_missing_is_named(good, tmp_path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(good, folder)
+    (folder / FILE).unlink()
+    with pytest.raises(CheckpointError, match=rf"{FILE}: cannot be read: No such file .*tensors "):
+        load(folder)
+
+
+class Harm:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("name", [FILE, MANIFEST, ".metadata"])
+def test_nothing_that_is_loaded_runs_code(good, tmp_path, name) -> None:
+    folder, harmed = tmp_path / "copy", tmp_path / "harmed"
+    shutil.copytree(good, folder)
+    content = pickle.dumps(Harm(harmed))
+    (folder / name).write_bytes(content)
+    if name == FILE:  # with a manifest that vouches for it
+        tamper(folder, lambda body: body["files"][FILE].update(
+            num_bytes=len(content), checksums=[zlib.crc32(content)]))  # fmt: skip
+    if name == ".metadata":  # torch's own storage would unpickle it
+        load(folder)
+    else:
+        with pytest.raises(CheckpointError):
+            load(folder)
+    assert not harmed.exists()
+
+
+def tamper(folder: Path, change) -> None:
+    """Changes the manifest, and makes its checksum right again."""
+    body = json.loads((folder / MANIFEST).read_text())["checkpoint"]
+    change(body)
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    (folder / MANIFEST).write_text(
+        json.dumps({"crc32": zlib.crc32(text.encode()), "checkpoint": body})
+    )
+
+
+TAMPERED = {
+    "a path": lambda b: b["files"].update({"../../etc/passwd": b["files"][FILE]}),
+    "outside the file": lambda b: b["tensors"]["model.0.bias"]["chunks"][0].update(start=1 << 40),
+    "before the file": lambda b: b["tensors"]["model.0.bias"]["chunks"][0].update(start=-8),
+    "outside the tensor": lambda b: b["tensors"]["model.0.bias"]["chunks"][0].update(offsets=[8]),
+    "a dtype": lambda b: b["tensors"]["model.0.bias"].update(dtype="os.system"),
+    "another format": lambda b: b.update(format=99),
+    "no files": lambda b: b.pop("files"),
+    "text for a size": lambda b: b["files"][FILE].update(num_bytes="many"),
+    "no mapping": lambda b: b.update(extra=[1]),
+}
+
+
+@pytest.mark.parametrize("change", TAMPERED.values(), ids=TAMPERED)
+def test_a_manifest_that_makes_no_sense_is_refused(good, tmp_path, change) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(good, folder)
+    tamper(folder, change)
+    with pytest.raises(CheckpointError, match=MANIFEST):
+        load(folder)

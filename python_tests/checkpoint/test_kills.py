@@ -1,0 +1,58 @@
+"""Jobs that are killed while they train and save, and that go on."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from axonn_ext.checkpoint.files import find_problems
+from axonn_ext.checkpoint.folder import CheckpointFolder
+from axonn_ext.checkpoint.manifest import read_manifest
+from kills import command, losses, run_until_killed
+
+INTERVAL = 3
+
+
+def options(steps: int, *more: str) -> tuple[str, ...]:
+    return (
+        *("--train.steps", str(steps), "--checkpoint.interval", str(INTERVAL)),
+        *("--resume", "auto", "--grid", "2x1x1", *more),
+    )
+
+
+def uninterrupted(folder: Path, steps: int) -> dict[int, float]:
+    subprocess.run(command(folder, *options(steps)), check=True, capture_output=True, timeout=300)
+    return losses(folder)
+
+
+def check_kills(tmp_path: Path, *, kills: int, full: set[int], steps: int) -> None:
+    want = uninterrupted(tmp_path / "whole", steps)
+    folder, draw = tmp_path / "killed", random.Random(1)
+    checkpoints = CheckpointFolder(folder / "checkpoints")
+    for attempt in range(kills):
+        before = losses(folder)
+        saved = checkpoints.latest()
+        done, output = run_until_killed(folder, options(steps), draw, disk_full=attempt in full)
+        resumed = re.search(r"resumed  step ([\d,]+)", output)
+        if saved is not None:
+            assert resumed, output
+            first = int(resumed[1].replace(",", ""))
+            assert saved.name == f"step-{first:08d}"
+            # At most the steps of an interval are lost, and those since a save that was under way.
+            assert attempt - 1 in full or max(before) - first < 2 * INTERVAL
+        for step in checkpoints.steps():
+            path = checkpoints.path(step)
+            assert not list(find_problems(path, read_manifest(path)))
+        if done:
+            break
+    assert uninterrupted(folder, steps) == want
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_fifty_kills_and_five_full_disks(tmp_path) -> None:
+    check_kills(tmp_path, kills=50, full={7, 16, 25, 34, 43}, steps=2000)

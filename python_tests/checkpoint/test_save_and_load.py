@@ -1,0 +1,199 @@
+"""What is saved of models and optimizers of any kind, and what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from axonn_ext import Grid, GridShape, checkpoint
+from axonn_ext.checkpoint import CheckpointError, Saver
+from axonn_ext.checkpoint.folder import CheckpointFolder, find_checkpoint
+from axonn_ext.checkpoint.manifest import read_manifest
+from axonn_ext.nn import Linear
+from axonn_ext.optim import AdamW
+from grids import grid_of
+
+
+def small(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "sgd without momentum": lambda p: torch.optim.SGD(p, lr=0.1),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.1),
+    "fused adamw": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
+    "ours": lambda p: AdamW(list(p), lr=0.1),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_any_model_goes_on_as_if_nothing_had_happened(tmp_path, make) -> None:
+    def steps(model: nn.Module, optimizer, count: int) -> list[float]:
+        losses = []
+        for _ in range(count):
+            loss = nn.functional.dropout(model(torch.randn(16, 8))).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    model = small()
+    optimizer = make(model.parameters())
+    steps(model, optimizer, 3)
+    extra = {"epoch": 2, "scaler": {"scale": 1024.0}, "nothing": None}
+    checkpoint.save(tmp_path / "one", model=model, optimizer=optimizer, extra=extra)
+    want = steps(model, optimizer, 3)
+
+    other = small(seed=1)
+    other_optimizer = make(other.parameters())
+    steps(other, other_optimizer, 1)
+    assert checkpoint.load(tmp_path / "one", model=other, optimizer=other_optimizer) == extra
+    assert steps(other, other_optimizer, 3) == want  # the random numbers of dropout, too
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), other.buffers(), strict=True))
+
+
+def test_options_of_the_optimizer_are_restored_if_asked(tmp_path) -> None:
+    model = small()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    optimizer.param_groups[0]["lr"] = 0.025
+    checkpoint.save(tmp_path / "one", model=model, optimizer=optimizer)
+    for options, lr in ((True, 0.025), (False, 0.5)):
+        other = torch.optim.AdamW(model.parameters(), lr=0.5)
+        checkpoint.load(tmp_path / "one", model=model, optimizer=other, options=options)
+        assert other.param_groups[0]["lr"] == lr
+        assert other.param_groups[0]["betas"] == (0.9, 0.999)
+
+
+def test_masters_are_saved_in_fp32_and_load_in_any_dtype(tmp_path) -> None:
+    model = small().bfloat16()
+    optimizer = AdamW(model.parameters(), lr=1e-4)
+    with torch.no_grad():
+        for p in model.parameters():
+            optimizer.master_of(p).add_(1e-6)
+    checkpoint.save(tmp_path / "one", model=model, optimizer=optimizer)
+    stored = read_manifest(tmp_path / "one").tensors
+    assert {t.dtype for name, t in stored.items() if name.startswith("model.")} == {"float32"}
+    whole = small(seed=1)
+    checkpoint.load(tmp_path / "one", model=whole)
+    for p, q in zip(model.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(q, optimizer.master_of(p))
+        assert torch.equal(q.bfloat16(), optimizer.master_of(p).bfloat16())
+
+
+def test_another_model_is_refused_with_names_and_shapes(tmp_path) -> None:
+    model = small()
+    checkpoint.save(tmp_path / "one", model=model)
+    before = [p.clone() for p in model.parameters()]
+    for other, message in (
+        (nn.Sequential(nn.Linear(8, 9)), r"model\.0\.weight has shape \[8, 8\], in .* \[9, 8\]"),
+        (nn.Sequential(nn.Linear(8, 8)), r"the model does not have buffer\.1\.num_batches_tracked"),
+        (nn.ModuleDict({"a": nn.Linear(8, 8)}), r"it does not have model\.a\.bias"),
+    ):
+        with pytest.raises(CheckpointError, match=f"of another model: .*{message}"):
+            checkpoint.load(tmp_path / "one", model=other)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+def test_what_cannot_be_saved_is_named_and_leaves_nothing(tmp_path) -> None:
+    model = small()
+    for extra, message in (
+        ({"a": torch.ones(1)}, "extra: expected values that JSON has"),
+        ({"a": float("nan")}, "extra: expected values that JSON has"),
+        ([1], "extra: expected a mapping, got a list"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            checkpoint.save(tmp_path / "one", model=model, extra=extra)
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot make"):
+        checkpoint.save(tmp_path / "file" / "one", model=model)
+    checkpoint.save(tmp_path / "two", model=model)
+    with pytest.raises(CheckpointError, match="expected a new folder, but there is one"):
+        checkpoint.save(tmp_path / "two", model=model)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "two"]
+
+
+def test_a_run_keeps_what_it_should(tmp_path) -> None:
+    model = small()
+    with torch.no_grad():
+        saver = Saver(tmp_path / "c", keep_last=2, keep_every=4)
+        for step in range(1, 8):
+            next(model.parameters()).fill_(step)
+            saver.save(step, model=model)
+        saver.close()
+    folder = CheckpointFolder(tmp_path / "c")
+    assert folder.steps() == [4, 6, 7]
+    assert find_checkpoint(tmp_path / "c") == folder.latest() == folder.path(7)
+    for step in folder.steps():
+        checkpoint.load(folder.path(step), model=model)
+        assert next(model.parameters()).flatten()[0] == step, "copied before the next step"
+    (folder.path(7) / "manifest.json").write_text("{")
+    assert folder.latest() == folder.path(6)
+    assert not list((tmp_path / "c").glob(".*"))
+
+
+# --- Several ranks --------------------------------------------------------------------------------
+
+
+def save_where_rank_1_cannot(folder: Path) -> str:
+    grid = grid_of(GridShape(2))
+    model = nn.ModuleDict({"linear": Linear(8, 8, role="expand", grid=grid)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if grid.rank == 1:
+        weight = model["linear"].weight
+        optimizer.state[weight]["odd"] = torch.zeros(3)
+    try:
+        checkpoint.save(folder, model=model, optimizer=optimizer)
+    except CheckpointError as error:
+        return str(error)
+    return "saved"
+
+
+def test_an_error_of_one_rank_is_raised_on_all(pool, tmp_path) -> None:
+    messages = pool(2).run(save_where_rank_1_cannot, tmp_path / "one")
+    want = "rank 1: optimizer.linear.weight.odd has shape [3]: expected that of the parameter"
+    assert all(message.startswith(want) for message in messages), messages
+    assert not list(tmp_path.iterdir())
+
+
+def load_one_damaged_file(folder: Path) -> str:
+    grid = grid_of(GridShape(2))
+    model = nn.ModuleDict({"linear": Linear(64, 64, role="expand", grid=grid)})
+    checkpoint.save(folder, model=model)
+    torch.distributed.barrier()
+    if grid.rank == 0:
+        path = folder / "rank-00001.safetensors"
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    torch.distributed.barrier()
+    try:
+        checkpoint.load(folder, model=model, random=False)
+    except CheckpointError as error:
+        return str(error)
+    return "loaded"
+
+
+def test_damage_that_one_rank_sees_is_raised_on_all(pool, tmp_path) -> None:
+    messages = pool(2).run(load_one_damaged_file, tmp_path / "one")
+    assert len(set(messages)) == 1
+    assert "rank-00001.safetensors is damaged: bytes" in messages[0]
+
+
+def written_bytes(folder: Path) -> int:
+    grid: Grid = grid_of(GridShape(1, 2, 1, 2))
+    model = nn.ModuleDict({"linear": Linear(64, 64, role="expand", grid=grid, bias=False)})
+    checkpoint.save(folder, model=model)
+    return model["linear"].weight.nbytes
+
+
+def test_copies_are_written_once_and_by_several_ranks(pool, tmp_path) -> None:
+    pool(4).run(written_bytes, tmp_path / "one")
+    manifest = read_manifest(tmp_path / "one")
+    tensor = manifest.tensors["model.linear.weight"]
+    assert sum(tensor.num_bytes(chunk) for chunk in tensor.chunks) == 64 * 64 * 4
+    assert len({chunk.file for chunk in tensor.chunks}) == 2

@@ -1,0 +1,76 @@
+"""A training job that is killed at random moments and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+# Fixed algorithms: those of "auto" may be chosen anew at each start, and sum in another order.
+COMMON = (
+    *("--parallel.algorithm", "sequential", "--train.eval_interval", "0"),
+    *("--model.hidden_size", "64", "--model.num_layers", "2", "--model.num_heads", "4"),
+    *("--model.sequence_length", "32", "--train.batch_size", "8"),
+)
+
+
+def command(folder: Path, *options: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "axonn_ext", "train", "--out", str(folder)), *COMMON, *options,
+    ]  # fmt: skip
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """The loss of each step; none before the run has a folder."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.is_file() else []
+    found = {}
+    for line in lines:
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue  # the job was killed while it wrote the line
+        if "loss" in values:
+            found[values["step"]] = values["loss"]
+    return found
+
+
+def limit_files() -> None:
+    """No file of this process may become large: writing fails as on a full disk."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+
+def workers_of(pid: int) -> list[int]:
+    """The processes that this one has started and that are still there."""
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:
+        return []
+    return [int(child) for child in text.split()]
+
+
+def run_until_killed(
+    folder: Path, options: tuple[str, ...], draw: random.Random, *, disk_full: bool
+) -> tuple[bool, str]:
+    """Starts the job, and kills a rank a random time after its first step; (done, output)."""
+    job = subprocess.Popen(
+        command(folder, *options), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        preexec_fn=limit_files if disk_full else None,
+    )  # fmt: skip
+    began = losses(folder)
+    deadline = time.monotonic() + 90
+    while job.poll() is None and losses(folder) == began and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(draw.expovariate(2.0))
+    workers = workers_of(job.pid)
+    if job.poll() is None and workers:
+        os.kill(draw.choice(workers), signal.SIGKILL)
+    output, _ = job.communicate(timeout=120)
+    return job.returncode == 0, output

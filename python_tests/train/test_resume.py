@@ -1,0 +1,124 @@
+"""Runs that go on from a checkpoint: in the same folder, in another, on another grid."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from axonn_ext.checkpoint.folder import CheckpointFolder
+from axonn_ext.terminal.errors import UserError
+from axonn_ext.train.metrics import read_metrics
+from commands import AXONN, run, small, torchrun
+from trained_here import train_here
+
+# The learning rate stays after its warm-up, or it would depend on train.steps.
+SAVES = {
+    "checkpoint__interval": 2, "parallel__algorithm": "sequential", "optim__final_lr_fraction": 1,
+}  # fmt: skip
+
+
+def losses(folder: Path) -> dict[int, float]:
+    return {step.step: step.loss for step in read_metrics(folder).steps}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of six steps that was never interrupted."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    train_here(folder, **SAVES)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_resumed_run_has_the_losses_of_one_that_went_through(tmp_path, whole, dtype) -> None:
+    folder = tmp_path / "run"
+    options = SAVES | {"train__dtype": dtype, "train__micro_batches": 2}
+    train_here(folder, **options, train__steps=4)
+    assert CheckpointFolder(folder / "checkpoints").steps() == [2, 4]
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "loss": 99.0}\n{"step": 6, "lo')  # lost when the job ended
+    train_here(folder, **options, checkpoint__resume="auto")
+    want = tmp_path / "want"
+    train_here(want, **options)
+    assert losses(folder) == losses(want)
+    evaluations = [(e.step, e.eval_loss) for e in read_metrics(folder).evaluations]
+    assert evaluations[-1] == [(e.step, e.eval_loss) for e in read_metrics(want).evaluations][-1]
+    assert [json.loads(line)["step"] for line in (folder / "metrics.jsonl").open()] == [
+        0, 1, 2, 3, 3, 4, *([4] if len(evaluations) == 4 else []), 5, 6, 6,
+    ]  # fmt: skip
+
+
+def test_another_folder_and_changed_keys(tmp_path, whole, capsys) -> None:
+    first = whole / "checkpoints" / "step-00000004"
+    folder = tmp_path / "other"
+    train_here(folder, checkpoint__resume=first, optim__lr=5e-3, train__steps=8)
+    out = capsys.readouterr().out
+    assert f"resumed  step 4 of a run on x=1,y=1,z=1,data=1,pipe=1, from {first}" in out
+    assert "optim.lr was 0.003 in the run that is continued, now 0.005" in out
+    assert "train.steps was" not in out
+    assert list(losses(folder)) == [5, 6, 7, 8]
+    assert not (folder / "checkpoints").exists()
+    assert CheckpointFolder(whole / "checkpoints").steps() == [4, 6], "the old run is as it was"
+
+
+def test_auto_begins_at_nothing_and_ends_where_all_is_done(tmp_path, capsys) -> None:
+    folder = tmp_path / "run"
+    for _ in range(2):
+        train_here(folder, **SAVES, train__steps=2, checkpoint__resume="auto")
+    assert "nothing is left to do: train.steps is 2" in capsys.readouterr().out
+    assert list(losses(folder)) == [1, 2]
+
+
+def test_what_cannot_be_resumed(tmp_path, whole) -> None:
+    for resume, options, message in (
+        (tmp_path / "none", {}, "none: expected a checkpoint, .* got no folder"),
+        (tmp_path, {}, "got a folder without any checkpoint"),
+        (whole, {"model__hidden_size": 64}, r"another model: .*weight has shape .*, in the model"),
+        (whole, {"model__num_layers": 1}, r"the model does not have model\.blocks\.1\."),
+    ):
+        with pytest.raises(UserError, match=message):
+            train_here(tmp_path / "run", checkpoint__resume=resume, **options)
+        if (tmp_path / "run").exists():
+            (tmp_path / "run" / "config.toml").unlink()
+            (tmp_path / "run").rmdir()
+
+
+def test_a_disk_that_is_full_stops_no_training(tmp_path, capsys, monkeypatch) -> None:
+    real = Path.rename
+
+    def rename(path: Path, target: Path) -> Path:
+        if target.name == "step-00000002":
+            raise OSError(28, "No space left on device")
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    folder = tmp_path / "run"
+    train_here(folder, **SAVES)
+    out = capsys.readouterr().out
+    assert "no checkpoint was written: [Errno 28] No space left on device; training goes on" in out
+    assert CheckpointFolder(folder / "checkpoints").steps() == [4, 6]
+    assert not list((folder / "checkpoints").glob(".*"))
+
+
+def test_the_command_goes_on_on_another_grid(tmp_path, whole) -> None:
+    folder = tmp_path / "run"
+    options = small(**SAVES, train__steps=4)
+    begun = run([*AXONN, "train", "--grid", "2x1x1", "--out", str(folder), *options])
+    assert begun.status == 0, begun.output
+    options = small(**SAVES)
+    command = ["train", "--grid", "1x1x2", "--out", str(folder), "--resume", "auto", *options]
+    gone_on = run([*torchrun(2), *command])
+    assert gone_on.status == 0, gone_on.output
+    assert "resumed  step 4 of a run on x=2,y=1,z=1" in gone_on.output
+    want, got = losses(whole), losses(folder)
+    # Float32 sums in another order, which six steps of AdamW raise; a wrong moment gives 1e-2.
+    assert all(math.isclose(got[step], want[step], rel_tol=1e-4) for step in want)
+
+
+def test_auto_needs_a_folder(tmp_path) -> None:
+    refused = run([*AXONN, "train", "--resume", "auto", *small()])
+    assert refused.status == 2
+    assert "--resume auto goes on with the run in --out FOLDER: name that folder" in refused.output
