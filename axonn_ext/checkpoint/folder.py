@@ -58,17 +58,19 @@ class CheckpointFolder:
         """Makes a checkpoint that is on the disk the latest one. Raises OSError."""
         write_text(self.root / LATEST, self.path(step).name + "\n")
 
-    def prune(self, *, keep_last: int, keep_every: int) -> None:
-        """Removes all but the newest `keep_last` and those of multiples of `keep_every` steps.
+    def prune(self, step: int, *, keep_last: int, keep_every: int) -> None:
+        """Removes what is older than the newest `keep_last` up to a step, which was just saved.
 
-        keep_every: 0 for none. What an ended job left half written is removed, too.
+        Those of multiples of `keep_every` steps stay; 0 for none. Those of later steps, which a
+        run left that was resumed further back, stay until their turn comes again. What an ended
+        job left half written is removed.
         """
-        steps = self.steps()
-        for step in steps[: max(0, len(steps) - keep_last)]:
-            if not keep_every or step % keep_every:
+        steps = [each for each in self.steps() if each <= step]
+        for old in steps[: max(0, len(steps) - keep_last)]:
+            if not keep_every or old % keep_every:
                 # Without its manifest, a folder that is half removed is no checkpoint.
-                (self.path(step) / MANIFEST).unlink(missing_ok=True)
-                shutil.rmtree(self.path(step), ignore_errors=True)
+                (self.path(old) / MANIFEST).unlink(missing_ok=True)
+                shutil.rmtree(self.path(old), ignore_errors=True)
         for partial in self.root.glob(".step-*.partial"):
             shutil.rmtree(partial, ignore_errors=True)
 

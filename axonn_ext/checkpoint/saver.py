@@ -92,7 +92,7 @@ class Saver:
 
     def _publish(self, step: int) -> None:
         self.folder.mark_latest(step)
-        self.folder.prune(keep_last=self._keep_last, keep_every=self._keep_every)
+        self.folder.prune(step, keep_last=self._keep_last, keep_every=self._keep_every)
 
     def wait(self) -> None:
         """Waits for the save under way.

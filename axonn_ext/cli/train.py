@@ -112,8 +112,10 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     check_memory(prepare(config, world_size=world_size), ranks_here=world_size)
     # Imported here, since it takes a sixth of a second, which the started processes can save.
     from axonn_ext.launch.launcher import launch
+    from axonn_ext.launch.preemption import SIGNALS
 
-    launch(world_size, _worker_arguments(args, config, folder, overrides))
+    forwarded = SIGNALS if config.checkpoint.interval else ()
+    launch(world_size, _worker_arguments(args, config, folder, overrides), forwarded=forwarded)
     return 0
 
 

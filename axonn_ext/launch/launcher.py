@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -23,13 +27,17 @@ SIGNAL_HINTS: dict[int, str] = {
     "more micro_batches or a larger grid",
     signal.SIGSEGV: "; please report this with the command that was run",
 }
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 AGENT_LOGGERS = ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api")
 
 
-def launch(num_processes: int, arguments: Sequence[str]) -> None:
+def launch(
+    num_processes: int, arguments: Sequence[str], *, forwarded: Sequence[signal.Signals] = ()
+) -> None:
     """Runs `python -m axonn_ext ARGUMENTS` in each of `num_processes` processes until all end.
 
-    The processes write to this terminal. When one fails, the others are ended.
+    The processes write to this terminal. When one fails, the others are ended. forwarded: signals
+    that the processes get, and that do not end the job otherwise.
 
     Raises:
         WorkerUserError: the processes ended with exit status 2, after printing why.
@@ -53,9 +61,13 @@ def launch(num_processes: int, arguments: Sequence[str]) -> None:
             local_addr="127.0.0.1",
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=log_dir),
+            signals_to_handle=",".join(
+                number.name for number in ENDING_SIGNALS if number not in forwarded
+            ),
         )
         try:
-            elastic_launch(config, sys.executable)("-m", "axonn_ext", *arguments)
+            with _forwarding(forwarded):
+                elastic_launch(config, sys.executable)("-m", "axonn_ext", *arguments)
         except ChildFailedError as error:
             raise _failure(error.failures) from None
         except SignalException as error:
@@ -64,6 +76,25 @@ def launch(num_processes: int, arguments: Sequence[str]) -> None:
             if error.sigval == signal.SIGHUP:  # sent by a rank that cannot print, or the terminal
                 raise OutputClosed from None
             raise TrainingError(f"the job was ended by {error.sigval.name}") from None
+
+
+@contextmanager
+def _forwarding(signals: Sequence[signal.Signals]) -> Iterator[None]:
+    """Passes these signals on to the processes that this one has started."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        main_thread = os.getpid()
+        children = Path(f"/proc/self/task/{main_thread}/children").read_text().split()
+        for child in children:
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(int(child), number)
+
+    before = {number: signal.signal(number, pass_on) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _failure(failures: Mapping[int, ProcessFailure]) -> Exception:

@@ -42,7 +42,8 @@ class Gradients:
 class Trainer:
     """Trains a model on a job's text. All ranks run the same; only rank 0 has sinks of metrics.
 
-    folder: of the run, where its checkpoints are. say: shows a line to the user, on rank 0.
+    folder: of the run, where its checkpoints are. say: shows a line to the user, on rank 0. stop:
+    returns, after each step and alike on all ranks, whether the run is to save and end.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Trainer:
         sinks: Sequence[MetricsSink] = (),
         profile: Path | None = None,
         say: Callable[[str], None] | None = None,
+        stop: Callable[[int], bool] | None = None,
     ) -> None:
         config, optim = job.config, job.config.optim
         self._config = config
@@ -76,6 +78,7 @@ class Trainer:
         self._checkpoints = RunCheckpoints(
             job, folder, module=model.module, optimizer=self._optimizer, say=say
         )
+        self._stop = stop
         self._done = 0  # steps
         self._first_step_done = (0, 0.0)  # the first step of this process, and when it ended
         self._nonfinite = NonFinite(config, model.module, say)
@@ -146,7 +149,10 @@ class Trainer:
             if gradients.finite:
                 self._report(step + 1, gradients, lr, time.perf_counter() - began)
             self._done = done = step + 1
-            self._checkpoints.after_step(done, last=done == train.steps)
+            stops = self._stop is not None and self._stop(done)
+            self._checkpoints.after_step(done, last=stops or done == train.steps)
+            if stops:
+                break
             if train.eval_interval and (done % train.eval_interval == 0 or done == train.steps):
                 self._evaluate(done)
         self._checkpoints.close()

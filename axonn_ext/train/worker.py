@@ -5,13 +5,17 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from axonn_ext.checkpoint.manifest import read_manifest
 from axonn_ext.data import Corpus, RowGroup, load_corpus
 from axonn_ext.grid import Grid
 from axonn_ext.launch import process
+from axonn_ext.launch.preemption import Preemption
 from axonn_ext.launch.process import Process
 from axonn_ext.terminal.console import Console
 from axonn_ext.terminal.errors import UserError
@@ -34,12 +38,41 @@ from axonn_ext.train.terminal import Terminal, describe_grid, duration, print_he
 from axonn_ext.train.trainer import Trainer, make_batches
 
 
+@dataclass(frozen=True)
+class _Run:
+    """What a rank needs to train.
+
+    resumed  the checkpoint to go on from
+    stop     says after each step whether the run is to save and end; None: it never is
+    """
+
+    job: Job
+    grid: Grid
+    corpus: Corpus
+    folder: Path
+    resumed: Path | None
+    stop: Callable[[int], bool] | None
+
+    @property
+    def needs_warm_up(self) -> bool:
+        """Equal on all ranks. One rank has nothing to choose from."""
+        return self.job.parallel.algorithm == "auto" and self.job.grid_shape.size > 1
+
+    def make_trainer(self, **options: Any) -> Trainer:
+        """Returns the trainer; options: those of rank 0 alone."""
+        return Trainer(
+            self.job, self.grid, model=build_model(self.job, self.grid), corpus=self.corpus,
+            folder=self.folder, stop=self.stop, **options,
+        )  # fmt: skip
+
+
 def run_worker(
     config: Config, here: Process, *, folder: Path, overwrite: bool, profile: bool = False
 ) -> None:
     """Trains as one process of the job; rank 0 writes `folder` and shows the progress.
 
-    profile: rank 0 also writes a Chrome trace of a few steps.
+    profile: rank 0 also writes a Chrome trace of a few steps. If checkpoints are saved, SIGTERM
+    and SIGUSR1 save one more and end the run.
 
     Raises: UserError for a mistake of the user, found here or on another rank; TrainingError.
     """
@@ -55,24 +88,34 @@ def run_worker(
     )
     resumed = None if found == NOTHING else Path(found)
     threads = process.set_threads(here, config.train.threads)
-    with process.process_group(here, store, job.device):
-        shape = job.grid_shape
-        grid = Grid(x=shape.x, y=shape.y, z=shape.z, data=shape.data, pipe=shape.pipe)
+    with process.process_group(here, store, job.device), ExitStack() as stack:
+        stop = None
+        if config.checkpoint.interval:
+            say = _say if here.rank == 0 else None
+            stop = stack.enter_context(Preemption(store, here, say=say)).due
+        grid = Grid(**job.grid_shape.as_dict())
+        run = _Run(job, grid, corpus, folder, resumed, stop)
         if here.rank == 0:
-            resumes = resumed is not None and folder.absolute() in resumed.parents
-            create_folder(folder, config, resumes=resumes)
-            _train_and_show(
-                job, grid, corpus, folder=folder, threads=threads, profile=profile, resumed=resumed
-            )
+            continues = resumed is not None and folder.absolute() in resumed.parents
+            create_folder(folder, config, resumes=continues)
+            _train_and_show(run, threads=threads, profile=profile)
         else:
-            trainer = Trainer(job, grid, model=build_model(job, grid), corpus=corpus, folder=folder)
-            if resumed is not None:
-                trainer.resume(resumed)
-            if trainer.is_done:
-                return
-            if _needs_warm_up(job):
-                trainer.warm_up()
-            trainer.run()
+            _train(run)
+
+
+def _train(run: _Run) -> None:
+    trainer = run.make_trainer()
+    if run.resumed is not None:
+        trainer.resume(run.resumed)
+    if trainer.is_done:
+        return
+    if run.needs_warm_up:
+        trainer.warm_up()
+    trainer.run()
+
+
+def _say(line: str) -> None:
+    Console().print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _read_text(job: Job) -> Corpus:
@@ -94,21 +137,17 @@ def _read_text(job: Job) -> Corpus:
     return corpus
 
 
-def _train_and_show(
-    job: Job, grid: Grid, corpus: Corpus, *, folder: Path, threads: int, profile: bool,
-    resumed: Path | None,
-) -> None:  # fmt: skip
+def _train_and_show(run: _Run, *, threads: int, profile: bool) -> None:
     """Trains on rank 0, which also shows the progress and writes the files and the picture."""
-    console = Console()
-    print_header(console, job, corpus, threads=threads, folder=str(folder))
+    console, job, folder = Console(), run.job, run.folder
+    print_header(console, job, run.corpus, threads=threads, folder=str(folder))
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     sinks: list[MetricsSink] = []
-    trainer = Trainer(
-        job, grid, model=build_model(job, grid), corpus=corpus, folder=folder, sinks=sinks,
-        profile=folder / PROFILE_FILE if profile else None, say=say,
-    )  # fmt: skip
-    if resumed is not None:
-        _resume_and_show(trainer, resumed, say)
+    trainer = run.make_trainer(
+        sinks=sinks, profile=folder / PROFILE_FILE if profile else None, say=say
+    )
+    if run.resumed is not None:
+        _resume_and_show(trainer, run.resumed, say)
     if trainer.is_done:
         say(f"nothing is left to do: train.steps is {job.config.train.steps:,}")
         return
@@ -118,7 +157,7 @@ def _train_and_show(
     ]
     if TensorBoard.installed():
         sinks.append(TensorBoard(folder))
-    if _needs_warm_up(job):
+    if run.needs_warm_up:
         _warm_up_and_show(trainer, console)
     began = time.perf_counter()
     try:
@@ -126,6 +165,9 @@ def _train_and_show(
     finally:
         for sink in sinks:
             sink.close()
+    if not trainer.is_done:
+        say(f"ended after step {trainer.steps_done:,}, which is saved: --resume auto goes on")
+        return
     _summarise(
         job, console, folder=folder, seconds=time.perf_counter() - began,
         notes=_notes(trainer), profile=profile,
@@ -139,11 +181,6 @@ def _resume_and_show(trainer: Trainer, resumed: Path, say: Callable[[str], None]
     for note in notes:
         say(f"         {note}")
     say("")
-
-
-def _needs_warm_up(job: Job) -> bool:
-    """Whether the job needs a warm-up; equal on all ranks. One rank has nothing to choose from."""
-    return job.parallel.algorithm == "auto" and job.grid_shape.size > 1
 
 
 def _warm_up_and_show(trainer: Trainer, console: Console) -> None:

@@ -138,6 +138,18 @@ def test_a_run_keeps_what_it_should(tmp_path) -> None:
     assert not list((tmp_path / "c").glob(".*"))
 
 
+def test_what_a_run_left_that_was_resumed_further_back_is_not_taken_for_newer(tmp_path) -> None:
+    model = small()
+    for steps in ((10, 20, 30), (11, 12, 20)):
+        saver = Saver(tmp_path / "c", keep_last=1, keep_every=10)
+        for step in steps:
+            saver.save(step, model=model)
+            saver.wait()
+            assert saver.folder.latest() == saver.folder.path(step)
+        saver.close()
+    assert saver.folder.steps() == [10, 20, 30]
+
+
 # --- Several ranks --------------------------------------------------------------------------------
 
 

@@ -1,0 +1,127 @@
+"""Lets a job that is told to end save what it has: all ranks end after the same step.
+
+Slurm sends SIGTERM, or a signal that the user chose, before it takes a job's machines away.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+from torch.distributed import Store
+
+from axonn_ext.launch.process import Process
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+AGREE_SECONDS = 2.0  # within which all ranks must answer
+SAVE_SECONDS = 20.0  # within which the process must have ended, from the signal on
+_POLL_SECONDS = 0.25
+_ASKED, _LAST_STEP = "end/asked", "end/last_step"
+
+
+class Preemption:
+    """Notices the signals while it is entered, which the main thread must do on all ranks.
+
+    A thread notices a signal of this rank or of another. If all ranks answer within AGREE_SECONDS,
+    `due` returns True on all of them after the same step. If one does not, or if the process is
+    still there SAVE_SECONDS later, the thread ends the process at once, with status 1: its main
+    thread may wait for a peer that will never come.
+
+    say: shows a line to the user, on rank 0.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        process: Process,
+        *,
+        say: Callable[[str], None] | None = None,
+        end_process: Callable[[int], Any] = os._exit,
+    ) -> None:
+        self._store, self._process = store, process
+        # A store waits for one call after the other, so that the thread has one of its own.
+        self._own_store: Store = store.clone()  # type: ignore[attr-defined, unused-ignore]
+        self._say, self._end_process = say, end_process
+        self._alive = [f"end/alive/{rank}" for rank in range(process.world_size)]
+        self._ready, self._left = threading.Event(), threading.Event()
+        self._published = False
+        self._thread = threading.Thread(target=self._watch, name="preemption", daemon=True)
+
+    def __enter__(self) -> Preemption:
+        # Python calls a handler in the main thread, which may wait for a peer. A byte in this
+        # socket wakes the thread.
+        self._ears, self._wakes = socket.socketpair()
+        self._wakes.setblocking(False)
+        self._before_fd = signal.set_wakeup_fd(self._wakes.fileno(), warn_on_full_buffer=False)
+        self._before = {number: signal.signal(number, _ignore) for number in SIGNALS}
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self._left.set()
+        self._thread.join()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._before_fd)
+        self._ears.close()
+        self._wakes.close()
+
+    def due(self, step: int) -> bool:
+        """Returns whether the job is to end after this step; the same on all ranks.
+
+        All ranks must call it after each step, of which none begins on one rank before the one
+        before has begun on all. Rank 0 names the next step: the others have not ended that when
+        they read its name.
+        """
+        if self._process.rank == 0 and self._ready.is_set() and not self._published:
+            last = step + 1 if self._process.world_size > 1 else step
+            self._store.set(_LAST_STEP, str(last))
+            self._published = True
+        return self._store.check([_LAST_STEP]) and step >= int(self._store.get(_LAST_STEP))
+
+    def _watch(self) -> None:
+        while not self._left.is_set():
+            heard = bool(select.select([self._ears], [], [], _POLL_SECONDS)[0])
+            numbers = self._ears.recv(64) if heard else b""
+            if any(number in SIGNALS for number in numbers):
+                self._own_store.set(_ASKED, signal.Signals(numbers[0]).name)
+            if self._own_store.check([_ASKED]):
+                self._end()
+                return
+
+    def _end(self) -> None:
+        began = time.monotonic()
+        name = self._own_store.get(_ASKED).decode()
+        self._own_store.set(self._alive[self._process.rank], "")
+        while not self._own_store.check(self._alive):
+            if time.monotonic() - began > AGREE_SECONDS:
+                self._stop_at_once(f"{name}: not all ranks answer; nothing is saved")
+                return
+            time.sleep(0.02)
+        if self._say is not None:
+            self._say(f"{name}: saving after the step that is under way")
+        self._ready.set()
+        if not self._left.wait(SAVE_SECONDS - (time.monotonic() - began)):
+            self._stop_at_once(
+                f"{name}: no step ended and was saved within {SAVE_SECONDS:g} s; the checkpoints "
+                "before are as they were"
+            )
+
+    def _stop_at_once(self, why: str) -> None:
+        if self._say is not None:
+            self._say(why)
+        self._end_process(1)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """A handler, without which the signal would end the process."""

@@ -1,0 +1,80 @@
+"""SIGTERM and SIGUSR1 save a run, as a user sees it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from axonn_ext.checkpoint.folder import CheckpointFolder
+from kills import command, losses, workers_of
+
+ENDLESS = ("--train.steps", "1000000", "--checkpoint.interval", "500000", "--grid", "2x1x1")
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    """A run that is in its steps."""
+    job = subprocess.Popen(
+        command(folder, *ENDLESS, "--resume", "auto"),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    before, deadline = len(losses(folder)), time.monotonic() + 60
+    while len(losses(folder)) < before + 3 and job.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return job
+
+
+def end(job: subprocess.Popen[str], pid: int, number: signal.Signals) -> tuple[str, float]:
+    began = time.monotonic()
+    os.kill(pid, number)
+    output, _ = job.communicate(timeout=60)
+    return output, time.monotonic() - began
+
+
+@pytest.mark.timeout(180)
+def test_a_run_that_is_told_to_end_saves_and_goes_on(tmp_path) -> None:
+    folder = tmp_path / "run"
+    last = 0
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        job = start(folder)
+        # The first time the launcher has the signal, the second time a single rank.
+        pid = job.pid if number == signal.SIGTERM else workers_of(job.pid)[1]
+        output, seconds = end(job, pid, number)
+        assert job.returncode == 0, output
+        assert seconds < 20
+        saved = re.search(r"ended after step ([\d,]+), which is saved", output)
+        assert saved, output
+        step = int(saved[1].replace(",", ""))
+        assert step > last
+        assert CheckpointFolder(folder / "checkpoints").steps()[-1] == step
+        assert max(losses(folder)) == step
+        last = step
+
+
+@pytest.mark.timeout(180)
+def test_a_rank_that_does_not_answer_ends_the_job_without_saving(tmp_path) -> None:
+    folder = tmp_path / "run"
+    job = start(folder)
+    stopped = workers_of(job.pid)[1]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        time.sleep(0.5)  # rank 0 waits in a collective
+        began = time.monotonic()
+        job.send_signal(signal.SIGTERM)
+        while workers_of(job.pid) and time.monotonic() - began < 10:
+            time.sleep(0.1)
+            if len(workers_of(job.pid)) < 2:
+                break
+        assert time.monotonic() - began < 10
+    finally:
+        if Path(f"/proc/{stopped}").exists():
+            os.kill(stopped, signal.SIGKILL)
+    output, _ = job.communicate(timeout=90)
+    assert job.returncode == 1
+    assert "SIGTERM: not all ranks answer; nothing is saved" in output
+    assert CheckpointFolder(folder / "checkpoints").steps() == []
