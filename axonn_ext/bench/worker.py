@@ -19,7 +19,7 @@ from axonn_ext.bench.run import run_case
 from axonn_ext.calibrate.measure import Ranks
 from axonn_ext.grid import Grid
 from axonn_ext.launch import process
-from axonn_ext.launch.process import Process
+from axonn_ext.launch.place import Process
 from axonn_ext.spec.grid import GridShape
 
 if TYPE_CHECKING:

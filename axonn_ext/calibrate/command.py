@@ -18,7 +18,7 @@ from axonn_ext.calibrate.find_machine import measured_file
 from axonn_ext.calibrate.plan import Plan, group_shapes
 from axonn_ext.calibrate.this_machine import CPU_DTYPES, default_device, describe_machine, num_cores
 from axonn_ext.launch import process
-from axonn_ext.launch.process import Process
+from axonn_ext.launch.place import Process
 from axonn_ext.terminal.arguments import MOST_PROCESSES, MOST_THREADS, whole
 from axonn_ext.terminal.console import Console, print_table
 from axonn_ext.terminal.errors import UserError, refuse_extra

@@ -17,14 +17,16 @@ from axonn_ext.checkpoint.errors import CheckpointError
 from axonn_ext.checkpoint.manifest import BLOCK_BYTES, DTYPES, Chunk, Manifest, StoredFile
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[StoredFile, dict[str, int]]:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> tuple[StoredFile, dict[str, int]]:
     """Writes contiguous CPU tensors to a safetensors file, and has them on the disk at the end.
 
     Returns the file's size and checksums, and the byte at which each tensor begins. The checksums
     are those of the file as it can be read. Raises OSError.
     """
     try:
-        save_file(dict(tensors), path)
+        save_file(dict(tensors), path, metadata=dict(metadata) if metadata else None)
     except Exception as error:  # safetensors' own, whose text has the reason
         raise OSError(f"{path}: {error}") from None
     # safetensors lets nobody else read it. Whoever may use the folder may use the file.

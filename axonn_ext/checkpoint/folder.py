@@ -59,11 +59,11 @@ class CheckpointFolder:
         write_text(self.root / LATEST, self.path(step).name + "\n")
 
     def prune(self, step: int, *, keep_last: int, keep_every: int) -> None:
-        """Removes what is older than the newest `keep_last` up to a step, which was just saved.
+        """Removes old checkpoints, after that of `step` was saved.
 
-        Those of multiples of `keep_every` steps stay; 0 for none. Those of later steps, which a
-        run left that was resumed further back, stay until their turn comes again. What an ended
-        job left half written is removed.
+        Of the checkpoints up to `step` the newest `keep_last` stay, and those of multiples of
+        `keep_every` steps (0: none). Later ones, of a run that was resumed further back, stay. What
+        an ended job left half written is removed.
         """
         steps = [each for each in self.steps() if each <= step]
         for old in steps[: max(0, len(steps) - keep_last)]:

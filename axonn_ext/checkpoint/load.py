@@ -25,6 +25,7 @@ from axonn_ext.checkpoint.state import (
     placed_parameters,
     set_optimizer_state,
     set_random_state,
+    torch_optimizer,
     updated_tensor,
 )
 from axonn_ext.checkpoint.storage import FolderReader, ShardLoadPlanner
@@ -45,7 +46,8 @@ def load(
     It may have been written on any grid, in any layout and dtype: each rank reads what it needs of
     the files, which are mapped into memory. Values are cast to the dtypes of the model.
 
-    optimizer: one over the same parameters. Without, what the checkpoint has of one is left out.
+    optimizer: one over the same parameters, in as many groups, as was saved. Without, what the
+    checkpoint has of one is left out.
     options: also sets the optimizer's options, such as lr. random: also sets the state of random
     numbers, if the job has as many ranks as the one that wrote it.
 
@@ -54,17 +56,14 @@ def load(
     checkpoint is damaged or is one of another model; the message names tensors and shapes. If it
     is raised while tensors are read, some of the model's have the checkpoint's values already.
     """
-    with all_ranks(None) as ranks:
-        return read(
-            Path(folder), ranks, model=model, optimizer=optimizer, options=options, random=random
-        )
+    with all_ranks() as ranks:
+        return _load(Path(folder), ranks, model, optimizer, options=options, random=random)
 
 
-def read(
-    folder: Path, ranks: Ranks, *, model: nn.Module, optimizer: Optimizer | None,
-    options: bool, random: bool,
+def _load(
+    folder: Path, ranks: Ranks, model: nn.Module, optimizer: Optimizer | None, *, options: bool,
+    random: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """Does what `load` does, for ranks that have a group already."""
     manifests: list[Manifest] = []
     with _offering(folder, ranks):
         ranks.agreed(lambda: manifests.append(read_manifest(folder)))
@@ -110,6 +109,14 @@ def _targets(
     targets = model_shards(model, optimizer)
     _compare(folder, targets, stored)
     if optimizer is not None:
+        groups, saved = len(torch_optimizer(optimizer).param_groups), manifest.optimizer_options
+        if groups != len(saved):
+            raise CheckpointError(
+                f"{folder} has an optimizer with {len(saved)} groups of parameters, and this one "
+                f"has {groups}; without an optimizer, the model alone is loaded"
+                if saved
+                else f"{folder} has no optimizer; without one, the model alone is loaded"
+            )
         targets |= optimizer_targets(model, optimizer, stored)
     if random and sum(name.startswith("rng.cpu.") for name in stored) == ranks.size:
         for device in ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",):

@@ -20,12 +20,14 @@ import torch
 
 from axonn_ext.checkpoint.errors import CheckpointError
 from axonn_ext.inputs.errors import InputError
-from axonn_ext.inputs.files import read_json
+from axonn_ext.inputs.files import parse_json, read_text
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 BLOCK_BYTES = 1 << 20  # of a file, for each of which there is a checksum
 _MOST_BYTES = 1 << 32  # of a manifest: some hundred bytes for each block of a tensor
+# The whole file: the checksum of the text of "checkpoint", and that text.
+_FRAME = re.compile(r'\{"crc32": (\d{1,10}), "checkpoint": (\{.*\})\}\n', re.DOTALL)
 _FILE_NAME = re.compile(r"rank-\d{5,7}\.safetensors")
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
@@ -103,7 +105,7 @@ class Manifest:
             "files": {name: asdict(file) for name, file in self.files.items()},
             "tensors": {name: asdict(tensor) for name, tensor in self.tensors.items()},
         }
-        text = _canonical(body)
+        text = json.dumps(body, sort_keys=True, separators=(",", ":"))
         return f'{{"crc32": {zlib.crc32(text.encode())}, "checkpoint": {text}}}\n'
 
 
@@ -114,13 +116,13 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        document = read_json(path, most_bytes=_MOST_BYTES)
+        found = _FRAME.fullmatch(read_text(path, most_bytes=_MOST_BYTES))
+        if found is None or zlib.crc32(found[2].encode()) != int(found[1]):
+            raise CheckpointError(f"{path} is damaged: its contents do not match its checksum")
+        body = parse_json(found[2], path)
     except InputError as error:
         raise CheckpointError(f"{folder} is no checkpoint that can be used: {error}") from None
     try:
-        body = document["checkpoint"]
-        if zlib.crc32(_canonical(body).encode()) != document["crc32"]:
-            raise CheckpointError(f"{path} is damaged: its contents do not match its checksum")
         if body["format"] != FORMAT or body["block_bytes"] != BLOCK_BYTES:
             raise CheckpointError(
                 f"{path}: expected format {FORMAT} with blocks of {BLOCK_BYTES} bytes, got format "
@@ -131,10 +133,6 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(
             f"{path} is no manifest of a checkpoint: {type(error).__name__}: {error}"
         ) from None
-
-
-def _canonical(body: Mapping[str, Any]) -> str:
-    return json.dumps(body, sort_keys=True, separators=(",", ":"))
 
 
 def _manifest_of(body: Mapping[str, Any], path: Path) -> Manifest:
@@ -161,6 +159,12 @@ def _tensor_of(
         for c in value["chunks"]
     )
     tensor = StoredTensor(value["dtype"], tuple(value["shape"]), chunks)
+    numbers = (n for c in chunks for n in (c.start, *c.offsets, *c.sizes))
+    if not all(type(number) is int for number in (*tensor.shape, *numbers)):
+        raise ValueError(f"tensor {name}: expected whole numbers")
+    volume = sum(math.prod(chunk.sizes) for chunk in chunks)
+    if volume != math.prod(tensor.shape) or len({c.offsets for c in chunks}) != len(chunks):
+        raise ValueError(f"tensor {name}: its chunks do not cover it once")
     for chunk in chunks:
         inside = all(
             offset >= 0 and size >= 0 and offset + size <= whole

@@ -71,11 +71,8 @@ def make_group() -> ProcessGroup | None:
 
 
 @contextmanager
-def all_ranks(ranks: Ranks | None) -> Iterator[Ranks]:
-    """Yields these ranks; without any, those of a group that is made for the block."""
-    if ranks is not None:
-        yield ranks
-        return
+def all_ranks() -> Iterator[Ranks]:
+    """Yields all ranks, in a group that is made for the block."""
     group = make_group()
     yield Ranks(group)
     if group is not None:  # after an error, peers may still need it

@@ -114,7 +114,7 @@ def save(
     Collectives: gathers of plans and results, in a gloo group of its own. Raises CheckpointError,
     on every rank, if one of them cannot write its part.
     """
-    with all_ranks(None) as ranks:
+    with all_ranks() as ranks:
         snapshots: list[Snapshot] = []
         ranks.agreed(
             lambda: snapshots.append(
@@ -124,23 +124,28 @@ def save(
         write(Path(folder), snapshots[0], ranks)
 
 
-def write(folder: Path, snapshot: Snapshot, ranks: Ranks) -> None:
-    """Writes a snapshot of all ranks to a folder that does not exist yet; see `save`."""
-    ranks.agreed(lambda: _check_free(folder), on_rank=0)
+def write(folder: Path, snapshot: Snapshot, ranks: Ranks, *, replaces: bool = False) -> int:
+    """Writes a snapshot of all ranks to a folder; see `save`. Returns its bytes, on rank 0.
+
+    replaces: the folder may exist. Then it is moved away when the new one is complete.
+    """
+    if not replaces:
+        ranks.agreed(lambda: _check_free(folder), on_rank=0)
     partial = folder.with_name(f".{folder.name}.partial")
     writer = FolderWriter(partial, ranks.rank)
-    with planning(folder, ranks):
-        dcp.save(
-            dict(snapshot.shards), storage_writer=writer, planner=ShardSavePlanner(),
-            process_group=ranks.group, no_dist=ranks.group is None,
-        )  # fmt: skip
     try:
+        with planning(folder, ranks):
+            dcp.save(
+                dict(snapshot.shards), storage_writer=writer, planner=ShardSavePlanner(),
+                process_group=ranks.group, no_dist=ranks.group is None,
+            )  # fmt: skip
         ranks.agree(writer.error)
         ranks.agreed(lambda: _finish(folder, partial, snapshot, writer), on_rank=0)
-    except CheckpointError:
+    except BaseException:
         if ranks.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
         raise
+    return sum(file.num_bytes for file in writer.files.values())
 
 
 def _check_free(folder: Path) -> None:
@@ -149,7 +154,7 @@ def _check_free(folder: Path) -> None:
 
 
 def _finish(folder: Path, partial: Path, snapshot: Snapshot, writer: FolderWriter) -> None:
-    """Completes the checkpoint on rank 0, and gives it its name."""
+    """Completes the checkpoint on rank 0, and gives it its name, which another one may have."""
     for name, file in writer.files.items():
         path = partial / name
         if not path.is_file() or path.stat().st_size != file.num_bytes:
@@ -161,18 +166,24 @@ def _finish(folder: Path, partial: Path, snapshot: Snapshot, writer: FolderWrite
         writer.tensors, writer.files, snapshot.facts, snapshot.extra, snapshot.options
     )
     write_text(partial / MANIFEST, manifest.to_json())
+    replaced = folder.with_name(f".{folder.name}.replaced.partial")
+    if folder.exists():
+        folder.rename(replaced)
     partial.rename(folder)
     sync_folder(folder.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 @contextmanager
 def planning(folder: Path, ranks: Ranks) -> Iterator[None]:
     """Must enclose calls of torch.distributed.checkpoint, whose errors become CheckpointError."""
     try:
-        with warnings.catch_warnings():
-            if ranks.group is None:  # it would say that no other rank takes part, which we know
-                warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        if ranks.group is not None:
             yield
+        else:
+            with warnings.catch_warnings():  # of no other rank taking part, which we know
+                warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+                yield
     except CheckpointException as error:
         rank, (failure, _) = next(iter(error.failures.items()))
         raise CheckpointError(f"{folder}: rank {rank}: {failure}") from None

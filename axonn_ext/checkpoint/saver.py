@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from torch import nn
 
 from axonn_ext.checkpoint.folder import CheckpointFolder
-from axonn_ext.checkpoint.manifest import read_manifest
 from axonn_ext.checkpoint.ranks import Ranks, make_group
 from axonn_ext.checkpoint.save import Snapshot, Staging, write
 from axonn_ext.checkpoint.state import Optimizer
@@ -53,7 +53,6 @@ class Saver:
         self._background, self._on_saved = background, on_saved
         self.ranks = Ranks(make_group())
         self._staging = Staging()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
 
     def save(
@@ -72,40 +71,41 @@ class Saver:
             model=model, optimizer=optimizer, extra=extra, facts={"step": step, **(facts or {})},
             rank=self.ranks.rank,
         )  # fmt: skip
-        self._writing = self._thread.submit(self._write, step, snapshot, began)
+        self._writing = Future()
+        # A daemon: a process that has failed can end although a peer never writes its part.
+        Thread(
+            target=self._run, args=(self._writing, step, snapshot, began), name="checkpoint",
+            daemon=True,
+        ).start()  # fmt: skip
         if not self._background:
             self.wait()
 
+    def _run(self, done: Future[None], step: int, snapshot: Snapshot, began: float) -> None:
+        try:
+            self._write(step, snapshot, began)
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
     def _write(self, step: int, snapshot: Snapshot, began: float) -> None:
         path = self.folder.path(step)
-        self.ranks.agreed(lambda: self._make_room(path), on_rank=0)
-        write(path, snapshot, self.ranks)
+        # A run that was resumed further back comes by steps of which there is a checkpoint.
+        num_bytes = write(path, snapshot, self.ranks, replaces=True)
         self.ranks.agreed(lambda: self._publish(step), on_rank=0)
         if self._on_saved is not None and self.ranks.rank == 0:
-            num_bytes = read_manifest(path).num_bytes
             self._on_saved(Saved(step, path, num_bytes, time.perf_counter() - began))
-
-    def _make_room(self, path: Path) -> None:
-        """Moves a damaged checkpoint of that step away, which a resumed run has passed over."""
-        if path.exists():
-            path.rename(path.with_name(f".{path.name}.damaged.partial"))
 
     def _publish(self, step: int) -> None:
         self.folder.mark_latest(step)
         self.folder.prune(step, keep_last=self._keep_last, keep_every=self._keep_every)
 
-    def wait(self) -> None:
-        """Waits for the save under way.
+    def wait(self, seconds: float | None = None) -> None:
+        """Waits for the save under way; at most so long.
 
         Raises CheckpointError on every rank if it failed on one; earlier checkpoints are as before.
+        Raises TimeoutError if the time is over.
         """
         writing, self._writing = self._writing, None
         if writing is not None:
-            writing.result()
-
-    def close(self) -> None:
-        """Waits for the save under way, and ends the thread. Raises as `wait` does."""
-        try:
-            self.wait()
-        finally:
-            self._thread.shutdown()
+            writing.result(seconds)

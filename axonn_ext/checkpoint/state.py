@@ -152,7 +152,7 @@ def set_optimizer_state(
         number = numbers.get(id(updated_tensor(optimizer, p.parameter)))
         if number is not None and p.name in values:
             state["state"][number] = {key: s.tensor for key, s in values[p.name].items()}
-    for group, saved in zip(state["param_groups"], options or (), strict=False):
+    for group, saved in zip(state["param_groups"], options or (), strict=options is not None):
         for key, value in saved.items():
             if key in group:
                 group[key] = tuple(value) if isinstance(group[key], tuple) else value

@@ -11,7 +11,7 @@ from typing import Any
 from torch.distributed import Store
 
 from axonn_ext.launch import process
-from axonn_ext.launch.process import Process
+from axonn_ext.launch.place import Process
 from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.grids import check_processes

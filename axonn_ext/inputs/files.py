@@ -52,9 +52,9 @@ def parse_json(text: str, file: object) -> Any:
     return _parse(json.loads, text, "JSON", file)
 
 
-def read_json(file: Path, *, most_bytes: int = MOST_BYTES) -> Any:
+def read_json(file: Path) -> Any:
     """Returns the value in a JSON file. Raises FileError."""
-    return parse_json(read_text(file, most_bytes=most_bytes), file)
+    return parse_json(read_text(file), file)
 
 
 def _parse(parse: Callable[[str], T], text: str, kind: str, file: object) -> T:

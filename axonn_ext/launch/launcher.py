@@ -83,8 +83,13 @@ def _forwarding(signals: Sequence[signal.Signals]) -> Iterator[None]:
     """Passes these signals on to the processes that this one has started."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        main_thread = os.getpid()
-        children = Path(f"/proc/self/task/{main_thread}/children").read_text().split()
+        try:
+            # Those that the main thread has started, whose number is that of the process.
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        except OSError:
+            children = []
+        if not children:  # the job ends, as it would without this
+            raise SignalException("nothing is started", sigval=signal.Signals(number))
         for child in children:
             with suppress(ProcessLookupError):  # it has just ended
                 os.kill(int(child), number)

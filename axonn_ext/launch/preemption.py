@@ -12,12 +12,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
 from torch.distributed import Store
 
-from axonn_ext.launch.process import Process
+from axonn_ext.launch.place import Process
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 AGREE_SECONDS = 2.0  # within which all ranks must answer
@@ -79,9 +80,9 @@ class Preemption:
     def due(self, step: int) -> bool:
         """Returns whether the job is to end after this step; the same on all ranks.
 
-        All ranks must call it after each step, of which none begins on one rank before the one
-        before has begun on all. Rank 0 names the next step: the others have not ended that when
-        they read its name.
+        All ranks must call it after each step, and no rank may end a step that another rank has
+        not begun. Rank 0 names the step after the one that it has ended: no other rank has ended
+        that, so that all read the name in time.
         """
         if self._process.rank == 0 and self._ready.is_set() and not self._published:
             last = step + 1 if self._process.world_size > 1 else step
@@ -90,27 +91,35 @@ class Preemption:
         return self._store.check([_LAST_STEP]) and step >= int(self._store.get(_LAST_STEP))
 
     def _watch(self) -> None:
-        while not self._left.is_set():
-            heard = bool(select.select([self._ears], [], [], _POLL_SECONDS)[0])
-            numbers = self._ears.recv(64) if heard else b""
-            if any(number in SIGNALS for number in numbers):
-                self._own_store.set(_ASKED, signal.Signals(numbers[0]).name)
-            if self._own_store.check([_ASKED]):
-                self._end()
-                return
+        asked = False
+        try:
+            while not self._left.is_set():
+                heard = bool(select.select([self._ears], [], [], _POLL_SECONDS)[0])
+                for number in self._ears.recv(64) if heard else b"":
+                    if number in SIGNALS:
+                        asked = True
+                        self._own_store.set(_ASKED, signal.Signals(number).name)
+                if self._own_store.check([_ASKED]):
+                    asked = True
+                    self._end()
+                    return
+        except Exception as error:  # the store is gone: peers may be, too
+            if asked:
+                self._stop_at_once(f"cannot agree with the other ranks: {error}")
 
     def _end(self) -> None:
         began = time.monotonic()
         name = self._own_store.get(_ASKED).decode()
         self._own_store.set(self._alive[self._process.rank], "")
         while not self._own_store.check(self._alive):
+            if self._left.is_set():
+                return  # the run ended by itself
             if time.monotonic() - began > AGREE_SECONDS:
                 self._stop_at_once(f"{name}: not all ranks answer; nothing is saved")
                 return
             time.sleep(0.02)
-        if self._say is not None:
-            self._say(f"{name}: saving after the step that is under way")
         self._ready.set()
+        self._tell(f"{name}: saving after the step that is under way")
         if not self._left.wait(SAVE_SECONDS - (time.monotonic() - began)):
             self._stop_at_once(
                 f"{name}: no step ended and was saved within {SAVE_SECONDS:g} s; the checkpoints "
@@ -118,9 +127,13 @@ class Preemption:
             )
 
     def _stop_at_once(self, why: str) -> None:
-        if self._say is not None:
-            self._say(why)
+        self._tell(why)
         self._end_process(1)
+
+    def _tell(self, line: str) -> None:
+        if self._say is not None:
+            with suppress(OSError):  # nobody reads it
+                self._say(line)
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -23,22 +22,15 @@ from torch.distributed import (
 from torch.distributed.rendezvous import rendezvous
 
 from axonn_ext import settings
+from axonn_ext.launch.attempt import name_of_start
 from axonn_ext.launch.limits import allow_open_files
+from axonn_ext.launch.place import Process
 from axonn_ext.terminal.errors import MeetingError, TrainingError, UserError
 
 # A rank that found a mistake waits this long for peers that are still starting. torchrun ends the
 # job at the first failure; without the wait, it would do so before the peers report theirs.
 FAREWELL_SECONDS = 5.0
 _FINE, _PROBLEM = "fine", "problem"
-
-
-@dataclass(frozen=True)
-class Process:
-    """The place of this process in the job."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_world_size: int = 1
 
 
 def this_process() -> Process | None:
@@ -63,9 +55,16 @@ def open_store(process: Process, seconds: float | None = None) -> Store:
     try:
         timeout = timedelta(seconds=seconds) if seconds is not None else _patience()
         store, _, _ = next(rendezvous("env://", timeout=timeout))
+        ours = PrefixStore("axonn_ext", store)
+        name = name_of_start(ours, process, timeout.total_seconds())
+    except TimeoutError as error:
+        raise MeetingError(
+            f"cannot meet the other ranks: {error} after {timeout.total_seconds():g} s "
+            "(AXONN_TIMEOUT_SECONDS)"
+        ) from None
     except (ValueError, DistError) as error:
         raise MeetingError(f"cannot meet the other ranks: {_first_line(error)}") from None
-    return PrefixStore("axonn_ext/train", store)
+    return PrefixStore(name, ours)
 
 
 def say_farewell(process: Process) -> None:

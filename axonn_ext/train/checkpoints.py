@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from axonn_ext.checkpoint import CheckpointError, Saver, load
-from axonn_ext.checkpoint.folder import CHECKPOINTS, find_checkpoint
+from axonn_ext.checkpoint.folder import CHECKPOINTS, CheckpointFolder, find_checkpoint
 from axonn_ext.checkpoint.saver import Saved
 from axonn_ext.optim import AdamW
-from axonn_ext.terminal.errors import TrainingError, UserError
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config
 from axonn_ext.train.job import Job
 
 AUTO = "auto"
+FAREWELL_SECONDS = 10.0
 NOTHING = "none"  # what `find_resumed` says if there is nothing to go on from
 # Tables and keys that may differ between a run and the one that goes on from it.
 _FREE_TABLES = ("grid", "parallel", "overlap", "checkpoint")
 _FREE_KEYS = {
-    *("train.steps", "train.threads", "train.device", "train.eval_interval"),
+    *("train.threads", "train.device", "train.eval_interval"),
     *("train.eval_batches", "train.micro_batches"),
 }
 
@@ -30,16 +33,15 @@ _FREE_KEYS = {
 def find_resumed(config: Config, folder: Path) -> str:
     """Returns the checkpoint from which a run goes on, or NOTHING.
 
-    Raises UserError if the one that was asked for is not there.
+    Raises UserError if the one that was asked for is not there, or with AUTO if there are some of
+    which none can be read.
     """
     asked = config.checkpoint.resume
-    if not asked:
+    if not asked or (asked == AUTO and not CheckpointFolder(folder / CHECKPOINTS).steps()):
         return NOTHING
     try:
-        return str(find_checkpoint(folder if asked == AUTO else Path(asked)).absolute())
+        return str(find_checkpoint(folder if asked == AUTO else Path(asked)).resolve())
     except CheckpointError as error:
-        if asked == AUTO:
-            return NOTHING
         raise UserError(f"checkpoint.resume: {error}") from None
 
 
@@ -96,32 +98,36 @@ class RunCheckpoints:
         """Saves after a step if one is due. An earlier save that failed is shown."""
         if self._saver is None or not (last or done % self._interval == 0):
             return
-        extra = {
+        extra: dict[str, Any] = {
             "step": done,
             "model": dataclasses.asdict(self._job.model),
             "config": _as_json(self._job.config),
         }
         facts = {"grid": str(self._job.grid_shape), "ranks": self._job.grid_shape.size}
-        self._settle(self._saver)
-        self._saver.save(
-            done, model=self._module, optimizer=self._optimizer, extra=extra, facts=facts
-        )
+        self._settle(self._saver.wait)
+        save = partial(
+            self._saver.save, done, model=self._module, optimizer=self._optimizer, extra=extra,
+            facts=facts,
+        )  # fmt: skip
+        save() if last else self._settle(save)
 
-    def _settle(self, saver: Saver) -> None:
+    def _settle(self, saving: Callable[[], None]) -> None:
         try:
-            saver.wait()
+            saving()
         except CheckpointError as error:
             if self._say is not None:
                 self._say(f"no checkpoint was written: {error}; training goes on")
 
     def close(self) -> None:
-        """Waits for the last save. Raises TrainingError if it failed."""
-        if self._saver is None:
-            return
-        try:
-            self._saver.close()
-        except CheckpointError as error:
-            raise TrainingError(f"the last checkpoint was not written: {error}") from None
+        """Waits for the last save. Raises CheckpointError if it failed."""
+        if self._saver is not None:
+            self._saver.wait()
+
+    def close_after_failure(self) -> None:
+        """Lets a save under way end, if it does so soon: a peer may never write its part."""
+        if self._saver is not None:
+            with suppress(CheckpointError, TimeoutError):
+                self._saver.wait(FAREWELL_SECONDS)
 
     def _show(self, saved: Saved) -> None:
         if self._say is not None:
@@ -142,5 +148,8 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
             continue
         for key, value in values.items():
             before = saved.get(table, {}).get(key)
-            if f"{table}.{key}" not in _FREE_KEYS and before != value:
+            free = f"{table}.{key}" in _FREE_KEYS
+            if key == "steps":  # the cosine ends there
+                free = now["optim"]["final_lr_fraction"] == 1
+            if not free and before != value:
                 yield f"{table}.{key} was {before!r} in the run that is continued, now {value!r}"

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
-from safetensors.torch import save_file
 from torch.distributed import HashStore
 
 import axonn_ext
 from axonn_ext import models
 from axonn_ext.checkpoint import CheckpointError, load
+from axonn_ext.checkpoint.files import write_tensors, write_text
 from axonn_ext.checkpoint.manifest import read_manifest
 from axonn_ext.launch import process
-from axonn_ext.launch.process import Process
+from axonn_ext.launch.place import Process
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.train.job import DTYPES
 
@@ -36,13 +37,18 @@ def export(checkpoint: Path, out: Path, *, dtype: str) -> ModelConfig:
         model = models.build(config, axonn_ext.Grid(), parallel, seed=0, dtype=DTYPES[dtype])
         load(checkpoint, model=model, random=False)
         state = axonn_ext.full_state_dict(model)
-    out.mkdir(parents=True)
     if config.tie_embeddings:
         state.pop("lm_head.weight")  # the same tensor as the table
     state = {name: tensor.contiguous() for name, tensor in state.items()}
-    save_file(state, out / "model.safetensors", metadata={"format": "pt"})
     described = config.traits.hugging_face.config_json(config)
     names = {"fp32": "float32", "bf16": "bfloat16"}
     described |= {"torch_dtype": names[dtype]}
-    (out / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    partial = out.with_name(f".{out.name}.partial")
+    partial.mkdir(parents=True)
+    try:
+        write_tensors(partial / "model.safetensors", state, {"format": "pt"})
+        write_text(partial / "config.json", json.dumps(described, indent=2) + "\n")
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return config

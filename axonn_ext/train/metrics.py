@@ -73,9 +73,10 @@ class MetricsFile:
     def __init__(self, folder: Path, *, first_step: int = 0) -> None:
         self._path = folder / METRICS_FILE
         with writing("--out", self._path):
-            kept = _lines_up_to(self._path, first_step)
-            self._file = self._path.open("w", encoding="utf-8", buffering=1)
-            self._file.write("".join(kept))
+            beside = self._path.with_name(f".{METRICS_FILE}.partial")
+            beside.write_text("".join(_lines_up_to(self._path, first_step)), encoding="utf-8")
+            beside.replace(self._path)  # a full disk does not cost the lines that were there
+            self._file = self._path.open("a", encoding="utf-8", buffering=1)
 
     def step(self, metrics: StepMetrics) -> None:
         self._write(dataclasses.asdict(metrics))

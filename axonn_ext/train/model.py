@@ -94,9 +94,11 @@ class PlainModel:
         loss.backward()
 
     def finish_gradients(self, clip_norm: float) -> float:
-        return float(
-            torch.nn.utils.clip_grad_norm_(self.module.parameters(), clip_norm or math.inf)
-        )
+        parameters = list(self.module.parameters())
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if clip_norm and norm.isfinite():
+            torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
+        return float(norm)
 
 
 def build_model(job: Job, grid: Grid) -> TrainedModel:

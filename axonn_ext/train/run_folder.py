@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from axonn_ext.checkpoint.folder import CHECKPOINTS
+from axonn_ext.inputs.files import FileError, read_toml
 from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import to_toml
@@ -30,12 +31,22 @@ def default_folder(config_path: Path | None) -> Path:
 def check_folder(folder: Path, *, overwrite: bool, resumes: bool = False) -> None:
     """Raises UserError if the folder cannot be used for a run without losing something.
 
-    resumes: the run may go on in the folder of an earlier one.
+    resumes: the run may go on in the folder of an earlier one that saved checkpoints.
     """
     try:
-        _check_folder(folder, overwrite=overwrite or (resumes and (folder / CONFIG_FILE).is_file()))
+        _check_folder(folder, overwrite=overwrite or (resumes and _saves(folder)))
     except OSError as error:  # the name is too long, or the folder must not be read
         raise UserError(f"--out {folder}: {error.strerror}") from None
+
+
+def _saves(folder: Path) -> bool:
+    """Whether the run in a folder has checkpoints, or ended before its first one."""
+    if (folder / CHECKPOINTS).is_dir():
+        return True
+    try:
+        return bool(read_toml(folder / CONFIG_FILE)["checkpoint"]["interval"])
+    except (FileError, KeyError, TypeError):
+        return False
 
 
 def _check_folder(folder: Path, *, overwrite: bool) -> None:

@@ -14,9 +14,11 @@ from pathlib import Path
 import torch
 
 import axonn_ext
+from axonn_ext.checkpoint import CheckpointError
 from axonn_ext.data import Corpus, EvaluationBatches, RowGroup, TrainingBatches
 from axonn_ext.grid import Grid
 from axonn_ext.optim import AdamW, WarmupCosine
+from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.train.checkpoints import RunCheckpoints
 from axonn_ext.train.exposure import Exposure
 from axonn_ext.train.job import Job
@@ -134,6 +136,16 @@ class Trainer:
         Raises TrainingError when a loss or gradient is not finite (see NonFinite), or if that
         checkpoint cannot be written.
         """
+        try:
+            self._run()
+            self._checkpoints.close()
+        except CheckpointError as error:
+            raise TrainingError(f"the last checkpoint was not written: {error}") from None
+        except BaseException:
+            self._checkpoints.close_after_failure()
+            raise
+
+    def _run(self) -> None:
         train = self._config.train
         if not self._done:
             self._evaluate(0)
@@ -155,7 +167,6 @@ class Trainer:
                 break
             if train.eval_interval and (done % train.eval_interval == 0 or done == train.steps):
                 self._evaluate(done)
-        self._checkpoints.close()
 
     def _forward_backward(self, step: int) -> Gradients:
         """Computes the gradients of one global batch, complete and clipped."""

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from axonn_ext.checkpoint.manifest import read_manifest
 from axonn_ext.data import Corpus, RowGroup, load_corpus
 from axonn_ext.grid import Grid
 from axonn_ext.launch import process
+from axonn_ext.launch.place import Process
 from axonn_ext.launch.preemption import Preemption
-from axonn_ext.launch.process import Process
 from axonn_ext.terminal.console import Console
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import writing
@@ -42,8 +41,8 @@ from axonn_ext.train.trainer import Trainer, make_batches
 class _Run:
     """What a rank needs to train.
 
-    resumed  the checkpoint to go on from
-    stop     says after each step whether the run is to save and end; None: it never is
+    resumed     the checkpoint to go on from
+    preemption  says after each step whether the run is to save and end; None: it never is
     """
 
     job: Job
@@ -51,19 +50,28 @@ class _Run:
     corpus: Corpus
     folder: Path
     resumed: Path | None
-    stop: Callable[[int], bool] | None
+    preemption: Preemption | None
 
     @property
     def needs_warm_up(self) -> bool:
         """Equal on all ranks. One rank has nothing to choose from."""
         return self.job.parallel.algorithm == "auto" and self.job.grid_shape.size > 1
 
-    def make_trainer(self, **options: Any) -> Trainer:
-        """Returns the trainer; options: those of rank 0 alone."""
+    def make_trainer(
+        self, *, sinks: Sequence[MetricsSink] = (), profile: Path | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> Trainer:  # fmt: skip
+        """Returns the trainer of this rank; only rank 0 has sinks, a profile and a voice."""
         return Trainer(
             self.job, self.grid, model=build_model(self.job, self.grid), corpus=self.corpus,
-            folder=self.folder, stop=self.stop, **options,
+            folder=self.folder, stop=None if self.preemption is None else self.preemption.due,
+            sinks=sinks, profile=profile, say=say,
         )  # fmt: skip
+
+    def train(self, trainer: Trainer) -> None:
+        """Runs the steps. All ranks leave together what listens to signals meanwhile."""
+        with self.preemption or nullcontext():
+            trainer.run()
 
 
 def run_worker(
@@ -88,15 +96,14 @@ def run_worker(
     )
     resumed = None if found == NOTHING else Path(found)
     threads = process.set_threads(here, config.train.threads)
-    with process.process_group(here, store, job.device), ExitStack() as stack:
-        stop = None
+    with process.process_group(here, store, job.device):
+        preemption = None
         if config.checkpoint.interval:
-            say = _say if here.rank == 0 else None
-            stop = stack.enter_context(Preemption(store, here, say=say)).due
+            preemption = Preemption(store, here, say=_say if here.rank == 0 else None)
         grid = Grid(**job.grid_shape.as_dict())
-        run = _Run(job, grid, corpus, folder, resumed, stop)
+        run = _Run(job, grid, corpus, folder, resumed, preemption)
         if here.rank == 0:
-            continues = resumed is not None and folder.absolute() in resumed.parents
+            continues = resumed is not None and folder.resolve() in resumed.parents
             create_folder(folder, config, resumes=continues)
             _train_and_show(run, threads=threads, profile=profile)
         else:
@@ -111,7 +118,7 @@ def _train(run: _Run) -> None:
         return
     if run.needs_warm_up:
         trainer.warm_up()
-    trainer.run()
+    run.train(trainer)
 
 
 def _say(line: str) -> None:
@@ -160,16 +167,18 @@ def _train_and_show(run: _Run, *, threads: int, profile: bool) -> None:
     if run.needs_warm_up:
         _warm_up_and_show(trainer, console)
     began = time.perf_counter()
+    before = trainer.steps_done
     try:
-        trainer.run()
+        run.train(trainer)
     finally:
         for sink in sinks:
             sink.close()
     if not trainer.is_done:
         say(f"ended after step {trainer.steps_done:,}, which is saved: --resume auto goes on")
         return
+    tokens = (trainer.steps_done - before) * job.config.tokens_per_step
     _summarise(
-        job, console, folder=folder, seconds=time.perf_counter() - began,
+        job, console, folder=folder, tokens=tokens, seconds=time.perf_counter() - began,
         notes=_notes(trainer), profile=profile,
     )  # fmt: skip
 
@@ -201,11 +210,18 @@ def _notes(trainer: Trainer) -> list[str]:
 
 
 def _summarise(
-    job: Job, console: Console, *, folder: Path, seconds: float, notes: list[str], profile: bool
+    job: Job,
+    console: Console,
+    *,
+    folder: Path,
+    tokens: int,
+    seconds: float,
+    notes: list[str],
+    profile: bool,
 ) -> None:
     run = read_metrics(folder)
     first, last = run.steps[0].loss, run.steps[-1].loss
-    speed = run.steps[-1].tokens / seconds
+    speed = tokens / seconds
     lines = [
         f"loss {first:.4f} -> {last:.4f} ({1 - last / first:.0%} lower) in {duration(seconds)}, "
         f"{speed:,.0f} tokens/s",

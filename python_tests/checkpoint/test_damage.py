@@ -128,10 +128,9 @@ def tamper(folder: Path, change) -> None:
     """Changes the manifest, and makes its checksum right again."""
     body = json.loads((folder / MANIFEST).read_text())["checkpoint"]
     change(body)
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    (folder / MANIFEST).write_text(
-        json.dumps({"crc32": zlib.crc32(text.encode()), "checkpoint": body})
-    )
+    text = json.dumps(body)
+    crc = zlib.crc32(text.encode())
+    (folder / MANIFEST).write_text(f'{{"crc32": {crc}, "checkpoint": {text}}}\n')
 
 
 TAMPERED = {
@@ -143,6 +142,11 @@ TAMPERED = {
     "another format": lambda b: b.update(format=99),
     "no files": lambda b: b.pop("files"),
     "text for a size": lambda b: b["files"][FILE].update(num_bytes="many"),
+    "a chunk that is missing": lambda b: b["tensors"]["model.0.bias"].update(chunks=[]),
+    "a chunk twice": lambda b: b["tensors"]["model.0.bias"]["chunks"].append(
+        b["tensors"]["model.0.bias"]["chunks"][0]
+    ),
+    "a fraction": lambda b: b["tensors"]["model.0.bias"]["chunks"][0].update(start=0.5),
     "no mapping": lambda b: b.update(extra=[1]),
 }
 

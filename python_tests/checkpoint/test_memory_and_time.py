@@ -86,14 +86,13 @@ def seconds_of_blocks(folder: Path) -> dict[str, list[float]]:
             optimizer.zero_grad()
             if saves and step == 0:
                 saver.save(number, model=model, optimizer=optimizer)
+        saver.wait()  # as the next save would
         torch.distributed.barrier()
         if number:  # the first block also allocates what stays
             found["with" if saves else "without"].append(time.perf_counter() - began)
-        saver.wait()
         if number == 0:  # and so does the first save
             saver.save(1000, model=model, optimizer=optimizer)
             saver.wait()
-    saver.close()
     return found
 
 

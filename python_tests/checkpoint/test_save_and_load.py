@@ -119,6 +119,19 @@ def test_what_cannot_be_saved_is_named_and_leaves_nothing(tmp_path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "two"]
 
 
+def test_another_optimizer_is_refused(tmp_path) -> None:
+    model = small()
+    checkpoint.save(tmp_path / "none", model=model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(CheckpointError, match="has no optimizer; without one, the model alone is"):
+        checkpoint.load(tmp_path / "none", model=model, optimizer=optimizer)
+    checkpoint.save(tmp_path / "one", model=model, optimizer=optimizer)
+    first, *rest = model.parameters()
+    other = torch.optim.SGD([{"params": [first]}, {"params": rest}], lr=0.1)
+    with pytest.raises(CheckpointError, match="with 1 groups of parameters, and this one has 2"):
+        checkpoint.load(tmp_path / "one", model=model, optimizer=other)
+
+
 def test_a_run_keeps_what_it_should(tmp_path) -> None:
     model = small()
     with torch.no_grad():
@@ -126,7 +139,7 @@ def test_a_run_keeps_what_it_should(tmp_path) -> None:
         for step in range(1, 8):
             next(model.parameters()).fill_(step)
             saver.save(step, model=model)
-        saver.close()
+        saver.wait()
     folder = CheckpointFolder(tmp_path / "c")
     assert folder.steps() == [4, 6, 7]
     assert find_checkpoint(tmp_path / "c") == folder.latest() == folder.path(7)
@@ -146,7 +159,7 @@ def test_what_a_run_left_that_was_resumed_further_back_is_not_taken_for_newer(tm
             saver.save(step, model=model)
             saver.wait()
             assert saver.folder.latest() == saver.folder.path(step)
-        saver.close()
+        saver.wait()
     assert saver.folder.steps() == [10, 20, 30]
 
 

@@ -11,8 +11,8 @@ import pytest
 from torch.distributed import HashStore
 
 from axonn_ext.launch import preemption
+from axonn_ext.launch.place import Process
 from axonn_ext.launch.preemption import Preemption
-from axonn_ext.launch.process import Process
 
 
 @pytest.mark.parametrize("number", preemption.SIGNALS, ids=lambda number: number.name)
@@ -52,7 +52,7 @@ def test_ranks_end_after_the_same_step_whoever_has_the_signal() -> None:
     for asked in range(3):
         store, begins = HashStore(), threading.Barrier(3)
         stops = [Preemption(store, Process(rank, 3, 3)) for rank in range(3)]
-        ranks = [Rank(stop, begins, 0.001 * i) for i, stop in enumerate(stops)]
+        ranks = [Rank(stop, begins, 0.002 * (2 - i)) for i, stop in enumerate(stops)]
         watchers = [
             threading.Thread(target=watch, args=(s, i == asked)) for i, s in enumerate(stops)
         ]

@@ -11,7 +11,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from axonn_ext.cli import main
 from axonn_ext.launch import process
-from axonn_ext.launch.process import Process
+from axonn_ext.launch.place import Process
 from axonn_ext.terminal.errors import MeetingError, TrainingError
 from commands import small
 

@@ -18,7 +18,8 @@ from torch.distributed import HashStore
 
 from axonn_ext.cli import main
 from axonn_ext.cli.train import _worker_arguments
-from axonn_ext.launch.process import Process, settled_by_rank_0
+from axonn_ext.launch.place import Process
+from axonn_ext.launch.process import settled_by_rank_0
 from axonn_ext.planner import load_machine, plan
 from axonn_ext.planner.machine import machine_names
 from axonn_ext.terminal.errors import UserError

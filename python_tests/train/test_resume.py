@@ -58,7 +58,7 @@ def test_another_folder_and_changed_keys(tmp_path, whole, capsys) -> None:
     out = capsys.readouterr().out
     assert f"resumed  step 4 of a run on x=1,y=1,z=1,data=1,pipe=1, from {first}" in out
     assert "optim.lr was 0.003 in the run that is continued, now 0.005" in out
-    assert "train.steps was" not in out
+    assert "train.steps was 6 in the run that is continued, now 8" in out, "the cosine's end"
     assert list(losses(folder)) == [5, 6, 7, 8]
     assert not (folder / "checkpoints").exists()
     assert CheckpointFolder(whole / "checkpoints").steps() == [4, 6], "the old run is as it was"
@@ -86,7 +86,23 @@ def test_what_cannot_be_resumed(tmp_path, whole) -> None:
             (tmp_path / "run").rmdir()
 
 
-def test_a_disk_that_is_full_stops_no_training(tmp_path, capsys, monkeypatch) -> None:
+def test_auto_never_begins_anew_where_something_would_be_lost(tmp_path) -> None:
+    folder = tmp_path / "run"
+    train_here(folder, **SAVES)
+    for step in (4, 6):
+        (folder / "checkpoints" / f"step-{step:08d}" / "manifest.json").write_text("{}")
+    before = (folder / "metrics.jsonl").read_text()
+    with pytest.raises(UserError, match="expected a checkpoint, or a folder of checkpoints"):
+        train_here(folder, **SAVES, checkpoint__resume="auto")
+    assert (folder / "metrics.jsonl").read_text() == before
+    assert CheckpointFolder(folder / "checkpoints").steps() == [4, 6]
+    train_here(tmp_path / "other")
+    with pytest.raises(UserError, match="expected a new or empty folder"):
+        train_here(tmp_path / "other", **SAVES, checkpoint__resume="auto")
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_disk_that_is_full_stops_no_training(tmp_path, capsys, monkeypatch, background) -> None:
     real = Path.rename
 
     def rename(path: Path, target: Path) -> Path:
@@ -96,7 +112,7 @@ def test_a_disk_that_is_full_stops_no_training(tmp_path, capsys, monkeypatch) ->
 
     monkeypatch.setattr(Path, "rename", rename)
     folder = tmp_path / "run"
-    train_here(folder, **SAVES)
+    train_here(folder, **SAVES, checkpoint__background=background)
     out = capsys.readouterr().out
     assert "no checkpoint was written: [Errno 28] No space left on device; training goes on" in out
     assert CheckpointFolder(folder / "checkpoints").steps() == [4, 6]

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from axonn_ext.launch.process import Process
+from axonn_ext.launch.place import Process
 from axonn_ext.models import ModelConfig
 from axonn_ext.models.plain import PlainTransformer
 from axonn_ext.spec.family import FAMILIES, find_family

@@ -19,7 +19,7 @@ from axonn_ext.calibrate.this_machine import describe_machine
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.inputs.files import FileError, read_json
 from axonn_ext.launch import process
-from axonn_ext.launch.process import Process
+from axonn_ext.launch.place import Process
 from axonn_ext.planner import Machine
 from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
 from axonn_ext.terminal.console import Console

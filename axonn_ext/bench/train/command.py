@@ -28,7 +28,7 @@ from axonn_ext.bench.train.results import MemoryUse, Row, rows_from_values
 from axonn_ext.bench.train.worker import PLAN_FILE, RESULT_FILE, leave, run_folder, run_here
 from axonn_ext.calibrate.this_machine import describe_machine, num_cores
 from axonn_ext.launch import process
-from axonn_ext.launch.process import Process
+from axonn_ext.launch.place import Process
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig

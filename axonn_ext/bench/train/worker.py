@@ -18,7 +18,7 @@ import torch
 from axonn_ext.bench.train.plan import Plan
 from axonn_ext.bench.train.results import Row, rows_to_values
 from axonn_ext.launch import process
-from axonn_ext.launch.process import Process
+from axonn_ext.launch.place import Process
 
 PLAN_FILE, RESULT_FILE = "plan.json", "result.json"
 
