@@ -4,10 +4,11 @@ Legend, per rank and micro-batch: m rows (tokens) of a (data, z) group; mx rows 
 stream, my rows of attention, MLP and logits (in `sharded` m / Gx and m / Gy, else m); H hidden, Q
 qkv, U up, F inside the MLP and V vocabulary features, all of them whole; Gx, Gy sizes of axes.
 
-The numbers follow the modules of axonn_ext.nn. Tensors that share memory count once: q, k and v
-are views of the result of qkv, and the Linear after attention saves the result of attention, which
-attention saves, too. Attention is assumed to be a fused kernel of torch. The kernel that saves
-S x S scores is never counted, although CUDA takes it for fp32 with grouped key-value heads.
+The numbers follow the modules of axonn_ext.nn. Tensors that share memory count once. For example,
+q, k and v are views of the result of qkv; and the result of attention is saved both by attention
+and by the Linear after it. Attention is assumed to be one of torch's fused kernels. torch's kernel
+that saves S x S scores is never counted, although torch uses it on CUDA for fp32 with grouped
+key-value heads.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class ModelSizes(NamedTuple):
 
     kv: the features of all keys.
     block: the elements of the four matrices of a block.
-    runs[i]: the most elements of i successive matrices, where the first follows the last.
+    runs[i]: the most elements that i successive matrices of a block have; after the last matrix
+        comes the first one again.
     num_parameters: the number of parameter tensors.
     """
 
@@ -51,10 +53,10 @@ class ModelSizes(NamedTuple):
 
 @lru_cache(maxsize=256)
 def sizes_of(model: ModelConfig) -> ModelSizes:
-    """Returns the sizes of the model, which are computed once."""
+    """Returns the sizes of the model; they are computed only once for each model."""
     traits = model.traits
-    # A block has four Linears and two norms. The ends of the model are the embedding table, the
-    # table of positions and the last norm.
+    # A block has four Linears and two norms. Outside of the blocks there are the embedding table,
+    # the table of positions, if there is one, and the last norm.
     per_block = 4 * (1 + traits.has_biases) + 2 * traits.norm.num_vectors
     ends = 1 + (not traits.rotary) + traits.norm.num_vectors
     matrices = [w.n * w.k for w in model.block_linears]
@@ -80,7 +82,7 @@ def sizes_of(model: ModelConfig) -> ModelSizes:
 
 
 class Kept(NamedTuple):
-    """Bytes that a forward pass keeps for backward.
+    """The bytes that a forward pass keeps for backward.
 
     block        kept by one block that is not recomputed
     block_input  kept by one block that is recomputed
@@ -139,7 +141,11 @@ def kept_of(job: Job) -> Kept:
 
 
 def _kept_weights(job: Job, size: ModelSizes) -> int:
-    """Returns the elements of kept weights. With overlap, the orchestrator's budget has them."""
+    """Returns the elements of Kept.weights.
+
+    With overlap there are none: gathered weights then belong to the budget of the orchestrator
+    (Overlap.gathered_bytes), which memory.py counts.
+    """
     grid, options = job.grid, job.options
     if grid.z == 1 or options.overlap is not None:
         return 0

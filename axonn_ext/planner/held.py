@@ -1,4 +1,4 @@
-"""Says which weights a rank may hold gathered from one use to the next, with overlap."""
+"""Says which weights a rank may hold gathered from one use to the next if overlap is on."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from axonn_ext.planner.job import Job
 
 
 def held_share(job: Job) -> float:
-    """Returns the share of a model's weights that may be held gathered (Overlap.gathered_bytes)."""
+    """Returns the share of all blocks' weights that Overlap.gathered_bytes lets a rank hold."""
     if job.options.overlap is None or job.grid.z == 1:
         return 0.0
     return min(1.0, job.options.overlap.gathered_bytes / (_block_bytes(job) * job.model.num_layers))
 
 
 def block_is_held(job: Job) -> bool:
-    """Whether a block's weights may all be held gathered at once."""
+    """Returns whether all weights of a block may be held gathered at once."""
     overlap = job.options.overlap
     return overlap is not None and _block_bytes(job) <= overlap.gathered_bytes
 
 
 def table_is_held(job: Job) -> bool:
-    """Whether a tied table stays gathered from the embedding to lm_head, and to backward."""
+    """Returns whether a tied table stays gathered from the embedding to lm_head and backward."""
     head, overlap = job.model.head, job.options.overlap
     if overlap is None or not job.model.tie_embeddings:
         return False

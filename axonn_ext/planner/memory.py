@@ -1,9 +1,10 @@
 """Computes the bytes that a rank holds, item by item, at the peak of a step.
 
-All moments of a step that may be its peak are counted, and the largest one is taken. They are the
-loss, the backward pass of lm_head, of the last block (all activations are still kept), of the first
-block (all gradients are there) and of the embedding, the sums of gradients, and the optimizer.
-activations.py has the legend.
+Several moments of a step may be its peak. The bytes of each are computed, and the largest sum is
+taken. In forward, these moments are the last block, lm_head and the loss. In backward, they are
+lm_head, the last block (all activations are still kept), the first block (all gradients but the
+table's are there) and the embedding. After backward, they are the sums of gradients and the
+optimizer. The letters in formulas are explained in activations.py.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ class Memory(NamedTuple):
     """The bytes of one rank at the peak of a step.
 
     parameters        the parameters in the job's dtype
-    gradients         the complete gradients in the job's dtype. With one micro-batch, there are
-                      none yet when activations take most; `states_of` has all gradients
+    gradients         the complete gradients in the job's dtype. With one micro-batch, this is 0 if
+                      the peak comes before or early in backward; `states_of` counts all gradients
     optimizer         AdamW's two moments in fp32, and fp32 masters of low-precision parameters
     gathered_weights  the weights that are held gathered over z
     activations       what all blocks keep for backward, and what one block needs while it runs
     logits            what lm_head and the loss need
-    buffers           the buffers of gradients that are being summed, of collectives and fused ops
+    buffers           the buffers of gradients that are being summed, of collectives and of ops, and
+                      the angles of rotary positions
     """
 
     parameters: int
@@ -62,8 +64,11 @@ class States(NamedTuple):
 class _Elements(NamedTuple):
     """The elements of a rank's parameters and of the gradients that must be summed after backward.
 
-    There are numbers for all parameters and for the table; for all these gradients, for those that
-    are complete before the table's gradient, and for the largest one.
+    own           all of the rank's parameters
+    table         the rank's shard of the embedding table
+    left          the gradients that must be summed after backward
+    left_early    those of `left` that are complete before the table's gradient
+    largest_left  the largest gradient of `left`; 0 if all of them are small
     """
 
     own: int
@@ -73,15 +78,15 @@ class _Elements(NamedTuple):
     largest_left: int
 
 
-# The bytes of gradients, gathered weights, activations, logits and buffers.
+# The bytes of gradients, gathered weights, activations, logits and buffers at one moment.
 _Moment = tuple[int, int, int, int, int]
 
 
 def states_of(job: Job) -> States:
-    """Returns the bytes of each rank's parameters, gradients (when all are there) and optimizer.
+    """Returns the bytes of each rank's parameters, of all its gradients, and of its optimizer.
 
     For each parameter, the optimizer has two moments, a step count and, if the dtype is not fp32, a
-    master.
+    copy in fp32 (the master).
     """
     return _states(job, parameters_of_rank(job))
 
@@ -96,7 +101,7 @@ def _states(job: Job, own: int) -> States:
 def memory_of(job: Job, *, device: str = "cuda") -> Memory:
     """Returns the memory that each rank of a legal job needs.
 
-    device: "cuda", or "cpu", whose collectives sum bf16 in copies of fp32.
+    device: "cuda" or "cpu". On the CPU, collectives copy bf16 to fp32 in order to sum it.
 
     Raises PlannerError for any other device.
     """
@@ -146,9 +151,9 @@ class _Step:
         self.mx, self.my = (self.m // x, self.m // y) if self.sharded else (self.m, self.m)
         self.kept: Kept = kept_of(job)
         self.overlap = options.overlap
-        # The loss, buckets of overlap, the norm and AdamW make fp32 copies of lower precision.
+        # The loss, overlap's buckets, the gradient norm and AdamW copy low precision to fp32.
         self.wide = _FP32 if self.width < _FP32 else 0
-        # Collectives make such copies only on the CPU (csrc/ops/composed/c10d_collectives.cpp).
+        # Collectives copy bf16 to fp32 only on the CPU (csrc/ops/composed/c10d_collectives.cpp).
         self.copy = _FP32 if device == "cpu" and options.dtype == "bf16" else 0
         self.sum_width = self.width + self.copy
         self.copied_parts = self.copy if self.sharded else 0
@@ -160,8 +165,9 @@ class _Step:
     def moments(self) -> tuple[_Moment, ...]:
         """Returns the moments that may be the peak.
 
-        These are, in forward, the MLP of the last block, lm_head and the loss; in backward lm_head,
-        the last block, the first block and the embedding; then the sums and the optimizer.
+        In forward, these are the MLP of the last block, lm_head and the loss. In backward, they are
+        lm_head, the last block, the first block and the embedding. The sums of gradients and the
+        optimizer come last.
         """
         size, kept, width = self.size, self.kept, self.width
         recompute = self.options.recompute
@@ -175,7 +181,7 @@ class _Step:
         forward, forward_buffers = self._block_forward()
         block, block_buffers = self._block_backward()
         block_buffers += self._scatters()
-        # The table's gradient is complete only when the embedding's backward has run.
+        # A tied table's gradient is complete only when the embedding's backward has run.
         waiting = head_gradient if size.tied else 0
         waiting += self._full_buckets()
         head = size.vocab // self.x, size.hidden // self.y, self.x, self.y
@@ -197,10 +203,11 @@ class _Step:
         )  # fmt: skip
 
     def _gradients(self) -> tuple[int, int]:
-        """Returns the gradients when backward begins, and when it comes to the first block.
+        """Returns the bytes of gradients when backward begins, and when it reaches the first block.
 
-        At the first block there are all gradients but the table's. If there are several
-        micro-batches, the gradients of earlier ones are there from the beginning.
+        At the first block, all gradients but the table's are there. If there are several
+        micro-batches, all gradients are there from the beginning, because earlier micro-batches
+        have computed them.
         """
         everything = self.elements.own * self.width
         if self.options.micro_batches > 1:
@@ -208,13 +215,16 @@ class _Step:
         return 0, everything - self.elements.table * self.width
 
     def _gathered(self) -> tuple[int, int, int]:
-        """Returns the gathered weights when backward begins, in its first and in its last block."""
+        """Returns the bytes of gathered weights at three moments of backward.
+
+        These are its beginning, the block with which it begins, and the block with which it ends.
+        """
         if self.z == 1:
             return 0, 0, 0
         size, kept = self.size, self.kept.weights
         if self.overlap is None:
-            # The weights of lm_head are freed after its backward. A recomputed block keeps its
-            # weights again.
+            # The weights of lm_head are freed after its backward. With recomputation, only the
+            # block that backward is at keeps its weights.
             one = 0 if self.options.reshard_after_forward else self.block
             return kept, one if self.options.recompute else one * size.layers, one
         # If the embedding has its own table, only later micro-batches need it again.
@@ -233,7 +243,8 @@ class _Step:
     def _scatters(self) -> int:
         """Returns the buffers of weight gradients that are being summed over z.
 
-        Each takes the whole gradient, and as much again for the blocks that arrive.
+        Each sum takes the whole gradient, which is sent, and as much again for what arrives from
+        the other ranks.
         """
         if self.overlap is None or self.z == 1:
             return 0
@@ -245,8 +256,9 @@ class _Step:
     def _block_forward(self) -> tuple[int, int]:
         """Returns what a block holds while the first Linear of its MLP runs.
 
-        The first number is relative to what the block keeps in the end, since the rest of the MLP
-        has kept nothing yet. The second is what the Linear itself needs.
+        The first number is to be added to what the block keeps for backward. What the rest of the
+        MLP keeps is subtracted in it, because the rest has not run yet. The second number is what
+        the Linear itself needs.
         """
         size = self.size
         up = size.up // self.x
@@ -256,15 +268,15 @@ class _Step:
     def _block_backward(self) -> tuple[int, int]:
         """Returns what a block's backward holds beside what is kept, and what its Linears need.
 
-        The moment is the largest one of the MLP's three nodes, when the rest of the block is still
-        kept.
+        Backward begins with the MLP: its down Linear, its activation and its up Linear. The one of
+        these three that needs most counts. What the rest of the block keeps is still there then.
         """
         size, x, y = self.size, self.x, self.y
         hidden, inner, up = size.hidden // y, size.mlp // x, size.up // x
         mlp = self.my * inner * self.width
         down = mlp + (inside_down := self._internals(hidden, inner, y, x, False))
-        # The input of the down Linear has been freed. For silu(gate) * up there are the gradients
-        # of both factors.
+        # When the activation's backward runs, the input of the down Linear has been freed. For
+        # silu(gate) * up, the gradients of both factors are there.
         activation = (3 if size.gated else 2) * mlp - self._down_input()
         inside_up = self._internals(up, hidden, x, y, False)
         up_total = self.my * up * self.width + self.stream - self._mlp_kept() + inside_up
@@ -286,8 +298,11 @@ class _Step:
     def _forward_internals(self, n: int, k: int, r: int, s: int, has_weight: bool) -> int:
         """Returns what a Linear, n x k on this rank, needs in forward.
 
-        It needs the gathered weight and x, and the product before its sum. Source:
-        csrc/ops/composed/linear.cpp, "sequential"; the other algorithms do not need more.
+        It needs the gathered weight and x, and the product before its sum. This is the algorithm
+        "sequential"; the others do not need more. Source: csrc/ops/composed/linear_forward.cpp.
+
+        r, s: the sizes of the Linear's axes. has_weight: whether the gathered weight is there
+        already, like a tied table.
         """
         m, width = self.m, self.width
         inside = n * k * width if self.z > 1 and self.overlap is None and not has_weight else 0
@@ -298,10 +313,11 @@ class _Step:
         return inside
 
     def _internals(self, n: int, k: int, r: int, s: int, has_weight: bool) -> int:
-        """Returns what the backward of a Linear needs.
+        """Returns what the backward of a Linear needs; see _forward_internals for the arguments.
 
-        It needs dy and, first, the weight and dx before its sum, then x and the weight's gradient
-        before its sum.
+        It needs the gathered dy throughout. Beside it, dgrad needs the gathered weight, and dx
+        before its sum; after that, wgrad needs the gathered x, and the weight's gradient before its
+        sum.
         """
         m, width = self.m, self.width
         dy = m * n * width if self.sharded and s > 1 else 0
@@ -316,12 +332,15 @@ class _Step:
         return dy + max(dgrad, wgrad)
 
     def _embedding_rows(self) -> int:
-        """Returns the bytes of dx gathered over x, and of a copy without other ranks' rows."""
+        """Returns the bytes that the gradient of the embedding's rows takes.
+
+        It is gathered over x, and copied with zeros in the rows whose ids belong to other ranks.
+        """
         whole = self.m * self.size.hidden // self.y * self.width
         return self.stream + whole + (whole if self.x > 1 and self.sharded else 0)
 
     def _table_sum(self) -> int:
-        """Returns the bytes of the embedding's own gradient; later, of its sum over z."""
+        """Returns the bytes that the gradient of the embedding's table and its sum over z take."""
         table, part = self.table, self.table // self.z
         if self.z == 1:
             return table
@@ -331,9 +350,10 @@ class _Step:
         return arrived + part // self.width * (_FP32 + self.wide)
 
     def _full_buckets(self) -> int:
-        """Returns what the two buckets that are summed during backward add to their gradients.
+        """Returns by how many bytes the buckets that are summed during backward exceed gradients.
 
-        There are such buckets only with overlap.
+        There are such buckets only with overlap, and at most two at a time. A bucket is in fp32,
+        and replaces the gradients that it holds.
         """
         if self.overlap is None or not self.wide:
             return 0
@@ -361,5 +381,8 @@ class _Step:
         return max(4 * bucket, bucket + 4 * following)
 
     def _wide_gradients(self) -> int:
-        """Returns the fp32 copies of low-precision gradients that the norm, then AdamW, make."""
+        """Returns the fp32 copies of low-precision gradients that the gradient norm and AdamW make.
+
+        The norm's copies are freed before AdamW makes its own.
+        """
         return self.elements.own * self.wide

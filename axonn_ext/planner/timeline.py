@@ -1,9 +1,10 @@
-"""A discrete-event schedule of one training step on one rank.
+"""Simulates one training step on one rank as a schedule of discrete events.
 
-One stream computes, and each axis has a stream that communicates. It runs the collectives of the
-axis in the order in which they are issued, which is that of `axonn_ext.overlap` if overlap is on.
-The compute stream waits for collectives on the path (those over x and y; without overlap, all).
-Axes may share a wire (the links of a GPU, or of a node). A collective that is not on the path then
+One stream computes, and each axis has a stream of its own for communication, which runs the
+collectives of the axis in the order in which they are issued. With overlap, this is the order in
+which `axonn_ext.overlap` issues them. A collective is on the path if the compute stream waits until
+it is done: those over x and y and those of the loss are, and without overlap all are. Several axes
+may share a wire (the links of a GPU, or of a node). A collective that is not on the path then
 pauses while a collective on the path uses its wire.
 """
 
@@ -25,7 +26,7 @@ COMPUTE = "compute"
 
 
 class Event(NamedTuple):
-    """Something that a stream does. stream: "compute" or the name of an axis."""
+    """A piece of work of one stream. stream: "compute" or the name of an axis."""
 
     stream: str
     name: str
@@ -60,9 +61,10 @@ def timeline(job: Job, machine: Machine) -> Timeline:
 def simulate(job: Job, machine: Machine) -> Timeline:
     """Simulates only the times of a step, at a cost that does not grow with its size.
 
-    Layers and micro-batches repeat themselves. Once the streams have reached a steady state, the
-    time of all passes grows linearly with the number of either. So only a few are simulated, and
-    the rest is extrapolated. A test compares this with the whole schedule.
+    All layers are alike, and so are all micro-batches. Once the streams have reached a steady
+    state, the time of all passes grows linearly with the number of layers, and with that of
+    micro-batches. So only a few of each are simulated, and the rest is extrapolated. A test
+    compares the result with the whole schedule.
     """
     program = make_program(job)
     layers, parts = program.num_layers, program.num_micro_batches
@@ -87,8 +89,8 @@ class _Passes(NamedTuple):
     """The state after all forward and backward passes.
 
     backward_s  the time at which the last micro-batch's backward began
-    used_s      the seconds since then in which other axes have used the data axis' wire
-    z_free_s    the time at which the last scatter is done
+    used_s      the seconds since backward_s in which other axes have used the data axis' wire
+    z_free_s    the time at which the last reduce-scatter over z is done
     """
 
     end_s: float
@@ -119,7 +121,7 @@ class _Passes(NamedTuple):
 class _Step(NamedTuple):
     """A task of some layer and micro-batch.
 
-    share: the part of the task's weight that is not held gathered.
+    share: the part of the task's weight that is not held gathered, and so must be gathered.
     """
 
     task: Task
@@ -149,15 +151,16 @@ class _Simulation:
         self._optimizer_s = costs.optimizer(program.optimizer_bytes)
         self._held_share = held_share(job)
         self._holds_table = table_is_held(job)
-        # If a block is held, backward does not gather again what recomputation has gathered.
+        # If a block's weights can all be held at once, backward does not gather again what
+        # recomputation has gathered.
         self._regathers = not (job.options.recompute and block_is_held(job))
 
     def run(self, num_layers: int, num_parts: int) -> _Passes:
         """Simulates all passes of a step with that many layers and micro-batches."""
         self._free = dict.fromkeys((COMPUTE, *COMMUNICATING), 0.0)
         self._now, self._computed, self._backward_from = 0.0, 0.0, 0.0
-        # The axis z has its own time, which stands still while the path uses z's wire. This is how
-        # far it is behind real time.
+        # The axis z has its own time, which stands still while the path uses z's wire. `_behind` is
+        # how far z's time is behind real time.
         self._behind = 0.0
         self._pauses: list[tuple[float, float]] = []  # when z's time stood still, and how long
         self._used = 0.0  # the seconds in which other axes used the data axis' wire
@@ -194,7 +197,7 @@ class _Simulation:
 
     def _micro_batch(self, num_layers: int, index: int) -> Iterator[_Step]:
         first, block, last, last_back, block_back, first_back = self._parts
-        # At the turn from one pass to the next, the weights of so many layers are still held.
+        # When a pass ends and the next one begins, the weights of `held` layers are still gathered.
         held = self._held_share * num_layers
         of_ends = 1.0 if index == 0 or self._held_share < 1 else 0.0
 
@@ -203,7 +206,7 @@ class _Simulation:
         ) -> Iterator[_Step]:
             prefix = "" if layer is None else f"{layer}."
             for task, cost in tasks:
-                # The dgrads of a block need not gather what its recomputation has gathered.
+                # A block's dgrads need not gather the weights that its recomputation has gathered.
                 spared = tasks is block_back and not task.is_forward and not self._regathers
                 yield _Step(task, cost, prefix + task.name, index, 0.0 if spared else share)
 
@@ -245,8 +248,8 @@ class _Simulation:
     ) -> None:
         """Runs a collective from `start` to `end` on the data axis.
 
-        Both count the seconds in which the wire is free: a share of the backward pass, and all time
-        after it.
+        `start` and `end` count only seconds in which the wire is free. These are a share (`left`)
+        of the backward pass, which began at `began`, and all time after it.
         """
         whole = left * (self._now - began)
 
@@ -272,7 +275,7 @@ class _Simulation:
     def _on_path(self, step: _Step) -> None:
         """Runs the collectives before a task, its computation and the collectives after it.
 
-        A fused op hides a part of the collectives.
+        If a fused op hides a part of the collectives, only the rest takes time.
         """
         task, cost = step.task, step.cost
         moved = sum(seconds for _, seconds in cost.path)
@@ -295,10 +298,10 @@ class _Simulation:
             self._compute(step.name, cost.compute)
 
     def _use_weight(self) -> None:
-        """Starts the gathers of this use and of `prefetch` more, then waits for its own.
+        """Starts the gathers for this use of a weight and for the next ones; waits for this use's.
 
-        `axonn_ext.overlap` does the same. So a gather is issued before the sums that this use
-        leads to.
+        The next ones are the `prefetch` uses that follow. `axonn_ext.overlap` does the same. So
+        these gathers are issued before the reduce-scatter of the gradient that this use leads to.
         """
         prefetch = self._overlap.prefetch if self._overlap is not None else 0
         while self._to_gather and len(self._gathered) <= prefetch:
@@ -350,7 +353,7 @@ class _Simulation:
     def _shown(self, cost: TaskCost) -> float:
         """Returns the share of a collective over z that a fused op does not hide.
 
-        Without overlap, the op itself issues these collectives.
+        An op can hide them only without overlap, because then the op itself issues them.
         """
         moved = cost.gather + cost.scatter
         if self._overlap is not None or not moved or cost.path:
@@ -384,5 +387,5 @@ class _Simulation:
 
 
 def _share(layers: float) -> float:
-    """Returns the part of one layer in a fractional number of layers: from 0 to 1."""
+    """Returns the part of one layer that a fractional number of layers covers, from 0 to 1."""
     return min(1.0, max(0.0, layers))
