@@ -1,4 +1,4 @@
-"""Reads and writes the files of a checkpoint: safetensors, with checksums of their blocks."""
+"""Reads and writes the files of a checkpoint: safetensors, with checksums of their extents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from axonn_ext.checkpoint.errors import CheckpointError
-from axonn_ext.checkpoint.manifest import BLOCK_BYTES, DTYPES, Chunk, Manifest, StoredFile
+from axonn_ext.checkpoint.manifest import DTYPES, EXTENT_BYTES, Block, Manifest, StoredFile
 
 
 def write_tensors(
@@ -48,8 +48,8 @@ def _starts(data: mmap.mmap) -> dict[str, int]:
 
 def _checksums(data: mmap.mmap) -> Iterator[int]:
     with memoryview(data) as view:
-        for start in range(0, len(data), BLOCK_BYTES):
-            yield zlib.crc32(view[start : start + BLOCK_BYTES])
+        for start in range(0, len(data), EXTENT_BYTES):
+            yield zlib.crc32(view[start : start + EXTENT_BYTES])
 
 
 def write_text(path: Path, text: str) -> None:
@@ -73,7 +73,7 @@ def sync_folder(folder: Path) -> None:
 
 
 class MappedFile:
-    """A file of a checkpoint that is mapped into memory, each block checked when it is first read.
+    """A file of a checkpoint, mapped into memory. An extent is checked when it is read first.
 
     Only the pages that are read come into memory, and they belong to the page cache, not to the
     process. Raises CheckpointError if the file is not there or has another size than it should.
@@ -99,45 +99,45 @@ class MappedFile:
             ) from None
         self._checked: set[int] = set()
 
-    def chunk(self, tensor: str, chunk: Chunk, rows: tuple[int, int]) -> Tensor:
-        """Returns rows [first, end) of a chunk, which share the file's memory.
+    def block(self, tensor: str, block: Block, rows: tuple[int, int]) -> Tensor:
+        """Returns rows [first, end) of a block, which share the file's memory.
 
-        Raises CheckpointError if a block of the file that they are in is damaged; it names the
-        tensors of the block.
+        Raises CheckpointError if an extent of the file that they are in is damaged; it names the
+        tensors of the extent.
         """
         stored = self._manifest.tensors[tensor]
-        dtype, sizes = DTYPES[stored.dtype], list(chunk.sizes)
-        row_bytes = stored.num_bytes(chunk) // max(1, sizes[0]) if sizes else dtype.itemsize
-        start, end = chunk.start + rows[0] * row_bytes, chunk.start + rows[1] * row_bytes
-        for block in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
-            if self._is_damaged(block):
-                raise CheckpointError(self._problem(block))
+        dtype, sizes = DTYPES[stored.dtype], list(block.sizes)
+        row_bytes = stored.num_bytes(block) // max(1, sizes[0]) if sizes else dtype.itemsize
+        start, end = block.start + rows[0] * row_bytes, block.start + rows[1] * row_bytes
+        for extent in range(start // EXTENT_BYTES, -(-end // EXTENT_BYTES)):
+            if self._is_damaged(extent):
+                raise CheckpointError(self._problem(extent))
         if start == end:
             return torch.empty([rows[1] - rows[0], *sizes[1:]], dtype=dtype)
         count = (end - start) // dtype.itemsize
         flat = torch.frombuffer(self._data, dtype=dtype, count=count, offset=start)
         return flat.view([rows[1] - rows[0], *sizes[1:]] if sizes else [])
 
-    def _is_damaged(self, block: int) -> bool:
-        if block in self._checked:
+    def _is_damaged(self, extent: int) -> bool:
+        if extent in self._checked:
             return False
-        start = block * BLOCK_BYTES
+        start = extent * EXTENT_BYTES
         with memoryview(self._data) as view:
-            found = zlib.crc32(view[start : start + BLOCK_BYTES])
-        if found != self._stored.checksums[block]:
+            found = zlib.crc32(view[start : start + EXTENT_BYTES])
+        if found != self._stored.checksums[extent]:
             return True
-        self._checked.add(block)
+        self._checked.add(extent)
         return False
 
     def problems(self) -> Iterator[str]:
-        """Yields what is wrong with each damaged block of the whole file."""
-        for block in range(len(self._stored.checksums)):
-            if self._is_damaged(block):
-                yield self._problem(block)
+        """Yields what is wrong with each damaged extent of the whole file."""
+        for extent in range(len(self._stored.checksums)):
+            if self._is_damaged(extent):
+                yield self._problem(extent)
 
-    def _problem(self, block: int) -> str:
-        start = block * BLOCK_BYTES
-        end = min(start + BLOCK_BYTES, len(self._data))
+    def _problem(self, extent: int) -> str:
+        start = extent * EXTENT_BYTES
+        end = min(start + EXTENT_BYTES, len(self._data))
         return (
             f"{self._path} is damaged: bytes {start} to {end}, of "
             f"{_some(self._tensors_from(start, end))}, do not match their checksum"
@@ -147,9 +147,9 @@ class MappedFile:
         """Returns the tensors of which bytes lie in this part of the file."""
         found = []
         for name, tensor in self._manifest.tensors.items():
-            for chunk in tensor.chunks:
-                last = chunk.start + tensor.num_bytes(chunk)
-                if chunk.file == self._name and last > start and (end is None or chunk.start < end):
+            for block in tensor.blocks:
+                last = block.start + tensor.num_bytes(block)
+                if block.file == self._name and last > start and (end is None or block.start < end):
                     found.append(name)
         return found
 

@@ -24,7 +24,7 @@ from axonn_ext.inputs.files import parse_json, read_text
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-BLOCK_BYTES = 1 << 20  # of a file, for each of which there is a checksum
+EXTENT_BYTES = 1 << 20  # a file has a checksum for each extent of so many bytes
 _MOST_BYTES = 1 << 32  # of a manifest: some hundred bytes for each block of a tensor
 # The whole file: the checksum of the text of "checkpoint", and that text.
 _FRAME = re.compile(r'\{"crc32": (\d{1,10}), "checkpoint": (\{.*\})\}\n', re.DOTALL)
@@ -41,7 +41,7 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Chunk:
+class Block:
     """A block of a whole tensor, contiguous in a file from byte `start` on."""
 
     offsets: tuple[int, ...]
@@ -52,20 +52,20 @@ class Chunk:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A whole tensor, whose chunks cover it once."""
+    """A whole tensor, whose blocks cover it once."""
 
     dtype: str
     shape: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
+    blocks: tuple[Block, ...]
 
-    def num_bytes(self, chunk: Chunk) -> int:
-        """Returns the bytes of a chunk of this tensor."""
-        return math.prod(chunk.sizes) * DTYPES[self.dtype].itemsize
+    def num_bytes(self, block: Block) -> int:
+        """Returns the bytes of a block of this tensor."""
+        return math.prod(block.sizes) * DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of tensors. checksums: the CRC-32 of each block of BLOCK_BYTES, the last one shorter.
+    """A file of tensors. checksums: the CRC-32 of each extent of EXTENT_BYTES; the last is shorter.
 
     A CRC-32 notices every change of up to 32 consecutive bits, and of all others all but one in
     four billion.
@@ -98,7 +98,7 @@ class Manifest:
         """Returns the text of the file."""
         body = {
             "format": FORMAT,
-            "block_bytes": BLOCK_BYTES,
+            "extent_bytes": EXTENT_BYTES,
             "facts": self.facts,
             "extra": self.extra,
             "optimizer_options": self.optimizer_options,
@@ -123,10 +123,10 @@ def read_manifest(folder: Path) -> Manifest:
     except InputError as error:
         raise CheckpointError(f"{folder} is no checkpoint that can be used: {error}") from None
     try:
-        if body["format"] != FORMAT or body["block_bytes"] != BLOCK_BYTES:
+        if body["format"] != FORMAT or body["extent_bytes"] != EXTENT_BYTES:
             raise CheckpointError(
-                f"{path}: expected format {FORMAT} with blocks of {BLOCK_BYTES} bytes, got format "
-                f"{body['format']!r}: another version of axonn_ext wrote it"
+                f"{path}: expected format {FORMAT} with extents of {EXTENT_BYTES} bytes, got "
+                f"format {body['format']!r}: another version of axonn_ext wrote it"
             )
         return _manifest_of(body, path)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -141,7 +141,7 @@ def _manifest_of(body: Mapping[str, Any], path: Path) -> Manifest:
         for name, file in body["files"].items()
     }
     for name, file in files.items():
-        count = -(-file.num_bytes // BLOCK_BYTES)
+        count = -(-file.num_bytes // EXTENT_BYTES)
         if not _FILE_NAME.fullmatch(name) or len(file.checksums) != count:
             raise ValueError(f"file {name!r} with {len(file.checksums)} checksums, not {count}")
     tensors = {name: _tensor_of(name, value, files) for name, value in body["tensors"].items()}
@@ -154,23 +154,23 @@ def _manifest_of(body: Mapping[str, Any], path: Path) -> Manifest:
 def _tensor_of(
     name: str, value: Mapping[str, Any], files: Mapping[str, StoredFile]
 ) -> StoredTensor:
-    chunks = tuple(
-        Chunk(tuple(c["offsets"]), tuple(c["sizes"]), c["file"], c["start"])
-        for c in value["chunks"]
+    blocks = tuple(
+        Block(tuple(c["offsets"]), tuple(c["sizes"]), c["file"], c["start"])
+        for c in value["blocks"]
     )
-    tensor = StoredTensor(value["dtype"], tuple(value["shape"]), chunks)
-    numbers = (n for c in chunks for n in (c.start, *c.offsets, *c.sizes))
+    tensor = StoredTensor(value["dtype"], tuple(value["shape"]), blocks)
+    numbers = (n for c in blocks for n in (c.start, *c.offsets, *c.sizes))
     if not all(type(number) is int for number in (*tensor.shape, *numbers)):
         raise ValueError(f"tensor {name}: expected whole numbers")
-    volume = sum(math.prod(chunk.sizes) for chunk in chunks)
-    if volume != math.prod(tensor.shape) or len({c.offsets for c in chunks}) != len(chunks):
-        raise ValueError(f"tensor {name}: its chunks do not cover it once")
-    for chunk in chunks:
+    volume = sum(math.prod(block.sizes) for block in blocks)
+    if volume != math.prod(tensor.shape) or len({c.offsets for c in blocks}) != len(blocks):
+        raise ValueError(f"tensor {name}: its blocks do not cover it once")
+    for block in blocks:
         inside = all(
             offset >= 0 and size >= 0 and offset + size <= whole
-            for offset, size, whole in zip(chunk.offsets, chunk.sizes, tensor.shape, strict=True)
+            for offset, size, whole in zip(block.offsets, block.sizes, tensor.shape, strict=True)
         )
-        end = chunk.start + tensor.num_bytes(chunk)
-        if not inside or chunk.start < 0 or end > files[chunk.file].num_bytes:
-            raise ValueError(f"tensor {name}: a chunk that is not inside of it or of its file")
+        end = block.start + tensor.num_bytes(block)
+        if not inside or block.start < 0 or end > files[block.file].num_bytes:
+            raise ValueError(f"tensor {name}: a block that is not inside of it or of its file")
     return tensor

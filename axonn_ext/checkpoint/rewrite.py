@@ -14,7 +14,7 @@ from axonn_ext.checkpoint.files import MappedFile, sync_folder, write_tensors, w
 from axonn_ext.checkpoint.manifest import (
     DTYPES,
     MANIFEST,
-    Chunk,
+    Block,
     Manifest,
     StoredFile,
     StoredTensor,
@@ -33,14 +33,14 @@ class WholeTensors:
         """Returns a tensor in memory of its own. Raises CheckpointError if it is damaged."""
         stored = self._manifest.tensors[name]
         whole = torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
-        for chunk in stored.chunks:
-            if chunk.file not in self._files:
-                self._files[chunk.file] = MappedFile(self._folder, chunk.file, self._manifest)
-            rows = chunk.sizes[0] if chunk.sizes else 1
-            block = whole
-            for dim, (offset, size) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
-                block = block.narrow(dim, offset, size)
-            block.copy_(self._files[chunk.file].chunk(name, chunk, (0, rows)))
+        for block in stored.blocks:
+            if block.file not in self._files:
+                self._files[block.file] = MappedFile(self._folder, block.file, self._manifest)
+            rows = block.sizes[0] if block.sizes else 1
+            part = whole
+            for dim, (offset, size) in enumerate(zip(block.offsets, block.sizes, strict=True)):
+                part = part.narrow(dim, offset, size)
+            part.copy_(self._files[block.file].block(name, block, (0, rows)))
         return whole
 
 
@@ -79,15 +79,15 @@ def _write_files(folder: Path, partial: Path, manifest: Manifest, num_files: int
         files[file_name] = file
         for name in names:
             old = manifest.tensors[name]
-            chunk = Chunk((0,) * len(old.shape), old.shape, file_name, starts[name])
-            tensors[name] = StoredTensor(old.dtype, old.shape, (chunk,))
+            block = Block((0,) * len(old.shape), old.shape, file_name, starts[name])
+            tensors[name] = StoredTensor(old.dtype, old.shape, (block,))
     return Manifest(tensors, files, manifest.facts, manifest.extra, manifest.optimizer_options)
 
 
 def _shares(manifest: Manifest, num_files: int) -> Iterator[list[str]]:
     """Yields the names of the tensors of each file."""
     sizes = {
-        name: sum(tensor.num_bytes(chunk) for chunk in tensor.chunks)
+        name: sum(tensor.num_bytes(block) for block in tensor.blocks)
         for name, tensor in manifest.tensors.items()
     }
     share, filled, names = sum(sizes.values()) / num_files, 0, []

@@ -39,7 +39,7 @@ from torch.futures import Future
 
 from axonn_ext.checkpoint.errors import CheckpointError
 from axonn_ext.checkpoint.files import MappedFile, write_tensors
-from axonn_ext.checkpoint.manifest import DTYPES, Chunk, Manifest, StoredFile, StoredTensor
+from axonn_ext.checkpoint.manifest import DTYPES, Block, Manifest, StoredFile, StoredTensor
 from axonn_ext.checkpoint.shards import Shard
 
 
@@ -145,14 +145,14 @@ class FolderWriter(StorageWriter):
         tensors = {}
         for name, stored in sorted(metadata.state_dict_metadata.items()):
             assert isinstance(stored, TensorStorageMetadata)
-            chunks = []
+            blocks = []
             for chunk in stored.chunks:
                 place = places.get(MetadataIndex(name, chunk.offsets))
                 if place is not None:  # None where its rank has an error
                     offsets, sizes = tuple(chunk.offsets), tuple(chunk.sizes)
-                    chunks.append(Chunk(offsets, sizes, place.file_name, place.start))
+                    blocks.append(Block(offsets, sizes, place.file_name, place.start))
             dtype = str(stored.properties.dtype).removeprefix("torch.")
-            tensors[name] = StoredTensor(dtype, tuple(stored.size), tuple(chunks))
+            tensors[name] = StoredTensor(dtype, tuple(stored.size), tuple(blocks))
         self.tensors = tensors
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -195,7 +195,7 @@ class FolderReader(StorageReader):
                     torch.Size(stored.shape),
                     [
                         ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.sizes))
-                        for c in stored.chunks
+                        for c in stored.blocks
                     ],
                 )
                 for name, stored in self._manifest.tensors.items()
@@ -213,19 +213,19 @@ class FolderReader(StorageReader):
         return done
 
     def _read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
-        by_file: defaultdict[str, list[tuple[ReadItem, Chunk]]] = defaultdict(list)
+        by_file: defaultdict[str, list[tuple[ReadItem, Block]]] = defaultdict(list)
         for item in plan.items:
             assert item.storage_index.index is not None
             name = item.storage_index.fqn
-            chunk = self._manifest.tensors[name].chunks[item.storage_index.index]
-            by_file[chunk.file].append((item, chunk))
+            block = self._manifest.tensors[name].blocks[item.storage_index.index]
+            by_file[block.file].append((item, block))
         for file_name, wanted in by_file.items():
             file = MappedFile(self._folder, file_name, self._manifest)
-            for item, chunk in wanted:
+            for item, block in wanted:
                 offsets, lengths = list(item.storage_offsets), list(item.lengths)
                 # Whole rows are contiguous in the file; of each, the columns are taken.
                 rows = (offsets[0], offsets[0] + lengths[0]) if offsets else (0, 1)
-                source = file.chunk(item.storage_index.fqn, chunk, rows)
+                source = file.block(item.storage_index.fqn, block, rows)
                 for dim in range(1, len(offsets)):
                     source = source.narrow(dim, offsets[dim], lengths[dim])
                 target = planner.resolve_tensor(item)

@@ -131,7 +131,7 @@ def _inspect(args: argparse.Namespace) -> int:
         _say("")
         for name, tensor in manifest.tensors.items():
             shape = " x ".join(map(str, tensor.shape)) or "one number"
-            count = len(tensor.chunks)
+            count = len(tensor.blocks)
             blocks = "1 block" if count == 1 else f"{count} blocks"
             _say(f"{name}  {tensor.dtype}  {shape}  in {blocks}")
     return 0

@@ -79,9 +79,9 @@ def test_the_tensor_that_is_damaged_is_named(good, tmp_path) -> None:
     shutil.copytree(good, folder)
     manifest = read_manifest(folder)
     name = "optimizer.0.weight.exp_avg_sq"
-    (chunk,) = manifest.tensors[name].chunks
+    (block,) = manifest.tensors[name].blocks
     with (folder / FILE).open("r+b") as file:
-        file.seek(chunk.start + 700_000)
+        file.seek(block.start + 700_000)
         file.write(b"\xff\xff")
     with pytest.raises(CheckpointError, match=rf"is damaged: bytes .* of tensors .*{name}"):
         load(folder)
@@ -135,18 +135,18 @@ def tamper(folder: Path, change) -> None:
 
 TAMPERED = {
     "a path": lambda b: b["files"].update({"../../etc/passwd": b["files"][FILE]}),
-    "outside the file": lambda b: b["tensors"]["model.0.bias"]["chunks"][0].update(start=1 << 40),
-    "before the file": lambda b: b["tensors"]["model.0.bias"]["chunks"][0].update(start=-8),
-    "outside the tensor": lambda b: b["tensors"]["model.0.bias"]["chunks"][0].update(offsets=[8]),
+    "outside the file": lambda b: b["tensors"]["model.0.bias"]["blocks"][0].update(start=1 << 40),
+    "before the file": lambda b: b["tensors"]["model.0.bias"]["blocks"][0].update(start=-8),
+    "outside the tensor": lambda b: b["tensors"]["model.0.bias"]["blocks"][0].update(offsets=[8]),
     "a dtype": lambda b: b["tensors"]["model.0.bias"].update(dtype="os.system"),
     "another format": lambda b: b.update(format=99),
     "no files": lambda b: b.pop("files"),
     "text for a size": lambda b: b["files"][FILE].update(num_bytes="many"),
-    "a chunk that is missing": lambda b: b["tensors"]["model.0.bias"].update(chunks=[]),
-    "a chunk twice": lambda b: b["tensors"]["model.0.bias"]["chunks"].append(
-        b["tensors"]["model.0.bias"]["chunks"][0]
+    "a block that is missing": lambda b: b["tensors"]["model.0.bias"].update(blocks=[]),
+    "a block twice": lambda b: b["tensors"]["model.0.bias"]["blocks"].append(
+        b["tensors"]["model.0.bias"]["blocks"][0]
     ),
-    "a fraction": lambda b: b["tensors"]["model.0.bias"]["chunks"][0].update(start=0.5),
+    "a fraction": lambda b: b["tensors"]["model.0.bias"]["blocks"][0].update(start=0.5),
     "no mapping": lambda b: b.update(extra=[1]),
 }
 

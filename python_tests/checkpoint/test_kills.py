@@ -36,7 +36,11 @@ def check_kills(tmp_path: Path, *, kills: int, full: set[int]) -> None:
     for attempt in range(kills):
         before = losses(folder)
         saved = checkpoints.latest()
-        done, output = run_until_killed(folder, options(1_000_000), draw, disk_full=attempt in full)
+        # Where the disk is full, the job lives long enough to try to save, and to say so.
+        done, output = run_until_killed(
+            folder, options(1_000_000), draw, disk_full=attempt in full,
+            steps=2 * INTERVAL + 1 if attempt in full else 1,
+        )  # fmt: skip
         assert not done, output
         if "no checkpoint was written" in output:
             failed_saves.add(attempt)

@@ -220,5 +220,5 @@ def test_copies_are_written_once_and_by_several_ranks(pool, tmp_path) -> None:
     pool(4).run(written_bytes, tmp_path / "one")
     manifest = read_manifest(tmp_path / "one")
     tensor = manifest.tensors["model.linear.weight"]
-    assert sum(tensor.num_bytes(chunk) for chunk in tensor.chunks) == 64 * 64 * 4
-    assert len({chunk.file for chunk in tensor.chunks}) == 2
+    assert sum(tensor.num_bytes(block) for block in tensor.blocks) == 64 * 64 * 4
+    assert len({block.file for block in tensor.blocks}) == 2

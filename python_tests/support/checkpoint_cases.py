@@ -31,6 +31,7 @@ class Setup:
     dtype: torch.dtype = torch.float32
     micro_batches: int = 1
     overlap: bool = False
+    device: str = "cpu"
 
     def __str__(self) -> str:
         return f"{self.shape.short()} {self.layout}"
@@ -42,7 +43,9 @@ class Job:
     def __init__(self, setup: Setup, *, seed: int) -> None:
         self.setup, self.grid = setup, grid_of(setup.shape)
         parallel = ParallelConfig(layout=setup.layout)
-        self.model = models.build(setup.config, self.grid, parallel, seed=seed, dtype=setup.dtype)
+        self.model = models.build(
+            setup.config, self.grid, parallel, seed=seed, dtype=setup.dtype, device=setup.device
+        )
         self.optimizer = AdamW(self.model.parameters(), lr=1e-2)
         self.orchestrator = Orchestrator(self.model, OVERLAP) if setup.overlap else None
 
@@ -53,6 +56,7 @@ class Job:
     def _step(self, step: int) -> float:
         generator = torch.Generator().manual_seed(step)
         ids, labels = torch.randint(64, (2, BATCH, LENGTH), generator=generator)
+        ids, labels = ids.to(self.setup.device), labels.to(self.setup.device)
         own = {0: ("data", "z")}
         parts = self.setup.micro_batches
         total = 0.0
@@ -82,7 +86,9 @@ class Job:
             state = self.optimizer.torch_optimizer.state[updated]
             for key, tensor in {"value": updated, "low": p.parameter, **state}.items():
                 whole = self.grid.unshard(tensor, p.spec.dims) if tensor.dim() else tensor
-                content = whole.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+                content = (
+                    whole.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+                )
                 found[f"{p.name} {key}"] = hashlib.sha256(content).hexdigest()
         return found
 

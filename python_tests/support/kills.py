@@ -61,16 +61,19 @@ def workers_of(pid: int) -> list[int]:
 
 
 def run_until_killed(
-    folder: Path, options: tuple[str, ...], draw: random.Random, *, disk_full: bool
+    folder: Path, options: tuple[str, ...], draw: random.Random, *, steps: int, disk_full: bool
 ) -> tuple[bool, str]:
-    """Starts the job, and kills a rank a random time after its first step; (done, output)."""
+    """Starts the job, and kills a rank a random time after so many steps; (done, output)."""
     job = subprocess.Popen(
         command(folder, *options), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         preexec_fn=limit_files if disk_full else None,
     )  # fmt: skip
-    began = losses(folder)
-    deadline = time.monotonic() + 90
-    while job.poll() is None and losses(folder) == began and time.monotonic() < deadline:
+    least, deadline = len(losses(folder)), time.monotonic() + 90
+    while job.poll() is None and time.monotonic() < deadline:
+        now = len(losses(folder))
+        least = min(least, now)  # a resumed job drops the steps after its checkpoint
+        if now - least >= steps:
+            break
         time.sleep(0.02)
     time.sleep(draw.expovariate(2.0))
     workers = workers_of(job.pid)

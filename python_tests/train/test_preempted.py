@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import subprocess
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from axonn_ext.checkpoint.files import find_problems
 from axonn_ext.checkpoint.folder import CheckpointFolder
+from axonn_ext.checkpoint.manifest import read_manifest
 from kills import command, losses, workers_of
 
 ENDLESS = ("--train.steps", "1000000", "--checkpoint.interval", "500000", "--grid", "2x1x1")
@@ -78,3 +81,23 @@ def test_a_rank_that_does_not_answer_ends_the_job_without_saving(tmp_path) -> No
     assert job.returncode == 1
     assert "SIGTERM: not all ranks answer; nothing is saved" in output
     assert CheckpointFolder(folder / "checkpoints").steps() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ten_random_moments_leave_a_whole_checkpoint_each(tmp_path) -> None:
+    folder, draw = tmp_path / "run", random.Random(2)
+    checkpoints = CheckpointFolder(folder / "checkpoints")
+    steps: list[int] = []
+    for _ in range(10):
+        job = start(folder)
+        time.sleep(draw.uniform(0, 2))
+        output, seconds = end(job, job.pid, signal.SIGTERM)
+        assert job.returncode == 0, output
+        assert seconds < 20
+        latest = checkpoints.latest()
+        assert latest is not None
+        assert not list(find_problems(latest, read_manifest(latest)))
+        steps.append(checkpoints.steps()[-1])
+        assert max(losses(folder)) == steps[-1], "nothing is lost"
+    assert steps == sorted(set(steps))
