@@ -365,8 +365,9 @@ class _Step:
         """Returns the buffers of the sums of gradients after backward.
 
         With overlap, these are a bucket in fp32 that is being filled, and one that is summed and
-        replaces its gradients. Without overlap, they are a bucket and its sum, and on the CPU a
-        copy, beside those of the bucket before.
+        replaces its gradients. Without overlap, they are a bucket and its sum, and on the CPU as
+        much again for copies that the collective makes. The bucket before is held until the next
+        one exists, and its sum until the next sum exists.
         """
         left = self.elements.left * self.width
         if left == 0:
