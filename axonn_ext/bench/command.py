@@ -44,7 +44,7 @@ from axonn_ext.launch.place import Process
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.parallel import LAYOUTS, ROLES
 from axonn_ext.terminal.arguments import MOST_PROCESSES, MOST_THREADS, whole
-from axonn_ext.terminal.console import Console
+from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
 from axonn_ext.terminal.files import check_picture, check_writable, writing
 from axonn_ext.terminal.grids import check_processes, parse_grid
@@ -295,7 +295,7 @@ def _report(args: argparse.Namespace, rows: Sequence[Row]) -> None:
         print_rows(console, rows, cores=num_cores())
     summary = compare(rows)
     for line in summary:
-        console.print(line.sentence(), highlight=False, markup=False, soft_wrap=True)
+        say(console, line.sentence())
     written = []
     if args.json is not None:
         write_json(args.json, machine, rows, summary)
@@ -311,7 +311,7 @@ def _report(args: argparse.Namespace, rows: Sequence[Row]) -> None:
         written.append(str(args.plot))
     if written:
         text = f"written: {', '.join(written)}"
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        say(console, text)
 
 
 def _status(rows: Sequence[Row]) -> int:

@@ -20,7 +20,7 @@ from axonn_ext.calibrate.this_machine import CPU_DTYPES, default_device, describ
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.terminal.arguments import MOST_PROCESSES, MOST_THREADS, whole
-from axonn_ext.terminal.console import Console, print_table
+from axonn_ext.terminal.console import Console, print_table, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
 from axonn_ext.terminal.files import check_writable, make_folder, write_text
 
@@ -171,7 +171,7 @@ def _write(args: argparse.Namespace, plan: Plan, measured: dict[str, Any], out: 
         write_text("--json", args.json, content + "\n")
         written.append(args.json)
     names = ", ".join(str(path) for path in written)
-    console.print(f"written: {names}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"written: {names}")
 
 
 def _show(console: Console, measured: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from axonn_ext.checkpoint.errors import CheckpointError
 from axonn_ext.checkpoint.manifest import DTYPES, EXTENT_BYTES, Block, Manifest, StoredFile
+from axonn_ext.inputs.errors import first_of
 
 
 def write_tensors(
@@ -154,18 +155,20 @@ class MappedFile:
         return found
 
 
-def _some(names: Sequence[str], most: int = 3) -> str:
-    """Returns the names for a message: all, or the first ones and how many more there are."""
+def _some(names: Sequence[str]) -> str:
     if not names:
         return "the names of the tensors"
-    shown = "tensors " if len(names) > 1 else "tensor "
-    shown += ", ".join(names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+    return f"{'tensors' if len(names) > 1 else 'tensor'} {first_of(names)}"
 
 
-def find_problems(folder: Path, manifest: Manifest) -> Iterable[str]:
-    """Yields what is wrong with the files of a checkpoint, all of which are read."""
-    for name in manifest.files:
+def find_problems(
+    folder: Path, manifest: Manifest, names: Iterable[str] | None = None
+) -> Iterator[str]:
+    """Yields what is wrong with the files of a checkpoint, all of which are read.
+
+    names: of the files; default all.
+    """
+    for name in manifest.files if names is None else names:
         try:
             yield from MappedFile(folder, name, manifest).problems()
         except CheckpointError as error:

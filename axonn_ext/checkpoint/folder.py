@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from axonn_ext.checkpoint.errors import CheckpointError
@@ -95,18 +94,11 @@ def find_checkpoint(path: Path) -> Path:
 
 def last_good(damaged: Path) -> Path | None:
     """Returns the newest other checkpoint beside a damaged one all of whose bytes are right."""
-    for path in _others(damaged):
+    folder = CheckpointFolder(damaged.parent)
+    for path in (folder.path(step) for step in reversed(folder.steps())):
         try:
-            manifest = read_manifest(path)
+            if path.name != damaged.name and not any(find_problems(path, read_manifest(path))):
+                return path
         except CheckpointError:
             continue
-        if not any(True for _ in find_problems(path, manifest)):
-            return path
     return None
-
-
-def _others(checkpoint: Path) -> Iterator[Path]:
-    folder = CheckpointFolder(checkpoint.parent)
-    for step in reversed(folder.steps()):
-        if folder.path(step).name != checkpoint.name:
-            yield folder.path(step)

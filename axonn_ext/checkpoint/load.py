@@ -29,6 +29,7 @@ from axonn_ext.checkpoint.state import (
     updated_tensor,
 )
 from axonn_ext.checkpoint.storage import FolderReader, ShardLoadPlanner
+from axonn_ext.inputs.errors import first_of
 
 _MOST_NAMES = 4  # in a message
 
@@ -131,7 +132,7 @@ def _compare(folder: Path, targets: Mapping[str, Shard], stored: Mapping[str, St
     """Raises CheckpointError if the tensors of model and checkpoint differ in names or shapes."""
     saved = {name for name in stored if name.startswith(("model.", "buffer."))}
     problems = [
-        f"{what} {_names(names)}"
+        f"{what} {first_of(names, _MOST_NAMES)}"
         for what, names in (
             ("it does not have", sorted(targets.keys() - saved)),
             ("the model does not have", sorted(saved - targets.keys())),
@@ -145,8 +146,3 @@ def _compare(folder: Path, targets: Mapping[str, Shard], stored: Mapping[str, St
     ][:_MOST_NAMES]
     if problems:
         raise CheckpointError(f"{folder} is a checkpoint of another model: {'; '.join(problems)}")
-
-
-def _names(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more

@@ -11,7 +11,7 @@ import math
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -102,10 +102,10 @@ class Manifest:
             "facts": self.facts,
             "extra": self.extra,
             "optimizer_options": self.optimizer_options,
-            "files": {name: asdict(file) for name, file in self.files.items()},
-            "tensors": {name: asdict(tensor) for name, tensor in self.tensors.items()},
+            "files": self.files,
+            "tensors": self.tensors,
         }
-        text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+        text = json.dumps(body, default=vars, sort_keys=True, separators=(",", ":"))
         return f'{{"crc32": {zlib.crc32(text.encode())}, "checkpoint": {text}}}\n'
 
 

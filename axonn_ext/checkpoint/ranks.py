@@ -25,19 +25,20 @@ class Ranks:
         self.size = 1 if group is None else group.size()
 
     def agree(self, error: str | None) -> None:
-        """Raises CheckpointError on every rank if one of them has an error.
+        """Raises CheckpointError on every rank if one has an error: the first one, with its rank.
 
+        An error that all ranks have is raised as it is.
         Collectives: an all-gather of the errors.
         """
         errors: list[str | None] = [error]
         if self.group is not None:
             errors *= self.size
             dist.all_gather_object(errors, error, group=self.group)
-        failed = [(rank, text) for rank, text in enumerate(errors) if text is not None]
-        if failed:
-            rank, text = failed[0]
-            others = f" (and {len(failed) - 1} other ranks failed)" if len(failed) > 1 else ""
-            raise CheckpointError(f"rank {rank}: {text}{others}" if self.size > 1 else text)
+        if len(set(errors)) == 1 and errors[0] is not None:
+            raise CheckpointError(errors[0])
+        for rank, text in enumerate(errors):
+            if text is not None:
+                raise CheckpointError(f"rank {rank}: {text}")
 
     def told(self, function: Callable[[], str]) -> str:
         """Returns, on every rank, what the function returns on rank 0. Collectives: a broadcast."""
@@ -49,7 +50,7 @@ class Ranks:
     def agreed(self, function: Callable[[], None], *, on_rank: int | None = None) -> None:
         """Calls the function, on one rank or on all, and raises its CheckpointError on every rank.
 
-        An OSError becomes a CheckpointError.
+        An OSError or a ValueError becomes a CheckpointError.
         """
         error = None
         if on_rank is None or on_rank == self.rank:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from axonn_ext.checkpoint.errors import CheckpointError
 from axonn_ext.checkpoint.folder import CheckpointFolder
 from axonn_ext.checkpoint.ranks import Ranks, make_group
 from axonn_ext.checkpoint.save import Snapshot, Staging, write
@@ -64,13 +65,20 @@ class Saver:
         extra: Mapping[str, Any] | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begins to save. Raises what `wait` raises for the save before, which then is over."""
+        """Begins to save. Raises what `wait` raises for the save before, which then is over.
+
+        What cannot be saved is found here, and is an error of this save on every rank.
+        """
         self.wait()
         began = time.perf_counter()
-        snapshot = self._staging.take(
-            model=model, optimizer=optimizer, extra=extra, facts={"step": step, **(facts or {})},
-            rank=self.ranks.rank,
-        )  # fmt: skip
+        snapshot: Snapshot | CheckpointError
+        try:
+            snapshot = self._staging.take(
+                model=model, optimizer=optimizer, extra=extra, rank=self.ranks.rank,
+                facts={"step": step, **(facts or {})},
+            )  # fmt: skip
+        except CheckpointError as error:
+            snapshot = error
         self._writing = Future()
         # A daemon: a process that has failed can end although a peer never writes its part.
         Thread(
@@ -80,8 +88,13 @@ class Saver:
         if not self._background:
             self.wait()
 
-    def _run(self, done: Future[None], step: int, snapshot: Snapshot, began: float) -> None:
+    def _run(
+        self, done: Future[None], step: int, snapshot: Snapshot | CheckpointError, began: float
+    ) -> None:
         try:
+            failed = isinstance(snapshot, CheckpointError)
+            self.ranks.agree(str(snapshot) if failed else None)
+            assert isinstance(snapshot, Snapshot)
             self._write(step, snapshot, began)
         except BaseException as error:
             done.set_exception(error)

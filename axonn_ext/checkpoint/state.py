@@ -92,7 +92,7 @@ def optimizer_shards(model: nn.Module, optimizer: Optimizer) -> dict[str, Shard]
                 continue
             name = f"optimizer.{p.name}.{key}"
             if not isinstance(value, Tensor):
-                value = torch.tensor(value)
+                raise CheckpointError(f"{name} is a {type(value).__name__}: expected a tensor")
             if value.shape == p.parameter.shape:
                 shards[name] = p.shard(value)
             elif value.dim() == 0:

@@ -11,12 +11,12 @@ from typing import Any
 from rich.progress import track
 
 from axonn_ext.checkpoint.errors import CheckpointError
-from axonn_ext.checkpoint.files import MappedFile
+from axonn_ext.checkpoint.files import find_problems
 from axonn_ext.checkpoint.folder import CHECKPOINTS, CheckpointFolder, find_checkpoint, last_good
 from axonn_ext.checkpoint.manifest import Manifest, read_manifest
 from axonn_ext.checkpoint.rewrite import reshard
 from axonn_ext.terminal.arguments import whole
-from axonn_ext.terminal.console import Console, plain_table, print_table
+from axonn_ext.terminal.console import Console, plain_table, print_table, say
 from axonn_ext.terminal.errors import TrainingError, UserError, refuse_extra
 
 MOST_FILES = 100_000
@@ -76,10 +76,6 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         raise TrainingError(str(error)) from None
 
 
-def _say(text: str) -> None:
-    Console().print(text, highlight=False, markup=False, soft_wrap=True)
-
-
 def _list(args: argparse.Namespace) -> int:
     folders = [CheckpointFolder(args.path / CHECKPOINTS), CheckpointFolder(args.path)]
     folder = next((each for each in folders if each.steps()), None)
@@ -126,14 +122,14 @@ def _inspect(args: argparse.Namespace) -> int:
         "extra": ", ".join(manifest.extra) or "nothing",
     }
     for name, value in lines.items():
-        _say(f"{name:>10}  {value}")
+        say(Console(), f"{name:>10}  {value}")
     if args.tensors:
-        _say("")
+        say(Console(), "")
         for name, tensor in manifest.tensors.items():
             shape = " x ".join(map(str, tensor.shape)) or "one number"
             count = len(tensor.blocks)
             blocks = "1 block" if count == 1 else f"{count} blocks"
-            _say(f"{name}  {tensor.dtype}  {shape}  in {blocks}")
+            say(Console(), f"{name}  {tensor.dtype}  {shape}  in {blocks}")
     return 0
 
 
@@ -141,19 +137,17 @@ def _verify(args: argparse.Namespace) -> int:
     """Returns 1 if something is damaged."""
     path = find_checkpoint(args.path)
     manifest = read_manifest(path)
-    problems: list[str] = []
-    for name in track(manifest.files, "reading", console=Console(stderr=True), transient=True):
-        try:
-            problems += MappedFile(path, name, manifest).problems()
-        except CheckpointError as error:
-            problems.append(str(error))
+    files = track(manifest.files, "reading", console=Console(stderr=True), transient=True)
+    problems = list(find_problems(path, manifest, files))
     for problem in problems:
-        _say(problem)
+        say(Console(), problem)
     if problems:
         good = last_good(path)
-        _say(f"the newest other one that is whole: {good or 'there is none'}")
+        say(Console(), f"the newest other one that is whole: {good or 'there is none'}")
         return 1
-    _say(f"{path}: all {len(manifest.tensors)} tensors are whole, {_summary(manifest)[1]}")
+    say(
+        Console(), f"{path}: all {len(manifest.tensors)} tensors are whole, {_summary(manifest)[1]}"
+    )
     return 0
 
 
@@ -164,14 +158,15 @@ def _export(args: argparse.Namespace) -> int:
     if args.out.exists():
         raise UserError(f"OUT: expected a new folder, but there is {args.out}")
     config = export(path, args.out, dtype=args.dtype)
-    _say(
+    say(
+        Console(),
         f"{args.out}: {config.family}, {config.num_parameters():,} parameters in {args.dtype}; "
-        f'transformers.AutoModelForCausalLM.from_pretrained("{args.out}") loads it'
+        f'transformers.AutoModelForCausalLM.from_pretrained("{args.out}") loads it',
     )
     return 0
 
 
 def _reshard(args: argparse.Namespace) -> int:
     manifest = reshard(find_checkpoint(args.path), args.out, num_files=args.files)
-    _say(f"{args.out}: {_summary(manifest)[1]} in {len(manifest.files)} files")
+    say(Console(), f"{args.out}: {_summary(manifest)[1]} in {len(manifest.files)} files")
     return 0

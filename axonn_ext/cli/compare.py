@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from axonn_ext.terminal.arguments import number
-from axonn_ext.terminal.console import Console, plain_table
+from axonn_ext.terminal.console import Console, plain_table, say
 from axonn_ext.terminal.errors import refuse_extra
 from axonn_ext.terminal.files import check_writable, writing
 from axonn_ext.train.compare import Comparison, Pair, compare
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
             plot_comparison(comparison, picture, subtitle=lines[-1])
         lines.append(f"written: {picture}")
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(console, line)
     return 0 if equal else 1
 
 

@@ -22,7 +22,7 @@ from rich.table import Table
 
 import axonn_ext
 from axonn_ext import _machine, settings, stamps
-from axonn_ext.terminal.console import Console, plain_table
+from axonn_ext.terminal.console import Console, plain_table, say
 from axonn_ext.terminal.errors import refuse_extra
 from axonn_ext.terminal.files import check_writable, write_text
 
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     for finding in findings:
         if finding.remedy:
             text = f"{finding.status}: {finding.name}: {finding.remedy}"
-            console.print(text, highlight=False, markup=False, soft_wrap=True)
+            say(console, text)
     return 1 if any(finding.status == PROBLEM for finding in findings) else 0
 
 

@@ -17,7 +17,7 @@ from axonn_ext.planner.program import bytes_by_axis, make_program
 from axonn_ext.planner.search import Plan, Request
 from axonn_ext.planner.timeline import COMPUTE, timeline
 from axonn_ext.spec.grid import COMMUNICATING
-from axonn_ext.terminal.console import plain_table, print_table
+from axonn_ext.terminal.console import plain_table, print_table, say
 
 SECONDS_PER_DAY = 86400
 
@@ -176,10 +176,6 @@ def print_written(console: Console, paths: Iterable[Path]) -> None:
     if names:
         say(console, "")
         say(console, f"written: {names}")
-
-
-def say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _numbers_table(first: str, *others: str) -> Table:

@@ -32,7 +32,7 @@ from axonn_ext.spec.parallel import ROLES, ParallelConfig
 from axonn_ext.spec.presets import PRESETS
 from axonn_ext.spec.products import Product, linear_products, products_of_linears
 from axonn_ext.terminal.arguments import MOST_THREADS, whole
-from axonn_ext.terminal.console import Console, plain_table, print_table
+from axonn_ext.terminal.console import Console, plain_table, print_table, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
 from axonn_ext.terminal.files import check_writable, write_text
 from axonn_ext.terminal.grids import parse_grid
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     report(console, request, rows)
     if args.json is not None:
         _write_json(args.json, request, rows)
-        console.print(f"written: {args.json}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"written: {args.json}")
     return 0
 
 
@@ -257,7 +257,7 @@ def report(console: Console, request: Request, rows: Sequence[ProductRow]) -> No
     kind = f"{request.dtype} on {request.device}"
     if request.device == "cpu":
         kind += f", {torch.get_num_threads()} threads"
-    console.print(f"{what}; {kind}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"{what}; {kind}")
     print_table(console, _table(rows))
     lines = []
     if (won := gain(rows)) is not None:
@@ -267,7 +267,7 @@ def report(console: Console, request: Request, rows: Sequence[ProductRow]) -> No
     folder = settings.load().cache_dir
     lines.append(f"kept in {folder}" if folder else "kept nowhere: AXONN_CACHE_DIR is empty")
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(console, line)
 
 
 def _table(rows: Sequence[ProductRow]) -> Table:

@@ -15,7 +15,7 @@ from axonn_ext.terminal.errors import UserError, refuse_extra
 
 if TYPE_CHECKING:
     from axonn_ext.stamps import Key, Verdict
-    from axonn_ext.terminal.console import Console
+    from axonn_ext.terminal.console import Console, say
     from axonn_ext.verify.run import Outcome
 
 # Device files of the drivers of NVIDIA, Tegra, Windows (WSL) and AMD. If there are none, there is
@@ -70,7 +70,7 @@ def _verify(json_file: Path | None) -> int:
     verdicts = verdicts_of(outcomes)
     key = key_of(gpu)
     console.print(table_of(outcomes))
-    _say(console, f"{time.monotonic() - start:.0f} s")
+    say(console, f"{time.monotonic() - start:.0f} s")
     passed = {outcome.group.name for outcome in outcomes if outcome.status == PASSED}
     stamp, known = keep(console, key, verdicts, passed=passed)
     print_verdicts(console, verdicts, known)
@@ -169,7 +169,7 @@ def print_verdicts(
         )
         if known is not None and kernel in known:
             words = f"{words}; {_effect(kernel, found, known[kernel], asked)}"
-        _say(console, f"{kernel}: {words}")
+        say(console, f"{kernel}: {words}")
 
 
 def _effect(kernel: str, found: Verdict | None, known: Verdict, asked: Sequence[str] | None) -> str:
@@ -208,14 +208,10 @@ def keep(
         except OSError as error:
             why = f"{error.filename or cache_dir}: {error.strerror}"
         else:
-            _say(console, f"kept: {path}")
+            say(console, f"kept: {path}")
             return path, known
-    _say(console, f"not kept, so that nothing changes for auto: {why}")
+    say(console, f"not kept, so that nothing changes for auto: {why}")
     return None, None
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _driver_folder() -> Path:

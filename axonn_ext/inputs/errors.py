@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 MAX_SHOWN = 100  # the most characters of a value in a message
 
@@ -15,6 +15,12 @@ class InputError(ValueError):
 def clipped(text: str) -> str:
     """Returns the text of a value for a message, shortened to MAX_SHOWN characters."""
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ..."
+
+
+def first_of(names: Sequence[str], most: int = 3) -> str:
+    """Returns the names for a message: all, or the first ones and how many more there are."""
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 def hint(name: str, known: Iterable[str]) -> str:

@@ -21,18 +21,18 @@ _POLL_SECONDS = 0.02
 def name_of_start(store: Store, process: Process, timeout_s: float) -> str:
     """Returns the name, which rank 0 chooses, on every rank.
 
-    Each rank shows a token that is new. Rank 0 publishes its name with the tokens that it sees, and
-    again when one changes, until each rank has confirmed that name. A rank confirms it when it sees
+    Each other rank shows a token that is new. Rank 0 publishes its name with the tokens of those
+    that have not confirmed it, and again when one changes. A rank confirms the name when it sees
     its own token there: so it was not written for the ranks of another start.
 
     Raises TimeoutError, which says which ranks did not come.
     """
     deadline = time.monotonic() + timeout_s
-    token = uuid.uuid4().hex
     keys = [f"token/{rank}" for rank in range(process.world_size)]
-    store.set(keys[process.rank], token)
     if process.rank == 0:
-        return _name_for_all(store, keys, uuid.uuid4().hex, deadline)
+        return _name_for_all(store, keys[1:], uuid.uuid4().hex, deadline)
+    token = uuid.uuid4().hex
+    store.set(keys[process.rank], token)
     while time.monotonic() < deadline:
         if store.check([_NAMES]):
             found = json.loads(store.get(_NAMES))
@@ -43,11 +43,10 @@ def name_of_start(store: Store, process: Process, timeout_s: float) -> str:
     raise TimeoutError("no word of rank 0")
 
 
-def _name_for_all(store: Store, keys: list[str], name: str, deadline: float) -> str:
+def _name_for_all(store: Store, waiting: list[str], name: str, deadline: float) -> str:
     published: dict[str, str] = {}
-    waiting = list(keys[1:])
     while waiting and time.monotonic() < deadline:
-        there = {key: store.get(key).decode() for key in keys if store.check([key])}
+        there = {key: store.get(key).decode() for key in waiting if store.check([key])}
         if there != published:
             store.set(_NAMES, json.dumps({"name": name, "tokens": there}))
             published = there

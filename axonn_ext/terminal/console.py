@@ -24,6 +24,11 @@ class Console(rich.console.Console):
         raise
 
 
+def say(console: rich.console.Console, text: str, style: str = "") -> None:
+    """Prints a line as it is, of whatever length; a terminal breaks it itself."""
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
 def plain_table(*, padding: PaddingDimensions = (0, 2)) -> Table:
     """Returns a table without lines, to which the caller adds columns."""
     return Table(box=None, header_style="bold", pad_edge=False, padding=padding)

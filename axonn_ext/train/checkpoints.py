@@ -15,6 +15,7 @@ from axonn_ext.checkpoint import CheckpointError, Saver, load
 from axonn_ext.checkpoint.folder import CHECKPOINTS, CheckpointFolder, find_checkpoint
 from axonn_ext.checkpoint.saver import Saved
 from axonn_ext.optim import AdamW
+from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config
 from axonn_ext.train.job import Job
@@ -47,9 +48,13 @@ def find_resumed(config: Config, folder: Path) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Resumed:
-    """From where a run goes on. notes: what differs from the run that was saved."""
+    """From where a run goes on: the step and the grid of the run that was saved.
+
+    notes: what differs from that run.
+    """
 
     step: int
+    grid: GridShape
     notes: list[str]
 
 
@@ -87,12 +92,13 @@ class RunCheckpoints:
             raise UserError(f"checkpoint.resume: {error}") from None
         try:
             step, saved = int(extra["step"]), extra["config"]
+            grid = GridShape(**saved["grid"])
         except (KeyError, TypeError, ValueError):
             raise UserError(
                 f"checkpoint.resume: {path} was not saved by axonn-ext train: it has no step"
             ) from None
         now = _as_json(self._job.config)
-        return Resumed(step, list(_differences(saved, now)))
+        return Resumed(step, grid, list(_differences(saved, now)))
 
     def after_step(self, done: int, *, last: bool) -> None:
         """Saves after a step if one is due. An earlier save that failed is shown."""

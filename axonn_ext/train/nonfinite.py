@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from axonn_ext.inputs.errors import first_of
 from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.train.config import Config
 
 MOST_IN_A_ROW = 10  # a run that skips more steps than these will not recover
-_MOST_NAMES = 3  # in a message
 
 
 class NonFinite:
@@ -39,11 +39,12 @@ class NonFinite:
             self._in_a_row = 0
             return True
         names = self._names()
-        which = ", ".join(names[:_MOST_NAMES])
-        if len(names) > _MOST_NAMES:
-            which += f" and {len(names) - _MOST_NAMES} more"
         found = f"step {step}: loss {loss}, gradient norm {norm}: "
-        found += f"not finite in the gradient of {which}" if names else "every gradient is finite"
+        found += (
+            f"not finite in the gradient of {first_of(names)}"
+            if names
+            else "every gradient is finite"
+        )
         self._in_a_row += 1
         if self._config.train.on_nonfinite == "stop":
             raise TrainingError(

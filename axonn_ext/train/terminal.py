@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from axonn_ext.data import ByteVocabulary, Corpus
+from axonn_ext.terminal.console import say
 from axonn_ext.train.job import Job
 from axonn_ext.train.metrics import EvaluationMetrics, StepMetrics
 
@@ -62,7 +63,7 @@ class Terminal:
             self._progress.stop()
 
     def _print(self, line: str, style: str = "") -> None:
-        self._console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+        say(self._console, line, style)
 
 
 def print_header(console: Console, job: Job, corpus: Corpus, *, threads: int, folder: str) -> None:
@@ -87,7 +88,7 @@ def print_header(console: Console, job: Job, corpus: Corpus, *, threads: int, fo
         "run": folder,
     }
     for name, value in lines.items():
-        console.print(f"{name:>7}  {value}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"{name:>7}  {value}")
     console.print()
 
 

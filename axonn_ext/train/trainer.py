@@ -19,7 +19,7 @@ from axonn_ext.data import Corpus, EvaluationBatches, RowGroup, TrainingBatches
 from axonn_ext.grid import Grid
 from axonn_ext.optim import AdamW, WarmupCosine
 from axonn_ext.terminal.errors import TrainingError
-from axonn_ext.train.checkpoints import RunCheckpoints
+from axonn_ext.train.checkpoints import Resumed, RunCheckpoints
 from axonn_ext.train.exposure import Exposure
 from axonn_ext.train.job import Job
 from axonn_ext.train.metrics import EvaluationMetrics, MetricsSink, StepMetrics
@@ -104,8 +104,8 @@ class Trainer:
             self._model.orchestrator.end_step()
         return sum(choice.source == "measured" for choice in axonn_ext.tuning.choices())
 
-    def resume(self, checkpoint: Path) -> list[str]:
-        """Goes on from a checkpoint; returns what differs from the run that wrote it.
+    def resume(self, checkpoint: Path) -> Resumed:
+        """Goes on from a checkpoint; returns what is known of the run that wrote it.
 
         Raises UserError if it is damaged, or of another model.
         """
@@ -113,7 +113,7 @@ class Trainer:
         self._done = resumed.step
         left = max(1, self._config.train.steps - self._done)
         self.exposure = self._make_exposure(num_steps=left)
-        return resumed.notes
+        return resumed
 
     @property
     def num_skipped(self) -> int:

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from axonn_ext.checkpoint.manifest import read_manifest
 from axonn_ext.data import Corpus, RowGroup, load_corpus
 from axonn_ext.grid import Grid
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.launch.preemption import Preemption
-from axonn_ext.terminal.console import Console
+from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import writing
 from axonn_ext.train.checkpoints import AUTO, NOTHING, find_resumed
@@ -99,7 +98,8 @@ def run_worker(
     with process.process_group(here, store, job.device):
         preemption = None
         if config.checkpoint.interval:
-            preemption = Preemption(store, here, say=_say if here.rank == 0 else None)
+            tell = partial(say, Console()) if here.rank == 0 else None
+            preemption = Preemption(store, here, say=tell)
         grid = Grid(**job.grid_shape.as_dict())
         run = _Run(job, grid, corpus, folder, resumed, preemption)
         if here.rank == 0:
@@ -119,10 +119,6 @@ def _train(run: _Run) -> None:
     if run.needs_warm_up:
         trainer.warm_up()
     run.train(trainer)
-
-
-def _say(line: str) -> None:
-    Console().print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _read_text(job: Job) -> Corpus:
@@ -148,15 +144,15 @@ def _train_and_show(run: _Run, *, threads: int, profile: bool) -> None:
     """Trains on rank 0, which also shows the progress and writes the files and the picture."""
     console, job, folder = Console(), run.job, run.folder
     print_header(console, job, run.corpus, threads=threads, folder=str(folder))
-    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    tell = partial(say, console)
     sinks: list[MetricsSink] = []
     trainer = run.make_trainer(
-        sinks=sinks, profile=folder / PROFILE_FILE if profile else None, say=say
+        sinks=sinks, profile=folder / PROFILE_FILE if profile else None, say=tell
     )
     if run.resumed is not None:
-        _resume_and_show(trainer, run.resumed, say)
+        _resume_and_show(trainer, run.resumed, tell)
     if trainer.is_done:
-        say(f"nothing is left to do: train.steps is {job.config.train.steps:,}")
+        tell(f"nothing is left to do: train.steps is {job.config.train.steps:,}")
         return
     sinks += [
         MetricsFile(folder, first_step=trainer.steps_done),
@@ -174,7 +170,7 @@ def _train_and_show(run: _Run, *, threads: int, profile: bool) -> None:
         for sink in sinks:
             sink.close()
     if not trainer.is_done:
-        say(f"ended after step {trainer.steps_done:,}, which is saved: --resume auto goes on")
+        tell(f"ended after step {trainer.steps_done:,}, which is saved: --resume auto goes on")
         return
     tokens = (trainer.steps_done - before) * job.config.tokens_per_step
     _summarise(
@@ -183,13 +179,12 @@ def _train_and_show(run: _Run, *, threads: int, profile: bool) -> None:
     )  # fmt: skip
 
 
-def _resume_and_show(trainer: Trainer, resumed: Path, say: Callable[[str], None]) -> None:
-    notes = trainer.resume(resumed)
-    facts = read_manifest(resumed).facts
-    say(f"resumed  step {trainer.steps_done:,} of a run on {facts.get('grid')}, from {resumed}")
-    for note in notes:
-        say(f"         {note}")
-    say("")
+def _resume_and_show(trainer: Trainer, path: Path, tell: Callable[[str], None]) -> None:
+    resumed = trainer.resume(path)
+    tell(f"resumed  step {resumed.step:,} of a run on {resumed.grid}, from {path}")
+    for note in resumed.notes:
+        tell(f"         {note}")
+    tell("")
 
 
 def _warm_up_and_show(trainer: Trainer, console: Console) -> None:
@@ -198,7 +193,7 @@ def _warm_up_and_show(trainer: Trainer, console: Console) -> None:
     if num_measured:
         seconds = time.perf_counter() - began
         text = f"warm-up: measured the algorithms of {num_measured} ops in {seconds:.1f} s"
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        say(console, text)
 
 
 def _notes(trainer: Trainer) -> list[str]:
@@ -239,4 +234,4 @@ def _summarise(
     lines.append("written: " + ", ".join(str(folder / name) for name in files))
     console.print()
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(console, line)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from axonn_ext.bench.train.plan import OURS, SINGLE
 from axonn_ext.bench.train.results import Row, rows_to_values
-from axonn_ext.terminal.console import plain_table, print_table
+from axonn_ext.terminal.console import plain_table, print_table, say
 from axonn_ext.terminal.files import write_text
 
 NOISY = 0.1  # if the middle half exceeds this share of the median, small differences mean nothing
@@ -35,7 +35,7 @@ def print_rows(console: Console, rows: Sequence[Row], *, cores: int) -> None:
         table.add_section()
     print_table(console, table)
     for line in [line for run in runs for line in findings(run, cores=cores)]:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(console, line)
 
 
 def runs_of(rows: Sequence[Row]) -> list[list[Row]]:

@@ -1,0 +1,44 @@
+"""The name of a start of a job, in a store that keeps what earlier starts have set."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from torch.distributed import HashStore
+
+from axonn_ext.launch.attempt import name_of_start
+from axonn_ext.launch.place import Process
+
+
+def start(store: HashStore, size: int, *, late: int = 0) -> set[str]:
+    """The names that the ranks of a start agree on; rank `late` comes last."""
+    names = {}
+
+    def rank(number: int) -> None:
+        time.sleep(0.2 if number == late else 0)
+        names[number] = name_of_start(store, Process(number, size, size), 20)
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(names) == size
+    return set(names.values())
+
+
+def test_each_start_has_one_name_that_is_new() -> None:
+    store = HashStore()
+    names = [start(store, size, late=late) for size in (4, 4, 2, 4) for late in range(2)]
+    assert all(len(name) == 1 for name in names)
+    assert len(set.union(*names)) == len(names)
+
+
+@pytest.mark.parametrize(("number", "missing"), [(0, "1"), (1, "0")])
+def test_a_rank_that_does_not_come_is_named(number: int, missing: str) -> None:
+    store = HashStore()
+    start(store, 2)
+    with pytest.raises(TimeoutError, match=f"no word of rank {missing}"):
+        name_of_start(store, Process(number, 2, 2), 0.3)
