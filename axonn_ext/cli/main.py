@@ -81,9 +81,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     streams.prepare()
     try:
         try:
-            return _run(sys.argv[1:] if argv is None else list(argv))
+            status = _run(sys.argv[1:] if argv is None else list(argv))
         finally:
             sys.stdout.flush()  # if this fails here, we can print a message
+        if status == FAILED and _has_peers():
+            # c10d's destructors would wait for peers that may never answer.
+            os._exit(FAILED)
+        return status
     except BrokenPipeError:
         streams.drop(sys.stdout)
         return streams.READER_GONE
@@ -151,6 +155,15 @@ def _check_settings(arguments: list[str]) -> dict[str, str]:
         settings.set_aside(error.problems)
         return error.problems
     return {}
+
+
+def _has_peers() -> bool:
+    """Whether this process is a rank of a job of several."""
+    try:
+        here = settings.launch_environment()
+    except SettingsError:
+        return False
+    return here is not None and here.world_size > 1
 
 
 def _refuse(here: LaunchEnvironment | None, problems: Sequence[str]) -> int:
@@ -225,14 +238,16 @@ def _say_farewell() -> None:
 
 
 def _lost_peer(error: Exception) -> bool:
-    """Whether this error only means that another rank has ended, so that its traceback is no help.
+    """Whether this error only means that another rank has ended or does not come.
 
-    Our fused ops and gloo both raise a RuntimeError for this, which only its text identifies.
+    Its traceback is no help then; where a rank waited is in the watchdog's report. Our fused ops
+    and gloo both raise a RuntimeError for this, which only its text identifies.
     """
     signs = (
         "which has died",
         "which has left the group",
         "which failed; see the error",
+        "(AXONN_TIMEOUT_SECONDS)",
         "Connection closed by peer",
         "Connection reset by peer",
     )

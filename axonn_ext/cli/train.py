@@ -13,7 +13,7 @@ from torch.distributed import Store
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
-from axonn_ext.terminal.errors import UserError
+from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.terminal.grids import check_processes
 from axonn_ext.train.checkpoints import AUTO
 from axonn_ext.train.config import Config
@@ -22,6 +22,7 @@ from axonn_ext.train.job import prepare
 from axonn_ext.train.memory import check_memory
 from axonn_ext.train.run_folder import check_folder, default_folder
 from axonn_ext.train.worker import run_worker
+from axonn_ext.watchdog.summary import SIGNAL, summaries
 
 DESCRIPTION = """\
 Trains a GPT-2 or Llama style model on a grid of processes, and leaves metrics.jsonl, config.toml
@@ -110,13 +111,24 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         return 0
     check_folder(folder, overwrite=args.overwrite, resumes=resumes)
     check_memory(prepare(config, world_size=world_size), ranks_here=world_size)
+    _launch(world_size, _worker_arguments(args, config, folder, overrides), config, folder)
+    return 0
+
+
+def _launch(world_size: int, arguments: Sequence[str], config: Config, folder: Path) -> None:
+    """Runs the processes. If the job fails, what a watchdog has found is part of the message."""
     # Imported here, since it takes a sixth of a second, which the started processes can save.
     from axonn_ext.launch.launcher import launch
     from axonn_ext.launch.preemption import SIGNALS
 
-    forwarded = SIGNALS if config.checkpoint.interval else ()
-    launch(world_size, _worker_arguments(args, config, folder, overrides), forwarded=forwarded)
-    return 0
+    forwarded = (SIGNAL, *SIGNALS) if config.checkpoint.interval else (SIGNAL,)
+    before = summaries(folder)
+    try:
+        launch(world_size, arguments, forwarded=forwarded)
+    except TrainingError as error:
+        found = sorted(summaries(folder) - before)
+        lines = [path.read_text(encoding="utf-8").strip() for path in found[-1:]]
+        raise TrainingError("\n".join([*lines, str(error)])) from None
 
 
 def _is_auto(args: argparse.Namespace) -> bool:

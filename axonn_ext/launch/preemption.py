@@ -6,14 +6,13 @@ Slurm sends SIGTERM, or a signal that the user chose, before it takes a job's ma
 from __future__ import annotations
 
 import os
-import select
+import queue
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from torch.distributed import Store
@@ -28,12 +27,12 @@ _ASKED, _LAST_STEP = "end/asked", "end/last_step"
 
 
 class Preemption:
-    """Notices the signals while it is entered, which the main thread must do on all ranks.
+    """Answers the SIGNALS while it is entered, which all ranks must do.
 
-    A thread notices a signal of this rank or of another. If all ranks answer within AGREE_SECONDS,
-    `due` returns True on all of them after the same step. If one does not, or if the process is
-    still there SAVE_SECONDS later, the thread ends the process at once, with status 1: its main
-    thread may wait for a peer that will never come.
+    `hear` tells it of a signal of this rank; its thread learns of those of other ranks. If all
+    ranks answer within AGREE_SECONDS, `due` returns True on all of them after the same step. If one
+    does not, or if the process is still there SAVE_SECONDS later, the thread ends the process at
+    once, with status 1: its main thread may wait for a peer that will never come.
 
     say: shows a line to the user, on rank 0.
     """
@@ -53,15 +52,10 @@ class Preemption:
         self._alive = [f"end/alive/{rank}" for rank in range(process.world_size)]
         self._ready, self._left = threading.Event(), threading.Event()
         self._published = False
+        self._heard: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._watch, name="preemption", daemon=True)
 
     def __enter__(self) -> Preemption:
-        # Python calls a handler in the main thread, which may wait for a peer. A byte in this
-        # socket wakes the thread.
-        self._ears, self._wakes = socket.socketpair()
-        self._wakes.setblocking(False)
-        self._before_fd = signal.set_wakeup_fd(self._wakes.fileno(), warn_on_full_buffer=False)
-        self._before = {number: signal.signal(number, _ignore) for number in SIGNALS}
         self._thread.start()
         return self
 
@@ -70,12 +64,12 @@ class Preemption:
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
         self._left.set()
+        self._heard.put(None)
         self._thread.join()
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._before_fd)
-        self._ears.close()
-        self._wakes.close()
+
+    def hear(self, number: signal.Signals) -> None:
+        """Tells it, from any thread, that this rank got one of the SIGNALS."""
+        self._heard.put(number)
 
     def due(self, step: int) -> bool:
         """Returns whether the job is to end after this step; the same on all ranks.
@@ -94,11 +88,11 @@ class Preemption:
         asked = False
         try:
             while not self._left.is_set():
-                heard = bool(select.select([self._ears], [], [], _POLL_SECONDS)[0])
-                for number in self._ears.recv(64) if heard else b"":
-                    if number in SIGNALS:
+                with suppress(queue.Empty):
+                    number = self._heard.get(timeout=_POLL_SECONDS)
+                    if number is not None:
                         asked = True
-                        self._own_store.set(_ASKED, signal.Signals(number).name)
+                        self._own_store.set(_ASKED, number.name)
                 if self._own_store.check([_ASKED]):
                     asked = True
                     self._end()
@@ -134,7 +128,3 @@ class Preemption:
         if self._say is not None:
             with suppress(OSError):  # nobody reads it
                 self._say(line)
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """A handler, without which the signal would end the process."""

@@ -84,13 +84,9 @@ class _OnHost(Collective):
         if self.retired:
             return
         waited_from = self._lanes.now()
-        deadline = time.monotonic() + self._watch.timeout_s
-        # If another rank has failed, this rank looks once more before it gives up.
-        while not self._done.wait(POLL_SECONDS):
-            if time.monotonic() > deadline:
-                raise self.took_too_long()
-            if self._watch.someone_failed() and not self._done.wait(POLL_SECONDS):
-                raise self.failed("given up, since another rank has failed")
+        if not self._done.wait(POLL_SECONDS):
+            with self._watch.noted_wait(self.sequence, self.signature, POLL_SECONDS):
+                self._wait_for_long()
         assert self._work is not None
         try:
             self._work.wait()
@@ -103,6 +99,15 @@ class _OnHost(Collective):
         else:
             self._pass_link(self._transfer, waited_from)
         self._watch.done(self.sequence)
+
+    def _wait_for_long(self) -> None:
+        deadline = time.monotonic() + self._watch.timeout_s - POLL_SECONDS
+        while not self._done.wait(POLL_SECONDS):
+            if time.monotonic() > deadline:
+                raise self.took_too_long()
+            # If another rank has failed, this rank looks once more before it gives up.
+            if self._watch.someone_failed() and not self._done.wait(POLL_SECONDS):
+                raise self.failed("given up, since another rank has failed")
 
     def _pass_link(self, transfer: _Transfer, waited_from: float) -> None:
         """Sleeps until the emulated link is done; the collective counts as finished only then."""

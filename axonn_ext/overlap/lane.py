@@ -59,6 +59,10 @@ class Lane(ABC):
     def totals(self) -> _C.LaneTotals:
         return self._lanes.totals(self._lane)
 
+    @property
+    def progress(self) -> tuple[str, int, str]:
+        return self._watch.progress
+
     def take_records(self) -> list[_C.LaneTask]:
         return self._lanes.take_records(self._lane)
 

@@ -211,6 +211,10 @@ class Orchestrator:
         """Returns each axis's totals so far: tasks, bytes, and seconds busy, exposed, hidden."""
         return {axis: lane.totals for axis, lane in self._lanes.items()}
 
+    def progress(self) -> dict[str, tuple[str, int, str]]:
+        """Returns, by axis, the group's name, how many collectives are issued, and the last one."""
+        return {axis: lane.progress for axis, lane in self._lanes.items()}
+
     def record(self, on: bool) -> None:
         """Turns recording for `take_records` on or off, from the next collective waited for on."""
         self._recorder.record(on)

@@ -208,16 +208,25 @@ def wait_on_host(event: torch.Event, collective: Collective, watch: Watch) -> No
 
     Raises: CommunicationError for `collective` after AXONN_TIMEOUT_SECONDS, or if a peer failed.
     """
-    began = looked = time.monotonic()
+    began = time.monotonic()
     try:
         while not event.query():
-            now = time.monotonic()
-            if now - began > watch.timeout_s:
-                raise collective.took_too_long()
-            if now - looked > POLL_SECONDS:
-                looked = now
-                if watch.someone_failed() and not event.query():
-                    raise collective.failed("given up, since another rank has failed")
+            if time.monotonic() - began > POLL_SECONDS:
+                with watch.noted_wait(collective.sequence, collective.signature, POLL_SECONDS):
+                    _wait_for_long(event, collective, watch)
             time.sleep(_SLEEP_SECONDS)
     except torch.AcceleratorError as error:
         raise collective.failed(first_line(error)) from error
+
+
+def _wait_for_long(event: torch.Event, collective: Collective, watch: Watch) -> None:
+    began = looked = time.monotonic()
+    while not event.query():
+        now = time.monotonic()
+        if now - began > watch.timeout_s - POLL_SECONDS:
+            raise collective.took_too_long()
+        if now - looked > POLL_SECONDS:
+            looked = now
+            if watch.someone_failed() and not event.query():
+                raise collective.failed("given up, since another rank has failed")
+        time.sleep(_SLEEP_SECONDS)

@@ -12,8 +12,10 @@ from dataclasses import asdict, dataclass
 import torch.distributed as dist
 from torch.distributed import DistError, Store
 
+from axonn_ext import _C
 from axonn_ext.grid import AxisGroup
 
+GROUP_PREFIX = "overlap/"  # of a group's name where it stands for the collectives of a watch
 POLL_SECONDS = 0.25  # waiting ranks look this often whether a peer has failed
 ANSWER_SECONDS = 4.0  # a rank that has failed waits so long for its peers' states
 _REMEMBERED = 64
@@ -42,7 +44,7 @@ class Watch:
         self.axis = axis.axis
         self.timeout_s = timeout_s
         self.compares = compare
-        self._group = axis.process_group
+        self._group, self._name = axis.process_group, axis.name
         self._rank, self._size = axis.rank, axis.size
         store = self._group.get_group_store()
         number = store.add(f"axonn/overlap/made/{self._rank}", 1)
@@ -74,6 +76,23 @@ class Watch:
             first = self._store.compare_set(f"issued/{sequence}", "", signature).decode()
             if first != signature:
                 raise self.failure(sequence, signature, f"another rank issues {first}")
+
+    @property
+    def progress(self) -> tuple[str, int, str]:
+        """The group's name, the number of collectives issued so far, and the last of them."""
+        last = self._recent[-1][1] if self._recent else ""
+        return GROUP_PREFIX + self._name, self.num_issued, last
+
+    def noted_wait(self, sequence: int, signature: str, seconds: float) -> _C.noted_wait:
+        """Returns a context in which reports say that the program waits for a collective.
+
+        seconds: how long it has waited already.
+        """
+        peers = [peer for peer in range(self._size) if peer != self._rank]
+        return _C.noted_wait(
+            group=GROUP_PREFIX + self._name, axis=self.axis, call=signature, number=sequence + 1,
+            peers=peers, what="may not have issued it", seconds=seconds,
+        )  # fmt: skip
 
     def done(self, sequence: int) -> None:
         """Deletes the entry in the store of a collective that every rank has issued."""

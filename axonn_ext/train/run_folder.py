@@ -14,6 +14,7 @@ from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import to_toml
 from axonn_ext.train.metrics import METRICS_FILE, TENSORBOARD_FOLDER
+from axonn_ext.watchdog.summary import HANGS
 
 CONFIG_FILE = "config.toml"
 LOSS_PICTURE = "loss.png"
@@ -77,6 +78,7 @@ def create_folder(folder: Path, config: Config, *, resumes: bool = False) -> Non
         if not resumes:
             shutil.rmtree(folder / TENSORBOARD_FOLDER, ignore_errors=True)
             shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+            shutil.rmtree(folder / HANGS, ignore_errors=True)
         (folder / CONFIG_FILE).write_text(to_toml(config), encoding="utf-8")
     except OSError as error:
         raise TrainingError(f"--out {folder}: cannot write there: {error.strerror}") from None

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from axonn_ext import settings
 from axonn_ext.data import Corpus, RowGroup, load_corpus
 from axonn_ext.grid import Grid
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
-from axonn_ext.launch.preemption import Preemption
+from axonn_ext.launch.preemption import SIGNALS, Preemption
+from axonn_ext.launch.signals import SignalListener
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import writing
@@ -34,6 +36,8 @@ from axonn_ext.train.plot import plot_loss
 from axonn_ext.train.run_folder import LOSS_PICTURE, PROFILE_FILE, check_folder, create_folder
 from axonn_ext.train.terminal import Terminal, describe_grid, duration, print_header
 from axonn_ext.train.trainer import Trainer, make_batches
+from axonn_ext.watchdog import summary
+from axonn_ext.watchdog.watchdog import Watchdog, times_for
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class _Run:
     """What a rank needs to train.
 
     resumed     the checkpoint to go on from
+    watchdog    reports what the ranks wait for
     preemption  says after each step whether the run is to save and end; None: it never is
     """
 
@@ -49,6 +54,7 @@ class _Run:
     corpus: Corpus
     folder: Path
     resumed: Path | None
+    watchdog: Watchdog
     preemption: Preemption | None
 
     @property
@@ -61,16 +67,26 @@ class _Run:
         say: Callable[[str], None] | None = None,
     ) -> Trainer:  # fmt: skip
         """Returns the trainer of this rank; only rank 0 has sinks, a profile and a voice."""
+        model = build_model(self.job, self.grid)
+        if model.orchestrator is not None:
+            self.watchdog.orchestrators = (model.orchestrator,)
         return Trainer(
-            self.job, self.grid, model=build_model(self.job, self.grid), corpus=self.corpus,
-            folder=self.folder, stop=None if self.preemption is None else self.preemption.due,
-            sinks=sinks, profile=profile, say=say,
+            self.job, self.grid, model=model, corpus=self.corpus, folder=self.folder,
+            stop=self._after_step, sinks=sinks, profile=profile, say=say,
         )  # fmt: skip
 
-    def train(self, trainer: Trainer) -> None:
-        """Runs the steps. All ranks leave together what listens to signals meanwhile."""
-        with self.preemption or nullcontext():
-            trainer.run()
+    def _after_step(self, step: int) -> bool:
+        self.watchdog.step_ended()
+        return self.preemption is not None and self.preemption.due(step)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Listens to signals and watches for hangs. All ranks must leave it together."""
+        hears = {summary.SIGNAL: self.watchdog.hear}
+        if self.preemption is not None:
+            hears |= dict.fromkeys(SIGNALS, self.preemption.hear)
+        with self.watchdog, self.preemption or nullcontext(), SignalListener(hears):
+            yield
 
 
 def run_worker(
@@ -79,7 +95,7 @@ def run_worker(
     """Trains as one process of the job; rank 0 writes `folder` and shows the progress.
 
     profile: rank 0 also writes a Chrome trace of a few steps. If checkpoints are saved, SIGTERM
-    and SIGUSR1 save one more and end the run.
+    and SIGUSR1 save one more and end the run. SIGUSR2 makes all ranks report what they wait for.
 
     Raises: UserError for a mistake of the user, found here or on another rank; TrainingError.
     """
@@ -96,18 +112,23 @@ def run_worker(
     resumed = None if found == NOTHING else Path(found)
     threads = process.set_threads(here, config.train.threads)
     with process.process_group(here, store, job.device):
+        tell = partial(say, Console())
         preemption = None
         if config.checkpoint.interval:
-            tell = partial(say, Console()) if here.rank == 0 else None
-            preemption = Preemption(store, here, say=tell)
+            preemption = Preemption(store, here, say=tell if here.rank == 0 else None)
+        watch = Watchdog(
+            store, here, folder, say=lambda line: tell(f"watchdog: {line}"),
+            **times_for(settings.load().timeout_seconds),
+        )  # fmt: skip
         grid = Grid(**job.grid_shape.as_dict())
-        run = _Run(job, grid, corpus, folder, resumed, preemption)
+        run = _Run(job, grid, corpus, folder, resumed, watch, preemption)
         if here.rank == 0:
             continues = resumed is not None and folder.resolve() in resumed.parents
             create_folder(folder, config, resumes=continues)
             _train_and_show(run, threads=threads, profile=profile)
         else:
-            _train(run)
+            with run.watched():
+                _train(run)
 
 
 def _train(run: _Run) -> None:
@@ -118,7 +139,7 @@ def _train(run: _Run) -> None:
         return
     if run.needs_warm_up:
         trainer.warm_up()
-    run.train(trainer)
+    trainer.run()
 
 
 def _read_text(job: Job) -> Corpus:
@@ -146,37 +167,46 @@ def _train_and_show(run: _Run, *, threads: int, profile: bool) -> None:
     print_header(console, job, run.corpus, threads=threads, folder=str(folder))
     tell = partial(say, console)
     sinks: list[MetricsSink] = []
-    trainer = run.make_trainer(
-        sinks=sinks, profile=folder / PROFILE_FILE if profile else None, say=tell
-    )
-    if run.resumed is not None:
-        _resume_and_show(trainer, run.resumed, tell)
-    if trainer.is_done:
-        tell(f"nothing is left to do: train.steps is {job.config.train.steps:,}")
-        return
-    sinks += [
-        MetricsFile(folder, first_step=trainer.steps_done),
-        Terminal(console, num_steps=job.config.train.steps),
-    ]
-    if TensorBoard.installed():
-        sinks.append(TensorBoard(folder))
-    if run.needs_warm_up:
-        _warm_up_and_show(trainer, console)
-    began = time.perf_counter()
-    before = trainer.steps_done
-    try:
-        run.train(trainer)
-    finally:
-        for sink in sinks:
-            sink.close()
+    with run.watched():
+        trainer = run.make_trainer(
+            sinks=sinks, profile=folder / PROFILE_FILE if profile else None, say=tell
+        )
+        if run.resumed is not None:
+            _resume_and_show(trainer, run.resumed, tell)
+        if trainer.is_done:
+            tell(f"nothing is left to do: train.steps is {job.config.train.steps:,}")
+            return
+        if run.needs_warm_up:
+            _warm_up_and_show(trainer, console)
+        before = trainer.steps_done
+        seconds = _train_with_sinks(run, trainer, console, sinks)
     if not trainer.is_done:
         tell(f"ended after step {trainer.steps_done:,}, which is saved: --resume auto goes on")
         return
     tokens = (trainer.steps_done - before) * job.config.tokens_per_step
     _summarise(
-        job, console, folder=folder, tokens=tokens, seconds=time.perf_counter() - began,
-        notes=_notes(trainer), profile=profile,
+        job, console, folder=folder, tokens=tokens, seconds=seconds, notes=_notes(trainer),
+        profile=profile,
     )  # fmt: skip
+
+
+def _train_with_sinks(
+    run: _Run, trainer: Trainer, console: Console, sinks: list[MetricsSink]
+) -> float:
+    """Runs the steps, and returns the seconds that they took."""
+    sinks += [
+        MetricsFile(run.folder, first_step=trainer.steps_done),
+        Terminal(console, num_steps=run.job.config.train.steps),
+    ]
+    if TensorBoard.installed():
+        sinks.append(TensorBoard(run.folder))
+    began = time.perf_counter()
+    try:
+        trainer.run()
+    finally:
+        for sink in sinks:
+            sink.close()
+    return time.perf_counter() - began
 
 
 def _resume_and_show(trainer: Trainer, path: Path, tell: Callable[[str], None]) -> None:

@@ -7,8 +7,10 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "core/ranks/errors.h"
+#include "core/ranks/waits.h"
 #include "core/symmetric/symmetric_group.h"
 #include "symmetric/ranks.h"
 
@@ -24,6 +26,7 @@ using testing::Launch;
 using testing::Outcome;
 using testing::run_group;
 using testing::run_processes;
+using testing::run_threads;
 using testing::SharedArray;
 using testing::Timer;
 
@@ -65,6 +68,33 @@ class Failure : public ::testing::TestWithParam<Launch> {
 };
 INSTANTIATE_TEST_SUITE_P(Launch, Failure, ::testing::Values(Launch::kThreads, Launch::kProcesses),
                          [](const auto& test) { return testing::to_string(test.param); });
+
+// A wait for a late peer is in this process's table, with the number and the name of the call.
+TEST(LateRank, IsInTheTableOfWaitsUntilItComes) {
+  auto groups = SymmetricGroup::of_threads(group_options(2));
+  const auto both = [&](const CallSignature& what) {
+    expect_success(run_threads(2, [&](int64_t rank) { exchange(*groups[rank], what); }));
+  };
+  both(signature("first"));
+  EXPECT_EQ(groups[0]->progress().issued, 1);
+  EXPECT_EQ(groups[0]->progress().last, "first(5)");
+  std::thread early([&] { exchange(*groups[0], signature("second")); });
+  std::vector<Wait> waits;
+  for (const Timer timer; waits.empty() && timer.seconds() < 10;) waits = waits_under_way();
+  EXPECT_EQ(groups[0]->progress().issued, 2);
+  EXPECT_EQ(groups[0]->progress().completed, 1);
+  EXPECT_EQ(groups[1]->progress().issued, 1);
+  exchange(*groups[1], signature("second"));
+  early.join();
+  ASSERT_EQ(waits.size(), 1U);
+  EXPECT_EQ(waits[0].call, "second(5)");
+  EXPECT_EQ(waits[0].number, 2);
+  EXPECT_EQ(waits[0].peers, std::vector<int64_t>{1});
+  EXPECT_EQ(waits[0].axis, "test");
+  EXPECT_EQ(waits[0].what, "has not started this call");
+  EXPECT_GE(WaitClock::now() - waits[0].since, kNotedAfter);
+  EXPECT_TRUE(waits_under_way().empty());
+}
 
 TEST_P(Failure, MismatchingCallsNameBothSignatures) {
   for (const auto& other : {signature("other_op", 5), signature("fused_op", 6)}) {

@@ -13,13 +13,19 @@ from torch.distributed import HashStore
 from axonn_ext.launch import preemption
 from axonn_ext.launch.place import Process
 from axonn_ext.launch.preemption import Preemption
+from axonn_ext.launch.signals import SignalListener
+
+
+def listening(stop: Preemption) -> SignalListener:
+    return SignalListener(dict.fromkeys(preemption.SIGNALS, stop.hear))
 
 
 @pytest.mark.parametrize("number", preemption.SIGNALS, ids=lambda number: number.name)
 def test_a_process_that_is_alone_ends_after_the_step(number: signal.Signals) -> None:
     lines: list[str] = []
     before = signal.getsignal(number)
-    with Preemption(HashStore(), Process(), say=lines.append) as stop:
+    stop = Preemption(HashStore(), Process(), say=lines.append)
+    with stop, listening(stop):
         assert not stop.due(1)
         os.kill(os.getpid(), number)
         deadline = time.monotonic() + 10
@@ -85,7 +91,7 @@ def test_a_job_that_cannot_save_ends_at_once(monkeypatch, why) -> None:
         HashStore(), Process(0, size, size), say=lines.append, end_process=ended.append
     )
     began = time.monotonic()
-    with stop:
+    with stop, listening(stop):
         os.kill(os.getpid(), signal.SIGTERM)
         while not ended and time.monotonic() - began < 10:
             time.sleep(0.01)

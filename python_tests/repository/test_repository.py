@@ -29,7 +29,7 @@ LAYERS = (
     ("overlap",),
     ("models",),
     ("pipeline", "optim", "data"),
-    ("checkpoint", "memorization"),
+    ("checkpoint", "memorization", "watchdog"),
     ("__init__",),  # the public names, which the trainer uses as a user would
     ("calibrate",),
     ("train",),

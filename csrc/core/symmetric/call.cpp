@@ -73,14 +73,19 @@ Call::Call(SymmetricGroup& group, const CallSignature& signature, int64_t worksp
     group_.abandon();
     throw;
   }
-  group_.epoch_ = epoch_;
   if (workspace_bytes > group_.options_.workspace_bytes) refuse(workspace_bytes);
   // A peer may still be in the call before, so its flags must not go back behind that call.
   if (epoch_ % kRenewInterval == 0) {
     for (auto& flag : own.ready) flag.raise_to(epoch_ - 1);
   }
-  own.signature[epoch_ % kNumHalves] = signature_;
+  publish(signature_);
   group_.raise(own.started, epoch_);
+}
+
+void Call::publish(const CallSignature& signature) {
+  const std::lock_guard lock(group_.names_);
+  group_.epoch_ = epoch_;
+  group_.pad(rank()).signature[epoch_ % kNumHalves] = signature;
 }
 
 // Gives this call up without breaking the group. The call counts as made, under a signature that no
@@ -88,8 +93,7 @@ Call::Call(SymmetricGroup& group, const CallSignature& signature, int64_t worksp
 void Call::refuse(int64_t workspace_bytes) {
   auto& own = group_.pad(rank());
   const std::string op = signature_.op();
-  own.signature[epoch_ % kNumHalves] =
-      CallSignature::of(("[too large] " + op).c_str(), {workspace_bytes});
+  publish(CallSignature::of(("[too large] " + op).c_str(), {workspace_bytes}));
   group_.raise(own.started, epoch_);
   group_.raise(own.completed, epoch_);
   throw CallRefused(op + ": needs " + std::to_string(workspace_bytes) +
@@ -134,10 +138,12 @@ void Call::compare_with(int64_t peer) {
 }
 
 void Call::wait_for(int64_t peer, const EpochFlag& flag, Epoch epoch, const char* what) {
+  std::optional<NotedWait> noted;
   const auto waited =
       bounded_wait([&] { return flag.reached(epoch); },
                    [&](std::chrono::nanoseconds timeout) { group_.sleep(flag, epoch, timeout); },
                    [&](std::chrono::duration<double> elapsed) {
+                     if (!noted && elapsed > kNotedAfter) note(noted, peer, what, elapsed);
                      const std::string obstacle = group_.obstacle_to_waiting(peer, elapsed, what);
                      // The peer may have raised the flag right before it ended; that is no error.
                      if (!obstacle.empty() && !flag.reached(epoch)) {
@@ -146,6 +152,19 @@ void Call::wait_for(int64_t peer, const EpochFlag& flag, Epoch epoch, const char
                    },
                    group_.crowding_);
   if (waited.count() > 0) group_.waited_ns_ += waited.count();
+}
+
+void Call::note(std::optional<NotedWait>& noted, int64_t peer, const char* what,
+                std::chrono::duration<double> elapsed) const {
+  noted.emplace(Wait{
+      .group = group_.name(),
+      .axis = group_.label(),
+      .call = signature_.describe(),
+      .number = number(),
+      .peers = {peer},
+      .what = what,
+      .since = WaitClock::now() - std::chrono::duration_cast<WaitClock::duration>(elapsed),
+  });
 }
 
 }  // namespace axonn::comm

@@ -256,6 +256,14 @@ std::string SymmetricGroup::obstacle_to_answer(int64_t peer) const {
   return "has gone on to " + theirs.signature[next % kNumHalves].describe();
 }
 
+CallProgress SymmetricGroup::progress() const {
+  const std::lock_guard lock(names_);
+  const Epoch epoch = epoch_;
+  const Pad& own = pad(rank());
+  const auto completed = own.completed.value.load(std::memory_order_relaxed);
+  return {number_of(epoch), number_of(completed), own.signature[epoch % kNumHalves].describe()};
+}
+
 int64_t SymmetricGroup::failed_peer() const {
   for (int64_t peer = 0; peer < size(); ++peer) {
     if (peer != rank() && pad(peer).end.value.load(std::memory_order_acquire) == Pad::kFailed)

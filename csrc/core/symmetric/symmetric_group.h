@@ -28,8 +28,10 @@
 #include <utility>
 #include <vector>
 
+#include "core/ranks/call_log.h"
 #include "core/ranks/key_value_store.h"
 #include "core/ranks/own_process.h"
+#include "core/ranks/waits.h"
 #include "core/symmetric/bounded_wait.h"
 #include "core/symmetric/epoch_flag.h"
 #include "core/symmetric/protocol.h"
@@ -112,6 +114,9 @@ class SymmetricGroup {
   // one that died or left; empty if there is none.
   std::string lost_peer() const;
   bool has_failed_peer() const { return failed_peer() >= 0; }
+  // Returns how many calls this rank has begun, without those that it could not yet begin, and the
+  // last of them. Any thread may ask.
+  CallProgress progress() const;
   // Bytes of this rank's workspace, all halves, that calls have needed so far. They are allocated
   // when a call first needs them, and kept.
   int64_t used_bytes() const { return kNumHalves * used_half_bytes_; }
@@ -141,6 +146,7 @@ class SymmetricGroup {
                                   const char* what) const;
   std::string obstacle_so_far(int64_t peer) const;
   int64_t failed_peer() const;  // -1: none
+  int64_t number_of(Epoch epoch) const { return static_cast<Epoch>(epoch - options_.first_epoch); }
   [[noreturn]] void fail_wait(const std::string& what, int64_t peer, const std::string& why) const;
 
   GroupOptions options_;
@@ -150,6 +156,7 @@ class SymmetricGroup {
   std::vector<std::shared_ptr<SharedSegment>> arenas_;
   std::vector<std::optional<ProcessWatch>> watches_;  // by rank; none for this process's own
   std::mutex mutex_;          // held by a Call: two threads may not interleave theirs
+  mutable std::mutex names_;  // held while a call gets its number and name, and by progress()
   std::atomic<Epoch> epoch_;  // read by those who ask a question while a Call runs
   std::atomic<int64_t> used_half_bytes_ = 0;  // read while a Call runs
   std::atomic<int64_t> waited_ns_ = 0;
@@ -172,6 +179,7 @@ class Call {
 
   int64_t rank() const { return group_.rank(); }
   int64_t size() const { return group_.size(); }
+  int64_t number() const { return group_.number_of(epoch_); }  // 1 for the group's first call
   std::byte* workspace() const { return group_.half(rank(), epoch_); }
   // The result is valid once the flag that covers the bytes has been waited for.
   const std::byte* workspace_of(int64_t peer) const { return group_.half(peer, epoch_); }
@@ -188,7 +196,10 @@ class Call {
  private:
   void compare_with(int64_t peer);
   [[noreturn]] void refuse(int64_t workspace_bytes);
+  void publish(const CallSignature& signature);
   void wait_for(int64_t peer, const EpochFlag& flag, Epoch epoch, const char* what);
+  void note(std::optional<NotedWait>& noted, int64_t peer, const char* what,
+            std::chrono::duration<double> elapsed) const;
 
   SymmetricGroup& group_;
   std::unique_lock<std::mutex> lock_;

@@ -9,11 +9,13 @@
 #include <chrono>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "core/ranks/errors.h"
+#include "core/ranks/waits.h"
 #include "ops/emulation/emulated_links.h"
 #include "ops/group/agreement.h"
 
@@ -35,14 +37,23 @@ class HostWait {
       : work_(std::move(work)),
         where_((group.agreement != nullptr ? group.agreement->op() : "a collective") + ": rank " +
                std::to_string(group.rank) + " waited for a collective of group " + group.label()),
-        shared_(group.shared) {}
+        shared_(group.shared),
+        wait_{.group = group.name,
+              .axis = group.label(),
+              .call = group.agreement != nullptr ? group.agreement->describe() : "a collective",
+              .number = group.agreement != nullptr ? group.agreement->call_number() : 0,
+              .peers = comm::all_but(group.rank, group.size),
+              .what = "may not have done its part of a collective of c10d",
+              .since = {}} {}
 
   // Throws CommunicationError if it fails, if a peer has failed, or after
   // AXONN_TIMEOUT_SECONDS.
   void wait() const {
     const auto start = Clock::now();
     const double timeout = timeout_seconds();
+    std::optional<comm::NotedWait> noted;
     while (!done_within(std::min(kSlice, timeout - seconds_since(start)))) {
+      if (!noted) noted.emplace(noted_since(start));
       // Gloo itself notices a peer that has ended, but not one that has failed and lives on.
       if (shared_ != nullptr && shared_->has_failed_peer())
         fail("in vain: " + shared_->lost_peer());
@@ -53,6 +64,12 @@ class HostWait {
 
  private:
   static constexpr double kSlice = 0.25;
+
+  comm::Wait noted_since(Clock::time_point start) const {
+    auto wait = wait_;
+    wait.since = start;
+    return wait;
+  }
 
   static double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
@@ -94,6 +111,7 @@ class HostWait {
   c10::intrusive_ptr<c10d::Work> work_;
   std::string where_;
   std::shared_ptr<comm::SymmetricGroup> shared_;
+  comm::Wait wait_;
 };
 
 // Starts a collective that reads `input` and in which this rank sends `bytes`, once all ranks agree

@@ -9,6 +9,7 @@ Agreement::Agreement(const Group& group, const comm::CallSignature& call)
     : group_(group), signature_(call) {
   if (group.shared != nullptr) {
     call_.emplace(*group.shared, call, /*workspace_bytes=*/0);
+    call_number_ = call_->number();
     return;
   }
   if (group.compared == nullptr) return;
@@ -16,11 +17,13 @@ Agreement::Agreement(const Group& group, const comm::CallSignature& call)
   if (calls.failed) throw comm::group_is_broken(op(), calls.label, group.rank);
   {
     const std::lock_guard lock(calls.mutex);
-    if (!calls.every_call && calls.known.contains(call.describe())) return;
+    call_number_ = ++calls.num_calls;
+    calls.last = call.describe();
+    if (!calls.every_call && calls.known.contains(calls.last)) return;
     number_ = calls.num_compared++;
   }
   mailbox_.emplace(group, c10d::resolve_process_group(group.name)->getStore(), calls.prefix, op(),
-                   calls.timeout_seconds);
+                   calls.timeout_seconds, call_number_);
   mailbox_->post(key(number_, group.rank), call.describe());
 }
 

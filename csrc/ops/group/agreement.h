@@ -35,6 +35,8 @@ struct ComparedCalls {
   std::mutex mutex;  // guards the members below
   std::unordered_set<std::string> known;
   int64_t num_compared = 0;
+  int64_t num_calls = 0;  // begun, compared or not
+  std::string last;       // of those
 };
 
 // The agreement of one group on one call.
@@ -47,6 +49,9 @@ class Agreement {
   // throws if a rank has died, failed or left, or does not come within AXONN_TIMEOUT_SECONDS.
   void reach();
   std::string op() const { return signature_.op(); }
+  std::string describe() const { return signature_.describe(); }
+  // The number of the call in the group, equal on all ranks; 0 if nothing is compared.
+  int64_t call_number() const { return call_number_; }
 
  private:
   static std::string key(int64_t number, int64_t rank);
@@ -56,6 +61,7 @@ class Agreement {
   std::optional<comm::Call> call_;  // in shared memory
   std::optional<Mailbox> mailbox_;  // through the store
   int64_t number_ = 0;              // of the comparison in the store
+  int64_t call_number_ = 0;
 };
 
 constexpr size_t kMostGroups = 3;  // that an op uses

@@ -10,6 +10,7 @@
 
 #include "core/ranks/errors.h"
 #include "core/ranks/own_process.h"
+#include "core/ranks/waits.h"
 #include "ops/group/agreement.h"
 #include "ops/group/c10d_store.h"
 #include "ops/group/group_label.h"
@@ -60,7 +61,10 @@ class SharedGroups {
       return;
     }
     if (entry->compared == nullptr) {
-      entry->compared = compared_calls(op, *process_group, group, settings);
+      const auto compared = compared_calls(op, *process_group, group, settings);
+      table.lock();
+      entry->compared = compared;
+      table.unlock();
     }
     group.compared = entry->compared;
   }
@@ -82,6 +86,22 @@ class SharedGroups {
     for (const auto& [name, entry] : entries_) {
       if (entry->shared != nullptr) totals[name] += entry->shared->waited_seconds();
     }
+  }
+
+  std::vector<GroupProgress> progress() {
+    const std::lock_guard lock(mutex_);
+    std::vector<GroupProgress> all;
+    for (const auto& [name, entry] : entries_) {
+      if (entry->shared != nullptr && entry->shared->on_one_host()) {
+        const auto calls = entry->shared->progress();
+        all.push_back({name, entry->shared->label(), calls.issued, calls.last});
+      } else if (entry->compared != nullptr) {
+        const std::lock_guard calls(entry->compared->mutex);
+        all.push_back(
+            {name, entry->compared->label, entry->compared->num_calls, entry->compared->last});
+      }
+    }
+    return all;
   }
 
   double timeout_seconds() {
@@ -109,7 +129,7 @@ class SharedGroups {
     const bool is_fake;  // torch's process group of ranks that do not exist
     std::mutex meeting;  // held by the thread that makes the first call
     std::shared_ptr<comm::SymmetricGroup> shared = nullptr;  // also written under the table's lock
-    std::shared_ptr<ComparedCalls> compared = nullptr;       // under `meeting`
+    std::shared_ptr<ComparedCalls> compared = nullptr;       // likewise
     bool asked = false;                                      // under the table's lock
   };
   using EntryPtr = std::shared_ptr<Entry>;
@@ -133,6 +153,13 @@ class SharedGroups {
                                                           const Group& group,
                                                           const GroupSettings& settings) {
     const auto label = label_of(process_group, group.name);
+    const comm::NotedWait noted({.group = group.name,
+                                 .axis = label,
+                                 .call = op,
+                                 .number = 1,
+                                 .peers = comm::all_but(group.rank, group.size),
+                                 .what = "may not have come to the first call of this group",
+                                 .since = comm::WaitClock::now()});
     if (cpu_backend(process_group) == "gloo")
       meet(op, process_group, label, settings.timeout_seconds);
     C10dStore store(process_group.getStore());
@@ -211,6 +238,8 @@ double timeout_seconds() { return shared_groups().timeout_seconds(); }
 int64_t symmetric_memory_bytes_in_use() { return shared_groups().bytes_in_use(); }
 
 void add_c10d_wait(const std::string& name, double seconds) { c10d_waits().add(name, seconds); }
+
+std::vector<GroupProgress> group_progress() { return shared_groups().progress(); }
 
 std::map<std::string, double> waited_seconds() {
   auto totals = c10d_waits().totals();

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/symmetric/symmetric_group.h"
 
@@ -36,6 +37,17 @@ int64_t symmetric_memory_bytes_in_use();
 // This counts waits in shared memory and waits for c10d's collectives.
 std::map<std::string, double> waited_seconds();
 void add_c10d_wait(const std::string& name, double seconds);
+
+// How far this rank is in a group.
+struct GroupProgress {
+  std::string group;  // its c10d name
+  std::string axis;   // the name that messages use
+  int64_t num_calls;
+  std::string last;  // of these calls
+};
+
+// Returns this rank's progress in every group in which it has made a call.
+std::vector<GroupProgress> group_progress();
 
 class Agreement;
 struct ComparedCalls;

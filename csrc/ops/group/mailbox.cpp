@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "core/ranks/errors.h"
+#include "core/ranks/waits.h"
 
 namespace axonn::ops {
 namespace {
@@ -18,12 +20,13 @@ constexpr char kFailure = '-';
 }  // namespace
 
 Mailbox::Mailbox(const Group& group, c10::intrusive_ptr<c10d::Store> store, std::string prefix,
-                 std::string topic, double timeout_seconds)
+                 std::string topic, double timeout_seconds, int64_t call_number)
     : group_(group),
       store_(std::move(store)),
       prefix_(std::move(prefix)),
       topic_(std::move(topic)),
-      timeout_seconds_(timeout_seconds) {}
+      timeout_seconds_(timeout_seconds),
+      call_number_(call_number) {}
 
 template <typename Ask>
 auto Mailbox::in_store(Ask&& ask) const {
@@ -79,8 +82,19 @@ void Mailbox::wait(const std::string& name, int64_t peer) {
   constexpr std::chrono::microseconds kMaxNap{2000};
   std::chrono::microseconds nap{20};
   const auto start = Clock::now();
+  std::optional<comm::NotedWait> noted;
   while (!posted({name})) {
-    const double elapsed = std::chrono::duration<double>(Clock::now() - start).count();
+    const auto now = Clock::now();
+    const double elapsed = std::chrono::duration<double>(now - start).count();
+    if (!noted && now - start > comm::kNotedAfter) {
+      noted.emplace(comm::Wait{.group = group_.name,
+                               .axis = group_.label(),
+                               .call = topic_,
+                               .number = call_number_,
+                               .peers = {peer},
+                               .what = "has not come to this call",
+                               .since = start});
+    }
     std::string obstacle = group_.shared != nullptr ? group_.shared->obstacle_to_answer(peer) : "";
     if (obstacle.empty() && elapsed > timeout_seconds_) {
       obstacle = "has not answered " + comm::after_timeout(timeout_seconds_);

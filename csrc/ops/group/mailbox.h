@@ -17,8 +17,9 @@ class Mailbox {
  public:
   // prefix  of the keys in the store; the same on all ranks, and never used twice
   // topic   opens the messages of errors
+  // call_number  of the call that the ranks compare, if they do, for reports about waits
   Mailbox(const Group& group, c10::intrusive_ptr<c10d::Store> store, std::string prefix,
-          std::string topic, double timeout_seconds);
+          std::string topic, double timeout_seconds, int64_t call_number = 0);
 
   // Posts the text. When it returns, every rank that looks finds the text.
   void post(const std::string& name, const std::string& text);
@@ -51,6 +52,7 @@ class Mailbox {
   std::string prefix_;
   std::string topic_;
   double timeout_seconds_;
+  int64_t call_number_;
   std::set<std::string> own_;  // names that this rank has posted
 };
 

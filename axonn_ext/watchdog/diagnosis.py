@@ -1,0 +1,117 @@
+"""Finds, from the reports of all ranks, the rank that the others wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from axonn_ext.watchdog.report import Report, Waiting, axis_and_ranks
+
+Reports = Mapping[int, Report | None]  # by rank; None: the rank gave none
+LEAST_SECONDS = 1.0  # a shorter wait says nothing
+
+
+def diagnose(reports: Reports) -> str:
+    """Returns one sentence about why the job stands still, as far as the reports tell.
+
+    It begins with the rank that has waited longest, and goes on to the rank that this one waits
+    for, as long as that rank itself waits for another.
+    """
+    first = _longest(reports)
+    if first is None:
+        return _without_waits(reports)
+    path: list[tuple[int, Waiting]] = [first]
+    while True:
+        rank, wait = path[-1]
+        blamed = _blamed(reports, wait)
+        if blamed is None:
+            waiting = f"{_ranks(wait.ranks)} all wait in {wait.where}, for {wait.seconds:.1f} s"
+            return f"{waiting}: their network may be the reason"
+        report = reports[blamed]
+        if report is None:
+            return (
+                f"{_holds_up(blamed, rank, wait)} It gives no report: it has been stopped, or "
+                "runs native code that keeps Python's lock"
+            )
+        following = report.longest
+        if following is None:
+            return f"{_holds_up(blamed, rank, wait)} It is at {report.place}"
+        path.append((blamed, following))
+        begins = next((i for i, (seen, _) in enumerate(path[:-1]) if seen == blamed), None)
+        if begins is not None:
+            return _circle(path[begins:-1])
+
+
+def _longest(reports: Reports) -> tuple[int, Waiting] | None:
+    waits = [
+        (report.rank, wait)
+        for report in reports.values()
+        if report is not None
+        for wait in report.waits
+        if wait.seconds >= LEAST_SECONDS
+    ]
+    return max(waits, key=lambda found: found[1].seconds, default=None)
+
+
+def _blamed(reports: Reports, wait: Waiting) -> int | None:
+    """Returns the peer that the wait is most likely for; None if all peers wait in that call."""
+    suspects = [peer for peer in wait.peers if not _does_its_part(reports.get(peer), wait)]
+    return min(suspects, key=lambda peer: _innocence(reports.get(peer), wait), default=None)
+
+
+def _does_its_part(report: Report | None, wait: Waiting) -> bool:
+    """Whether the rank waits in the same call, or has issued it where that is enough."""
+    if report is None:
+        return False
+    if any(other.is_same_call(wait) for other in report.waits):
+        return True
+    return wait.in_background and _is_behind(report, wait) is False
+
+
+def _is_behind(report: Report, wait: Waiting) -> bool | None:
+    """Whether the rank has yet to begin the call; None if that is not known."""
+    for progress in report.progress:
+        if progress.group == wait.group:
+            return progress.num_calls < wait.number
+    return None
+
+
+def _innocence(report: Report | None, wait: Waiting) -> tuple[int, int]:
+    """Returns a sort key: smaller for a rank that is more likely to blame."""
+    if report is None:
+        return (0, 0)
+    return (1 if _is_behind(report, wait) else 2, len(report.waits))
+
+
+def _holds_up(blamed: int, rank: int, wait: Waiting) -> str:
+    return (
+        f"rank {blamed} holds the job up: rank {rank} has waited for it for {wait.seconds:.1f} s "
+        f"in {wait.where}."
+    )
+
+
+def _circle(path: Iterable[tuple[int, Waiting]]) -> str:
+    waits = [f"rank {rank} in {wait.where}" for rank, wait in path]
+    return f"ranks wait for each other in a circle: {'; '.join(waits)}"
+
+
+def _without_waits(reports: Reports) -> str:
+    """Names ranks that are silent, or else the one that is furthest behind in a group."""
+    silent = [rank for rank, report in reports.items() if report is None]
+    if silent:
+        return f"{_ranks(silent)} gave no report; no other rank waits for a peer"
+    groups: dict[str, list[tuple[int, int, str]]] = {}
+    for report in filter(None, reports.values()):
+        for progress in report.progress:
+            where = axis_and_ranks(progress.axis, progress.ranks)
+            groups.setdefault(progress.group, []).append((progress.num_calls, report.rank, where))
+    gaps = [(max(found)[0] - min(found)[0], min(found), max(found)) for found in groups.values()]
+    gap, (calls, behind, where), (most, ahead, _) = max(gaps, default=(0, (0, 0, ""), (0, 0, "")))
+    nobody = f"no rank has waited for another for {LEAST_SECONDS:g} s"
+    if gap == 0:
+        return nobody
+    return f"{nobody}; on {where}, rank {behind} has made {calls:,} calls, rank {ahead} {most:,}"
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    listed = [str(rank) for rank in ranks]
+    return f"rank{'s' if len(listed) > 1 else ''} {', '.join(listed)}"

@@ -1,0 +1,211 @@
+"""A rank that does not come is named, with axis, op and number of the call, wherever it hangs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore
+
+from axonn_ext import _C, GridShape, collectives, ops
+from axonn_ext.launch.place import Process
+from axonn_ext.launch.signals import SignalListener
+from axonn_ext.overlap.host_lane import HostLane
+from axonn_ext.overlap.watch import Watch
+from axonn_ext.watchdog.summary import HANGS, SIGNAL, SUMMARY_FILE, summaries
+from axonn_ext.watchdog.watchdog import Watchdog, times_for
+from grids import grid_of
+from kills import command, losses, workers_of
+
+KINDS = ("fused", "c10d", "overlap")
+SHAPES = [
+    *(GridShape(**{axis: 2}) for axis in ("x", "y", "z", "data")),
+    *(GridShape(x=2, y=2), GridShape(z=2, data=2)),
+    *(GridShape(x=2, y=2, z=2), GridShape(x=4, data=2)),
+]
+
+
+def call(grid, axis: str, kind: str, lanes: dict[str, HostLane]) -> None:
+    if kind == "overlap":
+        lanes[axis].all_reduce(torch.ones(8), "gradients").wait()
+    elif kind == "fused":
+        ops.matmul_all_reduce(torch.ones(4, 4), torch.ones(4, 4), grid.group(axis))
+    else:
+        collectives.reduce_from(torch.ones(8), grid.axis(axis), algorithm="sequential")
+
+
+def hang_here(folder: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not summaries(folder) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def hang(shape: GridShape, axis: str, culprit: int, kind: str, folder: Path) -> list[str]:
+    """On one rank: three calls on each axis, then one more on `axis`, to which one rank is late."""
+    grid = grid_of(shape)
+    axes = [name for name in shape.as_dict() if grid.size(name) > 1]
+    lanes = {}
+    if kind == "overlap":
+        for name in axes:
+            watch = Watch(grid.axis(name), timeout_s=60, compare=False)
+            lanes[name] = HostLane(grid.axis(name), _C.Lanes(), watch)
+    for name in 3 * axes:
+        call(grid, name, kind, lanes)
+    store = dist.PrefixStore(str(folder), dist.distributed_c10d._get_default_store())
+    lines: list[str] = []
+    process = Process(grid.rank, grid.world_size, grid.world_size)
+    watchdog = Watchdog(store, process, folder, long_s=1.0, gather_s=30.0, say=lines.append)
+    orchestrator = SimpleNamespace(progress=lambda: {a: lane.progress for a, lane in lanes.items()})
+    watchdog.orchestrators = (orchestrator,)
+    with watchdog:
+        if grid.rank == culprit:
+            hang_here(folder)
+        call(grid, axis, kind, lanes)
+        dist.barrier()
+    return lines
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_hang_on_each_axis_names_rank_axis_and_op(shape, pool, tmp_path) -> None:
+    for number, (axis, size) in enumerate(shape.as_dict().items()):
+        if size == 1:
+            continue
+        kind = KINDS[(number + shape.size) % 3]
+        culprit, folder = (5 * number + 3) % shape.size, tmp_path / axis
+        said = pool(shape.size).run(hang, shape, axis, culprit, kind, folder)
+        lines = [line for lines in said for line in lines]
+        assert len(lines) == 1, "one rank says it, once"
+        found = re.fullmatch(
+            r"rank (\d+) holds the job up: rank (\d+) has waited for it for [\d.]+ s in (.*), call "
+            r"(\d+) of axis (\w+) \(ranks ([\d, ]+)\)\. It is at (.*) \(reports: (.*)\)",
+            lines[0],
+        )
+        assert found, lines[0]
+        members = [int(rank) for rank in found[6].split(", ")]
+        assert int(found[1]) == culprit and int(found[2]) in members and culprit in members
+        ops_named = {"fused": "matmul_all_reduce", "c10d": "all_reduce"}
+        assert found[3] == ops_named.get(kind, "all_reduce of gradients (8 float32 per rank)")
+        assert found[5] == axis
+        assert found[7].startswith("watchdog/test_watchdog.py:")
+        assert found[7].endswith(" in hang_here")
+        check_reports(Path(found[8]), lines[0], members, culprit, shape.size, number=int(found[4]))
+
+
+def check_reports(
+    folder: Path, line: str, members: list[int], culprit: int, world_size: int, *, number: int
+) -> None:
+    assert (folder / SUMMARY_FILE).read_text().strip() == line
+    for rank in range(world_size):
+        text = (folder / f"rank-{rank}.txt").read_text()
+        assert f"rank {rank}, host" in text
+        stands = "in hang_here" if rank == culprit else "in call" if rank in members else "in hang"
+        assert stands in text
+        waits = f"call {number} of axis" in text
+        assert waits == (rank in members and rank != culprit)
+
+
+def wait_on_two_axes(folder: Path) -> list[str]:
+    """Rank 3 is late on x, so rank 2 is late on y: rank 0 waits for rank 2, rank 2 for rank 3."""
+    grid = grid_of(GridShape(x=2, y=2))
+    for axis in ("x", "y"):
+        call(grid, axis, "fused", {})
+    store = dist.PrefixStore(str(folder), dist.distributed_c10d._get_default_store())
+    lines: list[str] = []
+    with Watchdog(
+        store, Process(grid.rank, 4, 4), folder, long_s=1.0, gather_s=30.0, say=lines.append
+    ):
+        if grid.rank == 3:
+            hang_here(folder)
+        if grid.rank in (2, 3):
+            call(grid, "x", "fused", {})
+        call(grid, "y", "fused", {})
+        dist.barrier()
+    return lines
+
+
+def test_a_rank_that_waits_itself_is_not_blamed(pool, tmp_path) -> None:
+    (line,) = [line for lines in pool(4).run(wait_on_two_axes, tmp_path) for line in lines]
+    assert line.startswith("rank 3 holds the job up: rank 2 has waited for it")
+    assert "of axis x (ranks 2, 3)" in line
+
+
+def test_a_step_that_does_not_end_is_noticed(tmp_path) -> None:
+    lines: list[str] = []
+    with Watchdog(
+        HashStore(), Process(), tmp_path, long_s=0.5, gather_s=5, say=lines.append
+    ) as watchdog:
+        watchdog.step_ended()
+        hang_here(tmp_path)
+    (path,) = (tmp_path / HANGS).glob("*/rank-0.txt")
+    assert "Rank 0 asked all ranks for reports: its last step ended 0." in path.read_text()
+    assert "in hang_here" in path.read_text()
+    assert len(lines) == 1 and lines[0].startswith("no rank has waited for another for 1 s")
+
+
+def test_a_signal_asks_and_the_process_goes_on(tmp_path) -> None:
+    lines: list[str] = []
+    before = signal.getsignal(SIGNAL)
+    watchdog = Watchdog(HashStore(), Process(), tmp_path, long_s=60, gather_s=5, say=lines.append)
+    with watchdog, SignalListener({SIGNAL: watchdog.hear}):
+        for count in (1, 2):
+            time.sleep(2.5 * (count - 1))  # signals in quick succession are one question
+            os.kill(os.getpid(), SIGNAL)
+            os.kill(os.getpid(), SIGNAL)
+            deadline = time.monotonic() + 10
+            while len(summaries(tmp_path)) < count and time.monotonic() < deadline:
+                time.sleep(0.01)
+    assert len(lines) == len(summaries(tmp_path)) == 2
+    assert signal.getsignal(SIGNAL) == before
+
+
+def test_the_report_comes_before_the_wait_fails() -> None:
+    for timeout_s in (0.01, 1.0, 5.0, 600.0, 1e6):
+        times = times_for(timeout_s)
+        assert 0 < times["long_s"] + times["gather_s"] < timeout_s
+        assert times["long_s"] >= 0.75 * timeout_s
+
+
+@pytest.mark.timeout(180)
+def test_the_last_lines_of_a_job_say_who_held_it_up(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "12")
+    folder = tmp_path / "run"
+    job = subprocess.Popen(
+        command(folder, "--train.steps", "1000000", "--grid", "2x1x2"),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: len(losses(folder)) > 2)
+        job.send_signal(SIGNAL)
+        wait_until(lambda: bool(summaries(folder)))
+        assert len(list((folder / HANGS).glob("*/rank-*.txt"))) == 4
+        steps = len(losses(folder))
+        wait_until(lambda: len(losses(folder)) > steps)  # it goes on
+        stopped = workers_of(job.pid)[2]
+        os.kill(stopped, signal.SIGSTOP)
+        wait_until(lambda: len(workers_of(job.pid)) < 4)  # a rank has given up
+    finally:
+        for worker in workers_of(job.pid):
+            if worker == stopped:
+                os.kill(stopped, signal.SIGKILL)  # as the agent would, 30 s later
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == 1
+    error, how = output.strip().splitlines()[-2:]
+    assert re.match(r"error: rank 2 holds the job up: rank [03] has waited for it for 9\.", error)
+    assert "It gives no report: it has been stopped, or runs native code" in error
+    assert " (pid " in how
+    assert "Traceback" not in output
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "nothing has changed for a minute"
+        time.sleep(0.05)
