@@ -1,0 +1,116 @@
+"""Two hosts, as namespaces of their own: neither sees the name or the processes of the other."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from axonn_ext.watchdog.summary import summaries
+from commands import AXONN, environment, processes_with, wait_until
+from kills import COMMON, losses
+
+TRAINING = (*COMMON, "--grid", "1x2x1", "--train.threads", "1")
+
+# Needs the right to make namespaces, as root has it.
+UNSHARE = ("unshare", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child")
+
+
+def can_unshare() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*UNSHARE, "true"], capture_output=True).returncode == 0
+
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not can_unshare(), reason="cannot make namespaces here"),
+]
+
+
+def start_hosts(folder: Path, steps: int, **variables: str) -> list[subprocess.Popen[str]]:
+    """A torchrun with one rank on each of two hosts."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    hosts = []
+    for number in range(2):
+        train = [
+            *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"),
+            *("--nproc-per-node", "1", "--node-rank", str(number)),
+            *("--master-addr", "127.0.0.1", "--master-port", str(port)),
+            *("-m", "axonn_ext", "train", "--out", str(folder), *TRAINING),
+            *("--train.steps", str(steps)),
+        ]
+        name = ("sh", "-c", f'hostname host-{number} && exec "$@"', "sh")
+        hosts.append(
+            subprocess.Popen(
+                [*UNSHARE, *name, *train], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                text=True, env=environment() | {"GLOO_SOCKET_IFNAME": "lo"} | variables,
+            )
+        )  # fmt: skip
+    return hosts
+
+
+@contextmanager
+def endless_hosts(folder: Path, **variables: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Two hosts that train until they are stopped, and the pids of their ranks."""
+    hosts = start_hosts(folder, 1_000_000, **variables)
+    try:
+        wait_until(lambda: len(losses(folder)) >= 3, "three steps", timeout_s=120)
+        yield hosts
+    finally:
+        for host in hosts:
+            host.kill()
+
+
+def pid_of(folder: Path, rank: int) -> int:
+    """The process of a rank, as this namespace numbers it."""
+    return {rank: pid for pid, rank in processes_with(str(folder)).items()}[rank]
+
+
+def test_two_hosts_have_the_losses_of_one(tmp_path) -> None:
+    for host in start_hosts(tmp_path / "two", 5):
+        output, _ = host.communicate(timeout=120)
+        assert host.returncode == 0, output
+    command = [*AXONN, "train", "--out", str(tmp_path / "one"), *TRAINING, "--train.steps", "5"]
+    subprocess.run(command, check=True, capture_output=True, timeout=120, env=environment())
+    two, one = losses(tmp_path / "two"), losses(tmp_path / "one")
+    assert list(two) == list(one) == [1, 2, 3, 4, 5]
+    # fp32 sums in another order: gloo's between hosts, ours in shared memory.
+    assert all(math.isclose(two[step], one[step], rel_tol=1e-5) for step in one)
+
+
+def test_a_rank_that_is_killed_ends_both_hosts(tmp_path) -> None:
+    with endless_hosts(folder := tmp_path / "two") as hosts:
+        began = time.monotonic()
+        os.kill(pid_of(folder, 1), signal.SIGKILL)
+        outputs = [host.communicate(timeout=60)[0] for host in hosts]
+        seconds = time.monotonic() - began
+    assert all(host.returncode != 0 for host in hosts)
+    assert seconds < 10
+    assert re.search(r"\[rank 0\] error: .*(rank 1|peer|Connection)", outputs[0]), outputs[0]
+
+
+def test_a_rank_that_hangs_on_the_other_host_is_named(tmp_path) -> None:
+    folder = tmp_path / "two"
+    with endless_hosts(folder, AXONN_TIMEOUT_SECONDS="8") as hosts:
+        os.kill(pid_of(folder, 1), signal.SIGSTOP)
+        wait_until(lambda: bool(summaries(folder)), "a report")
+        wait_until(lambda: 0 not in processes_with(str(folder)).values(), "the end of rank 0")
+        os.kill(pid_of(folder, 1), signal.SIGKILL)
+        output = hosts[0].communicate(timeout=60)[0]
+    line = r"rank 1 holds the job up: rank 0 has waited for it for .* of axis y \(ranks 0, 1\)"
+    assert re.search(f"watchdog: {line}", output), output
