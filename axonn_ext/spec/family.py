@@ -69,8 +69,9 @@ class HuggingFace:
     def config_json(self, config: ModelConfig) -> dict[str, Any]:
         """Returns what transformers' config.json says of a model of the family."""
         values: dict[str, Any] = {"model_type": self.model_type}
+        sizes = {"num_kv_heads": config.kv_heads, "intermediate_size": config.mlp_size}
         for ours, theirs in self.keys.items():
-            values[theirs] = getattr(config, ours)
+            values[theirs] = sizes[ours] if ours in sizes else getattr(config, ours)
         values[self.activation_key] = self.activations[0]
         if config.traits.rotary:
             values["rope_theta"] = config.rope_theta
