@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from axonn_ext.grid import Grid
+from axonn_ext.models.stored import Stored
 from axonn_ext.nn import MLP, Attention, CrossEntropy, Embedding, Init, Linear
 from axonn_ext.nn.loss import IGNORE_INDEX
-from axonn_ext.nn.sharded import own_rows
+from axonn_ext.nn.sharded import ParameterSpec, ShardedModule, own_rows, sharded_parameters
 from axonn_ext.ops._arguments import check_tensor
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
@@ -59,14 +60,6 @@ class StateNames:
             return name
         top = {"blocks": self.blocks, "norm": self.norm, self.own_table: self.table}
         return f"{self.body}.{top.get(first, first)}{dot}{rest}"
-
-    def own(self, name: str) -> str:
-        """Ours for one of theirs."""
-        for ours, theirs in self.block.items():
-            name = name.replace(theirs, ours)
-        first, dot, rest = name.removeprefix(f"{self.body}.").partition(".")
-        top = {self.blocks: "blocks", self.norm: "norm", self.table: self.own_table}
-        return f"{top.get(first, first)}{dot}{rest}"
 
 
 class Transformer(nn.Module, NamedState):
@@ -150,25 +143,47 @@ class Transformer(nn.Module, NamedState):
         x = self.run_blocks(self.blocks, self.embed(token_ids, table, length), length)
         return self.lm_head(self.norm(x), table)
 
+    def stored(self, name: str) -> Stored:
+        """Returns how Hugging Face's model stores one of our parameters."""
+        rows = self.get_parameter_spec(name).full_sizes[0]
+        return self.arranged(name, self.names.public(name), rows)
+
+    def arranged(self, name: str, public: str, rows: int) -> Stored:
+        """Returns `stored` for a parameter; subclasses say which are fused or transposed.
+
+        public: the name that the parameter would have if only names differed. rows: its whole rows.
+        """
+        return Stored(((public, rows),))
+
     def export_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        public = self.to_public({self.names.public(name): t for name, t in state.items()})
-        table = f"{self.names.body}.{self.names.table}.weight"
-        if self.config.tie_embeddings and table in public:
-            public["lm_head.weight"] = public[table]
+        public: dict[str, Tensor] = {}
+        for name, tensor in state.items():
+            public |= self.stored(name).export(tensor)
+        if self.config.tie_embeddings and self.table_name in public:
+            public["lm_head.weight"] = public[self.table_name]
         return public
 
     def import_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.config.tie_embeddings:
-            drop_tied_head(state, f"{self.names.body}.{self.names.table}.weight")
-        return {self.names.own(name): t for name, t in self.to_own(state).items()}
+            drop_tied_head(state, self.table_name)
+        stored = {p.name: self.stored(p.name) for p in sharded_parameters(self)}
+        return {
+            name: where.restore(state)
+            for name, where in stored.items()
+            if all(part in state for part in where.names)
+        }
 
-    def to_public(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors under public names: from our arrangement to Hugging Face's."""
-        raise NotImplementedError
+    @property
+    def table_name(self) -> str:
+        """What Hugging Face's model calls the table of the embedding."""
+        return f"{self.names.body}.{self.names.table}.weight"
 
-    def to_own(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The reverse of `to_public`."""
-        raise NotImplementedError
+    def get_parameter_spec(self, name: str) -> ParameterSpec:
+        """Returns how the grid treats the parameter of that name."""
+        owner, _, own = name.rpartition(".")
+        module = self.get_submodule(owner)
+        assert isinstance(module, ShardedModule)
+        return module.specs[own]
 
     def loss(
         self, token_ids: Tensor, labels: Tensor, num_labels: Tensor | float | None = None
@@ -232,23 +247,6 @@ def residual_init(config: ModelConfig) -> Init:
     As in GPT-2, they are scaled by 1 / sqrt(the number of such outputs).
     """
     return Init.normal(config.init_std / (2 * config.num_layers) ** 0.5)
-
-
-# The functions below convert whole tensors between a fused weight and its separate parts.
-
-
-def split_qkv(fused: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """Splits a fused weight, whose rows are [q.., k, v] for each key-value head, into (q, k, v)."""
-    q_per_kv = config.num_heads // config.kv_heads
-    groups = fused.unflatten(0, (config.kv_heads, q_per_kv + 2, config.head_dim))
-    q, k, v = groups.split((q_per_kv, 1, 1), dim=1)
-    return q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)
-
-
-def fuse_qkv(parts: Sequence[Tensor], config: ModelConfig) -> Tensor:
-    """Returns the fused weight of (q, k, v), the reverse of `split_qkv`."""
-    heads = (t.unflatten(0, (config.kv_heads, -1, config.head_dim)) for t in parts)
-    return torch.cat(list(heads), dim=1).flatten(0, 2)
 
 
 def drop_tied_head(state: dict[str, Tensor], table_name: str) -> None:

@@ -6,16 +6,10 @@ are [in, out] and whose c_attn holds first all q, then all k, then all v.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
-from axonn_ext.models.transformer import (
-    StateNames,
-    Transformer,
-    fuse_qkv,
-    residual_init,
-    split_qkv,
-)
+from axonn_ext.models.stored import Stored, qkv_order
+from axonn_ext.models.transformer import StateNames, Transformer, residual_init
 from axonn_ext.nn import MLP, Attention, Init, LayerNorm, PositionEmbedding
 
 TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
@@ -65,21 +59,11 @@ class GPT2(Transformer):
     def embed(self, token_ids: Tensor, table: Tensor | None, length: int) -> Tensor:
         return self.wpe(super().embed(token_ids, table, length), length)
 
-    def to_public(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        for name in list(state):
-            if ".attn.c_attn." in name:
-                state[name] = torch.cat(split_qkv(state[name], self.config))
-            if name.endswith(TRANSPOSED):
-                state[name] = state[name].t().contiguous()
-        return state
-
-    def to_own(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        for name in list(state):
-            if name.endswith(TRANSPOSED):
-                state[name] = state[name].t()
-            if ".attn.c_attn." in name:
-                state[name] = fuse_qkv(state[name].chunk(3), self.config)
-        return state
+    def arranged(self, name: str, public: str, rows: int) -> Stored:
+        transposed = public.endswith(TRANSPOSED)
+        if ".attn.c_attn." in public:  # all q, then all k, then all v, in one tensor
+            return Stored(((public, rows),), qkv_order(self.config), transposed)
+        return Stored(((public, rows),), transposed=transposed)
 
 
 MODEL = GPT2

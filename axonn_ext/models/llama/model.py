@@ -6,16 +6,10 @@ separate weights.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from axonn_ext.models.transformer import (
-    StateNames,
-    Transformer,
-    fuse_qkv,
-    residual_init,
-    split_qkv,
-)
+from axonn_ext.models.stored import Stored, gate_up_order, qkv_order
+from axonn_ext.models.transformer import StateNames, Transformer, residual_init
 from axonn_ext.nn import MLP, Attention, RMSNorm, Rotary
 
 
@@ -55,35 +49,22 @@ class Llama(Transformer):
             out_init=residual_init(config), **self._linear_options,
         )  # fmt: skip
 
-    def to_public(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        public: dict[str, Tensor] = {}
-        for name, tensor in state.items():
-            if name.endswith("attention.qkv.weight"):
-                start = name.removesuffix("attention.qkv.weight") + "self_attn."
-                parts = split_qkv(tensor, self.config)
-                for part, piece in zip("qkv", parts, strict=True):
-                    public[f"{start}{part}_proj.weight"] = piece
-            elif name.endswith("mlp.up.weight"):
-                start = name.removesuffix("up.weight")
-                gate, up = tensor.unflatten(0, (-1, 2)).unbind(1)
-                public[f"{start}gate_proj.weight"] = gate.contiguous()
-                public[f"{start}up_proj.weight"] = up.contiguous()
-            else:
-                public[name] = tensor
-        return public
-
-    def to_own(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        for i in range(self.config.num_layers):
-            start = f"{self.names.body}.{self.names.blocks}.{i}."
-            qkv = [f"{start}self_attn.{part}_proj.weight" for part in "qkv"]
-            gate_up = [f"{start}mlp.{part}_proj.weight" for part in ("gate", "up")]
-            if all(name in state for name in qkv):
-                parts = [state.pop(name) for name in qkv]
-                state[f"{start}attention.qkv.weight"] = fuse_qkv(parts, self.config)
-            if all(name in state for name in gate_up):
-                parts = [state.pop(name) for name in gate_up]
-                state[f"{start}mlp.up.weight"] = torch.stack(parts, 1).flatten(0, 1)
-        return state
+    def arranged(self, name: str, public: str, rows: int) -> Stored:
+        config = self.config
+        start, _, part = public.rpartition(".")
+        if name.endswith(".attention.qkv.weight"):
+            heads = (config.num_heads, config.kv_heads, config.kv_heads)
+            start = start.removesuffix("attention.qkv") + "self_attn."
+            parts = tuple(
+                (f"{start}{p}_proj.{part}", n * config.head_dim)
+                for p, n in zip("qkv", heads, strict=True)
+            )
+            return Stored(parts, qkv_order(config))
+        if name.endswith(".mlp.up.weight"):
+            start = start.removesuffix("up")
+            parts = tuple((f"{start}{p}_proj.{part}", config.mlp_size) for p in ("gate", "up"))
+            return Stored(parts, gate_up_order(config.mlp_size))
+        return super().arranged(name, public, rows)
 
 
 MODEL = Llama

@@ -1,0 +1,104 @@
+"""How Hugging Face's models store our parameters, which fuse some of theirs.
+
+Every conversion follows from one description for each parameter: of whole tensors in both
+directions, and of the slices of their files that a rank's block needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from axonn_ext.spec.model import ModelConfig
+
+# Returns rows [first, last) of a stored tensor and, of a matrix, columns [first, last).
+ReadRows = Callable[[str, range, range | None], Tensor]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where the rows of one of our parameters are, a matrix [out, in] or a vector.
+
+    parts: the names of the stored tensors, and the rows of each. Their rows are counted through all
+        parts.
+    order: row i of ours is row order[i] of theirs; None: the rows have the same order.
+    transposed: they are stored as [in, out], so that a row of ours is a column there.
+    """
+
+    parts: tuple[tuple[str, int], ...]
+    order: Tensor | None = None
+    transposed: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the stored tensors."""
+        return tuple(name for name, _ in self.parts)
+
+    def export(self, whole: Tensor) -> dict[str, Tensor]:
+        """Returns the stored tensors of our whole parameter."""
+        if self.order is not None:
+            inverse = torch.empty_like(self.order)
+            inverse[self.order] = torch.arange(len(self.order))
+            whole = whole.index_select(0, inverse.to(whole.device))
+        rows = [rows for _, rows in self.parts]
+        pieces = (whole,) if len(rows) == 1 else whole.split(rows)
+        if self.transposed and whole.dim() == 2:
+            pieces = tuple(piece.t().contiguous() for piece in pieces)
+        return dict(zip(self.names, pieces, strict=True))
+
+    def restore(self, state: Mapping[str, Tensor]) -> Tensor:
+        """Returns our whole parameter, given the stored tensors: the reverse of `export`."""
+        pieces = [state[name] for name in self.names]
+        if self.transposed and pieces[0].dim() == 2:
+            pieces = [piece.t() for piece in pieces]
+        whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        return whole if self.order is None else whole.index_select(0, self.order.to(whole.device))
+
+    def read(self, offsets: Sequence[int], sizes: Sequence[int], read_rows: ReadRows) -> Tensor:
+        """Returns a block of our parameter, of which only the rows that it needs are read.
+
+        Those of one part are read together, from the first to the last.
+        """
+        rows = range(offsets[0], offsets[0] + sizes[0])
+        columns = range(offsets[1], offsets[1] + sizes[1]) if len(sizes) == 2 else None
+        wanted = torch.arange(rows.start, rows.stop) if self.order is None else self.order[rows]
+        block: Tensor | None = None
+        start = 0
+        for name, count in self.parts:
+            here = (wanted >= start) & (wanted < start + count)
+            if here.any():
+                own = wanted[here] - start
+                first, last = int(own.min()), int(own.max())
+                found = self._read(name, range(first, last + 1), columns, read_rows)
+                if self.order is None:
+                    return found
+                if block is None:
+                    block = torch.empty(tuple(sizes), dtype=found.dtype)
+                block[here] = found[own - first]
+            start += count
+        assert block is not None
+        return block
+
+    def _read(self, name: str, rows: range, columns: range | None, read_rows: ReadRows) -> Tensor:
+        if self.transposed and columns is not None:
+            return read_rows(name, columns, rows).t()
+        return read_rows(name, rows, columns)
+
+
+def qkv_order(config: ModelConfig) -> Tensor:
+    """Returns where the rows of a fused qkv weight are in those of q, k and v, one after the other.
+
+    The fused rows are [q.., k, v] for each key-value head.
+    """
+    heads, kv_heads, size = config.num_heads, config.kv_heads, config.head_dim
+    q = torch.arange(heads * size).view(kv_heads, -1)
+    k = heads * size + torch.arange(kv_heads * size).view(kv_heads, -1)
+    return torch.cat([q, k, k + kv_heads * size], 1).flatten()
+
+
+def gate_up_order(size: int) -> Tensor:
+    """Returns where the rows of a fused weight gate, up, gate, up, ... are in gate's, then up's."""
+    return torch.arange(2 * size).view(2, size).t().flatten()
