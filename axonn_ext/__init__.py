@@ -7,6 +7,7 @@
     axonn_ext.sync_gradients, clip_grad_norm_    between backward and the optimizer
     axonn_ext.overlap                            gathers and sums that run beside computation
     axonn_ext.full_state_dict, ...               whole tensors, on any grid
+    axonn_ext.from_pretrained, save_pretrained   Hugging Face's models, on any grid
     axonn_ext.checkpoint                         saves and loads, on any grid
     axonn_ext.trace_communication                what crosses ranks, in bytes
     axonn_ext.planner                            finds the fastest grid, and predicts its memory
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from axonn_ext.gradients import clip_grad_norm_, sync_gradients
     from axonn_ext.grid import Grid
     from axonn_ext.nn import initialize
+    from axonn_ext.pretrained import from_pretrained, save_pretrained
     from axonn_ext.spec.grid import GridShape
     from axonn_ext.state import full_gradients, full_state_dict, load_full_state_dict
     from axonn_ext.tracing import CommunicationRecord, CommunicationTrace, trace_communication
@@ -42,6 +44,7 @@ __all__ = [
     "__version__",
     "checkpoint",
     "clip_grad_norm_",
+    "from_pretrained",
     "full_gradients",
     "full_state_dict",
     "initialize",
@@ -51,6 +54,7 @@ __all__ = [
     "ops",
     "overlap",
     "planner",
+    "save_pretrained",
     "symmetric_memory_bytes_in_use",
     "sync_gradients",
     "trace_communication",
@@ -66,10 +70,12 @@ _HOMES = {
     "Grid": "grid",
     "GridShape": "grid",
     "clip_grad_norm_": "gradients",
+    "from_pretrained": "pretrained",
     "full_gradients": "state",
     "full_state_dict": "state",
     "initialize": "nn",
     "load_full_state_dict": "state",
+    "save_pretrained": "pretrained",
     "symmetric_memory_bytes_in_use": "_library",
     "sync_gradients": "gradients",
     "trace_communication": "tracing",

@@ -15,6 +15,7 @@ from axonn_ext.checkpoint.files import find_problems
 from axonn_ext.checkpoint.folder import CHECKPOINTS, CheckpointFolder, find_checkpoint, last_good
 from axonn_ext.checkpoint.manifest import Manifest, read_manifest
 from axonn_ext.checkpoint.rewrite import reshard
+from axonn_ext.inputs.errors import InputError
 from axonn_ext.terminal.arguments import whole
 from axonn_ext.terminal.console import Console, plain_table, print_table, say
 from axonn_ext.terminal.errors import TrainingError, UserError, refuse_extra
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     refuse_extra("checkpoint", extra)
     try:
         return int(args.function(args))
-    except CheckpointError as error:
+    except (CheckpointError, InputError) as error:
         raise UserError(str(error)) from None
     except OSError as error:
         raise TrainingError(str(error)) from None

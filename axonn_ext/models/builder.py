@@ -18,18 +18,21 @@ def build(
     grid: Grid,
     parallel: ParallelConfig | None = None,
     *,
-    seed: int = 0,
+    seed: int | None = 0,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Transformer:
     """Returns the model with its initial values, which are the same on every grid.
+
+    seed: None leaves the memory of the parameters as it is, for values that are read from files.
 
     Raises ValueError, which names the parameter and the numbers, where the grid does not divide
     the model. `check` lists all broken rules without building anything.
     """
     modules = import_module(f"axonn_ext.models.{config.family}.model")
     model: Transformer = modules.MODEL(config, grid, parallel or ParallelConfig(), dtype=dtype)
-    initialize(model, seed=seed)  # runs on the CPU, so that every device has the same bits
+    if seed is not None:
+        initialize(model, seed=seed)  # runs on the CPU, so that every device has the same bits
     if torch.device(device).type != "cpu":  # `to` would fail for fake tensors
         model.to(device)
     return model

@@ -24,7 +24,7 @@ class Stored:
 
     parts: the names of the stored tensors, and the rows of each. Their rows are counted through all
         parts.
-    order: row i of ours is row order[i] of theirs; None: the rows have the same order.
+    order: row i of ours is row order[i] of theirs; None: the rows of a single part as they are.
     transposed: they are stored as [in, out], so that a row of ours is a column there.
     """
 
@@ -36,6 +36,13 @@ class Stored:
     def names(self) -> tuple[str, ...]:
         """The names of the stored tensors."""
         return tuple(name for name, _ in self.parts)
+
+    def shapes(self, full_sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of the stored tensors, where our parameter has these whole sizes."""
+        rest = tuple(full_sizes[1:])
+        shapes = ((rows, *rest) for _, rows in self.parts)
+        turned = (shape[::-1] if self.transposed else shape for shape in shapes)
+        return dict(zip(self.names, turned, strict=True))
 
     def export(self, whole: Tensor) -> dict[str, Tensor]:
         """Returns the stored tensors of our whole parameter."""

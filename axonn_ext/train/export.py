@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 from torch.distributed import HashStore
@@ -11,19 +9,19 @@ from torch.distributed import HashStore
 import axonn_ext
 from axonn_ext import models
 from axonn_ext.checkpoint import CheckpointError, load
-from axonn_ext.checkpoint.files import write_tensors, write_text
 from axonn_ext.checkpoint.manifest import read_manifest
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.models import ModelConfig, ParallelConfig
+from axonn_ext.pretrained import save_pretrained
 from axonn_ext.train.job import DTYPES
 
 
 def export(checkpoint: Path, out: Path, *, dtype: str) -> ModelConfig:
-    """Writes model.safetensors and config.json to a new folder; returns the model's description.
+    """Writes the model to a new folder as `save_pretrained` does; returns its description.
 
     The whole model is in memory, in the given dtype. Raises CheckpointError for a checkpoint that
-    is damaged or that `axonn-ext train` did not write, and OSError.
+    is damaged or that `axonn-ext train` did not write, and InputError for the folder.
     """
     extra = read_manifest(checkpoint).extra
     try:
@@ -36,19 +34,5 @@ def export(checkpoint: Path, out: Path, *, dtype: str) -> ModelConfig:
         parallel = ParallelConfig()
         model = models.build(config, axonn_ext.Grid(), parallel, seed=0, dtype=DTYPES[dtype])
         load(checkpoint, model=model, random=False)
-        state = axonn_ext.full_state_dict(model)
-    if config.tie_embeddings:
-        state.pop("lm_head.weight")  # the same tensor as the table
-    state = {name: tensor.contiguous() for name, tensor in state.items()}
-    described = config.traits.hugging_face.config_json(config)
-    names = {"fp32": "float32", "bf16": "bfloat16"}
-    described |= {"torch_dtype": names[dtype]}
-    partial = out.with_name(f".{out.name}.partial")
-    partial.mkdir(parents=True)
-    try:
-        write_tensors(partial / "model.safetensors", state, {"format": "pt"})
-        write_text(partial / "config.json", json.dumps(described, indent=2) + "\n")
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        save_pretrained(model, out)
     return config

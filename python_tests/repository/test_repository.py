@@ -30,6 +30,7 @@ LAYERS = (
     ("models",),
     ("pipeline", "optim", "data"),
     ("checkpoint", "memorization", "watchdog"),
+    ("pretrained",),
     ("__init__",),  # the public names, which the trainer uses as a user would
     ("calibrate",),
     ("train",),
@@ -38,7 +39,7 @@ LAYERS = (
 )
 LEVELS = {part: level for level, layer in enumerate(LAYERS) for part in layer}
 PLANNER_IMPORTS = (["planner"], ["spec"], ["inputs"])
-PLANNER_USERS = {"__init__", "calibrate", "train", "bench", "cli"}
+PLANNER_USERS = {"__init__", "calibrate", "pretrained", "train", "bench", "cli"}
 EXEMPT = {"__main__"}  # may import everything
 
 PYTHON_FILES = sorted(PACKAGE.rglob("*.py"))

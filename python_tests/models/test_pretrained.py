@@ -1,0 +1,224 @@
+"""Hugging Face's folders, in and out: the same tensors, bit for bit, on every grid."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+
+import axonn_ext
+from axonn_ext import GridShape, from_pretrained, full_state_dict, models, save_pretrained
+from axonn_ext.inputs.errors import InputError
+from axonn_ext.models import ModelConfig, ParallelConfig
+from axonn_ext.models.plain import PlainTransformer
+from grids import factorisations, grid_of
+from model_cases import CONFIGS, random_batch
+
+GRIDS = {
+    1: [GridShape()],
+    2: factorisations(2),
+    4: factorisations(4),
+    8: [GridShape(2, 2, 2), GridShape(2, 2, 1, 2), GridShape(1, 2, 2, 2), GridShape(2, 1, 2, 2)],
+}
+
+
+def write_folder(folder: Path, config: ModelConfig, *, num_files: int = 1) -> None:
+    """What transformers writes for a model with random weights."""
+    folder.mkdir(parents=True)
+    torch.manual_seed(3)
+    state = PlainTransformer(config).state_dict()
+    for tensor in state.values():
+        tensor.uniform_(-0.1, 0.1)  # norms and biases, too
+    if config.tie_embeddings:
+        del state["lm_head.weight"]
+    described = config.traits.hugging_face.config_json(config)
+    (folder / "config.json").write_text(json.dumps(described | {"bos_token_id": 7}))
+    (folder / "tokenizer.json").write_text("{}")
+    names = sorted(state)
+    files = [names[i::num_files] for i in range(num_files)]
+    if num_files == 1:
+        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    weight_map = {}
+    for number, part in enumerate(files):
+        file = f"model-{number + 1:05d}-of-{num_files:05d}.safetensors"
+        save_file({name: state[name].contiguous() for name in part}, folder / file)
+        weight_map |= dict.fromkeys(part, file)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        state |= load_file(file)
+    return state
+
+
+def load_and_save(folder: Path, out: Path, shape: GridShape, layout: str) -> tuple[bool, float]:
+    """Whether the model has the tensors of the files; its loss. It is saved to `out`, too."""
+    model = from_pretrained(folder, grid_of(shape), ParallelConfig(layout=layout))
+    stored, state = stored_tensors(folder), full_state_dict(model)
+    if model.config.tie_embeddings:
+        state.pop("lm_head.weight")
+    equal = state.keys() == stored.keys() and all(torch.equal(state[n], stored[n]) for n in stored)
+    ids, labels = random_batch()
+    grid = grid_of(shape)
+    rows = {0: ("data", "z")}
+    loss = model.loss(grid.shard(ids, rows), grid.shard(labels, rows), 42.0)
+    save_pretrained(model, out, like=folder, shard_bytes=20_000)
+    return equal, loss.item()
+
+
+@pytest.mark.parametrize("world_size", GRIDS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_grid_reads_and_writes_the_same_bits(name, world_size, pool, tmp_path) -> None:
+    config = CONFIGS[name]
+    write_folder(folder := tmp_path / "in", config, num_files=3)
+    want = stored_tensors(folder)
+    plain = PlainTransformer(config)
+    tied = {"lm_head.weight": want[table_of(plain)]} if config.tie_embeddings else {}
+    plain.load_state_dict(want | tied)
+    loss = plain.loss(*random_batch(), 42.0).item()
+    for number, shape in enumerate(GRIDS[world_size]):
+        out = tmp_path / f"out-{number}"
+        layout = ("sharded", "replicated")[number % 2]
+        for equal, found in pool(world_size).run(load_and_save, folder, out, shape, layout):
+            assert equal, shape
+            assert found == pytest.approx(loss, rel=2e-6)  # fp32 sums in another order
+        written = stored_tensors(out)
+        assert written.keys() == want.keys()
+        assert all(torch.equal(written[n], want[n]) for n in want), shape
+        described = json.loads((out / "config.json").read_text())
+        assert described["bos_token_id"] == 7, "what says nothing about shapes is kept"
+        assert (out / "tokenizer.json").read_text() == "{}"
+        assert len(list(out.glob("model-*.safetensors"))) > 1
+        index = json.loads((out / "model.safetensors.index.json").read_text())
+        assert index["weight_map"].keys() == want.keys()
+
+
+def table_of(plain: PlainTransformer) -> str:
+    table = plain.lm_head.weight
+    names = {id(p): name for name, p in reversed(list(plain.named_parameters()))}
+    return names[id(table)]
+
+
+@pytest.fixture
+def alone() -> None:
+    """A world of one rank in this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+LLAMA = CONFIGS["llama"]
+
+
+def spoiled(folder: Path, what: str) -> None:
+    index = folder / "model.safetensors.index.json"
+    first = next(iter(sorted(folder.glob("model-*.safetensors"))))
+    if what == "a missing file":
+        first.unlink()
+    elif what == "a short file":
+        first.write_bytes(first.read_bytes()[:-100])
+    elif what == "no tensors":
+        index.unlink()
+    elif what == "pickled":
+        index.unlink()
+        (folder / "pytorch_model.bin").write_bytes(b"")
+    elif what == "a missing tensor":
+        values = json.loads(index.read_text())
+        del values["weight_map"]["model.norm.weight"]
+        index.write_text(json.dumps(values))
+    elif what == "a path":
+        values = json.loads(index.read_text())
+        values["weight_map"]["model.norm.weight"] = "../secret"
+        index.write_text(json.dumps(values))
+    elif what == "no index":
+        index.write_text("{")
+    else:
+        state = load_file(first)
+        name = next(iter(state))
+        if what == "another shape":
+            state[name] = torch.zeros(3, 5)
+        else:
+            state["model.extra.weight"] = torch.zeros(1)
+            values = json.loads(index.read_text())
+            values["weight_map"]["model.extra.weight"] = first.name
+            index.write_text(json.dumps(values))
+        save_file(state, first)
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("a missing file", r"model-00001-of-00003\.safetensors: is missing"),
+        ("a short file", r"model-00001-of-00003\.safetensors: is not a whole safetensors file"),
+        ("no tensors", r"expected model\.safetensors, or model\.safetensors\.index\.json"),
+        ("pickled", r"got pickled weights, which can run code: load them with transformers once"),
+        ("a missing tensor", r"tensors are missing: model\.norm\.weight"),
+        ("a path", "expected a weight_map from tensors to files of this folder"),
+        ("no index", "is not JSON"),
+        ("another shape", r"must have shape \[.*\] by config\.json, got \[3, 5\]"),
+        ("an extra tensor", r"tensors that the model does not have: model\.extra\.weight"),
+    ],
+)
+def test_a_folder_that_is_not_whole_is_refused(what, expected, tmp_path, alone) -> None:
+    write_folder(folder := tmp_path / "model", LLAMA, num_files=3)
+    spoiled(folder, what)
+    with pytest.raises(InputError, match=expected):
+        from_pretrained(folder, axonn_ext.Grid())
+
+
+def test_names_without_the_body_and_old_buffers_are_understood(tmp_path, alone) -> None:
+    config = CONFIGS["gpt2"]
+    write_folder(folder := tmp_path / "model", config)
+    state = load_file(folder / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
+    bare["h.0.attn.bias"] = torch.ones(1, 1, 8, 8)
+    bare["h.0.attn.masked_bias"] = torch.tensor(-1e4)
+    save_file(bare, folder / "model.safetensors")
+    model = from_pretrained(folder, axonn_ext.Grid())
+    found = full_state_dict(model)
+    assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+def test_dtype_and_length_can_be_chosen(tmp_path, alone) -> None:
+    write_folder(folder := tmp_path / "model", LLAMA)
+    model = from_pretrained(folder, axonn_ext.Grid(), dtype=torch.bfloat16, sequence_length=4)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert model.config == dataclasses.replace(LLAMA, sequence_length=4)
+    write_folder(other := tmp_path / "gpt2", CONFIGS["gpt2"])
+    with pytest.raises(InputError, match="sequence_length=4: gpt2 has a table of 8 positions"):
+        from_pretrained(other, axonn_ext.Grid(), sequence_length=4)
+
+
+def test_a_folder_that_exists_is_not_overwritten(tmp_path, alone) -> None:
+    model = models.build(LLAMA, axonn_ext.Grid())
+    (tmp_path / "there").mkdir()
+    with pytest.raises(InputError, match="there: expected a new folder"):
+        save_pretrained(model, tmp_path / "there")
+    with pytest.raises(InputError, match=r"save_pretrained: .*config\.json"):
+        save_pretrained(model, tmp_path / "new", like=tmp_path / "nowhere")
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def spoil_on_one_rank(folder: Path) -> str:
+    shape = GridShape(x=2)
+    grid = grid_of(shape)
+    try:
+        from_pretrained(folder if grid.rank == 0 else folder / "nowhere", grid)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def test_a_rank_that_cannot_read_fails_all(tmp_path, pool) -> None:
+    write_folder(folder := tmp_path / "model", LLAMA)
+    first, second = pool(2).run(spoil_on_one_rank, folder)
+    assert first == f"rank 1: {second}" and "nowhere" in second
