@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,9 @@ from torch import Tensor, nn
 
 from axonn_ext.grid import Grid
 from axonn_ext.nn.linear import Linear
+from axonn_ext.nn.norm import HeadNorm
 from axonn_ext.nn.sharded import Init
+from axonn_ext.spec.model import RopeScaling
 
 
 class Rotary(nn.Module):
@@ -19,11 +23,19 @@ class Rotary(nn.Module):
     Source: Su et al., arXiv:2104.09864. Llama's public weights pair the features in the same way.
     """
 
-    def __init__(self, head_dim: int, max_length: int, theta: float = 10000.0) -> None:
+    def __init__(
+        self,
+        head_dim: int,
+        max_length: int,
+        theta: float = 10000.0,
+        scaling: RopeScaling | None = None,
+    ) -> None:
         super().__init__()
         if head_dim % 2:
             raise ValueError(f"Rotary: head_dim must be even, got {head_dim}")
         frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        if scaling is not None:
+            frequencies = _scaled(frequencies, scaling)
         angles = torch.outer(torch.arange(max_length, dtype=torch.float64), frequencies)
         angles = torch.cat([angles, angles], -1)  # [max_length, head_dim]
         self.cos: Tensor
@@ -37,6 +49,14 @@ class Rotary(nn.Module):
         cos, sin = self.cos[:length].to(x.dtype), self.sin[:length].to(x.dtype)
         low, high = x.chunk(2, -1)
         return x * cos + torch.cat([-high, low], -1) * sin
+
+
+def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Returns the frequencies of waves of which the long ones are made longer; see RopeScaling."""
+    waves = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)  # per sequence
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((waves - low) / (high - low)).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / scaling.factor)
 
 
 class Attention(nn.Module):
@@ -54,6 +74,9 @@ class Attention(nn.Module):
                                rows, and as many bytes
         replicated             sequences over (data, z), heads over x; all y ranks compute the same
 
+    head_norm_eps: where given, RMSNorms over the features of a head normalise queries and keys
+    before they are rotated (q_norm, k_norm), as in Qwen3.
+
     Raises ValueError where the axes do not divide the key-value heads or the sequences.
     """
 
@@ -66,7 +89,9 @@ class Attention(nn.Module):
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         rotary: Rotary | None = None,
+        head_norm_eps: float | None = None,
         bias: bool = True,
+        out_bias: bool | None = None,
         layout: str = "sharded",
         heads_over_y: bool = False,
         init: Init | None = None,
@@ -97,18 +122,27 @@ class Attention(nn.Module):
         heads = num_heads + 2 * self.num_kv_heads
         moved_dim = int(heads_over_y)
         linear = partial(
-            Linear, grid=grid, bias=bias, layout=layout, save_gathered=save_gathered,
+            Linear, grid=grid, layout=layout, save_gathered=save_gathered,
             reshard_after_forward=reshard_after_forward, algorithm=algorithm, seed=seed,
             dtype=dtype, device=device,
         )  # fmt: skip
         self.qkv = linear(
             hidden_size, heads * self.head_dim, role="expand", scatter_dim=moved_dim, init=init,
-            name="qkv",
+            bias=bias, name="qkv",
         )  # fmt: skip
         self.out = linear(
             num_heads * self.head_dim, hidden_size, role="contract", gather_dim=moved_dim,
-            init=out_init or init, name="out",
+            init=out_init or init, bias=bias if out_bias is None else out_bias, name="out",
         )  # fmt: skip
+        self.q_norm: HeadNorm | None = None
+        self.k_norm: HeadNorm | None = None
+        if head_norm_eps is not None:
+            options: dict[str, Any] = {
+                "grid": grid, "eps": head_norm_eps, "layout": layout, "dtype": dtype,
+                "device": device,
+            }  # fmt: skip
+            self.q_norm = HeadNorm(self.head_dim, **options)
+            self.k_norm = HeadNorm(self.head_dim, **options)
 
     def forward(self, x: Tensor, sequence_length: int) -> Tensor:
         qkv = self.qkv(x)  # [sequences * length, groups * (q_per_kv + 2) * head_dim]
@@ -121,6 +155,8 @@ class Attention(nn.Module):
         q_per_kv = self.num_heads // self.num_kv_heads
         t = qkv.unflatten(0, (-1, sequence_length)).unflatten(-1, (-1, q_per_kv + 2, self.head_dim))
         q, k, v = (u.flatten(2, 3).transpose(1, 2) for u in t.split((q_per_kv, 1, 1), dim=3))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary is not None:
             q, k = self.rotary(q), self.rotary(k)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q_per_kv > 1)

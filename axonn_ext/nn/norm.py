@@ -96,6 +96,41 @@ class LayerNorm(_Norm):
         )
 
 
+class HeadNorm(ShardedModule):
+    """x / sqrt(mean(x^2) + eps) * weight over the features of each head, x [..., D].
+
+    All heads have one weight [D], which every rank holds whole. The module issues no collectives;
+    `sync_gradients` sums the gradient over the axes that split heads and rows.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        grid: Grid,
+        eps: float = 1e-5,
+        layout: str = "sharded",
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(grid)
+        check_choice("layout", layout, LAYOUTS)
+        self.features, self.eps = features, eps
+        # In `replicated` all y ranks compute the same.
+        summed_over = ("x", "y", "z", "data") if layout == "sharded" else ("x", "z", "data")
+        spec = ParameterSpec((features,), {}, summed_over, Init.constant(1.0))
+        self.add_parameter("weight", spec, dtype=dtype, device=device)
+        initialize(self, seed=0)  # a constant, whatever the seed
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (self.features,), self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.features}, eps={self.eps}"
+
+
 class _Normalize(torch.autograd.Function):
     """LayerNorm, or RMSNorm where there is no bias, as one node of the autograd graph.
 

@@ -26,7 +26,7 @@ _FP32, _INT64, _BOOL = 4, 8, 1
 class ModelSizes(NamedTuple):
     """Sizes of a model that are the same on every grid, in elements; see the legend.
 
-    kv: the features of all keys.
+    attention: the features of all queries. kv: the features of all keys.
     block: the elements of the four matrices of a block.
     runs[i]: the most elements that i successive matrices of a block have; after the last matrix
         comes the first one again.
@@ -38,13 +38,16 @@ class ModelSizes(NamedTuple):
     tied: bool
     layers: int
     hidden: int
+    attention: int
     qkv: int
     up: int
     mlp: int
     vocab: int
     heads: int
+    kv_heads: int
     kv: int
     length: int
+    head_norms: bool
     rotary: int
     block: int
     runs: tuple[int, int, int, int]
@@ -55,9 +58,11 @@ class ModelSizes(NamedTuple):
 def sizes_of(model: ModelConfig) -> ModelSizes:
     """Returns the sizes of the model; they are computed only once for each model."""
     traits = model.traits
-    # A block has four Linears and two norms. Outside of the blocks there are the embedding table,
-    # the table of positions, if there is one, and the last norm.
-    per_block = 4 * (1 + traits.has_biases) + 2 * traits.norm.num_vectors
+    # A block has four Linears, two norms and, in some families, norms of queries and keys. Outside
+    # of the blocks there are the embedding table, the table of positions, if there is one, and the
+    # last norm.
+    per_block = sum(1 + w.bias for w in model.block_linears) + 2 * traits.norm.num_vectors
+    per_block += 2 * traits.has_head_norms
     ends = 1 + (not traits.rotary) + traits.norm.num_vectors
     matrices = [w.n * w.k for w in model.block_linears]
     pairs = [matrices[i - 1] + matrices[i] for i in range(4)]
@@ -67,13 +72,16 @@ def sizes_of(model: ModelConfig) -> ModelSizes:
         tied=model.tie_embeddings,
         layers=model.num_layers,
         hidden=model.hidden_size,
+        attention=model.attention_size,
         qkv=model.qkv_size,
         up=model.up_size,
         mlp=model.mlp_size,
         vocab=model.vocab_size,
         heads=model.num_heads,
+        kv_heads=model.kv_heads,
         kv=model.kv_heads * model.head_dim,
         length=model.sequence_length,
+        head_norms=traits.has_head_norms,
         rotary=model.sequence_length * model.head_dim if traits.rotary else 0,
         block=sum(matrices),
         runs=(0, max(matrices), max(pairs), sum(matrices) - min(matrices)),
@@ -119,15 +127,18 @@ def kept_of(job: Job) -> Kept:
 
     # Attention keeps the result of qkv, its own result and its log-sum-exp in fp32.
     of_x = my * width // x
-    attention = of_x * (size.qkv + size.hidden) + my * size.heads // x * _FP32
+    attention = of_x * (size.qkv + size.attention) + my * size.heads // x * _FP32
     mlp = of_x * (size.up + size.mlp)
+    if size.head_norms:  # the normalised q and k are kept, with a number for each head and row
+        attention += of_x * (size.attention + size.kv)
+        attention += my * (size.heads + size.kv_heads) // x * _FP32
     if size.rotary:  # the rotated q and k are kept, with the angles of each
-        attention += of_x * (size.hidden + size.kv) + 4 * size.rotary * width
+        attention += of_x * (size.attention + size.kv) + 4 * size.rotary * width
     if size.gated:  # silu(gate) is kept, too
         mlp += of_x * size.mlp
     if gathered and y > 1:
         whole = m * width // x
-        attention += whole * size.hidden
+        attention += whole * size.attention
         mlp += (whole - of_x) * size.mlp  # the gathered input is kept instead of the rank's part
 
     positions = 0 if size.rotary else mx * _INT64

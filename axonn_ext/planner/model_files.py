@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from axonn_ext.inputs.errors import InputError, unknown
 from axonn_ext.inputs.files import is_folder, read_json
 from axonn_ext.inputs.tables import Table, read_table
 from axonn_ext.spec.family import FAMILIES, Family, HuggingFace, find_family
-from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.model import ModelConfig, RopeScaling
 from axonn_ext.spec.presets import DEFAULT_MODEL, PRESETS
 
 
@@ -119,13 +120,16 @@ def _of_family(family: Family, whole: Table) -> ModelConfig:
         values["sequence_length"] = min(values["sequence_length"], reach)
     if family.rotary:
         values["rope_theta"] = _rope_theta(table)
-    model = _model(table, family=family.name, **values)
-    if table.count("head_dim", model.head_dim) != model.head_dim:
-        raise table.error(
-            "head_dim",
-            f"{theirs.keys['hidden_size']} / {theirs.keys['num_heads']} = {model.head_dim}",
-        )
-    return model
+        values["rope_scaling"] = _rope_scaling(table)
+        values["head_size"] = _head_size(table, theirs, values)
+    return _model(table, family=family.name, **values)
+
+
+def _head_size(table: Table, theirs: HuggingFace, values: Mapping[str, Any]) -> int | None:
+    """Returns the features of a head, or None if they are hidden_size / num_heads."""
+    usual, left = divmod(values["hidden_size"], values["num_heads"])
+    size = table.count("head_dim", theirs.head_size or usual)
+    return None if size == usual and not left else size
 
 
 def _value(table: Table, theirs: HuggingFace, ours: str) -> Any:
@@ -139,16 +143,28 @@ def _value(table: Table, theirs: HuggingFace, ours: str) -> Any:
 
 
 def _rope_theta(table: Table) -> float:
-    """Returns the value of rope_theta; refuses scaled frequencies.
-
-    Since transformers 5, the key lies in the table rope_parameters.
-    """
-    if table.has("rope_scaling"):
-        raise table.error("rope_scaling", "null: rotary frequencies are not scaled")
+    """Returns the value of rope_theta, which transformers 5 puts into the table rope_parameters."""
     theta = table.positive("rope_theta", 10000.0)
     if not table.has("rope_parameters"):
         return theta
-    rope = table.table("rope_parameters")
-    if rope.text("rope_type", "default") != "default":
-        raise rope.error("rope_type", "'default': rotary frequencies are not scaled")
-    return rope.positive("rope_theta", theta)
+    return table.table("rope_parameters").positive("rope_theta", theta)
+
+
+def _rope_scaling(table: Table) -> RopeScaling | None:
+    """Returns how rotary frequencies are scaled; refuses other scalings than Llama 3's."""
+    for key in ("rope_scaling", "rope_parameters"):
+        if not table.has(key):
+            continue
+        rope = table.table(key)
+        kind = "rope_type" if rope.has("rope_type") or not rope.has("type") else "type"
+        if rope.one_of(kind, ("default", "llama3"), "default") == "llama3":
+            numbers = ("factor", "low_freq_factor", "high_freq_factor")
+            length = rope.count("original_max_position_embeddings")
+            try:
+                return RopeScaling(
+                    **{name: rope.positive(name) for name in numbers},
+                    original_max_position_embeddings=length,
+                )
+            except ValueError as error:
+                raise InputError(f"{table.file}: {error}") from None
+    return None

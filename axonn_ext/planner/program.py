@@ -203,8 +203,8 @@ class _Step:
         """Returns causal attention over whole sequences; in `replicated`, y ranks repeat it."""
         model = self.model
         rows = self.m_y
-        forward = 2 * rows * model.sequence_length * model.hidden_size // self.size["x"]
-        features = model.qkv_size + model.hidden_size
+        forward = 2 * rows * model.sequence_length * model.attention_size // self.size["x"]
+        features = model.qkv_size + model.attention_size
         return Task(
             f"attention {'backward' if backward else 'forward'}",
             # Backward computes the scores again: 5 products for forward's 2 (arXiv:2205.14135).
@@ -320,13 +320,15 @@ class _Step:
         model, size = self.model, self.size
         rows = ("x", "z", "data") if self.options.sharded else ("z", "data")
         norm = [(model.hidden_size // size["y"], rows)] * model.traits.norm.num_vectors
+        of_heads = ("x", "y", "z", "data") if self.options.sharded else ("x", "z", "data")
+        head_norms = [(model.head_dim, of_heads)] * (2 * model.traits.has_head_norms)
         table = (self._elements(model.head), ("data",))
         yield table
         if model.num_positions:
             yield model.num_positions * model.hidden_size // size["y"], rows
         qkv, out, up, down = (list(self._linear_parameters(w)) for w in model.block_linears)
         for _ in range(model.num_layers):
-            yield from (*norm, *qkv, *out, *norm, *up, *down)
+            yield from (*norm, *qkv, *out, *head_norms, *norm, *up, *down)
         yield from norm
         if not model.tie_embeddings:
             yield table
@@ -360,7 +362,7 @@ def parameters_of_rank(job: Job) -> int:
     biases = sum(w.n // getattr(grid, ROLES[w.role][0]) for w in model.block_linears if w.bias)
     return (
         (model.num_layers * block + tables) // (grid.x * grid.y * grid.z)
-        + model.num_layers * biases
+        + model.num_layers * (biases + model.head_norm_size)
         + vectors * model.hidden_size // grid.y
     )
 

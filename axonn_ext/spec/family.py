@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from axonn_ext.spec.model import ModelConfig
 
 # A family's module is loaded when a model of the family is first described.
-FAMILIES = ("gpt2", "llama", "mistral")
+FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class HuggingFace:
     activations: the names of activations that compute what the family's MLP computes.
         transformers' default comes first.
     must_be_false, must_be_null: the key of a feature that the family lacks -> the reason.
+    head_size: the head_dim that transformers takes where the key is missing; None: hidden_size /
+        num_heads. Only families with rotary positions have the key.
     window_key: the key of the attention window, in tokens; a null there means that there is no
         window. sequence_length is limited to the window, because attention over such sequences is
         the same with and without it.
@@ -65,6 +67,7 @@ class HuggingFace:
     must_be_false: Mapping[str, str] = field(default_factory=dict)
     must_be_null: Mapping[str, str] = field(default_factory=dict)
     window_key: str | None = None
+    head_size: int | None = None
 
     def config_json(self, config: ModelConfig) -> dict[str, Any]:
         """Returns what transformers' config.json says of a model of the family."""
@@ -74,8 +77,9 @@ class HuggingFace:
             values[theirs] = sizes[ours] if ours in sizes else getattr(config, ours)
         values[self.activation_key] = self.activations[0]
         if config.traits.rotary:
-            values["rope_theta"] = config.rope_theta
-            values["head_dim"] = config.head_dim
+            values |= {"rope_theta": config.rope_theta, "head_dim": config.head_dim}
+            if config.rope_scaling is not None:
+                values["rope_scaling"] = {"rope_type": "llama3"} | vars(config.rope_scaling)
         if self.window_key is not None:
             values[self.window_key] = None
         return values
@@ -87,6 +91,8 @@ class Family:
 
     name               the value of ModelConfig.family; the modules are in axonn_ext.models.<name>
     has_biases         whether the Linears of a block have biases; lm_head never has one
+    has_qkv_bias       whether qkv has one where the other Linears have none
+    has_head_norms     whether the queries and the keys of each head are normalised
     gated              the up Linear computes gate and up, and the MLP multiplies the two
     rotary             positions rotate queries and keys; otherwise a table of positions is learned
     grouped_query      whether num_kv_heads may be below num_heads
@@ -103,6 +109,8 @@ class Family:
     norm: Norm
     default_mlp_size: Callable[[int], int]
     hugging_face: HuggingFace
+    has_qkv_bias: bool = False
+    has_head_norms: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles only the name, by which another process finds the family."""

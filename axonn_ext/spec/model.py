@@ -6,6 +6,7 @@ features of a Linear.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -14,9 +15,9 @@ from axonn_ext.spec.family import Family, find_family
 
 _COUNTS = (
     "vocab_size", "hidden_size", "num_layers", "num_heads", "sequence_length", "num_kv_heads",
-    "intermediate_size",
+    "intermediate_size", "head_size",
 )  # fmt: skip
-_OPTIONAL = ("num_kv_heads", "intermediate_size")
+_OPTIONAL = ("num_kv_heads", "intermediate_size", "head_size")
 
 
 class LinearSpec(NamedTuple):
@@ -30,11 +31,36 @@ class LinearSpec(NamedTuple):
 
 
 @dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3's longer rotary waves, for sequences longer than those of pretraining.
+
+    The keys are those of config.json's rope_scaling with rope_type "llama3": waves that are longer
+    than original_max_position_embeddings / low_freq_factor get `factor` times as long, those
+    shorter than original_max_position_embeddings / high_freq_factor stay, and between the two the
+    change is gradual. Source: transformers, modeling_rope_utils.py.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+    def __post_init__(self) -> None:
+        if not (self.factor > 0 and 0 < self.low_freq_factor < self.high_freq_factor):
+            raise ValueError(
+                "rope_scaling must have factor > 0 and 0 < low_freq_factor < high_freq_factor, got "
+                f"{self}"
+            )
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """A decoder-only transformer.
 
     family: one of `FAMILIES`; models/<family>/family.py says what its models have in common.
     num_kv_heads: default num_heads. intermediate_size: default by the family and hidden_size.
+    head_size: the features of a head; default hidden_size / num_heads. rope_scaling: of rotary
+    positions.
     sequence_length: the longest sequence that the model can take.
 
     Raises ValueError for sizes that are not whole numbers >= 1, that do not divide each other, or
@@ -53,9 +79,13 @@ class ModelConfig:
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
     init_std: float = 0.02
+    head_size: int | None = None
+    rope_scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
         traits = self.traits
+        if isinstance(self.rope_scaling, Mapping):  # as a checkpoint has it
+            object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
         for name in _COUNTS:
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
@@ -63,6 +93,8 @@ class ModelConfig:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
         for large, small in (("hidden_size", "num_heads"), ("num_heads", "kv_heads")):
+            if large == "hidden_size" and self.head_size is not None:
+                continue
             if getattr(self, large) % getattr(self, small):
                 raise ValueError(
                     f"{large}={getattr(self, large)} must be divisible by "
@@ -81,7 +113,12 @@ class ModelConfig:
 
     @property
     def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
+        return self.hidden_size // self.num_heads if self.head_size is None else self.head_size
+
+    @property
+    def attention_size(self) -> int:
+        """The features of the queries of all heads, and of what attention returns."""
+        return self.num_heads * self.head_dim
 
     @property
     def mlp_size(self) -> int:
@@ -102,9 +139,10 @@ class ModelConfig:
     def block_linears(self) -> tuple[LinearSpec, LinearSpec, LinearSpec, LinearSpec]:
         """The Linears qkv, out, up and down of one block, in the order of forward."""
         h, bias = self.hidden_size, self.traits.has_biases
+        qkv_bias = bias or self.traits.has_qkv_bias
         return (
-            LinearSpec("attention.qkv", "expand", self.qkv_size, h, bias),
-            LinearSpec("attention.out", "contract", h, h, bias),
+            LinearSpec("attention.qkv", "expand", self.qkv_size, h, qkv_bias),
+            LinearSpec("attention.out", "contract", h, self.attention_size, bias),
             LinearSpec("mlp.up", "expand", self.up_size, h, bias),
             LinearSpec("mlp.down", "contract", h, self.mlp_size, bias),
         )
@@ -123,6 +161,11 @@ class ModelConfig:
         return (2 * self.num_layers + 1) * self.traits.norm.num_vectors
 
     @property
+    def head_norm_size(self) -> int:
+        """The elements of the norms of queries and keys in one block, equal for all heads."""
+        return 2 * self.head_dim if self.traits.has_head_norms else 0
+
+    @property
     def num_positions(self) -> int:
         """The rows of the learned table of positions; 0 where positions are rotary."""
         return 0 if self.traits.rotary else self.sequence_length
@@ -132,6 +175,7 @@ class ModelConfig:
         h = self.hidden_size
         tables = self.vocab_size * h * (1 if self.tie_embeddings else 2)
         block = sum(w.n * w.k + (w.n if w.bias else 0) for w in self.block_linears)
+        block += self.head_norm_size
         vectors = self.num_norm_vectors + self.num_positions
         return tables + self.num_layers * block + vectors * h
 
@@ -143,7 +187,7 @@ class ModelConfig:
         each of which covers half the sequence on average. Backward needs twice as many as forward.
         These are model flops: recomputation is not counted.
         """
-        attention = 2 * 2 * self.hidden_size * self.sequence_length // 2
+        attention = 2 * 2 * self.attention_size * self.sequence_length // 2
         matrices = sum(w.n * w.k for w in self.block_linears)
         forward = self.num_layers * (2 * matrices + attention)
         return 3 * (forward + 2 * self.vocab_size * self.hidden_size)

@@ -12,7 +12,7 @@ import pytest
 from axonn_ext.data.vocabulary import ByteVocabulary, padded_size
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner.model_files import load_model
-from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.model import ModelConfig, RopeScaling
 from axonn_ext.spec.presets import PRESETS
 from axonn_ext.train.config import Config, ModelTable
 from axonn_ext.train.config_file import to_toml
@@ -121,6 +121,10 @@ LLAMA = {
     "max_position_embeddings": 8192, "tie_word_embeddings": False, "attention_bias": False,
     "rope_theta": 500000.0, "hidden_act": "silu",
 }  # fmt: skip
+LLAMA_3_ROPE = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
 GPT2 = {
     "model_type": "gpt2", "vocab_size": 50304, "n_embd": 768, "n_layer": 12, "n_head": 12,
     "n_positions": 1024, "n_inner": None, "activation_function": "gelu_new",
@@ -186,6 +190,30 @@ def test_hugging_face_keys_without_size(
     assert {name: getattr(model, name) for name in expected} == expected
 
 
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_llama_3_scales_its_rotary_waves(tmp_path: Path, key: str) -> None:
+    model = load_model(folder_of(tmp_path, LLAMA | {key: LLAMA_3_ROPE}))[1]
+    scaling = {name: value for name, value in LLAMA_3_ROPE.items() if name != "rope_type"}
+    assert model.rope_scaling == RopeScaling(**scaling)
+
+
+@pytest.mark.parametrize(
+    ("values", "head_dim", "head_size"),
+    [
+        ({"model_type": "qwen3"}, 128, None),
+        ({"model_type": "qwen3", "hidden_size": 2048}, 128, 128),
+        ({"model_type": "qwen3", "hidden_size": 2048, "head_dim": 64}, 64, None),
+        ({"model_type": "mistral", "hidden_size": 5120, "head_dim": 128}, 128, 128),
+    ],
+)
+def test_heads_may_be_wider_than_their_share(
+    tmp_path: Path, values: dict[str, Any], head_dim: int, head_size: int | None
+) -> None:
+    model = load_model(folder_of(tmp_path, LLAMA | values))[1]
+    assert (model.head_dim, model.head_size) == (head_dim, head_size)
+    assert model.attention_size == 32 * head_dim
+
+
 def test_presets_of_llama_3_have_their_rotary_base() -> None:
     bases = {name: model.rope_theta for name, model in PRESETS.items()}
     assert {name for name, base in bases.items() if base == 500000.0} == {
@@ -196,19 +224,28 @@ def test_presets_of_llama_3_have_their_rotary_base() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model_type": "qwen2"}, "model_type 'qwen2' is not supported; supported: gpt2, llama"),
+        ({"model_type": "bert"}, "model_type 'bert' is not supported; supported: gpt2, llama"),
         ({}, "model_type must be a text; it is missing"),
         ([1], "config.json: must be a table, got [1]"),
-        (LLAMA | {"rope_scaling": {"factor": 8.0}}, "rope_scaling must be null: rotary"),
+        (
+            LLAMA | {"rope_scaling": {"type": "linear", "factor": 8.0}},
+            "rope_scaling.type must be one of default, llama3, got 'linear'",
+        ),
         (
             LLAMA | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}},
-            "rope_parameters.rope_type must be 'default'",
+            "rope_parameters.original_max_position_embeddings must be a whole number",
+        ),
+        (
+            LLAMA | {"rope_scaling": LLAMA_3_ROPE | {"high_freq_factor": 0.5}},
+            "0 < low_freq_factor < high_freq_factor",
         ),
         (LLAMA | {"hidden_act": "gelu"}, "hidden_act must be one of silu, swish, got 'gelu'"),
         (GPT2 | {"activation_function": "relu"}, "activation_function must be one of gelu_new"),
         (LLAMA | {"attention_bias": True}, "attention_bias must be false: family 'llama' has no"),
         (LLAMA | {"sliding_window": 4096}, "sliding_window must be null"),
-        (LLAMA | {"head_dim": 64}, "must be hidden_size / num_attention_heads = 128, got 64"),
+        (LLAMA | {"head_dim": 63}, "rotary embedding needs an even head_dim, got 63"),
+        (LLAMA | {"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window must be"),
+        (LLAMA | {"model_type": "qwen3", "attention_bias": True}, "attention_bias must be false"),
         (LLAMA | {"num_hidden_layers": None}, "num_hidden_layers must be a whole number >= 1; it"),
         (LLAMA | {"num_key_value_heads": 5}, "num_heads=32 must be divisible by num_kv_heads=5"),
     ],

@@ -8,6 +8,7 @@ import torch
 
 from axonn_ext.models import ModelConfig
 from axonn_ext.spec.family import FAMILIES, find_family
+from axonn_ext.spec.model import RopeScaling
 
 GPT2 = ModelConfig(
     family="gpt2", vocab_size=64, hidden_size=32, num_layers=2, num_heads=8, sequence_length=8
@@ -22,6 +23,8 @@ CONFIGS = {
         for name in FAMILIES
         if find_family(name).grouped_query
     },
+    "llama-scaled": dataclasses.replace(LLAMA, rope_scaling=RopeScaling(4.0, 1.0, 4.0, 16)),
+    "qwen3-wide": dataclasses.replace(LLAMA, family="qwen3", head_size=8),
     "llama-tied": dataclasses.replace(LLAMA, tie_embeddings=True),
     "gpt2-untied": dataclasses.replace(GPT2, tie_embeddings=False),
 }

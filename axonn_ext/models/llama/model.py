@@ -23,23 +23,29 @@ class Llama(Transformer):
             "norm_1.": "input_layernorm.",
             "norm_2.": "post_attention_layernorm.",
             "attention.out.": "self_attn.o_proj.",
+            "attention.q_norm.": "self_attn.q_norm.",
+            "attention.k_norm.": "self_attn.k_norm.",
             "mlp.down.": "mlp.down_proj.",
         },
     )
 
     def add_positions(self) -> None:
         config = self.config
-        self.rotary = Rotary(config.head_dim, config.sequence_length, config.rope_theta)
+        self.rotary = Rotary(
+            config.head_dim, config.sequence_length, config.rope_theta, config.rope_scaling
+        )
 
     def make_norm(self) -> nn.Module:
         return RMSNorm(self.config.hidden_size, eps=self.config.norm_eps, **self._options)
 
     def make_attention(self) -> Attention:
-        config = self.config
+        config, traits = self.config, self.config.traits
+        options = self._linear_options | {"bias": traits.has_biases or traits.has_qkv_bias}
         return Attention(
             config.hidden_size, config.num_heads, num_kv_heads=config.kv_heads,
-            rotary=self.rotary, heads_over_y=self.parallel.heads_over_y,
-            out_init=residual_init(config), **self._linear_options,
+            head_dim=config.head_dim, rotary=self.rotary, heads_over_y=self.parallel.heads_over_y,
+            head_norm_eps=config.norm_eps if traits.has_head_norms else None,
+            out_bias=traits.has_biases, out_init=residual_init(config), **options,
         )  # fmt: skip
 
     def make_mlp(self) -> MLP:
@@ -52,7 +58,7 @@ class Llama(Transformer):
     def arranged(self, name: str, public: str, rows: int) -> Stored:
         config = self.config
         start, _, part = public.rpartition(".")
-        if name.endswith(".attention.qkv.weight"):
+        if ".attention.qkv." in name:
             heads = (config.num_heads, config.kv_heads, config.kv_heads)
             start = start.removesuffix("attention.qkv") + "self_attn."
             parts = tuple(

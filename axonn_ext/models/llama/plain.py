@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from axonn_ext.models import plain
 from axonn_ext.models.plain import merge_heads, split_heads
-from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.model import ModelConfig, RopeScaling
 
 
 class Body(plain.Body):
@@ -52,19 +52,25 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads = config.num_heads
         self.num_kv_heads = config.kv_heads
-        self.rope_theta = config.rope_theta
+        self.config = config
         self.head_dim = config.head_dim
+        features, bias = config.attention_size, config.traits.has_qkv_bias
         kv_features = self.num_kv_heads * self.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, kv_features, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, kv_features, bias=False)
-        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.q_proj = nn.Linear(config.hidden_size, features, bias=bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_features, bias=bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_features, bias=bias)
+        self.o_proj = nn.Linear(features, config.hidden_size, bias=False)
+        if config.traits.has_head_norms:
+            self.q_norm = nn.RMSNorm(self.head_dim, eps=config.norm_eps)
+            self.k_norm = nn.RMSNorm(self.head_dim, eps=config.norm_eps)
 
     def forward(self, x: Tensor) -> Tensor:
         q = split_heads(self.q_proj(x), self.num_heads)
         k = split_heads(self.k_proj(x), self.num_kv_heads)
         v = split_heads(self.v_proj(x), self.num_kv_heads)
-        cos, sin = _rotary_tables(x.shape[1], self.head_dim, self.rope_theta, x)
+        if self.config.traits.has_head_norms:
+            q, k = self.q_norm(q), self.k_norm(k)
+        cos, sin = _rotary_tables(x.shape[1], self.config, x)
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.o_proj(merge_heads(out))
@@ -81,13 +87,28 @@ class Mlp(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-def _rotary_tables(length: int, head_dim: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
+def _rotary_tables(length: int, config: ModelConfig, like: Tensor) -> tuple[Tensor, Tensor]:
     """Returns cos and sin [S, D] of the angles of each position, in the dtype of `like`."""
-    pairs = torch.arange(0, head_dim, 2, device=like.device, dtype=torch.float64)
-    frequencies = torch.exp(-math.log(theta) * pairs / head_dim)
+    pairs = torch.arange(0, config.head_dim, 2, device=like.device, dtype=torch.float64)
+    frequencies = torch.exp(-math.log(config.rope_theta) * pairs / config.head_dim)
+    if config.rope_scaling is not None:
+        frequencies = _scale(frequencies, config.rope_scaling)
     positions = torch.arange(length, device=like.device, dtype=torch.float64)
     angles = torch.outer(positions, frequencies).repeat(1, 2)
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def _scale(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Applies Llama 3's scaling, case by case as transformers describes it."""
+    lengths = 2 * math.pi / frequencies
+    longest = scaling.original_max_position_embeddings / scaling.low_freq_factor
+    shortest = scaling.original_max_position_embeddings / scaling.high_freq_factor
+    scaled = frequencies / scaling.factor
+    share = scaling.original_max_position_embeddings / lengths - scaling.low_freq_factor
+    share = share / (scaling.high_freq_factor - scaling.low_freq_factor)
+    between = (1 - share) * scaled + share * frequencies
+    result = torch.where(lengths > longest, scaled, between)
+    return torch.where(lengths < shortest, frequencies, result)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,0 +1,21 @@
+"""What all Qwen2 and Qwen2.5 models have in common: Llama's layers, and a bias of qkv."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from axonn_ext.models.llama import family as llama
+
+# Yang et al., arXiv:2407.10671; defaults of transformers' Qwen2Config.
+FAMILY = replace(
+    llama.FAMILY,
+    name="qwen2",
+    has_qkv_bias=True,
+    hugging_face=replace(
+        llama.FAMILY.hugging_face,
+        model_type="qwen2",
+        defaults=dict(llama.FAMILY.hugging_face.defaults) | {"num_key_value_heads": 32},
+        must_be_false={"use_sliding_window": "attention is over whole sequences"},
+        must_be_null={},
+    ),
+)

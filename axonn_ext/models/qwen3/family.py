@@ -1,0 +1,25 @@
+"""What all dense Qwen3 models have in common: Llama's layers, with norms of queries and keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from axonn_ext.models.llama import family as llama
+
+# Yang et al., arXiv:2505.09388; defaults of transformers' Qwen3Config.
+FAMILY = replace(
+    llama.FAMILY,
+    name="qwen3",
+    has_head_norms=True,
+    hugging_face=replace(
+        llama.FAMILY.hugging_face,
+        model_type="qwen3",
+        defaults=dict(llama.FAMILY.hugging_face.defaults) | {"num_key_value_heads": 32},
+        must_be_false={
+            "attention_bias": "family 'qwen3' has no biases",
+            "use_sliding_window": "attention is over whole sequences",
+        },
+        must_be_null={},
+        head_size=128,
+    ),
+)

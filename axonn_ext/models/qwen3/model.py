@@ -1,0 +1,12 @@
+"""Qwen3 on a grid. Its public names, Hugging Face's, are those of Llama."""
+
+from __future__ import annotations
+
+from axonn_ext.models.llama.model import Llama
+
+
+class Qwen3(Llama):
+    """A Llama as family.py describes it: the difference is norms of queries and keys."""
+
+
+MODEL = Qwen3
