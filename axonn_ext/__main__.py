@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from axonn_ext.cli import main
+from axonn_ext.cli.main import end_process, main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

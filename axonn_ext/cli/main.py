@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130
 FAREWELL_SECONDS = 5.0
+_TIMEOUT = "(AXONN_TIMEOUT_SECONDS)"  # `train` has reports that say where the rank waited
 MOST_SHOWN = 600  # the most characters of a line of a message; names may have thousands
 
 # Each command is a module beside this one. It is imported only if it is asked for, since Torch
@@ -81,13 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     streams.prepare()
     try:
         try:
-            status = _run(sys.argv[1:] if argv is None else list(argv))
+            return _run(sys.argv[1:] if argv is None else list(argv))
         finally:
             sys.stdout.flush()  # if this fails here, we can print a message
-        if status == FAILED and _has_peers():
-            # c10d's destructors would wait for peers that may never answer.
-            os._exit(FAILED)
-        return status
     except BrokenPipeError:
         streams.drop(sys.stdout)
         return streams.READER_GONE
@@ -138,7 +135,8 @@ def _run(arguments: list[str]) -> int:
         _report(here, f"error: {_of_the_machine(error)}")
         return FAILED
     except Exception as error:
-        _report(here, f"error: {error}" if _lost_peer(error) else traceback.format_exc())
+        known = _lost_peer(error) or (arguments[:1] == ["train"] and _TIMEOUT in str(error))
+        _report(here, f"error: {error}" if known else traceback.format_exc())
         return FAILED
 
 
@@ -157,13 +155,19 @@ def _check_settings(arguments: list[str]) -> dict[str, str]:
     return {}
 
 
-def _has_peers() -> bool:
-    """Whether this process is a rank of a job of several."""
+def end_process(status: int) -> NoReturn:
+    """Ends this process with the exit status of `main`.
+
+    A rank that has failed beside others ends at once: c10d's destructors would wait for peers that
+    may never answer.
+    """
     try:
         here = settings.launch_environment()
     except SettingsError:
-        return False
-    return here is not None and here.world_size > 1
+        here = None
+    if status != 0 and here is not None and here.world_size > 1:
+        os._exit(status)
+    sys.exit(status)
 
 
 def _refuse(here: LaunchEnvironment | None, problems: Sequence[str]) -> int:
@@ -238,16 +242,14 @@ def _say_farewell() -> None:
 
 
 def _lost_peer(error: Exception) -> bool:
-    """Whether this error only means that another rank has ended or does not come.
+    """Whether this error only means that another rank has ended, so that its traceback is no help.
 
-    Its traceback is no help then; where a rank waited is in the watchdog's report. Our fused ops
-    and gloo both raise a RuntimeError for this, which only its text identifies.
+    Our fused ops and gloo both raise a RuntimeError for this, which only its text identifies.
     """
     signs = (
         "which has died",
         "which has left the group",
         "which failed; see the error",
-        "(AXONN_TIMEOUT_SECONDS)",
         "Connection closed by peer",
         "Connection reset by peer",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from axonn_ext.train.job import prepare
 from axonn_ext.train.memory import check_memory
 from axonn_ext.train.run_folder import check_folder, default_folder
 from axonn_ext.train.worker import run_worker
-from axonn_ext.watchdog.summary import SIGNAL, summaries
+from axonn_ext.watchdog.summary import SIGNAL, reason_for_failure, summaries
 
 DESCRIPTION = """\
 Trains a GPT-2 or Llama style model on a grid of processes, and leaves metrics.jsonl, config.toml
@@ -86,6 +87,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
+    # Until a watchdog listens, the signal would end the process.
+    signal.signal(SIGNAL, signal.SIG_IGN)
     overrides = parse_overrides(extra)
     if args.resume is not None:
         overrides += (Override("checkpoint.resume", args.resume),)
@@ -126,9 +129,8 @@ def _launch(world_size: int, arguments: Sequence[str], config: Config, folder: P
     try:
         launch(world_size, arguments, forwarded=forwarded)
     except TrainingError as error:
-        found = sorted(summaries(folder) - before)
-        lines = [path.read_text(encoding="utf-8").strip() for path in found[-1:]]
-        raise TrainingError("\n".join([*lines, str(error)])) from None
+        reason = reason_for_failure(folder, known=before)
+        raise (error if reason is None else TrainingError(f"{reason}\n{error}")) from None
 
 
 def _is_auto(args: argparse.Namespace) -> bool:

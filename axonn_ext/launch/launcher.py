@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -80,7 +82,11 @@ def launch(
 
 @contextmanager
 def _forwarding(signals: Sequence[signal.Signals]) -> Iterator[None]:
-    """Passes these signals on to the processes that this one has started."""
+    """Passes these signals on to the processes that this one has started.
+
+    One that this process has ignored so far is meant to end no process: it is passed on only to
+    those that listen to it by now.
+    """
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         try:
@@ -88,18 +94,30 @@ def _forwarding(signals: Sequence[signal.Signals]) -> Iterator[None]:
             children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
         except OSError:
             children = []
-        if not children:  # the job ends, as it would without this
+        if before[number] == signal.SIG_IGN:
+            children = [child for child in children if _handles(child, number)]
+        elif not children:  # the job ends, as it would without this
             raise SignalException("nothing is started", sigval=signal.Signals(number))
         for child in children:
             with suppress(ProcessLookupError):  # it has just ended
                 os.kill(int(child), number)
 
-    before = {number: signal.signal(number, pass_on) for number in signals}
+    before: dict[int, Any] = {number: signal.signal(number, pass_on) for number in signals}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _handles(process: str, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
 def _failure(failures: Mapping[int, ProcessFailure]) -> Exception:

@@ -37,7 +37,7 @@ from axonn_ext.train.run_folder import LOSS_PICTURE, PROFILE_FILE, check_folder,
 from axonn_ext.train.terminal import Terminal, describe_grid, duration, print_header
 from axonn_ext.train.trainer import Trainer, make_batches
 from axonn_ext.watchdog import summary
-from axonn_ext.watchdog.watchdog import Watchdog, times_for
+from axonn_ext.watchdog.watchdog import Times, Watchdog
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,8 @@ def run_worker(
     corpus = _read_text(job)
     store = process.open_store(here)
     process.meet(store, here)
+    # A folder with the time in its name may differ between ranks.
+    folder = Path(process.settled_by_rank_0(store, here, lambda: str(folder), topic="folder"))
     found = process.settled_by_rank_0(
         store, here, lambda: find_resumed(config, folder), topic="checkpoint"
     )
@@ -118,13 +120,11 @@ def run_worker(
             preemption = Preemption(store, here, say=tell if here.rank == 0 else None)
         watch = Watchdog(
             store, here, folder, say=lambda line: tell(f"watchdog: {line}"),
-            **times_for(settings.load().timeout_seconds),
+            times=Times.before(settings.load().timeout_seconds),
         )  # fmt: skip
         grid = Grid(**job.grid_shape.as_dict())
         run = _Run(job, grid, corpus, folder, resumed, watch, preemption)
         if here.rank == 0:
-            continues = resumed is not None and folder.resolve() in resumed.parents
-            create_folder(folder, config, resumes=continues)
             _train_and_show(run, threads=threads, profile=profile)
         else:
             with run.watched():
@@ -164,10 +164,12 @@ def _read_text(job: Job) -> Corpus:
 def _train_and_show(run: _Run, *, threads: int, profile: bool) -> None:
     """Trains on rank 0, which also shows the progress and writes the files and the picture."""
     console, job, folder = Console(), run.job, run.folder
-    print_header(console, job, run.corpus, threads=threads, folder=str(folder))
     tell = partial(say, console)
     sinks: list[MetricsSink] = []
     with run.watched():
+        continues = run.resumed is not None and folder.resolve() in run.resumed.parents
+        create_folder(folder, job.config, resumes=continues)
+        print_header(console, job, run.corpus, threads=threads, folder=str(folder))
         trainer = run.make_trainer(
             sinks=sinks, profile=folder / PROFILE_FILE if profile else None, say=tell
         )

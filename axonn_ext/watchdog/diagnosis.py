@@ -4,33 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from axonn_ext.watchdog.report import Report, Waiting, axis_and_ranks
+from axonn_ext.watchdog.report import Report, Waiting, name_ranks, with_ranks
 
 Reports = Mapping[int, Report | None]  # by rank; None: the rank gave none
 LEAST_SECONDS = 1.0  # a shorter wait says nothing
 
 
-def diagnose(reports: Reports) -> str:
+def diagnose(reports: Reports, *, stuck: bool = True) -> str:
     """Returns one sentence about why the job stands still, as far as the reports tell.
 
     It begins with the rank that has waited longest, and goes on to the rank that this one waits
     for, as long as that rank itself waits for another.
+
+    stuck: whether the job is known to stand still, so that a rank with fewer calls is named.
     """
     first = _longest(reports)
     if first is None:
-        return _without_waits(reports)
+        return _without_waits(reports, stuck=stuck)
     path: list[tuple[int, Waiting]] = [first]
     while True:
         rank, wait = path[-1]
         blamed = _blamed(reports, wait)
         if blamed is None:
-            waiting = f"{_ranks(wait.ranks)} all wait in {wait.where}, for {wait.seconds:.1f} s"
-            return f"{waiting}: their network may be the reason"
+            return _nobody_to_blame(rank, wait)
         report = reports[blamed]
         if report is None:
             return (
-                f"{_holds_up(blamed, rank, wait)} It gives no report: it has been stopped, or "
-                "runs native code that keeps Python's lock"
+                f"{_holds_up(blamed, rank, wait)} It has given no report: it may have been "
+                "stopped, or runs native code that keeps Python's lock"
             )
         following = report.longest
         if following is None:
@@ -53,9 +54,11 @@ def _longest(reports: Reports) -> tuple[int, Waiting] | None:
 
 
 def _blamed(reports: Reports, wait: Waiting) -> int | None:
-    """Returns the peer that the wait is most likely for; None if all peers wait in that call."""
+    """Returns the peer that the wait is most likely for; None if every peer does its part."""
+    if len(wait.peers) == 1:  # the wait itself says whom it is for
+        return wait.peers[0]
     suspects = [peer for peer in wait.peers if not _does_its_part(reports.get(peer), wait)]
-    return min(suspects, key=lambda peer: _innocence(reports.get(peer), wait), default=None)
+    return min(suspects, key=lambda peer: _rank_of_suspect(reports.get(peer), wait), default=None)
 
 
 def _does_its_part(report: Report | None, wait: Waiting) -> bool:
@@ -75,8 +78,8 @@ def _is_behind(report: Report, wait: Waiting) -> bool | None:
     return None
 
 
-def _innocence(report: Report | None, wait: Waiting) -> tuple[int, int]:
-    """Returns a sort key: smaller for a rank that is more likely to blame."""
+def _rank_of_suspect(report: Report | None, wait: Waiting) -> tuple[int, int]:
+    """Returns a sort key: smaller for a rank that is more likely to be to blame."""
     if report is None:
         return (0, 0)
     return (1 if _is_behind(report, wait) else 2, len(report.waits))
@@ -94,24 +97,26 @@ def _circle(path: Iterable[tuple[int, Waiting]]) -> str:
     return f"ranks wait for each other in a circle: {'; '.join(waits)}"
 
 
-def _without_waits(reports: Reports) -> str:
+def _nobody_to_blame(rank: int, wait: Waiting) -> str:
+    said = f"rank {rank} has waited for {wait.seconds:.1f} s in {wait.where}"
+    if not wait.peers:
+        return f"{said}, a group that has been destroyed"
+    return f"{said}, and all other ranks of it have come to this call: is their network down?"
+
+
+def _without_waits(reports: Reports, *, stuck: bool) -> str:
     """Names ranks that are silent, or else the one that is furthest behind in a group."""
+    nobody = f"no rank has waited for another for {LEAST_SECONDS:g} s"
     silent = [rank for rank, report in reports.items() if report is None]
     if silent:
-        return f"{_ranks(silent)} gave no report; no other rank waits for a peer"
+        return f"{name_ranks(silent)} gave no report; {nobody}"
     groups: dict[str, list[tuple[int, int, str]]] = {}
     for report in filter(None, reports.values()):
         for progress in report.progress:
-            where = axis_and_ranks(progress.axis, progress.ranks)
+            where = with_ranks(progress.label, progress.ranks)
             groups.setdefault(progress.group, []).append((progress.num_calls, report.rank, where))
     gaps = [(max(found)[0] - min(found)[0], min(found), max(found)) for found in groups.values()]
     gap, (calls, behind, where), (most, ahead, _) = max(gaps, default=(0, (0, 0, ""), (0, 0, "")))
-    nobody = f"no rank has waited for another for {LEAST_SECONDS:g} s"
-    if gap == 0:
+    if gap == 0 or not stuck:
         return nobody
-    return f"{nobody}; on {where}, rank {behind} has made {calls:,} calls, rank {ahead} {most:,}"
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    listed = [str(rank) for rank in ranks]
-    return f"rank{'s' if len(listed) > 1 else ''} {', '.join(listed)}"
+    return f"{nobody}; in {where}, rank {behind} has made {calls:,} calls, rank {ahead} {most:,}"

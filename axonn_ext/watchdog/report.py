@@ -19,25 +19,29 @@ import torch
 import torch.distributed as dist
 
 from axonn_ext import _C
-from axonn_ext.inputs.errors import clipped
+from axonn_ext.grid import axis_of
+from axonn_ext.inputs.errors import clipped, first_of
 from axonn_ext.overlap import Orchestrator
 from axonn_ext.overlap.watch import GROUP_PREFIX
 
-# A place in these folders says less about a program than the place that called it.
-_LIBRARIES = (sysconfig.get_paths()["stdlib"], os.path.dirname(torch.__file__))
+_MOST_RANKS = 8  # in a line
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A wait that is under way. Ranks are those of the job.
+    """A wait that is under way. All ranks are numbered as in the job.
 
-    group: distinguishes groups of the same axis, and the calls of ops from those of an
-    orchestrator. ranks: of the group. number: of the call in the group, equal on all its ranks; 0
-    if it has none. peers: whom the rank waits for, and what: what they may not have done.
+    group   the c10d name of the group; with GROUP_PREFIX before it if an orchestrator waits
+    label   for people: "axis x", or the name of a group that no Grid made
+    ranks   the ranks of the group
+    call    the op, and what the ranks compare of it
+    number  of the call in the group, equal on all its ranks; 0 if calls are not numbered
+    peers   the ranks of which at least one has to do something before the wait ends
+    what    completes a sentence about these peers
     """
 
     group: str
-    axis: str
+    label: str
     ranks: tuple[int, ...]
     call: str
     number: int
@@ -50,7 +54,7 @@ class Waiting:
         """The op with its axis, for a line of text. Operands, such as "a=[4,4]", are left out."""
         op = self.call.partition(" ")[0] if "=" in self.call else self.call
         number = f", call {self.number:,}" if self.number else ", a call"
-        return f"{clipped(op)}{number} of {axis_and_ranks(self.axis, self.ranks)}"
+        return f"{clipped(op)}{number} of {with_ranks(self.label, self.ranks)}"
 
     @property
     def in_background(self) -> bool:
@@ -58,9 +62,9 @@ class Waiting:
         return in_background(self.group)
 
     def is_same_call(self, other: Waiting) -> bool:
-        """Whether a rank of the same group waits in the same call."""
-        mine, theirs = (self.group, self.ranks), (other.group, other.ranks)
-        return mine == theirs and self.number == other.number and self.call == other.call
+        """Whether a rank of the same group is known to wait in the same call."""
+        mine = (self.group, self.ranks, self.number, self.call)
+        return self.number > 0 and mine == (other.group, other.ranks, other.number, other.call)
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class Progress:
     """How many calls a rank has begun in a group, and the last of them."""
 
     group: str
-    axis: str
+    label: str
     ranks: tuple[int, ...]
     num_calls: int
     last: str
@@ -94,6 +98,11 @@ class Report:
         return json.dumps(asdict(self))
 
     @classmethod
+    def of_ended(cls, rank: int, how: str) -> Report:
+        """The report of a rank that has ended, which gives none itself."""
+        return cls(rank, "", 0, how, (), ())
+
+    @classmethod
     def from_json(cls, text: str | bytes) -> Report:
         values = json.loads(text)
         values["waits"] = tuple(Waiting(**_with_tuples(wait)) for wait in values["waits"])
@@ -104,9 +113,8 @@ class Report:
         """The report for people, without the stacks."""
         lines = [f"rank {self.rank}, host {self.host}, process {self.pid}", f"at {self.place}", ""]
         for wait in self.waits:
-            peers = ", ".join(map(str, wait.peers))
             lines += [
-                f"waits for rank {peers}, which {wait.what}, since {wait.seconds:.1f} s",
+                f"waits for {name_ranks(wait.peers)}, which {wait.what}, for {wait.seconds:.1f} s",
                 f"    in {wait.where}",
                 f"    {wait.call}",
             ]
@@ -114,9 +122,9 @@ class Report:
             lines.append("waits for no rank")
         for group in self.progress:
             kind = "collectives of an orchestrator" if in_background(group.group) else "calls"
+            last = f", the last {group.last}" if group.num_calls else ""
             lines.append(
-                f"{axis_and_ranks(group.axis, group.ranks)}: {group.num_calls:,} {kind}, the last "
-                f"{group.last}"
+                f"{with_ranks(group.label, group.ranks)}: {group.num_calls:,} {kind}{last}"
             )
         return "\n".join(lines) + "\n"
 
@@ -126,9 +134,14 @@ def in_background(group: str) -> bool:
     return group.startswith(GROUP_PREFIX)
 
 
-def axis_and_ranks(axis: str, ranks: Sequence[int]) -> str:
-    """Names an axis and the ranks of a group along it."""
-    return f"axis {axis} (ranks {', '.join(map(str, ranks))})" if ranks else f"axis {axis}"
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Returns "rank 3", or "ranks 0, 1, 2", of which there may be many."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {first_of([*map(str, ranks)], _MOST_RANKS)}"
+
+
+def with_ranks(label: str, ranks: Sequence[int]) -> str:
+    """Names a group and its ranks."""
+    return f"{label} ({name_ranks(ranks)})" if ranks else label
 
 
 def take_report(rank: int, orchestrators: Iterable[Orchestrator] = ()) -> Report:
@@ -142,11 +155,11 @@ def take_report(rank: int, orchestrators: Iterable[Orchestrator] = ()) -> Report
         waits=tuple(_waiting(wait) for wait in _C.waits_under_way()),
         progress=(
             *(
-                Progress(c.group, _axis(c.axis), ranks_of(c.group), c.num_calls, c.last)
+                Progress(c.group, _label(c.axis), ranks_of(c.group), c.num_calls, c.last)
                 for c in calls
             ),
             *(
-                Progress(group, axis, ranks_of(group), num_calls, last)
+                Progress(group, f"axis {axis}", ranks_of(group), num_calls, last)
                 for orchestrator in orchestrators
                 for axis, (group, num_calls, last) in orchestrator.progress().items()
             ),
@@ -180,28 +193,37 @@ def ranks_of(group: str) -> tuple[int, ...]:
 
 def _waiting(wait: _C.Wait) -> Waiting:
     ranks = ranks_of(wait.group)
-    peers = tuple(ranks[peer] for peer in wait.peers) if ranks else tuple(wait.peers)
-    return Waiting(
-        wait.group, _axis(wait.axis), ranks, wait.call, wait.number, peers, wait.what, wait.seconds
-    )
+    peers = tuple(ranks[peer] for peer in wait.peers) if ranks else ()
+    label = f"axis {wait.axis}" if in_background(wait.group) else _label(wait.axis)
+    return Waiting(wait.group, label, ranks, wait.call, wait.number, peers, wait.what, wait.seconds)
 
 
-def _axis(label: str) -> str:
-    """Returns the axis that a group's name begins with, if it is a group of a Grid."""
-    return label.partition(" (ranks ")[0]
+def _label(description: str) -> str:
+    axis = axis_of(description)
+    return f"group {description}" if axis is None else f"axis {axis}"
 
 
 def _place(frame: FrameType | None) -> str:
-    """Names the innermost place of a stack that is not in Python's library or Torch's."""
+    """Names the innermost place of a stack that is not in Python's library or Torch's.
+
+    A place in a library says less about the program than the place that called it.
+    """
+    inner = frame
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    frame = frame or inner
     if frame is None:
         return "an unknown place"
-    inner = frame
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
-        frame = frame.f_back
-    if frame.f_code.co_filename.startswith(_LIBRARIES):
-        frame = inner
     name = "/".join(Path(frame.f_code.co_filename).parts[-2:])
     return f"{name}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+
+
+def _is_library(file: str) -> bool:
+    paths = sysconfig.get_paths()
+    if file.startswith(("<frozen ", os.path.dirname(torch.__file__) + os.sep)):
+        return True
+    installed = (paths["purelib"] + os.sep, paths["platlib"] + os.sep)  # may lie in stdlib
+    return file.startswith(paths["stdlib"] + os.sep) and not file.startswith(installed)
 
 
 def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:

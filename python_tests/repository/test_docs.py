@@ -29,11 +29,11 @@ PAGES = (
 INTERFACES = (DOCS / "interfaces.md").read_text()
 ARCHITECTURE = (DOCS / "architecture.md").read_text()
 GLOSSARY = (DOCS / "glossary.md").read_text()
-CHECKPOINTS = (ROOT / "docs" / "checkpoints.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README + CHECKPOINTS, re.DOTALL)
+RUN = README + (DOCS / "checkpoints.md").read_text() + (DOCS / "hugging_face.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", RUN, re.DOTALL)
 
 
-@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("block", range(4))
 def test_python_of_the_pages_runs_on_two_ranks(tmp_path: Path, block: int):
     script = tmp_path / "example.py"
     script.write_text(BLOCKS[block])
@@ -41,7 +41,7 @@ def test_python_of_the_pages_runs_on_two_ranks(tmp_path: Path, block: int):
     command += ["--master-port", "0", "--standalone", str(script)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
-    assert len(run.stdout.splitlines()) == (2, 3, 1)[block], run.stdout
+    assert len(run.stdout.splitlines()) == (2, 3, 1, 1)[block], run.stdout
 
 
 def test_ten_lines_are_ten():

@@ -1,5 +1,5 @@
-// What this process waits for at the moment: a table for reports about jobs that hang. A wait is
-// entered once it has lasted a while, so that a wait that ends soon costs nothing.
+// What this process waits for at the moment: a table for reports about jobs that hang. Waits inside
+// calls are entered once they have lasted a while, so that the table costs short ones nothing.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@ namespace axonn::comm {
 
 using WaitClock = std::chrono::steady_clock;
 
-// A wait that has lasted this long is entered.
+// After this time a wait inside a call is entered.
 inline constexpr auto kNotedAfter = std::chrono::milliseconds(100);
 
 struct Wait {

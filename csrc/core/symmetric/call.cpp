@@ -83,7 +83,7 @@ Call::Call(SymmetricGroup& group, const CallSignature& signature, int64_t worksp
 }
 
 void Call::publish(const CallSignature& signature) {
-  const std::lock_guard lock(group_.names_);
+  const std::lock_guard lock(group_.progress_mutex_);
   group_.epoch_ = epoch_;
   group_.pad(rank()).signature[epoch_ % kNumHalves] = signature;
 }

@@ -257,7 +257,7 @@ std::string SymmetricGroup::obstacle_to_answer(int64_t peer) const {
 }
 
 CallProgress SymmetricGroup::progress() const {
-  const std::lock_guard lock(names_);
+  const std::lock_guard lock(progress_mutex_);
   const Epoch epoch = epoch_;
   const Pad& own = pad(rank());
   const auto completed = own.completed.value.load(std::memory_order_relaxed);
