@@ -1,0 +1,134 @@
+"""Models that transformers wrote, loaded on every grid: its logits, loss and gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from axonn_ext import (
+    GridShape,
+    from_pretrained,
+    full_gradients,
+    full_state_dict,
+    save_pretrained,
+    sync_gradients,
+)
+from axonn_ext.models import ParallelConfig
+from grids import factorisations, grid_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+COMMON: dict[str, Any] = {"vocab_size": 256, "tie_word_embeddings": False}
+LLAMA: dict[str, Any] = COMMON | {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "intermediate_size": 96, "max_position_embeddings": 32, "initializer_range": 0.1,
+}  # fmt: skip
+GPT2 = {
+    "vocab_size": 256, "n_embd": 64, "n_layer": 2, "n_head": 8, "n_positions": 32,
+    "initializer_range": 0.1,
+}  # fmt: skip
+LLAMA_3_ROPE = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16, "rope_theta": 500000.0,
+}  # fmt: skip
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", GPT2),
+    "llama": ("llama", LLAMA),
+    "llama-tied": ("llama", LLAMA | {"tie_word_embeddings": True}),
+    "llama-3": ("llama", LLAMA | {"rope_parameters": LLAMA_3_ROPE}),
+    "mistral": ("mistral", LLAMA | {"sliding_window": None, "head_dim": 16}),
+    "qwen2": ("qwen2", LLAMA | {"use_sliding_window": False}),
+    "qwen3": ("qwen3", LLAMA | {"head_dim": 16}),
+}
+GRIDS = {
+    1: [GridShape()],
+    2: factorisations(2),
+    4: factorisations(4),
+    8: [GridShape(2, 2, 2), GridShape(4, 2), GridShape(2, 1, 2, 2), GridShape(1, 2, 2, 2)],
+}
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    ids = torch.randint(256, (8, 16), generator=generator)
+    labels = torch.randint(256, (8, 16), generator=generator)
+    labels[0, :5] = -100
+    return ids, labels
+
+
+def relative(found: Tensor, want: Tensor) -> float:
+    return ((found - want).norm() / want.norm()).item()
+
+
+def compared(folder: Path, shape: GridShape, layout: str, want: dict[str, Tensor]) -> float:
+    """The largest relative error of logits, loss and gradients on this rank."""
+    grid = grid_of(shape)
+    model = from_pretrained(folder, grid, ParallelConfig(layout=layout))
+    ids, labels = (grid.shard(t, {0: ("data", "z")}) for t in batch())
+    rows = ("data", "z", "y") if layout == "sharded" else ("data", "z")
+    with torch.no_grad():
+        logits = grid.unshard(model(ids), {0: rows, 1: ("x",)})
+    loss = model.loss(ids, labels)
+    loss.backward()
+    sync_gradients(model)
+    found = full_gradients(model) | {"logits": logits.view_as(want["logits"]), "loss": loss}
+    found = {name: tensor for name, tensor in found.items() if name in want}
+    assert found.keys() == want.keys()
+    return max(relative(found[name], want[name]) for name in want)
+
+
+@pytest.mark.parametrize("world_size", GRIDS)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_grid_computes_what_transformers_does(name, world_size, pool, tmp_path) -> None:
+    import transformers  # `make test-slow` installs it
+
+    torch.manual_seed(1)
+    kind, values = MODELS[name]
+    config = transformers.AutoConfig.for_model(kind, **values)
+    theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for parameter in theirs.parameters():  # biases and norms, too
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="50KB")
+    ids, labels = batch()
+    logits = theirs(ids).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    loss.backward()
+    want = {n: p.grad for n, p in theirs.named_parameters()}
+    want |= {"logits": logits.detach(), "loss": loss.detach()}
+    for number, shape in enumerate(GRIDS[world_size]):
+        layout = ("sharded", "replicated")[number % 2]
+        errors = pool(world_size).run(compared, tmp_path / "theirs", shape, layout, want)
+        # Both compute in fp32 and add up in other orders; 96 terms of a sum lose a few units of
+        # 6e-8 each, and gradients pass through the layers twice.
+        assert max(errors) < 2e-5, (shape, layout)
+
+
+def written(folder: Path, out: Path) -> bool:
+    """Loads on x = 2, y = 2 and saves; whether a second load has the very same tensors."""
+    grid = grid_of(GridShape(x=2, y=2))
+    model = from_pretrained(folder, grid)
+    save_pretrained(model, out, like=folder, shard_bytes=50_000)
+    again = full_state_dict(from_pretrained(out, grid))
+    return all(torch.equal(again[n], t) for n, t in full_state_dict(model).items())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_loads_what_is_saved(name, pool, tmp_path) -> None:
+    import transformers
+
+    torch.manual_seed(2)
+    kind, values = MODELS[name]
+    config = transformers.AutoConfig.for_model(kind, **values, bos_token_id=3, eos_token_id=5)
+    theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    assert all(pool(4).run(written, tmp_path / "theirs", tmp_path / "ours"))
+    ours = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    state = ours.state_dict()
+    assert all(torch.equal(state[n], t) for n, t in theirs.state_dict().items())
+    assert (ours.config.bos_token_id, ours.config.eos_token_id) == (3, 5)
+    ids, _ = batch()
+    assert torch.equal(ours(ids).logits, theirs(ids).logits), "the configurations differ"
