@@ -41,7 +41,9 @@ class PlainTransformer(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.apply(self._initialise)
         if config.tie_embeddings:
-            self.lm_head.weight = getattr(body, body.table_name).weight
+            table = body.get_submodule(body.table_name)
+            assert isinstance(table, nn.Embedding)
+            self.lm_head.weight = table.weight
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Returns logits [B, S, V] for token ids [B, S]."""

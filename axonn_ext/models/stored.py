@@ -106,6 +106,19 @@ def qkv_order(config: ModelConfig) -> Tensor:
     return torch.cat([q, k, k + kv_heads * size], 1).flatten()
 
 
+def separate_qkv(name: str, config: ModelConfig) -> Stored:
+    """Returns how q_proj, k_proj and v_proj of a module self_attn store a fused qkv parameter.
+
+    name: of the parameter within theirs, ending with attention.qkv.weight or attention.qkv.bias.
+    """
+    start, _, part = name.rpartition(".")
+    module = start.removesuffix("attention.qkv") + "self_attn."
+    heads = (config.num_heads, config.kv_heads, config.kv_heads)
+    names = (f"{module}{which}_proj.{part}" for which in "qkv")
+    rows = (count * config.head_dim for count in heads)
+    return Stored(tuple(zip(names, rows, strict=True)), qkv_order(config))
+
+
 def gate_up_order(size: int) -> Tensor:
     """Returns where the rows of a fused weight gate, up, gate, up, ... are in gate's, then up's."""
     return torch.arange(2 * size).view(2, size).t().flatten()

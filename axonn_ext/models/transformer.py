@@ -39,9 +39,9 @@ class Block(nn.Module):
 class StateNames:
     """What Hugging Face's model of a family calls the parameters.
 
-    body: the module that holds all but lm_head. blocks, norm, table: its blocks, its last norm and
-    its embedding. block: within a block, ours -> theirs; both end with a dot. own_table: what the
-    embedding is called here.
+    body: the module that holds all but lm_head. blocks, norm, table, positions: its blocks, its
+    last norm, its embedding and its table of positions. block: within a block, ours -> theirs; both
+    end with a dot. own_table: what the embedding is called here.
     """
 
     body: str
@@ -50,6 +50,7 @@ class StateNames:
     table: str
     block: Mapping[str, str]
     own_table: str = "embedding"
+    positions: str = ""
 
     def public(self, name: str) -> str:
         """Theirs for one of ours."""
@@ -58,7 +59,10 @@ class StateNames:
         first, dot, rest = name.partition(".")
         if first == "lm_head":
             return name
-        top = {"blocks": self.blocks, "norm": self.norm, self.own_table: self.table}
+        top = {
+            "blocks": self.blocks, "norm": self.norm, self.own_table: self.table,
+            "wpe": self.positions,
+        }  # fmt: skip
         return f"{self.body}.{top.get(first, first)}{dot}{rest}"
 
 

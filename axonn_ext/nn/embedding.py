@@ -102,7 +102,7 @@ class PositionEmbedding(ShardedModule):
     """Adds a learned row for each position: x [m / Gx, H / Gy] (replicated: [m, H / Gy]).
 
     Rows are the flattened batch, so a rank's block may begin within a sequence. The module issues
-    no collectives.
+    no collectives. offset: the rows of the table that come before that of position 0.
     """
 
     weight: nn.Parameter
@@ -113,6 +113,7 @@ class PositionEmbedding(ShardedModule):
         embedding_dim: int,
         *,
         grid: Grid,
+        offset: int = 0,
         layout: str = "sharded",
         init: Init | None = None,
         seed: int | None = 0,
@@ -122,10 +123,10 @@ class PositionEmbedding(ShardedModule):
     ) -> None:
         super().__init__(grid)
         check_choice("layout", layout, LAYOUTS)
-        self.num_positions, self.layout = num_positions, layout
+        self.num_positions, self.offset, self.layout = num_positions, offset, layout
         rows_axes = rows_over(layout, "x")
         spec = ParameterSpec(
-            (num_positions, embedding_dim),
+            (offset + num_positions, embedding_dim),
             {1: ("y",)},
             tuple(reversed(rows_axes)),
             init or Init.normal(1.0),
@@ -143,4 +144,4 @@ class PositionEmbedding(ShardedModule):
             )
         first = self.grid.axis("x").rank * x.shape[0] if self.layout == "sharded" else 0
         positions = (torch.arange(x.shape[0], device=x.device) + first) % sequence_length
-        return x + F.embedding(positions, self.weight)
+        return x + F.embedding(positions + self.offset, self.weight)

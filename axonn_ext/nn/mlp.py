@@ -17,9 +17,9 @@ from axonn_ext.spec.parallel import check_choice
 class MLP(nn.Module):
     """down(activation(up(x))), x [m / Gx, H / Gy] -> same (replicated: [..., H / Gy]).
 
-    With activation "gelu" (its tanh form) the whole weight of `up` is [F, H]. With "swiglu", which
-    computes silu(gate) * up, it is [2F, H], and its rows alternate gate, up, gate, up, ..., so that
-    each block of rows holds whole pairs.
+    With activation "gelu" (its tanh form) or "relu", the whole weight of `up` is [F, H]. With
+    "swiglu", which computes silu(gate) * up, it is [2F, H], and its rows alternate gate, up, gate,
+    up, ..., so that each block of rows holds whole pairs.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class MLP(nn.Module):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
-        check_choice("activation", activation, ("gelu", "swiglu"))
+        check_choice("activation", activation, ("gelu", "relu", "swiglu"))
         self.activation = activation
         width = intermediate_size * (2 if activation == "swiglu" else 1)
         if intermediate_size % grid.size("x"):
@@ -63,5 +63,7 @@ class MLP(nn.Module):
         hidden = self.up(x)
         if self.activation == "gelu":
             return self.down(F.gelu(hidden, approximate="tanh"))
+        if self.activation == "relu":
+            return self.down(F.relu(hidden))
         gate, up = hidden.unflatten(-1, (-1, 2)).unbind(-1)
         return self.down(F.silu(gate) * up)

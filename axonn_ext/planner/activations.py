@@ -35,6 +35,7 @@ class ModelSizes(NamedTuple):
 
     rms_norm: bool
     gated: bool
+    relu: bool
     tied: bool
     layers: int
     hidden: int
@@ -69,6 +70,7 @@ def sizes_of(model: ModelConfig) -> ModelSizes:
     return ModelSizes(
         rms_norm=traits.norm is RMS_NORM,
         gated=traits.gated,
+        relu=traits.activation == "relu",
         tied=model.tie_embeddings,
         layers=model.num_layers,
         hidden=model.hidden_size,
@@ -129,6 +131,8 @@ def kept_of(job: Job) -> Kept:
     of_x = my * width // x
     attention = of_x * (size.qkv + size.attention) + my * size.heads // x * _FP32
     mlp = of_x * (size.up + size.mlp)
+    if size.relu:  # its backward reads its result, not what up has computed
+        mlp -= of_x * size.up
     if size.head_norms:  # the normalised q and k are kept, with a number for each head and row
         attention += of_x * (size.attention + size.kv)
         attention += my * (size.heads + size.kv_heads) // x * _FP32

@@ -108,6 +108,12 @@ def _of_family(family: Family, whole: Table) -> ModelConfig:
     for key, reason in theirs.must_be_false.items():
         if table.flag(key, False):
             raise table.error(key, f"false: {reason}")
+    for key, reason in theirs.must_be_true.items():
+        if not table.flag(key, True):
+            raise table.error(key, f"true: {reason}")
+    for key, other in theirs.must_equal.items():
+        if table.count(key, table.count(other)) != table.count(other):
+            raise table.error(key, f"{other}={table.count(other)}")
     for key, reason in theirs.must_be_null.items():
         if table.has(key):
             raise table.error(key, f"null: {reason}")

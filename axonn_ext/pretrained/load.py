@@ -95,7 +95,7 @@ class _Names:
     """The names of the tensors in the files, which may be those of the body alone."""
 
     def __init__(self, files: PretrainedFiles, model: Transformer) -> None:
-        self._body = f"{model.names.body}."
+        self._body = f"{model.names.body.partition('.')[0]}."
         self._bare = not any(name.startswith(self._body) for name in files.names)
         self._is_tied = model.config.tie_embeddings
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from axonn_ext.spec.model import ModelConfig
 
 # A family's module is loaded when a model of the family is first described.
-FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "opt")
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class HuggingFace:
     activations: the names of activations that compute what the family's MLP computes.
         transformers' default comes first.
     must_be_false, must_be_null: the key of a feature that the family lacks -> the reason.
+    must_be_true: the key of a feature that a model of the family always has here -> the reason.
+    must_equal: the key that must have the value of another key, if it is there -> that key.
     head_size: the head_dim that transformers takes where the key is missing; None: hidden_size /
         num_heads. Only families with rotary positions have the key.
     window_key: the key of the attention window, in tokens; a null there means that there is no
@@ -66,6 +68,8 @@ class HuggingFace:
     activations: tuple[str, ...]
     must_be_false: Mapping[str, str] = field(default_factory=dict)
     must_be_null: Mapping[str, str] = field(default_factory=dict)
+    must_be_true: Mapping[str, str] = field(default_factory=dict)
+    must_equal: Mapping[str, str] = field(default_factory=dict)
     window_key: str | None = None
     head_size: int | None = None
 
@@ -75,6 +79,7 @@ class HuggingFace:
         sizes = {"num_kv_heads": config.kv_heads, "intermediate_size": config.mlp_size}
         for ours, theirs in self.keys.items():
             values[theirs] = sizes[ours] if ours in sizes else getattr(config, ours)
+        values |= {key: values[other] for key, other in self.must_equal.items()}
         values[self.activation_key] = self.activations[0]
         if config.traits.rotary:
             values |= {"rope_theta": config.rope_theta, "head_dim": config.head_dim}
@@ -93,7 +98,9 @@ class Family:
     has_biases         whether the Linears of a block have biases; lm_head never has one
     has_qkv_bias       whether qkv has one where the other Linears have none
     has_head_norms     whether the queries and the keys of each head are normalised
-    gated              the up Linear computes gate and up, and the MLP multiplies the two
+    position_offset    the row of the learned table that position 0 has; those before are not used
+    activation         of the MLP: "gelu" (its tanh form), "relu", or "swiglu", where the up Linear
+                       computes gate and up, and the MLP multiplies the two
     rotary             positions rotate queries and keys; otherwise a table of positions is learned
     grouped_query      whether num_kv_heads may be below num_heads
     norm               the norm before attention, before the MLP and at the end of the model
@@ -103,7 +110,7 @@ class Family:
 
     name: str
     has_biases: bool
-    gated: bool
+    activation: str
     rotary: bool
     grouped_query: bool
     norm: Norm
@@ -111,6 +118,12 @@ class Family:
     hugging_face: HuggingFace
     has_qkv_bias: bool = False
     has_head_norms: bool = False
+    position_offset: int = 0
+
+    @property
+    def gated(self) -> bool:
+        """Whether the up Linear computes gate and up."""
+        return self.activation == "swiglu"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles only the name, by which another process finds the family."""

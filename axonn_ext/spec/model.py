@@ -168,7 +168,7 @@ class ModelConfig:
     @property
     def num_positions(self) -> int:
         """The rows of the learned table of positions; 0 where positions are rotary."""
-        return 0 if self.traits.rotary else self.sequence_length
+        return 0 if self.traits.rotary else self.sequence_length + self.traits.position_offset
 
     def num_parameters(self) -> int:
         """Returns the number of parameters of the whole model; a tied table counts once."""

@@ -14,8 +14,8 @@ from axonn_ext.checkpoint import Saver
 from axonn_ext.models import ModelConfig
 from axonn_ext.optim import AdamW
 from grids import grid_of
+from memory import MIB, anonymous_bytes
 
-MIB = 1 << 20
 # 1 GB with AdamW's moments: 12 bytes a parameter.
 LARGE = ModelConfig(
     family="llama", vocab_size=32768, hidden_size=768, num_layers=8, num_heads=16,
@@ -27,14 +27,6 @@ MEDIUM = ModelConfig(
     sequence_length=128,
 )  # fmt: skip
 INTERVAL, ROUNDS = 10, 4
-
-
-def anonymous_bytes() -> int:
-    """This process's own memory: without files that are mapped, and without shared memory."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("no RssAnon")
 
 
 def make(shape: GridShape, config: ModelConfig) -> tuple[models.Transformer, AdamW]:

@@ -17,6 +17,7 @@ from axonn_ext.inputs.errors import InputError
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.models.plain import PlainTransformer
 from grids import factorisations, grid_of
+from memory import MIB, anonymous_bytes
 from model_cases import CONFIGS, random_batch
 
 GRIDS = {
@@ -222,3 +223,30 @@ def test_a_rank_that_cannot_read_fails_all(tmp_path, pool) -> None:
     write_folder(folder := tmp_path / "model", LLAMA)
     first, second = pool(2).run(spoil_on_one_rank, folder)
     assert first == f"rank 1: {second}" and "nowhere" in second
+
+
+# 1 GB in fp32.
+LARGE = ModelConfig(
+    family="llama", vocab_size=32768, hidden_size=1024, num_layers=16, num_heads=16,
+    num_kv_heads=8, intermediate_size=2816, sequence_length=128, tie_embeddings=True,
+)  # fmt: skip
+
+
+def memory_of_loading(folder: Path, shape: GridShape, layout: str) -> int:
+    grid = grid_of(shape)
+    before = anonymous_bytes()
+    model = from_pretrained(folder, grid, ParallelConfig(layout=layout))
+    assert all(p.isfinite().all() for p in model.parameters())
+    return anonymous_bytes() - before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_rank_that_loads_needs_memory_for_its_own_blocks_alone(pool, tmp_path) -> None:
+    write_folder(folder := tmp_path / "model", LARGE, num_files=4)
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    assert size > 0.85e9
+    for shape, layout in ((GridShape(2, 2, 2), "sharded"), (GridShape(x=8), "replicated")):
+        growth = max(pool(8).run(memory_of_loading, folder, shape, layout))
+        print(f"{size / MIB:.0f} MiB; on {shape} a rank grew by at most {growth / MIB:.0f} MiB")
+        assert growth < size / 4 + 200 * MIB

@@ -18,6 +18,7 @@ LLAMA = dataclasses.replace(
 )
 CONFIGS = {
     "gpt2": GPT2,
+    "opt": dataclasses.replace(GPT2, family="opt"),
     **{
         name: dataclasses.replace(LLAMA, family=name)
         for name in FAMILIES

@@ -12,7 +12,7 @@ def _mlp_size(hidden_size: int) -> int:
 FAMILY = Family(
     name="gpt2",
     has_biases=True,
-    gated=False,
+    activation="gelu",
     rotary=False,
     grouped_query=False,
     norm=LAYER_NORM,

@@ -21,6 +21,7 @@ class GPT2(Transformer):
         blocks="h",
         norm="ln_f",
         table="wte",
+        positions="wpe",
         block={
             "norm_1.": "ln_1.",
             "norm_2.": "ln_2.",
@@ -46,15 +47,19 @@ class GPT2(Transformer):
     def make_mlp(self) -> MLP:
         config = self.config
         out_init = residual_init(config)
-        return MLP(config.hidden_size, config.mlp_size, out_init=out_init, **self._linear_options)
+        return MLP(
+            config.hidden_size, config.mlp_size, activation=config.traits.activation,
+            out_init=out_init, **self._linear_options,
+        )  # fmt: skip
 
     def add_positions(self) -> None:
         config = self.config
         options = {k: self._options[k] for k in ("grid", "layout", "seed", "dtype")}
         init = Init.normal(config.init_std)
         self.wpe = PositionEmbedding(
-            config.sequence_length, config.hidden_size, init=init, **options
-        )
+            config.sequence_length, config.hidden_size, offset=config.traits.position_offset,
+            init=init, **options,
+        )  # fmt: skip
 
     def embed(self, token_ids: Tensor, table: Tensor | None, length: int) -> Tensor:
         return self.wpe(super().embed(token_ids, table, length), length)

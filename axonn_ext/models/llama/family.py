@@ -18,7 +18,7 @@ def _mlp_size(hidden_size: int) -> int:
 FAMILY = Family(
     name="llama",
     has_biases=False,
-    gated=True,
+    activation="swiglu",
     rotary=True,
     grouped_query=True,
     norm=RMS_NORM,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from axonn_ext.models.stored import Stored, gate_up_order, qkv_order
+from axonn_ext.models.stored import Stored, gate_up_order, separate_qkv
 from axonn_ext.models.transformer import StateNames, Transformer, residual_init
 from axonn_ext.nn import MLP, Attention, RMSNorm, Rotary
 
@@ -51,7 +51,7 @@ class Llama(Transformer):
     def make_mlp(self) -> MLP:
         config = self.config
         return MLP(
-            config.hidden_size, config.mlp_size, activation="swiglu",
+            config.hidden_size, config.mlp_size, activation=config.traits.activation,
             out_init=residual_init(config), **self._linear_options,
         )  # fmt: skip
 
@@ -59,13 +59,7 @@ class Llama(Transformer):
         config = self.config
         start, _, part = public.rpartition(".")
         if ".attention.qkv." in name:
-            heads = (config.num_heads, config.kv_heads, config.kv_heads)
-            start = start.removesuffix("attention.qkv") + "self_attn."
-            parts = tuple(
-                (f"{start}{p}_proj.{part}", n * config.head_dim)
-                for p, n in zip("qkv", heads, strict=True)
-            )
-            return Stored(parts, qkv_order(config))
+            return separate_qkv(public, config)
         if name.endswith(".mlp.up.weight"):
             start = start.removesuffix("up")
             parts = tuple((f"{start}{p}_proj.{part}", config.mlp_size) for p in ("gate", "up"))
