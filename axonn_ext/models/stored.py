@@ -65,10 +65,7 @@ class Stored:
         return whole if self.order is None else whole.index_select(0, self.order.to(whole.device))
 
     def read(self, offsets: Sequence[int], sizes: Sequence[int], read_rows: ReadRows) -> Tensor:
-        """Returns a block of our parameter, of which only the rows that it needs are read.
-
-        Those of one part are read together, from the first to the last.
-        """
+        """Returns a block of our parameter, of which only the rows that it needs are read."""
         rows = range(offsets[0], offsets[0] + sizes[0])
         columns = range(offsets[1], offsets[1] + sizes[1]) if len(sizes) == 2 else None
         wanted = torch.arange(rows.start, rows.stop) if self.order is None else self.order[rows]
@@ -77,14 +74,20 @@ class Stored:
         for name, count in self.parts:
             here = (wanted >= start) & (wanted < start + count)
             if here.any():
-                own = wanted[here] - start
-                first, last = int(own.min()), int(own.max())
-                found = self._read(name, range(first, last + 1), columns, read_rows)
+                # Each run of rows that follow each other is read at once.
+                own, place = (wanted[here] - start).unique(return_inverse=True)
+                ends = [*(own.diff() > 1).nonzero().flatten().tolist(), len(own) - 1]
+                runs, first = [], 0
+                for end in ends:
+                    rows = range(int(own[first]), int(own[end]) + 1)
+                    runs.append(self._read(name, rows, columns, read_rows))
+                    first = end + 1
+                found = runs[0] if len(runs) == 1 else torch.cat(runs)
                 if self.order is None:
                     return found
                 if block is None:
                     block = torch.empty(tuple(sizes), dtype=found.dtype)
-                block[here] = found[own - first]
+                block[here] = found[place]
             start += count
         assert block is not None
         return block

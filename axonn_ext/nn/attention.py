@@ -28,6 +28,7 @@ class Rotary(nn.Module):
         head_dim: int,
         max_length: int,
         theta: float = 10000.0,
+        *,
         scaling: RopeScaling | None = None,
     ) -> None:
         super().__init__()
@@ -138,8 +139,8 @@ class Attention(nn.Module):
         self.k_norm: HeadNorm | None = None
         if head_norm_eps is not None:
             options: dict[str, Any] = {
-                "grid": grid, "eps": head_norm_eps, "layout": layout, "dtype": dtype,
-                "device": device,
+                "grid": grid, "eps": head_norm_eps, "layout": layout, "seed": seed,
+                "dtype": dtype, "device": device,
             }  # fmt: skip
             self.q_norm = HeadNorm(self.head_dim, **options)
             self.k_norm = HeadNorm(self.head_dim, **options)

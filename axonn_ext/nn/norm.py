@@ -112,6 +112,7 @@ class HeadNorm(ShardedModule):
         grid: Grid,
         eps: float = 1e-5,
         layout: str = "sharded",
+        seed: int | None = 0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -122,10 +123,12 @@ class HeadNorm(ShardedModule):
         summed_over = ("x", "y", "z", "data") if layout == "sharded" else ("x", "z", "data")
         spec = ParameterSpec((features,), {}, summed_over, Init.constant(1.0))
         self.add_parameter("weight", spec, dtype=dtype, device=device)
-        initialize(self, seed=0)  # a constant, whatever the seed
+        if seed is not None:
+            initialize(self, seed=seed)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (self.features,), self.weight, self.eps)
+        collectives.refuse_transforms("HeadNorm")
+        return _Normalize.apply(x, self.weight, None, self.features, self.eps, "", 1, "auto")
 
     def extra_repr(self) -> str:
         return f"{self.features}, eps={self.eps}"

@@ -143,6 +143,8 @@ def kept_of(job: Job) -> Kept:
     if gathered and y > 1:
         whole = m * width // x
         attention += whole * size.attention
+        if size.relu:
+            mlp += of_x * size.mlp  # the activation's result is kept beside it
         mlp += (whole - of_x) * size.mlp  # the gathered input is kept instead of the rank's part
 
     positions = 0 if size.rotary else mx * _INT64

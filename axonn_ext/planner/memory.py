@@ -136,6 +136,7 @@ def _elements_of(job: Job, size: ModelSizes) -> _Elements:
         small = own - matrices - table * (1 if size.tied else 2)  # norms, biases, positions
     elif x > 1 and job.options.sharded:  # all small parameters but biases
         small = (model.num_norm_vectors + model.num_positions) * size.hidden // y
+    if z == 1 and (x > 1 or (y > 1 and job.options.sharded)):  # norms of heads
         small += size.layers * model.head_norm_size
     return _Elements(own, table, small, small, 0)
 

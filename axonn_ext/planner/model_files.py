@@ -30,9 +30,9 @@ def load_model(name: str, *, sequence_length: int | None = None) -> tuple[str, M
     elif path.suffix == ".toml":
         label, model = path.stem, _from_trainer(path)
     elif is_folder(path):
-        label, model = path.resolve().name, _from_hugging_face(path / "config.json")
+        label, model = path.resolve().name, read_config(path / "config.json")
     elif path.suffix == ".json":
-        model = _from_hugging_face(path)  # refuses paths that `resolve` would fail for
+        model = read_config(path)  # refuses paths that `resolve` would fail for
         label = path.resolve().parent.name
     else:
         error = unknown("model", name, PRESETS)
@@ -88,8 +88,8 @@ def _model(table: Table, **values: Any) -> ModelConfig:
 # --- Hugging Face --------------------------------------------------------------------------------
 
 
-def _from_hugging_face(path: Path) -> ModelConfig:
-    """Reads config.json; refuses values that would make the model another one than ours."""
+def read_config(path: Path) -> ModelConfig:
+    """Reads a Hugging Face config.json. Raises InputError, also where our model is another one."""
     whole = Table(read_json(path), "", str(path))
     kind = whole.without_nulls().text("model_type")
     known = [find_family(name) for name in FAMILIES]
@@ -119,6 +119,8 @@ def _of_family(family: Family, whole: Table) -> ModelConfig:
             raise table.error(key, f"null: {reason}")
     table.one_of(theirs.activation_key, theirs.activations, theirs.activations[0])
     values = {ours: _value(table, theirs, ours) for ours in theirs.keys}
+    if whole.has("num_key_value_heads") and not table.has("num_key_value_heads"):
+        values["num_kv_heads"] = None  # transformers takes a null for num_attention_heads
     window = theirs.window_key
     # A null means that there is no window; a missing key means transformers' default.
     if window is not None and (table.has(window) or not whole.has(window)):
@@ -151,9 +153,10 @@ def _value(table: Table, theirs: HuggingFace, ours: str) -> Any:
 def _rope_theta(table: Table) -> float:
     """Returns the value of rope_theta, which transformers 5 puts into the table rope_parameters."""
     theta = table.positive("rope_theta", 10000.0)
-    if not table.has("rope_parameters"):
-        return theta
-    return table.table("rope_parameters").positive("rope_theta", theta)
+    for key in ("rope_scaling", "rope_parameters"):
+        if table.has(key):
+            theta = table.table(key).positive("rope_theta", theta)
+    return theta
 
 
 def _rope_scaling(table: Table) -> RopeScaling | None:

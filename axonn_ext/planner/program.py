@@ -308,6 +308,8 @@ class _Step:
         if overlap is not None:
             # Once per step, the lanes compare digests of 8 bytes of what they have issued.
             axes = ("x", "z", "data") if self.options.sharded else ("z", "data")
+            if self.model.head_norm_size:
+                axes = tuple(a for a in SUM_ORDER if a != "y" or self.options.sharded)
             digests = (self.collective("all_gather", axis, 1, 8, "order") for axis in axes)
             yield from self.present(digests)
 

@@ -17,6 +17,7 @@ from axonn_ext.inputs.files import is_file, read_json
 CONFIG = "config.json"
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class PretrainedFiles:
@@ -65,10 +66,17 @@ class PretrainedFiles:
         assert isinstance(found, Tensor)
         return found
 
-    def dtype(self) -> torch.dtype:
-        """Returns the dtype of the largest tensor."""
-        largest = max(sorted(self.names), key=lambda name: math.prod(self.shape(name)))
-        return self.read(largest, range(0), None).dtype
+    def dtype(self, names: Iterable[str]) -> torch.dtype:
+        """Returns the dtype of the largest of these tensors. Raises InputError for other dtypes."""
+        largest = max(sorted(names), key=lambda name: math.prod(self.shape(name)))
+        dtype = self.read(largest, range(0), None).dtype
+        if dtype not in _DTYPES:
+            known = ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)
+            raise InputError(
+                f"{self.folder}: {largest} must be one of {known}, got "
+                f"{str(dtype).removeprefix('torch.')}"
+            )
+        return dtype
 
     def _slice(self, name: str) -> Any:
         file = self._file_of[name]

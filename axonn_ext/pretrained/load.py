@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -16,8 +17,8 @@ from axonn_ext.models.builder import build
 from axonn_ext.models.stored import Stored
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn.sharded import ShardedParameter, sharded_parameters
-from axonn_ext.planner.model_files import load_model
-from axonn_ext.pretrained.files import PretrainedFiles, check_tensors, refuse_unknown
+from axonn_ext.planner.model_files import read_config
+from axonn_ext.pretrained.files import CONFIG, PretrainedFiles, check_tensors, refuse_unknown
 from axonn_ext.spec.parallel import ParallelConfig
 
 # What older versions of transformers wrote beside the parameters: masks, and frequencies of
@@ -48,10 +49,11 @@ def from_pretrained(
             architecture is not one of axonn_ext.models.
         ValueError: the grid does not divide the model.
     """
-    model, error = None, None
+    model: Transformer | None = None
+    error: Exception | None = None
     try:
         model = _load(Path(folder), grid, parallel, dtype, torch.device(device), sequence_length)
-    except ValueError as failure:
+    except Exception as failure:
         error = failure
     _agree(grid, error)
     assert model is not None
@@ -62,75 +64,95 @@ def _load(
     folder: Path, grid: Grid, parallel: ParallelConfig | None, dtype: torch.dtype | None,
     device: torch.device, sequence_length: int | None,
 ) -> Transformer:  # fmt: skip
-    _, config = load_model(str(folder))
+    config = read_config(folder / CONFIG)
     if sequence_length is not None:
         if not config.traits.rotary and sequence_length != config.sequence_length:
             raise InputError(
                 f"sequence_length={sequence_length}: {config.family} has a table of "
                 f"{config.sequence_length} positions"
             )
-        _, config = load_model(str(folder), sequence_length=sequence_length)
+        if sequence_length > config.sequence_length:
+            raise InputError(
+                f"sequence_length={sequence_length}: the model takes at most "
+                f"{config.sequence_length} tokens by {folder / CONFIG}"
+            )
+        config = dataclasses.replace(config, sequence_length=sequence_length)
     files = PretrainedFiles(folder)
-    if dtype is None:
-        dtype = files.dtype()
-    model = build(config, grid, parallel, seed=None, dtype=dtype)
+    derived = {name for name in files.names if _DERIVED.search(name)}
+    stored_dtype = files.dtype(files.names - derived)
+    model = build(config, grid, parallel, seed=None, dtype=dtype or stored_dtype)
     names = _Names(files, model)
     blocks = [_Block(p, model.stored(p.name)) for p in sharded_parameters(model)]
+    if names.has_tied_head:
+        [table] = [block for block in blocks if block.stored.names == (model.table_name,)]
+        rows = table.p.spec.full_sizes[0]
+        blocks.append(_Block(table.p, Stored((("lm_head.weight", rows),)), is_copy=True))
     expected = {
         names.of(name): shape
         for block in blocks
         for name, shape in block.stored.shapes(block.p.spec.full_sizes).items()
     }
     check_tensors(files, expected)
-    derived = {name for name in files.names if _DERIVED.search(name)}
-    refuse_unknown(files, {*expected, *derived, *names.tied()})
+    refuse_unknown(files, {*expected, *derived})
     model.to(device)
     with torch.no_grad():
         for block in blocks:
-            block.read(files, names)
+            block.fill(files, names)
     return model
 
 
 class _Names:
-    """The names of the tensors in the files, which may be those of the body alone."""
+    """The names of the tensors in the files, which may be those of the body alone.
+
+    has_tied_head: whether the files also have the head of a model that ties it to its table.
+    """
 
     def __init__(self, files: PretrainedFiles, model: Transformer) -> None:
         self._body = f"{model.names.body.partition('.')[0]}."
         self._bare = not any(name.startswith(self._body) for name in files.names)
-        self._is_tied = model.config.tie_embeddings
+        self.has_tied_head = model.config.tie_embeddings and "lm_head.weight" in files.names
 
     def of(self, name: str) -> str:
         return name.removeprefix(self._body) if self._bare else name
 
-    def tied(self) -> tuple[str, ...]:
-        """The names of tensors that are the same as another one."""
-        return ("lm_head.weight",) if self._is_tied else ()
-
 
 class _Block(NamedTuple):
-    """This rank's block of a parameter, and where the files have it."""
+    """This rank's block of a parameter, and where the files have it.
+
+    is_copy: the files have it a second time there.
+    """
 
     p: ShardedParameter
     stored: Stored
+    is_copy: bool = False
 
-    def read(self, files: PretrainedFiles, names: _Names) -> None:
-        """Fills the block from the files."""
+    def fill(self, files: PretrainedFiles, names: _Names) -> None:
+        """Fills the block from the files. Raises InputError if a copy differs from it."""
         p = self.p
         offsets, sizes = p.grid.local_block(p.spec.full_sizes, p.spec.dims)
 
         def read_rows(name: str, rows: range, columns: range | None) -> Tensor:
             return files.read(names.of(name), rows, columns)
 
-        p.parameter.copy_(self.stored.read(offsets, sizes, read_rows))
+        found = self.stored.read(offsets, sizes, read_rows).to(p.parameter)
+        if not self.is_copy:
+            p.parameter.copy_(found)
+        elif not torch.equal(found, p.parameter):
+            raise InputError(
+                f"{files.folder}: {self.stored.names[0]} differs from the embedding, to which "
+                f"{CONFIG} ties it (tie_word_embeddings)"
+            )
 
 
-def _agree(grid: Grid, error: ValueError | None) -> None:
+def _agree(grid: Grid, error: Exception | None) -> None:
     """Raises the error of this rank, or that of another one, so that no rank waits for it."""
-    errors: list[str | None] = [None if error is None else str(error)] * grid.world_size
+    own = None if error is None else (isinstance(error, ValueError), str(error))
+    found: list[tuple[bool, str] | None] = [own] * grid.world_size
     if grid.world_size > 1:
-        dist.all_gather_object(errors, errors[0])
+        dist.all_gather_object(found, own)
     if error is not None:
         raise error
-    for rank, text in enumerate(errors):
-        if text is not None:
-            raise InputError(f"rank {rank}: {text}")
+    for rank, failure in enumerate(found):
+        if failure is not None:
+            is_input, text = failure
+            raise (InputError if is_input else RuntimeError)(f"rank {rank}: {text}")

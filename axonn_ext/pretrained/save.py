@@ -13,18 +13,25 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from axonn_ext.checkpoint.files import write_tensors, write_text
+from axonn_ext.checkpoint.files import sync_folder, write_tensors, write_text
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.inputs.files import is_file, read_json
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn.sharded import sharded_parameters
+from axonn_ext.planner.model_files import read_config
 from axonn_ext.pretrained.files import CONFIG, INDEX, WHOLE
 
 SHARD_BYTES = 5_000_000_000  # as many as transformers writes into one file
-_TOKENIZER = (
+# The files of a tokenizer and of generation, none of which is large.
+_COPIED = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
     "generation_config.json",
+)  # fmt: skip
+# Keys of another config.json that would contradict ours, beside those that ours has.
+_DECIDED = (
+    "architectures", "dtype", "torch_dtype", "rope_parameters", "rope_scaling", "layer_types",
+    "quantization_config", "attention_bias", "mlp_bias",
 )  # fmt: skip
 
 
@@ -47,14 +54,14 @@ def save_pretrained(
 
     Raises InputError (a ValueError) on every rank if the folder exists or cannot be written.
     """
-    writer = _Writer(Path(folder), _plan(model, shard_bytes)) if model.grid.rank == 0 else None
+    writer = _Writer(folder, model, shard_bytes) if model.grid.rank == 0 else None
     for p in sharded_parameters(model):
         whole = p.grid.unshard(p.parameter, p.spec.dims)
         if writer is not None:
-            writer.take(model.stored(p.name).export(whole))
+            writer.take(p.name, whole)
     errors: list[str | None] = [None]
     if writer is not None:
-        writer.finish(model, None if like is None else Path(like))
+        writer.finish(like)
         errors = [writer.error]
     if model.grid.world_size > 1:
         dist.broadcast_object_list(errors, src=0)
@@ -85,50 +92,62 @@ class _Writer:
 
     error: str | None = None
 
-    def __init__(self, folder: Path, plan: list[list[str]]) -> None:
-        self._folder, self._plan = folder, plan
-        self._partial = folder.with_name(f".{folder.name}.partial")
+    def __init__(self, folder: str | Path, model: Transformer, shard_bytes: int) -> None:
+        self._model = model
         self._held: dict[str, Tensor] = {}
         self._bytes = self._num_files = 0
+        self._partial: Path | None = None
         with self._caught():
-            if folder.exists():
+            self._folder = Path(folder).absolute()
+            if self._folder.exists():
                 raise InputError(f"{folder}: expected a new folder, got one that exists")
+            self._plan = _plan(model, shard_bytes)
+            self._partial = self._folder.with_name(f".{self._folder.name}.partial")
             shutil.rmtree(self._partial, ignore_errors=True)
             self._partial.mkdir(parents=True)
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes whole tensors, and writes a file if it is complete."""
+    def take(self, name: str, whole: Tensor) -> None:
+        """Takes a whole parameter, and writes the files that are complete with it."""
         if self.error is not None:
             return
-        self._held |= {name: tensor.detach().cpu() for name, tensor in tensors.items()}
-        names = self._plan[self._num_files] if self._num_files < len(self._plan) else []
-        if names and all(name in self._held for name in names):
-            with self._caught():
-                self._write({name: self._held.pop(name) for name in names})
+        with self._caught():
+            tensors = self._model.stored(name).export(whole)
+            self._held |= {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+            while self._num_files < len(self._plan) and self._held.keys() >= set(
+                names := self._plan[self._num_files]
+            ):
+                self._write({name: self._held.pop(name).contiguous() for name in names})
 
-    def finish(self, model: Transformer, like: Path | None) -> None:
+    def finish(self, like: str | Path | None) -> None:
         """Writes what is not tensors, and gives the folder its name."""
         if self.error is not None:
             return
         with self._caught():
+            assert self._partial is not None
+            assert not self._held and self._num_files == len(self._plan)
             if len(self._plan) > 1:
-                index = {
-                    "metadata": {"total_size": self._bytes},
-                    "weight_map": {
-                        name: self._name(number)
-                        for number, names in enumerate(self._plan)
-                        for name in names
-                    },
-                }
-                write_text(self._partial / INDEX, json.dumps(index, indent=2) + "\n")
-            write_text(self._partial / CONFIG, json.dumps(_describe(model, like), indent=2) + "\n")
-            for name in _TOKENIZER:
-                if like is not None and is_file(like / name):
-                    shutil.copyfile(like / name, self._partial / name)
+                write_text(self._partial / INDEX, _as_json(self._index()))
+            described = _describe(self._model, None if like is None else Path(like))
+            write_text(self._partial / CONFIG, _as_json(described))
+            found, config = read_config(self._partial / CONFIG), self._model.config
+            describe = config.traits.hugging_face.config_json
+            if describe(found) != describe(config):
+                raise InputError(f"{CONFIG} of {like} contradicts the model")
+            for name in _COPIED if like is not None else ():
+                if is_file(path := Path(like or "") / name):
+                    shutil.copyfile(path, self._partial / name)
+            sync_folder(self._partial)
             self._partial.rename(self._folder)
+            sync_folder(self._folder.parent)
+
+    def _index(self) -> dict[str, Any]:
+        files = {
+            name: self._name(number) for number, names in enumerate(self._plan) for name in names
+        }
+        return {"metadata": {"total_size": self._bytes}, "weight_map": files}
 
     def _write(self, tensors: dict[str, Tensor]) -> None:
-        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        assert self._partial is not None
         write_tensors(self._partial / self._name(self._num_files), tensors, {"format": "pt"})
         self._num_files += 1
         self._bytes += sum(tensor.nbytes for tensor in tensors.values())
@@ -140,16 +159,31 @@ class _Writer:
 
     @contextmanager
     def _caught(self) -> Iterator[None]:
+        """Keeps an error, whatever it is, for all ranks, and leaves nothing of the folder."""
         try:
             yield
-        except (OSError, ValueError) as error:
-            self.error = str(error)
-            shutil.rmtree(self._partial, ignore_errors=True)
+        except BaseException as error:
+            if self._partial is not None:
+                shutil.rmtree(self._partial, ignore_errors=True)
+            if not isinstance(error, Exception):
+                raise
+            self.error = str(error) or type(error).__name__
 
 
 def _describe(model: Transformer, like: Path | None) -> dict[str, Any]:
-    """Returns what config.json says. Keys of `like` that ours does not have are kept."""
-    kept = {} if like is None else dict(read_json(like / CONFIG))
-    described = model.config.traits.hugging_face.config_json(model.config)
+    """Returns what config.json says. Of `like`, it keeps the keys that ours does not decide."""
+    kept = {} if like is None else read_json(like / CONFIG)
+    if not isinstance(kept, Mapping):
+        raise InputError(f"{like}/{CONFIG}: expected a table")
+    kept = {key: value for key, value in kept.items() if key not in _DECIDED}
+    theirs = model.config.traits.hugging_face
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return kept | described | {"torch_dtype": dtype}
+    ours = theirs.config_json(model.config)
+    # transformers 5 reads dtype, the versions before it torch_dtype.
+    return (
+        kept | ours | {"architectures": [theirs.architecture], "dtype": dtype, "torch_dtype": dtype}
+    )
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, indent=2) + "\n"

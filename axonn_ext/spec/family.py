@@ -45,6 +45,7 @@ class HuggingFace:
     """How a config.json of transformers describes a model of the family.
 
     model_type: the value that the file has under this key.
+    architecture: the class of transformers that has the weights.
     keys: the field of ModelConfig -> the key of config.json.
     defaults: key -> the value that transformers takes where the key is missing. None means that
         ModelConfig's default applies.
@@ -62,6 +63,7 @@ class HuggingFace:
     """
 
     model_type: str
+    architecture: str
     keys: Mapping[str, str]
     defaults: Mapping[str, Any]
     activation_key: str
@@ -136,6 +138,12 @@ class Family:
                 f"num_kv_heads={config.num_kv_heads}: family {self.name!r} has as many as "
                 f"num_heads={config.num_heads}; use 'llama' for grouped-query attention"
             )
+        if not self.rotary:
+            for name in ("head_size", "rope_scaling"):
+                if getattr(config, name) is not None:
+                    raise ValueError(f"{name}: family {self.name!r} has no rotary positions")
+        if "norm_eps" not in self.hugging_face.keys and config.norm_eps != 1e-5:
+            raise ValueError(f"norm_eps={config.norm_eps}: family {self.name!r} always has 1e-5")
         if self.rotary and config.head_dim % 2:
             raise ValueError(f"rotary embedding needs an even head_dim, got {config.head_dim}")
 

@@ -32,7 +32,7 @@ def export(checkpoint: Path, out: Path, *, dtype: str) -> ModelConfig:
         ) from None
     with process.process_group(Process(), HashStore()):
         parallel = ParallelConfig()
-        model = models.build(config, axonn_ext.Grid(), parallel, seed=0, dtype=DTYPES[dtype])
+        model = models.build(config, axonn_ext.Grid(), parallel, seed=None, dtype=DTYPES[dtype])
         load(checkpoint, model=model, random=False)
         save_pretrained(model, out)
     return config

@@ -25,6 +25,11 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("localhost", port)) == 0
+
+
 class Host:
     """A torchrun with ranks of its own, as on a host of its own."""
 
@@ -89,7 +94,10 @@ def test_a_restart_on_as_many_ranks_goes_on(tmp_path) -> None:
 @pytest.mark.timeout(900)
 def test_eight_ranks_go_on_as_four(tmp_path) -> None:
     folder, port = tmp_path / "run", free_port()
-    hosts = [Host(folder, hosts="2:4", ranks=2, port=port, number=i) for i in range(4)]
+    hosts = [Host(folder, hosts="2:4", ranks=2, port=port, number=0)]
+    # The first torchrun that listens has the rendezvous: it must be one that is not killed.
+    wait_until(lambda: listens(port), "the rendezvous")
+    hosts += [Host(folder, hosts="2:4", ranks=2, port=port, number=i) for i in range(1, 4)]
     text = check(hosts, folder, lambda: [host.kill() for host in hosts[2:]])
     found = re.findall(r"resumed  step (\d+) of a run on (\S+), from", text)
     assert found, text

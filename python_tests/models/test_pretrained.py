@@ -76,8 +76,19 @@ def load_and_save(folder: Path, out: Path, shape: GridShape, layout: str) -> tup
     return equal, loss.item()
 
 
-@pytest.mark.parametrize("world_size", GRIDS)
-@pytest.mark.parametrize("name", CONFIGS)
+SAMPLE = ("gpt2", "llama", "qwen3-wide")
+
+
+@pytest.mark.parametrize(
+    ("name", "world_size"),
+    [
+        pytest.param(
+            name, world_size, marks=[] if world_size < 4 or name in SAMPLE else pytest.mark.slow
+        )
+        for name in CONFIGS
+        for world_size in GRIDS
+    ],
+)
 def test_every_grid_reads_and_writes_the_same_bits(name, world_size, pool, tmp_path) -> None:
     config = CONFIGS[name]
     write_folder(folder := tmp_path / "in", config, num_files=3)
@@ -207,6 +218,76 @@ def test_a_folder_that_exists_is_not_overwritten(tmp_path, alone) -> None:
     with pytest.raises(InputError, match=r"save_pretrained: .*config\.json"):
         save_pretrained(model, tmp_path / "new", like=tmp_path / "nowhere")
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_file_for_each_tensor_is_whole(tmp_path, alone) -> None:
+    """One parameter of ours completes several files at once."""
+    for name in ("llama", "gpt2"):
+        model = models.build(CONFIGS[name], axonn_ext.Grid(), seed=3)
+        save_pretrained(model, tmp_path / name, shard_bytes=1)
+        again = full_state_dict(from_pretrained(tmp_path / name, axonn_ext.Grid()))
+        assert all(torch.equal(again[n], t) for n, t in full_state_dict(model).items())
+
+
+def test_the_folder_is_meant_not_a_preset_of_its_name(tmp_path, alone) -> None:
+    write_folder(folder := tmp_path / "gpt2-small", CONFIGS["gpt2"])
+    assert from_pretrained(folder, axonn_ext.Grid()).config.hidden_size == 32
+    with pytest.raises(InputError, match=r"llama3-8b/config\.json: cannot be read"):
+        from_pretrained("llama3-8b", axonn_ext.Grid())
+
+
+def test_no_more_tokens_than_the_model_takes(tmp_path, alone) -> None:
+    write_folder(folder := tmp_path / "model", LLAMA)
+    with pytest.raises(InputError, match="sequence_length=64: the model takes at most 8 tokens"):
+        from_pretrained(folder, axonn_ext.Grid(), sequence_length=64)
+
+
+def test_a_head_that_differs_from_the_table_it_is_tied_to_is_refused(tmp_path, alone) -> None:
+    write_folder(folder := tmp_path / "model", CONFIGS["llama-tied"])
+    state = load_file(folder / "model.safetensors")
+    state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
+    save_file(state, folder / "model.safetensors")
+    from_pretrained(folder, axonn_ext.Grid())
+    state["lm_head.weight"][3, 2] += 1
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(InputError, match=r"lm_head\.weight differs from the embedding"):
+        from_pretrained(folder, axonn_ext.Grid())
+
+
+def test_what_another_config_says_of_dtype_and_waves_is_not_kept(tmp_path, alone) -> None:
+    write_folder(folder := tmp_path / "model", CONFIGS["llama-scaled"])
+    config = json.loads((folder / "config.json").read_text())
+    wrong = {"dtype": "float16", "rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}
+    (folder / "config.json").write_text(json.dumps(config | wrong | {"layer_types": ["x"]}))
+    model = models.build(CONFIGS["llama-scaled"], axonn_ext.Grid(), dtype=torch.bfloat16)
+    save_pretrained(model, tmp_path / "out", like=folder)
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (written["dtype"], written["architectures"]) == ("bfloat16", ["LlamaForCausalLM"])
+    assert not {"rope_parameters", "layer_types"} & written.keys()
+    assert from_pretrained(tmp_path / "out", axonn_ext.Grid()).config == model.config
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8])
+def test_other_dtypes_are_refused(dtype, tmp_path, alone) -> None:
+    write_folder(folder := tmp_path / "model", LLAMA)
+    state = load_file(folder / "model.safetensors")
+    save_file({name: t.to(dtype) for name, t in state.items()}, folder / "model.safetensors")
+    with pytest.raises(InputError, match=r"must be one of float32, bfloat16, .* got (bool|int8)"):
+        from_pretrained(folder, axonn_ext.Grid())
+
+
+def save_where_one_cannot(folder: Path) -> str:
+    model = models.build(LLAMA, grid_of(GridShape(x=2)))
+    try:
+        save_pretrained(model, "." if grid_of(GridShape(x=2)).rank == 0 else folder)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def test_a_save_that_rank_0_cannot_begin_fails_on_all(tmp_path, pool) -> None:
+    first, second = pool(2).run(save_where_one_cannot, tmp_path / "new")
+    assert first == second and "expected a new folder" in first
 
 
 def spoil_on_one_rank(folder: Path) -> str:

@@ -29,6 +29,7 @@ from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.job import Job, Options, violations
 from axonn_ext.planner.memory import memory_of, states_of
 from axonn_ext.planner.program import parameters_of_rank
+from axonn_ext.spec.family import FAMILIES, find_family
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import Overlap, ParallelConfig
@@ -72,12 +73,14 @@ def random_jobs(count: int, seed: int) -> list[Job]:
     jobs: list[Job] = []
     while len(jobs) < count:
         layout = draw.choice(["sharded", "replicated"])
-        llama = draw.random() < 0.5
+        family = draw.choice(FAMILIES)
+        grouped = find_family(family).grouped_query
         model = ModelConfig(
             vocab_size=draw.choice([1024, 8192]), hidden_size=draw.choice([256, 1024]),
             num_layers=draw.choice([1, 3]), num_heads=draw.choice([8, 16]),
-            sequence_length=draw.choice([32, 128]), family="llama" if llama else "gpt2",
-            num_kv_heads=draw.choice([None, 4, 8]) if llama else None,
+            sequence_length=draw.choice([32, 128]), family=family,
+            num_kv_heads=draw.choice([None, 4, 8]) if grouped else None,
+            head_size=draw.choice([None, 128]) if grouped else None,
             tie_embeddings=draw.random() < 0.5,
         )  # fmt: skip
         grid = GridShape(*(draw.choice([1, 2, 4]) for _ in range(3)), draw.choice([1, 4, 16]))

@@ -19,6 +19,7 @@ FAMILY = Family(
     default_mlp_size=_mlp_size,
     hugging_face=HuggingFace(
         model_type="gpt2",
+        architecture="GPT2LMHeadModel",
         keys={
             "vocab_size": "vocab_size",
             "hidden_size": "n_embd",
@@ -44,5 +45,10 @@ FAMILY = Family(
         },
         activation_key="activation_function",
         activations=("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),  # all are GELU's tanh form
+        must_be_false={
+            "scale_attn_by_inverse_layer_idx": "all layers scale their scores alike",
+            "add_cross_attention": "family 'gpt2' attends to its own tokens alone",
+        },
+        must_be_true={"scale_attn_weights": "scores are divided by sqrt(head_dim)"},
     ),
 )

@@ -25,6 +25,7 @@ FAMILY = Family(
     default_mlp_size=_mlp_size,
     hugging_face=HuggingFace(
         model_type="llama",
+        architecture="LlamaForCausalLM",
         keys={
             "vocab_size": "vocab_size",
             "hidden_size": "hidden_size",

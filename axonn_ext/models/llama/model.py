@@ -32,7 +32,10 @@ class Llama(Transformer):
     def add_positions(self) -> None:
         config = self.config
         self.rotary = Rotary(
-            config.head_dim, config.sequence_length, config.rope_theta, config.rope_scaling
+            config.head_dim,
+            config.sequence_length,
+            config.rope_theta,
+            scaling=config.rope_scaling,
         )
 
     def make_norm(self) -> nn.Module:

@@ -26,6 +26,7 @@ FAMILY = replace(
     hugging_face=replace(
         llama.FAMILY.hugging_face,
         model_type="mistral",
+        architecture="MistralForCausalLM",
         defaults=dict(llama.FAMILY.hugging_face.defaults)
         | {"num_key_value_heads": 8, "sliding_window": 4096},
         must_be_false={},

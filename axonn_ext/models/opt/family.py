@@ -21,6 +21,7 @@ FAMILY = Family(
     position_offset=2,
     hugging_face=HuggingFace(
         model_type="opt",
+        architecture="OPTForCausalLM",
         keys={
             "vocab_size": "vocab_size",
             "hidden_size": "hidden_size",

@@ -14,6 +14,7 @@ FAMILY = replace(
     hugging_face=replace(
         llama.FAMILY.hugging_face,
         model_type="qwen2",
+        architecture="Qwen2ForCausalLM",
         defaults=dict(llama.FAMILY.hugging_face.defaults) | {"num_key_value_heads": 32},
         must_be_false={"use_sliding_window": "attention is over whole sequences"},
         must_be_null={},

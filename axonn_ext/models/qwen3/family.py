@@ -14,6 +14,7 @@ FAMILY = replace(
     hugging_face=replace(
         llama.FAMILY.hugging_face,
         model_type="qwen3",
+        architecture="Qwen3ForCausalLM",
         defaults=dict(llama.FAMILY.hugging_face.defaults) | {"num_key_value_heads": 32},
         must_be_false={
             "attention_bias": "family 'qwen3' has no biases",
