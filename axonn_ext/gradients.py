@@ -24,8 +24,9 @@ def sync_gradients(module: nn.Module) -> None:
     """Sums every gradient over the axes over which backward has not summed it; call it once a step.
 
     With gradient accumulation, call it after the last micro-batch. Parameters without a gradient
-    are skipped; they must be the same on every rank. Collectives: all-reduces over x, z and data (for
-    the norms of heads also over y) in buckets, which are sent in the gradients' dtype and accumulated in fp32.
+    are skipped; they must be the same on every rank. Collectives: all-reduces over x, z and data,
+    for norms of heads also over y, in buckets, which are sent in the gradients' dtype and
+    accumulated in fp32.
     """
     parameters = [p for p in sharded_parameters(module) if p.parameter.grad is not None]
     for name in SUM_ORDER:
