@@ -16,6 +16,7 @@ from axonn_ext.planner.program import bytes_by_axis, make_program
 from axonn_ext.planner.search import Plan, Request
 from axonn_ext.planner.timeline import COMPUTE, Timeline
 from axonn_ext.spec.grid import COMMUNICATING
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import write_text
 
 if TYPE_CHECKING:
@@ -167,7 +168,10 @@ def trainer_config(estimate: Estimate, *, source: str) -> Config:
     job, model = estimate.job, estimate.job.model
     chosen, overlap = job.options, job.options.overlap
     sizes = dataclasses.asdict(model)
-    sizes |= {name: sizes[name] or 0 for name in ("num_kv_heads", "intermediate_size")}
+    if sizes.pop("rope_scaling") is not None:
+        raise UserError("--write-config: the trainer has no keys for the model's rope_scaling")
+    optional = ("num_kv_heads", "intermediate_size", "head_size")
+    sizes |= {name: sizes[name] or 0 for name in optional}
     searched = {key.name for key in dataclasses.fields(config.parallel)} - {"algorithm"}
     carried: Json = {"mode": "off"}
     if overlap is not None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from axonn_ext import settings
+from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
 
 if TYPE_CHECKING:
     from axonn_ext.stamps import Key, Verdict
-    from axonn_ext.terminal.console import Console, say
     from axonn_ext.verify.run import Outcome
 
 # Device files of the drivers of NVIDIA, Tegra, Windows (WSL) and AMD. If there are none, there is

@@ -69,6 +69,7 @@ def _from_trainer(path: Path) -> ModelConfig:
         family=table.one_of("family", FAMILIES, default.family),
         num_kv_heads=table.count("num_kv_heads", 0, least=0) or None,
         intermediate_size=table.count("intermediate_size", 0, least=0) or None,
+        head_size=table.count("head_size", 0, least=0) or None,
         tie_embeddings=table.flag("tie_embeddings", default.tie_embeddings),
         **{name: table.count(name, getattr(default, name)) for name in sizes},
         **{name: table.positive(name, getattr(default, name)) for name in numbers},

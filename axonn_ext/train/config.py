@@ -67,6 +67,7 @@ class ModelTable:
     num_heads: int = _key(DEFAULT_MODEL.num_heads, "attention heads", minimum=1)
     num_kv_heads: int = _key(0, "key-value heads (grouped queries); 0: num_heads", minimum=0)
     intermediate_size: int = _key(0, "features inside the MLP; 0: the family's usual", minimum=0)
+    head_size: int = _key(0, "features of a head; 0: hidden_size / num_heads", minimum=0)
     sequence_length: int = _key(DEFAULT_MODEL.sequence_length, "tokens of a sequence", minimum=1)
     tie_embeddings: bool = _key(
         DEFAULT_MODEL.tie_embeddings, "the embedding table is the output layer's weight, too"
@@ -208,6 +209,7 @@ class Config:
             num_heads=table.num_heads,
             num_kv_heads=table.num_kv_heads or None,
             intermediate_size=table.intermediate_size or None,
+            head_size=table.head_size or None,
             sequence_length=table.sequence_length,
             tie_embeddings=table.tie_embeddings,
             rope_theta=table.rope_theta,

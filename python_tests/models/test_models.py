@@ -21,7 +21,7 @@ from axonn_ext import (
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.models.plain import PlainTransformer
 from grids import factorisations, grid_of
-from model_cases import BATCH, CONFIGS, GPT2, LENGTH, LLAMA, MAX_NORM, random_batch
+from model_cases import BATCH, CONFIGS, GPT2, LENGTH, LLAMA, MAX_NORM, random_batch, sampled
 
 PARALLEL = {
     "sharded": ParallelConfig(),
@@ -88,8 +88,7 @@ def check_grids(world_size: int, config: ModelConfig, parallel: ParallelConfig) 
 
 
 @pytest.mark.parametrize("parallel", ["sharded", "replicated"])
-@pytest.mark.parametrize("config", list(CONFIGS))
-@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+@pytest.mark.parametrize(("config", "world_size"), list(sampled(CONFIGS, GRIDS)))
 def test_equals_one_process(pool, world_size, config, parallel):
     results = pool(world_size).run(check_grids, world_size, CONFIGS[config], PARALLEL[parallel])
     for failures in results:

@@ -18,7 +18,7 @@ from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.models.plain import PlainTransformer
 from grids import factorisations, grid_of
 from memory import MIB, anonymous_bytes
-from model_cases import CONFIGS, random_batch
+from model_cases import CONFIGS, random_batch, sampled
 
 GRIDS = {
     1: [GridShape()],
@@ -76,19 +76,7 @@ def load_and_save(folder: Path, out: Path, shape: GridShape, layout: str) -> tup
     return equal, loss.item()
 
 
-SAMPLE = ("gpt2", "llama", "qwen3-wide")
-
-
-@pytest.mark.parametrize(
-    ("name", "world_size"),
-    [
-        pytest.param(
-            name, world_size, marks=[] if world_size < 4 or name in SAMPLE else pytest.mark.slow
-        )
-        for name in CONFIGS
-        for world_size in GRIDS
-    ],
-)
+@pytest.mark.parametrize(("name", "world_size"), list(sampled(CONFIGS, GRIDS)))
 def test_every_grid_reads_and_writes_the_same_bits(name, world_size, pool, tmp_path) -> None:
     config = CONFIGS[name]
     write_folder(folder := tmp_path / "in", config, num_files=3)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 
+import pytest
 import torch
 
 from axonn_ext.models import ModelConfig
@@ -29,7 +31,16 @@ CONFIGS = {
     "llama-tied": dataclasses.replace(LLAMA, tie_embeddings=True),
     "gpt2-untied": dataclasses.replace(GPT2, tie_embeddings=False),
 }
+SAMPLE = ("gpt2", "llama", "qwen3-wide")
 BATCH, LENGTH, MAX_NORM = 8, 8, 0.05
+
+
+def sampled(names: Iterable[str], world_sizes: Iterable[int]) -> Iterator[object]:
+    """Pairs for pytest. On more than two ranks, models that differ little are slow tests."""
+    for name in names:
+        for world_size in world_sizes:
+            marks = [] if world_size <= 2 or name in SAMPLE else [pytest.mark.slow]
+            yield pytest.param(name, world_size, marks=marks)
 
 
 def random_batch() -> tuple[torch.Tensor, torch.Tensor]:

@@ -37,10 +37,13 @@ KINDS = ("fused", "c10d", "overlap")
 # Each axis hangs in one kind of call, and that of four ranks in each kind.
 SHAPES = [
     *(GridShape(**{axis: 2}) for axis in ("x", "y", "z", "data")),
-    *(GridShape(x=2, y=2), GridShape(z=2, data=2), GridShape(x=4), GridShape(x=4, data=2)),
+    *(GridShape(x=2, y=2), GridShape(x=4), GridShape(x=4, data=2)),
     *(
         pytest.param(shape, marks=pytest.mark.slow)
-        for shape in (GridShape(data=4), GridShape(x=2, y=2, z=2), GridShape(y=2, z=2, data=2))
+        for shape in (
+            *(GridShape(z=2, data=2), GridShape(data=4)),
+            *(GridShape(x=2, y=2, z=2), GridShape(y=2, z=2, data=2)),
+        )
     ),
 ]
 
@@ -55,8 +58,9 @@ def call(grid, axis: str, kind: str, lanes: dict[str, HostLane]) -> None:
 
 
 def hang_here(folder: Path) -> None:
+    """Returns when there is a summary. It calls nothing of ours, so that it is where it is."""
     deadline = time.monotonic() + 60
-    while not summaries(folder) and time.monotonic() < deadline:
+    while not any(folder.glob(f"{HANGS}/*/{SUMMARY_FILE}")) and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
@@ -139,7 +143,8 @@ def wait_on_two_axes(folder: Path) -> list[str]:
             hang_here(folder)
         if grid.rank in (2, 3):
             call(grid, "x", "fused", {})
-        call(grid, "y", "fused", {})
+        if grid.rank in (0, 2):
+            call(grid, "y", "fused", {})
         dist.barrier()
     return lines
 
@@ -235,6 +240,7 @@ def test_only_a_fresh_report_of_a_hang_is_the_reason_of_a_failure(tmp_path) -> N
     assert reason_for_failure(tmp_path, known=known) == "hang"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_last_lines_of_a_job_say_who_held_it_up(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "12")
