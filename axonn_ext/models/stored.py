@@ -6,7 +6,7 @@ directions, and of the slices of their files that a rank's block needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,34 +68,32 @@ class Stored:
         """Returns a block of our parameter, of which only the rows that it needs are read."""
         rows = range(offsets[0], offsets[0] + sizes[0])
         columns = range(offsets[1], offsets[1] + sizes[1]) if len(sizes) == 2 else None
-        wanted = torch.arange(rows.start, rows.stop) if self.order is None else self.order[rows]
-        block: Tensor | None = None
-        start = 0
-        for name, count in self.parts:
-            here = (wanted >= start) & (wanted < start + count)
-            if here.any():
-                # Each run of rows that follow each other is read at once.
-                own, place = (wanted[here] - start).unique(return_inverse=True)
-                ends = [*(own.diff() > 1).nonzero().flatten().tolist(), len(own) - 1]
-                runs, first = [], 0
-                for end in ends:
-                    rows = range(int(own[first]), int(own[end]) + 1)
-                    runs.append(self._read(name, rows, columns, read_rows))
-                    first = end + 1
-                found = runs[0] if len(runs) == 1 else torch.cat(runs)
-                if self.order is None:
-                    return found
-                if block is None:
-                    block = torch.empty(tuple(sizes), dtype=found.dtype)
-                block[here] = found[place]
-            start += count
-        assert block is not None
-        return block
 
-    def _read(self, name: str, rows: range, columns: range | None, read_rows: ReadRows) -> Tensor:
-        if self.transposed and columns is not None:
-            return read_rows(name, columns, rows).t()
-        return read_rows(name, rows, columns)
+        def read(name: str, rows: range) -> Tensor:
+            if self.transposed and columns is not None:
+                return read_rows(name, columns, rows).t()
+            return read_rows(name, rows, columns)
+
+        if self.order is None:
+            return read(self.names[0], rows)
+        wanted = self.order[rows.start : rows.stop]
+        found, places, start = [], [], 0
+        for name, count in self.parts:
+            here = ((wanted >= start) & (wanted < start + count)).nonzero().flatten()
+            own, order = (wanted[here] - start).sort()
+            found += [read(name, run) for run in _runs(own.tolist())]
+            places.append(here[order])
+            start += count
+        return torch.cat(found).index_select(0, torch.cat(places).argsort())
+
+
+def _runs(rows: Sequence[int]) -> Iterator[range]:
+    """Yields the runs of rows that follow each other, given sorted rows."""
+    first = 0
+    for end in range(1, len(rows) + 1):
+        if end == len(rows) or rows[end] != rows[end - 1] + 1:
+            yield range(rows[first], rows[end - 1] + 1)
+            first = end
 
 
 def qkv_order(config: ModelConfig) -> Tensor:

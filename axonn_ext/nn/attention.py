@@ -76,7 +76,8 @@ class Attention(nn.Module):
         replicated             sequences over (data, z), heads over x; all y ranks compute the same
 
     head_norm_eps: where given, RMSNorms over the features of a head normalise queries and keys
-    before they are rotated (q_norm, k_norm), as in Qwen3.
+    before they are rotated (q_norm, k_norm), as in Qwen3. bias: of qkv and, unless out_bias is
+    given, of the out-projection.
 
     Raises ValueError where the axes do not divide the key-value heads or the sequences.
     """

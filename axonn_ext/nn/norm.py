@@ -39,14 +39,16 @@ class _Norm(ShardedModule):
         super().__init__(grid)
         check_choice("layout", layout, LAYOUTS)
         self.features, self.eps, self.layout, self.algorithm = features, eps, layout, algorithm
-        summed_over = tuple(reversed(rows_over(layout, "x")))
         for name, value in (("weight", 1.0), ("bias", 0.0)):
-            if name == "bias" and not self.has_bias:
-                continue
-            spec = ParameterSpec((features,), {0: ("y",)}, summed_over, Init.constant(value))
-            self.add_parameter(name, spec, dtype=dtype, device=device)
+            if name == "weight" or self.has_bias:
+                self.add_parameter(name, self._spec(value), dtype=dtype, device=device)
         if seed is not None:
             initialize(self, seed=seed)
+
+    def _spec(self, value: float) -> ParameterSpec:
+        """Returns how the grid treats a parameter whose initial values are all the same."""
+        summed_over = tuple(reversed(rows_over(self.layout, "x")))
+        return ParameterSpec((self.features,), {0: ("y",)}, summed_over, Init.constant(value))
 
     def _check_input(self, x: Tensor) -> None:
         name, features = type(self).__name__, self.weight.shape[0]
@@ -96,42 +98,22 @@ class LayerNorm(_Norm):
         )
 
 
-class HeadNorm(ShardedModule):
+class HeadNorm(_Norm):
     """x / sqrt(mean(x^2) + eps) * weight over the features of each head, x [..., D].
 
     All heads have one weight [D], which every rank holds whole. The module issues no collectives;
     `sync_gradients` sums the gradient over the axes that split heads and rows.
     """
 
-    weight: nn.Parameter
-
-    def __init__(
-        self,
-        features: int,
-        *,
-        grid: Grid,
-        eps: float = 1e-5,
-        layout: str = "sharded",
-        seed: int | None = 0,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__(grid)
-        check_choice("layout", layout, LAYOUTS)
-        self.features, self.eps = features, eps
+    def _spec(self, value: float) -> ParameterSpec:
         # In `replicated` all y ranks compute the same.
-        summed_over = ("x", "y", "z", "data") if layout == "sharded" else ("x", "z", "data")
-        spec = ParameterSpec((features,), {}, summed_over, Init.constant(1.0))
-        self.add_parameter("weight", spec, dtype=dtype, device=device)
-        if seed is not None:
-            initialize(self, seed=seed)
+        summed_over = ("x", "y", "z", "data") if self.layout == "sharded" else ("x", "z", "data")
+        return ParameterSpec((self.features,), {}, summed_over, Init.constant(value))
 
     def forward(self, x: Tensor) -> Tensor:
+        self._check_input(x)
         collectives.refuse_transforms("HeadNorm")
         return _Normalize.apply(x, self.weight, None, self.features, self.eps, "", 1, "auto")
-
-    def extra_repr(self) -> str:
-        return f"{self.features}, eps={self.eps}"
 
 
 class _Normalize(torch.autograd.Function):

@@ -130,9 +130,8 @@ def kept_of(job: Job) -> Kept:
     # Attention keeps the result of qkv, its own result and its log-sum-exp in fp32.
     of_x = my * width // x
     attention = of_x * (size.qkv + size.attention) + my * size.heads // x * _FP32
-    mlp = of_x * (size.up + size.mlp)
-    if size.relu:  # its backward reads its result, not what up has computed
-        mlp -= of_x * size.up
+    # ReLU's backward reads its own result, that of the other activations reads what up computed.
+    mlp = of_x * (size.mlp if size.relu else size.up + size.mlp)
     if size.head_norms:  # the normalised q and k are kept, with a number for each head and row
         attention += of_x * (size.attention + size.kv)
         attention += my * (size.heads + size.kv_heads) // x * _FP32
@@ -143,9 +142,8 @@ def kept_of(job: Job) -> Kept:
     if gathered and y > 1:
         whole = m * width // x
         attention += whole * size.attention
-        if size.relu:
-            mlp += of_x * size.mlp  # the activation's result is kept beside it
-        mlp += (whole - of_x) * size.mlp  # the gathered input is kept instead of the rank's part
+        # The gathered input is kept instead of the rank's part, which only ReLU needs, too.
+        mlp += (whole if size.relu else whole - of_x) * size.mlp
 
     positions = 0 if size.rotary else mx * _INT64
     return Kept(

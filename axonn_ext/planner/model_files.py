@@ -86,6 +86,10 @@ def _model(table: Table, **values: Any) -> ModelConfig:
         raise InputError(f"{table.file}: {error}") from None
 
 
+# The fields of ModelConfig, without head_size, for which None says that another size decides.
+_MAY_BE_NONE = ("num_kv_heads", "intermediate_size")
+
+
 # --- Hugging Face --------------------------------------------------------------------------------
 
 
@@ -119,9 +123,7 @@ def _of_family(family: Family, whole: Table) -> ModelConfig:
         if table.has(key):
             raise table.error(key, f"null: {reason}")
     table.one_of(theirs.activation_key, theirs.activations, theirs.activations[0])
-    values = {ours: _value(table, theirs, ours) for ours in theirs.keys}
-    if whole.has("num_key_value_heads") and not table.has("num_key_value_heads"):
-        values["num_kv_heads"] = None  # transformers takes a null for num_attention_heads
+    values = {ours: _value(whole, theirs, ours) for ours in theirs.keys}
     window = theirs.window_key
     # A null means that there is no window; a missing key means transformers' default.
     if window is not None and (table.has(window) or not whole.has(window)):
@@ -141,11 +143,14 @@ def _head_size(table: Table, theirs: HuggingFace, values: Mapping[str, Any]) -> 
     return None if size == usual and not left else size
 
 
-def _value(table: Table, theirs: HuggingFace, ours: str) -> Any:
-    """Returns the file's value for one of our fields, or transformers' default."""
-    key = theirs.keys[ours]
+def _value(whole: Table, theirs: HuggingFace, ours: str) -> Any:
+    """Returns the file's value for one of our fields, or transformers' default.
+
+    Where our field may be None, a null means what None means here; elsewhere it is the default.
+    """
+    key, table = theirs.keys[ours], whole.without_nulls()
     if key in theirs.defaults and not table.has(key):
-        return theirs.defaults[key]
+        return None if whole.has(key) and ours in _MAY_BE_NONE else theirs.defaults[key]
     if ours in ("norm_eps", "init_std"):
         return table.positive(key)
     return table.flag(key) if ours == "tie_embeddings" else table.count(key)

@@ -307,10 +307,10 @@ class _Step:
             yield from self._bucket(axis, elements, width)
         if overlap is not None:
             # Once per step, the lanes compare digests of 8 bytes of what they have issued.
-            axes = ("x", "z", "data") if self.options.sharded else ("z", "data")
-            if self.model.head_norm_size:
-                axes = tuple(a for a in SUM_ORDER if a != "y" or self.options.sharded)
-            digests = (self.collective("all_gather", axis, 1, 8, "order") for axis in axes)
+            # There is one for z, over which weights are gathered, and for each axis of sums.
+            used = {"z"}.union(*(axes for _, axes in self.parameters()))
+            compared = (axis for axis in SUM_ORDER if axis in used)
+            digests = (self.collective("all_gather", axis, 1, 8, "order") for axis in compared)
             yield from self.present(digests)
 
     def _bucket(self, axis: str, elements: int, width: int) -> tuple[Collective, ...]:

@@ -19,6 +19,7 @@ from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn.sharded import ShardedParameter, sharded_parameters
 from axonn_ext.planner.model_files import read_config
 from axonn_ext.pretrained.files import CONFIG, PretrainedFiles, check_tensors, refuse_unknown
+from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
 
 # What older versions of transformers wrote beside the parameters: masks, and frequencies of
@@ -38,8 +39,9 @@ def from_pretrained(
     """Returns the model of a Hugging Face folder, of which this rank holds its blocks.
 
     folder: has config.json, and model.safetensors or several files with an index.
-    dtype: of the parameters; default that of the files. sequence_length: the longest sequence that
-    the model can take, if that is less than config.json says; only where positions are rotary.
+    dtype: of the parameters; default that of the largest tensor. sequence_length: the longest
+    sequence that the model can take, if that is less than config.json says; only where positions
+    are rotary.
 
     Each rank maps the files and reads the slices that it needs. Collectives: an all-gather of
     whether a rank failed.
@@ -52,7 +54,9 @@ def from_pretrained(
     model: Transformer | None = None
     error: Exception | None = None
     try:
-        model = _load(Path(folder), grid, parallel, dtype, torch.device(device), sequence_length)
+        folder = Path(folder)
+        config = _read_config(folder, sequence_length)
+        model = _load(folder, config, grid, parallel, dtype=dtype, device=torch.device(device))
     except Exception as failure:
         error = failure
     _agree(grid, error)
@@ -60,23 +64,27 @@ def from_pretrained(
     return model
 
 
-def _load(
-    folder: Path, grid: Grid, parallel: ParallelConfig | None, dtype: torch.dtype | None,
-    device: torch.device, sequence_length: int | None,
-) -> Transformer:  # fmt: skip
+def _read_config(folder: Path, sequence_length: int | None) -> ModelConfig:
     config = read_config(folder / CONFIG)
-    if sequence_length is not None:
-        if not config.traits.rotary and sequence_length != config.sequence_length:
-            raise InputError(
-                f"sequence_length={sequence_length}: {config.family} has a table of "
-                f"{config.sequence_length} positions"
-            )
-        if sequence_length > config.sequence_length:
-            raise InputError(
-                f"sequence_length={sequence_length}: the model takes at most "
-                f"{config.sequence_length} tokens by {folder / CONFIG}"
-            )
-        config = dataclasses.replace(config, sequence_length=sequence_length)
+    if sequence_length is None:
+        return config
+    if not config.traits.rotary and sequence_length != config.sequence_length:
+        raise InputError(
+            f"sequence_length={sequence_length}: {config.family} has a table of "
+            f"{config.sequence_length} positions"
+        )
+    if sequence_length > config.sequence_length:
+        raise InputError(
+            f"sequence_length={sequence_length}: the model takes at most "
+            f"{config.sequence_length} tokens by {folder / CONFIG}"
+        )
+    return dataclasses.replace(config, sequence_length=sequence_length)
+
+
+def _load(
+    folder: Path, config: ModelConfig, grid: Grid, parallel: ParallelConfig | None, *,
+    dtype: torch.dtype | None, device: torch.device,
+) -> Transformer:  # fmt: skip
     files = PretrainedFiles(folder)
     derived = {name for name in files.names if _DERIVED.search(name)}
     stored_dtype = files.dtype(files.names - derived)

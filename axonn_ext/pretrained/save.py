@@ -45,12 +45,12 @@ def save_pretrained(
     """Writes the model to a new folder, from which transformers and `from_pretrained` load it.
 
     All ranks call it. like: a folder whose tokenizer's files are copied, and whose config.json
-    gives the keys that say nothing about the model's shape, such as the ids of special tokens.
+    gives the keys that ours has no value for, such as the ids of special tokens.
     shard_bytes: the most bytes of tensors in one file, unless a tensor alone has more.
 
     Rank 0 writes; it holds the tensors of one file in memory, each other rank one tensor. The
     folder is written beside and then renamed. Collectives: all-gathers over the axes that split
-    each parameter, and one of whether rank 0 failed.
+    each parameter, and a broadcast of whether rank 0 failed.
 
     Raises InputError (a ValueError) on every rank if the folder exists or cannot be written.
     """
@@ -178,11 +178,9 @@ def _describe(model: Transformer, like: Path | None) -> dict[str, Any]:
     kept = {key: value for key, value in kept.items() if key not in _DECIDED}
     theirs = model.config.traits.hugging_face
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    ours = theirs.config_json(model.config)
+    ours = theirs.config_json(model.config) | {"architectures": [theirs.architecture]}
     # transformers 5 reads dtype, the versions before it torch_dtype.
-    return (
-        kept | ours | {"architectures": [theirs.architecture], "dtype": dtype, "torch_dtype": dtype}
-    )
+    return kept | ours | {"dtype": dtype, "torch_dtype": dtype}
 
 
 def _as_json(value: object) -> str:

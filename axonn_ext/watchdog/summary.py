@@ -10,9 +10,8 @@ SIGNAL = signal.SIGUSR2  # asks for reports
 HANGS = "hangs"  # the folder of reports, in a run's folder
 SUMMARY_FILE = "summary.txt"
 ASKED = "-asked"  # the name of reports that a user asked for ends so
-_RECENT_SECONDS = (
-    120.0  # a wait fails 30 s after its report; torchrun waits 30 s for a stopped rank
-)
+# A wait fails 30 s after its report, and torchrun waits 30 s more for a rank that has been stopped.
+_RECENT_SECONDS = 120.0
 
 
 def summaries(folder: Path) -> set[Path]:

@@ -19,12 +19,9 @@ LLAMA = dataclasses.replace(
     GPT2, family="llama", num_kv_heads=4, intermediate_size=48, tie_embeddings=False
 )
 CONFIGS = {
-    "gpt2": GPT2,
-    "opt": dataclasses.replace(GPT2, family="opt"),
     **{
-        name: dataclasses.replace(LLAMA, family=name)
+        name: dataclasses.replace(LLAMA if find_family(name).grouped_query else GPT2, family=name)
         for name in FAMILIES
-        if find_family(name).grouped_query
     },
     "llama-scaled": dataclasses.replace(LLAMA, rope_scaling=RopeScaling(4.0, 1.0, 4.0, 16)),
     "qwen3-wide": dataclasses.replace(LLAMA, family="qwen3", head_size=8),

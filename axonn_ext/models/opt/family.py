@@ -1,23 +1,20 @@
-"""What all OPT models have in common."""
+"""What all OPT models have in common: GPT-2's layers with ReLU.
+
+The table of positions begins with two rows that are not used.
+"""
 
 from __future__ import annotations
 
-from axonn_ext.spec.family import LAYER_NORM, Family, HuggingFace
+from dataclasses import replace
 
-
-def _mlp_size(hidden_size: int) -> int:
-    return 4 * hidden_size
-
+from axonn_ext.models.gpt2 import family as gpt2
+from axonn_ext.spec.family import HuggingFace
 
 # Zhang et al., arXiv:2205.01068; defaults of transformers' OPTConfig.
-FAMILY = Family(
+FAMILY = replace(
+    gpt2.FAMILY,
     name="opt",
-    has_biases=True,
     activation="relu",
-    rotary=False,
-    grouped_query=False,
-    norm=LAYER_NORM,
-    default_mlp_size=_mlp_size,
     position_offset=2,
     hugging_face=HuggingFace(
         model_type="opt",

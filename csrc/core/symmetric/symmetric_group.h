@@ -156,9 +156,9 @@ class SymmetricGroup {
   std::vector<std::shared_ptr<SharedSegment>> arenas_;
   std::vector<std::optional<ProcessWatch>> watches_;  // by rank; none for this process's own
   std::mutex mutex_;  // held by a Call: two threads may not interleave theirs
-  mutable std::mutex
-      progress_mutex_;        // held while a call gets its number and name, and by progress()
-  std::atomic<Epoch> epoch_;  // read by those who ask a question while a Call runs
+  // Held while a call gets its number and its name, and by progress().
+  mutable std::mutex progress_mutex_;
+  std::atomic<Epoch> epoch_;                  // read by those who ask a question while a Call runs
   std::atomic<int64_t> used_half_bytes_ = 0;  // read while a Call runs
   std::atomic<int64_t> waited_ns_ = 0;
   Crowding crowding_;  // of the thread whose call is open

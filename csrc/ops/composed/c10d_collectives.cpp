@@ -34,17 +34,12 @@ int64_t bytes_sent(const Group& group, const at::Tensor& whole) {
 class HostWait {
  public:
   HostWait(const Group& group, c10::intrusive_ptr<c10d::Work> work)
-      : work_(std::move(work)),
-        where_((group.agreement != nullptr ? group.agreement->op() : "a collective") + ": rank " +
-               std::to_string(group.rank) + " waited for a collective of group " + group.label()),
-        shared_(group.shared),
-        wait_{.group = group.name,
-              .axis = group.label(),
-              .call = group.agreement != nullptr ? group.agreement->describe() : "a collective",
-              .number = group.agreement != nullptr ? group.agreement->call_number() : 0,
-              .peers = comm::all_but(group.rank, group.size),
-              .what = "may not have done its part of a collective of c10d",
-              .since = {}} {}
+      : work_(std::move(work)), group_(group) {
+    if (group.agreement == nullptr) return;
+    call_ = group.agreement->signature();
+    number_ = group.agreement->call_number();
+    group_.agreement = nullptr;  // it may end before this object
+  }
 
   // Throws CommunicationError if it fails, if a peer has failed, or after
   // AXONN_TIMEOUT_SECONDS.
@@ -55,8 +50,8 @@ class HostWait {
     while (!done_within(std::min(kSlice, timeout - seconds_since(start)))) {
       if (!noted) noted.emplace(noted_since(start));
       // Gloo itself notices a peer that has ended, but not one that has failed and lives on.
-      if (shared_ != nullptr && shared_->has_failed_peer())
-        fail("in vain: " + shared_->lost_peer());
+      if (group_.shared != nullptr && group_.shared->has_failed_peer())
+        fail("in vain: " + group_.shared->lost_peer());
       if (seconds_since(start) < timeout) continue;
       fail("that is not done " + comm::after_timeout(timeout));
     }
@@ -66,9 +61,13 @@ class HostWait {
   static constexpr double kSlice = 0.25;
 
   comm::Wait noted_since(Clock::time_point start) const {
-    auto wait = wait_;
-    wait.since = start;
-    return wait;
+    return {.group = group_.name,
+            .axis = group_.label(),
+            .call = call_.describe(),
+            .number = number_,
+            .peers = comm::all_but(group_.rank, group_.size),
+            .what = "may not have done its part of a collective of c10d",
+            .since = start};
   }
 
   static double seconds_since(Clock::time_point start) {
@@ -97,21 +96,23 @@ class HostWait {
   // Gloo knows peers by address only, and it notices that a process has ended a little sooner than
   // the group does.
   std::string name_lost() const {
-    for (int look = 0; shared_ != nullptr && look < 30; ++look) {
-      if (const auto lost = shared_->lost_peer(); !lost.empty()) return " because of " + lost;
+    for (int look = 0; group_.shared != nullptr && look < 30; ++look) {
+      if (const auto lost = group_.shared->lost_peer(); !lost.empty()) return " because of " + lost;
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     return "";
   }
 
   [[noreturn]] void fail(const std::string& why) const {
-    throw comm::CommunicationError(where_ + " " + why);
+    throw comm::CommunicationError(call_.op() + ": rank " + std::to_string(group_.rank) +
+                                   " waited for a collective of group " + group_.label() + " " +
+                                   why);
   }
 
   c10::intrusive_ptr<c10d::Work> work_;
-  std::string where_;
-  std::shared_ptr<comm::SymmetricGroup> shared_;
-  comm::Wait wait_;
+  Group group_;
+  comm::CallSignature call_ = comm::CallSignature::of("collective");
+  int64_t number_ = 0;  // of the call in the group; 0: it has none
 };
 
 // Starts a collective that reads `input` and in which this rank sends `bytes`, once all ranks agree

@@ -49,7 +49,7 @@ class Agreement {
   // throws if a rank has died, failed or left, or does not come within AXONN_TIMEOUT_SECONDS.
   void reach();
   std::string op() const { return signature_.op(); }
-  std::string describe() const { return signature_.describe(); }
+  const comm::CallSignature& signature() const { return signature_; }
   // The number of the call in the group, equal on all ranks; 0 if nothing is compared.
   int64_t call_number() const { return call_number_; }
 
