@@ -8,6 +8,7 @@
     axonn_ext.overlap                            gathers and sums that run beside computation
     axonn_ext.full_state_dict, ...               whole tensors, on any grid
     axonn_ext.from_pretrained, save_pretrained   Hugging Face's models, on any grid
+    axonn_ext.generate, Sampling                 what follows a prompt, on any grid
     axonn_ext.checkpoint                         saves and loads, on any grid
     axonn_ext.trace_communication                what crosses ranks, in bytes
     axonn_ext.planner                            finds the fastest grid, and predicts its memory
@@ -27,6 +28,7 @@ from axonn_ext._version import __version__
 if TYPE_CHECKING:
     from axonn_ext import checkpoint, models, nn, ops, overlap, planner, tracing, tuning
     from axonn_ext._library import symmetric_memory_bytes_in_use
+    from axonn_ext.generation import Sampling, generate
     from axonn_ext.gradients import clip_grad_norm_, sync_gradients
     from axonn_ext.grid import Grid
     from axonn_ext.nn import initialize
@@ -41,12 +43,14 @@ __all__ = [
     "CommunicationTrace",
     "Grid",
     "GridShape",
+    "Sampling",
     "__version__",
     "checkpoint",
     "clip_grad_norm_",
     "from_pretrained",
     "full_gradients",
     "full_state_dict",
+    "generate",
     "initialize",
     "load_full_state_dict",
     "models",
@@ -69,10 +73,12 @@ _HOMES = {
     "CommunicationTrace": "tracing",
     "Grid": "grid",
     "GridShape": "grid",
+    "Sampling": "generation",
     "clip_grad_norm_": "gradients",
     "from_pretrained": "pretrained",
     "full_gradients": "state",
     "full_state_dict": "state",
+    "generate": "generation",
     "initialize": "nn",
     "load_full_state_dict": "state",
     "save_pretrained": "pretrained",

@@ -39,6 +39,7 @@ COMMANDS = {
     "plan": "find the fastest grid for a model on a machine",
     "train": "train a model",
     "compare": "compare the losses of two runs",
+    "generate": "continue a prompt with a Hugging Face model",
     "checkpoint": "list, check, export and rewrite checkpoints",
     "bench": "time the ops",
     "tune": "measure a model's matrix products",
@@ -55,6 +56,7 @@ examples:
   axonn-ext train --nproc 4 --config examples/demo.toml --grid x=2,y=2
   torchrun --nproc-per-node 8 -m axonn_ext train --config examples/demo.toml --grid x=2,y=2,z=2
   axonn-ext compare runs/demo runs/demo-plain
+  axonn-ext generate --model my-model --prompt "Once upon" --grid x=2
   axonn-ext checkpoint list runs/demo
   axonn-ext bench linear --grid 2x2x1
   axonn-ext tune --model gpt2-small --grid 2x2x1

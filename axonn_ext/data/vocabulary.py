@@ -22,8 +22,11 @@ class Vocabulary(Protocol):
 
     num_tokens: int
 
-    def encode(self, document: bytes) -> TokenArray:
-        """Returns the token ids of one document."""
+    def encode(self, document: bytes, *, special: bool = False) -> TokenArray:
+        """Returns the token ids of one document.
+
+        special: with the tokens that the tokenizer puts around a text, such as one that begins it.
+        """
         ...
 
     def decode(self, token_ids: list[int]) -> str:
@@ -36,7 +39,7 @@ class ByteVocabulary:
 
     num_tokens = 256
 
-    def encode(self, document: bytes) -> TokenArray:
+    def encode(self, document: bytes, *, special: bool = False) -> TokenArray:
         return np.frombuffer(document, dtype=np.uint8)
 
     def decode(self, token_ids: list[int]) -> str:
@@ -69,9 +72,9 @@ class TokenizerVocabulary:
             raise ValueError(f"{path} is not a tokenizers JSON file: {error}") from None
         self.num_tokens = int(self._tokenizer.get_vocab_size())
 
-    def encode(self, document: bytes) -> TokenArray:
+    def encode(self, document: bytes, *, special: bool = False) -> TokenArray:
         text = document.decode("utf-8", errors="replace")
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids = self._tokenizer.encode(text, add_special_tokens=special).ids
         return np.asarray(ids, dtype=np.int32)
 
     def decode(self, token_ids: list[int]) -> str:

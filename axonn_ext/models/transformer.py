@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,16 @@ from torch.utils.checkpoint import checkpoint
 
 from axonn_ext.grid import Grid
 from axonn_ext.models.stored import Stored
-from axonn_ext.nn import MLP, Attention, CrossEntropy, Embedding, Init, Linear
+from axonn_ext.nn import (
+    MLP,
+    Attention,
+    CrossEntropy,
+    Embedding,
+    Init,
+    KeyValueCache,
+    Linear,
+    Places,
+)
 from axonn_ext.nn.loss import IGNORE_INDEX
 from axonn_ext.nn.sharded import ParameterSpec, ShardedModule, own_rows, sharded_parameters
 from axonn_ext.ops._arguments import check_tensor
@@ -30,8 +40,14 @@ class Block(nn.Module):
         super().__init__()
         self.norm_1, self.attention, self.norm_2, self.mlp = norm_1, attention, norm_2, mlp
 
-    def forward(self, x: Tensor, sequence_length: int) -> Tensor:
-        x = x + self.attention(self.norm_1(x), sequence_length)
+    def forward(
+        self,
+        x: Tensor,
+        sequence_length: int,
+        places: Places | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        x = x + self.attention(self.norm_1(x), sequence_length, places, cache)
         return x + self.mlp(self.norm_2(x))
 
 
@@ -136,16 +152,54 @@ class Transformer(nn.Module, NamedState):
     def add_positions(self) -> None:
         """Adds what all blocks share to tell positions apart."""
 
-    def embed(self, token_ids: Tensor, table: Tensor | None, length: int) -> Tensor:
+    def embed(self, token_ids: Tensor, table: Tensor | None, places: Places | None) -> Tensor:
         """What enters the first block: [m / Gx, H / Gy] (replicated: m rows)."""
         return self.table(token_ids, table)
 
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """Returns this rank's logits, [m / Gy, V / Gx] (replicated: m rows), m = B * S."""
+    def forward(self, token_ids: Tensor, places: Places | None = None) -> Tensor:
+        """Returns this rank's logits, [m / Gy, V / Gx] (replicated: m rows), m = B * S.
+
+        places: where the tokens stand in their documents, if a sequence has several.
+        """
         length = check_token_ids(token_ids, self.config)
         table = self.table.gather_weight() if self.config.tie_embeddings else None
-        x = self.run_blocks(self.blocks, self.embed(token_ids, table, length), length)
+        x = self.embed(token_ids, table, places)
+        x = self.run_blocks(self.blocks, x, length, places)
         return self.lm_head(self.norm(x), table)
+
+    def next_logits(
+        self,
+        token_ids: Tensor,
+        places: Places,
+        caches: Sequence[KeyValueCache],
+        last: Tensor,
+    ) -> Tensor:
+        """Returns this rank's logits of the token that follows each sequence, [B, V / Gx].
+
+        caches: one for each block, which keep what later tokens need. last: [B], the index of the
+        last token of each sequence in token_ids [B, S]. Layout "replicated" only; see `replicated`.
+        """
+        length = check_token_ids(token_ids, self.config)
+        table = self.table.gather_weight() if self.config.tie_embeddings else None
+        x = self.embed(token_ids, table, places)
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x = block(x, length, places, cache)
+        rows = torch.arange(len(last), device=last.device) * length + last
+        return self.lm_head(self.norm(x[rows]), table)
+
+    def replicated(self) -> Transformer:
+        """Returns a model in layout "replicated", for any number of rows, that has no memory of its
+        own: its parameters and buffers are those of this model."""
+        parallel = dataclasses.replace(
+            self.parallel, layout="replicated", heads_over_y=False, recompute=False
+        )
+        dtype = self.table.weight.dtype
+        other = type(self)(self.config, self.grid, parallel, dtype=dtype)
+        for named in (self.named_parameters, self.named_buffers):
+            for name, tensor in named(remove_duplicate=False):
+                owner, _, own = name.rpartition(".")
+                setattr(other.get_submodule(owner), own, tensor)
+        return other
 
     def stored(self, name: str) -> Stored:
         """Returns how Hugging Face's model stores one of our parameters."""
@@ -190,26 +244,37 @@ class Transformer(nn.Module, NamedState):
         return module.specs[own]
 
     def loss(
-        self, token_ids: Tensor, labels: Tensor, num_labels: Tensor | float | None = None
+        self,
+        token_ids: Tensor,
+        labels: Tensor,
+        num_labels: Tensor | float | None = None,
+        places: Places | None = None,
     ) -> Tensor:
         """Returns the mean loss over the labelled tokens of the global batch, equal on every rank.
 
         labels: [B, S] like token_ids; -100 means no label. num_labels: the number to divide by;
-        default the number of labels of this call on all ranks (see CrossEntropy).
+        default the number of labels of this call on all ranks (see CrossEntropy). places: where the
+        tokens stand in their documents, if a sequence has several.
         """
         check_labels(labels, token_ids, self.config, self.grid.rank)
         rows = labels.flatten()
         if self.parallel.layout == "sharded":
             axis = self.grid.axis("y")
             rows = own_rows(rows, axis.rank, axis.size)
-        return self.criterion(self(token_ids), rows, num_labels)
+        return self.criterion(self(token_ids, places), rows, num_labels)
 
-    def run_blocks(self, blocks: Iterable[nn.Module], x: Tensor, sequence_length: int) -> Tensor:
+    def run_blocks(
+        self,
+        blocks: Iterable[nn.Module],
+        x: Tensor,
+        sequence_length: int,
+        places: Places | None = None,
+    ) -> Tensor:
         for block in blocks:
             if self.parallel.recompute and torch.is_grad_enabled():
-                x = checkpoint(block, x, sequence_length, use_reentrant=False)
+                x = checkpoint(block, x, sequence_length, places, use_reentrant=False)
             else:
-                x = block(x, sequence_length)
+                x = block(x, sequence_length, places)
         return x
 
 

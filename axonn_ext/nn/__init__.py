@@ -6,6 +6,7 @@ from axonn_ext.nn.linear import Linear
 from axonn_ext.nn.loss import CrossEntropy
 from axonn_ext.nn.mlp import MLP
 from axonn_ext.nn.norm import LayerNorm, RMSNorm
+from axonn_ext.nn.sequences import KeyValueCache, Places
 from axonn_ext.nn.sharded import (
     Init,
     ParameterSpec,
@@ -20,9 +21,11 @@ __all__ = [
     "CrossEntropy",
     "Embedding",
     "Init",
+    "KeyValueCache",
     "LayerNorm",
     "Linear",
     "ParameterSpec",
+    "Places",
     "PositionEmbedding",
     "RMSNorm",
     "Rotary",

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from axonn_ext.grid import Grid
 from axonn_ext.nn.linear import Linear
 from axonn_ext.nn.norm import HeadNorm
-from axonn_ext.nn.sharded import Init
+from axonn_ext.nn.sequences import KeyValueCache, Places
+from axonn_ext.nn.sharded import Init, own_rows
 from axonn_ext.spec.model import RopeScaling
 
 
@@ -44,10 +45,17 @@ class Rotary(nn.Module):
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns x [..., sequence, head_dim] rotated by its positions, which start at 0."""
-        length = x.shape[-2]
-        cos, sin = self.cos[:length].to(x.dtype), self.sin[:length].to(x.dtype)
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Returns x [sequences, heads, length, head_dim] rotated by its positions.
+
+        positions: [sequences, length]; None: 0, 1, 2, ... in each sequence.
+        """
+        if positions is None:
+            length = x.shape[-2]
+            cos, sin = self.cos[:length], self.sin[:length]
+        else:
+            cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+        cos, sin = cos.to(x.dtype), sin.to(x.dtype)
         low, high = x.chunk(2, -1)
         return x * cos + torch.cat([-high, low], -1) * sin
 
@@ -79,6 +87,10 @@ class Attention(nn.Module):
     before they are rotated (q_norm, k_norm), as in Qwen3. bias: of qkv and, unless out_bias is
     given, of the out-projection.
 
+    places: the positions of the tokens and what they attend to, of all sequences of the (data, z)
+    group; default each sequence from position 0, causally. cache: keeps keys and values, and gives
+    those of earlier tokens (layout "replicated" only; `places` says where the tokens stand).
+
     Raises ValueError where the axes do not divide the key-value heads or the sequences.
     """
 
@@ -107,6 +119,7 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
+        self.splits_sequences = layout == "sharded" and not heads_over_y  # over y
         if num_heads % self.num_kv_heads:
             raise ValueError(
                 f"Attention: num_heads={num_heads} must be divisible by "
@@ -146,7 +159,13 @@ class Attention(nn.Module):
             self.q_norm = HeadNorm(self.head_dim, **options)
             self.k_norm = HeadNorm(self.head_dim, **options)
 
-    def forward(self, x: Tensor, sequence_length: int) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        sequence_length: int,
+        places: Places | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
         qkv = self.qkv(x)  # [sequences * length, groups * (q_per_kv + 2) * head_dim]
         if qkv.shape[0] % sequence_length:
             raise ValueError(
@@ -159,7 +178,23 @@ class Attention(nn.Module):
         q, k, v = (u.flatten(2, 3).transpose(1, 2) for u in t.split((q_per_kv, 1, 1), dim=3))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
+        positions = mask = None
+        if places is not None:
+            positions, mask = self._own(places.positions), self._own(places.mask)
         if self.rotary is not None:
-            q, k = self.rotary(q), self.rotary(k)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q_per_kv > 1)
+            q, k = self.rotary(q, positions), self.rotary(k, positions)
+        if cache is not None:
+            assert positions is not None
+            seen = sequence_length if mask is None else mask.shape[-1]
+            k, v = cache.extend(k, v, positions, seen)
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q_per_kv > 1
+        )
         return self.out(out.transpose(1, 2).flatten(2).flatten(0, 1))
+
+    def _own(self, of_group: Tensor | None) -> Tensor | None:
+        """Returns the part for the sequences that this rank attends over."""
+        if of_group is None or not self.splits_sequences:
+            return of_group
+        axis = self.qkv.grid.axis("y")
+        return own_rows(of_group, axis.rank, axis.size)

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from axonn_ext import collectives, settings
 from axonn_ext.grid import Grid
-from axonn_ext.nn.sharded import Init, ParameterSpec, ShardedModule, initialize, rows_over
+from axonn_ext.nn.sharded import (
+    Init,
+    ParameterSpec,
+    ShardedModule,
+    initialize,
+    own_rows,
+    rows_over,
+)
 from axonn_ext.ops._arguments import check_tensor
 from axonn_ext.spec.parallel import LAYOUTS, check_choice
 
@@ -102,7 +109,8 @@ class PositionEmbedding(ShardedModule):
     """Adds a learned row for each position: x [m / Gx, H / Gy] (replicated: [m, H / Gy]).
 
     Rows are the flattened batch, so a rank's block may begin within a sequence. The module issues
-    no collectives. offset: the rows of the table that come before that of position 0.
+    no collectives. offset: the rows of the table that come before that of position 0. positions:
+    [sequences, length] of the (data, z) group; default 0, 1, 2, ... in each sequence.
     """
 
     weight: nn.Parameter
@@ -135,13 +143,18 @@ class PositionEmbedding(ShardedModule):
         if seed is not None:
             initialize(self, seed=seed, prefix=name)
 
-    def forward(self, x: Tensor, sequence_length: int) -> Tensor:
+    def forward(self, x: Tensor, sequence_length: int, positions: Tensor | None = None) -> Tensor:
         check_tensor("PositionEmbedding", "x", x, self.weight.device)
         if sequence_length > self.num_positions:
             raise ValueError(
                 f"PositionEmbedding: sequence_length={sequence_length} must be at most "
                 f"num_positions={self.num_positions}"
             )
-        first = self.grid.axis("x").rank * x.shape[0] if self.layout == "sharded" else 0
-        positions = (torch.arange(x.shape[0], device=x.device) + first) % sequence_length
-        return x + F.embedding(positions + self.offset, self.weight)
+        axis, sharded = self.grid.axis("x"), self.layout == "sharded"
+        if positions is None:
+            first = axis.rank * x.shape[0] if sharded else 0
+            rows = (torch.arange(x.shape[0], device=x.device) + first) % sequence_length
+        else:
+            rows = positions.flatten()
+            rows = own_rows(rows, axis.rank, axis.size) if sharded else rows
+        return x + F.embedding(rows + self.offset, self.weight)

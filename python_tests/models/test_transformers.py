@@ -11,9 +11,11 @@ from torch import Tensor
 
 from axonn_ext import (
     GridShape,
+    Sampling,
     from_pretrained,
     full_gradients,
     full_state_dict,
+    generate,
     save_pretrained,
     sync_gradients,
 )
@@ -113,6 +115,46 @@ def test_every_grid_computes_what_transformers_does(name, world_size, pool, tmp_
         # Both compute in fp32 and add up in other orders; 96 terms of a sum lose a few units of
         # 6e-8 each, and gradients pass through the layers twice.
         assert max(errors) < 2e-5, (shape, layout)
+
+
+PROMPTS = [[7, 3, 99, 41, 5], [200], [8, 8, 120, 31, 77, 6, 250, 19]]
+NEW = 12
+
+
+def continued(folder: Path, world_size: int) -> list[list[list[int]]]:
+    """What follows the prompts on every grid."""
+    found = []
+    for number, shape in enumerate(GRIDS[world_size]):
+        parallel = ParallelConfig(layout=("sharded", "replicated")[number % 2])
+        model = from_pretrained(folder, grid_of(shape), parallel)
+        found.append(generate(model, PROMPTS, max_new_tokens=NEW, sampling=Sampling()))
+    return found
+
+
+@pytest.mark.parametrize("world_size", GRIDS)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_grid_generates_what_transformers_does(name, world_size, pool, tmp_path) -> None:
+    import transformers
+
+    torch.manual_seed(3)
+    kind, values = MODELS[name]
+    # Larger values than above, so that what follows depends on more than the last token.
+    key = "init_std" if kind == "opt" else "initializer_range"
+    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    config = transformers.AutoConfig.for_model(kind, **(values | {key: 0.3}), **ends)
+    theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    want = []
+    for prompt in PROMPTS:
+        tokens = torch.tensor([prompt])
+        mask = torch.ones_like(tokens)
+        whole = theirs.generate(
+            tokens, attention_mask=mask, do_sample=False, max_new_tokens=NEW, pad_token_id=0
+        )
+        want.append(whole[0, len(prompt) :].tolist())
+    assert len(set(map(tuple, want))) == len(want)
+    for found in pool(world_size).run(continued, tmp_path / "theirs", world_size):
+        assert all(tokens == want for tokens in found)
 
 
 def written(folder: Path, out: Path) -> bool:

@@ -41,7 +41,7 @@ def test_python_of_the_pages_runs_on_two_ranks(tmp_path: Path, block: int):
     command += ["--master-port", "0", "--standalone", str(script)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
-    assert len(run.stdout.splitlines()) == (2, 3, 1, 1)[block], run.stdout
+    assert len(run.stdout.splitlines()) == (2, 3, 1, 2)[block], run.stdout
 
 
 def test_ten_lines_are_ten():

@@ -30,7 +30,7 @@ LAYERS = (
     ("models",),
     ("pipeline", "optim", "data"),
     ("checkpoint", "memorization", "watchdog"),
-    ("pretrained",),
+    ("generation", "pretrained"),
     ("__init__",),  # the public names, which the trainer uses as a user would
     ("calibrate",),
     ("train",),

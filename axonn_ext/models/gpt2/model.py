@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from axonn_ext.models.stored import Stored, qkv_order
 from axonn_ext.models.transformer import StateNames, Transformer, residual_init
-from axonn_ext.nn import MLP, Attention, Init, LayerNorm, PositionEmbedding
+from axonn_ext.nn import MLP, Attention, Init, LayerNorm, Places, PositionEmbedding
 
 TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 
@@ -61,8 +61,9 @@ class GPT2(Transformer):
             init=init, **options,
         )  # fmt: skip
 
-    def embed(self, token_ids: Tensor, table: Tensor | None, length: int) -> Tensor:
-        return self.wpe(super().embed(token_ids, table, length), length)
+    def embed(self, token_ids: Tensor, table: Tensor | None, places: Places | None) -> Tensor:
+        positions = None if places is None else places.positions
+        return self.wpe(super().embed(token_ids, table, places), token_ids.shape[1], positions)
 
     def arranged(self, name: str, public: str, rows: int) -> Stored:
         transposed = public.endswith(TRANSPOSED)

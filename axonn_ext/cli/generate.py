@@ -1,0 +1,271 @@
+"""`axonn-ext generate`: continues prompts with a Hugging Face model, on a grid of processes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from axonn_ext import Grid, Sampling, from_pretrained, models
+from axonn_ext.data import Vocabulary, open_vocabulary
+from axonn_ext.generation import check_prompts, stream
+from axonn_ext.inputs.errors import InputError
+from axonn_ext.inputs.files import is_file, read_json, read_text
+from axonn_ext.launch import process
+from axonn_ext.launch.place import Process
+from axonn_ext.models import ModelConfig, ParallelConfig
+from axonn_ext.planner.model_files import read_config
+from axonn_ext.spec.grid import GridShape
+from axonn_ext.terminal.arguments import number, whole
+from axonn_ext.terminal.console import Console, say
+from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.grids import check_processes, parse_grid
+
+DTYPES = {"auto": None, "fp32": torch.float32, "bf16": torch.bfloat16}
+TOKENIZER = "tokenizer.json"
+UNFINISHED = "\ufffd"  # stands for bytes that are not a whole character yet
+DESCRIPTION = """\
+Continues prompts with a model in a Hugging Face folder, on a grid of processes: x and y split the
+matrices, data and z the prompts (z also the weights, which are gathered for each token). One prompt
+is shown as it grows; several are shown one after the other when all are done."""
+
+EPILOG = """\
+examples:
+  axonn-ext generate --model my-model --prompt "Once upon a time"
+  axonn-ext generate --model llama-3-8b --grid x=8 --prompt "def main():" --temperature 0.7
+  axonn-ext generate --model my-model --grid data=4 --prompts prompts.jsonl --json > answers.jsonl
+  axonn-ext checkpoint export runs/demo my-model && axonn-ext generate --model my-model \\
+      --vocabulary bytes --prompt "import "
+"""
+PARALLEL = ParallelConfig(layout="replicated")
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "generate", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument(
+        "--model", required=True, metavar="FOLDER", help="config.json and safetensors"
+    )
+    parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="repeatable")
+    parser.add_argument(
+        "--prompts", metavar="FILE", help="a prompt a line; in .jsonl the field prompt of each line"
+    )
+    parser.add_argument(
+        "--grid", default="x=1", metavar="SHAPE", help="x=2,y=2,z=1,data=1 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-new-tokens", type=whole(), default=64, metavar="N", help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--temperature", type=number(least=0), default=0.0, metavar="T",
+        help="divides the logits; 0 takes the most likely token (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--top-k", type=whole(0), default=0, metavar="K", help="of the K most likely; 0: of all"
+    )
+    parser.add_argument(
+        "--top-p", type=number(above=0, least=None, most=1), default=1.0, metavar="P",
+        help="of the most likely that have this probability together",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the choices")
+    parser.add_argument(
+        "--vocabulary", metavar="FILE",
+        help=f"bytes, or a file of the tokenizers library (default: the model's {TOKENIZER})",
+    )  # fmt: skip
+    parser.add_argument("--dtype", choices=tuple(DTYPES), default="auto", help="auto: the files'")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each prompt")
+    parser.set_defaults(run=run)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for, after all checks that need no other process."""
+
+    folder: Path
+    config: ModelConfig
+    shape: GridShape
+    vocabulary: Vocabulary
+    texts: list[str]
+    prompts: list[list[int]]
+    stop_ids: frozenset[int]
+    sampling: Sampling
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Request:
+        """Raises UserError for what is missing, or does not fit."""
+        folder = Path(args.model)
+        config, shape = read_config(folder / "config.json"), parse_grid("--grid", args.grid)
+        check_processes(shape)
+        problems = models.check(config, PARALLEL, shape, batch_size=shape.data * shape.z)
+        if problems:
+            raise UserError(*problems)
+        vocabulary = _vocabulary(folder, args.vocabulary)
+        texts = _texts(args)
+        prompts = [[int(i) for i in vocabulary.encode(t.encode(), special=True)] for t in texts]
+        check_prompts(prompts, args.max_new_tokens, config.sequence_length, config.vocab_size)
+        sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
+        stop_ids = frozenset(_stop_ids(folder))
+        return cls(folder, config, shape, vocabulary, texts, prompts, stop_ids, sampling)
+
+
+def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+    """Runs the command. Raises UserError for a mistake, TrainingError where a rank fails."""
+    refuse_extra("generate", extra)
+    here = process.this_process()
+    try:
+        request = Request.of(args)
+    except (InputError, ValueError) as error:
+        raise UserError(str(error)) from None
+    world_size = 1 if here is None else here.world_size
+    if here is None and request.shape.size > 1:
+        from axonn_ext.launch.launcher import launch
+
+        launch(request.shape.size, ["generate", *_arguments(args)])
+        return 0
+    if request.shape.size != world_size:
+        raise UserError(
+            f"--grid {args.grid} has {request.shape.size} processes, but torchrun started "
+            f"{world_size}"
+        )
+    _generate(args, request, here or Process())
+    return 0
+
+
+def _generate(args: argparse.Namespace, request: Request, here: Process) -> None:
+    device = args.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch sees no GPU here; use cpu or auto")
+    store = process.open_store(here)
+    process.meet(store, here)
+    process.set_threads(here, 0)
+    with process.process_group(here, store, device):
+        grid = Grid(**request.shape.as_dict())
+        try:
+            model = from_pretrained(
+                request.folder, grid, PARALLEL, dtype=DTYPES[args.dtype], device=device
+            )
+        except (InputError, ValueError) as error:
+            raise UserError(str(error)) from None
+        began = time.perf_counter()
+        steps = stream(
+            model, request.prompts, max_new_tokens=args.max_new_tokens, sampling=request.sampling,
+            stop_ids=request.stop_ids, num_tokens=request.vocabulary.num_tokens,
+        )  # fmt: skip
+        if here.rank == 0:
+            count = _show(request, steps, as_json=args.json)
+            seconds = time.perf_counter() - began
+            rate = f"{count} tokens in {seconds:.1f} s, {count / seconds:.1f} a second"
+            say(Console(stderr=True), rate)
+        else:
+            for _ in steps:
+                pass
+
+
+def _show(request: Request, steps: Iterator[list[int | None]], *, as_json: bool) -> int:
+    """Prints what is generated; returns the number of tokens."""
+    found: list[list[int]] = [[] for _ in request.prompts]
+    grows = len(found) == 1 and not as_json
+    shown = ""
+    if grows:
+        sys.stdout.write(request.texts[0])
+    for tokens in steps:
+        for sequence, token in zip(found, tokens, strict=True):
+            sequence += [] if token is None else [token]
+        if grows:
+            text = _continuation(request, 0, found[0])
+            if not text.endswith(UNFINISHED):
+                sys.stdout.write(text[len(shown) :])
+                sys.stdout.flush()
+                shown = text
+    for index, sequence in enumerate(found):
+        text = _continuation(request, index, sequence)
+        if as_json:
+            line = {"prompt": request.texts[index], "text": text, "tokens": sequence}
+            print(json.dumps(line))
+        elif grows:
+            print(text[len(shown) :])
+        else:
+            print(f"--- {index}\n{request.texts[index]}{text}")
+    return sum(map(len, found))
+
+
+def _continuation(request: Request, index: int, tokens: list[int]) -> str:
+    """Returns the text of new tokens, which may depend on the prompt's, such as a space."""
+    prompt = request.prompts[index]
+    known = request.vocabulary.decode(prompt)
+    return request.vocabulary.decode(prompt + tokens)[len(known) :]
+
+
+def _vocabulary(folder: Path, name: str | None) -> Vocabulary:
+    if name is None and not is_file(folder / TOKENIZER):
+        raise UserError(
+            f"{folder / TOKENIZER}: there is none; give --vocabulary FILE (of the tokenizers "
+            "library), or --vocabulary bytes for a model that was trained on bytes"
+        )
+    try:
+        return open_vocabulary(name or str(folder / TOKENIZER))
+    except ValueError as error:
+        raise UserError(f"--vocabulary: {error}") from None
+
+
+def _texts(args: argparse.Namespace) -> list[str]:
+    """Returns the prompts of the command line, then those of the file."""
+    texts = list(args.prompt)
+    if args.prompts is not None:
+        file = Path(args.prompts)
+        for index, line in enumerate(read_text(file).splitlines(), start=1):
+            if line.strip():
+                texts.append(_prompt_of(file, index, line))
+    if not texts:
+        raise UserError("--prompt: expected a prompt, or --prompts FILE, got none")
+    return texts
+
+
+def _prompt_of(file: Path, index: int, line: str) -> str:
+    if file.suffix != ".jsonl":
+        return line
+    try:
+        value = json.loads(line)
+        prompt = value["prompt"] if isinstance(value, dict) else None
+    except (json.JSONDecodeError, KeyError) as error:
+        what = "the field prompt" if isinstance(error, KeyError) else f"JSON ({error})"
+        raise UserError(f"{file}, line {index}: expected {what}, got {line[:80]}") from None
+    if not isinstance(prompt, str):
+        raise UserError(f"{file}, line {index}: expected a text as prompt, got {line[:80]}")
+    return prompt
+
+
+def _stop_ids(folder: Path) -> Collection[int]:
+    """Returns the ids that end a text, by the folder's files."""
+    for name in ("generation_config.json", "config.json"):
+        if is_file(folder / name):
+            value = read_json(folder / name).get("eos_token_id")
+            if value is not None:
+                return value if isinstance(value, list) else [value]
+    return []
+
+
+def _arguments(args: argparse.Namespace) -> list[str]:
+    """Returns the arguments of a started process: those of this one."""
+    names = (
+        "model", "prompts", "grid", "max_new_tokens", "temperature", "top_k", "top_p", "seed",
+        "vocabulary", "dtype", "device",
+    )  # fmt: skip
+    values = {name: getattr(args, name) for name in names}
+    given = [(name, value) for name, value in values.items() if value is not None]
+    given += [("prompt", prompt) for prompt in args.prompt]
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in given]
+    return [*arguments, "--json"] if args.json else arguments

@@ -1,0 +1,70 @@
+"""Chooses the next token from its logits, with the same choice on every rank and every grid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen.
+
+    temperature: the logits are divided by it; 0: the most likely token is taken ("greedy")
+    top_k: only so many of the most likely tokens are left; 0: all
+    top_p: only the most likely tokens are left that together have this probability
+    seed: of the random numbers, which also depend on the sequence and on the number of the token
+
+    As in Hugging Face's generate, top_k comes before top_p. Raises ValueError for other values.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0 or self.temperature == float("inf"):
+            raise ValueError(f"temperature must be a finite number >= 0, got {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be >= 0, got {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be > 0 and <= 1, got {self.top_p}")
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed must be >= 0 and < 2**64, got {self.seed}")
+
+
+def choose(logits: Tensor, sampling: Sampling, sequences: Sequence[int], index: int) -> Tensor:
+    """Returns the next token of each sequence, int64 [B].
+
+    logits: [B, V]. sequences: the number of each sequence among all prompts. index: of the token
+    among those that are generated.
+    """
+    if sampling.temperature == 0:
+        return logits.argmax(-1)
+    probabilities = (logits.double() / sampling.temperature).softmax(-1)
+    kept, tokens = probabilities.sort(dim=-1, descending=True, stable=True)
+    if sampling.top_k:
+        kept[:, sampling.top_k :] = 0
+        kept /= kept.sum(-1, keepdim=True)
+    # A token is left out if those before it have the probability already; the first never is.
+    kept = kept.where(kept.cumsum(-1) - kept < sampling.top_p, 0)
+    sums = kept.cumsum(-1)
+    draws = torch.tensor([_uniform(sampling.seed, number, index) for number in sequences])
+    wanted = draws.to(sums) * sums[:, -1]
+    places = torch.searchsorted(sums, wanted[:, None], right=True)
+    # Rounding may lead behind the last token that is left.
+    last = (kept > 0).sum(-1, keepdim=True) - 1
+    return tokens.gather(1, places.minimum(last)).squeeze(1)
+
+
+def _uniform(seed: int, sequence: int, index: int) -> float:
+    """Draws a number in [0, 1): Philox with the key (seed, sequence), at the counter `index`."""
+    key = np.array([seed, sequence], dtype=np.uint64)
+    counter = np.array([index, 0, 0, 0], dtype=np.uint64)
+    word = int(np.random.Philox(key=key, counter=counter).random_raw())
+    return (word >> 11) * 2.0**-53
