@@ -13,9 +13,9 @@ from axonn_ext.generation.sampling import choose
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.models.plain import PlainTransformer
 from grids import every_grid, grid_of
-from model_cases import CONFIGS
+from model_cases import CONFIGS, sampled
 
-NEW = 9
+NEW = 6
 # Several lengths, and a number of prompts that data and z do not divide.
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2], [31, 41], [59, 26, 53]]
 SAMPLED = Sampling(temperature=0.8, top_k=20, top_p=0.9, seed=7)
@@ -47,8 +47,9 @@ def continued(model: PlainTransformer, prompt: list[int], number: int, sampling:
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize("name", ["gpt2", "qwen3-wide", "llama-scaled", "opt"])
+@pytest.mark.parametrize(
+    ("name", "world_size"), sampled(("gpt2", "qwen3-wide", "llama-scaled", "opt"), (1, 2, 4))
+)
 def test_every_grid_chooses_what_the_whole_model_does(name, world_size, pool) -> None:
     layout = "replicated" if name == "opt" else "sharded"
     sampling = SAMPLED if name == "gpt2" else Sampling()

@@ -59,6 +59,7 @@ def test_a_run_that_is_told_to_end_saves_and_goes_on(tmp_path) -> None:
         last = step
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_rank_that_does_not_answer_ends_the_job_without_saving(tmp_path) -> None:
     folder = tmp_path / "run"

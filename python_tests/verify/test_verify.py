@@ -159,7 +159,9 @@ def test_a_process_that_cannot_be_started_ends_those_before_it(
     assert started[0].returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+)
 def test_groups_end_with_the_command(
     targets: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ):
