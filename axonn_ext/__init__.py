@@ -8,6 +8,7 @@
     axonn_ext.overlap                            gathers and sums that run beside computation
     axonn_ext.full_state_dict, ...               whole tensors, on any grid
     axonn_ext.from_pretrained, save_pretrained   Hugging Face's models, on any grid
+    axonn_ext.add_adapters, merge_adapters       low-rank adapters (LoRA), in PEFT's format
     axonn_ext.generate, Sampling                 what follows a prompt, on any grid
     axonn_ext.checkpoint                         saves and loads, on any grid
     axonn_ext.trace_communication                what crosses ranks, in bytes
@@ -32,7 +33,14 @@ if TYPE_CHECKING:
     from axonn_ext.gradients import clip_grad_norm_, sync_gradients
     from axonn_ext.grid import Grid
     from axonn_ext.nn import initialize
-    from axonn_ext.pretrained import from_pretrained, save_pretrained
+    from axonn_ext.pretrained import (
+        add_adapters,
+        from_pretrained,
+        load_adapter,
+        merge_adapters,
+        save_adapter,
+        save_pretrained,
+    )
     from axonn_ext.spec.grid import GridShape
     from axonn_ext.state import full_gradients, full_state_dict, load_full_state_dict
     from axonn_ext.tracing import CommunicationRecord, CommunicationTrace, trace_communication
@@ -45,6 +53,7 @@ __all__ = [
     "GridShape",
     "Sampling",
     "__version__",
+    "add_adapters",
     "checkpoint",
     "clip_grad_norm_",
     "from_pretrained",
@@ -52,12 +61,15 @@ __all__ = [
     "full_state_dict",
     "generate",
     "initialize",
+    "load_adapter",
     "load_full_state_dict",
+    "merge_adapters",
     "models",
     "nn",
     "ops",
     "overlap",
     "planner",
+    "save_adapter",
     "save_pretrained",
     "symmetric_memory_bytes_in_use",
     "sync_gradients",
@@ -74,13 +86,17 @@ _HOMES = {
     "Grid": "grid",
     "GridShape": "grid",
     "Sampling": "generation",
+    "add_adapters": "pretrained",
     "clip_grad_norm_": "gradients",
     "from_pretrained": "pretrained",
     "full_gradients": "state",
     "full_state_dict": "state",
     "generate": "generation",
     "initialize": "nn",
+    "load_adapter": "pretrained",
     "load_full_state_dict": "state",
+    "merge_adapters": "pretrained",
+    "save_adapter": "pretrained",
     "save_pretrained": "pretrained",
     "symmetric_memory_bytes_in_use": "_library",
     "sync_gradients": "gradients",

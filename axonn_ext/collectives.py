@@ -69,6 +69,18 @@ def reduce_from(input: Tensor, axis: AxisGroup, *, algorithm: str = "auto") -> T
     return _ReduceFrom.apply(input, axis.name, axis.size, algorithm)
 
 
+def copy_to(input: Tensor, axis: AxisGroup, *, algorithm: str = "auto") -> Tensor:
+    """Returns the input, which is equal on all ranks of the axis, for ranks that go on differently.
+
+    Backward: all-reduce of the gradient, accumulated in fp32.
+    """
+    check_tensor("copy_to", "input", input)
+    if axis.size == 1:
+        return input
+    refuse_transforms("copy_to")
+    return _CopyTo.apply(input, axis.name, axis.size, algorithm)
+
+
 def refuse_transforms(what: str) -> None:
     """Raises NotImplementedError under a transform of torch.func.
 
@@ -89,3 +101,14 @@ class _ReduceFrom(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         return dy, None, None, None
+
+
+class _CopyTo(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, name: str, size: int, algorithm: str) -> Tensor:
+        ctx.axis = (name, size, algorithm)
+        return input.view_as(input)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return torch.ops.axonn.all_reduce(dy, "sum", *ctx.axis), None, None, None

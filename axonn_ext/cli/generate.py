@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 
-from axonn_ext import Grid, Sampling, from_pretrained, models
+from axonn_ext import (
+    Grid,
+    Sampling,
+    from_pretrained,
+    load_adapter,
+    merge_adapters,
+    models,
+)
 from axonn_ext.data import Vocabulary, open_vocabulary
 from axonn_ext.generation import check_prompts, stream
 from axonn_ext.inputs.errors import InputError
@@ -55,6 +62,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--model", required=True, metavar="FOLDER", help="config.json and safetensors"
+    )
+    parser.add_argument(
+        "--adapter", metavar="FOLDER", help="of PEFT's format, which is merged into the model"
     )
     parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="repeatable")
     parser.add_argument(
@@ -157,6 +167,9 @@ def _generate(args: argparse.Namespace, request: Request, here: Process) -> None
             model = from_pretrained(
                 request.folder, grid, PARALLEL, dtype=DTYPES[args.dtype], device=device
             )
+            if args.adapter is not None:
+                load_adapter(model, args.adapter)
+                merge_adapters(model)
         except (InputError, ValueError) as error:
             raise UserError(str(error)) from None
         began = time.perf_counter()
@@ -261,8 +274,8 @@ def _stop_ids(folder: Path) -> Collection[int]:
 def _arguments(args: argparse.Namespace) -> list[str]:
     """Returns the arguments of a started process: those of this one."""
     names = (
-        "model", "prompts", "grid", "max_new_tokens", "temperature", "top_k", "top_p", "seed",
-        "vocabulary", "dtype", "device",
+        "model", "adapter", "prompts", "grid", "max_new_tokens", "temperature", "top_k", "top_p",
+        "seed", "vocabulary", "dtype", "device",
     )  # fmt: skip
     values = {name: getattr(args, name) for name in names}
     given = [(name, value) for name, value in values.items() if value is not None]

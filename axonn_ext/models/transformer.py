@@ -23,6 +23,7 @@ from axonn_ext.nn import (
     Linear,
     Places,
 )
+from axonn_ext.nn.adapter import Adapter
 from axonn_ext.nn.loss import IGNORE_INDEX
 from axonn_ext.nn.sharded import ParameterSpec, ShardedModule, own_rows, sharded_parameters
 from axonn_ext.ops._arguments import check_tensor
@@ -204,6 +205,11 @@ class Transformer(nn.Module, NamedState):
     def stored(self, name: str) -> Stored:
         """Returns how Hugging Face's model stores one of our parameters."""
         rows = self.get_parameter_spec(name).full_sizes[0]
+        owner, _, own = name.rpartition(".")
+        adapter = self.get_submodule(owner)
+        if isinstance(adapter, Adapter):
+            public, order = adapter.public(own)
+            return Stored(((public, rows),), order)
         return self.arranged(name, self.names.public(name), rows)
 
     def arranged(self, name: str, public: str, rows: int) -> Stored:

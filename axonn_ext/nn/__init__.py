@@ -1,5 +1,6 @@
 """Modules for a grid of ranks. The shapes in their docstrings are those of one rank."""
 
+from axonn_ext.nn.adapter import Adapter, Target
 from axonn_ext.nn.attention import Attention, Rotary
 from axonn_ext.nn.embedding import Embedding, PositionEmbedding
 from axonn_ext.nn.linear import Linear
@@ -17,6 +18,7 @@ from axonn_ext.nn.sharded import (
 
 __all__ = [
     "MLP",
+    "Adapter",
     "Attention",
     "CrossEntropy",
     "Embedding",
@@ -30,6 +32,7 @@ __all__ = [
     "RMSNorm",
     "Rotary",
     "ShardedModule",
+    "Target",
     "initialize",
     "sharded_parameters",
 ]

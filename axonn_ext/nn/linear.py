@@ -18,6 +18,7 @@ from axonn_ext import (
     collectives,
 )
 from axonn_ext.grid import Dims, Grid
+from axonn_ext.nn.adapter import Adapter
 from axonn_ext.nn.sharded import Init, ParameterSpec, ShardedModule, initialize, rows_over
 from axonn_ext.ops._arguments import check_tensor
 from axonn_ext.spec.parallel import ALGORITHMS, LAYOUTS, ROLES, check_choice
@@ -62,6 +63,7 @@ class Linear(ShardedModule):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
+    adapter: Adapter | None  # low-rank updates, if there are any
 
     def __init__(
         self,
@@ -101,6 +103,7 @@ class Linear(ShardedModule):
         self._local_in_features = in_features // grid.num_parts(self.input_dims[1])
         bound = 1 / math.sqrt(in_features) if in_features else 0.0
         self._add_parameters(bias, init or Init.uniform(bound), bound, dtype, device)
+        self.adapter = None
         if seed is not None:
             initialize(self, seed=seed, prefix=name)
 
@@ -177,6 +180,8 @@ class Linear(ShardedModule):
             y = self._multiply(rows, weight, gathered=True)
         else:
             y = self._multiply(rows, self.weight, gathered=False)
+        if self.adapter is not None:
+            y = self.adapter(rows, y)
         return y.unflatten(0, x.shape[:-1]) if x.dim() > 2 else y
 
     def _multiply(self, x: Tensor, weight: Tensor, *, gathered: bool) -> Tensor:

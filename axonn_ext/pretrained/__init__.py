@@ -1,6 +1,16 @@
 """Hugging Face's models, in and out, on any grid."""
 
+from axonn_ext.pretrained.adapter_files import load_adapter, save_adapter
 from axonn_ext.pretrained.load import from_pretrained
+from axonn_ext.pretrained.lora import adapters_of, add_adapters, merge_adapters
 from axonn_ext.pretrained.save import save_pretrained
 
-__all__ = ["from_pretrained", "save_pretrained"]
+__all__ = [
+    "adapters_of",
+    "add_adapters",
+    "from_pretrained",
+    "load_adapter",
+    "merge_adapters",
+    "save_adapter",
+    "save_pretrained",
+]

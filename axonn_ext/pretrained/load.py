@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from axonn_ext.grid import Grid
@@ -19,6 +18,7 @@ from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn.sharded import ShardedParameter, sharded_parameters
 from axonn_ext.planner.model_files import read_config
 from axonn_ext.pretrained.files import CONFIG, PretrainedFiles, check_tensors, refuse_unknown
+from axonn_ext.pretrained.ranks import agree
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
 
@@ -59,7 +59,7 @@ def from_pretrained(
         model = _load(folder, config, grid, parallel, dtype=dtype, device=torch.device(device))
     except Exception as failure:
         error = failure
-    _agree(grid, error)
+    agree(grid, error)
     assert model is not None
     return model
 
@@ -150,17 +150,3 @@ class _Block(NamedTuple):
                 f"{files.folder}: {self.stored.names[0]} differs from the embedding, to which "
                 f"{CONFIG} ties it (tie_word_embeddings)"
             )
-
-
-def _agree(grid: Grid, error: Exception | None) -> None:
-    """Raises the error of this rank, or that of another one, so that no rank waits for it."""
-    own = None if error is None else (isinstance(error, ValueError), str(error))
-    found: list[tuple[bool, str] | None] = [own] * grid.world_size
-    if grid.world_size > 1:
-        dist.all_gather_object(found, own)
-    if error is not None:
-        raise error
-    for rank, failure in enumerate(found):
-        if failure is not None:
-            is_input, text = failure
-            raise (InputError if is_input else RuntimeError)(f"rank {rank}: {text}")

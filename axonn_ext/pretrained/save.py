@@ -20,6 +20,7 @@ from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn.sharded import sharded_parameters
 from axonn_ext.planner.model_files import read_config
 from axonn_ext.pretrained.files import CONFIG, INDEX, WHOLE
+from axonn_ext.pretrained.lora import adapters_of
 
 SHARD_BYTES = 5_000_000_000  # as many as transformers writes into one file
 # The files of a tokenizer and of generation, none of which is large.
@@ -52,8 +53,11 @@ def save_pretrained(
     folder is written beside and then renamed. Collectives: all-gathers over the axes that split
     each parameter, and a broadcast of whether rank 0 failed.
 
-    Raises InputError (a ValueError) on every rank if the folder exists or cannot be written.
+    Raises InputError (a ValueError) on every rank if the folder exists or cannot be written, or the
+    model has adapters, which belong into a folder of their own (`save_adapter`) or must be merged.
     """
+    if adapters_of(model):
+        raise InputError("save_pretrained: the model has adapters; use save_adapter, or merge them")
     writer = _Writer(folder, model, shard_bytes) if model.grid.rank == 0 else None
     for p in sharded_parameters(model):
         whole = p.grid.unshard(p.parameter, p.spec.dims)

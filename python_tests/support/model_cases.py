@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable
 
 import pytest
 import torch
@@ -32,12 +32,16 @@ SAMPLE = ("gpt2", "llama", "qwen3-wide")
 BATCH, LENGTH, MAX_NORM = 8, 8, 0.05
 
 
-def sampled(names: Iterable[str], world_sizes: Iterable[int]) -> Iterator[object]:
+def sampled(names: Iterable[str], world_sizes: Collection[int]) -> list[object]:
     """Pairs for pytest. On more than two ranks, models that differ little are slow tests."""
-    for name in names:
-        for world_size in world_sizes:
-            marks = [] if world_size <= 2 or name in SAMPLE else [pytest.mark.slow]
-            yield pytest.param(name, world_size, marks=marks)
+    return [
+        pytest.param(
+            name, world_size,
+            marks=[] if world_size <= 2 or name in SAMPLE else [pytest.mark.slow],
+        )
+        for name in names
+        for world_size in world_sizes
+    ]  # fmt: skip
 
 
 def random_batch() -> tuple[torch.Tensor, torch.Tensor]:

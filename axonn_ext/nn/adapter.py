@@ -1,0 +1,146 @@
+"""Low-rank updates beside the weight of a Linear (LoRA), of which little is trained.
+
+Legend as in linear.py; T targets of rank R each; N_t rows of target t, of the N of the weight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from axonn_ext import collectives
+from axonn_ext.nn.sharded import Init, ParameterSpec, ShardedModule, rows_over
+from axonn_ext.spec.parallel import ROLES
+
+if TYPE_CHECKING:
+    from axonn_ext.nn.linear import Linear
+
+
+@dataclass(frozen=True)
+class Target:
+    """Rows of a Linear's weight that have an update of their own.
+
+    name: of the Linear of which they are the weight elsewhere; its last part names parameters here
+    size: the number of rows of the whole weight, N_t
+    columns: the columns of this rank's output that they compute, [N_t / Gr]; None: all
+    order: row i of ours is row order[i] of the weight elsewhere; None: in the same order
+    """
+
+    name: str
+    size: int
+    columns: Tensor | None = None
+    order: Tensor | None = None
+
+    @property
+    def short_name(self) -> str:
+        return self.name.rpartition(".")[2]
+
+
+class Adapter(ShardedModule):
+    """y + alpha / R * (x @ A_t.T) @ B_t.T, added to the columns of each target t.
+
+        A_t [R, K / Gs]      B_t [N_t / Gr, R]      x, y as of the Linear
+
+    A starts as that of torch.nn.Linear, B with zeros. Nothing is computed twice, and what crosses
+    is narrow. Collectives of R T features: in layout "sharded", all-gather over r and
+    reduce-scatter over s, in backward the reverse; in "replicated", all-reduce over s, in backward
+    over r. `sync_gradients` sums the gradients over the axes that split the rows.
+
+    Raises ValueError where the Linear moves features instead of rows (heads_over_y).
+    Source: Hu et al., arXiv:2106.09685, equation 3.
+    """
+
+    def __init__(
+        self, linear: Linear, targets: Sequence[Target], *, rank: int, alpha: float
+    ) -> None:
+        super().__init__(linear.grid)
+        if linear.gather_dim or linear.scatter_dim:
+            raise ValueError("Adapter: heads_over_y is not supported; use another layout or grid")
+        self.targets, self.rank, self.alpha = tuple(targets), rank, alpha
+        self._r, self._s = ROLES[linear.role]
+        self._layout, self._algorithm = linear.layout, linear.algorithm
+        rows = linear.in_features
+        dtype, device = linear.weight.dtype, linear.weight.device
+        init = Init.uniform(1 / math.sqrt(rows))
+        summed = {axis: tuple(reversed(rows_over(linear.layout, axis))) for axis in "xy"}
+        for target in self.targets:
+            a = ParameterSpec((rank, rows), {1: (self._s,)}, summed[self._r], init)
+            b = ParameterSpec(
+                (target.size, rank), {0: (self._r,)}, summed[self._s], Init.constant(0)
+            )
+            self.add_parameter(f"{target.short_name}_a", a, dtype=dtype, device=device)
+            self.add_parameter(f"{target.short_name}_b", b, dtype=dtype, device=device)
+        self._places: Tensor | None
+        self.register_buffer("_places", self._find_places(linear), persistent=False)
+
+    def _find_places(self, linear: Linear) -> Tensor | None:
+        """Returns where the columns of the output are among those of all targets.
+
+        Those of no target are the column behind the last, which has zeros. None: all are in order.
+        """
+        columns = [target.columns for target in self.targets if target.columns is not None]
+        if not columns:
+            return None
+        given = torch.cat(columns)
+        places = torch.full((linear.out_features // linear.grid.size(self._r),), len(given))
+        places[given] = torch.arange(len(given))
+        return places.to(linear.weight.device)
+
+    def a(self, target: Target) -> nn.Parameter:
+        """The parameter A of a target."""
+        return self._parameter(f"{target.short_name}_a")
+
+    def b(self, target: Target) -> nn.Parameter:
+        """The parameter B of a target."""
+        return self._parameter(f"{target.short_name}_b")
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Returns y with the updates added; x and y are the Linear's input and output, by rows."""
+        narrow = F.linear(x, torch.cat([self.a(target) for target in self.targets]))
+        r, s = self.grid.axis(self._r), self.grid.axis(self._s)
+        if self._layout == "sharded":
+            narrow = collectives.all_gather(narrow, r, algorithm=self._algorithm)
+            narrow = collectives.reduce_scatter(narrow, s, algorithm=self._algorithm)
+        else:
+            narrow = collectives.reduce_from(narrow, s, algorithm=self._algorithm)
+            narrow = collectives.copy_to(narrow, r, algorithm=self._algorithm)
+        narrow = narrow * (self.alpha / self.rank)
+        parts = narrow.split(self.rank, -1)
+        updates = [F.linear(n, self.b(t)) for n, t in zip(parts, self.targets, strict=True)]
+        if self._places is None:
+            return y + updates[0]
+        return y + F.pad(torch.cat(updates, -1), (0, 1)).index_select(-1, self._places)
+
+    @torch.no_grad()
+    def weight_update(self) -> Tensor:
+        """Returns what the updates add to the weight gathered over z, [N / Gr, K / Gs], in fp32.
+
+        For fp64 it is computed in fp64.
+        """
+        wide = torch.promote_types(self.a(self.targets[0]).dtype, torch.float32)
+        scale = self.alpha / self.rank
+        updates = [self.b(t).to(wide) @ self.a(t).to(wide) * scale for t in self.targets]
+        if self._places is None:
+            return updates[0]
+        return F.pad(torch.cat(updates), (0, 0, 0, 1)).index_select(0, self._places)
+
+    def public(self, name: str) -> tuple[str, Tensor | None]:
+        """Returns what PEFT calls a parameter, and the order of its rows there (`Target.order`)."""
+        short, _, which = name.rpartition("_")
+        [target] = [target for target in self.targets if target.short_name == short]
+        return f"{target.name}.lora_{which.upper()}.weight", target.order if which == "b" else None
+
+    def _parameter(self, name: str) -> nn.Parameter:
+        parameter = getattr(self, name)
+        assert isinstance(parameter, nn.Parameter)
+        return parameter
+
+    def extra_repr(self) -> str:
+        names = ", ".join(target.short_name for target in self.targets)
+        return f"{names}, rank={self.rank}, alpha={self.alpha}"

@@ -1,0 +1,131 @@
+"""Adds low-rank adapters (LoRA) to a model, and merges them into its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from axonn_ext.inputs.errors import first_of
+from axonn_ext.models.stored import Stored
+from axonn_ext.models.transformer import Transformer
+from axonn_ext.nn import Adapter, Linear, Target, initialize
+
+ALL_LINEAR = "all-linear"
+
+
+def add_adapters(
+    model: Transformer,
+    *,
+    rank: int,
+    alpha: float,
+    targets: Sequence[str] = (ALL_LINEAR,),
+    seed: int = 0,
+) -> list[str]:
+    """Adds adapters to Linears of the blocks, and freezes all other parameters.
+
+    targets: the names of Linears in Hugging Face's model, or how they end, such as q_proj or
+    mlp.c_proj; or "all-linear" for all of the blocks, as in PEFT. Returns all full names. Initial
+    values depend on the seed and on the names, so they are the same on every grid. No collectives.
+
+    Raises ValueError for a rank below 1, a target that the model does not have, or a model that
+    has adapters.
+    """
+    if rank < 1:
+        raise ValueError(f"add_adapters: rank must be >= 1, got {rank}")
+    if adapters_of(model):
+        raise ValueError("add_adapters: the model has adapters; merge them first")
+    found = {name: _targets_of(model, name, linear) for name, linear in _linears(model)}
+    every = [target for each in found.values() for target in each]
+    unknown = [t for t in targets if t != ALL_LINEAR and not any(_is(each, t) for each in every)]
+    if unknown or not targets:
+        known = sorted({target.short_name for target in every})
+        raise ValueError(
+            f"add_adapters: targets must be {ALL_LINEAR}, or some of {', '.join(known)}, "
+            f"got {first_of(unknown) if unknown else 'none'}"
+        )
+    made = []
+    for name, linear in _linears(model):
+        wanted = [t for t in found[name] if any(_is(t, target) for target in targets)]
+        if wanted:
+            adapter = Adapter(linear, wanted, rank=rank, alpha=alpha)
+            initialize(adapter, seed=seed, prefix=f"{name}.adapter")
+            made.append((linear, adapter))
+    model.requires_grad_(False)
+    for linear, adapter in made:
+        linear.adapter = adapter
+    return [target.name for _, adapter in adapters_of(model) for target in adapter.targets]
+
+
+def _is(target: Target, wanted: str) -> bool:
+    return wanted == ALL_LINEAR or f".{target.name}".endswith(f".{wanted}")
+
+
+def target_names(model: Transformer) -> list[str]:
+    """Returns the full names of all Linears that can be targets, with or without adapters."""
+    found = (_targets_of(model, name, linear) for name, linear in _linears(model))
+    return [target.name for targets in found for target in targets]
+
+
+def adapters_of(model: Transformer) -> list[tuple[Linear, Adapter]]:
+    """Returns the Linears that have an adapter, with theirs."""
+    linears = (linear for _, linear in _linears(model))
+    return [(linear, linear.adapter) for linear in linears if linear.adapter is not None]
+
+
+@torch.no_grad()
+def merge_adapters(model: Transformer) -> None:
+    """Adds the updates to the weights, and removes the adapters. All parameters train again.
+
+    The sum is computed in fp32 (fp64 for fp64), and rounded to the dtype of the weight. No
+    collectives.
+    """
+    for linear, adapter in adapters_of(model):
+        update = adapter.weight_update()
+        rows = linear.weight.shape[0]
+        own = update.narrow(0, linear.grid.axis("z").rank * rows, rows)
+        linear.weight.copy_(linear.weight.to(own.dtype) + own)
+    remove_adapters(model)
+
+
+def remove_adapters(model: Transformer) -> None:
+    """Removes all adapters without merging them. All parameters train again."""
+    for linear, _ in adapters_of(model):
+        linear.adapter = None
+    model.requires_grad_(True)
+
+
+def _linears(model: Transformer) -> Iterator[tuple[str, Linear]]:
+    """Yields the Linears of the blocks, with their names."""
+    for name, module in model.named_modules():
+        if isinstance(module, Linear) and name.startswith("blocks."):
+            yield name, module
+
+
+def _targets_of(model: Transformer, name: str, linear: Linear) -> list[Target]:
+    """Returns what can be updated alone: the Linears of Hugging Face's model that this one has."""
+    stored = model.stored(f"{name}.weight")
+    if len(stored.parts) == 1:
+        [(public, rows)] = stored.parts
+        return [Target(public.removesuffix(".weight"), rows, order=stored.order)]
+    return [
+        Target(public.removesuffix(".weight"), rows, columns=_columns(stored, number, linear))
+        for number, (public, rows) in enumerate(stored.parts)
+    ]
+
+
+def _columns(stored: Stored, number: int, linear: Linear) -> torch.Tensor:
+    """Returns which of this rank's rows of a fused weight are of one of its parts.
+
+    In each part they follow each other as they do there, and each rank has as many.
+    """
+    assert stored.order is not None
+    axis = linear.grid.axis("x" if linear.role == "expand" else "y")
+    rows = linear.out_features // axis.size
+    own = stored.order[axis.rank * rows : (axis.rank + 1) * rows]
+    first = sum(count for _, count in stored.parts[:number])
+    count = stored.parts[number][1]
+    columns = ((own >= first) & (own < first + count)).nonzero().flatten()
+    each = count // axis.size
+    assert torch.equal(own[columns], first + axis.rank * each + torch.arange(each))
+    return columns
