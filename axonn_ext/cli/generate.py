@@ -122,7 +122,7 @@ class Request:
             raise UserError(*problems)
         vocabulary = _vocabulary(folder, args.vocabulary)
         texts = _texts(args)
-        prompts = [[int(i) for i in vocabulary.encode(t.encode(), special=True)] for t in texts]
+        prompts = [vocabulary.encode_prompt(text) for text in texts]
         check_prompts(prompts, args.max_new_tokens, config.sequence_length, config.vocab_size)
         sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
         stop_ids = frozenset(_stop_ids(folder))

@@ -37,6 +37,7 @@ MOST_SHOWN = 600  # the most characters of a line of a message; names may have t
 # takes seconds to load, and `plan` does not need it.
 COMMANDS = {
     "plan": "find the fastest grid for a model on a machine",
+    "tokenize": "turn text into token files that training maps",
     "train": "train a model",
     "compare": "compare the losses of two runs",
     "generate": "continue a prompt with a Hugging Face model",
@@ -53,6 +54,7 @@ Trains large neural networks with AxoNN's 4D parallel algorithm."""
 EPILOG = """\
 examples:
   axonn-ext plan --model gpt-80b --gpus 1024 --machine perlmutter --global-batch 2048
+  axonn-ext tokenize --text books --vocabulary tokenizer.json --out corpora/books
   axonn-ext train --nproc 4 --config examples/demo.toml --grid x=2,y=2
   torchrun --nproc-per-node 8 -m axonn_ext train --config examples/demo.toml --grid x=2,y=2,z=2
   axonn-ext compare runs/demo runs/demo-plain

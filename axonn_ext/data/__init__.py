@@ -1,31 +1,121 @@
-"""Turns text into batches of tokens, which depend only on the step and are equal on every grid."""
+"""Corpora, and batches of their tokens that depend only on the step and are equal on every grid.
+
+A name is loaded when it is first used, since the processes of `axonn-ext tokenize` need no Torch.
+"""
 
 from __future__ import annotations
 
-from axonn_ext.data.batches import EvaluationBatches, RowGroup, TrainingBatches
-from axonn_ext.data.corpus import Corpus, load_corpus, split_tokens, text_bytes
-from axonn_ext.data.source import find_text, python_sources
-from axonn_ext.data.vocabulary import (
-    ByteVocabulary,
-    TokenizerVocabulary,
-    Vocabulary,
-    open_vocabulary,
-    padded_size,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from axonn_ext.data.arrow import ArrowTokens
+    from axonn_ext.data.batches import EvaluationBatches, RowGroup, TrainingBatches
+    from axonn_ext.data.corpus import (
+        Corpus,
+        CorpusOptions,
+        Source,
+        find_sources,
+        load_corpus,
+        open_tokens,
+        text_bytes,
+    )
+    from axonn_ext.data.indexed import IndexedTokens
+    from axonn_ext.data.mixture import Mixture
+    from axonn_ext.data.orders import Order, RandomWindows, ShuffledDocuments
+    from axonn_ext.data.permutation import Permutation
+    from axonn_ext.data.source import find_text, python_sources
+    from axonn_ext.data.stored import vocabulary_of
+    from axonn_ext.data.tokenizing import TextCorpus, Tokenizing
+    from axonn_ext.data.tokens import ArrayTokens, Part, Tokens, split, whole
+    from axonn_ext.data.vocabulary import (
+        ByteVocabulary,
+        StoredVocabulary,
+        TokenizerVocabulary,
+        Vocabulary,
+        open_vocabulary,
+        padded_size,
+    )
+
+_HOMES = {
+    "ArrayTokens": "tokens",
+    "ArrowTokens": "arrow",
+    "ByteVocabulary": "vocabulary",
+    "Corpus": "corpus",
+    "CorpusOptions": "corpus",
+    "EvaluationBatches": "batches",
+    "IndexedTokens": "indexed",
+    "Mixture": "mixture",
+    "Order": "orders",
+    "Part": "tokens",
+    "Permutation": "permutation",
+    "RandomWindows": "orders",
+    "RowGroup": "batches",
+    "ShuffledDocuments": "orders",
+    "Source": "corpus",
+    "StoredVocabulary": "vocabulary",
+    "TextCorpus": "tokenizing",
+    "TokenizerVocabulary": "vocabulary",
+    "Tokenizing": "tokenizing",
+    "Tokens": "tokens",
+    "TrainingBatches": "batches",
+    "Vocabulary": "vocabulary",
+    "find_sources": "corpus",
+    "find_text": "source",
+    "load_corpus": "corpus",
+    "open_tokens": "corpus",
+    "open_vocabulary": "vocabulary",
+    "padded_size": "vocabulary",
+    "python_sources": "source",
+    "split": "tokens",
+    "text_bytes": "corpus",
+    "vocabulary_of": "stored",
+    "whole": "tokens",
+}
 
 __all__ = [
+    "ArrayTokens",
+    "ArrowTokens",
     "ByteVocabulary",
     "Corpus",
+    "CorpusOptions",
     "EvaluationBatches",
+    "IndexedTokens",
+    "Mixture",
+    "Order",
+    "Part",
+    "Permutation",
+    "RandomWindows",
     "RowGroup",
+    "ShuffledDocuments",
+    "Source",
+    "StoredVocabulary",
+    "TextCorpus",
     "TokenizerVocabulary",
+    "Tokenizing",
+    "Tokens",
     "TrainingBatches",
     "Vocabulary",
+    "find_sources",
     "find_text",
     "load_corpus",
+    "open_tokens",
     "open_vocabulary",
     "padded_size",
     "python_sources",
-    "split_tokens",
+    "split",
     "text_bytes",
+    "vocabulary_of",
+    "whole",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name from the module that defines it (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"axonn_ext.data.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

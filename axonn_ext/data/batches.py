@@ -3,12 +3,14 @@
 B  sequences of one global batch (one optimizer step)   S  tokens of a sequence
 A  micro-batches of a step        G  row groups (size of data times size of z)
 
-A global batch is batch-major. Micro-batch j is its sequences [j B/A, (j+1) B/A), and row group
-g = data_coord * G_z + z_coord reads its contiguous block g of B/(A G) sequences.
+A global batch is batch-major: step t has the sequences [t B, (t+1) B) of the order. Micro-batch j
+is its sequences [j B/A, (j+1) B/A), and row group g = data_coord * G_z + z_coord reads its
+contiguous block g of B/(A G) sequences.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from axonn_ext.data.vocabulary import TokenArray
-
-_PHILOX_WORDS = 4  # the 64-bit words that Philox draws for one counter
+from axonn_ext.data.mixture import shares
+from axonn_ext.data.orders import Order, check_length, windows
+from axonn_ext.data.tokens import Part
 
 
 @dataclass(frozen=True)
@@ -40,97 +42,81 @@ class RowGroup:
 
 
 class TrainingBatches:
-    """Random windows of the text.
+    """The sequences of an order, batch after batch.
 
-    Philox with the key (seed, t) draws the start of sequence i of step t at counter i. So any rank
-    can draw any sequence without drawing those before it, and a resumed run needs only the step.
+    Any rank can read any sequence without reading those before it, and a resumed run needs only
+    the step.
 
-    Raises: ValueError if the text is shorter than one sequence, or if micro-batches and row groups
-        do not divide the batch.
+    Raises: ValueError if micro-batches and row groups do not divide the batch.
     """
 
     def __init__(
         self,
-        tokens: TokenArray,
+        order: Order,
         *,
-        sequence_length: int,
         batch_size: int,
         num_micro_batches: int = 1,
-        seed: int = 0,
         group: RowGroup | None = None,
     ) -> None:
-        _check_length(tokens, sequence_length, "training")
         if batch_size % num_micro_batches:
             raise ValueError(
                 f"batch_size {batch_size} must be divisible by {num_micro_batches} micro-batches"
             )
-        self._tokens = tokens
-        self._sequence_length = sequence_length
-        self._seed = seed
+        self._order, self._batch_size = order, batch_size
         self._micro_batch_size = batch_size // num_micro_batches
         self._first, self._count = (group or RowGroup()).share(self._micro_batch_size)
         self.num_micro_batches = num_micro_batches
-        self.tokens_per_step = batch_size * sequence_length
+        self.tokens_per_step = batch_size * order.sequence_length
 
     def micro_batch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
-        """Returns the row group's token ids and labels of a micro-batch, int64 [B/(A G), S]."""
-        first = index * self._micro_batch_size + self._first
-        draws = _philox(self._seed, step, first, self._count)
-        num_starts = len(self._tokens) - self._sequence_length
-        # The modulo makes no start more likely than another by a share above num_starts / 2**64.
-        starts = (draws % np.uint64(num_starts)).astype(np.int64)
-        return _windows(self._tokens, starts, self._sequence_length)
+        """Returns the row group's token ids and labels of a micro-batch, int64 [B/(A G), S].
+
+        Raises: ValueError if a file has changed or is damaged.
+        """
+        first = step * self._batch_size + index * self._micro_batch_size + self._first
+        return _inputs_and_labels(self._order.sequences(first, self._count))
 
 
 class EvaluationBatches:
-    """Evenly spaced windows of the held-out text, the same at every evaluation."""
+    """Evenly spaced windows of the held-out text, the same at every evaluation.
+
+    Of several parts each has its share of the windows, by its weight; the windows of the first
+    part come first.
+    """
 
     def __init__(
         self,
-        tokens: TokenArray,
+        parts: Sequence[Part],
         *,
         sequence_length: int,
         batch_size: int,
         num_batches: int,
+        weights: Sequence[float] = (1.0,),
         group: RowGroup | None = None,
     ) -> None:
-        _check_length(tokens, sequence_length, "held-out")
-        self._tokens = tokens
-        self._sequence_length = sequence_length
-        self._batch_size = batch_size
+        self._sequence_length, self._batch_size = sequence_length, batch_size
         self._first, self._count = (group or RowGroup()).share(batch_size)
         self.num_batches = num_batches
         self.num_tokens = num_batches * batch_size * sequence_length
+        self._parts = list(zip(parts, shares(weights, num_batches * batch_size), strict=True))
+        for part, share in self._parts:
+            if share or len(self._parts) == 1:
+                check_length(part, sequence_length, "held-out")
 
     def batch(self, index: int) -> tuple[Tensor, Tensor]:
         """Returns this row group's token ids and labels of evaluation batch `index`."""
-        num_windows = self.num_batches * self._batch_size
-        windows = index * self._batch_size + self._first + np.arange(self._count, dtype=np.int64)
-        last_start = len(self._tokens) - self._sequence_length - 1
-        starts = windows * last_start // max(1, num_windows - 1)
-        return _windows(self._tokens, starts, self._sequence_length)
+        begin = index * self._batch_size + self._first
+        rows, before = [], 0
+        for part, share in self._parts:
+            mine = np.arange(max(begin, before), min(begin + self._count, before + share))
+            last_start = part.count - self._sequence_length - 1
+            starts = (mine - before).astype(np.int64) * last_start // max(1, share - 1)
+            rows.append(windows(part, starts, self._sequence_length))
+            before += share
+        return _inputs_and_labels(np.concatenate(rows))
 
 
-def _philox(seed: int, step: int, first: int, count: int) -> NDArray[np.uint64]:
-    """Draws 64 bits for each counter first .. first + count - 1, with the key (seed, step)."""
-    key = np.array([seed, step], dtype=np.uint64)
-    counter = np.array([first, 0, 0, 0], dtype=np.uint64)
-    generator = np.random.Philox(key=key, counter=counter)
-    return generator.random_raw(_PHILOX_WORDS * count)[::_PHILOX_WORDS]
-
-
-def _windows(
-    tokens: TokenArray, starts: NDArray[np.int64], sequence_length: int
-) -> tuple[Tensor, Tensor]:
+def _inputs_and_labels(rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
     """Returns token ids, and as labels the ids of the next tokens, which the model must predict."""
-    places = starts[:, None] + np.arange(sequence_length + 1)
-    window = torch.from_numpy(tokens[places].astype(np.int64))
+    window = torch.from_numpy(rows)
     return window[:, :-1].contiguous(), window[:, 1:].contiguous()
-
-
-def _check_length(tokens: TokenArray, sequence_length: int, part: str) -> None:
-    if len(tokens) <= sequence_length:
-        raise ValueError(
-            f"the {part} text has {len(tokens)} tokens, but a sequence of {sequence_length} with "
-            f"its labels needs {sequence_length + 1}"
-        )

@@ -1,49 +1,189 @@
-"""Reads all tokens of a text, and holds out a part of them."""
+"""Finds and opens the corpora of a run: text in memory, token files, and folders of `datasets`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
-from axonn_ext.data.source import DEFAULT_TEXT_BYTES, find_text, read_documents
-from axonn_ext.data.vocabulary import TokenArray, Vocabulary
+from axonn_ext.data.arrow import ArrowTokens, is_arrow_folder
+from axonn_ext.data.indexed import IndexedTokens
+from axonn_ext.data.mixture import BLOCK, Mixture, parse_mixture, shares
+from axonn_ext.data.orders import Order, RandomWindows, ShuffledDocuments
+from axonn_ext.data.source import DEFAULT_TEXT_BYTES, expand_home, find_text, read_documents
+from axonn_ext.data.tokens import ArrayTokens, Part, Tokens, split
+from axonn_ext.data.units import JSON_LINES
+from axonn_ext.data.vocabulary import Vocabulary
+from axonn_ext.inputs.files import is_folder
+from axonn_ext.inputs.token_files import TokenFiles, find_token_files
+
+WINDOWS, DOCUMENTS = "windows", "documents"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A corpus that was asked for, and found, but is not open yet.
+
+    name      as it was given; "" is Python's own sources
+    weight    in the mixture
+    files     token files; None: a text, or a folder of `datasets`
+    folder    of `datasets`
+    """
+
+    name: str
+    weight: float = 1.0
+    files: TokenFiles | None = None
+    folder: Path | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it has to be read and encoded, and then lies in memory."""
+        return self.files is None and self.folder is None
+
+
+@dataclass(frozen=True)
+class CorpusOptions:
+    """How sources are read.
+
+    held_out     the fraction at the end that is not used for training: of the tokens, or with
+                 order "documents" of the documents
+    max_bytes    of each text; 0 means all of a text that is named, and DEFAULT_TEXT_BYTES of
+                 Python's sources
+    vocab_size   tokens that are not below it are refused; None: none are
+    """
+
+    order: str = WINDOWS
+    held_out: float = 0.05
+    max_bytes: int = 0
+    vocab_size: int | None = None
+
+
+@dataclass(frozen=True)
+class OpenSource:
+    """A corpus that is open, in its parts for training and evaluation."""
+
+    source: Source
+    tokens: Tokens
+    train: Part
+    held_out: Part
+    num_bytes: int = 0  # of text that was read
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The token ids of a text, split into one array for training and one that is held out."""
+    """All sources of a run, and the order in which their sequences come."""
 
-    train: TokenArray
-    held_out: TokenArray
-    num_files: int
-    num_bytes: int
+    sources: tuple[OpenSource, ...]
+    order: str = WINDOWS
+    weights: tuple[float, ...] = field(default=(1.0,))
+
+    @property
+    def num_documents(self) -> int:
+        return sum(each.tokens.num_documents for each in self.sources)
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of text that were read; token files are not text."""
+        return sum(each.num_bytes for each in self.sources)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(each.tokens.num_tokens for each in self.sources)
+
+    def training_order(self, *, sequence_length: int, batch_size: int, seed: int) -> Order:
+        """Returns the order of the sequences for training.
+
+        Raises: ValueError if a source is shorter than a sequence, or has no share of 1,024.
+        """
+        orders: list[Order] = []
+        for each in self.sources:
+            part = each.train
+            if self.order == DOCUMENTS:
+                orders.append(ShuffledDocuments(part, sequence_length=sequence_length, seed=seed))
+            else:
+                orders.append(
+                    RandomWindows(
+                        part, sequence_length=sequence_length, batch_size=batch_size, seed=seed
+                    )
+                )
+        if len(orders) == 1:
+            return orders[0]
+        return Mixture(orders, mixture_shares([each.source for each in self.sources]), seed=seed)
+
+    def held_out(self) -> list[Part]:
+        return [each.held_out for each in self.sources]
+
+
+def find_sources(text: str, mixture: str = "") -> tuple[Source, ...]:
+    """Returns the sources that a text or a mixture names, without opening them.
+
+    Raises: ValueError for one that does not exist, or a mixture in which one has no share.
+    """
+    if not mixture:
+        return (find_source(text),)
+    if text:
+        raise ValueError(f"expected a text or a mixture, got both: {text} and {mixture}")
+    sources = tuple(find_source(path, weight) for path, weight in parse_mixture(mixture))
+    mixture_shares(sources)
+    return sources
+
+
+def mixture_shares(sources: Sequence[Source]) -> list[int]:
+    """Returns how many of every BLOCK sequences each source has. Raises ValueError for none."""
+    result = shares([source.weight for source in sources])
+    for source, share in zip(sources, result, strict=True):
+        if not share:
+            raise ValueError(
+                f"the weight {source.weight:g} of {source.name} is less than one of {BLOCK} "
+                "sequences; raise it, or leave it out"
+            )
+    return result
+
+
+def find_source(name: str, weight: float = 1.0) -> Source:
+    """Returns the corpus of this name.
+
+    Token files are named by PREFIX, PREFIX.bin or PREFIX.idx. A file of just the name PREFIX is a
+    text, as is a folder that `datasets` did not write.
+
+    Raises: ValueError for token files of which one is missing, or a folder of several data sets.
+    """
+    if not name:
+        return Source(name, weight)
+    path = expand_home(name)
+    if is_folder(path):
+        return Source(name, weight, folder=path if is_arrow_folder(path) else None)
+    return Source(name, weight, files=find_token_files(path))
+
+
+def open_tokens(source: Source) -> Tokens:
+    """Opens token files or a folder of `datasets`, without reading its tokens.
+
+    Raises: ValueError, with the file's name, for what is not whole.
+    """
+    if source.files is not None:
+        return IndexedTokens(source.files)
+    assert source.folder is not None
+    return ArrowTokens(source.folder)
 
 
 def load_corpus(
-    path: str, vocabulary: Vocabulary, *, held_out: float = 0.05, max_bytes: int = 0
+    sources: Sequence[Source], vocabulary: Vocabulary | None, options: CorpusOptions
 ) -> Corpus:
-    """Reads the text at `path` ("": Python's own sources) as one stream of tokens.
+    """Opens all sources. Text is read, and encoded by the vocabulary, as one stream of tokens.
 
-    At most `max_bytes` are read; 0 means all of a text that is named, and `DEFAULT_TEXT_BYTES` of
-    Python's sources. `held_out` is the fraction at the end that is not used for training.
+    vocabulary: may be None if no source is text.
 
-    Raises: ValueError if the text is missing, unreadable or empty.
+    Raises: ValueError if a source is missing, unreadable or empty.
     """
-    files = find_text(path)
-    pieces, num_bytes = [], 0
-    for document in read_documents(files, _limit(path, max_bytes)):
-        pieces.append(vocabulary.encode(document))
-        num_bytes += len(document)
-    if not num_bytes:
-        raise ValueError(f"the text {path or 'of the standard library'} is empty")
-    tokens = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-    train, rest = split_tokens(tokens, held_out)
-    return Corpus(train=train, held_out=rest, num_files=len(pieces), num_bytes=num_bytes)
+    opened = tuple(_open(source, vocabulary, options) for source in sources)
+    return Corpus(opened, options.order, tuple(source.weight for source in sources))
 
 
 def text_bytes(path: str, *, max_bytes: int = 0) -> int:
-    """Returns the number of bytes that `load_corpus` would read, without reading them.
+    """Returns the number of bytes of a text that `load_corpus` would read, without reading them.
 
     Raises: ValueError if the text is missing or empty.
     """
@@ -54,12 +194,43 @@ def text_bytes(path: str, *, max_bytes: int = 0) -> int:
     return min(size, limit) if limit else size
 
 
+def _open(source: Source, vocabulary: Vocabulary | None, options: CorpusOptions) -> OpenSource:
+    num_bytes = 0
+    if source.is_text:
+        assert vocabulary is not None, "a text needs a vocabulary"
+        tokens, num_bytes = _read_text(source.name, vocabulary, options)
+    else:
+        tokens = open_tokens(source)
+    train, held_out = split(
+        tokens, options.held_out, by_documents=options.order == DOCUMENTS,
+        vocab_size=options.vocab_size,
+    )  # fmt: skip
+    return OpenSource(source, tokens, train, held_out, num_bytes)
+
+
+def _read_text(name: str, vocabulary: Vocabulary, options: CorpusOptions) -> tuple[Tokens, int]:
+    files = find_text(name)
+    if options.order == DOCUMENTS and any(file.suffix == JSON_LINES for file in files):
+        raise ValueError(
+            f"{name} has JSON lines, whose documents `axonn-ext tokenize --text {name}` finds: "
+            "train on what it writes"
+        )
+    encoded, num_bytes = [], 0
+    for document in read_documents(files, _limit(name, options.max_bytes)):
+        encoded.append(vocabulary.encode(document))
+        num_bytes += len(document)
+    if not num_bytes:
+        raise ValueError(f"the text {name or 'of the standard library'} is empty")
+    tokens = encoded[0] if len(encoded) == 1 else np.concatenate(encoded)
+    if options.vocab_size is not None and int(tokens.max()) >= options.vocab_size:
+        raise ValueError(
+            f"token {int(tokens.max())} does not lie in the vocabulary of {options.vocab_size}; "
+            "raise model.vocab_size"
+        )
+    lengths = [len(document) for document in encoded]
+    return ArrayTokens(tokens, lengths, name=name or "the standard library"), num_bytes
+
+
 def _limit(path: str, max_bytes: int) -> int:
     """Returns the most bytes to read; 0 means that there is no limit."""
     return max_bytes if max_bytes or path else DEFAULT_TEXT_BYTES
-
-
-def split_tokens(tokens: TokenArray, held_out: float) -> tuple[TokenArray, TokenArray]:
-    """Returns the first tokens, and the last `held_out` fraction of them."""
-    cut = len(tokens) - int(len(tokens) * held_out)
-    return tokens[:cut], tokens[cut:]

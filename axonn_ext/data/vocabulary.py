@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,24 +12,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axonn_ext.data.source import expand_home
+from axonn_ext.data.units import pieces
 
 # A vocabulary is split over x and z (and the features of its embedding over y), so its size is
 # rounded up to a number that every usual grid divides. Ids >= `num_tokens` never occur in the text.
 VOCABULARY_MULTIPLE = 128
+_BATCH_BYTES = 1 << 19  # of text that the tokenizers library encodes at once
 
 TokenArray = NDArray[np.integer[Any]]
+BYTES = "bytes"
 
 
 class Vocabulary(Protocol):
     """The interface of a vocabulary that the data uses."""
 
     num_tokens: int
+    sha256: str | None  # of the file that defines it, if one does
 
-    def encode(self, document: bytes, *, special: bool = False) -> TokenArray:
-        """Returns the token ids of one document.
+    def encode(self, document: bytes) -> TokenArray:
+        """Returns the token ids of one document."""
+        ...
 
-        special: with the tokens that the tokenizer puts around a text, such as one that begins it.
-        """
+    def encode_prompt(self, text: str) -> list[int]:
+        """Returns the ids of a text with those that the tokenizer puts around it, if any."""
+        ...
+
+    def encode_all(self, texts: Sequence[bytes]) -> list[TokenArray]:
+        """Returns the token ids of each text, of a few MB at most."""
         ...
 
     def decode(self, token_ids: list[int]) -> str:
@@ -38,9 +50,16 @@ class ByteVocabulary:
     """A vocabulary of 256 tokens, the bytes; any file is legal text."""
 
     num_tokens = 256
+    sha256: str | None = None
 
-    def encode(self, document: bytes, *, special: bool = False) -> TokenArray:
+    def encode(self, document: bytes) -> TokenArray:
         return np.frombuffer(document, dtype=np.uint8)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def encode_all(self, texts: Sequence[bytes]) -> list[TokenArray]:
+        return [self.encode(text) for text in texts]
 
     def decode(self, token_ids: list[int]) -> str:
         return bytes(token_ids).decode("utf-8", errors="replace")
@@ -48,6 +67,9 @@ class ByteVocabulary:
 
 class TokenizerVocabulary:
     """The vocabulary of a JSON file of the `tokenizers` library.
+
+    `encode` cuts long documents into pieces (see `units.cut_after`), since the library needs some
+    hundred bytes of memory for each token.
 
     Raises: ValueError when the library or the file is missing, or the file is not a tokenizer.
     """
@@ -71,19 +93,47 @@ class TokenizerVocabulary:
         except Exception as error:  # the library raises no more specific exception
             raise ValueError(f"{path} is not a tokenizers JSON file: {error}") from None
         self.num_tokens = int(self._tokenizer.get_vocab_size())
+        self.sha256: str | None = hashlib.sha256(path.read_bytes()).hexdigest()
 
-    def encode(self, document: bytes, *, special: bool = False) -> TokenArray:
-        text = document.decode("utf-8", errors="replace")
-        ids = self._tokenizer.encode(text, add_special_tokens=special).ids
-        return np.asarray(ids, dtype=np.int32)
+    def encode(self, document: bytes) -> TokenArray:
+        encoded = self.encode_all(list(pieces(document)))
+        return encoded[0] if len(encoded) == 1 else np.concatenate(encoded)
+
+    def encode_all(self, texts: Sequence[bytes]) -> list[TokenArray]:
+        encoded: list[TokenArray] = []
+        batch: list[str] = []
+        batch_bytes = 0
+        for text in texts:
+            batch.append(text.decode("utf-8", errors="replace"))
+            batch_bytes += len(text)
+            if batch_bytes >= _BATCH_BYTES:
+                encoded += self._encode_batch(batch)
+                batch, batch_bytes = [], 0
+        return encoded + self._encode_batch(batch)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        return [int(token) for token in self._tokenizer.encode(text).ids]
+
+    def _encode_batch(self, texts: list[str]) -> list[TokenArray]:
+        found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(each.ids, dtype=np.int32) for each in found]
 
     def decode(self, token_ids: list[int]) -> str:
         return str(self._tokenizer.decode(token_ids))
 
 
+@dataclass(frozen=True)
+class StoredVocabulary:
+    """What is known of the vocabulary of tokens that are stored as such."""
+
+    name: str
+    num_tokens: int
+    sha256: str | None = None
+
+
 def open_vocabulary(name: str) -> Vocabulary:
     """Returns the vocabulary called `name`: "bytes", or the path of a tokenizers JSON file."""
-    if name == "bytes":
+    if name == BYTES:
         return ByteVocabulary()
     try:
         path = expand_home(name)

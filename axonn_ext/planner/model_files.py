@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from axonn_ext.inputs.errors import InputError, unknown
-from axonn_ext.inputs.files import is_folder, read_json
+from axonn_ext.inputs.files import is_file, is_folder, read_json
 from axonn_ext.inputs.tables import Table, read_table
+from axonn_ext.inputs.token_files import find_token_files
 from axonn_ext.spec.family import FAMILIES, Family, HuggingFace, find_family
 from axonn_ext.spec.model import ModelConfig, RopeScaling
 from axonn_ext.spec.presets import DEFAULT_MODEL, PRESETS
@@ -54,7 +55,7 @@ def _from_trainer(path: Path) -> ModelConfig:
     vocab_size = table.count("vocab_size", 0, least=0)
     if vocab_size == 0:
         data = whole.table("data") if whole.has("data") else Table({}, "data", str(path))
-        if data.text("vocabulary", "bytes") != "bytes":
+        if data.text("vocabulary", "bytes") != "bytes" or _has_tokens(data):
             raise InputError(
                 f"{path}: model.vocab_size is 0, so the tokenizer would decide it: the planner "
                 "needs the number (what the training run prints, a multiple of 128)"
@@ -76,6 +77,16 @@ def _from_trainer(path: Path) -> ModelConfig:
     )
     table.finish()
     return model
+
+
+def _has_tokens(data: Table) -> bool:
+    """Whether the trainer reads tokens, so that those decide the vocabulary."""
+    name = data.text("text", "")
+    if data.text("mixture", "") or not name:
+        return bool(data.text("mixture", ""))
+    if is_folder(Path(name)):
+        return is_file(Path(name) / "state.json")
+    return find_token_files(Path(name)) is not None
 
 
 def _model(table: Table, **values: Any) -> ModelConfig:

@@ -17,6 +17,7 @@ from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.parallel import Overlap
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config
+from axonn_ext.train.corpora import sources_of
 from axonn_ext.train.job import device_of, vocabulary_and_model
 
 # Part of a GPU's name -> the machine that has such GPUs. The first part that matches counts.
@@ -82,7 +83,7 @@ def make_request(config: Config, world_size: int, machine: Machine) -> Request:
     Raises ValueError for options that exclude each other.
     """
     config.parallel_config()
-    _, model = vocabulary_and_model(config)
+    _, model = vocabulary_and_model(config, sources_of(config))
     train, parallel, overlap = config.train, config.parallel, config.overlap
     # With "at_once", collectives and memory are the same as with "on".
     carried = Overlap(

@@ -149,11 +149,13 @@ def _as_json(config: Config) -> dict[str, Any]:
 
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Yields each key whose value changes what is computed, and is another one now."""
+    defaults = _as_json(Config())
     for table, values in now.items():
         if table in _FREE_TABLES:
             continue
         for key, value in values.items():
-            before = saved.get(table, {}).get(key)
+            # A key that the saved run did not know yet had the effect of its default.
+            before = saved.get(table, {}).get(key, defaults[table][key])
             free = f"{table}.{key}" in _FREE_KEYS
             if key == "steps":  # the cosine ends there
                 free = now["optim"]["final_lr_fraction"] == 1

@@ -81,9 +81,14 @@ class ModelTable:
 class DataTable:
     """The text."""
 
-    text: str = _key("", "a file or folder; empty: the sources of the Python that runs this")
+    text: str = _key("", "file, folder or token files; empty: the sources of the Python that runs")
+    mixture: str = _key("", "several of these with weights, instead of text: PATH=0.7,PATH=0.3")
+    order: str = _key(
+        "windows", "random windows, or all documents, shuffled, once an epoch",
+        choices=("windows", "documents"),
+    )  # fmt: skip
     vocabulary: str = _key("bytes", "bytes, or a JSON file of the tokenizers library")
-    max_bytes: int = _key(0, "read no more than this; 0: all (8 MB of Python's sources)", minimum=0)
+    max_bytes: int = _key(0, "of text; read no more; 0: all (8 MB of Python's sources)", minimum=0)
     held_out: float = _key(0.05, "fraction at the end, for evaluation only", minimum=0, maximum=0.9)
 
 

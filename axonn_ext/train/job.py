@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from axonn_ext import models
-from axonn_ext.data import ByteVocabulary, Vocabulary, open_vocabulary, padded_size, text_bytes
+from axonn_ext.data import Source, StoredVocabulary, Vocabulary, padded_size, vocabulary_of
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config
+from axonn_ext.train.corpora import sources_of, text_problems
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -25,7 +26,8 @@ class Job:
     grid_shape: GridShape
     model: ModelConfig
     parallel: ParallelConfig
-    vocabulary: Vocabulary
+    vocabulary: Vocabulary | StoredVocabulary
+    sources: tuple[Source, ...]
 
     @property
     def device(self) -> str:
@@ -48,24 +50,30 @@ def prepare(config: Config, *, world_size: int, local_world_size: int | None = N
     try:
         shape = config.grid_shape()
         parallel = config.parallel_config()
-        vocabulary, model = vocabulary_and_model(config)
+        sources = sources_of(config)
+        vocabulary, model = vocabulary_and_model(config, sources)
     except ValueError as error:
         raise UserError(str(error)) from None
-    job = Job(config, shape, model, parallel, vocabulary)
+    job = Job(config, shape, model, parallel, vocabulary, sources)
     # Whether the grid fits the model is checked only if the number of processes is right.
     problems = _process_problems(job, world_size) or _fit_problems(job)
-    problems += _device_problems(job, local_world_size or world_size) + _text_problems(job)
+    problems += _device_problems(job, local_world_size or world_size) + text_problems(
+        config, vocabulary, sources
+    )
     if problems:
         raise UserError(*problems)
     return job
 
 
-def vocabulary_and_model(config: Config) -> tuple[Vocabulary, ModelConfig]:
+def vocabulary_and_model(
+    config: Config, sources: tuple[Source, ...]
+) -> tuple[Vocabulary | StoredVocabulary, ModelConfig]:
     """Opens the vocabulary, and describes the model for it.
 
     Raises ValueError for sizes that do not fit each other, or a vocabulary that does not exist.
     """
-    vocabulary = open_vocabulary(config.data.vocabulary)
+    name, size = config.data.vocabulary, config.model.vocab_size
+    vocabulary = vocabulary_of(sources, name, vocab_size=size)
     return vocabulary, config.model_config(_vocab_size(config, vocabulary))
 
 
@@ -77,16 +85,19 @@ def device_of(config: Config) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _vocab_size(config: Config, vocabulary: Vocabulary) -> int:
+def _vocab_size(config: Config, vocabulary: Vocabulary | StoredVocabulary) -> int:
     """Returns the size of the model's vocabulary.
 
     Raises ValueError if it is smaller than the number of tokens.
     """
     asked, needed = config.model.vocab_size, vocabulary.num_tokens
     if asked and asked < needed:
+        name = f"data.vocabulary {config.data.vocabulary}"
+        if isinstance(vocabulary, StoredVocabulary):
+            name = vocabulary.name
         raise ValueError(
-            f"model.vocab_size: expected at least {needed}, the tokens of data.vocabulary "
-            f"{config.data.vocabulary}, got {asked}; 0 takes what is needed"
+            f"model.vocab_size: expected at least {needed}, the tokens of {name}, got {asked}; 0 "
+            "takes what is needed"
         )
     return asked or padded_size(needed)
 
@@ -145,31 +156,6 @@ def _fit_problems(job: Job) -> list[str]:
     if not rules:
         return []
     return ["\n  ".join([f"grid {job.grid_shape} does not fit this model and batch:", *rules])]
-
-
-def _text_problems(job: Job) -> list[str]:
-    """Returns problems with the text that show without reading it.
-
-    If tokens are bytes, this includes whether the text is long enough.
-    """
-    config, data = job.config, job.config.data
-    try:
-        num_bytes = text_bytes(data.text, max_bytes=data.max_bytes)
-    except ValueError as error:
-        return [f"data.text: {error}"]
-    if not isinstance(job.vocabulary, ByteVocabulary):
-        return []
-    needed = config.model.sequence_length + 1
-    held_out = int(num_bytes * data.held_out)
-    parts = [("training text", num_bytes - held_out)]
-    if config.train.eval_interval:
-        parts.append(("held-out text (data.held_out)", held_out))
-    return [
-        f"data.text: the {part} has {size} bytes, but one sequence with its labels needs {needed} "
-        f"(model.sequence_length + 1)"
-        for part, size in parts
-        if size < needed
-    ]
 
 
 def _processes(count: int) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from axonn_ext.data import ByteVocabulary, Corpus
+from axonn_ext.data import ByteVocabulary, Corpus, StoredVocabulary
+from axonn_ext.data.corpus import DOCUMENTS, OpenSource
 from axonn_ext.terminal.console import say
 from axonn_ext.train.job import Job
 from axonn_ext.train.metrics import EvaluationMetrics, StepMetrics
@@ -69,19 +70,12 @@ class Terminal:
 def print_header(console: Console, job: Job, corpus: Corpus, *, threads: int, folder: str) -> None:
     """Prints what is about to run, in a few lines."""
     config, model = job.config, job.model
-    text = config.data.text or "Python's own sources"
-    vocabulary = (
-        "bytes"
-        if isinstance(job.vocabulary, ByteVocabulary)
-        else f"{job.vocabulary.num_tokens:,} tokens of {config.data.vocabulary}"
-    )
     parts = config.train.micro_batches
     lines = {
         "model": f"{model.family}, {model.num_parameters() / 1e6:.2f} M parameters: "
         f"{model.num_layers} layers, {model.hidden_size} features, {model.num_heads} heads",
         "grid": describe_grid(job) + f", {threads} {'thread' if threads == 1 else 'threads'} each",
-        "text": f"{text}: {corpus.num_bytes / 1e6:.1f} MB, {corpus.num_files:,} "
-        f"{'file' if corpus.num_files == 1 else 'files'}, {vocabulary}",
+        "text": _describe_corpus(job, corpus),
         "steps": f"{config.train.steps:,} of {config.train.batch_size} x "
         f"{model.sequence_length} = {config.tokens_per_step:,} tokens"
         + (f", in {parts} micro-batches" if parts > 1 else ""),
@@ -90,6 +84,26 @@ def print_header(console: Console, job: Job, corpus: Corpus, *, threads: int, fo
     for name, value in lines.items():
         say(console, f"{name:>7}  {value}")
     console.print()
+
+
+def _describe_corpus(job: Job, corpus: Corpus) -> str:
+    vocabulary = f"{job.vocabulary.num_tokens:,} tokens of {job.config.data.vocabulary}"
+    if isinstance(job.vocabulary, StoredVocabulary):
+        vocabulary = f"{job.vocabulary.num_tokens:,} tokens of {job.vocabulary.name}"
+    elif isinstance(job.vocabulary, ByteVocabulary):
+        vocabulary = "bytes"
+    sources = "; ".join(_describe_source(each) for each in corpus.sources)
+    order = ", shuffled documents" if corpus.order == DOCUMENTS else ""
+    return f"{sources}, {vocabulary}{order}"
+
+
+def _describe_source(opened: OpenSource) -> str:
+    name, count = opened.source.name or "Python's own sources", opened.tokens.num_documents
+    if opened.source.is_text:
+        files = "file" if count == 1 else "files"
+        return f"{name}: {opened.num_bytes / 1e6:.1f} MB, {count:,} {files}"
+    documents = "document" if count == 1 else "documents"
+    return f"{name}: {opened.tokens.num_tokens:,} tokens, {count:,} {documents}"
 
 
 def describe_grid(job: Job) -> str:

@@ -15,11 +15,12 @@ import torch
 
 import axonn_ext
 from axonn_ext.checkpoint import CheckpointError
-from axonn_ext.data import Corpus, EvaluationBatches, RowGroup, TrainingBatches
+from axonn_ext.data import Corpus, RowGroup
 from axonn_ext.grid import Grid
 from axonn_ext.optim import AdamW, WarmupCosine
 from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.train.checkpoints import Resumed, RunCheckpoints
+from axonn_ext.train.corpora import make_batches, reading
 from axonn_ext.train.exposure import Exposure
 from axonn_ext.train.job import Job
 from axonn_ext.train.metrics import EvaluationMetrics, MetricsSink, StepMetrics
@@ -95,7 +96,8 @@ class Trainer:
         It runs one forward and backward pass over the first micro-batch and drops the results.
         Nothing is measured in the steps themselves.
         """
-        token_ids, labels = self._training.micro_batch(0, 0)
+        with reading(self._config):
+            token_ids, labels = self._training.micro_batch(0, 0)
         with axonn_ext.warm_up():
             loss = self._model.loss(token_ids, labels, float(self._training.tokens_per_step))
             self._model.backward(loss, last=False)
@@ -174,7 +176,8 @@ class Trainer:
         losses, num_parts = [], self._training.num_micro_batches
         for index in range(num_parts):
             with self.exposure.span("forward"):
-                token_ids, labels = self._training.micro_batch(step, index)
+                with reading(self._config):
+                    token_ids, labels = self._training.micro_batch(step, index)
                 loss = self._model.loss(token_ids, labels, float(self._training.tokens_per_step))
             with self.exposure.span("backward"):
                 self._model.backward(loss, last=index == num_parts - 1)
@@ -191,7 +194,8 @@ class Trainer:
             return
         total = 0.0
         for index in range(batches.num_batches):
-            token_ids, labels = batches.batch(index)
+            with reading(self._config):
+                token_ids, labels = batches.batch(index)
             total += self._model.loss(token_ids, labels, float(batches.num_tokens)).item()
         tokens = step * self._training.tokens_per_step
         for sink in self._sinks:
@@ -218,27 +222,6 @@ class Trainer:
         )
         for sink in self._sinks:
             sink.step(metrics)
-
-
-def make_batches(
-    job: Job, corpus: Corpus, group: RowGroup
-) -> tuple[TrainingBatches, EvaluationBatches | None]:
-    """Returns a row group's share of the batches for training and, if asked for, evaluation.
-
-    Raises: ValueError if the text is too short.
-    """
-    train, length = job.config.train, job.model.sequence_length
-    training = TrainingBatches(
-        corpus.train, sequence_length=length, batch_size=train.batch_size,
-        num_micro_batches=train.micro_batches, seed=train.seed, group=group,
-    )  # fmt: skip
-    if not train.eval_interval:
-        return training, None
-    evaluation = EvaluationBatches(
-        corpus.held_out, sequence_length=length, batch_size=job.config.micro_batch_size,
-        num_batches=train.eval_batches, group=group,
-    )  # fmt: skip
-    return training, evaluation
 
 
 def row_group(grid: Grid) -> RowGroup:

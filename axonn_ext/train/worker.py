@@ -11,17 +11,17 @@ from functools import partial
 from pathlib import Path
 
 from axonn_ext import settings
-from axonn_ext.data import Corpus, RowGroup, load_corpus
+from axonn_ext.data import Corpus
 from axonn_ext.grid import Grid
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.launch.preemption import SIGNALS, Preemption
 from axonn_ext.launch.signals import SignalListener
 from axonn_ext.terminal.console import Console, say
-from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import writing
 from axonn_ext.train.checkpoints import AUTO, NOTHING, find_resumed
 from axonn_ext.train.config import Config
+from axonn_ext.train.corpora import load
 from axonn_ext.train.job import Job, prepare
 from axonn_ext.train.memory import check_memory
 from axonn_ext.train.metrics import (
@@ -35,7 +35,7 @@ from axonn_ext.train.model import build_model
 from axonn_ext.train.plot import plot_loss
 from axonn_ext.train.run_folder import LOSS_PICTURE, PROFILE_FILE, check_folder, create_folder
 from axonn_ext.train.terminal import Terminal, describe_grid, duration, print_header
-from axonn_ext.train.trainer import Trainer, make_batches
+from axonn_ext.train.trainer import Trainer
 from axonn_ext.watchdog import summary
 from axonn_ext.watchdog.watchdog import Times, Watchdog
 
@@ -103,7 +103,7 @@ def run_worker(
         check_folder(folder, overwrite=overwrite, resumes=config.checkpoint.resume == AUTO)
     job = prepare(config, world_size=here.world_size, local_world_size=here.local_world_size)
     check_memory(job, ranks_here=here.local_world_size)
-    corpus = _read_text(job)
+    corpus = load(job)
     store = process.open_store(here)
     process.meet(store, here)
     # A folder with the time in its name may differ between ranks.
@@ -140,25 +140,6 @@ def _train(run: _Run) -> None:
     if run.needs_warm_up:
         trainer.warm_up()
     trainer.run()
-
-
-def _read_text(job: Job) -> Corpus:
-    """Reads the text. Raises UserError if it is too short or does not fit the vocabulary."""
-    data = job.config.data
-    try:
-        corpus = load_corpus(
-            data.text, job.vocabulary, held_out=data.held_out, max_bytes=data.max_bytes
-        )
-        make_batches(job, corpus, RowGroup())
-        largest = max(int(part.max()) for part in (corpus.train, corpus.held_out) if len(part))
-        if largest >= job.model.vocab_size:
-            raise ValueError(
-                f"token {largest} does not lie in the vocabulary of {job.model.vocab_size}; raise "
-                "model.vocab_size"
-            )
-    except ValueError as error:
-        raise UserError(f"data.text: {error}") from None
-    return corpus
 
 
 def _train_and_show(run: _Run, *, threads: int, profile: bool) -> None:

@@ -11,17 +11,24 @@ import torch
 from torch import Tensor
 
 from axonn_ext.data import (
+    ArrayTokens,
     ByteVocabulary,
+    Corpus,
+    CorpusOptions,
     EvaluationBatches,
+    RandomWindows,
     RowGroup,
     TrainingBatches,
+    Vocabulary,
+    find_sources,
     find_text,
     load_corpus,
     open_vocabulary,
     padded_size,
     python_sources,
-    split_tokens,
+    split,
     text_bytes,
+    whole,
 )
 
 TOKENS = np.arange(5000, dtype=np.int32)  # token i at place i: a window shows where it was cut
@@ -30,10 +37,18 @@ TOKENS = np.arange(5000, dtype=np.int32)  # token i at place i: a window shows w
 def training(
     *, group: RowGroup | None = None, num_micro_batches: int = 1, seed: int = 0
 ) -> TrainingBatches:
-    return TrainingBatches(
-        TOKENS, sequence_length=7, batch_size=24, num_micro_batches=num_micro_batches, seed=seed,
-        group=group,
-    )  # fmt: skip
+    order = RandomWindows(whole(ArrayTokens(TOKENS)), sequence_length=7, batch_size=24, seed=seed)
+    return TrainingBatches(order, batch_size=24, num_micro_batches=num_micro_batches, group=group)
+
+
+def text_corpus(path: str, vocabulary: Vocabulary, *, max_bytes: int = 0) -> Corpus:
+    options = CorpusOptions(held_out=0, max_bytes=max_bytes)
+    return load_corpus(find_sources(path), vocabulary, options)
+
+
+def tokens_of(corpus: Corpus) -> list[int]:
+    [source] = corpus.sources
+    return source.train.read(0, source.train.count).tolist()
 
 
 def global_batch(step: int, *, num_micro_batches: int, num_groups: int) -> Tensor:
@@ -65,17 +80,17 @@ def test_folder_is_read_sorted_and_without_hidden_files(tmp_path: Path) -> None:
     for name, content in (("c.txt", b"3"), ("b/x", b"2"), ("a.txt", b"1"), (".git/z", b"no")):
         (tmp_path / name).write_bytes(content)
     assert [file.name for file in find_text(str(tmp_path))] == ["a.txt", "x", "c.txt"]
-    corpus = load_corpus(str(tmp_path), ByteVocabulary(), held_out=0)
-    assert bytes(corpus.train.tolist()) == b"123"
-    assert (corpus.num_files, corpus.num_bytes) == (3, 3)
+    corpus = text_corpus(str(tmp_path), ByteVocabulary())
+    assert bytes(tokens_of(corpus)) == b"123"
+    assert (corpus.num_documents, corpus.num_bytes) == (3, 3)
 
 
 def test_any_bytes_are_text_and_the_limit_ends_the_reading(tmp_path: Path) -> None:
     content = bytes(range(256)) * 4
     (tmp_path / "text").write_bytes(content)
     path = str(tmp_path / "text")
-    corpus = load_corpus(path, ByteVocabulary(), held_out=0, max_bytes=1000)
-    assert bytes(corpus.train.tolist()) == content[:1000]
+    corpus = text_corpus(path, ByteVocabulary(), max_bytes=1000)
+    assert bytes(tokens_of(corpus)) == content[:1000]
     assert text_bytes(path) == 1024
     assert text_bytes(path, max_bytes=1000) == 1000
 
@@ -85,7 +100,7 @@ def test_default_text_has_a_limit() -> None:
     assert text_bytes("", max_bytes=1234) == 1234
 
 
-@pytest.mark.parametrize("read", [text_bytes, lambda path: load_corpus(path, ByteVocabulary())])
+@pytest.mark.parametrize("read", [text_bytes, lambda path: text_corpus(path, ByteVocabulary())])
 def test_missing_and_empty_text_are_named(tmp_path: Path, read: object) -> None:
     assert callable(read)
     with pytest.raises(ValueError, match=r"nowhere does not exist"):
@@ -98,10 +113,10 @@ def test_missing_and_empty_text_are_named(tmp_path: Path, read: object) -> None:
 
 
 def test_held_out_is_the_end() -> None:
-    train, held_out = split_tokens(TOKENS, 0.1)
-    assert train.tolist() == list(range(4500))
-    assert held_out.tolist() == list(range(4500, 5000))
-    assert len(split_tokens(TOKENS, 0)[1]) == 0
+    train, held_out = split(ArrayTokens(TOKENS), 0.1, by_documents=False)
+    assert train.read(0, train.count).tolist() == list(range(4500))
+    assert held_out.read(0, held_out.count).tolist() == list(range(4500, 5000))
+    assert split(ArrayTokens(TOKENS), 0, by_documents=False)[1].count == 0
 
 
 def test_labels_are_the_next_tokens() -> None:
@@ -145,10 +160,13 @@ def test_draws_are_fixed() -> None:
 
 
 def test_shortest_text() -> None:
-    batches = TrainingBatches(TOKENS[:8], sequence_length=7, batch_size=2)
+    shortest = whole(ArrayTokens(TOKENS[:8]))
+    batches = TrainingBatches(
+        RandomWindows(shortest, sequence_length=7, batch_size=2), batch_size=2
+    )
     assert batches.micro_batch(0, 0)[1].tolist() == [list(range(1, 8))] * 2
     with pytest.raises(ValueError, match=r"training text has 7 tokens.* needs 8"):
-        TrainingBatches(TOKENS[:7], sequence_length=7, batch_size=2)
+        RandomWindows(whole(ArrayTokens(TOKENS[:7])), sequence_length=7, batch_size=2)
 
 
 def test_batch_must_divide() -> None:
@@ -159,14 +177,15 @@ def test_batch_must_divide() -> None:
 
 
 def test_evaluation_covers_the_text_evenly_and_never_changes() -> None:
-    batches = EvaluationBatches(TOKENS, sequence_length=7, batch_size=6, num_batches=2)
+    parts = [whole(ArrayTokens(TOKENS))]
+    batches = EvaluationBatches(parts, sequence_length=7, batch_size=6, num_batches=2)
     windows = torch.cat([batches.batch(i)[0] for i in range(2)])
     assert windows[:, 0].tolist() == [i * 4992 // 11 for i in range(12)]
     assert windows[-1, -1] == 4998  # its label is the last token
     assert batches.num_tokens == 84
     halves = [
         EvaluationBatches(
-            TOKENS, sequence_length=7, batch_size=6, num_batches=2, group=RowGroup(i, 2)
+            parts, sequence_length=7, batch_size=6, num_batches=2, group=RowGroup(i, 2)
         ).batch(1)[0]
         for i in range(2)
     ]
@@ -195,9 +214,9 @@ def test_tokenizers_file(tmp_path: Path) -> None:
     tokenizer.save(str(tmp_path / "words.json"))
     (tmp_path / "text").write_text("a b b c")
     vocabulary = open_vocabulary(str(tmp_path / "words.json"))
-    corpus = load_corpus(str(tmp_path / "text"), vocabulary, held_out=0)
+    corpus = text_corpus(str(tmp_path / "text"), vocabulary)
     assert vocabulary.num_tokens == 3
-    assert corpus.train.tolist() == [0, 1, 1, 2]
+    assert tokens_of(corpus) == [0, 1, 1, 2]
     (tmp_path / "broken.json").write_text("{}")
     with pytest.raises(ValueError, match="not a tokenizers JSON file"):
         open_vocabulary(str(tmp_path / "broken.json"))

@@ -1,0 +1,112 @@
+"""Writes token files (see `indexed`), under other names until they are whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from axonn_ext.data.indexed import DTYPES, HEADER, MAGIC, VERSION
+from axonn_ext.inputs.token_files import TokenFiles
+
+MOST_TOKENS = 2**31 - 1  # of a document: the index has lengths in int32
+_AT_ONCE = 1 << 20  # entries of the index
+
+
+def dtype_for(num_tokens: int) -> np.dtype[Any]:
+    """Returns the smallest type of the format for a vocabulary, as Megatron chooses it above u1."""
+    if num_tokens <= 256:
+        return np.dtype("u1")
+    return np.dtype("<u2" if num_tokens < 65500 else "<i4")
+
+
+class IndexedWriter:
+    """Writes the files of a corpus; a context manager that removes what is not finished.
+
+    Memory does not grow with the corpus: the lengths of documents wait in a file of their own.
+    """
+
+    def __init__(self, files: TokenFiles, dtype: np.dtype[Any]) -> None:
+        self._files, self._dtype = files, dtype
+        self._open_files: list[BinaryIO] = []
+        self.num_documents = self.num_tokens = 0
+
+    def __enter__(self) -> IndexedWriter:
+        self._temporary = {
+            path: path.with_name(f".{path.name}.{os.getpid()}.tmp")
+            for path in (self._files.bin, self._files.json, self._files.idx)
+        }
+        self._lengths_path = self._files.idx.with_name(f".{self._files.idx.name}.{os.getpid()}.len")
+        try:
+            self._tokens = self._open(self._temporary[self._files.bin])
+            self._lengths = self._open(self._lengths_path)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for path in (*self._temporary.values(), self._lengths_path):
+            path.unlink(missing_ok=True)
+        for stream in self._open_files:
+            try:
+                stream.close()
+            except OSError:  # what is buffered no longer fits; the file is gone anyway
+                continue
+
+    def add(self, tokens: NDArray[Any], lengths: NDArray[np.int64]) -> None:
+        """Adds tokens, and the lengths of the documents that end among them."""
+        self._tokens.write(tokens.astype(self._dtype, copy=False).tobytes())
+        self._lengths.write(lengths.astype("<i4").tobytes())
+        self.num_tokens += len(tokens)
+        self.num_documents += len(lengths)
+
+    def finish(self, description: dict[str, Any]) -> None:
+        """Writes the index and the description, and gives all files their names.
+
+        An .idx comes last, and an old one is removed first, so that one is never beside tokens
+        that it does not describe.
+        """
+        for stream in self._open_files:
+            stream.flush()
+        self._write_index(self._open(self._temporary[self._files.idx]))
+        about = self._open(self._temporary[self._files.json])
+        about.write((json.dumps(description, indent=1) + "\n").encode())
+        for stream in self._open_files:
+            stream.flush()
+            os.fsync(stream.fileno())
+        self._files.idx.unlink(missing_ok=True)
+        for path, temporary in self._temporary.items():
+            os.replace(temporary, path)
+
+    def _open(self, path: Path) -> BinaryIO:
+        stream = path.open("wb")
+        self._open_files.append(stream)
+        return stream
+
+    def _write_index(self, stream: BinaryIO) -> None:
+        [code] = [code for code, name in DTYPES.items() if np.dtype(name) == self._dtype]
+        count = self.num_documents  # each document is one sequence
+        stream.write(HEADER.pack(MAGIC, VERSION, code, count, count + 1))
+        with self._lengths_path.open("rb") as lengths:
+            while block := lengths.read(4 * _AT_ONCE):
+                stream.write(block)
+            lengths.seek(0)
+            pointer = 0
+            while block := lengths.read(4 * _AT_ONCE):
+                sizes = np.frombuffer(block, "<i4").astype(np.int64) * self._dtype.itemsize
+                ends = pointer + np.cumsum(sizes)
+                stream.write((ends - sizes).astype("<i8").tobytes())
+                pointer = int(ends[-1])
+        for first in range(0, count + 1, _AT_ONCE):
+            stream.write(np.arange(first, min(first + _AT_ONCE, count + 1), dtype="<i8").tobytes())

@@ -1,0 +1,135 @@
+"""Token files: a PREFIX.bin with tokens, and a PREFIX.idx that says where documents begin.
+
+The format is Megatron-Core's indexed dataset; docs/data.md describes it.
+Source: github.com/NVIDIA/Megatron-LM, megatron/core/datasets/indexed_dataset.py
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from axonn_ext.data.vocabulary import TokenArray
+from axonn_ext.inputs.token_files import TokenFiles, read_description
+
+MAGIC, VERSION = b"MMIDIDX\x00\x00", 1
+HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype, sequences, document indices
+DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats
+_FLOATS = (6, 7)
+
+
+@dataclass(frozen=True)
+class _Index:
+    """The arrays of an .idx, as they lie in the file: mapped, and read only where they are used.
+
+    pointers    of each sequence, the byte in the .bin where it begins
+    documents   of each document, its first sequence; one more entry has the number of sequences
+    """
+
+    dtype: np.dtype[Any]
+    pointers: NDArray[np.int64]
+    documents: NDArray[np.int64]
+    num_tokens: int
+
+
+class IndexedTokens:
+    """The tokens of PREFIX.bin.
+
+    Opening reads a few hundred bytes. Tokens are read (pread) where they are asked for, so that
+    they never count as memory of this process; the index is mapped.
+
+    Raises: ValueError, with the name of the file, if one is missing, cut off, or of another kind.
+    """
+
+    def __init__(self, files: TokenFiles) -> None:
+        self.name = str(files.bin)
+        try:
+            with files.idx.open("rb") as index, files.bin.open("rb") as tokens:
+                self._index = _read_index(files, index, os.fstat(tokens.fileno()).st_size)
+                self._descriptor = os.dup(tokens.fileno())
+        except OSError as error:
+            raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
+        self.num_tokens = self._index.num_tokens
+        about = read_description(files)
+        if about is not None and about.tokens != self.num_tokens:
+            raise ValueError(
+                f"{files.json} describes {about.tokens:,} tokens, but {files.bin} has "
+                f"{self.num_tokens:,}"
+            )
+        self.num_documents = len(self._index.documents) - 1
+
+    def __del__(self) -> None:
+        descriptor = self.__dict__.pop("_descriptor", None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def read(self, start: int, count: int) -> TokenArray:
+        size = self._index.dtype.itemsize
+        parts, offset, end = [], start * size, (start + count) * size
+        while offset < end:  # one call returns at most 2 GB
+            try:
+                part = os.pread(self._descriptor, end - offset, offset)
+            except OSError as error:
+                raise ValueError(f"cannot read {self.name}: {error.strerror}") from None
+            if not part:
+                raise ValueError(f"{self.name} has become shorter: byte {offset:,} is missing")
+            parts.append(part)
+            offset += len(part)
+        return np.frombuffer(b"".join(parts), dtype=self._index.dtype)
+
+    def starts(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
+        index = self._index
+        sequences = index.documents[documents]
+        inside = sequences < len(index.pointers)
+        starts = np.full(len(sequences), self.num_tokens, dtype=np.int64)
+        starts[inside] = index.pointers[sequences[inside]] // index.dtype.itemsize
+        return starts
+
+
+def _read_index(files: TokenFiles, stream: BinaryIO, bin_bytes: int) -> _Index:
+    """Maps the index and checks what can be checked without reading it."""
+    header = stream.read(HEADER.size)
+    if len(header) < HEADER.size or not header.startswith(MAGIC):
+        raise ValueError(
+            f"{files.idx} is no index of tokens: expected its first bytes to be MMIDIDX, as "
+            "axonn-ext tokenize and Megatron write them"
+        )
+    _, version, code, num_sequences, num_entries = HEADER.unpack(header)
+    if version != VERSION or code not in DTYPES:
+        kind = "floats" if code in _FLOATS else "unknown"
+        raise ValueError(
+            f"{files.idx}: expected version {VERSION} and whole numbers as tokens (dtype codes "
+            f"{', '.join(map(str, DTYPES))}), got version {version} and code {code}"
+            + (f" ({kind})" if version == VERSION else "")
+        )
+    needed = HEADER.size + 12 * num_sequences + 8 * num_entries
+    size = os.fstat(stream.fileno()).st_size
+    if size not in (needed, needed + num_sequences):  # multimodal files have a byte a sequence more
+        raise ValueError(
+            f"{files.idx} is not whole: expected {needed:,} bytes for {num_sequences:,} sequences "
+            f"and {num_entries:,} indices of documents, got {size:,}"
+        )
+    mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    lengths = np.frombuffer(mapped, "<i4", num_sequences, HEADER.size)
+    pointers = np.frombuffer(mapped, "<i8", num_sequences, HEADER.size + 4 * num_sequences)
+    documents = np.frombuffer(mapped, "<i8", num_entries, HEADER.size + 12 * num_sequences)
+    dtype = np.dtype(DTYPES[code])
+    expected = int(pointers[-1]) + int(lengths[-1]) * dtype.itemsize if num_sequences else 0
+    if bin_bytes != expected:
+        raise ValueError(
+            f"{files.bin} is not whole, or of another {files.idx.name}: expected {expected:,} "
+            f"bytes, got {bin_bytes:,}"
+        )
+    if not num_entries or documents[0] != 0 or documents[-1] != num_sequences:
+        ends = f"{documents[0]} and {documents[-1]}" if num_entries else "none"
+        raise ValueError(
+            f"{files.idx}: expected indices of documents from 0 to {num_sequences}, the number of "
+            f"sequences, got {ends}"
+        )
+    return _Index(dtype, pointers, documents, expected // dtype.itemsize)

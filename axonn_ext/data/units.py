@@ -1,0 +1,206 @@
+"""Cuts a corpus into units of work of a few MB, which depend on the text and on nothing else.
+
+A text file is one document; a .jsonl file has one in a field of each line. A file that is larger
+than a unit is cut where any process can find the cut by itself: lines belong to the stretch of
+UNIT_BYTES in which they begin, and long texts are cut by `cut_after`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+UNIT_BYTES = 1 << 22
+JSON_LINES = ".jsonl"
+# A line end before a letter, digit or sign, also one of UTF-8 whose first byte begins no space.
+_CUT = re.compile(rb"\n(?=[!-~\xc3-\xdf\xe4-\xf4])")
+
+
+@dataclass(frozen=True)
+class Files:
+    """Whole text files, one after the other."""
+
+    paths: tuple[Path, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The part of a file that belongs to the bytes first .. first + UNIT_BYTES - 1 of it."""
+
+    path: Path
+    first: int
+    num_bytes: int
+    field: str | None  # of JSON lines; None: a text
+
+
+Unit = Files | Stretch
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The text of a document, or a piece of it: whether the document begins and ends with it."""
+
+    text: bytes
+    begins: bool = True
+    ends: bool = True
+
+
+def find_units(files: list[Path], field: str) -> list[Unit]:
+    """Returns the units of files in their order. Raises ValueError for a file that is gone."""
+    units: list[Unit] = []
+    small: list[Path] = []
+    small_bytes = 0
+
+    def close() -> None:
+        nonlocal small_bytes
+        if small:
+            units.append(Files(tuple(small), small_bytes))
+        small.clear()
+        small_bytes = 0
+
+    for path in files:
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise ValueError(f"cannot read {path}: {error.strerror}") from None
+        lines = path.suffix == JSON_LINES
+        if lines or size > UNIT_BYTES:
+            close()
+            units += [
+                Stretch(path, first, min(UNIT_BYTES, size - first), field if lines else None)
+                for first in range(0, size, UNIT_BYTES)
+            ]
+        else:
+            small.append(path)
+            small_bytes += size
+            if small_bytes >= UNIT_BYTES:
+                close()
+    close()
+    return units
+
+
+def read_unit(unit: Unit) -> Iterator[Piece]:
+    """Yields the documents of a unit, those that are longer than UNIT_BYTES in pieces.
+
+    Raises: ValueError for a file that cannot be read, or a line without a document, by its number.
+    """
+    if isinstance(unit, Files):
+        for path in unit.paths:
+            with _opened(path) as stream:
+                yield Piece(stream.read())
+        return
+    with _opened(unit.path) as stream:
+        if unit.field is None:
+            yield from _text(stream, unit)
+        else:
+            yield from _lines(stream, unit, unit.field)
+
+
+def cut_after(text: bytes | bytearray, start: int, end: int) -> int | None:
+    """Returns the first place in [start, end) where a long text is cut; None if there is none.
+
+    It is one that follows a line end and begins with no space: a tokenizer that splits words from
+    white space, as all byte-level ones do, has a border there, so that cutting changes no token.
+    """
+    match = _CUT.search(text, max(0, start - 1), min(len(text), end))
+    return None if match is None else match.end()
+
+
+def pieces(text: bytes) -> Iterator[bytes]:
+    """Yields the pieces of a whole text, cut as `read_unit` cuts it."""
+    begin = 0
+    for start in range(UNIT_BYTES, len(text), UNIT_BYTES):
+        cut = cut_after(text, start, start + UNIT_BYTES)
+        if cut is not None:
+            yield text[begin:cut]
+            begin = cut
+    yield text[begin:]
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _text(stream: BinaryIO, unit: Stretch) -> Iterator[Piece]:
+    """Yields what lies between the cut of this stretch and that of the next which has one."""
+    back = 1 if unit.first else 0  # a cut shows by the byte before it
+    stream.seek(unit.first - back)
+    text = bytearray(stream.read(back + UNIT_BYTES))
+    begin = 0
+    if unit.first:
+        cut = cut_after(text, back, back + UNIT_BYTES)
+        if cut is None:
+            return
+        begin = cut
+    end = back + UNIT_BYTES  # in `text`, of the stretch that was searched last
+    while True:
+        more = stream.read(UNIT_BYTES)
+        text += more
+        cut = cut_after(text, end, end + UNIT_BYTES)
+        if cut is not None or not more:
+            yield Piece(bytes(text[begin:cut]), begins=not unit.first, ends=cut is None)
+            return
+        end += UNIT_BYTES
+
+
+def _lines(stream: BinaryIO, unit: Stretch, field: str) -> Iterator[Piece]:
+    """Yields the document of each line that begins in this stretch."""
+    if unit.first:
+        stream.seek(unit.first - 1)
+        skipped = stream.readline(UNIT_BYTES + 1)
+        if not skipped.endswith(b"\n"):
+            return  # no line begins here
+    left = unit.first + unit.num_bytes - stream.tell()
+    if left <= 0:
+        return
+    offset = stream.tell()
+    block = stream.read(left)
+    if not block.endswith(b"\n"):
+        block += stream.readline()
+    for line in block.split(b"\n"):
+        if line.strip():
+            parts = list(pieces(_document(line, unit.path, offset, field)))
+            for number, part in enumerate(parts, start=1):
+                yield Piece(part, begins=number == 1, ends=number == len(parts))
+        offset += len(line) + 1
+
+
+def _document(line: bytes, path: Path, offset: int, field: str) -> bytes:
+    try:
+        value = json.loads(line)
+        if not isinstance(value, dict):
+            raise ValueError("expected an object")
+        if field not in value:
+            names = ", ".join(list(value)[:8]) or "none"
+            raise ValueError(f"expected a field {field}, got {names}")
+        if not isinstance(value[field], str):
+            raise ValueError(f"expected text in the field {field}")
+        # JSON can name halves of characters, which UTF-8 lacks; they become question marks.
+        return str(value[field]).encode("utf-8", errors="replace")
+    except (ValueError, RecursionError) as error:
+        reason = str(error).partition(": line 1 ")[0]
+        number = _line_number(path, offset)
+        raise ValueError(f"{path}, line {number:,}: {reason}; it begins {_shown(line)}") from None
+
+
+def _line_number(path: Path, offset: int) -> int:
+    """Returns the number of the line that begins at this byte."""
+    count = 1
+    with path.open("rb") as stream:
+        while offset > 0 and (block := stream.read(min(offset, 1 << 20))):
+            count += block.count(b"\n")
+            offset -= len(block)
+    return count
+
+
+def _shown(line: bytes) -> str:
+    text = line[:40].decode("utf-8", errors="replace")
+    return ascii(text + ("..." if len(line) > 40 else ""))

@@ -1,0 +1,87 @@
+"""The names of token files (docs/data.md), and the description that axonn-ext tokenize leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from axonn_ext.inputs.errors import InputError
+from axonn_ext.inputs.files import is_file, read_json
+from axonn_ext.inputs.tables import Table
+
+
+@dataclass(frozen=True)
+class TokenFiles:
+    """The files of one corpus."""
+
+    prefix: Path
+
+    @property
+    def bin(self) -> Path:
+        return self._file(".bin")
+
+    @property
+    def idx(self) -> Path:
+        return self._file(".idx")
+
+    @property
+    def json(self) -> Path:
+        return self._file(".json")
+
+    def all(self) -> tuple[Path, Path, Path]:
+        return self.bin, self.idx, self.json
+
+    def _file(self, ending: str) -> Path:
+        return self.prefix.with_name(self.prefix.name + ending)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What PREFIX.json says of the tokens.
+
+    vocabulary     "bytes", or the tokenizers file as it was named
+    sha256         of that file; None for bytes
+    """
+
+    vocabulary: str
+    vocabulary_size: int
+    sha256: str | None
+    largest_token: int
+    tokens: int
+
+
+def named_by(path: Path) -> TokenFiles:
+    """Returns the files whose PREFIX, PREFIX.bin or PREFIX.idx this is."""
+    return TokenFiles(path.with_suffix("") if path.suffix in (".bin", ".idx") else path)
+
+
+def find_token_files(path: Path) -> TokenFiles | None:
+    """Returns the token files that `path` names, or None if it names something else.
+
+    Raises InputError if one of the two is missing.
+    """
+    files = named_by(path)
+    if files.prefix == path and is_file(path):
+        return None
+    found = [file for file in (files.bin, files.idx) if is_file(file)]
+    if len(found) == 1:
+        [missing] = {files.bin, files.idx} - set(found)
+        raise InputError(
+            f"{found[0]} is half of a corpus: {missing} does not exist (the name of a text must "
+            "end in another way)"
+        )
+    return files if found else None
+
+
+def read_description(files: TokenFiles) -> Description | None:
+    """Returns what PREFIX.json says, or None if there is none. Raises InputError."""
+    if not is_file(files.json):
+        return None
+    table = Table(read_json(files.json), "", str(files.json)).without_nulls()
+    return Description(
+        vocabulary=table.text("vocabulary"),
+        vocabulary_size=table.count("vocabulary_size", least=1),
+        sha256=table.text("vocabulary_sha256") if table.has("vocabulary_sha256") else None,
+        largest_token=table.count("largest_token", least=0),
+        tokens=table.count("tokens", least=0),
+    )

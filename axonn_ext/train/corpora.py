@@ -1,0 +1,148 @@
+"""What a run reads: its sources, what is wrong with them, and its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from axonn_ext.data import (
+    ByteVocabulary,
+    Corpus,
+    CorpusOptions,
+    EvaluationBatches,
+    RowGroup,
+    Source,
+    StoredVocabulary,
+    TrainingBatches,
+    Vocabulary,
+    find_sources,
+    load_corpus,
+    open_tokens,
+    split,
+    text_bytes,
+)
+from axonn_ext.data.corpus import DOCUMENTS
+from axonn_ext.terminal.errors import TrainingError, UserError
+from axonn_ext.train.config import Config
+
+if TYPE_CHECKING:
+    from axonn_ext.train.job import Job
+
+
+def sources_of(config: Config) -> tuple[Source, ...]:
+    """Returns the sources that a configuration names. Raises ValueError, with the key."""
+    data = config.data
+    try:
+        return find_sources(data.text, data.mixture)
+    except ValueError as error:
+        raise ValueError(f"{_key(config)}: {error}") from None
+
+
+def text_problems(
+    config: Config, vocabulary: Vocabulary | StoredVocabulary, sources: tuple[Source, ...]
+) -> list[str]:
+    """Returns problems with the sources that show without reading them.
+
+    This includes whether they are long enough, but for text whose tokens are not bytes.
+    """
+    problems: list[str] = []
+    for source in sources:
+        try:
+            sizes = _sizes(config, vocabulary, source)
+        except ValueError as error:
+            problems.append(f"{_key(config)}: {error}")
+            continue
+        unit = "bytes" if source.is_text else "tokens"
+        problems += _length_problems(config, source, sizes, unit) if sizes else []
+    return problems
+
+
+def load(job: Job) -> Corpus:
+    """Opens the sources, and reads those that are text.
+
+    Raises UserError if one is too short or does not fit the vocabulary.
+    """
+    config, data = job.config, job.config.data
+    vocabulary = None if isinstance(job.vocabulary, StoredVocabulary) else job.vocabulary
+    options = CorpusOptions(
+        order=data.order, held_out=data.held_out, max_bytes=data.max_bytes,
+        vocab_size=job.model.vocab_size,
+    )  # fmt: skip
+    try:
+        corpus = load_corpus(job.sources, vocabulary, options)
+        make_batches(job, corpus, RowGroup())
+    except ValueError as error:
+        raise UserError(f"{_key(config)}: {error}") from None
+    return corpus
+
+
+def make_batches(
+    job: Job, corpus: Corpus, group: RowGroup
+) -> tuple[TrainingBatches, EvaluationBatches | None]:
+    """Returns a row group's share of the batches for training and, if asked for, evaluation.
+
+    Raises: ValueError if the text is too short.
+    """
+    train, length = job.config.train, job.model.sequence_length
+    order = corpus.training_order(
+        sequence_length=length, batch_size=train.batch_size, seed=train.seed
+    )
+    training = TrainingBatches(
+        order, batch_size=train.batch_size, num_micro_batches=train.micro_batches, group=group
+    )
+    if not train.eval_interval:
+        return training, None
+    evaluation = EvaluationBatches(
+        corpus.held_out(), sequence_length=length, batch_size=job.config.micro_batch_size,
+        num_batches=train.eval_batches, weights=corpus.weights, group=group,
+    )  # fmt: skip
+    return training, evaluation
+
+
+@contextmanager
+def reading(config: Config) -> Iterator[None]:
+    """Must enclose the reading of batches; turns errors of files into TrainingError."""
+    try:
+        yield
+    except ValueError as error:
+        raise TrainingError(f"{_key(config)}: {error}") from None
+
+
+def _key(config: Config) -> str:
+    return "data.mixture" if config.data.mixture else "data.text"
+
+
+def _sizes(
+    config: Config, vocabulary: Vocabulary | StoredVocabulary, source: Source
+) -> tuple[int, int] | None:
+    """Returns the sizes of the parts for training and evaluation, of text in bytes.
+
+    None: that would need the text. Raises ValueError for a source that cannot be read.
+    """
+    data = config.data
+    if not source.is_text:
+        tokens = open_tokens(source)
+        parts = split(tokens, data.held_out, by_documents=data.order == DOCUMENTS)
+        return parts[0].count, parts[1].count
+    num_bytes = text_bytes(source.name, max_bytes=data.max_bytes)
+    if not isinstance(vocabulary, ByteVocabulary) or data.order == DOCUMENTS:
+        return None
+    held_out = int(num_bytes * data.held_out)
+    return num_bytes - held_out, held_out
+
+
+def _length_problems(
+    config: Config, source: Source, sizes: tuple[int, int], unit: str
+) -> list[str]:
+    needed = config.model.sequence_length + 1
+    parts = [("training text", sizes[0])]
+    if config.train.eval_interval:
+        parts.append(("held-out text (data.held_out)", sizes[1]))
+    of = f" of {source.name}" if config.data.mixture else ""
+    return [
+        f"{_key(config)}: the {part}{of} has {size} {unit}, but one sequence with its labels needs "
+        f"{needed} (model.sequence_length + 1)"
+        for part, size in parts
+        if size < needed
+    ]
