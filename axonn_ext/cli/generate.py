@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,12 @@ from axonn_ext import (
 from axonn_ext.data import Vocabulary, open_vocabulary
 from axonn_ext.generation import check_prompts, stream
 from axonn_ext.inputs.errors import InputError
-from axonn_ext.inputs.files import is_file, read_json, read_text
+from axonn_ext.inputs.files import is_file, read_text
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.planner.model_files import read_config
+from axonn_ext.pretrained import stop_ids
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.arguments import number, whole
 from axonn_ext.terminal.console import Console, say
@@ -125,8 +126,8 @@ class Request:
         prompts = [vocabulary.encode_prompt(text) for text in texts]
         check_prompts(prompts, args.max_new_tokens, config.sequence_length, config.vocab_size)
         sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
-        stop_ids = frozenset(_stop_ids(folder))
-        return cls(folder, config, shape, vocabulary, texts, prompts, stop_ids, sampling)
+        ends = frozenset(stop_ids(folder))
+        return cls(folder, config, shape, vocabulary, texts, prompts, ends, sampling)
 
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
@@ -259,16 +260,6 @@ def _prompt_of(file: Path, index: int, line: str) -> str:
     if not isinstance(prompt, str):
         raise UserError(f"{file}, line {index}: expected a text as prompt, got {line[:80]}")
     return prompt
-
-
-def _stop_ids(folder: Path) -> Collection[int]:
-    """Returns the ids that end a text, by the folder's files."""
-    for name in ("generation_config.json", "config.json"):
-        if is_file(folder / name):
-            value = read_json(folder / name).get("eos_token_id")
-            if value is not None:
-                return value if isinstance(value, list) else [value]
-    return []
 
 
 def _arguments(args: argparse.Namespace) -> list[str]:

@@ -39,6 +39,7 @@ COMMANDS = {
     "plan": "find the fastest grid for a model on a machine",
     "tokenize": "turn text into token files that training maps",
     "train": "train a model",
+    "finetune": "train a Hugging Face model on, all of it or low-rank adapters",
     "compare": "compare the losses of two runs",
     "generate": "continue a prompt with a Hugging Face model",
     "checkpoint": "list, check, export and rewrite checkpoints",
@@ -58,6 +59,7 @@ examples:
   axonn-ext train --nproc 4 --config examples/demo.toml --grid x=2,y=2
   torchrun --nproc-per-node 8 -m axonn_ext train --config examples/demo.toml --grid x=2,y=2,z=2
   axonn-ext compare runs/demo runs/demo-plain
+  axonn-ext finetune --model my-model --data examples.jsonl --grid x=2 --lora 16
   axonn-ext generate --model my-model --prompt "Once upon" --grid x=2
   axonn-ext checkpoint list runs/demo
   axonn-ext bench linear --grid 2x2x1

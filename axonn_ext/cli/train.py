@@ -176,7 +176,7 @@ def _load(
     return load_config(args.config, grid=grid, overrides=overrides), store
 
 
-def parse_overrides(arguments: Sequence[str]) -> tuple[Override, ...]:
+def parse_overrides(arguments: Sequence[str], command: str = "train") -> tuple[Override, ...]:
     """Returns the dotted overrides `--table.key value` and `--table.key=value`.
 
     Raises: UserError for any other argument.
@@ -188,8 +188,8 @@ def parse_overrides(arguments: Sequence[str]) -> tuple[Override, ...]:
         match = re.fullmatch(r"--([\w-]+\.[\w.-]+)(?:=(.*))?", argument, flags=re.DOTALL)
         if match is None:
             raise UserError(
-                f"unknown argument {argument}: expected an option of axonn-ext train --help, or "
-                "--TABLE.KEY VALUE"
+                f"unknown argument {argument}: expected an option of axonn-ext {command} --help, "
+                "or --TABLE.KEY VALUE"
             )
         key, text = match[1].replace("-", "_"), match[2]
         if text is None:

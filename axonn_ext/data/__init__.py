@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from axonn_ext.data.arrow import ArrowTokens
-    from axonn_ext.data.batches import EvaluationBatches, RowGroup, TrainingBatches
+    from axonn_ext.data.batches import (
+        Batch,
+        Batches,
+        Evaluation,
+        EvaluationBatches,
+        RowGroup,
+        TrainingBatches,
+    )
     from axonn_ext.data.corpus import (
         Corpus,
         CorpusOptions,
@@ -20,9 +27,11 @@ if TYPE_CHECKING:
         open_tokens,
         text_bytes,
     )
+    from axonn_ext.data.examples import Example, Examples, load_examples
     from axonn_ext.data.indexed import IndexedTokens
     from axonn_ext.data.mixture import Mixture
     from axonn_ext.data.orders import Order, RandomWindows, ShuffledDocuments
+    from axonn_ext.data.packed import PackedBatches, PackedEvaluation
     from axonn_ext.data.permutation import Permutation
     from axonn_ext.data.source import find_text, python_sources
     from axonn_ext.data.stored import vocabulary_of
@@ -40,13 +49,20 @@ if TYPE_CHECKING:
 _HOMES = {
     "ArrayTokens": "tokens",
     "ArrowTokens": "arrow",
+    "Batch": "batches",
+    "Batches": "batches",
     "ByteVocabulary": "vocabulary",
     "Corpus": "corpus",
     "CorpusOptions": "corpus",
+    "Evaluation": "batches",
     "EvaluationBatches": "batches",
+    "Example": "examples",
+    "Examples": "examples",
     "IndexedTokens": "indexed",
     "Mixture": "mixture",
     "Order": "orders",
+    "PackedBatches": "packed",
+    "PackedEvaluation": "packed",
     "Part": "tokens",
     "Permutation": "permutation",
     "RandomWindows": "orders",
@@ -63,6 +79,7 @@ _HOMES = {
     "find_sources": "corpus",
     "find_text": "source",
     "load_corpus": "corpus",
+    "load_examples": "examples",
     "open_tokens": "corpus",
     "open_vocabulary": "vocabulary",
     "padded_size": "vocabulary",
@@ -76,13 +93,20 @@ _HOMES = {
 __all__ = [
     "ArrayTokens",
     "ArrowTokens",
+    "Batch",
+    "Batches",
     "ByteVocabulary",
     "Corpus",
     "CorpusOptions",
+    "Evaluation",
     "EvaluationBatches",
+    "Example",
+    "Examples",
     "IndexedTokens",
     "Mixture",
     "Order",
+    "PackedBatches",
+    "PackedEvaluation",
     "Part",
     "Permutation",
     "RandomWindows",
@@ -99,6 +123,7 @@ __all__ = [
     "find_sources",
     "find_text",
     "load_corpus",
+    "load_examples",
     "open_tokens",
     "open_vocabulary",
     "padded_size",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +22,45 @@ from torch import Tensor
 from axonn_ext.data.mixture import shares
 from axonn_ext.data.orders import Order, check_length, windows
 from axonn_ext.data.tokens import Part
+
+
+class Batch(NamedTuple):
+    """A row group's part of a micro-batch, int64 [B/(A G), S] each.
+
+    labels: the ids of the next tokens, which the model must predict; -100: none.
+    documents: a number for each token, which changes where another document begins that does not
+    see those before it; None: each sequence is seen as one.
+    """
+
+    token_ids: Tensor
+    labels: Tensor
+    documents: Tensor | None = None
+
+
+class Batches(Protocol):
+    """What the trainer asks of batches for training."""
+
+    num_micro_batches: int
+    tokens_per_step: int
+
+    def micro_batch(self, step: int, index: int) -> Batch:
+        """Returns the row group's part of a micro-batch."""
+        ...
+
+    def num_labels(self, step: int) -> float:
+        """Returns the labels of all sequences of a step, on all ranks."""
+        ...
+
+
+class Evaluation(Protocol):
+    """What the trainer asks of batches for evaluation. num_labels: of all batches and ranks."""
+
+    num_batches: int
+    num_labels: float
+
+    def batch(self, index: int) -> Batch:
+        """Returns the row group's part of a batch."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -68,8 +108,12 @@ class TrainingBatches:
         self.num_micro_batches = num_micro_batches
         self.tokens_per_step = batch_size * order.sequence_length
 
-    def micro_batch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
-        """Returns the row group's token ids and labels of a micro-batch, int64 [B/(A G), S].
+    def num_labels(self, step: int) -> float:
+        """Returns the labels of all sequences of a step: all their tokens have one."""
+        return float(self.tokens_per_step)
+
+    def micro_batch(self, step: int, index: int) -> Batch:
+        """Returns the row group's part of a micro-batch.
 
         Raises: ValueError if a file has changed or is damaged.
         """
@@ -97,14 +141,14 @@ class EvaluationBatches:
         self._sequence_length, self._batch_size = sequence_length, batch_size
         self._first, self._count = (group or RowGroup()).share(batch_size)
         self.num_batches = num_batches
-        self.num_tokens = num_batches * batch_size * sequence_length
+        self.num_labels = float(num_batches * batch_size * sequence_length)
         self._parts = list(zip(parts, shares(weights, num_batches * batch_size), strict=True))
         for part, share in self._parts:
             if share or len(self._parts) == 1:
                 check_length(part, sequence_length, "held-out")
 
-    def batch(self, index: int) -> tuple[Tensor, Tensor]:
-        """Returns this row group's token ids and labels of evaluation batch `index`."""
+    def batch(self, index: int) -> Batch:
+        """Returns the row group's part of evaluation batch `index`."""
         begin = index * self._batch_size + self._first
         rows, before = [], 0
         for part, share in self._parts:
@@ -116,7 +160,6 @@ class EvaluationBatches:
         return _inputs_and_labels(np.concatenate(rows))
 
 
-def _inputs_and_labels(rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Returns token ids, and as labels the ids of the next tokens, which the model must predict."""
+def _inputs_and_labels(rows: NDArray[np.int64]) -> Batch:
     window = torch.from_numpy(rows)
-    return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+    return Batch(window[:, :-1].contiguous(), window[:, 1:].contiguous())

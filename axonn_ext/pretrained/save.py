@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -135,7 +136,8 @@ class _Writer:
             write_text(self._partial / CONFIG, _as_json(described))
             found, config = read_config(self._partial / CONFIG), self._model.config
             describe = config.traits.hugging_face.config_json
-            if describe(found) != describe(config):
+            length = (config if config.traits.rotary else found).sequence_length
+            if describe(dataclasses.replace(found, sequence_length=length)) != describe(config):
                 raise InputError(f"{CONFIG} of {like} contradicts the model")
             for name in _COPIED if like is not None else ():
                 if is_file(path := Path(like or "") / name):
@@ -183,6 +185,10 @@ def _describe(model: Transformer, like: Path | None) -> dict[str, Any]:
     theirs = model.config.traits.hugging_face
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     ours = theirs.config_json(model.config) | {"architectures": [theirs.architecture]}
+    # A model with rotary positions may have been loaded for shorter sequences than it can take.
+    longest, key = kept.get(theirs.keys["sequence_length"]), theirs.keys["sequence_length"]
+    if model.config.traits.rotary and type(longest) is int and longest > ours[key]:
+        ours[key] = longest
     # transformers 5 reads dtype, the versions before it torch_dtype.
     return kept | ours | {"dtype": dtype, "torch_dtype": dtype}
 

@@ -17,6 +17,7 @@ from axonn_ext.terminal.arguments import MOST_THREADS
 
 T = TypeVar("T")
 MAX_SEED = 2**32 - 1
+EXAMPLES = "examples"  # of [data] order
 MAX_NUMBER = 3.4e38  # a larger number is infinite in fp32
 
 
@@ -60,6 +61,9 @@ class ModelTable:
     implementation: str = _key(
         "axonn", "axonn, or plain torch.nn modules in one process", choices=("axonn", "plain")
     )
+    pretrained: str = _key(
+        "", "a Hugging Face folder to begin with, which decides all other keys but sequence_length"
+    )
     family: str = _key(DEFAULT_MODEL.family, " or ".join(FAMILIES), choices=FAMILIES)
     vocab_size: int = _key(0, "0: what data.vocabulary needs, rounded up to 128", minimum=0)
     hidden_size: int = _key(DEFAULT_MODEL.hidden_size, "features of the residual stream", minimum=1)
@@ -84,12 +88,24 @@ class DataTable:
     text: str = _key("", "file, folder or token files; empty: the sources of the Python that runs")
     mixture: str = _key("", "several of these with weights, instead of text: PATH=0.7,PATH=0.3")
     order: str = _key(
-        "windows", "random windows, or all documents, shuffled, once an epoch",
-        choices=("windows", "documents"),
+        "windows", "random windows; or, once an epoch, all documents, or all examples, packed",
+        choices=("windows", "documents", EXAMPLES),
     )  # fmt: skip
-    vocabulary: str = _key("bytes", "bytes, or a JSON file of the tokenizers library")
+    vocabulary: str = _key(
+        "", "bytes, or a file of the tokenizers library; empty: that of model.pretrained, or bytes"
+    )
     max_bytes: int = _key(0, "of text; read no more; 0: all (8 MB of Python's sources)", minimum=0)
     held_out: float = _key(0.05, "fraction at the end, for evaluation only", minimum=0, maximum=0.9)
+
+
+@dataclass(frozen=True)
+class LoraTable:
+    """Low-rank adapters, which train alone."""
+
+    rank: int = _key(0, "of the updates; 0: none, all parameters train", minimum=0)
+    alpha: float = _key(16.0, "the updates are multiplied by alpha / rank", above=0)
+    targets: str = _key("all-linear", "or names of Linears, such as q_proj,v_proj")
+    start: str = _key("", "a folder of adapters to begin with, in PEFT's format")
 
 
 @dataclass(frozen=True)
@@ -183,11 +199,20 @@ class Config:
     grid: GridTable = field(default_factory=GridTable)
     model: ModelTable = field(default_factory=ModelTable)
     data: DataTable = field(default_factory=DataTable)
+    lora: LoraTable = field(default_factory=LoraTable)
     optim: OptimTable = field(default_factory=OptimTable)
     train: TrainTable = field(default_factory=TrainTable)
     parallel: ParallelTable = field(default_factory=ParallelTable)
     overlap: OverlapTable = field(default_factory=OverlapTable)
     checkpoint: CheckpointTable = field(default_factory=CheckpointTable)
+
+    @property
+    def vocabulary(self) -> str:
+        """The name of the vocabulary."""
+        if self.data.vocabulary:
+            return self.data.vocabulary
+        pretrained = self.model.pretrained
+        return f"{pretrained}/tokenizer.json" if pretrained else "bytes"
 
     @property
     def micro_batch_size(self) -> int:

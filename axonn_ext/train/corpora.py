@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from axonn_ext.data import (
+    Batches,
     ByteVocabulary,
     Corpus,
     CorpusOptions,
+    Evaluation,
     EvaluationBatches,
+    Examples,
+    PackedBatches,
+    PackedEvaluation,
     RowGroup,
     Source,
     StoredVocabulary,
@@ -18,13 +24,15 @@ from axonn_ext.data import (
     Vocabulary,
     find_sources,
     load_corpus,
+    load_examples,
     open_tokens,
     split,
     text_bytes,
 )
 from axonn_ext.data.corpus import DOCUMENTS
+from axonn_ext.pretrained import stop_ids
 from axonn_ext.terminal.errors import TrainingError, UserError
-from axonn_ext.train.config import Config
+from axonn_ext.train.config import EXAMPLES, Config
 
 if TYPE_CHECKING:
     from axonn_ext.train.job import Job
@@ -47,6 +55,8 @@ def text_problems(
     This includes whether they are long enough, but for text whose tokens are not bytes.
     """
     problems: list[str] = []
+    if config.data.order == EXAMPLES:  # any length will do
+        return problems
     for source in sources:
         try:
             sizes = _sizes(config, vocabulary, source)
@@ -58,13 +68,17 @@ def text_problems(
     return problems
 
 
-def load(job: Job) -> Corpus:
+def load(job: Job) -> Corpus | Examples:
     """Opens the sources, and reads those that are text.
 
     Raises UserError if one is too short or does not fit the vocabulary.
     """
     config, data = job.config, job.config.data
     vocabulary = None if isinstance(job.vocabulary, StoredVocabulary) else job.vocabulary
+    if data.order == EXAMPLES:
+        examples = examples_of(config, vocabulary)
+        make_batches(job, examples, RowGroup())
+        return examples
     options = CorpusOptions(
         order=data.order, held_out=data.held_out, max_bytes=data.max_bytes,
         vocab_size=job.model.vocab_size,
@@ -78,13 +92,21 @@ def load(job: Job) -> Corpus:
 
 
 def make_batches(
-    job: Job, corpus: Corpus, group: RowGroup
-) -> tuple[TrainingBatches, EvaluationBatches | None]:
+    job: Job, corpus: Corpus | Examples, group: RowGroup
+) -> tuple[Batches, Evaluation | None]:
     """Returns a row group's share of the batches for training and, if asked for, evaluation.
 
     Raises: ValueError if the text is too short.
     """
-    train, length = job.config.train, job.model.sequence_length
+    train, length = job.config.train, job.config.model.sequence_length
+    if isinstance(corpus, Examples):
+        packed = packed_batches(job.config, corpus, group)
+        if not train.eval_interval:
+            return packed, None
+        return packed, PackedEvaluation(
+            corpus.held_out, sequence_length=length, batch_size=job.config.micro_batch_size,
+            num_batches=train.eval_batches, group=group,
+        )  # fmt: skip
     order = corpus.training_order(
         sequence_length=length, batch_size=train.batch_size, seed=train.seed
     )
@@ -98,6 +120,36 @@ def make_batches(
         num_batches=train.eval_batches, weights=corpus.weights, group=group,
     )  # fmt: skip
     return training, evaluation
+
+
+def examples_of(config: Config, vocabulary: Vocabulary | None) -> Examples:
+    """Reads the examples of a configuration. Raises UserError for a line that is none."""
+    data, pretrained = config.data, config.model.pretrained
+    if vocabulary is None or data.mixture:
+        raise UserError(f"{_key(config)}: data.order examples needs a text in data.text")
+    try:
+        ends = stop_ids(Path(pretrained)) if pretrained else []
+        examples = load_examples(
+            data.text, vocabulary, sequence_length=config.model.sequence_length,
+            end_id=ends[0] if ends else None, held_out=data.held_out,
+        )  # fmt: skip
+    except ValueError as error:
+        raise UserError(f"data.text: {error}") from None
+    if config.train.eval_interval and not examples.held_out:
+        raise UserError(
+            f"data.held_out: expected so many that one of {len(examples.train)} examples is held "
+            f"out for evaluation, got {data.held_out}; or set train.eval_interval to 0"
+        )
+    return examples
+
+
+def packed_batches(config: Config, examples: Examples, group: RowGroup) -> PackedBatches:
+    """Returns a row group's share of the packed examples."""
+    train = config.train
+    return PackedBatches(
+        examples.train, sequence_length=config.model.sequence_length, batch_size=train.batch_size,
+        num_micro_batches=train.micro_batches, seed=train.seed, group=group,
+    )  # fmt: skip
 
 
 @contextmanager

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from axonn_ext import models
 from axonn_ext.data import Source, StoredVocabulary, Vocabulary, padded_size, vocabulary_of
+from axonn_ext.planner.model_files import read_config
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.terminal.errors import UserError
-from axonn_ext.train.config import Config
+from axonn_ext.train.config import EXAMPLES, Config, ModelTable
 from axonn_ext.train.corpora import sources_of, text_problems
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -33,6 +36,12 @@ class Job:
     def device(self) -> str:
         """The type of device on which the job runs: "cpu", or "cuda" for the current GPU."""
         return device_of(self.config)
+
+    @property
+    def used_model(self) -> ModelConfig:
+        """The model with the sequence length that is used, at most that of a pretrained one."""
+        length = self.config.model.sequence_length
+        return dataclasses.replace(self.model, sequence_length=length)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -72,9 +81,37 @@ def vocabulary_and_model(
 
     Raises ValueError for sizes that do not fit each other, or a vocabulary that does not exist.
     """
-    name, size = config.data.vocabulary, config.model.vocab_size
-    vocabulary = vocabulary_of(sources, name, vocab_size=size)
-    return vocabulary, config.model_config(_vocab_size(config, vocabulary))
+    pretrained = _read_pretrained(config) if config.model.pretrained else None
+    size = config.model.vocab_size if pretrained is None else pretrained.vocab_size
+    vocabulary = vocabulary_of(sources, config.vocabulary, vocab_size=size)
+    if pretrained is None:
+        return vocabulary, config.model_config(_vocab_size(config, vocabulary))
+    if vocabulary.num_tokens > size:
+        raise ValueError(
+            f"model.pretrained: expected a vocabulary of at least {vocabulary.num_tokens}, the "
+            f"tokens of {config.vocabulary}, got {size}"
+        )
+    return vocabulary, pretrained
+
+
+def _read_pretrained(config: Config) -> ModelConfig:
+    """Returns the model of model.pretrained. Raises ValueError if other keys contradict it."""
+    table, default = config.model, ModelTable()
+    free = ("pretrained", "implementation", "sequence_length")
+    for key in dataclasses.fields(table):
+        value = getattr(table, key.name)
+        if key.name not in free and value != getattr(default, key.name):
+            raise ValueError(
+                f"model.{key.name}: expected nothing beside model.pretrained, whose config.json "
+                f"decides it, got {value}"
+            )
+    found = read_config(Path(table.pretrained) / "config.json")
+    if table.sequence_length > found.sequence_length:
+        raise ValueError(
+            f"model.sequence_length: expected at most {found.sequence_length}, as config.json of "
+            f"{table.pretrained} says, got {table.sequence_length}"
+        )
+    return found
 
 
 def device_of(config: Config) -> str:
@@ -92,7 +129,7 @@ def _vocab_size(config: Config, vocabulary: Vocabulary | StoredVocabulary) -> in
     """
     asked, needed = config.model.vocab_size, vocabulary.num_tokens
     if asked and asked < needed:
-        name = f"data.vocabulary {config.data.vocabulary}"
+        name = f"data.vocabulary {config.vocabulary}"
         if isinstance(vocabulary, StoredVocabulary):
             name = vocabulary.name
         raise ValueError(
@@ -103,7 +140,14 @@ def _vocab_size(config: Config, vocabulary: Vocabulary | StoredVocabulary) -> in
 
 
 def _process_problems(job: Job, world_size: int) -> list[str]:
-    shape = job.grid_shape
+    shape, config = job.grid_shape, job.config
+    if config.model.implementation == "plain":
+        for key, is_set in (("data.order examples", config.data.order == EXAMPLES),
+                            ("lora.rank", config.lora.rank > 0)):  # fmt: skip
+            if is_set:
+                return [f"model.implementation plain does not support {key}; use axonn"]
+    if config.lora.rank and job.parallel.heads_over_y:
+        return ["parallel.heads_over_y: expected false with lora.rank, got true"]
     if job.config.model.implementation == "plain" and (shape.size > 1 or world_size > 1):
         return [
             f"model.implementation plain runs in one process, got grid {shape} "
@@ -151,7 +195,7 @@ def _fit_problems(job: Job) -> list[str]:
             f"train.micro_batches {train.micro_batches}"
         ]
     rules = models.check(
-        job.model, job.parallel, job.grid_shape, batch_size=job.config.micro_batch_size
+        job.used_model, job.parallel, job.grid_shape, batch_size=job.config.micro_batch_size
     )
     if not rules:
         return []

@@ -42,8 +42,10 @@ def check_memory(job: Job, *, ranks_here: int) -> None:
     A job needs far more than that, so no job that fits is refused.
     """
     shape, config = job.grid_shape, job.config
-    tokens = config.micro_batch_size * job.model.sequence_length * BYTES_OF_A_TOKEN
-    parameters = job.model.num_parameters() * BYTES_OF_A_PARAMETER
+    tokens = config.micro_batch_size * config.model.sequence_length * BYTES_OF_A_TOKEN
+    # With adapters, the weights have neither gradients nor moments.
+    bytes_each = job.dtype.itemsize if config.lora.rank else BYTES_OF_A_PARAMETER
+    parameters = job.model.num_parameters() * bytes_each
     rank = parameters / (shape.x * shape.y * shape.z) + tokens / (shape.data * shape.z)
     what = f"a model of {job.model.num_parameters():,} parameters, with this batch,"
     problem = memory_problem(what, rank * ranks_here, job.device)

@@ -10,9 +10,16 @@ from torch import Tensor, nn
 
 import axonn_ext
 from axonn_ext import models
+from axonn_ext.data import Batch
 from axonn_ext.grid import Grid
+from axonn_ext.inputs.errors import InputError
 from axonn_ext.models.plain import PlainTransformer
+from axonn_ext.models.transformer import Transformer
+from axonn_ext.nn import Places
 from axonn_ext.overlap import Orchestrator
+from axonn_ext.pretrained import adapters_of
+from axonn_ext.terminal.errors import UserError
+from axonn_ext.train.config import LoraTable
 from axonn_ext.train.job import Job
 
 
@@ -24,7 +31,7 @@ class TrainedModel(Protocol):
         """The module whose parameters are trained."""
         ...
 
-    def loss(self, token_ids: Tensor, labels: Tensor, num_labels: float) -> Tensor:
+    def loss(self, batch: Batch, num_labels: float) -> Tensor:
         """Returns the sum of all ranks' losses, divided by `num_labels`; equal on all ranks."""
         ...
 
@@ -46,17 +53,20 @@ class GridModel:
     """A model of axonn_ext on a grid."""
 
     def __init__(self, job: Job, grid: Grid) -> None:
-        train = job.config.train
-        self.module = models.build(
-            job.model, grid, job.parallel, seed=train.seed, dtype=job.dtype,
-            device=job.device,
-        )  # fmt: skip
+        lora = job.config.lora
+        self.module = _build(job, grid, dtype=job.dtype, device=job.device)
+        if lora.rank:
+            _add_adapters(self.module, lora, seed=job.config.train.seed)
         overlap = job.config.overlap_options()
         self.orchestrator = None if overlap is None else Orchestrator(self.module, overlap)
 
-    def loss(self, token_ids: Tensor, labels: Tensor, num_labels: float) -> Tensor:
+    def loss(self, batch: Batch, num_labels: float) -> Tensor:
         device = next(self.module.parameters()).device
-        return self.module.loss(token_ids.to(device), labels.to(device), num_labels)
+        places = None
+        if batch.documents is not None:
+            places = Places.packed(batch.documents.to(device))
+        token_ids, labels = batch.token_ids.to(device), batch.labels.to(device)
+        return self.module.loss(token_ids, labels, num_labels, places)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         if self.orchestrator is None or last:
@@ -80,15 +90,14 @@ class PlainModel:
     orchestrator = None
 
     def __init__(self, job: Job, grid: Grid) -> None:
-        train = job.config.train
-        initial = models.build(job.model, grid, job.parallel, seed=train.seed)
+        initial = _build(job, grid)
         self.module = PlainTransformer(job.model)
         self.module.load_state_dict(axonn_ext.full_state_dict(initial))
         self.module.to(job.device, job.dtype)
 
-    def loss(self, token_ids: Tensor, labels: Tensor, num_labels: float) -> Tensor:
+    def loss(self, batch: Batch, num_labels: float) -> Tensor:
         device = next(self.module.parameters()).device
-        return self.module.loss(token_ids.to(device), labels.to(device), num_labels)
+        return self.module.loss(batch.token_ids.to(device), batch.labels.to(device), num_labels)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         loss.backward()
@@ -99,6 +108,43 @@ class PlainModel:
         if clip_norm and norm.isfinite():
             torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
         return float(norm)
+
+
+def _build(
+    job: Job, grid: Grid, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> Transformer:
+    """Returns the model as the run begins with it. Raises UserError for files that do not fit."""
+    config = job.config
+    if not config.model.pretrained:
+        return models.build(
+            job.model, grid, job.parallel, seed=config.train.seed, dtype=dtype, device=device
+        )
+    # Tables of rotary positions need not be longer than the sequences.
+    length = config.model.sequence_length if job.model.traits.rotary else None
+    try:
+        return axonn_ext.from_pretrained(
+            config.model.pretrained, grid, job.parallel, dtype=dtype, device=device,
+            sequence_length=length,
+        )  # fmt: skip
+    except InputError as error:
+        raise UserError(f"model.pretrained: {error}") from None
+
+
+def _add_adapters(module: Transformer, lora: LoraTable, *, seed: int) -> None:
+    """Adds the adapters of a run. Raises UserError for those that do not fit."""
+    targets = [name.strip() for name in lora.targets.split(",")]
+    try:
+        if lora.start:
+            axonn_ext.load_adapter(module, lora.start)
+        else:
+            axonn_ext.add_adapters(
+                module, rank=lora.rank, alpha=lora.alpha, targets=targets, seed=seed
+            )
+    except ValueError as error:
+        raise UserError(f"lora.{'start' if lora.start else 'targets'}: {error}") from None
+    ranks = {adapter.rank for _, adapter in adapters_of(module)}
+    if ranks != {lora.rank}:
+        raise UserError(f"lora.rank: expected {max(ranks)}, as in {lora.start}, got {lora.rank}")
 
 
 def build_model(job: Job, grid: Grid) -> TrainedModel:

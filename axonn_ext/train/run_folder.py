@@ -20,6 +20,7 @@ CONFIG_FILE = "config.toml"
 LOSS_PICTURE = "loss.png"
 PROFILE_FILE = "profile.json"
 COMPARE_PICTURE = "compare.png"
+MODEL, ADAPTER = "model", "adapter"  # what a run of a pretrained model ends with
 _OURS = (CONFIG_FILE, METRICS_FILE, LOSS_PICTURE, COMPARE_PICTURE, PROFILE_FILE)
 
 
@@ -76,9 +77,8 @@ def create_folder(folder: Path, config: Config, *, resumes: bool = False) -> Non
             if not (resumes and name == METRICS_FILE):
                 (folder / name).unlink(missing_ok=True)
         if not resumes:
-            shutil.rmtree(folder / TENSORBOARD_FOLDER, ignore_errors=True)
-            shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-            shutil.rmtree(folder / HANGS, ignore_errors=True)
+            for name in (TENSORBOARD_FOLDER, CHECKPOINTS, HANGS, MODEL, ADAPTER):
+                shutil.rmtree(folder / name, ignore_errors=True)
         (folder / CONFIG_FILE).write_text(to_toml(config), encoding="utf-8")
     except OSError as error:
         raise TrainingError(f"--out {folder}: cannot write there: {error.strerror}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from axonn_ext.data import ByteVocabulary, Corpus, StoredVocabulary
+from axonn_ext.data import ByteVocabulary, Corpus, Examples, StoredVocabulary
 from axonn_ext.data.corpus import DOCUMENTS, OpenSource
 from axonn_ext.terminal.console import say
 from axonn_ext.train.job import Job
@@ -67,17 +67,20 @@ class Terminal:
         say(self._console, line, style)
 
 
-def print_header(console: Console, job: Job, corpus: Corpus, *, threads: int, folder: str) -> None:
+def print_header(
+    console: Console, job: Job, corpus: Corpus | Examples, *, threads: int, folder: str
+) -> None:
     """Prints what is about to run, in a few lines."""
     config, model = job.config, job.model
     parts = config.train.micro_batches
     lines = {
-        "model": f"{model.family}, {model.num_parameters() / 1e6:.2f} M parameters: "
+        "model": f"{config.model.pretrained or model.family}, "
+        f"{model.num_parameters() / 1e6:.2f} M parameters: "
         f"{model.num_layers} layers, {model.hidden_size} features, {model.num_heads} heads",
         "grid": describe_grid(job) + f", {threads} {'thread' if threads == 1 else 'threads'} each",
         "text": _describe_corpus(job, corpus),
         "steps": f"{config.train.steps:,} of {config.train.batch_size} x "
-        f"{model.sequence_length} = {config.tokens_per_step:,} tokens"
+        f"{config.model.sequence_length} = {config.tokens_per_step:,} tokens"
         + (f", in {parts} micro-batches" if parts > 1 else ""),
         "run": folder,
     }
@@ -86,12 +89,18 @@ def print_header(console: Console, job: Job, corpus: Corpus, *, threads: int, fo
     console.print()
 
 
-def _describe_corpus(job: Job, corpus: Corpus) -> str:
-    vocabulary = f"{job.vocabulary.num_tokens:,} tokens of {job.config.data.vocabulary}"
+def _describe_corpus(job: Job, corpus: Corpus | Examples) -> str:
+    vocabulary = f"{job.vocabulary.num_tokens:,} tokens of {job.config.vocabulary}"
     if isinstance(job.vocabulary, StoredVocabulary):
         vocabulary = f"{job.vocabulary.num_tokens:,} tokens of {job.vocabulary.name}"
     elif isinstance(job.vocabulary, ByteVocabulary):
         vocabulary = "bytes"
+    if isinstance(corpus, Examples):
+        cut = f" ({corpus.num_cut:,} cut to a sequence)" if corpus.num_cut else ""
+        return (
+            f"{job.config.data.text}: {len(corpus.train):,} examples{cut}, "
+            f"{len(corpus.held_out):,} held out, {vocabulary}, packed"
+        )
     sources = "; ".join(_describe_source(each) for each in corpus.sources)
     order = ", shuffled documents" if corpus.order == DOCUMENTS else ""
     return f"{sources}, {vocabulary}{order}"

@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
 import axonn_ext
 from axonn_ext.checkpoint import CheckpointError
-from axonn_ext.data import Corpus, RowGroup
+from axonn_ext.data import Corpus, Examples, RowGroup
 from axonn_ext.grid import Grid
 from axonn_ext.optim import AdamW, WarmupCosine
 from axonn_ext.terminal.errors import TrainingError
@@ -55,7 +56,7 @@ class Trainer:
         grid: Grid,
         *,
         model: TrainedModel,
-        corpus: Corpus,
+        corpus: Corpus | Examples,
         folder: Path,
         sinks: Sequence[MetricsSink] = (),
         profile: Path | None = None,
@@ -64,7 +65,7 @@ class Trainer:
     ) -> None:
         config, optim = job.config, job.config.optim
         self._config = config
-        self._flops_per_token = job.model.flops_per_token()
+        self._flops_per_token = job.used_model.flops_per_token()
         self._model = model
         self._sinks = sinks
         self._training, self._evaluation = make_batches(job, corpus, row_group(grid))
@@ -97,9 +98,9 @@ class Trainer:
         Nothing is measured in the steps themselves.
         """
         with reading(self._config):
-            token_ids, labels = self._training.micro_batch(0, 0)
+            batch = self._training.micro_batch(0, 0)
         with axonn_ext.warm_up():
-            loss = self._model.loss(token_ids, labels, float(self._training.tokens_per_step))
+            loss = self._model.loss(batch, self._training.num_labels(0))
             self._model.backward(loss, last=False)
         self._optimizer.zero_grad()
         if self._model.orchestrator is not None:
@@ -116,6 +117,11 @@ class Trainer:
         left = max(1, self._config.train.steps - self._done)
         self.exposure = self._make_exposure(num_steps=left)
         return resumed
+
+    @property
+    def module(self) -> nn.Module:
+        """The model that is trained."""
+        return self._model.module
 
     @property
     def num_skipped(self) -> int:
@@ -174,11 +180,12 @@ class Trainer:
         """Computes the gradients of one global batch, complete and clipped."""
         self._optimizer.zero_grad()
         losses, num_parts = [], self._training.num_micro_batches
+        num_labels = self._training.num_labels(step)
         for index in range(num_parts):
             with self.exposure.span("forward"):
                 with reading(self._config):
-                    token_ids, labels = self._training.micro_batch(step, index)
-                loss = self._model.loss(token_ids, labels, float(self._training.tokens_per_step))
+                    batch = self._training.micro_batch(step, index)
+                loss = self._model.loss(batch, num_labels)
             with self.exposure.span("backward"):
                 self._model.backward(loss, last=index == num_parts - 1)
             losses.append(loss.detach())
@@ -195,8 +202,8 @@ class Trainer:
         total = 0.0
         for index in range(batches.num_batches):
             with reading(self._config):
-                token_ids, labels = batches.batch(index)
-            total += self._model.loss(token_ids, labels, float(batches.num_tokens)).item()
+                batch = batches.batch(index)
+            total += self._model.loss(batch, batches.num_labels).item()
         tokens = step * self._training.tokens_per_step
         for sink in self._sinks:
             sink.evaluation(EvaluationMetrics(step=step, tokens=tokens, eval_loss=total))

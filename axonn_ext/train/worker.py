@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -10,14 +11,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from axonn_ext import settings
-from axonn_ext.data import Corpus
+from axonn_ext import save_adapter, save_pretrained, settings
+from axonn_ext.data import Corpus, Examples
 from axonn_ext.grid import Grid
+from axonn_ext.inputs.errors import InputError
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.launch.preemption import SIGNALS, Preemption
 from axonn_ext.launch.signals import SignalListener
+from axonn_ext.models.transformer import Transformer
 from axonn_ext.terminal.console import Console, say
+from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.terminal.files import writing
 from axonn_ext.train.checkpoints import AUTO, NOTHING, find_resumed
 from axonn_ext.train.config import Config
@@ -33,7 +37,14 @@ from axonn_ext.train.metrics import (
 )
 from axonn_ext.train.model import build_model
 from axonn_ext.train.plot import plot_loss
-from axonn_ext.train.run_folder import LOSS_PICTURE, PROFILE_FILE, check_folder, create_folder
+from axonn_ext.train.run_folder import (
+    ADAPTER,
+    LOSS_PICTURE,
+    MODEL,
+    PROFILE_FILE,
+    check_folder,
+    create_folder,
+)
 from axonn_ext.train.terminal import Terminal, describe_grid, duration, print_header
 from axonn_ext.train.trainer import Trainer
 from axonn_ext.watchdog import summary
@@ -51,7 +62,7 @@ class _Run:
 
     job: Job
     grid: Grid
-    corpus: Corpus
+    corpus: Corpus | Examples
     folder: Path
     resumed: Path | None
     watchdog: Watchdog
@@ -78,6 +89,27 @@ class _Run:
     def _after_step(self, step: int) -> bool:
         self.watchdog.step_ended()
         return self.preemption is not None and self.preemption.due(step)
+
+    def save(self, trainer: Trainer) -> Path | None:
+        """Writes a model that began as a pretrained one; returns the folder. All ranks call it.
+
+        Raises TrainingError if that fails.
+        """
+        model, lora = trainer.module, self.job.config.lora.rank > 0
+        base = self.job.config.model.pretrained
+        if not base or not isinstance(model, Transformer):
+            return None
+        folder = self.folder / (ADAPTER if lora else MODEL)
+        if self.grid.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that this one goes on with
+        try:
+            if lora:
+                save_adapter(model, folder, base=str(Path(base).resolve()))
+            else:
+                save_pretrained(model, folder, like=base)
+        except InputError as error:
+            raise TrainingError(str(error)) from None
+        return folder
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -135,11 +167,12 @@ def _train(run: _Run) -> None:
     trainer = run.make_trainer()
     if run.resumed is not None:
         trainer.resume(run.resumed)
+    if not trainer.is_done:
+        if run.needs_warm_up:
+            trainer.warm_up()
+        trainer.run()
     if trainer.is_done:
-        return
-    if run.needs_warm_up:
-        trainer.warm_up()
-    trainer.run()
+        run.save(trainer)
 
 
 def _train_and_show(run: _Run, *, threads: int, profile: bool) -> None:
@@ -158,11 +191,13 @@ def _train_and_show(run: _Run, *, threads: int, profile: bool) -> None:
             _resume_and_show(trainer, run.resumed, tell)
         if trainer.is_done:
             tell(f"nothing is left to do: train.steps is {job.config.train.steps:,}")
+            run.save(trainer)  # the run that took the last step may have ended before this
             return
         if run.needs_warm_up:
             _warm_up_and_show(trainer, console)
         before = trainer.steps_done
         seconds = _train_with_sinks(run, trainer, console, sinks)
+        saved = run.save(trainer) if trainer.is_done else None
     if not trainer.is_done:
         tell(f"ended after step {trainer.steps_done:,}, which is saved: --resume auto goes on")
         return
@@ -171,6 +206,15 @@ def _train_and_show(run: _Run, *, threads: int, profile: bool) -> None:
         job, console, folder=folder, tokens=tokens, seconds=seconds, notes=_notes(trainer),
         profile=profile,
     )  # fmt: skip
+    if saved is not None:
+        tell(_of_saved(saved))
+
+
+def _of_saved(folder: Path) -> str:
+    """Says what the folder of a fine-tuned model is good for."""
+    if folder.name == ADAPTER:
+        return f"adapter: {folder}, in PEFT's format; axonn-ext generate takes it with --adapter"
+    return f"model: {folder}, which transformers loads, as does axonn-ext generate --model"
 
 
 def _train_with_sinks(

@@ -120,7 +120,7 @@ def test_held_out_is_the_end() -> None:
 
 
 def test_labels_are_the_next_tokens() -> None:
-    token_ids, labels = training().micro_batch(3, 0)
+    token_ids, labels, _ = training().micro_batch(3, 0)
     assert token_ids.shape == labels.shape == (24, 7)
     assert token_ids.dtype == labels.dtype == torch.int64
     torch.testing.assert_close(labels, token_ids + 1, rtol=0, atol=0)
@@ -182,7 +182,7 @@ def test_evaluation_covers_the_text_evenly_and_never_changes() -> None:
     windows = torch.cat([batches.batch(i)[0] for i in range(2)])
     assert windows[:, 0].tolist() == [i * 4992 // 11 for i in range(12)]
     assert windows[-1, -1] == 4998  # its label is the last token
-    assert batches.num_tokens == 84
+    assert batches.num_labels == 84
     halves = [
         EvaluationBatches(
             parts, sequence_length=7, batch_size=6, num_batches=2, group=RowGroup(i, 2)

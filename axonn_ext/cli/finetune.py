@@ -1,0 +1,163 @@
+"""`axonn-ext finetune`: trains a Hugging Face model on; `axonn-ext train` with other defaults."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from axonn_ext.cli import train
+from axonn_ext.data import RowGroup, find_sources
+from axonn_ext.data.vocabulary import StoredVocabulary
+from axonn_ext.inputs.errors import InputError
+from axonn_ext.launch import process
+from axonn_ext.planner.model_files import read_config
+from axonn_ext.terminal.arguments import MOST_PROCESSES, number, whole
+from axonn_ext.terminal.console import Console, say
+from axonn_ext.terminal.errors import UserError
+from axonn_ext.train.config import EXAMPLES
+from axonn_ext.train.config_file import Override, load_config
+from axonn_ext.train.corpora import examples_of, packed_batches
+from axonn_ext.train.job import vocabulary_and_model
+
+USUAL_LENGTH = 1024  # of sequences, in tokens
+# What fine-tuning usually does otherwise than training from nothing.
+DEFAULTS = {
+    "data.order": EXAMPLES,
+    "optim.lr": "2e-5",
+    "optim.weight_decay": "0",
+    "optim.warmup_steps": "10",
+    "train.batch_size": "8",
+}
+LORA_LR = "2e-4"
+DESCRIPTION = """\
+Trains a model of a Hugging Face folder further, on a grid of processes, and writes it for
+transformers. Each line of a .jsonl file is an example: {"prompt": ..., "completion": ...}, of which
+the completion is learned, or {"text": ...}; any other file is one text. Examples are packed into
+sequences in which none sees another."""
+
+EPILOG = """\
+examples:
+  axonn-ext finetune --model llama-3-8b --data answers.jsonl --grid x=4,z=2
+  axonn-ext finetune --model my-model --data notes/ --lora 16 --lora-targets q_proj,v_proj
+  torchrun --nproc-per-node 8 -m axonn_ext finetune --model my-model --data a.jsonl --grid z=8
+  axonn-ext finetune --model my-model --data a.jsonl --train.dtype bf16 --parallel.recompute true
+
+Every key of `axonn-ext train --help` can be given as --TABLE.KEY VALUE. The run's folder gets
+metrics.jsonl, config.toml, loss.png, and the folder model, or with --lora the folder adapter.
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "finetune", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="axonn-ext finetune --model FOLDER --data FILE|FOLDER [OPTION ...]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--model", required=True, metavar="FOLDER", help="config.json and safetensors"
+    )
+    parser.add_argument(
+        "--data", required=True, metavar="FILE|FOLDER", help=".jsonl of examples, or texts"
+    )
+    parser.add_argument(
+        "--grid", default="x=1", metavar="SHAPE", help="x=2,y=2,z=1,data=1 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--nproc", type=whole(1, MOST_PROCESSES), metavar="N",
+        help="processes to start on this machine (default: as many as the grid has)",
+    )  # fmt: skip
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument(
+        "--epochs", type=whole(), metavar="N", help="times that all examples are seen (default: 3)"
+    )
+    length.add_argument("--steps", type=whole(), metavar="N", help="of the optimizer, instead")
+    parser.add_argument(
+        "--batch-size", type=whole(), metavar="N",
+        help=f"sequences of a step (default: {DEFAULTS['train.batch_size']})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sequence-length", type=whole(2), metavar="N",
+        help=f"tokens (default: {USUAL_LENGTH}, or the most that the model takes)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lr", type=number(above=0), metavar="LR",
+        help=f"highest learning rate (default: {DEFAULTS['optim.lr']}, with --lora {LORA_LR})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lora", type=whole(), metavar="RANK", help="train low-rank adapters of this rank alone"
+    )
+    parser.add_argument(
+        "--lora-alpha", type=number(above=0), metavar="A",
+        help="the updates are multiplied by A / RANK (default: twice the rank)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lora-targets", metavar="NAMES", help="such as q_proj,v_proj (default: all-linear)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="of the run (default: runs/finetune-DATE-TIME)"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier run there")
+    parser.add_argument(
+        "--resume", metavar="auto|PATH", help="go on from a checkpoint, as axonn-ext train does"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+    """Runs the command. Raises UserError for what is missing, or does not fit."""
+    overrides = _overrides(args) + train.parse_overrides(extra, "finetune")
+    if not any(override.key == "train.steps" for override in overrides):
+        overrides += (Override("train.steps", str(_steps(args, overrides))),)
+    here = argparse.Namespace(
+        config=None, grid=args.grid, machine=None, nproc=args.nproc, resume=args.resume,
+        out=args.out or Path("runs") / f"finetune-{time.strftime('%Y%m%d-%H%M%S')}",
+        overwrite=args.overwrite, profile=False, print_config=False,
+    )  # fmt: skip
+    return train.run(here, [f"--{override.key}={override.text}" for override in overrides])
+
+
+def _overrides(args: argparse.Namespace) -> tuple[Override, ...]:
+    """Returns the options as keys of the configuration; later ones replace earlier ones."""
+    folder = Path(args.model)
+    try:
+        longest = read_config(folder / "config.json").sequence_length
+    except InputError as error:
+        raise UserError(f"--model: {error}") from None
+    if args.lora is None and (args.lora_alpha, args.lora_targets) != (None, None):
+        raise UserError("--lora-alpha and --lora-targets need --lora RANK")
+    values: dict[str, Any] = dict(DEFAULTS)
+    values |= {"model.pretrained": args.model, "data.text": args.data}
+    values["model.sequence_length"] = args.sequence_length or min(USUAL_LENGTH, longest)
+    if args.lora is not None:
+        alpha = args.lora_alpha or 2 * args.lora
+        values |= {"lora.rank": args.lora, "lora.alpha": alpha, "optim.lr": LORA_LR}
+    given = {
+        "lora.targets": args.lora_targets, "train.steps": args.steps, "optim.lr": args.lr,
+        "train.batch_size": args.batch_size,
+    }  # fmt: skip
+    values |= {key: value for key, value in given.items() if value is not None}
+    return tuple(Override(key, str(value)) for key, value in values.items())
+
+
+def _steps(args: argparse.Namespace, overrides: tuple[Override, ...]) -> int:
+    """Returns the steps in which all examples are seen as often as was asked for."""
+    epochs = args.epochs or 3
+    config = load_config(None, overrides=overrides)
+    try:
+        sources = find_sources(config.data.text, config.data.mixture)
+        vocabulary, _ = vocabulary_and_model(config, sources)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if isinstance(vocabulary, StoredVocabulary) or config.data.order != EXAMPLES:
+        raise UserError("--epochs counts examples: give --steps for other data")
+    batches = packed_batches(config, examples_of(config, vocabulary), RowGroup())
+    sequences = batches.num_sequences(epochs)
+    steps = math.ceil(sequences / config.train.batch_size)
+    if process.this_process() is None:
+        say(Console(), f"{epochs} epochs are {sequences:,} sequences, or {steps:,} steps")
+    return steps

@@ -1,0 +1,159 @@
+"""Examples for fine-tuning: prompts with completions, of which only these are learned, or texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from axonn_ext.data.source import find_text
+from axonn_ext.data.units import JSON_LINES
+from axonn_ext.data.vocabulary import TokenArray, Vocabulary
+
+_OPEN = 16  # more leave less room empty, but mix the order less
+
+
+@dataclass(frozen=True)
+class Example:
+    """Tokens, of which the first num_given are given and not learned."""
+
+    tokens: TokenArray
+    num_given: int = 0
+
+    @property
+    def num_places(self) -> int:
+        """The places that it takes in a sequence: all tokens but the last enter the model."""
+        return len(self.tokens) - 1
+
+    @property
+    def num_labels(self) -> int:
+        """The tokens that are learned; the first one is none, as nothing comes before it."""
+        return len(self.tokens) - max(1, self.num_given)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """All examples of a text. num_cut: those that were longer than a sequence, and were cut."""
+
+    train: list[Example]
+    held_out: list[Example]
+    num_files: int
+    num_bytes: int
+    num_cut: int
+
+
+def load_examples(
+    path: str, vocabulary: Vocabulary, *, sequence_length: int, end_id: int | None = None,
+    held_out: float = 0.05,
+) -> Examples:  # fmt: skip
+    """Reads and tokenises the examples of a file, or of all files of a folder.
+
+    Each line of a .jsonl file is an example: {"prompt": ..., "completion": ...}, of which the
+    completion is learned, or {"text": ...}. Any other file is one text. Texts that are longer than
+    a sequence are cut into several examples, which share the token between them; completions are
+    cut off. The tokens that the tokenizer puts around a text come first, end_id last.
+
+    held_out: the fraction of examples, at the end, that is not used for training.
+
+    Raises: ValueError for a file that cannot be read, or a line that is no example, by its number.
+    """
+    files = find_text(path)
+    found: list[Example] = []
+    num_bytes = num_cut = 0
+    for file in files:
+        for where, prompt, text in _read(file):
+            num_bytes += len(prompt or "") + len(text)
+            whole = _tokenize(prompt, text, vocabulary, end_id)
+            pieces = _fit(whole, sequence_length)
+            num_cut += whole.num_places > sequence_length
+            found += [piece for piece in pieces if piece.num_labels > 0]
+            if prompt is not None and not pieces:
+                raise ValueError(
+                    f"{where}: the prompt has {whole.num_given} tokens, which leave none of a "
+                    f"sequence of {sequence_length} for the completion"
+                )
+    cut = len(found) - int(len(found) * held_out)
+    if not cut:
+        raise ValueError(f"{path}: expected at least one example, got none")
+    return Examples(found[:cut], found[cut:], len(files), num_bytes, num_cut)
+
+
+def _read(file: Path) -> Iterator[tuple[str, str | None, str]]:
+    """Yields where each example is, its prompt if it has one, and what is to be learned."""
+    try:
+        if file.suffix != JSON_LINES:
+            yield str(file), None, file.read_text(encoding="utf-8", errors="replace")
+            return
+        with file.open("rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    yield _parse(f"{file}, line {number}", line)
+    except OSError as error:
+        raise ValueError(f"cannot read {file}: {error.strerror}") from None
+
+
+def _parse(where: str, line: bytes) -> tuple[str, str | None, str]:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where}: expected JSON, got {_clipped(line)} ({error})") from None
+    fields = value if isinstance(value, dict) else {}
+    prompt, completion, text = (fields.get(key) for key in ("prompt", "completion", "text"))
+    if isinstance(prompt, str) and isinstance(completion, str) and completion:
+        return where, prompt, completion
+    if isinstance(text, str) and text and prompt is None and completion is None:
+        return where, None, text
+    raise ValueError(
+        f"{where}: expected a prompt and a completion, or a text, as texts, got {_clipped(line)}"
+    )
+
+
+def _clipped(line: bytes) -> str:
+    text = line.strip().decode("utf-8", errors="replace")
+    return text if len(text) <= 80 else f"{text[:80]} ..."
+
+
+def _tokenize(prompt: str | None, text: str, vocabulary: Vocabulary, end_id: int | None) -> Example:
+    end = [] if end_id is None else [end_id]
+    first = vocabulary.encode_prompt(text if prompt is None else prompt)
+    if end and first[-1:] == end:  # some tokenizers end a text by themselves
+        first = first[:-1]
+    if prompt is None:
+        return Example(np.asarray(first + end, dtype=np.int64))
+    rest = vocabulary.encode(text.encode()).tolist()
+    return Example(np.asarray(first + rest + end, dtype=np.int64), len(first))
+
+
+def _fit(example: Example, sequence_length: int) -> list[Example]:
+    """Returns the parts of an example that fit a sequence, and have something to learn."""
+    size, tokens = sequence_length + 1, example.tokens
+    if example.num_given:
+        example = Example(tokens[:size], example.num_given)
+        return [example] if example.num_labels > 0 else []
+    starts = range(0, max(1, len(tokens) - 1), sequence_length)
+    return [Example(tokens[start : start + size]) for start in starts]
+
+
+def pack(
+    examples: Sequence[Example], order: Sequence[int], sequence_length: int
+) -> list[list[int]]:
+    """Returns the numbers of the examples of each sequence, for examples taken in an order.
+
+    Each goes into the oldest of the last _OPEN sequences that has room for it, else into a new one.
+    """
+    packed: list[list[int]] = []
+    room: list[int] = []
+    for number in order:
+        needed = examples[number].num_places
+        for place in range(max(0, len(packed) - _OPEN), len(packed)):
+            if room[place] >= needed:
+                packed[place].append(number)
+                room[place] -= needed
+                break
+        else:
+            packed.append([number])
+            room.append(sequence_length - needed)
+    return packed

@@ -1,0 +1,132 @@
+"""Batches of sequences that have several examples each, none of which sees another.
+
+Legend as in batches.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from axonn_ext.data.batches import Batch, RowGroup
+from axonn_ext.data.examples import Example, pack
+from axonn_ext.data.permutation import EXAMPLES, Permutation
+
+NO_LABEL = -100
+
+
+class PackedBatches:
+    """All examples once an epoch, in an order of the epoch's own, packed into sequences.
+
+    The examples of epoch e stand in the order of the Permutation with the key (seed, EXAMPLES, e).
+    Sequences follow each other over the epochs' ends; step t has those from t B on. A resumed run
+    needs only the step, though it packs the epochs before it again.
+    """
+
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        *,
+        sequence_length: int,
+        batch_size: int,
+        num_micro_batches: int = 1,
+        seed: int = 0,
+        group: RowGroup | None = None,
+    ) -> None:
+        if batch_size % num_micro_batches:
+            raise ValueError(
+                f"batch_size {batch_size} must be divisible by {num_micro_batches} micro-batches"
+            )
+        self._examples, self._length, self._seed = examples, sequence_length, seed
+        self._batch_size = batch_size
+        self._micro_batch_size = batch_size // num_micro_batches
+        self._first, self._count = (group or RowGroup()).share(self._micro_batch_size)
+        self._ends: list[int] = []  # of the epochs that were packed, in sequences
+        self._packed: tuple[int, list[list[int]]] = (-1, [])  # the last of them
+        self.num_micro_batches = num_micro_batches
+        self.tokens_per_step = batch_size * sequence_length
+
+    def micro_batch(self, step: int, index: int) -> Batch:
+        """Returns the row group's part of a micro-batch."""
+        first = step * self._batch_size + index * self._micro_batch_size + self._first
+        numbers = [self._sequence(first + place) for place in range(self._count)]
+        return _batch(self._examples, numbers, self._length)
+
+    def num_labels(self, step: int) -> float:
+        """Returns the labels of all sequences of a step, on all ranks."""
+        first = step * self._batch_size
+        numbers = (self._sequence(first + place) for place in range(self._batch_size))
+        return float(sum(self._examples[n].num_labels for each in numbers for n in each))
+
+    def num_sequences(self, epochs: int) -> int:
+        """Returns the sequences of so many epochs."""
+        while len(self._ends) < epochs:
+            self._pack(len(self._ends))
+        return self._ends[epochs - 1]
+
+    def _sequence(self, number: int) -> list[int]:
+        while not self._ends or self._ends[-1] <= number:
+            self._pack(len(self._ends))
+        epoch = next(epoch for epoch, end in enumerate(self._ends) if end > number)
+        if self._packed[0] != epoch:
+            self._pack(epoch)
+        return self._packed[1][number - (self._ends[epoch - 1] if epoch else 0)]
+
+    def _pack(self, epoch: int) -> None:
+        count = len(self._examples)
+        order = Permutation(count, (self._seed, EXAMPLES, epoch)).apply(np.arange(count))
+        packed = pack(self._examples, order.tolist(), self._length)
+        self._packed = (epoch, packed)
+        if epoch == len(self._ends):
+            self._ends.append((self._ends[-1] if self._ends else 0) + len(packed))
+
+
+class PackedEvaluation:
+    """The first held-out examples, packed in their order, the same at every evaluation.
+
+    There are at most num_batches batches; the last may have sequences without an example.
+    """
+
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        *,
+        sequence_length: int,
+        batch_size: int,
+        num_batches: int,
+        group: RowGroup | None = None,
+    ) -> None:
+        if not examples:
+            raise ValueError("no example is held out for evaluation: raise data.held_out")
+        self._examples, self._length, self._batch_size = examples, sequence_length, batch_size
+        self._first, self._count = (group or RowGroup()).share(batch_size)
+        packed = pack(examples, range(len(examples)), sequence_length)
+        self._packed = packed[: num_batches * batch_size]
+        self.num_batches = -(-len(self._packed) // batch_size)
+        self.num_labels = float(sum(examples[n].num_labels for each in self._packed for n in each))
+
+    def batch(self, index: int) -> Batch:
+        """Returns the row group's part of evaluation batch `index`."""
+        first = index * self._batch_size + self._first
+        numbers = self._packed[first : first + self._count]
+        return _batch(self._examples, numbers + [[]] * (self._count - len(numbers)), self._length)
+
+
+def _batch(examples: Sequence[Example], packed: Sequence[Sequence[int]], length: int) -> Batch:
+    """Returns sequences of these examples; what is left of one is a document without labels."""
+    shape = (len(packed), length)
+    tokens, documents = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    labels = np.full(shape, NO_LABEL, np.int64)
+    for row, numbers in enumerate(packed):
+        start = 0
+        for place, number in enumerate(numbers, start=1):
+            example = examples[number]
+            end = start + example.num_places
+            tokens[row, start:end] = example.tokens[:-1]
+            documents[row, start:end] = place
+            first = max(1, example.num_given)
+            labels[row, start + first - 1 : end] = example.tokens[first:]
+            start = end
+    return Batch(*map(torch.from_numpy, (tokens, labels, documents)))

@@ -1,0 +1,148 @@
+"""`axonn-ext finetune`: what it trains, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from axonn_ext.cli import main
+from axonn_ext.train.metrics import read_metrics
+from commands import AXONN, run
+from trained_here import train_here
+
+OPTIONS = (
+    "--data.vocabulary", "bytes", "--sequence-length", "32", "--train.threads", "1",
+    "--train.device", "cpu", "--train.eval_interval", "4", "--lr", "3e-3", "--batch-size", "4",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finetune")
+    train_here(folder / "run", checkpoint__interval=6, model__family="llama")
+    assert main(["checkpoint", "export", str(folder / "run"), str(folder / "model")]) == 0
+    # Longer sequences than the fine-tuning takes, as published models have.
+    config = json.loads((folder / "model" / "config.json").read_text())
+    config["max_position_embeddings"] = 64
+    (folder / "model" / "config.json").write_text(json.dumps(config))
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "sums.jsonl"
+    lines = [
+        {"prompt": f"{a}+{b}=", "completion": f"{a + b}!"} for a in range(10) for b in range(10)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def finetune(model: Path, data: Path, out: Path, *more: object) -> int:
+    threads = torch.get_num_threads()
+    try:
+        return main(
+            ["finetune", "--model", str(model), "--data", str(data), "--out", str(out), *OPTIONS]
+            + [str(each) for each in more]
+        )
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_it_learns_and_writes_a_model_that_goes_on(model, data, tmp_path, capsys) -> None:
+    assert finetune(model, data, tmp_path / "run", "--epochs", 6) == 0
+    out = capsys.readouterr().out
+    metrics = read_metrics(tmp_path / "run")
+    assert metrics.steps[-1].loss < 0.7 * metrics.steps[0].loss
+    [(sequences, steps)] = re.findall(r"6 epochs are (\d+) sequences, or (\d+) steps", out)
+    assert len(metrics.steps) == int(steps) == math.ceil(int(sequences) / 4)
+    assert "95 examples, 5 held out, bytes, packed" in out
+    folder = tmp_path / "run" / "model"
+    assert f"model: {folder}" in out
+    config = json.loads((folder / "config.json").read_text())
+    assert config["max_position_embeddings"] == 64
+    before, after = (load_file(path / "model.safetensors") for path in (model, folder))
+    assert before.keys() == after.keys()
+    assert not any(torch.equal(before[name], after[name]) for name in before)
+    assert finetune(folder, data, tmp_path / "again", "--steps", 1) == 0
+    again = read_metrics(tmp_path / "again").steps[0].loss
+    assert again == pytest.approx(metrics.evaluations[-1].eval_loss, rel=0.3)
+
+
+def test_adapters_train_alone_and_resume(model, data, tmp_path, capsys) -> None:
+    options = ("--lora", 4, "--checkpoint.interval", 3, "--optim.final_lr_fraction", 1)
+    assert finetune(model, data, tmp_path / "whole", "--steps", 6, *options) == 0
+    assert finetune(model, data, tmp_path / "run", "--steps", 3, *options) == 0
+    capsys.readouterr()
+    resumed = (*options, "--resume", "auto")
+    assert finetune(model, data, tmp_path / "run", "--steps", 6, *resumed) == 0
+    assert "resumed" in capsys.readouterr().out
+    whole, parts = (
+        load_file(tmp_path / name / "adapter" / "adapter_model.safetensors")
+        for name in ("whole", "run")
+    )
+    assert all(torch.equal(parts[name], whole[name]) for name in whole)
+    assert any(tensor.any() for name, tensor in whole.items() if "lora_B" in name)
+    losses = [s.loss for s in read_metrics(tmp_path / "run").steps]
+    assert losses == [s.loss for s in read_metrics(tmp_path / "whole").steps]
+    config = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"]) == (4, 8)
+    assert Path(config["base_model_name_or_path"]) == model
+
+
+@pytest.mark.parametrize("lora", [(), pytest.param(("--lora", "4"), marks=pytest.mark.slow)])
+def test_four_processes_have_the_losses_of_one(model, data, tmp_path, lora) -> None:
+    assert finetune(model, data, tmp_path / "one", "--steps", 5, *lora) == 0
+    command = [*AXONN, "finetune", "--model", str(model), "--data", str(data), "--steps", "5"]
+    command += ["--out", str(tmp_path / "four"), "--grid", "x=2,z=2", *OPTIONS, *lora]
+    finished = run(command)
+    assert finished.status == 0, finished.output
+    one, four = (read_metrics(tmp_path / name) for name in ("one", "four"))
+    for a, b in zip(one.steps, four.steps, strict=True):
+        assert a.loss == pytest.approx(b.loss, rel=1e-5)  # fp32, sums in other orders
+    assert four.evaluations[-1].eval_loss == pytest.approx(one.evaluations[-1].eval_loss, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--data.vocabulary", ""], "tokenizer.json is no file"),
+        (["--sequence-length", "128"], "model.sequence_length: expected at most 64"),
+        (["--model.hidden_size", "64"], "model.hidden_size: expected nothing beside model."),
+        (["--lora", "4", "--parallel.heads_over_y", "true"], "heads_over_y: expected false with"),
+        (["--lora-alpha", "4"], "--lora-alpha and --lora-targets need --lora RANK"),
+        (["--epochs", "0"], "--epochs: expected a whole number >= 1"),
+        (["--grid", "x=8"], "num_kv_heads: 4 must be divisible by 8"),
+        (["--data.held_out", "0"], "data.held_out: expected so many that one of 100 examples"),
+        (["--bogus"], "unknown argument --bogus"),
+        (["--data.order", "windows"], "--epochs counts examples: give --steps"),
+        (["--model.implementation", "plain"], "plain does not support data.order examples"),
+    ],
+)
+def test_mistakes_are_named(options, message, model, data, tmp_path, capsys) -> None:
+    assert finetune(model, data, tmp_path / "run", *options) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_target_that_the_model_does_not_have(model, data, tmp_path, capsys) -> None:
+    options = ("--lora", 4, "--lora-targets", "q_proj, c_attn")
+    assert finetune(model, data, tmp_path / "run", *options) == 2
+    assert "error: lora.targets: add_adapters: targets must be all-linear, or some of" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_bad_line_and_a_missing_model(model, data, tmp_path, capsys) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(data.read_text() + '{"prompt": 1}\n')
+    assert finetune(model, bad, tmp_path / "run") == 2
+    assert f"{bad}, line 101: expected a prompt" in capsys.readouterr().err
+    assert finetune(tmp_path, data, tmp_path / "run") == 2
+    assert f"--model: {tmp_path / 'config.json'}: cannot be read" in capsys.readouterr().err

@@ -1,0 +1,190 @@
+"""Examples for fine-tuning: what is read, what is learned, and how they are packed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from axonn_ext.data import ByteVocabulary, PackedBatches, PackedEvaluation, RowGroup, load_examples
+from axonn_ext.data.examples import Example, pack
+from axonn_ext.nn import Places
+
+END = 0
+LENGTH = 24
+
+
+def write(path: Path, *lines: object) -> str:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def load(path: str, **options):
+    return load_examples(
+        path, ByteVocabulary(), **({"sequence_length": LENGTH, "end_id": END} | options)
+    )
+
+
+def test_only_completions_are_learned(tmp_path) -> None:
+    path = write(tmp_path / "a.jsonl", {"prompt": "ab", "completion": "cde"}, {"text": "xyz"})
+    examples = load(path, held_out=0)
+    assert [bytes(e.tokens.tolist()) for e in examples.train] == [b"abcde\0", b"xyz\0"]
+    batch = PackedBatches(examples.train, sequence_length=LENGTH, batch_size=1).micro_batch(0, 0)
+    pairs: dict[int, list[tuple[int, int]]] = {}
+    for token, label, document in zip(*(t[0].tolist() for t in batch), strict=True):
+        if label != -100:
+            pairs.setdefault(document, []).append((token, label))
+    learned = {"".join(chr(label) for _, label in each) for each in pairs.values()}
+    assert learned == {"cde\0", "yz\0"}
+    # Each label is predicted from the token before it.
+    assert [(chr(a), chr(b)) for a, b in pairs[1] + pairs[2]].count(("b", "c")) == 1
+
+
+def random_examples(count: int, seed: int = 0) -> list[Example]:
+    """Examples whose tokens all differ, so that each can be found."""
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(2, LENGTH + 2, count)
+    starts = np.concatenate([[1], 1 + np.cumsum(lengths)])
+    return [
+        Example(np.arange(first, first + length), int(generator.integers(0, length)))
+        for first, length in zip(starts.tolist(), lengths.tolist(), strict=False)
+    ]
+
+
+def test_every_example_is_there_once_an_epoch() -> None:
+    examples = random_examples(50)
+    batches = PackedBatches(examples, sequence_length=LENGTH, batch_size=1, seed=3)
+    orders = []
+    for epoch in range(2):
+        begin = batches.num_sequences(epoch) if epoch else 0
+        seen = []
+        for step in range(begin, batches.num_sequences(epoch + 1)):
+            batch = batches.micro_batch(step, 0)
+            found = [t[0] for t in batch]
+            for document in range(1, int(found[2].max()) + 1):
+                here = found[2] == document
+                seen.append((found[0][here].tolist(), found[1][here].tolist()))
+            assert (found[1][found[2] == 0] == -100).all(), "what is left has labels"
+        orders.append([tokens[0] for tokens, _ in seen])
+        want = [
+            (
+                e.tokens[:-1].tolist(),
+                [
+                    t if index + 1 >= max(1, e.num_given) else -100
+                    for index, t in enumerate(e.tokens[1:].tolist())
+                ],
+            )
+            for e in examples
+        ]
+        assert sorted(seen) == want
+    assert orders[0] != orders[1]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_row_groups_and_resumed_runs_see_the_same(count: int) -> None:
+    examples = random_examples(60)
+    options = {"sequence_length": LENGTH, "batch_size": 8, "num_micro_batches": 2, "seed": 5}
+    whole = PackedBatches(examples, **options)
+    steps = whole.num_sequences(2) // 8
+    for step in (steps, 0, steps - 1, 3):  # those of the second epoch first
+        for part in range(2):
+            want = whole.micro_batch(step, part)
+            groups = [
+                PackedBatches(examples, **options, group=RowGroup(i, count)).micro_batch(step, part)
+                for i in range(count)
+            ]
+            for index, tensor in enumerate(want):
+                assert torch.equal(torch.cat([group[index] for group in groups]), tensor)
+        labels = [whole.micro_batch(step, part).labels for part in range(2)]
+        assert whole.num_labels(step) == sum(int((each != -100).sum()) for each in labels)
+
+
+def test_packing_leaves_little_room() -> None:
+    examples = random_examples(2000)
+    packed = pack(examples, range(2000), LENGTH)
+    assert sorted(number for each in packed for number in each) == list(range(2000))
+    used = [sum(examples[number].num_places for number in each) for each in packed]
+    assert max(used) <= LENGTH
+    # Every example alone would take 2,000 sequences, and perfect packing sum(used) / LENGTH.
+    assert sum(used) / (len(packed) * LENGTH) > 0.9
+
+
+def test_held_out_examples_come_once() -> None:
+    examples = random_examples(7)
+    whole = PackedEvaluation(examples, sequence_length=LENGTH, batch_size=4, num_batches=3)
+    batches = [whole.batch(index) for index in range(whole.num_batches)]
+    labels = sum(int((batch.labels != -100).sum()) for batch in batches)
+    assert labels == whole.num_labels == sum(e.num_labels for e in examples)
+    halves = [
+        PackedEvaluation(
+            examples, sequence_length=LENGTH, batch_size=4, num_batches=3, group=RowGroup(i, 2)
+        )
+        for i in range(2)
+    ]
+    for index, batch in enumerate(batches):
+        found = torch.cat([half.batch(index).token_ids for half in halves])
+        assert torch.equal(found, batch.token_ids)
+
+
+def test_long_texts_are_cut_and_long_completions_end(tmp_path) -> None:
+    text = "".join(map(chr, range(33, 33 + 60)))
+    path = write(tmp_path / "a.jsonl", {"text": text}, {"prompt": text[:20], "completion": text})
+    examples = load(path, held_out=0)
+    assert examples.num_cut == 2
+    pieces = [bytes(e.tokens.tolist()).decode() for e in examples.train]
+    assert pieces[:3] == [text[:25], text[24:49], text[48:] + "\0"]
+    assert pieces[3] == text[:20] + text[:5]
+    assert [e.num_labels for e in examples.train] == [24, 24, 12, 5]
+    learned = "".join(piece[1:] for piece in pieces[:3])
+    assert learned == text[1:] + "\0", "each token of a text is learned once"
+
+
+def test_a_plain_file_is_one_text(tmp_path) -> None:
+    (tmp_path / "b.txt").write_text("hello")
+    (tmp_path / "a.txt").write_text("you")
+    examples = load(str(tmp_path), held_out=0.5)
+    assert bytes(examples.train[0].tokens.tolist()) == b"you\0"
+    assert bytes(examples.held_out[0].tokens.tolist()) == b"hello\0"
+    assert examples.num_files == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "expected JSON, got {"),
+        ("[1]", r"expected a prompt and a completion, or a text, as texts, got [1]"),
+        ('{"prompt": "a"}', "expected a prompt and a completion"),
+        ('{"prompt": "a", "completion": 3}', "expected a prompt and a completion"),
+        ('{"prompt": "a", "completion": ""}', "expected a prompt and a completion"),
+        ('{"text": "a", "prompt": "b"}', "expected a prompt and a completion"),
+        (json.dumps({"prompt": "p" * 40, "completion": "c"}), "the prompt has 40 tokens, which"),
+    ],
+)
+def test_a_bad_line_is_named_by_its_number(line, message, tmp_path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "fine"}\n\n' + line + "\n")
+    with pytest.raises(ValueError, match="line 3") as error:
+        load(str(path))
+    assert message in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_an_empty_file_is_named(tmp_path) -> None:
+    (tmp_path / "a.jsonl").write_text("")
+    with pytest.raises(ValueError, match="expected at least one example, got none"):
+        load(str(tmp_path / "a.jsonl"))
+
+
+def test_places_are_those_of_the_documents() -> None:
+    batch = PackedBatches(random_examples(9), sequence_length=LENGTH, batch_size=2).micro_batch(
+        0, 0
+    )
+    assert batch.documents is not None
+    positions = Places.packed(batch.documents).positions
+    for row in range(2):
+        for document in batch.documents[row].unique():
+            here = positions[row][batch.documents[row] == document]
+            assert here.tolist() == list(range(len(here)))
