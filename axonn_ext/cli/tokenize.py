@@ -144,7 +144,7 @@ def _ending_as_interrupted() -> Iterator[None]:
 
 @contextmanager
 def _progress(console: Console, num_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Shows a bar on a terminal, else a line for each tenth; yields what takes the bytes done."""
+    """Shows a bar, or without a terminal lines; yields what is told of bytes that are done."""
     if not console.is_terminal:
         yield _Lines(console, num_bytes).advance
         return

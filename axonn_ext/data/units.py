@@ -16,8 +16,14 @@ from typing import BinaryIO
 
 UNIT_BYTES = 1 << 22
 JSON_LINES = ".jsonl"
-# A line end before a letter, digit or sign, also one of UTF-8 whose first byte begins no space.
-_CUT = re.compile(rb"\n(?=[!-~\xc3-\xdf\xe4-\xf4])")
+_WORDS = re.compile(rb"(?<=[A-Za-z]) (?=[A-Za-z])")
+# A line end between characters of UTF-8 that are no space: of several spaces, which of them belong
+# together depends on whether the text goes on.
+_LINES = re.compile(
+    rb"(?<![\x00-\x20\x7f])(?<!\xc2[\x85\xa0])(?<!\xe1\x9a\x80)(?<!\xe2\x80[\x80-\x8a\xa8\xa9\xaf])"
+    rb"(?<!\xe2\x81\x9f)(?<!\xe3\x80\x80)\n(?=[!-~\xc3-\xdf\xe4-\xf4])"
+)
+_BEFORE = 4  # bytes before a cut that decide about it
 
 
 @dataclass(frozen=True)
@@ -104,10 +110,15 @@ def read_unit(unit: Unit) -> Iterator[Piece]:
 def cut_after(text: bytes | bytearray, start: int, end: int) -> int | None:
     """Returns the first place in [start, end) where a long text is cut; None if there is none.
 
-    It is one that follows a line end and begins with no space: a tokenizer that splits words from
-    white space, as all byte-level ones do, has a border there, so that cutting changes no token.
+    It is before the space between two words of ASCII letters. Tokenizers that take a word with the
+    space before it, as all byte-level ones do, have a border there, so that cutting changes no
+    token. In a stretch without such words, it is after a single line end.
     """
-    match = _CUT.search(text, max(0, start - 1), min(len(text), end))
+    end = min(len(text), end)
+    match = _WORDS.search(text, start, end)
+    if match is not None:
+        return match.start()
+    match = _LINES.search(text, max(0, start - 1), end)
     return None if match is None else match.end()
 
 
@@ -131,7 +142,7 @@ def _opened(path: Path) -> BinaryIO:
 
 def _text(stream: BinaryIO, unit: Stretch) -> Iterator[Piece]:
     """Yields what lies between the cut of this stretch and that of the next which has one."""
-    back = 1 if unit.first else 0  # a cut shows by the byte before it
+    back = min(_BEFORE, unit.first)
     stream.seek(unit.first - back)
     text = bytearray(stream.read(back + UNIT_BYTES))
     begin = 0
