@@ -61,9 +61,6 @@ class ModelTable:
     implementation: str = _key(
         "axonn", "axonn, or plain torch.nn modules in one process", choices=("axonn", "plain")
     )
-    pretrained: str = _key(
-        "", "a Hugging Face folder to begin with, which decides all other keys but sequence_length"
-    )
     family: str = _key(DEFAULT_MODEL.family, " or ".join(FAMILIES), choices=FAMILIES)
     vocab_size: int = _key(0, "0: what data.vocabulary needs, rounded up to 128", minimum=0)
     hidden_size: int = _key(DEFAULT_MODEL.hidden_size, "features of the residual stream", minimum=1)
@@ -79,6 +76,9 @@ class ModelTable:
     rope_theta: float = _key(DEFAULT_MODEL.rope_theta, "base of the rotary frequencies", above=0)
     norm_eps: float = _key(DEFAULT_MODEL.norm_eps, "added to the variance in norms", above=0)
     init_std: float = _key(DEFAULT_MODEL.init_std, "standard deviation of initial weights", above=0)
+    pretrained: str = _key(
+        "", "a Hugging Face folder to begin with, which decides all other keys but sequence_length"
+    )
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class LoraTable:
     rank: int = _key(0, "of the updates; 0: none, all parameters train", minimum=0)
     alpha: float = _key(16.0, "the updates are multiplied by alpha / rank", above=0)
     targets: str = _key("all-linear", "or names of Linears, such as q_proj,v_proj")
-    start: str = _key("", "a folder of adapters to begin with, in PEFT's format")
+    start: str = _key("", "a folder in PEFT's format to begin with, which also decides alpha")
 
 
 @dataclass(frozen=True)

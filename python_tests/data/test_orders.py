@@ -198,7 +198,7 @@ def test_a_step_needs_none_before_it(kind: str) -> None:
 
 
 def test_labels_are_the_next_tokens() -> None:
-    token_ids, labels = batches(orders("documents")).micro_batch(0, 0)
+    token_ids, labels, _ = batches(orders("documents")).micro_batch(0, 0)
     torch.testing.assert_close(token_ids[:, 1:], labels[:, :-1])
 
 
