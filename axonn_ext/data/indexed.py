@@ -108,6 +108,8 @@ def _read_index(files: TokenFiles, stream: BinaryIO, bin_bytes: int) -> _Index:
             f"{', '.join(map(str, DTYPES))}), got version {version} and code {code}"
             + (f" ({kind})" if version == VERSION else "")
         )
+    if not num_entries:
+        raise ValueError(f"{files.idx}: expected at least one index of a document, got none")
     needed = HEADER.size + 12 * num_sequences + 8 * num_entries
     size = os.fstat(stream.fileno()).st_size
     if size not in (needed, needed + num_sequences):  # multimodal files have a byte a sequence more
@@ -126,10 +128,9 @@ def _read_index(files: TokenFiles, stream: BinaryIO, bin_bytes: int) -> _Index:
             f"{files.bin} is not whole, or of another {files.idx.name}: expected {expected:,} "
             f"bytes, got {bin_bytes:,}"
         )
-    if not num_entries or documents[0] != 0 or documents[-1] != num_sequences:
-        ends = f"{documents[0]} and {documents[-1]}" if num_entries else "none"
+    if documents[0] != 0 or documents[-1] != num_sequences:
         raise ValueError(
             f"{files.idx}: expected indices of documents from 0 to {num_sequences}, the number of "
-            f"sequences, got {ends}"
+            f"sequences, got {documents[0]} and {documents[-1]}"
         )
     return _Index(dtype, pointers, documents, expected // dtype.itemsize)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
+import subprocess
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+# What a process runs; its arguments are a descriptor and the places of modules.
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[2:]; "
+    "from axonn_ext.data.processes import serve; serve(int(sys.argv[1]))"
+)
 _AHEAD = 4  # items per process that may be done before the first of them is asked for
 
 
@@ -20,17 +25,19 @@ def ordered_results(
     """Yields the result for each item, in the order of the items.
 
     open_work: makes the function, once in each process; it and the items are pickled. With one
-    process all runs in this one. The processes end when the iterator is closed, and with this one.
+    process, or one item, all runs in this one. The processes end when the iterator is closed, and
+    with this one.
 
     Raises: ValueError as the function raised it, in the order of the items; ChildProcessError for
         a process that has died.
     """
-    if processes == 1:
+    processes = min(processes, len(items))
+    if processes <= 1:
         work = open_work()
         for item in items:
             yield work(item)
         return
-    pool = _Pool(open_work, min(processes, len(items)))
+    pool = _Pool(open_work, processes)
     try:
         yield from pool.run(items)
     finally:
@@ -38,16 +45,27 @@ def ordered_results(
 
 
 class _Pool:
+    """Processes that are new programs, so that none has another's pipe, or threads of this one."""
+
     def __init__(self, open_work: Callable[[], Any], count: int) -> None:
-        # Spawned, not forked, so that no child has another's pipe, or threads of this process.
-        context = multiprocessing.get_context("spawn")
-        self._processes: dict[Connection, BaseProcess] = {}
-        for _ in range(count):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, open_work), daemon=True)
-            process.start()
-            theirs.close()
-            self._processes[ours] = process
+        self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
+        try:
+            for _ in range(count):
+                self._start(open_work)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, open_work: Callable[[], Any]) -> None:
+        ours, theirs = Pipe()
+        with theirs:
+            # In a session of its own, since Ctrl-C is for this process, which ends the others.
+            process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), *sys.path],
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        self._processes[ours] = process
+        self._send(ours, open_work)
 
     def run(self, items: Sequence[Any]) -> Iterator[Any]:
         idle = list(self._processes)
@@ -78,7 +96,7 @@ class _Pool:
             process.terminate()
             connection.close()
         for process in self._processes.values():
-            process.join()
+            process.wait()
 
     def _send(self, connection: Connection, item: Any) -> None:
         try:
@@ -94,32 +112,27 @@ class _Pool:
         return fine, result
 
     def _died(self, connection: Connection) -> NoReturn:
-        process = self._processes[connection]
-        process.join(timeout=5)
-        code = process.exitcode
-        reason = f"of signal {-code}" if code is not None and code < 0 else f"with status {code}"
+        code = self._processes[connection].wait()  # nothing else closes its end
+        reason = f"of signal {-code}" if code < 0 else f"with status {code}"
         raise ChildProcessError(
             f"a process that was started here has ended {reason}; if memory has run out, fewer "
             "processes need less"
         )
 
 
-def _serve(connection: Connection, open_work: Callable[[], Callable[[Any], Any]]) -> None:
+def serve(descriptor: int) -> None:
     """Answers items until the other end is closed, which also happens when that process ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the first process decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    work: Callable[[Any], Any] | None = None
-    while True:
-        try:
+    connection: Connection = Connection(descriptor)
+    try:
+        open_work = connection.recv()
+        work: Callable[[Any], Any] | None = None
+        while True:
             item = connection.recv()
-        except EOFError:
-            return
-        try:
-            work = work or open_work()
-            answer = (True, work(item))
-        except (ValueError, OSError) as error:
-            answer = (False, str(error))
-        try:
+            try:
+                work = work or open_work()
+                answer = (True, work(item))
+            except (ValueError, OSError) as error:
+                answer = (False, str(error))
             connection.send(answer)
-        except OSError:
-            return
+    except (EOFError, OSError):
+        return

@@ -142,7 +142,10 @@ def _open_work(corpus: TextCorpus, dtype: str) -> Callable[[Unit], Encoded]:
 def _encode(
     vocabulary: Vocabulary, dtype: np.dtype[Any], append_id: int | None, unit: Unit
 ) -> Encoded:
-    pieces = list(read_unit(unit))
+    try:
+        pieces = list(read_unit(unit))
+    except OSError as error:
+        raise ValueError(f"cannot read the text: {error.strerror or error}") from None
     encoded = vocabulary.encode_all([piece.text for piece in pieces])
     parts: list[TokenArray] = []
     lengths, length = [], 0

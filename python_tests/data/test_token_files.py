@@ -19,6 +19,7 @@ from axonn_ext.data import (
     find_sources,
     load_corpus,
     open_tokens,
+    split,
     vocabulary_of,
 )
 from axonn_ext.data.index_writer import IndexedWriter, dtype_for
@@ -106,6 +107,7 @@ def test_files_that_are_cut_off_are_named(prefix: Path, ending: str, by: int) ->
         (9, b"\x02", "expected version 1 .* got version 2"),
         (17, b"\x07", r"whole numbers as tokens .* got version 1 and code 7 \(floats\)"),
         (17, b"\x09", r"got version 1 and code 9 \(unknown\)"),
+        (26, b"\x00", "expected at least one index of a document, got none"),
         (34 + 12 * 6, b"\x01", "expected indices of documents from 0 to 6, .* got 1 and 6"),
     ],
 )
@@ -134,6 +136,14 @@ def test_a_file_that_becomes_shorter_is_named(prefix: Path) -> None:
     os.truncate(f"{prefix}.bin", 100)
     with pytest.raises(ValueError, match=r"corpus\.bin has become shorter: byte 100 is missing"):
         tokens.read(0, tokens.num_tokens)
+
+
+def test_a_corpus_without_documents(tmp_path: Path) -> None:
+    write_token_files(tmp_path / "none", [])
+    tokens = opened(tmp_path / "none")
+    assert (tokens.num_documents, tokens.num_tokens, documents_of(tokens)) == (0, 0, [])
+    for by_documents in (False, True):
+        assert split(tokens, 0.1, by_documents=by_documents)[0].count == 0
 
 
 def test_descriptors_are_closed(prefix: Path) -> None:

@@ -95,6 +95,10 @@ def test_bytes_as_the_trainer_pads_them(tmp_path: Path, data: str) -> None:
             '[model]\nhidden_size = 64\n[data]\nvocabulary = "mine.json"',
             "model.vocab_size is 0, so the tokenizer would decide it",
         ),
+        (
+            '[model]\nhidden_size = 64\n[data]\nmixture = "a=1,b=2"',
+            "model.vocab_size is 0, so the tokenizer would decide it",
+        ),
         ("[model]\n[data]\nvocabulary = 1", "data.vocabulary must be a text"),
         ("[train]\nsteps = 1", "model must be a table; it is missing"),
         ("[model]\nvocab_size = 8\nhiden_size = 64", "did you mean hidden_size"),

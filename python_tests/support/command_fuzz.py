@@ -52,6 +52,9 @@ COMMANDS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...], tuple[st
         ("--model", "--machine", "--json", "--plot", "--timeline", "--write-config"),
         ("--dtype", "--layout", "--recompute", "--overlap", "--what"),
     ),
+    ("tokenize", "--text", "text", "--out", "new"): (
+        ("--append-id", "--workers"), ("--text", "--out", "--vocabulary"), ("--field", "--what"),
+    ),
     ("train", "--print-config"): (
         ("--nproc", "--train.steps", "--optim.lr", "--model.num_layers", "--train.threads",
          "--model.hidden_size", "--data.held_out"),
