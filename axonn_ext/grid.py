@@ -76,6 +76,7 @@ class Grid:
             for axis, stride, size in zip(AXES, strides, sizes, strict=True)
         }
         self._alone: ProcessGroup | None = None
+        self._neighbours: dict[tuple[str, int], AxisGroup] = {}
         self._groups = {
             axis: self._make_group(axis, stride) for axis, stride in zip(AXES, strides, strict=True)
         }
@@ -135,6 +136,25 @@ class Grid:
     def group(self, axis: str) -> ProcessGroup:
         """Returns this rank's c10d process group along an axis."""
         return self.axis(axis).process_group
+
+    def neighbours(self, axis: str, count: int) -> AxisGroup:
+        """Returns the group of this rank and its neighbours along an axis, `count` together.
+
+        They are the ranks of the axis from a multiple of count on. All ranks of the grid must ask
+        for the same groups in the same order; a group is made when it is first asked for.
+        Raises ValueError if count does not divide the axis.
+        """
+        whole = self.axis(axis)
+        if count < 1 or whole.size % count:
+            raise ValueError(f"count must divide {axis}={whole.size}, got {count}")
+        if count == whole.size:
+            return whole
+        key = (axis, count)
+        if key not in self._neighbours:
+            ranks = dist.get_process_group_ranks(whole.process_group)
+            first = whole.rank - whole.rank % count
+            self._neighbours[key] = self._group_of(axis, ranks[first : first + count])
+        return self._neighbours[key]
 
     @property
     def device_mesh(self) -> DeviceMesh:

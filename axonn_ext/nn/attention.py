@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from axonn_ext import collectives
 from axonn_ext.grid import Grid
 from axonn_ext.nn.linear import Linear
 from axonn_ext.nn.norm import HeadNorm
 from axonn_ext.nn.sequences import KeyValueCache, Places
 from axonn_ext.nn.sharded import Init, own_rows
 from axonn_ext.spec.model import RopeScaling
+from axonn_ext.spec.rules import ranks_of_a_kv_head
 
 
 class Rotary(nn.Module):
@@ -83,6 +85,10 @@ class Attention(nn.Module):
                                rows, and as many bytes
         replicated             sequences over (data, z), heads over x; all y ranks compute the same
 
+    Where x is a multiple of the key-value heads, x / heads ranks share one: they gather its qkv
+    features, and each attends with its own queries. No weight is held twice. This is one more
+    all-gather, and a reduce-scatter in backward.
+
     head_norm_eps: where given, RMSNorms over the features of a head normalise queries and keys
     before they are rotated (q_norm, k_norm), as in Qwen3. bias: of qkv and, unless out_bias is
     given, of the out-projection.
@@ -129,11 +135,14 @@ class Attention(nn.Module):
         self.rotary = rotary
         head_axes = ("x", "y") if heads_over_y else ("x",)
         parts = grid.num_parts(head_axes)
-        if self.num_kv_heads % parts:
+        shared = ranks_of_a_kv_head(num_heads, self.num_kv_heads, parts)
+        if not shared or (shared > 1 and heads_over_y):
             raise ValueError(
                 f"Attention: num_kv_heads={self.num_kv_heads} must be divisible by {parts} "
                 f"(axes {', '.join(f'{a}={grid.size(a)}' for a in head_axes)})"
             )
+        self._sharing = grid.neighbours("x", shared) if shared > 1 else None
+        self._algorithm = algorithm
         heads = num_heads + 2 * self.num_kv_heads
         moved_dim = int(heads_over_y)
         linear = partial(
@@ -174,6 +183,8 @@ class Attention(nn.Module):
                 "sequences of a (data, z) group, or use heads_over_y or layout 'replicated'"
             )
         q_per_kv = self.num_heads // self.num_kv_heads
+        if self._sharing is not None:
+            qkv, q_per_kv = self._own_heads(self._gather(qkv)), q_per_kv // self._sharing.size
         t = qkv.unflatten(0, (-1, sequence_length)).unflatten(-1, (-1, q_per_kv + 2, self.head_dim))
         q, k, v = (u.flatten(2, 3).transpose(1, 2) for u in t.split((q_per_kv, 1, 1), dim=3))
         if self.q_norm is not None and self.k_norm is not None:
@@ -191,6 +202,21 @@ class Attention(nn.Module):
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q_per_kv > 1
         )
         return self.out(out.transpose(1, 2).flatten(2).flatten(0, 1))
+
+    def _gather(self, qkv: Tensor) -> Tensor:
+        """Returns the features of a key-value head, of which each rank that shares it has a part.
+
+        Backward sums what the ranks have computed from the whole.
+        """
+        assert self._sharing is not None
+        return collectives.all_gather(qkv, self._sharing, dim=1, algorithm=self._algorithm)
+
+    def _own_heads(self, group: Tensor) -> Tensor:
+        """Returns this rank's queries, and the key and value, of a group of heads [rows, ...]."""
+        assert self._sharing is not None
+        queries, rest = group.split([group.shape[1] - 2 * self.head_dim, 2 * self.head_dim], 1)
+        own = queries.chunk(self._sharing.size, 1)[self._sharing.rank]
+        return torch.cat([own, rest], 1)
 
     def _own(self, of_group: Tensor | None) -> Tensor | None:
         """Returns the part for the sequences that this rank attends over."""

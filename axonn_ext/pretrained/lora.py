@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -35,7 +36,7 @@ def add_adapters(
         raise ValueError(f"add_adapters: rank must be >= 1, got {rank}")
     if adapters_of(model):
         raise ValueError("add_adapters: the model has adapters; merge them first")
-    found = {name: _targets_of(model, name, linear) for name, linear in _linears(model)}
+    found = {name: _targets_of(model, name) for name, _ in _linears(model)}
     every = [target for each in found.values() for target in each]
     unknown = [t for t in targets if t != ALL_LINEAR and not any(_is(each, t) for each in every)]
     if unknown or not targets:
@@ -48,7 +49,9 @@ def add_adapters(
     for name, linear in _linears(model):
         wanted = [t for t in found[name] if any(_is(t, target) for target in targets)]
         if wanted:
-            adapter = Adapter(linear, wanted, rank=rank, alpha=alpha)
+            stored = model.stored(f"{name}.weight")
+            placed = [_placed(target, stored, linear) for target in wanted]
+            adapter = Adapter(linear, placed, rank=rank, alpha=alpha)
             initialize(adapter, seed=seed, prefix=f"{name}.adapter")
             made.append((linear, adapter))
     model.requires_grad_(False)
@@ -63,7 +66,7 @@ def _is(target: Target, wanted: str) -> bool:
 
 def target_names(model: Transformer) -> list[str]:
     """Returns the full names of all Linears that can be targets, with or without adapters."""
-    found = (_targets_of(model, name, linear) for name, linear in _linears(model))
+    found = (_targets_of(model, name) for name, _ in _linears(model))
     return [target.name for targets in found for target in targets]
 
 
@@ -102,30 +105,32 @@ def _linears(model: Transformer) -> Iterator[tuple[str, Linear]]:
             yield name, module
 
 
-def _targets_of(model: Transformer, name: str, linear: Linear) -> list[Target]:
+def _targets_of(model: Transformer, name: str) -> list[Target]:
     """Returns what can be updated alone: the Linears of Hugging Face's model that this one has."""
     stored = model.stored(f"{name}.weight")
-    if len(stored.parts) == 1:
-        [(public, rows)] = stored.parts
-        return [Target(public.removesuffix(".weight"), rows, order=stored.order)]
+    order = stored.order if len(stored.parts) == 1 else None
     return [
-        Target(public.removesuffix(".weight"), rows, columns=_columns(stored, number, linear))
-        for number, (public, rows) in enumerate(stored.parts)
+        Target(public.removesuffix(".weight"), rows, order=order) for public, rows in stored.parts
     ]
 
 
-def _columns(stored: Stored, number: int, linear: Linear) -> torch.Tensor:
-    """Returns which of this rank's rows of a fused weight are of one of its parts.
+def _placed(target: Target, stored: Stored, linear: Linear) -> Target:
+    """Returns the target with its columns of this rank's output, if it is a part of the Linear.
 
-    In each part they follow each other as they do there, and each rank has as many.
+    In each part they follow each other as they do there, and each rank has as many. Raises
+    ValueError where that is not so, because ranks of x share a key-value head.
     """
+    if len(stored.parts) == 1:
+        return target
     assert stored.order is not None
+    number = stored.names.index(f"{target.name}.weight")
     axis = linear.grid.axis("x" if linear.role == "expand" else "y")
-    rows = linear.out_features // axis.size
-    own = stored.order[axis.rank * rows : (axis.rank + 1) * rows]
     first = sum(count for _, count in stored.parts[:number])
-    count = stored.parts[number][1]
-    columns = ((own >= first) & (own < first + count)).nonzero().flatten()
-    each = count // axis.size
-    assert torch.equal(own[columns], first + axis.rank * each + torch.arange(each))
-    return columns
+    inside = (stored.order >= first) & (stored.order < first + target.size)
+    of_ranks = inside.view(axis.size, -1)
+    if not bool((of_ranks.sum(1) * axis.size == target.size).all()):
+        raise ValueError(
+            f"add_adapters: {target.short_name} needs an x that divides the key-value heads, got "
+            f"x={axis.size}"
+        )
+    return dataclasses.replace(target, columns=of_ranks[axis.rank].nonzero().flatten())

@@ -28,20 +28,31 @@ class BrokenRule(NamedTuple):
         return f"{self.what}: {self.value} must be divisible by {self.parts} ({sizes})"
 
 
+def ranks_of_a_kv_head(num_heads: int, num_kv_heads: int, parts: int) -> int:
+    """Returns how many of `parts` ranks compute with the same key-value head.
+
+    1: the ranks divide the key-value heads. More: these divide the ranks, which divide the heads.
+    0: neither, so that a rank cannot have whole heads.
+    """
+    if num_kv_heads % parts == 0:
+        return 1
+    return parts // num_kv_heads if parts % num_kv_heads == num_heads % parts == 0 else 0
+
+
 def broken_rules(
-    model: ModelConfig, parallel: ParallelConfig, grid: GridShape, batch_size: int
-) -> Iterator[BrokenRule]:
+    model: ModelConfig, parallel: ParallelConfig, grid: GridShape, batch_size: int,
+    *, shared_heads: bool = True,
+) -> Iterator[BrokenRule]:  # fmt: skip
     """Yields every rule that is broken; nothing if the model runs.
 
-    batch_size: the sequences of one micro-batch over all data and z coordinates. The rules are
-    exact: a model that keeps all of them runs, any other raises an error (the rules are listed in
-    docs/architecture.md).
+    batch_size: the sequences of one micro-batch over all data and z coordinates. shared_heads:
+    whether several ranks of x may share a key-value head. The rules are exact: a model that keeps
+    all of them runs, any other raises an error (the rules are listed in docs/architecture.md).
     """
     sharded, tokens = parallel.sharded, batch_size * model.sequence_length
     over_y = sharded and not parallel.heads_over_y
     rules: list[tuple[str, int, tuple[str, ...]]] = [
         (_SEQUENCES, batch_size, ("data", "z", "y") if over_y else ("data", "z")),
-        ("num_kv_heads", model.kv_heads, ("x", "y") if parallel.heads_over_y else ("x",)),
         ("hidden_size", model.hidden_size, ("y", "z")),
         ("qkv features", model.qkv_size, ("x", "z")),
         ("intermediate_size", model.mlp_size, ("x",)),
@@ -53,6 +64,10 @@ def broken_rules(
             ("tokens of a micro-batch (residual rows)", tokens, ("data", "z", "x")),
             ("tokens of a micro-batch (MLP rows)", tokens, ("data", "z", "y")),
         ]
+    shares = shared_heads and not parallel.heads_over_y
+    if not shares or not ranks_of_a_kv_head(model.num_heads, model.kv_heads, grid.x):
+        over = ("x", "y") if parallel.heads_over_y else ("x",)
+        rules.insert(1, ("num_kv_heads", model.kv_heads, over))
     for what, value, axes in rules:
         parts = math.prod(getattr(grid, axis) for axis in axes)
         if value % parts:

@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
 from axonn_ext import (
@@ -99,6 +100,29 @@ def test_equals_one_process(pool, world_size, config, parallel):
 @pytest.mark.parametrize("config", ["gpt2", "llama"])
 def test_ways_to_run(pool, config, parallel):
     for failures in pool(4).run(check_grids, 4, CONFIGS[config], PARALLEL[parallel]):
+        assert not failures, "\n".join(failures)
+
+
+def grids_of_few_heads(config: ModelConfig, options: str) -> list[str]:
+    """Of x that is a multiple of the key-value heads."""
+    grids = (GridShape(4), GridShape(2, 2), GridShape(4, 2), GridShape(2, 1, 2, 2))
+    failures = []
+    for shape in (g for g in grids if g.size == dist.get_world_size() and g.x > config.kv_heads):
+        assert not models.check(config, PARALLEL[options], shape, batch_size=BATCH), shape
+        errors = run_on_grid(shape, config, PARALLEL[options], torch.float64)
+        failures += [f"{shape} {name}: {e:.1e}" for name, e in errors.items() if not e < 1e-11]
+    return failures
+
+
+@pytest.mark.parametrize("options", ["sharded", "replicated", "recompute"])
+@pytest.mark.parametrize(
+    ("kv_heads", "world_size"), [(1, 4), (2, 4), pytest.param(1, 8, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("name", ["llama", "qwen3-wide"])
+def test_ranks_share_key_value_heads(pool, name, kv_heads, world_size, options):
+    # 8 heads and the key-value heads have features that x and z divide.
+    config = dataclasses.replace(CONFIGS[name], num_kv_heads=kv_heads)
+    for failures in pool(world_size).run(grids_of_few_heads, config, options):
         assert not failures, "\n".join(failures)
 
 

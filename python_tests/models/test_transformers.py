@@ -56,7 +56,13 @@ GRIDS = {
     1: [GridShape()],
     2: factorisations(2),
     4: factorisations(4),
-    8: [GridShape(2, 2, 2), GridShape(4, 2), GridShape(2, 1, 2, 2), GridShape(1, 2, 2, 2)],
+    8: [
+        GridShape(2, 2, 2),
+        GridShape(4, 2),
+        GridShape(2, 1, 2, 2),
+        GridShape(1, 2, 2, 2),
+        GridShape(8),  # more than key-value heads
+    ],
 }
 
 
