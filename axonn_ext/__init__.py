@@ -10,6 +10,8 @@
     axonn_ext.from_pretrained, save_pretrained   Hugging Face's models, on any grid
     axonn_ext.add_adapters, merge_adapters       low-rank adapters (LoRA), in PEFT's format
     axonn_ext.generate, Sampling                 what follows a prompt, on any grid
+    axonn_ext.parallelize, auto_parallelize      models that others wrote, on any grid
+    axonn_ext.global_mean                        a loss, as the mean over the rows of all ranks
     axonn_ext.checkpoint                         saves and loads, on any grid
     axonn_ext.trace_communication                what crosses ranks, in bytes
     axonn_ext.planner                            finds the fastest grid, and predicts its memory
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from axonn_ext.gradients import clip_grad_norm_, sync_gradients
     from axonn_ext.grid import Grid
     from axonn_ext.nn import initialize
+    from axonn_ext.placement import auto_parallelize, global_mean, parallelize
     from axonn_ext.pretrained import (
         add_adapters,
         from_pretrained,
@@ -54,12 +57,14 @@ __all__ = [
     "Sampling",
     "__version__",
     "add_adapters",
+    "auto_parallelize",
     "checkpoint",
     "clip_grad_norm_",
     "from_pretrained",
     "full_gradients",
     "full_state_dict",
     "generate",
+    "global_mean",
     "initialize",
     "load_adapter",
     "load_full_state_dict",
@@ -68,6 +73,7 @@ __all__ = [
     "nn",
     "ops",
     "overlap",
+    "parallelize",
     "planner",
     "save_adapter",
     "save_pretrained",
@@ -87,15 +93,18 @@ _HOMES = {
     "GridShape": "grid",
     "Sampling": "generation",
     "add_adapters": "pretrained",
+    "auto_parallelize": "placement",
     "clip_grad_norm_": "gradients",
     "from_pretrained": "pretrained",
     "full_gradients": "state",
     "full_state_dict": "state",
     "generate": "generation",
+    "global_mean": "placement",
     "initialize": "nn",
     "load_adapter": "pretrained",
     "load_full_state_dict": "state",
     "merge_adapters": "pretrained",
+    "parallelize": "placement",
     "save_adapter": "pretrained",
     "save_pretrained": "pretrained",
     "symmetric_memory_bytes_in_use": "_library",

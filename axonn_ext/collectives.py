@@ -10,12 +10,15 @@ The gradient of a sum over ranks depends on what the ranks do with the sum, so t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from axonn_ext import ops  # noqa: F401  (registers torch.ops.axonn)
+from axonn_ext import ops, settings  # noqa: F401  (ops registers torch.ops.axonn)
 from axonn_ext.grid import AxisGroup
 from axonn_ext.ops._arguments import check_tensor
 
@@ -81,6 +84,37 @@ def copy_to(input: Tensor, axis: AxisGroup, *, algorithm: str = "auto") -> Tenso
     return _CopyTo.apply(input, axis.name, axis.size, algorithm)
 
 
+def all_to_all(
+    input: Tensor, axis: AxisGroup, *, send: Sequence[int], receive: Sequence[int]
+) -> Tensor:
+    """Returns the rows that the ranks of the axis send to this rank, in the order of the ranks.
+
+        input   [sum(send), ...]     the first send[0] rows are for rank 0, the next for rank 1, ...
+        result  [sum(receive), ...]  receive[i] rows come from rank i
+
+    Backward: the reverse exchange of the gradient. Collectives: one all_to_all_single of c10d.
+
+    Unlike the other functions, this is no op of ours, and c10d does not compare the calls of the
+    ranks. On CPUs a rank waits for its peers for AXONN_TIMEOUT_SECONDS at most, and so does a rank
+    whose peers pass other numbers or make another call: then it raises RuntimeError. On GPUs
+    NCCL's watchdog ends the process. Callers that do not know that the ranks agree must compare
+    them first.
+
+    Raises ValueError if `send` does not add up to the rows of input, or has another length than the
+    axis has ranks; RuntimeError if a peer dies or does not come in time.
+    """
+    check_tensor("all_to_all", "input", input)
+    if len(send) != axis.size or len(receive) != axis.size or sum(send) != len(input):
+        raise ValueError(
+            f"all_to_all: send and receive must have {axis.size} numbers each, and send must add "
+            f"up to input.size(0)={len(input)}, got {list(send)} and {list(receive)}"
+        )
+    if axis.size == 1:
+        return input
+    refuse_transforms("all_to_all")
+    return _AllToAll.apply(input, axis, list(send), list(receive))
+
+
 def refuse_transforms(what: str) -> None:
     """Raises NotImplementedError under a transform of torch.func.
 
@@ -112,3 +146,36 @@ class _CopyTo(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         return torch.ops.axonn.all_reduce(dy, "sum", *ctx.axis), None, None, None
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, axis: AxisGroup, send: list[int], receive: list[int]
+    ) -> Tensor:
+        ctx.axis, ctx.send, ctx.receive = axis, send, receive
+        return _exchange(input, axis, send, receive)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return _exchange(dy, ctx.axis, ctx.receive, ctx.send), None, None, None
+
+
+def _exchange(input: Tensor, axis: AxisGroup, send: list[int], receive: list[int]) -> Tensor:
+    output = input.new_empty(sum(receive), *input.shape[1:])
+    group = axis.process_group
+    try:
+        work = dist.all_to_all_single(
+            output, input.contiguous(), receive, send, group=group, async_op=True
+        )
+        if input.is_cpu:
+            # c10d's own limit is that of init_process_group, 30 minutes if nothing else was said.
+            work.wait(timedelta(seconds=settings.load().timeout_seconds))
+        else:
+            work.wait()  # makes the current stream wait, not the host
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"all_to_all along {axis.axis} ({axis.size} ranks, this is number {axis.rank}): a peer "
+            f"died, did not come within AXONN_TIMEOUT_SECONDS or passed other sizes: {error}"
+        ) from error
+    return output

@@ -157,6 +157,11 @@ class Grid:
         return self._neighbours[key]
 
     @property
+    def device_type(self) -> str:
+        """The type of device whose tensors the groups communicate: "cuda" over NCCL, else "cpu"."""
+        return _device_type(self.group("x"))
+
+    @property
     def device_mesh(self) -> DeviceMesh:
         """The grid as a DeviceMesh of torch, over the same groups; dims are named like the axes."""
         if self._mesh is None:

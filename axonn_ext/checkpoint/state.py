@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from axonn_ext.checkpoint.errors import CheckpointError
 from axonn_ext.checkpoint.shards import Shard
-from axonn_ext.nn.sharded import ShardedModule, sharded_parameters
+from axonn_ext.nn.sharded import declaration_of, sharded_parameters
 from axonn_ext.optim import AdamW
 
 Optimizer = AdamW | torch.optim.Optimizer
@@ -44,10 +44,10 @@ class PlacedParameter:
 def placed_parameters(model: nn.Module) -> Iterator[PlacedParameter]:
     """Yields every parameter once.
 
-    A model without any module of axonn_ext.nn has each parameter whole on every rank. Raises
-    ValueError for a model that mixes both.
+    A model in which no module says how a grid splits it has each parameter whole on every rank.
+    Raises ValueError for a model in which only some modules do.
     """
-    if any(isinstance(module, ShardedModule) for module in model.modules()):
+    if any(declaration_of(module) is not None for module in model.modules()):
         for p in sharded_parameters(model):
             offsets, _ = p.grid.local_block(p.spec.full_sizes, p.spec.dims)
             yield PlacedParameter(p.name, p.parameter, p.spec.full_sizes, tuple(offsets))

@@ -7,7 +7,7 @@ has to hold more than its block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from axonn_ext import ops  # noqa: F401  (registers torch.ops.axonn)
 from axonn_ext.grid import Dims, Grid
+
+_DECLARATION = "_axonn_declaration"  # the attribute of a module that `declare` sets
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,14 @@ class ParameterSpec:
     summed_over  the axes over which `sync_gradients` must sum the gradient after backward: the axes
                  that split the rows from which it is computed, without those over which backward
                  has already summed it
+    init         the distribution of the initial values; None: they come from elsewhere, and
+                 `initialize` refuses the parameter
     """
 
     full_sizes: tuple[int, ...]
     dims: Dims
     summed_over: tuple[str, ...]
-    init: Init
+    init: Init | None
 
 
 class WeightSource(Protocol):
@@ -104,6 +108,32 @@ class ShardedModule(nn.Module):
 
 
 @dataclass(frozen=True)
+class Declaration:
+    """How a grid treats the own parameters of a module that is not a ShardedModule."""
+
+    grid: Grid
+    specs: Mapping[str, ParameterSpec]  # by the name within the module
+
+
+def declare(module: nn.Module, grid: Grid, specs: Mapping[str, ParameterSpec]) -> None:
+    """Says how the grid treats the own parameters of any module, which keeps its class.
+
+    The declaration is an attribute of the module, so copies of the module have it, too. A later one
+    replaces it.
+    """
+    setattr(module, _DECLARATION, Declaration(grid, dict(specs)))
+
+
+def declaration_of(module: nn.Module) -> Declaration | None:
+    """Returns how a grid treats the module's own parameters; None if nothing says it."""
+    if isinstance(module, ShardedModule):
+        return Declaration(module.grid, module.specs)
+    found = getattr(module, _DECLARATION, None)
+    assert found is None or isinstance(found, Declaration)
+    return found
+
+
+@dataclass(frozen=True)
 class ShardedParameter:
     """A parameter of a tree of modules, with its full name."""
 
@@ -116,8 +146,8 @@ class ShardedParameter:
 def sharded_parameters(module: nn.Module) -> Iterator[ShardedParameter]:
     """Yields every parameter of `module` and its submodules once, tied ones under the first name.
 
-    Raises ValueError for a parameter of a module that is not a ShardedModule, because it is not
-    known over which axes its gradient must be summed.
+    Raises ValueError for a parameter of a module that is neither a ShardedModule nor declared,
+    because it is not known over which axes its gradient must be summed.
     """
     seen: set[int] = set()
     for prefix, owner in module.named_modules():
@@ -126,12 +156,14 @@ def sharded_parameters(module: nn.Module) -> Iterator[ShardedParameter]:
                 continue
             seen.add(id(parameter))
             full_name = f"{prefix}.{name}" if prefix else name
-            if not isinstance(owner, ShardedModule):
+            declared = declaration_of(owner)
+            if declared is None or name not in declared.specs:
                 raise ValueError(
                     f"parameter {full_name} belongs to a {type(owner).__name__}, which does not "
-                    "say how the grid splits it; use the modules of axonn_ext.nn"
+                    "say how the grid splits it; use the modules of axonn_ext.nn, or construct it "
+                    "inside auto_parallelize"
                 )
-            yield ShardedParameter(full_name, parameter, owner.specs[name], owner.grid)
+            yield ShardedParameter(full_name, parameter, declared.specs[name], declared.grid)
 
 
 @torch.no_grad()
@@ -140,9 +172,20 @@ def initialize(module: nn.Module, *, seed: int, prefix: str = "") -> None:
 
     prefix: the name of `module` in the model, if it is part of one. This needs no communication and
     no memory beyond the parameters.
+
+    Raises ValueError, before it changes anything, for a parameter whose distribution is not known:
+    one that auto_parallelize or parallelize took from another module.
     """
-    for p in sharded_parameters(module):
+    parameters = list(sharded_parameters(module))
+    unknown = [p.name for p in parameters if p.spec.init is None]
+    if unknown:
+        raise ValueError(
+            f"initialize: the distribution of {unknown[0]} is not known (nor of "
+            f"{len(unknown) - 1} other parameters), since its values came from another module"
+        )
+    for p in parameters:
         init = p.spec.init
+        assert init is not None
         if init.distribution == "constant":
             p.parameter.fill_(init.a)
             continue

@@ -29,11 +29,13 @@ PAGES = (
 INTERFACES = (DOCS / "interfaces.md").read_text()
 ARCHITECTURE = (DOCS / "architecture.md").read_text()
 GLOSSARY = (DOCS / "glossary.md").read_text()
-RUN = README + (DOCS / "checkpoints.md").read_text() + (DOCS / "hugging_face.md").read_text()
+RUN = README + "".join(
+    (DOCS / f"{page}.md").read_text() for page in ("checkpoints", "hugging_face", "parallelize")
+)
 BLOCKS = re.findall(r"```python\n(.*?)```", RUN, re.DOTALL)
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(6))
 def test_python_of_the_pages_runs_on_two_ranks(tmp_path: Path, block: int):
     script = tmp_path / "example.py"
     script.write_text(BLOCKS[block])
@@ -41,7 +43,7 @@ def test_python_of_the_pages_runs_on_two_ranks(tmp_path: Path, block: int):
     command += ["--master-port", "0", "--standalone", str(script)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
-    assert len(run.stdout.splitlines()) == (2, 3, 1, 2)[block], run.stdout
+    assert len(run.stdout.splitlines()) == (2, 3, 1, 2, 7, 4)[block], run.stdout
 
 
 def test_ten_lines_are_ten():

@@ -30,7 +30,7 @@ LAYERS = (
     ("models",),
     ("pipeline", "optim", "data"),
     ("checkpoint", "memorization", "watchdog"),
-    ("generation", "pretrained"),
+    ("generation", "placement", "pretrained"),
     ("__init__",),  # the public names, which the trainer uses as a user would
     ("calibrate",),
     ("train",),

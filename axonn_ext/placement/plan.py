@@ -1,0 +1,63 @@
+"""What `parallelize` does with each module of a tree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+KINDS = ("expand", "contract", "embedding", "table", "norm", "plain", "local_heads")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What becomes of one module.
+
+    kind     expand, contract: a Linear of that role; embedding: its vocabulary over x and z, its
+             features over y; table: an embedding of which each rank keeps the features over y
+             alone; norm: its features over y; plain: it stays as it is, whole on every rank
+    what     its class and sizes
+    arrives  the layout of its input's features: "y", "x", "whole"; empty for token ids
+    leaves   the layout of its output's features
+    reason   why a module stays plain
+    """
+
+    kind: str
+    what: str
+    arrives: str
+    leaves: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The placements of a tree of modules, by name. `print(plan)` shows them.
+
+    Modules without parameters are not listed. notes: outputs of the model that are split.
+    """
+
+    grid: str
+    placements: Mapping[str, Placement]
+    notes: tuple[str, ...] = field(default=())
+
+    def plain(self) -> dict[str, str]:
+        """Returns the modules that stay plain, with the reasons."""
+        return {name: p.reason for name, p in self.placements.items() if p.kind == "plain"}
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        """Yields the table; what repeats from layer to layer takes one line."""
+        counts: dict[tuple[str, Placement], int] = {}
+        for name, placement in self.placements.items():
+            pattern = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+            counts[pattern, placement] = counts.get((pattern, placement), 0) + 1
+        yield f"parallelize on {self.grid}:"
+        width = max((len(name) for name, _ in counts), default=0)
+        for (name, p), count in counts.items():
+            times = f"  ({count} of them)" if count > 1 else ""
+            way = f"{p.arrives or 'ids'} -> {p.leaves}"
+            why = f": {p.reason}" if p.reason else ""
+            yield f"  {name:{width}}  {p.kind:9} {way:14} {p.what}{why}{times}"
+        yield from (f"  {note}" for note in self.notes)

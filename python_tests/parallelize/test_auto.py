@@ -1,0 +1,344 @@
+"""auto_parallelize: the gradients of the plain model on every grid, and what stays plain."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from axonn_ext import (
+    GridShape,
+    auto_parallelize,
+    checkpoint,
+    clip_grad_norm_,
+    full_gradients,
+    full_state_dict,
+    global_mean,
+    initialize,
+    load_full_state_dict,
+    optim,
+    overlap,
+    sync_gradients,
+    trace_communication,
+)
+from axonn_ext.grid import Grid
+from grids import factorisations, grid_of, relative_error
+
+IN, HIDDEN, CLASSES = 16, 24, 3
+MAX_NORM = 0.01
+
+
+class Net(nn.Module):
+    """A head of 3 classes, which no grid of several x ranks divides, and an initialisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(IN, HIDDEN)
+        self.norm = nn.LayerNorm(HIDDEN)
+        self.rest = nn.Sequential(nn.Linear(HIDDEN, IN, bias=False), nn.GELU(), nn.Linear(IN, 8))
+        self.head = nn.Linear(8, CLASSES)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rest(self.norm(self.first(x))))
+
+
+def made(grid: Grid, model: Callable[[], nn.Module] = Net, seed: int = 3) -> nn.Module:
+    torch.manual_seed(seed)
+    with auto_parallelize(grid):
+        return model().double()
+
+
+def plain(model: Callable[[], nn.Module] = Net, seed: int = 3) -> nn.Module:
+    torch.manual_seed(seed)
+    return model().double()
+
+
+def rows_of(rank: int, ragged: bool) -> int:
+    return (0, 5, 1, 3)[rank % 4] if ragged else 3
+
+
+def errors_of(shape: GridShape, ragged: bool) -> dict[str, float]:
+    """Relative errors of output, loss, norm, and the gradients of input and parameters."""
+    grid = grid_of(shape)
+    reference, model = plain(), made(grid)
+    counts = [rows_of(rank, ragged) for rank in range(grid.world_size)]
+    if ragged:
+        counts[-1] += 1  # not all empty on one rank
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(sum(counts), 2, IN, generator=generator, dtype=torch.float64)
+    labels = torch.randint(CLASSES, (sum(counts), 2), generator=generator)
+    x_ref = x.clone().requires_grad_()
+    y_ref = reference(x_ref)
+    loss_ref = F.cross_entropy(y_ref.flatten(0, 1), labels.flatten())
+    loss_ref.backward()
+    norm_ref = nn.utils.clip_grad_norm_(reference.parameters(), MAX_NORM)
+
+    own = x.split(counts)[grid.rank].clone().requires_grad_()
+    own_labels = labels.split(counts)[grid.rank].flatten()
+    y = model(own)
+    total = F.cross_entropy(y.flatten(0, 1), own_labels, reduction="sum")
+    loss = global_mean(total, own_labels.numel(), grid)
+    loss.backward()
+    sync_gradients(model)
+    norm = clip_grad_norm_(model, MAX_NORM)
+    found = {"y": y, "loss": loss, "norm": norm, "x": own.grad} | full_gradients(model)
+    want = {n: p.grad for n, p in reference.named_parameters()}
+    want |= {"y": y_ref.split(counts)[grid.rank], "loss": loss_ref, "norm": norm_ref}
+    want["x"] = x_ref.grad.split(counts)[grid.rank]
+    assert found.keys() == want.keys()
+    return {n: relative_error(t, want[n]) if t.numel() else 0.0 for n, t in found.items()}
+
+
+def check_grids(world_size: int, ragged: bool) -> list[str]:
+    grids = factorisations(world_size) if world_size < 8 else EIGHT
+    return [
+        f"{shape} {name}: {error:.1e}"
+        for shape in grids
+        for name, error in errors_of(shape, ragged).items()
+        if not error < 1e-12  # in fp64 anything above is an error of the algorithm
+    ]
+
+
+EIGHT = [GridShape(2, 2, 2), GridShape(4, 2), GridShape(2, 4), GridShape(1, 2, 2, 2)]
+
+
+@pytest.mark.parametrize("ragged", [False, True], ids=["equal", "ragged"])
+@pytest.mark.parametrize("world_size", [1, 2, 4, pytest.param(8, marks=pytest.mark.slow)])
+def test_equals_the_plain_model(pool, world_size, ragged):
+    for failures in pool(world_size).run(check_grids, world_size, ragged):
+        assert not failures, "\n".join(failures)
+
+
+def split_and_whole(shape: GridShape) -> dict[str, tuple[int, ...]]:
+    model = made(grid_of(shape))
+    return {name: tuple(p.shape) for name, p in model.named_parameters()}
+
+
+def test_a_rank_keeps_its_blocks(pool):
+    """Not only the results: weights [N / (Gx Gz), K / Gy], biases [N / Gx], the rest whole."""
+    for shapes in pool(4).run(split_and_whole, GridShape(x=2, y=2)):
+        assert shapes["first.weight"] == (HIDDEN // 2, IN // 2)
+        assert shapes["first.bias"] == (HIDDEN // 2,)
+        assert shapes["rest.0.weight"] == (IN // 2, HIDDEN // 2)
+        assert shapes["norm.weight"] == (HIDDEN,)
+        assert shapes["head.weight"] == (CLASSES, 8)
+    for shapes in pool(4).run(split_and_whole, GridShape(y=2, z=2)):
+        assert shapes["first.weight"] == (HIDDEN // 2, IN // 2)
+        assert shapes["first.bias"] == (HIDDEN,)
+
+
+def values_after_a_seed(shape: GridShape) -> bool:
+    """Also those that the model's own constructor drew; load_full_state_dict takes plain ones."""
+    grid = grid_of(shape)
+    model, want = made(grid), plain(seed=3).state_dict()
+    state = full_state_dict(model)
+    same = state.keys() == want.keys() and all(torch.equal(state[n], t) for n, t in want.items())
+    other = plain(seed=8).state_dict()
+    load_full_state_dict(model, other)
+    state = full_state_dict(model)
+    return same and all(torch.equal(state[n], t) for n, t in other.items())
+
+
+def test_values_are_those_of_the_plain_model(pool):
+    assert all(pool(4).run(values_after_a_seed, GridShape(2, 1, 2)))
+
+
+class Tied(nn.Module):
+    """What must stay plain, and is made in one block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(8, 8)
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+        self.odd = nn.Linear(9, 8)
+        self.good = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 8, bias=False)
+        self.head.weight = self.table.weight
+
+
+def summary_of(shape: GridShape) -> str:
+    with auto_parallelize(grid_of(shape)) as block:
+        torch.manual_seed(0)
+        model = Tied()
+    assert type(model.good).__name__ == "RowLinear" and type(model.head) is nn.Linear
+    assert model.head.weight is model.table.weight
+    return block.summary()
+
+
+def test_the_summary_names_what_stays_plain_and_why(pool):
+    for text in pool(2).run(summary_of, GridShape(y=2)):
+        lines = {line.split()[1]: line for line in text.splitlines()[1:]}
+        assert text.startswith("auto_parallelize on y=2: 1 of ")
+        assert lines["good"].startswith("  4D     good (Linear 8 -> 8)")
+        assert "in_features=9 must be divisible by 2 (axes y=2)" in lines["odd"]
+        assert lines["odd"].startswith("  plain")
+        assert "its weight is also table.weight" in lines["head"]
+        assert "NonDynamicallyQuantizableLinear" in lines["attention.out_proj"]
+        assert lines["table"].startswith("  whole  table (Embedding, 64 parameters)")
+        assert "ParametrizedLinear" in lines["normed"] or "its parameters" in lines["normed"]
+
+
+def hooks_and_threads() -> None:
+    """Nothing of torch is left changed; other threads and later modules are plain."""
+    registry = torch.nn.modules.module._global_parameter_registration_hooks
+    grid = grid_of(GridShape(x=2))
+    elsewhere: list[nn.Linear] = []
+
+    def make() -> None:
+        elsewhere.append(nn.Linear(4, 4))
+
+    with auto_parallelize(grid) as block:
+        assert len(registry) == 1
+        mine = nn.Linear(4, 4)
+        thread = threading.Thread(target=make)
+        thread.start()
+        thread.join()
+        with pytest.raises(RuntimeError, match="cannot be nested"), auto_parallelize(grid):
+            pass
+        torch.manual_seed(0)
+        nn.init.ones_(mine.weight)
+        nn.init.ones_(mine.bias)
+    assert not registry and type(nn.Linear(4, 4)) is nn.Linear
+    assert type(elsewhere[0]) is nn.Linear and type(mine).__name__ == "RowLinear"
+    assert [m.kind for m in block.modules] == ["Linear 4 -> 4"]
+    with pytest.raises(RuntimeError, match="cannot be entered twice"), block:
+        pass
+    with pytest.raises(ZeroDivisionError), auto_parallelize(grid):
+        raise ZeroDivisionError
+    assert not registry
+    with pytest.raises(TypeError, match="grid must be a Grid, got int"):
+        auto_parallelize(3)  # type: ignore[arg-type]
+
+
+def test_the_block_leaves_no_trace(pool):
+    pool(2).run(hooks_and_threads)
+
+
+def message_of(function: Callable[[], object]) -> str:
+    try:
+        function()
+    except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def construct(grid: Grid, kind: str) -> None:
+    odd = grid.rank == 1
+    torch.manual_seed(0)
+    with auto_parallelize(grid):
+        if odd:
+            nn.Linear(2, 2)  # what is dropped at once does not count
+            torch.manual_seed(kind == "seed")
+        kept = [nn.Linear(8, 16 if kind == "size" and odd else 8)]
+        if kind == "raise" and odd:
+            raise ZeroDivisionError("only here")
+    assert kept
+
+
+def construction_messages() -> list[str]:
+    grid = grid_of(GridShape(x=2))
+    kinds = ("none", "seed", "size", "raise")
+    return [message_of(lambda kind=kind: construct(grid, kind)) for kind in kinds]
+
+
+def test_what_differs_between_ranks_is_an_error_on_every_rank(pool):
+    none, seed, size, raised = zip(*pool(2).run(construction_messages), strict=True)
+    assert none == ("", "")
+    assert all("other values on rank 1 than on rank 0" in text for text in seed), seed
+    assert all("rank 1 has other parameters than rank 0 (2 and 2" in text for text in size), size
+    assert "rank 1 raised an exception" in raised[0] and "only here" in raised[1]
+
+
+def forward_messages(shape: GridShape) -> list[str]:
+    grid = grid_of(shape)
+    model = made(grid).first
+    odd = grid.rank == 1
+    ones = torch.ones(2, IN, dtype=torch.float64)
+    inputs = [
+        torch.ones(2, IN + odd, dtype=torch.float64),
+        ones.float() if odd else ones,
+        "text" if odd else ones,
+        ones.clone().requires_grad_(odd),
+        torch.ones((), dtype=torch.float64) if odd else ones,
+        ones,
+    ]
+    return [message_of(lambda x=x: model(x)) for x in inputs]
+
+
+@pytest.mark.parametrize("shape", [GridShape(x=2), GridShape(y=2), GridShape(z=2)], ids=str)
+def test_bad_input_on_one_rank_is_an_error_on_every_rank(pool, shape):
+    expected = [
+        (f"ValueError: first (Linear {IN} -> {HIDDEN}): ", f"got {IN + 1} features on rank 1"),
+        ("RuntimeError: first", "number of the dtype"),
+        ("TypeError: first", "something else on rank 1"),
+        ("RuntimeError: first", "input needs a gradient"),
+        ("ValueError: first", "got 0 features on rank 1"),
+    ]
+    for messages in pool(2).run(forward_messages, shape):
+        for message, parts in zip(messages, expected, strict=False):
+            assert all(part in message for part in parts), message
+        assert messages[-1] == "", "a refused call leaves the groups usable"
+
+
+def other_tools(folder: str) -> dict[str, object]:
+    """Optimizer, checkpoint, copy, overlap, trace, and what is refused."""
+    shape = GridShape(x=2, y=2)
+    grid = grid_of(shape)
+    model = made(grid)
+    x = torch.randn(2, IN, dtype=torch.float64, generator=torch.Generator().manual_seed(grid.rank))
+    with overlap.Orchestrator(model) as orchestrator:
+        model(x).square().sum().backward()
+        orchestrator.sync_gradients()
+    overlapped = full_gradients(model)
+    model.zero_grad()
+    model(x).square().sum().backward()
+    sync_gradients(model)
+    want = full_gradients(model)
+    optimizer = optim.AdamW(model.parameters(), lr=0.1)
+    optimizer.step()
+    checkpoint.save(folder, model=model, optimizer=optimizer)
+    twin = made(grid_of(GridShape(x=4)), seed=5)
+    checkpoint.load(folder, model=twin)
+    state, loaded = full_state_dict(model), full_state_dict(twin)
+    with trace_communication() as trace:
+        copy.deepcopy(model)(x)
+    return {
+        "overlap": max(relative_error(overlapped[n], want[n]) for n in want),
+        "loaded": all(torch.equal(state[n], loaded[n]) for n in state),
+        "moved": relative_error(state["first.weight"], plain().first.weight) > 0.01,
+        "traced": {r.collective for r in trace.records},
+        "initialize": message_of(lambda: initialize(model, seed=1)),
+    }
+
+
+def test_the_rest_of_the_package_takes_such_models(pool, tmp_path):
+    for result in pool(4).run(other_tools, str(tmp_path / "saved")):
+        assert result["overlap"] < 1e-12
+        assert result["loaded"] and result["moved"]
+        assert result["traced"] == {"all_to_all", "all_gather", "reduce_scatter"}
+        assert "distribution of " in result["initialize"]
+
+
+def meta_model(shape: GridShape) -> bool:
+    """Built on the meta device, split there, and loaded: no rank has a whole weight."""
+    grid = grid_of(shape)
+    with torch.device("meta"), auto_parallelize(grid):
+        model = Net().double()
+    assert model.first.weight.is_meta and model.first.weight.shape == (HIDDEN // 2, IN // 2)
+    model.to_empty(device="cpu")
+    load_full_state_dict(model, plain().state_dict())
+    x = torch.ones(3, IN, dtype=torch.float64)
+    return relative_error(model(x), plain()(x)) < 1e-12
+
+
+def test_a_model_on_the_meta_device(pool):
+    assert all(pool(4).run(meta_model, GridShape(2, 2)))
