@@ -1,14 +1,15 @@
 """Fine-tunes the same model with `axonn-ext finetune` and in a plain loop with transformers.
 
     python tools/finetune_compare.py --out /tmp/compare --grid x=2,y=2
-    python tools/finetune_compare.py --out /tmp/compare-lora --grid x=2,y=2 --lora 16
+    python tools/finetune_compare.py --out /tmp/compare-lora --grid x=2,y=2 --lora 16 \\
+        --base /tmp/compare/run/model
 
-Both start from the same folder (a Llama with random weights, and a tokenizer that is trained here),
-take the same batches and the same options of AdamW, and keep their losses. The plain loop has the
-model, the attention and the adapters of transformers and PEFT, in one process. Writes losses.json
-and losses.png, and prints the largest relative difference. Needs transformers, tokenizers and,
-with --lora, peft. The text is the standard library of Python: signatures are prompts, the
-docstrings that follow are completions.
+Both start from the same folder (--base, or a Llama with random weights and a tokenizer that is
+trained here), take the same batches and the same options of AdamW, and keep their losses. The
+plain loop has the model, the attention and the adapters of transformers and PEFT, in one process.
+Writes losses.json and losses.png, and prints the largest relative difference. Needs transformers,
+tokenizers and, with --lora, peft. The text is the standard library of Python: signatures are
+prompts, the docstrings that follow are completions.
 """
 
 from __future__ import annotations
@@ -171,6 +172,7 @@ def main() -> int:
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--examples", type=int, default=3000)
+    parser.add_argument("--base", type=Path, help="begin with this folder, not random weights")
     parser.add_argument("--lora", type=int, default=0, help="rank; 0: all parameters train")
     args = parser.parse_args()
     import transformers
@@ -178,7 +180,10 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     model, data, adapter = args.out / "base", args.out / "data.jsonl", args.out / "adapter"
     write_data(data, args.examples)
-    write_model(model, data, args)
+    if args.base is None:
+        write_model(model, data, args)
+    else:
+        model = args.base
     keys = [
         "--grid", args.grid, "--model", str(model), "--data", str(data), "--steps", str(args.steps),
         "--batch-size", str(args.batch_size), "--sequence-length", str(args.sequence_length),
