@@ -62,7 +62,7 @@ class ShuffledDocuments:
     The documents of epoch e stand in the order of the Permutation with the key (seed, DOCUMENTS,
     e), one after the other. Sequence q of the epoch is the tokens q S .. (q + 1) S of that stream,
     so that neighbours share one token, which is the label of one and the input of the other. The
-    last tokens of an epoch, S at most, make no sequence and are left out.
+    last tokens of an epoch, fewer than S, make no sequence and are left out.
 
     Raises: ValueError if the part is shorter than one sequence.
     """

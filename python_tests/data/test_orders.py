@@ -134,7 +134,7 @@ def test_every_token_occurs_once_an_epoch(count: int) -> None:
     streams = [epoch_of(part, epoch=epoch, seed=seed, length=8) for epoch, seed in ((0, 0), (3, 1))]
     for stream in streams:
         left_out = tokens.num_tokens - len(stream)
-        assert 0 <= left_out < 8  # S + 1 more tokens would be a sequence more
+        assert 0 <= left_out < 8  # S more tokens would be a sequence more
         assert len(set(stream)) == len(stream)
     if count > 2:
         assert streams[0] != streams[1]

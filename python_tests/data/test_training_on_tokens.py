@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from axonn_ext.data import IndexedTokens, RandomWindows, ShuffledDocuments, Trai
 from axonn_ext.data.index_writer import IndexedWriter
 from axonn_ext.inputs.token_files import TokenFiles
 from axonn_ext.terminal.errors import UserError
+from axonn_ext.train.checkpoints import _differences
+from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import Override, load_config
 from axonn_ext.train.job import prepare
 from commands import AXONN, run, small
@@ -70,6 +73,18 @@ def test_a_resumed_run_reads_on(corpus: Path, tmp_path: Path, order: str) -> Non
     losses(tmp_path / "first", **keys)
     keys |= {"checkpoint__resume": tmp_path / "first" / "checkpoints" / "step-00000036"}
     assert losses(tmp_path / "second", **keys) == expected[36:]
+
+
+def test_what_differs_in_a_resumed_run_is_told() -> None:
+    saved = dataclasses.asdict(Config())
+    for key in ("order", "mixture"):
+        del saved["data"][key]  # as an older version saved it
+    assert list(_differences(saved, dataclasses.asdict(Config()))) == []
+    overrides = (Override("data.order", "documents"),)
+    now = dataclasses.asdict(load_config(None, overrides=overrides))
+    assert list(_differences(saved, now)) == [
+        "data.order was 'windows' in the run that is continued, now 'documents'"
+    ]
 
 
 def test_two_ranks_and_the_command(corpus: Path, tmp_path: Path, capsys: Capture) -> None:
