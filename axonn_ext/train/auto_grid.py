@@ -84,6 +84,7 @@ def make_request(config: Config, world_size: int, machine: Machine) -> Request:
     """
     config.parallel_config()
     _, model = vocabulary_and_model(config, sources_of(config))
+    model = dataclasses.replace(model, sequence_length=config.model.sequence_length)
     train, parallel, overlap = config.train, config.parallel, config.overlap
     # With "at_once", collectives and memory are the same as with "on".
     carried = Overlap(
