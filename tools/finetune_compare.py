@@ -2,7 +2,7 @@
 
     python tools/finetune_compare.py --out /tmp/compare --grid x=2,y=2
     python tools/finetune_compare.py --out /tmp/compare-lora --grid x=2,y=2 --lora 16 \\
-        --base /tmp/compare/run/model
+        --base /tmp/compare/run/model --lr 3e-3
 
 Both start from the same folder (--base, or a Llama with random weights and a tokenizer that is
 trained here), take the same batches and the same options of AdamW, and keep their losses. The
@@ -171,6 +171,7 @@ def main() -> int:
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--lr", default="3e-4")
     parser.add_argument("--examples", type=int, default=3000)
     parser.add_argument("--base", type=Path, help="begin with this folder, not random weights")
     parser.add_argument("--lora", type=int, default=0, help="rank; 0: all parameters train")
@@ -187,7 +188,7 @@ def main() -> int:
     keys = [
         "--grid", args.grid, "--model", str(model), "--data", str(data), "--steps", str(args.steps),
         "--batch-size", str(args.batch_size), "--sequence-length", str(args.sequence_length),
-        "--train.eval_interval", "0", "--train.device", "cpu",
+        "--train.eval_interval", "0", "--train.device", "cpu", "--lr", args.lr,
     ]  # fmt: skip
     plain = transformers.AutoModelForCausalLM.from_pretrained(model)
     if args.lora:
@@ -196,8 +197,6 @@ def main() -> int:
         write_adapter(model, adapter, args.lora)
         plain = peft.PeftModel.from_pretrained(plain, adapter, is_trainable=True)
         keys += ["--lora", str(args.lora), "--lora.start", str(adapter)]
-    else:
-        keys += ["--lr", "3e-4"]
     ours = our_losses(args.out / "run", keys)
     config = load_config(args.out / "run" / "config.toml")
     found = list(plain_losses(plain.train(), config, batches_of(config)))

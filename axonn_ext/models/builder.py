@@ -30,9 +30,13 @@ def build(
     the model. `check` lists all broken rules without building anything.
     """
     modules = import_module(f"axonn_ext.models.{config.family}.model")
-    model: Transformer = modules.MODEL(config, grid, parallel or ParallelConfig(), dtype=dtype)
+    # Initial values are computed on the CPU, so that every device has the same bits.
+    first = "cpu" if seed is not None else device
+    model: Transformer = modules.MODEL(
+        config, grid, parallel or ParallelConfig(), dtype=dtype, device=first
+    )
     if seed is not None:
-        initialize(model, seed=seed)  # runs on the CPU, so that every device has the same bits
+        initialize(model, seed=seed)
     if torch.device(device).type != "cpu":  # `to` would fail for fake tensors
         model.to(device)
     return model

@@ -98,6 +98,7 @@ class Transformer(nn.Module, NamedState):
         parallel: ParallelConfig,
         *,
         dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
         self.config, self.grid, self.parallel = config, grid, parallel
@@ -109,7 +110,7 @@ class Transformer(nn.Module, NamedState):
         }
         # The options of norms and embeddings, then those of Linears. Without a seed the modules
         # have no values yet: `build` sets those of the whole model.
-        self._options = common | {"seed": None, "dtype": dtype}
+        self._options = common | {"seed": None, "dtype": dtype, "device": device}
         self._linear_options = self._options | {
             "save_gathered": parallel.save_gathered,
             "reshard_after_forward": parallel.reshard_after_forward,
@@ -195,7 +196,7 @@ class Transformer(nn.Module, NamedState):
             self.parallel, layout="replicated", heads_over_y=False, recompute=False
         )
         dtype = self.table.weight.dtype
-        other = type(self)(self.config, self.grid, parallel, dtype=dtype)
+        other = type(self)(self.config, self.grid, parallel, dtype=dtype, device="meta")
         for named in (self.named_parameters, self.named_buffers):
             for name, tensor in named(remove_duplicate=False):
                 owner, _, own = name.rpartition(".")

@@ -88,7 +88,7 @@ def _load(
     files = PretrainedFiles(folder)
     derived = {name for name in files.names if _DERIVED.search(name)}
     stored_dtype = files.dtype(files.names - derived)
-    model = build(config, grid, parallel, seed=None, dtype=dtype or stored_dtype)
+    model = build(config, grid, parallel, seed=None, dtype=dtype or stored_dtype, device=device)
     names = _Names(files, model)
     blocks = [_Block(p, model.stored(p.name)) for p in sharded_parameters(model)]
     if names.has_tied_head:
@@ -102,7 +102,6 @@ def _load(
     }
     check_tensors(files, expected)
     refuse_unknown(files, {*expected, *derived})
-    model.to(device)
     with torch.no_grad():
         for block in blocks:
             block.fill(files, names)

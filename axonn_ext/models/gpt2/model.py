@@ -54,7 +54,7 @@ class GPT2(Transformer):
 
     def add_positions(self) -> None:
         config = self.config
-        options = {k: self._options[k] for k in ("grid", "layout", "seed", "dtype")}
+        options = {k: self._options[k] for k in ("grid", "layout", "seed", "dtype", "device")}
         init = Init.normal(config.init_std)
         self.wpe = PositionEmbedding(
             config.sequence_length, config.hidden_size, offset=config.traits.position_offset,
