@@ -31,7 +31,7 @@ from axonn_ext.nn import Places
 from axonn_ext.optim import WarmupCosine
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import load_config
-from axonn_ext.train.corpora import examples_of, packed_batches
+from axonn_ext.train.corpora import load, packed_batches
 from axonn_ext.train.job import prepare
 from axonn_ext.train.metrics import read_metrics
 
@@ -90,9 +90,8 @@ def write_adapter(model: Path, folder: Path, rank: int) -> None:
 
 def batches_of(config: Config) -> PackedBatches:
     """Returns the batches of a run, whole."""
-    job = prepare(config, world_size=config.grid_shape().size)
-    vocabulary: Any = job.vocabulary
-    return packed_batches(config, examples_of(config, vocabulary), RowGroup())
+    examples: Any = load(prepare(config, world_size=config.grid_shape().size))
+    return packed_batches(config, examples, RowGroup())
 
 
 def plain_losses(model: Any, config: Config, batches: PackedBatches) -> Iterator[float]:

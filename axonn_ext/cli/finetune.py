@@ -18,6 +18,7 @@ from axonn_ext.planner.model_files import read_config
 from axonn_ext.terminal.arguments import MOST_PROCESSES, number, whole
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError
+from axonn_ext.train.checkpoints import AUTO
 from axonn_ext.train.config import EXAMPLES
 from axonn_ext.train.config_file import Override, load_config
 from axonn_ext.train.corpora import examples_of, packed_batches
@@ -110,9 +111,18 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Runs the command. Raises UserError for what is missing, or does not fit."""
-    overrides = _overrides(args) + train.parse_overrides(extra, "finetune")
+    if args.resume == AUTO and args.out is None:
+        raise UserError("--resume auto goes on with the run in --out FOLDER: name that folder")
+    given = train.parse_overrides(extra, "finetune")
+    overrides = _overrides(args) + given
     if not any(override.key == "train.steps" for override in overrides):
-        overrides += (Override("train.steps", str(_steps(args, overrides))),)
+        steps = _steps(args, overrides)
+        overrides += (Override("train.steps", str(steps)),)
+        if not any(override.key == "optim.warmup_steps" for override in given):
+            warmup = min(int(DEFAULTS["optim.warmup_steps"]), steps // 10)
+            overrides += (Override("optim.warmup_steps", str(warmup)),)
+    elif args.epochs is not None:
+        raise UserError("--epochs and train.steps: give one of them")
     here = argparse.Namespace(
         config=None, grid=args.grid, machine=None, nproc=args.nproc, resume=args.resume,
         out=args.out or Path("runs") / f"finetune-{time.strftime('%Y%m%d-%H%M%S')}",
@@ -150,12 +160,12 @@ def _steps(args: argparse.Namespace, overrides: tuple[Override, ...]) -> int:
     config = load_config(None, overrides=overrides)
     try:
         sources = find_sources(config.data.text, config.data.mixture)
-        vocabulary, _ = vocabulary_and_model(config, sources)
+        vocabulary, model = vocabulary_and_model(config, sources)
     except ValueError as error:
         raise UserError(str(error)) from None
     if isinstance(vocabulary, StoredVocabulary) or config.data.order != EXAMPLES:
         raise UserError("--epochs counts examples: give --steps for other data")
-    batches = packed_batches(config, examples_of(config, vocabulary), RowGroup())
+    batches = packed_batches(config, examples_of(config, vocabulary, model.vocab_size), RowGroup())
     sequences = batches.num_sequences(epochs)
     steps = math.ceil(sequences / config.train.batch_size)
     if process.this_process() is None:

@@ -123,6 +123,8 @@ class Request:
             raise UserError(*problems)
         vocabulary = _vocabulary(folder, args.vocabulary)
         texts = _texts(args)
+        # Half of a surrogate pair is legal in JSON, but no text.
+        texts = [text.encode("utf-8", "replace").decode() for text in texts]
         prompts = [vocabulary.encode_prompt(text) for text in texts]
         check_prompts(prompts, args.max_new_tokens, config.sequence_length, config.vocab_size)
         sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
@@ -166,8 +168,9 @@ def _generate(args: argparse.Namespace, request: Request, here: Process) -> None
         grid = Grid(**request.shape.as_dict())
         try:
             model = from_pretrained(
-                request.folder, grid, PARALLEL, dtype=DTYPES[args.dtype], device=device
-            )
+                request.folder, grid, PARALLEL, dtype=DTYPES[args.dtype], device=device,
+                sequence_length=_longest(request, args.max_new_tokens),
+            )  # fmt: skip
             if args.adapter is not None:
                 load_adapter(model, args.adapter)
                 merge_adapters(model)
@@ -216,11 +219,19 @@ def _show(request: Request, steps: Iterator[list[int | None]], *, as_json: bool)
     return sum(map(len, found))
 
 
+def _longest(request: Request, max_new_tokens: int) -> int | None:
+    """Returns how long sequences can become; None where positions are in a table of the model."""
+    if not request.config.traits.rotary:
+        return None
+    return max(map(len, request.prompts)) + max_new_tokens
+
+
 def _continuation(request: Request, index: int, tokens: list[int]) -> str:
     """Returns the text of new tokens, which may depend on the prompt's, such as a space."""
-    prompt = request.prompts[index]
+    prompt, count = request.prompts[index], request.vocabulary.num_tokens
     known = request.vocabulary.decode(prompt)
-    return request.vocabulary.decode(prompt + tokens)[len(known) :]
+    shown = [token for token in tokens if token < count]  # the id that ends a text may lie above
+    return request.vocabulary.decode(prompt + shown)[len(known) :]
 
 
 def _vocabulary(folder: Path, name: str | None) -> Vocabulary:
@@ -240,7 +251,7 @@ def _texts(args: argparse.Namespace) -> list[str]:
     texts = list(args.prompt)
     if args.prompts is not None:
         file = Path(args.prompts)
-        for index, line in enumerate(read_text(file).splitlines(), start=1):
+        for index, line in enumerate(read_text(file).split("\n"), start=1):
             if line.strip():
                 texts.append(_prompt_of(file, index, line))
     if not texts:
@@ -250,11 +261,11 @@ def _texts(args: argparse.Namespace) -> list[str]:
 
 def _prompt_of(file: Path, index: int, line: str) -> str:
     if file.suffix != ".jsonl":
-        return line
+        return line.removesuffix("\r")
     try:
         value = json.loads(line)
         prompt = value["prompt"] if isinstance(value, dict) else None
-    except (json.JSONDecodeError, KeyError) as error:
+    except (ValueError, KeyError, RecursionError) as error:
         what = "the field prompt" if isinstance(error, KeyError) else f"JSON ({error})"
         raise UserError(f"{file}, line {index}: expected {what}, got {line[:80]}") from None
     if not isinstance(prompt, str):

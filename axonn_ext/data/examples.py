@@ -13,15 +13,16 @@ from axonn_ext.data.source import find_text
 from axonn_ext.data.units import JSON_LINES
 from axonn_ext.data.vocabulary import TokenArray, Vocabulary
 
+_OTHER_FORMATS = (".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst", ".zip")
 _OPEN = 16  # more leave less room empty, but mix the order less
 
 
 @dataclass(frozen=True)
 class Example:
-    """Tokens, of which the first num_given are given and not learned."""
+    """Tokens, of which the first num_given, a prompt, are not learned; None: a text."""
 
     tokens: TokenArray
-    num_given: int = 0
+    num_given: int | None = None
 
     @property
     def num_places(self) -> int:
@@ -31,7 +32,12 @@ class Example:
     @property
     def num_labels(self) -> int:
         """The tokens that are learned; the first one is none, as nothing comes before it."""
-        return len(self.tokens) - max(1, self.num_given)
+        return len(self.tokens) - self.first_label
+
+    @property
+    def first_label(self) -> int:
+        """The index of the first token that is learned."""
+        return max(1, self.num_given or 0)
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,6 @@ class Examples:
 
     train: list[Example]
     held_out: list[Example]
-    num_files: int
-    num_bytes: int
     num_cut: int
 
 
@@ -54,7 +58,8 @@ def load_examples(
     Each line of a .jsonl file is an example: {"prompt": ..., "completion": ...}, of which the
     completion is learned, or {"text": ...}. Any other file is one text. Texts that are longer than
     a sequence are cut into several examples, which share the token between them; completions are
-    cut off. The tokens that the tokenizer puts around a text come first, end_id last.
+    cut off. A prompt and its completion are tokenised together, unless that changes the prompt's
+    last token. The tokens that the tokenizer puts around a text come first, end_id last.
 
     held_out: the fraction of examples, at the end, that is not used for training.
 
@@ -62,28 +67,33 @@ def load_examples(
     """
     files = find_text(path)
     found: list[Example] = []
-    num_bytes = num_cut = 0
+    num_cut = 0
     for file in files:
         for where, prompt, text in _read(file):
-            num_bytes += len(prompt or "") + len(text)
             whole = _tokenize(prompt, text, vocabulary, end_id)
-            pieces = _fit(whole, sequence_length)
-            num_cut += whole.num_places > sequence_length
-            found += [piece for piece in pieces if piece.num_labels > 0]
-            if prompt is not None and not pieces:
+            if whole.num_labels < 1:
+                raise ValueError(
+                    f"{where}: expected at least two tokens, the second of which is learned, got "
+                    f"{len(whole.tokens)}"
+                )
+            if whole.first_label > sequence_length:
                 raise ValueError(
                     f"{where}: the prompt has {whole.num_given} tokens, which leave none of a "
                     f"sequence of {sequence_length} for the completion"
                 )
+            num_cut += whole.num_places > sequence_length
+            found += _fit(whole, sequence_length)
     cut = len(found) - int(len(found) * held_out)
     if not cut:
         raise ValueError(f"{path}: expected at least one example, got none")
-    return Examples(found[:cut], found[cut:], len(files), num_bytes, num_cut)
+    return Examples(found[:cut], found[cut:], num_cut)
 
 
 def _read(file: Path) -> Iterator[tuple[str, str | None, str]]:
     """Yields where each example is, its prompt if it has one, and what is to be learned."""
     try:
+        if file.suffix in _OTHER_FORMATS:
+            raise ValueError(f"{file}: expected {JSON_LINES} or a text, got {file.suffix}")
         if file.suffix != JSON_LINES:
             yield str(file), None, file.read_text(encoding="utf-8", errors="replace")
             return
@@ -98,7 +108,7 @@ def _read(file: Path) -> Iterator[tuple[str, str | None, str]]:
 def _parse(where: str, line: bytes) -> tuple[str, str | None, str]:
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: expected JSON, got {_clipped(line)} ({error})") from None
     fields = value if isinstance(value, dict) else {}
     prompt, completion, text = (fields.get(key) for key in ("prompt", "completion", "text"))
@@ -118,21 +128,27 @@ def _clipped(line: bytes) -> str:
 
 def _tokenize(prompt: str | None, text: str, vocabulary: Vocabulary, end_id: int | None) -> Example:
     end = [] if end_id is None else [end_id]
-    first = vocabulary.encode_prompt(text if prompt is None else prompt)
-    if end and first[-1:] == end:  # some tokenizers end a text by themselves
-        first = first[:-1]
+    # Half of a surrogate pair is legal in JSON, but no text.
+    text = text.encode("utf-8", "replace").decode()
+
+    def encode(text: str) -> list[int]:
+        ids = vocabulary.encode_prompt(text)
+        return ids[:-1] if end and ids[-1:] == end else ids  # some tokenizers add it themselves
+
     if prompt is None:
-        return Example(np.asarray(first + end, dtype=np.int64))
-    rest = vocabulary.encode(text.encode()).tolist()
-    return Example(np.asarray(first + rest + end, dtype=np.int64), len(first))
+        return Example(np.asarray(encode(text) + end, dtype=np.int64))
+    prompt = prompt.encode("utf-8", "replace").decode()
+    given, both = encode(prompt), encode(prompt + text)
+    if both[: len(given)] != given:  # the last token of the prompt would be another one
+        both = given + vocabulary.encode(text.encode()).tolist()
+    return Example(np.asarray(both + end, dtype=np.int64), len(given))
 
 
 def _fit(example: Example, sequence_length: int) -> list[Example]:
-    """Returns the parts of an example that fit a sequence, and have something to learn."""
+    """Returns the parts of an example that fit a sequence."""
     size, tokens = sequence_length + 1, example.tokens
-    if example.num_given:
-        example = Example(tokens[:size], example.num_given)
-        return [example] if example.num_labels > 0 else []
+    if example.num_given is not None:
+        return [Example(tokens[:size], example.num_given)]
     starts = range(0, max(1, len(tokens) - 1), sequence_length)
     return [Example(tokens[start : start + size]) for start in starts]
 

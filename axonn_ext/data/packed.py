@@ -5,6 +5,7 @@ Legend as in batches.py.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,7 +45,7 @@ class PackedBatches:
         self._micro_batch_size = batch_size // num_micro_batches
         self._first, self._count = (group or RowGroup()).share(self._micro_batch_size)
         self._ends: list[int] = []  # of the epochs that were packed, in sequences
-        self._packed: tuple[int, list[list[int]]] = (-1, [])  # the last of them
+        self._packed: dict[int, list[list[int]]] = {}  # two of them: a step may have of both
         self.num_micro_batches = num_micro_batches
         self.tokens_per_step = batch_size * sequence_length
 
@@ -69,16 +70,17 @@ class PackedBatches:
     def _sequence(self, number: int) -> list[int]:
         while not self._ends or self._ends[-1] <= number:
             self._pack(len(self._ends))
-        epoch = next(epoch for epoch, end in enumerate(self._ends) if end > number)
-        if self._packed[0] != epoch:
+        epoch = bisect.bisect_right(self._ends, number)
+        if epoch not in self._packed:
             self._pack(epoch)
-        return self._packed[1][number - (self._ends[epoch - 1] if epoch else 0)]
+        return self._packed[epoch][number - (self._ends[epoch - 1] if epoch else 0)]
 
     def _pack(self, epoch: int) -> None:
         count = len(self._examples)
         order = Permutation(count, (self._seed, EXAMPLES, epoch)).apply(np.arange(count))
         packed = pack(self._examples, order.tolist(), self._length)
-        self._packed = (epoch, packed)
+        self._packed = {e: kept for e, kept in self._packed.items() if abs(e - epoch) == 1}
+        self._packed[epoch] = packed
         if epoch == len(self._ends):
             self._ends.append((self._ends[-1] if self._ends else 0) + len(packed))
 
@@ -126,7 +128,7 @@ def _batch(examples: Sequence[Example], packed: Sequence[Sequence[int]], length:
             end = start + example.num_places
             tokens[row, start:end] = example.tokens[:-1]
             documents[row, start:end] = place
-            first = max(1, example.num_given)
+            first = example.first_label
             labels[row, start + first - 1 : end] = example.tokens[first:]
             start = end
     return Batch(*map(torch.from_numpy, (tokens, labels, documents)))

@@ -92,7 +92,10 @@ class TokenizerVocabulary:
             self._tokenizer: Any = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises no more specific exception
             raise ValueError(f"{path} is not a tokenizers JSON file: {error}") from None
-        self.num_tokens = int(self._tokenizer.get_vocab_size())
+        # The file may say how a batch is cut and filled, which is for others.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.num_tokens = max(self._tokenizer.get_vocab().values(), default=-1) + 1
         self.sha256: str | None = hashlib.sha256(path.read_bytes()).hexdigest()
 
     def encode(self, document: bytes) -> TokenArray:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from axonn_ext.generation.sampling import Sampling, choose
+from axonn_ext.generation.sampling import NOT_FINITE, Sampling, choose
 from axonn_ext.grid import Grid
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn import KeyValueCache, Places
@@ -55,31 +55,45 @@ def stream(
     """Yields the next token of each prompt, equal on every rank, until all have ended.
 
     A sequence ends with one of stop_ids, which is its last token, or after max_new_tokens; None is
-    yielded for one that has ended. num_tokens: ids from this number on are never chosen; default
-    the size of the model's vocabulary.
+    yielded for one that has ended. num_tokens: of the ids from this number on, only those of
+    stop_ids are chosen; default the size of the model's vocabulary.
 
     All ranks pass the same arguments, and take all that is yielded. The sequences are split over
     data and z; ranks of x and y compute in layout "replicated", whatever that of the model is.
     Keys and values of a sequence stay in memory: 2 L H / x numbers a token for L blocks of
-    key-value heads with H features together. Collectives for each token: those of the model in
-    this layout, an all-gather of the last logits over x, and one of the chosen tokens over z and
-    data.
+    key-value heads with H features together (a whole head at least). Collectives for each token:
+    those of the model in this layout, an all-gather of the last logits over x, and one of the
+    chosen tokens over z and data.
 
     Raises ValueError if a prompt is empty, has an id outside of the vocabulary, or leaves less than
-    max_new_tokens of the model's sequence length, or if ranks have different arguments.
+    max_new_tokens of the model's sequence length, if ranks have different arguments, or if logits
+    are not finite.
     """
-    last_id = min(num_tokens or model.config.vocab_size, model.config.vocab_size)
-    check_prompts(prompts, max_new_tokens, model.config.sequence_length, model.config.vocab_size)
+    prompts = [[int(token) for token in prompt] for prompt in prompts]
     _check_equal(model, (prompts, max_new_tokens, sampling, sorted(stop_ids), num_tokens))
+    check_prompts(prompts, max_new_tokens, model.config.sequence_length, model.config.vocab_size)
+    never = _never_chosen(model, stop_ids, num_tokens)
     decoder = _Decoder.of(model, prompts, max_new_tokens)
     ended = [False] * len(prompts)
     for index in range(max_new_tokens):
-        logits = decoder.logits()[:, :last_id]
+        logits = decoder.logits().masked_fill(never, -torch.inf)
         chosen = decoder.take(choose(logits, sampling, decoder.numbers, index))[: len(prompts)]
+        if NOT_FINITE in chosen:
+            raise ValueError(f"prompt {chosen.index(NOT_FINITE)}: its logits are not finite")
         yield [None if done else token for token, done in zip(chosen, ended, strict=True)]
         ended = [done or token in stop_ids for token, done in zip(chosen, ended, strict=True)]
         if all(ended):
             return
+
+
+def _never_chosen(model: Transformer, stop_ids: Collection[int], num_tokens: int | None) -> Tensor:
+    """Returns which ids of the vocabulary are never chosen, bool [V]."""
+    size = model.config.vocab_size
+    if num_tokens is not None and num_tokens < 1:
+        raise ValueError(f"num_tokens must be >= 1, got {num_tokens}")
+    never = torch.arange(size) >= (size if num_tokens is None else num_tokens)
+    never[[token for token in stop_ids if 0 <= token < size]] = False
+    return never.to(model.table.weight.device)
 
 
 def check_prompts(

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+NOT_FINITE = -1  # stands for a token where there is none to choose
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -39,14 +41,17 @@ class Sampling:
 
 
 def choose(logits: Tensor, sampling: Sampling, sequences: Sequence[int], index: int) -> Tensor:
-    """Returns the next token of each sequence, int64 [B].
+    """Returns the next token of each sequence, int64 [B]; NOT_FINITE for logits of which none is.
 
     logits: [B, V]. sequences: the number of each sequence among all prompts. index: of the token
     among those that are generated.
     """
+    top = logits.amax(-1, keepdim=True)  # NaN if there is one
+    lost = ~top.isfinite().squeeze(1)
     if sampling.temperature == 0:
-        return logits.argmax(-1)
-    probabilities = (logits.double() / sampling.temperature).softmax(-1)
+        return logits.argmax(-1).masked_fill(lost, NOT_FINITE)
+    wide = (logits - top).double() / sampling.temperature
+    probabilities = wide.masked_fill(lost[:, None], 0).softmax(-1)
     kept, tokens = probabilities.sort(dim=-1, descending=True, stable=True)
     if sampling.top_k:
         kept[:, sampling.top_k :] = 0
@@ -59,7 +64,7 @@ def choose(logits: Tensor, sampling: Sampling, sequences: Sequence[int], index: 
     places = torch.searchsorted(sums, wanted[:, None], right=True)
     # Rounding may lead behind the last token that is left.
     last = (kept > 0).sum(-1, keepdim=True) - 1
-    return tokens.gather(1, places.minimum(last)).squeeze(1)
+    return tokens.gather(1, places.minimum(last)).squeeze(1).masked_fill(lost, NOT_FINITE)
 
 
 def _uniform(seed: int, sequence: int, index: int) -> float:

@@ -192,11 +192,22 @@ class Transformer(nn.Module, NamedState):
     def replicated(self) -> Transformer:
         """Returns a model in layout "replicated", for any number of rows, that has no memory of its
         own: its parameters and buffers are those of this model."""
+        is_watched = self.table.weight_source is not None  # by an orchestrator of the training
+        parallel = self.parallel
+        if parallel.layout == "replicated" and not parallel.recompute and not is_watched:
+            return self
         parallel = dataclasses.replace(
             self.parallel, layout="replicated", heads_over_y=False, recompute=False
         )
         dtype = self.table.weight.dtype
         other = type(self)(self.config, self.grid, parallel, dtype=dtype, device="meta")
+        for name, module in self.named_modules():
+            if isinstance(module, Linear) and module.adapter is not None:
+                linear, adapter = other.get_submodule(name), module.adapter
+                assert isinstance(linear, Linear)
+                linear.adapter = Adapter(
+                    linear, adapter.targets, rank=adapter.rank, alpha=adapter.alpha
+                )
         for named in (self.named_parameters, self.named_buffers):
             for name, tensor in named(remove_duplicate=False):
                 owner, _, own = name.rpartition(".")

@@ -47,10 +47,10 @@ class Adapter(ShardedModule):
 
         A_t [R, K / Gs]      B_t [N_t / Gr, R]      x, y as of the Linear
 
-    A starts as that of torch.nn.Linear, B with zeros. Nothing is computed twice, and what crosses
-    is narrow. Collectives of R T features: in layout "sharded", all-gather over r and
-    reduce-scatter over s, in backward the reverse; in "replicated", all-reduce over s, in backward
-    over r. `sync_gradients` sums the gradients over the axes that split the rows.
+    A starts as that of torch.nn.Linear, B with zeros. In layout "sharded" nothing is computed
+    twice. Collectives of R T features: in "sharded", all-gather over r and reduce-scatter over s,
+    in backward the reverse; in "replicated", all-reduce over s, in backward over r.
+    `sync_gradients` sums the gradients over the axes that split the rows.
 
     Raises ValueError where the Linear moves features instead of rows (heads_over_y).
     Source: Hu et al., arXiv:2106.09685, equation 3.

@@ -97,7 +97,8 @@ class Attention(nn.Module):
     group; default each sequence from position 0, causally. cache: keeps keys and values, and gives
     those of earlier tokens (layout "replicated" only; `places` says where the tokens stand).
 
-    Raises ValueError where the axes do not divide the key-value heads or the sequences.
+    Raises ValueError where neither the axes divide the key-value heads nor these x, or where the
+    axes do not divide the sequences.
     """
 
     def __init__(
@@ -198,6 +199,10 @@ class Attention(nn.Module):
             assert positions is not None
             seen = sequence_length if mask is None else mask.shape[-1]
             k, v = cache.extend(k, v, positions, seen)
+        if mask is not None and q_per_kv > 1 and sequence_length > 1:
+            # No fused kernel for GPUs takes both a mask and groups of heads.
+            k, v = k.repeat_interleave(q_per_kv, 1), v.repeat_interleave(q_per_kv, 1)
+            q_per_kv = 1
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q_per_kv > 1
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Mapping
@@ -31,8 +32,10 @@ from axonn_ext.pretrained.ranks import agree
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_TENSORS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # what PEFT puts before the names of the model's own parts
-# What changes what an adapter computes, and is not done here: the key, and the value that is.
+# What changes what an adapter computes and is not done here, with the values that change nothing.
+# (Initial values of other kinds than these change the weights of the model, too.)
 _NOT_DONE: dict[str, Any] = {
+    "init_lora_weights": (True, False, "gaussian"),
     "bias": "none", "use_dora": False, "use_rslora": False, "use_qalora": False,
     "modules_to_save": None, "rank_pattern": {}, "alpha_pattern": {}, "layers_to_transform": None,
     "layer_replication": None, "target_parameters": None, "trainable_token_indices": None,
@@ -69,9 +72,12 @@ def load_adapter(model: Transformer, folder: str | Path) -> None:
 
     Each rank reads its blocks. Collectives: an all-gather of whether a rank failed.
 
-    Raises InputError (a ValueError) if a file or tensor is missing, damaged or of another shape, or
-    if the adapters are of a kind that is not supported; the model is then as it was.
+    Raises InputError (a ValueError) if a file or tensor is missing, damaged or of another shape, if
+    the adapters are of a kind that is not supported, or if the model has adapters; the model is
+    then as it was.
     """
+    had_adapters = bool(adapters_of(model))
+    trained = [p.requires_grad for p in model.parameters()]
     error: Exception | None = None
     try:
         _load(model, Path(folder))
@@ -80,7 +86,10 @@ def load_adapter(model: Transformer, folder: str | Path) -> None:
     try:
         agree(model.grid, error)
     except Exception:
-        remove_adapters(model)
+        if not had_adapters:
+            remove_adapters(model)
+            for parameter, was_trained in zip(model.parameters(), trained, strict=True):
+                parameter.requires_grad_(was_trained)
         raise
 
 
@@ -182,11 +191,13 @@ def _read_config(path: Path) -> Mapping[str, Any]:
         raise InputError(f"{path}: expected peft_type LORA")
     rank, alpha, targets = (config.get(key) for key in ("r", "lora_alpha", "target_modules"))
     texts = [targets] if isinstance(targets, str) else targets
-    if type(rank) is not int or type(alpha) not in (int, float):
+    if type(rank) is not int or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise InputError(f"{path}: expected numbers r and lora_alpha, got {rank} and {alpha}")
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise InputError(f"{path}: expected names as target_modules, got {targets}")
     for key, supported in _NOT_DONE.items():
-        if config.get(key, supported) not in (supported, None):
-            raise InputError(f"{path}: {key} must be {supported}, got {config[key]}")
+        known = supported if isinstance(supported, tuple) else (supported,)
+        value = config.get(key)
+        if value not in (*known, None, False, [], {}):
+            raise InputError(f"{path}: {key} must be {known[0]}, got {value}")
     return config

@@ -39,9 +39,9 @@ def from_pretrained(
     """Returns the model of a Hugging Face folder, of which this rank holds its blocks.
 
     folder: has config.json, and model.safetensors or several files with an index.
-    dtype: of the parameters; default that of the largest tensor. sequence_length: the longest
-    sequence that the model can take, if that is less than config.json says; only where positions
-    are rotary.
+    dtype: of the parameters; default that of the largest tensor, or fp32 on the CPU where that is
+    fp16. sequence_length: the longest sequence that the model can take, if that is less than
+    config.json says; only where positions are rotary.
 
     Each rank maps the files and reads the slices that it needs. Collectives: an all-gather of
     whether a rank failed.
@@ -88,6 +88,8 @@ def _load(
     files = PretrainedFiles(folder)
     derived = {name for name in files.names if _DERIVED.search(name)}
     stored_dtype = files.dtype(files.names - derived)
+    if stored_dtype == torch.float16 and device.type == "cpu":
+        stored_dtype = torch.float32
     model = build(config, grid, parallel, seed=None, dtype=dtype or stored_dtype, device=device)
     names = _Names(files, model)
     blocks = [_Block(p, model.stored(p.name)) for p in sharded_parameters(model)]

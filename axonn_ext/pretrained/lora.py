@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -20,7 +21,7 @@ def add_adapters(
     *,
     rank: int,
     alpha: float,
-    targets: Sequence[str] = (ALL_LINEAR,),
+    targets: Sequence[str] | str = (ALL_LINEAR,),
     seed: int = 0,
 ) -> list[str]:
     """Adds adapters to Linears of the blocks, and freezes all other parameters.
@@ -29,11 +30,17 @@ def add_adapters(
     mlp.c_proj; or "all-linear" for all of the blocks, as in PEFT. Returns all full names. Initial
     values depend on the seed and on the names, so they are the same on every grid. No collectives.
 
-    Raises ValueError for a rank below 1, a target that the model does not have, or a model that
-    has adapters.
+    Raises ValueError for a rank below 1 or above the hidden size, a target that the model does not
+    have, a model that has adapters, heads_over_y, or q, k and v of heads that ranks of x share.
     """
-    if rank < 1:
-        raise ValueError(f"add_adapters: rank must be >= 1, got {rank}")
+    largest = model.config.hidden_size
+    if type(rank) is not int or not 1 <= rank <= largest:
+        raise ValueError(
+            f"add_adapters: rank must be a whole number from 1 to {largest}, got {rank}"
+        )
+    if not math.isfinite(alpha):
+        raise ValueError(f"add_adapters: alpha must be a finite number, got {alpha}")
+    targets = [targets] if isinstance(targets, str) else targets
     if adapters_of(model):
         raise ValueError("add_adapters: the model has adapters; merge them first")
     found = {name: _targets_of(model, name) for name, _ in _linears(model)}

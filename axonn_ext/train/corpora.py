@@ -30,6 +30,7 @@ from axonn_ext.data import (
     text_bytes,
 )
 from axonn_ext.data.corpus import DOCUMENTS
+from axonn_ext.inputs.errors import InputError
 from axonn_ext.pretrained import stop_ids
 from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.train.config import EXAMPLES, Config
@@ -76,7 +77,7 @@ def load(job: Job) -> Corpus | Examples:
     config, data = job.config, job.config.data
     vocabulary = None if isinstance(job.vocabulary, StoredVocabulary) else job.vocabulary
     if data.order == EXAMPLES:
-        examples = examples_of(config, vocabulary)
+        examples = examples_of(config, vocabulary, job.model.vocab_size)
         make_batches(job, examples, RowGroup())
         return examples
     options = CorpusOptions(
@@ -122,13 +123,23 @@ def make_batches(
     return training, evaluation
 
 
-def examples_of(config: Config, vocabulary: Vocabulary | None) -> Examples:
+def examples_of(config: Config, vocabulary: Vocabulary | None, vocab_size: int) -> Examples:
     """Reads the examples of a configuration. Raises UserError for a line that is none."""
     data, pretrained = config.data, config.model.pretrained
-    if vocabulary is None or data.mixture:
+    if vocabulary is None or data.mixture or not data.text:
         raise UserError(f"{_key(config)}: data.order examples needs a text in data.text")
+    if data.max_bytes:
+        raise UserError("data.max_bytes: expected 0 with data.order examples, which reads all")
     try:
         ends = stop_ids(Path(pretrained)) if pretrained else []
+    except InputError as error:
+        raise UserError(f"model.pretrained: {error}") from None
+    if ends and ends[0] >= vocab_size:
+        raise UserError(
+            f"model.pretrained: expected an eos_token_id below {vocab_size}, the size of the "
+            f"vocabulary, in generation_config.json or config.json of {pretrained}, got {ends[0]}"
+        )
+    try:
         examples = load_examples(
             data.text, vocabulary, sequence_length=config.model.sequence_length,
             end_id=ends[0] if ends else None, held_out=data.held_out,

@@ -41,6 +41,20 @@ def check_folder(folder: Path, *, overwrite: bool, resumes: bool = False) -> Non
         raise UserError(f"--out {folder}: {error.strerror}") from None
 
 
+def check_inputs(config: Config, folder: Path) -> None:
+    """Raises UserError if the run would begin with something in the folder that it writes."""
+    for key, name in (
+        ("model.pretrained", config.model.pretrained),
+        ("lora.start", config.lora.start),
+    ):
+        try:
+            inside = name and Path(name).resolve().is_relative_to(folder.resolve())
+        except (OSError, RuntimeError):
+            continue  # a name that cannot be followed is refused where it is read
+        if inside:
+            raise UserError(f"{key} {name}: expected a folder outside of the run's own, {folder}")
+
+
 def _saves(folder: Path) -> bool:
     """Whether the run in a folder has checkpoints, or ended before its first one."""
     if (folder / CHECKPOINTS).is_dir():

@@ -43,6 +43,7 @@ from axonn_ext.train.run_folder import (
     MODEL,
     PROFILE_FILE,
     check_folder,
+    check_inputs,
     create_folder,
 )
 from axonn_ext.train.terminal import Terminal, describe_grid, duration, print_header
@@ -100,14 +101,18 @@ class _Run:
         if not base or not isinstance(model, Transformer):
             return None
         folder = self.folder / (ADAPTER if lora else MODEL)
+        fresh = folder.with_name(f".{folder.name}.new")
         if self.grid.rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that this one goes on with
+            shutil.rmtree(fresh, ignore_errors=True)
         try:
             if lora:
-                save_adapter(model, folder, base=str(Path(base).resolve()))
+                save_adapter(model, fresh, base=str(Path(base).resolve()))
             else:
-                save_pretrained(model, folder, like=base)
-        except InputError as error:
+                save_pretrained(model, fresh, like=base)
+            if self.grid.rank == 0:  # a run that this one goes on with may have written one
+                shutil.rmtree(folder, ignore_errors=True)
+                fresh.rename(folder)
+        except (InputError, OSError) as error:
             raise TrainingError(str(error)) from None
         return folder
 
@@ -131,6 +136,7 @@ def run_worker(
 
     Raises: UserError for a mistake of the user, found here or on another rank; TrainingError.
     """
+    check_inputs(config, folder)
     if here.rank == 0:
         check_folder(folder, overwrite=overwrite, resumes=config.checkpoint.resume == AUTO)
     job = prepare(config, world_size=here.world_size, local_world_size=here.local_world_size)
@@ -182,11 +188,11 @@ def _train_and_show(run: _Run, *, threads: int, profile: bool) -> None:
     sinks: list[MetricsSink] = []
     with run.watched():
         continues = run.resumed is not None and folder.resolve() in run.resumed.parents
-        create_folder(folder, job.config, resumes=continues)
         print_header(console, job, run.corpus, threads=threads, folder=str(folder))
         trainer = run.make_trainer(
             sinks=sinks, profile=folder / PROFILE_FILE if profile else None, say=tell
         )
+        create_folder(folder, job.config, resumes=continues)  # now that nothing is missing
         if run.resumed is not None:
             _resume_and_show(trainer, run.resumed, tell)
         if trainer.is_done:

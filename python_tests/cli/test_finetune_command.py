@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,9 @@ def test_four_processes_have_the_losses_of_one(model, data, tmp_path, lora) -> N
         (["--epochs", "0"], "--epochs: expected a whole number >= 1"),
         (["--grid", "x=8"], "num_kv_heads: 4 must be divisible by 8"),
         (["--data.held_out", "0"], "data.held_out: expected so many that one of 100 examples"),
+        (["--epochs", "2", "--train.steps", "3"], "--epochs and train.steps: give one of them"),
+        (["--data.max_bytes", "9"], "data.max_bytes: expected 0 with data.order examples"),
+        (["--data.text", ""], "data.text: data.order examples needs a text"),
         (["--bogus"], "unknown argument --bogus"),
         (["--data.order", "windows"], "--epochs counts examples: give --steps"),
         (["--model.implementation", "plain"], "plain does not support data.order examples"),
@@ -137,6 +141,30 @@ def test_a_target_that_the_model_does_not_have(model, data, tmp_path, capsys) ->
     assert "error: lora.targets: add_adapters: targets must be all-linear, or some of" in (
         capsys.readouterr().err
     )
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_run_begins_with_is_not_replaced(model, data, tmp_path, capsys) -> None:
+    shutil.copytree(model, tmp_path / "run" / "model")
+    base = tmp_path / "run" / "model"
+    assert finetune(base, data, tmp_path / "run", "--steps", 1, "--overwrite") == 2
+    expected = f"model.pretrained {base}: expected a folder outside of the run's own"
+    assert expected in capsys.readouterr().err
+    assert (base / "model.safetensors").exists()
+
+
+def test_an_end_outside_of_the_vocabulary(model, data, tmp_path, capsys) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    (other / "generation_config.json").write_text('{"eos_token_id": 50256}')
+    assert finetune(other, data, tmp_path / "run") == 2
+    assert "expected an eos_token_id below 256" in capsys.readouterr().err
+
+
+def test_a_run_that_is_to_go_on_needs_its_folder(model, data, capsys) -> None:
+    arguments = ["finetune", "--model", str(model), "--data", str(data), "--resume", "auto"]
+    assert main(arguments) == 2
+    assert "--resume auto goes on with the run in --out FOLDER" in capsys.readouterr().err
 
 
 def test_a_bad_line_and_a_missing_model(model, data, tmp_path, capsys) -> None:

@@ -73,7 +73,7 @@ def test_every_example_is_there_once_an_epoch() -> None:
             (
                 e.tokens[:-1].tolist(),
                 [
-                    t if index + 1 >= max(1, e.num_given) else -100
+                    t if index + 1 >= e.first_label else -100
                     for index, t in enumerate(e.tokens[1:].tolist())
                 ],
             )
@@ -148,7 +148,6 @@ def test_a_plain_file_is_one_text(tmp_path) -> None:
     examples = load(str(tmp_path), held_out=0.5)
     assert bytes(examples.train[0].tokens.tolist()) == b"you\0"
     assert bytes(examples.held_out[0].tokens.tolist()) == b"hello\0"
-    assert examples.num_files == 2
 
 
 @pytest.mark.parametrize(
@@ -160,6 +159,7 @@ def test_a_plain_file_is_one_text(tmp_path) -> None:
         ('{"prompt": "a", "completion": 3}', "expected a prompt and a completion"),
         ('{"prompt": "a", "completion": ""}', "expected a prompt and a completion"),
         ('{"text": "a", "prompt": "b"}', "expected a prompt and a completion"),
+        ("[" * 100_000, "expected JSON, got [[["),
         (json.dumps({"prompt": "p" * 40, "completion": "c"}), "the prompt has 40 tokens, which"),
     ],
 )
@@ -170,6 +170,18 @@ def test_a_bad_line_is_named_by_its_number(line, message, tmp_path) -> None:
         load(str(path))
     assert message in str(error.value)
     assert str(path) in str(error.value)
+
+
+def test_what_has_nothing_to_learn_is_named(tmp_path) -> None:
+    path = write(tmp_path / "a.jsonl", {"text": "ab"}, {"text": "a"})
+    with pytest.raises(ValueError, match="line 2: expected at least two tokens.*, got 1"):
+        load(path, end_id=None)
+
+
+def test_halves_of_surrogate_pairs_are_replaced(tmp_path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a\\ud800", "completion": "b"}\n')
+    [example] = load(str(tmp_path / "a.jsonl"), held_out=0).train
+    assert bytes(example.tokens.tolist()) == b"a?b\0"
 
 
 def test_an_empty_file_is_named(tmp_path) -> None:

@@ -7,7 +7,15 @@ import dataclasses
 import pytest
 import torch
 
-from axonn_ext import Sampling, full_state_dict, generate, models
+from axonn_ext import (
+    GridShape,
+    Sampling,
+    add_adapters,
+    full_state_dict,
+    generate,
+    merge_adapters,
+    models,
+)
 from axonn_ext.generation import stream
 from axonn_ext.generation.sampling import choose
 from axonn_ext.models import ModelConfig, ParallelConfig
@@ -86,17 +94,62 @@ def test_a_sequence_ends_with_a_stop_id(pool) -> None:
     assert steps == 1, "it goes on after all sequences have ended"
 
 
-def only_low_ids() -> list[list[int]]:
-    return generate(model_here(), PROMPTS, max_new_tokens=NEW, num_tokens=10)
+def only_low_ids() -> tuple[list[list[int]], list[list[int]]]:
+    """With the ids below 10, and with one above them that ends a text."""
+    model = model_here()
+    first = generate(model, PROMPTS, max_new_tokens=1)[0][0]
+    assert first >= 10
+    low = generate(model, PROMPTS, max_new_tokens=NEW, num_tokens=10)
+    ended = generate(model, PROMPTS, max_new_tokens=NEW, num_tokens=10, stop_ids=[first])
+    assert ended[0] == [first]
+    return low, ended
 
 
-def test_ids_behind_the_tokens_are_never_chosen(pool) -> None:
-    assert max(max(tokens) for tokens in pool(2).run(only_low_ids)[0]) < 10
+def test_ids_behind_the_tokens_are_never_chosen_unless_they_end_a_text(pool) -> None:
+    low, ended = pool(2).run(only_low_ids)[0]
+    assert max(max(tokens) for tokens in low) < 10
+    assert all(token < 10 for tokens in ended for token in tokens[:-1])
+
+
+def with_adapters() -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+    model = models.build(config_of("llama"), every_grid()[-1], seed=3)
+    before = generate(model, PROMPTS, max_new_tokens=NEW)
+    add_adapters(model, rank=4, alpha=64, targets=["q_proj", "o_proj", "up_proj"])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("_b"):
+                parameter.fill_(0.3)
+    beside = generate(model, PROMPTS, max_new_tokens=NEW)
+    merge_adapters(model)
+    return before, beside, generate(model, PROMPTS, max_new_tokens=NEW)
+
+
+def test_adapters_take_part(pool) -> None:
+    for before, beside, merged in pool(4).run(with_adapters):
+        assert beside == merged
+        assert beside != before
+
+
+def lost_logits(rank: int) -> str:
+    """One rank's weights are not finite: every rank must know it."""
+    model = models.build(config_of("llama"), grid_of(GridShape(data=2)), seed=3)
+    if model.grid.rank == rank:
+        with torch.no_grad():
+            model.norm.weight.fill_(torch.nan)
+    try:
+        generate(model, [[1], [2]], max_new_tokens=2)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_logits_that_are_not_finite_are_named_on_every_rank(pool) -> None:
+    assert pool(2).run(lost_logits, 1) == ["prompt 1: its logits are not finite"] * 2
 
 
 def different_prompts() -> str:
     grid = grid_of(every_grid()[0].shape)
-    prompts = [[1, 2 + grid.rank]]
+    prompts = [[1, 2]] if grid.rank == 0 else [[]]
     try:
         generate(model_here(), prompts, max_new_tokens=2)
     except ValueError as error:

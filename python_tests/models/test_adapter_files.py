@@ -83,6 +83,9 @@ def refused(folder: Path) -> tuple[str, int]:
     [
         ({"peft_type": "IA3"}, "adapter_config.json: expected peft_type LORA"),
         ({"use_dora": True}, "use_dora must be False, got True"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights must be True, got pissa"),
+        ({"lora_alpha": float("nan")}, "expected numbers r and lora_alpha, got 4 and nan"),
+        ({"r": 10**13}, "rank must be a whole number from 1 to 32, got 10000000000000"),
         ({"r": "4"}, "expected numbers r and lora_alpha, got 4 and 8"),
         ({"r": 3}, "must have shape [3, 32], got [4, 32]"),
         ({"target_modules": ["c_attn"]}, "targets must be all-linear, or some of down_proj"),
@@ -106,6 +109,25 @@ def test_what_does_not_fit_is_named_on_every_rank(change, message, pool, tmp_pat
     for text, left in pool(2).run(refused, folder):
         assert message in text
         assert left == 0
+
+
+def load_beside(folder: Path) -> tuple[str, int, list[bool]]:
+    """Loads into a model that has adapters, some of whose parameters are frozen."""
+    model = models.build(CONFIGS["llama"], every_grid()[0])
+    add_adapters(model, rank=2, alpha=2, targets=["o_proj"])
+    before = [p.requires_grad for p in model.parameters()]
+    with pytest.raises(InputError) as error:
+        load_adapter(model, folder)
+    after = [p.requires_grad for p in model.parameters()]
+    return str(error.value), len(adapters_of(model)), [before == after]
+
+
+def test_adapters_that_are_there_stay(pool, tmp_path) -> None:
+    pool(2).run(write, "llama", tmp_path / "adapter", ["q_proj"])
+    for text, left, kept in pool(2).run(load_beside, tmp_path / "adapter"):
+        assert "the model has adapters; merge them first" in text
+        assert left == CONFIGS["llama"].num_layers
+        assert kept == [True]
 
 
 def save_twice(folder: Path) -> list[str]:

@@ -156,7 +156,7 @@ def refused(options: dict) -> str:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 0}, "rank must be >= 1, got 0"),
+        ({"rank": 0}, "rank must be a whole number from 1 to 32, got 0"),
         ({"targets": ["c_attn"]}, "targets must be all-linear, or some of down_proj, gate_proj"),
         ({"targets": []}, "got none"),
         ({"heads_over_y": True}, "heads_over_y is not supported"),
