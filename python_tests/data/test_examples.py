@@ -174,7 +174,7 @@ def test_a_bad_line_is_named_by_its_number(line, message, tmp_path) -> None:
 
 def test_what_has_nothing_to_learn_is_named(tmp_path) -> None:
     path = write(tmp_path / "a.jsonl", {"text": "ab"}, {"text": "a"})
-    with pytest.raises(ValueError, match="line 2: expected at least two tokens.*, got 1"):
+    with pytest.raises(ValueError, match=r"line 2: expected at least two tokens.*, got 1"):
         load(path, end_id=None)
 
 
