@@ -53,10 +53,11 @@ class ArrowTokens:
     def starts(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
         starts = np.full(len(documents), self.num_tokens, dtype=np.int64)
         chunks = np.searchsorted(self._first_rows, documents, side="right") - 1
-        for chunk in np.unique(chunks).tolist():
+        by_chunk = np.argsort(chunks, kind="stable")
+        numbers, begins = np.unique(chunks[by_chunk], return_index=True)
+        for chunk, mine in zip(numbers.tolist(), np.split(by_chunk, begins[1:]), strict=True):
             if chunk == len(self._offsets):
                 continue  # the end of the last document
-            mine = np.flatnonzero(chunks == chunk)
             offsets = self._offsets[chunk]
             within = offsets[documents[mine] - self._first_rows[chunk]].astype(np.int64)
             starts[mine] = within - int(offsets[0]) + self._first_tokens[chunk]

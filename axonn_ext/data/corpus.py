@@ -98,16 +98,17 @@ class Corpus:
         Raises: ValueError if a source is shorter than a sequence, or has no share of 1,024.
         """
         orders: list[Order] = []
-        for each in self.sources:
-            part = each.train
+        for number, each in enumerate(self.sources):
             if self.order == DOCUMENTS:
-                orders.append(ShuffledDocuments(part, sequence_length=sequence_length, seed=seed))
-            else:
-                orders.append(
-                    RandomWindows(
-                        part, sequence_length=sequence_length, batch_size=batch_size, seed=seed
-                    )
+                made: Order = ShuffledDocuments(
+                    each.train, sequence_length=sequence_length, seed=seed, source=number
                 )
+            else:
+                made = RandomWindows(
+                    each.train, sequence_length=sequence_length, batch_size=batch_size, seed=seed,
+                    source=number,
+                )  # fmt: skip
+            orders.append(made)
         if len(orders) == 1:
             return orders[0]
         return Mixture(orders, mixture_shares([each.source for each in self.sources]), seed=seed)

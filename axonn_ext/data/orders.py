@@ -5,18 +5,17 @@ S tokens of a sequence; an order returns S + 1 of each, since labels are the nex
 
 from __future__ import annotations
 
-import bisect
-from array import array
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_ext.data.permutation import DOCUMENTS, Permutation
+from axonn_ext.data.permutation import DOCUMENTS, SEQUENCES, Permutation
 from axonn_ext.data.tokens import Part
 
 CHUNK = 1024  # documents of an epoch's order, for which one number is kept
 _CHUNKS_AT_ONCE = 64  # whose lengths are looked up together
+_SEQUENCES_AT_ONCE = 32  # whose chunks are looked up together
 _PHILOX_WORDS = 4  # the 64-bit words that Philox draws for one counter
 
 
@@ -33,22 +32,25 @@ class Order(Protocol):
 class RandomWindows:
     """Random windows of the stream of tokens.
 
-    Philox with the key (seed, t) draws the start of sequence t * batch_size + j at counter j.
+    Philox with the key (seed, t) draws the start of sequence t * batch_size + j at the counter
+    (j, source), so that the sources of a mixture draw different ones.
 
     Raises: ValueError if the part is shorter than one sequence.
     """
 
-    def __init__(self, part: Part, *, sequence_length: int, batch_size: int, seed: int = 0) -> None:
+    def __init__(
+        self, part: Part, *, sequence_length: int, batch_size: int, seed: int = 0, source: int = 0
+    ) -> None:
         check_length(part, sequence_length, "training")
         self.sequence_length = sequence_length
-        self._part, self._batch_size, self._seed = part, batch_size, seed
+        self._part, self._batch_size, self._seed, self._source = part, batch_size, seed, source
 
     def sequences(self, first: int, count: int) -> NDArray[np.int64]:
         drawn, end = [], first + count
         while first < end:
             step, place = divmod(first, self._batch_size)
             here = min(end - first, self._batch_size - place)
-            drawn.append(_philox(self._seed, step, place, here))
+            drawn.append(_philox((self._seed, step), (place, self._source), here))
             first += here
         num_starts = self._part.count - self.sequence_length
         # The modulo makes no start more likely than another by a share above num_starts / 2**64.
@@ -57,77 +59,99 @@ class RandomWindows:
 
 
 class ShuffledDocuments:
-    """All documents once an epoch, in an order of the epoch's own, cut into sequences.
+    """All documents once an epoch, cut into sequences, both in orders of the epoch's own.
 
     The documents of epoch e stand in the order of the Permutation with the key (seed, DOCUMENTS,
-    e), one after the other. Sequence q of the epoch is the tokens q S .. (q + 1) S of that stream,
-    so that neighbours share one token, which is the label of one and the input of the other. The
-    last tokens of an epoch, fewer than S, make no sequence and are left out.
+    e, source), one after the other. Stretch q of that stream is its tokens q S .. (q + 1) S, so
+    that neighbours share one token, which is the label of one and the input of the other. The last
+    tokens of an epoch, fewer than S, belong to none and are left out. Place p of the epoch has the
+    stretch to which the Permutation with the key (seed, SEQUENCES, e, source) sends p: without it
+    a document longer than a batch would fill whole batches.
 
     Raises: ValueError if the part is shorter than one sequence.
     """
 
-    def __init__(self, part: Part, *, sequence_length: int, seed: int = 0) -> None:
+    def __init__(self, part: Part, *, sequence_length: int, seed: int = 0, source: int = 0) -> None:
         check_length(part, sequence_length, "training")
         self.sequence_length = sequence_length
         self.sequences_per_epoch = (part.count - 1) // sequence_length
-        self._part, self._seed = part, seed
-        self._epoch = _Epoch(part, 0, seed)
+        self._part, self._seed, self._source = part, seed, source
+        self._epoch = self._begin(0)
 
     def sequences(self, first: int, count: int) -> NDArray[np.int64]:
-        length = self.sequence_length
-        rows = np.empty((count, length + 1), dtype=np.int64)
-        done = 0
-        while done < count:
-            epoch, place = divmod(first + done, self.sequences_per_epoch)
-            here = min(count - done, self.sequences_per_epoch - place)
+        rows = [np.empty((0, self.sequence_length + 1), dtype=np.int64)]
+        end = first + count
+        while first < end:
+            epoch, place = divmod(first, self.sequences_per_epoch)
+            here = min(end - first, self.sequences_per_epoch - place, _SEQUENCES_AT_ONCE)
             if epoch != self._epoch.number:
-                self._epoch = _Epoch(self._part, epoch, self._seed)
-            stream = self._epoch.read(place * length, here * length + 1)
-            rows[done : done + here, :-1] = stream[:-1].reshape(here, length)
-            rows[done : done + here, -1] = stream[length::length]
-            done += here
-        return rows
+                self._epoch = self._begin(epoch)
+            places = np.arange(place, place + here, dtype=np.int64)
+            rows.append(self._epoch.read(self._stretches(epoch).apply(places)))
+            first += here
+        return np.concatenate(rows)
+
+    def _begin(self, epoch: int) -> _Epoch:
+        key = (self._seed, DOCUMENTS, epoch, self._source)
+        order = Permutation(self._part.num_documents, key)
+        return _Epoch(self._part, epoch, order, self.sequence_length)
+
+    def _stretches(self, epoch: int) -> Permutation:
+        key = (self._seed, SEQUENCES, epoch, self._source)
+        return Permutation(self.sequences_per_epoch, key)
 
 
 class _Epoch:
     """The documents of a part in the order of one epoch, as one stream of tokens.
 
     Where a document lies in the stream follows from the lengths of all before it. Of their sums
-    only every CHUNK-th is kept, and they are computed no further than the stream has been read.
+    only every CHUNK-th is kept; they are computed once, when the epoch is first read.
     """
 
-    def __init__(self, part: Part, number: int, seed: int) -> None:
+    def __init__(self, part: Part, number: int, order: Permutation, sequence_length: int) -> None:
         self.number = number
-        self._part = part
-        self._order = Permutation(part.num_documents, (seed, DOCUMENTS, number))
-        self._ends = array("q")  # of chunk after chunk, in tokens of the stream
+        self._part, self._order, self._length = part, order, sequence_length
+        self._ends: NDArray[np.int64] | None = None  # of each chunk, in tokens of the stream
 
-    def read(self, start: int, count: int) -> NDArray[np.int64]:
-        """Returns the tokens start .. start + count - 1 of the stream."""
-        self._extend(start + count)
-        chunk = bisect.bisect_right(self._ends, start)
-        pieces, end = [], start + count
-        while start < end:
-            begin = self._ends[chunk - 1] if chunk else 0
-            first, lengths = self._documents(chunk * CHUNK, CHUNK)
-            last = begin + np.cumsum(lengths)
-            index = int(np.searchsorted(last, start, side="right"))
-            while start < end and index < len(last):
-                skipped = start - int(last[index] - lengths[index])
-                here = min(end, int(last[index])) - start
-                if here > 0:
-                    place = int(first[index]) - self._part.first + skipped
-                    pieces.append(self._part.read(place, here))
-                    start += here
-                index += 1
-            chunk += 1
+    def read(self, stretches: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns these stretches of the stream, [len(stretches), S + 1]."""
+        if self._ends is None:
+            self._ends = self._sums()
+        begins = stretches * self._length
+        first = np.searchsorted(self._ends, begins, side="right")
+        last = np.searchsorted(self._ends, begins + self._length, side="right")
+        runs = zip(first.tolist(), last.tolist(), strict=True)
+        chunks = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in runs]))
+        documents = self._look_up(chunks, self._ends)
+        return np.stack([self._row(begin, documents) for begin in begins.tolist()])
+
+    def _look_up(self, chunks: NDArray[np.int64], ends: NDArray[np.int64]) -> _Places:
+        places = (chunks[:, None] * CHUNK + np.arange(CHUNK)).reshape(-1)
+        starts, lengths = self._documents(places[places < self._part.num_documents])
+        sums = np.cumsum(lengths)
+        # Chunks were left out: each begins where the table says, not where the one before ended.
+        begins = np.where(chunks > 0, ends[chunks - 1], 0)
+        before = np.concatenate([[0], sums[CHUNK - 1 :: CHUNK]])[: len(chunks)]
+        sums += np.repeat(begins - before, CHUNK)[: len(sums)]
+        return _Places(starts, sums - lengths, sums)
+
+    def _row(self, begin: int, documents: _Places) -> NDArray[np.int64]:
+        """Returns the stretch from there, of documents that were looked up."""
+        pieces, end = [], begin + self._length + 1
+        index = int(np.searchsorted(documents.ends, begin, side="right"))
+        while begin < end:
+            here = min(end, int(documents.ends[index])) - begin
+            if here > 0:
+                skipped = begin - int(documents.begins[index])
+                place = int(documents.starts[index]) - self._part.first + skipped
+                pieces.append(self._part.read(place, here))
+                begin += here
+            index += 1
         return np.concatenate(pieces)
 
-    def _documents(self, first: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _documents(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the first tokens, and the lengths, of documents by their place in the order."""
         part = self._part
-        places = np.arange(first, min(first + count, part.num_documents), dtype=np.int64)
         documents = self._order.apply(places) + part.first_document
         starts = part.tokens.starts(documents)
         lengths = part.tokens.starts(documents + 1) - starts
@@ -138,19 +162,29 @@ class _Epoch:
             )
         return starts, lengths
 
-    def _extend(self, end: int) -> None:
-        """Computes sums until they reach `end`."""
-        while not self._ends or self._ends[-1] < end:
-            first = len(self._ends) * CHUNK
-            if first >= self._part.num_documents:
-                raise ValueError(
-                    f"{self._part.tokens.name} is damaged: its documents have {self._ends[-1]:,} "
-                    f"tokens together, expected {self._part.count:,}"
-                )
-            _, lengths = self._documents(first, _CHUNKS_AT_ONCE * CHUNK)
-            before = self._ends[-1] if self._ends else 0
-            sums = np.add.reduceat(lengths, np.arange(0, len(lengths), CHUNK))
-            self._ends.extend((before + np.cumsum(sums)).tolist())
+    def _sums(self) -> NDArray[np.int64]:
+        """Returns where each chunk ends in the stream."""
+        count, at_once = self._part.num_documents, _CHUNKS_AT_ONCE * CHUNK
+        sums = []
+        for first in range(0, count, at_once):
+            places = np.arange(first, min(first + at_once, count), dtype=np.int64)
+            _, lengths = self._documents(places)
+            sums.append(np.add.reduceat(lengths, np.arange(0, len(lengths), CHUNK)))
+        ends = np.cumsum(np.concatenate(sums), dtype=np.int64)
+        if ends[-1] != self._part.count:
+            raise ValueError(
+                f"{self._part.tokens.name} is damaged: its documents have {ends[-1]:,} "
+                f"tokens together, expected {self._part.count:,}"
+            )
+        return ends
+
+
+class _Places(NamedTuple):
+    """Of documents: the first token in the corpus, and where each begins and ends in the stream."""
+
+    starts: NDArray[np.int64]
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
 
 
 def windows(part: Part, starts: NDArray[np.int64], sequence_length: int) -> NDArray[np.int64]:
@@ -169,9 +203,9 @@ def check_length(part: Part, sequence_length: int, kind: str) -> None:
         )
 
 
-def _philox(seed: int, step: int, first: int, count: int) -> NDArray[np.uint64]:
-    """Draws 64 bits for each counter first .. first + count - 1, with the key (seed, step)."""
-    key = np.array([seed, step], dtype=np.uint64)
-    counter = np.array([first, 0, 0, 0], dtype=np.uint64)
-    generator = np.random.Philox(key=key, counter=counter)
+def _philox(key: tuple[int, int], counter: tuple[int, int], count: int) -> NDArray[np.uint64]:
+    """Draws 64 bits for each of `count` counters, of which the first word grows by 1."""
+    generator = np.random.Philox(
+        key=np.array(key, dtype=np.uint64), counter=np.array([*counter, 0, 0], dtype=np.uint64)
+    )
     return generator.random_raw(_PHILOX_WORDS * count)[::_PHILOX_WORDS]

@@ -8,6 +8,7 @@ import torch
 
 from axonn_ext.data import (
     ArrayTokens,
+    Corpus,
     EvaluationBatches,
     Mixture,
     Part,
@@ -15,10 +16,12 @@ from axonn_ext.data import (
     RandomWindows,
     RowGroup,
     ShuffledDocuments,
+    Source,
     TrainingBatches,
     split,
     whole,
 )
+from axonn_ext.data.corpus import OpenSource
 from axonn_ext.data.mixture import BLOCK, parse_mixture, shares
 from axonn_ext.data.orders import CHUNK
 
@@ -119,10 +122,14 @@ def documents(count: int, *, seed: int = 0, most: int = 12) -> ArrayTokens:
     return ArrayTokens(np.arange(lengths.sum()), lengths.tolist())
 
 
-def epoch_of(part: Part, *, epoch: int, seed: int, length: int) -> list[int]:
+def epoch_of(part: Part, *, epoch: int, seed: int, length: int, source: int = 0) -> list[int]:
     """The stream of an epoch as its sequences show it, neighbours' common tokens counted once."""
-    order = ShuffledDocuments(part, sequence_length=length, seed=seed)
-    rows = order.sequences(epoch * order.sequences_per_epoch, order.sequences_per_epoch)
+    order = ShuffledDocuments(part, sequence_length=length, seed=seed, source=source)
+    count = order.sequences_per_epoch
+    rows = np.empty((count, length + 1), dtype=np.int64)
+    rows[Permutation(count, (seed, 4, epoch, source)).apply(places(count))] = order.sequences(
+        epoch * count, count
+    )
     assert (rows[1:, 0] == rows[:-1, -1]).all()
     return [*rows[:, :-1].reshape(-1).tolist(), int(rows[-1, -1])]
 
@@ -142,10 +149,10 @@ def test_every_token_occurs_once_an_epoch(count: int) -> None:
 
 def test_an_epoch_is_the_documents_in_the_order_of_the_permutation() -> None:
     tokens = documents(100)
-    sent = Permutation(100, (5, 1, 2)).apply(places(100))
+    sent = Permutation(100, (5, 1, 2, 3)).apply(places(100))
     begins, ends = tokens.starts(sent), tokens.starts(sent + 1)
     expected = [token for a, b in zip(begins, ends, strict=True) for token in range(a, b)]
-    got = epoch_of(whole(tokens), epoch=2, seed=5, length=4)
+    got = epoch_of(whole(tokens), epoch=2, seed=5, length=4, source=3)
     assert got == expected[: len(got)]
 
 
@@ -157,6 +164,37 @@ def test_epochs_and_seeds_differ() -> None:
         for seed in (0, 1)
     }
     assert len(streams) == 4
+
+
+def test_a_long_document_does_not_fill_batches() -> None:
+    """4 documents of 1,000 tokens, in batches of 8 sequences of 32 tokens."""
+    part = whole(ArrayTokens(np.arange(4000), [1000] * 4))
+    made = TrainingBatches(ShuffledDocuments(part, sequence_length=32), batch_size=8)
+    found = [set((made.micro_batch(step, 0)[0] // 1000).reshape(-1).tolist()) for step in range(15)]
+    assert min(map(len, found)) >= 2
+    assert sum(map(len, found)) / len(found) > 3
+
+
+def test_single_sequences_are_those_of_a_batch() -> None:
+    """Also of chunks between which others are left out."""
+    part = whole(documents(9 * CHUNK + 77, most=5))
+    together = ShuffledDocuments(part, sequence_length=50, seed=2).sequences(0, 300)
+    alone = ShuffledDocuments(part, sequence_length=50, seed=2)
+    for number in (299, 0, 7, 123):
+        assert alone.sequences(number, 1)[0].tolist() == together[number].tolist()
+    assert alone.sequences(5, 0).shape == (0, 51)
+
+
+def test_sources_of_a_mixture_draw_different_places() -> None:
+    part = whole(ArrayTokens(np.arange(5000), [10] * 500))
+    for order in ("windows", "documents"):
+        source = Source("x", 0.5)
+        opened = OpenSource(source, part.tokens, part, part)
+        made = Corpus((opened, opened), order, (0.5, 0.5)).training_order(
+            sequence_length=8, batch_size=16, seed=1
+        )
+        first, second = (each.sequences(0, 16)[:, 0] for each in made._orders)
+        assert len(np.intersect1d(first, second)) < 4
 
 
 def batches(order: object, *, group: RowGroup | None = None, parts: int = 1) -> TrainingBatches:
