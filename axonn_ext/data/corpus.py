@@ -12,10 +12,16 @@ from axonn_ext.data.arrow import ArrowTokens, is_arrow_folder
 from axonn_ext.data.indexed import IndexedTokens
 from axonn_ext.data.mixture import BLOCK, Mixture, parse_mixture, shares
 from axonn_ext.data.orders import Order, RandomWindows, ShuffledDocuments
-from axonn_ext.data.source import DEFAULT_TEXT_BYTES, expand_home, find_text, read_documents
+from axonn_ext.data.source import (
+    DEFAULT_TEXT_BYTES,
+    check_utf8,
+    expand_home,
+    find_text,
+    read_documents,
+)
 from axonn_ext.data.tokens import ArrayTokens, Part, Tokens, split
 from axonn_ext.data.units import JSON_LINES
-from axonn_ext.data.vocabulary import Vocabulary
+from axonn_ext.data.vocabulary import ByteVocabulary, Vocabulary
 from axonn_ext.inputs.files import is_folder
 from axonn_ext.inputs.token_files import TokenFiles, find_token_files
 
@@ -186,9 +192,9 @@ def load_corpus(
 def text_bytes(path: str, *, max_bytes: int = 0) -> int:
     """Returns the number of bytes of a text that `load_corpus` would read, without reading them.
 
-    Raises: ValueError if the text is missing or empty.
+    Raises: ValueError if the text is missing or empty, or JSON lines.
     """
-    size = sum(file.stat().st_size for file in find_text(path))
+    size = sum(file.stat().st_size for file in _find_plain_text(path))
     if not size:
         raise ValueError(f"the text {path or 'of the standard library'} is empty")
     limit = _limit(path, max_bytes)
@@ -210,14 +216,11 @@ def _open(source: Source, vocabulary: Vocabulary | None, options: CorpusOptions)
 
 
 def _read_text(name: str, vocabulary: Vocabulary, options: CorpusOptions) -> tuple[Tokens, int]:
-    files = find_text(name)
-    if options.order == DOCUMENTS and any(file.suffix == JSON_LINES for file in files):
-        raise ValueError(
-            f"{name} has JSON lines, whose documents `axonn-ext tokenize --text {name}` finds: "
-            "train on what it writes"
-        )
+    files, limit = _find_plain_text(name), _limit(name, options.max_bytes)
     encoded, num_bytes = [], 0
-    for document in read_documents(files, _limit(name, options.max_bytes)):
+    for file, document in zip(files, read_documents(files, limit), strict=False):
+        if name and not isinstance(vocabulary, ByteVocabulary):
+            check_utf8(document, file, cut=bool(limit))
         encoded.append(vocabulary.encode(document))
         num_bytes += len(document)
     if not num_bytes:
@@ -230,6 +233,16 @@ def _read_text(name: str, vocabulary: Vocabulary, options: CorpusOptions) -> tup
         )
     lengths = [len(document) for document in encoded]
     return ArrayTokens(tokens, lengths, name=name or "the standard library"), num_bytes
+
+
+def _find_plain_text(name: str) -> list[Path]:
+    files = find_text(name)
+    if any(file.suffix == JSON_LINES for file in files):
+        raise ValueError(
+            f"{name} has JSON lines, whose documents `axonn-ext tokenize --text {name}` finds: "
+            "train on what it writes"
+        )
+    return files
 
 
 def _limit(path: str, max_bytes: int) -> int:

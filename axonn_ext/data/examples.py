@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from axonn_ext.data.source import find_text
+from axonn_ext.data.source import check_utf8, find_text
 from axonn_ext.data.units import JSON_LINES
 from axonn_ext.data.vocabulary import TokenArray, Vocabulary
 
-_OTHER_FORMATS = (".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst", ".zip")
 _OPEN = 16  # more leave less room empty, but mix the order less
 
 
@@ -92,10 +91,10 @@ def load_examples(
 def _read(file: Path) -> Iterator[tuple[str, str | None, str]]:
     """Yields where each example is, its prompt if it has one, and what is to be learned."""
     try:
-        if file.suffix in _OTHER_FORMATS:
-            raise ValueError(f"{file}: expected {JSON_LINES} or a text, got {file.suffix}")
         if file.suffix != JSON_LINES:
-            yield str(file), None, file.read_text(encoding="utf-8", errors="replace")
+            content = file.read_bytes()
+            check_utf8(content, file)
+            yield str(file), None, content.decode()
             return
         with file.open("rb") as stream:
             for number, line in enumerate(stream, start=1):

@@ -10,6 +10,12 @@ from pathlib import Path
 # Python comes with 30 MB of sources. This part is enough that a small model cannot memorise it.
 # Text that the user names is read as a whole unless the user sets a limit.
 DEFAULT_TEXT_BYTES = 8_000_000
+_JSON_LINES = "JSON lines, in a file whose name ends in .jsonl"
+_OTHER_FORMATS = {
+    ".json": f"{_JSON_LINES}; Megatron's .json is that, under another name",
+    **dict.fromkeys((".csv", ".tsv", ".parquet", ".arrow"), _JSON_LINES),
+    **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar"), "what is packed in it"),
+}
 _NOT_LIBRARY_CODE = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})
 
 
@@ -26,13 +32,15 @@ def find_text(path: str) -> list[Path]:
 
     A folder is searched recursively; hidden files, whose names start with a dot, are left out.
 
-    Raises: ValueError if the path does not exist or a folder holds no file.
+    Raises: ValueError if the path does not exist, a folder holds no file, or a file's name says
+        that it is no text.
     """
     if not path:
         return python_sources()
     root = expand_home(path)
     try:
         if root.is_file():
+            _check_format(root)
             return [root]
         if not root.is_dir():
             raise ValueError(f"expected a text file or a folder, but {path} does not exist")
@@ -42,7 +50,25 @@ def find_text(path: str) -> list[Path]:
     files = [file for file in found if not _hidden(file, root)]
     if not files:
         raise ValueError(f"expected at least one text file, but the folder {path} holds none")
+    for file in files:
+        _check_format(file)
     return files
+
+
+def check_utf8(content: bytes, file: Path, *, first: int = 0, cut: bool = False) -> None:
+    """Raises ValueError for bytes that are no UTF-8, which tokenizers files need.
+
+    first: where the content begins in the file. cut: its last character may be incomplete.
+    """
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if cut and error.end == len(content) and error.reason == "unexpected end of data":
+            return
+        raise ValueError(
+            f"{file} is no text in UTF-8: byte {first + error.start:,} is "
+            f"{content[error.start]:#04x}; only the vocabulary bytes takes any file"
+        ) from None
 
 
 def expand_home(path: str) -> Path:
@@ -72,6 +98,12 @@ def read_documents(files: list[Path], max_bytes: int) -> Iterator[bytes]:
             left -= len(content)
             if left <= 0:
                 return
+
+
+def _check_format(file: Path) -> None:
+    expected = _OTHER_FORMATS.get(file.suffix.lower())
+    if expected is not None:
+        raise ValueError(f"{file} would be read as one text: expected {expected}; or rename it")
 
 
 def _hidden(file: Path, root: Path) -> bool:

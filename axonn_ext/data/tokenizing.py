@@ -19,7 +19,7 @@ from axonn_ext.data.index_writer import MOST_TOKENS, IndexedWriter, dtype_for
 from axonn_ext.data.processes import ordered_results
 from axonn_ext.data.source import find_text
 from axonn_ext.data.units import Unit, find_units, read_unit
-from axonn_ext.data.vocabulary import TokenArray, Vocabulary, open_vocabulary
+from axonn_ext.data.vocabulary import ByteVocabulary, TokenArray, Vocabulary, open_vocabulary
 from axonn_ext.inputs.token_files import TokenFiles
 
 
@@ -143,7 +143,7 @@ def _encode(
     vocabulary: Vocabulary, dtype: np.dtype[Any], append_id: int | None, unit: Unit
 ) -> Encoded:
     try:
-        pieces = list(read_unit(unit))
+        pieces = list(read_unit(unit, any_bytes=isinstance(vocabulary, ByteVocabulary)))
     except OSError as error:
         raise ValueError(f"cannot read the text: {error.strerror or error}") from None
     encoded = vocabulary.encode_all([piece.text for piece in pieces])

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from axonn_ext.data.source import check_utf8
+
 UNIT_BYTES = 1 << 22
 JSON_LINES = ".jsonl"
 _WORDS = re.compile(rb"(?<=[A-Za-z]) (?=[A-Za-z])")
@@ -90,19 +92,26 @@ def find_units(files: list[Path], field: str) -> list[Unit]:
     return units
 
 
-def read_unit(unit: Unit) -> Iterator[Piece]:
+def read_unit(unit: Unit, *, any_bytes: bool = True) -> Iterator[Piece]:
     """Yields the documents of a unit, those that are longer than UNIT_BYTES in pieces.
 
-    Raises: ValueError for a file that cannot be read, or a line without a document, by its number.
+    Raises: ValueError for a file that cannot be read, a line without a document, by its number,
+        and, if not any_bytes, a file that is not UTF-8.
     """
     if isinstance(unit, Files):
         for path in unit.paths:
             with _opened(path) as stream:
-                yield Piece(stream.read())
+                content = stream.read()
+                if not any_bytes:
+                    check_utf8(content, path)
+                yield Piece(content)
         return
     with _opened(unit.path) as stream:
         if unit.field is None:
-            yield from _text(stream, unit)
+            for first, piece in _text(stream, unit):
+                if not any_bytes:
+                    check_utf8(piece.text, unit.path, first=first)
+                yield piece
         else:
             yield from _lines(stream, unit, unit.field)
 
@@ -140,8 +149,11 @@ def _opened(path: Path) -> BinaryIO:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _text(stream: BinaryIO, unit: Stretch) -> Iterator[Piece]:
-    """Yields what lies between the cut of this stretch and that of the next which has one."""
+def _text(stream: BinaryIO, unit: Stretch) -> Iterator[tuple[int, Piece]]:
+    """Yields what lies between the cut of this stretch and that of the next which has one.
+
+    With it comes the byte of the file where it begins.
+    """
     back = min(_BEFORE, unit.first)
     stream.seek(unit.first - back)
     text = bytearray(stream.read(back + UNIT_BYTES))
@@ -157,7 +169,8 @@ def _text(stream: BinaryIO, unit: Stretch) -> Iterator[Piece]:
         text += more
         cut = cut_after(text, end, end + UNIT_BYTES)
         if cut is not None or not more:
-            yield Piece(bytes(text[begin:cut]), begins=not unit.first, ends=cut is None)
+            piece = Piece(bytes(text[begin:cut]), begins=not unit.first, ends=cut is None)
+            yield unit.first - back + begin, piece
             return
         end += UNIT_BYTES
 

@@ -95,6 +95,40 @@ def test_any_bytes_are_text_and_the_limit_ends_the_reading(tmp_path: Path) -> No
     assert text_bytes(path, max_bytes=1000) == 1000
 
 
+def test_text_for_a_tokenizer_is_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Words(ByteVocabulary):
+        """Any vocabulary but bytes."""
+
+    monkeypatch.setattr("axonn_ext.data.corpus.ByteVocabulary", int)
+    path = tmp_path / "text"
+    path.write_bytes("d\u00e9j\u00e0".encode())
+    for limit in (0, 2, 3):  # 2: in the middle of a character
+        assert len(tokens_of(text_corpus(str(path), Words(), max_bytes=limit))) == (limit or 6)
+    for content, place in ((b"abc\xff", 3), (b"ab\xc3", 2)):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"text is no text in UTF-8: byte {place} is 0x"):
+            text_corpus(str(path), Words())
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("a.json", r"JSON lines, .* ends in \.jsonl; Megatron's \.json is that"),
+        ("a.jsonl.GZ", "what is packed in it"),
+        ("a.zst", "what is packed in it"),
+        ("a.parquet", "JSON lines, in a file"),
+    ],
+)
+def test_other_formats_are_no_text(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / name).write_text("b")
+    for path in (tmp_path, tmp_path / name):
+        with pytest.raises(
+            ValueError, match=rf"{name} would be read as one text: expected {reason}"
+        ):
+            find_text(str(path))
+
+
 def test_default_text_has_a_limit() -> None:
     assert text_bytes("") == 8_000_000
     assert text_bytes("", max_bytes=1234) == 1234

@@ -20,6 +20,7 @@ from axonn_ext.data import (
     load_corpus,
     open_tokens,
     split,
+    text_bytes,
     vocabulary_of,
 )
 from axonn_ext.data.index_writer import IndexedWriter, dtype_for
@@ -208,9 +209,11 @@ def test_json_lines_are_no_documents_of_the_trainer(tmp_path: Path) -> None:
     sources = find_sources(str(tmp_path / "a.jsonl"))
     vocabulary = vocabulary_of(sources, "bytes")
     assert not isinstance(vocabulary, StoredVocabulary)
+    for order in ("documents", "windows"):
+        with pytest.raises(ValueError, match="axonn-ext tokenize --text "):
+            load_corpus(sources, vocabulary, CorpusOptions(order=order))
     with pytest.raises(ValueError, match="axonn-ext tokenize --text "):
-        load_corpus(sources, vocabulary, CorpusOptions(order="documents"))
-    assert load_corpus(sources, vocabulary, CorpusOptions()).num_tokens == 140
+        text_bytes(str(tmp_path))
 
 
 # --- Arrow ---------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def texts(tmp_path: Path) -> Path:
         + "\n" + json.dumps({"text": "d\u00e9j\u00e0 \ud800 " + prose(2500)})
     )  # fmt: skip
     (folder / "d.txt").write_text("")
-    (folder / "e.txt").write_bytes(bytes(range(256)))
+    (folder / "e.txt").write_bytes(bytes(range(128)) + "\u00e9\u6f22".encode())
     (folder / ".hidden").write_text("no")
     return folder
 
@@ -102,7 +102,7 @@ def test_documents_of_bytes(texts: Path, tmp_path: Path) -> None:
     about = json.loads((tmp_path / "out.json").read_text())
     assert about == {
         "format": 1, "vocabulary": "bytes", "vocabulary_size": 256, "vocabulary_sha256": None,
-        "append_id": None, "largest_token": 255, "documents": len(expected),
+        "append_id": None, "largest_token": 0xE6, "documents": len(expected),
         "tokens": sum(map(len, expected)),
         "text_bytes": sum(path.stat().st_size for path in texts.rglob("*.[tj]*")),
     }  # fmt: skip
@@ -287,13 +287,30 @@ def test_mistakes(texts: Path, tmp_path: Path, capsys: Capture) -> None:
     assert not list(tmp_path.glob("out*"))
 
 
+@pytest.mark.parametrize("before", [10, 4000])
+def test_bytes_that_are_no_utf8(
+    small_units: int, tmp_path: Path, tokenizer: Path, capsys: Capture, before: int
+) -> None:
+    path = tmp_path / "text"
+    content = ("d\u00e9 " * before).encode() + b"\xff" + b" and" * 900
+    path.write_bytes(content)
+    command = ("--text", path, "--out", tmp_path / "out", "--workers", 1)
+    text = refusal(capsys, *command, "--vocabulary", tokenizer)
+    assert f"{path} is no text in UTF-8: byte {4 * before:,} is 0xff; only the voc" in text
+    assert tokenize(path, tmp_path / "out", "--workers", 1) == [list(content)]
+    (tmp_path / "corpus.json").write_text('{"text": "a"}\n')
+    text = refusal(capsys, "--text", tmp_path / "corpus.json", "--out", tmp_path / "b")
+    assert "corpus.json would be read as one text: expected JSON lines, in a file" in text
+
+
 def test_overwriting(texts: Path, tmp_path: Path, capsys: Capture) -> None:
     tokenize(texts, tmp_path / "out", "--workers", 1)
     before = (tmp_path / "out.idx").read_bytes()
     assert "out.bin exists" in refusal(capsys, "--text", texts, "--out", tmp_path / "out")
     got = tokenize(texts / "a.txt", tmp_path / "out", "--overwrite", "--workers", 1)
     assert len(got) == 1 and (tmp_path / "out.idx").read_bytes() != before
-    text = refusal(capsys, "--text", tmp_path, "--out", tmp_path / "out", "--overwrite")
+    bin_file = tmp_path / "out.bin"
+    text = refusal(capsys, "--text", bin_file, "--out", tmp_path / "out", "--overwrite")
     assert "out.bin belongs to --text" in text
 
 
