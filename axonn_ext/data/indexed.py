@@ -6,6 +6,7 @@ Source: github.com/NVIDIA/Megatron-LM, megatron/core/datasets/indexed_dataset.py
 
 from __future__ import annotations
 
+import bisect
 import mmap
 import os
 import struct
@@ -28,11 +29,13 @@ _FLOATS = (6, 7)
 class _Index:
     """The arrays of an .idx, as they lie in the file: mapped, and read only where they are used.
 
+    lengths     of each sequence, its tokens
     pointers    of each sequence, the byte in the .bin where it begins
     documents   of each document, its first sequence; one more entry has the number of sequences
     """
 
     dtype: np.dtype[Any]
+    lengths: NDArray[np.int32]
     pointers: NDArray[np.int64]
     documents: NDArray[np.int64]
     num_tokens: int
@@ -48,7 +51,7 @@ class IndexedTokens:
     """
 
     def __init__(self, files: TokenFiles) -> None:
-        self.name = str(files.bin)
+        self.name, self._index_name = str(files.bin), str(files.idx)
         try:
             with files.idx.open("rb") as index, files.bin.open("rb") as tokens:
                 self._index = _read_index(files, index, os.fstat(tokens.fileno()).st_size)
@@ -56,6 +59,7 @@ class IndexedTokens:
         except OSError as error:
             raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
         self.num_tokens = self._index.num_tokens
+        self._num_bytes = self.num_tokens * self._index.dtype.itemsize
         about = read_description(files)
         if about is not None and about.tokens != self.num_tokens:
             raise ValueError(
@@ -71,6 +75,7 @@ class IndexedTokens:
 
     def read(self, start: int, count: int) -> TokenArray:
         size = self._index.dtype.itemsize
+        self._check_sequences(start * size, (start + count) * size)
         parts, offset, end = [], start * size, (start + count) * size
         while offset < end:  # one call returns at most 2 GB
             try:
@@ -86,10 +91,38 @@ class IndexedTokens:
     def starts(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
         index = self._index
         sequences = index.documents[documents]
+        outside = (sequences < 0) | (sequences > len(index.pointers))
+        if outside.any():
+            worst = int(np.argmax(outside))
+            raise ValueError(
+                f"{self._index_name} is damaged: document {int(documents[worst]):,} begins with "
+                f"sequence {int(sequences[worst]):,} of {len(index.pointers):,}"
+            )
         inside = sequences < len(index.pointers)
         starts = np.full(len(sequences), self.num_tokens, dtype=np.int64)
         starts[inside] = index.pointers[sequences[inside]] // index.dtype.itemsize
         return starts
+
+    def _check_sequences(self, begin: int, end: int) -> None:
+        """Raises ValueError if the sequences of these bytes do not follow each other in the .bin.
+
+        Only those that are read are looked at, since an index may have gigabytes.
+        """
+        index = self._index
+        # The mapped array may be unaligned, of which np.searchsorted would make a copy.
+        first = max(0, bisect.bisect_right(index.pointers, begin) - 1)
+        last = bisect.bisect_left(index.pointers, end, lo=first)
+        begins = index.pointers[first:last]
+        ends = begins + index.lengths[first:last].astype(np.int64) * index.dtype.itemsize
+        after = np.append(index.pointers[first + 1 : last + 1], self._num_bytes)[: len(ends)]
+        wrong = ends != after
+        if wrong.any() or (len(begins) and int(begins[0]) > begin):
+            worst = int(np.argmax(wrong))
+            raise ValueError(
+                f"{self._index_name}: expected the sequences one after the other, but sequence "
+                f"{first + worst:,} is at the bytes {int(begins[worst]):,} to {int(ends[worst]):,},"
+                f" and what follows it at {int(after[worst]):,}"
+            )
 
 
 def _read_index(files: TokenFiles, stream: BinaryIO, bin_bytes: int) -> _Index:
@@ -133,4 +166,4 @@ def _read_index(files: TokenFiles, stream: BinaryIO, bin_bytes: int) -> _Index:
             f"{files.idx}: expected indices of documents from 0 to {num_sequences}, the number of "
             f"sequences, got {documents[0]} and {documents[-1]}"
         )
-    return _Index(dtype, pointers, documents, expected // dtype.itemsize)
+    return _Index(dtype, lengths, pointers, documents, expected // dtype.itemsize)

@@ -40,6 +40,9 @@ def shares(weights: Sequence[float], total: int = BLOCK) -> list[int]:
     Each is its exact share rounded down; what is left goes one by one to those with the largest
     remainders, of equal ones to the first.
     """
+    # By a power of two, which changes no share, so that neither the sum nor a quotient overflows.
+    exponent = math.frexp(max(weights))[1]
+    weights = [math.ldexp(weight, -exponent) for weight in weights]
     scale = total / math.fsum(weights)
     exact = [weight * scale for weight in weights]
     result = [int(share) for share in exact]

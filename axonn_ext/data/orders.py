@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axonn_ext.data.permutation import DOCUMENTS, SEQUENCES, Permutation
-from axonn_ext.data.tokens import Part
+from axonn_ext.data.tokens import Part, document_note
 
 CHUNK = 1024  # documents of an epoch's order, for which one number is kept
 _CHUNKS_AT_ONCE = 64  # whose lengths are looked up together
@@ -72,7 +72,7 @@ class ShuffledDocuments:
     """
 
     def __init__(self, part: Part, *, sequence_length: int, seed: int = 0, source: int = 0) -> None:
-        check_length(part, sequence_length, "training")
+        check_length(part, sequence_length, "training", note=document_note(part))
         self.sequence_length = sequence_length
         self.sequences_per_epoch = (part.count - 1) // sequence_length
         self._part, self._seed, self._source = part, seed, source
@@ -194,12 +194,15 @@ def windows(part: Part, starts: NDArray[np.int64], sequence_length: int) -> NDAr
     return np.stack([part.read(start, sequence_length + 1) for start in starts.tolist()])
 
 
-def check_length(part: Part, sequence_length: int, kind: str) -> None:
-    """Raises ValueError if the part is shorter than one sequence with its labels."""
+def check_length(part: Part, sequence_length: int, kind: str, *, note: str = "") -> None:
+    """Raises ValueError if the part is shorter than one sequence with its labels.
+
+    note: ends the message.
+    """
     if part.count <= sequence_length:
         raise ValueError(
             f"the {kind} text has {part.count} tokens, but a sequence of {sequence_length} with "
-            f"its labels needs {sequence_length + 1}"
+            f"its labels needs {sequence_length + 1}{note}"
         )
 
 

@@ -65,7 +65,7 @@ class PackedBatches:
         """Returns the sequences of so many epochs."""
         while len(self._ends) < epochs:
             self._pack(len(self._ends))
-        return self._ends[epochs - 1]
+        return self._ends[epochs - 1] if epochs else 0
 
     def _sequence(self, number: int) -> list[int]:
         while not self._ends or self._ends[-1] <= number:

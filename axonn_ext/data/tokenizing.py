@@ -20,7 +20,7 @@ from axonn_ext.data.processes import ordered_results
 from axonn_ext.data.source import find_text
 from axonn_ext.data.units import Unit, find_units, read_unit
 from axonn_ext.data.vocabulary import ByteVocabulary, TokenArray, Vocabulary, open_vocabulary
-from axonn_ext.inputs.token_files import TokenFiles
+from axonn_ext.inputs.token_files import FORMAT, TokenFiles
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Tokenizing:
 
     def _describe(self, writer: IndexedWriter, largest: int) -> dict[str, Any]:
         return {
-            "format": 1,
+            "format": FORMAT,
             "vocabulary": self._corpus.vocabulary,
             "vocabulary_size": self._vocabulary.num_tokens,
             "vocabulary_sha256": self._vocabulary.sha256,

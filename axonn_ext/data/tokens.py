@@ -84,6 +84,14 @@ class Part:
         return read
 
 
+def document_note(part: Part) -> str:
+    """Returns what to add to the message that this part, cut by documents, is too short."""
+    if part.count or part.tokens.num_documents > 1:
+        return ""
+    count = "one document, which is" if part.tokens.num_documents else "no document: one would be"
+    return f"; it has {count} held out (data.held_out takes at least one, 0 none)"
+
+
 def whole(tokens: Tokens, *, vocab_size: int | None = None) -> Part:
     """Returns all of a corpus as one part."""
     return Part(tokens, 0, tokens.num_tokens, 0, tokens.num_documents, vocab_size)
@@ -103,7 +111,7 @@ def split(
             Part(tokens, cut, tokens.num_tokens - cut, vocab_size=vocab_size),
         )
     count = tokens.num_documents
-    kept = count - (max(1, int(count * held_out)) if held_out else 0)
+    kept = max(0, count - (max(1, int(count * held_out)) if held_out else 0))
     cut = int(tokens.starts(np.array([kept], dtype=np.int64))[0])
     return (
         Part(tokens, 0, cut, 0, kept, vocab_size),

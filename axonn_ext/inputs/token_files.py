@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from axonn_ext.inputs.errors import InputError
-from axonn_ext.inputs.files import is_file, read_json
+from axonn_ext.inputs.files import FileError, is_file, parse_json, read_text
 from axonn_ext.inputs.tables import Table
+
+FORMAT = 1  # of PREFIX.json
+_MOST_BYTES = 1 << 20  # of ours, which have some hundred
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,6 @@ class Description:
     vocabulary: str
     vocabulary_size: int
     sha256: str | None
-    largest_token: int
     tokens: int
 
 
@@ -74,14 +76,24 @@ def find_token_files(path: Path) -> TokenFiles | None:
 
 
 def read_description(files: TokenFiles) -> Description | None:
-    """Returns what PREFIX.json says, or None if there is none. Raises InputError."""
+    """Returns what PREFIX.json says, or None if there is none, or one of somebody else.
+
+    Raises InputError for one of ours that is of another format, or lacks something.
+    """
     if not is_file(files.json):
         return None
-    table = Table(read_json(files.json), "", str(files.json)).without_nulls()
+    try:
+        content = parse_json(read_text(files.json, most_bytes=_MOST_BYTES), files.json)
+    except FileError:
+        return None  # a text, or some other JSON: next to a .bin any name may occur
+    if not isinstance(content, dict) or "format" not in content:
+        return None
+    table = Table(content, "", str(files.json)).without_nulls()
+    if table.count("format") != FORMAT:
+        raise table.error("format", f"{FORMAT}, which this version of axonn-ext reads")
     return Description(
         vocabulary=table.text("vocabulary"),
         vocabulary_size=table.count("vocabulary_size", least=1),
         sha256=table.text("vocabulary_sha256") if table.has("vocabulary_sha256") else None,
-        largest_token=table.count("largest_token", least=0),
         tokens=table.count("tokens", least=0),
     )

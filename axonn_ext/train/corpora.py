@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from axonn_ext.data import (
     Batches,
@@ -30,6 +30,7 @@ from axonn_ext.data import (
     text_bytes,
 )
 from axonn_ext.data.corpus import DOCUMENTS
+from axonn_ext.data.tokens import document_note
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.pretrained import stop_ids
 from axonn_ext.terminal.errors import TrainingError, UserError
@@ -172,13 +173,21 @@ def reading(config: Config) -> Iterator[None]:
         raise TrainingError(f"{_key(config)}: {error}") from None
 
 
+class _Sizes(NamedTuple):
+    """Of the parts of a source; the note says why there is nothing to train on."""
+
+    train: int
+    held_out: int
+    note: str = ""
+
+
 def _key(config: Config) -> str:
     return "data.mixture" if config.data.mixture else "data.text"
 
 
 def _sizes(
     config: Config, vocabulary: Vocabulary | StoredVocabulary, source: Source
-) -> tuple[int, int] | None:
+) -> _Sizes | None:
     """Returns the sizes of the parts for training and evaluation, of text in bytes.
 
     None: that would need the text. Raises ValueError for a source that cannot be read.
@@ -187,25 +196,24 @@ def _sizes(
     if not source.is_text:
         tokens = open_tokens(source)
         parts = split(tokens, data.held_out, by_documents=data.order == DOCUMENTS)
-        return parts[0].count, parts[1].count
+        note = document_note(parts[0]) if data.order == DOCUMENTS else ""
+        return _Sizes(parts[0].count, parts[1].count, note)
     num_bytes = text_bytes(source.name, max_bytes=data.max_bytes)
     if not isinstance(vocabulary, ByteVocabulary) or data.order == DOCUMENTS:
         return None
     held_out = int(num_bytes * data.held_out)
-    return num_bytes - held_out, held_out
+    return _Sizes(num_bytes - held_out, held_out)
 
 
-def _length_problems(
-    config: Config, source: Source, sizes: tuple[int, int], unit: str
-) -> list[str]:
+def _length_problems(config: Config, source: Source, sizes: _Sizes, unit: str) -> list[str]:
     needed = config.model.sequence_length + 1
-    parts = [("training text", sizes[0])]
+    parts = [("training text", sizes.train, sizes.note)]
     if config.train.eval_interval:
-        parts.append(("held-out text (data.held_out)", sizes[1]))
+        parts.append(("held-out text (data.held_out)", sizes.held_out, ""))
     of = f" of {source.name}" if config.data.mixture else ""
     return [
         f"{_key(config)}: the {part}{of} has {size} {unit}, but one sequence with its labels needs "
-        f"{needed} (model.sequence_length + 1)"
-        for part, size in parts
+        f"{needed} (model.sequence_length + 1){note}"
+        for part, size, note in parts
         if size < needed
     ]

@@ -59,7 +59,7 @@ def test_every_example_is_there_once_an_epoch() -> None:
     batches = PackedBatches(examples, sequence_length=LENGTH, batch_size=1, seed=3)
     orders = []
     for epoch in range(2):
-        begin = batches.num_sequences(epoch) if epoch else 0
+        begin = batches.num_sequences(epoch)
         seen = []
         for step in range(begin, batches.num_sequences(epoch + 1)):
             batch = batches.micro_batch(step, 0)

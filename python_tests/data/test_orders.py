@@ -255,6 +255,15 @@ def test_too_short() -> None:
         ShuffledDocuments(whole(ArrayTokens(np.arange(7))), sequence_length=7)
 
 
+@pytest.mark.parametrize("lengths", [[50], []])
+def test_the_only_document_is_held_out(lengths: list[int]) -> None:
+    tokens = ArrayTokens(np.arange(50), lengths) if lengths else ArrayTokens(np.arange(0), [0])
+    tokens.num_documents = len(lengths)
+    part, _ = split(tokens, 0.1, by_documents=True)
+    with pytest.raises(ValueError, match=r"has 0 tokens, .* document.* held out \(data\.held_out"):
+        ShuffledDocuments(part, sequence_length=7)
+
+
 def test_tokens_outside_of_the_vocabulary_are_named() -> None:
     part = whole(ArrayTokens(np.array([1, 2, 300, 4])), vocab_size=256)
     assert part.read(0, 2).tolist() == [1, 2]
@@ -269,7 +278,15 @@ def test_tokens_outside_of_the_vocabulary_are_named() -> None:
 
 @pytest.mark.parametrize(
     ("weights", "expected"),
-    [([1], [1024]), ([0.7, 0.3], [717, 307]), ([1, 1, 1], [342, 341, 341]), ([3, 1], [768, 256])],
+    [
+        ([1], [1024]),
+        ([0.7, 0.3], [717, 307]),
+        ([1, 1, 1], [342, 341, 341]),
+        ([3, 1], [768, 256]),
+        ([1e308, 1e308], [512, 512]),
+        ([1e-320, 1e-320], [512, 512]),
+        ([1e308, 1e-320], [1024, 0]),
+    ],
 )
 def test_shares_have_the_largest_remainders(weights: list[float], expected: list[int]) -> None:
     assert shares(weights) == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -123,6 +124,35 @@ def test_an_index_of_another_kind_is_named(
         opened(prefix)
 
 
+def rewrite(prefix: Path, kind: str, offset: int, number: int) -> None:
+    index = bytearray(Path(f"{prefix}.idx").read_bytes())
+    struct.pack_into(kind, index, offset, number)
+    Path(f"{prefix}.idx").write_bytes(index)
+
+
+def test_sequences_that_do_not_follow_each_other_are_named(tmp_path: Path) -> None:
+    """Megatron would read 5 and 10 tokens; the .bin has 5 more between them."""
+    write_token_files(tmp_path / "corpus", [[[1] * 10], [[2] * 10], [[3] * 3]], "uint16")
+    rewrite(tmp_path / "corpus", "<i", 34, 5)
+    tokens = opened(tmp_path / "corpus")
+    assert tokens.read(10, 13).tolist() == [2] * 10 + [3] * 3
+    for start, count in ((0, 1), (0, 23), (9, 2)):
+        with pytest.raises(
+            ValueError, match=r"idx: expected .* sequence 0 is at the bytes 0 to 10"
+        ):
+            tokens.read(start, count)
+
+
+@pytest.mark.parametrize("first", [-1, 7])
+def test_documents_of_no_sequence_are_named(prefix: Path, first: int) -> None:
+    rewrite(prefix, "<q", 34 + 12 * 6 + 8, first)
+    tokens = opened(prefix)
+    with pytest.raises(
+        ValueError, match=rf"idx is damaged: document 1 begins with sequence {first}"
+    ):
+        tokens.starts(np.arange(3))
+
+
 @pytest.mark.parametrize("ending", ["bin", "idx"])
 def test_half_of_a_corpus_is_no_text(prefix: Path, ending: str) -> None:
     Path(f"{prefix}.{ending}").unlink()
@@ -144,7 +174,8 @@ def test_a_corpus_without_documents(tmp_path: Path) -> None:
     tokens = opened(tmp_path / "none")
     assert (tokens.num_documents, tokens.num_tokens, documents_of(tokens)) == (0, 0, [])
     for by_documents in (False, True):
-        assert split(tokens, 0.1, by_documents=by_documents)[0].count == 0
+        for part in split(tokens, 0.1, by_documents=by_documents):
+            assert (part.count, part.num_documents) == (0, 0)
 
 
 def test_descriptors_are_closed(prefix: Path) -> None:
@@ -159,7 +190,7 @@ def test_descriptors_are_closed(prefix: Path) -> None:
 
 def describe(prefix: Path, **changes: object) -> None:
     about = {
-        "vocabulary": "mine.json", "vocabulary_size": 300, "vocabulary_sha256": "ab",
+        "format": 1, "vocabulary": "mine.json", "vocabulary_size": 300, "vocabulary_sha256": "ab",
         "largest_token": 100, "tokens": 77,
     }  # fmt: skip
     Path(f"{prefix}.json").write_text(json.dumps(about | changes))
@@ -175,6 +206,19 @@ def test_token_files_say_their_vocabulary(prefix: Path) -> None:
     describe(prefix, vocabulary_size="many")
     with pytest.raises(ValueError, match=r"corpus\.json: vocabulary_size must be a whole number"):
         vocabulary_of(sources, "bytes")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"print(1)\n", b"[1]", b'{"vocabulary": 3}', b"\xff", b'{"format": 1}' + b" " * 2**20],
+)
+def test_descriptions_of_somebody_else_are_not_read(prefix: Path, content: bytes) -> None:
+    Path(f"{prefix}.json").write_bytes(content)
+    assert vocabulary_of(find_sources(str(prefix)), "bytes", vocab_size=9).num_tokens == 9
+    assert opened(prefix).num_tokens == 77
+    describe(prefix, format=2)
+    with pytest.raises(ValueError, match=r"corpus\.json: format must be 1, which .*, got 2"):
+        opened(prefix)
 
 
 def test_tokens_of_which_nothing_is_known(prefix: Path) -> None:

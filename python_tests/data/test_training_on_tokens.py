@@ -119,6 +119,12 @@ def test_what_is_wrong_shows_before_training(corpus: Path, texts: Path, tmp_path
     assert f"data.mixture: the held-out text (data.held_out) of {tmp_path}/tiny has 3 t" in refused(
         data__mixture=f"{corpus}=1,{tmp_path}/tiny=1", data__order="documents", **known
     )
+    write_token_files(tmp_path / "one", [[[1] * 2000]])
+    assert (
+        "has 0 tokens, "
+        in (text := refused(data__text=tmp_path / "one", data__order="documents", **known))
+        and "it has one document, which is held out (data.held_out takes at least one" in text
+    )
     assert "nothing says what the tokens of" in refused(data__text=tmp_path / "tiny")
     assert "data.text: expected a text or a mixture, got both" in refused(
         data__text=corpus, data__mixture=f"{corpus}=1"
