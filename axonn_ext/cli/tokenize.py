@@ -130,16 +130,24 @@ def _check_apart(texts: Sequence[Path], files: TokenFiles) -> None:
 
 @contextmanager
 def _ending_as_interrupted() -> Iterator[None]:
-    """Within it SIGTERM does what Ctrl-C does, so that it leaves no files, either."""
+    """Within it SIGTERM and SIGHUP do what Ctrl-C does, so that they leave no files, either.
+
+    One that is ignored stays so, as nohup wants it.
+    """
 
     def interrupt(number: int, frame: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    mine = [number for number in numbers if before[number] is not signal.SIG_IGN]
+    for number in mine:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in mine:
+            signal.signal(number, before[number])
 
 
 @contextmanager

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -25,6 +31,16 @@ def dtype_for(num_tokens: int) -> np.dtype[Any]:
     return np.dtype("<u2" if num_tokens < 65500 else "<i4")
 
 
+def remove_remains(files: TokenFiles) -> None:
+    """Removes what processes of this host that were killed have left of these files."""
+    for path in files.all():
+        mine = re.compile(re.escape(f".{path.name}.{_host()}.") + r"(\d{1,9})\.(tmp|len)")
+        for name in os.listdir(path.parent):
+            found = mine.fullmatch(name)
+            if found is not None and not _runs(int(found[1])):
+                (path.parent / name).unlink(missing_ok=True)
+
+
 class IndexedWriter:
     """Writes the files of a corpus; a context manager that removes what is not finished.
 
@@ -37,11 +53,12 @@ class IndexedWriter:
         self.num_documents = self.num_tokens = 0
 
     def __enter__(self) -> IndexedWriter:
+        remove_remains(self._files)
         self._temporary = {
-            path: path.with_name(f".{path.name}.{os.getpid()}.tmp")
+            path: _beside(path, "tmp")
             for path in (self._files.bin, self._files.json, self._files.idx)
         }
-        self._lengths_path = self._files.idx.with_name(f".{self._files.idx.name}.{os.getpid()}.len")
+        self._lengths_path = _beside(self._files.idx, "len")
         try:
             self._tokens = self._open(self._temporary[self._files.bin])
             self._lengths = self._open(self._lengths_path)
@@ -74,8 +91,8 @@ class IndexedWriter:
     def finish(self, description: dict[str, Any]) -> None:
         """Writes the index and the description, and gives all files their names.
 
-        An .idx comes last, and an old one is removed first, so that one is never beside tokens
-        that it does not describe.
+        An .idx comes last, and an old one goes first, so that one is never beside tokens that it
+        does not describe. If one of the names cannot be given, the old files have theirs again.
         """
         for stream in self._open_files:
             stream.flush()
@@ -85,9 +102,29 @@ class IndexedWriter:
         for stream in self._open_files:
             stream.flush()
             os.fsync(stream.fileno())
-        self._files.idx.unlink(missing_ok=True)
-        for path, temporary in self._temporary.items():
-            os.replace(temporary, path)
+        with _without_signals():
+            self._give_names()
+
+    def _give_names(self) -> None:
+        old = {path: _beside(path, "old") for path in reversed(self._temporary)}
+        aside: list[Path] = []
+        given: list[Path] = []
+        try:
+            for path, place in old.items():
+                if os.path.lexists(path):
+                    os.replace(path, place)
+                    aside.append(path)
+            for path, temporary in self._temporary.items():
+                os.replace(temporary, path)
+                given.append(path)
+        except BaseException:
+            for path in reversed(given):
+                path.unlink()
+            for path in reversed(aside):
+                os.replace(old[path], path)
+            raise
+        for path in aside:
+            old[path].unlink(missing_ok=True)
 
     def _open(self, path: Path) -> BinaryIO:
         stream = path.open("wb")
@@ -110,3 +147,40 @@ class IndexedWriter:
                 pointer = int(ends[-1])
         for first in range(0, count + 1, _AT_ONCE):
             stream.write(np.arange(first, min(first + _AT_ONCE, count + 1), dtype="<i8").tobytes())
+
+
+def _host() -> str:
+    return socket.gethostname().replace("/", "-")
+
+
+def _beside(path: Path, ending: str) -> Path:
+    """Returns a hidden name beside a file, of this process alone."""
+    return path.with_name(f".{path.name}.{_host()}.{os.getpid()}.{ending}")
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # it is another user's
+        return True
+    return process != os.getpid()
+
+
+@contextmanager
+def _without_signals() -> Iterator[None]:
+    """Within it, signals that would end the command are dropped: all the work is done.
+
+    Only the main thread can do so, and only it is interrupted by them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)

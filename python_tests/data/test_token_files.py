@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -85,6 +89,68 @@ def test_nothing_is_left_of_what_was_not_finished(tmp_path: Path) -> None:
             assert len(list(tmp_path.iterdir())) == 2
             raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
+
+
+def write_one(files: TokenFiles, token: int) -> None:
+    with IndexedWriter(files, np.dtype("u1")) as writer:
+        writer.add(np.full(3, token), np.array([3]))
+        writer.finish({"about": token})
+
+
+@pytest.mark.parametrize("failing", range(6))
+def test_old_files_come_back_if_a_name_cannot_be_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    files = TokenFiles(tmp_path / "corpus")
+    write_one(files, 1)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    replace, calls = os.replace, iter(range(100))
+
+    def fails(source: Path, target: Path) -> None:
+        if next(calls) == failing:
+            raise PermissionError(13, "Permission denied")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(PermissionError):
+        write_one(files, 2)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    write_one(files, 2)
+    assert documents_of(opened(files.prefix)) == [[2, 2, 2]]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_names_are_given_without_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+
+    def interrupted(source: Path, target: Path) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+        replace(source, target)
+
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    monkeypatch.setattr(os, "replace", interrupted)
+    write_one(TokenFiles(tmp_path / "corpus"), 1)
+    assert documents_of(opened(tmp_path / "corpus")) == [[1, 1, 1]]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_remains_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    host = socket.gethostname()
+    removed = [f".corpus.bin.{host}.{gone.pid}.tmp", f".corpus.idx.{host}.{gone.pid}.len"]
+    kept = [
+        f".corpus.bin.{host}.{os.getppid()}.tmp", f".corpus.bin.other-{host}.{gone.pid}.tmp",
+        f".corpus.bin.{host}.{gone.pid}.old", f".corpus2.bin.{host}.{gone.pid}.tmp",
+    ]  # fmt: skip
+    for name in removed + kept:
+        (tmp_path / name).touch()
+    write_one(TokenFiles(tmp_path / "corpus"), 1)
+    left = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("."))
+    assert left == sorted(kept)
 
 
 @pytest.fixture

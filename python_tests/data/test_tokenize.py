@@ -314,7 +314,7 @@ def test_overwriting(texts: Path, tmp_path: Path, capsys: Capture) -> None:
     assert "out.bin belongs to --text" in text
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_run_leaves_nothing(
     tmp_path: Path, tokenizer: Path, number: signal.Signals
 ) -> None:
