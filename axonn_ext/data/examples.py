@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from axonn_ext.data.source import check_utf8, find_text
-from axonn_ext.data.units import JSON_LINES
+from axonn_ext.data.units import JSON_LINES, parse_line, shown
 from axonn_ext.data.vocabulary import TokenArray, Vocabulary
 
 _OPEN = 16  # more leave less room empty, but mix the order less
@@ -106,23 +105,17 @@ def _read(file: Path) -> Iterator[tuple[str, str | None, str]]:
 
 def _parse(where: str, line: bytes) -> tuple[str, str | None, str]:
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: expected JSON, got {_clipped(line)} ({error})") from None
-    fields = value if isinstance(value, dict) else {}
+        fields = parse_line(line)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}; it begins {shown(line)}") from None
     prompt, completion, text = (fields.get(key) for key in ("prompt", "completion", "text"))
     if isinstance(prompt, str) and isinstance(completion, str) and completion:
         return where, prompt, completion
     if isinstance(text, str) and text and prompt is None and completion is None:
         return where, None, text
     raise ValueError(
-        f"{where}: expected a prompt and a completion, or a text, as texts, got {_clipped(line)}"
+        f"{where}: expected a prompt and a completion, or a text, as texts; it begins {shown(line)}"
     )
-
-
-def _clipped(line: bytes) -> str:
-    text = line.strip().decode("utf-8", errors="replace")
-    return text if len(text) <= 80 else f"{text[:80]} ..."
 
 
 def _tokenize(prompt: str | None, text: str, vocabulary: Vocabulary, end_id: int | None) -> Example:

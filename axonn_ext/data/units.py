@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from axonn_ext.data.source import check_utf8
 
@@ -197,11 +197,22 @@ def _lines(stream: BinaryIO, unit: Stretch, field: str) -> Iterator[Piece]:
         offset += len(line) + 1
 
 
-def _document(line: bytes, path: Path, offset: int, field: str) -> bytes:
+def parse_line(line: bytes) -> dict[str, Any]:
+    """Returns the object of a line of JSON. Raises ValueError, with what is wrong."""
     try:
         value = json.loads(line)
-        if not isinstance(value, dict):
-            raise ValueError("expected an object")
+    except RecursionError:
+        raise ValueError("expected JSON that is not nested so deeply") from None
+    except ValueError as error:
+        raise ValueError(f"expected JSON: {str(error).partition(': line 1 ')[0]}") from None
+    if not isinstance(value, dict):
+        raise ValueError("expected an object")
+    return value
+
+
+def _document(line: bytes, path: Path, offset: int, field: str) -> bytes:
+    try:
+        value = parse_line(line)
         if field not in value:
             names = ", ".join(list(value)[:8]) or "none"
             raise ValueError(f"expected a field {field}, got {names}")
@@ -209,10 +220,9 @@ def _document(line: bytes, path: Path, offset: int, field: str) -> bytes:
             raise ValueError(f"expected text in the field {field}")
         # JSON can name halves of characters, which UTF-8 lacks; they become question marks.
         return str(value[field]).encode("utf-8", errors="replace")
-    except (ValueError, RecursionError) as error:
-        reason = str(error).partition(": line 1 ")[0]
+    except ValueError as error:
         number = _line_number(path, offset)
-        raise ValueError(f"{path}, line {number:,}: {reason}; it begins {_shown(line)}") from None
+        raise ValueError(f"{path}, line {number:,}: {error}; it begins {shown(line)}") from None
 
 
 def _line_number(path: Path, offset: int) -> int:
@@ -225,6 +235,8 @@ def _line_number(path: Path, offset: int) -> int:
     return count
 
 
-def _shown(line: bytes) -> str:
+def shown(line: bytes) -> str:
+    """Returns the beginning of a line for a message."""
+    line = line.strip()
     text = line[:40].decode("utf-8", errors="replace")
     return ascii(text + ("..." if len(line) > 40 else ""))

@@ -153,13 +153,13 @@ def test_a_plain_file_is_one_text(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "expected JSON, got {"),
-        ("[1]", r"expected a prompt and a completion, or a text, as texts, got [1]"),
+        ("{", "expected JSON: Expecting property name enclosed in double quotes; it begins '{'"),
+        ("[1]", "expected an object; it begins '[1]'"),
         ('{"prompt": "a"}', "expected a prompt and a completion"),
         ('{"prompt": "a", "completion": 3}', "expected a prompt and a completion"),
         ('{"prompt": "a", "completion": ""}', "expected a prompt and a completion"),
         ('{"text": "a", "prompt": "b"}', "expected a prompt and a completion"),
-        ("[" * 100_000, "expected JSON, got [[["),
+        ("[" * 100_000, "expected JSON that is not nested so deeply; it begins '[[["),
         (json.dumps({"prompt": "p" * 40, "completion": "c"}), "the prompt has 40 tokens, which"),
     ],
 )
