@@ -145,4 +145,12 @@ def _compare(folder: Path, targets: Mapping[str, Shard], stored: Mapping[str, St
         if stored[name][0] != tuple(targets[name].shape)
     ][:_MOST_NAMES]
     if problems:
-        raise CheckpointError(f"{folder} is a checkpoint of another model: {'; '.join(problems)}")
+        hint = ""
+        if {n.partition("@")[0] for n in targets} == {n.partition("@")[0] for n in saved}:
+            hint = (
+                "; what follows @ is the order of a tensor, which depends on the grid's x and on "
+                "the plan of parallelize: full_state_dict has the same order on every grid"
+            )
+        raise CheckpointError(
+            f"{folder} is a checkpoint of another model: {'; '.join(problems)}{hint}"
+        )

@@ -5,7 +5,10 @@
     optimizer.NAME.KEY      a tensor that the optimizer keeps for a parameter
     rng.DEVICE.RANK         the state of a rank's random numbers
 
-So a checkpoint knows nothing of the grid, the layout or the dtype of the job that wrote it.
+So a checkpoint knows nothing of the grid, the layout or the dtype of the job that wrote it. There
+is one exception: a parameter of a module that `parallelize` has put in the place of another may be
+in an order of its own, which its NAME ends with, as in c_attn.weight@transposed,x=2. A model whose
+parameter is in another order has another NAME, and `load` refuses it.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ def placed_parameters(model: nn.Module) -> Iterator[PlacedParameter]:
     if any(declaration_of(module) is not None for module in model.modules()):
         for p in sharded_parameters(model):
             offsets, _ = p.grid.local_block(p.spec.full_sizes, p.spec.dims)
-            yield PlacedParameter(p.name, p.parameter, p.spec.full_sizes, tuple(offsets))
+            name = f"{p.name}@{p.spec.stored_as}" if p.spec.stored_as else p.name
+            yield PlacedParameter(name, p.parameter, p.spec.full_sizes, tuple(offsets))
         return
     for name, parameter in model.named_parameters():
         yield PlacedParameter(name, parameter, tuple(parameter.shape), (0,) * parameter.dim())

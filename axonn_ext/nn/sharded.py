@@ -51,12 +51,15 @@ class ParameterSpec:
                  has already summed it
     init         the distribution of the initial values; None: they come from elsewhere, and
                  `initialize` refuses the parameter
+    stored_as    how the whole tensor differs from the one of that name elsewhere, such as
+                 "transposed"; a part of its name in checkpoints. It may not have a "."
     """
 
     full_sizes: tuple[int, ...]
     dims: Dims
     summed_over: tuple[str, ...]
     init: Init | None
+    stored_as: str = ""
 
 
 class WeightSource(Protocol):

@@ -60,33 +60,41 @@ class Placing:
             self._shrink_table(unit.module, weight)
         else:
             assert isinstance(split, ShardedModule)
+            stored_as = self._prepare(unit, split)
             split.specs = {
-                n: dataclasses.replace(spec, init=None) for n, spec in split.specs.items()
+                n: dataclasses.replace(spec, init=None, stored_as=stored_as)
+                for n, spec in split.specs.items()
             }
-            self._prepare(unit, split)
             done = set(self.specs)
             for name, parameter in own_parameters(unit.module).items():
                 self.specs[id(parameter)] = split.specs[name]
             become(unit.module, split, done=done)
         self._add_hooks(unit, READS.get(kind, ""), LEAVES[kind])
 
-    def _prepare(self, unit: Unit, split: ShardedModule) -> None:
-        """Chooses the class of what comes in the unit's place, and reorders whole values."""
+    def _prepare(self, unit: Unit, split: ShardedModule) -> str:
+        """Chooses the class of what comes in the unit's place, and reorders whole values.
+
+        Returns how these then differ from the public ones, for checkpoints.
+        """
         if isinstance(unit.module, nn.Embedding):
             split.__class__ = PlacedEmbedding
             split.padding_idx = unit.module.padding_idx  # type: ignore[assignment]
         if not is_transposed(unit.module):
-            return
+            return ""
+        stored_as = "transposed"
         split.__class__ = PlacedConv1D
         assert isinstance(split, PlacedConv1D)
         parent, _, own_name = unit.name.rpartition(".")
         how = known(unit.parents[parent]) if parent in unit.parents else None
         if how is not None and how.fused == own_name:
-            split.order = fused_order(unit.features[1], self.grid.size("x"))
+            num_x = self.grid.size("x")
+            split.order = fused_order(unit.features[1], num_x)
+            stored_as += f",x={num_x}"
         parameters = own_parameters(unit.module)
         public = {name: p.detach() for name, p in parameters.items()}
         for name, values in split.import_state(public).items():
             set_values(parameters[name], values)
+        return stored_as
 
     def _shrink_table(self, table: nn.Module, weight: nn.Parameter) -> None:
         """Keeps this rank's features of an embedding, which any forward of its class looks up."""
