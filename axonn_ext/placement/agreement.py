@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from axonn_ext.grid import Grid
 
@@ -22,7 +23,17 @@ def agree_on_parameters(grid: Grid, parameters: Named, *, what: str) -> None:
     what: the caller, for messages. Values are compared by their CRC-32; tensors on the meta device
     have none. Collectives: two all-gathers over each axis, of two numbers and of one for each
     parameter.
+
+    Raises ValueError for a parameter of a lazy module, which has no shape yet.
     """
+    lazy = [name for name, p in parameters if is_lazy(p)]
+    if lazy:
+        with suppress(Exception):  # the error below matters
+            report_failure(grid)
+        raise ValueError(
+            f"{what}: {lazy[0]} has no shape yet; run the model once before, or use a module that "
+            "is not lazy"
+        )
     facts = "\n".join(f"{n} {list(p.shape)} {p.dtype}" for n, p in parameters)
     header = _of_all_ranks(grid, [float(len(parameters)), float(zlib.crc32(facts.encode()))])
     _raise_if_failed(header, what)
@@ -33,7 +44,7 @@ def agree_on_parameters(grid: Grid, parameters: Named, *, what: str) -> None:
             f"parameters than rank 0 ({header[other[0]][0]:.0f} and {header[0][0]:.0f} of them); "
             f"this is rank {grid.rank}, with {_first_of(parameters)}"
         )
-    values = _of_all_ranks(grid, [float(_checksum(p)) for _, p in parameters])
+    values = _of_all_ranks(grid, [float(checksum(p)) for _, p in parameters])
     for rank, own in enumerate(values):
         for (name, _), mine, first in zip(parameters, own, values[0], strict=True):
             if mine != first:
@@ -87,7 +98,8 @@ def _of_all_ranks(grid: Grid, numbers: list[float]) -> list[list[float]]:
     return rows
 
 
-def _checksum(tensor: Tensor) -> int:
+def checksum(tensor: Tensor) -> int:
+    """Returns the CRC-32 of the values; 0 for a tensor on the meta device."""
     if tensor.is_meta:
         return 0
     flat = tensor.detach().cpu().contiguous().flatten()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from axonn_ext.grid import Grid
-from axonn_ext.nn.sharded import ParameterSpec, ShardedModule, declare
+from axonn_ext.nn.sharded import ParameterSpec, declaration_of, declare
 from axonn_ext.placement.agreement import agree_on_parameters, report_failure
 from axonn_ext.placement.become import become
 from axonn_ext.placement.row_linear import RowLinear
+from axonn_ext.placement.units import own_parameters
 from axonn_ext.spec.parallel import ALGORITHMS, check_choice
 
 Holders = dict[int, list[tuple[nn.Module, str]]]  # by the id of a parameter
@@ -53,8 +55,8 @@ class auto_parallelize:
     axes have different rows. The modules stay the same objects, under the same names, and so do
     their parameters, of which each rank keeps a block. All other parameters stay whole on every
     rank, and `sync_gradients` sums their gradients over all ranks. Gradients are sums, not means:
-    compute the loss with `global_mean`, or divide it by the number of ranks to get what
-    DistributedDataParallel computes.
+    compute the loss with `global_mean(..., axes=("x", "y", "z", "data"))`, or divide it by the
+    number of ranks to get what DistributedDataParallel computes.
 
     Modules are made by torch as always, and split where the block ends. So their values are those
     of the plain model after the same torch.manual_seed, whatever the constructors did to them, and
@@ -66,7 +68,8 @@ class auto_parallelize:
 
     How modules are found: torch's registration hooks for parameters and modules, which are added
     when the block begins and removed when it ends, also by an exception. They heed the thread that
-    entered the block alone. Nothing of torch is replaced.
+    entered the block alone. Nothing of torch is replaced. What was copied (`copy.deepcopy`), or was
+    made before, counts as made in the block if it was put into a module there.
 
     Args:
         algorithm, save_gathered: of the Linears, as for nn.Linear.
@@ -134,11 +137,13 @@ class auto_parallelize:
                 with suppress(Exception):  # the block's own error matters
                     report_failure(self.grid)
             return
+        gc.collect()  # what the block dropped may be in cycles, on some ranks still alive
+        self._add_the_rest()
         owners = self._owners()
         parameters = [
             (f"{self._name(module)}.{name}", parameter)
             for module in owners
-            for name, parameter in _own(module).items()
+            for name, parameter in own_parameters(module).items()
         ]
         agree_on_parameters(self.grid, parameters, what="auto_parallelize")
         holders = _holders(owners)
@@ -156,7 +161,19 @@ class auto_parallelize:
 
     def _owners(self) -> list[nn.Module]:
         """Returns the plain modules of the block that have parameters, in order of construction."""
-        return [m for m in self._made if _own(m) and not isinstance(m, ShardedModule)]
+        return [m for m in self._made if own_parameters(m) and declaration_of(m) is None]
+
+    def _add_the_rest(self) -> None:
+        """Adds the modules inside those that the hooks saw.
+
+        copy.deepcopy registers nothing, so what is inside a copy has not been seen itself.
+        """
+        for top in [*self._made, *self._parents]:
+            for module in top.modules():
+                self._made.setdefault(module, None)
+                for name, child in module.named_children():
+                    if child not in self._parents:
+                        self._parents[child] = (ref(module), name)
 
     def _name(self, module: nn.Module) -> str:
         """Returns the module's name within what the block made; its class if it is in nothing."""
@@ -173,19 +190,19 @@ class auto_parallelize:
     def _convert(self, module: nn.Module, holders: Holders) -> Constructed:
         """Makes a Linear 4D if it can be, and declares the parameters of any other module."""
         name, kind = self._name(module), type(module).__name__
-        num_elements = sum(p.numel() for p in _own(module).values())
+        num_elements = sum(p.numel() for p in own_parameters(module).values())
         reason = ""
         if isinstance(module, nn.Linear):
             kind = f"{kind} {module.in_features} -> {module.out_features}"
             reason = self._make_4d(module, name, holders)
             if not reason:
                 return Constructed(name, kind, True, "", num_elements)
-        declare(module, self.grid, {n: _whole_spec(p) for n, p in _own(module).items()})
+        declare(module, self.grid, {n: _whole_spec(p) for n, p in own_parameters(module).items()})
         return Constructed(name, kind, False, reason, num_elements)
 
     def _make_4d(self, linear: nn.Linear, name: str, holders: Holders) -> str:
         """Splits the Linear in place, or returns why it stays as it is."""
-        own = _own(linear)
+        own = own_parameters(linear)
         if type(linear) is not nn.Linear:
             return f"it is a {type(linear).__name__}, which may use its weight in its own way"
         if own.keys() - {"bias"} != {"weight"}:
@@ -233,16 +250,11 @@ class auto_parallelize:
                 yield f"  whole  {m.name} ({m.kind}, {m.num_elements:,} parameters)"
 
 
-def _own(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Returns the module's own parameters."""
-    return {name: p for name, p in module._parameters.items() if p is not None}
-
-
 def _holders(modules: Sequence[nn.Module]) -> Holders:
     """Returns the modules, and the names there, under which each parameter is registered."""
     found: Holders = {}
     for module in modules:
-        for name, parameter in _own(module).items():
+        for name, parameter in own_parameters(module).items():
             found.setdefault(id(parameter), []).append((module, name))
     return found
 

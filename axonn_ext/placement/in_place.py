@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from torch import nn
 
@@ -13,13 +14,19 @@ from axonn_ext.placement.examples import (
     ExampleInputs,
     check_outputs,
     evaluating,
+    facts_of,
     make_call,
     refuse_dropout,
+    refuse_random,
+    without_zeros,
 )
 from axonn_ext.placement.placing import Placing
 from axonn_ext.placement.plan import KINDS, Placement, Plan
-from axonn_ext.placement.trace import Flow, trace
+from axonn_ext.placement.results import shown
+from axonn_ext.placement.trace import Flow, Refused, trace
 from axonn_ext.placement.units import Unit, find_units, own_parameters
+
+T = TypeVar("T")
 
 
 def parallelize(
@@ -75,16 +82,18 @@ def parallelize(
     with agreement(grid, what="parallelize") as facts:
         asked = _check_arguments(module, plan)
         refuse_dropout(module)
-        facts += [sorted(asked.items()), leave_plain]
+        facts += [sorted(asked.items()), leave_plain, facts_of(example_inputs)]
     agree_on_parameters(grid, list(module.named_parameters()), what="parallelize")
-    with evaluating(module):
+    with evaluating(module), without_zeros(module):
         with agreement(grid, what="parallelize") as facts:
             call = make_call(module, find_units(module, grid, asked, {}), example_inputs)
+            _on_examples(lambda guarded: refuse_random(module, guarded), call)
             units, flow = _settle(module, grid, asked, call, leave_plain=leave_plain)
             made = _plan_of(units, flow, grid)
             facts.append(str(made))
         Placing(module, units, flow, grid).place()
-        check_outputs(call, flow)
+        with agreement(grid, what="parallelize"):
+            check_outputs(call, units, flow, grid)
     if verbose and grid.rank == 0:
         print(made)
     return made
@@ -146,27 +155,32 @@ def _settle(
 
 def _traced(call: Callable[[], object], units: Mapping[str, Unit], grid: Grid) -> Flow:
     plain = {name: unit.reason for name, unit in units.items() if unit.family == "plain"}
-    reached: list[BaseException] = []
+    flow = _on_examples(lambda guarded: trace(guarded, units, grid, plain), call)
+    for name in units.keys() - flow.kinds.keys():
+        flow.problems.setdefault(name, "the example inputs do not reach it")
+    return flow
+
+
+def _on_examples(function: Callable[[Callable[[], object]], T], call: Callable[[], object]) -> T:
+    """Returns function(call). Raises ValueError if `call`, which runs the model, fails."""
+    reached: list[Exception] = []
 
     def guarded() -> object:
         try:
             return call()
-        except (TypeError, RuntimeError, IndexError) as error:
+        except Exception as error:  # of anybody's code, or of the function's hooks
             reached.append(error)
             raise
 
     try:
-        flow = trace(guarded, units, grid, plain)
-    except (TypeError, RuntimeError, IndexError) as error:
-        if error not in reached:
+        return function(guarded)
+    except Exception as error:
+        if error not in reached or isinstance(error, Refused):
             raise
         raise ValueError(
             "parallelize: the model does not run on the example inputs; pass example_inputs that "
-            f"it takes: {error}"
+            f"it takes: {type(error).__name__}: {error}"
         ) from error
-    for name in units.keys() - flow.kinds.keys():
-        flow.problems.setdefault(name, "the example inputs do not reach it")
-    return flow
 
 
 def _plan_of(units: Mapping[str, Unit], flow: Flow, grid: Grid) -> Plan:
@@ -178,9 +192,13 @@ def _plan_of(units: Mapping[str, Unit], flow: Flow, grid: Grid) -> Plan:
         if kind in ("embedding", "table"):
             arrives = ""  # numbers among its arguments, such as a mask, have no features
         placements[name] = Placement(kind, unit.what, arrives, flow.leaves((name, 0)), reason)
+    parts: dict[tuple[str, str], list[str]] = {}  # such as keys and values, of every layer
+    for key, output in flow.outputs.items():
+        if output.layout != "whole" and not output.is_features:
+            parts.setdefault((shown(key[:1]), output.layout), []).append(shown(key))
     notes = tuple(
-        f"output {key}: this rank's part, split over {output.layout}"
-        for key, output in flow.outputs.items()
-        if output.layout != "whole" and not output.is_features
+        f"output {keys[0] if len(keys) == 1 else f'{top} ({len(keys)} tensors)'}: this rank's "
+        f"part, split over {layout}"
+        for (top, layout), keys in parts.items()
     )
     return Plan(grid.shape.short(), placements, notes)

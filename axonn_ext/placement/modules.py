@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from axonn_ext.grid import Grid
 from axonn_ext.models.stored import Stored
 from axonn_ext.nn import Embedding, Linear
 from axonn_ext.placement.layouts import convert
+from axonn_ext.placement.results import Key, mapped, shown
 from axonn_ext.state import NamedState
 
 
@@ -77,31 +78,40 @@ class ConvertInputs:
 
 
 class GatherResults:
-    """A forward hook of a model that makes results whole: tensors, by their position or name.
+    """A forward hook of a model that makes results whole: tensors, by their place in the output.
 
-    results: the layout of each, and how many features this rank has of it. What has other features
-    than these is another result, as where a loss comes first, and is left alone.
+    results: the layout of each, and how many features this rank has of it. known: the places of all
+    tensors of the example's output. A tensor in another place is left alone, unless it may be such
+    a result, by its number of features: then ValueError is raised, since nothing says whether it is
+    split.
     """
 
-    def __init__(self, grid: Grid, results: Mapping[int | str, tuple[str, int]]) -> None:
-        self.grid, self.results = grid, dict(results)
+    def __init__(
+        self, grid: Grid, results: Mapping[Key, tuple[str, int]], known: Collection[Key]
+    ) -> None:
+        self.grid, self.results, self.known = grid, dict(results), frozenset(known)
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        if isinstance(output, Tensor):
-            return self._whole(0, output)
-        if isinstance(output, Mapping):
-            for key in self.results.keys() & output.keys():
-                output[key] = self._whole(key, output[key])  # type: ignore[index]
-            return output
-        if type(output) in (tuple, list):
-            return type(output)(self._whole(key, value) for key, value in enumerate(output))
-        return output
+        return mapped(output, self._whole)
 
-    def _whole(self, key: int | str, value: Any) -> Any:
-        layout, features = self.results.get(key, ("", 0))
-        if not layout or not isinstance(value, Tensor) or not value.dim():
+    def _whole(self, key: Key, value: Tensor) -> Tensor:
+        if not value.dim() or not value.is_floating_point():
             return value
-        return convert(value, self.grid, layout, "whole") if value.shape[-1] == features else value
+        layout, features = self.results.get(key, ("", 0))
+        if layout and value.shape[-1] == features:
+            return convert(value, self.grid, layout, "whole")
+        if key not in self.known:
+            self._refuse_unknown(key, value)
+        return value
+
+    def _refuse_unknown(self, key: Key, value: Tensor) -> None:
+        for layout, features in self.results.values():
+            if self.grid.size(layout) > 1 and value.shape[-1] == features:
+                raise ValueError(
+                    f"parallelize: output {shown(key)} has shape {list(value.shape)}, and may be "
+                    f"split over {layout}; the example inputs gave no such output: pass "
+                    "example_inputs with which the model returns it"
+                )
 
 
 class ConvertOutputs:

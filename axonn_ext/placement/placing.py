@@ -50,7 +50,8 @@ class Placing:
             if output.layout != "whole" and output.is_features
         }
         if results:
-            self.model.register_forward_hook(GatherResults(self.grid, results))
+            hook = GatherResults(self.grid, results, self.flow.outputs)
+            self.model.register_forward_hook(hook)
 
     def _replace(self, unit: Unit, kind: str) -> None:
         weight = unit.module.weight

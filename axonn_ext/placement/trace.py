@@ -8,7 +8,7 @@ an expand Linear, one that reads features over x a contract Linear.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +19,12 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from axonn_ext.grid import Grid
+from axonn_ext.placement.results import Key, tensors_of
 from axonn_ext.placement.units import Unit
 
 # What leaves a unit: its name, and which of its outputs.
 Source = tuple[str, int]
+Values = dict[int | str, Tensor]  # arguments of a call
 READS = {"expand": "y", "contract": "x", "norm": "y"}
 LEAVES = {"expand": "x", "contract": "y", "norm": "y", "embedding": "y", "table": "y"}
 
@@ -49,34 +51,21 @@ class Flow:
     arrives   by unit: the layouts of its tensor arguments, by position or name
     forced    by source: the layout in which it must leave, where that is not the natural one
     problems  by unit: why it cannot be placed
-    outputs   the model's own output tensors, by position or name
+    outputs   the tensors of the model's own output, by their place in it
+    values    by unit and call: copies of what reached it and was computed from other units
     """
 
     kinds: dict[str, str] = field(default_factory=dict)
     arrives: dict[str, dict[int | str, str]] = field(default_factory=dict)
     forced: dict[Source, str] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
-    outputs: dict[int | str, Output] = field(default_factory=dict)
+    outputs: dict[Key, Output] = field(default_factory=dict)
+    values: dict[str, list[Values]] = field(default_factory=dict)
 
     def leaves(self, source: Source) -> str:
         """The layout in which an output leaves its unit."""
         natural = LEAVES.get(self.kinds.get(source[0], "plain"), "whole")
         return self.forced.get(source, natural)
-
-
-def top_level(output: object) -> dict[int | str, Tensor]:
-    """Returns the tensors of a model's output, which is a tensor, or a sequence or mapping of them.
-
-    Tensors further inside, such as those of keys and values for later, are left out.
-    """
-    if isinstance(output, Tensor):
-        return {0: output}
-    items: Iterable[tuple[int | str, object]] = ()
-    if isinstance(output, Mapping):
-        items = output.items()
-    elif isinstance(output, Sequence):
-        items = enumerate(output)
-    return {key: value for key, value in items if isinstance(value, Tensor)}
 
 
 def trace(
@@ -96,6 +85,10 @@ def trace(
         except _Again:
             continue
         return tracer.flow
+
+
+class Refused(ValueError):
+    """No placement suits what the pass showed."""
 
 
 class _Again(Exception):
@@ -131,7 +124,7 @@ class _Tracer(TorchDispatchMode):
             for handle in handles:
                 handle.remove()
         tensors = {
-            key: tensor for key, tensor in top_level(output).items() if tensor.is_floating_point()
+            key: tensor for key, tensor in tensors_of(output).items() if tensor.is_floating_point()
         }
         self._settle_results([self._sources_of(tensor) for tensor in tensors.values()])
         for key, tensor in tensors.items():
@@ -201,13 +194,18 @@ class _Tracer(TorchDispatchMode):
     def _arrive(self, unit: Unit, arguments: Mapping[int | str, object]) -> None:
         """Settles the layouts of the unit's arguments, and its kind."""
         layouts: dict[int | str, str] = {}
+        values: Values = {}
         for key, value in arguments.items():
             if isinstance(value, Tensor) and value.is_floating_point():
                 sources = self._sources_of(value)
                 self._read |= sources
                 layouts[key] = self._common_layout(unit, sources)
+                if sources:
+                    values[key] = value.clone()  # code may change it in place later
                 if sources and layouts[key] != "whole":
                     self._check_norm(unit, value, sources, layouts[key])
+                    self._check_widths(unit, value, sources, layouts[key])
+        self.flow.values.setdefault(unit.name, []).append(values)
         kind = self._kind(unit, layouts)
         before = self.flow.kinds.setdefault(unit.name, kind)
         known = self.flow.arrives.setdefault(unit.name, layouts)
@@ -245,7 +243,7 @@ class _Tracer(TorchDispatchMode):
 
     def _check_norm(self, unit: Unit, value: Tensor, sources: set[Source], layout: str) -> None:
         """A norm over the features of a head reads fewer features than its sources wrote."""
-        if unit.what_family != "norm":
+        if not unit.is_norm:
             return
         for name, _ in sources:
             source = self.units[name]
@@ -254,13 +252,32 @@ class _Tracer(TorchDispatchMode):
                     return  # nothing is gathered for it
                 self._fail(unit, f"it normalises parts of the features of {name}, such as heads")
 
+    def _check_widths(self, unit: Unit, value: Tensor, sources: set[Source], layout: str) -> None:
+        """Raises ValueError where features of different numbers meet in the residual stream.
+
+        A block of a few features, as of a gate, does not fit to a block of many. Over x heads may
+        differ in number, as those of queries and keys.
+        """
+        if layout != "y" or self.grid.size("y") == 1 or unit.is_norm:
+            return
+        sizes = {self.units[name].features[1]: name for name, _ in sources}
+        others = {size: name for size, name in sizes.items() if size not in (0, value.shape[-1])}
+        if others and value.shape[-1] in sizes:
+            size, name = next(iter(others.items()))
+            raise Refused(
+                f"parallelize: the input of {unit.name} ({unit.what}), of {value.shape[-1]} "
+                f"features, is computed from the {size} features of {name}, too, and "
+                f"y={self.grid.size('y')} splits both; let the plan make a module around them "
+                '"plain"'
+            )
+
     def _fail(self, unit: Unit, problem: str) -> None:
         """Notes that the unit stays plain, and starts again.
 
         All that share its weight stay plain, too. Raises ValueError if it is plain already.
         """
         if unit.name in self.flow.problems:
-            raise ValueError(
+            raise Refused(
                 f"parallelize: {unit.name} ({unit.what}) cannot even stay plain: {problem}; let "
                 'the plan make a module around it "plain"'
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 from collections.abc import Callable
 
@@ -85,7 +86,7 @@ def errors_of(shape: GridShape, ragged: bool) -> dict[str, float]:
     own_labels = labels.split(counts)[grid.rank].flatten()
     y = model(own)
     total = F.cross_entropy(y.flatten(0, 1), own_labels, reduction="sum")
-    loss = global_mean(total, own_labels.numel(), grid)
+    loss = global_mean(total, own_labels.numel(), grid, axes=("x", "y", "z", "data"))
     loss.backward()
     sync_gradients(model)
     norm = clip_grad_norm_(model, MAX_NORM)
@@ -185,6 +186,48 @@ def test_the_summary_names_what_stays_plain_and_why(pool):
         assert "NonDynamicallyQuantizableLinear" in lines["attention.out_proj"]
         assert lines["table"].startswith("  whole  table (Embedding, 64 parameters)")
         assert "ParametrizedLinear" in lines["normed"] or "its parameters" in lines["normed"]
+
+
+class Cycle(nn.Module):
+    """Is held by itself, so that it lives until the garbage collector comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.me = nn.Linear(4, 4), [self]
+
+
+def copied() -> tuple[str, list[str], str]:
+    """Layers that PyTorch copies; what is dropped in a cycle on one rank; a lazy module."""
+    grid = grid_of(GridShape(x=2))
+    torch.manual_seed(0)
+    gc.disable()
+    try:
+        with auto_parallelize(grid) as block:
+            if grid.rank == 1:
+                state = torch.get_rng_state()
+                Cycle()
+                torch.set_rng_state(state)
+            layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+            model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+            del layer
+    finally:
+        gc.enable()
+    kinds = [type(m).__name__ for n, m in model.named_modules() if n.endswith("linear1")]
+    sync_gradients(model)
+
+    def lazy() -> None:
+        with auto_parallelize(grid):
+            kept.append(nn.LazyLinear(4))
+
+    kept: list[nn.Module] = []
+    return block.summary(), kinds, message_of(lazy)
+
+
+def test_copies_in_the_block_count(pool):
+    for summary, kinds, lazy in pool(2).run(copied):
+        assert kinds == ["RowLinear", "RowLinear"]
+        assert "layers.1.linear2 (Linear 16 -> 8)" in summary and "4 of 6 Linears" in summary
+        assert "ValueError: auto_parallelize: " in lazy and "has no shape yet" in lazy
 
 
 def hooks_and_threads() -> None:

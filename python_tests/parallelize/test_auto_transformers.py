@@ -36,7 +36,7 @@ def compared(name: str, shape: GridShape) -> tuple[dict[str, float], str]:
     own_labels = grid.shard(labels, own)
     found_logits = model(grid.shard(ids, own)).logits
     total = loss_sum(name, found_logits, own_labels)
-    loss = global_mean(total, (own_labels != -100).sum(), grid)
+    loss = global_mean(total, (own_labels != -100).sum(), grid, axes=("x", "y", "z", "data"))
     loss.backward()
     sync_gradients(model)
     found = full_gradients(model)
