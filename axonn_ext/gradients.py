@@ -81,9 +81,15 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
 
     Raises ValueError if max_norm is not positive, or the parameters lie on several grids.
     """
+    return clip_sharded_(sharded_parameters(module), max_norm)
+
+
+@torch.no_grad()
+def clip_sharded_(parameters: Iterable[ShardedParameter], max_norm: float) -> Tensor:
+    """Does what `clip_grad_norm_` does, with some parameters of one or several modules."""
     if not max_norm > 0:
         raise ValueError(f"clip_grad_norm_: max_norm must be positive, got {max_norm}")
-    parameters = [p for p in sharded_parameters(module) if p.parameter.grad is not None]
+    parameters = [p for p in parameters if p.parameter.grad is not None]
     if not parameters:
         return torch.zeros((), dtype=torch.float64)
     norms = torch._foreach_norm([_wide(_grad(p)) for p in parameters])

@@ -132,6 +132,7 @@ class auto_parallelize:
     ) -> None:
         for hook in self._hooks:
             hook.remove()
+        self._hooks = []
         if error is not None:
             if isinstance(error, Exception):
                 with suppress(Exception):  # the block's own error matters
@@ -150,6 +151,21 @@ class auto_parallelize:
         self.modules = tuple(self._convert(module, holders) for module in owners)
         if self.verbose and self.grid.rank == 0:
             print(self.summary())
+
+    def adopt(self, module: nn.Module) -> None:
+        """Treats a finished model, and all modules in it, as if the block had constructed them.
+
+        Raises RuntimeError outside of the block, and ValueError if a grid has the model already.
+        """
+        if not self._hooks:
+            raise RuntimeError("auto_parallelize: adopt must be called inside the block")
+        for name, owner in module.named_modules():
+            if declaration_of(owner) is not None:
+                raise ValueError(f"auto_parallelize: {name or 'the model'} is on a grid already")
+            if own_parameters(owner):
+                self._made.setdefault(owner, None)
+            for child_name, child in owner.named_children():
+                self._parents[child] = (ref(owner), child_name)
 
     def _parameter_registered(self, module: nn.Module, name: str, parameter: Tensor) -> None:
         if threading.get_ident() == self._thread:

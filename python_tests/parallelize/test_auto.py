@@ -118,6 +118,28 @@ def test_equals_the_plain_model(pool, world_size, ragged):
         assert not failures, "\n".join(failures)
 
 
+def adopted(shape: GridShape) -> list[str]:
+    """A finished model becomes what the block would have constructed."""
+    grid = grid_of(shape)
+    model, constructed = plain(), made(grid)
+    block = auto_parallelize(grid)
+    with pytest.raises(RuntimeError, match="adopt must be called inside the block"):
+        block.adopt(model)
+    with block:
+        block.adopt(model)
+    with pytest.raises(ValueError, match="first is on a grid already"):
+        with auto_parallelize(grid) as other:
+            other.adopt(model)
+    pairs = zip(model.named_parameters(), constructed.named_parameters(), strict=True)
+    assert all(a[0] == b[0] and torch.equal(a[1], b[1]) for a, b in pairs)
+    return [each.name for each in block.modules]
+
+
+def test_adopts_a_finished_model(pool):
+    for names in pool(2).run(adopted, GridShape(x=2)):
+        assert names == ["first", "norm", "rest.0", "rest.2", "head"]
+
+
 def split_and_whole(shape: GridShape) -> dict[str, tuple[int, ...]]:
     model = made(grid_of(shape))
     return {name: tuple(p.shape) for name, p in model.named_parameters()}
