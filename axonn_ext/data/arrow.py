@@ -55,7 +55,7 @@ class ArrowTokens:
         chunks = np.searchsorted(self._first_rows, documents, side="right") - 1
         by_chunk = np.argsort(chunks, kind="stable")
         numbers, begins = np.unique(chunks[by_chunk], return_index=True)
-        for chunk, mine in zip(numbers.tolist(), np.split(by_chunk, begins[1:]), strict=True):
+        for chunk, mine in zip(numbers.tolist(), np.split(by_chunk, begins[1:]), strict=False):
             if chunk == len(self._offsets):
                 continue  # the end of the last document
             offsets = self._offsets[chunk]

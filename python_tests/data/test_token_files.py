@@ -362,6 +362,7 @@ def test_arrow_folders_are_read_token_for_token(folder: Path, tmp_path: Path) ->
     for start in range(tokens.num_tokens - 4):  # across batches and files
         assert tokens.read(start, 5).tolist() == STREAM[start : start + 5]
     assert tokens.starts(np.array([4, 0, 2, 5, 1])).tolist() == [76, 0, 4, 77, 4]
+    assert tokens.starts(np.array([], dtype=np.int64)).tolist() == []
     assert documents_of(opened(write_arrow(tmp_path / "b", [[FLAT]], kind="int64"))) == FLAT
 
 
