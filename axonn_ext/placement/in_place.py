@@ -10,14 +10,13 @@ from torch import nn
 from axonn_ext.grid import Grid
 from axonn_ext.nn.sharded import declaration_of
 from axonn_ext.placement.agreement import agree_on_parameters, agreement
+from axonn_ext.placement.checking import check_outputs
+from axonn_ext.placement.dropout import refuse_dropout, refuse_random
 from axonn_ext.placement.examples import (
     ExampleInputs,
-    check_outputs,
     evaluating,
     facts_of,
     make_call,
-    refuse_dropout,
-    refuse_random,
     without_zeros,
 )
 from axonn_ext.placement.placing import Placing
@@ -56,7 +55,8 @@ def parallelize(
     The whole model must be on every rank, and equal. It is run once, on small inputs and as it is,
     to see which module feeds which: a Linear that reads the residual stream is an expand Linear,
     one that reads the output of an expand Linear a contract Linear. It is run again at the end, and
-    must give the same outputs, so that code which works across features is found.
+    each module and the output must get what they got before, so that code which works across
+    features is found. A pass in training mode finds what draws random numbers.
 
     Args:
         plan: kinds by the names of modules ("expand", "contract", "embedding", "table", "norm",
@@ -66,7 +66,7 @@ def parallelize(
         leave_plain: what cannot be placed stays as it is, with whole inputs and outputs.
         verbose: rank 0 prints the plan.
 
-    Collectives: four small all-gathers over each axis, and those of one forward pass.
+    Collectives: five small all-gathers over each axis, and those of one forward pass.
 
     Raises, on every rank:
         TypeError: grid is not a Grid, or module not a module.
