@@ -162,10 +162,7 @@ class auto_parallelize:
         for name, owner in module.named_modules():
             if declaration_of(owner) is not None:
                 raise ValueError(f"auto_parallelize: {name or 'the model'} is on a grid already")
-            if own_parameters(owner):
-                self._made.setdefault(owner, None)
-            for child_name, child in owner.named_children():
-                self._parents[child] = (ref(owner), child_name)
+        self._made.setdefault(module, None)  # and at the end of the block all modules in it
 
     def _parameter_registered(self, module: nn.Module, name: str, parameter: Tensor) -> None:
         if threading.get_ident() == self._thread:

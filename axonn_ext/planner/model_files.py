@@ -49,13 +49,22 @@ def load_model(name: str, *, sequence_length: int | None = None) -> tuple[str, M
 
 
 def _from_trainer(path: Path) -> ModelConfig:
-    """Reads the table [model]: the keys of ModelConfig, with 0 for None, and `implementation`."""
+    """Reads the table [model]: the keys of ModelConfig, with 0 for None, and two of the trainer.
+
+    These are `implementation`, and `pretrained`, a folder that decides all but sequence_length.
+    """
     whole = read_table(path)
-    table = whole.table("model").without(["implementation"])
+    table = whole.table("model")
+    pretrained = table.text("pretrained", "")
+    table = table.without(["implementation", "pretrained"])
+    if pretrained:
+        model = read_config(Path(pretrained) / "config.json")
+        length = table.count("sequence_length", DEFAULT_MODEL.sequence_length)
+        return dataclasses.replace(model, sequence_length=min(length, model.sequence_length))
     vocab_size = table.count("vocab_size", 0, least=0)
     if vocab_size == 0:
         data = whole.table("data") if whole.has("data") else Table({}, "data", str(path))
-        if data.text("vocabulary", "bytes") != "bytes" or _has_tokens(data):
+        if data.text("vocabulary", "bytes") not in ("", "bytes") or _has_tokens(data):
             raise InputError(
                 f"{path}: model.vocab_size is 0, so the tokenizer would decide it: the planner "
                 "needs the number (what the training run prints, a multiple of 128)"

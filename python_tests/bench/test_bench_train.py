@@ -264,6 +264,7 @@ def test_findings_say_who_is_ahead_and_what_is_noisy():
     assert report.findings(run_, cores=4)[1].startswith("noisy (ddp)")
 
 
+@pytest.mark.slow
 def test_the_command_times_weighs_and_writes(tmp_path: Path):
     table, chart = tmp_path / "rows.json", tmp_path / "chart.png"
     options = [*SMALL_OPTIONS, "--hidden", "256", "--nproc", "2", "--baseline", "single"]

@@ -97,7 +97,8 @@ def test_adapters_train_alone_and_resume(model, data, tmp_path, capsys) -> None:
     assert Path(config["base_model_name_or_path"]) == model
 
 
-@pytest.mark.parametrize("lora", [(), pytest.param(("--lora", "4"), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [(), ("--lora", "4")])
 def test_four_processes_have_the_losses_of_one(model, data, tmp_path, lora) -> None:
     assert finetune(model, data, tmp_path / "one", "--steps", 5, *lora) == 0
     command = [*AXONN, "finetune", "--model", str(model), "--data", str(data), "--steps", "5"]

@@ -125,7 +125,7 @@ def test_documents_of_a_tokenizer(texts: Path, tmp_path: Path, tokenizer: Path) 
         assert [*vocabulary.encode(document).tolist(), 0] == tokens
 
 
-@pytest.mark.parametrize("vocabulary", ["bytes", "bpe.json"])
+@pytest.mark.parametrize("vocabulary", [pytest.param("bytes", marks=pytest.mark.slow), "bpe.json"])
 def test_any_number_of_processes_writes_the_same(
     tmp_path: Path, tokenizer: Path, vocabulary: str
 ) -> None:

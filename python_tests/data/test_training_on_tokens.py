@@ -87,6 +87,7 @@ def test_what_differs_in_a_resumed_run_is_told() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_two_ranks_and_the_command(corpus: Path, tmp_path: Path, capsys: Capture) -> None:
     alone = losses(tmp_path / "alone", data__text=corpus, data__order="documents")
     done = run(

@@ -104,7 +104,7 @@ def check_grids(world_size: int) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_gradients_and_states_are_those_of_a_plain_model(pool, world_size):
     for failures in pool(world_size).run(check_grids, world_size):
         assert not failures, "\n".join(failures)

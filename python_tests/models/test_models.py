@@ -114,9 +114,12 @@ def grids_of_few_heads(config: ModelConfig, options: str) -> list[str]:
     return failures
 
 
-@pytest.mark.parametrize("options", ["sharded", "replicated", "recompute"])
 @pytest.mark.parametrize(
-    ("kv_heads", "world_size"), [(1, 4), (2, 4), pytest.param(1, 8, marks=pytest.mark.slow)]
+    "options", ["sharded", "replicated", pytest.param("recompute", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize(
+    ("kv_heads", "world_size"),
+    [(2, 4), *(pytest.param(1, size, marks=pytest.mark.slow) for size in (4, 8))],
 )
 @pytest.mark.parametrize("name", ["llama", "qwen3-wide"])
 def test_ranks_share_key_value_heads(pool, name, kv_heads, world_size, options):

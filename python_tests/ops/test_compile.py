@@ -67,6 +67,7 @@ def test_linear(pool, tmp_path: Path, layout: str):
     run_at_two_then_four(pool, check_linear, layout, str(tmp_path))
 
 
-@pytest.mark.parametrize("family", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_block(pool, tmp_path: Path, family: str):
     run_at_two_then_four(pool, check_block, family, str(tmp_path))

@@ -92,7 +92,7 @@ def spoil(kind: str, model: Any, rank: int) -> None:
     elif kind == "order":
         model.blocks[0], model.blocks[1] = model.blocks[1], model.blocks[0]
     else:
-        model.blocks[0].forward = lambda x, length: x
+        model.blocks[0].forward = lambda x, *_: x
 
 
 @pytest.fixture(scope="module")

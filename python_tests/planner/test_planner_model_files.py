@@ -11,7 +11,7 @@ import pytest
 
 from axonn_ext.data.vocabulary import ByteVocabulary, padded_size
 from axonn_ext.inputs.errors import InputError
-from axonn_ext.planner.model_files import load_model
+from axonn_ext.planner.model_files import load_model, read_config
 from axonn_ext.spec.model import ModelConfig, RopeScaling
 from axonn_ext.spec.presets import PRESETS
 from axonn_ext.train.config import Config, ModelTable
@@ -55,6 +55,17 @@ def test_an_unknown_model(name: str, message: str) -> None:
 
 
 # --- The trainer's file --------------------------------------------------------------------------
+
+
+def test_a_trainers_file_may_begin_with_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    file = tmp_path / "run.toml"
+    table = ModelTable(pretrained=str(tmp_path), sequence_length=512)
+    file.write_text(to_toml(Config(model=table)))
+    expected = read_config(tmp_path / "config.json")
+    assert expected.sequence_length > 512
+    _, model = load_model(str(file))
+    assert model == dataclasses.replace(expected, sequence_length=512)
 
 
 @pytest.mark.parametrize(
