@@ -48,7 +48,7 @@ class Grid:
 
     All ranks must make the same grids in the same order. Several grids may exist at once. Each has
     its own c10d process groups: one for each axis of several ranks, one that all other axes share,
-    and one for x, y and z together.
+    and one for x, y and z together; and those that `neighbours` makes.
 
     Raises:
         ValueError: the product of the sizes is not the world size, or pipe > 1.

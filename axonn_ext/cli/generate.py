@@ -22,6 +22,7 @@ from axonn_ext import (
     models,
 )
 from axonn_ext.data import Vocabulary, open_vocabulary
+from axonn_ext.data.units import JSON_LINES, parse_line, shown, whole_text
 from axonn_ext.generation import check_prompts, stream
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.inputs.files import is_file, read_text
@@ -123,8 +124,6 @@ class Request:
             raise UserError(*problems)
         vocabulary = _vocabulary(folder, args.vocabulary)
         texts = _texts(args)
-        # Half of a surrogate pair is legal in JSON, but no text.
-        texts = [text.encode("utf-8", "replace").decode() for text in texts]
         prompts = [vocabulary.encode_prompt(text) for text in texts]
         check_prompts(prompts, args.max_new_tokens, config.sequence_length, config.vocab_size)
         sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
@@ -248,7 +247,7 @@ def _vocabulary(folder: Path, name: str | None) -> Vocabulary:
 
 def _texts(args: argparse.Namespace) -> list[str]:
     """Returns the prompts of the command line, then those of the file."""
-    texts = list(args.prompt)
+    texts = [whole_text(text) for text in args.prompt]  # the shell may give bytes that are no text
     if args.prompts is not None:
         file = Path(args.prompts)
         for index, line in enumerate(read_text(file).split("\n"), start=1):
@@ -260,16 +259,16 @@ def _texts(args: argparse.Namespace) -> list[str]:
 
 
 def _prompt_of(file: Path, index: int, line: str) -> str:
-    if file.suffix != ".jsonl":
+    if file.suffix != JSON_LINES:
         return line.removesuffix("\r")
     try:
-        value = json.loads(line)
-        prompt = value["prompt"] if isinstance(value, dict) else None
-    except (ValueError, KeyError, RecursionError) as error:
-        what = "the field prompt" if isinstance(error, KeyError) else f"JSON ({error})"
-        raise UserError(f"{file}, line {index}: expected {what}, got {line[:80]}") from None
-    if not isinstance(prompt, str):
-        raise UserError(f"{file}, line {index}: expected a text as prompt, got {line[:80]}")
+        prompt = parse_line(line.encode()).get("prompt")
+        if not isinstance(prompt, str):
+            raise ValueError("expected a text in the field prompt")
+    except ValueError as error:
+        raise UserError(
+            f"{file}, line {index}: {error}; it begins {shown(line.encode())}"
+        ) from None
     return prompt
 
 

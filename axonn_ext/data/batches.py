@@ -81,6 +81,35 @@ class RowGroup:
         return self.index * size, size
 
 
+@dataclass(frozen=True)
+class BatchShares:
+    """Which sequences of a step's batch a row group has: `count` of each micro-batch.
+
+    Raises: ValueError if micro-batches and row groups do not divide the batch.
+    """
+
+    batch_size: int
+    num_micro_batches: int
+    group: RowGroup
+
+    def __post_init__(self) -> None:
+        if self.batch_size % self.num_micro_batches:
+            raise ValueError(
+                f"batch_size {self.batch_size} must be divisible by {self.num_micro_batches} "
+                "micro-batches"
+            )
+        self.group.share(self.batch_size // self.num_micro_batches)
+
+    @property
+    def count(self) -> int:
+        return self.group.share(self.batch_size // self.num_micro_batches)[1]
+
+    def first(self, step: int, index: int) -> int:
+        """Returns the number in the run of the group's first sequence of a micro-batch."""
+        size = self.batch_size // self.num_micro_batches
+        return step * self.batch_size + index * size + self.group.share(size)[0]
+
+
 class TrainingBatches:
     """The sequences of an order, batch after batch.
 
@@ -98,13 +127,8 @@ class TrainingBatches:
         num_micro_batches: int = 1,
         group: RowGroup | None = None,
     ) -> None:
-        if batch_size % num_micro_batches:
-            raise ValueError(
-                f"batch_size {batch_size} must be divisible by {num_micro_batches} micro-batches"
-            )
-        self._order, self._batch_size = order, batch_size
-        self._micro_batch_size = batch_size // num_micro_batches
-        self._first, self._count = (group or RowGroup()).share(self._micro_batch_size)
+        self._order = order
+        self._shares = BatchShares(batch_size, num_micro_batches, group or RowGroup())
         self.num_micro_batches = num_micro_batches
         self.tokens_per_step = batch_size * order.sequence_length
 
@@ -117,8 +141,8 @@ class TrainingBatches:
 
         Raises: ValueError if a file has changed or is damaged.
         """
-        first = step * self._batch_size + index * self._micro_batch_size + self._first
-        return _inputs_and_labels(self._order.sequences(first, self._count))
+        first = self._shares.first(step, index)
+        return _inputs_and_labels(self._order.sequences(first, self._shares.count))
 
 
 class EvaluationBatches:

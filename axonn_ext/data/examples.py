@@ -120,8 +120,6 @@ def _parse(where: str, line: bytes) -> tuple[str, str | None, str]:
 
 def _tokenize(prompt: str | None, text: str, vocabulary: Vocabulary, end_id: int | None) -> Example:
     end = [] if end_id is None else [end_id]
-    # Half of a surrogate pair is legal in JSON, but no text.
-    text = text.encode("utf-8", "replace").decode()
 
     def encode(text: str) -> list[int]:
         ids = vocabulary.encode_prompt(text)
@@ -129,7 +127,6 @@ def _tokenize(prompt: str | None, text: str, vocabulary: Vocabulary, end_id: int
 
     if prompt is None:
         return Example(np.asarray(encode(text) + end, dtype=np.int64))
-    prompt = prompt.encode("utf-8", "replace").decode()
     given, both = encode(prompt), encode(prompt + text)
     if both[: len(given)] != given:  # the last token of the prompt would be another one
         both = given + vocabulary.encode(text.encode()).tolist()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from axonn_ext.data.batches import Batch, RowGroup
+from axonn_ext.data.batches import Batch, BatchShares, RowGroup
 from axonn_ext.data.examples import Example, pack
 from axonn_ext.data.permutation import EXAMPLES, Permutation
 
@@ -36,14 +36,8 @@ class PackedBatches:
         seed: int = 0,
         group: RowGroup | None = None,
     ) -> None:
-        if batch_size % num_micro_batches:
-            raise ValueError(
-                f"batch_size {batch_size} must be divisible by {num_micro_batches} micro-batches"
-            )
         self._examples, self._length, self._seed = examples, sequence_length, seed
-        self._batch_size = batch_size
-        self._micro_batch_size = batch_size // num_micro_batches
-        self._first, self._count = (group or RowGroup()).share(self._micro_batch_size)
+        self._shares = BatchShares(batch_size, num_micro_batches, group or RowGroup())
         self._ends: list[int] = []  # of the epochs that were packed, in sequences
         self._packed: dict[int, list[list[int]]] = {}  # two of them: a step may have of both
         self.num_micro_batches = num_micro_batches
@@ -51,14 +45,14 @@ class PackedBatches:
 
     def micro_batch(self, step: int, index: int) -> Batch:
         """Returns the row group's part of a micro-batch."""
-        first = step * self._batch_size + index * self._micro_batch_size + self._first
-        numbers = [self._sequence(first + place) for place in range(self._count)]
+        first = self._shares.first(step, index)
+        numbers = [self._sequence(first + place) for place in range(self._shares.count)]
         return _batch(self._examples, numbers, self._length)
 
     def num_labels(self, step: int) -> float:
         """Returns the labels of all sequences of a step, on all ranks."""
-        first = step * self._batch_size
-        numbers = (self._sequence(first + place) for place in range(self._batch_size))
+        size = self._shares.batch_size
+        numbers = (self._sequence(step * size + place) for place in range(size))
         return float(sum(self._examples[n].num_labels for each in numbers for n in each))
 
     def num_sequences(self, epochs: int) -> int:

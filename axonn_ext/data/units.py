@@ -198,16 +198,26 @@ def _lines(stream: BinaryIO, unit: Stretch, field: str) -> Iterator[Piece]:
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """Returns the object of a line of JSON. Raises ValueError, with what is wrong."""
+    """Returns the object of a line of JSON. Raises ValueError, with what is wrong.
+
+    JSON can name halves of characters, which UTF-8 lacks; in texts they become question marks.
+    """
     try:
         value = json.loads(line)
     except RecursionError:
         raise ValueError("expected JSON that is not nested so deeply") from None
-    except ValueError as error:
-        raise ValueError(f"expected JSON: {str(error).partition(': line 1 ')[0]}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"expected JSON: {error.msg}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"expected JSON: {error}") from None
     if not isinstance(value, dict):
         raise ValueError("expected an object")
-    return value
+    return {key: whole_text(v) if isinstance(v, str) else v for key, v in value.items()}
+
+
+def whole_text(text: str) -> str:
+    """Returns the text with question marks in place of halves of characters."""
+    return text.encode("utf-8", errors="replace").decode()
 
 
 def _document(line: bytes, path: Path, offset: int, field: str) -> bytes:
@@ -218,8 +228,7 @@ def _document(line: bytes, path: Path, offset: int, field: str) -> bytes:
             raise ValueError(f"expected a field {field}, got {names}")
         if not isinstance(value[field], str):
             raise ValueError(f"expected text in the field {field}")
-        # JSON can name halves of characters, which UTF-8 lacks; they become question marks.
-        return str(value[field]).encode("utf-8", errors="replace")
+        return str(value[field]).encode()
     except ValueError as error:
         number = _line_number(path, offset)
         raise ValueError(f"{path}, line {number:,}: {error}; it begins {shown(line)}") from None

@@ -75,10 +75,11 @@ class PlacedModels:
 
         Raises ValueError if it has made steps before its model was placed.
         """
+        owners = self._owners()
         for parameter, state in optimizer.state.items():
             for key, value in state.items():
                 whole = isinstance(value, Tensor) and value.dim() and value.shape != parameter.shape
-                if whole and id(parameter) in self._owners():
+                if whole and id(parameter) in owners:
                     raise ValueError(
                         f"{self.what}: the optimizer has made steps before its model was set up: "
                         f"its {key} of a parameter of shape {list(parameter.shape)} has shape "

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from axonn_ext.grid import Grid
+from axonn_ext.models.checks import check_labels, check_token_ids
 from axonn_ext.models.stored import Stored
 from axonn_ext.nn import (
     MLP,
@@ -24,9 +25,7 @@ from axonn_ext.nn import (
     Places,
 )
 from axonn_ext.nn.adapter import Adapter
-from axonn_ext.nn.loss import IGNORE_INDEX
 from axonn_ext.nn.sharded import ParameterSpec, ShardedModule, own_rows, sharded_parameters
-from axonn_ext.ops._arguments import check_tensor
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.state import NamedState
@@ -200,7 +199,8 @@ class Transformer(nn.Module, NamedState):
             self.parallel, layout="replicated", heads_over_y=False, recompute=False
         )
         dtype = self.table.weight.dtype
-        other = type(self)(self.config, self.grid, parallel, dtype=dtype, device="meta")
+        with torch.device("meta"):  # tables of positions are not computed again, either
+            other = type(self)(self.config, self.grid, parallel, dtype=dtype, device="meta")
         for name, module in self.named_modules():
             if isinstance(module, Linear) and module.adapter is not None:
                 linear, adapter = other.get_submodule(name), module.adapter
@@ -294,38 +294,6 @@ class Transformer(nn.Module, NamedState):
             else:
                 x = block(x, sequence_length, places)
         return x
-
-
-def check_token_ids(token_ids: Tensor, config: ModelConfig) -> int:
-    """Returns the sequence length S of token_ids [B, S].
-
-    Raises ValueError for any other shape, and where S exceeds the model's sequence_length.
-    """
-    check_tensor("model", "token_ids", token_ids)
-    if token_ids.dim() != 2 or token_ids.shape[1] > config.sequence_length:
-        raise ValueError(
-            f"token_ids must have shape [sequences, length <= {config.sequence_length}], "
-            f"got {list(token_ids.shape)}"
-        )
-    return token_ids.shape[1]
-
-
-def check_labels(labels: Tensor, token_ids: Tensor, config: ModelConfig, rank: int) -> None:
-    """Raises ValueError for labels of another shape than token_ids.
-
-    On the CPU it also raises ValueError for labels outside of the vocabulary, on every rank that
-    has the sequence. The criterion would raise only on the rank that has the row.
-    """
-    check_tensor("loss", "token_ids", token_ids)
-    check_tensor("loss", "labels", labels, token_ids.device)
-    if labels.shape != token_ids.shape:
-        raise ValueError(
-            "loss: labels must have the shape of token_ids, "
-            f"{list(token_ids.shape)}, got {list(labels.shape)}"
-        )
-    if labels.is_cpu:
-        size = config.vocab_size
-        torch.ops.axonn.local_rows(labels, 0, size, size, IGNORE_INDEX, True, "loss: labels", rank)
 
 
 def residual_init(config: ModelConfig) -> Init:

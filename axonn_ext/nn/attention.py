@@ -47,19 +47,25 @@ class Rotary(nn.Module):
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
-    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Returns x [sequences, heads, length, head_dim] rotated by its positions.
+    def forward(
+        self, queries: Tensor, keys: Tensor, positions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns both, [sequences, heads, length, head_dim], rotated by their positions.
 
         positions: [sequences, length]; None: 0, 1, 2, ... in each sequence.
         """
         if positions is None:
-            length = x.shape[-2]
+            length = queries.shape[-2]
             cos, sin = self.cos[:length], self.sin[:length]
         else:
             cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
-        cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-        low, high = x.chunk(2, -1)
-        return x * cos + torch.cat([-high, low], -1) * sin
+        cos, sin = cos.to(queries.dtype), sin.to(queries.dtype)
+        return _rotated(queries, cos, sin), _rotated(keys, cos, sin)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    low, high = x.chunk(2, -1)
+    return x * cos + torch.cat([-high, low], -1) * sin
 
 
 def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
@@ -194,7 +200,7 @@ class Attention(nn.Module):
         if places is not None:
             positions, mask = self._own(places.positions), self._own(places.mask)
         if self.rotary is not None:
-            q, k = self.rotary(q, positions), self.rotary(k, positions)
+            q, k = self.rotary(q, k, positions)
         if cache is not None:
             assert positions is not None
             seen = sequence_length if mask is None else mask.shape[-1]

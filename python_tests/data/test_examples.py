@@ -153,7 +153,7 @@ def test_a_plain_file_is_one_text(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "expected JSON: Expecting property name enclosed in double quotes"),
+        ("{", "expected JSON: Expecting property name enclosed in double quotes; it begins '{'"),
         ("[1]", "expected an object; it begins '[1]'"),
         ('{"prompt": "a"}', "expected a prompt and a completion"),
         ('{"prompt": "a", "completion": 3}', "expected a prompt and a completion"),
