@@ -19,17 +19,19 @@ from torch import Tensor, nn
 class KnownAttention:
     """How to run the attention of a class on local heads.
 
-    heads     the attribute with the number of (key-value) heads, which x must divide; or the child
-              whose features are that many times those of a head
-    head_dim  the attribute with the features of a head
-    divided   attributes that the number of x ranks divides
-    fused     a child whose output is all queries, all keys, all values, one after the other
+    heads       the attribute with the number of (key-value) heads, which x must divide; or the
+                child whose features are that many times those of a head
+    head_dim    the attribute with the features of a head
+    divided     attributes that the number of x ranks divides
+    fused       a child whose output is all queries, all keys, all values, one after the other
+    head_norms  the children that normalise the features of each head, [..., heads, D]
     """
 
     heads: str
     head_dim: str
     divided: tuple[str, ...] = ()
     fused: str = ""
+    head_norms: tuple[str, ...] = ()
 
 
 _LLAMA = KnownAttention("k_proj", "head_dim")
@@ -39,6 +41,7 @@ KNOWN: Mapping[str, KnownAttention] = MappingProxyType(
         "LlamaAttention": _LLAMA,
         "MistralAttention": _LLAMA,
         "Qwen2Attention": _LLAMA,
+        "Qwen3Attention": KnownAttention("k_proj", "head_dim", head_norms=("q_norm", "k_norm")),
         "OPTAttention": KnownAttention("k_proj", "head_dim", ("num_heads",)),
         "GPT2Attention": KnownAttention(
             "num_heads", "head_dim", ("num_heads", "split_size"), "c_attn"

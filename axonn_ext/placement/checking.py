@@ -74,6 +74,7 @@ class _Arrivals:
         expected = iter(self.flow.values.get(unit.name, []))
         plain = unit.name in self.flow.problems
         reads = "whole" if plain else READS.get(self.flow.kinds[unit.name], "")
+        split = -2 if unit.family == "head_norm" else -1  # heads, or features
 
         def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             self._depth += 1
@@ -83,7 +84,7 @@ class _Arrivals:
             found.update(kwargs)
             for key, want in next(expected, {}).items():
                 if reads != "whole":
-                    want = own_block(want, self.grid.axis(reads))
+                    want = own_block(want, self.grid.axis(reads), split)
                 got = found.get(key)
                 problem = _difference(got, want) if isinstance(got, Tensor) else "is missing"
                 if problem:

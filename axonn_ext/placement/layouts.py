@@ -45,10 +45,10 @@ def convert(tensor: Tensor, grid: Grid, have: str, want: str) -> Tensor:
     return tensor
 
 
-def own_block(whole: Tensor, axis: AxisGroup) -> Tensor:
-    """Returns this rank's block of the last dim, without a copy."""
-    size = whole.shape[-1] // axis.size
-    return whole.narrow(-1, axis.rank * size, size)
+def own_block(whole: Tensor, axis: AxisGroup, dim: int = -1) -> Tensor:
+    """Returns this rank's block of a dim, without a copy."""
+    size = whole.shape[dim] // axis.size
+    return whole.narrow(dim, axis.rank * size, size)
 
 
 def _gather(block: Tensor, axis: AxisGroup) -> Tensor:

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-KINDS = ("expand", "contract", "embedding", "table", "norm", "plain", "local_heads")
+KINDS = (
+    "expand", "contract", "embedding", "table", "norm", "head_norm", "plain", "local_heads",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,8 @@ class Placement:
 
     kind     expand, contract: a Linear of that role; embedding: its vocabulary over x and z, its
              features over y; table: an embedding of which each rank keeps the features over y
-             alone; norm: its features over y; plain: it stays as it is, whole on every rank
+             alone; norm: its features over y; head_norm: the norm of the features of each head,
+             on this rank's heads over x; plain: it stays as it is, whole on every rank
     what     its class and sizes
     arrives  the layout of its input's features: "y", "x", "whole"; empty for token ids
     leaves   the layout of its output's features

@@ -25,8 +25,10 @@ from axonn_ext.placement.units import Unit
 # What leaves a unit: its name, and which of its outputs.
 Source = tuple[str, int]
 Values = dict[int | str, Tensor]  # arguments of a call
-READS = {"expand": "y", "contract": "x", "norm": "y"}
-LEAVES = {"expand": "x", "contract": "y", "norm": "y", "embedding": "y", "table": "y"}
+READS = {"expand": "y", "contract": "x", "norm": "y", "head_norm": "x"}
+LEAVES = {
+    "expand": "x", "contract": "y", "norm": "y", "head_norm": "x", "embedding": "y", "table": "y",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,7 @@ class _Tracer(TorchDispatchMode):
 
     def _check_norm(self, unit: Unit, value: Tensor, sources: set[Source], layout: str) -> None:
         """A norm over the features of a head reads fewer features than its sources wrote."""
-        if not unit.is_norm:
+        if not unit.is_norm or (unit.family == "head_norm" and layout == "x"):
             return
         for name, _ in sources:
             source = self.units[name]

@@ -15,6 +15,7 @@ from torch import nn
 
 from axonn_ext.grid import Grid
 from axonn_ext.nn import Embedding, LayerNorm, Linear, RMSNorm
+from axonn_ext.nn.norm import HeadNorm
 from axonn_ext.placement.attention import known, why_not_split
 from axonn_ext.spec.parallel import ROLES
 
@@ -24,6 +25,7 @@ _KINDS_OF = MappingProxyType(
         "embedding": ("embedding", "table", "plain"),
         "table": ("table", "plain"),
         "norm": ("norm", "plain"),
+        "head_norm": ("head_norm", "plain"),
         "plain": ("plain",),
     }
 )
@@ -33,10 +35,11 @@ _KINDS_OF = MappingProxyType(
 class Unit:
     """A module that is placed as one.
 
-    family    "linear", "embedding", "table", "norm" or "plain"
+    family    "linear", "embedding", "table", "norm", "head_norm" or "plain"
     what      its class and sizes
     reason    why it is plain
-    features  K and N of a Linear, V and H of an embedding, twice the features of a norm
+    features  K and N of a Linear, V and H of an embedding, twice the features of a norm, those of
+              a head and 0 for the norm of heads, from which no feature of the model comes alone
     asked     the kind that the caller's plan gives it; empty: none
     is_head   whether its weight is that of an embedding, so that it must be an expand Linear
     parents   the known attentions that it is a part of, by name
@@ -76,9 +79,12 @@ class Unit:
             "grid": grid, "layout": "replicated", "seed": None, "dtype": weight.dtype,
             "device": device,
         }  # fmt: skip
-        if kind == "norm":
+        if kind in ("norm", "head_norm"):
             size, _ = self.features
+            norm: type[LayerNorm | RMSNorm | HeadNorm]
             norm = LayerNorm if isinstance(self.module, nn.LayerNorm) else RMSNorm
+            if kind == "head_norm":
+                norm = HeadNorm
             return norm(size, eps=norm_eps(self.module, weight.dtype), **options)  # type: ignore[arg-type]
         first, second = self.features
         if kind == "embedding":
@@ -173,8 +179,10 @@ def _descend(
         units[name] = Unit(name, module, "plain", type(module).__name__, reason)
         return
     if not has_modules:
-        units[name] = _leaf(name, module, own)
-        units[name].parents = dict(parents)
+        units[name] = unit = _leaf(name, module, own)
+        unit.parents = dict(parents)
+        if unit.family == "norm" and _is_of_heads(unit):
+            unit.family, unit.features = "head_norm", (unit.features[0], 0)
         return
     if known(module) is not None:
         parents = {**parents, name: module}
@@ -198,6 +206,14 @@ def _leaf(name: str, module: nn.Module, own: Mapping[str, nn.Parameter]) -> Unit
             unit.features = (shape[1], shape[0])
         unit.what = f"{kind} {unit.features[0]} -> {unit.features[1]}"
     return unit
+
+
+def _is_of_heads(unit: Unit) -> bool:
+    """Whether a known attention has the RMSNorm for the features of each of its heads."""
+    parent, _, own_name = unit.name.rpartition(".")
+    how = known(unit.parents[parent]) if parent in unit.parents else None
+    is_rms = not isinstance(unit.module, nn.LayerNorm)
+    return how is not None and own_name in how.head_norms and is_rms
 
 
 def _family(module: nn.Module, own: Mapping[str, nn.Parameter]) -> tuple[str, str]:

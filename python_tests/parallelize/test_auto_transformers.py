@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
-from axonn_ext import GridShape, auto_parallelize, full_gradients, global_mean, sync_gradients
-from grids import factorisations, grid_of, relative_error
-from transformers_cases import MODELS, batch, loss_sum, make, relative_errors
+from axonn_ext import GridShape, auto_parallelize
+from grids import factorisations, grid_of
+from transformers_cases import MODELS, compared, make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -20,50 +19,37 @@ GRIDS = {
 }
 
 
-def compared(name: str, shape: GridShape) -> tuple[dict[str, float], str]:
+def placed(name: str, shape: GridShape) -> tuple[dict[str, float], str]:
     """Relative errors on this rank, and the summary."""
     grid = grid_of(shape)
     plain = make(name)
     with auto_parallelize(grid) as block:
         model = make(name)
-    ids, labels = batch(name)
-    logits = plain(ids).logits
-    want_loss = loss_sum(name, logits, labels) / (labels != -100).sum()
-    want_loss.backward()
-    want = {n: p.grad for n, p in plain.named_parameters()}
-
-    own = {0: ("data", "z", "y", "x")}
-    own_labels = grid.shard(labels, own)
-    found_logits = model(grid.shard(ids, own)).logits
-    total = loss_sum(name, found_logits, own_labels)
-    loss = global_mean(total, (own_labels != -100).sum(), grid, axes=("x", "y", "z", "data"))
-    loss.backward()
-    sync_gradients(model)
-    found = full_gradients(model)
-    assert found.keys() == want.keys()
-    errors = relative_errors(found, want)
-    errors["logits"] = relative_error(found_logits, grid.shard(logits, own))
-    errors["loss"] = relative_error(loss, want_loss)
-    assert isinstance(model, nn.Module) and type(model) is type(plain)
-    return errors, block.summary()
+    return compared(name, model, plain, grid, ("data", "z", "y", "x")), block.summary()
 
 
 PLAIN = {
     "llama": ["whole  model.embed_tokens (Embedding"],
+    "mistral": ["whole  model.embed_tokens (Embedding"],
+    "qwen2": ["plain  lm_head (Linear 64 -> 256): its weight is also model.embed_tokens.weight"],
+    "qwen3": ["whole  model.layers.0.self_attn.q_norm (Qwen3RMSNorm"],
     "gpt2": ["plain  lm_head (Linear 64 -> 256): its weight is also transformer.wte.weight",
              "whole  transformer.h.0.attn.c_attn (Conv1D"],
     "opt": ["plain  lm_head (Linear 64 -> 256): its weight is also model.decoder.embed_tokens"],
     "bert": ["plain  cls.predictions.decoder (Linear 64 -> 256): its weight is also bert.emb"],
     "bert-classifier": ["whole  bert.embeddings.LayerNorm"],
 }  # fmt: skip
-LINEARS = {"llama": 15, "gpt2": 0, "opt": 12, "bert": 13, "bert-classifier": 13}
+LINEARS = {
+    "llama": 15, "mistral": 15, "qwen2": 14, "qwen3": 15, "gpt2": 0, "opt": 12, "bert": 13,
+    "bert-classifier": 13,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("world_size", GRIDS)
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_transformers(name, world_size, pool) -> None:
     for shape in GRIDS[world_size]:
-        for errors, summary in pool(world_size).run(compared, name, shape):
+        for errors, summary in pool(world_size).run(placed, name, shape):
             # Both compute in fp32 and add up in other orders; 96 terms of a sum lose a few units
             # of 6e-8 each, and gradients pass through the layers twice.
             assert max(errors.values()) < 2e-5, (shape, errors)

@@ -9,13 +9,12 @@ from axonn_ext import (
     GridShape,
     full_gradients,
     full_state_dict,
-    global_mean,
     load_full_state_dict,
     parallelize,
     sync_gradients,
 )
 from grids import factorisations, grid_of, relative_error
-from transformers_cases import MODELS, batch, loss_sum, make, relative_errors
+from transformers_cases import MODELS, batch, compared, loss_sum, make, relative_errors
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -27,7 +26,7 @@ GRIDS = {
 }
 
 
-def compared(name: str, shape: GridShape) -> tuple[dict[str, float], dict[str, str], bool]:
+def placed(name: str, shape: GridShape) -> tuple[dict[str, float], dict[str, str], bool]:
     """Relative errors on this rank, what stays plain, and whether the state is the plain one's."""
     grid = grid_of(shape)
     plain, model = make(name), make(name)
@@ -35,28 +34,10 @@ def compared(name: str, shape: GridShape) -> tuple[dict[str, float], dict[str, s
     plan = parallelize(model, grid, leave_plain=classifies, verbose=False)
     state = full_state_dict(model)
     same = all(torch.equal(state[n], p) for n, p in plain.named_parameters())
-    ids, labels = batch(name)
-    logits = plain(ids).logits
-    want_loss = loss_sum(name, logits, labels) / (labels != -100).sum()
-    want_loss.backward()
-    want = {n: p.grad for n, p in plain.named_parameters()}
-
-    own = {0: ("data", "z")}
-    own_labels = grid.shard(labels, own)
-    found_logits = model(grid.shard(ids, own)).logits
-    total = loss_sum(name, found_logits, own_labels)
-    loss = global_mean(total, (own_labels != -100).sum(), grid, axes=("z", "data"))
-    loss.backward()
-    sync_gradients(model)
-    found = full_gradients(model)
-    assert found.keys() == want.keys()
-    errors = relative_errors(found, want)
-    errors["logits"] = relative_error(found_logits, grid.shard(logits, own))
-    errors["loss"] = relative_error(loss, want_loss)
+    errors = compared(name, model, plain, grid, ("data", "z"))
     load_full_state_dict(model, {n: p + 1 for n, p in plain.named_parameters()})
     state = full_state_dict(model)
     same = same and all(torch.equal(state[n], p + 1) for n, p in plain.named_parameters())
-    assert type(model) is type(plain)
     return errors, plan.plain(), same
 
 
@@ -64,7 +45,7 @@ def compared(name: str, shape: GridShape) -> tuple[dict[str, float], dict[str, s
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_transformers(name, world_size, pool) -> None:
     for shape in GRIDS[world_size]:
-        for errors, plain, same in pool(world_size).run(compared, name, shape):
+        for errors, plain, same in pool(world_size).run(placed, name, shape):
             # Both compute in fp32 and add up in other orders; 96 terms of a sum lose a few units
             # of 6e-8 each, and gradients pass through the layers twice.
             assert max(errors.values()) < 2e-5, (shape, errors)
@@ -91,9 +72,12 @@ def test_the_loss_of_the_model_itself(pool) -> None:
     assert max(pool(4).run(own_loss, GridShape(x=2, z=2))) < 2e-5
 
 
+SAVED = ("gpt2", "llama", "opt", "bert", "qwen3")
+
+
 def saved(folder: str) -> None:
     grid = grid_of(GridShape(x=2))
-    for name in ("gpt2", "llama", "opt", "bert"):
+    for name in SAVED:
         model = make(name)
         parallelize(model, grid, verbose=False)
         torch.save(full_state_dict(model), f"{folder}/{name}-{grid.rank}.pt")
@@ -101,7 +85,7 @@ def saved(folder: str) -> None:
 
 def test_transformers_loads_the_full_state(pool, tmp_path) -> None:
     pool(2).run(saved, str(tmp_path))
-    for name in ("gpt2", "llama", "opt", "bert"):
+    for name in SAVED:
         want, other = make(name), make(name)
         for parameter in other.parameters():
             parameter.data.zero_()
@@ -159,7 +143,8 @@ def left_plain(name: str, shape: GridShape, values: dict[str, int]) -> float:
 @pytest.mark.parametrize("shape", [GridShape(x=4), GridShape(x=2, y=2)], ids=str)
 def test_what_stays_plain_computes_the_same(pool, shape) -> None:
     kv = {"num_key_value_heads": 2 if shape.x == 4 else 1}
-    assert max(pool(4).run(left_plain, "llama", shape, kv)) < 2e-5
+    for name in ("llama", "qwen3"):
+        assert max(pool(4).run(left_plain, name, shape, kv)) < 2e-5
     assert max(pool(4).run(left_plain, "gpt2", shape, {"vocab_size": 251})) < 2e-5
 
 
@@ -173,7 +158,7 @@ def generated(name: str, shape: GridShape) -> bool:
     return torch.equal(model.generate(ids[:2, :5], **options), want)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "opt"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "gpt2", "opt"])
 def test_generates_what_the_plain_model_does(name, pool) -> None:
     assert all(pool(4).run(generated, name, GridShape(x=2, y=2)))
 
@@ -203,3 +188,17 @@ def broken_projections() -> float:
 
 def test_an_attention_stays_plain_as_a_whole(pool) -> None:
     assert max(pool(8).run(broken_projections)) < 2e-5
+
+
+def norm_of_heads_plain() -> str:
+    """A plan that leaves the norm of one attention's queries as it is."""
+    name = "model.layers.0.self_attn.q_norm"
+    with pytest.raises(ValueError) as refused:
+        parallelize(make("qwen3"), grid_of(GridShape(x=2, y=2)), {name: "plain"}, verbose=False)
+    return str(refused.value)
+
+
+def test_the_norm_of_heads_is_plain_with_its_attention_alone(pool) -> None:
+    for text in pool(4).run(norm_of_heads_plain):
+        assert "layers.0.self_attn.q_norm (Qwen3RMSNorm" in text
+        assert 'let the plan make a module around it "plain"' in text

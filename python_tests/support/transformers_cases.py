@@ -11,6 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from axonn_ext import full_gradients, global_mean, sync_gradients
+from axonn_ext.grid import Grid
+from grids import relative_error
+
 SIZES: dict[str, Any] = {
     "vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8,
     "intermediate_size": 96, "max_position_embeddings": 32, "initializer_range": 0.1,
@@ -29,6 +33,11 @@ BERT = SIZES | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 # Name -> (model_type, its class of transformers, values of its configuration).
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "AutoModelForCausalLM", LLAMA),
+    "mistral": (
+        "mistral", "AutoModelForCausalLM", LLAMA | {"sliding_window": 8, "head_dim": 16},
+    ),
+    "qwen2": ("qwen2", "AutoModelForCausalLM", LLAMA | {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", "AutoModelForCausalLM", LLAMA | {"head_dim": 16}),
     "gpt2": ("gpt2", "AutoModelForCausalLM", GPT2),
     "opt": ("opt", "AutoModelForCausalLM", OPT),
     "bert": ("bert", "AutoModelForMaskedLM", BERT),
@@ -75,4 +84,33 @@ def relative_errors(found: dict[str, Tensor], want: dict[str, Tensor]) -> dict[s
     for name, tensor in want.items():
         twin = name.replace("k_proj.bias", "q_proj.bias").replace("key.bias", "query.bias")
         errors[name] = ((found[name] - tensor).norm() / want[twin].norm()).item()
+    return errors
+
+
+def compared(
+    name: str, model: nn.Module, plain: nn.Module, grid: Grid, axes: tuple[str, ...]
+) -> dict[str, float]:
+    """Relative errors on this rank of a placed model against the plain one: all it computes.
+
+    axes: those over which the rows of the batch are split.
+    """
+    ids, labels = batch(name)
+    logits = plain(ids).logits
+    want_loss = loss_sum(name, logits, labels) / (labels != -100).sum()
+    want_loss.backward()
+    want = {n: p.grad for n, p in plain.named_parameters()}
+
+    own = {0: axes}
+    own_labels = grid.shard(labels, own)
+    found_logits = model(grid.shard(ids, own)).logits
+    total = loss_sum(name, found_logits, own_labels)
+    loss = global_mean(total, (own_labels != -100).sum(), grid, axes=axes)
+    loss.backward()
+    sync_gradients(model)
+    found = full_gradients(model)
+    assert found.keys() == want.keys()
+    assert type(model) is type(plain)
+    errors = relative_errors(found, want)
+    errors["logits"] = relative_error(found_logits, grid.shard(logits, own))
+    errors["loss"] = relative_error(loss, want_loss)
     return errors
