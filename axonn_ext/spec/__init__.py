@@ -4,6 +4,7 @@
     model.py     the sizes of a model, its Linears, its parameters and its arithmetic
     family.py    what the models of a family have in common, and the list of all families
     parallel.py  the options of a run: layouts, algorithms, roles of Linears, overlap
+    pipeline.py  the order of a pipeline stage's tasks, and the split of layers into stages
     products.py  the matrix products that one rank of a grid computes
     rules.py     which model runs on which grid
     presets.py   models by name

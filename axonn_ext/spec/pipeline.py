@@ -1,0 +1,234 @@
+"""Schedules of a pipeline: which task a stage runs when, and how layers are split into stages.
+
+A pipeline has `stages` ranks. Each holds `chunks` blocks of layers (one unless the schedule is
+interleaved); block c of stage s is the virtual stage c * stages + s, and the virtual stages in
+their order are the model. A micro-batch runs forward through all of them, then backward.
+
+Sources: GPipe (arXiv:1811.06965), 1F1B and its interleaved form (arXiv:2104.04473, section 2.2),
+zero bubble (arXiv:2401.10241, section 2, schedule ZB-H1).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from axonn_ext.spec.parallel import check_choice
+
+SCHEDULES = ("message_driven", "1f1b", "gpipe", "interleaved", "zero_bubble")
+FIXED_SCHEDULES = SCHEDULES[1:]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of a stage.
+
+    kind         "forward"; "backward": both gradients, or the input gradient alone where weight
+                 gradients are deferred; "weight": the weight gradients of a deferred backward
+    chunk        the number of the block of layers on this rank, 0 unless interleaved
+    micro_batch  the number of the micro-batch
+    """
+
+    kind: str
+    chunk: int
+    micro_batch: int
+
+
+def fixed_order(
+    schedule: str, *, stages: int, stage: int, micro_batches: int, chunks: int = 1
+) -> tuple[Task, ...]:
+    """The tasks of one stage, in the order in which it runs them, whenever messages arrive.
+
+    Each task occurs once, backward after forward, and the tasks of a kind and chunk are in
+    ascending order of micro-batch, so that gradients are always added in this order. No order
+    waits for a message that a stage would send only after a message from here. On each link,
+    messages are received in the order in which they are sent.
+
+        gpipe        all forwards, then all backwards
+        1f1b         stages - stage - 1 forwards, then a forward and a backward in turn
+        interleaved  the same over chunks: each runs `stages` micro-batches, then the next chunk
+        zero_bubble  1f1b, whose weight gradients follow `stage` micro-batches late; a stage holds
+                     at most as many micro-batches as stage 0 of 1f1b
+
+    Raises ValueError for a schedule that has no fixed order, numbers below their least, more than
+    one chunk unless interleaved, and micro-batches that interleaved cannot divide by stages.
+    """
+    check_choice("schedule", schedule, FIXED_SCHEDULES)
+    check_sizes(schedule, stages=stages, micro_batches=micro_batches, chunks=chunks)
+    if not 0 <= stage < stages:
+        raise ValueError(f"stage must be from 0 to {stages - 1}, got {stage}")
+    later = stages - stage - 1
+    if schedule == "gpipe":
+        return tuple(_alternate(stages, micro_batches, chunks, warm_up=micro_batches))
+    if schedule == "interleaved":
+        warm_up = 2 * later + (chunks - 1) * stages
+        return tuple(_alternate(stages, micro_batches, chunks, warm_up=warm_up))
+    tasks = _alternate(stages, micro_batches, chunks, warm_up=later)
+    return tuple(tasks if schedule == "1f1b" else _with_weights(tasks, micro_batches, late=stage))
+
+
+def check_sizes(schedule: str, *, stages: int, micro_batches: int, chunks: int = 1) -> None:
+    """Raises ValueError, which names the numbers, for sizes that a schedule does not run with."""
+    check_choice("schedule", schedule, SCHEDULES)
+    for name, value in (("stages", stages), ("micro_batches", micro_batches), ("chunks", chunks)):
+        if value < 1:
+            raise ValueError(f"{name} must be >= 1, got {value}")
+    if schedule != "interleaved":
+        if chunks != 1:
+            raise ValueError(f"schedule {schedule!r} has one chunk per stage, got chunks={chunks}")
+        return
+    if chunks == 1:
+        raise ValueError("schedule 'interleaved' needs chunks >= 2, got chunks=1")
+    if micro_batches % stages:
+        raise ValueError(
+            f"schedule 'interleaved' needs micro-batches that are a multiple of the stages, "
+            f"got {micro_batches} micro-batches on {stages} stages"
+        )
+
+
+def _alternate(stages: int, micro_batches: int, chunks: int, *, warm_up: int) -> Iterator[Task]:
+    """Yields forwards of a warm-up, then a forward and a backward in turn, then backwards."""
+    pairs = list(_chunk_order(stages, micro_batches, chunks))
+    for position in range(len(pairs) + warm_up):
+        if position < len(pairs):
+            yield Task("forward", *pairs[position])
+        if 0 <= position - warm_up < len(pairs):
+            chunk, micro_batch = pairs[position - warm_up]
+            yield Task("backward", chunks - 1 - chunk, micro_batch)
+
+
+def _chunk_order(stages: int, micro_batches: int, chunks: int) -> Iterator[tuple[int, int]]:
+    """Yields (chunk, micro-batch) in the order of forwards. Backwards count chunks from the last.
+
+    As many micro-batches as there are stages run through a chunk before the next chunk's turn.
+    """
+    if chunks == 1:
+        yield from ((0, micro_batch) for micro_batch in range(micro_batches))
+        return
+    for first in range(0, micro_batches, stages):
+        for chunk in range(chunks):
+            yield from ((chunk, first + number) for number in range(stages))
+
+
+def _with_weights(tasks: Iterator[Task], micro_batches: int, *, late: int) -> Iterator[Task]:
+    """Yields the tasks, and after each backward the weight gradients of `late` micro-batches ago.
+
+    The last backward of stage s leaves s + 1 weight tasks. They fill the time in which the earlier
+    stages, which have fewer of them left, still run their last backwards.
+    """
+    for task in tasks:
+        yield task
+        if task.kind == "backward" and task.micro_batch >= late:
+            yield Task("weight", 0, task.micro_batch - late)
+    for micro_batch in range(max(micro_batches - late, 0), micro_batches):
+        yield Task("weight", 0, micro_batch)
+
+
+def default_in_flight(stages: int, stage: int) -> int:
+    """The most micro-batches whose forward has run on a stage, and whose backward has not.
+
+    For the schedule message_driven: twice as many as 1f1b has. With only as many as 1f1b, running
+    tasks in the order in which messages arrive gains next to nothing over a fixed order.
+    """
+    return 2 * (stages - stage)
+
+
+def bubble_seconds(
+    schedule: str,
+    *,
+    stages: int,
+    forward: float,
+    backward: float,
+    weight: float,
+    chunks: int = 1,
+) -> float:
+    """The seconds of a step in which a stage idles, if all stages are alike and messages are free.
+
+    forward, backward (input gradient), weight: the seconds of a stage, all of its chunks together,
+    for one micro-batch. A step takes this and micro_batches * (forward + backward + weight).
+    Exact for 1f1b, gpipe and interleaved. For zero_bubble exact with equal forward, backward and
+    weight and at least as many micro-batches as stages; otherwise it may take longer.
+
+    Source: arXiv:2104.04473, section 2.2; arXiv:2401.10241, table 2.
+    """
+    check_choice("schedule", schedule, FIXED_SCHEDULES)
+    check_sizes(schedule, stages=stages, micro_batches=stages, chunks=chunks)
+    if schedule == "zero_bubble":
+        return (stages - 1) * (forward + backward - weight)
+    return (stages - 1) * (forward + backward + weight) / chunks
+
+
+def split_layers(
+    costs: Sequence[float], parts: int, *, first: float = 0.0, last: float = 0.0
+) -> tuple[range, ...]:
+    """Contiguous, non-empty ranges of layers, of which the most expensive is as cheap as possible.
+
+    costs: of each layer, in any unit. first, last: what the first part (embedding) and the last
+    one (head and loss) cost besides. Among splits with the same largest cost the one with the
+    least sum of squares is taken, which is the most even one; among these the one whose first part
+    has the fewest layers, then the second, and so on: early stages hold more micro-batches.
+    Costs are compared exactly, so that every rank finds the same split.
+
+    Raises ValueError for fewer layers than parts, and for costs that are negative or not finite.
+    """
+    if parts < 1:
+        raise ValueError(f"parts must be >= 1, got {parts}")
+    if len(costs) < parts:
+        raise ValueError(f"{len(costs)} layers cannot be split into {parts} parts")
+    for name, value in (*((f"costs[{i}]", c) for i, c in enumerate(costs)),
+                        ("first", first), ("last", last)):  # fmt: skip
+        if not 0 <= value < math.inf:
+            raise ValueError(f"split_layers: {name} must be finite and >= 0, got {value}")
+    *layers, head, tail = _whole([*costs, first, last])
+    layers[0] += head
+    layers[-1] += tail
+    largest, _ = _best_split(layers, parts, max)
+    _, ranges = _best_split(layers, parts, lambda cost, rest: cost * cost + rest, most=largest)
+    return ranges
+
+
+def _whole(costs: Sequence[float]) -> list[int]:
+    """The costs as whole numbers of a unit that divides all of them."""
+    fractions = [Fraction(cost) for cost in costs]
+    unit = math.lcm(*(fraction.denominator for fraction in fractions))
+    return [int(fraction * unit) for fraction in fractions]
+
+
+def _best_split(
+    costs: Sequence[int],
+    parts: int,
+    combine: Callable[[int, int], int],
+    *,
+    most: int | None = None,
+) -> tuple[int, tuple[range, ...]]:
+    """The least value of a split, and the first split that has it, by dynamic programming.
+
+    combine(cost of a part, value of the parts after it) is the value of a split. No part costs
+    more than `most`. Among equals, the split with the fewest layers in the earliest part is first.
+    """
+    sums = [0, *itertools.accumulate(costs)]
+    values = {len(costs): 0}  # first layer -> the least value of what begins with it
+    stops: list[dict[int, int]] = []  # per part, the last one first: its first layer -> its end
+    for _ in range(parts):
+        found: dict[int, int] = {}
+        chosen: dict[int, int] = {}
+        for start in range(len(costs)):
+            for stop in range(start + 1, len(costs) + 1):
+                cost = sums[stop] - sums[start]
+                if most is not None and cost > most:
+                    break
+                if stop not in values:
+                    continue
+                value = combine(cost, values[stop])
+                if start not in found or value < found[start]:
+                    found[start], chosen[start] = value, stop
+        values = found
+        stops.append(chosen)
+    ranges: list[range] = []
+    for chosen in reversed(stops):
+        start = ranges[-1].stop if ranges else 0
+        ranges.append(range(start, chosen[start]))
+    return values[0], tuple(ranges)
