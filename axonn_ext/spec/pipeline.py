@@ -22,7 +22,7 @@ SCHEDULES = ("message_driven", "1f1b", "gpipe", "interleaved", "zero_bubble")
 FIXED_SCHEDULES = SCHEDULES[1:]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Task:
     """One task of a stage.
 
@@ -149,8 +149,8 @@ def bubble_seconds(
 
     forward, backward (input gradient), weight: the seconds of a stage, all of its chunks together,
     for one micro-batch. A step takes this and micro_batches * (forward + backward + weight).
-    Exact for 1f1b, gpipe and interleaved. For zero_bubble exact with equal forward, backward and
-    weight and at least as many micro-batches as stages; otherwise it may take longer.
+    Exact for 1f1b, gpipe and interleaved; for zero_bubble if weight is at most forward and at most
+    backward, and there are at least as many micro-batches as stages. Otherwise it takes longer.
 
     Source: arXiv:2104.04473, section 2.2; arXiv:2401.10241, table 2.
     """
