@@ -26,7 +26,7 @@ def sync_gradients(module: nn.Module) -> None:
     With gradient accumulation, call it after the last micro-batch. Parameters without a gradient
     are skipped; they must be the same on every rank. Collectives: all-reduces over x, z and data,
     for norms of heads also over y, in buckets, which are sent in the gradients' dtype and
-    accumulated in fp32.
+    accumulated in fp32; and one of a table that both ends of a pipeline hold.
     """
     parameters = [p for p in sharded_parameters(module) if p.parameter.grad is not None]
     for name in SUM_ORDER:
@@ -36,6 +36,20 @@ def sync_gradients(module: nn.Module) -> None:
             flat = torch.cat([grad.flatten() for grad in grads])
             total = collectives.all_reduce(flat, bucket[0].grid.axis(name))
             torch._foreach_copy_(grads, split_like(total, grads))
+    sum_over_ends(sharded_parameters(module))
+
+
+def sum_over_ends(parameters: Iterable[ShardedParameter]) -> None:
+    """Adds the gradients of what the first and the last stage of a pipeline both hold.
+
+    A stage that computed none adds zeros. Collectives: an all-reduce of each over the two stages.
+    """
+    for p in parameters:
+        if p.spec.on_ends and p.grid.ends.size > 1 and p.parameter.requires_grad:
+            if p.parameter.grad is None:
+                p.parameter.grad = torch.zeros_like(p.parameter)
+            grad = p.parameter.grad
+            grad.copy_(collectives.all_reduce(grad, p.grid.ends))
 
 
 def axes_left(p: ShardedParameter) -> tuple[str, ...]:
@@ -76,8 +90,8 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
 
     The returned norm is that of the whole model before clipping, an fp64 scalar that is equal on
     every rank. Call this after `sync_gradients`. With an infinite `max_norm`, or if the norm is not
-    finite, gradients are not scaled. Collectives: an all-reduce of one number over each of x, y
-    and z.
+    finite, gradients are not scaled. Collectives: an all-reduce of one number over each of x, y,
+    z and pipe.
 
     Raises ValueError if max_norm is not positive, or the parameters lie on several grids.
     """
@@ -89,17 +103,18 @@ def clip_sharded_(parameters: Iterable[ShardedParameter], max_norm: float) -> Te
     """Does what `clip_grad_norm_` does, with some parameters of one or several modules."""
     if not max_norm > 0:
         raise ValueError(f"clip_grad_norm_: max_norm must be positive, got {max_norm}")
-    parameters = [p for p in parameters if p.parameter.grad is not None]
-    if not parameters:
+    every = list(parameters)
+    if not every:
         return torch.zeros((), dtype=torch.float64)
-    norms = torch._foreach_norm([_wide(_grad(p)) for p in parameters])
-    square = torch.stack(
-        [norm.double().square() / _copies(p) for norm, p in zip(norms, parameters, strict=True)]
-    ).sum()
-    grid = parameters[0].grid
-    if any(p.grid is not grid for p in parameters):
+    grid, device = every[0].grid, every[0].parameter.device
+    if any(p.grid is not grid for p in every):
         raise ValueError("clip_grad_norm_: all parameters must lie on one Grid, got several")
-    for name in ("x", "y", "z"):
+    parameters = [p for p in every if p.parameter.grad is not None]
+    norms = torch._foreach_norm([_wide(_grad(p)) for p in parameters]) if parameters else ()
+    squares = [n.double().square() / _copies(p) for n, p in zip(norms, parameters, strict=True)]
+    square = torch.zeros((), dtype=torch.float64, device=device)
+    square = torch.stack(squares).sum() if squares else square
+    for name in ("x", "y", "z", "pipe"):
         square = collectives.all_reduce(square.view(1), grid.axis(name)).view(())
     norm = square.sqrt()
     # If a gradient is not finite, the others stay, so that it can still be found.
@@ -120,6 +135,7 @@ def _wide(t: Tensor) -> Tensor:
 
 
 def _copies(p: ShardedParameter) -> int:
-    """Returns the number of ranks along x, y and z that hold the same block."""
+    """Returns the number of ranks along x, y, z and pipe that hold the same block."""
     split = {axis for axes in p.spec.dims.values() for axis in axes}
-    return p.grid.num_parts([axis for axis in ("x", "y", "z") if axis not in split])
+    copies = p.grid.num_parts([axis for axis in ("x", "y", "z") if axis not in split])
+    return copies * p.grid.ends.size if p.spec.on_ends else copies

@@ -48,10 +48,11 @@ class Grid:
 
     All ranks must make the same grids in the same order. Several grids may exist at once. Each has
     its own c10d process groups: one for each axis of several ranks, one that all other axes share,
-    and one for x, y and z together; and those that `neighbours` makes.
+    one for x, y and z together, and one for the first and the last stage of a pipeline; and those
+    that `neighbours` makes.
 
     Raises:
-        ValueError: the product of the sizes is not the world size, or pipe > 1.
+        ValueError: the product of the sizes is not the world size.
         RuntimeError: `torch.distributed` is not initialised.
     """
 
@@ -81,6 +82,7 @@ class Grid:
             axis: self._make_group(axis, stride) for axis, stride in zip(AXES, strides, strict=True)
         }
         self._model_group = self._make_model_group()
+        self._ends = self._make_ends(strides[AXES.index("pipe")])
         self._mesh: DeviceMesh | None = None
 
     def _make_model_group(self) -> AxisGroup:
@@ -95,6 +97,18 @@ class Grid:
         first = self.rank - self.rank % size
         return self._group_of("model", [first + i for i in range(size)])
 
+    def _make_ends(self, stride: int) -> AxisGroup:
+        """Makes the group of the first and the last stage; a stage between them is alone.
+
+        That one makes a group, too: c10d names a group after how many a rank has made before it.
+        """
+        stages = self._groups["pipe"]
+        if stages.size <= 2:
+            return stages
+        first = self.rank - stages.rank * stride
+        ends = [first, first + (stages.size - 1) * stride]
+        return self._new_group("pipe", ends if self.rank in ends else [self.rank])
+
     def _make_group(self, axis: str, stride: int) -> AxisGroup:
         first = self.rank - self.coords[axis] * stride
         return self._group_of(axis, [first + i * stride for i in range(getattr(self.shape, axis))])
@@ -102,14 +116,17 @@ class Grid:
     def _group_of(self, axis: str, ranks: list[int]) -> AxisGroup:
         # Axes of one rank share a group, since each group of gloo has a thread that polls 100 times
         # a second.
-        group = self._alone if len(ranks) == 1 else None
-        if group is None:
-            group = dist.new_group(
-                ranks, use_local_synchronization=True, group_desc=_describe(axis, ranks),
-                **_nccl_options(),
-            )  # fmt: skip
-        if len(ranks) == 1:
-            self._alone = group
+        if len(ranks) > 1:
+            return self._new_group(axis, ranks)
+        if self._alone is None:
+            self._alone = self._new_group(axis, ranks).process_group
+        return AxisGroup(axis, self._alone.group_name, 1, 0, self._alone)
+
+    def _new_group(self, axis: str, ranks: list[int]) -> AxisGroup:
+        group = dist.new_group(
+            ranks, use_local_synchronization=True, group_desc=_describe(axis, ranks),
+            **_nccl_options(),
+        )  # fmt: skip
         return AxisGroup(axis, group.group_name, len(ranks), ranks.index(self.rank), group)
 
     def __repr__(self) -> str:
@@ -132,6 +149,14 @@ class Grid:
     def model_group(self) -> AxisGroup:
         """The ranks of x, y and z together, which hold one copy of the model."""
         return self._model_group
+
+    @property
+    def ends(self) -> AxisGroup:
+        """The first and the last stage of this rank's pipeline; on another stage this rank alone.
+
+        Both ends hold a table that the embedding and the head share.
+        """
+        return self._ends
 
     def group(self, axis: str) -> ProcessGroup:
         """Returns this rank's c10d process group along an axis."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from axonn_ext.grid import AxisGroup
 from axonn_ext.nn.sharded import ShardedParameter, sharded_parameters
 
 State = dict[str, Tensor]
@@ -32,7 +35,7 @@ def full_state_dict(module: nn.Module) -> State:
 
     For models of axonn_ext.models, names and layouts are those of Hugging Face; for other modules,
     those of `module.named_parameters()`. Collectives: all-gathers over the axes that split each
-    parameter.
+    parameter; with several pipeline stages, a broadcast of each over them.
     """
     return _export(module, lambda p: p.parameter.detach())
 
@@ -51,7 +54,8 @@ def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None
     """Copies this rank's block of each whole tensor into the module: reverses `full_state_dict`.
 
     Raises ValueError, and changes nothing, if tensors are missing, unexpected or of another shape,
-    or if tensors of tied weights differ. The message names them. It issues no collectives.
+    or if tensors of tied weights differ. The message names them. It issues no collectives, but on
+    several pipeline stages an all-gather of their names.
     """
     parameters = {p.name: p for p in sharded_parameters(module)}
     whole = {
@@ -60,7 +64,8 @@ def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None
     }
     public = _convert(module, whole, exporting=True)
     state = _with_tied(dict(state), public)
-    missing, unexpected = sorted(public.keys() - state), sorted(state.keys() - public)
+    known = public.keys() | _names_of_other_stages(module, public)
+    missing, unexpected = sorted(public.keys() - state), sorted(state.keys() - known)
     if missing or unexpected:
         raise ValueError(
             f"load_full_state_dict: missing {missing or 'nothing'}, unexpected "
@@ -92,7 +97,52 @@ def _export(module: nn.Module, tensor_of: Callable[[ShardedParameter], Tensor | 
         local = tensor_of(p)
         if local is not None:
             state[p.name] = p.grid.unshard(local, p.spec.dims).clone()
-    return _convert(module, state, exporting=True)
+    return _of_all_stages(module, _convert(module, state, exporting=True))
+
+
+def _stages_of(module: nn.Module) -> AxisGroup | None:
+    """Returns the pipeline whose stages hold the parameters; None if there is one stage alone."""
+    first = next(iter(sharded_parameters(module)), None)
+    stages = None if first is None else first.grid.axis("pipe")
+    return stages if stages is not None and stages.size > 1 else None
+
+
+def _names_of_other_stages(module: nn.Module, public: Mapping[str, Tensor]) -> set[str]:
+    stages = _stages_of(module)
+    if stages is None:
+        return set()
+    found: list[set[str]] = [set()] * stages.size
+    dist.all_gather_object(found, set(public), group=stages.process_group)
+    return set().union(*found)
+
+
+def _of_all_stages(module: nn.Module, own: State) -> State:
+    """Returns the tensors of all stages, each from the first stage that has it."""
+    stages = _stages_of(module)
+    if stages is None:
+        return own
+    described = {
+        name: (tuple(t.shape), t.dtype, next(n for n, other in own.items() if other is t))
+        for name, t in own.items()
+    }
+    found: list[dict[str, Any]] = [{}] * stages.size
+    dist.all_gather_object(found, described, group=stages.process_group)
+    device = next(module.parameters()).device
+    state: State = {}
+    for stage, described in enumerate(found):
+        for name, (shape, dtype, same_as) in described.items():
+            if name in state:
+                continue
+            if same_as != name:  # a tied tensor, under its second name
+                state[name] = state[same_as]
+                continue
+            mine = stage == stages.rank
+            tensor = (
+                own[name].contiguous() if mine else torch.empty(shape, dtype=dtype, device=device)
+            )
+            dist.broadcast(tensor, group=stages.process_group, group_src=stage)
+            state[name] = tensor
+    return state
 
 
 def _convert(module: nn.Module, state: State, *, exporting: bool) -> State:

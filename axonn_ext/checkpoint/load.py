@@ -68,9 +68,16 @@ def _load(
     manifests: list[Manifest] = []
     with _offering(folder, ranks):
         ranks.agreed(lambda: manifests.append(read_manifest(folder)))
-    manifest, found = manifests[0], []
-    ranks.agreed(lambda: found.append(_targets(folder, manifest, model, optimizer, ranks, random)))
-    targets: dict[str, Shard] = found[0]
+    manifest = manifests[0]
+    found: list[dict[str, Shard]] = []
+    ranks.agreed(lambda: found.append(model_shards(model, optimizer)))
+    targets, every = found[0], ranks.union(found[0])
+
+    def complete() -> None:
+        _compare(folder, targets, manifest, every)
+        targets.update(_further_targets(folder, manifest, model, optimizer, ranks, random))
+
+    ranks.agreed(complete)
     reader = FolderReader(folder, manifest)
     with planning(folder, ranks):
         dcp.load(
@@ -101,14 +108,16 @@ def _offering(folder: Path, ranks: Ranks) -> Iterator[None]:
         raise CheckpointError(f"{error}{offer}") from None
 
 
-def _targets(
+def _further_targets(
     folder: Path, manifest: Manifest, model: nn.Module, optimizer: Optimizer | None, ranks: Ranks,
     random: bool,
 ) -> dict[str, Shard]:  # fmt: skip
-    """Returns the blocks that this rank reads. Raises CheckpointError for another model's."""
-    stored = {name: (t.shape, DTYPES[t.dtype]) for name, t in manifest.tensors.items()}
-    targets = model_shards(model, optimizer)
-    _compare(folder, targets, stored)
+    """Returns the blocks that this rank reads besides the model's.
+
+    Raises CheckpointError for another optimizer's.
+    """
+    stored = _stored(manifest)
+    targets: dict[str, Shard] = {}
     if optimizer is not None:
         groups, saved = len(torch_optimizer(optimizer).param_groups), manifest.optimizer_options
         if groups != len(saved):
@@ -128,14 +137,24 @@ def _targets(
     return targets
 
 
-def _compare(folder: Path, targets: Mapping[str, Shard], stored: Mapping[str, StoredAs]) -> None:
-    """Raises CheckpointError if the tensors of model and checkpoint differ in names or shapes."""
+def _stored(manifest: Manifest) -> dict[str, StoredAs]:
+    return {name: (t.shape, DTYPES[t.dtype]) for name, t in manifest.tensors.items()}
+
+
+def _compare(
+    folder: Path, targets: Mapping[str, Shard], manifest: Manifest, every: set[str]
+) -> None:
+    """Raises CheckpointError if the tensors of model and checkpoint differ in names or shapes.
+
+    every: the names of all ranks, of which a pipeline stage has its own alone.
+    """
+    stored = _stored(manifest)
     saved = {name for name in stored if name.startswith(("model.", "buffer."))}
     problems = [
         f"{what} {first_of(names, _MOST_NAMES)}"
         for what, names in (
             ("it does not have", sorted(targets.keys() - saved)),
-            ("the model does not have", sorted(saved - targets.keys())),
+            ("the model does not have", sorted(saved - every)),
         )
         if names
     ]
@@ -146,7 +165,7 @@ def _compare(folder: Path, targets: Mapping[str, Shard], stored: Mapping[str, St
     ][:_MOST_NAMES]
     if problems:
         hint = ""
-        if {n.partition("@")[0] for n in targets} == {n.partition("@")[0] for n in saved}:
+        if {n.partition("@")[0] for n in every} == {n.partition("@")[0] for n in saved}:
             hint = (
                 "; what follows @ is the order of a tensor, which depends on the grid's x and on "
                 "the plan of parallelize: full_state_dict has the same order on every grid"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -39,6 +39,14 @@ class Ranks:
         for rank, text in enumerate(errors):
             if text is not None:
                 raise CheckpointError(f"rank {rank}: {text}")
+
+    def union(self, names: Iterable[str]) -> set[str]:
+        """Returns the names that some rank has. Collectives: an all-gather of the names."""
+        own = set(names)
+        found = [own] * self.size
+        if self.group is not None:
+            dist.all_gather_object(found, own, group=self.group)
+        return own.union(*found)
 
     def told(self, function: Callable[[], str]) -> str:
         """Returns, on every rank, what the function returns on rank 0. Collectives: a broadcast."""

@@ -11,6 +11,7 @@ from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn import initialize
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
+from axonn_ext.spec.stages import Stages
 
 
 def build(
@@ -18,13 +19,15 @@ def build(
     grid: Grid,
     parallel: ParallelConfig | None = None,
     *,
+    stages: Stages | None = None,
     seed: int | None = 0,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Transformer:
     """Returns the model with its initial values, which are the same on every grid.
 
-    seed: None leaves the memory of the parameters as it is, for values that are read from files.
+    stages: which blocks each stage of the grid's pipeline has; see Transformer. seed: None leaves
+    the memory of the parameters as it is, for values that are read from files.
 
     Raises ValueError, which names the parameter and the numbers, where the grid does not divide
     the model. `check` lists all broken rules without building anything.
@@ -33,7 +36,7 @@ def build(
     # Initial values are computed on the CPU, so that every device has the same bits.
     first = "cpu" if seed is not None else device
     model: Transformer = modules.MODEL(
-        config, grid, parallel or ParallelConfig(), dtype=dtype, device=first
+        config, grid, parallel or ParallelConfig(), stages=stages, dtype=dtype, device=first
     )
     if seed is not None:
         initialize(model, seed=seed)

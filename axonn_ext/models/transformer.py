@@ -28,6 +28,7 @@ from axonn_ext.nn.adapter import Adapter
 from axonn_ext.nn.sharded import ParameterSpec, ShardedModule, own_rows, sharded_parameters
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
+from axonn_ext.spec.stages import Stages
 from axonn_ext.state import NamedState
 
 
@@ -85,7 +86,13 @@ class StateNames:
 class Transformer(nn.Module, NamedState):
     """A decoder-only model on a grid. Subclasses define its modules and the names of its state.
 
-    token_ids [B, S]: all sequences of this rank's (data, z) group, equal on every x and y rank.
+    token_ids [B, S]: all sequences of this rank's (data, z) group, equal on every x, y and pipe
+    rank.
+
+    stages: which blocks each stage of the grid's pipeline has; default those with the least
+    operations in the largest. A rank has the modules of its stages alone: the first one has the
+    embedding, the last one the last norm and the head. Where table and head are tied, the last one
+    has the table, too; `sync_gradients` adds the two gradients, and the norm counts the table once.
     """
 
     names: StateNames
@@ -96,11 +103,16 @@ class Transformer(nn.Module, NamedState):
         grid: Grid,
         parallel: ParallelConfig,
         *,
+        stages: Stages | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
         self.config, self.grid, self.parallel = config, grid, parallel
+        self.stages = stages or Stages.balanced(config, grid.size("pipe"))
+        self._check_stages()
+        own, rank = self.stages, grid.axis("pipe").rank
+        self.has_embedding, self.has_head = own.has_first(rank), own.has_last(rank)
         init = Init.normal(config.init_std)
         common: dict[str, Any] = {
             "grid": grid,
@@ -116,20 +128,45 @@ class Transformer(nn.Module, NamedState):
             "init": init,
             "bias": config.traits.has_biases,
         }
-        h = config.hidden_size
-        embedding = Embedding(config.vocab_size, h, init=init, **self._options)
-        self.add_module(self.names.own_table, embedding)
-        self.add_positions()
-        self.blocks = nn.ModuleList(
-            Block(self.make_norm(), self.make_attention(), self.make_norm(), self.make_mlp())
-            for _ in range(config.num_layers)
-        )
+        self._add_table(init)
+        if self.has_embedding or config.traits.rotary:
+            self.add_positions()
+        self.blocks = nn.ModuleList()  # named by their number in the whole model
+        for number in (n for stage in own.on(rank) for n in own.blocks[stage]):
+            self.blocks.add_module(str(number), self._make_block())
+        if self.has_head:
+            self._add_head()
+            self.criterion = CrossEntropy(**common)
+
+    def _check_stages(self) -> None:
+        stages, pipe = self.stages, self.grid.size("pipe")
+        if stages.pipe != pipe or stages.num_blocks != self.config.num_layers:
+            raise ValueError(
+                f"stages must have the model's {self.config.num_layers} blocks on pipe={pipe}, got "
+                f"{stages.num_blocks} on pipe={stages.pipe}"
+            )
+
+    def _add_table(self, init: Init) -> None:
+        """Adds the embedding on the first stage, and on the last one if the head shares it."""
+        config = self.config
+        if not self.has_embedding and not (self.has_head and config.tie_embeddings):
+            return
+        table = Embedding(config.vocab_size, config.hidden_size, init=init, **self._options)
+        if config.tie_embeddings and self.grid.size("pipe") > 1:
+            table.specs["weight"] = dataclasses.replace(table.specs["weight"], on_ends=True)
+        self.add_module(self.names.own_table, table)
+
+    def _make_block(self) -> Block:
+        return Block(self.make_norm(), self.make_attention(), self.make_norm(), self.make_mlp())
+
+    def _add_head(self) -> None:
+        config = self.config
         self.norm = self.make_norm()
-        head_options = self._linear_options | {"bias": False}
-        self.lm_head = Linear(h, config.vocab_size, role="expand", **head_options)
+        options = self._linear_options | {"bias": False}
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, role="expand", **options)
         if config.tie_embeddings:
             self.lm_head.weight = self.table.weight
-        self.criterion = CrossEntropy(**common)
+            self.lm_head.specs["weight"] = self.table.specs["weight"]
 
     @property
     def table(self) -> Embedding:
@@ -162,11 +199,34 @@ class Transformer(nn.Module, NamedState):
 
         places: where the tokens stand in their documents, if a sequence has several.
         """
+        self._refuse_stages("the model alone")
+        return self.run_stage(0, None, token_ids, places)
+
+    def run_stage(
+        self, stage: int, x: Tensor | None, token_ids: Tensor, places: Places | None = None
+    ) -> Tensor:
+        """Returns what a virtual stage on this rank makes of x, [m / Gx, H / Gy].
+
+        x: what the stage before returned; None for the first one. The last one returns logits,
+        [m / Gy, V / Gx]. In layout "replicated" there are m rows in each.
+        """
         length = check_token_ids(token_ids, self.config)
-        table = self.table.gather_weight() if self.config.tie_embeddings else None
-        x = self.embed(token_ids, table, places)
-        x = self.run_blocks(self.blocks, x, length, places)
-        return self.lm_head(self.norm(x), table)
+        last = stage == self.stages.num_virtual - 1
+        is_end = stage == 0 or last
+        table = self.table.gather_weight() if self.config.tie_embeddings and is_end else None
+        if stage == 0:
+            x = self.embed(token_ids, table, places)
+        assert x is not None
+        blocks = (self.blocks.get_submodule(str(n)) for n in self.stages.blocks[stage])
+        x = self.run_blocks(blocks, x, length, places)
+        return self.lm_head(self.norm(x), table) if last else x
+
+    def _refuse_stages(self, what: str) -> None:
+        if self.grid.size("pipe") > 1:
+            raise ValueError(
+                f"{what} does not run on the stages of a pipeline ({self.grid.shape.short()}): use "
+                "axonn_ext.pipeline.Pipeline"
+            )
 
     def next_logits(
         self,
@@ -191,6 +251,7 @@ class Transformer(nn.Module, NamedState):
     def replicated(self) -> Transformer:
         """Returns a model in layout "replicated", for any number of rows, that has no memory of its
         own: its parameters and buffers are those of this model."""
+        self._refuse_stages("generation")
         is_watched = self.table.weight_source is not None  # by an orchestrator of the training
         parallel = self.parallel
         if parallel.layout == "replicated" and not parallel.recompute and not is_watched:
@@ -240,7 +301,7 @@ class Transformer(nn.Module, NamedState):
         return public
 
     def import_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        if self.config.tie_embeddings:
+        if self.config.tie_embeddings and "lm_head.weight" in state:
             drop_tied_head(state, self.table_name)
         stored = {p.name: self.stored(p.name) for p in sharded_parameters(self)}
         return {
@@ -275,11 +336,21 @@ class Transformer(nn.Module, NamedState):
         tokens stand in their documents, if a sequence has several.
         """
         check_labels(labels, token_ids, self.config, self.grid.rank)
+        return self.criterion(self(token_ids, places), self._own_labels(labels), num_labels)
+
+    def share_of_loss(self, logits: Tensor, labels: Tensor, num_labels: Tensor | float) -> Tensor:
+        """Returns this rank's part of `loss`, given what the last stage returned.
+
+        The sum over y (layout "sharded"), z and data is the loss.
+        """
+        return self.criterion.share(logits, self._own_labels(labels), num_labels)
+
+    def _own_labels(self, labels: Tensor) -> Tensor:
         rows = labels.flatten()
         if self.parallel.layout == "sharded":
             axis = self.grid.axis("y")
             rows = own_rows(rows, axis.rank, axis.size)
-        return self.criterion(self(token_ids, places), rows, num_labels)
+        return rows
 
     def run_blocks(
         self,

@@ -2,6 +2,7 @@
 
 from axonn_ext.nn.adapter import Adapter, Target
 from axonn_ext.nn.attention import Attention, Rotary
+from axonn_ext.nn.deferred import DeferredWeightGradients, WeightGradients
 from axonn_ext.nn.embedding import Embedding, PositionEmbedding
 from axonn_ext.nn.linear import Linear
 from axonn_ext.nn.loss import CrossEntropy
@@ -21,6 +22,7 @@ __all__ = [
     "Adapter",
     "Attention",
     "CrossEntropy",
+    "DeferredWeightGradients",
     "Embedding",
     "Init",
     "KeyValueCache",
@@ -33,6 +35,7 @@ __all__ = [
     "Rotary",
     "ShardedModule",
     "Target",
+    "WeightGradients",
     "initialize",
     "sharded_parameters",
 ]

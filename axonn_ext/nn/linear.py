@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,32 @@ from axonn_ext.nn.adapter import Adapter
 from axonn_ext.nn.sharded import Init, ParameterSpec, ShardedModule, initialize, rows_over
 from axonn_ext.ops._arguments import check_tensor
 from axonn_ext.spec.parallel import ALGORITHMS, LAYOUTS, ROLES, check_choice
+
+
+class ProductOptions(NamedTuple):
+    """What `linear_forward` takes beside tensors, in its order.
+
+    group_names, group_sizes: of r, s, z and all ranks of the model; the size of z is 1 for a weight
+    that is gathered already
+    """
+
+    group_names: list[str]
+    group_sizes: list[int]
+    sharded: bool
+    gather_dim: int
+    scatter_dim: int
+    save_input: bool
+    save_weight: bool
+    algorithm: str
+
+
+class Deferral(Protocol):
+    """Has weight gradients computed after backward; see axonn_ext.nn.deferred."""
+
+    def multiply(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, options: ProductOptions
+    ) -> Tensor | None:
+        """Returns a Linear's product, or None if the Linear is to compute it as always."""
 
 
 class Linear(ShardedModule):
@@ -64,6 +90,7 @@ class Linear(ShardedModule):
     weight: nn.Parameter
     bias: nn.Parameter | None
     adapter: Adapter | None  # low-rank updates, if there are any
+    deferral: Deferral | None  # None: backward computes the gradient of the weight
 
     def __init__(
         self,
@@ -103,7 +130,7 @@ class Linear(ShardedModule):
         self._local_in_features = in_features // grid.num_parts(self.input_dims[1])
         bound = 1 / math.sqrt(in_features) if in_features else 0.0
         self._add_parameters(bias, init or Init.uniform(bound), bound, dtype, device)
-        self.adapter = None
+        self.adapter = self.deferral = None
         if seed is not None:
             initialize(self, seed=seed, prefix=name)
 
@@ -186,10 +213,7 @@ class Linear(ShardedModule):
 
     def _multiply(self, x: Tensor, weight: Tensor, *, gathered: bool) -> Tensor:
         keeps = torch.is_grad_enabled()
-        y, _, _ = torch.ops.axonn.linear_forward.default(
-            x,
-            weight,
-            self.bias,
+        options = ProductOptions(
             self._group_names,
             self._group_sizes_gathered if gathered else self._group_sizes,
             self.layout == "sharded",
@@ -199,6 +223,11 @@ class Linear(ShardedModule):
             not self.reshard_after_forward and keeps,
             self.algorithm,
         )
+        if self.deferral is not None:
+            deferred = self.deferral.multiply(x, weight, self.bias, options)
+            if deferred is not None:
+                return deferred
+        y, _, _ = torch.ops.axonn.linear_forward.default(x, weight, self.bias, *options)
         return cast(Tensor, y)
 
     def _check_input(self, x: Tensor) -> None:

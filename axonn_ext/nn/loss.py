@@ -45,16 +45,28 @@ class CrossEntropy(nn.Module):
         num_labels: the number of rows to divide by; default the labelled rows of this call on all
         ranks. With gradient accumulation it is the number over all micro-batches and ranks.
         """
-        collectives.refuse_transforms("CrossEntropy")
-        axis = self._axis
-        losses = _VocabParallelLoss.apply(
-            logits, labels, *self._local(logits, labels), axis.name, axis.size, self._algorithm
-        )
-        total = losses.sum()
+        total = self._total(logits, labels)
         if num_labels is None:
             count = (labels != IGNORE_INDEX).sum().to(total.dtype)
             num_labels = self._sum(count)
         return self._sum(total / num_labels)
+
+    def share(self, logits: Tensor, labels: Tensor, num_labels: Tensor | float) -> Tensor:
+        """Returns this rank's rows' part of the loss, of which the sum over ranks is the loss.
+
+        Its gradients are those of the loss. It saves the all-reduces over the axes that split the
+        rows, for a caller that adds up several parts first.
+        """
+        return self._total(logits, labels) / num_labels
+
+    def _total(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Returns the sum of the losses of this rank's rows."""
+        collectives.refuse_transforms("CrossEntropy")
+        axis = self._axis
+        losses: Tensor = _VocabParallelLoss.apply(
+            logits, labels, *self._local(logits, labels), axis.name, axis.size, self._algorithm
+        )
+        return losses.sum()
 
     def _local(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Returns each label's column in this rank's logits, and whether the column is there."""

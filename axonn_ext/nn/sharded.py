@@ -51,6 +51,8 @@ class ParameterSpec:
                  has already summed it
     init         the distribution of the initial values; None: they come from elsewhere, and
                  `initialize` refuses the parameter
+    on_ends      the first and the last stage of a pipeline both hold the parameter, and a part of
+                 its gradient each: `sync_gradients` adds the two
     stored_as    how the whole tensor differs from the one of that name elsewhere, such as
                  "transposed"; a part of its name in checkpoints. It may not have a "."
     """
@@ -60,6 +62,7 @@ class ParameterSpec:
     summed_over: tuple[str, ...]
     init: Init | None
     stored_as: str = ""
+    on_ends: bool = False
 
 
 class WeightSource(Protocol):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from axonn_ext import _C, settings
-from axonn_ext.gradients import axes_left
+from axonn_ext.gradients import axes_left, sum_over_ends
 from axonn_ext.grid import AxisGroup, Grid
 from axonn_ext.nn.sharded import ShardedModule, ShardedParameter, sharded_parameters
 from axonn_ext.overlap.host_lane import HostLane
@@ -158,6 +158,7 @@ class Orchestrator:
             GPUs: in the step before).
         """
         self._buckets.finish(self._parameters)
+        sum_over_ends(self._parameters)
         # Lanes are settled one by one, so that the peers on the next axis notice a failure here.
         for lane in self._lanes.values():
             lane.start_check()

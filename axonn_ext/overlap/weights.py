@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from axonn_ext import _C
+from axonn_ext.nn.deferred import in_backward
 from axonn_ext.nn.sharded import ShardedParameter
 from axonn_ext.overlap.lane import Collective, Lane
 
@@ -96,7 +97,7 @@ class GatheredWeights:
             )
         if torch.is_grad_enabled() and parameter.requires_grad:
             alias: Tensor = _Gathered.apply(parameter, weight, self._sink)
-            if not _in_backward():  # a recomputed forward gets no gradient of its own
+            if not in_backward():  # a recomputed forward gets no gradient of its own
                 self._sink.expect(parameter)
         else:
             alias = weight.whole.data
@@ -202,12 +203,7 @@ class _Gathered(torch.autograd.Function):
         return None, None, None
 
 
-def _in_backward() -> bool:
-    """Whether autograd's engine runs on this thread, as it does when a checkpoint is recomputed."""
-    return torch._C._current_graph_task_id() != -1
-
-
 def _phase() -> _C.Phase:
-    if _in_backward():
+    if in_backward():
         return _C.Phase.BACKWARD
     return _C.Phase.FORWARD if torch.is_grad_enabled() else _C.Phase.INFERENCE

@@ -18,7 +18,7 @@ class GridShape:
     """The number of ranks along each of the five axes.
 
     It needs no process group, so a shape can be checked before a launch. Raises ValueError for a
-    size that is not a whole number >= 1, and for pipe > 1, since there are no pipelines yet.
+    size that is not a whole number >= 1.
     """
 
     x: int = 1
@@ -31,10 +31,6 @@ class GridShape:
         for axis, size in self.as_dict().items():
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(f"grid axis {axis} must be a whole number >= 1, got {size!r}")
-        if self.pipe > 1:
-            raise ValueError(
-                f"grid axis pipe={self.pipe}: pipeline parallelism is not available yet; use pipe=1"
-            )
 
     @classmethod
     def parse(cls, text: str) -> GridShape:
@@ -62,6 +58,16 @@ class GridShape:
                 raise ValueError(f"{expected}; {match[1]} stands twice in {text!r}")
             sizes[match[1]] = int(match[2])
         return cls(**sizes)
+
+    def refuse_pipe(self, what: str) -> None:
+        """Raises ValueError, which names what is wanted, for a grid with several pipeline stages.
+
+        what: the subject of "... does not work on pipeline stages".
+        """
+        if self.pipe > 1:
+            raise ValueError(
+                f"grid axis pipe={self.pipe}: {what} does not work on pipeline stages; use pipe=1"
+            )
 
     @property
     def size(self) -> int:

@@ -1,0 +1,14 @@
+"""Pipelines: stages of a model on the grid's pipe axis, which run what messages have arrived for.
+
+    pipeline = Pipeline(model, grid)            of axonn_ext.models, or a list of modules
+    loss = pipeline.step(micro_batches)         forward and backward of all of them
+    pipeline.sync_gradients(); clip; optimizer
+
+docs/pipeline.md explains the schedules.
+"""
+
+from axonn_ext.pipeline.failures import PipelineError
+from axonn_ext.pipeline.models import MicroBatch
+from axonn_ext.pipeline.pipeline import Pipeline, PipelineOptions
+
+__all__ = ["MicroBatch", "Pipeline", "PipelineError", "PipelineOptions"]

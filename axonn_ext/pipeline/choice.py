@@ -1,0 +1,134 @@
+"""Chooses the next task of a stage: in a fixed order, or by which message has arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from axonn_ext.grid import AxisGroup
+from axonn_ext.pipeline.failures import POLL_SECONDS, Failures, PipelineError
+from axonn_ext.pipeline.inbox import Inbox
+from axonn_ext.pipeline.messages import BACKWARD, FORWARD, Message
+from axonn_ext.spec.pipeline import Task
+
+WEIGHT = "weight"
+KINDS = (FORWARD, BACKWARD, WEIGHT)
+
+
+class Deferred(Protocol):
+    """What a stage has deferred."""
+
+    def must_run(self) -> bool:
+        """Whether weight gradients must be computed before another backward defers more."""
+
+
+class Leader:
+    """Lets one rank of a stage decide for all that share x, y and z, since all must run the same.
+
+    A decision costs a broadcast of 8 bytes among them.
+    """
+
+    def __init__(self, model: AxisGroup, failures: Failures, timeout_s: float) -> None:
+        self._failures, self._timeout_s = failures, timeout_s
+        self._group = None
+        self.is_leader = model.rank == 0
+        self.num_decisions = 0
+        if model.size > 1:
+            ranks = dist.get_process_group_ranks(model.process_group)
+            self._group = dist.new_group(
+                ranks, use_local_synchronization=True, backend="gloo",
+                timeout=timedelta(seconds=timeout_s),
+                group_desc=f"decisions (ranks {', '.join(map(str, ranks))})",
+            )  # fmt: skip
+
+    def decide(self, choose: Callable[[], str]) -> str:
+        """Returns what `choose` returns on the leader. Raises PipelineError if that has failed."""
+        if self._group is None:
+            return choose()
+        self.num_decisions += 1
+        word = torch.tensor([KINDS.index(choose()) if self.is_leader else 0])
+        work = dist.broadcast(word, group=self._group, group_src=0, async_op=True)
+        assert work is not None
+        self._wait(work)
+        return KINDS[int(word.item())]
+
+    def _wait(self, work: dist.Work) -> None:
+        polls = max(1, int(self._timeout_s / POLL_SECONDS))
+        for _ in range(polls):
+            try:
+                work.wait(timedelta(seconds=POLL_SECONDS))
+                return
+            except RuntimeError as error:
+                text = self._failures.found()
+                if text or "timed out" not in str(error).lower():
+                    raise PipelineError(text or f"the next task: {error}") from None
+        raise PipelineError(
+            f"the rank that decides for its stage did not within {self._timeout_s:g} s "
+            "(AXONN_TIMEOUT_SECONDS)"
+        )
+
+
+class MessageDriven:
+    """The order in which messages arrive: a backward before a forward before a weight gradient.
+
+    in_flight: the most micro-batches whose forward has run here, and whose backward has not.
+    """
+
+    def __init__(
+        self,
+        *,
+        stage: int,
+        stages: int,
+        micro_batches: int,
+        in_flight: int,
+        inbox: Inbox,
+        leader: Leader,
+        deferred: Deferred | None,
+    ) -> None:
+        self._is_first, self._is_last = stage == 0, stage == stages - 1
+        self._stage, self._micro_batches, self._in_flight = stage, micro_batches, in_flight
+        self._inbox, self._leader, self._deferred = inbox, leader, deferred
+        self._done = dict.fromkeys(KINDS, 0)
+
+    def __iter__(self) -> Iterator[Task]:
+        """Yields tasks. Each must have run before the next one is asked for."""
+        done, total = self._done, self._micro_batches
+        while min(done[FORWARD], done[BACKWARD]) < total or self._has_weights():
+            kind = self._next()
+            yield Task(kind, 0, done[kind])
+            done[kind] += 1
+
+    def _has_weights(self) -> bool:
+        return self._deferred is not None and self._done[WEIGHT] < self._done[BACKWARD]
+
+    def _next(self) -> str:
+        """Returns the kind of the next task. What follows without messages needs no decision."""
+        done = self._done
+        flying = done[FORWARD] - done[BACKWARD]
+        may = []
+        if flying:
+            full = self._deferred is not None and self._has_weights() and self._deferred.must_run()
+            if full:
+                return WEIGHT
+            if self._is_last:
+                return BACKWARD
+            may.append(BACKWARD)
+        if done[FORWARD] < self._micro_batches and flying < self._in_flight:
+            may.append(FORWARD)
+        if self._has_weights():
+            may.append(WEIGHT)
+        return may[0] if len(may) == 1 else self._leader.decide(lambda: self._arrived(may))
+
+    def _arrived(self, may: list[str]) -> str:
+        messages = [Message(kind, self._stage, self._done[kind]) for kind in may if kind != WEIGHT]
+        while True:
+            for message in messages:
+                if self._inbox.has(message) or (self._is_first and message.direction == FORWARD):
+                    return message.direction
+            if WEIGHT in may:
+                return WEIGHT
+            self._inbox.wait_for_any(messages)

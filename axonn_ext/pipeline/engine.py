@@ -1,0 +1,159 @@
+"""Runs the tasks of one stage for the micro-batches of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from axonn_ext.nn.deferred import DeferredWeightGradients, WeightGradients
+from axonn_ext.pipeline.inbox import Inbox
+from axonn_ext.pipeline.links import Links
+from axonn_ext.pipeline.messages import BACKWARD, FORWARD, Message
+from axonn_ext.pipeline.models import StagedModel
+from axonn_ext.spec.pipeline import Task
+
+TRAINING, EVALUATION = "training", "evaluation"
+_Place = tuple[int, int]  # virtual stage, micro-batch
+
+
+@dataclass
+class _Forward:
+    """What a forward leaves for its backward.
+
+    x: the stage's input; None for the first. root: what backward begins with; None where no
+    parameter before it needs a gradient.
+    """
+
+    x: Tensor | None
+    root: Tensor | GradientEdge | None
+    weights: WeightGradients | None
+
+
+@dataclass
+class StepStats:
+    """What a step needed on this rank.
+
+    peak_in_flight        the most micro-batches at once whose activations were held
+    peak_deferred_bytes   the most bytes at once that weight gradients waited with
+    decisions             how often the leader of the stage chose the next task
+    waited_seconds        how long the stage had nothing to do
+    """
+
+    peak_in_flight: int = 0
+    peak_deferred_bytes: int = 0
+    decisions: int = 0
+    waited_seconds: float = 0.0
+    tasks: list[Task] = field(default_factory=list)
+
+
+class StepRun:
+    """The state of one step on this rank."""
+
+    def __init__(
+        self,
+        model: StagedModel,
+        *,
+        phase: str,
+        rank: int,
+        inbox: Inbox,
+        links: Links | None,
+        deferring: DeferredWeightGradients | None,
+        deferred_limit: int,
+        no_sync: Callable[[], AbstractContextManager[None]] | None,
+    ) -> None:
+        self._model, self._phase = model, phase
+        self.micro_batches: Sequence[Any] = ()
+        self._own = model.stages.on(rank)
+        self._last = model.stages.num_virtual - 1
+        self._inbox, self._links = inbox, links
+        self._deferring, self._deferred_limit = deferring, deferred_limit
+        self._no_sync = no_sync
+        self._held: dict[_Place, _Forward] = {}
+        self._weights: dict[_Place, WeightGradients] = {}
+        self._losses: dict[int, Tensor] = {}
+        self.stats = StepStats()
+        self.now = "the start of the step"  # what the rank is doing, for messages
+
+    def run(self, tasks: Iterable[Task]) -> None:
+        """Runs the tasks of this rank in their order."""
+        carry_out = {FORWARD: self._forward, BACKWARD: self._backward, "weight": self._weight}
+        for task in tasks:
+            stage = self._own[task.chunk]
+            self.now = f"stage {stage}, {task.kind} of micro-batch {task.micro_batch}"
+            carry_out[task.kind](stage, task.micro_batch)
+            self.stats.tasks.append(task)
+
+    def loss(self, device: torch.device) -> Tensor:
+        """Returns the sum of what the last stage computed, in the order of micro-batches."""
+        if not self._losses:
+            return torch.zeros((), dtype=torch.float64, device=device)
+        losses = [self._losses[number] for number in sorted(self._losses)]
+        return torch.stack(losses).double().sum()
+
+    def must_run(self) -> bool:
+        """Whether deferred weight gradients hold as many bytes as they may."""
+        return 0 < self._deferred_limit <= self._deferred_bytes()
+
+    def _deferred_bytes(self) -> int:
+        return sum(weights.num_bytes for weights in self._weights.values())
+
+    def _forward(self, stage: int, number: int) -> None:
+        batch, trains = self.micro_batches[number], self._phase == TRAINING
+        x = None
+        if stage > 0:
+            x = self._inbox.take(Message(FORWARD, stage, number))
+            x = self._model.unpack(x, batch).requires_grad_(trains)
+        collecting = self._deferring.collecting() if self._deferring and trains else nullcontext()
+        with collecting as weights:
+            y = self._model.run(stage, x, batch)
+        if stage == self._last:
+            self._losses[number] = y.detach()
+        else:
+            sent = self._model.pack(y.detach(), batch)
+            self._send(Message(FORWARD, stage + 1, number), sent)
+        if trains:
+            root = None
+            if y.requires_grad:
+                root = y if stage == self._last else get_gradient_edge(y)
+            self._held[stage, number] = _Forward(x, root, weights)
+            self.stats.peak_in_flight = max(self.stats.peak_in_flight, len(self._held))
+
+    def _backward(self, stage: int, number: int) -> None:
+        batch = self.micro_batches[number]
+        forward = self._held.pop((stage, number))
+        dy = None
+        if stage < self._last:
+            dy = self._inbox.take(Message(BACKWARD, stage, number))
+            dy = self._model.unpack(dy, batch)
+        last = number == len(self.micro_batches) - 1
+        with nullcontext() if self._no_sync is None or last else self._no_sync():
+            if forward.root is not None:
+                torch.autograd.backward((forward.root,), (dy,))  # type: ignore[arg-type]
+        if forward.x is not None:
+            dx = forward.x.grad
+            dx = torch.zeros_like(forward.x) if dx is None else dx
+            sent = self._model.pack(dx, batch)
+            self._send(Message(BACKWARD, stage - 1, number), sent)
+        if forward.weights is not None and forward.root is not None:
+            self._weights[stage, number] = forward.weights
+            self.stats.peak_deferred_bytes = max(
+                self.stats.peak_deferred_bytes, self._deferred_bytes()
+            )
+
+    def _send(self, message: Message, tensor: Tensor) -> None:
+        assert self._links is not None
+        self._links.send(self._phase, message, tensor)
+
+    def _weight(self, stage: int, number: int) -> None:
+        weights = self._weights.pop((stage, number), None)
+        if weights is None:  # no parameter of the stage needs a gradient
+            return
+        last = number == len(self.micro_batches) - 1
+        with nullcontext() if self._no_sync is None or last else self._no_sync():
+            weights.run()

@@ -1,0 +1,114 @@
+"""What has arrived on a stage and is not used yet, and how the stage waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+from axonn_ext import _C
+from axonn_ext.grid import AxisGroup
+from axonn_ext.pipeline.failures import POLL_SECONDS, Failures, PipelineError
+from axonn_ext.pipeline.messages import DIRECTIONS, Message
+
+_NOTED_AFTER_SECONDS = 0.1
+
+
+class Inbox:
+    """The messages that have arrived and are not used yet."""
+
+    def __init__(self, stages: AxisGroup, failures: Failures, timeout_s: float) -> None:
+        self._stages, self._failures, self._timeout_s = stages, failures, timeout_s
+        self._ranks = dist.get_process_group_ranks(stages.process_group)
+        self._changed = threading.Condition()
+        self._arrived: dict[Message, Tensor] = {}
+        self._broken: dict[str, str] = {}  # direction -> why nothing more arrives
+        self.waited_seconds = 0.0
+
+    def put(self, message: Message, tensor: Tensor) -> None:
+        with self._changed:
+            self._arrived[message] = tensor
+            self._changed.notify_all()
+
+    def fail(self, direction: str, why: str) -> None:
+        """Ends all waiting for messages of the direction."""
+        with self._changed:
+            self._broken[direction] = why
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raises PipelineError if a message could not be sent or received."""
+        with self._changed:
+            if self._broken:
+                raise self.failure(next(iter(self._broken.values())))
+
+    def has(self, message: Message) -> bool:
+        """Whether the message has arrived, so that `take` returns at once."""
+        with self._changed:
+            return message in self._arrived
+
+    def take(self, message: Message) -> Tensor:
+        """Returns a message when it is there. Raises PipelineError if it does not come."""
+        self.wait_for_any([message])
+        with self._changed:
+            return self._arrived.pop(message)
+
+    def wait_for_any(self, messages: Sequence[Message]) -> None:
+        """Waits until one of them is there. Raises PipelineError if none comes."""
+        began = time.monotonic()
+        try:
+            if self._wait(messages, _NOTED_AFTER_SECONDS):
+                return
+            with self._noted(messages[0]):
+                while not self._wait(messages, POLL_SECONDS):
+                    self._check(messages, time.monotonic() - began)
+        finally:
+            self.waited_seconds += time.monotonic() - began
+
+    def _wait(self, messages: Sequence[Message], seconds: float) -> bool:
+        def ready() -> bool:
+            return any(m in self._arrived or m.direction in self._broken for m in messages)
+
+        with self._changed:
+            return self._changed.wait_for(ready, seconds) and self._look(messages)
+
+    def _look(self, messages: Sequence[Message]) -> bool:
+        """Whether a message is there. Raises PipelineError where none can come any more."""
+        if any(message in self._arrived for message in messages):
+            return True
+        message = next(m for m in messages if m.direction in self._broken)
+        raise self.failure(
+            f"{message} did not come from rank {self._ranks[self._sender(message)]}: "
+            f"{self._broken[message.direction]}"
+        )
+
+    def _check(self, messages: Sequence[Message], seconds: float) -> None:
+        text = self._failures.found()
+        if text:
+            raise PipelineError(text)
+        if seconds > self._timeout_s:
+            first, *others = messages
+            also = "".join(f", nor did {other}" for other in others)
+            raise self.failure(
+                f"{first} did not come from rank {self._ranks[self._sender(first)]} within "
+                f"{self._timeout_s:g} s (AXONN_TIMEOUT_SECONDS){also}"
+            )
+
+    def failure(self, text: str) -> PipelineError:
+        """Returns the error of this rank, or that of another one that has failed before."""
+        time.sleep(POLL_SECONDS)  # the rank that failed first may be about to say so
+        return PipelineError(self._failures.found() or text)
+
+    def _sender(self, message: Message) -> int:
+        """Returns the pipe coordinate of the stage that sends the message."""
+        return (self._stages.rank - DIRECTIONS[message.direction]) % self._stages.size
+
+    def _noted(self, message: Message) -> _C.noted_wait:
+        return _C.noted_wait(
+            group=f"pipeline/{self._stages.name}", axis="pipe", call=str(message),
+            number=message.micro_batch + 1, peers=[self._sender(message)],
+            what="may not have sent it", seconds=_NOTED_AFTER_SECONDS,
+        )  # fmt: skip

@@ -1,0 +1,204 @@
+"""What a pipeline runs: the stages of a transformer, or of a list of modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from axonn_ext import collectives
+from axonn_ext.grid import Grid
+from axonn_ext.models.checks import check_labels
+from axonn_ext.models.transformer import Transformer
+from axonn_ext.nn import Places
+from axonn_ext.nn.loss import IGNORE_INDEX
+from axonn_ext.nn.sharded import ParameterSpec, declaration_of, declare, own_rows, rows_over
+from axonn_ext.spec.stages import Stages
+
+
+class StagedModel(Protocol):
+    """This rank's stages of a model."""
+
+    stages: Stages
+
+    @property
+    def module(self) -> nn.Module:
+        """The modules of this rank's stages."""
+        ...
+
+    @property
+    def loss_axes(self) -> tuple[str, ...]:
+        """The axes over which losses must be summed, besides pipe."""
+        ...
+
+    def prepare(self, micro_batches: Sequence[Any], num_labels: float | None) -> Sequence[Any]:
+        """Returns what `run` takes, given what the user passes. Every rank has all micro-batches.
+
+        num_labels: what the loss is divided by; None: what is usual for the model.
+
+        Raises ValueError for micro-batches that the model does not take.
+        """
+        ...
+
+    def run(self, stage: int, x: Tensor | None, micro_batch: Any) -> Tensor:
+        """Returns what a virtual stage makes of x; the last one this rank's part of the loss."""
+        ...
+
+    def pack(self, tensor: Tensor, micro_batch: Any) -> Tensor:
+        """Returns the part of a stage's output, or of its gradient, that this rank sends."""
+        ...
+
+    def unpack(self, part: Tensor, micro_batch: Any) -> Tensor:
+        """Returns the whole again, of which the peers on this stage have received the rest."""
+        ...
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The sequences of a (data, z) group, equal on all ranks of x, y and pipe.
+
+    token_ids, labels: [B, S]; a label of -100 is none. places: as in Transformer.loss.
+    """
+
+    token_ids: Tensor
+    labels: Tensor
+    places: Places | None = None
+
+
+class TransformerStages:
+    """The stages of a model of axonn_ext.models."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.module: Transformer = model
+        self.stages = model.stages
+        self.loss_axes = rows_over(model.parallel.layout, "y")
+        self._grid = model.grid
+        # In "replicated" the ranks of x have equal activations, of which each sends a part.
+        self._shares_x = model.parallel.layout == "replicated" and model.grid.size("x") > 1
+
+    def prepare(self, micro_batches: Sequence[Any], num_labels: float | None) -> Sequence[Any]:
+        for number, each in enumerate(micro_batches):
+            if not isinstance(each, MicroBatch):
+                raise TypeError(
+                    f"Pipeline: micro_batches[{number}] must be a MicroBatch, got "
+                    f"{type(each).__name__}"
+                )
+            check_labels(each.labels, each.token_ids, self.module.config, self._grid.rank)
+        if num_labels is None:
+            count = sum((each.labels != IGNORE_INDEX).sum() for each in micro_batches)
+            assert isinstance(count, Tensor)
+            count = count.double().view(1)
+            for axis in ("z", "data"):
+                count = collectives.all_reduce(count, self._grid.axis(axis))
+            num_labels = count.item()
+        return [(each, num_labels) for each in micro_batches]
+
+    def run(self, stage: int, x: Tensor | None, micro_batch: Any) -> Tensor:
+        batch, num_labels = micro_batch
+        y = self.module.run_stage(stage, x, batch.token_ids, batch.places)
+        if stage < self.stages.num_virtual - 1:
+            return y
+        return self.module.share_of_loss(y, batch.labels, num_labels)
+
+    def pack(self, tensor: Tensor, micro_batch: Any) -> Tensor:
+        if not self._sends_a_part(micro_batch):
+            return tensor
+        axis = self._grid.axis("x")
+        return own_rows(tensor, axis.rank, axis.size)
+
+    def unpack(self, part: Tensor, micro_batch: Any) -> Tensor:
+        if not self._sends_a_part(micro_batch):
+            return part
+        return collectives.all_gather(part, self._grid.axis("x"))
+
+    def _sends_a_part(self, micro_batch: Any) -> bool:
+        return self._shares_x and micro_batch[0].token_ids.numel() % self._grid.size("x") == 0
+
+
+# A module, or a function that makes it, so that no rank makes the modules of other stages.
+Layer = nn.Module | Callable[[], nn.Module]
+Loss = Callable[[Tensor, Any], Tensor]
+
+
+class ModuleStages:
+    """The stages of a list of modules, each of which takes what the one before it returns.
+
+    A micro-batch is (inputs, targets): the first module takes the inputs, and `loss` what the last
+    one returns, and the targets. The loss of a step is the mean over micro-batches and (data, z)
+    groups.
+    """
+
+    loss_axes = ("z", "data")
+
+    def __init__(self, layers: Sequence[Layer], grid: Grid, stages: Stages, loss: Loss) -> None:
+        if stages.num_blocks != len(layers):
+            raise ValueError(
+                f"Pipeline: stages must have the {len(layers)} modules, got {stages.num_blocks}"
+            )
+        self.stages, self._loss = stages, loss
+        self._parts = grid.num_parts(("z", "data"))
+        self.module = nn.ModuleList()  # named by their number in the list
+        for number in (n for s in stages.on(grid.axis("pipe").rank) for n in stages.blocks[s]):
+            layer = layers[number]
+            module = layer if isinstance(layer, nn.Module) else layer()
+            if not isinstance(module, nn.Module):
+                raise TypeError(
+                    f"Pipeline: layer {number} must be a Module, or a function that returns one, "
+                    f"got {type(module).__name__}"
+                )
+            self.module.add_module(str(number), module)
+        _refuse_shared(layers)
+        _declare_plain(self.module, grid)
+
+    def prepare(self, micro_batches: Sequence[Any], num_labels: float | None) -> Sequence[Any]:
+        if num_labels is not None:
+            raise ValueError("Pipeline: num_labels is for transformers, got a list of modules")
+        for number, each in enumerate(micro_batches):
+            if not isinstance(each, Sequence) or len(each) != 2:
+                raise TypeError(
+                    f"Pipeline: micro_batches[{number}] must be (inputs, targets), got "
+                    f"{type(each).__name__}"
+                )
+        return [(*each, len(micro_batches) * self._parts) for each in micro_batches]
+
+    def run(self, stage: int, x: Tensor | None, micro_batch: Any) -> Tensor:
+        inputs, targets, divisor = micro_batch
+        y = inputs if x is None else x
+        for number in self.stages.blocks[stage]:
+            y = self.module.get_submodule(str(number))(y)
+        if stage < self.stages.num_virtual - 1:
+            return y
+        return self._loss(y, targets) / divisor
+
+    def pack(self, tensor: Tensor, micro_batch: Any) -> Tensor:
+        return tensor
+
+    def unpack(self, part: Tensor, micro_batch: Any) -> Tensor:
+        return part
+
+
+def _refuse_shared(layers: Sequence[Layer]) -> None:
+    """Raises ValueError if a parameter is in two modules, which may be on two stages."""
+    owners: dict[int, int] = {}
+    for number, layer in enumerate(layers):
+        for parameter in layer.parameters() if isinstance(layer, nn.Module) else ():
+            if owners.setdefault(id(parameter), number) != number:
+                raise ValueError(
+                    f"Pipeline: layers {owners[id(parameter)]} and {number} share a parameter, "
+                    "which two stages cannot"
+                )
+
+
+def _declare_plain(module: nn.Module, grid: Grid) -> None:
+    """Says of parameters that no module of axonn_ext has that every rank of x and y has them.
+
+    Their gradients are summed over z and data, whose ranks have different rows.
+    """
+    for owner in module.modules():
+        own = {name: p for name, p in owner._parameters.items() if p is not None}
+        if own and declaration_of(owner) is None:
+            specs = {n: ParameterSpec(tuple(p.shape), {}, ("z", "data"), None)
+                     for n, p in own.items()}  # fmt: skip
+            declare(owner, grid, specs)

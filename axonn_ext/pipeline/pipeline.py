@@ -1,0 +1,278 @@
+"""The pipeline: one object on each rank, which runs forward and backward of whole steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from axonn_ext import collectives, gradients, settings
+from axonn_ext.grid import Grid
+from axonn_ext.models.transformer import Transformer
+from axonn_ext.nn.deferred import DeferredWeightGradients
+from axonn_ext.overlap import Orchestrator
+from axonn_ext.pipeline.choice import Leader, MessageDriven
+from axonn_ext.pipeline.engine import EVALUATION, TRAINING, StepRun, StepStats
+from axonn_ext.pipeline.failures import Failures, PipelineError
+from axonn_ext.pipeline.inbox import Inbox
+from axonn_ext.pipeline.links import Links
+from axonn_ext.pipeline.messages import BACKWARD, DIRECTIONS, FORWARD, Delay, Message
+from axonn_ext.pipeline.models import Layer, Loss, ModuleStages, StagedModel, TransformerStages
+from axonn_ext.spec.parallel import Overlap
+from axonn_ext.spec.pipeline import Task, fixed_order, split_layers
+from axonn_ext.spec.pipeline_options import PipelineOptions
+from axonn_ext.spec.stages import Stages
+
+
+class Pipeline:
+    """Trains a model whose blocks are split into stages over the axis `pipe` of a grid.
+
+        model = axonn_ext.models.build(config, grid)         this rank's stage of a transformer
+        with Pipeline(model, grid) as pipeline:
+            for step in ...:
+                loss = pipeline.step([MicroBatch(ids, labels), ...])
+                pipeline.sync_gradients()
+                axonn_ext.clip_grad_norm_(pipeline.module, 1.0)
+                optimizer.step(); optimizer.zero_grad()      over pipeline.module.parameters()
+
+    A message between two stages is what one rank has of the activation, [m / Gx, H / Gy], or of its
+    gradient; in layout "replicated" each rank of x sends a part of the rows, which the ranks of x
+    of the next stage gather. Gradients of a parameter are added in the order of micro-batches,
+    whatever order the stages run tasks in, so every run has the same bits.
+
+    All ranks make the same pipelines in the same order, and call the same methods.
+
+    Args:
+        model: a model of axonn_ext.models on the grid; or a list of modules, of which each takes
+            what the one before returns, a tensor. Instead of a module a function may stand that
+            makes it, which only ranks of its stage call.
+        options: the schedule, and what it may hold; see PipelineOptions.
+        loss: of a list of modules: loss(what the last one returns, targets), a mean.
+        stages: of a list of modules: which of them each stage has; default as many on each.
+        overlap: gathers weights and sums gradients beside the computation; see Orchestrator.
+        delay: seconds by which a message is late, for benchmarks and tests.
+
+    Raises:
+        TypeError, ValueError: model, loss and options that do not fit together.
+        PipelineError (from `step` and `evaluate`, on all ranks): a stage failed, or a message has
+            another shape or did not come within AXONN_TIMEOUT_SECONDS.
+    Source: AxoNN, arXiv:2110.13005, section 3; zero bubble, arXiv:2401.10241.
+    """
+
+    def __init__(
+        self,
+        model: Transformer | Sequence[Layer],
+        grid: Grid,
+        options: PipelineOptions | None = None,
+        *,
+        loss: Loss | None = None,
+        stages: Stages | None = None,
+        overlap: Overlap | None = None,
+        delay: Delay | None = None,
+    ) -> None:
+        self.options = options or PipelineOptions()
+        self.grid = grid
+        self._model = _staged(model, grid, self.options, loss, stages)
+        _check(self._model, grid, self.options)
+        self._axis = grid.axis("pipe")
+        timeout = settings.load().timeout_seconds
+        self._failures = Failures()
+        self._inbox = Inbox(self._axis, self._failures, timeout)
+        self._links = Links(self._axis, self._inbox, delay=delay) if self._axis.size > 1 else None
+        self._leader = Leader(grid.model_group, self._failures, timeout)
+        self.orchestrator = None if overlap is None else Orchestrator(self.module, overlap)
+        self._deferring = DeferredWeightGradients(self.module) if self.options.defers else None
+        self._stats = StepStats()
+
+    @property
+    def module(self) -> nn.Module:
+        """The modules of this rank's stages, with the parameters to be trained."""
+        return self._model.module
+
+    @property
+    def stats(self) -> StepStats:
+        """What the last step needed on this rank."""
+        return self._stats
+
+    def step(self, micro_batches: Sequence[Any], *, num_labels: float | None = None) -> Tensor:
+        """Runs forward and backward of all micro-batches; returns the loss, equal on all ranks.
+
+        Gradients are added to `grad`; `sync_gradients` completes them.
+
+        micro_batches: every rank passes those of its (data, z) group, all of the same shape: a
+        MicroBatch each, or (inputs, targets) for a list of modules, where only the first stage
+        looks at inputs and the last one at targets. num_labels: what a transformer's loss is
+        divided by; default the labels of all micro-batches and ranks.
+
+        Collectives: of the modules; messages between stages; all-reduces of the loss over the axes
+        that split the rows, and pipe.
+        """
+        return self._run(TRAINING, micro_batches, num_labels)
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: Sequence[Any], *, num_labels: float | None = None) -> Tensor:
+        """Returns the loss of the micro-batches, equal on all ranks, without gradients."""
+        return self._run(EVALUATION, micro_batches, num_labels)
+
+    def sync_gradients(self) -> None:
+        """Completes all gradients, once after each `step`: see axonn_ext.sync_gradients."""
+        if self.orchestrator is None:
+            gradients.sync_gradients(self.module)
+        else:
+            self.orchestrator.sync_gradients()
+            self.orchestrator.settle()
+
+    def forget_shapes(self) -> None:
+        """Lets the next micro-batches have other shapes. All ranks call it between steps."""
+        if self._links is not None:
+            self._links.forget_shapes()
+
+    def close(self) -> None:
+        """Ends the threads of messages. All ranks call it between steps."""
+        if self.orchestrator is not None:
+            self.orchestrator.close()
+        if self._deferring is not None:
+            self._deferring.close()
+        if self._links is not None:
+            self._links.close()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+
+    def _run(self, phase: str, micro_batches: Sequence[Any], num_labels: float | None) -> Tensor:
+        if not micro_batches:
+            raise ValueError("Pipeline: micro_batches must not be empty, got none")
+        orders = [self._order(phase, stage, len(micro_batches)) for stage in range(self._axis.size)]
+        run = StepRun(
+            self._model, phase=phase, rank=self._axis.rank, inbox=self._inbox, links=self._links,
+            deferring=self._deferring, deferred_limit=self.options.deferred_bytes,
+            no_sync=None if self.orchestrator is None else self.orchestrator.no_sync,
+        )  # fmt: skip
+        waited, decided = self._inbox.waited_seconds, self._leader.num_decisions
+        try:
+            run.micro_batches = self._model.prepare(micro_batches, num_labels)
+            if self._links is not None:
+                self._links.expect(phase, self._incoming(orders))
+            run.run(self._tasks(phase, run, orders[self._axis.rank]))
+            if self._links is not None:
+                self._links.wait_for_sends()
+        except BaseException as error:
+            self._tell(run, error)
+            raise
+        run.stats.waited_seconds = self._inbox.waited_seconds - waited
+        run.stats.decisions = self._leader.num_decisions - decided
+        self._stats = run.stats
+        return self._sum(run.loss(next(self.module.parameters()).device))
+
+    def _order(self, phase: str, stage: int, count: int) -> Sequence[Task]:
+        """Returns the tasks of a stage in an order in which messages to and from it can come.
+
+        For "message_driven" forwards and backwards are each in the order of micro-batches.
+        """
+        chunks, schedule = self._model.stages.chunks, self.options.schedule
+        if phase == EVALUATION:
+            # All micro-batches run through the first chunks, then through the second ones.
+            return [Task(FORWARD, chunk, m) for chunk in range(chunks) for m in range(count)]
+        if schedule == "message_driven":
+            return [Task(kind, 0, m) for kind in (FORWARD, BACKWARD) for m in range(count)]
+        return fixed_order(
+            schedule, stages=self._axis.size, stage=stage, micro_batches=count, chunks=chunks
+        )
+
+    def _tasks(self, phase: str, run: StepRun, order: Sequence[Task]) -> Iterable[Task]:
+        if phase == EVALUATION or self.options.schedule != "message_driven":
+            return order
+        stages, stage = self._axis.size, self._axis.rank
+        return MessageDriven(
+            stage=stage, stages=stages, micro_batches=len(run.micro_batches),
+            in_flight=self.options.most_in_flight(stages, stage), inbox=self._inbox,
+            leader=self._leader, deferred=run if self.options.defer_weights else None,
+        )  # fmt: skip
+
+    def _incoming(self, orders: Sequence[Sequence[Task]]) -> Iterator[Message]:
+        """Yields what both neighbours will send here, in the order in which each of them does."""
+        last, size = self._model.stages.num_virtual - 1, self._axis.size
+        for direction, step in DIRECTIONS.items():
+            sender = (self._axis.rank - step) % size
+            for task in orders[sender]:
+                stage = task.chunk * size + sender + step  # the virtual stage that gets it
+                if task.kind == direction and 0 <= stage <= last:
+                    yield Message(direction, stage, task.micro_batch)
+
+    def _sum(self, loss: Tensor) -> Tensor:
+        """Returns the sum of all ranks' parts of the loss."""
+        total = loss.view(1)
+        for name in (*reversed(self._model.loss_axes), "pipe"):
+            total = collectives.all_reduce(total, self.grid.axis(name))
+        return total.view(())
+
+    def _tell(self, run: StepRun, error: BaseException) -> None:
+        """Tells all ranks of a failure of this one, and the error where it happened."""
+        where = f"rank {self.grid.rank}, {run.now}"
+        if not isinstance(error, PipelineError) or not self._failures.found():
+            self._failures.tell(f"{where}: {type(error).__name__}: {error}")
+        error.add_note(f"in the pipeline: {where}")
+
+
+def _staged(
+    model: Transformer | Sequence[Layer],
+    grid: Grid,
+    options: PipelineOptions,
+    loss: Loss | None,
+    stages: Stages | None,
+) -> StagedModel:
+    if isinstance(model, Transformer):
+        if loss is not None or stages is not None:
+            raise ValueError(
+                "Pipeline: loss and stages are for lists of modules; a transformer has its own "
+                "loss, and models.build takes its stages"
+            )
+        if model.grid is not grid:
+            raise ValueError(f"Pipeline: grid must be the model's, {model.grid}, got {grid}")
+        return TransformerStages(model)
+    if isinstance(model, nn.Module) or not isinstance(model, Sequence):
+        raise TypeError(
+            "Pipeline: model must be one of axonn_ext.models or a list of modules, got "
+            f"{type(model).__name__}"
+        )
+    if loss is None:
+        raise ValueError("Pipeline: loss must be given for a list of modules, got None")
+    if stages is None:
+        pipe = grid.size("pipe")
+        try:
+            stages = Stages(split_layers([1.0] * len(model), pipe * options.chunks), pipe)
+        except ValueError as error:
+            raise ValueError(f"Pipeline: {error}") from None
+    return ModuleStages(model, grid, stages, loss)
+
+
+def _check(model: StagedModel, grid: Grid, options: PipelineOptions) -> None:
+    """Raises ValueError where stages, grid and options do not fit together."""
+    stages, pipe = model.stages, grid.size("pipe")
+    if stages.pipe != pipe or stages.chunks != options.chunks:
+        raise ValueError(
+            f"Pipeline: the model has {stages.num_virtual} virtual stages on pipe={stages.pipe}, "
+            f"but options.chunks={options.chunks} on pipe={pipe} needs {options.chunks * pipe}"
+        )
+    if options.chunks > 1 and pipe == 1:
+        raise ValueError("Pipeline: schedule 'interleaved' needs pipe >= 2, got pipe=1")
+    first = next(model.module.parameters(), None)
+    if first is None:
+        raise ValueError("Pipeline: every stage must have a parameter, but this one has none")
+    if first.device.type != "cpu":
+        raise ValueError(
+            f"Pipeline: parameters must be on the CPU, got {first.device}: messages between GPUs "
+            "are not available yet"
+        )

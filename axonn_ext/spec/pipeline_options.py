@@ -1,0 +1,63 @@
+"""The options of a pipeline: its schedule, and how much its stages may hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from axonn_ext.spec.parallel import check_choice
+from axonn_ext.spec.pipeline import SCHEDULES
+
+
+@dataclass(frozen=True)
+class PipelineOptions:
+    """How the stages of a pipeline run. No option changes a gradient beyond rounding.
+
+    schedule        "message_driven": a stage runs whichever message has arrived; the others have a
+                    fixed order: "1f1b", "gpipe", "interleaved" (several chunks on each rank) and
+                    "zero_bubble" (1F1B whose weight gradients are computed later)
+    chunks          virtual stages on each rank; at least 2 for "interleaved", else 1
+    in_flight       of "message_driven": how many micro-batches a stage may hold activations of, for
+                    each stage from itself to the last one; 1 is what 1F1B holds
+    defer_weights   of "message_driven": computes weight gradients when no message is there
+    deferred_bytes  of "message_driven": when weight gradients wait with so many bytes of
+                    activations and gradients, the oldest come first; 0: no limit
+
+    Raises ValueError for an unknown schedule, a number below its least, and options of another
+    schedule than the chosen one.
+    """
+
+    schedule: str = "message_driven"
+    chunks: int = 1
+    in_flight: int = 2
+    defer_weights: bool = False
+    deferred_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("schedule", self.schedule, SCHEDULES)
+        interleaves = self.schedule == "interleaved"
+        for name, value, least in (
+            ("chunks", self.chunks, 2 if interleaves else 1),
+            ("in_flight", self.in_flight, 1),
+            ("deferred_bytes", self.deferred_bytes, 0),
+        ):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"PipelineOptions: {name} must be >= {least}, got {value!r}")
+        if self.chunks > 1 and not interleaves:
+            raise ValueError(
+                f"PipelineOptions: chunks={self.chunks} needs schedule 'interleaved', got "
+                f"{self.schedule!r}"
+            )
+        if self.defer_weights and self.schedule != "message_driven":
+            raise ValueError(
+                "PipelineOptions: defer_weights needs schedule 'message_driven', got "
+                f"{self.schedule!r} ('zero_bubble' always defers them)"
+            )
+
+    @property
+    def defers(self) -> bool:
+        """Whether weight gradients are computed apart from backward."""
+        return self.defer_weights or self.schedule == "zero_bubble"
+
+    def most_in_flight(self, stages: int, stage: int) -> int:
+        """Returns how many micro-batches a stage of "message_driven" may hold."""
+        return self.in_flight * (stages - stage)

@@ -1,0 +1,198 @@
+"""Weight gradients computed after backward, against those of an ordinary backward, in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from axonn_ext import Grid, GridShape, clip_grad_norm_, models, sync_gradients
+from axonn_ext.models import ModelConfig, ParallelConfig
+from axonn_ext.models.transformer import Transformer
+from axonn_ext.nn import DeferredWeightGradients, Linear
+from axonn_ext.nn.deferred import WeightGradients
+from axonn_ext.overlap import Orchestrator
+from axonn_ext.pretrained import add_adapters
+from grids import factorisations, grid_of
+from model_cases import CONFIGS, GPT2, LLAMA, random_batch
+from overlap_cases import ON, SHARDED
+
+# In fp64: a tied table's two gradients are added up in another order, and so is dx where
+# "chunked" overlaps its sum with the product of dW. Anything above is an error of the algorithm.
+LIMIT = 1e-12
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    config: ModelConfig = LLAMA
+    parallel: ParallelConfig = SHARDED
+    orchestrated: bool = False
+    adapted: bool = False
+
+
+KEPT = ParallelConfig(save_gathered=True, reshard_after_forward=False)
+CASES = {
+    "sharded": Case(),
+    "tied": Case(GPT2),
+    "replicated": Case(GPT2, ParallelConfig(layout="replicated")),
+    "heads_over_y": Case(parallel=ParallelConfig(heads_over_y=True)),
+    "kept": Case(parallel=KEPT),
+    "recompute": Case(GPT2, ParallelConfig(recompute=True)),
+    "recompute kept": Case(parallel=dataclasses.replace(KEPT, recompute=True)),
+    "chunked": Case(GPT2, ParallelConfig(algorithm="chunked")),
+    "adapted": Case(adapted=True),
+    "orchestrated": Case(orchestrated=True),
+    "orchestrated tied": Case(CONFIGS["llama-tied"], orchestrated=True),
+    "orchestrated recompute": Case(GPT2, ParallelConfig(recompute=True), orchestrated=True),
+}
+NUM_MICRO_BATCHES = 2
+
+
+def micro_batches(model: Transformer) -> Iterator[Callable[[], Tensor]]:
+    """What computes the loss of each."""
+    ids, labels = (model.grid.shard(t, {0: ("data", "z")}) for t in random_batch())
+    num_labels = float((random_batch()[1] != -100).sum())
+    for part in zip(ids.chunk(NUM_MICRO_BATCHES), labels.chunk(NUM_MICRO_BATCHES), strict=True):
+        yield lambda part=part: model.loss(*part, num_labels)
+
+
+def linear_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The trained weights that Linears alone use, and the biases of these Linears."""
+    others = {
+        id(p)
+        for module in model.modules()
+        if not isinstance(module, Linear)
+        for p in module.parameters(recurse=False)
+    }
+    return {
+        f"{name}.{own}": p
+        for name, module in model.named_modules()
+        if isinstance(module, Linear) and module.weight.requires_grad
+        for own, p in module.named_parameters(recurse=False)
+        if id(p) not in others
+    }
+
+
+@contextmanager
+def all_but_last(orchestrator: Orchestrator | None, index: int) -> Iterator[None]:
+    with ExitStack() as stack:
+        if orchestrator is not None and index < NUM_MICRO_BATCHES - 1:
+            stack.enter_context(orchestrator.no_sync())
+        yield
+
+
+def ordinary(model: Transformer, orchestrator: Orchestrator | None) -> None:
+    losses = [loss() for loss in micro_batches(model)]
+    for index, loss in enumerate(losses):
+        with all_but_last(orchestrator, index):
+            loss.backward()
+
+
+def deferring(model: Transformer, orchestrator: Orchestrator | None) -> None:
+    deferred = DeferredWeightGradients(model)
+    passes: list[tuple[Tensor, WeightGradients]] = []
+    for loss in micro_batches(model):
+        with deferred.collecting() as later:
+            passes.append((loss(), later))
+    assert [later.num_bytes for _, later in passes] == [0] * NUM_MICRO_BATCHES
+    for loss, _ in passes:
+        with all_but_last(orchestrator, -1):
+            loss.backward()
+    weights = linear_weights(model)
+    early = [name for name, p in weights.items() if p.grad is not None]
+    assert not early, early
+    for index, (_, later) in enumerate(passes):
+        assert (later.num_bytes > 0) == bool(weights)
+        with all_but_last(orchestrator, index):
+            later.run()
+        assert later.num_bytes == 0
+    deferred.close()
+    assert all(m.deferral is None for m in model.modules() if isinstance(m, Linear))
+
+
+def train(
+    grid: Grid, case: Case, backward: Callable[[Transformer, Orchestrator | None], None]
+) -> dict[str, Tensor]:
+    """The gradients of a step; with an orchestrator also of the next, which prefetches."""
+    model = models.build(case.config, grid, case.parallel, seed=2, dtype=torch.float64)
+    if case.adapted:
+        add_adapters(model, rank=3, alpha=7.0)
+        model.blocks[0].mlp.down.weight.requires_grad_()
+        for name, p in model.named_parameters():
+            if name.endswith("_b"):  # else A has no gradient
+                nn.init.constant_(p, 0.1)
+    orchestrator = Orchestrator(model, ON) if case.orchestrated else None
+    record: dict[str, Tensor] = {}
+    for step in range(1 + case.orchestrated):
+        backward(model, orchestrator)
+        sync_gradients(model) if orchestrator is None else orchestrator.sync_gradients()
+        record |= {f"{step} norm": clip_grad_norm_(model, 0.5)}
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if p.grad is not None:
+                    record[f"{step} {name}"] = p.grad.clone()
+                    p -= 0.1 * p.grad
+                    p.grad = None
+    if orchestrator is not None:
+        orchestrator.close()
+    return record
+
+
+def differences(shapes: list[GridShape], name: str) -> list[str]:
+    found = []
+    for shape in shapes:
+        grid, case = grid_of(shape), CASES[name]
+        got, want = train(grid, case, deferring), train(grid, case, ordinary)
+        assert got.keys() == want.keys()
+        scales = {n: want[n.replace("k_proj.bias", "q_proj.bias")].norm() for n in want}
+        for n in want:
+            error = ((got[n] - want[n]).norm() / scales[n]).item()
+            if not error < LIMIT:
+                found.append(f"{shape} {n}: {error:.1e}")
+    return found
+
+
+def numbered(world_size: int, names: Iterable[str]) -> list[object]:
+    return [pytest.param(name, world_size, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("name", "world_size"),
+    [("tied", 1), ("recompute", 1), *((name, 2) for name in CASES), *numbered(4, CASES)],
+)
+def test_gradients_are_those_of_backward(pool, name, world_size):
+    shapes = factorisations(world_size)
+    for found in pool(world_size).run(differences, shapes, name):
+        assert not found, "\n".join(found)
+
+
+SAMPLE = {
+    "sharded": GridShape(x=2, z=2),
+    "kept": GridShape(y=2, z=2),
+    "recompute": GridShape(x=2, y=2),
+    "orchestrated": GridShape(z=2, data=2),
+    "orchestrated tied": GridShape(x=2, z=2),
+}
+
+
+@pytest.mark.parametrize("name", list(SAMPLE))
+def test_4_ranks(pool, name):
+    for found in pool(4).run(differences, [SAMPLE[name]], name):
+        assert not found, "\n".join(found)
+
+
+def bits(shape: GridShape, name: str) -> list[str]:
+    grid, case = grid_of(shape), CASES[name]
+    got, want = train(grid, case, deferring), train(grid, case, ordinary)
+    return [n for n in want if not torch.equal(got[n], want[n])]
+
+
+@pytest.mark.parametrize("name", ["sharded", "recompute kept", "adapted", "orchestrated"])
+def test_the_bits_are_those_of_backward(pool, name):
+    """Where no weight is tied and the algorithm sums in a fixed order."""
+    for differing in pool(2).run(bits, GridShape(z=2), name):
+        assert differing == []
