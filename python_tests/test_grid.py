@@ -35,7 +35,6 @@ def test_parse(text, shape):
         ("x=0", ["axis x", ">= 1", "0"]),
         ("y=-2", ["axis y", "-2"]),
         ("x=2,x=2", ["x stands twice"]),
-        ("pipe=2", ["pipe=2", "pipeline"]),
         ("auto", ["auto", "planner"]),
     ],
 )

@@ -94,6 +94,7 @@ class auto_parallelize:
     ) -> None:
         if not isinstance(grid, Grid):
             raise TypeError(f"auto_parallelize: grid must be a Grid, got {type(grid).__name__}")
+        grid.shape.refuse_pipe("auto_parallelize")
         check_choice("algorithm", algorithm, ALGORITHMS)
         self.grid, self.verbose = grid, verbose
         self.algorithm, self.save_gathered = algorithm, save_gathered

@@ -79,6 +79,7 @@ def parallelize(
     """
     if not isinstance(grid, Grid):
         raise TypeError(f"parallelize: grid must be a Grid, got {type(grid).__name__}")
+    grid.shape.refuse_pipe("parallelize")
     with agreement(grid, what="parallelize") as facts:
         asked = _check_arguments(module, plan)
         refuse_dropout(module)

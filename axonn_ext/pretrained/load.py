@@ -18,9 +18,10 @@ from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn.sharded import ShardedParameter, sharded_parameters
 from axonn_ext.planner.model_files import read_config
 from axonn_ext.pretrained.files import CONFIG, PretrainedFiles, check_tensors, refuse_unknown
-from axonn_ext.pretrained.ranks import agree
+from axonn_ext.pretrained.ranks import agree, union
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
+from axonn_ext.spec.stages import Stages
 
 # What older versions of transformers wrote beside the parameters: masks, and frequencies of
 # rotary positions, which follow from config.json.
@@ -35,13 +36,15 @@ def from_pretrained(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     sequence_length: int | None = None,
+    stages: Stages | None = None,
 ) -> Transformer:
     """Returns the model of a Hugging Face folder, of which this rank holds its blocks.
 
     folder: has config.json, and model.safetensors or several files with an index.
     dtype: of the parameters; default that of the largest tensor, or fp32 on the CPU where that is
     fp16. sequence_length: the longest sequence that the model can take, if that is less than
-    config.json says; only where positions are rotary.
+    config.json says; only where positions are rotary. stages: which blocks each stage of the grid's
+    pipeline has; see Transformer.
 
     Each rank maps the files and reads the slices that it needs. Collectives: an all-gather of
     whether a rank failed.
@@ -51,16 +54,20 @@ def from_pretrained(
             architecture is not one of axonn_ext.models.
         ValueError: the grid does not divide the model.
     """
-    model: Transformer | None = None
+    loaded: tuple[Transformer, PretrainedFiles, set[str]] | None = None
     error: Exception | None = None
     try:
         folder = Path(folder)
         config = _read_config(folder, sequence_length)
-        model = _load(folder, config, grid, parallel, dtype=dtype, device=torch.device(device))
+        loaded = _load(
+            folder, config, grid, parallel, dtype=dtype, device=torch.device(device), stages=stages
+        )
     except Exception as failure:
         error = failure
     agree(grid, error)
-    assert model is not None
+    assert loaded is not None
+    model, files, names = loaded
+    refuse_unknown(files, union(grid, names))
     return model
 
 
@@ -83,17 +90,20 @@ def _read_config(folder: Path, sequence_length: int | None) -> ModelConfig:
 
 def _load(
     folder: Path, config: ModelConfig, grid: Grid, parallel: ParallelConfig | None, *,
-    dtype: torch.dtype | None, device: torch.device,
-) -> Transformer:  # fmt: skip
+    dtype: torch.dtype | None, device: torch.device, stages: Stages | None,
+) -> tuple[Transformer, PretrainedFiles, set[str]]:  # fmt: skip
+    """Returns this rank's stage of the model, the files, and the names that it knows in them."""
     files = PretrainedFiles(folder)
     derived = {name for name in files.names if _DERIVED.search(name)}
     stored_dtype = files.dtype(files.names - derived)
     if stored_dtype == torch.float16 and device.type == "cpu":
         stored_dtype = torch.float32
-    model = build(config, grid, parallel, seed=None, dtype=dtype or stored_dtype, device=device)
+    model = build(
+        config, grid, parallel, stages=stages, seed=None, dtype=dtype or stored_dtype, device=device
+    )
     names = _Names(files, model)
     blocks = [_Block(p, model.stored(p.name)) for p in sharded_parameters(model)]
-    if names.has_tied_head:
+    if names.has_tied_head and (model.has_embedding or model.has_head):
         [table] = [block for block in blocks if block.stored.names == (model.table_name,)]
         rows = table.p.spec.full_sizes[0]
         blocks.append(_Block(table.p, Stored((("lm_head.weight", rows),)), is_copy=True))
@@ -103,11 +113,10 @@ def _load(
         for name, shape in block.stored.shapes(block.p.spec.full_sizes).items()
     }
     check_tensors(files, expected)
-    refuse_unknown(files, {*expected, *derived})
     with torch.no_grad():
         for block in blocks:
             block.fill(files, names)
-    return model
+    return model, files, {*expected, *derived}
 
 
 class _Names:

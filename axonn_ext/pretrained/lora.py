@@ -31,8 +31,10 @@ def add_adapters(
     values depend on the seed and on the names, so they are the same on every grid. No collectives.
 
     Raises ValueError for a rank below 1 or above the hidden size, a target that the model does not
-    have, a model that has adapters, heads_over_y, or q, k and v of heads that ranks of x share.
+    have, a model that has adapters, heads_over_y, q, k and v of heads that ranks of x share, or
+    several pipeline stages.
     """
+    model.grid.shape.refuse_pipe("add_adapters")
     largest = model.config.hidden_size
     if type(rank) is not int or not 1 <= rank <= largest:
         raise ValueError(

@@ -6,17 +6,20 @@ import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from axonn_ext.checkpoint.files import sync_folder, write_tensors, write_text
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.inputs.files import is_file, read_json
+from axonn_ext.models.stored import Stored
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn.sharded import sharded_parameters
 from axonn_ext.planner.model_files import read_config
@@ -59,11 +62,11 @@ def save_pretrained(
     """
     if adapters_of(model):
         raise InputError("save_pretrained: the model has adapters; use save_adapter, or merge them")
-    writer = _Writer(folder, model, shard_bytes) if model.grid.rank == 0 else None
-    for p in sharded_parameters(model):
-        whole = p.grid.unshard(p.parameter, p.spec.dims)
+    every = _parameters_of_all_stages(model)
+    writer = _Writer(folder, model, every, shard_bytes) if model.grid.rank == 0 else None
+    for described, whole in _whole_tensors(model, every):
         if writer is not None:
-            writer.take(p.name, whole)
+            writer.take(described, whole)
     errors: list[str | None] = [None]
     if writer is not None:
         writer.finish(like)
@@ -74,13 +77,64 @@ def save_pretrained(
         raise InputError(f"save_pretrained: {errors[0]}")
 
 
-def _plan(model: Transformer, shard_bytes: int) -> list[list[str]]:
+@dataclass(frozen=True)
+class _Parameter:
+    """A whole parameter, the first stage that has it, and how transformers stores it."""
+
+    name: str
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+    stage: int
+    stored: Stored
+
+
+def _parameters_of_all_stages(model: Transformer) -> list[_Parameter]:
+    """Returns what all stages have, each parameter once, in the order of stages.
+
+    Collectives: with several stages, an all-gather of the descriptions.
+    """
+    stages = model.grid.axis("pipe")
+    own = [
+        _Parameter(p.name, p.spec.full_sizes, p.parameter.dtype, stages.rank, model.stored(p.name))
+        for p in sharded_parameters(model)
+    ]
+    found = [own] * stages.size
+    if stages.size > 1:
+        dist.all_gather_object(found, own, group=stages.process_group)
+    every: dict[str, _Parameter] = {}
+    for parameter in (p for parameters in found for p in parameters):
+        every.setdefault(parameter.name, parameter)
+    return list(every.values())
+
+
+def _whole_tensors(
+    model: Transformer, every: Sequence[_Parameter]
+) -> Iterator[tuple[_Parameter, Tensor]]:
+    """Yields each whole parameter, which rank 0 gets from the stage that has it."""
+    grid, stages = model.grid, model.grid.axis("pipe")
+    with_rank_0 = all(grid.coords[axis] == 0 for axis in ("data", "z", "y", "x"))
+    own = {p.name: p for p in sharded_parameters(model)}
+    for described in every:
+        whole = torch.empty(0)
+        if described.stage == stages.rank:
+            p = own[described.name]
+            whole = p.grid.unshard(p.parameter, p.spec.dims)
+        if described.stage > 0 and grid.rank == 0:
+            device = next(model.parameters()).device
+            whole = torch.empty(described.sizes, dtype=described.dtype, device=device)
+            dist.recv(whole, group=stages.process_group, group_src=described.stage)
+        elif with_rank_0 and 0 < described.stage == stages.rank:
+            dist.send(whole.contiguous(), group=stages.process_group, group_dst=0)
+        yield described, whole
+
+
+def _plan(every: Sequence[_Parameter], shard_bytes: int) -> list[list[str]]:
     """Returns the names of the tensors of each file, in the order of the model's parameters."""
     files: list[list[str]] = []
     room = 0
-    for p in sharded_parameters(model):
-        for name, shape in model.stored(p.name).shapes(p.spec.full_sizes).items():
-            size = math.prod(shape) * p.parameter.element_size()
+    for p in every:
+        for name, shape in p.stored.shapes(p.sizes).items():
+            size = math.prod(shape) * p.dtype.itemsize
             if not files or size > room:
                 files.append([])
                 room = shard_bytes
@@ -97,7 +151,9 @@ class _Writer:
 
     error: str | None = None
 
-    def __init__(self, folder: str | Path, model: Transformer, shard_bytes: int) -> None:
+    def __init__(
+        self, folder: str | Path, model: Transformer, every: Sequence[_Parameter], shard_bytes: int
+    ) -> None:
         self._model = model
         self._held: dict[str, Tensor] = {}
         self._bytes = self._num_files = 0
@@ -106,17 +162,17 @@ class _Writer:
             self._folder = Path(folder).absolute()
             if self._folder.exists():
                 raise InputError(f"{folder}: expected a new folder, got one that exists")
-            self._plan = _plan(model, shard_bytes)
+            self._plan = _plan(every, shard_bytes)
             self._partial = self._folder.with_name(f".{self._folder.name}.partial")
             shutil.rmtree(self._partial, ignore_errors=True)
             self._partial.mkdir(parents=True)
 
-    def take(self, name: str, whole: Tensor) -> None:
+    def take(self, parameter: _Parameter, whole: Tensor) -> None:
         """Takes a whole parameter, and writes the files that are complete with it."""
         if self.error is not None:
             return
         with self._caught():
-            tensors = self._model.stored(name).export(whole)
+            tensors = parameter.stored.export(whole)
             self._held |= {name: tensor.detach().cpu() for name, tensor in tensors.items()}
             while self._num_files < len(self._plan) and self._held.keys() >= set(
                 names := self._plan[self._num_files]

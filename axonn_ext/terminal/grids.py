@@ -8,9 +8,14 @@ from axonn_ext.terminal.errors import UserError
 
 
 def parse_grid(option: str, text: str) -> GridShape:
-    """Returns the shape that the value of the option describes. Raises UserError."""
+    """Returns the shape that the value of the option describes.
+
+    Raises UserError, also for several pipeline stages, which only training has.
+    """
     try:
-        return GridShape.parse(text)
+        shape = GridShape.parse(text)
+        shape.refuse_pipe("this command")
+        return shape
     except ValueError as error:
         raise UserError(f"{option} {text}: {error}") from None
 

@@ -24,7 +24,7 @@ AUTO = "auto"
 FAREWELL_SECONDS = 10.0
 NOTHING = "none"  # what `find_resumed` says if there is nothing to go on from
 # Tables and keys that may differ between a run and the one that goes on from it.
-_FREE_TABLES = ("grid", "parallel", "overlap", "checkpoint")
+_FREE_TABLES = ("grid", "parallel", "overlap", "pipeline", "checkpoint")
 _FREE_KEYS = {
     *("train.threads", "train.device", "train.eval_interval"),
     *("train.eval_batches", "train.micro_batches"),

@@ -12,7 +12,10 @@ from axonn_ext.spec.family import FAMILIES
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ALGORITHMS, LAYOUTS, Overlap, ParallelConfig
+from axonn_ext.spec.pipeline import SCHEDULES
+from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.spec.presets import DEFAULT_MODEL
+from axonn_ext.spec.stages import Stages
 from axonn_ext.terminal.arguments import MOST_THREADS
 
 T = TypeVar("T")
@@ -51,7 +54,7 @@ class GridTable:
     y: int = _key(1, "splits input features of layers", minimum=1)
     z: int = _key(1, "splits weights and the batch, like FSDP", minimum=1)
     data: int = _key(1, "splits the batch; weights are copied", minimum=1)
-    pipe: int = _key(1, "pipeline stages; only 1 so far", minimum=1)
+    pipe: int = _key(1, "stages of a pipeline, which split the blocks", minimum=1)
 
 
 @dataclass(frozen=True)
@@ -182,6 +185,26 @@ class OverlapTable:
 
 
 @dataclass(frozen=True)
+class PipelineTable:
+    """How the stages of grid.pipe take turns with the micro-batches of a step."""
+
+    schedule: str = _key(
+        PipelineOptions.schedule, "who runs what when; docs/pipeline.md", choices=SCHEDULES
+    )
+    chunks: int = _key(PipelineOptions.chunks, "stages on each rank (interleaved)", minimum=1)
+    in_flight: int = _key(
+        PipelineOptions.in_flight, "micro-batches held, a stage to come (message_driven)", minimum=1
+    )
+    defer_weights: bool = _key(
+        PipelineOptions.defer_weights, "weight gradients fill idle time (message_driven)"
+    )
+    deferred_bytes: int = _key(
+        PipelineOptions.deferred_bytes, "that these may hold; 0: no limit", minimum=0
+    )
+    blocks: str = _key("", "of each stage, such as 5,6,6,5; empty: balanced by operations")
+
+
+@dataclass(frozen=True)
 class CheckpointTable:
     """What a run saves of itself, in the folder checkpoints of its own."""
 
@@ -204,6 +227,7 @@ class Config:
     train: TrainTable = field(default_factory=TrainTable)
     parallel: ParallelTable = field(default_factory=ParallelTable)
     overlap: OverlapTable = field(default_factory=OverlapTable)
+    pipeline: PipelineTable = field(default_factory=PipelineTable)
     checkpoint: CheckpointTable = field(default_factory=CheckpointTable)
 
     @property
@@ -224,7 +248,7 @@ class Config:
         return self.train.batch_size * self.model.sequence_length
 
     def grid_shape(self) -> GridShape:
-        """The shape of the grid. Raises ValueError for a grid that is not supported (pipe > 1)."""
+        """The shape of the grid."""
         table = self.grid
         return GridShape(x=table.x, y=table.y, z=table.z, data=table.data, pipe=table.pipe)
 
@@ -258,6 +282,30 @@ class Config:
             recompute=table.recompute,
             algorithm=table.algorithm,
         )
+
+    def pipeline_options(self) -> PipelineOptions:
+        """Returns the options. Raises ValueError for options that exclude each other."""
+        table = self.pipeline
+        return PipelineOptions(
+            schedule=table.schedule, chunks=table.chunks, in_flight=table.in_flight,
+            defer_weights=table.defer_weights, deferred_bytes=table.deferred_bytes,
+        )  # fmt: skip
+
+    def stages(self, model: ModelConfig) -> Stages:
+        """Returns which blocks each stage has. Raises ValueError if they do not fit the model."""
+        pipe, chunks, asked = self.grid.pipe, self.pipeline.chunks, self.pipeline.blocks
+        if not asked:
+            return Stages.balanced(model, pipe, chunks)
+        try:
+            sizes = [int(size) for size in asked.split(",")]
+        except ValueError:
+            sizes = []
+        if len(sizes) != pipe * chunks or sum(sizes) != model.num_layers or min(sizes) < 1:
+            raise ValueError(
+                f"pipeline.blocks: expected {pipe * chunks} numbers >= 1 that add up to the "
+                f"{model.num_layers} blocks of the model, separated by commas, got {asked!r}"
+            )
+        return Stages.of_sizes(sizes, pipe)
 
     def overlap_options(self) -> Overlap | None:
         """Returns the options of overlap; None if it is off and the ops issue all collectives."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -33,7 +33,8 @@ class Exposure:
     If overlap is on and the run has 10 steps or more, steps 2, 4, 6 and 8 wait for every collective
     at once. This changes no bit, but only takes time, and shows how much time overlap saves. A
     profile covers the three steps after the compared ones; in a run of 10 or 11 steps it covers the
-    last three, and only steps before these are compared.
+    last three, and only steps before these are compared. waited_for_messages: returns the seconds
+    for which the rank has waited for messages of other pipeline stages.
     """
 
     def __init__(
@@ -44,8 +45,9 @@ class Exposure:
         num_steps: int,
         profile: Path | None = None,
         device: str = "cpu",
+        waited_for_messages: Callable[[], float] | None = None,
     ) -> None:
-        self._orchestrator = orchestrator
+        self._orchestrator, self._waited_for_messages = orchestrator, waited_for_messages
         overlaps = orchestrator is not None and not orchestrator.overlap.wait_at_once
         num_profiled = min(_NUM_PROFILED, max(1, num_steps - 1)) if profile else 0
         self._compares = overlaps and num_steps > _LAST_COMPARED
@@ -119,6 +121,8 @@ class Exposure:
             if axis in known:
                 exposed = self._waited[axis] + self._exposed[axis]
                 line = f"  {axis:<4}  {exposed / self._num_steps * 1e3:8.2f} ms exposed"
+                if axis == "pipe":
+                    line += ", bubbles included"
                 if axis in self._busy:
                     line += f"  {self._hidden(axis) / self._num_steps * 1e3:8.2f} ms hidden"
                 lines.append(line)
@@ -151,7 +155,10 @@ class Exposure:
 
     def _waited_in_ops(self) -> dict[str, float]:
         by_group = waited_seconds()
-        return {axis: by_group.get(name, 0.0) for name, axis in self._axes.items()}
+        waited = {axis: by_group.get(name, 0.0) for name, axis in self._axes.items()}
+        if "pipe" in waited and self._waited_for_messages is not None:
+            waited["pipe"] += self._waited_for_messages()
+        return waited
 
     def _write_profile(self) -> None:
         assert self._profile is not None

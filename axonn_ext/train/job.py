@@ -14,6 +14,9 @@ from axonn_ext.planner.model_files import read_config
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
+from axonn_ext.spec.pipeline import check_sizes
+from axonn_ext.spec.pipeline_options import PipelineOptions
+from axonn_ext.spec.stages import Stages
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import EXAMPLES, Config, ModelTable
 from axonn_ext.train.corpora import sources_of, text_problems
@@ -29,6 +32,8 @@ class Job:
     grid_shape: GridShape
     model: ModelConfig
     parallel: ParallelConfig
+    pipeline: PipelineOptions
+    stages: Stages
     vocabulary: Vocabulary | StoredVocabulary
     sources: tuple[Source, ...]
 
@@ -58,12 +63,13 @@ def prepare(config: Config, *, world_size: int, local_world_size: int | None = N
     """
     try:
         shape = config.grid_shape()
-        parallel = config.parallel_config()
+        parallel, pipeline = config.parallel_config(), config.pipeline_options()
         sources = sources_of(config)
         vocabulary, model = vocabulary_and_model(config, sources)
+        stages = config.stages(model)
     except ValueError as error:
         raise UserError(str(error)) from None
-    job = Job(config, shape, model, parallel, vocabulary, sources)
+    job = Job(config, shape, model, parallel, pipeline, stages, vocabulary, sources)
     # Whether the grid fits the model is checked only if the number of processes is right.
     problems = _process_problems(job, world_size) or _fit_problems(job)
     problems += _device_problems(job, local_world_size or world_size) + text_problems(
@@ -146,6 +152,8 @@ def _process_problems(job: Job, world_size: int) -> list[str]:
                             ("lora.rank", config.lora.rank > 0)):  # fmt: skip
             if is_set:
                 return [f"model.implementation plain does not support {key}; use axonn"]
+    if config.lora.rank and shape.pipe > 1:
+        return [f"lora.rank: expected 0 on pipeline stages (pipe={shape.pipe}), got an adapter"]
     if config.lora.rank and job.parallel.heads_over_y:
         return ["parallel.heads_over_y: expected false with lora.rank, got true"]
     if job.config.model.implementation == "plain" and (shape.size > 1 or world_size > 1):
@@ -167,6 +175,11 @@ def _device_problems(job: Job, local_world_size: int) -> list[str]:
         return []
     if not torch.cuda.is_available():
         return ["train.device cuda: torch sees no GPU here; use cpu or auto"]
+    if job.grid_shape.pipe > 1:
+        return [
+            f"grid.pipe {job.grid_shape.pipe}: pipelines run on the CPU only so far; use "
+            "train.device cpu, or pipe=1"
+        ]
     if job.parallel.algorithm == "fused":
         return _fused_problems(job, local_world_size)
     return []
@@ -194,6 +207,13 @@ def _fit_problems(job: Job) -> list[str]:
             f"train.batch_size {train.batch_size} must be divisible by "
             f"train.micro_batches {train.micro_batches}"
         ]
+    try:
+        check_sizes(
+            job.pipeline.schedule, stages=job.grid_shape.pipe, micro_batches=train.micro_batches,
+            chunks=job.pipeline.chunks,
+        )  # fmt: skip
+    except ValueError as error:
+        return [f"pipeline: {error}"]
     rules = models.check(
         job.used_model, job.parallel, job.grid_shape, batch_size=job.config.micro_batch_size
     )

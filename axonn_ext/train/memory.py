@@ -46,7 +46,7 @@ def check_memory(job: Job, *, ranks_here: int) -> None:
     # With adapters, the weights have neither gradients nor moments.
     bytes_each = job.dtype.itemsize if config.lora.rank else BYTES_OF_A_PARAMETER
     parameters = job.model.num_parameters() * bytes_each
-    rank = parameters / (shape.x * shape.y * shape.z) + tokens / (shape.data * shape.z)
+    rank = parameters / (shape.x * shape.y * shape.z * shape.pipe) + tokens / (shape.data * shape.z)
     what = f"a model of {job.model.num_parameters():,} parameters, with this batch,"
     problem = memory_problem(what, rank * ranks_here, job.device)
     if problem:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -17,6 +19,7 @@ from axonn_ext.models.plain import PlainTransformer
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn import Places
 from axonn_ext.overlap import Orchestrator
+from axonn_ext.pipeline import MicroBatch, Pipeline
 from axonn_ext.pretrained import adapters_of
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import LoraTable
@@ -31,17 +34,30 @@ class TrainedModel(Protocol):
         """The module whose parameters are trained."""
         ...
 
-    def loss(self, batch: Batch, num_labels: float) -> Tensor:
-        """Returns the sum of all ranks' losses, divided by `num_labels`; equal on all ranks."""
-        ...
-
     @property
     def orchestrator(self) -> Orchestrator | None:
         """The orchestrator that overlaps communication with computation, if that was asked for."""
         ...
 
-    def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Adds to the gradients; `last` says whether this is the last micro-batch of the step."""
+    @property
+    def waited_seconds(self) -> float:
+        """The seconds for which this rank has waited for messages of other pipeline stages."""
+        ...
+
+    def forward_backward(self, batches: Sequence[Batch], num_labels: float, span: Spans) -> float:
+        """Adds to the gradients; returns the loss of the micro-batches, equal on all ranks.
+
+        The loss is the sum over all ranks, divided by `num_labels`. span: encloses parts of the
+        work, by their names.
+        """
+        ...
+
+    def evaluate(self, batches: Sequence[Batch], num_labels: float) -> float:
+        """Returns the loss alone."""
+        ...
+
+    def warm_up(self, batch: Batch) -> None:
+        """Runs what a step runs on a micro-batch, and leaves some gradients."""
         ...
 
     def finish_gradients(self, clip_norm: float) -> float:
@@ -49,7 +65,42 @@ class TrainedModel(Protocol):
         ...
 
 
-class GridModel:
+# Encloses a part of a step, given its name.
+Spans = Callable[[str], AbstractContextManager[None]]
+
+
+class _Whole:
+    """What models have in common that compute one micro-batch after the other."""
+
+    waited_seconds = 0.0
+
+    def loss(self, batch: Batch, num_labels: float) -> Tensor:
+        """Returns the sum of all ranks' losses, divided by `num_labels`; equal on all ranks."""
+        raise NotImplementedError
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Adds to the gradients; `last` says whether this is the last micro-batch of the step."""
+        loss.backward()
+
+    def forward_backward(self, batches: Sequence[Batch], num_labels: float, span: Spans) -> float:
+        losses = []
+        for index, batch in enumerate(batches):
+            with span("forward"):
+                loss = self.loss(batch, num_labels)
+            with span("backward"):
+                self.backward(loss, last=index == len(batches) - 1)
+            losses.append(loss.detach())
+        return sum(loss.item() for loss in losses)
+
+    @torch.no_grad()
+    def evaluate(self, batches: Sequence[Batch], num_labels: float) -> float:
+        return sum(self.loss(batch, num_labels).item() for batch in batches)
+
+    def warm_up(self, batch: Batch) -> None:
+        self.backward(self.loss(batch, 1.0), last=False)
+
+
+class GridModel(_Whole):
     """A model of axonn_ext on a grid."""
 
     def __init__(self, job: Job, grid: Grid) -> None:
@@ -62,11 +113,8 @@ class GridModel:
 
     def loss(self, batch: Batch, num_labels: float) -> Tensor:
         device = next(self.module.parameters()).device
-        places = None
-        if batch.documents is not None:
-            places = Places.packed(batch.documents.to(device))
         token_ids, labels = batch.token_ids.to(device), batch.labels.to(device)
-        return self.module.loss(token_ids, labels, num_labels, places)
+        return self.module.loss(token_ids, labels, num_labels, _places(batch, device))
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         if self.orchestrator is None or last:
@@ -84,7 +132,45 @@ class GridModel:
         return float(axonn_ext.clip_grad_norm_(self.module, clip_norm or math.inf))
 
 
-class PlainModel:
+class PipelineModel:
+    """A model of axonn_ext whose blocks are split into the stages of a pipeline."""
+
+    def __init__(self, job: Job, grid: Grid) -> None:
+        self.module = _build(job, grid, dtype=job.dtype, device=job.device)
+        self.pipeline = Pipeline(
+            self.module, grid, job.pipeline, overlap=job.config.overlap_options()
+        )
+        self.orchestrator = self.pipeline.orchestrator
+        self.waited_seconds = 0.0
+
+    def forward_backward(self, batches: Sequence[Batch], num_labels: float, span: Spans) -> float:
+        with span("forward and backward"):
+            loss = self.pipeline.step(_micro_batches(batches), num_labels=num_labels)
+        self.waited_seconds += self.pipeline.stats.waited_seconds
+        return loss.item()
+
+    def evaluate(self, batches: Sequence[Batch], num_labels: float) -> float:
+        return self.pipeline.evaluate(_micro_batches(batches), num_labels=num_labels).item()
+
+    def warm_up(self, batch: Batch) -> None:
+        interleaves = self.pipeline.options.schedule == "interleaved"
+        count = self.pipeline.grid.size("pipe") if interleaves else 1
+        self.pipeline.step(_micro_batches([batch] * count), num_labels=1.0)
+
+    def finish_gradients(self, clip_norm: float) -> float:
+        self.pipeline.sync_gradients()
+        return float(axonn_ext.clip_grad_norm_(self.module, clip_norm or math.inf))
+
+
+def _micro_batches(batches: Sequence[Batch]) -> list[MicroBatch]:
+    return [MicroBatch(b.token_ids, b.labels, _places(b, b.token_ids.device)) for b in batches]
+
+
+def _places(batch: Batch, device: torch.device) -> Places | None:
+    return None if batch.documents is None else Places.packed(batch.documents.to(device))
+
+
+class PlainModel(_Whole):
     """The same model in plain torch.nn, starting from the same weights."""
 
     orchestrator = None
@@ -98,9 +184,6 @@ class PlainModel:
     def loss(self, batch: Batch, num_labels: float) -> Tensor:
         device = next(self.module.parameters()).device
         return self.module.loss(batch.token_ids.to(device), batch.labels.to(device), num_labels)
-
-    def backward(self, loss: Tensor, *, last: bool) -> None:
-        loss.backward()
 
     def finish_gradients(self, clip_norm: float) -> float:
         parameters = list(self.module.parameters())
@@ -117,14 +200,15 @@ def _build(
     config = job.config
     if not config.model.pretrained:
         return models.build(
-            job.model, grid, job.parallel, seed=config.train.seed, dtype=dtype, device=device
-        )
+            job.model, grid, job.parallel, stages=job.stages, seed=config.train.seed, dtype=dtype,
+            device=device,
+        )  # fmt: skip
     # Tables of rotary positions need not be longer than the sequences.
     length = config.model.sequence_length if job.model.traits.rotary else None
     try:
         return axonn_ext.from_pretrained(
-            config.model.pretrained, grid, job.parallel, dtype=dtype, device=device,
-            sequence_length=length,
+            config.model.pretrained, grid, job.parallel, stages=job.stages, dtype=dtype,
+            device=device, sequence_length=length,
         )  # fmt: skip
     except InputError as error:
         raise UserError(f"model.pretrained: {error}") from None
@@ -151,4 +235,6 @@ def build_model(job: Job, grid: Grid) -> TrainedModel:
     """Returns the model with its initial weights, which are the same on every grid and in plain."""
     if job.config.model.implementation == "plain":
         return PlainModel(job, grid)
+    if grid.size("pipe") > 1:
+        return PipelineModel(job, grid)
     return GridModel(job, grid)

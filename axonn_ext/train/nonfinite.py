@@ -60,15 +60,13 @@ class NonFinite:
 
     def _names(self) -> list[str]:
         """Returns the parameters whose gradient is not finite on some rank, in their order."""
-        every = [name for name, _ in self._module.named_parameters()]
         mine = {
-            name
+            name: p.grad is not None and not bool(torch.isfinite(p.grad).all())
             for name, p in self._module.named_parameters()
-            if p.grad is not None and not bool(torch.isfinite(p.grad).all())
         }
         found = [mine]
         if dist.is_initialized() and dist.get_world_size() > 1:
-            found = [set() for _ in range(dist.get_world_size())]
+            found = [{} for _ in range(dist.get_world_size())]
             dist.all_gather_object(found, mine)
-        union = set().union(*found)
-        return [name for name in every if name in union]
+        every = dict.fromkeys(name for names in found for name in names)
+        return [name for name in every if any(names.get(name) for names in found)]

@@ -87,8 +87,9 @@ class Trainer:
         self._first_step_done = (0, 0.0)  # the first step of this process, and when it ended
         self._nonfinite = NonFinite(config, model.module, say)
         self._make_exposure = partial(
-            Exposure, grid, model.orchestrator, profile=profile, device=job.device
-        )
+            Exposure, grid, model.orchestrator, profile=profile, device=job.device,
+            waited_for_messages=lambda: model.waited_seconds,
+        )  # fmt: skip
         self.exposure = self._make_exposure(num_steps=config.train.steps)
 
     def warm_up(self) -> int:
@@ -100,8 +101,7 @@ class Trainer:
         with reading(self._config):
             batch = self._training.micro_batch(0, 0)
         with axonn_ext.warm_up():
-            loss = self._model.loss(batch, self._training.num_labels(0))
-            self._model.backward(loss, last=False)
+            self._model.warm_up(batch)
         self._optimizer.zero_grad()
         if self._model.orchestrator is not None:
             self._model.orchestrator.end_step()
@@ -179,31 +179,23 @@ class Trainer:
     def _forward_backward(self, step: int) -> Gradients:
         """Computes the gradients of one global batch, complete and clipped."""
         self._optimizer.zero_grad()
-        losses, num_parts = [], self._training.num_micro_batches
+        with self.exposure.span("read the batch"), reading(self._config):
+            indices = range(self._training.num_micro_batches)
+            batches = [self._training.micro_batch(step, index) for index in indices]
         num_labels = self._training.num_labels(step)
-        for index in range(num_parts):
-            with self.exposure.span("forward"):
-                with reading(self._config):
-                    batch = self._training.micro_batch(step, index)
-                loss = self._model.loss(batch, num_labels)
-            with self.exposure.span("backward"):
-                self._model.backward(loss, last=index == num_parts - 1)
-            losses.append(loss.detach())
+        loss = self._model.forward_backward(batches, num_labels, self.exposure.span)
         with self.exposure.span("sum and clip gradients"):
             norm = self._model.finish_gradients(self._config.optim.clip_norm)
-        return Gradients(sum(loss.item() for loss in losses), norm)
+        return Gradients(loss, norm)
 
-    @torch.no_grad()
     def _evaluate(self, step: int) -> None:
         """Reports the mean loss over the fixed batches of held-out text."""
         batches = self._evaluation
         if batches is None:
             return
-        total = 0.0
-        for index in range(batches.num_batches):
-            with reading(self._config):
-                batch = batches.batch(index)
-            total += self._model.loss(batch, batches.num_labels).item()
+        with reading(self._config):
+            read = [batches.batch(index) for index in range(batches.num_batches)]
+        total = self._model.evaluate(read, batches.num_labels)
         tokens = step * self._training.tokens_per_step
         for sink in self._sinks:
             sink.evaluation(EvaluationMetrics(step=step, tokens=tokens, eval_loss=total))

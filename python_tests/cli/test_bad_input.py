@@ -74,8 +74,9 @@ def test_empty_text(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_grids_that_do_not_exist_yet() -> None:
-    assert_refused(["train", "--grid", "pipe=2"], "pipe=2", "pipeline parallelism")
+def test_pipelines_where_there_are_none() -> None:
+    for command in (["generate", "--model", "m", "--prompt", "a"], ["bench", "linear"]):
+        assert_refused([*command, "--grid", "pipe=2"], "pipe=2", "pipeline stages")
 
 
 def test_unknown_command_and_option() -> None:

@@ -144,7 +144,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("grid", "expected"),
-    [("auto", "planner"), ("pipe=2", "pipeline"), ("w=2", "x=2,y=2,z=1"), ("x=0", ">= 1")],
+    [("auto", "planner"), ("w=2", "x=2,y=2,z=1"), ("x=0", ">= 1")],
 )
 def test_bad_grids(grid: str, expected: str) -> None:
     with pytest.raises(UserError, match=expected) as caught:
@@ -176,7 +176,22 @@ def test_job_names_the_numbers(tmp_path: Path) -> None:
     )
     assert "expected at least 256" in refused(model__vocab_size="255")
     assert "num_heads=3" in refused(model__num_heads="3")
-    assert "pipeline" in refused(grid__pipe="2", world_size=2)
+    assert "pipe=5, chunks=1: 4 layers cannot be split into 5 parts" in refused(
+        grid="pipe=5", world_size=5, model__num_layers="4", train__micro_batches="4"
+    )
+    assert "blocks: expected 2 numbers >= 1 that add up to the 4 blocks" in refused(
+        grid="pipe=2", world_size=2, model__num_layers="4", pipeline__blocks="3,2"
+    )
+    assert "chunks >= 2" in refused(pipeline__schedule="interleaved")
+    assert "got 1 micro-batches on 2 stages" in refused(
+        grid="pipe=2", world_size=2, pipeline__schedule="interleaved", pipeline__chunks="2"
+    )
+    assert "defer_weights needs schedule 'message_driven'" in refused(
+        pipeline__schedule="1f1b", pipeline__defer_weights="true"
+    )
+    assert "lora.rank: expected 0 on pipeline stages" in refused(
+        grid="pipe=2", world_size=2, lora__rank="4"
+    )
     if not torch.cuda.is_available():
         assert "torch sees no GPU here" in refused(train__device="cuda")
 
