@@ -1,7 +1,6 @@
 """Weight gradients of Linears that are computed when the program says so, not during backward.
 
 Backward then has to compute only what the layers below wait for. Legend as in linear.py.
-Source: zero bubble pipeline parallelism, arXiv:2401.10241, section 2.
 """
 
 from __future__ import annotations
@@ -31,7 +30,9 @@ class DeferredWeightGradients:
     is tied to an embedding, backward adds the embedding's part to `grad` and `run` the Linear's,
     each with a reduce-scatter over z of its own.
 
-    Gradients have the same values as without, up to the rounding of sums in another order. In
+    Gradients have the bits that they have without, with two exceptions, which round differently:
+    those of a tied weight, whose parts are added in another order, and perhaps, with "chunked", all
+    gradients of what comes before a Linear with r > 1, whose dx is then summed in other chunks. In
     layout "sharded" dy is gathered over s twice, once in backward and once in `run`.
 
     Forward passes may be collected before earlier ones have run. A forward pass that a checkpoint

@@ -235,5 +235,6 @@ def different_ranks(what: str) -> str:
 
 @pytest.mark.parametrize("what", ["needs", "collects"])
 def test_ranks_that_differ_get_an_error(pool, what):
-    for error in pool(2).run(different_ranks, what):
-        assert "requires_grad=x" in error if what == "needs" else "mask=" in error, error
+    found = pool(2).run(different_ranks, what)
+    assert all(found)  # one rank may only hear that the other has failed
+    assert any(("requires_grad=x" if what == "needs" else "mask=1") in error for error in found)
