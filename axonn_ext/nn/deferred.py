@@ -30,10 +30,10 @@ class DeferredWeightGradients:
     is tied to an embedding, backward adds the embedding's part to `grad` and `run` the Linear's,
     each with a reduce-scatter over z of its own.
 
-    Gradients have the bits that they have without, with two exceptions, which round differently:
-    those of a tied weight, whose parts are added in another order, and perhaps, with "chunked", all
-    gradients of what comes before a Linear with r > 1, whose dx is then summed in other chunks. In
-    layout "sharded" dy is gathered over s twice, once in backward and once in `run`.
+    Gradients have the bits that they have without, but where sums are made in another order: of the
+    parts of a tied weight; perhaps of dx over r with algorithm "chunked"; and over more than two
+    ranks in an Orchestrator's buckets, which are filled in another order. In layout "sharded" dy is
+    gathered over s twice, once in backward and once in `run`.
 
     Forward passes may be collected before earlier ones have run. A forward pass that a checkpoint
     (use_reentrant=False) computes again in backward belongs to the pass that it repeats; nothing is
