@@ -6,6 +6,7 @@
     axonn_ext.warm_up, tuning                    measures which algorithm of an op is fastest
     axonn_ext.sync_gradients, clip_grad_norm_    between backward and the optimizer
     axonn_ext.overlap                            gathers and sums that run beside computation
+    axonn_ext.pipeline                           stages that run what messages have arrived for
     axonn_ext.full_state_dict, ...               whole tensors, on any grid
     axonn_ext.from_pretrained, save_pretrained   Hugging Face's models, on any grid
     axonn_ext.add_adapters, merge_adapters       low-rank adapters (LoRA), in PEFT's format
@@ -29,7 +30,17 @@ from typing import TYPE_CHECKING, Any
 from axonn_ext._version import __version__
 
 if TYPE_CHECKING:
-    from axonn_ext import checkpoint, models, nn, ops, overlap, planner, tracing, tuning
+    from axonn_ext import (
+        checkpoint,
+        models,
+        nn,
+        ops,
+        overlap,
+        pipeline,
+        planner,
+        tracing,
+        tuning,
+    )
     from axonn_ext._library import symmetric_memory_bytes_in_use
     from axonn_ext.generation import Sampling, generate
     from axonn_ext.gradients import clip_grad_norm_, sync_gradients
@@ -74,6 +85,7 @@ __all__ = [
     "ops",
     "overlap",
     "parallelize",
+    "pipeline",
     "planner",
     "save_adapter",
     "save_pretrained",
@@ -85,7 +97,9 @@ __all__ = [
     "warm_up",
 ]
 
-_MODULES = ("checkpoint", "models", "nn", "ops", "overlap", "planner", "tracing", "tuning")
+_MODULES = (
+    "checkpoint", "models", "nn", "ops", "overlap", "pipeline", "planner", "tracing", "tuning",
+)  # fmt: skip
 _HOMES = {
     "CommunicationRecord": "tracing",
     "CommunicationTrace": "tracing",

@@ -9,6 +9,7 @@ docs/pipeline.md explains the schedules.
 
 from axonn_ext.pipeline.failures import PipelineError
 from axonn_ext.pipeline.models import MicroBatch
-from axonn_ext.pipeline.pipeline import Pipeline, PipelineOptions
+from axonn_ext.pipeline.pipeline import Pipeline
+from axonn_ext.spec.pipeline_options import PipelineOptions
 
 __all__ = ["MicroBatch", "Pipeline", "PipelineError", "PipelineOptions"]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 from axonn_ext.grid import AxisGroup
-from axonn_ext.pipeline.failures import POLL_SECONDS, Failures, PipelineError
+from axonn_ext.pipeline.failures import Failures
+from axonn_ext.pipeline.groups import make_group
 from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.messages import BACKWARD, FORWARD, Message
 from axonn_ext.spec.pipeline import Task
@@ -32,18 +32,11 @@ class Leader:
     A decision costs a broadcast of 8 bytes among them.
     """
 
-    def __init__(self, model: AxisGroup, failures: Failures, timeout_s: float) -> None:
-        self._failures, self._timeout_s = failures, timeout_s
-        self._group = None
+    def __init__(self, model: AxisGroup, failures: Failures) -> None:
+        self._failures = failures
+        self._group = make_group("decisions", model) if model.size > 1 else None
         self.is_leader = model.rank == 0
         self.num_decisions = 0
-        if model.size > 1:
-            ranks = dist.get_process_group_ranks(model.process_group)
-            self._group = dist.new_group(
-                ranks, use_local_synchronization=True, backend="gloo",
-                timeout=timedelta(seconds=timeout_s),
-                group_desc=f"decisions (ranks {', '.join(map(str, ranks))})",
-            )  # fmt: skip
 
     def decide(self, choose: Callable[[], str]) -> str:
         """Returns what `choose` returns on the leader. Raises PipelineError if that has failed."""
@@ -52,24 +45,8 @@ class Leader:
         self.num_decisions += 1
         word = torch.tensor([KINDS.index(choose()) if self.is_leader else 0])
         work = dist.broadcast(word, group=self._group, group_src=0, async_op=True)
-        assert work is not None
-        self._wait(work)
+        self._failures.wait_for(work, "the decision about the stage's next task")
         return KINDS[int(word.item())]
-
-    def _wait(self, work: dist.Work) -> None:
-        polls = max(1, int(self._timeout_s / POLL_SECONDS))
-        for _ in range(polls):
-            try:
-                work.wait(timedelta(seconds=POLL_SECONDS))
-                return
-            except RuntimeError as error:
-                text = self._failures.found()
-                if text or "timed out" not in str(error).lower():
-                    raise PipelineError(text or f"the next task: {error}") from None
-        raise PipelineError(
-            f"the rank that decides for its stage did not within {self._timeout_s:g} s "
-            "(AXONN_TIMEOUT_SECONDS)"
-        )
 
 
 class MessageDriven:

@@ -1,8 +1,11 @@
-"""How the ranks of a pipeline learn that one of them has failed, through the c10d store."""
+"""How the ranks of a pipeline wait for each other, and learn that one of them has failed."""
 
 from __future__ import annotations
 
 import contextlib
+import time
+from collections.abc import Callable
+from datetime import timedelta
 
 import torch.distributed as dist
 from torch.distributed import DistError, Store
@@ -17,13 +20,17 @@ class PipelineError(CommunicationError):
 
 
 class Failures:
-    """What the first rank that failed has said. All ranks must make theirs in the same order."""
+    """What the first rank that failed has said, in the c10d store.
 
-    def __init__(self) -> None:
+    All ranks must make theirs in the same order. timeout_s: how long a rank waits for others.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
         assert dist.group.WORLD is not None
         store = dist.group.WORLD.get_group_store()
         number = store.add(f"axonn/pipeline/made/{dist.get_rank()}", 1)
         self._store: Store = dist.PrefixStore(f"axonn/pipeline/{number}", store)
+        self._timeout_s = timeout_s
 
     def tell(self, text: str) -> None:
         """Tells all ranks why this one fails, unless another one was first."""
@@ -37,3 +44,39 @@ class Failures:
             return self._store.get("failed").decode() if self._store.check(["failed"]) else ""
         except DistError:
             return "the process that held the job's store has ended"
+
+    def error(self, text: str) -> PipelineError:
+        """Returns the error of this rank, or that of another one that has failed before."""
+        time.sleep(POLL_SECONDS)  # the rank that failed first may be about to say so
+        return PipelineError(self.found() or text)
+
+    def wait(self, done: Callable[[float], bool], what: str, *, waits: int = 1) -> None:
+        """Waits until done(seconds), which itself waits up to so many seconds, is true.
+
+        waits: how many waits, each as long as one may be, may come one after the other. Raises
+        PipelineError if another rank fails meanwhile, or if it takes too long; `what` begins the
+        message.
+        """
+        began, limit = time.monotonic(), waits * self._timeout_s
+        while not done(POLL_SECONDS):
+            text = self.found()
+            if text:
+                raise PipelineError(text)
+            if time.monotonic() - began > limit:
+                raise self.error(f"{what} within {limit:g} s (AXONN_TIMEOUT_SECONDS)")
+
+    def wait_for(self, work: dist.Work | None, what: str) -> None:
+        """Waits for a collective of gloo. Raises PipelineError as `wait` does, or if it fails."""
+        assert work is not None
+
+        def done(seconds: float) -> bool:
+            try:
+                work.wait(timedelta(seconds=seconds))
+            except RuntimeError as error:
+                if "timed out" not in str(error).lower():
+                    raise self.error(f"{what}: {error}") from None
+                return False
+            return True
+
+        # The others may themselves wait for a message first, whose error says more.
+        self.wait(done, f"{what} was not complete", waits=2)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from axonn_ext import _C
 from axonn_ext.grid import AxisGroup
-from axonn_ext.pipeline.failures import POLL_SECONDS, Failures, PipelineError
+from axonn_ext.pipeline.failures import Failures
 from axonn_ext.pipeline.messages import DIRECTIONS, Message
 
 _NOTED_AFTER_SECONDS = 0.1
@@ -20,8 +20,8 @@ _NOTED_AFTER_SECONDS = 0.1
 class Inbox:
     """The messages that have arrived and are not used yet."""
 
-    def __init__(self, stages: AxisGroup, failures: Failures, timeout_s: float) -> None:
-        self._stages, self._failures, self._timeout_s = stages, failures, timeout_s
+    def __init__(self, stages: AxisGroup, failures: Failures) -> None:
+        self._stages, self._failures = stages, failures
         self._ranks = dist.get_process_group_ranks(stages.process_group)
         self._changed = threading.Condition()
         self._arrived: dict[Message, Tensor] = {}
@@ -38,12 +38,6 @@ class Inbox:
         with self._changed:
             self._broken[direction] = why
             self._changed.notify_all()
-
-    def check(self) -> None:
-        """Raises PipelineError if a message could not be sent or received."""
-        with self._changed:
-            if self._broken:
-                raise self.failure(next(iter(self._broken.values())))
 
     def has(self, message: Message) -> bool:
         """Whether the message has arrived, so that `take` returns at once."""
@@ -63,8 +57,9 @@ class Inbox:
             if self._wait(messages, _NOTED_AFTER_SECONDS):
                 return
             with self._noted(messages[0]):
-                while not self._wait(messages, POLL_SECONDS):
-                    self._check(messages, time.monotonic() - began)
+                self._failures.wait(
+                    lambda seconds: self._wait(messages, seconds), self._missing(messages)
+                )
         finally:
             self.waited_seconds += time.monotonic() - began
 
@@ -80,27 +75,12 @@ class Inbox:
         if any(message in self._arrived for message in messages):
             return True
         message = next(m for m in messages if m.direction in self._broken)
-        raise self.failure(
-            f"{message} did not come from rank {self._ranks[self._sender(message)]}: "
-            f"{self._broken[message.direction]}"
-        )
+        raise self._failures.error(f"{self._missing([message])}: {self._broken[message.direction]}")
 
-    def _check(self, messages: Sequence[Message], seconds: float) -> None:
-        text = self._failures.found()
-        if text:
-            raise PipelineError(text)
-        if seconds > self._timeout_s:
-            first, *others = messages
-            also = "".join(f", nor did {other}" for other in others)
-            raise self.failure(
-                f"{first} did not come from rank {self._ranks[self._sender(first)]} within "
-                f"{self._timeout_s:g} s (AXONN_TIMEOUT_SECONDS){also}"
-            )
-
-    def failure(self, text: str) -> PipelineError:
-        """Returns the error of this rank, or that of another one that has failed before."""
-        time.sleep(POLL_SECONDS)  # the rank that failed first may be about to say so
-        return PipelineError(self._failures.found() or text)
+    def _missing(self, messages: Sequence[Message]) -> str:
+        first, *others = messages
+        also = "".join(f", nor did {other}" for other in others)
+        return f"{first} did not come from rank {self._ranks[self._sender(first)]}{also}"
 
     def _sender(self, message: Message) -> int:
         """Returns the pipe coordinate of the stage that sends the message."""

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -21,13 +21,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from axonn_ext.grid import AxisGroup
-from axonn_ext.pipeline.failures import PipelineError
+from axonn_ext.pipeline.failures import Failures, PipelineError
+from axonn_ext.pipeline.groups import PATIENCE, make_group
 from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.messages import DIRECTIONS, HEADER_SIZE, Delay, Form, Message
 
-# Threads wait as long as it takes: the stage itself knows how long it has waited for a message.
-# (gloo counts milliseconds in 32 bits.)
-_PATIENCE = timedelta(days=1)
 _Key = tuple[str, str, int]  # phase, direction, stage
 
 
@@ -51,22 +49,23 @@ class Links:
     All ranks of a pipeline must make theirs in the same order. delay: for benchmarks and tests.
     """
 
-    def __init__(self, stages: AxisGroup, inbox: Inbox, *, delay: Delay | None = None) -> None:
-        self._stages, self._inbox, self._delay = stages, inbox, delay
+    def __init__(
+        self, stages: AxisGroup, inbox: Inbox, failures: Failures, *, delay: Delay | None = None
+    ) -> None:
+        self._stages, self._inbox, self._failures, self._delay = stages, inbox, failures, delay
+        self._unsent = ""  # why messages could not be sent
         self._forms: dict[_Key, Form] = {}  # of what this stage sends
         self._told: set[_Key] = set()  # whose form the neighbour knows
         self._received: dict[_Key, Form] = {}
         self._sends = {direction: queue.Queue[_Job | None]() for direction in DIRECTIONS}
         self._receives = {direction: queue.Queue[_Job | None]() for direction in DIRECTIONS}
         self._threads: list[threading.Thread] = []
-        ranks = dist.get_process_group_ranks(stages.process_group)
         for direction in DIRECTIONS:
-            group = dist.new_group(
-                ranks, use_local_synchronization=True, timeout=_PATIENCE, backend="gloo",
-                group_desc=f"messages {direction} (ranks {', '.join(map(str, ranks))})",
-            )  # fmt: skip
-            self._start(self._send, self._sends[direction], direction, group)
-            self._start(self._receive, self._receives[direction], direction, group)
+            group = make_group(f"messages {direction}", stages)
+            up = (stages.rank + DIRECTIONS[direction]) % stages.size
+            down = (stages.rank - DIRECTIONS[direction]) % stages.size
+            self._start(self._sends[direction], partial(self._send, group, up))
+            self._start(self._receives[direction], partial(self._receive, group, down))
 
     def expect(self, phase: str, messages: Iterable[Message]) -> None:
         """Says which messages will arrive from now on, for each direction in their order.
@@ -95,9 +94,12 @@ class Links:
 
     def wait_for_sends(self) -> None:
         """Returns when all messages are sent. Raises PipelineError if one cannot be."""
-        for sends in self._sends.values():
-            sends.join()
-        self._inbox.check()
+        for direction, sends in self._sends.items():
+            self._failures.wait(
+                partial(_is_empty, sends), f"messages {direction} were not sent", waits=2
+            )
+        if self._unsent:
+            raise self._failures.error(self._unsent)
 
     def forget_shapes(self) -> None:
         """Lets the next messages have other shapes. All ranks call it between steps."""
@@ -111,54 +113,54 @@ class Links:
         for thread in self._threads:
             thread.join()
 
-    def _start(
-        self,
-        carry_out: Callable[[_Job, ProcessGroup, int], None],
-        jobs: queue.Queue[_Job | None],
-        direction: str,
-        group: ProcessGroup,
-    ) -> None:
-        sign = 1 if carry_out == self._send else -1
-        peer = (self._stages.rank + sign * DIRECTIONS[direction]) % self._stages.size
-
+    def _start(self, jobs: queue.Queue[_Job | None], carry_out: Callable[[_Job], None]) -> None:
         def run() -> None:
-            broken = False
             while (job := jobs.get()) is not None:
-                try:
-                    if not broken:
-                        carry_out(job, group, peer)
-                except RuntimeError as error:  # the neighbour's process has ended, or the network
-                    broken = True
-                    self._inbox.fail(direction, str(error).partition("\n")[0])
-                finally:
-                    job.tensor = None
-                    jobs.task_done()
+                carry_out(job)
+                job.tensor = None
                 del job
+                jobs.task_done()
 
-        thread = threading.Thread(target=run, daemon=True, name=f"axonn pipeline {direction}")
+        thread = threading.Thread(target=run, daemon=True, name="axonn pipeline")
         thread.start()
         self._threads.append(thread)
 
-    def _send(self, job: _Job, group: ProcessGroup, peer: int) -> None:
+    def _send(self, group: ProcessGroup, peer: int, job: _Job) -> None:
         tensor = job.tensor
         assert tensor is not None
         time.sleep(max(0.0, job.due - time.monotonic()))
-        if job.key not in self._told:
-            self._told.add(job.key)
-            _wait(dist.isend(Form.of(tensor).header(), group=group, group_dst=peer))
-        _wait(dist.isend(tensor, group=group, group_dst=peer))
+        try:
+            if job.key not in self._told:
+                self._told.add(job.key)
+                _wait(dist.isend(Form.of(tensor).header(), group=group, group_dst=peer))
+            _wait(dist.isend(tensor, group=group, group_dst=peer))
+        except RuntimeError as error:  # the neighbour's process has ended, or the network
+            self._unsent = f"{job.message} was not sent: {_short(error)}"
 
-    def _receive(self, job: _Job, group: ProcessGroup, peer: int) -> None:
-        if job.key not in self._received:
-            header = torch.empty(HEADER_SIZE, dtype=torch.int64)
-            _wait(dist.irecv(header, group=group, group_src=peer))
-            self._received[job.key] = Form.read(header)
-        form = self._received[job.key]
-        tensor = torch.empty(form.shape, dtype=form.dtype)
-        _wait(dist.irecv(tensor, group=group, group_src=peer))
-        self._inbox.put(job.message, tensor)
+    def _receive(self, group: ProcessGroup, peer: int, job: _Job) -> None:
+        try:
+            if job.key not in self._received:
+                header = torch.empty(HEADER_SIZE, dtype=torch.int64)
+                _wait(dist.irecv(header, group=group, group_src=peer))
+                self._received[job.key] = Form.read(header)
+            form = self._received[job.key]
+            tensor = torch.empty(form.shape, dtype=form.dtype)
+            _wait(dist.irecv(tensor, group=group, group_src=peer))
+            self._inbox.put(job.message, tensor)
+        except RuntimeError as error:
+            self._inbox.fail(job.message.direction, _short(error))
 
 
 def _wait(work: dist.Work | None) -> None:
     assert work is not None
-    work.wait(_PATIENCE)
+    work.wait(PATIENCE)
+
+
+def _short(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _is_empty(jobs: queue.Queue[_Job | None], seconds: float) -> bool:
+    """Whether all jobs are done, now or within so many seconds."""
+    with jobs.all_tasks_done:
+        return jobs.all_tasks_done.wait_for(lambda: not jobs.unfinished_tasks, seconds)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from axonn_ext import collectives, gradients, settings
 from axonn_ext.grid import Grid
@@ -17,6 +19,7 @@ from axonn_ext.overlap import Orchestrator
 from axonn_ext.pipeline.choice import Leader, MessageDriven
 from axonn_ext.pipeline.engine import EVALUATION, TRAINING, StepRun, StepStats
 from axonn_ext.pipeline.failures import Failures, PipelineError
+from axonn_ext.pipeline.groups import make_group
 from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.links import Links
 from axonn_ext.pipeline.messages import BACKWARD, DIRECTIONS, FORWARD, Delay, Message
@@ -75,14 +78,16 @@ class Pipeline:
     ) -> None:
         self.options = options or PipelineOptions()
         self.grid = grid
-        self._model = _staged(model, grid, self.options, loss, stages)
-        _check(self._model, grid, self.options)
+        self._model = _on_all_ranks(lambda: _staged(model, grid, self.options, loss, stages))
         self._axis = grid.axis("pipe")
-        timeout = settings.load().timeout_seconds
-        self._failures = Failures()
-        self._inbox = Inbox(self._axis, self._failures, timeout)
-        self._links = Links(self._axis, self._inbox, delay=delay) if self._axis.size > 1 else None
-        self._leader = Leader(grid.model_group, self._failures, timeout)
+        self._failures = Failures(settings.load().timeout_seconds)
+        self._inbox = Inbox(self._axis, self._failures)
+        self._links: Links | None = None
+        self._sums: ProcessGroup | None = None
+        if self._axis.size > 1:
+            self._links = Links(self._axis, self._inbox, self._failures, delay=delay)
+            self._sums = make_group("losses", self._axis)
+        self._leader = Leader(grid.model_group, self._failures)
         self.orchestrator = None if overlap is None else Orchestrator(self.module, overlap)
         self._deferring = DeferredWeightGradients(self.module) if self.options.defers else None
         self._stats = StepStats()
@@ -168,13 +173,15 @@ class Pipeline:
             run.run(self._tasks(phase, run, orders[self._axis.rank]))
             if self._links is not None:
                 self._links.wait_for_sends()
+            run.now = "the sum of the losses"
+            loss = self._sum(run.loss(next(self.module.parameters()).device))
         except BaseException as error:
             self._tell(run, error)
             raise
         run.stats.waited_seconds = self._inbox.waited_seconds - waited
         run.stats.decisions = self._leader.num_decisions - decided
         self._stats = run.stats
-        return self._sum(run.loss(next(self.module.parameters()).device))
+        return loss
 
     def _order(self, phase: str, stage: int, count: int) -> Sequence[Task]:
         """Returns the tasks of a stage in an order in which messages to and from it can come.
@@ -214,7 +221,11 @@ class Pipeline:
     def _sum(self, loss: Tensor) -> Tensor:
         """Returns the sum of all ranks' parts of the loss."""
         total = loss.view(1)
-        for name in (*reversed(self._model.loss_axes), "pipe"):
+        if self._sums is not None:
+            # Stages that are done wait here for the others, and learn if one of them fails.
+            work = dist.all_reduce(total, group=self._sums, async_op=True)
+            self._failures.wait_for(work, "the sum of the losses")
+        for name in reversed(self._model.loss_axes):
             total = collectives.all_reduce(total, self.grid.axis(name))
         return total.view(())
 
@@ -226,7 +237,41 @@ class Pipeline:
         error.add_note(f"in the pipeline: {where}")
 
 
+def _on_all_ranks(make: Callable[[], StagedModel]) -> StagedModel:
+    """Returns what `make` returns, if it raises on no rank. Collectives: an all-gather."""
+    made: StagedModel | None = None
+    error: Exception | None = None
+    try:
+        made = make()
+    except Exception as failure:  # the functions that make layers are the user's
+        error = failure
+    text = None if error is None else f"{type(error).__name__}: {error}"
+    found: list[str | None] = [text] * dist.get_world_size()
+    if len(found) > 1:
+        dist.all_gather_object(found, text)
+    if error is not None:
+        raise error
+    for rank, text in enumerate(found):
+        if text is not None:
+            raise PipelineError(f"rank {rank}: {text}")
+    assert made is not None
+    return made
+
+
 def _staged(
+    model: Transformer | Sequence[Layer],
+    grid: Grid,
+    options: PipelineOptions,
+    loss: Loss | None,
+    stages: Stages | None,
+) -> StagedModel:
+    """Returns this rank's stages. Raises TypeError or ValueError for what cannot be one."""
+    staged = _stages_of(model, grid, options, loss, stages)
+    _check(staged, grid, options)
+    return staged
+
+
+def _stages_of(
     model: Transformer | Sequence[Layer],
     grid: Grid,
     options: PipelineOptions,

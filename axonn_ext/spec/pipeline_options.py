@@ -41,7 +41,10 @@ class PipelineOptions:
             ("deferred_bytes", self.deferred_bytes, 0),
         ):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"PipelineOptions: {name} must be >= {least}, got {value!r}")
+                raise ValueError(
+                    f"PipelineOptions: {name} must be >= {least} with schedule {self.schedule!r}, "
+                    f"got {value!r}"
+                )
         if self.chunks > 1 and not interleaves:
             raise ValueError(
                 f"PipelineOptions: chunks={self.chunks} needs schedule 'interleaved', got "

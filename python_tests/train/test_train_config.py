@@ -182,7 +182,9 @@ def test_job_names_the_numbers(tmp_path: Path) -> None:
     assert "blocks: expected 2 numbers >= 1 that add up to the 4 blocks" in refused(
         grid="pipe=2", world_size=2, model__num_layers="4", pipeline__blocks="3,2"
     )
-    assert "chunks >= 2" in refused(pipeline__schedule="interleaved")
+    assert "chunks must be >= 2 with schedule 'interleaved', got 1" in refused(
+        pipeline__schedule="interleaved"
+    )
     assert "got 1 micro-batches on 2 stages" in refused(
         grid="pipe=2", world_size=2, pipeline__schedule="interleaved", pipeline__chunks="2"
     )

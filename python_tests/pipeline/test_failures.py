@@ -1,0 +1,169 @@
+"""A stage that fails, dies or stalls: named on every rank, and soon."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from axonn_ext import GridShape, models
+from axonn_ext.models import ParallelConfig
+from axonn_ext.pipeline import MicroBatch, Pipeline, PipelineError, PipelineOptions
+from axonn_ext.spec.stages import Stages
+from grids import grid_of
+from pipeline_cases import config_of, make, own_batches
+from worker_pool import WorkerError, WorkerPool
+
+
+class Layer(nn.Module):
+    """A Linear that, as number `number`, does something else at its `at`-th call."""
+
+    def __init__(self, number: int, instead: Callable[[Tensor], Tensor], at: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.number, self.instead, self.at, self.calls = number, instead, at, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        y = self.linear(x)
+        return self.instead(y) if (self.number, self.calls) == (2, self.at) else y
+
+
+def failure(instead: Callable[[Tensor], Tensor], options: PipelineOptions) -> tuple[str, float]:
+    """The error of this rank where the third of four stages does something else, and its time."""
+    grid = grid_of(GridShape(pipe=4))
+    layers = [lambda n=n: Layer(n, instead, at=3) for n in range(4)]
+    pipeline = Pipeline(layers, grid, options, loss=F.mse_loss)
+    inputs = torch.randn(6, 2, 4, generator=torch.Generator().manual_seed(0))
+    began = time.monotonic()
+    with pytest.raises((PipelineError, ValueError)) as error:
+        pipeline.step([(x, x) for x in inputs])
+    notes = getattr(error.value, "__notes__", [])
+    return f"{type(error.value).__name__}: {error.value} {notes}", time.monotonic() - began
+
+
+def boom(y: Tensor) -> Tensor:
+    raise ValueError("boom")
+
+
+def wider(y: Tensor) -> Tensor:
+    return torch.cat([y, y])
+
+
+def die(y: Tensor) -> Tensor:
+    os._exit(9)
+
+
+@pytest.fixture
+def four() -> WorkerPool:
+    """Ranks of a test's own, since they cannot go on after a failure."""
+    started = WorkerPool(4)
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize(
+    "options", [PipelineOptions(), PipelineOptions("1f1b")], ids=lambda options: options.schedule
+)
+def test_an_error_of_a_stage_is_named_on_all_ranks(four, options) -> None:
+    for rank, (text, seconds) in enumerate(four.run(failure, boom, options)):
+        where = "rank 2, stage 2, forward of micro-batch 2"
+        assert where in text and "boom" in text, (rank, text)
+        assert text.startswith("ValueError" if rank == 2 else "PipelineError")
+        assert seconds < 10
+
+
+def test_a_shape_that_changes(four) -> None:
+    for text, seconds in four.run(failure, wider, PipelineOptions()):
+        assert "rank 2, stage 2, forward of micro-batch 2" in text
+        assert "stage 3, micro-batch 2, forward: the input is [4, 4] of float32" in text
+        assert "those before it were [2, 4] of float32" in text
+        assert seconds < 10
+
+
+def test_a_stage_that_is_killed(four) -> None:
+    with pytest.raises(WorkerError) as error:
+        four.run(failure, die, PipelineOptions(), timeout_s=60)
+    text = str(error.value)
+    assert "rank 2: the process ended" in text
+    # The others have answered; the pool keeps their answers.
+    assert four.answers.keys() == {0, 1, 3}
+    for answer, seconds in four.answers.values():
+        assert answer.startswith("PipelineError") and "from rank 2" in answer, answer
+        assert seconds < 60
+
+
+def late(seconds: float) -> str:
+    os.environ["AXONN_TIMEOUT_SECONDS"] = "5"
+    grid, steps = grid_of(GridShape(pipe=4)), [0]
+
+    def delay(direction: str, stage: int, micro_batch: int) -> float:
+        is_late = (steps[0], direction, stage, micro_batch) == (1, "backward", 1, 1)
+        return seconds if is_late else 0.0
+
+    layers = [lambda: nn.Linear(4, 4)] * 4
+    pipeline = Pipeline(layers, grid, loss=F.mse_loss, delay=delay)
+    inputs = torch.randn(4, 2, 4, generator=torch.Generator().manual_seed(0))
+    pipeline.step([(x, x) for x in inputs])  # all ranks have started
+    steps[0] = 1
+    with pytest.raises(PipelineError) as error:
+        pipeline.step([(x, x) for x in inputs])
+    return str(error.value)
+
+
+def test_a_message_that_is_late(four) -> None:
+    for text in four.run(late, 12.0):
+        assert "stage 1, micro-batch 1, backward: the gradient of the output did not come" in text
+        assert "from rank 2 within 5 s (AXONN_TIMEOUT_SECONDS)" in text
+
+
+def refused() -> list[str]:
+    """Messages of pipelines that cannot be."""
+    grid = grid_of(GridShape(pipe=2))
+    model = make(config_of("gpt2", 2), GridShape(pipe=2), PipelineOptions(), ParallelConfig())
+    linear = nn.Linear(4, 4)
+    batches = own_batches(grid)
+    pipeline = Pipeline(model, grid)
+    cases: list[Callable[[], object]] = [
+        lambda: Pipeline(model, grid, PipelineOptions("interleaved", chunks=2)),
+        lambda: Pipeline(model, grid, loss=F.mse_loss),
+        lambda: Pipeline([linear, nn.Linear(4, 4)], grid),
+        lambda: Pipeline([linear, linear], grid, loss=F.mse_loss),
+        lambda: Pipeline([linear], grid, loss=F.mse_loss),
+        lambda: Pipeline(linear, grid, loss=F.mse_loss),
+        lambda: Pipeline([linear, lambda: 3], grid, loss=F.mse_loss),
+        lambda: models.build(config_of("gpt2", 4), grid, stages=Stages.of_sizes([2, 1], 2)),
+        lambda: pipeline.step([]),
+        lambda: model(batches[0].token_ids),
+        lambda: MicroBatch(batches[0].token_ids, batches[0].labels) and Stages((range(0),)),
+    ]
+    found = []
+    for case in cases:
+        try:
+            case()
+            found.append("nothing")
+        except (ValueError, TypeError, PipelineError) as error:
+            found.append(str(error))
+    pipeline.close()
+    return found
+
+
+def test_what_cannot_be(pool) -> None:
+    first, second = pool(2).run(refused)
+    expected = [
+        "options.chunks=2 on pipe=2 needs 4", "has its own loss", "loss must be given",
+        "layers 0 and 1 share a parameter", "1 layers cannot be split into 2 parts",
+        "model must be one of axonn_ext.models or a list of modules, got Linear",
+        "layer 1 must be a Module, or a function that returns one, got int",
+        "stages must have the model's 4 blocks on pipe=2, got 3", "must not be empty",
+        "use axonn_ext.pipeline.Pipeline", "virtual stage 0 must have blocks from 0 on",
+    ]  # fmt: skip
+    for number, text in enumerate(expected):
+        assert text in first[number], first[number]
+        assert text in second[number], second[number]
+    assert first[6].startswith("rank 1: TypeError: "), "it is called on its own stage alone"

@@ -1,0 +1,67 @@
+"""Whatever order messages arrive in, the bits are the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from axonn_ext import GridShape, clip_grad_norm_, full_gradients
+from axonn_ext.models import ParallelConfig
+from axonn_ext.pipeline import Pipeline, PipelineOptions
+from pipeline_cases import config_of, make, own_batches
+
+MEAN_DELAY_S = 0.004  # about as long as a stage computes
+
+
+def delays(seed: int) -> Callable[[str, int, int], float]:
+    def delay(direction: str, stage: int, micro_batch: int) -> float:
+        text = f"{seed} {direction} {stage} {micro_batch}"
+        return random.Random(text).expovariate(1 / MEAN_DELAY_S) if seed else 0.0
+
+    return delay
+
+
+def bits_and_orders(shape: GridShape, options: PipelineOptions, seeds: range) -> tuple[int, int]:
+    """The numbers of different results, and of different orders of tasks, over the seeds."""
+    model = make(config_of("gpt2", 4), shape, options, ParallelConfig())
+    current = [0]
+    results, orders = set(), set()
+    with Pipeline(
+        model, model.grid, options, delay=lambda *message: delays(current[0])(*message)
+    ) as pipeline:
+        for current[0] in seeds:
+            loss = pipeline.step(own_batches(model.grid))
+            orders.add(tuple(pipeline.stats.tasks))
+            pipeline.sync_gradients()
+            norm = clip_grad_norm_(model, 1.0)
+            tensors = [loss, norm, *full_gradients(model).values()]
+            results.add(b"".join(t.contiguous().numpy().tobytes()
+                                 for t in tensors))  # fmt: skip
+            model.zero_grad()
+    return len(results), len(orders)
+
+
+@pytest.mark.parametrize(
+    ("count", "later"),
+    [
+        (12, True),
+        pytest.param(200, False, marks=pytest.mark.slow),
+        pytest.param(200, True, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.timeout(600)
+def test_delayed_messages_change_the_order_and_no_bit(pool, count, later) -> None:
+    options = PipelineOptions(defer_weights=later)
+    found = pool(4).run(bits_and_orders, GridShape(pipe=4), options, range(count), timeout_s=500)
+    assert [results for results, _ in found] == [1] * 4
+    assert max(orders for _, orders in found) > 1, "the delays must have had an effect"
+
+
+@pytest.mark.slow
+def test_ranks_of_a_stage_take_the_same_tasks(pool) -> None:
+    options = PipelineOptions(defer_weights=True)
+    found = pool(4).run(bits_and_orders, GridShape(pipe=2, x=2), options, range(40))
+    assert [results for results, _ in found] == [1] * 4
+    assert len({orders for _, orders in found[:2]}) == len({orders for _, orders in found[2:]}) == 1
