@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -50,20 +51,41 @@ class Failures:
         time.sleep(POLL_SECONDS)  # the rank that failed first may be about to say so
         return PipelineError(self.found() or text)
 
-    def wait(self, done: Callable[[float], bool], what: str, *, waits: int = 1) -> None:
+    def wait(
+        self, done: Callable[[float], bool], what: str, *, peer: int | None = None, waits: int = 1
+    ) -> None:
         """Waits until done(seconds), which itself waits up to so many seconds, is true.
 
-        waits: how many waits, each as long as one may be, may come one after the other. Raises
-        PipelineError if another rank fails meanwhile, or if it takes too long; `what` begins the
-        message.
+        peer: the rank that is waited for, if it is one. waits: how many waits, each as long as one
+        may be, may come one after the other. Raises PipelineError if another rank fails meanwhile,
+        or if it takes too long; `what` begins the message, which also says whom the peer waits for.
         """
         began, limit = time.monotonic(), waits * self._timeout_s
+        key, posted = f"waits/{dist.get_rank()}", False
         while not done(POLL_SECONDS):
             text = self.found()
             if text:
                 raise PipelineError(text)
+            if peer is not None and not posted:
+                with contextlib.suppress(DistError):  # the next look at the store says it
+                    self._store.set(key, json.dumps([what, peer]))
+                posted = True
             if time.monotonic() - began > limit:
-                raise self.error(f"{what} within {limit:g} s (AXONN_TIMEOUT_SECONDS)")
+                text = f"{what} within {limit:g} s (AXONN_TIMEOUT_SECONDS)"
+                raise self.error("; ".join([text, *self._whom_peers_wait_for(peer)]))
+        if posted:
+            with contextlib.suppress(DistError):
+                self._store.delete_key(key)
+
+    def _whom_peers_wait_for(self, peer: int | None) -> Iterator[str]:
+        """Follows the waits from rank to rank."""
+        seen: set[int] = set()
+        with contextlib.suppress(DistError):
+            while peer is not None and peer not in seen and self._store.check([f"waits/{peer}"]):
+                seen.add(peer)
+                what, next_peer = json.loads(self._store.get(f"waits/{peer}"))
+                yield f"rank {peer} waits itself: {what}"
+                peer = next_peer
 
     def wait_for(self, work: dist.Work | None, what: str) -> None:
         """Waits for a collective of gloo. Raises PipelineError as `wait` does, or if it fails."""

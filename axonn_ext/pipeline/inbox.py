@@ -58,7 +58,9 @@ class Inbox:
                 return
             with self._noted(messages[0]):
                 self._failures.wait(
-                    lambda seconds: self._wait(messages, seconds), self._missing(messages)
+                    lambda seconds: self._wait(messages, seconds),
+                    self._missing(messages),
+                    peer=self._ranks[self._sender(messages[0])],
                 )
         finally:
             self.waited_seconds += time.monotonic() - began
