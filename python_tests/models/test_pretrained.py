@@ -319,3 +319,47 @@ def test_a_rank_that_loads_needs_memory_for_its_own_blocks_alone(pool, tmp_path)
         growth = max(pool(8).run(memory_of_loading, folder, shape, layout))
         print(f"{size / MIB:.0f} MiB; on {shape} a rank grew by at most {growth / MIB:.0f} MiB")
         assert growth < size / 4 + 200 * MIB
+
+
+def stages_load_and_save(folder: Path, out: Path, shape: GridShape) -> tuple[bool, set[str]]:
+    """Whether all stages together have the tensors of the files; this one's names."""
+    model = from_pretrained(folder, grid_of(shape))
+    stored, state = stored_tensors(folder), full_state_dict(model)
+    if model.config.tie_embeddings:
+        state.pop("lm_head.weight")
+    equal = state.keys() == stored.keys() and all(torch.equal(state[n], stored[n]) for n in stored)
+    save_pretrained(model, out, like=folder, shard_bytes=20_000)
+    return equal, {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-tied", "qwen3-wide"])
+def test_pipeline_stages_read_and_write_the_same_bits(name, pool, tmp_path) -> None:
+    config = dataclasses.replace(CONFIGS[name], num_layers=4)
+    write_folder(tmp_path / "model", config, num_files=3)
+    for shape in (GridShape(pipe=2, x=2), GridShape(pipe=4)):
+        out = tmp_path / shape.short()
+        answers = pool(4).run(stages_load_and_save, tmp_path / "model", out, shape)
+        assert all(equal for equal, _ in answers)
+        assert answers[0][1] != answers[-1][1]
+        stored, written = stored_tensors(tmp_path / "model"), stored_tensors(out)
+        assert stored.keys() == written.keys()
+        assert all(torch.equal(stored[n], written[n]) for n in stored)
+
+
+def stages_refuse(folder: Path) -> str:
+    with pytest.raises(InputError) as error:
+        from_pretrained(folder, grid_of(GridShape(pipe=2)))
+    return str(error.value)
+
+
+def test_pipeline_stages_refuse_what_the_model_does_not_have(pool, tmp_path) -> None:
+    write_folder(tmp_path / "model", CONFIGS["llama"])
+    file = tmp_path / "model" / "model.safetensors"
+    state = load_file(file)
+    save_file(state | {"model.extra": torch.ones(2)}, file)
+    for text in pool(2).run(stages_refuse, tmp_path / "model"):
+        assert "tensors that the model does not have: model.extra" in text
+    del state["model.layers.1.mlp.down_proj.weight"]
+    save_file(state, file)
+    for text in pool(2).run(stages_refuse, tmp_path / "model"):
+        assert "model.layers.1.mlp.down_proj.weight" in text
