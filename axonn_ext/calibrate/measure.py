@@ -109,14 +109,14 @@ def measure(
             call()
         result = call()
         synchronize()
-        return _span(ranks, began, time.perf_counter()), result
+        return span(ranks, began, time.perf_counter()), result
 
     samples: dict[str, list[float]] = {name: [] for name in calls}
     num_calls = dict.fromkeys(calls, 1)
     last: dict[str, T] = {}
-    with _garbage_collected_by_hand():
+    with garbage_collected_by_hand():
         for round_number in range(-1, rounds):  # round -1 finds the number of calls
-            for name in _order(list(calls), round_number):
+            for name in turns(list(calls), round_number):
                 last.pop(name, None)  # frees its memory for the next calls
                 seconds, last[name] = batch(calls[name], num_calls[name])
                 while seconds < min_batch_seconds:
@@ -131,13 +131,14 @@ def measure(
     return {name: Timing(tuple(samples[name]), num_calls[name], last[name]) for name in calls}
 
 
-def _span(ranks: Ranks, began: float, ended: float) -> float:
+def span(ranks: Ranks, began: float, ended: float) -> float:
     """Returns the seconds from the first rank's start to the last rank's end, on all ranks."""
     times = ranks.exchange(began, ended)
     return max(end for _, end in times) - min(begin for begin, _ in times)
 
 
-def _order(names: list[str], round_number: int) -> list[str]:
+def turns(names: list[str], round_number: int) -> list[str]:
+    """Returns the names in the order of a round; see `measure`."""
     turn, start = divmod(max(round_number, 0), len(names))
     order = names[start:] + names[:start]
     return order[::-1] if turn % 2 else order
@@ -150,7 +151,7 @@ def _more_calls(num_calls: int, seconds: float, min_seconds: float) -> int:
 
 
 @contextmanager
-def _garbage_collected_by_hand() -> Iterator[None]:
+def garbage_collected_by_hand() -> Iterator[None]:
     """Turns Python's garbage collector off, and exempts existing objects from explicit runs."""
     was_enabled = gc.isenabled()
     gc.collect()

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from axonn_ext.bench import command, fused_gemm, link_overlap
+from axonn_ext.bench.pipeline import command as pipeline
 from axonn_ext.bench.ranking import command as ranking
 from axonn_ext.bench.train import command as train
 from axonn_ext.calibrate import command as links
@@ -24,7 +25,7 @@ examples:
 """
 
 # Each module has add_parser(benchmarks), which adds its subcommands with `run` as their default.
-BENCHMARKS = (command, fused_gemm, link_overlap, links, ranking, train)
+BENCHMARKS = (command, fused_gemm, link_overlap, links, pipeline, ranking, train)
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:

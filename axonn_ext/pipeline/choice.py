@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -36,7 +37,7 @@ class Leader:
         self._failures = failures
         self._group = make_group("decisions", model) if model.size > 1 else None
         self.is_leader = model.rank == 0
-        self.num_decisions = 0
+        self.num_decisions, self.seconds = 0, 0.0  # seconds: of telling, on the leader
 
     def decide(self, choose: Callable[[], str]) -> str:
         """Returns what `choose` returns on the leader. Raises PipelineError if that has failed."""
@@ -44,8 +45,10 @@ class Leader:
             return choose()
         self.num_decisions += 1
         word = torch.tensor([KINDS.index(choose()) if self.is_leader else 0])
+        began = time.monotonic()
         work = dist.broadcast(word, group=self._group, group_src=0, async_op=True)
         self._failures.wait_for(work, "the decision about the stage's next task")
+        self.seconds += time.monotonic() - began if self.is_leader else 0.0
         return KINDS[int(word.item())]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -35,21 +36,33 @@ class _Forward:
     weights: WeightGradients | None
 
 
+@dataclass(frozen=True, slots=True)
+class TaskRun:
+    """When a task ran, in seconds of time.monotonic(). What it waited for a message is before."""
+
+    task: Task
+    began: float
+    ended: float
+
+
 @dataclass
 class StepStats:
     """What a step needed on this rank.
 
     peak_in_flight        the most micro-batches at once whose activations were held
     peak_deferred_bytes   the most bytes at once that weight gradients waited with
-    decisions             how often the leader of the stage chose the next task
+    decisions             how often the leader of the stage told others the next task
+    decision_seconds      how long that took on the leader
     waited_seconds        how long the stage had nothing to do
+    tasks                 what ran when, in order
     """
 
     peak_in_flight: int = 0
     peak_deferred_bytes: int = 0
     decisions: int = 0
+    decision_seconds: float = 0.0
     waited_seconds: float = 0.0
-    tasks: list[Task] = field(default_factory=list)
+    tasks: list[TaskRun] = field(default_factory=list)
 
 
 class StepRun:
@@ -86,8 +99,10 @@ class StepRun:
         for task in tasks:
             stage = self._own[task.chunk]
             self.now = f"stage {stage}, {task.kind} of micro-batch {task.micro_batch}"
+            came, waited = time.monotonic(), self._inbox.waited_seconds
             carry_out[task.kind](stage, task.micro_batch)
-            self.stats.tasks.append(task)
+            began = came + self._inbox.waited_seconds - waited  # tasks wait before all else
+            self.stats.tasks.append(TaskRun(task, began, time.monotonic()))
 
     def loss(self, device: torch.device) -> Tensor:
         """Returns the sum of what the last stage computed, in the order of micro-batches."""

@@ -165,7 +165,8 @@ class Pipeline:
             deferring=self._deferring, deferred_limit=self.options.deferred_bytes,
             no_sync=None if self.orchestrator is None else self.orchestrator.no_sync,
         )  # fmt: skip
-        waited, decided = self._inbox.waited_seconds, self._leader.num_decisions
+        waited = self._inbox.waited_seconds
+        decided, telling = self._leader.num_decisions, self._leader.seconds
         try:
             run.micro_batches = self._model.prepare(micro_batches, num_labels)
             if self._links is not None:
@@ -180,6 +181,7 @@ class Pipeline:
             raise
         run.stats.waited_seconds = self._inbox.waited_seconds - waited
         run.stats.decisions = self._leader.num_decisions - decided
+        run.stats.decision_seconds = self._leader.seconds - telling
         self._stats = run.stats
         return loss
 

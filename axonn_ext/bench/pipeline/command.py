@@ -1,0 +1,203 @@
+"""`axonn-ext bench pipeline`: starts the launch, and writes its results as a table and files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from axonn_ext.bench.pipeline import plot, report
+from axonn_ext.bench.pipeline.plan import BASE, CASES, FEATURES, ROWS, CaseSpec, Plan, problem_of
+from axonn_ext.bench.pipeline.results import Row, row_from_values
+from axonn_ext.bench.pipeline.worker import PLAN_FILE, RESULT_FILE, run_folder, run_here
+from axonn_ext.calibrate.this_machine import describe_machine
+from axonn_ext.launch import process
+from axonn_ext.launch.place import Process
+from axonn_ext.spec.grid import GridShape
+from axonn_ext.terminal.arguments import number, whole
+from axonn_ext.terminal.console import Console, say
+from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.files import check_picture, check_writable, writing
+from axonn_ext.terminal.grids import check_processes, parse_grid
+
+DESCRIPTION = """\
+Times a step of a pipeline with each of its schedules, and with those of
+torch.distributed.pipelining, in turns, with and without random delays of messages.
+
+The stages are emulated: a layer multiplies a small matrix and then sleeps for as long as --stage-ms
+says, so that all stages run beside each other however few cores there are. The messages, the
+threads, the orders and the decisions are real, and every schedule must first compute the gradients
+that one process computes, or it gets no time. What is shown is what the schedules cost and gain; it
+is not the speed of a model.
+
+A delay is the mean of random (exponentially distributed) seconds by which every message arrives
+late, as a share of a micro-batch's time on a stage; in a round, all schedules get the same random
+numbers. Torch's messages cannot be made late, so torch is timed without delays only."""
+
+EPILOG = """\
+schedules (--case):
+  1f1b, gpipe, zero_bubble     in a fixed order; zero_bubble computes weight gradients later
+  interleaved                  with two chunks on each stage
+  message_driven               what has arrived, with up to 2 x 1f1b's micro-batches in flight
+  message_driven-1             the same, with as many as 1f1b
+  message_driven-deferred      message_driven, with weight gradients when no message is there
+  message_driven-deferred-2    the same, of at most 2 micro-batches on a stage
+  torch-1f1b                   Schedule1F1B
+  torch-zero_bubble            ScheduleInterleavedZeroBubble, with one stage on each rank
+
+examples:
+  axonn-ext bench pipeline
+  axonn-ext bench pipeline --stage-ms 30 --delay 0 0.1 0.2 --json pipeline.json --plot pipeline.png
+  axonn-ext bench pipeline --grid pipe=4,x=2      with two ranks on a stage, which must agree
+  axonn-ext bench pipeline --stage-ms 10,20,10 --case 1f1b zero_bubble message_driven-deferred
+"""
+
+
+def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
+    """Adds the subcommand."""
+    parser = benchmarks.add_parser(
+        "pipeline", help="schedules of a pipeline, on emulated stages", description=DESCRIPTION,
+        epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument(
+        "--grid", default="pipe=4", metavar="SHAPE",
+        help="with at least 2 stages along pipe (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--micro-batches", type=whole(), default=16, metavar="N", help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--stage-ms", default="20", metavar="F,B,W",
+        help="milliseconds of a stage for a micro-batch: forward, input gradient and weight "
+        "gradients, or one number for each of them (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--delay", type=number(least=0, most=100), nargs="+", default=[0.0, 0.2], metavar="SHARE",
+        help="mean delays (default: 0 0.2)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--case", nargs="+", choices=tuple(CASES), metavar="NAME",
+        help="(default: all that can run; 1f1b is always there)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rounds", type=whole(), default=10, metavar="N",
+        help="turns of every schedule (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the delays")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw timelines and bars there")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)  # folder of a launch
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+    """Runs the command; returns 1 if a schedule has wrong gradients."""
+    refuse_extra("bench pipeline", extra)
+    here = process.this_process()
+    console = Console()
+    if args.worker is not None:
+        here = here or Process()
+        run_folder(args.worker, here, _dots(console, here))
+        return 0
+    check_writable("--json", args.json)
+    check_picture("--plot", args.plot)
+    plan = make_plan(args)
+    if here is None:
+        say(console, f"timing {len(plan.cases)} schedules on {plan.grid.size} ranks", style="dim")
+        rows = _launch(plan)
+    else:
+        if here.world_size != plan.grid.size or here.local_world_size != here.world_size:
+            raise UserError(
+                f"--grid: {plan.grid} needs {plan.grid.size} ranks on one host, but torchrun has "
+                f"started {here.world_size}"
+            )
+        rows = run_here(plan, here, _dots(console, here))
+    if here is None or here.rank == 0:
+        _report(args, rows, console)
+    return report.exit_status(rows)
+
+
+def make_plan(args: argparse.Namespace) -> Plan:
+    """Returns what the arguments ask for. Raises UserError with all problems that were found."""
+    grid = parse_grid("--grid", args.grid)
+    check_processes(grid)
+    if grid.pipe < 2:
+        raise UserError(f"--grid: expected at least 2 stages along pipe, got {grid}")
+    for size, axes in ((FEATURES, "x"), (FEATURES, "y"), (FEATURES, "z"), (ROWS, "x"), (ROWS, "y")):
+        parts = getattr(grid, axes) * grid.z
+        if size % parts:
+            raise UserError(f"--grid: {axes} and z together must divide {size}, got {grid}")
+    return Plan(
+        cases=_cases(args, grid), grid=grid, micro_batches=args.micro_batches,
+        stage_ms=parse_times("--stage-ms", args.stage_ms),
+        delays=tuple(dict.fromkeys(args.delay)), rounds=args.rounds, seed=args.seed,
+    )  # fmt: skip
+
+
+def _cases(args: argparse.Namespace, grid: GridShape) -> tuple[CaseSpec, ...]:
+    """Returns the cases that were asked for, or those that can run; always with 1f1b."""
+    asked = set(args.case or CASES) | {BASE}
+    found = {name: problem_of(CASES[name], grid, args.micro_batches) for name in CASES}
+    problems = [f"--case {name}: {found[name]}" for name in args.case or () if found[name]]
+    if problems:
+        raise UserError(*problems)
+    return tuple(CASES[name] for name in CASES if name in asked and found[name] is None)
+
+
+def parse_times(option: str, text: str) -> tuple[float, float, float]:
+    """Returns the milliseconds of forward, input gradient and weight gradients."""
+    parts = text.split(",")
+    try:
+        values = [number(least=0, most=60_000)(part) for part in parts]
+    except argparse.ArgumentTypeError:
+        values = []
+    if len(values) not in (1, 3) or not sum(values):
+        raise UserError(
+            f"{option}: expected milliseconds F,B,W, or one number, from 0 to 60000 and not all 0, "
+            f"got {text!r}"
+        )
+    forward, backward, weight = values * 3 if len(values) == 1 else values
+    return forward, backward, weight
+
+
+def _launch(plan: Plan) -> list[Row]:
+    """Starts the processes of a plan, and returns their result."""
+    # Imported here, since it takes a sixth of a second, which the started processes can save.
+    from axonn_ext.launch.launcher import launch
+
+    with tempfile.TemporaryDirectory(prefix="axonn_ext_bench_") as name:
+        folder = Path(name)
+        (folder / PLAN_FILE).write_text(plan.to_json())
+        launch(plan.grid.size, ["bench", "pipeline", "--worker", name])
+        values = json.loads((folder / RESULT_FILE).read_text())
+    return [row_from_values(row) for row in values]
+
+
+def _dots(console: Console, here: Process) -> Callable[[], None]:
+    """Returns a function that shows on rank 0's terminal that a round has passed."""
+    if here.rank != 0 or not console.is_terminal:
+        return lambda: None
+    return lambda: console.print(".", end="", style="dim")
+
+
+def _report(args: argparse.Namespace, rows: Sequence[Row], console: Console) -> None:
+    """Prints the tables, and writes the files that were asked for."""
+    machine = describe_machine(threads=1)
+    report.print_rows(console, rows)
+    written = []
+    if args.json is not None:
+        report.write_json(args.json, machine, rows)
+        written.append(str(args.json))
+    if args.plot is not None:
+        subtitle = (
+            f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, "
+            f"axonn_ext {machine['axonn_ext']}"
+        )
+        with writing("--plot", args.plot):
+            plot.plot_rows(rows, args.plot, subtitle=subtitle)
+        written.append(str(args.plot))
+    if written:
+        say(console, f"written: {', '.join(written)}", style="dim")

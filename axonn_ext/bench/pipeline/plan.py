@@ -1,0 +1,132 @@
+"""What a run of the benchmark does, in plain values that its processes get as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+from axonn_ext.planner.pipeline_simulator import StageTimes
+from axonn_ext.spec.grid import GridShape
+from axonn_ext.spec.pipeline import check_sizes
+from axonn_ext.spec.pipeline_options import PipelineOptions
+
+OURS, TORCH = "ours", "torch"
+BASE = "1f1b"  # what all others are compared with
+LAYERS_PER_STAGE = 2  # so that "interleaved" can split a stage
+FEATURES, ROWS = 128, 64  # of a layer and a micro-batch; a message has 32 KiB
+BYTES_PER_MICRO_BATCH = 2 * LAYERS_PER_STAGE * FEATURES * ROWS * 4  # x and dy of each Linear
+
+
+@dataclass(frozen=True)
+class CaseSpec:
+    """One schedule, with what it may hold.
+
+    system: "ours" or "torch". in_flight: see PipelineOptions. defers: "message_driven" computes
+    weight gradients later. most_deferred: of how many micro-batches they may wait; 0: of all.
+    """
+
+    name: str
+    schedule: str
+    system: str = OURS
+    chunks: int = 1
+    in_flight: int = 2
+    defers: bool = False
+    most_deferred: int = 0
+
+    def options(self, ranks_per_stage: int) -> PipelineOptions:
+        """Returns the options of our pipeline. A rank has its part of what is deferred."""
+        held = self.most_deferred * BYTES_PER_MICRO_BATCH // ranks_per_stage
+        return PipelineOptions(
+            self.schedule, chunks=self.chunks, in_flight=self.in_flight, defer_weights=self.defers,
+            deferred_bytes=held,
+        )  # fmt: skip
+
+
+CASES = {
+    spec.name: spec
+    for spec in (
+        CaseSpec("1f1b", "1f1b"),
+        CaseSpec("gpipe", "gpipe"),
+        CaseSpec("interleaved", "interleaved", chunks=2),
+        CaseSpec("zero_bubble", "zero_bubble"),
+        CaseSpec("message_driven", "message_driven"),
+        CaseSpec("message_driven-1", "message_driven", in_flight=1),
+        CaseSpec("message_driven-deferred", "message_driven", defers=True),
+        CaseSpec("message_driven-deferred-2", "message_driven", defers=True, most_deferred=2),
+        CaseSpec("torch-1f1b", "1f1b", TORCH),
+        CaseSpec("torch-zero_bubble", "zero_bubble", TORCH),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One launch.
+
+    stage_ms: forward, input gradient and weight gradients of a stage for a micro-batch.
+    delays: the mean delays of a message, as shares of a micro-batch's time on a stage.
+    """
+
+    cases: tuple[CaseSpec, ...]
+    grid: GridShape
+    micro_batches: int
+    stage_ms: tuple[float, float, float]
+    delays: tuple[float, ...]
+    rounds: int
+    seed: int = 0
+
+    @property
+    def stages(self) -> int:
+        return self.grid.pipe
+
+    @property
+    def ranks_per_stage(self) -> int:
+        """The ranks among which x, y and z split a stage."""
+        return self.grid.x * self.grid.y * self.grid.z
+
+    @property
+    def micro_batch_s(self) -> float:
+        """The seconds of one micro-batch on a stage."""
+        return sum(self.stage_ms) / 1e3
+
+    @property
+    def ideal_s(self) -> float:
+        """The seconds of a step of a stage that never waits."""
+        return self.micro_batches * self.micro_batch_s
+
+    def times(self, parts: int = 1) -> StageTimes:
+        """Returns the seconds of one of so many equal parts of a stage."""
+        return StageTimes(*(ms / 1e3 / parts for ms in self.stage_ms))
+
+    def timed(self, case: CaseSpec) -> tuple[float, ...]:
+        """Returns the delays with which the case runs. Torch's messages cannot be made late."""
+        return tuple(delay for delay in self.delays if case.system == OURS or delay == 0)
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        values = json.loads(text)
+        cases = tuple(CaseSpec(**case) for case in values.pop("cases"))
+        grid = GridShape(**values.pop("grid"))
+        tuples = {name: tuple(values.pop(name)) for name in ("stage_ms", "delays")}
+        return cls(cases=cases, grid=grid, **tuples, **values)
+
+
+def problem_of(case: CaseSpec, grid: GridShape, micro_batches: int) -> str | None:
+    """Returns why a case cannot run with these sizes; None if it can."""
+    try:
+        check_sizes(
+            case.schedule, stages=grid.pipe, micro_batches=micro_batches, chunks=case.chunks
+        )
+    except ValueError as error:
+        return str(error)
+    if case.system == OURS:
+        return None
+    if grid.size > grid.pipe:
+        return "torch's stages have one rank each"
+    if micro_batches < grid.pipe or micro_batches % max(1, micro_batches // grid.pipe):
+        return f"torch's schedules do not divide {micro_batches} micro-batches on {grid.pipe} stages"
+    return None

@@ -1,0 +1,121 @@
+"""Draws when stages ran what in a step, and how long steps took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from axonn_ext.bench.pipeline.plan import TORCH
+from axonn_ext.bench.pipeline.report import title
+from axonn_ext.bench.pipeline.results import Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SHOWN = ("1f1b", "zero_bubble", "message_driven", "message_driven-deferred")
+_COLORS = {"forward": "#2563eb", "backward": "#16a34a", "weight": "#ea580c"}
+_BARS, _TORCH = "#2563eb", "#94a3b8"
+_RED, _GREY, _INK = "#dc2626", "#94a3b8", "#1e293b"
+_LANE_INCHES, _BAR_INCHES = 0.24, 0.27
+_WIDTH, _LEFT, _RIGHT = 11.0, 2.1, 0.4  # inches
+
+
+def plot_rows(rows: Sequence[Row], path: Path, *, subtitle: str) -> None:
+    """Draws timelines of the largest delay, below them bars of every delay.
+
+    A bar is the median with its middle half; a tick is what the simulator says. The ending of the
+    file's name decides the format.
+    """
+    # pyplot is not used, since it would choose a window system and keep every figure alive.
+    from matplotlib.figure import Figure
+
+    delays = list(dict.fromkeys(row.delay for row in rows))
+    groups = [[row for row in rows if row.delay == delay and row.median_s] for delay in delays]
+    drawn = [row for row in rows if row.delay == max(delays) and row.case in SHOWN and row.timeline]
+    lanes = [0.45 + _LANE_INCHES * len(row.timeline) for row in drawn]
+    bars = [0.85 + _BAR_INCHES * len(group) for group in groups]
+    height = 1.45 + sum(lanes) + 0.5 * bool(drawn) + sum(bars)
+    figure = Figure(figsize=(_WIDTH, height), dpi=150, facecolor="white")
+    top = height - 1.35
+    longest = max((s.ended_s for row in drawn for stage in row.timeline for s in stage), default=1)
+    for row, inches in zip(drawn, lanes, strict=True):
+        axes = _axes(figure, top - inches + 0.15, inches - 0.45, height)
+        _draw_timeline(axes, row, longest, is_last=row is drawn[-1])
+        top -= inches
+    top -= 0.5 * bool(drawn)
+    for group, inches in zip(groups, bars, strict=True):
+        axes = _axes(figure, top - inches + 0.45, inches - 0.85, height)
+        _draw_bars(axes, group)
+        top -= inches
+    _head(figure, rows[0], subtitle, height, with_timeline=bool(drawn))
+    figure.savefig(path)
+
+
+def _axes(figure: Figure, bottom: float, inches: float, height: float) -> Axes:
+    return figure.add_axes(
+        (_LEFT / _WIDTH, bottom / height, 1 - (_LEFT + _RIGHT) / _WIDTH, inches / height)
+    )
+
+
+def _draw_timeline(axes: Axes, row: Row, longest: float, *, is_last: bool) -> None:
+    for stage, spans in enumerate(row.timeline):
+        for kind, color in _COLORS.items():
+            places = [(s.began_s, s.ended_s - s.began_s) for s in spans if s.kind == kind]
+            axes.broken_barh(places, (stage - 0.4, 0.8), color=color, edgecolor="white",
+                             linewidth=0.4)  # fmt: skip
+    axes.set_xlim(0, longest * 1.01)
+    axes.set_ylim(len(row.timeline) - 0.4, -0.6)
+    axes.set_yticks(
+        range(len(row.timeline)), [f"stage {s}" for s in range(len(row.timeline))], fontsize=7
+    )
+    axes.set_title(f"{row.case}, {row.samples_s[-1]:.2f} s", loc="left", fontsize=9, color=_INK)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(colors=_INK, length=0, labelsize=7)
+    if is_last:
+        axes.set_xlabel("seconds of one step, that of the last round", fontsize=8, color=_INK)
+
+
+def _draw_bars(axes: Axes, group: Sequence[Row]) -> None:
+    for place, row in enumerate(group):
+        median, low, high = row.median_s or 0.0, row.low_s or 0.0, row.high_s or 0.0
+        color = _TORCH if row.system == TORCH else _BARS
+        axes.barh(place, median, height=0.72, color=color,
+                  xerr=[[median - low], [high - median]], ecolor=_INK,
+                  error_kw={"elinewidth": 0.8})  # fmt: skip
+        if row.simulated_s is not None:
+            axes.plot([row.simulated_s] * 2, [place - 0.36, place + 0.36], color=_RED, linewidth=2)
+        axes.annotate(f"{median:.2f} s", (high, place), xytext=(5, 0), textcoords="offset points",
+                      va="center", fontsize=7.5, color=_INK)  # fmt: skip
+    axes.axvline(group[0].ideal_s, color=_INK, linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(group)), [row.case for row in group], fontsize=7.5)
+    axes.set_ylim(len(group) - 0.4, -0.6)
+    axes.set_xlim(0, 1.1 * max(row.high_s or 0.0 for row in group))
+    delay = group[0].delay
+    late = f"messages late by {delay:.0%} of a micro-batch in the mean" if delay else "no delays"
+    axes.set_title(f"Seconds of a step, {late}", loc="left", fontsize=9, color=_INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_GREY)
+    axes.tick_params(colors=_INK, length=0, labelsize=7.5)
+
+
+def _head(figure: Figure, row: Row, subtitle: str, height: float, *, with_timeline: bool) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    left = 0.3 / _WIDTH
+    shown = title(row).partition(";")[0]
+    figure.text(left, 1 - 0.35 / height, "Schedules of a pipeline", fontsize=14,
+                fontweight="bold", color=_INK)  # fmt: skip
+    figure.text(left, 1 - 0.6 / height, shown, fontsize=8.5, color="#64748b")
+    figure.text(left, 1 - 0.8 / height, subtitle, fontsize=8.5, color="#64748b")
+    handles: list[Patch | Line2D] = []
+    if with_timeline:
+        handles += [Patch(color=color, label=kind) for kind, color in _COLORS.items()]
+    handles += [Patch(color=_TORCH, label="torch's"),
+                Line2D([], [], color=_RED, linewidth=2, label="simulated"),
+                Line2D([], [], color=_INK, linestyle="--", label="no waiting")]  # fmt: skip
+    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(left, 1 - 0.9 / height),
+                  frameon=False, ncols=len(handles), labelcolor=_INK, fontsize=8,
+                  borderaxespad=0, borderpad=0)  # fmt: skip

@@ -1,0 +1,100 @@
+"""Prints rows on a terminal, and writes them to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from axonn_ext.bench.pipeline.results import STAGES, Row, lines_of
+from axonn_ext.bench.results import write_json as write_machine_and_rows
+from axonn_ext.spec.grid import GridShape
+from axonn_ext.terminal.console import plain_table, print_table, say
+
+NOISY = 0.1  # if the middle half exceeds this share of the median, small differences mean nothing
+_COLUMNS = (
+    "", "s a step", "quartiles", "vs 1f1b", "vs ideal", "simulated", "formula", "in flight",
+    "deferred", "decisions", "us each",
+)  # fmt: skip
+
+
+def print_rows(console: Console, rows: Sequence[Row]) -> None:
+    """Prints a table for each delay, and what follows from it."""
+    lines = lines_of(rows)
+    for delay in dict.fromkeys(row.delay for row in rows):
+        group = [row for row in rows if row.delay == delay]
+        say(console, title(group[0]), style="bold")
+        table = plain_table()
+        for column in _COLUMNS:
+            table.add_column(column, justify="right" if column else "left", no_wrap=True)
+        for row in group:
+            table.add_row(*_cells(row), style="bold red" if row.problem else "")
+        print_table(console, table)
+        for text in [*cautions(group), *(line.sentence() for line in lines if line.delay == delay)]:
+            say(console, text)
+        say(console, "")
+    say(
+        console, f"stages {STAGES}. in flight, deferred: the most micro-batches on a stage. What "
+        "the columns mean: docs/benchmarks.md.", style="dim",
+    )  # fmt: skip
+
+
+def title(row: Row) -> str:
+    """Returns what the rows with the same delay measured."""
+    forward, backward, weight = row.stage_ms
+    late = f"messages late by {row.delay:.0%} of it in the mean" if row.delay else "no delays"
+    return (
+        f"{GridShape(**row.grid).short()}, {row.micro_batches} micro-batches, emulated stages: "
+        f"sleeps of {forward:g} + {backward:g} + {weight:g} ms a micro-batch; {late}"
+    )
+
+
+def cautions(group: Sequence[Row]) -> list[str]:
+    """Returns what is wrong, and why numbers may be less meaningful than they seem."""
+    texts = [f"{row.case}: {row.problem}; it gets no time" for row in group if row.problem]
+    noisy = [
+        row.case for row in group
+        if row.median_s and (row.high_s or 0) - (row.low_s or 0) > NOISY * row.median_s
+    ]  # fmt: skip
+    if noisy and not group[0].delay:
+        texts.append(
+            f"noisy ({', '.join(noisy)}): the middle half is above {NOISY:.0%} of the median; "
+            "quieten the machine or raise --rounds before small differences are believed"
+        )
+    return texts
+
+
+def exit_status(rows: Sequence[Row]) -> int:
+    """Returns 1 if a schedule has wrong gradients, else 0."""
+    return 1 if any(row.problem for row in rows) else 0
+
+
+def write_json(path: Path, machine: dict[str, Any], rows: Sequence[Row]) -> None:
+    """Writes machine, rows and lines as docs/benchmarks.md describes them."""
+    write_machine_and_rows(path, machine, rows, lines_of(rows))
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    if row.median_s is None or row.use is None:
+        return (row.case, "wrong", *["-"] * (len(_COLUMNS) - 2))
+    use = row.use
+    decided = max(use.decisions)
+    return (
+        row.case,
+        _number(row.median_s),
+        f"{row.low_s:.3f} to {row.high_s:.3f}",
+        _number(row.ratio_to_1f1b),
+        _number(row.ratio_to_ideal),
+        _number(row.simulated_s),
+        _number(row.formula_s),
+        str(max(use.in_flight)),
+        "-" if use.deferred is None else str(max(use.deferred)),
+        str(decided) if decided else "-",
+        "-" if use.decision_us is None else f"{use.decision_us:,.0f}",
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
