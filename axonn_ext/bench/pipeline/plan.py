@@ -111,8 +111,8 @@ class Plan:
         values = json.loads(text)
         cases = tuple(CaseSpec(**case) for case in values.pop("cases"))
         grid = GridShape(**values.pop("grid"))
-        tuples = {name: tuple(values.pop(name)) for name in ("stage_ms", "delays")}
-        return cls(cases=cases, grid=grid, **tuples, **values)
+        stage_ms, delays = (tuple(values.pop(name)) for name in ("stage_ms", "delays"))
+        return cls(cases=cases, grid=grid, stage_ms=stage_ms, delays=delays, **values)
 
 
 def problem_of(case: CaseSpec, grid: GridShape, micro_batches: int) -> str | None:
@@ -128,5 +128,5 @@ def problem_of(case: CaseSpec, grid: GridShape, micro_batches: int) -> str | Non
     if grid.size > grid.pipe:
         return "torch's stages have one rank each"
     if micro_batches < grid.pipe or micro_batches % max(1, micro_batches // grid.pipe):
-        return f"torch's schedules do not divide {micro_batches} micro-batches on {grid.pipe} stages"
+        return f"torch's schedules do not run {micro_batches} micro-batches on {grid.pipe} stages"
     return None

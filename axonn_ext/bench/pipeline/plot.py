@@ -36,9 +36,9 @@ def plot_rows(rows: Sequence[Row], path: Path, *, subtitle: str) -> None:
     drawn = [row for row in rows if row.delay == max(delays) and row.case in SHOWN and row.timeline]
     lanes = [0.45 + _LANE_INCHES * len(row.timeline) for row in drawn]
     bars = [0.85 + _BAR_INCHES * len(group) for group in groups]
-    height = 1.45 + sum(lanes) + 0.5 * bool(drawn) + sum(bars)
+    height = 1.25 + sum(lanes) + 0.5 * bool(drawn) + sum(bars)
     figure = Figure(figsize=(_WIDTH, height), dpi=150, facecolor="white")
-    top = height - 1.35
+    top = height - 1.15
     longest = max((s.ended_s for row in drawn for stage in row.timeline for s in stage), default=1)
     for row, inches in zip(drawn, lanes, strict=True):
         axes = _axes(figure, top - inches + 0.15, inches - 0.45, height)
@@ -73,7 +73,9 @@ def _draw_timeline(axes: Axes, row: Row, longest: float, *, is_last: bool) -> No
     axes.set_title(f"{row.case}, {row.samples_s[-1]:.2f} s", loc="left", fontsize=9, color=_INK)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(colors=_INK, length=0, labelsize=7)
-    if is_last:
+    if not is_last:
+        axes.set_xticklabels([])
+    else:
         axes.set_xlabel("seconds of one step, that of the last round", fontsize=8, color=_INK)
 
 
@@ -112,7 +114,8 @@ def _head(figure: Figure, row: Row, subtitle: str, height: float, *, with_timeli
     figure.text(left, 1 - 0.8 / height, subtitle, fontsize=8.5, color="#64748b")
     handles: list[Patch | Line2D] = []
     if with_timeline:
-        handles += [Patch(color=color, label=kind) for kind, color in _COLORS.items()]
+        labels = {"backward": "backward, with weight gradients unless they are apart"}
+        handles += [Patch(color=color, label=labels.get(k, k)) for k, color in _COLORS.items()]
     handles += [Patch(color=_TORCH, label="torch's"),
                 Line2D([], [], color=_RED, linewidth=2, label="simulated"),
                 Line2D([], [], color=_INK, linestyle="--", label="no waiting")]  # fmt: skip

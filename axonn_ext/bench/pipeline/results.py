@@ -235,7 +235,9 @@ def row_from_values(values: Mapping[str, Any]) -> Row:
     fields = dict(values)
     use = fields.pop("use")
     if use is not None:
-        use = Use(**{k: tuple(v) if isinstance(v, list) else v for k, v in use.items()})
+        lists = {name: tuple(use[name]) for name in ("in_flight", "decisions")}
+        known = {name: use[name] and tuple(use[name]) for name in ("deferred", "deferred_bytes")}
+        use = Use(**lists, **known, decision_us=use["decision_us"])
     timeline = tuple(tuple(Span(**s) for s in stage) for stage in fields.pop("timeline"))
     for name in ("stage_ms", "samples_s"):
         fields[name] = tuple(fields[name])

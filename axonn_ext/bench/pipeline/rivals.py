@@ -19,7 +19,7 @@ from torch.distributed.pipelining import (
 )
 
 from axonn_ext.bench.pipeline.plan import FEATURES, LAYERS_PER_STAGE, CaseSpec, Plan
-from axonn_ext.bench.pipeline.stages import EmulatedLayer
+from axonn_ext.bench.pipeline.stages import EmulatedLayer, Sleeper
 from axonn_ext.bench.pipeline.systems import (
     StepUse,
     System,
@@ -36,8 +36,9 @@ def build_torch(spec: CaseSpec, plan: Plan, grid: Grid) -> System:
     """Returns torch's pipeline on a grid that has several ranks along pipe only."""
     axis = grid.axis("pipe")
     linears = {number: _linear(number, grid) for number in own_layers(plan, axis.rank)}
-    times = plan.times(LAYERS_PER_STAGE)
-    module = nn.Sequential(*(EmulatedLayer(linear, times) for linear in linears.values()))
+    times, sleeper = plan.times(LAYERS_PER_STAGE), Sleeper()
+    layers = [EmulatedLayer(linear, times, sleeper) for linear in linears.values()]
+    module = nn.Sequential(*layers)
     stage = PipelineStage(
         module, axis.rank, axis.size, torch.device("cpu"), group=axis.process_group
     )

@@ -1,4 +1,4 @@
-"""The part of one process: builds the schedules, checks their gradients, and times them in turns."""
+"""The part of one process: builds the schedules, checks their gradients, times them in turns."""
 
 from __future__ import annotations
 

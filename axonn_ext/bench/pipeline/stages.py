@@ -17,6 +17,24 @@ from axonn_ext.planner.pipeline_simulator import StageTimes
 from axonn_ext.spec.pipeline import Task
 
 
+class Sleeper:
+    """Sleeps for as long as work would take, over several sleeps exactly so.
+
+    A sleep ends too late, by some tenths of a millisecond and by more on a busy machine. What was
+    too much is taken from the next sleep.
+    """
+
+    def __init__(self) -> None:
+        self._owed = 0.0
+
+    def sleep(self, seconds: float, *, began: float | None = None) -> None:
+        """Returns so many seconds after `began`, default now; both are of time.perf_counter()."""
+        began = time.perf_counter() if began is None else began
+        wanted = began + seconds - self._owed
+        time.sleep(max(0.0, wanted - time.perf_counter()))
+        self._owed = time.perf_counter() - wanted
+
+
 class EmulatedLayer(nn.Module):
     """Returns what a small Linear makes of x, after as many seconds as a large one would take.
 
@@ -25,9 +43,9 @@ class EmulatedLayer(nn.Module):
     defers it.
     """
 
-    def __init__(self, linear: nn.Module, times: StageTimes) -> None:
+    def __init__(self, linear: nn.Module, times: StageTimes, sleeper: Sleeper) -> None:
         super().__init__()
-        self.linear, self._times = linear, times
+        self.linear, self._times, self._sleeper = linear, times, sleeper
         weight = linear.weight
         assert isinstance(weight, nn.Parameter)
         # A hook of the tensor, since torch's split backward adds to `grad` itself, without running
@@ -36,30 +54,31 @@ class EmulatedLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         began = time.perf_counter()
-        y: Tensor = _Sleep.apply(self.linear(x), self._times.backward)
-        time.sleep(max(0.0, began + self._times.forward - time.perf_counter()))
+        y: Tensor = _Sleep.apply(self.linear(x), self._sleeper, self._times.backward)
+        self._sleeper.sleep(self._times.forward, began=began)
         return y
 
     def _weight(self, _: Tensor) -> None:
-        time.sleep(self._times.weight)
+        self._sleeper.sleep(self._times.weight)
 
 
 class _Sleep(torch.autograd.Function):
     """The identity, whose backward takes so many seconds.
 
-    It follows the Linear, so that it runs also where the input of the layer needs no gradient.
+    It follows the Linear, so that it runs also where the input of the layer needs no gradient. It
+    returns a copy, since torch's pipelining detaches what a stage returns, which no view allows.
     """
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, seconds: float) -> Tensor:
-        ctx.seconds = seconds
-        return y.view_as(y)
+    def forward(ctx: Any, y: Tensor, sleeper: Sleeper, seconds: float) -> Tensor:
+        ctx.sleeper, ctx.seconds = sleeper, seconds
+        return y.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        time.sleep(ctx.seconds)
-        return dy, None
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
+        ctx.sleeper.sleep(ctx.seconds)
+        return dy, None, None
 
 
 class Delays:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from axonn_ext.bench.pipeline.plan import FEATURES, LAYERS_PER_STAGE, ROWS, CaseSpec, Plan
-from axonn_ext.bench.pipeline.stages import Delays, EmulatedLayer, peak_deferred
+from axonn_ext.bench.pipeline.stages import Delays, EmulatedLayer, Sleeper, peak_deferred
 from axonn_ext.grid import Grid
 from axonn_ext.nn import Linear
 from axonn_ext.pipeline import Pipeline
@@ -24,10 +24,7 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class StepUse:
-    """What the last step needed on this rank; None: not known.
-
-    held_kib: what weight gradients waited with.
-    """
+    """What the last step needed on this rank; None: not known."""
 
     in_flight: int
     deferred: int | None = None
@@ -81,9 +78,10 @@ def serial_gradients(plan: Plan, grid: Grid) -> Gradients:
 
 def build_ours(spec: CaseSpec, plan: Plan, grid: Grid, delays: Delays) -> System:
     """Returns a pipeline of ours; all ranks must call this in the same order."""
-    times = plan.times(LAYERS_PER_STAGE)
+    times, sleeper = plan.times(LAYERS_PER_STAGE), Sleeper()
     layers = [
-        partial(_layer, number, grid, times) for number in range(plan.stages * LAYERS_PER_STAGE)
+        partial(_layer, number, grid, times, sleeper)
+        for number in range(plan.stages * LAYERS_PER_STAGE)
     ]
     pipeline = Pipeline(
         layers, grid, spec.options(plan.ranks_per_stage), loss=loss_of, delay=delays.of_receiver
@@ -100,8 +98,8 @@ def build_ours(spec: CaseSpec, plan: Plan, grid: Grid, delays: Delays) -> System
     )  # fmt: skip
 
 
-def _layer(number: int, grid: Grid, times: StageTimes) -> EmulatedLayer:
-    return EmulatedLayer(make_linear(number, grid), times)
+def _layer(number: int, grid: Grid, times: StageTimes, sleeper: Sleeper) -> EmulatedLayer:
+    return EmulatedLayer(make_linear(number, grid), times, sleeper)
 
 
 def _use(pipeline: Pipeline, spec: CaseSpec) -> StepUse:
