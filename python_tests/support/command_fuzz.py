@@ -102,6 +102,10 @@ COMMANDS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...], tuple[st
         ("--nproc", "--hidden", "--layers", "--rounds"), ("--json", "--plot"),
         ("--grid", "--layout", "--algorithm", "--baseline"),
     ),
+    ("bench", "pipeline", "--grid", "pipe=1"): (
+        ("--micro-batches", "--rounds", "--seed"), ("--json", "--plot"),
+        ("--stage-ms", "--delay", "--case"),
+    ),
     ("bench", "gemm"): ((), ("--json",), ("--shapes", "--dtype")),
     ("bench", "link-overlap"): (("--chunks",), ("--json",), ("--shape",)),
     ("verify",): ((), ("--json",), ("--what",)),

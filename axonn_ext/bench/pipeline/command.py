@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from axonn_ext.bench.pipeline import plot, report
-from axonn_ext.bench.pipeline.plan import BASE, CASES, FEATURES, ROWS, CaseSpec, Plan, problem_of
+from axonn_ext.bench.pipeline.plan import BASE, CASES, ROWS, CaseSpec, Plan, problem_of
 from axonn_ext.bench.pipeline.results import Row, row_from_values
 from axonn_ext.bench.pipeline.worker import PLAN_FILE, RESULT_FILE, run_folder, run_here
 from axonn_ext.calibrate.this_machine import describe_machine
@@ -126,10 +126,9 @@ def make_plan(args: argparse.Namespace) -> Plan:
     check_processes(grid)
     if grid.pipe < 2:
         raise UserError(f"--grid: expected at least 2 stages along pipe, got {grid}")
-    for size, axes in ((FEATURES, "x"), (FEATURES, "y"), (FEATURES, "z"), (ROWS, "x"), (ROWS, "y")):
-        parts = getattr(grid, axes) * grid.z
-        if size % parts:
-            raise UserError(f"--grid: {axes} and z together must divide {size}, got {grid}")
+    for axis, size in (("x", grid.x), ("y", grid.y)):
+        if ROWS % (size * grid.z):  # there are twice as many features
+            raise UserError(f"--grid: {axis} and z together must divide {ROWS}, got {grid}")
     return Plan(
         cases=_cases(args, grid), grid=grid, micro_batches=args.micro_batches,
         stage_ms=parse_times("--stage-ms", args.stage_ms),
