@@ -44,7 +44,8 @@ schedules (--case):
   message_driven               what has arrived, with up to 2 x 1f1b's micro-batches in flight
   message_driven-1             the same, with as many as 1f1b
   message_driven-deferred      message_driven, with weight gradients when no message is there
-  message_driven-deferred-2    the same, of at most 2 micro-batches on a stage
+  message_driven-deferred-4    the same, of at most 4 micro-batches on a stage
+  message_driven-1-deferred-4  the same, with as many in flight as 1f1b
   torch-1f1b                   Schedule1F1B
   torch-zero_bubble            ScheduleInterleavedZeroBubble, with one stage on each rank
 

@@ -53,11 +53,13 @@ CASES = {
         CaseSpec("message_driven", "message_driven"),
         CaseSpec("message_driven-1", "message_driven", in_flight=1),
         CaseSpec("message_driven-deferred", "message_driven", defers=True),
-        CaseSpec("message_driven-deferred-2", "message_driven", defers=True, most_deferred=2),
+        CaseSpec("message_driven-deferred-4", "message_driven", defers=True, most_deferred=4),
+        CaseSpec("message_driven-1-deferred-4", "message_driven", in_flight=1, defers=True,
+                 most_deferred=4),
         CaseSpec("torch-1f1b", "1f1b", TORCH),
         CaseSpec("torch-zero_bubble", "zero_bubble", TORCH),
     )
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

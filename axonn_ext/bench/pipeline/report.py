@@ -16,7 +16,7 @@ from axonn_ext.terminal.console import plain_table, print_table, say
 NOISY = 0.1  # if the middle half exceeds this share of the median, small differences mean nothing
 _COLUMNS = (
     "", "s a step", "quartiles", "vs 1f1b", "vs ideal", "simulated", "formula", "in flight",
-    "deferred", "decisions", "us each",
+    "deferred", "held", "decisions", "us each",
 )  # fmt: skip
 
 
@@ -36,8 +36,8 @@ def print_rows(console: Console, rows: Sequence[Row]) -> None:
             say(console, text)
         say(console, "")
     say(
-        console, f"stages {STAGES}. in flight, deferred: the most micro-batches on a stage. What "
-        "the columns mean: docs/benchmarks.md.", style="dim",
+        console, f"stages {STAGES}. in flight, deferred, held: the most micro-batches on a "
+        "stage. What the columns mean: docs/benchmarks.md.", style="dim",
     )  # fmt: skip
 
 
@@ -91,6 +91,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         _number(row.formula_s),
         str(max(use.in_flight)),
         "-" if use.deferred is None else str(max(use.deferred)),
+        "-" if use.held is None else str(max(use.held)),
         str(decided) if decided else "-",
         "-" if use.decision_us is None else f"{use.decision_us:,.0f}",
     )

@@ -18,15 +18,17 @@ STAGES = "emulated: a stage's times are sleeps; messages, threads, orders and de
 
 @dataclass(frozen=True)
 class Use:
-    """What a step needed, by stage. deferred and decisions: None where they are not known.
+    """What a step needed, by stage. deferred, held, deferred_bytes: None where they are not known.
 
-    in_flight, deferred: the most micro-batches whose activations a stage held, and whose weight
-    gradients waited; of "interleaved", of one chunk each. decisions: those that were told to other
-    ranks of the stage. decision_us: how long the leader needed for one; None without any.
+    in_flight, deferred, held: the most micro-batches whose activations a stage held, whose weight
+    gradients waited, and both together; of "interleaved", of one chunk each. decisions: those that
+    were told to other ranks of the stage. decision_us: how long the leader needed for one; None
+    without any.
     """
 
     in_flight: tuple[int, ...]
     deferred: tuple[int, ...] | None
+    held: tuple[int, ...] | None
     deferred_bytes: tuple[int, ...] | None
     decisions: tuple[int, ...]
     decision_us: float | None
@@ -235,8 +237,9 @@ def row_from_values(values: Mapping[str, Any]) -> Row:
     fields = dict(values)
     use = fields.pop("use")
     if use is not None:
+        optional = ("deferred", "held", "deferred_bytes")
         lists = {name: tuple(use[name]) for name in ("in_flight", "decisions")}
-        known = {name: use[name] and tuple(use[name]) for name in ("deferred", "deferred_bytes")}
+        known = {name: use[name] and tuple(use[name]) for name in optional}
         use = Use(**lists, **known, decision_us=use["decision_us"])
     timeline = tuple(tuple(Span(**s) for s in stage) for stage in fields.pop("timeline"))
     for name in ("stage_ms", "samples_s"):

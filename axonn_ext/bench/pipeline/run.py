@@ -131,13 +131,15 @@ def _gather(
 
 def _use(stages: Sequence[StepUse]) -> Use:
     deferred = tuple(use.deferred for use in stages if use.deferred is not None)
-    held = tuple(use.deferred_bytes for use in stages if use.deferred_bytes is not None)
+    held = tuple(use.held for use in stages if use.held is not None)
+    num_bytes = tuple(use.deferred_bytes for use in stages if use.deferred_bytes is not None)
     decisions = tuple(use.decisions for use in stages)
     seconds = sum(use.decision_s for use in stages)
     return Use(
         in_flight=tuple(use.in_flight for use in stages),
         deferred=deferred or None,
-        deferred_bytes=held or None,
+        held=held or None,
+        deferred_bytes=num_bytes or None,
         decisions=decisions,
         decision_us=seconds / sum(decisions) * 1e6 if sum(decisions) else None,
     )

@@ -7,6 +7,7 @@ schedule. A sleep leaves its core to others, so emulated stages run beside each 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -108,10 +109,15 @@ class Delays:
         return self.of_receiver(direction, receiver, micro_batch)
 
 
-def peak_deferred(tasks: list[Task], *, defers: bool) -> int:
-    """Returns of how many micro-batches weight gradients waited at once, given what ran."""
-    waiting = most = 0
+def peaks(tasks: Iterable[Task], *, defers: bool) -> tuple[int, int]:
+    """Returns the most micro-batches that wait for weight gradients, and that are held at all.
+
+    Those in flight are held, too. tasks: what ran, in order.
+    """
+    in_flight = waiting = most_waiting = most_held = 0
     for task in tasks:
-        waiting += {"backward": defers, "weight": -1}.get(task.kind, 0)
-        most = max(most, waiting)
-    return most
+        in_flight += {"forward": 1, "backward": -1}.get(task.kind, 0)
+        waiting += {"backward": int(defers), "weight": -1}.get(task.kind, 0)
+        most_waiting = max(most_waiting, waiting)
+        most_held = max(most_held, in_flight + waiting)
+    return most_waiting, most_held

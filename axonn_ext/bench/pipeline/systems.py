@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from axonn_ext.bench.pipeline.plan import FEATURES, LAYERS_PER_STAGE, ROWS, CaseSpec, Plan
-from axonn_ext.bench.pipeline.stages import Delays, EmulatedLayer, Sleeper, peak_deferred
+from axonn_ext.bench.pipeline.stages import Delays, EmulatedLayer, Sleeper, peaks
 from axonn_ext.grid import Grid
 from axonn_ext.nn import Linear
 from axonn_ext.pipeline import Pipeline
@@ -28,6 +28,7 @@ class StepUse:
 
     in_flight: int
     deferred: int | None = None
+    held: int | None = None
     deferred_bytes: int | None = None
     decisions: int = 0
     decision_s: float = 0.0
@@ -104,10 +105,11 @@ def _layer(number: int, grid: Grid, times: StageTimes, sleeper: Sleeper) -> Emul
 
 def _use(pipeline: Pipeline, spec: CaseSpec) -> StepUse:
     stats = pipeline.stats
-    defers = pipeline.options.defers
+    deferred, held = peaks((run.task for run in stats.tasks), defers=pipeline.options.defers)
     return StepUse(
         in_flight=stats.peak_in_flight,
-        deferred=peak_deferred([run.task for run in stats.tasks], defers=defers),
+        deferred=deferred,
+        held=held,
         deferred_bytes=stats.peak_deferred_bytes,
         decisions=stats.decisions,
         decision_s=stats.decision_seconds,
