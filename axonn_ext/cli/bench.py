@@ -1,4 +1,4 @@
-"""`axonn-ext bench`: times the ops, the modules and training."""
+"""`axonn-ext bench`: times the ops, the modules, training and pipelines."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from axonn_ext.bench.train import command as train
 from axonn_ext.calibrate import command as links
 
 DESCRIPTION = """\
-Times the fused ops against compute alone, the collectives alone and the unfused pair, and training
-against torch's own parallelisms, in processes of its own or in those of torchrun. `axonn-ext bench
-BENCHMARK --help` tells more."""
+Times the fused ops against compute alone, the collectives alone and the unfused pair, training
+against torch's own parallelisms, and the schedules of pipelines, in processes of its own or in
+those of torchrun. `axonn-ext bench BENCHMARK --help` tells more."""
 
 EPILOG = """\
 examples:
@@ -22,6 +22,7 @@ examples:
   axonn-ext bench gemm-ops --world 8 --dtype bf16 --shapes published --baseline torch-symm-mem
   axonn-ext bench linear --grid 2x2x1 --grid 2x2x2 --json linear.json --plot linear.png
   axonn-ext bench train --nproc 4 --grid 2x2x1 --baseline ddp --baseline tp
+  axonn-ext bench pipeline --json pipeline.json --plot pipeline.png
 """
 
 # Each module has add_parser(benchmarks), which adds its subcommands with `run` as their default.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from axonn_ext.bench.pipeline.plan import TORCH
-from axonn_ext.bench.pipeline.report import title
+from axonn_ext.bench.pipeline.report import percent, title
 from axonn_ext.bench.pipeline.results import Row
 
 if TYPE_CHECKING:
@@ -95,8 +95,9 @@ def _draw_bars(axes: Axes, group: Sequence[Row]) -> None:
     axes.set_ylim(len(group) - 0.4, -0.6)
     axes.set_xlim(0, 1.1 * max(row.high_s or 0.0 for row in group))
     delay = group[0].delay
-    late = f"messages late by {delay:.0%} of a micro-batch in the mean" if delay else "no delays"
-    axes.set_title(f"Seconds of a step, {late}", loc="left", fontsize=9, color=_INK)
+    late = f"messages late by {percent(delay)} of a micro-batch in the mean"
+    title_ = f"Seconds of a step, {late if delay else 'no delays'}"
+    axes.set_title(title_, loc="left", fontsize=9, color=_INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(_GREY)
     axes.tick_params(colors=_INK, length=0, labelsize=7.5)

@@ -44,11 +44,15 @@ def print_rows(console: Console, rows: Sequence[Row]) -> None:
 def title(row: Row) -> str:
     """Returns what the rows with the same delay measured."""
     forward, backward, weight = row.stage_ms
-    late = f"messages late by {row.delay:.0%} of it in the mean" if row.delay else "no delays"
+    late = f"messages late by {percent(row.delay)} of it in the mean" if row.delay else "no delays"
     return (
         f"{GridShape(**row.grid).short()}, {row.micro_batches} micro-batches, emulated stages: "
         f"sleeps of {forward:g} + {backward:g} + {weight:g} ms a micro-batch; {late}"
     )
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.3g}%"
 
 
 def cautions(group: Sequence[Row]) -> list[str]:
