@@ -33,7 +33,7 @@ def bits_and_orders(shape: GridShape, options: PipelineOptions, seeds: range) ->
     ) as pipeline:
         for current[0] in seeds:
             loss = pipeline.step(own_batches(model.grid))
-            orders.add(tuple(pipeline.stats.tasks))
+            orders.add(tuple(run.task for run in pipeline.stats.tasks))
             pipeline.sync_gradients()
             norm = clip_grad_norm_(model, 1.0)
             tensors = [loss, norm, *full_gradients(model).values()]
