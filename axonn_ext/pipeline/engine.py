@@ -127,6 +127,7 @@ class StepRun:
         collecting = self._deferring.collecting() if self._deferring and trains else nullcontext()
         with collecting as weights:
             y = self._model.run(stage, x, batch)
+        self._check_output(stage, y)
         if stage == self._last:
             self._losses[number] = y.detach()
         else:
@@ -146,7 +147,7 @@ class StepRun:
         if stage < self._last:
             dy = self._inbox.take(Message(BACKWARD, stage, number))
             dy = self._model.unpack(dy, batch)
-        last = number == len(self.micro_batches) - 1
+        last = number == len(self.micro_batches) - 1 and self._deferring is None
         with nullcontext() if self._no_sync is None or last else self._no_sync():
             if forward.root is not None:
                 torch.autograd.backward((forward.root,), (dy,))  # type: ignore[arg-type]
@@ -160,6 +161,12 @@ class StepRun:
             self.stats.peak_deferred_bytes = max(
                 self.stats.peak_deferred_bytes, self._deferred_bytes()
             )
+
+    def _check_output(self, stage: int, y: object) -> None:
+        if not isinstance(y, Tensor):
+            raise TypeError(f"stage {stage} must return a tensor, got {type(y).__name__}")
+        if stage == self._last and y.numel() != 1:
+            raise ValueError(f"the loss must be one number, got a tensor of {list(y.shape)}")
 
     def _send(self, message: Message, tensor: Tensor) -> None:
         assert self._links is not None

@@ -32,6 +32,7 @@ class Failures:
         number = store.add(f"axonn/pipeline/made/{dist.get_rank()}", 1)
         self._store: Store = dist.PrefixStore(f"axonn/pipeline/{number}", store)
         self._timeout_s = timeout_s
+        self.waited_seconds = 0.0
 
     def tell(self, text: str) -> None:
         """Tells all ranks why this one fails, unless another one was first."""
@@ -60,8 +61,16 @@ class Failures:
         may be, may come one after the other. Raises PipelineError if another rank fails meanwhile,
         or if it takes too long; `what` begins the message, which also says whom the peer waits for.
         """
-        began, limit = time.monotonic(), waits * self._timeout_s
-        key, posted = f"waits/{dist.get_rank()}", False
+        began = time.monotonic()
+        try:
+            self._wait(done, what, peer, waits * self._timeout_s)
+        finally:
+            self.waited_seconds += time.monotonic() - began
+
+    def _wait(
+        self, done: Callable[[float], bool], what: str, peer: int | None, limit: float
+    ) -> None:
+        began, key, posted = time.monotonic(), f"waits/{dist.get_rank()}", False
         while not done(POLL_SECONDS):
             text = self.found()
             if text:
@@ -95,7 +104,7 @@ class Failures:
             try:
                 work.wait(timedelta(seconds=seconds))
             except RuntimeError as error:
-                if "timed out" not in str(error).lower():
+                if "Operation timed out" not in str(error):  # Work.wait's own
                     raise self.error(f"{what}: {error}") from None
                 return False
             return True

@@ -15,6 +15,7 @@ from axonn_ext.pipeline.failures import Failures
 from axonn_ext.pipeline.messages import DIRECTIONS, Message
 
 _NOTED_AFTER_SECONDS = 0.1
+_ROOM = 4  # the most messages of a direction that have arrived, or are about to
 
 
 class Inbox:
@@ -26,7 +27,16 @@ class Inbox:
         self._changed = threading.Condition()
         self._arrived: dict[Message, Tensor] = {}
         self._broken: dict[str, str] = {}  # direction -> why nothing more arrives
-        self.waited_seconds = 0.0
+        self._room = {direction: threading.Semaphore(_ROOM) for direction in DIRECTIONS}
+
+    @property
+    def waited_seconds(self) -> float:
+        """The seconds for which this rank has waited for messages, decisions and sums so far."""
+        return self._failures.waited_seconds
+
+    def wait_for_room(self, direction: str) -> None:
+        """Waits, in a thread that receives, until another message may arrive."""
+        self._room[direction].acquire()
 
     def put(self, message: Message, tensor: Tensor) -> None:
         with self._changed:
@@ -48,22 +58,21 @@ class Inbox:
         """Returns a message when it is there. Raises PipelineError if it does not come."""
         self.wait_for_any([message])
         with self._changed:
-            return self._arrived.pop(message)
+            tensor = self._arrived.pop(message)
+        self._room[message.direction].release()
+        return tensor
 
     def wait_for_any(self, messages: Sequence[Message]) -> None:
         """Waits until one of them is there. Raises PipelineError if none comes."""
         began = time.monotonic()
-        try:
-            if self._wait(messages, _NOTED_AFTER_SECONDS):
-                return
+        is_there = self._wait(messages, _NOTED_AFTER_SECONDS)
+        self._failures.waited_seconds += time.monotonic() - began
+        if not is_there:
             with self._noted(messages[0]):
                 self._failures.wait(
-                    lambda seconds: self._wait(messages, seconds),
-                    self._missing(messages),
+                    lambda seconds: self._wait(messages, seconds), self._missing(messages),
                     peer=self._ranks[self._sender(messages[0])],
-                )
-        finally:
-            self.waited_seconds += time.monotonic() - began
+                )  # fmt: skip
 
     def _wait(self, messages: Sequence[Message], seconds: float) -> bool:
         def ready() -> bool:

@@ -107,7 +107,7 @@ class Links:
             known.clear()
 
     def close(self) -> None:
-        """Ends the threads. All messages must have been sent and received."""
+        """Ends the threads. All messages must have been received."""
         for jobs in (*self._sends.values(), *self._receives.values()):
             jobs.put(None)
         for thread in self._threads:
@@ -116,10 +116,12 @@ class Links:
     def _start(self, jobs: queue.Queue[_Job | None], carry_out: Callable[[_Job], None]) -> None:
         def run() -> None:
             while (job := jobs.get()) is not None:
-                carry_out(job)
-                job.tensor = None
-                del job
-                jobs.task_done()
+                try:
+                    carry_out(job)
+                finally:
+                    job.tensor = None
+                    del job
+                    jobs.task_done()
 
         thread = threading.Thread(target=run, daemon=True, name="axonn pipeline")
         thread.start()
@@ -128,16 +130,19 @@ class Links:
     def _send(self, group: ProcessGroup, peer: int, job: _Job) -> None:
         tensor = job.tensor
         assert tensor is not None
+        if self._unsent:
+            return
         time.sleep(max(0.0, job.due - time.monotonic()))
         try:
             if job.key not in self._told:
                 self._told.add(job.key)
                 _wait(dist.isend(Form.of(tensor).header(), group=group, group_dst=peer))
             _wait(dist.isend(tensor, group=group, group_dst=peer))
-        except RuntimeError as error:  # the neighbour's process has ended, or the network
+        except Exception as error:  # the neighbour's process has ended, or the network
             self._unsent = f"{job.message} was not sent: {_short(error)}"
 
     def _receive(self, group: ProcessGroup, peer: int, job: _Job) -> None:
+        self._inbox.wait_for_room(job.message.direction)
         try:
             if job.key not in self._received:
                 header = torch.empty(HEADER_SIZE, dtype=torch.int64)
@@ -147,7 +152,7 @@ class Links:
             tensor = torch.empty(form.shape, dtype=form.dtype)
             _wait(dist.irecv(tensor, group=group, group_src=peer))
             self._inbox.put(job.message, tensor)
-        except RuntimeError as error:
+        except Exception as error:
             self._inbox.fail(job.message.direction, _short(error))
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from axonn_ext import collectives
@@ -15,6 +17,7 @@ from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn import Places
 from axonn_ext.nn.loss import IGNORE_INDEX
 from axonn_ext.nn.sharded import ParameterSpec, declaration_of, declare, own_rows, rows_over
+from axonn_ext.pipeline.totals import Totals
 from axonn_ext.spec.stages import Stages
 
 
@@ -33,7 +36,9 @@ class StagedModel(Protocol):
         """The axes over which losses must be summed, besides pipe."""
         ...
 
-    def prepare(self, micro_batches: Sequence[Any], num_labels: float | None) -> Sequence[Any]:
+    def prepare(
+        self, micro_batches: Sequence[Any], num_labels: float | None, totals: Totals
+    ) -> Sequence[Any]:
         """Returns what `run` takes, given what the user passes. Every rank has all micro-batches.
 
         num_labels: what the loss is divided by; None: what is usual for the model.
@@ -78,7 +83,9 @@ class TransformerStages:
         # In "replicated" the ranks of x have equal activations, of which each sends a part.
         self._shares_x = model.parallel.layout == "replicated" and model.grid.size("x") > 1
 
-    def prepare(self, micro_batches: Sequence[Any], num_labels: float | None) -> Sequence[Any]:
+    def prepare(
+        self, micro_batches: Sequence[Any], num_labels: float | None, totals: Totals
+    ) -> Sequence[Any]:
         for number, each in enumerate(micro_batches):
             if not isinstance(each, MicroBatch):
                 raise TypeError(
@@ -89,10 +96,7 @@ class TransformerStages:
         if num_labels is None:
             count = sum((each.labels != IGNORE_INDEX).sum() for each in micro_batches)
             assert isinstance(count, Tensor)
-            count = count.double().view(1)
-            for axis in ("z", "data"):
-                count = collectives.all_reduce(count, self._grid.axis(axis))
-            num_labels = count.item()
+            num_labels = totals.sum(count, ("z", "data"), "labels").item()
         return [(each, num_labels) for each in micro_batches]
 
     def run(self, stage: int, x: Tensor | None, micro_batch: Any) -> Tensor:
@@ -127,7 +131,8 @@ class ModuleStages:
 
     A micro-batch is (inputs, targets): the first module takes the inputs, and `loss` what the last
     one returns, and the targets. The loss of a step is the mean over micro-batches and (data, z)
-    groups.
+    groups. Modules that are not of axonn_ext are whole on every rank of their stage, and begin with
+    the values of its first rank.
     """
 
     loss_axes = ("z", "data")
@@ -150,9 +155,11 @@ class ModuleStages:
                 )
             self.module.add_module(str(number), module)
         _refuse_shared(layers)
-        _declare_plain(self.module, grid)
+        _make_equal(_declare_plain(self.module, grid), grid)
 
-    def prepare(self, micro_batches: Sequence[Any], num_labels: float | None) -> Sequence[Any]:
+    def prepare(
+        self, micro_batches: Sequence[Any], num_labels: float | None, totals: Totals
+    ) -> Sequence[Any]:
         if num_labels is not None:
             raise ValueError("Pipeline: num_labels is for transformers, got a list of modules")
         for number, each in enumerate(micro_batches):
@@ -191,14 +198,37 @@ def _refuse_shared(layers: Sequence[Layer]) -> None:
                 )
 
 
-def _declare_plain(module: nn.Module, grid: Grid) -> None:
+def _declare_plain(module: nn.Module, grid: Grid) -> list[nn.Module]:
     """Says of parameters that no module of axonn_ext has that every rank of x and y has them.
 
-    Their gradients are summed over z and data, whose ranks have different rows.
+    Their gradients are summed over z and data, whose ranks have different rows. Returns the
+    modules that have them, and those that have buffers alone. Raises ValueError for modules that
+    are on another grid.
     """
+    plain = []
     for owner in module.modules():
         own = {name: p for name, p in owner._parameters.items() if p is not None}
-        if own and declaration_of(owner) is None:
+        declared = declaration_of(owner)
+        if declared is not None and declared.grid is not grid:
+            raise ValueError(f"Pipeline: a {type(owner).__name__} is on another grid already")
+        if own and declared is None:
             specs = {n: ParameterSpec(tuple(p.shape), {}, ("z", "data"), None)
                      for n, p in own.items()}  # fmt: skip
             declare(owner, grid, specs)
+            plain.append(owner)
+        elif not own and owner._buffers:
+            plain.append(owner)
+    return plain
+
+
+@torch.no_grad()
+def _make_equal(modules: Sequence[nn.Module], grid: Grid) -> None:
+    """Gives all ranks of a stage the values of the first one: each may have drawn its own.
+
+    Collectives: a broadcast of each tensor over x, y, z and data.
+    """
+    for module in modules:
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            for axis in ("x", "y", "z", "data"):
+                if grid.size(axis) > 1:
+                    dist.broadcast(tensor.detach(), group=grid.group(axis), group_src=0)

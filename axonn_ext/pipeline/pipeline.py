@@ -9,9 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
-from axonn_ext import collectives, gradients, settings
+from axonn_ext import gradients, settings
 from axonn_ext.grid import Grid
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn.deferred import DeferredWeightGradients
@@ -19,11 +18,11 @@ from axonn_ext.overlap import Orchestrator
 from axonn_ext.pipeline.choice import Leader, MessageDriven
 from axonn_ext.pipeline.engine import EVALUATION, TRAINING, StepRun, StepStats
 from axonn_ext.pipeline.failures import Failures, PipelineError
-from axonn_ext.pipeline.groups import make_group
 from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.links import Links
 from axonn_ext.pipeline.messages import BACKWARD, DIRECTIONS, FORWARD, Delay, Message
 from axonn_ext.pipeline.models import Layer, Loss, ModuleStages, StagedModel, TransformerStages
+from axonn_ext.pipeline.totals import Totals
 from axonn_ext.spec.parallel import Overlap
 from axonn_ext.spec.pipeline import Task, fixed_order, split_layers
 from axonn_ext.spec.pipeline_options import PipelineOptions
@@ -80,16 +79,16 @@ class Pipeline:
         self.grid = grid
         self._model = _on_all_ranks(lambda: _staged(model, grid, self.options, loss, stages))
         self._axis = grid.axis("pipe")
-        self._failures = Failures(settings.load().timeout_seconds)
-        self._inbox = Inbox(self._axis, self._failures)
-        self._links: Links | None = None
-        self._sums: ProcessGroup | None = None
-        if self._axis.size > 1:
-            self._links = Links(self._axis, self._inbox, self._failures, delay=delay)
-            self._sums = make_group("losses", self._axis)
-        self._leader = Leader(grid.model_group, self._failures)
         self.orchestrator = None if overlap is None else Orchestrator(self.module, overlap)
         self._deferring = DeferredWeightGradients(self.module) if self.options.defers else None
+        self._failures = Failures(settings.load().timeout_seconds)
+        self._failed = ""  # what a step has failed with
+        self._inbox = Inbox(self._axis, self._failures)
+        self._links: Links | None = None
+        if self._axis.size > 1:
+            self._links = Links(self._axis, self._inbox, self._failures, delay=delay)
+        self._leader = Leader(grid.model_group, self._failures)
+        self._totals = Totals(grid, self._failures)
         self._stats = StepStats()
 
     @property
@@ -99,7 +98,7 @@ class Pipeline:
 
     @property
     def stats(self) -> StepStats:
-        """What the last step needed on this rank."""
+        """What the last `step` needed on this rank."""
         return self._stats
 
     def step(self, micro_batches: Sequence[Any], *, num_labels: float | None = None) -> Tensor:
@@ -112,18 +111,28 @@ class Pipeline:
         looks at inputs and the last one at targets. num_labels: what a transformer's loss is
         divided by; default the labels of all micro-batches and ranks.
 
-        Collectives: of the modules; messages between stages; all-reduces of the loss over the axes
-        that split the rows, and pipe.
+        After a failure a pipeline cannot be used again. Collectives: of the modules; messages
+        between stages; all-reduces over all ranks, of the number of micro-batches, of the labels if
+        num_labels is not given, and of the loss.
         """
+        if not torch.is_grad_enabled():
+            raise ValueError("Pipeline.step: gradients must be enabled; evaluate needs none")
         return self._run(TRAINING, micro_batches, num_labels)
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[Any], *, num_labels: float | None = None) -> Tensor:
-        """Returns the loss of the micro-batches, equal on all ranks, without gradients."""
+        """Returns the loss of the micro-batches, equal on all ranks, without gradients.
+
+        Modules that behave otherwise in evaluation, such as Dropout, must be told by `eval()`.
+        """
         return self._run(EVALUATION, micro_batches, num_labels)
 
     def sync_gradients(self) -> None:
-        """Completes all gradients, once after each `step`: see axonn_ext.sync_gradients."""
+        """Completes all gradients: see axonn_ext.sync_gradients.
+
+        Call it once before each step of the optimizer, after the last `step` whose gradients are
+        added up.
+        """
         if self.orchestrator is None:
             gradients.sync_gradients(self.module)
         else:
@@ -136,13 +145,24 @@ class Pipeline:
             self._links.forget_shapes()
 
     def close(self) -> None:
-        """Ends the threads of messages. All ranks call it between steps."""
+        """Ends the threads of messages. All ranks call it between steps.
+
+        After a failure, the model is only set free for another pipeline. The groups stay until
+        those of torch.distributed are destroyed.
+        """
+        self._detach()
+        if self._failed:
+            return
+        if self._links is not None:
+            self._links.close()
+        self._failed = "it is closed"
+
+    def _detach(self) -> None:
+        """Lets the model's modules communicate and compute their gradients themselves."""
         if self.orchestrator is not None:
             self.orchestrator.close()
         if self._deferring is not None:
             self._deferring.close()
-        if self._links is not None:
-            self._links.close()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -155,35 +175,52 @@ class Pipeline:
     ) -> None:
         if error is None:
             self.close()
+        else:
+            self._detach()
 
     def _run(self, phase: str, micro_batches: Sequence[Any], num_labels: float | None) -> Tensor:
-        if not micro_batches:
-            raise ValueError("Pipeline: micro_batches must not be empty, got none")
-        orders = [self._order(phase, stage, len(micro_batches)) for stage in range(self._axis.size)]
+        if self._failed:
+            raise PipelineError(f"this pipeline is of no use any more: {self._failed}")
         run = StepRun(
             self._model, phase=phase, rank=self._axis.rank, inbox=self._inbox, links=self._links,
             deferring=self._deferring, deferred_limit=self.options.deferred_bytes,
             no_sync=None if self.orchestrator is None else self.orchestrator.no_sync,
         )  # fmt: skip
-        waited = self._inbox.waited_seconds
+        waited = self._failures.waited_seconds
         decided, telling = self._leader.num_decisions, self._leader.seconds
         try:
-            run.micro_batches = self._model.prepare(micro_batches, num_labels)
-            if self._links is not None:
-                self._links.expect(phase, self._incoming(orders))
-            run.run(self._tasks(phase, run, orders[self._axis.rank]))
-            if self._links is not None:
-                self._links.wait_for_sends()
-            run.now = "the sum of the losses"
-            loss = self._sum(run.loss(next(self.module.parameters()).device))
+            loss = self._run_tasks(phase, run, micro_batches, num_labels)
         except BaseException as error:
-            self._tell(run, error)
-            raise
-        run.stats.waited_seconds = self._inbox.waited_seconds - waited
-        run.stats.decisions = self._leader.num_decisions - decided
-        run.stats.decision_seconds = self._leader.seconds - telling
-        self._stats = run.stats
+            failure = self._failure(run, error)
+            if failure is error:
+                raise
+            raise failure from error
+        if phase == TRAINING:
+            run.stats.waited_seconds = self._failures.waited_seconds - waited
+            run.stats.decisions = self._leader.num_decisions - decided
+            run.stats.decision_seconds = self._leader.seconds - telling
+            self._stats = run.stats
         return loss
+
+    def _run_tasks(
+        self, phase: str, run: StepRun, micro_batches: Sequence[Any], num_labels: float | None
+    ) -> Tensor:
+        """Runs a step, and returns its loss."""
+        count = len(micro_batches)
+        self._totals.compare(count, "micro-batches")
+        if not count:
+            raise ValueError("Pipeline: micro_batches must not be empty, got none")
+        orders = [self._order(phase, stage, count) for stage in range(self._axis.size)]
+        run.micro_batches = self._model.prepare(micro_batches, num_labels, self._totals)
+        if self._links is not None:
+            self._links.expect(phase, self._incoming(orders))
+        run.run(self._tasks(phase, run, orders[self._axis.rank]))
+        if self._links is not None:
+            self._links.wait_for_sends()
+        run.now = "the sum of the losses"
+        # Stages that are done wait here for the others, and learn if one of them fails.
+        loss = run.loss(next(self.module.parameters()).device)
+        return self._totals.sum(loss, {*self._model.loss_axes, "pipe"}, "losses")
 
     def _order(self, phase: str, stage: int, count: int) -> Sequence[Task]:
         """Returns the tasks of a stage in an order in which messages to and from it can come.
@@ -220,23 +257,16 @@ class Pipeline:
                 if task.kind == direction and 0 <= stage <= last:
                     yield Message(direction, stage, task.micro_batch)
 
-    def _sum(self, loss: Tensor) -> Tensor:
-        """Returns the sum of all ranks' parts of the loss."""
-        total = loss.view(1)
-        if self._sums is not None:
-            # Stages that are done wait here for the others, and learn if one of them fails.
-            work = dist.all_reduce(total, group=self._sums, async_op=True)
-            self._failures.wait_for(work, "the sum of the losses")
-        for name in reversed(self._model.loss_axes):
-            total = collectives.all_reduce(total, self.grid.axis(name))
-        return total.view(())
-
-    def _tell(self, run: StepRun, error: BaseException) -> None:
-        """Tells all ranks of a failure of this one, and the error where it happened."""
-        where = f"rank {self.grid.rank}, {run.now}"
-        if not isinstance(error, PipelineError) or not self._failures.found():
-            self._failures.tell(f"{where}: {type(error).__name__}: {error}")
+    def _failure(self, run: StepRun, error: BaseException) -> BaseException:
+        """Tells all ranks of a failure of this one; returns the error that says most."""
+        where, found = f"rank {self.grid.rank}, {run.now}", self._failures.found()
+        self._failed = found or f"{where}: {type(error).__name__}: {error}"
+        if not found:
+            self._failures.tell(self._failed)
         error.add_note(f"in the pipeline: {where}")
+        # An op that waited in vain for a peer knows less than the rank that failed first.
+        is_wait = isinstance(error, RuntimeError) and not isinstance(error, PipelineError)
+        return PipelineError(found) if found and is_wait else error
 
 
 def _on_all_ranks(make: Callable[[], StagedModel]) -> StagedModel:

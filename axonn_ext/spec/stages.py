@@ -18,7 +18,7 @@ class Stages:
     are the stages; with several, the schedule "interleaved" runs them in turn.
 
     Raises ValueError where the blocks do not follow each other from 0 on, a virtual stage has none,
-    or pipe does not divide the number of virtual stages.
+    pipe does not divide the number of virtual stages, or is 1 with several of them.
     """
 
     blocks: tuple[range, ...]
@@ -29,6 +29,11 @@ class Stages:
             raise ValueError(
                 f"stages: the number of virtual stages must be a multiple of pipe={self.pipe}, "
                 f"got {len(self.blocks)}"
+            )
+        if self.pipe == 1 and len(self.blocks) > 1:
+            raise ValueError(
+                f"stages: several stages on each rank need pipe >= 2, got {len(self.blocks)} on "
+                "pipe=1"
             )
         first = 0
         for number, blocks in enumerate(self.blocks):

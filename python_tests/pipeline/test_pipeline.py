@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
-from axonn_ext import GridShape
+from axonn_ext import GridShape, full_gradients, full_state_dict
 from axonn_ext.models import ParallelConfig
+from axonn_ext.pipeline import Pipeline, PipelineOptions
 from axonn_ext.spec.parallel import Overlap
-from pipeline_cases import OPTIONS, failures, state_is_kept
+from grids import grid_of
+from pipeline_cases import OPTIONS, config_of, failures, make, own_batches, state_is_kept
 
 PAIRS = [GridShape(pipe=2, **{axis: 2}) for axis in ("x", "y", "z", "data")]
 FOUR = [*PAIRS, GridShape(pipe=4)]
@@ -22,7 +27,9 @@ def check(pool, world_size, *arguments, timeout_s: float = 240.0) -> None:
         assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize(("name", "layers"), [("gpt2", 5), ("llama", 4)])
+@pytest.mark.parametrize(
+    ("name", "layers"), [("gpt2", 5), pytest.param("llama", 4, marks=pytest.mark.slow)]
+)
 def test_equals_one_process(pool, name, layers) -> None:
     check(pool, 4, name, layers, FOUR, list(OPTIONS))
 
@@ -41,7 +48,7 @@ def test_equals_one_process_on_eight_ranks(pool, name, layers) -> None:
     "parallel",
     [
         ParallelConfig(layout="replicated"),
-        ParallelConfig(recompute=True),
+        pytest.param(ParallelConfig(recompute=True), marks=pytest.mark.slow),
         pytest.param(ParallelConfig(heads_over_y=True), marks=pytest.mark.slow),
         pytest.param(
             ParallelConfig(save_gathered=True, reshard_after_forward=False), marks=pytest.mark.slow
@@ -54,16 +61,20 @@ def test_ways_to_run(pool, parallel, options) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", ["message_driven", "message_driven, weights later", "1f1b", "zero_bubble"]
-)
+    "options",
+    [
+        "message_driven, weights later",
+        *(pytest.param(o, marks=pytest.mark.slow)
+          for o in ("message_driven", "1f1b", "zero_bubble")),
+    ],
+)  # fmt: skip
 def test_with_an_orchestrator_and_accumulated_steps(pool, options) -> None:
     check(pool, 4, "gpt2", 4, PAIRS[2:], [options], None, Overlap(bucket_bytes=4096), 1)
     check(pool, 4, "gpt2", 4, PAIRS[2:], [options], None, None, 3)
 
 
-@pytest.mark.parametrize("options", list(OPTIONS))
-def test_two_stages(pool, options) -> None:
-    check(pool, 2, "llama-tied", 4, [GridShape(pipe=2)], [options])
+def test_two_stages(pool) -> None:
+    check(pool, 2, "llama-tied", 4, [GridShape(pipe=2)], list(OPTIONS))
 
 
 def test_one_stage(pool) -> None:
@@ -71,6 +82,62 @@ def test_one_stage(pool) -> None:
     one = [o for o in OPTIONS if o != "interleaved"]
     check(pool, 1, "gpt2", 2, [GridShape()], one)
     check(pool, 2, "gpt2", 2, [GridShape(x=2), GridShape(z=2)], one)
+
+
+@pytest.mark.slow
+def test_interleaved_on_four_stages(pool) -> None:
+    check(pool, 4, "llama", 8, [GridShape(pipe=4)], ["interleaved"])
+
+
+def replicas(shape: GridShape) -> tuple[float, float, float]:
+    """Errors of a list of modules against one process; how far the ranks' parameters are apart."""
+    grid = grid_of(shape)
+    torch.manual_seed(grid.rank)  # each rank draws other initial values
+    layers = [lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.LayerNorm(6))] * 5
+    generator = torch.Generator().manual_seed(1)
+    inputs, targets = (torch.randn(4, 8, 6, generator=generator).double() for _ in range(2))
+    own = {1: ("data", "z")}
+    pairs = list(zip(grid.shard(inputs, own), grid.shard(targets, own), strict=True))
+    layers = [lambda make=make: make().double() for make in layers]
+    with Pipeline(layers, grid, loss=F.mse_loss) as pipeline:
+        whole = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.LayerNorm(6))
+                              for _ in range(5)).double()  # fmt: skip
+        state = full_state_dict(pipeline.module)
+        whole.load_state_dict(state)
+        loss = pipeline.step(pairs)
+        pipeline.sync_gradients()
+        found = full_gradients(pipeline.module)
+    y = inputs.flatten(0, 1)
+    for layer in whole:
+        y = layer(y)
+    want = F.mse_loss(y, targets.flatten(0, 1))
+    want.backward()
+    worst = max((found[n] - p.grad).norm() / p.grad.norm() for n, p in whole.named_parameters())
+    values = torch.cat([t.flatten() for t in state.values()]).sum().item()
+    return abs((loss - want) / want).item(), worst.item(), values
+
+
+@pytest.mark.parametrize("shape", [GridShape(pipe=2, data=2), GridShape(pipe=2, x=2)], ids=str)
+def test_a_list_of_modules(pool, shape) -> None:
+    answers = pool(4).run(replicas, shape)
+    assert all(loss < 1e-12 and gradients < 1e-11 for loss, gradients, _ in answers), answers
+    assert len({values for _, _, values in answers}) == 1, "all replicas begin with equal values"
+
+
+def held(limit: int) -> tuple[int, int]:
+    """The most micro-batches in flight, and the most bytes that weight gradients waited with."""
+    options = PipelineOptions(defer_weights=True, deferred_bytes=limit)
+    model = make(config_of("gpt2", 4), GridShape(pipe=2), options, ParallelConfig())
+    with Pipeline(model, model.grid, options) as pipeline:
+        pipeline.step(own_batches(model.grid))
+        return pipeline.stats.peak_in_flight, pipeline.stats.peak_deferred_bytes
+
+
+def test_what_stages_hold_has_limits(pool) -> None:
+    (_, one), _ = pool(2).run(held, 1)  # each backward is followed by its weight gradients
+    flying, free = zip(*pool(2).run(held, 0), strict=True)
+    assert flying[0] <= 4 and flying[1] <= 2
+    assert 0 < one < free[0]
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
@@ -83,9 +150,6 @@ def test_whole_states(pool, chunks) -> None:
 
 def blocks(shape: GridShape) -> list[str]:
     """The parameters of this rank, by name."""
-    from axonn_ext.pipeline import PipelineOptions
-    from pipeline_cases import config_of, make
-
     model = make(config_of("gpt2", 5), shape, PipelineOptions(), ParallelConfig())
     return [name for name, _ in model.named_parameters()]
 

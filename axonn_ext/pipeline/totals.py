@@ -1,0 +1,45 @@
+"""Numbers of all ranks of a pipeline, in whose sums a rank learns of failures elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from axonn_ext.grid import Grid
+from axonn_ext.pipeline.failures import Failures, PipelineError
+from axonn_ext.pipeline.groups import make_group
+
+
+class Totals:
+    """Sums and comparisons over all ranks, in a group of gloo. All ranks must make theirs."""
+
+    def __init__(self, grid: Grid, failures: Failures) -> None:
+        self._grid, self._failures = grid, failures
+        self._group: ProcessGroup | None = make_group("totals") if grid.world_size > 1 else None
+
+    def sum(self, number: Tensor, axes: Collection[str], what: str) -> Tensor:
+        """Returns the sum over these axes, in fp64 and equal on all ranks.
+
+        Ranks that differ along other axes must have the same number: the first of them counts.
+        """
+        counts = all(self._grid.coords[axis] == 0 for axis in self._grid.coords if axis not in axes)
+        total = number.detach().double().reshape(1) if counts else torch.zeros(1).double()
+        return self._reduce(total.clone(), dist.ReduceOp.SUM, what).view(())
+
+    def compare(self, number: int, what: str) -> None:
+        """Raises PipelineError if ranks have different numbers."""
+        most, least = self._reduce(torch.tensor([number, -number]), dist.ReduceOp.MAX, what)
+        if most != -least:
+            raise PipelineError(
+                f"all ranks must pass as many {what}, got {number}, and from {-least} to {most}"
+            )
+
+    def _reduce(self, values: Tensor, op: dist.ReduceOp.RedOpType, what: str) -> Tensor:
+        if self._group is not None:
+            work = dist.all_reduce(values, op=op, group=self._group, async_op=True)
+            self._failures.wait_for(work, f"the sum of {what}")
+        return values
