@@ -9,6 +9,8 @@ from itertools import accumulate, pairwise
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.pipeline import split_layers
 
+_MANY_BLOCKS = 1000  # of one stage
+
 
 @dataclass(frozen=True)
 class Stages:
@@ -50,6 +52,11 @@ class Stages:
         The head, which the last stage has besides its blocks, costs 2 V H operations a token in
         forward. Raises ValueError if the model has fewer blocks than there are virtual stages.
         """
+        if pipe * chunks == 1:
+            return cls((range(model.num_layers),))
+        if model.num_layers > _MANY_BLOCKS * pipe * chunks:  # the head is nothing beside them
+            each, more = divmod(model.num_layers, pipe * chunks)
+            return cls.of_sizes([each + (v < more) for v in range(pipe * chunks)], pipe)
         head = 3 * 2 * model.vocab_size * model.hidden_size
         block = (model.flops_per_token() - head) / model.num_layers
         try:

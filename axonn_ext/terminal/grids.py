@@ -7,14 +7,15 @@ from axonn_ext.terminal.arguments import MOST_PROCESSES
 from axonn_ext.terminal.errors import UserError
 
 
-def parse_grid(option: str, text: str) -> GridShape:
+def parse_grid(option: str, text: str, *, pipe: bool = False) -> GridShape:
     """Returns the shape that the value of the option describes.
 
-    Raises UserError, also for several pipeline stages, which only training has.
+    pipe: whether there may be several pipeline stages. Raises UserError.
     """
     try:
         shape = GridShape.parse(text)
-        shape.refuse_pipe("this command")
+        if not pipe:
+            shape.refuse_pipe("this command")
         return shape
     except ValueError as error:
         raise UserError(f"{option} {text}: {error}") from None

@@ -148,6 +148,7 @@ def test_wrong_gradients_get_no_time(pool) -> None:
         assert report.exit_status(rows) == 1 and report.exit_status([fine]) == 0
 
 
+@pytest.mark.slow
 def test_ranks_of_a_stage_decide_together(pool) -> None:
     plan = dataclasses.replace(
         PLAN, grid=GridShape(x=2, pipe=2), delays=(0.2,), rounds=1,

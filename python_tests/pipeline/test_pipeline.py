@@ -137,7 +137,7 @@ def test_what_stages_hold_has_limits(pool) -> None:
     (_, one), _ = pool(2).run(held, 1)  # each backward is followed by its weight gradients
     flying, free = zip(*pool(2).run(held, 0), strict=True)
     assert flying[0] <= 4 and flying[1] <= 2
-    assert 0 < one < free[0]
+    assert 0 < one <= free[0]
 
 
 @pytest.mark.parametrize("chunks", [1, 2])

@@ -119,6 +119,7 @@ def test_a_disk_that_is_full_stops_no_training(tmp_path, capsys, monkeypatch, ba
     assert not list((folder / "checkpoints").glob(".*"))
 
 
+@pytest.mark.slow  # test_pipeline_train.py has one that is not
 def test_the_command_goes_on_on_another_grid(tmp_path, whole) -> None:
     folder = tmp_path / "run"
     options = small(**SAVES, train__steps=4)

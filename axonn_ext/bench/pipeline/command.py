@@ -123,7 +123,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
 
 def make_plan(args: argparse.Namespace) -> Plan:
     """Returns what the arguments ask for. Raises UserError with all problems that were found."""
-    grid = parse_grid("--grid", args.grid)
+    grid = parse_grid("--grid", args.grid, pipe=True)
     check_processes(grid)
     if grid.pipe < 2:
         raise UserError(f"--grid: expected at least 2 stages along pipe, got {grid}")
