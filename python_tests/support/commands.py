@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -53,12 +54,20 @@ def small(**overrides: object) -> list[str]:
 
 
 def start(command: Sequence[str], *, output: Path) -> subprocess.Popen[bytes]:
-    """Starts a command from the root of the checkout, its output going to a file."""
+    """Starts a command from the root of the checkout, its output going to a file.
+
+    It does not inherit that signals are ignored, as they are behind nohup or in the background.
+    """
     with output.open("wb") as stream:
         return subprocess.Popen(
             list(command), cwd=ROOT, env=environment(), stdout=stream,
-            stderr=subprocess.STDOUT, start_new_session=True,
+            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_heed_signals,
         )  # fmt: skip
+
+
+def _heed_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def run(command: Sequence[str], *, timeout_s: float = 120) -> Finished:
