@@ -12,7 +12,7 @@ from axonn_ext.cli.plan_report import days, duration, gigabytes
 from axonn_ext.inputs.files import is_file
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.job import Job, Options
-from axonn_ext.planner.program import bytes_by_axis, make_program
+from axonn_ext.planner.program import most_bytes_by_axis
 from axonn_ext.planner.search import Plan, Request
 from axonn_ext.planner.timeline import COMPUTE, Timeline
 from axonn_ext.spec.grid import COMMUNICATING
@@ -60,7 +60,7 @@ def config_as_json(estimate: Estimate, *, tokens: float) -> Json:
     return {
         "grid": job.grid.as_dict(),
         "batch_size": job.batch_size,
-        **_options_as_json(job.options),
+        **_options_as_json(job.options, pipe=job.grid.pipe),
         "step_time_s": estimate.step_time_s,
         "compute_s": estimate.compute_s,
         "optimizer_s": estimate.optimizer_s,
@@ -68,14 +68,14 @@ def config_as_json(estimate: Estimate, *, tokens: float) -> Json:
         "peak_fraction": estimate.peak_fraction,
         "tokens_per_s": estimate.tokens_per_s,
         "days": days(estimate, tokens),
-        "bytes_sent": dict.fromkeys(COMMUNICATING, 0) | bytes_by_axis(make_program(job)),
+        "bytes_sent": dict.fromkeys(COMMUNICATING, 0) | most_bytes_by_axis(job),
         "memory_bytes": memory.total,
         "memory_items": memory._asdict(),
         "binding": estimate.binding,
     }
 
 
-def _options_as_json(options: Options) -> Json:
+def _options_as_json(options: Options, *, pipe: int) -> Json:
     """Returns the options that were searched.
 
     Algorithms and Overlap.wait_at_once are left out, since they change no prediction.
@@ -84,6 +84,8 @@ def _options_as_json(options: Options) -> Json:
     del values["algorithm"]
     if values["overlap"] is not None:
         del values["overlap"]["wait_at_once"]
+    if pipe == 1:
+        values["pipeline"] = None
     return values
 
 
@@ -175,7 +177,7 @@ def trainer_config(estimate: Estimate, *, source: str) -> Config:
     searched = {key.name for key in dataclasses.fields(config.parallel)} - {"algorithm"}
     carried: Json = {"mode": "off"}
     if overlap is not None:
-        carried = {"mode": "on", **_options_as_json(chosen)["overlap"]}
+        carried = {"mode": "on", **_options_as_json(chosen, pipe=1)["overlap"]}
     return dataclasses.replace(
         config,
         grid=GridTable(**job.grid.as_dict()),

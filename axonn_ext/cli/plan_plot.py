@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_AXIS_COLORS = {"x": "#ea580c", "y": "#ca8a04", "z": "#16a34a", "data": "#9333ea"}
+_AXIS_COLORS = {"x": "#ea580c", "y": "#ca8a04", "z": "#16a34a", "data": "#9333ea",
+                "pipe": "#be123c"}  # fmt: skip
 _FORWARD, _BACKWARD, _OPTIMIZER = "#2563eb", "#1e40af", "#64748b"
 _GREY, _INK, _SOFT = "#94a3b8", "#1e293b", "#64748b"
 _ZOOM_EVENTS = 40  # events of the compute stream in the lower part of a timeline

@@ -13,7 +13,7 @@ from axonn_ext.planner.costs import Costs
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import Machine
-from axonn_ext.planner.program import bytes_by_axis, make_program
+from axonn_ext.planner.program import make_program, most_bytes_by_axis
 from axonn_ext.planner.search import Plan, Request
 from axonn_ext.planner.timeline import COMPUTE, timeline
 from axonn_ext.spec.grid import COMMUNICATING
@@ -144,7 +144,7 @@ def compute_kinds(job: Job, machine: Machine) -> dict[str, float]:
 def _axes_table(estimate: Estimate, machine: Machine) -> Table:
     """Returns a table of the axes with several ranks: their bytes, and how much time is hidden."""
     job = estimate.job
-    volumes = bytes_by_axis(make_program(job))
+    volumes = most_bytes_by_axis(job)
     busy = busy_seconds(job, machine)
     table = _numbers_table("axis", "ranks", "GB sent", "GB/s", "busy ms", "hidden ms", "exposed ms")
     for axis in COMMUNICATING:

@@ -25,6 +25,7 @@ from axonn_ext.pipeline.failures import Failures, PipelineError
 from axonn_ext.pipeline.groups import PATIENCE, make_group
 from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.messages import DIRECTIONS, HEADER_SIZE, Delay, Form, Message
+from axonn_ext.tracing import record_message
 
 _Key = tuple[str, str, int]  # phase, direction, stage
 
@@ -90,6 +91,7 @@ class Links:
             )
         if self._delay is not None:
             job.due += self._delay(message.direction, message.stage, message.micro_batch)
+        record_message(f"pipeline {message.direction}", tensor, self._stages)
         self._sends[message.direction].put(job)
 
     def wait_for_sends(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import Overlap, ParallelConfig, check_choice
+from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.spec.rules import BrokenRule, broken_rules
 
 WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4}  # dtype -> bytes of an element
@@ -18,6 +19,7 @@ class Options(ParallelConfig):
     """The trainer's tables [parallel] and [overlap], and the keys of [train] that matter here.
 
     overlap: None if the ops themselves gather weights and sum gradients, without overlap.
+    pipeline: how stages run; matters only on grids with pipe > 1.
     micro_batches: the number of parts in which a step is computed.
     dtype: the dtype of parameters and activations.
     offload: whether the optimizer's state lies in host memory; not implemented, so always False.
@@ -27,6 +29,7 @@ class Options(ParallelConfig):
     micro_batches: int = 1
     dtype: str = "bf16"
     offload: bool = False
+    pipeline: PipelineOptions = field(default_factory=PipelineOptions)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,5 +75,16 @@ def violations(job: Job) -> Iterator[BrokenRule | str]:
             f"micro_batches={options.micro_batches}"
         )
         return
+    if job.grid.pipe > 1:
+        yield from _broken_pipeline(job)
     # What ranks that share a key-value head exchange is not planned yet.
     yield from broken_rules(job.model, options, job.grid, job.micro_batch_size, shared_heads=False)
+
+
+def _broken_pipeline(job: Job) -> Iterator[str]:
+    pipe, chunks, parts = job.grid.pipe, job.options.pipeline.chunks, job.options.micro_batches
+    layers = job.model.num_layers
+    if layers < pipe * chunks:
+        yield f"layers: {layers} blocks cannot be split into pipe={pipe} * chunks={chunks} parts"
+    if chunks > 1 and parts % pipe:
+        yield f"micro-batches of interleaved stages: {parts} must be divisible by pipe={pipe}"

@@ -107,6 +107,7 @@ def memory_of(job: Job, *, device: str = "cuda") -> Memory:
     """
     if device not in DEVICES:
         raise PlannerError(f"device must be one of {', '.join(DEVICES)}, got {device!r}")
+    job.grid.refuse_pipe("the planner's memory")
     size = sizes_of(job.model)
     elements = _elements_of(job, size)
     moments = _Step(job, size, elements, device).moments()

@@ -3,6 +3,9 @@
 Volumes, times and timelines are all computed from this description. It follows the modules of
 `axonn_ext.nn` and `axonn_ext.models`; tests compare it, byte for byte, with what they issue.
 
+On a grid with pipe > 1, ranks of different stages have different steps; each function takes the
+pipe coordinate `stage`.
+
 Legend: m rows (tokens) of a (data, z) group in a micro-batch; a Linear [N, K] of role (r, s); Gx
 the size of axis x. The bytes of a collective are those that one rank sends in the algorithm that
 sends least. Sources of the volumes: arXiv:2305.13525 and arXiv:2502.08145 (`replicated`);
@@ -15,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from axonn_ext.planner.job import Job
+from axonn_ext.planner.shares import StageShare, share_of, shares_of
 from axonn_ext.planner.tasks import Collective, Matmul, Parts, Program, Task
 from axonn_ext.spec.grid import SUM_ORDER
 from axonn_ext.spec.model import LinearSpec
@@ -23,9 +27,28 @@ from axonn_ext.spec.parallel import BUCKET_BYTES, ROLES
 _FP32, _FP64 = 4, 8
 
 
+def most_bytes_by_axis(job: Job) -> dict[str, int]:
+    """Returns, for each axis of several ranks, the bytes that a rank sends along it in a step.
+
+    If stages send different numbers, it is the largest one of each axis.
+    """
+    most: dict[str, int] = {}
+    first_of_its_kind = {share: stage for stage, share in reversed([*enumerate(shares_of(job))])}
+    for stage in first_of_its_kind.values():
+        for axis, num_bytes in bytes_by_axis(make_program(job, stage)).items():
+            most[axis] = max(num_bytes, most.get(axis, 0))
+    return most
+
+
 def bytes_by_axis(program: Program) -> dict[str, int]:
-    """Returns the bytes that a rank sends along each axis of several ranks in a step."""
+    """Returns the bytes that a rank sends along each axis of several ranks in a step.
+
+    Between stages, activations, their gradients and sums count. What a pipeline says besides (the
+    form of its first messages, and decisions of message_driven) takes some bytes and does not.
+    """
     total: Counter[str] = Counter()
+    for c in program.messages:
+        total[c.axis] += c.num_bytes * program.num_micro_batches
     for tasks, repeats in program.micro_batch():
         for task in tasks:
             for c in task.collectives():
@@ -35,44 +58,47 @@ def bytes_by_axis(program: Program) -> dict[str, int]:
     return {axis: n for axis, n in total.items() if n}
 
 
-def make_program(job: Job) -> Program:
-    """Returns the step of a legal job.
+def make_program(job: Job, stage: int = 0) -> Program:
+    """Returns the step of a legal job on a pipe coordinate.
 
     With overlap, every use of a weight has a gather; the schedule leaves out those of weights that
     are still held.
     """
-    step, model, options = _Step(job), job.model, job.options
+    step = _Step(job, stage)
     return Program(
-        parts_of(job),
-        num_layers=model.num_layers,
-        num_micro_batches=options.micro_batches,
-        gradient_sums=tuple(step.gradient_sums()),
-        norm_sums=tuple(step.present([step.collective("all_reduce", a, 1, _FP64, "grad norm")
-                                      for a in "xyz"])),
+        parts_of(job, stage),
+        num_layers=step.share.num_layers,
+        num_micro_batches=job.options.micro_batches,
+        messages=step.messages(),
+        gradient_sums=(*step.gradient_sums(), *step.sum_over_ends()),
+        norm_sums=(*step.loss_sums(), *step.norm_sums()),
         optimizer_bytes=step.optimizer_bytes(),
-    )  # fmt: skip
+    )
 
 
-def parts_of(job: Job) -> Parts:
-    """Returns the parts of a micro-batch of a legal job."""
-    step = _Step(job)
+def parts_of(job: Job, stage: int = 0) -> Parts:
+    """Returns the parts of a micro-batch of a legal job on a pipe coordinate."""
+    step = _Step(job, stage)
+    share = step.share
     block_forward = step.block_forward()
     recomputed = block_forward if job.options.recompute else ()
     return Parts(
-        step.embedding_forward(),
+        (*(step.embedding_forward() if share.has_first else ()), *step.unpacked("activations")),
         block_forward,
-        (step.norm("norm", backward=False), *step.head_forward(), step.loss()),
-        (*step.head_backward(), step.norm("norm", backward=True)),
+        step.last_forward() if share.has_last else (),
+        (*step.unpacked("gradients"), *(step.last_backward() if share.has_last else ())),
         (*recomputed, *step.block_backward()),
-        step.embedding_backward(),
+        step.embedding_backward() if share.has_first else (),
     )
 
 
 class _Step:
-    """Makes the tasks of one job."""
+    """Makes the tasks of one job on a pipe coordinate."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, stage: int = 0) -> None:
         self.job, self.model, self.options = job, job.model, job.options
+        self.stage, self.share = stage, share_of(job, stage)
+        self.in_stages = job.grid.pipe > 1
         self.size = job.grid.as_dict()
         self.m, self.width = job.rows, job.options.width
         sharded = job.options.sharded
@@ -132,6 +158,9 @@ class _Step:
         n, k = linear.n // self.size[r], linear.k // self.size[s]
         kept = not self.options.reshard_after_forward and self.options.overlap is None
         regather = self.options.sharded and not self.options.save_gathered
+        # A weight gradient that is computed apart from backward gathers dy once more.
+        apart = self.in_stages and self.options.pipeline.defers
+        before = self._gather_rows(s, n) if apart else ()
         after = self.collective(self.sums, r, self.m * k, self.width, "activations")
         dgrad = Task(
             f"{linear.name} dgrad", Matmul(self.m, k, n, "NN"), self._gather_rows(s, n),
@@ -140,7 +169,7 @@ class _Step:
         )  # fmt: skip
         wgrad = Task(
             f"{linear.name} wgrad", Matmul(n, k, self.m, "TN"),
-            self._gather_rows(r, k) if regather else (),
+            (*before, *self._gather_rows(r, k)) if regather else before,
             scatter=self._weight(linear, "reduce_scatter") if scatters else None,
             touched_bytes=self._summed_bytes(linear) if scatters else 0,
         )  # fmt: skip
@@ -251,26 +280,35 @@ class _Step:
         """Returns a collective of the table, which always has the layout of lm_head's weight."""
         return self._weight(self.model.head, kind)
 
+    def last_forward(self) -> tuple[Task, ...]:
+        return (self.norm("norm", backward=False), *self.head_forward(), self.loss())
+
+    def last_backward(self) -> tuple[Task, ...]:
+        return (*self.head_backward(), self.norm("norm", backward=True))
+
     def head_forward(self) -> tuple[Task, ...]:
-        return (self.linear_forward(self.model.head, gathers=self._head_gathers),)
+        return (self.linear_forward(self.model.head, gathers=self._head_gathers or self.in_stages),)
 
     def head_backward(self) -> tuple[Task, ...]:
-        return self.linear_backward(
-            self.model.head, gathers=self._head_gathers, scatters=not self.model.tie_embeddings
-        )
+        scatters = self.in_stages or not self.model.tie_embeddings
+        return self.linear_backward(self.model.head, gathers=self._head_gathers, scatters=scatters)
 
     @property
     def _head_gathers(self) -> bool:
         """Whether lm_head gathers its weight itself.
 
-        A tied table is gathered once per micro-batch, for the embedding. With overlap it is
-        gathered like other weights, at each use at which it is not held.
+        A tied table is gathered once per micro-batch, for the embedding (in a pipeline, whose last
+        stage has no embedding, for lm_head). With overlap it is gathered like other weights, at
+        each use at which it is not held.
         """
         return not self.model.tie_embeddings or self.options.overlap is not None
 
     def loss(self) -> Task:
-        """Returns the loss: three numbers per row cross x, and one in all the axes of the rows."""
-        row_axes = ("y", "z", "data") if self.options.sharded else ("z", "data")
+        """Returns the loss: three numbers per row cross x, and one in all the axes of the rows.
+
+        In a pipeline, the latter cross once per step; see loss_sums.
+        """
+        row_axes = () if self.in_stages else self._row_axes
         before = [self.collective("all_reduce", "x", n * self.m_y, _FP32, "loss") for n in (1, 2)]
         after = [self.collective("all_reduce", axis, 1, _FP32, "loss") for axis in row_axes]
         logits = self.m_y * self.model.vocab_size // self.size["x"]
@@ -280,6 +318,43 @@ class _Step:
             # in fp32 three times each.
             touched_bytes=logits * (2 * self.width + 6 * _FP32),
         )  # fmt: skip
+
+    @property
+    def _row_axes(self) -> tuple[str, ...]:
+        """The axes that split the rows of logits."""
+        return ("y", "z", "data") if self.options.sharded else ("z", "data")
+
+    # --- Between stages --------------------------------------------------------------------------
+
+    @property
+    def _shares_x(self) -> bool:
+        """Whether each rank of x sends a part of the rows, which are equal on all of them."""
+        return not self.options.sharded and self.m % self.size["x"] == 0
+
+    @property
+    def _message_elements(self) -> int:
+        rows = self.m_x // self.size["x"] if self._shares_x else self.m_x
+        return rows * self.model.hidden_size // self.size["y"]
+
+    def messages(self) -> tuple[Collective, ...]:
+        """Returns what a rank sends to its neighbours for each micro-batch."""
+        num_bytes = self._message_elements * self.width
+        return (
+            *[Collective("pipe", "send", num_bytes, "activations")] * self.share.forward_sends,
+            *[Collective("pipe", "send", num_bytes, "gradients")] * self.share.backward_sends,
+        )
+
+    def unpacked(self, what: str) -> tuple[Task, ...]:
+        """Returns the gathers of received messages of which each rank of x has a part.
+
+        what: "activations" or "gradients".
+        """
+        if not self._shares_x or self.size["x"] == 1:
+            return ()
+        share = self.share
+        count = share.backward_sends if what == "activations" else share.forward_sends
+        gather = self.collective("all_gather", "x", self._message_elements, self.width, what)
+        return (Task(f"receive {what}", before=self.present([gather])),) * count
 
     # --- Gradients and optimizer -----------------------------------------------------------------
 
@@ -313,6 +388,24 @@ class _Step:
             digests = (self.collective("all_gather", axis, 1, 8, "order") for axis in compared)
             yield from self.present(digests)
 
+    def sum_over_ends(self) -> tuple[Collective, ...]:
+        """Returns the sum of a tied table's gradient over the first and the last stage."""
+        at_an_end = self.share.has_first or self.share.has_last
+        if not (self.in_stages and at_an_end and self.model.tie_embeddings):
+            return ()
+        num_bytes = self._elements(self.model.head) * self.width  # each of two ranks sends it once
+        return (Collective("pipe", "all_reduce", num_bytes, "gradients"),)
+
+    def loss_sums(self) -> tuple[Collective, ...]:
+        """Returns the sums of a pipeline's loss, once per step and in fp64."""
+        axes = (*self._row_axes, "pipe") if self.in_stages else ()
+        return self.present([self.collective("all_reduce", a, 1, _FP64, "loss") for a in axes])
+
+    def norm_sums(self) -> tuple[Collective, ...]:
+        """Returns the sums of the norm of all gradients."""
+        axes = ("x", "y", "z", "pipe")
+        return self.present([self.collective("all_reduce", a, 1, _FP64, "grad norm") for a in axes])
+
     def _bucket(self, axis: str, elements: int, width: int) -> tuple[Collective, ...]:
         return self.present([self.collective("all_reduce", axis, elements, width, "gradients")])
 
@@ -325,15 +418,18 @@ class _Step:
         of_heads = ("x", "y", "z", "data") if self.options.sharded else ("x", "z", "data")
         head_norms = [(model.head_dim, of_heads)] * (2 * model.traits.has_head_norms)
         table = (self._elements(model.head), ("data",))
-        yield table
-        if model.num_positions:
+        has_first, has_last = self.share.has_first, self.share.has_last
+        if has_first or (has_last and model.tie_embeddings):
+            yield table
+        if has_first and model.num_positions:
             yield model.num_positions * model.hidden_size // size["y"], rows
         qkv, out, up, down = (list(self._linear_parameters(w)) for w in model.block_linears)
-        for _ in range(model.num_layers):
+        for _ in range(self.share.num_layers):
             yield from (*norm, *qkv, *out, *head_norms, *norm, *up, *down)
-        yield from norm
-        if not model.tie_embeddings:
-            yield table
+        if has_last:
+            yield from norm
+            if not model.tie_embeddings:
+                yield table
 
     def _linear_parameters(self, linear: LinearSpec) -> Iterator[tuple[int, tuple[str, ...]]]:
         yield self._elements(linear), ("data",)
@@ -350,21 +446,30 @@ class _Step:
         gradient and two moments in fp32, and writes all but the gradient. In low precision, the
         gradient is first cast to fp32, and the parameter is cast back at the end.
         """
-        own = parameters_of_rank(self.job)
+        own = parameters_of_rank(self.job, self.stage)
         casts = 0 if self.width == _FP32 else 2 * (self.width + _FP32)
         return own * (7 * _FP32 + casts + 3 * self.width)
 
 
-def parameters_of_rank(job: Job) -> int:
-    """Returns the elements of the parameters that each rank holds."""
+def parameters_of_rank(job: Job, stage: int = 0) -> int:
+    """Returns the elements of the parameters that each rank of a pipe coordinate holds."""
+    return parameters_of_share(job, share_of(job, stage))
+
+
+def parameters_of_share(job: Job, share: StageShare) -> int:
+    """Returns the elements of the parameters that each rank with that share holds."""
     model, grid = job.model, job.grid
-    vectors = model.num_norm_vectors + model.num_positions  # each has H elements
+    vectors = (2 * share.num_layers + share.has_last) * model.traits.norm.num_vectors
+    vectors += model.num_positions * share.has_first  # each has H elements
     block = sum(w.n * w.k for w in model.block_linears)
-    tables = model.head.n * model.head.k * (1 if model.tie_embeddings else 2)
+    tables = share.has_first + share.has_last
+    if model.tie_embeddings:
+        tables = min(tables, 1)
     biases = sum(w.n // getattr(grid, ROLES[w.role][0]) for w in model.block_linears if w.bias)
+    matrices = share.num_layers * block + tables * model.head.n * model.head.k
     return (
-        (model.num_layers * block + tables) // (grid.x * grid.y * grid.z)
-        + model.num_layers * (biases + model.head_norm_size)
+        matrices // (grid.x * grid.y * grid.z)
+        + share.num_layers * (biases + model.head_norm_size)
         + vectors * model.hidden_size // grid.y
     )
 

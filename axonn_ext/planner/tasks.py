@@ -10,7 +10,7 @@ class Collective(NamedTuple):
     """One collective. num_bytes: the bytes that one rank sends."""
 
     axis: str
-    kind: str  # "all_gather", "reduce_scatter" or "all_reduce"
+    kind: str  # "all_gather", "reduce_scatter", "all_reduce" or, between two stages, "send"
     num_bytes: int
     what: str  # "activations", "weights", "gradients", "norm", "loss", "grad norm", "order"
 
@@ -69,7 +69,8 @@ class Parts(NamedTuple):
     """The parts of a micro-batch.
 
     They are the embedding, one block, the norm with head and loss, and the backward passes of
-    these. `block_backward` begins with recomputation, if there is any.
+    these. `block_backward` begins with recomputation, if there is any. Where a stage has no
+    embedding or head, these parts have only what the stage does with messages that it receives.
     """
 
     first_forward: tuple[Task, ...]
@@ -83,15 +84,17 @@ class Parts(NamedTuple):
 class Program(NamedTuple):
     """The step of one rank.
 
-    The parts run num_micro_batches times, with those of a block num_layers times in each. The rest
-    follows after the last micro-batch.
+    The parts run num_micro_batches times, with those of a block num_layers times in each. Messages
+    to other stages go out beside them. The rest follows after the last micro-batch.
     """
 
     parts: Parts
     num_layers: int
     num_micro_batches: int
+    messages: tuple[Collective, ...]  # for each micro-batch
     gradient_sums: tuple[Collective, ...]  # once per step
-    norm_sums: tuple[Collective, ...]  # once per step, after all gradients are complete
+    norm_sums: tuple[Collective, ...]  # once per step, after all gradients are complete: the
+    # gradients' norm, and in a pipeline the loss
     optimizer_bytes: int  # the bytes that clipping and the optimizer read and write
 
     def micro_batch(self) -> Iterator[tuple[tuple[Task, ...], int]]:

@@ -138,6 +138,7 @@ class _Simulation:
     """Runs a program with any number of layers and micro-batches."""
 
     def __init__(self, job: Job, program: Program, machine: Machine, *, records: bool) -> None:
+        job.grid.refuse_pipe("the simulation of a step")
         self._program, self._records = program, records
         self._overlap = job.options.overlap
         costs = Costs(machine, job.grid, job.options.dtype)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 AXES = ("data", "pipe", "z", "y", "x")  # slowest to fastest in rank order: x has the fastest links
-COMMUNICATING = ("x", "y", "z", "data")  # the axes along which collectives run
+COMMUNICATING = ("x", "y", "z", "data", "pipe")  # those of pipe are few: it has messages
 # Where backward leaves partial sums of a gradient, they are added over the axes in this order.
 SUM_ORDER = ("x", "y", "z", "data")
 

@@ -1,6 +1,17 @@
 """Records every collective that is issued, and the time that ops spend waiting for peers."""
 
-from axonn_ext.tracing.trace import CommunicationRecord, CommunicationTrace, trace_communication
+from axonn_ext.tracing.trace import (
+    CommunicationRecord,
+    CommunicationTrace,
+    record_message,
+    trace_communication,
+)
 from axonn_ext.tracing.waiting import waited_seconds
 
-__all__ = ["CommunicationRecord", "CommunicationTrace", "trace_communication", "waited_seconds"]
+__all__ = [
+    "CommunicationRecord",
+    "CommunicationTrace",
+    "record_message",
+    "trace_communication",
+    "waited_seconds",
+]

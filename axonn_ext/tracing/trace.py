@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from axonn_ext.grid import axis_of
+from axonn_ext.grid import AxisGroup, axis_of
 from axonn_ext.ops.specs import SPECS
 from axonn_ext.ops.traffic import Collective
 from axonn_ext.tracing import _torch_ops
@@ -96,6 +96,8 @@ def trace_communication() -> Iterator[CommunicationTrace]:
 
     Traces may be nested, and each of them records everything. An exception ends a trace, as the end
     of the block does. A trace covers the current thread and the backward passes that it starts.
+    Messages between the stages of a pipeline are recorded as "send" when a stage hands them over;
+    the form that goes before the first of them is not.
     torch.compile works inside, and compiled functions are recorded as their graphs issue
     collectives. The replay of a CUDA graph is not recorded.
 
@@ -129,19 +131,34 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         issued = list(_issued_by(func, args, kwargs))
         result = func(*args, **kwargs)
+        self.add(func._schema.name, issued)
+        return result
+
+    def add(self, op: str, issued: Sequence[Collective]) -> None:
+        """Records what an op has issued."""
         self._records += [
             CommunicationRecord(
                 _axis(collective.group_name),
                 collective.kind,
                 collective.bytes_per_rank,
-                func._schema.name,
+                op,
                 collective.dtype,
                 collective.group_size,
             )
             for collective in issued
             if collective.group_size > 1
         ]
-        return result
+
+
+def record_message(op: str, tensor: torch.Tensor, axis: AxisGroup) -> None:
+    """Records, in the traces of this thread, a tensor that another thread will send along the axis.
+
+    op: what issued it. A thread's own ops are not traced where it was started outside.
+    """
+    sent = Collective("send", axis.name, axis.size, tensor.numel(), tensor.dtype)
+    for mode in _get_current_dispatch_mode_stack():
+        if isinstance(mode, _Recorder):
+            mode.add(op, [sent])
 
 
 def _issued_by(
