@@ -18,9 +18,11 @@ from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.job import WIDTHS
 from axonn_ext.planner.model_files import load_model
-from axonn_ext.planner.search import Plan, Request, plan, smallest_that_fits
+from axonn_ext.planner.search import PIPELINES, Plan, Request, plan, smallest_that_fits
 from axonn_ext.planner.timeline import timeline
 from axonn_ext.spec.parallel import LAYOUTS, Overlap
+from axonn_ext.spec.pipeline import SCHEDULES
+from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.terminal.arguments import number, whole
 from axonn_ext.terminal.console import Console
 from axonn_ext.terminal.errors import UserError, refuse_extra
@@ -73,6 +75,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _add_fixed(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
+    add("--pipe", type=whole(), default=1, metavar="N",
+        help="the most pipeline stages that are tried (default: %(default)s)")  # fmt: skip
+    add("--schedule", choices=SCHEDULES, help="of a pipeline")
     add("--layout", choices=LAYOUTS)
     add("--micro-batches", type=whole(), metavar="N", help="parts that a step is computed in")
     add("--recompute", choices=("on", "off"))
@@ -175,10 +180,20 @@ def make_request(args: argparse.Namespace) -> Request:
         micro_batches=None if args.micro_batches is None else (args.micro_batches,),
         top=max(args.top, args.explain or 1),
         memory_fraction=args.memory_fraction,
+        max_pipe=args.pipe,
+        pipelines=_pipelines(args.schedule),
     )
     if gpus < 1:
         raise UserError(f"--gpus: expected a whole number >= 1, got {gpus}; {_smallest(request)}")
     return request
+
+
+def _pipelines(schedule: str | None) -> tuple[PipelineOptions, ...]:
+    """Returns how stages may run: all ways that are tried, or the one that is asked for."""
+    if schedule is None:
+        return PIPELINES
+    chosen = tuple(p for p in PIPELINES if p.schedule == schedule)
+    return chosen or (PipelineOptions(schedule),)
 
 
 def _smallest(request: Request) -> str:
@@ -212,6 +227,8 @@ def _check(args: argparse.Namespace) -> None:
             f"plan runs in one process, got {here.world_size}; start it without torchrun"
         )
     problems = []
+    if args.schedule is not None and args.pipe == 1:
+        problems.append("--schedule is of pipeline stages: give --pipe, how many may be tried")
     ranged = "--weak" if args.weak else "--strong" if args.strong else None
     if (args.gpus is None) == (ranged is None):
         problems.append("expected one of --gpus, --weak and --strong")
@@ -250,6 +267,9 @@ def _has_matplotlib() -> bool:
 def _write(console: Console, args: argparse.Namespace, result: Plan) -> None:
     """Writes the files that were asked for."""
     best, written, notes = result.configs[0], [], []
+    if best.job.grid.pipe > 1 and (args.timeline or args.write_config):
+        best, note = _without_stages(args, result)
+        notes.append(note)
     if args.json is not None:
         plan_files.write_json(args.json, plan_files.plan_as_json(result, tokens=args.tokens))
         written.append(args.json)
@@ -269,6 +289,25 @@ def _write(console: Console, args: argparse.Namespace, result: Plan) -> None:
     plan_report.print_written(console, written)
     for note in filter(None, notes):
         plan_report.say(console, note)
+
+
+def _without_stages(args: argparse.Namespace, result: Plan) -> tuple[Estimate, str]:
+    """Returns the fastest configuration with one stage, and what to tell the user about it.
+
+    A timeline is that of one rank, and the trainer has no stages.
+    """
+    options = [name for name in ("timeline", "write_config") if getattr(args, name) is not None]
+    names = " and ".join(f"--{name.replace('_', '-')}" for name in options)
+    one = next((e for e in result.configs if e.job.grid.pipe == 1), None)
+    if one is None:
+        try:
+            one = plan(dataclasses.replace(result.request, max_pipe=1)).configs[0]
+        except InputError as error:
+            raise UserError(f"{names}: not available for pipeline stages yet; {error}") from None
+    return one, (
+        f"{names}: of {one.job.grid.short()}, {plan_report.duration(one.step_time_s)} a step, the "
+        "fastest without pipeline stages, for which it is not available yet"
+    )
 
 
 def _write_timeline(path: Path, best: Estimate, result: Plan) -> list[Path]:

@@ -13,10 +13,13 @@ from axonn_ext.planner.costs import Costs
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import Machine
-from axonn_ext.planner.program import make_program, most_bytes_by_axis
+from axonn_ext.planner.pipelines import PipelineStep, simulate_pipeline
+from axonn_ext.planner.program import all_collectives, make_program, most_bytes_by_axis
 from axonn_ext.planner.search import Plan, Request
+from axonn_ext.planner.shares import shares_of
 from axonn_ext.planner.timeline import COMPUTE, timeline
 from axonn_ext.spec.grid import COMMUNICATING
+from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.terminal.console import plain_table, print_table, say
 
 SECONDS_PER_DAY = 86400
@@ -87,12 +90,39 @@ def print_explanation(
     print_table(console, _memory_table(estimate, machine))
     say(console, "")
     print_table(console, _time_table(estimate, machine))
+    if job.grid.pipe > 1:
+        say(console, "")
+        say(console, describe_pipeline(estimate, simulate_pipeline(job, machine)))
     if any(getattr(job.grid, axis) > 1 for axis in COMMUNICATING):
         say(console, "")
         print_table(console, _axes_table(estimate, machine))
     if job.options.overlap is not None and job.grid.z > 1:
         say(console, "")
         say(console, "GB sent: if no gathered weight is held from one use to the next")
+
+
+def describe_pipeline(estimate: Estimate, pipeline: PipelineStep) -> str:
+    """Describes the stages of a configuration, and how long they are modelled to wait."""
+    job, slowest = estimate.job, pipeline.slowest
+    layers = ", ".join(str(share.num_layers) for share in shares_of(job))
+    of_slowest = pipeline.stages[slowest]
+    seconds = of_slowest.forward + of_slowest.backward + of_slowest.weight
+    return (
+        f"pipeline: {schedule(job.options.pipeline)}, {job.grid.pipe} stages of {layers} blocks; "
+        f"stage {slowest} is busy longest, {duration(seconds)} a micro-batch, and idles for "
+        f"{pipeline.bubble:.1%} of the step (modelled; its time is above, the memory is that of "
+        "the fullest stage, and GB sent are those of the stage that sends most)"
+    )
+
+
+def schedule(pipeline: PipelineOptions) -> str:
+    """Returns the name of a schedule, with what is not its default."""
+    parts = [words(pipeline.schedule)]
+    if pipeline.chunks > 1:
+        parts.append(f"{pipeline.chunks} chunks")
+    if pipeline.defer_weights:
+        parts.append("weights later")
+    return " with ".join(parts)
 
 
 def _memory_table(estimate: Estimate, machine: Machine) -> Table:
@@ -124,8 +154,11 @@ def _time_table(estimate: Estimate, machine: Machine) -> Table:
 
 
 def compute_kinds(job: Job, machine: Machine) -> dict[str, float]:
-    """Returns the seconds of a step for products, attention and elementwise work."""
-    program = make_program(job)
+    """Returns the seconds of a step for products, attention and elementwise work.
+
+    In a pipeline, they are those of the stage that is busy longest.
+    """
+    program = make_program(job, _slowest(job, machine))
     costs = Costs(machine, job.grid, job.options.dtype)
     spent: defaultdict[str, float] = defaultdict(float)
     for tasks, repeats in program.micro_batch():
@@ -139,6 +172,11 @@ def compute_kinds(job: Job, machine: Machine) -> dict[str, float]:
             for kind, part in parts.items():
                 spent[kind] += times * costs.compute(part)
     return dict(spent)
+
+
+def _slowest(job: Job, machine: Machine) -> int:
+    """Returns the pipe coordinate that is busy longest."""
+    return simulate_pipeline(job, machine).slowest if job.grid.pipe > 1 else 0
 
 
 def _axes_table(estimate: Estimate, machine: Machine) -> Table:
@@ -162,8 +200,17 @@ def _axes_table(estimate: Estimate, machine: Machine) -> Table:
 
 
 def busy_seconds(job: Job, machine: Machine) -> Mapping[str, float]:
-    """Returns the seconds in which each axis is busy in the simulated step."""
+    """Returns the seconds in which each axis is busy in the simulated step.
+
+    In a pipeline, they are those that the collectives and messages of the stage that is busy
+    longest take by themselves.
+    """
     busy: defaultdict[str, float] = defaultdict(float)
+    if job.grid.pipe > 1:
+        costs = Costs(machine, job.grid, job.options.dtype)
+        for c, times in all_collectives(make_program(job, _slowest(job, machine))):
+            busy[c.axis] += times * costs.collective(c)
+        return busy
     for event in timeline(job, machine).events:
         if event.stream != COMPUTE:
             busy[event.stream] += event.end_s - event.start_s
@@ -205,6 +252,8 @@ def options(job: Job) -> str:
         parts.append("weights kept")
     if chosen.overlap is not None:
         parts.append("overlap")
+    if job.grid.pipe > 1:
+        parts.append(schedule(chosen.pipeline))
     return ", ".join(parts)
 
 

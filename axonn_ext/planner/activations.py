@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from axonn_ext.planner.job import Job
+from axonn_ext.planner.shares import StageShare, share_of
 from axonn_ext.spec.family import RMS_NORM
 from axonn_ext.spec.model import ModelConfig
 
@@ -30,7 +31,7 @@ class ModelSizes(NamedTuple):
     block: the elements of the four matrices of a block.
     runs[i]: the most elements that i successive matrices of a block have; after the last matrix
         comes the first one again.
-    num_parameters: the number of parameter tensors.
+    block_tensors: the number of parameter tensors of a block; norm_vectors: that of a norm.
     """
 
     rms_norm: bool
@@ -52,19 +53,25 @@ class ModelSizes(NamedTuple):
     rotary: int
     block: int
     runs: tuple[int, int, int, int]
-    num_parameters: int
+    block_tensors: int
+    norm_vectors: int
+
+    def num_tensors(self, share: StageShare) -> int:
+        """Returns the number of parameter tensors of a stage."""
+        first = share.has_first * (1 + (not self.rotary))  # the table, and that of positions
+        last = share.has_last * (self.norm_vectors + 1)
+        # Where a stage has both ends, a tied table counts once.
+        both = share.has_first and share.has_last and self.tied
+        return share.num_layers * self.block_tensors + first + last - both
 
 
 @lru_cache(maxsize=256)
 def sizes_of(model: ModelConfig) -> ModelSizes:
     """Returns the sizes of the model; they are computed only once for each model."""
     traits = model.traits
-    # A block has four Linears, two norms and, in some families, norms of queries and keys. Outside
-    # of the blocks there are the embedding table, the table of positions, if there is one, and the
-    # last norm.
+    # A block has four Linears, two norms and, in some families, norms of queries and keys.
     per_block = sum(1 + w.bias for w in model.block_linears) + 2 * traits.norm.num_vectors
     per_block += 2 * traits.has_head_norms
-    ends = 1 + (not traits.rotary) + traits.norm.num_vectors
     matrices = [w.n * w.k for w in model.block_linears]
     pairs = [matrices[i - 1] + matrices[i] for i in range(4)]
     return ModelSizes(
@@ -87,7 +94,8 @@ def sizes_of(model: ModelConfig) -> ModelSizes:
         rotary=model.sequence_length * model.head_dim if traits.rotary else 0,
         block=sum(matrices),
         runs=(0, max(matrices), max(pairs), sum(matrices) - min(matrices)),
-        num_parameters=per_block * model.num_layers + ends + (not model.tie_embeddings),
+        block_tensors=per_block,
+        norm_vectors=traits.norm.num_vectors,
     )
 
 
@@ -96,10 +104,11 @@ class Kept(NamedTuple):
 
     block        kept by one block that is not recomputed
     block_input  kept by one block that is recomputed
-    ends         kept by the embedding, the last norm and lm_head
+    ends         kept by those of the embedding, the last norm and lm_head that the stage has
     loss         the fp32 probabilities and the labels
     weights      gathered weights that backward does not gather again (those of blocks that are not
                  recomputed, and of lm_head), and the tied table
+    received     the input of a virtual stage, where no block keeps it
     """
 
     block: int
@@ -107,16 +116,18 @@ class Kept(NamedTuple):
     ends: int
     loss: int
     weights: int
+    received: int
 
     def total(self, num_layers: int, *, recompute: bool) -> int:
-        """Returns the bytes of a whole model."""
+        """Returns the bytes of all parts of a stage, of which the rank has that many blocks."""
         each = self.block_input if recompute else self.block
-        return num_layers * each + self.ends + self.loss + self.weights
+        return num_layers * each + self.ends + self.loss + self.weights + self.received
 
 
-def kept_of(job: Job) -> Kept:
-    """Returns what each rank of a legal job keeps of one micro-batch."""
+def kept_of(job: Job, stage: int = 0) -> Kept:
+    """Returns what each rank of a pipe coordinate of a legal job keeps of one micro-batch."""
     size, options, grid = sizes_of(job.model), job.options, job.grid
+    share = share_of(job, stage)
     x, y, width, m = grid.x, grid.y, options.width, job.rows
     sharded = options.layout == "sharded"
     mx, my = (m // x, m // y) if sharded else (m, m)
@@ -146,16 +157,40 @@ def kept_of(job: Job) -> Kept:
         mlp += (whole if size.relu else whole - of_x) * size.mlp
 
     positions = 0 if size.rotary else mx * _INT64
+    first = m * (_INT64 + _BOOL) + positions
+    loss = my * (size.vocab // x * _FP32 + _INT64 + 2 * _BOOL) + _FP32
+    # torch's LayerNorm keeps its input, and so does recomputation. It is that of the first block.
+    by_block = options.recompute or not (size.rms_norm or y > 1)
     return Kept(
         block=2 * norm + attention + mlp,
         block_input=stream,
-        ends=norm + m * (_INT64 + _BOOL) + positions,
-        loss=my * (size.vocab // x * _FP32 + _INT64 + 2 * _BOOL) + _FP32,
-        weights=_kept_weights(job, size) * width,
+        ends=norm * share.has_last + first * share.has_first,
+        loss=loss * share.has_last,
+        weights=_kept_weights(job, size, share) * width,
+        received=0 if by_block else stream * share.backward_sends,
     )
 
 
-def _kept_weights(job: Job, size: ModelSizes) -> int:
+def deferred_bytes_of(job: Job, stage: int) -> int:
+    """Returns what weight gradients that are computed later wait with, for one micro-batch.
+
+    It is the input of each Linear, and the gradient of its output.
+    """
+    size, options, grid = sizes_of(job.model), job.options, job.grid
+    x, y, m = grid.x, grid.y, job.rows
+    mx, my = (m // x, m // y) if options.sharded else (m, m)
+    gathered = options.sharded and options.save_gathered
+    stream = mx * size.hidden // y
+    wide_stream = m * size.hidden // y if gathered else stream
+    wide = m if gathered else my
+    block = 2 * wide_stream + wide * (size.attention + size.mlp) // x  # inputs
+    block += 2 * stream + my * (size.qkv + size.up) // x  # gradients
+    share = share_of(job, stage)
+    head = (wide_stream + my * size.vocab // x) * share.has_last
+    return (share.num_layers * block + head) * options.width
+
+
+def _kept_weights(job: Job, size: ModelSizes, share: StageShare) -> int:
     """Returns the elements of Kept.weights.
 
     With overlap there are none: gathered weights then belong to the budget of the orchestrator
@@ -164,7 +199,8 @@ def _kept_weights(job: Job, size: ModelSizes) -> int:
     grid, options = job.grid, job.options
     if grid.z == 1 or options.overlap is not None:
         return 0
-    kept = size.vocab * size.hidden if size.tied or not options.reshard_after_forward else 0
+    keeps_table = share.has_last and (size.tied or not options.reshard_after_forward)
+    kept = size.vocab * size.hidden if keeps_table else 0
     if not (options.reshard_after_forward or options.recompute):
-        kept += size.layers * size.block
+        kept += share.num_layers * size.block
     return kept // (grid.x * grid.y)

@@ -76,12 +76,13 @@ def violations(job: Job) -> Iterator[BrokenRule | str]:
         )
         return
     if job.grid.pipe > 1:
-        yield from _broken_pipeline(job)
+        yield from pipeline_violations(job)
     # What ranks that share a key-value head exchange is not planned yet.
     yield from broken_rules(job.model, options, job.grid, job.micro_batch_size, shared_heads=False)
 
 
-def _broken_pipeline(job: Job) -> Iterator[str]:
+def pipeline_violations(job: Job) -> Iterator[str]:
+    """Yields the rules of stages and schedule that the job breaks, whose grid has pipe > 1."""
     pipe, chunks, parts = job.grid.pipe, job.options.pipeline.chunks, job.options.micro_batches
     layers = job.model.num_layers
     if layers < pipe * chunks:

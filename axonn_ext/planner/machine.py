@@ -79,12 +79,13 @@ class Machine:
     def collective_seconds(self, collective: Collective, link: Link, group_size: int) -> float:
         """Returns the time of a ring: bytes over bandwidth, plus a latency for each of its steps.
 
-        If the link hides its latency, the time is the longer one of the two.
+        If the link hides its latency, the time is the longer one of the two. A message between two
+        ranks has one step.
         """
         kind = collective.kind
         if link.by_kind is not None:
             link = link.by_kind.get(kind, link)
-        steps = (group_size - 1) * (2 if kind == "all_reduce" else 1)
+        steps = 1 if kind == "send" else (group_size - 1) * (2 if kind == "all_reduce" else 1)
         sending, waiting = collective.num_bytes / link.bytes_per_s, steps * link.latency_s
         return max(sending, waiting) if link.hides_latency else sending + waiting
 

@@ -5,20 +5,34 @@ taken. In forward, these moments are the last block, lm_head and the loss. In ba
 lm_head, the last block (all activations are still kept), the first block (all gradients but the
 table's are there) and the embedding. After backward, they are the sums of gradients and the
 optimizer. The letters in formulas are explained in activations.py.
+
+In a pipeline, stages hold different numbers of micro-batches; the fullest stage counts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from axonn_ext.planner.activations import Kept, ModelSizes, kept_of, sizes_of
+from axonn_ext.planner.activations import (
+    Kept,
+    ModelSizes,
+    deferred_bytes_of,
+    kept_of,
+    sizes_of,
+)
 from axonn_ext.planner.errors import PlannerError
+from axonn_ext.planner.in_flight import units_of
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import DEVICES
-from axonn_ext.planner.program import parameters_of_rank
+from axonn_ext.planner.program import parameters_of_share
+from axonn_ext.planner.shares import StageShare, share_of, shares_of
 from axonn_ext.spec.parallel import BUCKET_BYTES
 
 _FP32, _FP64 = 4, 8
+# Of a pipeline, in each direction: one that is sent, and one that has arrived. This is a guess: a
+# stage that is late lets more of them wait.
+_MESSAGES = 4
 
 
 class Memory(NamedTuple):
@@ -29,7 +43,8 @@ class Memory(NamedTuple):
                       the peak comes before or early in backward; `states_of` counts all gradients
     optimizer         AdamW's two moments in fp32, and fp32 masters of low-precision parameters
     gathered_weights  the weights that are held gathered over z
-    activations       what all blocks keep for backward, and what one block needs while it runs
+    activations       what all blocks keep for backward, and what one block needs while it runs; in
+                      a pipeline, also what is kept of other micro-batches
     logits            what lm_head and the loss need
     buffers           the buffers of gradients that are being summed, of collectives and of ops, and
                       the angles of rotary positions
@@ -82,24 +97,25 @@ class _Elements(NamedTuple):
 _Moment = tuple[int, int, int, int, int]
 
 
-def states_of(job: Job) -> States:
+def states_of(job: Job, stage: int = 0) -> States:
     """Returns the bytes of each rank's parameters, of all its gradients, and of its optimizer.
 
-    For each parameter, the optimizer has two moments, a step count and, if the dtype is not fp32, a
-    copy in fp32 (the master).
+    stage: the rank's pipe coordinate. For each parameter, the optimizer has two moments, a step
+    count and, if the dtype is not fp32, a copy in fp32 (the master).
     """
-    return _states(job, parameters_of_rank(job))
+    share = share_of(job, stage)
+    return _states(job, share, parameters_of_share(job, share))
 
 
-def _states(job: Job, own: int) -> States:
+def _states(job: Job, share: StageShare, own: int) -> States:
     width = job.options.width
     masters = 0 if width == _FP32 else _FP32
-    counts = _FP32 * sizes_of(job.model).num_parameters
+    counts = _FP32 * sizes_of(job.model).num_tensors(share)
     return States(own * width, own * width, own * (2 * _FP32 + masters) + counts)
 
 
 def memory_of(job: Job, *, device: str = "cuda") -> Memory:
-    """Returns the memory that each rank of a legal job needs.
+    """Returns the memory that each rank of a legal job needs; in a pipeline, the fullest stage.
 
     device: "cuda" or "cpu". On the CPU, collectives copy bf16 to fp32 in order to sum it.
 
@@ -107,12 +123,36 @@ def memory_of(job: Job, *, device: str = "cuda") -> Memory:
     """
     if device not in DEVICES:
         raise PlannerError(f"device must be one of {', '.join(DEVICES)}, got {device!r}")
-    job.grid.refuse_pipe("the planner's memory")
-    size = sizes_of(job.model)
-    elements = _elements_of(job, size)
-    moments = _Step(job, size, elements, device).moments()
+    if job.grid.pipe == 1:
+        return _memory_of_stage(job, 0, device)
+    stages = (_memory_of_stage(job, stage, device) for stage in _candidates(job))
+    return max(stages, key=lambda memory: memory.total)
+
+
+def stage_memory_of(job: Job, stage: int, *, device: str = "cuda") -> Memory:
+    """Returns the memory of a rank of one pipe coordinate; see memory_of."""
+    return _memory_of_stage(job, stage, device)
+
+
+def _candidates(job: Job) -> range | list[int]:
+    """Returns the stages of which one is the fullest.
+
+    Of stages that have as much of the model, earlier ones have more micro-batches in flight.
+    """
+    if job.options.pipeline.defers:
+        return range(job.grid.pipe)
+    kinds: dict[StageShare, int] = {}
+    for stage, share in enumerate(shares_of(job)):
+        kinds.setdefault(share, stage)
+    return list(kinds.values())
+
+
+def _memory_of_stage(job: Job, stage: int, device: str) -> Memory:
+    size, share = sizes_of(job.model), share_of(job, stage)
+    elements = _elements_of(job, size, share)
+    moments = _Step(job, stage, size, elements, device).moments()
     gradients, gathered_weights, activations, logits, buffers = max(moments, key=sum)
-    states = _states(job, elements.own)
+    states = _states(job, share, elements.own)
     return Memory(
         parameters=states.parameters,
         gradients=gradients,
@@ -124,35 +164,49 @@ def memory_of(job: Job, *, device: str = "cuda") -> Memory:
     )
 
 
-def _elements_of(job: Job, size: ModelSizes) -> _Elements:
+def _elements_of(job: Job, size: ModelSizes, share: StageShare) -> _Elements:
     model, (x, y, z, data) = job.model, (job.grid.x, job.grid.y, job.grid.z, job.grid.data)
-    own = parameters_of_rank(job)
-    table = size.vocab * size.hidden // (x * y * z)
+    own = parameters_of_share(job, share)
+    tables = share.has_first + share.has_last
+    tables = min(tables, 1) if size.tied else tables
+    whole_table = size.vocab * size.hidden // (x * y * z)
+    table = whole_table if tables else 0
     if data > 1:
         largest = max(table, size.runs[1] // (x * y * z))
         return _Elements(own, table, own, own - table, largest)
     small = 0
     if z > 1:
-        matrices = size.layers * size.block // (x * y * z)
-        small = own - matrices - table * (1 if size.tied else 2)  # norms, biases, positions
+        matrices = share.num_layers * size.block // (x * y * z)
+        small = own - matrices - table * tables  # norms, biases, positions
     elif x > 1 and job.options.sharded:  # all small parameters but biases
-        small = (model.num_norm_vectors + model.num_positions) * size.hidden // y
+        vectors = (2 * share.num_layers + share.has_last) * size.norm_vectors
+        small = (vectors + model.num_positions * share.has_first) * size.hidden // y
     if z == 1 and (x > 1 or (y > 1 and job.options.sharded)):  # norms of heads
-        small += size.layers * model.head_norm_size
+        small += share.num_layers * model.head_norm_size
     return _Elements(own, table, small, small, 0)
 
 
 class _Step:
-    """The moments of one job. Unless noted otherwise, sizes are bytes of one rank."""
+    """The moments of one job on a pipe coordinate. Unless noted otherwise, sizes are bytes of one
+    rank."""
 
-    def __init__(self, job: Job, size: ModelSizes, elements: _Elements, device: str) -> None:
+    def __init__(
+        self, job: Job, stage: int, size: ModelSizes, elements: _Elements, device: str
+    ) -> None:
         options, grid = job.options, job.grid
+        self.job, self.stage, self.share = job, stage, share_of(job, stage)
+        self.layers = self.share.num_layers
+        self.in_stages = grid.pipe > 1
+        # The blocks of the virtual stage that is running.
+        self.running = -(-self.layers // options.pipeline.chunks) if self.in_stages else self.layers
+        # Only where one rank has both ends does a tied table wait for its second gradient.
+        self.tied = size.tied and not self.in_stages
         self.size, self.options, self.elements = size, options, elements
         self.x, self.y, self.z = x, y, z = grid.x, grid.y, grid.z
         self.m, self.width = job.rows, options.width
         self.sharded = options.layout == "sharded"
         self.mx, self.my = (self.m // x, self.m // y) if self.sharded else (self.m, self.m)
-        self.kept: Kept = kept_of(job)
+        self.kept: Kept = kept_of(job, stage)
         self.overlap = options.overlap
         # The loss, overlap's buckets, the gradient norm and AdamW copy low precision to fp32.
         self.wide = _FP32 if self.width < _FP32 else 0
@@ -162,60 +216,92 @@ class _Step:
         self.copied_parts = self.copy if self.sharded else 0
         self.regathers = z > 1 and self.overlap is None and options.reshard_after_forward
         self.block = size.block * self.width // (x * y)  # a block's weights, whole over z
-        self.table = elements.table * z * self.width
+        self.table = elements.table * z * self.width  # whole over z; 0 if the stage has none
         self.stream = self.mx * size.hidden // y * self.width
 
-    def moments(self) -> tuple[_Moment, ...]:
+    def moments(self) -> list[_Moment]:
         """Returns the moments that may be the peak.
 
         In forward, these are the MLP of the last block, lm_head and the loss. In backward, they are
         lm_head, the last block, the first block and the embedding. The sums of gradients and the
-        optimizer come last.
+        optimizer come last. A stage has those of the parts that it has.
         """
-        size, kept, width = self.size, self.kept, self.width
+        everything = self.elements.own * self.width
+        return [
+            *self._moments_of_passes(),
+            (everything, 0, 0, 0, self._sums()),
+            (everything, 0, 0, 0, self._wide_gradients()),
+        ]
+
+    def _moments_of_passes(self) -> Iterator[_Moment]:
+        if not self.in_stages:
+            yield from self._moments_with(has_gradients=self.options.micro_batches > 1)
+            return
+        messages = self._messages()
+        for has_gradients, others in self._other_units().items():
+            for g, w, a, n, b in self._moments_with(has_gradients=has_gradients):
+                yield g, w, a + others, n, b + messages
+
+    def _moments_with(self, *, has_gradients: bool) -> Iterator[_Moment]:
+        """Yields the moments of a micro-batch's passes.
+
+        has_gradients: whether all gradients are there from the beginning, because earlier
+        micro-batches have computed them.
+        """
+        size, kept, width, share = self.size, self.kept, self.width, self.share
         recompute = self.options.recompute
-        gradients, last_gradients = self._gradients()
+        everything = self.elements.own * width
+        # At the first block, all gradients but the table's are there.
+        gradients = everything if has_gradients else 0
+        last_gradients = gradients or everything - self.elements.table * width
         held, first_held, last_held = self._gathered()
         each, again = (kept.block_input, kept.block) if recompute else (kept.block, 0)
-        blocks = size.layers * each
+        blocks = self.running * each + kept.received
         scattered = self.z > 1 and self.overlap is not None
-        head_gradient = self.table if size.tied or scattered else self.table // self.z
-        after_head = 2 * self.table if scattered and not size.tied else head_gradient
+        table = self.table if share.has_last else 0
+        head_gradient = table if self.tied or scattered else table // self.z
+        after_head = 2 * table if scattered and not self.tied else head_gradient
         forward, forward_buffers = self._block_forward()
         block, block_buffers = self._block_backward()
         block_buffers += self._scatters()
         # A tied table's gradient is complete only when the embedding's backward has run.
-        waiting = head_gradient if size.tied else 0
+        waiting = head_gradient if self.tied else 0
         waiting += self._full_buckets()
-        head = size.vocab // self.x, size.hidden // self.y, self.x, self.y
-        logits = self.my * head[0]
-        loss = logits * (_FP32 + width + self.wide)
-        ends = blocks + kept.ends
-        everything = self.elements.own * width
-        return (
-            (gradients, held, blocks + again + forward, 0, forward_buffers),
-            (gradients, held, ends, logits * width, self._forward_internals(*head, size.tied)),
-            (gradients, held, ends, kept.loss + loss, 0),
-            (gradients, held, ends + self.stream, logits * width,
-             max(after_head, head_gradient + self._internals(*head, size.tied))),
-            (gradients, first_held, blocks + again + block, 0, after_head + block_buffers),
-            (last_gradients, last_held, each + again + block, 0, waiting + block_buffers),
-            (last_gradients, 0, self._embedding_rows(), 0, waiting + self._table_sum()),
-            (everything, 0, 0, 0, self._sums()),
-            (everything, 0, 0, 0, self._wide_gradients()),
-        )  # fmt: skip
+        yield gradients, held, blocks + again + forward, 0, forward_buffers
+        if share.has_last:
+            head = size.vocab // self.x, size.hidden // self.y, self.x, self.y
+            logits = self.my * head[0]
+            loss = logits * (_FP32 + width + self.wide)
+            ends = blocks + kept.ends
+            yield gradients, held, ends, logits * width, self._forward_internals(*head, size.tied)
+            yield gradients, held, ends, kept.loss + loss, 0
+            inside = head_gradient + self._internals(*head, size.tied)
+            yield (gradients, held, ends + self.stream, logits * width, max(after_head, inside))
+        yield gradients, first_held, blocks + again + block, 0, after_head + block_buffers
+        yield last_gradients, last_held, each + again + block, 0, waiting + block_buffers
+        if share.has_first:
+            yield last_gradients, 0, self._embedding_rows(), 0, waiting + self._table_sum()
 
-    def _gradients(self) -> tuple[int, int]:
-        """Returns the bytes of gradients when backward begins, and when it reaches the first block.
+    def _other_units(self) -> dict[bool, int]:
+        """Returns what the stage keeps of other micro-batches than the one that it is at.
 
-        At the first block, all gradients but the table's are there. If there are several
-        micro-batches, all gradients are there from the beginning, because earlier micro-batches
-        have computed them.
+        That is what those in flight keep for backward, and what deferred weight gradients wait
+        with; of each, as much for every chunk. The keys say whether there are gradients then.
         """
-        everything = self.elements.own * self.width
-        if self.options.micro_batches > 1:
-            return everything, everything
-        return 0, everything - self.elements.table * self.width
+        pipeline = self.options.pipeline
+        kept = self.kept.total(self.layers, recompute=self.options.recompute)
+        deferred = deferred_bytes_of(self.job, self.stage) if pipeline.defers else 0
+        most: dict[bool, int] = {}
+        for units in units_of(self.job, self.stage):
+            held = (units.in_flight - 1) * kept + units.deferred * deferred
+            held //= pipeline.chunks
+            most[units.has_gradients] = max(held, most.get(units.has_gradients, 0))
+        return most
+
+    def _messages(self) -> int:
+        """Returns what messages take that are on their way."""
+        whole = not self.sharded and self.m % self.x == 0
+        return _MESSAGES * (self.stream // self.x if whole else self.stream)
 
     def _gathered(self) -> tuple[int, int, int]:
         """Returns the bytes of gathered weights at three moments of backward.
@@ -229,17 +315,17 @@ class _Step:
             # The weights of lm_head are freed after its backward. With recomputation, only the
             # block that backward is at keeps its weights.
             one = 0 if self.options.reshard_after_forward else self.block
-            return kept, one if self.options.recompute else one * size.layers, one
+            return kept, one if self.options.recompute else one * self.running, one
         # If the embedding has its own table, only later micro-batches need it again.
-        tables = 1 if size.tied or self.options.micro_batches == 1 else 2
-        total = size.layers * self.block + self.table * tables
+        tables = 1 if size.tied or self.options.micro_batches == 1 or self.in_stages else 2
+        total = self.layers * self.block + self.table * tables
         # Only a single weight that is larger than the budget may exceed it.
         single = size.runs[1] * self.width // (self.x * self.y)
         budget = max(self.overlap.gathered_bytes, single)
         ahead = (1 + self.overlap.prefetch) * self.block
         return (
             min(total, max(budget, self.table)),
-            min(size.layers * self.block, budget),
+            min(self.layers * self.block, budget),
             min(ahead, budget),
         )
 
@@ -253,7 +339,7 @@ class _Step:
             return 0
         rounds, rest = divmod(self.overlap.deferred + 1, 4)
         elements = min(rounds * self.size.block + self.size.runs[rest],
-                       self.size.layers * self.size.block)  # fmt: skip
+                       self.layers * self.size.block)  # fmt: skip
         return 2 * elements * self.width // (self.x * self.y)
 
     def _block_forward(self) -> tuple[int, int]:
@@ -349,7 +435,7 @@ class _Step:
             return table
         if self.overlap is None:
             return table // self.width * self.sum_width
-        arrived = table if self.size.tied else 2 * table
+        arrived = table if self.tied else 2 * table
         return arrived + part // self.width * (_FP32 + self.wide)
 
     def _full_buckets(self) -> int:

@@ -47,15 +47,22 @@ def bytes_by_axis(program: Program) -> dict[str, int]:
     form of its first messages, and decisions of message_driven) takes some bytes and does not.
     """
     total: Counter[str] = Counter()
+    for c, times in all_collectives(program):
+        total[c.axis] += c.num_bytes * times
+    return {axis: n for axis, n in total.items() if n}
+
+
+def all_collectives(program: Program) -> Iterator[tuple[Collective, int]]:
+    """Yields every collective and message of a step, and how often it is issued."""
+    parts = program.num_micro_batches
     for c in program.messages:
-        total[c.axis] += c.num_bytes * program.num_micro_batches
+        yield c, parts
     for tasks, repeats in program.micro_batch():
         for task in tasks:
             for c in task.collectives():
-                total[c.axis] += c.num_bytes * repeats * program.num_micro_batches
+                yield c, repeats * parts
     for c in (*program.gradient_sums, *program.norm_sums):
-        total[c.axis] += c.num_bytes
-    return {axis: n for axis, n in total.items() if n}
+        yield c, 1
 
 
 def make_program(job: Job, stage: int = 0) -> Program:

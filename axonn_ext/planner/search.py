@@ -12,16 +12,23 @@ from typing import NamedTuple
 
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate, closed_form_s, estimate, pieces_of
-from axonn_ext.planner.job import Job, Options, violations
+from axonn_ext.planner.job import Job, Options, pipeline_violations, violations
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.memory import memory_of
 from axonn_ext.spec.grid import GridShape, divisors, grids_of
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import LAYOUTS, Overlap
+from axonn_ext.spec.pipeline import SCHEDULES
+from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.spec.rules import BrokenRule
 
 # So many variants of one grid are simulated. They differ little, and the user asks for a grid.
 _VARIANTS_OF_A_GRID = 3
+# So many configurations with several stages are simulated at most, each with every schedule; one
+# simulation takes about 10 ms.
+_PIPELINES_SIMULATED = 12
+# With several stages, so many micro-batches for each stage are tried at most.
+_MOST_PARTS_PER_STAGE = 16
 _MOST_RANKS = 1 << 20
 _MOST_SEQUENCES = 1 << 40  # divisors of larger numbers would take long to find
 _FLAGS = ("heads_over_y", "save_gathered", "reshard_after_forward", "recompute")
@@ -30,6 +37,11 @@ _VOCABULARY = "vocab_size not divisible"
 # If no grid of a number of ranks is legal, so many smaller numbers are tried.
 _SMALLER_TRIED = 64
 DEFAULT_MEMORY_FRACTION = 0.95
+# How stages run: those with the least time, and 1F1B, which holds less than message_driven.
+PIPELINES = (
+    PipelineOptions(), PipelineOptions("1f1b"), PipelineOptions("zero_bubble"),
+    PipelineOptions("interleaved", chunks=2),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,11 @@ class Request:
     memory_fraction  the part of a rank's usable memory that a configuration may use; less than 1,
                      since the prediction is not exact
     simulate         how many of the best configurations by closed forms are simulated
+    max_pipe         the most stages of a pipeline that are tried; 1: no pipelines. With several
+                     stages, fewer options are searched, lest it take long: kept inputs, kept
+                     weights, layout "replicated" and steps without overlap must be asked for
+    pipelines        how stages may run; what is legal and fits is counted with 1F1B alone, if it is
+                     one of them, and the others are tried with the best configurations
     """
 
     model: ModelConfig
@@ -58,9 +75,11 @@ class Request:
     top: int = 10
     memory_fraction: float = DEFAULT_MEMORY_FRACTION
     simulate: int = 100
+    max_pipe: int = 1
+    pipelines: tuple[PipelineOptions, ...] = PIPELINES
 
     def __post_init__(self) -> None:
-        for name in ("num_ranks", "batch_size", "top", "simulate"):
+        for name in ("num_ranks", "batch_size", "top", "simulate", "max_pipe"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise PlannerError(f"{name} must be a whole number >= 1, got {value!r}")
@@ -83,6 +102,8 @@ class Request:
                 f"machine {self.machine.name} has no peak for dtype {self.dtype!r}, only for "
                 f"{known}"
             )
+        if not self.pipelines:
+            raise PlannerError("pipelines must have at least one PipelineOptions, got none")
         _check_choices(self)
 
     @property
@@ -173,7 +194,9 @@ def plan(request: Request) -> Plan:
         rejected[_padding_hint(request)] = rejected.pop(_VOCABULARY)
     if not found:
         raise PlannerError(_nothing_fits(request, rejected))
-    best = [_estimate(request, c.job) for c in _most_promising(found, request.simulate)]
+    promising = [c.job for c in _most_promising(found, request.simulate)]
+    promising += [other for job in promising for other in _other_pipelines(request, job)]
+    best = [_estimate(request, job) for job in promising]
     return Plan(
         request, _best_of_each_grid(best)[: request.top], dict(rejected.most_common()),
         num_considered, len(found),
@@ -190,17 +213,33 @@ def _estimate(request: Request, job: Job) -> Estimate:
 
 def _jobs(request: Request) -> Iterator[Job]:
     """Yields every grid, layout and number of micro-batches, legal or not; the rest is default."""
-    parts = request.micro_batches or tuple(divisors(request.batch_size))
     heads = request.fixed.get("heads_over_y")
-    for grid in grids_of(request.num_ranks):
-        for layout in request.layouts:
-            for micro_batches in parts:
-                # heads_over_y moves as many bytes; it helps where y does not divide the sequences.
-                sequences = request.batch_size // micro_batches
-                undivided = grid.y > 1 and sequences % (grid.data * grid.z * grid.y) != 0
-                over_y = layout == "sharded" and bool(undivided if heads is None else heads)
-                options = _options(layout, over_y, request.dtype, micro_batches)
-                yield Job(request.model, grid, options, request.batch_size)
+    most = min(request.max_pipe, request.model.num_layers, request.num_ranks)
+    for pipe in (p for p in divisors(request.num_ranks) if p <= most):
+        layouts, parts = _choices(request, pipe)
+        for grid in grids_of(request.num_ranks, pipe=pipe):
+            for layout in layouts:
+                for micro_batches in parts:
+                    # heads_over_y moves as many bytes; it helps where y does not divide the
+                    # sequences.
+                    sequences = request.batch_size // micro_batches
+                    undivided = grid.y > 1 and sequences % (grid.data * grid.z * grid.y) != 0
+                    over_y = layout == "sharded" and bool(undivided if heads is None else heads)
+                    options = _options(layout, over_y, request.dtype, micro_batches)
+                    if pipe > 1:
+                        options = _with_pipeline(options, _first_pipeline(request.pipelines))
+                    yield Job(request.model, grid, options, request.batch_size)
+
+
+def _choices(request: Request, pipe: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Returns the layouts and the numbers of micro-batches that are tried with so many stages."""
+    parts = request.micro_batches or tuple(divisors(request.batch_size))
+    if pipe == 1:
+        return request.layouts, parts
+    layouts = ("sharded",) if "sharded" in request.layouts else request.layouts
+    if request.micro_batches is None:
+        parts = tuple(n for n in parts if pipe <= n <= _MOST_PARTS_PER_STAGE * pipe)
+    return layouts, parts
 
 
 @cache
@@ -213,10 +252,32 @@ def _options(layout: str, heads_over_y: bool, dtype: str, micro_batches: int) ->
 def _variants(request: Request, job: Job) -> tuple[Options, ...]:
     """Returns all values of the options that change neither legality nor products."""
     grid, parts = job.grid, job.options
-    return _given(
+    variants = _given(
         parts, tuple(request.fixed.items()), splits_linears=grid.x * grid.y > 1,
-        splits_weights=grid.z > 1, splits_batch=grid.z * grid.data > 1,
+        splits_weights=grid.z > 1, splits_batch=grid.z * grid.data > 1, in_stages=grid.pipe > 1,
     )  # fmt: skip
+    if grid.pipe == 1:
+        return variants
+    first = _first_pipeline(request.pipelines)
+    return tuple(_with_pipeline(options, first) for options in variants)
+
+
+def _first_pipeline(pipelines: tuple[PipelineOptions, ...]) -> PipelineOptions:
+    """Returns how stages run where only one way is looked at: by 1F1B, which holds least."""
+    return next((p for p in pipelines if p.schedule == "1f1b"), pipelines[0])
+
+
+@cache
+def _with_pipeline(options: Options, pipeline: PipelineOptions) -> Options:
+    return replace(options, pipeline=pipeline)
+
+
+def _other_pipelines(request: Request, job: Job) -> Iterator[Job]:
+    """Yields the job with each other way in which its stages can run and that fits."""
+    for pipeline in request.pipelines if job.grid.pipe > 1 else ():
+        other = replace(job, options=_with_pipeline(job.options, pipeline))
+        if pipeline != job.options.pipeline and next(pipeline_violations(other), None) is None:
+            yield from _fitting(request, job, (other.options,))
 
 
 @cache
@@ -227,6 +288,7 @@ def _given(
     splits_linears: bool,
     splits_weights: bool,
     splits_batch: bool,
+    in_stages: bool,
 ) -> tuple[Options, ...]:
     """Returns all variants of the options that are not fixed.
 
@@ -238,6 +300,10 @@ def _given(
         "overlap": (Overlap(), None) if splits_batch else (None,),
         "reshard_after_forward": (True, False) if splits_weights else (True,),
     }
+    if in_stages:  # fewer, lest the search take long
+        of_overlap: tuple[object, ...] = (Overlap(),) if splits_batch else (None,)
+        choices |= {"save_gathered": (False,), "overlap": of_overlap,
+                    "reshard_after_forward": (True,)}  # fmt: skip
     choices.update({name: (value,) for name, value in fixed if name in choices})
     variants = (dict(zip(choices, values, strict=True)) for values in product(*choices.values()))
     return tuple(
@@ -276,9 +342,14 @@ def _most_promising(found: list[_Candidate], count: int) -> list[_Candidate]:
     """Returns the fastest candidates by closed forms, only a few of each grid."""
     chosen: list[_Candidate] = []
     of_grid: Counter[GridShape] = Counter()
+    num_pipelines = 0
     for candidate in sorted(found, key=_order):
-        if of_grid[candidate.job.grid] < _VARIANTS_OF_A_GRID:
-            of_grid[candidate.job.grid] += 1
+        grid = candidate.job.grid
+        if grid.pipe > 1 and num_pipelines == _PIPELINES_SIMULATED:
+            continue
+        if of_grid[grid] < _VARIANTS_OF_A_GRID:
+            of_grid[grid] += 1
+            num_pipelines += grid.pipe > 1
             chosen.append(candidate)
         if len(chosen) == count:
             break
@@ -295,6 +366,7 @@ def _simplest_first(job: Job) -> tuple[object, ...]:
     return (
         options.recompute, options.save_gathered, not options.reshard_after_forward,
         options.heads_over_y, options.layout != "sharded", options.micro_batches, job.grid,
+        SCHEDULES.index(options.pipeline.schedule), options.pipeline.chunks,
     )  # fmt: skip
 
 
@@ -339,7 +411,9 @@ def _may_divide(request: Request, num_ranks: int) -> bool:
     In a legal grid x divides the key-value heads, y z the hidden size, and data the batch.
     """
     model = request.model
-    return model.kv_heads * model.hidden_size * request.batch_size % num_ranks == 0
+    divided = model.kv_heads * model.hidden_size * request.batch_size
+    stages = range(1, request.max_pipe + 1)
+    return any(num_ranks % pipe == 0 and divided % (num_ranks // pipe) == 0 for pipe in stages)
 
 
 def _nothing_fits(request: Request, rejected: Mapping[str, int]) -> str:

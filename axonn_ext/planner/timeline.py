@@ -52,7 +52,11 @@ class Timeline(NamedTuple):
 
 
 def timeline(job: Job, machine: Machine) -> Timeline:
-    """Simulates the whole step of a legal job, with all its events."""
+    """Simulates the whole step of a legal job, with all its events.
+
+    Raises ValueError for a grid with several stages, of which each has a step of its own.
+    """
+    job.grid.refuse_pipe("the timeline of one rank")
     program = make_program(job)
     simulation = _Simulation(job, program, machine, records=True)
     return simulation.finish(simulation.run(program.num_layers, program.num_micro_batches))
@@ -65,24 +69,39 @@ def simulate(job: Job, machine: Machine) -> Timeline:
     state, the time of all passes grows linearly with the number of layers, and with that of
     micro-batches. So only a few of each are simulated, and the rest is extrapolated. A test
     compares the result with the whole schedule.
+
+    Raises ValueError for a grid with several stages: see simulate_pipeline.
     """
+    job.grid.refuse_pipe("the simulation of one rank")
     program = make_program(job)
-    layers, parts = program.num_layers, program.num_micro_batches
-    few, some = (4, 8) if layers > 8 else (layers, layers)
+    parts = program.num_micro_batches
     one, two = (2, 3) if parts > 3 else (parts, parts)
     simulation = _Simulation(job, program, machine, records=False)
-
-    def along_layers(num_parts: int) -> _Passes:
-        low = simulation.run(few, num_parts)
-        if some == few:
-            return low
-        high = simulation.run(some, num_parts)
-        return low.extended(high, (layers - few) / (some - few))
-
-    passes = along_layers(one)
+    passes = simulation.run_all_layers(one)
     if two > one:
-        passes = passes.extended(along_layers(two), (parts - one) / (two - one))
+        passes = passes.extended(simulation.run_all_layers(two), (parts - one) / (two - one))
     return simulation.finish(passes)
+
+
+def simulate_parts(job: Job, stage: int, machine: Machine) -> tuple[Timeline, Timeline]:
+    """Simulates one rank of a stage by itself, as if it always had the messages that it needs.
+
+    Returns one micro-batch, forward and backward, among others like it; and what follows once a
+    step after the last one, of which the optimizer is a part.
+    """
+    simulation = _Simulation(job, make_program(job, stage), machine, records=False)
+    before = simulation.run_all_layers(2)
+    one = before.less(simulation.run_all_layers(3))
+    step = simulation.finish(before)
+    return (
+        Timeline(one.end_s, one.compute_s, one.exposed_s, 0.0, ()),
+        Timeline(
+            step.step_time_s - before.end_s, step.compute_s - before.compute_s,
+            {axis: seconds - before.exposed_s.get(axis, 0.0)
+             for axis, seconds in step.exposed_s.items()},
+            step.optimizer_s, (),
+        ),
+    )  # fmt: skip
 
 
 class _Passes(NamedTuple):
@@ -117,6 +136,15 @@ class _Passes(NamedTuple):
             on(self.z_free_s, other.z_free_s), exposed,
         )  # fmt: skip
 
+    def less(self, longer: _Passes) -> _Passes:
+        """Returns how much longer the other passes take, which begin like these."""
+        exposed = {
+            axis: max(0.0, seconds - self.exposed_s.get(axis, 0.0))
+            for axis, seconds in longer.exposed_s.items()
+        }
+        compute_s = longer.compute_s - self.compute_s
+        return _Passes(compute_s + sum(exposed.values()), compute_s, 0.0, 0.0, 0.0, exposed)
+
 
 class _Step(NamedTuple):
     """A task of some layer and micro-batch.
@@ -138,7 +166,6 @@ class _Simulation:
     """Runs a program with any number of layers and micro-batches."""
 
     def __init__(self, job: Job, program: Program, machine: Machine, *, records: bool) -> None:
-        job.grid.refuse_pipe("the simulation of a step")
         self._program, self._records = program, records
         self._overlap = job.options.overlap
         costs = Costs(machine, job.grid, job.options.dtype)
@@ -150,11 +177,20 @@ class _Simulation:
         self._sums = [(c, costs.collective(c)) for c in program.gradient_sums]
         self._norms = [(c, costs.collective(c)) for c in program.norm_sums]
         self._optimizer_s = costs.optimizer(program.optimizer_bytes)
-        self._held_share = held_share(job)
+        self._held_share = held_share(job, program.num_layers)
         self._holds_table = table_is_held(job)
         # If a block's weights can all be held at once, backward does not gather again what
         # recomputation has gathered.
         self._regathers = not (job.options.recompute and block_is_held(job))
+
+    def run_all_layers(self, num_parts: int) -> _Passes:
+        """Simulates all passes of a step with that many micro-batches."""
+        layers = self._program.num_layers
+        if layers <= 8:
+            return self.run(layers, num_parts)
+        few, some = 4, 8
+        low, high = self.run(few, num_parts), self.run(some, num_parts)
+        return low.extended(high, (layers - few) / (some - few))
 
     def run(self, num_layers: int, num_parts: int) -> _Passes:
         """Simulates all passes of a step with that many layers and micro-batches."""

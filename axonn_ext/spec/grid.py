@@ -95,12 +95,16 @@ class GridShape:
         return ",".join(f"{axis}={size}" for axis, size in self.as_dict().items())
 
 
-def grids_of(num_ranks: int) -> Iterator[GridShape]:
-    """Yields every ordered factorisation of the number of ranks into x, y, z and data."""
-    for x in divisors(num_ranks):
-        for y in divisors(num_ranks // x):
-            for z in divisors(num_ranks // (x * y)):
-                yield GridShape(x, y, z, num_ranks // (x * y * z))
+def grids_of(num_ranks: int, *, pipe: int = 1) -> Iterator[GridShape]:
+    """Yields every ordered factorisation of the ranks of a stage into x, y, z and data.
+
+    pipe: the number of stages, which divides that of ranks.
+    """
+    of_stage = num_ranks // pipe
+    for x in divisors(of_stage):
+        for y in divisors(of_stage // x):
+            for z in divisors(of_stage // (x * y)):
+                yield GridShape(x, y, z, of_stage // (x * y * z), pipe)
 
 
 def divisors(n: int) -> list[int]:

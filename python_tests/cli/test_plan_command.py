@@ -292,6 +292,43 @@ def test_fixed_options_hold(tmp_path: Path) -> None:
         assert alone or config["overlap"] is not None
 
 
+PIPED = ("plan", "--model", "gpt2-small", "--machine", "ethernet", "--global-batch", "64")
+
+
+def test_pipeline_stages_are_planned_when_they_are_asked_for(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    files = {name: tmp_path / f"{name}.json" for name in ("json", "timeline")}
+    written = tmp_path / "best.toml"
+    arguments = [*PIPED, "--gpus", "16", "--pipe", "4", "--explain", "1"]
+    arguments += [f"--{name}={path}" for name, path in files.items()]
+    assert main([*arguments, f"--write-config={written}"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    configs = json.loads(files["json"].read_text())["configs"]
+    best = configs[0]
+    assert best["grid"]["pipe"] > 1
+    assert best["pipeline"]["schedule"].replace("_", " ") in out
+    assert best["bytes_sent"]["pipe"] > 0
+    waits = sum(best["exposed_s"].values())
+    assert best["compute_s"] + waits == pytest.approx(best["step_time_s"], rel=1e-6)
+    share = best["exposed_s"]["pipe"] / best["step_time_s"]
+    assert re.search(rf"idles for {share:.1%} of the step \(modelled", out)
+    assert all(c["pipeline"] is None for c in configs if c["grid"]["pipe"] == 1)
+    # Neither the trainer nor the timeline of one rank has stages.
+    one = next(c for c in configs if c["grid"]["pipe"] == 1)
+    assert "--timeline and --write-config: of z=16" in out
+    assert prepare(load_config(written), world_size=16).grid_shape.as_dict() == one["grid"]
+
+
+def test_a_schedule_can_be_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    arguments = [*PIPED, "--gpus", "16", "--pipe", "2", "--schedule", "gpipe", "--top", "100"]
+    assert main([*arguments, "--json", str(path)]) == 0
+    configs = json.loads(path.read_text())["configs"]
+    schedules = {c["pipeline"]["schedule"] for c in configs if c["grid"]["pipe"] > 1}
+    assert schedules == {"gpipe"}
+
+
 def test_tokens_or_sequences(tmp_path: Path) -> None:
     paths = tmp_path / "a.json", tmp_path / "b.json"
     base = ["plan", "--model", "gpt2-small", "--machine", "dgx-a100", "--gpus", "4"]
@@ -353,6 +390,8 @@ def test_scaling_shows_where_nothing_fits(capsys: Capture) -> None:
         (["--gpus", "8", "--timeline", "a.json", "--plot", "a.png"], ["a.png", "twice"]),
         (["--gpus", "8", "--json", "/nowhere/a.json"], ["--json", "/nowhere"]),
         (["--gpus", "8", "--dtype", "fp16", "--write-config", "a.toml"], ["bf16 or fp32", "fp16"]),
+        (["--gpus", "8", "--schedule", "1f1b"], ["--schedule", "give --pipe"]),
+        (["--gpus", "8", "--pipe", "0"], ["--pipe", ">= 1", "got 0"]),
         (["--gpus", "2", "--explain", "99"], ["--explain", "at most", "got 99"]),
         (["--gpus", "8", "--gird", "2"], ["unknown argument --gird"]),
     ],

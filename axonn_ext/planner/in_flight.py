@@ -1,0 +1,133 @@
+"""Counts what the stages of a pipeline hold at once of several micro-batches.
+
+A unit is one micro-batch of one chunk. It is in flight from its forward to the end of its backward;
+where weight gradients are computed apart, it is deferred from then until they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+from axonn_ext.planner.activations import deferred_bytes_of
+from axonn_ext.planner.job import Job
+from axonn_ext.planner.pipeline_simulator import StageTimes, simulate
+from axonn_ext.planner.shares import shares_of
+from axonn_ext.spec.pipeline import Task, fixed_order
+from axonn_ext.spec.pipeline_options import PipelineOptions
+
+# From so many micro-batches on, in multiples of the stages, peaks stay, or grow evenly.
+_FEW, _SOME = 4, 6
+
+
+class Units(NamedTuple):
+    """The units that a stage holds at once, the one that it is at included.
+
+    has_gradients: whether the backward of another unit has ended in this step, so that there are
+    gradients already.
+    """
+
+    in_flight: int
+    deferred: int
+    has_gradients: bool
+
+
+def units_of(job: Job, stage: int) -> tuple[Units, ...]:
+    """Returns the units at the moments of a step that can be the fullest, of a pipe coordinate.
+
+    The schedule message_driven is counted with as many units in flight as it allows, since the
+    messages decide how many there are. What it defers is simulated, with stages that take as long
+    as they have operations, unless there is a limit.
+    """
+    options, pipe, parts = job.options.pipeline, job.grid.pipe, job.options.micro_batches
+    if options.schedule != "message_driven":
+        return _of_fixed_order(options, pipe, stage, parts)
+    # The last stage runs the backward of a micro-batch right after its forward.
+    in_flight = 1 if stage == pipe - 1 else min(parts, options.most_in_flight(pipe, stage))
+    if not options.defer_weights:
+        return _of_one_kind(in_flight, parts)
+    if options.deferred_bytes:
+        most = -(-options.deferred_bytes // max(1, deferred_bytes_of(job, stage)))
+        return (Units(in_flight, min(parts, most), True),)
+    return _of_message_driven(options, _stage_costs(job), parts)[stage]
+
+
+def _of_one_kind(in_flight: int, parts: int) -> tuple[Units, ...]:
+    """Returns the units where nothing is deferred, given the most that may be in flight."""
+    if parts > in_flight:  # others follow the first ones
+        return (Units(in_flight, 0, True),)
+    without = Units(in_flight, 0, False)
+    return (without, Units(in_flight - 1, 0, True)) if in_flight > 1 else (without,)
+
+
+@lru_cache(maxsize=4096)
+def _of_fixed_order(
+    options: PipelineOptions, pipe: int, stage: int, parts: int
+) -> tuple[Units, ...]:
+    if options.schedule == "gpipe":
+        return _of_one_kind(parts, parts)
+    order = fixed_order(
+        options.schedule, stages=pipe, stage=stage, micro_batches=min(parts, _FEW * pipe),
+        chunks=options.chunks,
+    )  # fmt: skip
+    return _fullest(order, defers=options.defers)
+
+
+def _stage_costs(job: Job) -> tuple[float, ...]:
+    """Returns the operations of each stage, in those of a block."""
+    model = job.model
+    head = 3 * 2 * model.vocab_size * model.hidden_size
+    block = (model.flops_per_token() - head) / model.num_layers
+    return tuple(share.num_layers + share.has_last * head / block for share in shares_of(job))
+
+
+@lru_cache(maxsize=4096)
+def _of_message_driven(
+    options: PipelineOptions, costs: tuple[float, ...], parts: int
+) -> tuple[tuple[Units, ...], ...]:
+    """Returns the units of each stage where any number of weight gradients may be deferred."""
+    pipe = len(costs)
+
+    def fullest(count: int) -> list[tuple[Units, ...]]:
+        simulation = simulate(
+            options.schedule, [StageTimes(c, c, c) for c in costs], count, defer_weights=True,
+            in_flight=[options.most_in_flight(pipe, s) for s in range(pipe)],
+        )  # fmt: skip
+        return [_fullest((task for task, _, _ in run), defers=True) for run in simulation.tasks]
+
+    few, some = _FEW * pipe, _SOME * pipe
+    if parts <= some:
+        return tuple(fullest(parts))
+    longer = (parts - some) / (some - few)
+    return tuple(
+        _longer(high, longer * (max(u.deferred for u in high) - max(u.deferred for u in low)))
+        for low, high in zip(fullest(few), fullest(some), strict=True)
+    )
+
+
+def _longer(units: tuple[Units, ...], growth: float) -> tuple[Units, ...]:
+    return tuple(u._replace(deferred=math.ceil(u.deferred + growth)) for u in units)
+
+
+def _fullest(tasks: Iterable[Task], *, defers: bool) -> tuple[Units, ...]:
+    """Returns the moments of an order at which no other one has as much or more of everything."""
+    in_flight = deferred = 0
+    has_gradients = False
+    found: set[Units] = set()
+    for task in tasks:
+        in_flight += task.kind == "forward"
+        found.add(Units(in_flight, deferred, has_gradients))
+        if task.kind == "backward":
+            in_flight -= 1
+            deferred += defers
+            has_gradients = has_gradients or not defers
+        elif task.kind == "weight":
+            deferred -= 1
+            has_gradients = True
+    return tuple(sorted(u for u in found if not any(_exceeds(other, u) for other in found)))
+
+
+def _exceeds(a: Units, b: Units) -> bool:
+    return a != b and all(mine >= yours for mine, yours in zip(a, b, strict=True))

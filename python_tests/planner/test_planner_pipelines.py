@@ -1,0 +1,202 @@
+"""Modelled steps of pipelines: their times add up, and the search among them."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+
+import pytest
+
+from axonn_ext.planner import (
+    Job,
+    Options,
+    PlannerError,
+    Request,
+    load_machine,
+    memory_of,
+    plan,
+    simulate,
+    timeline,
+)
+from axonn_ext.planner.estimate import closed_form_s, pieces_of
+from axonn_ext.planner.job import violations
+from axonn_ext.planner.model_files import load_model
+from axonn_ext.planner.pipelines import simulate_pipeline, simulate_schedule
+from axonn_ext.planner.shares import shares_of
+from axonn_ext.planner.timeline import simulate_parts
+from axonn_ext.spec.grid import GridShape, divisors, grids_of
+from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.parallel import Overlap
+from axonn_ext.spec.pipeline import bubble_seconds
+from axonn_ext.spec.pipeline_options import PipelineOptions
+from planner_machines import machine_of
+
+MODEL = ModelConfig(512, 256, 12, 8, 128)
+SCHEDULES = (
+    PipelineOptions(), PipelineOptions(defer_weights=True), PipelineOptions("1f1b"),
+    PipelineOptions("gpipe"), PipelineOptions("zero_bubble"),
+    PipelineOptions("interleaved", chunks=2),
+)  # fmt: skip
+
+
+def random_job(rng: random.Random) -> Job:
+    while True:
+        options = Options(
+            layout=rng.choice(["sharded", "replicated"]), recompute=rng.random() < 0.5,
+            overlap=rng.choice([None, Overlap()]), micro_batches=rng.choice([2, 8, 16, 64]),
+            pipeline=rng.choice(SCHEDULES),
+        )  # fmt: skip
+        axes = (rng.choice([1, 2, 4]) for _ in range(4))
+        model = dataclasses.replace(MODEL, tie_embeddings=rng.random() < 0.5)
+        job = Job(model, GridShape(*axes, pipe=rng.choice([2, 4])), options, 1024)
+        if not list(violations(job)):
+            return job
+
+
+def test_steps_are_those_of_whole_schedules() -> None:
+    """Whatever is simulated of many micro-batches; and all that is reported adds up."""
+    rng, machine = random.Random(7), machine_of()
+    for _ in range(20):
+        job = random_job(rng)
+        found = simulate_pipeline(job, machine)
+        step, parts = found.step, job.options.micro_batches
+        whole = simulate_schedule(job, found.stages, found.message_s, parts).seconds
+        after = max(simulate_parts(job, s, machine)[1].step_time_s for s in range(job.grid.pipe))
+        assert step.step_time_s == pytest.approx(whole + after, rel=0.02), job
+        assert step.compute_s + sum(step.exposed_s.values()) == pytest.approx(step.step_time_s)
+        times = [t.forward + t.backward + t.weight for t in found.stages]
+        assert times[found.slowest] == max(times)
+        assert 0 < found.bubble < 1
+
+
+def test_stages_take_together_what_the_model_takes() -> None:
+    """Without overlap; but the loss, which in a pipeline is summed once per step."""
+    machine = machine_of()
+    for grid in (GridShape(), GridShape(2, 1, 2), GridShape(1, 2, 1, 2)):
+        for recompute in (False, True):
+            options = Options(overlap=None, recompute=recompute, micro_batches=4)
+            one, _ = simulate_parts(Job(MODEL, grid, options, 256), 0, machine)
+            staged = Job(MODEL, dataclasses.replace(grid, pipe=4), options, 256)
+            stages = [simulate_parts(staged, stage, machine)[0] for stage in range(4)]
+            seconds = sum(stage.step_time_s for stage in stages)
+            assert seconds == pytest.approx(one.step_time_s, rel=0.02)
+            assert sum(s.compute_s for s in stages) == pytest.approx(one.compute_s)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero_bubble", "interleaved"])
+def test_bubble_is_that_of_the_formula(schedule: str) -> None:
+    """With stages that are alike but for a small head, and messages that are nearly free."""
+    model = ModelConfig(64, 1024, 16, 8, 512)
+    chunks = 2 if schedule == "interleaved" else 1
+    pipeline = PipelineOptions(schedule, chunks=chunks)
+    options = Options(overlap=None, micro_batches=8, pipeline=pipeline)
+    job = Job(model, GridShape(pipe=4), options, 64)
+    machine = machine_of(inter=1e15)
+    found = simulate_pipeline(job, machine)
+    slow = found.stages[found.slowest]
+    formula = bubble_seconds(
+        schedule, stages=4, forward=slow.forward, backward=slow.backward, weight=slow.weight,
+        chunks=chunks,
+    )  # fmt: skip
+    assert found.step.exposed_s["pipe"] == pytest.approx(formula, rel=0.1)
+    closed = closed_form_s(pieces_of(dataclasses.replace(job), machine), job)
+    assert closed + found.step.optimizer_s == pytest.approx(found.step.step_time_s, rel=0.05)
+
+
+def test_one_rank_has_no_timeline_of_a_pipeline() -> None:
+    job = Job(MODEL, GridShape(pipe=2), Options(micro_batches=2), 4)
+    for function in (timeline, simulate):
+        with pytest.raises(ValueError, match=r"pipe=2: the .* of one rank does not work"):
+            function(job, machine_of())
+
+
+# --- The search ----------------------------------------------------------------------------------
+
+
+def request_of(**changes: object) -> Request:
+    request = Request(MODEL, "small", 16, machine_of(inter=1e9), 64, max_pipe=4, top=1000)
+    return dataclasses.replace(request, **changes)  # type: ignore[arg-type]
+
+
+def test_pipelines_are_searched_when_they_are_asked_for() -> None:
+    request = request_of()
+    found = plan(request)
+    assert {config.job.grid.pipe for config in found.configs} == {1, 4}
+    times = [config.step_time_s for config in found.configs]
+    assert times == sorted(times)
+    assert found.fits + sum(found.rejected.values()) == found.num_considered
+    for config in found.configs:
+        job = config.job
+        assert job.grid.size == 16
+        assert not list(violations(job))
+        assert config.memory == memory_of(job)
+        if job.grid.pipe > 1:
+            step = simulate_pipeline(job, request.machine).step
+            assert config.step_time_s == step.step_time_s
+            assert config.exposed_s["pipe"] == step.exposed_s["pipe"]
+    one = plan(dataclasses.replace(request, max_pipe=1))
+    assert {config.job.grid.pipe for config in one.configs} == {1}
+    alone = [config for config in found.configs if config.job.grid.pipe == 1]
+    assert list(one.configs[:10]) == alone[:10]
+    few = plan(dataclasses.replace(request, max_pipe=3)).configs
+    assert {config.job.grid.pipe for config in few} == {1, 2}
+
+
+def test_schedules_are_those_that_are_asked_for() -> None:
+    for schedule in SCHEDULES:
+        found = plan(request_of(pipelines=(schedule,), micro_batches=(8,)))
+        staged = [c.job.options.pipeline for c in found.configs if c.job.grid.pipe > 1]
+        assert staged and set(staged) == {schedule}
+    with pytest.raises(PlannerError, match="pipelines must have at least one"):
+        request_of(pipelines=())
+    with pytest.raises(PlannerError, match="max_pipe must be a whole number >= 1, got 0"):
+        request_of(max_pipe=0)
+
+
+def test_stages_hold_what_no_other_grid_does() -> None:
+    """Ranks that must be 2 on a model whose only divisor is its number of layers."""
+    model = ModelConfig(511, 255, 4, 1, 1)
+    request = Request(model, "odd", 2, machine_of(), 3)
+    with pytest.raises(PlannerError):
+        plan(request)
+    assert plan(dataclasses.replace(request, max_pipe=2)).configs[0].job.grid.pipe == 2
+
+
+def test_more_stages_than_blocks_are_not_tried() -> None:
+    model = dataclasses.replace(MODEL, num_layers=2)
+    pipes = {c.job.grid.pipe for c in plan(request_of(model=model, max_pipe=16)).configs}
+    assert pipes == {1, 2}
+
+
+def test_grids_of_stages_are_all_factorisations() -> None:
+    grids = [grid for pipe in divisors(24) for grid in grids_of(24, pipe=pipe)]
+    assert len(set(grids)) == len(grids)
+    assert {grid.size for grid in grids} == {24}
+    assert len(grids) == sum(24 % (a * b * c * d) == 0 for a in divisors(24) for b in divisors(24)
+                             for c in divisors(24) for d in divisors(24))  # fmt: skip
+
+
+def test_shares_are_the_whole_model() -> None:
+    for pipe, chunks in ((2, 1), (4, 1), (2, 3)):
+        pipeline = PipelineOptions("interleaved", chunks=chunks) if chunks > 1 else SCHEDULES[0]
+        job = Job(MODEL, GridShape(pipe=pipe), Options(micro_batches=4, pipeline=pipeline), 4)
+        shares = shares_of(job)
+        assert sum(share.num_layers for share in shares) == MODEL.num_layers
+        assert [s.has_first for s in shares] == [True] + [False] * (pipe - 1)
+        assert [s.has_last for s in shares] == [False] * (pipe - 1) + [True]
+        assert sum(s.forward_sends for s in shares) == pipe * chunks - 1
+        assert sum(s.backward_sends for s in shares) == pipe * chunks - 1
+
+
+@pytest.mark.slow
+def test_the_largest_search_takes_little_longer() -> None:
+    _, model = load_model("gpt-320b", sequence_length=None)
+    request = Request(model, "gpt-320b", 32768, load_machine("perlmutter"), 8192)
+
+    def seconds(max_pipe: int) -> float:
+        began = time.process_time()
+        plan(dataclasses.replace(request, max_pipe=max_pipe))
+        return time.process_time() - began
+
+    assert seconds(16) < 3 * seconds(1)
