@@ -77,6 +77,7 @@ def job_of(model: ModelConfig, grid: GridShape, rows: int, **options: object) ->
     return job
 
 
+# Without sums of products over gloo: its threads free what the profile then does not see.
 MEASURED = [
     job_of(DEEP, GridShape(pipe=2), 128),
     job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions("1f1b"), recompute=True),
@@ -89,7 +90,6 @@ MEASURED = [
     job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions(defer_weights=True)),
     job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions("zero_bubble"), recompute=True),
     job_of(DEEP, GridShape(pipe=2), 128, micro_batches=3),
-    job_of(DEEP, GridShape(pipe=2, x=2), 256, layout="replicated"),
     job_of(DEEP, GridShape(pipe=2, z=2), 128, overlap=Overlap(), pipeline=PipelineOptions("1f1b")),
 ]  # fmt: skip
 
