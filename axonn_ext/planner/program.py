@@ -44,7 +44,7 @@ def bytes_by_axis(program: Program) -> dict[str, int]:
     """Returns the bytes that a rank sends along each axis of several ranks in a step.
 
     Between stages, activations, their gradients and sums count. What a pipeline says besides (the
-    form of its first messages, and decisions of message_driven) takes some bytes and does not.
+    form of its first messages, decisions of message_driven, and totals of all ranks) does not.
     """
     total: Counter[str] = Counter()
     for c, times in all_collectives(program):
@@ -78,7 +78,7 @@ def make_program(job: Job, stage: int = 0) -> Program:
         num_micro_batches=job.options.micro_batches,
         messages=step.messages(),
         gradient_sums=(*step.gradient_sums(), *step.sum_over_ends()),
-        norm_sums=(*step.loss_sums(), *step.norm_sums()),
+        norm_sums=step.norm_sums(),
         optimizer_bytes=step.optimizer_bytes(),
     )
 
@@ -313,7 +313,7 @@ class _Step:
     def loss(self) -> Task:
         """Returns the loss: three numbers per row cross x, and one in all the axes of the rows.
 
-        In a pipeline, the latter cross once per step; see loss_sums.
+        In a pipeline, the latter cross once per step, in a group of all ranks that is not counted.
         """
         row_axes = () if self.in_stages else self._row_axes
         before = [self.collective("all_reduce", "x", n * self.m_y, _FP32, "loss") for n in (1, 2)]
@@ -402,11 +402,6 @@ class _Step:
             return ()
         num_bytes = self._elements(self.model.head) * self.width  # each of two ranks sends it once
         return (Collective("pipe", "all_reduce", num_bytes, "gradients"),)
-
-    def loss_sums(self) -> tuple[Collective, ...]:
-        """Returns the sums of a pipeline's loss, once per step and in fp64."""
-        axes = (*self._row_axes, "pipe") if self.in_stages else ()
-        return self.present([self.collective("all_reduce", a, 1, _FP64, "loss") for a in axes])
 
     def norm_sums(self) -> tuple[Collective, ...]:
         """Returns the sums of the norm of all gradients."""

@@ -1,8 +1,8 @@
 """The planner's communication on grids with several stages: byte for byte what pipelines issue.
 
 Every rank's bytes along every axis are compared. What the pipeline says besides data (the form of
-its first messages, which trace_communication leaves out, and the decisions of message_driven, which
-are no axis's) is not counted.
+its first messages, which trace_communication leaves out; decisions of message_driven and totals of
+a step, which are no axis's) is not counted.
 """
 
 from __future__ import annotations
