@@ -3,8 +3,9 @@
 AXONN_TIMEOUT_SECONDS         how long a rank waits for a peer as the ranks of a job meet, inside an
                               op on the CPU, in the first call of a group, or for a collective of
                               axonn_ext.overlap or of our NCCL communicators (default 600)
-AXONN_SYMMETRIC_MEMORY_BYTES  the address space that is reserved per rank and group for fused ops;
-                              memory is allocated only when it is used (default 32 GiB)
+AXONN_SYMMETRIC_MEMORY_BYTES  the address space that is reserved per rank and group for fused ops,
+                              and for messages from a stage of a pipeline to another one of its
+                              host; memory is allocated only when it is used (default 32 GiB)
 AXONN_CACHE_DIR               the folder in which measurements are kept between runs; empty: they
                               are not kept (default $XDG_CACHE_HOME/axonn_ext, else
                               ~/.cache/axonn_ext)

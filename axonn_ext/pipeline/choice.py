@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from axonn_ext import _C
 from axonn_ext.grid import AxisGroup
 from axonn_ext.pipeline.failures import Failures
 from axonn_ext.pipeline.groups import make_group
 from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.messages import BACKWARD, FORWARD, Message
+from axonn_ext.pipeline.wires import Channels, open_channels
 from axonn_ext.spec.pipeline import Task
 
 WEIGHT = "weight"
 KINDS = (FORWARD, BACKWARD, WEIGHT)
+_DECISION = "the decision about the stage's next task"
 
 
 class Deferred(Protocol):
@@ -30,26 +35,60 @@ class Deferred(Protocol):
 class Leader:
     """Lets one rank of a stage decide for all that share x, y and z, since all must run the same.
 
-    A decision costs a broadcast of 8 bytes among them.
+    A decision is one byte for each of the others, through shared memory where all of them are on
+    one host (and `shares` is true), else a broadcast over gloo.
     """
 
-    def __init__(self, model: AxisGroup, failures: Failures) -> None:
+    def __init__(self, model: AxisGroup, failures: Failures, *, shares: bool = True) -> None:
         self._failures = failures
         self._group = make_group("decisions", model) if model.size > 1 else None
         self.is_leader = model.rank == 0
         self.num_decisions, self.seconds = 0, 0.0  # seconds: of telling, on the leader
+        self._channels = Channels({}, {}, False)
+        if self._group is not None and shares:
+            others = range(1, model.size)
+            self._channels = open_channels(
+                "decisions", self._group,
+                to=others if self.is_leader else (), source=() if self.is_leader else (0,),
+            )  # fmt: skip
+        for receiver in self._channels.receivers.values():
+            weakref.finalize(self, receiver.stop)
 
     def decide(self, choose: Callable[[], str]) -> str:
         """Returns what `choose` returns on the leader. Raises PipelineError if that has failed."""
         if self._group is None:
             return choose()
         self.num_decisions += 1
-        word = torch.tensor([KINDS.index(choose()) if self.is_leader else 0])
+        word = torch.tensor([KINDS.index(choose()) if self.is_leader else 0], dtype=torch.uint8)
         began = time.monotonic()
-        work = dist.broadcast(word, group=self._group, group_src=0, async_op=True)
-        self._failures.wait_for(work, "the decision about the stage's next task")
+        if self._channels.everywhere:
+            word = self._tell(word)
+        else:
+            work = dist.broadcast(word, group=self._group, group_src=0, async_op=True)
+            self._failures.wait_for(work, _DECISION)
         self.seconds += time.monotonic() - began if self.is_leader else 0.0
         return KINDS[int(word.item())]
+
+    def _tell(self, word: Tensor) -> Tensor:
+        """Returns the leader's word, which the leader need not wait to be heard."""
+        for sender in self._channels.senders.values():
+            sender.send(word)
+        return word if self.is_leader else self._hear(*self._channels.receivers.values())
+
+    def _hear(self, receiver: _C.MessageReceiver) -> Tensor:
+        heard: list[Tensor] = []
+
+        def hears(seconds: float) -> bool:
+            try:
+                word = receiver.receive(seconds=seconds)
+            except RuntimeError as error:
+                raise self._failures.error(f"{_DECISION}: {error}") from None
+            heard.extend([] if word is None else [word])
+            return bool(heard)
+
+        # The leader may itself wait for a message first, whose error says more.
+        self._failures.wait(hears, f"{_DECISION} did not come", waits=2)
+        return heard[0]
 
 
 class MessageDriven:

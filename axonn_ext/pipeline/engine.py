@@ -54,6 +54,7 @@ class StepStats:
     decisions             how often the leader of the stage told others the next task
     decision_seconds      how long that took on the leader
     waited_seconds        how long the stage had nothing to do
+    shared_bytes          of memory, taken so far by messages to ranks of the same host
     tasks                 what ran when, in order
     """
 
@@ -62,6 +63,7 @@ class StepStats:
     decisions: int = 0
     decision_seconds: float = 0.0
     waited_seconds: float = 0.0
+    shared_bytes: int = 0
     tasks: list[TaskRun] = field(default_factory=list)
 
 
@@ -89,6 +91,7 @@ class StepRun:
         self._no_sync = no_sync
         self._held: dict[_Place, _Forward] = {}
         self._weights: dict[_Place, WeightGradients] = {}
+        self._deferred_bytes = 0  # of _weights
         self._losses: dict[int, Tensor] = {}
         self.stats = StepStats()
         self.now = "the start of the step"  # what the rank is doing, for messages
@@ -113,10 +116,7 @@ class StepRun:
 
     def must_run(self) -> bool:
         """Whether deferred weight gradients hold as many bytes as they may."""
-        return 0 < self._deferred_limit <= self._deferred_bytes()
-
-    def _deferred_bytes(self) -> int:
-        return sum(weights.num_bytes for weights in self._weights.values())
+        return 0 < self._deferred_limit <= self._deferred_bytes
 
     def _forward(self, stage: int, number: int) -> None:
         batch, trains = self.micro_batches[number], self._phase == TRAINING
@@ -158,9 +158,9 @@ class StepRun:
             self._send(Message(BACKWARD, stage - 1, number), sent)
         if forward.weights is not None and forward.root is not None:
             self._weights[stage, number] = forward.weights
-            self.stats.peak_deferred_bytes = max(
-                self.stats.peak_deferred_bytes, self._deferred_bytes()
-            )
+            self._deferred_bytes += forward.weights.num_bytes
+            peak = max(self.stats.peak_deferred_bytes, self._deferred_bytes)
+            self.stats.peak_deferred_bytes = peak
 
     def _check_output(self, stage: int, y: object) -> None:
         if not isinstance(y, Tensor):
@@ -176,6 +176,7 @@ class StepRun:
         weights = self._weights.pop((stage, number), None)
         if weights is None:  # no parameter of the stage needs a gradient
             return
+        self._deferred_bytes -= weights.num_bytes
         last = number == len(self.micro_batches) - 1
         with nullcontext() if self._no_sync is None or last else self._no_sync():
             weights.run()

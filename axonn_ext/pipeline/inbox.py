@@ -27,7 +27,8 @@ class Inbox:
         self._changed = threading.Condition()
         self._arrived: dict[Message, Tensor] = {}
         self._broken: dict[str, str] = {}  # direction -> why nothing more arrives
-        self._room = {direction: threading.Semaphore(_ROOM) for direction in DIRECTIONS}
+        self._room = dict.fromkeys(DIRECTIONS, _ROOM)  # how many more may arrive
+        self._is_closed = False
 
     @property
     def waited_seconds(self) -> float:
@@ -36,7 +37,15 @@ class Inbox:
 
     def wait_for_room(self, direction: str) -> None:
         """Waits, in a thread that receives, until another message may arrive."""
-        self._room[direction].acquire()
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._room[direction] > 0)
+            self._room[direction] -= 1
+
+    def close(self) -> None:
+        """Lets no thread wait for room any more."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
 
     def put(self, message: Message, tensor: Tensor) -> None:
         with self._changed:
@@ -58,9 +67,9 @@ class Inbox:
         """Returns a message when it is there. Raises PipelineError if it does not come."""
         self.wait_for_any([message])
         with self._changed:
-            tensor = self._arrived.pop(message)
-        self._room[message.direction].release()
-        return tensor
+            self._room[message.direction] += 1
+            self._changed.notify_all()
+            return self._arrived.pop(message)
 
     def wait_for_any(self, messages: Sequence[Message]) -> None:
         """Waits until one of them is there. Raises PipelineError if none comes."""

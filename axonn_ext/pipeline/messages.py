@@ -15,7 +15,7 @@ FORWARD, BACKWARD = "forward", "backward"
 DIRECTIONS = MappingProxyType({FORWARD: 1, BACKWARD: -1})  # to which neighbour messages go
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _MOST_DIMS = 8
-HEADER_SIZE = _MOST_DIMS + 2
+_HEADER_SIZE = _MOST_DIMS + 2
 
 # Seconds by which a message (direction, virtual stage that gets it, micro-batch) comes too late.
 Delay = Callable[[str, int, int], float]
@@ -54,7 +54,7 @@ class Form:
     def header(self) -> Tensor:
         """Returns the form as numbers, which go before the first message."""
         numbers = [_DTYPES.index(self.dtype), len(self.shape), *self.shape]
-        return torch.tensor(numbers + [0] * (HEADER_SIZE - len(numbers)))
+        return torch.tensor(numbers + [0] * (_HEADER_SIZE - len(numbers)))
 
     @classmethod
     def read(cls, header: Tensor) -> Form:
@@ -63,3 +63,6 @@ class Form:
 
     def __str__(self) -> str:
         return f"{list(self.shape)} of {str(self.dtype).removeprefix('torch.')}"
+
+
+HEADER = Form((_HEADER_SIZE,), torch.int64)  # of what tells a form

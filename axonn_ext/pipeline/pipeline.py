@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from axonn_ext import gradients, settings
@@ -21,10 +20,11 @@ from axonn_ext.pipeline.failures import Failures, PipelineError
 from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.links import Links
 from axonn_ext.pipeline.messages import BACKWARD, DIRECTIONS, FORWARD, Delay, Message
-from axonn_ext.pipeline.models import Layer, Loss, ModuleStages, StagedModel, TransformerStages
+from axonn_ext.pipeline.models import Layer, Loss
+from axonn_ext.pipeline.staging import on_all_ranks, stage
 from axonn_ext.pipeline.totals import Totals
 from axonn_ext.spec.parallel import Overlap
-from axonn_ext.spec.pipeline import Task, fixed_order, split_layers
+from axonn_ext.spec.pipeline import Task, fixed_order
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.spec.stages import Stages
 
@@ -59,8 +59,9 @@ class Pipeline:
 
     Raises:
         TypeError, ValueError: model, loss and options that do not fit together.
-        PipelineError (from `step` and `evaluate`, on all ranks): a stage failed, or a message has
-            another shape or did not come within AXONN_TIMEOUT_SECONDS.
+        PipelineError (from `step` and `evaluate`): a stage failed, or a message has another shape
+            or did not come within AXONN_TIMEOUT_SECONDS. The rank that fails first raises its own
+            error; all others raise this one, which says what that was.
     Source: AxoNN, arXiv:2110.13005, section 3; zero bubble, arXiv:2401.10241.
     """
 
@@ -77,7 +78,9 @@ class Pipeline:
     ) -> None:
         self.options = options or PipelineOptions()
         self.grid = grid
-        self._model = _on_all_ranks(lambda: _staged(model, grid, self.options, loss, stages))
+        self._model = on_all_ranks(
+            lambda: stage(model, grid, self.options, loss=loss, stages=stages)
+        )
         self._axis = grid.axis("pipe")
         self.orchestrator = None if overlap is None else Orchestrator(self.module, overlap)
         self._deferring = DeferredWeightGradients(self.module) if self.options.defers else None
@@ -86,8 +89,10 @@ class Pipeline:
         self._inbox = Inbox(self._axis, self._failures)
         self._links: Links | None = None
         if self._axis.size > 1:
-            self._links = Links(self._axis, self._inbox, self._failures, delay=delay)
-        self._leader = Leader(grid.model_group, self._failures)
+            self._links = Links(
+                self._axis, self._inbox, self._failures, shares=self.options.shares, delay=delay
+            )
+        self._leader = Leader(grid.model_group, self._failures, shares=self.options.shares)
         self._totals = Totals(grid, self._failures)
         self._stats = StepStats()
 
@@ -159,6 +164,8 @@ class Pipeline:
 
     def _detach(self) -> None:
         """Lets the model's modules communicate and compute their gradients themselves."""
+        if self._failed and self._links is not None:
+            self._links.abandon()
         if self.orchestrator is not None:
             self.orchestrator.close()
         if self._deferring is not None:
@@ -199,6 +206,7 @@ class Pipeline:
             run.stats.waited_seconds = self._failures.waited_seconds - waited
             run.stats.decisions = self._leader.num_decisions - decided
             run.stats.decision_seconds = self._leader.seconds - telling
+            run.stats.shared_bytes = 0 if self._links is None else self._links.shared_bytes
             self._stats = run.stats
         return loss
 
@@ -267,89 +275,3 @@ class Pipeline:
         # An op that waited in vain for a peer knows less than the rank that failed first.
         is_wait = isinstance(error, RuntimeError) and not isinstance(error, PipelineError)
         return PipelineError(found) if found and is_wait else error
-
-
-def _on_all_ranks(make: Callable[[], StagedModel]) -> StagedModel:
-    """Returns what `make` returns, if it raises on no rank. Collectives: an all-gather."""
-    made: StagedModel | None = None
-    error: Exception | None = None
-    try:
-        made = make()
-    except Exception as failure:  # the functions that make layers are the user's
-        error = failure
-    text = None if error is None else f"{type(error).__name__}: {error}"
-    found: list[str | None] = [text] * dist.get_world_size()
-    if len(found) > 1:
-        dist.all_gather_object(found, text)
-    if error is not None:
-        raise error
-    for rank, text in enumerate(found):
-        if text is not None:
-            raise PipelineError(f"rank {rank}: {text}")
-    assert made is not None
-    return made
-
-
-def _staged(
-    model: Transformer | Sequence[Layer],
-    grid: Grid,
-    options: PipelineOptions,
-    loss: Loss | None,
-    stages: Stages | None,
-) -> StagedModel:
-    """Returns this rank's stages. Raises TypeError or ValueError for what cannot be one."""
-    staged = _stages_of(model, grid, options, loss, stages)
-    _check(staged, grid, options)
-    return staged
-
-
-def _stages_of(
-    model: Transformer | Sequence[Layer],
-    grid: Grid,
-    options: PipelineOptions,
-    loss: Loss | None,
-    stages: Stages | None,
-) -> StagedModel:
-    if isinstance(model, Transformer):
-        if loss is not None or stages is not None:
-            raise ValueError(
-                "Pipeline: loss and stages are for lists of modules; a transformer has its own "
-                "loss, and models.build takes its stages"
-            )
-        if model.grid is not grid:
-            raise ValueError(f"Pipeline: grid must be the model's, {model.grid}, got {grid}")
-        return TransformerStages(model)
-    if isinstance(model, nn.Module) or not isinstance(model, Sequence):
-        raise TypeError(
-            "Pipeline: model must be one of axonn_ext.models or a list of modules, got "
-            f"{type(model).__name__}"
-        )
-    if loss is None:
-        raise ValueError("Pipeline: loss must be given for a list of modules, got None")
-    if stages is None:
-        pipe = grid.size("pipe")
-        try:
-            stages = Stages(split_layers([1.0] * len(model), pipe * options.chunks), pipe)
-        except ValueError as error:
-            raise ValueError(f"Pipeline: {error}") from None
-    return ModuleStages(model, grid, stages, loss)
-
-
-def _check(model: StagedModel, grid: Grid, options: PipelineOptions) -> None:
-    """Raises ValueError where stages, grid and options do not fit together."""
-    stages, pipe = model.stages, grid.size("pipe")
-    if stages.pipe != pipe or stages.chunks != options.chunks:
-        raise ValueError(
-            f"Pipeline: the model has {stages.num_virtual} virtual stages on pipe={stages.pipe}, "
-            f"but options.chunks={options.chunks} on pipe={pipe} needs {options.chunks * pipe}"
-        )
-    if options.chunks > 1 and pipe == 1:
-        raise ValueError("Pipeline: schedule 'interleaved' needs pipe >= 2, got pipe=1")
-    first = next(model.module.parameters(), None)
-    if first is None:
-        raise ValueError("Pipeline: every stage must have a parameter, but this one has none")
-    if first.device.type != "cpu":
-        raise ValueError(
-            f"Pipeline: parameters must be on the CPU, got {first.device}: messages between GPUs "
-            "are not available yet"
-        )

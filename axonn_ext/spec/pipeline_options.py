@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from axonn_ext.spec.parallel import check_choice
 from axonn_ext.spec.pipeline import SCHEDULES
 
+TRANSPORTS = ("auto", "c10d")
+
 
 @dataclass(frozen=True)
 class PipelineOptions:
@@ -21,6 +23,8 @@ class PipelineOptions:
     defer_weights   of "message_driven": computes weight gradients when no message is there
     deferred_bytes  of "message_driven": when weight gradients wait with so many bytes of
                     activations and gradients, the oldest come first; 0: no limit
+    transport       "auto": messages between ranks of one host go through memory that they share,
+                    others over c10d; "c10d": all go over c10d
 
     Raises ValueError for an unknown schedule, a number below its least, and options of another
     schedule than the chosen one.
@@ -31,9 +35,11 @@ class PipelineOptions:
     in_flight: int = 2
     defer_weights: bool = False
     deferred_bytes: int = 0
+    transport: str = "auto"
 
     def __post_init__(self) -> None:
         check_choice("schedule", self.schedule, SCHEDULES)
+        check_choice("transport", self.transport, TRANSPORTS)
         interleaves = self.schedule == "interleaved"
         for name, value, least in (
             ("chunks", self.chunks, 2 if interleaves else 1),
@@ -60,6 +66,11 @@ class PipelineOptions:
     def defers(self) -> bool:
         """Whether weight gradients are computed apart from backward."""
         return self.defer_weights or self.schedule == "zero_bubble"
+
+    @property
+    def shares(self) -> bool:
+        """Whether ranks of one host send through shared memory."""
+        return self.transport == "auto"
 
     def most_in_flight(self, stages: int, stage: int) -> int:
         """Returns how many micro-batches a stage of "message_driven" may hold."""

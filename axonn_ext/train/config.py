@@ -13,7 +13,7 @@ from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ALGORITHMS, LAYOUTS, Overlap, ParallelConfig
 from axonn_ext.spec.pipeline import SCHEDULES
-from axonn_ext.spec.pipeline_options import PipelineOptions
+from axonn_ext.spec.pipeline_options import TRANSPORTS, PipelineOptions
 from axonn_ext.spec.presets import DEFAULT_MODEL
 from axonn_ext.spec.stages import Stages
 from axonn_ext.terminal.arguments import MOST_THREADS
@@ -201,6 +201,10 @@ class PipelineTable:
     deferred_bytes: int = _key(
         PipelineOptions.deferred_bytes, "that these may hold; 0: no limit", minimum=0
     )
+    transport: str = _key(
+        PipelineOptions.transport, "of messages; auto: through memory inside a host",
+        choices=TRANSPORTS,
+    )  # fmt: skip
     blocks: str = _key("", "of each stage, such as 5,6,6,5; empty: balanced by operations")
 
 
@@ -289,6 +293,7 @@ class Config:
         return PipelineOptions(
             schedule=table.schedule, chunks=table.chunks, in_flight=table.in_flight,
             defer_weights=table.defer_weights, deferred_bytes=table.deferred_bytes,
+            transport=table.transport,
         )  # fmt: skip
 
     def stages(self, model: ModelConfig) -> Stages:

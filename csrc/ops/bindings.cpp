@@ -17,6 +17,7 @@
 #include "ops/emulation/emulated_links.h"
 #include "ops/group/group.h"
 #include "ops/group/mailbox.h"
+#include "ops/group/message_bindings.h"
 #include "ops/group/wait_bindings.h"
 #include "ops/left_out.h"
 #include "ops/overlap/orchestrator_bindings.h"
@@ -147,5 +148,6 @@ PYBIND11_MODULE(_C, m) {
         pybind11::arg("signature"), pybind11::arg("choice"), pybind11::arg("median_us"));
   axonn::ops::bind_orchestrator(m);
   bind_emulated_link(m);
+  axonn::ops::bind_messages(m);
   axonn::ops::bind_waits(m);
 }

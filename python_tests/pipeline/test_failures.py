@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from axonn_ext import GridShape, models
 from axonn_ext.models import ParallelConfig
 from axonn_ext.pipeline import MicroBatch, Pipeline, PipelineError, PipelineOptions
+from axonn_ext.spec.pipeline_options import TRANSPORTS
 from axonn_ext.spec.stages import Stages
 from grids import grid_of
 from pipeline_cases import config_of, make, own_batches
@@ -97,8 +98,12 @@ def four(monkeypatch: pytest.MonkeyPatch) -> WorkerPool:
 
 @pytest.mark.parametrize(
     "options",
-    [PipelineOptions(), pytest.param(PipelineOptions("1f1b"), marks=pytest.mark.slow)],
-    ids=lambda options: options.schedule,
+    [
+        PipelineOptions(),
+        pytest.param(PipelineOptions(transport="c10d"), marks=pytest.mark.slow),
+        pytest.param(PipelineOptions("1f1b"), marks=pytest.mark.slow),
+    ],
+    ids=lambda options: f"{options.schedule}, {options.transport}",
 )
 def test_an_error_of_a_stage_is_named_on_all_ranks(four, options) -> None:
     for rank, (text, seconds) in enumerate(four.run(failure, boom, options)):
@@ -116,9 +121,10 @@ def test_a_shape_that_changes(four) -> None:
         assert seconds < 10
 
 
-def test_a_stage_that_is_killed(four) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_stage_that_is_killed(four, transport) -> None:
     with pytest.raises(WorkerError) as error:
-        four.run(failure, die, PipelineOptions(), timeout_s=60)
+        four.run(failure, die, PipelineOptions(transport=transport), timeout_s=60)
     text = str(error.value)
     assert "rank 2: the process ended" in text
     # The others have answered; the pool keeps their answers.

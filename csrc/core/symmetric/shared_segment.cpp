@@ -48,9 +48,10 @@ void SharedSegment::populate(int64_t offset, int64_t bytes) const {
 #endif
 }
 
-SharedSegment SharedSegment::open(pid_t pid, int fd, int64_t bytes) {
+SharedSegment SharedSegment::open(pid_t pid, int fd, int64_t bytes, Access access) {
+  const bool writes = access == Access::kWrite;
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
-  FileDescriptor opened(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  FileDescriptor opened(::open(path.c_str(), (writes ? O_RDWR : O_RDONLY) | O_CLOEXEC));
   if (opened.get() < 0) throw_errno("open(" + path + ")");
   // Reading past the end of a file kills the process (SIGBUS), so a file that is too short is
   // refused here.
@@ -61,7 +62,7 @@ SharedSegment SharedSegment::open(pid_t pid, int fd, int64_t bytes) {
     throw_errno(path + " has " + std::to_string(status.st_size) + " bytes, expected " +
                 std::to_string(bytes));
   }
-  SharedSegment segment(std::move(opened), bytes, PROT_READ);
+  SharedSegment segment(std::move(opened), bytes, writes ? PROT_READ | PROT_WRITE : PROT_READ);
   segment.close_descriptor();
   return segment;
 }

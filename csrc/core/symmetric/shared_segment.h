@@ -33,9 +33,10 @@ class SharedSegment {
  public:
   // An anonymous file of `bytes` zeros; `name` shows in /proc/<pid>/maps.
   static SharedSegment create(const std::string& name, int64_t bytes);
-  // The segment that process `pid` holds as descriptor `fd`, to read: only the creator writes, and
-  // the mapping holds peers to that.
-  static SharedSegment open(pid_t pid, int fd, int64_t bytes);
+  enum class Access { kRead, kWrite };
+  // The segment that process `pid` holds as descriptor `fd`. Where only the creator writes, kRead
+  // holds its peers to that.
+  static SharedSegment open(pid_t pid, int fd, int64_t bytes, Access access = Access::kRead);
 
   SharedSegment(SharedSegment&& other) noexcept;
   SharedSegment& operator=(SharedSegment&&) = delete;

@@ -1,0 +1,92 @@
+"""Makes this rank's stages of what the user gives a pipeline, and refuses what cannot be one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch.distributed as dist
+from torch import nn
+
+from axonn_ext.grid import Grid
+from axonn_ext.models.transformer import Transformer
+from axonn_ext.pipeline.failures import PipelineError
+from axonn_ext.pipeline.models import Layer, Loss, ModuleStages, StagedModel, TransformerStages
+from axonn_ext.spec.pipeline import split_layers
+from axonn_ext.spec.pipeline_options import PipelineOptions
+from axonn_ext.spec.stages import Stages
+
+
+def on_all_ranks(make: Callable[[], StagedModel]) -> StagedModel:
+    """Returns what `make` returns, if it raises on no rank. Collectives: an all-gather."""
+    made: StagedModel | None = None
+    error: Exception | None = None
+    try:
+        made = make()
+    except Exception as failure:  # the functions that make layers are the user's
+        error = failure
+    text = None if error is None else f"{type(error).__name__}: {error}"
+    found: list[str | None] = [text] * dist.get_world_size()
+    if len(found) > 1:
+        dist.all_gather_object(found, text)
+    if error is not None:
+        raise error
+    for rank, text in enumerate(found):
+        if text is not None:
+            raise PipelineError(f"rank {rank}: {text}")
+    assert made is not None
+    return made
+
+
+def stage(
+    model: Transformer | Sequence[Layer],
+    grid: Grid,
+    options: PipelineOptions,
+    *,
+    loss: Loss | None,
+    stages: Stages | None,
+) -> StagedModel:
+    """Returns this rank's stages. Raises TypeError or ValueError for what cannot be one."""
+    if isinstance(model, Transformer):
+        if loss is not None or stages is not None:
+            raise ValueError(
+                "Pipeline: loss and stages are for lists of modules; a transformer has its own "
+                "loss, and models.build takes its stages"
+            )
+        if model.grid is not grid:
+            raise ValueError(f"Pipeline: grid must be the model's, {model.grid}, got {grid}")
+        return _checked(TransformerStages(model), grid, options)
+    if isinstance(model, nn.Module) or not isinstance(model, Sequence):
+        raise TypeError(
+            "Pipeline: model must be one of axonn_ext.models or a list of modules, got "
+            f"{type(model).__name__}"
+        )
+    if loss is None:
+        raise ValueError("Pipeline: loss must be given for a list of modules, got None")
+    if stages is None:
+        pipe = grid.size("pipe")
+        try:
+            stages = Stages(split_layers([1.0] * len(model), pipe * options.chunks), pipe)
+        except ValueError as error:
+            raise ValueError(f"Pipeline: {error}") from None
+    return _checked(ModuleStages(model, grid, stages, loss), grid, options)
+
+
+def _checked(model: StagedModel, grid: Grid, options: PipelineOptions) -> StagedModel:
+    """Returns the model. Raises ValueError where stages, grid and options do not fit together."""
+    stages, pipe = model.stages, grid.size("pipe")
+    if stages.pipe != pipe or stages.chunks != options.chunks:
+        raise ValueError(
+            f"Pipeline: the model has {stages.num_virtual} virtual stages on pipe={stages.pipe}, "
+            f"but options.chunks={options.chunks} on pipe={pipe} needs {options.chunks * pipe}"
+        )
+    if options.chunks > 1 and pipe == 1:
+        raise ValueError("Pipeline: schedule 'interleaved' needs pipe >= 2, got pipe=1")
+    first = next(model.module.parameters(), None)
+    if first is None:
+        raise ValueError("Pipeline: every stage must have a parameter, but this one has none")
+    if first.device.type != "cpu":
+        raise ValueError(
+            f"Pipeline: parameters must be on the CPU, got {first.device}: messages between GPUs "
+            "are not available yet"
+        )
+    return model

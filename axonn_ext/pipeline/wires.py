@@ -1,0 +1,145 @@
+"""One-way connections between ranks: through memory that they share, or over gloo.
+
+Ranks of one host share memory. The sender copies a message there, and the receiver uses it in
+place; the memory is the sender's again when no tensor of the receiver uses it any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from axonn_ext import _C, settings
+from axonn_ext.pipeline.groups import PATIENCE
+from axonn_ext.pipeline.messages import Form
+
+
+class Outgoing(Protocol):
+    """Where messages to a rank go."""
+
+    def send(self, tensor: Tensor) -> None:
+        """Returns when the tensor may change. Raises RuntimeError if it cannot be sent."""
+        ...
+
+
+class Incoming(Protocol):
+    """Where messages of a rank come from."""
+
+    def receive(self, form: Form) -> Tensor | None:
+        """Waits for the next message; None if stopped. Raises RuntimeError if none can come."""
+        ...
+
+    def stop(self) -> None:
+        """Ends waiting, where that is possible."""
+        ...
+
+
+@dataclass
+class Channels:
+    """The channels of this rank through shared memory, by the peer's number in the group.
+
+    everywhere: whether all channels that the ranks of the group wanted are there.
+    """
+
+    senders: Mapping[int, _C.MessageSender]
+    receivers: Mapping[int, _C.MessageReceiver]
+    everywhere: bool
+
+
+def open_channels(
+    name: str, group: ProcessGroup, *, to: Sequence[int], source: Sequence[int]
+) -> Channels:
+    """Opens channels to and from ranks of the group that share memory with this one.
+
+    Collective over the group; a rank that is named in `to` names this one in `source`.
+    Collectives: two all-gathers of objects.
+    """
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    senders = _senders(f"{name} of rank {rank}", to)
+    addresses: list[dict[int, str]] = [{}] * size
+    dist.all_gather_object(addresses, {n: s.address for n, s in senders.items()}, group=group)
+    receivers = _receivers({n: addresses[n][rank] for n in source if rank in addresses[n]})
+    opened: list[tuple[list[int], bool]] = [([], False)] * size
+    dist.all_gather_object(opened, (list(receivers), len(receivers) == len(source)), group=group)
+    for sender in senders.values():
+        sender.close_descriptor()
+    used = {number: sender for number, sender in senders.items() if rank in opened[number][0]}
+    return Channels(used, receivers, all(complete for _, complete in opened))
+
+
+def _senders(name: str, to: Iterable[int]) -> dict[int, _C.MessageSender]:
+    space = settings.load().symmetric_memory_bytes
+    try:
+        return {n: _C.MessageSender(name=f"{name} to {n}", address_space=space) for n in to}
+    except RuntimeError:  # a limit on address space, say
+        return {}
+
+
+def _receivers(addresses: Mapping[int, str]) -> dict[int, _C.MessageReceiver]:
+    receivers = {}
+    for number, address in addresses.items():
+        try:
+            receivers[number] = _C.MessageReceiver(address=address)
+        except RuntimeError:  # another host, container or user
+            continue
+    return receivers
+
+
+class SharedOutgoing:
+    """Sends through shared memory."""
+
+    def __init__(self, sender: _C.MessageSender) -> None:
+        self._sender = sender
+
+    def send(self, tensor: Tensor) -> None:
+        self._sender.send(tensor)
+
+
+class SharedIncoming:
+    """Receives in place, in memory that the sender made."""
+
+    def __init__(self, receiver: _C.MessageReceiver) -> None:
+        self._receiver = receiver
+
+    def receive(self, form: Form) -> Tensor | None:
+        found = self._receiver.receive(seconds=PATIENCE.total_seconds())
+        return None if found is None else found.view(form.dtype).view(form.shape)
+
+    def stop(self) -> None:
+        self._receiver.stop()
+
+
+class GlooOutgoing:
+    """Sends over gloo."""
+
+    def __init__(self, group: ProcessGroup, peer: int) -> None:
+        self._group, self._peer = group, peer
+
+    def send(self, tensor: Tensor) -> None:
+        _wait(dist.isend(tensor.contiguous(), group=self._group, group_dst=self._peer))
+
+
+class GlooIncoming:
+    """Receives over gloo."""
+
+    def __init__(self, group: ProcessGroup, peer: int) -> None:
+        self._group, self._peer = group, peer
+
+    def receive(self, form: Form) -> Tensor | None:
+        tensor = torch.empty(form.shape, dtype=form.dtype)
+        _wait(dist.irecv(tensor, group=self._group, group_src=self._peer))
+        return tensor
+
+    def stop(self) -> None:
+        """Does nothing: a receive of gloo ends with the message or with the connection."""
+
+
+def _wait(work: dist.Work | None) -> None:
+    assert work is not None
+    work.wait(PATIENCE)

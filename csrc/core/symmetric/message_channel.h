@@ -1,0 +1,117 @@
+// One-way messages between two processes of a host. The receiver reads a message where the sender
+// has written it.
+//
+// Both sides map one segment, which the sender made. A block of it belongs to the sender until its
+// message is posted, and then to the receiver until it releases the message, in any order. So
+// neither side waits for the other, but the receiver for a message that is not there yet.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/ranks/own_process.h"
+#include "core/symmetric/bounded_wait.h"
+#include "core/symmetric/epoch_flag.h"
+#include "core/symmetric/shared_segment.h"
+
+namespace axonn::comm {
+
+// The most messages of a channel that may be posted and not released.
+inline constexpr Epoch kMostMessages = 1 << 14;
+
+struct MessageRing;  // the beginning of the segment
+
+class MessageReceiver;
+
+// The side that sends. One thread at a time may use it.
+class MessageSender {
+ public:
+  // `address_space` limits what messages that are not released take together. Memory is allocated
+  // only where messages are written; blocks are used again. Throws std::system_error.
+  MessageSender(const std::string& name, int64_t address_space);
+  // The receiver can still receive what was posted.
+  ~MessageSender();
+  MessageSender(const MessageSender&) = delete;
+  MessageSender& operator=(const MessageSender&) = delete;
+
+  // What the receiver needs to open the channel, as a text.
+  std::string address() const;
+  // The receiver has opened the channel: the descriptor is no longer needed.
+  void close_descriptor() { segment_->close_descriptor(); }
+  // Returns the receiver for another thread of this process. It uses the same mapping, so that a
+  // thread sanitizer sees both sides of every access.
+  std::unique_ptr<MessageReceiver> receiver_in_this_process() const;
+
+  // Returns where to write the next message. Throws CommunicationError if there is no room.
+  std::byte* begin(int64_t bytes);
+  // Sends what was written since `begin`.
+  void post();
+  // The bytes of memory that messages have taken so far; they stay taken for later messages.
+  int64_t num_bytes() const { return num_bytes_; }
+
+ private:
+  struct Block {
+    int64_t offset;
+    int64_t capacity;  // a power of two
+    int64_t written;   // the most bytes that a message has written, in whole pages
+    Epoch message;
+  };
+
+  MessageRing& ring() const;
+  void reclaim();
+  Block take(int64_t bytes);
+
+  std::shared_ptr<SharedSegment> segment_;
+  OwnProcess process_;
+  std::map<int64_t, std::vector<Block>> free_;  // by capacity
+  std::vector<Block> used_;                     // of messages that may not be released yet
+  int64_t end_;                                 // of all blocks
+  std::atomic<int64_t> num_bytes_ = 0;
+  Block next_{};
+  int64_t next_bytes_ = 0;
+  Epoch posted_ = 0;
+};
+
+struct ReceivedMessage {
+  std::byte* data;
+  int64_t bytes;
+  Epoch number;
+};
+
+// The side that receives. One thread at a time may receive; any may release and stop.
+class MessageReceiver {
+ public:
+  // Throws std::system_error or CommunicationError if the two processes cannot share memory.
+  explicit MessageReceiver(const std::string& address);
+  MessageReceiver(std::shared_ptr<SharedSegment> segment, std::optional<pid_t> sender);
+  MessageReceiver(const MessageReceiver&) = delete;
+  MessageReceiver& operator=(const MessageReceiver&) = delete;
+
+  // Returns the next message, or nothing after this time, or when stopped. Throws
+  // CommunicationError if no message is there and the sender has left or died.
+  std::optional<ReceivedMessage> receive(std::chrono::duration<double> timeout);
+  // Gives the memory of a message back. A fork of the process does nothing here.
+  void release(Epoch number);
+  // Ends all waiting, now and later.
+  void stop();
+
+ private:
+  MessageRing& ring() const;
+
+  std::shared_ptr<SharedSegment> segment_;
+  OwnProcess process_;
+  std::optional<ProcessWatch> sender_;
+  Crowding crowding_;
+  Epoch received_ = 0;
+  std::atomic<bool> stopped_ = false;
+};
+
+}  // namespace axonn::comm

@@ -1,0 +1,59 @@
+#include "ops/group/message_bindings.h"
+
+#include <ATen/ATen.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "core/symmetric/message_channel.h"
+
+namespace axonn::ops {
+
+namespace py = pybind11;
+
+namespace {
+
+// Copies the tensor, on the CPU and of any strides, into the next message.
+void send(comm::MessageSender& sender, const at::Tensor& tensor) {
+  const auto bytes = static_cast<int64_t>(tensor.nbytes());
+  auto* to = sender.begin(bytes);
+  at::from_blob(to, tensor.sizes(), tensor.options()).copy_(tensor);
+  sender.post();
+}
+
+// Returns the bytes of the next message, in place: the memory goes back to the sender once no
+// tensor uses it any more. Returns nothing after this time, or when stopped.
+std::optional<at::Tensor> receive(const std::shared_ptr<comm::MessageReceiver>& receiver,
+                                  double seconds) {
+  const auto message = receiver->receive(std::chrono::duration<double>(seconds));
+  if (!message) return std::nullopt;
+  return at::from_blob(
+      message->data, {message->bytes},
+      [receiver, number = message->number](void*) { receiver->release(number); },
+      at::TensorOptions().dtype(at::kByte));
+}
+
+}  // namespace
+
+void bind_messages(py::module_& m) {
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  using comm::MessageReceiver;
+  using comm::MessageSender;
+  py::class_<MessageSender, std::shared_ptr<MessageSender>>(m, "MessageSender")
+      .def(py::init<const std::string&, int64_t>(), py::kw_only(), py::arg("name"),
+           py::arg("address_space"))
+      .def_property_readonly("address", &MessageSender::address)
+      .def_property_readonly("num_bytes", &MessageSender::num_bytes)
+      .def("close_descriptor", &MessageSender::close_descriptor)
+      .def("send", &send, NoGil(), py::arg("tensor"));
+  py::class_<MessageReceiver, std::shared_ptr<MessageReceiver>>(m, "MessageReceiver")
+      .def(py::init<const std::string&>(), py::kw_only(), py::arg("address"))
+      .def("receive", &receive, NoGil(), py::kw_only(), py::arg("seconds"))
+      .def("stop", &MessageReceiver::stop);
+}
+
+}  // namespace axonn::ops
