@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -64,7 +64,8 @@ def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None
     }
     public = _convert(module, whole, exporting=True)
     state = _with_tied(dict(state), public)
-    known = public.keys() | _names_of_other_stages(module, public)
+    stages = _stages_of(module)
+    known = public.keys() if stages is None else names_of_stages(stages, public)
     missing, unexpected = sorted(public.keys() - state), sorted(state.keys() - known)
     if missing or unexpected:
         raise ValueError(
@@ -107,12 +108,11 @@ def _stages_of(module: nn.Module) -> AxisGroup | None:
     return stages if stages is not None and stages.size > 1 else None
 
 
-def _names_of_other_stages(module: nn.Module, public: Mapping[str, Tensor]) -> set[str]:
-    stages = _stages_of(module)
-    if stages is None:
-        return set()
-    found: list[set[str]] = [set()] * stages.size
-    dist.all_gather_object(found, set(public), group=stages.process_group)
+def names_of_stages(stages: AxisGroup, names: Iterable[str]) -> set[str]:
+    """Returns the names that some stage has. Collectives: with several stages, an all-gather."""
+    found = [set(names)] * stages.size
+    if stages.size > 1:
+        dist.all_gather_object(found, found[0], group=stages.process_group)
     return set().union(*found)
 
 

@@ -18,10 +18,11 @@ from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn.sharded import ShardedParameter, sharded_parameters
 from axonn_ext.planner.model_files import read_config
 from axonn_ext.pretrained.files import CONFIG, PretrainedFiles, check_tensors, refuse_unknown
-from axonn_ext.pretrained.ranks import agree, union
+from axonn_ext.pretrained.ranks import agree
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.spec.stages import Stages
+from axonn_ext.state import names_of_stages
 
 # What older versions of transformers wrote beside the parameters: masks, and frequencies of
 # rotary positions, which follow from config.json.
@@ -67,7 +68,7 @@ def from_pretrained(
     agree(grid, error)
     assert loaded is not None
     model, files, names = loaded
-    refuse_unknown(files, union(grid, names))
+    refuse_unknown(files, names_of_stages(grid.axis("pipe"), names))
     return model
 
 

@@ -8,18 +8,6 @@ from axonn_ext.grid import Grid
 from axonn_ext.inputs.errors import InputError
 
 
-def union(grid: Grid, names: set[str]) -> set[str]:
-    """Returns the names that some stage of the pipeline has.
-
-    Collectives: with several stages, an all-gather of the names.
-    """
-    stages = grid.axis("pipe")
-    found = [names] * stages.size
-    if stages.size > 1:
-        dist.all_gather_object(found, names, group=stages.process_group)
-    return set().union(*found)
-
-
 def agree(grid: Grid, error: Exception | None) -> None:
     """Raises the error of this rank, or that of another one, so that no rank waits for it.
 
