@@ -82,6 +82,7 @@ class Pipeline:
             lambda: stage(model, grid, self.options, loss=loss, stages=stages)
         )
         self._axis = grid.axis("pipe")
+        self._device = next(self.module.parameters()).device
         self.orchestrator = None if overlap is None else Orchestrator(self.module, overlap)
         self._deferring = DeferredWeightGradients(self.module) if self.options.defers else None
         self._failures = Failures(settings.load().timeout_seconds)
@@ -90,8 +91,9 @@ class Pipeline:
         self._links: Links | None = None
         if self._axis.size > 1:
             self._links = Links(
-                self._axis, self._inbox, self._failures, shares=self.options.shares, delay=delay
-            )
+                self._axis, self._inbox, self._failures, self._device,
+                shares=self.options.shares, delay=delay,
+            )  # fmt: skip
         self._leader = Leader(grid.model_group, self._failures, shares=self.options.shares)
         self._totals = Totals(grid, self._failures)
         self._stats = StepStats()
@@ -189,8 +191,9 @@ class Pipeline:
         if self._failed:
             raise PipelineError(f"this pipeline is of no use any more: {self._failed}")
         run = StepRun(
-            self._model, phase=phase, rank=self._axis.rank, inbox=self._inbox, links=self._links,
-            deferring=self._deferring, deferred_limit=self.options.deferred_bytes,
+            self._model, phase=phase, rank=self._axis.rank, device=self._device,
+            inbox=self._inbox, links=self._links, deferring=self._deferring,
+            deferred_limit=self.options.deferred_bytes,
             no_sync=None if self.orchestrator is None else self.orchestrator.no_sync,
         )  # fmt: skip
         waited = self._failures.waited_seconds
@@ -227,8 +230,8 @@ class Pipeline:
             self._links.wait_for_sends()
         run.now = "the sum of the losses"
         # Stages that are done wait here for the others, and learn if one of them fails.
-        loss = run.loss(next(self.module.parameters()).device)
-        return self._totals.sum(loss, {*self._model.loss_axes, "pipe"}, "losses")
+        total = self._totals.sum(run.loss(), {*self._model.loss_axes, "pipe"}, "losses")
+        return total.to(self._device)
 
     def _order(self, phase: str, stage: int, count: int) -> Sequence[Task]:
         """Returns the tasks of a stage in an order in which messages to and from it can come.

@@ -22,12 +22,12 @@ class Totals:
         self._group: ProcessGroup | None = make_group("totals") if grid.world_size > 1 else None
 
     def sum(self, number: Tensor, axes: Collection[str], what: str) -> Tensor:
-        """Returns the sum over these axes, in fp64 and equal on all ranks.
+        """Returns the sum over these axes, in fp64, on the CPU and equal on all ranks.
 
         Ranks that differ along other axes must have the same number: the first of them counts.
         """
         counts = all(self._grid.coords[axis] == 0 for axis in self._grid.coords if axis not in axes)
-        total = number.detach().double().reshape(1) if counts else torch.zeros(1).double()
+        total = number.detach().double().cpu().reshape(1) if counts else torch.zeros(1).double()
         return self._reduce(total.clone(), dist.ReduceOp.SUM, what).view(())
 
     def compare(self, number: int, what: str) -> None:
