@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from axonn_ext.bench.ranking.cases import CASES, Launch, Pipelines, legal_configs, predict
+from axonn_ext.bench.ranking.cases import (
+    CASES,
+    Launch,
+    Pipelines,
+    default_models,
+    legal_configs,
+    predict,
+)
 from axonn_ext.bench.ranking.compare import Row, Times, judge, markdown, spearman
 from axonn_ext.bench.ranking.ranks import time_configs
 from axonn_ext.cli.main import main
@@ -62,6 +69,8 @@ def test_every_grid_that_is_legal_is_compared(name: str):
 
 def test_grids_with_stages_are_compared_if_asked():
     """Each has as many micro-batches as its ranks can share, up to what is asked for."""
+    assert default_models(Pipelines(max_pipe=4)) == ("gpt-deep",)
+    assert default_models(Pipelines()) == ("gpt", "gpt-tokens", "llama")
     case, machine = CASES["gpt-deep"], load_machine("host")
     without = legal_configs(case, 8)
     configs = legal_configs(case, 8, Pipelines(max_pipe=4, micro_batches=16))

@@ -26,6 +26,8 @@ class Case:
     batch_size: int
 
 
+DEEP = "gpt-deep"  # the model for pipelines
+
 # A GPT with few tokens, where weights dominate; a GPT with many tokens, where activations dominate;
 # a Llama in between; a GPT with blocks for four stages, and enough tokens for micro-batches.
 CASES: Mapping[str, Case] = MappingProxyType(
@@ -35,7 +37,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "llama": Case(
             ModelConfig(512, 128, 2, 8, 64, family="llama", num_kv_heads=4, tie_embeddings=False), 8
         ),
-        "gpt-deep": Case(ModelConfig(512, 256, 4, 8, 128), 32),
+        DEEP: Case(ModelConfig(512, 256, 4, 8, 128), 32),
     }
 )
 
@@ -121,6 +123,16 @@ def legal_configs(
             )
             configs += [way for way in ways if not any(violations(_job(case, way)))][:1]
     return tuple(configs)
+
+
+def default_models(pipelines: Pipelines) -> tuple[str, ...]:
+    """Returns the names of the models that are trained if none is asked for.
+
+    With stages, it is the one with enough blocks. Without, it would take long on slow links.
+    """
+    if pipelines.max_pipe > 1:
+        return (DEEP,)
+    return tuple(name for name in CASES if name != DEEP)
 
 
 def predict(case: Case, config: Config, machine: Machine) -> float:

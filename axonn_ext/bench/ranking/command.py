@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from axonn_ext import settings
-from axonn_ext.bench.ranking.cases import CASES, Config, Launch, Pipelines, legal_configs, predict
+from axonn_ext.bench.ranking.cases import (
+    CASES,
+    DEEP,
+    Config,
+    Launch,
+    Pipelines,
+    default_models,
+    legal_configs,
+    predict,
+)
 from axonn_ext.bench.ranking.compare import TOP, Row, Times, judge, markdown
 from axonn_ext.calibrate.find_machine import find_machine
 from axonn_ext.calibrate.this_machine import describe_machine
@@ -43,7 +52,7 @@ example:
   export AXONN_EMULATED_LINKS=x=0.04,y=0.02,z=0.01,data=0.005
   axonn-ext bench links --nproc 8
   axonn-ext bench ranking --nproc 8 --json ranking.json --markdown ranking.md
-  axonn-ext bench ranking --nproc 4 --pipe 4 --model gpt-deep
+  axonn-ext bench ranking --nproc 4 --pipe 4
 """
 
 
@@ -56,7 +65,8 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     )  # fmt: skip
     add = parser.add_argument
     add("--model", action="append", choices=tuple(CASES), metavar="NAME",
-        help=f"{', '.join(CASES)}; may be given several times (default: all)")  # fmt: skip
+        help=f"{', '.join(CASES)}; may be given several times (default: with --pipe {DEEP}, "
+        "else all others)")  # fmt: skip
     add(
         "--nproc",
         type=whole(1, MOST_PROCESSES),
@@ -95,7 +105,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     pipelines, machine = _pipelines(args), _machine(args.machine)
     console = Console()
     results = {}
-    for name in args.model or CASES:
+    for name in args.model or default_models(pipelines):
         results[name] = _rank(name, args, pipelines, machine)
         verdict = judge(results[name])
         table = markdown(name, results[name], verdict)
