@@ -13,6 +13,7 @@ import torch
 from axonn_ext import ops
 from axonn_ext.bench import symm_mem
 from axonn_ext.bench.case import Spec
+from axonn_ext.bench.output import subtitle, write_files
 from axonn_ext.bench.plot import plot_rows
 from axonn_ext.bench.report import print_rows
 from axonn_ext.bench.results import Row, read_rows, write_json
@@ -46,7 +47,7 @@ from axonn_ext.spec.parallel import LAYOUTS, ROLES
 from axonn_ext.terminal.arguments import MOST_PROCESSES, MOST_THREADS, whole
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
-from axonn_ext.terminal.files import check_picture, check_writable, writing
+from axonn_ext.terminal.files import check_picture, check_writable
 from axonn_ext.terminal.grids import check_processes, parse_grid
 from axonn_ext.train.memory import memory_problem
 
@@ -296,22 +297,11 @@ def _report(args: argparse.Namespace, rows: Sequence[Row]) -> None:
     summary = compare(rows)
     for line in summary:
         say(console, line.sentence())
-    written = []
-    if args.json is not None:
-        write_json(args.json, machine, rows, summary)
-        written.append(str(args.json))
-    if args.plot is not None:
-        subtitle = (
-            f"{machine.get('gpu', machine['cpu'])}, {machine['cores']} cores, "
-            f"{machine['threads_per_rank']} threads a rank, torch {machine['torch']}, "
-            f"axonn_ext {machine['axonn_ext']}"
-        )
-        with writing("--plot", args.plot):
-            plot_rows(rows, args.plot, subtitle=subtitle)
-        written.append(str(args.plot))
-    if written:
-        text = f"written: {', '.join(written)}"
-        say(console, text)
+    title = subtitle(machine, f"{machine['threads_per_rank']} threads a rank")
+    write_files(
+        args, console, machine=machine, rows=rows, summary=summary,
+        draw=lambda path: plot_rows(rows, path, subtitle=title),
+    )  # fmt: skip
 
 
 def _status(rows: Sequence[Row]) -> int:

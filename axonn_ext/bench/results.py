@@ -91,7 +91,7 @@ def _over(numerator: float, denominator: float) -> float | None:
 def write_json(
     path: Path, machine: Json, rows: Sequence[Any], summary: Sequence[Any] | None = None
 ) -> None:
-    """Writes the file that docs/interfaces.md describes. rows, summary: dataclasses."""
+    """Writes the file that the documents describe. rows, summary: dataclasses."""
     content: Json = {"machine": machine, "rows": [dataclasses.asdict(row) for row in rows]}
     if summary is not None:
         content["summary"] = [dataclasses.asdict(line) for line in summary]

@@ -2,6 +2,7 @@
 
 plan       what is measured: groups of ranks, products
 ranks      the measurements, made by all ranks at once
+messages   messages between the stages of a pipeline
 fit        bandwidth and latency from the times of messages
 file       the machine file with the results
 command    the command line

@@ -15,7 +15,7 @@ from rich.table import Table
 from axonn_ext import settings
 from axonn_ext.calibrate.file import LinkRow, link_rows, machine_file, peak_flops
 from axonn_ext.calibrate.find_machine import measured_file
-from axonn_ext.calibrate.plan import Plan, group_shapes
+from axonn_ext.calibrate.plan import Plan
 from axonn_ext.calibrate.this_machine import CPU_DTYPES, default_device, describe_machine, num_cores
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
@@ -82,9 +82,8 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         if path is not None:
             make_folder(option, path.parent)
         check_writable(option, path)
-    num_shapes = len(group_shapes(plan.num_ranks, by_axis=plan.by_axis))
     Console(stderr=True).print(
-        f"measuring {num_shapes} shapes of groups and {len(plan.products)} products on "
+        f"measuring {len(plan.groups)} shapes of groups and {len(plan.products)} products on "
         f"{plan.num_ranks} ranks", style="dim", highlight=False,
     )  # fmt: skip
     measured = _launch(plan)

@@ -63,5 +63,10 @@ def _weighted_median(values: Sequence[tuple[float, int]]) -> float:
 
 
 def ring_steps(kind: str, group_size: int) -> int:
-    """Returns the number of steps of a ring: messages that a rank sends one after another."""
+    """Returns the number of steps of a ring: messages that a rank sends one after another.
+
+    kind "send", a message between two stages, is one step.
+    """
+    if kind == "send":
+        return 1
     return (group_size - 1) * (2 if kind == "all_reduce" else 1)

@@ -7,10 +7,11 @@ import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from axonn_ext.spec.grid import COMMUNICATING, GridShape, grids_of
+from axonn_ext.spec.grid import COMMUNICATING, GridShape, divisors, grids_of
 from axonn_ext.spec.products import PRODUCT_LAYOUTS
 
-KINDS = ("all_gather", "reduce_scatter", "all_reduce")
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
+SEND = "send"  # a message of a pipeline, from one stage to the next
 
 # m, n, k of products: small ones, whose time is mostly that of the call, long ones in each
 # direction, and cubes.
@@ -37,20 +38,21 @@ class Product(NamedTuple):
 class GroupShape(NamedTuple):
     """The groups along `axis` of `grid`, which all communicate at once.
 
-    They have `size` ranks each, and neighbours are `inner` ranks apart.
+    They have `size` ranks each, and neighbours are `inner` ranks apart. kinds: what is timed there.
     """
 
     axis: str
     inner: int
     size: int
     grid: GridShape
+    kinds: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Plan:
     """The plan of one launch.
 
-    by_axis: links differ by axis, not only by the places of the ranks.
+    by_axis: links differ by axis, not only by the places of the ranks. CPU only.
     """
 
     num_ranks: int
@@ -59,6 +61,11 @@ class Plan:
     rounds: int
     threads: int
     by_axis: bool
+
+    @property
+    def groups(self) -> list[GroupShape]:
+        """Every distinct shape of a group in grids of so many ranks."""
+        return group_shapes(self.num_ranks, by_axis=self.by_axis, device=self.device)
 
     @property
     def products(self) -> list[Product]:
@@ -74,13 +81,24 @@ class Plan:
         return cls(**{**values, "dtypes": tuple(values["dtypes"])})
 
 
-def group_shapes(num_ranks: int, *, by_axis: bool) -> list[GroupShape]:
-    """Returns every distinct shape of a group in grids of that many ranks; by axis if asked."""
+def group_shapes(num_ranks: int, *, by_axis: bool, device: str = "cpu") -> list[GroupShape]:
+    """Returns every distinct shape of a group in grids of that many ranks; by axis if asked.
+
+    If links do not depend on the axis, collectives and messages are timed in groups of each shape.
+    By axis, messages are those of pipe, whose only collectives are all-reduces. There are no
+    messages between GPUs yet.
+    """
+    sends = (SEND,) if device == "cpu" else ()
     found: dict[tuple[str, int, int], GroupShape] = {}
-    for size in grids_of(num_ranks):
-        for axis in COMMUNICATING:
-            ranks = getattr(size, axis)
-            if ranks > 1:
-                shape = GroupShape(axis, size.inner(axis), ranks, size)
+    for pipe in divisors(num_ranks):
+        for size in grids_of(num_ranks, pipe=pipe):
+            for axis in COMMUNICATING:
+                ranks = getattr(size, axis)
+                if ranks == 1:
+                    continue
+                kinds = (*COLLECTIVES, *sends)
+                if by_axis:
+                    kinds = ("all_reduce", SEND) if axis == "pipe" else COLLECTIVES
+                shape = GroupShape(axis, size.inner(axis), ranks, size, kinds)
                 found.setdefault((axis if by_axis else "", shape.inner, ranks), shape)
     return list(found.values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from torch import Tensor
 from axonn_ext import ops  # noqa: F401  (registers torch.ops.axonn)
 from axonn_ext.calibrate.fit import Point
 from axonn_ext.calibrate.measure import Ranks, Timing, measure
-from axonn_ext.calibrate.plan import KINDS, GroupShape, Plan, Product, group_shapes
+from axonn_ext.calibrate.messages import Shift
+from axonn_ext.calibrate.plan import SEND, Plan, Product
 from axonn_ext.calibrate.this_machine import DTYPES
 from axonn_ext.grid import AxisGroup, Grid
 
@@ -82,13 +84,13 @@ def _seconds(timing: Timing[object]) -> tuple[float, float]:
 def _measure_links(plan: Plan, ranks: Ranks) -> list[Json]:
     grids: dict[str, Grid] = {}
     rows = []
-    for shape in group_shapes(plan.num_ranks, by_axis=plan.by_axis):
+    for shape in plan.groups:
         name = str(shape.grid)
         if name not in grids:
             grids[name] = Grid(**shape.grid.as_dict())
         axis = grids[name].axis(shape.axis)
-        for kind in KINDS:
-            points = _points(plan, ranks, shape, axis, kind)
+        for kind in shape.kinds:
+            points = _points(plan, ranks, axis, kind)
             rows.append({
                 "axis": shape.axis if plan.by_axis else None, "inner": shape.inner,
                 "size": shape.size, "kind": kind, "points": points,
@@ -96,9 +98,22 @@ def _measure_links(plan: Plan, ranks: Ranks) -> list[Json]:
     return rows
 
 
-def _points(plan: Plan, ranks: Ranks, shape: GroupShape, axis: AxisGroup, kind: str) -> list[Point]:
-    """Times messages of several sizes; the bytes of the largest take _LARGEST_SECONDS."""
-    messages = [_collective(plan, axis, kind, n) for n in (_SMALL_BYTES, _PROBE_BYTES)]
+def _points(plan: Plan, ranks: Ranks, axis: AxisGroup, kind: str) -> list[Point]:
+    """Times one kind of collective, or messages of a pipeline, with several numbers of bytes."""
+    if kind != SEND:
+        return _points_of(plan, ranks, partial(_collective, plan, axis, kind))
+    shift = Shift(axis)
+    points = _points_of(plan, ranks, partial(_message, shift))
+    shift.close()
+    return points
+
+
+def _points_of(plan: Plan, ranks: Ranks, make: Callable[[int], tuple[int, Call]]) -> list[Point]:
+    """Times calls of several sizes; the bytes of the largest take _LARGEST_SECONDS.
+
+    make(bytes): a call that sends about so many bytes on each rank, after those that it sends.
+    """
+    messages = [make(n) for n in (_SMALL_BYTES, _PROBE_BYTES)]
     probes = measure(
         {str(sent): call for sent, call in messages}, ranks, rounds=2, min_batch_seconds=0.0,
         synchronize=_synchronize_with(plan.device),
@@ -108,7 +123,7 @@ def _points(plan: Plan, ranks: Ranks, shape: GroupShape, axis: AxisGroup, kind: 
     largest = int(min(_LARGEST_BYTES[plan.device], _PROBE_BYTES * growth))
     largest = max(largest, _LEAST_LARGEST * _SMALL_BYTES)
     wanted = [_SMALL_BYTES, *(largest // part for part in _PARTS)]
-    messages = [_collective(plan, axis, kind, num_bytes) for num_bytes in wanted]
+    messages = [make(num_bytes) for num_bytes in wanted]
     timings = _time(plan, ranks, {str(sent): call for sent, call in messages})
     return [Point(int(sent), *_seconds(timing)) for sent, timing in timings.items()]
 
@@ -129,6 +144,12 @@ def _collective(plan: Plan, axis: AxisGroup, kind: str, num_bytes: int) -> tuple
         "all_reduce": lambda: torch.ops.axonn.all_reduce(whole, "sum", axis.name, g, "auto"),
     }
     return passes * (g - 1) * shard * width, issue[kind]
+
+
+def _message(shift: Shift, num_bytes: int) -> tuple[int, Call]:
+    """Returns a message of about `num_bytes` from every rank, after the bytes that it sends."""
+    tensor = torch.ones(num_bytes // 4)  # fp32
+    return tensor.nbytes, shift.call(tensor)
 
 
 # --- Computation ---------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.interpolation import LogField
 from axonn_ext.spec.grid import COMMUNICATING
 
-KINDS = ("all_gather", "reduce_scatter", "all_reduce")
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "send")  # send: between two stages
 _KEPT = 1 << 16  # the most links in the cache
 
 

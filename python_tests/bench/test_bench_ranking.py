@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from axonn_ext.bench.ranking.cases import CASES, Launch, legal_configs, predict
+from axonn_ext.bench.ranking.cases import (
+    CASES,
+    Launch,
+    Pipelines,
+    default_models,
+    legal_configs,
+    predict,
+)
 from axonn_ext.bench.ranking.compare import Row, Times, judge, markdown, spearman
 from axonn_ext.bench.ranking.ranks import time_configs
 from axonn_ext.cli.main import main
@@ -20,7 +27,7 @@ from axonn_ext.planner import load_machine
 
 def rows_of(predicted: list[float], measured: list[float]) -> list[Row]:
     pairs = zip(predicted, measured, strict=True)
-    return [Row(f"x={i}", "sharded", p, m, 2 * m, 0.01) for i, (p, m) in enumerate(pairs)]
+    return [Row(f"x={i}", "sharded", "-", p, m, 2 * m, 0.01) for i, (p, m) in enumerate(pairs)]
 
 
 def test_rank_correlation():
@@ -47,7 +54,7 @@ def test_the_table_is_in_the_planners_order():
     rows = rows_of([0.003, 0.001, 0.002, 0.004], [0.03, 0.01, 0.02, 0.04])
     lines = markdown("gpt", rows, judge(rows)).splitlines()
     assert lines[0].startswith("gpt: Spearman 1.00; the best of the planner's first 3 is 0.0%")
-    assert lines[4] == "| 1 | 1 | x=1 | sharded | 1 | 10 | 20 | 50% |"
+    assert lines[4] == "| 1 | 1 | x=1 | sharded | - | 1 | 10 | 20 | 50% |"
     assert [line.split("|")[3].strip() for line in lines[4:]] == ["x=1", "x=2", "x=0", "x=3"]
 
 
@@ -60,14 +67,32 @@ def test_every_grid_that_is_legal_is_compared(name: str):
         assert check(case.model, config.parallel, config.grid, batch_size=case.batch_size) == []
 
 
+def test_grids_with_stages_are_compared_if_asked():
+    """Each has as many micro-batches as its ranks can share, up to what is asked for."""
+    assert default_models(Pipelines(max_pipe=4)) == ("gpt-deep",)
+    assert default_models(Pipelines()) == ("gpt", "gpt-tokens", "llama")
+    case, machine = CASES["gpt-deep"], load_machine("host")
+    without = legal_configs(case, 8)
+    configs = legal_configs(case, 8, Pipelines(max_pipe=4, micro_batches=16))
+    assert configs[: len(without)] == without
+    assert {c.grid.pipe for c in configs} == {1, 2, 4}
+    parts = {c.grid.short(): c.micro_batches for c in configs}
+    assert parts["x=8"] == 1 and parts["x=2,pipe=4"] == 16
+    assert parts["data=4,pipe=2"] == 8  # of 4 sequences each, one for each rank of data
+    for config in configs:
+        assert 0 < predict(case, config, machine) < 60
+    assert Launch.from_json(Launch(case, configs, 1).to_json()).configs == configs
+    assert {c.grid.pipe for c in legal_configs(CASES["gpt"], 8, Pipelines(4))} == {1, 2}  # 2 blocks
+
+
 def time_launch(text: str) -> list[Times]:
     return time_configs(Launch.from_json(text))
 
 
 def test_ranks_time_all_grids(pool: Any):
     case = CASES["llama"]
-    launch = Launch(case, legal_configs(case, 2), rounds=2)
-    assert len(launch.configs) == 4
+    launch = Launch(case, legal_configs(case, 2, Pipelines(max_pipe=2)), rounds=2)
+    assert len(launch.configs) == 5 and launch.configs[-1].grid.pipe == 2
     first, second = pool(2).run(time_launch, launch.to_json())
     assert first == second and all(1e-4 < times.fastest_s <= times.median_s < 60 for times in first)
 
@@ -79,6 +104,7 @@ def test_ranks_time_all_grids(pool: Any):
         (["--machine", "none.toml"], "--machine: "),
         (["--machine", "this"], "run axonn-ext bench links"),
         (["--machine", "dgx-a100", "--nproc", "1"], "can be trained on 1 grids of 1 ranks"),
+        (["--schedule", "1f1b"], "are of pipeline stages: give --pipe"),
         (["what"], "unknown argument what"),
     ],
 )
@@ -91,7 +117,9 @@ def test_earlier_times_are_compared_with_new_predictions(tmp_path: Path, capsys:
     """The planner's own times are in its order; other files are refused."""
     case, machine = CASES["gpt"], load_machine("dgx-a100")
     rows = [
-        dataclasses.asdict(Row(c.grid.short(), c.layout, 0.0, *[predict(case, c, machine)] * 3))
+        dataclasses.asdict(
+            Row(c.grid.short(), c.layout, c.schedule, 0.0, *[predict(case, c, machine)] * 3)
+        )
         for c in legal_configs(case, 8)
     ]
     times, tables, found = tmp_path / "times.json", tmp_path / "tables.md", tmp_path / "found.json"

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from axonn_ext import GridShape
+from axonn_ext.bench.results import write_json
 from axonn_ext.bench.train import command, plot, report
 from axonn_ext.bench.train.check import LOSS_BOUND, Trace, compare
 from axonn_ext.bench.train.gpt import TorchGPT, load_whole
@@ -160,7 +161,7 @@ def test_a_wrong_system_gets_no_time(pool, tmp_path):
         text = console.export_text()
         assert text.count("it gets no time") == 3
         assert "fsdp2: wrong loss: nan" in text
-        report.write_json(tmp_path / "rows.json", {}, rows)
+        write_json(tmp_path / "rows.json", {}, rows)
         written = json.loads((tmp_path / "rows.json").read_text())["rows"]
         assert rows_from_values(written) == rows
 

@@ -12,11 +12,11 @@ import pytest
 
 from axonn_ext.calibrate.file import link_rows, machine_file, peak_flops
 from axonn_ext.calibrate.fit import Point, fit, ring_steps
-from axonn_ext.calibrate.plan import KINDS, Plan, group_shapes
+from axonn_ext.calibrate.plan import COLLECTIVES, SEND, Plan, group_shapes
 from axonn_ext.cli.main import main
 from axonn_ext.planner import load_machine
 from axonn_ext.planner.program import Collective
-from axonn_ext.spec.grid import GridShape, grids_of
+from axonn_ext.spec.grid import COMMUNICATING, GridShape, divisors, grids_of
 
 
 def test_every_group_of_every_grid_is_measured_once():
@@ -27,14 +27,22 @@ def test_every_group_of_every_grid_is_measured_once():
     by_axis = {(s.axis, s.inner, s.size) for s in group_shapes(8, by_axis=True)}
     wanted = {
         (axis, grid.inner(axis), getattr(grid, axis))
-        for grid in grids_of(8)
-        for axis in ("x", "y", "z", "data")
+        for pipe in divisors(8)
+        for grid in grids_of(8, pipe=pipe)
+        for axis in COMMUNICATING
         if getattr(grid, axis) > 1
     }
     assert by_axis == wanted
     for shape in shapes:
         assert getattr(shape.grid, shape.axis) == shape.size and shape.grid.size == 8
     assert group_shapes(1, by_axis=True) == []
+
+
+def test_messages_are_measured_where_stages_may_lie():
+    assert {s.kinds for s in group_shapes(4, by_axis=False)} == {(*COLLECTIVES, SEND)}
+    assert {s.kinds for s in group_shapes(4, by_axis=False, device="cuda")} == {COLLECTIVES}
+    for shape in group_shapes(4, by_axis=True):
+        assert (SEND in shape.kinds) == (shape.axis == "pipe")
 
 
 def test_the_fit_finds_the_line_and_is_not_moved_by_one_bad_time():
@@ -63,7 +71,7 @@ def measurements(by_axis: bool) -> dict[str, Any]:
     """As of links of 1, 2, ... MB/s, one for each group shape, and a latency of 1 ms a step."""
     links = []
     for number, shape in enumerate(group_shapes(4, by_axis=by_axis), 1):
-        for kind in KINDS:
+        for kind in shape.kinds:
             latency = 1e-3 * ring_steps(kind, shape.size)
             points = [(n, latency + n / (number * 1e6), 0.0) for n in (1000, 10_000, 100_000)]
             links.append({
@@ -91,8 +99,9 @@ def test_the_planner_reads_what_is_written(tmp_path: Path, by_axis: bool):
     machine = load_machine(str(path))
     assert peak_flops(measured) == {"fp32": 1e9} == dict(machine.peak_flops)
     assert machine.launch_s == 1e-5 and machine.memory_bytes == 1 << 30
+    every_grid_of_four = [grid for pipe in (1, 2, 4) for grid in grids_of(4, pipe=pipe)]
     for row in link_rows(measured):
-        for grid in grids_of(4):
+        for grid in every_grid_of_four:
             if row.axis is not None and (
                 (grid.inner(row.axis), getattr(grid, row.axis)) == (row.inner, row.size)
             ):
@@ -121,7 +130,7 @@ def test_two_ranks_measure_a_machine(pool: Any, tmp_path: Path):
     first, second = pool(2).run(measure, plan.to_json())
     assert first["links"] == second["links"]  # times are the slowest rank's
     assert [(r["inner"], r["size"], r["kind"]) for r in first["links"]] == [
-        (1, 2, kind) for kind in KINDS
+        (1, 2, kind) for kind in (*COLLECTIVES, SEND)
     ]
     assert len(first["products"]) == len(plan.products)
     path = tmp_path / "this.toml"

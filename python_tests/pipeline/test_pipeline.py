@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +12,7 @@ from torch import nn
 from axonn_ext import GridShape, full_gradients, full_state_dict
 from axonn_ext.models import ParallelConfig
 from axonn_ext.pipeline import Pipeline, PipelineOptions
+from axonn_ext.pipeline.messages import BACKWARD
 from axonn_ext.spec.parallel import Overlap
 from grids import grid_of
 from pipeline_cases import OPTIONS, config_of, failures, make, own_batches, state_is_kept
@@ -124,11 +127,18 @@ def test_a_list_of_modules(pool, shape) -> None:
     assert len({values for _, _, values in answers}) == 1, "all replicas begin with equal values"
 
 
+def first_gradient_is_late(direction: str, stage: int, micro_batch: int) -> float:
+    """A late message holds up those behind it, so stage 0 is sent its gradients all at once."""
+    return 0.5 if (direction, stage, micro_batch) == (BACKWARD, 0, 0) else 0.0
+
+
 def held(limit: int) -> tuple[int, int]:
     """The most micro-batches in flight, and the most bytes that weight gradients waited with."""
     options = PipelineOptions(defer_weights=True, deferred_bytes=limit)
     model = make(config_of("gpt2", 4), GridShape(pipe=2), options, ParallelConfig())
-    with Pipeline(model, model.grid, options) as pipeline:
+    # While a stage sleeps in backward, the next gradients arrive, however slow its threads are.
+    next(model.parameters()).register_hook(lambda _: time.sleep(0.1))
+    with Pipeline(model, model.grid, options, delay=first_gradient_is_late) as pipeline:
         pipeline.step(own_batches(model.grid))
         return pipeline.stats.peak_in_flight, pipeline.stats.peak_deferred_bytes
 
@@ -137,7 +147,10 @@ def test_what_stages_hold_has_limits(pool) -> None:
     (_, one), _ = pool(2).run(held, 1)  # each backward is followed by its weight gradients
     flying, free = zip(*pool(2).run(held, 0), strict=True)
     assert flying[0] <= 4 and flying[1] <= 2
-    assert 0 < one <= free[0]
+    assert one > 0 and free[0] >= 2 * one, "backwards come before weight gradients that are free"
+    limit = one + 1
+    (_, limited), _ = pool(2).run(held, limit)
+    assert limited < limit + one, "a backward runs only while less than the limit waits"
 
 
 @pytest.mark.parametrize("chunks", [1, 2])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from axonn_ext.bench.output import dots, subtitle, write_files
 from axonn_ext.bench.pipeline import plot, report
 from axonn_ext.bench.pipeline.plan import BASE, CASES, ROWS, CaseSpec, Plan, problem_of
-from axonn_ext.bench.pipeline.results import Row, row_from_values
+from axonn_ext.bench.pipeline.results import Row, lines_of, row_from_values
 from axonn_ext.bench.pipeline.worker import PLAN_FILE, RESULT_FILE, run_folder, run_here
 from axonn_ext.calibrate.this_machine import describe_machine
 from axonn_ext.launch import process
@@ -20,7 +21,7 @@ from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.arguments import number, whole
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
-from axonn_ext.terminal.files import check_picture, check_writable, writing
+from axonn_ext.terminal.files import check_picture, check_writable
 from axonn_ext.terminal.grids import check_processes, parse_grid
 
 DESCRIPTION = """\
@@ -101,7 +102,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     console = Console()
     if args.worker is not None:
         here = here or Process()
-        run_folder(args.worker, here, _dots(console, here))
+        run_folder(args.worker, here, dots(console, here))
         return 0
     check_writable("--json", args.json)
     check_picture("--plot", args.plot)
@@ -115,7 +116,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
                 f"--grid: {plan.grid} needs {plan.grid.size} ranks on one host, but torchrun has "
                 f"started {here.world_size}"
             )
-        rows = run_here(plan, here, _dots(console, here))
+        rows = run_here(plan, here, dots(console, here))
     if here is None or here.rank == 0:
         _report(args, rows, console)
     return report.exit_status(rows)
@@ -176,28 +177,12 @@ def _launch(plan: Plan) -> list[Row]:
     return [row_from_values(row) for row in values]
 
 
-def _dots(console: Console, here: Process) -> Callable[[], None]:
-    """Returns a function that shows on rank 0's terminal that a round has passed."""
-    if here.rank != 0 or not console.is_terminal:
-        return lambda: None
-    return lambda: console.print(".", end="", style="dim")
-
-
 def _report(args: argparse.Namespace, rows: Sequence[Row], console: Console) -> None:
     """Prints the tables, and writes the files that were asked for."""
     machine = describe_machine(threads=1)
     report.print_rows(console, rows)
-    written = []
-    if args.json is not None:
-        report.write_json(args.json, machine, rows)
-        written.append(str(args.json))
-    if args.plot is not None:
-        subtitle = (
-            f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, "
-            f"axonn_ext {machine['axonn_ext']}"
-        )
-        with writing("--plot", args.plot):
-            plot.plot_rows(rows, args.plot, subtitle=subtitle)
-        written.append(str(args.plot))
-    if written:
-        say(console, f"written: {', '.join(written)}", style="dim")
+    title = subtitle(machine)
+    write_files(
+        args, console, machine=machine, rows=rows, summary=lines_of(rows),
+        draw=lambda path: plot.plot_rows(rows, path, subtitle=title),
+    )  # fmt: skip

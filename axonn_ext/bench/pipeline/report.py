@@ -1,15 +1,12 @@
-"""Prints rows on a terminal, and writes them to a file."""
+"""Prints rows on a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from axonn_ext.bench.pipeline.results import STAGES, Row, lines_of
-from axonn_ext.bench.results import write_json as write_machine_and_rows
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.console import plain_table, print_table, say
 
@@ -73,11 +70,6 @@ def cautions(group: Sequence[Row]) -> list[str]:
 def exit_status(rows: Sequence[Row]) -> int:
     """Returns 1 if a schedule has wrong gradients, else 0."""
     return 1 if any(row.problem for row in rows) else 0
-
-
-def write_json(path: Path, machine: dict[str, Any], rows: Sequence[Row]) -> None:
-    """Writes machine, rows and lines as docs/benchmarks.md describes them."""
-    write_machine_and_rows(path, machine, rows, lines_of(rows))
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 
 from axonn_ext.planner import Job, Machine, Options, simulate
 from axonn_ext.planner.job import violations
-from axonn_ext.spec.grid import GridShape, grids_of
+from axonn_ext.planner.pipelines import simulate_pipeline
+from axonn_ext.spec.grid import GridShape, divisors, grids_of
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import LAYOUTS, ParallelConfig
+from axonn_ext.spec.pipeline_options import PipelineOptions
 
 _DTYPE = "fp32"
 
@@ -24,8 +26,10 @@ class Case:
     batch_size: int
 
 
+DEEP = "gpt-deep"  # the model for pipelines
+
 # A GPT with few tokens, where weights dominate; a GPT with many tokens, where activations dominate;
-# a Llama in between.
+# a Llama in between; a GPT with blocks for four stages, and enough tokens for micro-batches.
 CASES: Mapping[str, Case] = MappingProxyType(
     {
         "gpt": Case(ModelConfig(512, 128, 2, 8, 32), 8),
@@ -33,21 +37,35 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "llama": Case(
             ModelConfig(512, 128, 2, 8, 64, family="llama", num_kv_heads=4, tie_embeddings=False), 8
         ),
+        DEEP: Case(ModelConfig(512, 256, 4, 8, 128), 32),
     }
 )
 
 
 @dataclass(frozen=True)
 class Config:
-    """A grid, and the layout in which the model is trained: `sharded` where that is legal."""
+    """A grid, and how the model is trained on it.
+
+    layout: `sharded` where that is legal. pipeline, micro_batches: how its stages run; without
+    stages, the batch is not cut.
+    """
 
     grid: GridShape
     layout: str
+    pipeline: PipelineOptions = field(default_factory=PipelineOptions)
+    micro_batches: int = 1
 
     @property
     def parallel(self) -> ParallelConfig:
         """The options: "sequential", since the planner's model describes c10d's collectives."""
         return ParallelConfig(layout=self.layout, algorithm="sequential")
+
+    @property
+    def schedule(self) -> str:
+        """How its stages run, in words; "-" without stages."""
+        if self.grid.pipe == 1:
+            return "-"
+        return f"{self.pipeline.schedule}, {self.micro_batches} micro-batches"
 
 
 @dataclass(frozen=True)
@@ -65,25 +83,69 @@ class Launch:
     def from_json(cls, text: str) -> Launch:
         values = json.loads(text)
         case = values["case"]
-        configs = (Config(GridShape(**c["grid"]), c["layout"]) for c in values["configs"])
+        configs = (
+            Config(
+                GridShape(**c["grid"]), c["layout"], PipelineOptions(**c["pipeline"]),
+                c["micro_batches"],
+            )
+            for c in values["configs"]
+        )  # fmt: skip
         model = ModelConfig(**case["model"])
         return cls(Case(model, case["batch_size"]), tuple(configs), values["rounds"])
 
 
-def legal_configs(case: Case, num_ranks: int) -> tuple[Config, ...]:
-    """Returns every grid of that many ranks on which the model can be trained, each once."""
+@dataclass(frozen=True)
+class Pipelines:
+    """Which pipelines are compared: the most stages, how they run, and the most micro-batches."""
+
+    max_pipe: int = 1
+    options: PipelineOptions = field(default_factory=PipelineOptions)
+    micro_batches: int = 8
+
+
+def legal_configs(
+    case: Case, num_ranks: int, pipelines: Pipelines = Pipelines()
+) -> tuple[Config, ...]:
+    """Returns every grid of that many ranks on which the model can be trained, each once.
+
+    With stages, a step has as many micro-batches as the grid can take, up to those asked for.
+    """
     configs = []
-    for grid in grids_of(num_ranks):
-        layouts = [x for x in LAYOUTS if not any(violations(_job(case, Config(grid, x))))]
-        configs += [Config(grid, layout) for layout in layouts[:1]]
+    for pipe in divisors(num_ranks):
+        if pipe > pipelines.max_pipe:
+            break
+        most = 1 if pipe == 1 else pipelines.micro_batches
+        for grid in grids_of(num_ranks, pipe=pipe):
+            ways = (
+                Config(grid, layout, pipelines.options, parts)
+                for layout in LAYOUTS
+                for parts in range(most, 0, -1)
+            )
+            configs += [way for way in ways if not any(violations(_job(case, way)))][:1]
     return tuple(configs)
+
+
+def default_models(pipelines: Pipelines) -> tuple[str, ...]:
+    """Returns the names of the models that are trained if none is asked for.
+
+    With stages, it is the one with enough blocks. Without, it would take long on slow links.
+    """
+    if pipelines.max_pipe > 1:
+        return (DEEP,)
+    return tuple(name for name in CASES if name != DEEP)
 
 
 def predict(case: Case, config: Config, machine: Machine) -> float:
     """Returns the seconds of a step that the planner predicts."""
-    return simulate(_job(case, config), machine).step_time_s
+    job = _job(case, config)
+    if config.grid.pipe > 1:
+        return simulate_pipeline(job, machine).step.step_time_s
+    return simulate(job, machine).step_time_s
 
 
 def _job(case: Case, config: Config) -> Job:
-    options = Options(layout=config.layout, overlap=None, dtype=_DTYPE)
+    options = Options(
+        layout=config.layout, overlap=None, dtype=_DTYPE, pipeline=config.pipeline,
+        micro_batches=config.micro_batches,
+    )  # fmt: skip
     return Job(case.model, config.grid, options, case.batch_size)

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from axonn_ext import settings
-from axonn_ext.bench.ranking.cases import CASES, Config, Launch, legal_configs, predict
+from axonn_ext.bench.ranking.cases import (
+    CASES,
+    DEEP,
+    Config,
+    Launch,
+    Pipelines,
+    default_models,
+    legal_configs,
+    predict,
+)
 from axonn_ext.bench.ranking.compare import TOP, Row, Times, judge, markdown
 from axonn_ext.calibrate.find_machine import find_machine
 from axonn_ext.calibrate.this_machine import describe_machine
@@ -21,6 +30,8 @@ from axonn_ext.inputs.files import FileError, read_json
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.planner import Machine
+from axonn_ext.spec.pipeline import SCHEDULES
+from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
 from axonn_ext.terminal.console import Console
 from axonn_ext.terminal.errors import UserError, refuse_extra
@@ -28,16 +39,20 @@ from axonn_ext.terminal.files import check_writable, write_text
 
 LAUNCH_FILE, RESULT_FILE = "launch.json", "result.json"
 
+_SCHEDULES = tuple(name for name in SCHEDULES if name != "interleaved")  # it needs two chunks each
 DESCRIPTION = """\
 Trains small models on every grid of N ranks, one CPU thread each, and compares the order of their
-times with the planner's. Useful with links that differ (AXONN_EMULATED_LINKS), measured before by
-`axonn-ext bench links` with the same links and ranks. Exit status 1 if the planner's order is of no
-use: its first three contain none within 5 % of the best, or the rank correlation is below 0.8."""
+times with the planner's. With --pipe, there are grids with pipeline stages, too. Useful with links
+that differ (AXONN_EMULATED_LINKS), measured before by `axonn-ext bench links` with the same links
+and ranks. (Messages between stages cross no emulated link, but the host's memory.) Exit status 1 if
+the planner's order is of no use: its first three contain none within 5 % of the best, or the rank
+correlation is below 0.8."""
 EPILOG = """\
 example:
   export AXONN_EMULATED_LINKS=x=0.04,y=0.02,z=0.01,data=0.005
   axonn-ext bench links --nproc 8
   axonn-ext bench ranking --nproc 8 --json ranking.json --markdown ranking.md
+  axonn-ext bench ranking --nproc 4 --pipe 4
 """
 
 
@@ -50,7 +65,8 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     )  # fmt: skip
     add = parser.add_argument
     add("--model", action="append", choices=tuple(CASES), metavar="NAME",
-        help=f"{', '.join(CASES)}; may be given several times (default: all)")  # fmt: skip
+        help=f"{', '.join(CASES)}; may be given several times (default: with --pipe {DEEP}, "
+        "else all others)")  # fmt: skip
     add(
         "--nproc",
         type=whole(1, MOST_PROCESSES),
@@ -58,6 +74,11 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
         metavar="N",
         help="ranks (default: %(default)s)",
     )
+    add("--pipe", type=whole(), default=1, metavar="N",
+        help="the most pipeline stages of a grid (default: %(default)s)")  # fmt: skip
+    add("--schedule", choices=_SCHEDULES, help=f"of stages (default: {PipelineOptions.schedule})")
+    add("--micro-batches", type=whole(), metavar="N",
+        help=f"the most of a step with stages (default: {Pipelines.micro_batches})")  # fmt: skip
     add("--machine", default="this", metavar="NAME|FILE.toml",
         help="what the planner plans for (default: what bench links measured)")  # fmt: skip
     add("--rounds", type=whole(), default=5, metavar="N",
@@ -81,16 +102,25 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         raise UserError("bench ranking starts its processes itself; not under torchrun")
     for option, path in (("--json", args.json), ("--markdown", args.markdown)):
         check_writable(option, path)
-    machine = _machine(args.machine)
+    pipelines, machine = _pipelines(args), _machine(args.machine)
     console = Console()
     results = {}
-    for name in args.model or CASES:
-        results[name] = _rank(name, args, machine)
+    for name in args.model or default_models(pipelines):
+        results[name] = _rank(name, args, pipelines, machine)
         verdict = judge(results[name])
         table = markdown(name, results[name], verdict)
         console.print(table, highlight=False, markup=False, soft_wrap=True)
     _write(args, results)
     return 0 if all(judge(rows).useful for rows in results.values()) else 1
+
+
+def _pipelines(args: argparse.Namespace) -> Pipelines:
+    if args.pipe == 1 and (args.schedule or args.micro_batches):
+        raise UserError("--schedule and --micro-batches are of pipeline stages: give --pipe")
+    return Pipelines(
+        args.pipe, PipelineOptions(args.schedule or PipelineOptions.schedule),
+        args.micro_batches or Pipelines.micro_batches,
+    )  # fmt: skip
 
 
 def _machine(name: str) -> Machine:
@@ -100,10 +130,10 @@ def _machine(name: str) -> Machine:
         raise UserError(f"--machine: {error}") from None
 
 
-def _rank(name: str, args: argparse.Namespace, machine: Machine) -> list[Row]:
+def _rank(name: str, args: argparse.Namespace, pipelines: Pipelines, machine: Machine) -> list[Row]:
     """Predicts all grids before it times them, so that predictions cannot depend on the times."""
     case = CASES[name]
-    configs = legal_configs(case, args.nproc)
+    configs = legal_configs(case, args.nproc, pipelines)
     if len(configs) <= TOP:
         raise UserError(
             f"--nproc: {name} can be trained on {len(configs)} grids of {args.nproc} ranks, "
@@ -120,7 +150,7 @@ def _rank(name: str, args: argparse.Namespace, machine: Machine) -> list[Row]:
     else:
         measured = _read_times(args.times, name, configs)
     return [
-        Row(config.grid.short(), config.layout, seconds, *times)
+        Row(config.grid.short(), config.layout, config.schedule, seconds, *times)
         for config, seconds, times in zip(configs, predicted, measured, strict=True)
     ]
 
@@ -149,10 +179,11 @@ def _read_times(path: Path, name: str, configs: Sequence[Config]) -> list[Times]
     except (KeyError, TypeError) as error:
         raise UserError(f"--times: {path} is not the --json of such a run: {error!r}") from None
     known = {
-        (row.grid, row.layout): Times(row.fastest_s, row.median_s, row.spread_s) for row in rows
+        (row.grid, row.layout, row.schedule): Times(row.fastest_s, row.median_s, row.spread_s)
+        for row in rows
     }
-    keys = [(config.grid.short(), config.layout) for config in configs]
-    missing = [f"{grid} {layout}" for grid, layout in keys if (grid, layout) not in known]
+    keys = [(config.grid.short(), config.layout, config.schedule) for config in configs]
+    missing = [" ".join(key) for key in keys if key not in known]
     if missing:
         raise UserError(f"--times: {path} has no times of {name} on {', '.join(missing)}")
     return [known[key] for key in keys]

@@ -25,10 +25,11 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """A configuration and its `Times`."""
+    """A configuration and its `Times`. schedule: how stages run, "-" without stages."""
 
     grid: str
     layout: str
+    schedule: str
     predicted_s: float
     fastest_s: float
     median_s: float
@@ -79,12 +80,14 @@ def markdown(title: str, rows: Sequence[Row], verdict: Verdict) -> str:
         f"{title}: Spearman {verdict.spearman:.2f}; the best of the planner's first {TOP} is "
         f"{verdict.gap:.1%} slower than the best of all.",
         "",
-        "| planner | measured | grid | layout | predicted ms | least ms | median ms | spread |",
-        "|---|---|---|---|---|---|---|---|",
+        "| planner | measured | grid | layout | schedule | predicted ms | least ms | median ms "
+        "| spread |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for place, row in enumerate(sorted(rows, key=lambda row: row.predicted_s), 1):
         lines.append(
             f"| {place} | {measured.index(row.fastest_s) + 1} | {row.grid} | {row.layout} "
+            f"| {row.schedule} "
             f"| {row.predicted_s * 1e3:,.0f} | {row.fastest_s * 1e3:,.0f} "
             f"| {row.median_s * 1e3:,.0f} | {row.spread_s / row.median_s:.0%} |"
         )

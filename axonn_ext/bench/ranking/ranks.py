@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 
+from torch import Tensor
+
+from axonn_ext import models
 from axonn_ext.bench.ranking.cases import Config, Launch
 from axonn_ext.bench.ranking.compare import Times
 from axonn_ext.bench.train.check import compare, first_steps
 from axonn_ext.bench.train.plan import OURS, Plan, SystemSpec, Workload
 from axonn_ext.bench.train.run import time_steps
-from axonn_ext.bench.train.systems import System, build_system
+from axonn_ext.bench.train.systems import Step, System, build_system, our_step
 from axonn_ext.calibrate.measure import Timing
+from axonn_ext.grid import Grid
+from axonn_ext.pipeline import MicroBatch, Pipeline
 from axonn_ext.terminal.errors import TrainingError
 
 
@@ -21,20 +27,44 @@ def time_configs(launch: Launch) -> list[Times]:
     Raises TrainingError if a configuration does not train like the first one, since its time would
     then mean nothing.
     """
-    systems = [_build(launch, config) for config in launch.configs]
-    _check(systems)
-    timings: Mapping[str, Timing[None]] = time_steps(systems, launch.rounds)
+    with ExitStack() as pipelines:
+        systems = [_build(launch, config, pipelines) for config in launch.configs]
+        _check(systems)
+        timings: Mapping[str, Timing[None]] = time_steps(systems, launch.rounds)
     ordered = [timings[system.name] for system in systems]
     return [Times(1e-6 * t.min_us, 1e-6 * t.median_us, 1e-6 * t.iqr_us) for t in ordered]
 
 
-def _build(launch: Launch, config: Config) -> System:
-    plan = Plan(
-        Workload(launch.case.model, launch.case.batch_size), config.parallel, systems=(),
-        num_ranks=config.grid.size, single_threads=1, rounds=launch.rounds,
-    )  # fmt: skip
-    system = build_system(SystemSpec(OURS, config.grid), plan, None)
+def _build(launch: Launch, config: Config, pipelines: ExitStack) -> System:
+    workload, spec = (
+        Workload(launch.case.model, launch.case.batch_size),
+        SystemSpec(OURS, config.grid),
+    )
+    if config.grid.pipe > 1:
+        system = System(spec.name, _step_of_stages(workload, config, pipelines))
+    else:
+        plan = Plan(
+            workload, config.parallel, systems=(), num_ranks=config.grid.size, single_threads=1,
+            rounds=launch.rounds,
+        )  # fmt: skip
+        system = build_system(spec, plan, None)
     return dataclasses.replace(system, name=f"{system.name} {config.layout}")
+
+
+def _step_of_stages(workload: Workload, config: Config, pipelines: ExitStack) -> Callable[[], Step]:
+    """Returns a training step on a grid with several stages. pipelines: closes it at the end."""
+    grid = Grid(**config.grid.as_dict())
+    model = models.build(workload.model, grid, config.parallel, seed=workload.seed)
+    pipeline = pipelines.enter_context(Pipeline(model, grid, config.pipeline))
+
+    def gradients(token_ids: Tensor, labels: Tensor) -> Tensor:
+        parts = (t.chunk(config.micro_batches) for t in (token_ids, labels))
+        micro_batches = [MicroBatch(*pair) for pair in zip(*parts, strict=True)]
+        loss = pipeline.step(micro_batches, num_labels=float(workload.tokens_per_step))
+        pipeline.sync_gradients()
+        return loss
+
+    return our_step(pipeline.module, grid, workload, gradients)
 
 
 def _check(systems: list[System]) -> None:

@@ -6,10 +6,11 @@ import argparse
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from axonn_ext.bench.output import dots, subtitle, write_files
 from axonn_ext.bench.train import plot, report
 from axonn_ext.bench.train.plan import (
     BASELINES,
@@ -33,9 +34,9 @@ from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
-from axonn_ext.terminal.console import Console
+from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
-from axonn_ext.terminal.files import check_picture, check_writable, writing
+from axonn_ext.terminal.files import check_picture, check_writable
 from axonn_ext.terminal.grids import check_processes, parse_grid
 from axonn_ext.train.memory import BYTES_OF_A_PARAMETER, memory_problem
 
@@ -128,7 +129,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     console = Console()
     if args.worker is not None:
         here = here or Process()
-        run_folder(args.worker, here, _dots(console, here))
+        run_folder(args.worker, here, dots(console, here))
         leave(0)
     check_writable("--json", args.json)
     check_picture("--plot", args.plot)
@@ -136,7 +137,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         rows = _launch_all(args, console)
     else:
         (plan,) = make_plans(args, here)
-        rows = run_here(plan, here, _dots(console, here))
+        rows = run_here(plan, here, dots(console, here))
     if here is None or here.rank == 0:
         _report(args, rows, console)
     status = report.exit_status(rows)
@@ -246,7 +247,8 @@ def _parallel(args: argparse.Namespace) -> ParallelConfig:
 def _launch_all(args: argparse.Namespace, console: Console) -> list[Row]:
     rows: list[Row] = []
     for plan in make_plans(args):
-        _say(console, f"timing {len(plan.systems)} systems, {plan.num_ranks} ranks")
+        text = f"timing {len(plan.systems)} systems, {plan.num_ranks} ranks"
+        say(console, text, style="dim")
         timed = rows_from_values(_launch(plan))
         for i, (spec, row) in enumerate(zip(plan.systems, timed, strict=True)):
             if not args.no_memory and row.problem is None:
@@ -257,7 +259,7 @@ def _launch_all(args: argparse.Namespace, console: Console) -> list[Row]:
 
 def _weigh(plan: Plan, spec: SystemSpec, console: Console) -> MemoryUse:
     """Measures the peak memory of one system, which runs in its own processes."""
-    _say(console, f"memory of {spec.name}")
+    say(console, f"memory of {spec.name}", style="dim")
     num_ranks = 1 if spec.kind == SINGLE else plan.num_ranks
     alone = dataclasses.replace(plan, what="memory", systems=(spec,), num_ranks=num_ranks)
     return MemoryUse(**_launch(alone))
@@ -275,34 +277,14 @@ def _launch(plan: Plan) -> Any:
         return json.loads((folder / RESULT_FILE).read_text())
 
 
-def _dots(console: Console, here: Process) -> Callable[[], None]:
-    """Returns a function that shows on rank 0's terminal that a round has passed."""
-    if here.rank != 0 or not console.is_terminal:
-        return lambda: None
-    return lambda: console.print(".", end="", style="dim")
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, style="dim", highlight=False, markup=False)
-
-
 def _report(args: argparse.Namespace, rows: Sequence[Row], console: Console) -> None:
     """Prints the table, and writes the files that were asked for."""
     machine = describe_machine(threads=1)
     report.print_rows(console, rows, cores=num_cores())
-    written = []
-    if args.json is not None:
-        report.write_json(args.json, machine, rows)
-        written.append(str(args.json))
-    if args.plot is not None:
-        subtitle = (
-            f"{machine['cpu']}, {machine['cores']} cores, one thread a rank, "
-            f"{args.dtype}, torch {machine['torch']}, axonn_ext {machine['axonn_ext']}"
-        )
-        with writing("--plot", args.plot):
-            plot.plot_rows(
-                rows, args.plot, scaling=args.scaling, cores=num_cores(), subtitle=subtitle
-            )
-        written.append(str(args.plot))
-    if written:
-        _say(console, f"written: {', '.join(written)}")
+    title = subtitle(machine, "one thread a rank", args.dtype)
+    write_files(
+        args, console, machine=machine, rows=rows,
+        draw=lambda path: plot.plot_rows(
+            rows, path, scaling=args.scaling, cores=num_cores(), subtitle=title
+        ),
+    )  # fmt: skip

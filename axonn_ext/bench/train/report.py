@@ -1,19 +1,15 @@
-"""Prints rows on a terminal, and writes them to a file."""
+"""Prints rows on a terminal."""
 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from axonn_ext.bench.train.plan import OURS, SINGLE
-from axonn_ext.bench.train.results import Row, rows_to_values
+from axonn_ext.bench.train.results import Row
 from axonn_ext.terminal.console import plain_table, print_table, say
-from axonn_ext.terminal.files import write_text
 
 NOISY = 0.1  # if the middle half exceeds this share of the median, small differences mean nothing
 _MIB = 2**20
@@ -77,12 +73,6 @@ def findings(run: Sequence[Row], *, cores: int) -> list[str]:
 def exit_status(rows: Sequence[Row]) -> int:
     """Returns 1 if a system did not train like the others, else 0."""
     return 1 if any(row.problem for row in rows) else 0
-
-
-def write_json(path: Path, machine: dict[str, Any], rows: Sequence[Row]) -> None:
-    """Writes machine and rows as docs/benchmarks_train.md describes them."""
-    content = {"machine": machine, "rows": rows_to_values(rows)}
-    write_text("--json", path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def _cells(row: Row) -> tuple[str, ...]:

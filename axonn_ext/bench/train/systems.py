@@ -118,6 +118,24 @@ def _ours(grid: Grid, plan: Plan) -> Callable[[], Step]:
     workload = plan.workload
     dtype = torch.bfloat16 if workload.dtype == BF16 else torch.float32
     model = models.build(workload.model, grid, plan.parallel, seed=workload.seed, dtype=dtype)
+
+    def gradients(token_ids: Tensor, labels: Tensor) -> Tensor:
+        loss = model.loss(token_ids, labels, float(workload.tokens_per_step))
+        loss.backward()
+        sync_gradients(model)
+        return loss
+
+    return our_step(model, grid, workload, gradients)
+
+
+def our_step(
+    model: nn.Module, grid: Grid, workload: Workload, gradients: Callable[[Tensor, Tensor], Tensor]
+) -> Callable[[], Step]:
+    """Returns a training step of a model on a grid, or of this rank's stage of it.
+
+    gradients(token ids, labels): computes all gradients from the sequences of this rank's
+    (data, z) group, and returns the loss of the whole batch.
+    """
     optimizer = AdamW(
         model.parameters(), lr=workload.learning_rate, betas=workload.betas, eps=ADAM_EPS,
         weight_decay=workload.weight_decay,
@@ -128,9 +146,7 @@ def _ours(grid: Grid, plan: Plan) -> Callable[[], Step]:
     def step() -> Step:
         token_ids, labels = (grid.shard(t, rows) for t in next(source))
         optimizer.zero_grad()
-        loss = model.loss(token_ids, labels, float(workload.tokens_per_step))
-        loss.backward()
-        sync_gradients(model)
+        loss = gradients(token_ids, labels)
         norm = clip_grad_norm_(model, workload.clip_norm)
         optimizer.step()
         return Step(loss.detach(), norm)

@@ -1,0 +1,44 @@
+"""Times messages between stages, sent and received by the threads of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from axonn_ext import settings
+from axonn_ext.grid import AxisGroup
+from axonn_ext.pipeline.failures import Failures
+from axonn_ext.pipeline.inbox import Inbox
+from axonn_ext.pipeline.links import Links
+from axonn_ext.pipeline.messages import FORWARD, Message
+
+
+class Shift:
+    """Passes messages along an axis: every rank sends to the next one, the last to the first.
+
+    A message has the threads, the groups and the inbox of a pipeline, and so what they cost, too.
+    All ranks must make theirs in the same order, and close it.
+    """
+
+    def __init__(self, axis: AxisGroup) -> None:
+        failures = Failures(settings.load().timeout_seconds)
+        self._inbox = Inbox(axis, failures)
+        self._links = Links(axis, self._inbox, failures)
+        self._own = Message(FORWARD, axis.rank, 0)
+        self._next = Message(FORWARD, (axis.rank + 1) % axis.size, 0)
+
+    def call(self, tensor: torch.Tensor) -> Callable[[], object]:
+        """Returns a call that sends the tensor and waits for that of the rank before."""
+        return partial(self._pass_on, f"messages of {tensor.nbytes} bytes", tensor)
+
+    def _pass_on(self, phase: str, tensor: torch.Tensor) -> torch.Tensor:
+        # Messages of a phase have one shape, so each size is a phase of its own.
+        self._links.expect(phase, [self._own])
+        self._links.send(phase, self._next, tensor)
+        return self._inbox.take(self._own)
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._links.close()
