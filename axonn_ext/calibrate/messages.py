@@ -1,4 +1,4 @@
-"""Times messages between stages, sent and received by the threads of a pipeline."""
+"""Messages between stages, sent and received by the threads of a pipeline, to be timed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from axonn_ext.pipeline.messages import FORWARD, Message
 
 
 class Shift:
-    """Passes messages along an axis: every rank sends to the next one, the last to the first.
+    """Passes messages of CPUs along an axis: each rank sends to the next, the last to the first.
 
     A message has the threads, the groups and the inbox of a pipeline, and so what they cost, too.
     All ranks must make theirs in the same order, and close it.
@@ -25,7 +25,7 @@ class Shift:
     def __init__(self, axis: AxisGroup) -> None:
         failures = Failures(settings.load().timeout_seconds)
         self._inbox = Inbox(axis, failures)
-        self._links = Links(axis, self._inbox, failures)
+        self._links = Links(axis, self._inbox, failures, torch.device("cpu"))
         self._own = Message(FORWARD, axis.rank, 0)
         self._next = Message(FORWARD, (axis.rank + 1) % axis.size, 0)
 
