@@ -18,7 +18,9 @@ from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.job import WIDTHS
 from axonn_ext.planner.model_files import load_model
-from axonn_ext.planner.search import PIPELINES, Plan, Request, plan, smallest_that_fits
+from axonn_ext.planner.search.fastest import Plan, plan
+from axonn_ext.planner.search.remedies import smallest_that_fits
+from axonn_ext.planner.search.request import PIPELINES, Request
 from axonn_ext.planner.timeline import timeline
 from axonn_ext.spec.parallel import LAYOUTS, Overlap
 from axonn_ext.spec.pipeline import SCHEDULES

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from axonn_ext.cli.plan_report import describe, duration, micro_batches, options
 from axonn_ext.planner.estimate import Estimate
-from axonn_ext.planner.search import Plan
+from axonn_ext.planner.search.fastest import Plan
 from axonn_ext.planner.timeline import COMPUTE, Event, Timeline
 from axonn_ext.spec.grid import COMMUNICATING
 

@@ -13,9 +13,9 @@ from axonn_ext.planner.costs import Costs, TaskCost
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.pipeline_simulator import Simulation, StageTimes, simulate
-from axonn_ext.planner.program import make_program
 from axonn_ext.planner.shares import shares_of
-from axonn_ext.planner.tasks import Task
+from axonn_ext.planner.step.program import make_program
+from axonn_ext.planner.step.tasks import Task
 from axonn_ext.planner.timeline import Timeline, simulate_parts
 
 # Of more micro-batches than these, in multiples of the stages, only so many are simulated.

@@ -18,8 +18,8 @@ from axonn_ext.planner.costs import Costs, TaskCost
 from axonn_ext.planner.held import block_is_held, held_share, table_is_held
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import Machine
-from axonn_ext.planner.program import make_program
-from axonn_ext.planner.tasks import Collective, Program, Task
+from axonn_ext.planner.step.program import make_program
+from axonn_ext.planner.step.tasks import Collective, Program, Task
 from axonn_ext.spec.grid import COMMUNICATING
 
 COMPUTE = "compute"

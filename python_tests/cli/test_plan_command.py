@@ -53,7 +53,7 @@ except SystemExit:
     pass
 began = time.process_time()
 status = main(["plan", "--model", "gpt-320b", "--machine", "perlmutter", "--gpus", "32768",
-               "--global-batch", "8192", "--json", sys.argv[1]])
+               "--global-batch", "8192", "--pipe", sys.argv[2], "--json", sys.argv[1]])
 seconds = time.process_time() - began
 # Not ru_maxrss, which starts from what the parent process had.
 peak = 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
@@ -66,10 +66,11 @@ torch.ops.axonn.linear_forward
 """
 
 
-def test_largest_plan_needs_no_torch_and_little_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stages", ["1", "8"])
+def test_largest_plan_needs_no_torch_and_little_else(tmp_path: Path, stages: str) -> None:
     path = tmp_path / "plan.json"
     done = subprocess.run(
-        [sys.executable, "-c", LARGEST, str(path)], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-c", LARGEST, str(path), stages], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert "train a model" in done.stdout

@@ -19,7 +19,7 @@ from axonn_ext.planner import (
     simulate,
     timeline,
 )
-from axonn_ext.planner.estimate import closed_form_s, pieces_of
+from axonn_ext.planner.closed_forms import ClosedForms
 from axonn_ext.planner.job import violations
 from axonn_ext.planner.model_files import load_model
 from axonn_ext.planner.pipelines import simulate_pipeline, simulate_schedule
@@ -100,7 +100,7 @@ def test_bubble_is_that_of_the_formula(schedule: str) -> None:
         chunks=chunks,
     )  # fmt: skip
     assert found.step.exposed_s["pipe"] == pytest.approx(formula, rel=0.1)
-    closed = closed_form_s(pieces_of(dataclasses.replace(job), machine), job)
+    closed = ClosedForms(machine).seconds(job)
     assert closed + found.step.optimizer_s == pytest.approx(found.step.step_time_s, rel=0.05)
 
 

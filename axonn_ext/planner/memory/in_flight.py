@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from axonn_ext.planner.activations import deferred_bytes_of
 from axonn_ext.planner.job import Job
+from axonn_ext.planner.memory.activations import deferred_bytes_of
 from axonn_ext.planner.pipeline_simulator import StageTimes, simulate
 from axonn_ext.planner.shares import shares_of
 from axonn_ext.spec.pipeline import Task, fixed_order
