@@ -78,9 +78,8 @@ def _of_fixed_order(
 def _stage_costs(job: Job) -> tuple[float, ...]:
     """Returns the operations of each stage, in those of a block."""
     model = job.model
-    head = 3 * 2 * model.vocab_size * model.hidden_size
-    block = (model.flops_per_token() - head) / model.num_layers
-    return tuple(share.num_layers + share.has_last * head / block for share in shares_of(job))
+    head = model.head_flops_per_token() / model.block_flops_per_token()
+    return tuple(share.num_layers + share.has_last * head for share in shares_of(job))
 
 
 @lru_cache(maxsize=4096)
