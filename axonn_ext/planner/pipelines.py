@@ -16,10 +16,12 @@ from axonn_ext.planner.pipeline_simulator import Simulation, StageTimes, simulat
 from axonn_ext.planner.shares import shares_of
 from axonn_ext.planner.step.program import make_program
 from axonn_ext.planner.step.tasks import Task
-from axonn_ext.planner.timeline import Timeline, simulate_parts
+from axonn_ext.planner.timeline import Event, Timeline, simulate_parts
+from axonn_ext.spec.pipeline import Task as ScheduledTask
 
 # Of more micro-batches than these, in multiples of the stages, only so many are simulated.
 _FEW, _SOME = 4, 6
+AFTER = "sums of gradients, optimizer"  # what all stages do after the last task of a step
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,14 @@ class PipelineStep:
     stages      the seconds of each stage for one micro-batch, all its chunks together
     slowest     the pipe coordinate of the stage that is busy longest
     message_s   the seconds of a message
+    after_s     the seconds that follow the last task: sums of gradients and the optimizer
     """
 
     step: Timeline
     stages: tuple[StageTimes, ...]
     slowest: int
     message_s: float
+    after_s: float
 
     @property
     def bubble(self) -> float:
@@ -56,8 +60,8 @@ def simulate_pipeline(job: Job, machine: Machine) -> PipelineStep:
     messages = make_program(job, 0).messages
     message_s = costs.collective(messages[0])
     stages = tuple(times[share] for share in shares_of(job))
-    seconds = _seconds(job, stages, message_s)
-    seconds += max(after.step_time_s for after in afters.values())
+    after_s = max(after.step_time_s for after in afters.values())
+    seconds = _seconds(job, stages, message_s) + after_s
     share = shares_of(job)[slowest]
     one, after = ones[share], afters[share]
     compute_s = parts * one.compute_s + after.compute_s
@@ -66,7 +70,34 @@ def simulate_pipeline(job: Job, machine: Machine) -> PipelineStep:
     exposed["pipe"] = max(0.0, seconds - compute_s - sum(exposed.values()))
     seconds = compute_s + sum(exposed.values())
     step = Timeline(seconds, compute_s, exposed, after.optimizer_s, ())
-    return PipelineStep(step, stages, slowest, message_s)
+    return PipelineStep(step, stages, slowest, message_s, after_s)
+
+
+def pipeline_timeline(job: Job, machine: Machine) -> Timeline:
+    """Simulates the whole schedule of a legal job on a grid with several stages.
+
+    The events are the tasks of every stage, and what all of them do once after the last one.
+    """
+    found = simulate_pipeline(job, machine)
+    parts, stages = job.options.micro_batches, range(job.grid.pipe)
+    schedule = simulate_schedule(job, found.stages, found.message_s, parts)
+    end = schedule.seconds + found.after_s
+    events = [
+        Event(f"stage {stage}", _name(job, task), start, stop, task.micro_batch)
+        for stage in stages
+        for task, start, stop in schedule.tasks[stage]
+    ]
+    events += [Event(f"stage {s}", AFTER, schedule.seconds, end, parts - 1) for s in stages]
+    step = found.step
+    bubble = max(0.0, step.exposed_s["pipe"] + end - step.step_time_s)
+    return Timeline(
+        end, step.compute_s, {**step.exposed_s, "pipe": bubble}, step.optimizer_s, tuple(events)
+    )
+
+
+def _name(job: Job, task: ScheduledTask) -> str:
+    chunk = f", chunk {task.chunk}" if job.options.pipeline.chunks > 1 else ""
+    return f"micro-batch {task.micro_batch}{chunk}: {task.kind}"
 
 
 def _sum(each: Mapping[str, float], once: Mapping[str, float], times: int) -> dict[str, float]:

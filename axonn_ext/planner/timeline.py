@@ -26,7 +26,10 @@ COMPUTE = "compute"
 
 
 class Event(NamedTuple):
-    """A piece of work of one stream. stream: "compute" or the name of an axis."""
+    """A piece of work of one stream.
+
+    stream: "compute" or the name of an axis; in the schedule of a pipeline, "stage 0", "stage 1"...
+    """
 
     stream: str
     name: str
@@ -50,11 +53,18 @@ class Timeline(NamedTuple):
     optimizer_s: float
     events: tuple[Event, ...]
 
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The streams that have events: computation, then the axes; or the stages."""
+        used = dict.fromkeys(event.stream for event in self.events)
+        first = [stream for stream in (COMPUTE, *COMMUNICATING) if stream in used]
+        return (*first, *(stream for stream in used if stream not in first))
+
 
 def timeline(job: Job, machine: Machine) -> Timeline:
     """Simulates the whole step of a legal job, with all its events.
 
-    Raises ValueError for a grid with several stages, of which each has a step of its own.
+    Raises ValueError for a grid with several stages: see pipeline_timeline.
     """
     job.grid.refuse_pipe("the timeline of one rank")
     program = make_program(job)
