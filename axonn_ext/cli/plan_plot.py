@@ -119,7 +119,11 @@ def _window(step: Timeline) -> tuple[float, float]:
 def _draw_row(axes: Axes, row: int, events: Sequence[Event]) -> None:
     spans = [(e.start_s * 1e3, (e.end_s - e.start_s) * 1e3) for e in events]
     colors = [_color(event) for event in events]
-    axes.broken_barh(spans, (row - 0.38, 0.76), facecolors=colors, linewidth=0)
+    # Tasks of a stage may follow each other without a gap and in one color.
+    edge = 0.0 if not events or events[0].stream in (COMPUTE, *COMMUNICATING) else 0.3
+    axes.broken_barh(
+        spans, (row - 0.38, 0.76), facecolors=colors, edgecolor="white", linewidth=edge
+    )
 
 
 def _color(event: Event) -> str:

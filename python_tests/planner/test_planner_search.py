@@ -22,7 +22,7 @@ from axonn_ext.planner import (
 )
 from axonn_ext.planner.closed_forms import ClosedForms, closed_form_s
 from axonn_ext.planner.job import violations
-from axonn_ext.planner.memory.peak import those_that_fit
+from axonn_ext.planner.memory.fitting import those_that_fit
 from axonn_ext.planner.search.choices import fitting_jobs, jobs_of, variants_of
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
@@ -133,20 +133,26 @@ def least_memory(request: Request, *, recompute: bool) -> int:
 
 
 def test_what_fits_is_what_memory_of_counts_as_little_enough() -> None:
-    """Most jobs that recompute are not counted, but follow from those that do not recompute."""
+    """Most variants of a job are not counted, but follow from others."""
     draw = random.Random(5)
-    for _ in range(60):
-        model = ModelConfig(512, 256, draw.choice([1, 2, 4, 9]), 8, 128)
+    for _ in range(200):
+        model = ModelConfig(
+            draw.choice([512, 8192]), 256, draw.choice([1, 2, 4, 9]), 8, 128,
+            family=draw.choice(["gpt2", "llama", "opt"]), tie_embeddings=draw.random() < 0.5,
+        )  # fmt: skip
         grid = GridShape(*(draw.choice([1, 2]) for _ in range(4)), pipe=draw.choice([1, 1, 2, 4]))
         schedule = draw.choice(["message_driven", "1f1b", "zero_bubble"])
+        layout, parts = draw.choice(["sharded", "replicated"]), draw.choice([1, 4])
         jobs = [
             Job(model, grid, Options(
-                recompute=recompute, save_gathered=saved, overlap=overlap, micro_batches=4,
+                recompute=recompute, save_gathered=saved, overlap=overlap,
+                reshard_after_forward=reshards, layout=layout, micro_batches=parts,
                 pipeline=PipelineOptions(schedule),
             ), 128)
             for recompute in (False, True)
             for saved in (False, True)
             for overlap in (Overlap(), None)
+            for reshards in (True, False)
         ]  # fmt: skip
         if list(violations(jobs[0])):
             continue

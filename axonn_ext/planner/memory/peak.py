@@ -17,7 +17,6 @@ from typing import NamedTuple
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import DEVICES
-from axonn_ext.planner.memory.activations import stream_bytes
 from axonn_ext.planner.memory.moments import moments
 from axonn_ext.planner.memory.stage import Stage
 from axonn_ext.planner.memory.states import FP64, StageStates, stage_states_of
@@ -66,59 +65,15 @@ def memory_of(job: Job, *, device: str = "cuda") -> Memory:
     """
     if device not in DEVICES:
         raise PlannerError(f"device must be one of {', '.join(DEVICES)}, got {device!r}")
-    return _fullest(job, _candidates(job), device)
+    return fullest(job, fullest_stages(job), device)
 
 
 def stage_memory_of(job: Job, stage: int, *, device: str = "cuda") -> Memory:
     """Returns the memory of a rank of one pipe coordinate; see memory_of."""
-    return _fullest(job, [stage_states_of(job)[stage]], device)
+    return fullest(job, [stage_states_of(job)[stage]], device)
 
 
-def those_that_fit(jobs: Sequence[Job], limit: int, *, device: str = "cuda") -> list[Job]:
-    """Returns the jobs whose memory_of is at most `limit` bytes.
-
-    jobs: legal jobs that differ in recomputation, kept inputs, kept weights and overlap alone;
-    those without recomputation come first.
-    """
-    stages = _candidates(jobs[0])
-    if max(sum(stage.states) for stage in stages) > limit:  # after backward, all of it is there
-        return []
-    added = _most_by_recomputation(jobs[0], stages)
-    fitting: list[Job] = []
-    totals: dict[tuple[object, ...], int] = {}  # of jobs without recomputation
-    for job in jobs:
-        options = job.options
-        others = options.save_gathered, options.reshard_after_forward, options.overlap
-        plain = totals.get(others) if options.recompute else None
-        if (
-            plain is not None and added is not None and plain + added <= limit
-        ):  # need not be counted
-            fitting.append(job)
-            continue
-        total = _fullest(job, stages, device).total
-        if not options.recompute:
-            totals[others] = total
-        if total <= limit:
-            fitting.append(job)
-    return fitting
-
-
-def _most_by_recomputation(job: Job, stages: Iterable[StageStates]) -> int | None:
-    """Returns how many bytes recomputation adds to the peak at most; None if that is not known.
-
-    If a virtual stage has two blocks or more, less is kept, and only the moment of the first block
-    has more: its input, beside what is recomputed. Of stages whose weight gradients wait, some
-    moments have no micro-batch in flight, of which less could be kept.
-    """
-    pipeline = job.options.pipeline
-    if job.grid.pipe > 1 and pipeline.defers:
-        return None
-    if any(stage.share.num_layers <= pipeline.chunks for stage in stages):
-        return None
-    return stream_bytes(job)
-
-
-def _candidates(job: Job) -> Sequence[StageStates]:
+def fullest_stages(job: Job) -> Sequence[StageStates]:
     """Returns the stages of which one is the fullest.
 
     Of stages that have as much of the model, earlier ones have more micro-batches in flight.
@@ -132,7 +87,7 @@ def _candidates(job: Job) -> Sequence[StageStates]:
     return list(kinds.values())
 
 
-def _fullest(job: Job, stages: Iterable[StageStates], device: str) -> Memory:
+def fullest(job: Job, stages: Iterable[StageStates], device: str) -> Memory:
     """Returns what the fullest of these stages holds."""
     return max((_memory_of(job, has, device) for has in stages), key=lambda m: m.total)
 

@@ -8,7 +8,7 @@ from functools import cache
 from itertools import product
 
 from axonn_ext.planner.job import Job, Options, pipeline_violations
-from axonn_ext.planner.memory.peak import those_that_fit
+from axonn_ext.planner.memory.fitting import those_that_fit
 from axonn_ext.planner.search.request import Request
 from axonn_ext.spec.grid import divisors, grids_of
 from axonn_ext.spec.parallel import Overlap
