@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.memory.peak import Memory
-from axonn_ext.planner.pipelines import simulate_pipeline
+from axonn_ext.planner.pipelines import StageSteps, simulate_pipeline
 from axonn_ext.planner.timeline import simulate
 
 
@@ -34,10 +34,17 @@ class Estimate:
     binding: str
 
 
-def estimate(job: Job, machine: Machine, memory: Memory) -> Estimate:
-    """Predicts a configuration by simulating its step."""
-    pipeline = simulate_pipeline(job, machine) if job.grid.pipe > 1 else None
-    result = simulate(job, machine) if pipeline is None else pipeline.step
+def estimate(
+    job: Job, machine: Machine, memory: Memory, *, steps: StageSteps | None = None
+) -> Estimate:
+    """Predicts a configuration by simulating its step.
+
+    steps: see simulate_pipeline.
+    """
+    if job.grid.pipe == 1:
+        result = simulate(job, machine)
+    else:
+        result = simulate_pipeline(job, machine, steps=steps).step
     exposed = {axis: seconds for axis, seconds in result.exposed_s.items() if seconds > 0}
     tokens = job.batch_size * job.model.sequence_length
     flops = job.model.flops_per_token() * tokens // job.grid.size  # those of a rank

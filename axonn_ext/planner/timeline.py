@@ -93,13 +93,15 @@ def simulate(job: Job, machine: Machine) -> Timeline:
     return simulation.finish(passes)
 
 
-def simulate_parts(job: Job, stage: int, machine: Machine) -> tuple[Timeline, Timeline]:
+def simulate_parts(job: Job, program: Program, machine: Machine) -> tuple[Timeline, Timeline]:
     """Simulates one rank of a stage by itself, as if it always had the messages that it needs.
+
+    program: the step of the rank.
 
     Returns one micro-batch, forward and backward, among others like it; and what follows once a
     step after the last one, of which the optimizer is a part.
     """
-    simulation = _Simulation(job, make_program(job, stage), machine, records=False)
+    simulation = _Simulation(job, program, machine, records=False)
     before = simulation.run_all_layers(2)
     one = before.less(simulation.run_all_layers(3))
     step = simulation.finish(before)

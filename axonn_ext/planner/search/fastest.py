@@ -13,6 +13,7 @@ from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate, estimate
 from axonn_ext.planner.job import Job, violations
 from axonn_ext.planner.memory.peak import memory_of
+from axonn_ext.planner.pipelines import StageSteps
 from axonn_ext.planner.search.choices import fitting_jobs, jobs_of, other_pipelines, variants_of
 from axonn_ext.planner.search.remedies import NO_MEMORY, VOCABULARY, nothing_fits, padding_hint
 from axonn_ext.planner.search.request import Request
@@ -80,16 +81,17 @@ def plan(request: Request) -> Plan:
         raise PlannerError(nothing_fits(request, rejected))
     promising = _most_promising(found, forms, request.simulate)
     promising += [other for job in promising for other in other_pipelines(request, job)]
-    best = [_estimate(request, job) for job in promising]
+    steps = StageSteps(request.machine)
+    best = [_estimate(request, job, steps) for job in promising]
     return Plan(
         request, _best_of_each_grid(best)[: request.top], dict(rejected.most_common()),
         num_considered, len(found),
     )  # fmt: skip
 
 
-def _estimate(request: Request, job: Job) -> Estimate:
+def _estimate(request: Request, job: Job, steps: StageSteps) -> Estimate:
     memory = memory_of(job, device=request.machine.device)
-    return estimate(job, request.machine, memory)
+    return estimate(job, request.machine, memory, steps=steps)
 
 
 def _rule(violation: BrokenRule | str) -> str:
