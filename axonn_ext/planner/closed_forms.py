@@ -69,8 +69,9 @@ class ClosedForms:
         """
         grid, options = job.grid, job.options
         defers = grid.pipe > 1 and options.pipeline.defers
-        key = (job.model, grid.size, grid.x, grid.y, grid.z, job.rows, options.layout,
-               options.dtype, defers)  # fmt: skip
+        splits = grid.x * grid.y > 1  # if not, blocks are the same in every layout
+        key = (job.model, grid.size, grid.x, grid.y, grid.z, job.rows,
+               splits and options.layout, options.dtype, defers)  # fmt: skip
         if key not in self._blocks:
             self._blocks[key] = self._make_blocks(_plain(job))
         return self._blocks[key]
