@@ -18,7 +18,10 @@ from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.job import WIDTHS
 from axonn_ext.planner.model_files import load_model
-from axonn_ext.planner.search import PIPELINES, Plan, Request, plan, smallest_that_fits
+from axonn_ext.planner.pipelines import pipeline_timeline
+from axonn_ext.planner.search.fastest import Plan, plan
+from axonn_ext.planner.search.remedies import smallest_that_fits
+from axonn_ext.planner.search.request import PIPELINES, Request
 from axonn_ext.planner.timeline import timeline
 from axonn_ext.spec.parallel import LAYOUTS, Overlap
 from axonn_ext.spec.pipeline import SCHEDULES
@@ -267,9 +270,6 @@ def _has_matplotlib() -> bool:
 def _write(console: Console, args: argparse.Namespace, result: Plan) -> None:
     """Writes the files that were asked for."""
     best, written, notes = result.configs[0], [], []
-    if best.job.grid.pipe > 1 and (args.timeline or args.write_config):
-        best, note = _without_stages(args, result)
-        notes.append(note)
     if args.json is not None:
         plan_files.write_json(args.json, plan_files.plan_as_json(result, tokens=args.tokens))
         written.append(args.json)
@@ -286,33 +286,17 @@ def _write(console: Console, args: argparse.Namespace, result: Plan) -> None:
         title = plan_report.describe(result.request)
         plan_files.write_config(args.write_config, best, title=title, model=args.model)
         written.append(args.write_config)
+        if best.job.grid.pipe > 1 and result.request.machine.device != "cpu":
+            notes.append(f"{args.write_config}: axonn-ext train runs stages on CPUs only so far")
     plan_report.print_written(console, written)
     for note in filter(None, notes):
         plan_report.say(console, note)
 
 
-def _without_stages(args: argparse.Namespace, result: Plan) -> tuple[Estimate, str]:
-    """Returns the fastest configuration with one stage, and what to tell the user about it.
-
-    A timeline is that of one rank, and the trainer has no stages.
-    """
-    options = [name for name in ("timeline", "write_config") if getattr(args, name) is not None]
-    names = " and ".join(f"--{name.replace('_', '-')}" for name in options)
-    one = next((e for e in result.configs if e.job.grid.pipe == 1), None)
-    if one is None:
-        try:
-            one = plan(dataclasses.replace(result.request, max_pipe=1)).configs[0]
-        except InputError as error:
-            raise UserError(f"{names}: not available for pipeline stages yet; {error}") from None
-    return one, (
-        f"{names}: of {one.job.grid.short()}, {plan_report.duration(one.step_time_s)} a step, the "
-        "fastest without pipeline stages, for which it is not available yet"
-    )
-
-
 def _write_timeline(path: Path, best: Estimate, result: Plan) -> list[Path]:
-    step = timeline(best.job, result.request.machine)
-    plan_files.write_chrome_trace(path, step)
+    simulate = timeline if best.job.grid.pipe == 1 else pipeline_timeline
+    step = simulate(best.job, result.request.machine)
+    plan_files.write_chrome_trace(path, step, best.job)
     if not _has_matplotlib():
         return [path]
     from axonn_ext.cli.plan_plot import plot_timeline

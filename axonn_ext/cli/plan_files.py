@@ -12,10 +12,12 @@ from axonn_ext.cli.plan_report import days, duration, gigabytes
 from axonn_ext.inputs.files import is_file
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.job import Job, Options
-from axonn_ext.planner.program import most_bytes_by_axis
-from axonn_ext.planner.search import Plan, Request
-from axonn_ext.planner.timeline import COMPUTE, Timeline
+from axonn_ext.planner.search.fastest import Plan
+from axonn_ext.planner.search.request import Request
+from axonn_ext.planner.step.volumes import most_bytes_by_axis
+from axonn_ext.planner.timeline import Timeline
 from axonn_ext.spec.grid import COMMUNICATING
+from axonn_ext.spec.stages import Stages
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import write_text
 
@@ -96,22 +98,21 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 # --- Chrome trace --------------------------------------------------------------------------------
 
 
-def write_chrome_trace(path: Path, step: Timeline) -> None:
+def write_chrome_trace(path: Path, step: Timeline, job: Job) -> None:
     """Writes the simulated step for chrome://tracing or Perfetto, with a row for each stream.
 
-    Of many micro-batches, which are all alike, it writes the first and the last two.
+    Of many micro-batches, which are all alike on one rank, it writes the first and the last two. In
+    a pipeline, where several are on the way at once, it writes all.
     """
-    used = {event.stream for event in step.events}
-    streams = [name for name in (COMPUTE, *COMMUNICATING) if name in used]
+    streams = step.streams
     events: list[Json] = []
     for row, name in enumerate(streams):
         place = {"ph": "M", "pid": 0, "tid": row}
-        label = name if name == COMPUTE else f"axis {name}"
+        label = f"axis {name}" if name in COMMUNICATING else name
         events.append({**place, "name": "thread_name", "args": {"name": label}})
         events.append({**place, "name": "thread_sort_index", "args": {"sort_index": row}})
-    last = max(event.micro_batch for event in step.events)
     for event in step.events:
-        if not _is_drawn(event.micro_batch, last):
+        if not _is_drawn(job, event.micro_batch):
             continue
         events.append(
             {
@@ -127,14 +128,15 @@ def write_chrome_trace(path: Path, step: Timeline) -> None:
 def left_out(path: Path, job: Job) -> str:
     """Tells the user what `write_chrome_trace` leaves out of the job's step; "" if nothing."""
     parts = job.options.micro_batches
-    shown = [str(part + 1) for part in range(parts) if _is_drawn(part, parts - 1)]
+    shown = [str(part + 1) for part in range(parts) if _is_drawn(job, part)]
     if len(shown) == parts:
         return ""
     return f"{path} has micro-batches {', '.join(shown)} of {parts:,}; those between are like them"
 
 
-def _is_drawn(micro_batch: int, last: int) -> bool:
-    return micro_batch == 0 or micro_batch >= last - 1
+def _is_drawn(job: Job, micro_batch: int) -> bool:
+    first_or_last = micro_batch == 0 or micro_batch >= job.options.micro_batches - 2
+    return first_or_last or job.grid.pipe > 1
 
 
 # --- The trainer's configuration -----------------------------------------------------------------
@@ -162,7 +164,7 @@ def trainer_config(estimate: Estimate, *, source: str) -> Config:
 
     source: what the model was loaded from. If it is a file of the trainer, its other keys are kept.
     """
-    from axonn_ext.train.config import Config, GridTable
+    from axonn_ext.train.config import Config, GridTable, PipelineTable
     from axonn_ext.train.config_file import load_config
 
     base = Path(source)
@@ -175,6 +177,11 @@ def trainer_config(estimate: Estimate, *, source: str) -> Config:
     optional = ("num_kv_heads", "intermediate_size", "head_size")
     sizes |= {name: sizes[name] or 0 for name in optional}
     searched = {key.name for key in dataclasses.fields(config.parallel)} - {"algorithm"}
+    pipeline = PipelineTable()
+    if job.grid.pipe > 1:
+        stages = Stages.balanced(model, job.grid.pipe, chosen.pipeline.chunks)
+        sizes_of_stages = ",".join(str(len(blocks)) for blocks in stages.blocks)
+        pipeline = PipelineTable(**dataclasses.asdict(chosen.pipeline), blocks=sizes_of_stages)
     carried: Json = {"mode": "off"}
     if overlap is not None:
         carried = {"mode": "on", **_options_as_json(chosen, pipe=1)["overlap"]}
@@ -190,4 +197,5 @@ def trainer_config(estimate: Estimate, *, source: str) -> Config:
             config.parallel, **{name: getattr(chosen, name) for name in searched}
         ),
         overlap=dataclasses.replace(config.overlap, **carried),
+        pipeline=pipeline,
     )  # fmt: skip

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from axonn_ext.cli.plan_report import describe, duration, micro_batches, options
 from axonn_ext.planner.estimate import Estimate
-from axonn_ext.planner.search import Plan
+from axonn_ext.planner.pipelines import AFTER
+from axonn_ext.planner.search.fastest import Plan
 from axonn_ext.planner.timeline import COMPUTE, Event, Timeline
 from axonn_ext.spec.grid import COMMUNICATING
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 _AXIS_COLORS = {"x": "#ea580c", "y": "#ca8a04", "z": "#16a34a", "data": "#9333ea",
                 "pipe": "#be123c"}  # fmt: skip
-_FORWARD, _BACKWARD, _OPTIMIZER = "#2563eb", "#1e40af", "#64748b"
+_FORWARD, _BACKWARD, _WEIGHT, _OPTIMIZER = "#2563eb", "#1e40af", "#0891b2", "#64748b"
 _GREY, _INK, _SOFT = "#94a3b8", "#1e293b", "#64748b"
 _ZOOM_EVENTS = 40  # events of the compute stream in the lower part of a timeline
 _BAR_INCHES = 0.42
@@ -65,12 +66,14 @@ def _draw_bar(axes: Axes, place: int, estimate: Estimate) -> None:
 
 
 def plot_timeline(step: Timeline, path: Path, *, title: str) -> None:
-    """Draws the whole simulated step and, below, a part of the last micro-batch's backward."""
+    """Draws the whole simulated step and, below, a part of it.
+
+    That is a part of the last micro-batch's backward; in a pipeline, of the first stage's step.
+    """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    used = {event.stream for event in step.events}
-    streams = [name for name in (COMPUTE, *COMMUNICATING) if name in used]
+    streams = step.streams
     height = 2.2 + 0.7 * len(streams)
     figure = Figure(figsize=(12.0, height), dpi=150, facecolor="white")
     panel = (height - 2.3) / 2 / height
@@ -89,7 +92,10 @@ def plot_timeline(step: Timeline, path: Path, *, title: str) -> None:
     whole.axvspan(begin * 1e3, end * 1e3, color=_GREY, alpha=0.35, linewidth=0)
     whole.set_xlabel("milliseconds; the shaded part is below", color=_INK, fontsize=9)
     handles = [Patch(color=_FORWARD, label="forward"), Patch(color=_BACKWARD, label="backward")]
-    handles += [Patch(color=_AXIS_COLORS[s], label=f"axis {s}") for s in streams if s != COMPUTE]
+    if any(event.name.endswith("weight") for event in step.events):
+        handles.append(Patch(color=_WEIGHT, label="weight gradients"))
+    axes_used = [axis for axis in streams if axis in _AXIS_COLORS]
+    handles += [Patch(color=_AXIS_COLORS[axis], label=f"axis {axis}") for axis in axes_used]
     figure.legend(handles=handles, loc="upper right", frameon=False, ncols=len(handles),
                   bbox_to_anchor=(0.97, 1 - 0.55 / height), labelcolor=_INK, fontsize=8.5,
                   borderaxespad=0)  # fmt: skip
@@ -102,7 +108,9 @@ def plot_timeline(step: Timeline, path: Path, *, title: str) -> None:
 def _window(step: Timeline) -> tuple[float, float]:
     """Returns the times at which the lower part of the picture begins and ends."""
     last = max(event.micro_batch for event in step.events)
-    events = [e for e in step.events if e.stream == COMPUTE and e.micro_batch == last]
+    events = [e for e in step.events if e.stream == step.streams[0]]
+    if step.streams[0] == COMPUTE:
+        events = [e for e in events if e.micro_batch == last]
     middle = int(0.6 * len(events))  # an event in backward
     near = events[max(0, middle - _ZOOM_EVENTS // 2) : middle + _ZOOM_EVENTS // 2]
     return near[0].start_s, near[-1].end_s
@@ -111,14 +119,20 @@ def _window(step: Timeline) -> tuple[float, float]:
 def _draw_row(axes: Axes, row: int, events: Sequence[Event]) -> None:
     spans = [(e.start_s * 1e3, (e.end_s - e.start_s) * 1e3) for e in events]
     colors = [_color(event) for event in events]
-    axes.broken_barh(spans, (row - 0.38, 0.76), facecolors=colors, linewidth=0)
+    # Tasks of a stage may follow each other without a gap and in one color.
+    edge = 0.0 if not events or events[0].stream in (COMPUTE, *COMMUNICATING) else 0.3
+    axes.broken_barh(
+        spans, (row - 0.38, 0.76), facecolors=colors, edgecolor="white", linewidth=edge
+    )
 
 
 def _color(event: Event) -> str:
-    if event.stream != COMPUTE:
+    if event.stream in _AXIS_COLORS:
         return _AXIS_COLORS[event.stream]
-    if event.name == "optimizer":
+    if event.name in ("optimizer", AFTER):
         return _OPTIMIZER
+    if event.name.endswith("weight"):
+        return _WEIGHT
     backward = event.name.endswith(("dgrad", "wgrad", "backward"))
     return _BACKWARD if backward else _FORWARD
 

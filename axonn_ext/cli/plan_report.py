@@ -14,9 +14,11 @@ from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.pipelines import PipelineStep, simulate_pipeline
-from axonn_ext.planner.program import all_collectives, make_program, most_bytes_by_axis
-from axonn_ext.planner.search import Plan, Request
+from axonn_ext.planner.search.fastest import Plan
+from axonn_ext.planner.search.request import Request
 from axonn_ext.planner.shares import shares_of
+from axonn_ext.planner.step.program import make_program
+from axonn_ext.planner.step.volumes import all_collectives, most_bytes_by_axis
 from axonn_ext.planner.timeline import COMPUTE, timeline
 from axonn_ext.spec.grid import COMMUNICATING
 from axonn_ext.spec.pipeline_options import PipelineOptions

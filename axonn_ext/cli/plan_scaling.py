@@ -11,7 +11,8 @@ from rich.progress import track
 from axonn_ext.cli import plan_files, plan_report
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate
-from axonn_ext.planner.search import Request, plan
+from axonn_ext.planner.search.fastest import plan
+from axonn_ext.planner.search.request import Request
 from axonn_ext.terminal.console import plain_table, print_table, say
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import writing

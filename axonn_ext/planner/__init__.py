@@ -12,8 +12,10 @@ from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.job import Job, Options
 from axonn_ext.planner.machine import Machine, load_machine
-from axonn_ext.planner.memory import Memory, memory_of
-from axonn_ext.planner.search import Plan, Request, plan, smallest_that_fits
+from axonn_ext.planner.memory.peak import Memory, memory_of
+from axonn_ext.planner.search.fastest import Plan, plan
+from axonn_ext.planner.search.remedies import smallest_that_fits
+from axonn_ext.planner.search.request import Request
 from axonn_ext.planner.timeline import Event, Timeline, simulate, timeline
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from axonn_ext.planner.machine import Machine
-from axonn_ext.planner.tasks import Collective, Task
+from axonn_ext.planner.step.tasks import Collective, Task
 from axonn_ext.spec.grid import COMMUNICATING, GridShape
 
 

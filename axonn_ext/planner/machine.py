@@ -14,7 +14,7 @@ from axonn_ext.inputs.tables import Table, read_table
 from axonn_ext.planner.job import WIDTHS
 from axonn_ext.planner.links import Link, Links, read_links
 from axonn_ext.planner.products import Products, read_products
-from axonn_ext.planner.tasks import Collective, Matmul
+from axonn_ext.planner.step.tasks import Collective, Matmul
 from axonn_ext.spec.grid import GridShape
 
 DEVICES = ("cuda", "cpu")

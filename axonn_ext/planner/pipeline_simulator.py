@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from axonn_ext.spec.pipeline import Task, check_sizes, default_in_flight, fixed_order
+from axonn_ext.spec.pipeline import Task, check_sizes, fixed_order
+from axonn_ext.spec.pipeline_options import PipelineOptions
 
 # (direction, "forward" or "backward"; sending virtual stage; micro-batch) -> seconds
 MessageSeconds = Callable[[str, int, int], float]
@@ -73,7 +74,7 @@ def simulate(
     A fixed schedule runs its order and waits for what each task needs. A free stage of
     message_driven runs the first of these that it can: the backward whose message has arrived; the
     forward whose message has arrived, while fewer than in_flight[stage] micro-batches are in flight
-    (None: `default_in_flight`); the oldest deferred weight task.
+    (None: as many as PipelineOptions() allows); the oldest deferred weight task.
 
     defer_weights (message_driven alone; zero_bubble always does, the other schedules never): a
     backward leaves its weight gradients for later. When max_deferred of them wait (None: any
@@ -115,7 +116,7 @@ def _check_times(times: Sequence[StageTimes]) -> None:
 def _limits(in_flight: Sequence[int] | None, stages: int) -> Sequence[int]:
     """The most micro-batches in flight per stage."""
     if in_flight is None:
-        return [default_in_flight(stages, stage) for stage in range(stages)]
+        return [PipelineOptions().most_in_flight(stages, stage) for stage in range(stages)]
     limits = list(in_flight)
     if len(limits) != stages or min(limits) < 1:
         raise ValueError(f"in_flight must have a number >= 1 for each of {stages} stages, "

@@ -7,19 +7,25 @@ schedules gives when which stage runs what, and so how long they wait for each o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from axonn_ext.planner.costs import Costs, TaskCost
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.pipeline_simulator import Simulation, StageTimes, simulate
-from axonn_ext.planner.program import make_program
 from axonn_ext.planner.shares import shares_of
-from axonn_ext.planner.tasks import Task
-from axonn_ext.planner.timeline import Timeline, simulate_parts
+from axonn_ext.planner.step.messages import messages
+from axonn_ext.planner.step.program import make_program
+from axonn_ext.planner.step.rank import Rank
+from axonn_ext.planner.step.tasks import Program, Task
+from axonn_ext.planner.timeline import Event, Timeline, simulate_parts
+from axonn_ext.spec.pipeline import Task as ScheduledTask
+from axonn_ext.spec.pipeline_options import PipelineOptions
 
 # Of more micro-batches than these, in multiples of the stages, only so many are simulated.
 _FEW, _SOME = 4, 6
+AFTER = "sums of gradients, optimizer"  # what all stages do after the last task of a step
 
 
 @dataclass(frozen=True)
@@ -31,12 +37,14 @@ class PipelineStep:
     stages      the seconds of each stage for one micro-batch, all its chunks together
     slowest     the pipe coordinate of the stage that is busy longest
     message_s   the seconds of a message
+    after_s     the seconds that follow the last task: sums of gradients and the optimizer
     """
 
     step: Timeline
     stages: tuple[StageTimes, ...]
     slowest: int
     message_s: float
+    after_s: float
 
     @property
     def bubble(self) -> float:
@@ -44,39 +52,107 @@ class PipelineStep:
         return self.step.exposed_s["pipe"] / self.step.step_time_s
 
 
-def simulate_pipeline(job: Job, machine: Machine) -> PipelineStep:
-    """Simulates a step of a legal job on a grid with several stages."""
+class StageStep(NamedTuple):
+    """The step of a stage that always has the messages that it needs.
+
+    one    a micro-batch among others like it
+    after  what follows once a step after the last one
+    times  the seconds of the tasks of a micro-batch
+    """
+
+    one: Timeline
+    after: Timeline
+    times: StageTimes
+
+
+class StageSteps:
+    """The steps of stages by themselves, on one machine.
+
+    A stage does the same under most schedules, so its step is simulated once and kept.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._kept: dict[tuple[object, ...], StageStep] = {}
+
+    def of(self, job: Job, stage: int) -> StageStep:
+        """Returns the step of a pipe coordinate of a legal job."""
+        options, share = job.options, shares_of(job)[stage]
+        if options.sharded:  # messages are whole, so nothing is done with them
+            share = share._replace(forward_sends=0, backward_sends=0)
+        alike = replace(options, pipeline=PipelineOptions())
+        key = (job.model, job.grid, alike, job.batch_size, share, options.pipeline.defers)
+        if key not in self._kept:
+            self._kept[key] = self._simulate(job, stage)
+        return self._kept[key]
+
+    def _simulate(self, job: Job, stage: int) -> StageStep:
+        program = make_program(job, stage)
+        one, after = simulate_parts(job, program, self.machine)
+        return StageStep(one, after, _stage_times(job, program, self.machine, one.step_time_s))
+
+
+def simulate_pipeline(
+    job: Job, machine: Machine, *, steps: StageSteps | None = None
+) -> PipelineStep:
+    """Simulates a step of a legal job on a grid with several stages.
+
+    steps: those that are known already on the machine, to which this job's are added.
+    """
+    steps = StageSteps(machine) if steps is None else steps
     parts, costs = job.options.micro_batches, Costs(machine, job.grid, job.options.dtype)
-    kinds = {share: stage for stage, share in enumerate(shares_of(job))}
-    ones, afters, times = {}, {}, {}
-    for share, stage in kinds.items():
-        ones[share], afters[share] = simulate_parts(job, stage, machine)
-        times[share] = _stage_times(job, stage, costs, ones[share].step_time_s)
-    slowest = max(range(job.grid.pipe), key=lambda s: ones[shares_of(job)[s]].step_time_s)
-    messages = make_program(job, 0).messages
-    message_s = costs.collective(messages[0])
-    stages = tuple(times[share] for share in shares_of(job))
-    seconds = _seconds(job, stages, message_s)
-    seconds += max(after.step_time_s for after in afters.values())
-    share = shares_of(job)[slowest]
-    one, after = ones[share], afters[share]
+    alone = [steps.of(job, stage) for stage in range(job.grid.pipe)]
+    slowest = max(range(job.grid.pipe), key=lambda s: alone[s].one.step_time_s)
+    message_s = costs.collective(messages(Rank(job))[0])
+    stages = tuple(step.times for step in alone)
+    after_s = max(step.after.step_time_s for step in alone)
+    seconds = _seconds(job, stages, message_s) + after_s
+    one, after, _ = alone[slowest]
     compute_s = parts * one.compute_s + after.compute_s
     exposed = _sum(one.exposed_s, after.exposed_s, parts)
     exposed["pipe"] = 0.0
     exposed["pipe"] = max(0.0, seconds - compute_s - sum(exposed.values()))
     seconds = compute_s + sum(exposed.values())
     step = Timeline(seconds, compute_s, exposed, after.optimizer_s, ())
-    return PipelineStep(step, stages, slowest, message_s)
+    return PipelineStep(step, stages, slowest, message_s, after_s)
+
+
+def pipeline_timeline(job: Job, machine: Machine) -> Timeline:
+    """Simulates the whole schedule of a legal job on a grid with several stages.
+
+    The events are the tasks of every stage, and what all of them do once after the last one.
+    """
+    found = simulate_pipeline(job, machine)
+    parts, stages = job.options.micro_batches, range(job.grid.pipe)
+    schedule = simulate_schedule(job, found.stages, found.message_s, parts)
+    end = schedule.seconds + found.after_s
+    events = [
+        Event(f"stage {stage}", _name(job, task), start, stop, task.micro_batch)
+        for stage in stages
+        for task, start, stop in schedule.tasks[stage]
+    ]
+    events += [Event(f"stage {s}", AFTER, schedule.seconds, end, parts - 1) for s in stages]
+    step = found.step
+    bubble = max(0.0, step.exposed_s["pipe"] + end - step.step_time_s)
+    return Timeline(
+        end, step.compute_s, {**step.exposed_s, "pipe": bubble}, step.optimizer_s, tuple(events)
+    )
+
+
+def _name(job: Job, task: ScheduledTask) -> str:
+    chunk = f", chunk {task.chunk}" if job.options.pipeline.chunks > 1 else ""
+    return f"micro-batch {task.micro_batch}{chunk}: {task.kind}"
 
 
 def _sum(each: Mapping[str, float], once: Mapping[str, float], times: int) -> dict[str, float]:
     return {a: times * each.get(a, 0.0) + once.get(a, 0.0) for a in {**each, **once}}
 
 
-def _stage_times(job: Job, stage: int, costs: Costs, seconds: float) -> StageTimes:
+def _stage_times(job: Job, program: Program, machine: Machine, seconds: float) -> StageTimes:
     """Splits the seconds of a stage for a micro-batch like those of its tasks on the path."""
+    costs = Costs(machine, job.grid, job.options.dtype)
     forward = backward = weight = 0.0
-    for i, (tasks, repeats) in enumerate(make_program(job, stage).micro_batch()):
+    for i, (tasks, repeats) in enumerate(program.micro_batch()):
         for task in tasks:
             spent = repeats * _on_path(job, costs.task(task))
             if i < 3:

@@ -18,9 +18,10 @@ from axonn_ext.inputs.tables import Table, read_table
 from axonn_ext.planner.estimate import estimate
 from axonn_ext.planner.job import Job, Options
 from axonn_ext.planner.machine import Machine, load_machine
-from axonn_ext.planner.memory import memory_of
+from axonn_ext.planner.memory.peak import memory_of
 from axonn_ext.planner.model_files import load_model
-from axonn_ext.planner.search import Request, plan
+from axonn_ext.planner.search.fastest import plan
+from axonn_ext.planner.search.request import Request
 from axonn_ext.spec.grid import AXES, GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import LAYOUTS, Overlap

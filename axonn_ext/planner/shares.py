@@ -31,9 +31,7 @@ class StageShare(NamedTuple):
 
 def shares_of(job: Job) -> tuple[StageShare, ...]:
     """Returns the share of each pipe coordinate of a legal job."""
-    if job.grid.pipe == 1:
-        return (StageShare(job.model.num_layers, True, True, 0, 0),)
-    return _shares(job.model, job.grid.pipe, job.options.pipeline.chunks)
+    return shares_of_model(job.model, job.grid.pipe, job.options.pipeline.chunks)
 
 
 def share_of(job: Job, stage: int) -> StageShare:
@@ -41,8 +39,15 @@ def share_of(job: Job, stage: int) -> StageShare:
     return shares_of(job)[stage]
 
 
+def shares_of_model(model: ModelConfig, pipe: int, chunks: int) -> tuple[StageShare, ...]:
+    """Returns the share of each of `pipe` coordinates, which have `chunks` virtual stages each."""
+    if pipe == 1:
+        return (StageShare(model.num_layers, True, True, 0, 0),)
+    return _shares_of_stages(model, pipe, chunks)
+
+
 @lru_cache(maxsize=256)
-def _shares(model: ModelConfig, pipe: int, chunks: int) -> tuple[StageShare, ...]:
+def _shares_of_stages(model: ModelConfig, pipe: int, chunks: int) -> tuple[StageShare, ...]:
     stages = Stages.balanced(model, pipe, chunks)
     last = stages.num_virtual - 1
     return tuple(

@@ -18,15 +18,18 @@ from axonn_ext.planner.costs import Costs, TaskCost
 from axonn_ext.planner.held import block_is_held, held_share, table_is_held
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import Machine
-from axonn_ext.planner.program import make_program
-from axonn_ext.planner.tasks import Collective, Program, Task
+from axonn_ext.planner.step.program import make_program
+from axonn_ext.planner.step.tasks import Collective, Program, Task
 from axonn_ext.spec.grid import COMMUNICATING
 
 COMPUTE = "compute"
 
 
 class Event(NamedTuple):
-    """A piece of work of one stream. stream: "compute" or the name of an axis."""
+    """A piece of work of one stream.
+
+    stream: "compute" or the name of an axis; in the schedule of a pipeline, "stage 0", "stage 1"...
+    """
 
     stream: str
     name: str
@@ -50,11 +53,18 @@ class Timeline(NamedTuple):
     optimizer_s: float
     events: tuple[Event, ...]
 
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The streams that have events: computation, then the axes; or the stages."""
+        used = dict.fromkeys(event.stream for event in self.events)
+        first = [stream for stream in (COMPUTE, *COMMUNICATING) if stream in used]
+        return (*first, *(stream for stream in used if stream not in first))
+
 
 def timeline(job: Job, machine: Machine) -> Timeline:
     """Simulates the whole step of a legal job, with all its events.
 
-    Raises ValueError for a grid with several stages, of which each has a step of its own.
+    Raises ValueError for a grid with several stages: see pipeline_timeline.
     """
     job.grid.refuse_pipe("the timeline of one rank")
     program = make_program(job)
@@ -83,13 +93,15 @@ def simulate(job: Job, machine: Machine) -> Timeline:
     return simulation.finish(passes)
 
 
-def simulate_parts(job: Job, stage: int, machine: Machine) -> tuple[Timeline, Timeline]:
+def simulate_parts(job: Job, program: Program, machine: Machine) -> tuple[Timeline, Timeline]:
     """Simulates one rank of a stage by itself, as if it always had the messages that it needs.
+
+    program: the step of the rank.
 
     Returns one micro-batch, forward and backward, among others like it; and what follows once a
     step after the last one, of which the optimizer is a part.
     """
-    simulation = _Simulation(job, make_program(job, stage), machine, records=False)
+    simulation = _Simulation(job, program, machine, records=False)
     before = simulation.run_all_layers(2)
     one = before.less(simulation.run_all_layers(3))
     step = simulation.finish(before)

@@ -187,7 +187,13 @@ class ModelConfig:
         each of which covers half the sequence on average. Backward needs twice as many as forward.
         These are model flops: recomputation is not counted.
         """
+        return self.num_layers * self.block_flops_per_token() + self.head_flops_per_token()
+
+    def block_flops_per_token(self) -> int:
+        """Returns those of flops_per_token that one block has."""
         attention = 2 * 2 * self.attention_size * self.sequence_length // 2
-        matrices = sum(w.n * w.k for w in self.block_linears)
-        forward = self.num_layers * (2 * matrices + attention)
-        return 3 * (forward + 2 * self.vocab_size * self.hidden_size)
+        return 3 * (2 * sum(w.n * w.k for w in self.block_linears) + attention)
+
+    def head_flops_per_token(self) -> int:
+        """Returns those of flops_per_token that lm_head has."""
+        return 3 * 2 * self.head.n * self.head.k

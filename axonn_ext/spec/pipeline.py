@@ -127,15 +127,6 @@ def _with_weights(tasks: Iterator[Task], micro_batches: int, *, late: int) -> It
         yield Task("weight", 0, micro_batch)
 
 
-def default_in_flight(stages: int, stage: int) -> int:
-    """The most micro-batches whose forward has run on a stage, and whose backward has not.
-
-    For the schedule message_driven: twice as many as 1f1b has. With only as many as 1f1b, running
-    tasks in the order in which messages arrive gains next to nothing over a fixed order.
-    """
-    return 2 * (stages - stage)
-
-
 def bubble_seconds(
     schedule: str,
     *,

@@ -19,7 +19,8 @@ class PipelineOptions:
                     "zero_bubble" (1F1B whose weight gradients are computed later)
     chunks          virtual stages on each rank; at least 2 for "interleaved", else 1
     in_flight       of "message_driven": how many micro-batches a stage may hold activations of, for
-                    each stage from itself to the last one; 1 is what 1F1B holds
+                    each stage from itself to the last one; 1 is what 1F1B holds, with which running
+                    tasks as messages arrive gains next to nothing over a fixed order
     defer_weights   of "message_driven": computes weight gradients when no message is there
     deferred_bytes  of "message_driven": when weight gradients wait with so many bytes of
                     activations and gradients, the oldest come first; 0: no limit

@@ -49,18 +49,17 @@ class Stages:
     def balanced(cls, model: ModelConfig, pipe: int = 1, chunks: int = 1) -> Stages:
         """Returns stages whose largest number of operations is the least possible.
 
-        The head, which the last stage has besides its blocks, costs 2 V H operations a token in
-        forward. Raises ValueError if the model has fewer blocks than there are virtual stages.
+        The last stage has the head besides its blocks. Raises ValueError if the model has fewer
+        blocks than there are virtual stages.
         """
         if pipe * chunks == 1:
             return cls((range(model.num_layers),))
         if model.num_layers > _MANY_BLOCKS * pipe * chunks:  # the head is nothing beside them
             each, more = divmod(model.num_layers, pipe * chunks)
             return cls.of_sizes([each + (v < more) for v in range(pipe * chunks)], pipe)
-        head = 3 * 2 * model.vocab_size * model.hidden_size
-        block = (model.flops_per_token() - head) / model.num_layers
+        costs = [model.block_flops_per_token()] * model.num_layers
         try:
-            blocks = split_layers([block] * model.num_layers, pipe * chunks, last=head)
+            blocks = split_layers(costs, pipe * chunks, last=model.head_flops_per_token())
         except ValueError as error:
             raise ValueError(f"pipe={pipe}, chunks={chunks}: {error}") from None
         return cls(blocks, pipe)

@@ -12,7 +12,8 @@ from axonn_ext.calibrate.find_machine import find_machine, measured_file
 from axonn_ext.inputs.files import is_file
 from axonn_ext.launch.process import this_process
 from axonn_ext.planner.machine import MEASURED, Machine
-from axonn_ext.planner.search import Request, plan
+from axonn_ext.planner.search.fastest import plan
+from axonn_ext.planner.search.request import Request
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.parallel import Overlap
 from axonn_ext.terminal.errors import UserError

@@ -15,7 +15,7 @@ from axonn_ext.calibrate.fit import Point, fit, ring_steps
 from axonn_ext.calibrate.plan import COLLECTIVES, SEND, Plan, group_shapes
 from axonn_ext.cli.main import main
 from axonn_ext.planner import load_machine
-from axonn_ext.planner.program import Collective
+from axonn_ext.planner.step.tasks import Collective
 from axonn_ext.spec.grid import COMMUNICATING, GridShape, divisors, grids_of
 
 

@@ -20,6 +20,7 @@ from axonn_ext.cli import main
 from axonn_ext.cli.plan import add_parser, make_request
 from axonn_ext.planner import Request
 from axonn_ext.spec.grid import COMMUNICATING
+from axonn_ext.spec.stages import Stages
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config_file import load_config
 from axonn_ext.train.job import prepare
@@ -53,7 +54,7 @@ except SystemExit:
     pass
 began = time.process_time()
 status = main(["plan", "--model", "gpt-320b", "--machine", "perlmutter", "--gpus", "32768",
-               "--global-batch", "8192", "--json", sys.argv[1]])
+               "--global-batch", "8192", "--pipe", sys.argv[2], "--json", sys.argv[1]])
 seconds = time.process_time() - began
 # Not ru_maxrss, which starts from what the parent process had.
 peak = 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
@@ -66,10 +67,11 @@ torch.ops.axonn.linear_forward
 """
 
 
-def test_largest_plan_needs_no_torch_and_little_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stages", ["1", "8"])
+def test_largest_plan_needs_no_torch_and_little_else(tmp_path: Path, stages: str) -> None:
     path = tmp_path / "plan.json"
     done = subprocess.run(
-        [sys.executable, "-c", LARGEST, str(path)], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-c", LARGEST, str(path), stages], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert "train a model" in done.stdout
@@ -314,10 +316,42 @@ def test_pipeline_stages_are_planned_when_they_are_asked_for(
     share = best["exposed_s"]["pipe"] / best["step_time_s"]
     assert re.search(rf"idles for {share:.1%} of the step \(modelled", out)
     assert all(c["pipeline"] is None for c in configs if c["grid"]["pipe"] == 1)
-    # Neither the trainer nor the timeline of one rank has stages.
-    one = next(c for c in configs if c["grid"]["pipe"] == 1)
-    assert "--timeline and --write-config: of z=16" in out
-    assert prepare(load_config(written), world_size=16).grid_shape.as_dict() == one["grid"]
+    assert f"{written}: axonn-ext train runs stages on CPUs only so far" in out
+
+    config = load_config(written)
+    job = prepare(config, world_size=16)
+    assert job.grid_shape.as_dict() == best["grid"]
+    assert dataclasses.asdict(job.pipeline) == best["pipeline"]
+    assert job.stages == Stages.balanced(job.model, best["grid"]["pipe"], job.pipeline.chunks)
+    assert config.pipeline.blocks == ",".join(str(len(blocks)) for blocks in job.stages.blocks)
+    assert (config.train.batch_size, config.train.micro_batches) == (64, best["micro_batches"])
+
+    trace = json.loads(files["timeline"].read_text())["traceEvents"]
+    rows = {e["tid"]: e["args"]["name"] for e in trace if e["name"] == "thread_name"}
+    assert list(rows.values()) == [f"stage {stage}" for stage in range(best["grid"]["pipe"])]
+    spans = [e for e in trace if e["ph"] == "X"]
+    for row in rows:
+        mine = [(e["ts"], e["ts"] + e["dur"]) for e in spans if e["tid"] == row]
+        assert all(a[1] <= b[0] + 1e-3 for a, b in itertools.pairwise(mine))
+        forwards = [e for e in spans if e["tid"] == row and e["name"].endswith("forward")]
+        assert len(forwards) == best["micro_batches"] * job.pipeline.chunks
+    longest = max(e["ts"] + e["dur"] for e in spans)
+    assert longest / 1e6 == pytest.approx(best["step_time_s"], rel=0.02)
+    assert files["timeline"].with_suffix(".png").read_bytes().startswith(PNG)
+
+
+def test_configuration_without_stages_leaves_none_of_a_trainers_file(tmp_path: Path) -> None:
+    """Which no longer fit: blocks of four stages, on a grid without stages."""
+    mine, written = tmp_path / "mine.toml", tmp_path / "planned.toml"
+    mine.write_text(
+        "[model]\nvocab_size = 384\nnum_layers = 4\n[grid]\npipe = 4\n"
+        "[pipeline]\nblocks = '1,1,1,1'"
+    )
+    arguments = ["plan", "--model", str(mine), "--machine", "host", "--gpus", "1"]
+    arguments += ["--global-batch", "4", "--dtype", "fp32", "--write-config", str(written)]
+    assert main(arguments) == 0
+    job = prepare(load_config(written), world_size=1)
+    assert job.grid_shape.size == job.stages.num_virtual == 1
 
 
 def test_a_schedule_can_be_asked_for(tmp_path: Path) -> None:

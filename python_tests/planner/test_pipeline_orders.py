@@ -15,10 +15,10 @@ from axonn_ext.spec.pipeline import (
     Task,
     bubble_seconds,
     check_sizes,
-    default_in_flight,
     fixed_order,
     split_layers,
 )
+from axonn_ext.spec.pipeline_options import PipelineOptions
 
 Orders = list[tuple[Task, ...]]
 Case = tuple[str, int, int, int]  # schedule, stages, micro-batches, chunks
@@ -161,7 +161,7 @@ def test_wrong_sizes_are_refused_with_their_numbers() -> None:
 
 
 def test_twice_as_many_micro_batches_in_flight_as_1f1b() -> None:
-    assert [default_in_flight(4, stage) for stage in range(4)] == [8, 6, 4, 2]
+    assert [PipelineOptions().most_in_flight(4, stage) for stage in range(4)] == [8, 6, 4, 2]
 
 
 def test_bubbles_of_four_stages() -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from axonn_ext.planner.pipeline_simulator import Simulation, StageTimes, simulate
-from axonn_ext.spec.pipeline import SCHEDULES, bubble_seconds, default_in_flight
+from axonn_ext.spec.pipeline import SCHEDULES, bubble_seconds
+from axonn_ext.spec.pipeline_options import PipelineOptions
 
 EQUAL = StageTimes(1.0, 1.0, 1.0)
 # Multiples of 1/4, so that sums are exact. The weight task is never the longest.
@@ -258,7 +259,7 @@ def test_interleaved_holds_more_than_1f1b() -> None:
 def test_message_driven_never_exceeds_its_limits() -> None:
     for seed, in_flight in itertools.product(range(5), (None, [1, 1, 1, 1], [3, 9, 2, 4])):
         late = drawn(1.0, seed)
-        limits = in_flight or [default_in_flight(4, stage) for stage in range(4)]
+        limits = in_flight or [PipelineOptions().most_in_flight(4, stage) for stage in range(4)]
         options: dict[str, Any] = {"message_seconds": late, "in_flight": in_flight}
         plain = run("message_driven", 4, 24, **options)
         bounded = run("message_driven", 4, 24, defer_weights=True, max_deferred=3, **options)

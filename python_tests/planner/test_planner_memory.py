@@ -24,11 +24,12 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401  (register
 from axonn_ext import Grid, clip_grad_norm_, models, overlap, sync_gradients
 from axonn_ext.models import Transformer
 from axonn_ext.optim import AdamW
-from axonn_ext.planner.activations import kept_of
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.job import Job, Options, violations
-from axonn_ext.planner.memory import memory_of, states_of
-from axonn_ext.planner.program import parameters_of_rank
+from axonn_ext.planner.memory.activations import kept_of
+from axonn_ext.planner.memory.peak import memory_of
+from axonn_ext.planner.memory.states import states_of
+from axonn_ext.planner.step.parameters import parameters_of_rank
 from axonn_ext.spec.family import FAMILIES, find_family
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig

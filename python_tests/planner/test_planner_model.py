@@ -8,8 +8,9 @@ import pytest
 
 from axonn_ext.planner import Job, Options
 from axonn_ext.planner.job import violations
-from axonn_ext.planner.program import _Step as Step
-from axonn_ext.planner.program import make_program, parameters_of_rank
+from axonn_ext.planner.step.parameters import parameters_by_axes, parameters_of_rank
+from axonn_ext.planner.step.program import make_program
+from axonn_ext.planner.step.rank import Rank
 from axonn_ext.spec.grid import AXES, GridShape, divisors, grids_of
 from axonn_ext.spec.model import ModelConfig
 
@@ -42,7 +43,7 @@ def test_parameters_of_a_rank_add_up() -> None:
         job = Job(model, grid, Options(), 48)
         if list(violations(job)):
             continue
-        assert parameters_of_rank(job) == sum(count for count, _ in Step(job).parameters())
+        assert parameters_of_rank(job) == sum(n for n, _ in parameters_by_axes(Rank(job)))
     one = Job(random_model(rng), GridShape(), Options(), 1)
     assert parameters_of_rank(one) == one.model.num_parameters()
 

@@ -13,10 +13,11 @@ from axonn_ext import clip_grad_norm_, models
 from axonn_ext.optim import AdamW
 from axonn_ext.pipeline import MicroBatch, Pipeline
 from axonn_ext.planner import Job, Options, memory_of
-from axonn_ext.planner import in_flight as in_flight_module
-from axonn_ext.planner.in_flight import units_of
 from axonn_ext.planner.job import violations
-from axonn_ext.planner.memory import stage_memory_of, states_of
+from axonn_ext.planner.memory import in_flight as in_flight_module
+from axonn_ext.planner.memory.in_flight import units_of
+from axonn_ext.planner.memory.peak import stage_memory_of
+from axonn_ext.planner.memory.states import states_of
 from axonn_ext.planner.pipeline_simulator import StageTimes, simulate
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig

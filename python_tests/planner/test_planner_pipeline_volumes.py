@@ -18,7 +18,8 @@ from axonn_ext import clip_grad_norm_, models, trace_communication
 from axonn_ext.pipeline import MicroBatch, Pipeline
 from axonn_ext.planner import Job, Options
 from axonn_ext.planner.job import violations
-from axonn_ext.planner.program import bytes_by_axis, make_program, most_bytes_by_axis
+from axonn_ext.planner.step.program import make_program
+from axonn_ext.planner.step.volumes import bytes_by_axis, most_bytes_by_axis
 from axonn_ext.spec.family import FAMILIES, find_family
 from axonn_ext.spec.grid import COMMUNICATING, GridShape
 from axonn_ext.spec.model import ModelConfig

@@ -19,12 +19,12 @@ from axonn_ext.planner import (
     simulate,
     timeline,
 )
-from axonn_ext.planner.estimate import closed_form_s, pieces_of
+from axonn_ext.planner.closed_forms import ClosedForms
 from axonn_ext.planner.job import violations
 from axonn_ext.planner.model_files import load_model
-from axonn_ext.planner.pipelines import simulate_pipeline, simulate_schedule
+from axonn_ext.planner.pipelines import StageSteps, simulate_pipeline, simulate_schedule
+from axonn_ext.planner.search.request import PIPELINES
 from axonn_ext.planner.shares import shares_of
-from axonn_ext.planner.timeline import simulate_parts
 from axonn_ext.spec.grid import GridShape, divisors, grids_of
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import Overlap
@@ -62,12 +62,26 @@ def test_steps_are_those_of_whole_schedules() -> None:
         found = simulate_pipeline(job, machine)
         step, parts = found.step, job.options.micro_batches
         whole = simulate_schedule(job, found.stages, found.message_s, parts).seconds
-        after = max(simulate_parts(job, s, machine)[1].step_time_s for s in range(job.grid.pipe))
+        steps = StageSteps(machine)
+        after = max(steps.of(job, s).after.step_time_s for s in range(job.grid.pipe))
         assert step.step_time_s == pytest.approx(whole + after, rel=0.02), job
         assert step.compute_s + sum(step.exposed_s.values()) == pytest.approx(step.step_time_s)
         times = [t.forward + t.backward + t.weight for t in found.stages]
         assert times[found.slowest] == max(times)
         assert 0 < found.bubble < 1
+
+
+def test_known_steps_of_stages_change_nothing() -> None:
+    """Steps that other schedules and chunks have left are those that a job has by itself."""
+    rng, machine = random.Random(9), machine_of()
+    for _ in range(5):
+        job, steps = random_job(rng), StageSteps(machine)
+        for pipeline in PIPELINES:
+            options = dataclasses.replace(job.options, pipeline=pipeline)
+            other = dataclasses.replace(job, options=options)
+            if not list(violations(other)):
+                known = simulate_pipeline(other, machine, steps=steps)
+                assert known == simulate_pipeline(other, machine)
 
 
 def test_stages_take_together_what_the_model_takes() -> None:
@@ -76,9 +90,9 @@ def test_stages_take_together_what_the_model_takes() -> None:
     for grid in (GridShape(), GridShape(2, 1, 2), GridShape(1, 2, 1, 2)):
         for recompute in (False, True):
             options = Options(overlap=None, recompute=recompute, micro_batches=4)
-            one, _ = simulate_parts(Job(MODEL, grid, options, 256), 0, machine)
+            one = StageSteps(machine).of(Job(MODEL, grid, options, 256), 0).one
             staged = Job(MODEL, dataclasses.replace(grid, pipe=4), options, 256)
-            stages = [simulate_parts(staged, stage, machine)[0] for stage in range(4)]
+            stages = [StageSteps(machine).of(staged, stage).one for stage in range(4)]
             seconds = sum(stage.step_time_s for stage in stages)
             assert seconds == pytest.approx(one.step_time_s, rel=0.02)
             assert sum(s.compute_s for s in stages) == pytest.approx(one.compute_s)
@@ -100,7 +114,7 @@ def test_bubble_is_that_of_the_formula(schedule: str) -> None:
         chunks=chunks,
     )  # fmt: skip
     assert found.step.exposed_s["pipe"] == pytest.approx(formula, rel=0.1)
-    closed = closed_form_s(pieces_of(dataclasses.replace(job), machine), job)
+    closed = ClosedForms(machine).seconds(job)
     assert closed + found.step.optimizer_s == pytest.approx(found.step.step_time_s, rel=0.05)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import random
 import re
 
 import pytest
@@ -18,9 +20,14 @@ from axonn_ext.planner import (
     smallest_that_fits,
     timeline,
 )
+from axonn_ext.planner.closed_forms import ClosedForms, closed_form_s
 from axonn_ext.planner.job import violations
+from axonn_ext.planner.memory.fitting import those_that_fit
+from axonn_ext.planner.search.choices import fitting_jobs, jobs_of, variants_of
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.parallel import Overlap
+from axonn_ext.spec.pipeline_options import PipelineOptions
 from planner_machines import machine_of
 
 MODEL = ModelConfig(512, 256, 4, 8, 128)
@@ -123,6 +130,56 @@ def least_memory(request: Request, *, recompute: bool) -> int:
         except PlannerError:
             low = middle
     return high
+
+
+def test_what_fits_is_what_memory_of_counts_as_little_enough() -> None:
+    """Most variants of a job are not counted, but follow from others."""
+    draw = random.Random(5)
+    for _ in range(200):
+        model = ModelConfig(
+            draw.choice([512, 8192]), 256, draw.choice([1, 2, 4, 9]), 8, 128,
+            family=draw.choice(["gpt2", "llama", "opt"]), tie_embeddings=draw.random() < 0.5,
+        )  # fmt: skip
+        grid = GridShape(*(draw.choice([1, 2]) for _ in range(4)), pipe=draw.choice([1, 1, 2, 4]))
+        schedule = draw.choice(["message_driven", "1f1b", "zero_bubble"])
+        layout, parts = draw.choice(["sharded", "replicated"]), draw.choice([1, 4])
+        jobs = [
+            Job(model, grid, Options(
+                recompute=recompute, save_gathered=saved, overlap=overlap,
+                reshard_after_forward=reshards, layout=layout, micro_batches=parts,
+                pipeline=PipelineOptions(schedule),
+            ), 128)
+            for recompute in (False, True)
+            for saved in (False, True)
+            for overlap in (Overlap(), None)
+            for reshards in (True, False)
+        ]  # fmt: skip
+        if list(violations(jobs[0])):
+            continue
+        totals = sorted({memory_of(job).total for job in jobs})
+        for limit in (0, *totals, *(total - 1 for total in totals)):
+            fitting = [job for job in jobs if memory_of(job).total <= limit]
+            assert those_that_fit(jobs, limit) == fitting
+
+
+def test_the_chosen_are_the_fastest_of_all_by_whole_closed_forms() -> None:
+    """Although most closed forms are only bounded, and never computed whole."""
+    for request in (request_of(), request_of(max_pipe=4, machine=machine_of(inter=1e9))):
+        simulated = [c.job for c in plan(dataclasses.replace(request, top=10_000)).configs]
+        forms = ClosedForms(request.machine)
+        grids: dict[GridShape, float] = {}
+        for job in jobs_of(request):
+            if not list(violations(job)):
+                for fitting in fitting_jobs(request, job, variants_of(request, job)):
+                    seconds = forms.seconds(fitting)
+                    assert closed_form_s(forms.blocks_of(fitting), fitting) <= seconds
+                    grids[job.grid] = min(seconds, grids.get(job.grid, math.inf))
+        for pipe in {grid.pipe > 1 for grid in grids}:
+            mine = [
+                grid for grid in sorted(grids, key=grids.__getitem__) if (grid.pipe > 1) == pipe
+            ]
+            chosen = {job.grid for job in simulated if (job.grid.pipe > 1) == pipe}
+            assert chosen == set(mine[: len(chosen)])
 
 
 def test_a_model_that_does_not_fit_says_how_many_ranks_would() -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import random
 
 import pytest
 
 from axonn_ext.planner import Event, Job, Machine, Options, simulate, timeline
+from axonn_ext.planner.closed_forms import ClosedForms
 from axonn_ext.planner.costs import Costs
-from axonn_ext.planner.estimate import closed_form_s, pieces_of
 from axonn_ext.planner.job import violations
-from axonn_ext.planner.program import make_program
+from axonn_ext.planner.step.program import make_program
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import Overlap
@@ -125,10 +124,8 @@ def test_closed_forms_are_the_schedule_where_nothing_overlaps() -> None:
     machine = machine_of()
     for job in jobs():
         if job.options.overlap is None:
-            plain = dataclasses.replace(job.options, recompute=False)
-            pieces = pieces_of(dataclasses.replace(job, options=plain), machine)
             whole = timeline(job, machine)
-            closed = closed_form_s(pieces, job) + whole.optimizer_s
+            closed = ClosedForms(machine).seconds(job) + whole.optimizer_s
             assert closed == pytest.approx(whole.step_time_s, rel=0.03), job
 
 

@@ -14,7 +14,8 @@ from axonn_ext import Grid, clip_grad_norm_, models, sync_gradients, trace_commu
 from axonn_ext.overlap import Orchestrator
 from axonn_ext.planner import Job, Options
 from axonn_ext.planner.job import violations
-from axonn_ext.planner.program import bytes_by_axis, make_program
+from axonn_ext.planner.step.program import make_program
+from axonn_ext.planner.step.volumes import bytes_by_axis
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import Overlap

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from axonn_ext.planner.activations import deferred_bytes_of
 from axonn_ext.planner.job import Job
+from axonn_ext.planner.memory.activations import deferred_bytes_of
 from axonn_ext.planner.pipeline_simulator import StageTimes, simulate
 from axonn_ext.planner.shares import shares_of
 from axonn_ext.spec.pipeline import Task, fixed_order
@@ -78,9 +78,8 @@ def _of_fixed_order(
 def _stage_costs(job: Job) -> tuple[float, ...]:
     """Returns the operations of each stage, in those of a block."""
     model = job.model
-    head = 3 * 2 * model.vocab_size * model.hidden_size
-    block = (model.flops_per_token() - head) / model.num_layers
-    return tuple(share.num_layers + share.has_last * head / block for share in shares_of(job))
+    head = model.head_flops_per_token() / model.block_flops_per_token()
+    return tuple(share.num_layers + share.has_last * head for share in shares_of(job))
 
 
 @lru_cache(maxsize=4096)

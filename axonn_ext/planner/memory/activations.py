@@ -126,14 +126,18 @@ class Kept(NamedTuple):
 
 def kept_of(job: Job, stage: int = 0) -> Kept:
     """Returns what each rank of a pipe coordinate of a legal job keeps of one micro-batch."""
-    size, options, grid = sizes_of(job.model), job.options, job.grid
-    share = share_of(job, stage)
+    return kept_of_share(job, sizes_of(job.model), share_of(job, stage))
+
+
+def kept_of_share(job: Job, size: ModelSizes, share: StageShare) -> Kept:
+    """Returns what each rank with that share of the model keeps of one micro-batch."""
+    options, grid = job.options, job.grid
     x, y, width, m = grid.x, grid.y, options.width, job.rows
     sharded = options.layout == "sharded"
     mx, my = (m // x, m // y) if sharded else (m, m)
     gathered = sharded and options.save_gathered
     h = size.hidden // y
-    stream = mx * h * width
+    stream = stream_bytes(job)
     wide_stream = m * h * width if gathered else stream  # a Linear's input
     statistics = mx * (_FP32 if size.rms_norm or y > 1 else 2 * width)
     norm = stream + statistics + wide_stream
@@ -171,6 +175,13 @@ def kept_of(job: Job, stage: int = 0) -> Kept:
     )
 
 
+def stream_bytes(job: Job) -> int:
+    """Returns the bytes of a rank's rows of the residual stream, the input of a block."""
+    grid, options = job.grid, job.options
+    rows = job.rows // grid.x if options.sharded else job.rows
+    return rows * (job.model.hidden_size // grid.y) * options.width
+
+
 def deferred_bytes_of(job: Job, stage: int) -> int:
     """Returns what weight gradients that are computed later wait with, for one micro-batch.
 
@@ -194,7 +205,7 @@ def _kept_weights(job: Job, size: ModelSizes, share: StageShare) -> int:
     """Returns the elements of Kept.weights.
 
     With overlap there are none: gathered weights then belong to the budget of the orchestrator
-    (Overlap.gathered_bytes), which memory.py counts.
+    (Overlap.gathered_bytes), which gathered.py counts.
     """
     grid, options = job.grid, job.options
     if grid.z == 1 or options.overlap is not None:

@@ -1,0 +1,191 @@
+"""Estimates steps by closed forms, which choose what is simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from axonn_ext.planner.costs import Costs, TaskCost
+from axonn_ext.planner.held import block_is_held, held_share
+from axonn_ext.planner.job import Job, Options
+from axonn_ext.planner.machine import Machine
+from axonn_ext.planner.shares import shares_of
+from axonn_ext.planner.step.blocks import block_backward, block_forward
+from axonn_ext.planner.step.parameters import parameters_of_rank
+from axonn_ext.planner.step.program import ends_of
+from axonn_ext.planner.step.rank import Rank
+from axonn_ext.spec.pipeline import bubble_seconds
+
+
+class Pieces(NamedTuple):
+    """The seconds of parts of a micro-batch, which do not depend on recomputation or overlap.
+
+    forward, backward, gather, scatter: one block on the path and over z.
+    saved: the part of a block's backward that keeping gathered inputs would save.
+    fixed, fixed_z: what runs once per micro-batch, on the path and over z.
+    sums: the sums of all gradients over the axes that are left after backward.
+    wire_*: the part of these times in which collectives on the path use z's wire.
+    """
+
+    forward: float
+    backward: float
+    gather: float
+    scatter: float
+    saved: float
+    wire_forward: float
+    wire_backward: float
+    fixed: float = 0.0
+    fixed_z: float = 0.0
+    sums: float = 0.0
+    wire_fixed: float = 0.0
+
+
+class ClosedForms:
+    """The closed forms on one machine.
+
+    Many grids have blocks that take equally long: those with the same x, y, z and rows, whatever
+    data and pipe are. Their times are computed once and kept.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._blocks: dict[tuple[object, ...], Pieces] = {}
+        self._whole: dict[tuple[object, ...], Pieces] = {}
+
+    def seconds(self, job: Job) -> float:
+        """Returns the seconds of a step of a legal job, without the optimizer."""
+        options = job.options
+        key = (job.model, job.grid, options.layout, options.micro_batches, options.dtype,
+               options.pipeline, job.batch_size)  # fmt: skip
+        if key not in self._whole:
+            self._whole[key] = self._with_ends(job, self.blocks_of(job))
+        return closed_form_s(self._whole[key], job)
+
+    def blocks_of(self, job: Job) -> Pieces:
+        """Returns the pieces of a legal job's blocks; embedding, head and sums take no time.
+
+        So closed_form_s is with them at most what it is with all pieces.
+        """
+        grid, options = job.grid, job.options
+        defers = grid.pipe > 1 and options.pipeline.defers
+        splits = grid.x * grid.y > 1  # if not, blocks are the same in every layout
+        key = (job.model, grid.size, grid.x, grid.y, grid.z, job.rows,
+               splits and options.layout, options.dtype, defers)  # fmt: skip
+        if key not in self._blocks:
+            self._blocks[key] = self._make_blocks(_plain(job))
+        return self._blocks[key]
+
+    def _make_blocks(self, job: Job) -> Pieces:
+        rank, costs = Rank(job), Costs(self._machine, job.grid, job.options.dtype)
+        forward = [costs.task(task) for task in block_forward(rank)]
+        tasks = block_backward(rank)
+        backward = [costs.task(task) for task in tasks]
+        return Pieces(
+            forward=sum(c.seconds for c in forward),
+            backward=sum(c.seconds for c in backward),
+            gather=sum(c.gather for c in forward),
+            scatter=sum(c.scatter for c in backward),
+            # The gather of its input is the only collective of a wgrad on the path.
+            saved=sum(
+                cost.seconds - cost.compute
+                for task, cost in zip(tasks, backward, strict=True)
+                if task.matmul is not None and task.matmul.layout == "TN"
+            ),
+            wire_forward=_on_wire(costs, forward),
+            wire_backward=_on_wire(costs, backward),
+        )
+
+    def _with_ends(self, job: Job, blocks: Pieces) -> Pieces:
+        """Adds what is not part of a block; in a pipeline, that of the last stage."""
+        job, last = _plain(job), job.grid.pipe - 1
+        rank, costs = Rank(job, last), Costs(self._machine, job.grid, job.options.dtype)
+        ends = [costs.task(task) for part in ends_of(rank) for task in part]
+        num_bytes = parameters_of_rank(job, last) * job.options.width
+        return blocks._replace(
+            fixed=sum(c.seconds for c in ends),
+            fixed_z=sum(c.gather + c.scatter for c in ends),
+            wire_fixed=_on_wire(costs, ends),
+            sums=costs.all_reduce("data", num_bytes),
+        )
+
+
+def _plain(job: Job) -> Job:
+    """Returns the job without the options that the closed forms add themselves."""
+    options = job.options
+    plain = Options(
+        layout=options.layout, dtype=options.dtype, micro_batches=options.micro_batches,
+        pipeline=options.pipeline, overlap=None,
+    )  # fmt: skip
+    return replace(job, options=plain)
+
+
+def _on_wire(costs: Costs, several: Iterable[TaskCost]) -> float:
+    beside_z = costs.beside("z")
+    return sum(t for cost in several for axis, t in cost.path if axis in beside_z)
+
+
+def closed_form_s(pieces: Pieces, job: Job) -> float:
+    """Returns the seconds of a step without the optimizer.
+
+    Products and the collectives of activations are on the path. The collectives of weights and
+    gradients run beside them as far as the path is long enough. In a pipeline, the bubble is that
+    of stages that all take as long as the slowest one, with messages that are free.
+
+    Source: the volumes of arXiv:2305.13525, section 4, each over its axis' bandwidth; see
+    bubble_seconds.
+    """
+    options, parts = job.options, job.options.micro_batches
+    again = pieces.forward if options.recompute else 0.0
+    backward = pieces.backward - (pieces.saved if options.save_gathered else 0.0)
+    shares = shares_of(job)
+    if job.grid.pipe == 1:
+        passes, layers = _passes_s(pieces, job, job.model.num_layers, parts), job.model.num_layers
+    else:
+        layers = max(share.num_layers for share in shares)
+        without_ends = pieces._replace(fixed=0.0, fixed_z=0.0, wire_fixed=0.0)
+        one = max(
+            _passes_s(pieces, job, shares[-1].num_layers, 1),
+            _passes_s(without_ends, job, layers, 1),
+        )
+        passes = parts * one + _bubble_s(job, one)
+    if options.overlap is None:
+        return passes + pieces.sums
+    beside = layers * (again + backward)
+    sums = 2 * pieces.sums if options.width == 2 else pieces.sums  # gradients are sent in fp32
+    return passes + max(0.0, sums - beside)
+
+
+def _bubble_s(job: Job, one: float) -> float:
+    """Returns how long stages idle which take `one` second for a micro-batch, a third for each of
+    forward, input gradient and weight gradient."""
+    options = job.options.pipeline
+    schedule = options.schedule
+    if schedule == "message_driven":
+        schedule = "zero_bubble" if options.defer_weights else "1f1b"
+    return bubble_seconds(
+        schedule, stages=job.grid.pipe, forward=one / 3, backward=one / 3, weight=one / 3,
+        chunks=options.chunks,
+    )  # fmt: skip
+
+
+def _passes_s(pieces: Pieces, job: Job, layers: int, parts: int) -> float:
+    """Returns the seconds of the forward and backward passes of `parts` micro-batches."""
+    options = job.options
+    again = pieces.forward if options.recompute else 0.0
+    backward = pieces.backward - (pieces.saved if options.save_gathered else 0.0)
+    on_path = pieces.fixed + layers * (pieces.forward + again + backward)
+    gathers = 1 + options.reshard_after_forward + options.recompute
+    if options.overlap is None:
+        over_z = pieces.fixed_z + layers * (gathers * pieces.gather + pieces.scatter)
+        return parts * (on_path + over_z)
+    # Each pass gathers the weights once, except those that the budget keeps at the turn between two
+    # passes.
+    again_z = options.recompute and not block_is_held(job)
+    passes = (2 + again_z) * parts - (2 * parts - 1) * held_share(job, layers)
+    over_z = parts * (pieces.fixed_z + layers * pieces.scatter) + passes * layers * pieces.gather
+    if over_z:
+        times = 2 if options.recompute else 1
+        path = pieces.wire_fixed + layers * (times * pieces.wire_forward + pieces.wire_backward)
+        over_z += parts * path
+    return max(parts * on_path, over_z)

@@ -1,0 +1,112 @@
+"""Which variants of a job fit, of which only a few are counted.
+
+Of two variants, one mostly holds less than the other; only single moments of it may have a little
+more. So if the fullest variant has room for that much, all fit, and if the emptiest one is too full
+by more than that, none does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from axonn_ext.planner.job import Job, Options
+from axonn_ext.planner.memory.activations import kept_of_share, sizes_of, stream_bytes
+from axonn_ext.planner.memory.peak import fullest, fullest_stages
+from axonn_ext.planner.memory.states import StageStates
+
+# What a variant has that may take memory, as bits of a number.
+_KEEPS_ACTIVATIONS, _KEEPS_INPUTS, _KEEPS_WEIGHTS, _OVERLAPS = 1, 2, 4, 8
+
+
+def those_that_fit(jobs: Sequence[Job], limit: int, *, device: str = "cuda") -> list[Job]:
+    """Returns the jobs whose memory_of is at most `limit` bytes.
+
+    jobs: legal jobs that differ alone in recomputation, kept inputs, kept weights and whether there
+    is overlap.
+    """
+    stages = fullest_stages(jobs[0])
+    if max(sum(stage.states) for stage in stages) > limit:  # after backward, all of it is there
+        return []
+    comparable, excess = _comparable(jobs[0], stages), _excess(jobs[0])
+    kinds = [_kind(job.options) for job in jobs]
+    fits = [False] * len(jobs)
+    counted: list[tuple[int, int]] = []  # (kind, total; or a bound above the limit)
+    for number in _order(kinds):
+        kind = kinds[number]
+        for other, total in counted:
+            differ = kind ^ other
+            if differ & ~comparable:
+                continue
+            if kind & differ == 0 and total + excess[differ] <= limit:
+                fits[number] = True
+                break
+            if other & differ == 0 and total - excess[differ] > limit:
+                break
+        else:
+            total = _at_least(jobs[number], stages[0])
+            if total <= limit:
+                total = fullest(jobs[number], stages, device).total
+            counted.append((kind, total))
+            fits[number] = total <= limit
+    return [job for job, fit in zip(jobs, fits, strict=True) if fit]
+
+
+def _order(kinds: Sequence[int]) -> list[int]:
+    """Returns the order in which variants are looked at: the fullest, the emptiest, the others.
+
+    Those with overlap, and those without, are not compared with each other.
+    """
+    order: list[int] = []
+    for overlaps in (0, _OVERLAPS):
+        those = [n for n, kind in enumerate(kinds) if kind & _OVERLAPS == overlaps]
+        those.sort(key=kinds.__getitem__, reverse=True)
+        order += (*those[:1], *those[1:][-1:], *those[1:-1])
+    return order
+
+
+def _at_least(job: Job, stage: StageStates) -> int:
+    """Returns bytes that a rank of the stage has at once: states, and what its blocks keep."""
+    kept = kept_of_share(job, sizes_of(job.model), stage.share)
+    each = kept.block_input if job.options.recompute else kept.block
+    # Of several virtual stages on a rank, at least the one that is running is there.
+    chunks = job.options.pipeline.chunks if job.grid.pipe > 1 else 1
+    blocks = stage.share.num_layers // chunks * each
+    return stage.states.parameters + stage.states.optimizer + blocks
+
+
+def _kind(options: Options) -> int:
+    return (
+        _KEEPS_ACTIVATIONS * (not options.recompute)
+        + _KEEPS_INPUTS * options.save_gathered
+        + _KEEPS_WEIGHTS * (not options.reshard_after_forward)
+        + _OVERLAPS * (options.overlap is not None)
+    )
+
+
+def _comparable(job: Job, stages: Sequence[StageStates]) -> int:
+    """Returns the bits of what certainly takes memory, up to _excess.
+
+    Of stages whose weight gradients wait, nothing is certain: some moments have no micro-batch in
+    flight, of which less could be kept. With one block in a virtual stage, recomputation keeps
+    more, not less.
+    """
+    pipeline = job.options.pipeline
+    if job.grid.pipe > 1 and pipeline.defers:
+        return 0
+    if any(stage.share.num_layers <= pipeline.chunks for stage in stages):
+        return _KEEPS_INPUTS | _KEEPS_WEIGHTS
+    return _KEEPS_ACTIVATIONS | _KEEPS_INPUTS | _KEEPS_WEIGHTS
+
+
+def _excess(job: Job) -> list[int]:
+    """Returns, by what it does not keep, how many bytes a variant may hold beyond one that does.
+
+    That is the input of a block that is recomputed, beside what it keeps then; the input of a
+    Linear that is gathered again in backward; and a weight that is.
+    """
+    size, (x, y), width = sizes_of(job.model), (job.grid.x, job.grid.y), job.options.width
+    gathered_input = job.rows * max(size.hidden // y, size.mlp // x) * width
+    gathered_weight = max(size.runs[1], size.vocab * size.hidden) // (x * y) * width
+    bytes_of = {_KEEPS_ACTIVATIONS: stream_bytes(job), _KEEPS_INPUTS: gathered_input,
+                _KEEPS_WEIGHTS: gathered_weight}  # fmt: skip
+    return [sum(b for bit, b in bytes_of.items() if kinds & bit) for kinds in range(8)]

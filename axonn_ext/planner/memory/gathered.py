@@ -1,0 +1,32 @@
+"""The weights that are held gathered over z."""
+
+from __future__ import annotations
+
+from axonn_ext.planner.memory.stage import Stage
+
+
+def gathered_weights(stage: Stage) -> tuple[int, int, int]:
+    """Returns the bytes of gathered weights at three moments of backward.
+
+    These are its beginning, the block with which it begins, and the block with which it ends.
+    """
+    if stage.z == 1:
+        return 0, 0, 0
+    size, kept = stage.size, stage.kept.weights
+    if stage.overlap is None:
+        # The weights of lm_head are freed after its backward. With recomputation, only the
+        # block that backward is at keeps its weights.
+        one = 0 if stage.options.reshard_after_forward else stage.block
+        return kept, one if stage.options.recompute else one * stage.running, one
+    # If the embedding has its own table, only later micro-batches need it again.
+    tables = 1 if size.tied or stage.options.micro_batches == 1 or stage.in_stages else 2
+    total = stage.layers * stage.block + stage.table * tables
+    # Only a single weight that is larger than the budget may exceed it.
+    single = size.runs[1] * stage.width // (stage.x * stage.y)
+    budget = max(stage.overlap.gathered_bytes, single)
+    ahead = (1 + stage.overlap.prefetch) * stage.block
+    return (
+        min(total, max(budget, stage.table)),
+        min(stage.layers * stage.block, budget),
+        min(ahead, budget),
+    )

@@ -1,0 +1,125 @@
+"""The moments of a step that may be its peak, and what is held at each beside the states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from axonn_ext.planner.memory.activations import deferred_bytes_of
+from axonn_ext.planner.memory.gathered import gathered_weights
+from axonn_ext.planner.memory.in_flight import units_of
+from axonn_ext.planner.memory.products import (
+    backward_internals,
+    block_backward,
+    block_forward,
+    embedding_rows,
+    forward_internals,
+)
+from axonn_ext.planner.memory.stage import Stage
+from axonn_ext.planner.memory.states import FP32
+from axonn_ext.planner.memory.sums import full_buckets, scatters, sums, table_sum, wide_gradients
+
+# Of a pipeline, in each direction: one that is sent, and one that has arrived. This is a guess: a
+# stage that is late lets more of them wait.
+_MESSAGES = 4
+
+
+class Moment(NamedTuple):
+    """The bytes that are held at one moment; see Memory."""
+
+    gradients: int
+    gathered_weights: int
+    activations: int
+    logits: int
+    buffers: int
+
+
+def moments(stage: Stage) -> list[Moment]:
+    """Returns the moments that may be the peak.
+
+    In forward, these are the MLP of the last block, lm_head and the loss. In backward, they are
+    lm_head, the last block, the first block and the embedding. The sums of gradients and the
+    optimizer come last. A stage has those of the parts that it has.
+    """
+    everything = stage.elements.own * stage.width
+    return [
+        *_moments_of_passes(stage),
+        Moment(everything, 0, 0, 0, sums(stage)),
+        Moment(everything, 0, 0, 0, wide_gradients(stage)),
+    ]
+
+
+def _moments_of_passes(stage: Stage) -> Iterator[Moment]:
+    if not stage.in_stages:
+        yield from _moments_with(stage, has_gradients=stage.options.micro_batches > 1)
+        return
+    messages = _messages(stage)
+    for has_gradients, others in _other_units(stage).items():
+        for g, w, a, n, b in _moments_with(stage, has_gradients=has_gradients):
+            yield Moment(g, w, a + others, n, b + messages)
+
+
+def _moments_with(stage: Stage, *, has_gradients: bool) -> Iterator[Moment]:
+    """Yields the moments of a micro-batch's passes.
+
+    has_gradients: whether all gradients are there from the beginning, because earlier
+    micro-batches have computed them.
+    """
+    size, kept, width, share = stage.size, stage.kept, stage.width, stage.share
+    recompute = stage.options.recompute
+    everything = stage.elements.own * width
+    # At the first block, all gradients but the table's are there.
+    gradients = everything if has_gradients else 0
+    last_gradients = gradients or everything - stage.elements.table * width
+    held, first_held, last_held = gathered_weights(stage)
+    each, again = (kept.block_input, kept.block) if recompute else (kept.block, 0)
+    blocks = stage.running * each + kept.received
+    scattered = stage.z > 1 and stage.overlap is not None
+    table = stage.table if share.has_last else 0
+    head_gradient = table if stage.tied or scattered else table // stage.z
+    after_head = 2 * table if scattered and not stage.tied else head_gradient
+    forward, forward_buffers = block_forward(stage)
+    block, block_buffers = block_backward(stage)
+    block_buffers += scatters(stage)
+    # A tied table's gradient is complete only when the embedding's backward has run.
+    waiting = head_gradient if stage.tied else 0
+    waiting += full_buckets(stage)
+    yield Moment(gradients, held, blocks + again + forward, 0, forward_buffers)
+    if share.has_last:
+        head = size.vocab // stage.x, size.hidden // stage.y, stage.x, stage.y
+        logits = stage.my * head[0]
+        loss = logits * (FP32 + width + stage.wide)
+        ends = blocks + kept.ends
+        yield Moment(
+            gradients, held, ends, logits * width, forward_internals(stage, *head, size.tied)
+        )
+        yield Moment(gradients, held, ends, kept.loss + loss, 0)
+        inside = head_gradient + backward_internals(stage, *head, size.tied)
+        yield Moment(gradients, held, ends + stage.stream, logits * width, max(after_head, inside))
+    yield Moment(gradients, first_held, blocks + again + block, 0, after_head + block_buffers)
+    yield Moment(last_gradients, last_held, each + again + block, 0, waiting + block_buffers)
+    if share.has_first:
+        yield Moment(last_gradients, 0, embedding_rows(stage), 0, waiting + table_sum(stage))
+
+
+def _other_units(stage: Stage) -> dict[bool, int]:
+    """Returns what the stage keeps of other micro-batches than the one that it is at.
+
+    That is what those in flight keep for backward, and what deferred weight gradients wait
+    with; of each, as much for every chunk. The keys say whether there are gradients then.
+    """
+    pipeline = stage.options.pipeline
+    kept = stage.kept.total(stage.layers, recompute=stage.options.recompute)
+    deferred = deferred_bytes_of(stage.job, stage.number) if pipeline.defers else 0
+    most: dict[bool, int] = {}
+    for units in units_of(stage.job, stage.number):
+        held = (units.in_flight - 1) * kept + units.deferred * deferred
+        held //= pipeline.chunks
+        most[units.has_gradients] = max(held, most.get(units.has_gradients, 0))
+    return most
+
+
+def _messages(stage: Stage) -> int:
+    """Returns what messages take that are on their way."""
+    whole = not stage.sharded and stage.m % stage.x == 0
+    return _MESSAGES * (stage.stream // stage.x if whole else stage.stream)

@@ -1,0 +1,106 @@
+"""Computes the bytes that a rank holds, item by item, at the peak of a step.
+
+Several moments of a step may be its peak. The bytes of each are computed, and the largest sum is
+taken. In forward, these moments are the last block, lm_head and the loss. In backward, they are
+lm_head, the last block (all activations are still kept), the first block (all gradients but the
+table's are there) and the embedding. After backward, they are the sums of gradients and the
+optimizer. The letters in formulas are explained in activations.py.
+
+In a pipeline, stages hold different numbers of micro-batches; the fullest stage counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from axonn_ext.planner.errors import PlannerError
+from axonn_ext.planner.job import Job
+from axonn_ext.planner.machine import DEVICES
+from axonn_ext.planner.memory.moments import moments
+from axonn_ext.planner.memory.stage import Stage
+from axonn_ext.planner.memory.states import FP64, StageStates, stage_states_of
+from axonn_ext.planner.shares import StageShare
+
+
+class Memory(NamedTuple):
+    """The bytes of one rank at the peak of a step.
+
+    parameters        the parameters in the job's dtype
+    gradients         the complete gradients in the job's dtype. With one micro-batch, this is 0 if
+                      the peak comes before or early in backward; `states_of` counts all gradients
+    optimizer         AdamW's two moments in fp32, and fp32 masters of low-precision parameters
+    gathered_weights  the weights that are held gathered over z
+    activations       what all blocks keep for backward, and what one block needs while it runs; in
+                      a pipeline, also what is kept of other micro-batches
+    logits            what lm_head and the loss need
+    buffers           the buffers of gradients that are being summed, of collectives and of ops, and
+                      the angles of rotary positions
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    gathered_weights: int
+    activations: int
+    logits: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+    @property
+    def largest(self) -> str:
+        """The name of the largest item."""
+        return max(self._fields, key=lambda name: getattr(self, name))
+
+
+def memory_of(job: Job, *, device: str = "cuda") -> Memory:
+    """Returns the memory that each rank of a legal job needs; in a pipeline, the fullest stage.
+
+    device: "cuda" or "cpu". On the CPU, collectives copy bf16 to fp32 in order to sum it.
+
+    Raises PlannerError for any other device.
+    """
+    if device not in DEVICES:
+        raise PlannerError(f"device must be one of {', '.join(DEVICES)}, got {device!r}")
+    return fullest(job, fullest_stages(job), device)
+
+
+def stage_memory_of(job: Job, stage: int, *, device: str = "cuda") -> Memory:
+    """Returns the memory of a rank of one pipe coordinate; see memory_of."""
+    return fullest(job, [stage_states_of(job)[stage]], device)
+
+
+def fullest_stages(job: Job) -> Sequence[StageStates]:
+    """Returns the stages of which one is the fullest.
+
+    Of stages that have as much of the model, earlier ones have more micro-batches in flight.
+    """
+    stages = stage_states_of(job)
+    if job.options.pipeline.defers:
+        return stages
+    kinds: dict[StageShare, StageStates] = {}
+    for stage in stages:
+        kinds.setdefault(stage.share, stage)
+    return list(kinds.values())
+
+
+def fullest(job: Job, stages: Iterable[StageStates], device: str) -> Memory:
+    """Returns what the fullest of these stages holds."""
+    return max((_memory_of(job, has, device) for has in stages), key=lambda m: m.total)
+
+
+def _memory_of(job: Job, has: StageStates, device: str) -> Memory:
+    stage = Stage(job, has, device)
+    peak = max(moments(stage), key=sum)
+    return Memory(
+        parameters=has.states.parameters,
+        gradients=peak.gradients,
+        optimizer=has.states.optimizer,
+        gathered_weights=peak.gathered_weights,
+        activations=peak.activations,
+        logits=peak.logits,
+        buffers=peak.buffers + 2 * FP64 * stage.size.rotary,  # the angles of rotary positions
+    )

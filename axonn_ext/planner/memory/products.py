@@ -1,0 +1,101 @@
+"""What the Linears of a block, the head and the embedding need while they run.
+
+The letters of Linears: n out and k in features on this rank, r and s the sizes of their axes.
+"""
+
+from __future__ import annotations
+
+from axonn_ext.planner.memory.stage import Stage
+
+
+def block_forward(stage: Stage) -> tuple[int, int]:
+    """Returns what a block holds while the first Linear of its MLP runs.
+
+    The first number is to be added to what the block keeps for backward. What the rest of the
+    MLP keeps is subtracted in it, because the rest has not run yet. The second number is what
+    the Linear itself needs.
+    """
+    size = stage.size
+    up = size.up // stage.x
+    internals = forward_internals(stage, up, size.hidden // stage.y, stage.x, stage.y, False)
+    return stage.stream + stage.my * up * stage.width - _mlp_kept(stage), internals
+
+
+def block_backward(stage: Stage) -> tuple[int, int]:
+    """Returns what a block's backward holds beside what is kept, and what its Linears need.
+
+    Backward begins with the MLP: its down Linear, its activation and its up Linear. The one of
+    these three that needs most counts. What the rest of the block keeps is still there then.
+    """
+    size, x, y = stage.size, stage.x, stage.y
+    hidden, inner, up = size.hidden // y, size.mlp // x, size.up // x
+    mlp = stage.my * inner * stage.width
+    down = mlp + (inside_down := backward_internals(stage, hidden, inner, y, x, False))
+    # When the activation's backward runs, the input of the down Linear has been freed. For
+    # silu(gate) * up, the gradients of both factors are there.
+    activation = (3 if size.gated else 2) * mlp - _down_input(stage)
+    inside_up = backward_internals(stage, up, hidden, x, y, False)
+    up_total = stage.my * up * stage.width + stage.stream - _mlp_kept(stage) + inside_up
+    if up_total >= max(down, activation):
+        return stage.stream + up_total - inside_up, inside_up
+    if down >= activation:
+        return stage.stream + mlp, inside_down
+    return stage.stream + activation, 0
+
+
+def _down_input(stage: Stage) -> int:
+    rows = stage.m if stage.sharded and stage.options.save_gathered else stage.my
+    return rows * stage.size.mlp // stage.x * stage.width
+
+
+def _mlp_kept(stage: Stage) -> int:
+    """Returns what the MLP keeps after its first Linear."""
+    mlp = stage.my * stage.size.mlp // stage.x * stage.width
+    return _down_input(stage) + (3 * mlp if stage.size.gated else mlp)
+
+
+def forward_internals(stage: Stage, n: int, k: int, r: int, s: int, has_weight: bool) -> int:
+    """Returns what a Linear, n x k on this rank, needs in forward.
+
+    It needs the gathered weight and x, and the product before its sum. This is the algorithm
+    "sequential"; the others do not need more. Source: csrc/ops/composed/linear_forward.cpp.
+
+    r, s: the sizes of the Linear's axes. has_weight: whether the gathered weight is there
+    already, like a tied table.
+    """
+    m, width = stage.m, stage.width
+    inside = n * k * width if stage.z > 1 and stage.overlap is None and not has_weight else 0
+    if stage.sharded and r > 1:
+        inside += m * k * width
+    if s > 1:
+        inside += m * n * stage.sum_width + m * n // s * stage.copied_parts
+    return inside
+
+
+def backward_internals(stage: Stage, n: int, k: int, r: int, s: int, has_weight: bool) -> int:
+    """Returns what the backward of a Linear needs; see forward_internals for the arguments.
+
+    It needs the gathered dy throughout. Beside it, dgrad needs the gathered weight, and dx
+    before its sum; after that, wgrad needs the gathered x, and the weight's gradient before its
+    sum.
+    """
+    m, width = stage.m, stage.width
+    dy = m * n * width if stage.sharded and s > 1 else 0
+    dgrad = n * k * width if stage.regathers and not has_weight else 0
+    wgrad = 0
+    if r > 1:
+        dgrad += m * k * stage.sum_width + m * k // r * stage.copied_parts
+        if stage.sharded and not stage.options.save_gathered:
+            wgrad = m * k * width
+    if stage.z > 1 and stage.overlap is None and not has_weight:
+        wgrad += n * k * stage.sum_width + n * k // stage.z * stage.copy
+    return dy + max(dgrad, wgrad)
+
+
+def embedding_rows(stage: Stage) -> int:
+    """Returns the bytes that the gradient of the embedding's rows takes.
+
+    It is gathered over x, and copied with zeros in the rows whose ids belong to other ranks.
+    """
+    whole = stage.m * stage.size.hidden // stage.y * stage.width
+    return stage.stream + whole + (whole if stage.x > 1 and stage.sharded else 0)

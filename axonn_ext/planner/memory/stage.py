@@ -1,0 +1,45 @@
+"""The sizes of a job on a pipe coordinate, whose memory is counted."""
+
+from __future__ import annotations
+
+from axonn_ext.planner.job import Job
+from axonn_ext.planner.memory.activations import kept_of_share, sizes_of
+from axonn_ext.planner.memory.states import FP32, StageStates
+
+
+class Stage:
+    """The sizes of one job on a pipe coordinate. Unless noted otherwise, they are bytes of a rank.
+
+    running    the blocks of the virtual stage that is running
+    tied       whether one rank has both uses of a tied table, whose gradient waits for the second
+    wide       of each element, where the loss, overlap's buckets, the gradient norm and AdamW copy
+               low precision to fp32
+    copy       of each element, where collectives copy bf16 to fp32, as they do on the CPU
+               (csrc/ops/composed/c10d_collectives.cpp)
+    block      a block's weights, whole over z
+    table      the table of the embedding or the head, whole over z; 0 if the stage has none
+    stream     a micro-batch's rows of the residual stream
+    """
+
+    def __init__(self, job: Job, has: StageStates, device: str) -> None:
+        options, grid, size = job.options, job.grid, sizes_of(job.model)
+        self.job, self.number, self.share, self.elements = job, has.number, has.share, has.elements
+        self.layers = self.share.num_layers
+        self.in_stages = grid.pipe > 1
+        self.running = -(-self.layers // options.pipeline.chunks) if self.in_stages else self.layers
+        self.tied = size.tied and not self.in_stages
+        self.size, self.options = size, options
+        self.x, self.y, self.z = x, y, z = grid.x, grid.y, grid.z
+        self.m, self.width = job.rows, options.width
+        self.sharded = options.layout == "sharded"
+        self.mx, self.my = (self.m // x, self.m // y) if self.sharded else (self.m, self.m)
+        self.kept = kept_of_share(job, size, has.share)
+        self.overlap = options.overlap
+        self.wide = FP32 if self.width < FP32 else 0
+        self.copy = FP32 if device == "cpu" and options.dtype == "bf16" else 0
+        self.sum_width = self.width + self.copy
+        self.copied_parts = self.copy if self.sharded else 0
+        self.regathers = z > 1 and self.overlap is None and options.reshard_after_forward
+        self.block = size.block * self.width // (x * y)
+        self.table = self.elements.table * z * self.width
+        self.stream = self.kept.block_input

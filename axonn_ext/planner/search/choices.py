@@ -1,0 +1,129 @@
+"""What there is to choose from: grids, options and schedules, and which of them fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+from axonn_ext.planner.job import Job, Options, pipeline_violations
+from axonn_ext.planner.memory.fitting import those_that_fit
+from axonn_ext.planner.search.request import Request
+from axonn_ext.spec.grid import divisors, grids_of
+from axonn_ext.spec.parallel import Overlap
+from axonn_ext.spec.pipeline_options import PipelineOptions
+
+# With several stages, so many micro-batches for each stage are tried at most.
+_MOST_PARTS_PER_STAGE = 16
+
+
+def jobs_of(request: Request) -> Iterator[Job]:
+    """Yields every grid, layout and number of micro-batches, legal or not; the rest is default."""
+    heads = request.fixed.get("heads_over_y")
+    most = min(request.max_pipe, request.model.num_layers, request.num_ranks)
+    for pipe in (p for p in divisors(request.num_ranks) if p <= most):
+        layouts, parts = _choices(request, pipe)
+        for grid in grids_of(request.num_ranks, pipe=pipe):
+            for layout in layouts:
+                for micro_batches in parts:
+                    # heads_over_y moves as many bytes; it helps where y does not divide the
+                    # sequences.
+                    sequences = request.batch_size // micro_batches
+                    undivided = grid.y > 1 and sequences % (grid.data * grid.z * grid.y) != 0
+                    over_y = layout == "sharded" and bool(undivided if heads is None else heads)
+                    options = _options(layout, over_y, request.dtype, micro_batches)
+                    if pipe > 1:
+                        options = _with_pipeline(options, _first_pipeline(request.pipelines))
+                    yield Job(request.model, grid, options, request.batch_size)
+
+
+def _choices(request: Request, pipe: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Returns the layouts and the numbers of micro-batches that are tried with so many stages."""
+    parts = request.micro_batches or tuple(divisors(request.batch_size))
+    if pipe == 1:
+        return request.layouts, parts
+    layouts = ("sharded",) if "sharded" in request.layouts else request.layouts
+    if request.micro_batches is None:
+        parts = tuple(n for n in parts if pipe <= n <= _MOST_PARTS_PER_STAGE * pipe)
+    return layouts, parts
+
+
+@cache
+def _options(layout: str, heads_over_y: bool, dtype: str, micro_batches: int) -> Options:
+    return Options(
+        layout=layout, heads_over_y=heads_over_y, dtype=dtype, micro_batches=micro_batches
+    )
+
+
+def variants_of(request: Request, job: Job) -> tuple[Options, ...]:
+    """Returns all values of the options that change neither legality nor products."""
+    grid, parts = job.grid, job.options
+    variants = _given(
+        parts, tuple(request.fixed.items()), splits_linears=grid.x * grid.y > 1,
+        splits_weights=grid.z > 1, splits_batch=grid.z * grid.data > 1, in_stages=grid.pipe > 1,
+    )  # fmt: skip
+    if grid.pipe == 1:
+        return variants
+    first = _first_pipeline(request.pipelines)
+    return tuple(_with_pipeline(options, first) for options in variants)
+
+
+def _first_pipeline(pipelines: tuple[PipelineOptions, ...]) -> PipelineOptions:
+    """Returns how stages run where only one way is looked at: by 1F1B, which holds least."""
+    return next((p for p in pipelines if p.schedule == "1f1b"), pipelines[0])
+
+
+@cache
+def _with_pipeline(options: Options, pipeline: PipelineOptions) -> Options:
+    return replace(options, pipeline=pipeline)
+
+
+def other_pipelines(request: Request, job: Job) -> Iterator[Job]:
+    """Yields the job with each other way in which its stages can run and that fits."""
+    for pipeline in request.pipelines if job.grid.pipe > 1 else ():
+        other = replace(job, options=_with_pipeline(job.options, pipeline))
+        if pipeline != job.options.pipeline and next(pipeline_violations(other), None) is None:
+            yield from fitting_jobs(request, job, (other.options,))
+
+
+@cache
+def _given(
+    options: Options,
+    fixed: tuple[tuple[str, object], ...],
+    *,
+    splits_linears: bool,
+    splits_weights: bool,
+    splits_batch: bool,
+    in_stages: bool,
+) -> tuple[Options, ...]:
+    """Returns all variants of the options that are not fixed.
+
+    Options that concern only axes of one rank are not varied.
+    """
+    choices: dict[str, tuple[object, ...]] = {
+        "recompute": (False, True),
+        "save_gathered": (False, True) if options.sharded and splits_linears else (False,),
+        "overlap": (Overlap(), None) if splits_batch else (None,),
+        "reshard_after_forward": (True, False) if splits_weights else (True,),
+    }
+    if in_stages:  # fewer, lest the search take long
+        of_overlap: tuple[object, ...] = (Overlap(),) if splits_batch else (None,)
+        choices |= {"save_gathered": (False,), "overlap": of_overlap,
+                    "reshard_after_forward": (True,)}  # fmt: skip
+    choices.update({name: (value,) for name, value in fixed if name in choices})
+    variants = (dict(zip(choices, values, strict=True)) for values in product(*choices.values()))
+    return tuple(
+        replace(options, **v)  # type: ignore[arg-type]
+        for v in variants
+        # With overlap, the budget of gathered bytes decides instead of reshard_after_forward.
+        if v["overlap"] is None
+        or v["reshard_after_forward"]
+        or "reshard_after_forward" in dict(fixed)
+    )
+
+
+def fitting_jobs(request: Request, job: Job, variants: tuple[Options, ...]) -> list[Job]:
+    """Returns those variants of a job that fit; see those_that_fit."""
+    jobs = [Job(job.model, job.grid, options, job.batch_size) for options in variants]
+    return those_that_fit(jobs, request.memory_limit, device=request.machine.device)

@@ -1,0 +1,104 @@
+"""What would fit, where nothing of what was asked for does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import islice
+from math import lcm
+
+from axonn_ext.planner.job import Job, violations
+from axonn_ext.planner.machine import Machine
+from axonn_ext.planner.search.choices import fitting_jobs, jobs_of, variants_of
+from axonn_ext.planner.search.request import MOST_RANKS, Request, in_ranks, unit_of
+from axonn_ext.spec.grid import divisors
+
+NO_MEMORY = "does not fit in memory"
+VOCABULARY = "vocab_size not divisible"
+# If no grid of a number of ranks is legal, so many smaller numbers are tried.
+_SMALLER_TRIED = 64
+
+
+def padding_hint(request: Request) -> str:
+    """Returns the rule of the vocabulary, with a size that the smallest broken split divides."""
+    size = request.model.vocab_size
+    multiple = lcm(128, next(d for d in divisors(request.num_ranks) if size % d))
+    return f"{VOCABULARY} (pad it, e.g. to {-(-size // multiple) * multiple})"
+
+
+def smallest_that_fits(request: Request, *, least: int = 1) -> int | None:
+    """Returns the smallest power of two >= `least` of ranks on which a legal configuration fits.
+
+    Returns None if there is none.
+    """
+    ranks, most = 1 << (least - 1).bit_length(), _most_ranks(request.machine)
+    while ranks <= most:
+        if _some_that_fits(replace(request, num_ranks=ranks)) is not None:
+            return ranks
+        ranks *= 2
+    return None
+
+
+def _some_that_fits(request: Request) -> Job | None:
+    """Returns some legal configuration that fits, or None."""
+    if not _may_divide(request, request.num_ranks):
+        return None
+    for job in jobs_of(request):
+        if next(violations(job), None) is None:
+            fitting = fitting_jobs(request, job, variants_of(request, job))
+            if fitting:
+                return fitting[0]
+    return None
+
+
+def _may_divide(request: Request, num_ranks: int) -> bool:
+    """Whether a grid of that many ranks may be legal; if not, it is certain that none is.
+
+    In a legal grid x divides the key-value heads, y z the hidden size, and data the batch.
+    """
+    model = request.model
+    divided = model.kv_heads * model.hidden_size * request.batch_size
+    stages = range(1, request.max_pipe + 1)
+    return any(num_ranks % pipe == 0 and divided % (num_ranks // pipe) == 0 for pipe in stages)
+
+
+def nothing_fits(request: Request, rejected: Mapping[str, int]) -> str:
+    model, machine = request.model, request.machine
+    tried = "; ".join(f"{reason} ({count:,})" for reason, count in rejected.items())
+    lacks_memory = NO_MEMORY in rejected
+    each = f" ({request.memory_limit / 1e9:.3g} GB each to use)" if lacks_memory else ""
+    text = (
+        f"{request.model_name} ({_short(model.num_parameters())} parameters) cannot run on "
+        f"{in_ranks(machine, request.num_ranks)} of {machine.name}{each} with a batch of "
+        f"{request.batch_size:,} sequences: {tried}"
+    )
+    fewer = None if lacks_memory else _fewer_that_fit(request)
+    power = None if lacks_memory else smallest_that_fits(request, least=request.num_ranks)
+    if fewer is None and power is None:
+        power = smallest_that_fits(request)
+    if fewer is not None and power is not None:
+        return f"{text}. {fewer:,} or {in_ranks(machine, power)} would do"
+    if fewer is not None or power is not None:
+        return f"{text}. {in_ranks(machine, fewer or power or 0)} would do"
+    text += f". No power of two of {unit_of(machine)}s up to {_most_ranks(machine):,} does: take "
+    if lacks_memory:
+        return text + "a larger batch, shorter sequences, or a machine with more memory"
+    return text + "a batch and a model with more divisors, or a machine with more memory"
+
+
+def _fewer_that_fit(request: Request) -> int | None:
+    """Returns the next smaller number of ranks on which a legal configuration fits, or None."""
+    candidates = (n for n in range(request.num_ranks - 1, 0, -1) if _may_divide(request, n))
+    for n in islice(candidates, _SMALLER_TRIED):
+        if _some_that_fits(replace(request, num_ranks=n)) is not None:
+            return n
+    return None
+
+
+def _most_ranks(machine: Machine) -> int:
+    return MOST_RANKS if machine.max_ranks is None else min(machine.max_ranks, MOST_RANKS)
+
+
+def _short(count: int) -> str:
+    """Returns a number like "80.2 B" or "3.1 M"."""
+    return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"

@@ -1,0 +1,135 @@
+"""What the planner is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from axonn_ext.planner.errors import PlannerError
+from axonn_ext.planner.machine import Machine
+from axonn_ext.spec.grid import divisors
+from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.parallel import LAYOUTS, Overlap
+from axonn_ext.spec.pipeline_options import PipelineOptions
+
+MOST_RANKS = 1 << 20
+_MOST_SEQUENCES = 1 << 40  # divisors of larger numbers would take long to find
+_FLAGS = ("heads_over_y", "save_gathered", "reshard_after_forward", "recompute")
+DEFAULT_MEMORY_FRACTION = 0.95
+# How stages run: those with the least time, and 1F1B, which holds less than message_driven.
+PIPELINES = (
+    PipelineOptions(), PipelineOptions("1f1b"), PipelineOptions("zero_bubble"),
+    PipelineOptions("interleaved", chunks=2),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the planner is asked for.
+
+    batch_size       the sequences of an optimizer step over all ranks
+    fixed            those of `Options` that are given instead of searched, out of heads_over_y,
+                     save_gathered, reshard_after_forward, recompute and overlap
+    micro_batches    the numbers of micro-batches to try, divisors of the batch; None: all of them
+    top              the number of configurations to return, each the best of its grid
+    memory_fraction  the part of a rank's usable memory that a configuration may use; less than 1,
+                     since the prediction is not exact
+    simulate         how many of the best configurations by closed forms are simulated
+    max_pipe         the most stages of a pipeline that are tried; 1: no pipelines. With several
+                     stages, fewer options are searched, lest it take long: kept inputs, kept
+                     weights, layout "replicated" and steps without overlap must be asked for
+    pipelines        how stages may run; what is legal and fits is counted with 1F1B alone, if it is
+                     one of them, and the others are tried with the best configurations
+    """
+
+    model: ModelConfig
+    model_name: str
+    num_ranks: int
+    machine: Machine
+    batch_size: int
+    dtype: str = "bf16"
+    layouts: tuple[str, ...] = LAYOUTS
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    micro_batches: tuple[int, ...] | None = None
+    top: int = 10
+    memory_fraction: float = DEFAULT_MEMORY_FRACTION
+    simulate: int = 100
+    max_pipe: int = 1
+    pipelines: tuple[PipelineOptions, ...] = PIPELINES
+
+    def __post_init__(self) -> None:
+        for name in ("num_ranks", "batch_size", "top", "simulate", "max_pipe"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise PlannerError(f"{name} must be a whole number >= 1, got {value!r}")
+        for name, limit in (("num_ranks", MOST_RANKS), ("batch_size", _MOST_SEQUENCES)):
+            if (value := getattr(self, name)) > limit:
+                raise PlannerError(f"{name} must be at most {limit:,}, got {value:,}")
+        most = self.machine.max_ranks
+        if most is not None and self.num_ranks > most:
+            raise PlannerError(
+                f"machine {self.machine.name} has {in_ranks(self.machine, most)}, got "
+                f"num_ranks={self.num_ranks:,}"
+            )
+        if not 0 < self.memory_fraction <= 1:
+            raise PlannerError(
+                f"memory_fraction must be above 0 and at most 1, got {self.memory_fraction}"
+            )
+        if self.dtype not in self.machine.peak_flops:
+            known = ", ".join(self.machine.peak_flops)
+            raise PlannerError(
+                f"machine {self.machine.name} has no peak for dtype {self.dtype!r}, only for "
+                f"{known}"
+            )
+        if not self.pipelines:
+            raise PlannerError("pipelines must have at least one PipelineOptions, got none")
+        _check_choices(self)
+
+    @property
+    def memory_limit(self) -> int:
+        """The bytes that a rank may use."""
+        return int(self.machine.usable_bytes * self.memory_fraction)
+
+
+def _check_choices(request: Request) -> None:
+    """Raises PlannerError for options that cannot be tried or fixed."""
+    layouts, fixed = request.layouts, request.fixed
+    if not layouts or not set(layouts) <= set(LAYOUTS):
+        raise PlannerError(f"layouts must be some of {', '.join(LAYOUTS)}, got {layouts!r}")
+    unknown = set(fixed) - {*_FLAGS, "overlap"}
+    if unknown:
+        known = ", ".join((*_FLAGS, "overlap"))
+        raise PlannerError(f"fixed may hold {known}, got {', '.join(sorted(unknown))}")
+    for name, value in fixed.items():
+        if name in _FLAGS and not isinstance(value, bool):
+            raise PlannerError(f"fixed: {name} must be True or False, got {value!r}")
+        if name == "overlap" and not (value is None or isinstance(value, Overlap)):
+            raise PlannerError(f"fixed: overlap must be None or an Overlap, got {value!r}")
+    if request.micro_batches is not None:
+        _check_micro_batches(request.micro_batches, request.batch_size)
+
+
+def _check_micro_batches(micro_batches: tuple[int, ...], batch_size: int) -> None:
+    if not micro_batches:
+        raise PlannerError("micro_batches must be None or name at least one number, got none")
+    for parts in micro_batches:
+        if not isinstance(parts, int) or parts < 1:
+            raise PlannerError(f"micro_batches must be whole numbers >= 1, got {parts!r}")
+        if batch_size % parts:
+            of_batch = divisors(batch_size)
+            below = max(d for d in of_batch if d < parts)
+            above = min((d for d in of_batch if d > parts), default=None)
+            near = f"{below:,} does" if above is None else f"{below:,} and {above:,} do"
+            raise PlannerError(
+                f"micro_batches must divide batch_size={batch_size:,}, got {parts:,} ({near})"
+            )
+
+
+def unit_of(machine: Machine) -> str:
+    """Returns what a rank of the machine is called."""
+    return "GPU" if machine.device == "cuda" else "rank"
+
+
+def in_ranks(machine: Machine, count: int) -> str:
+    """Returns the number of ranks like "1 GPU" or "8 ranks"."""
+    return f"{count:,} {unit_of(machine)}" + ("" if count == 1 else "s")

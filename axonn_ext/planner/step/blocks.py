@@ -1,0 +1,67 @@
+"""The tasks of one transformer block."""
+
+from __future__ import annotations
+
+from axonn_ext.planner.step.linears import linear_backward, linear_forward
+from axonn_ext.planner.step.rank import FP32, Rank, present
+from axonn_ext.planner.step.tasks import Task
+
+
+def block_forward(rank: Rank) -> tuple[Task, ...]:
+    """Returns the tasks of a block's forward pass."""
+    qkv, out, up, down = (linear_forward(rank, w) for w in rank.model.block_linears)
+    norm_1, norm_2 = (norm(rank, f"norm_{i}", backward=False) for i in (1, 2))
+    return (norm_1, qkv, _attention(rank, backward=False), out,
+            norm_2, up, _activation(rank, backward=False), down)  # fmt: skip
+
+
+def block_backward(rank: Rank) -> tuple[Task, ...]:
+    """Returns the tasks of a block's backward pass, without recomputation."""
+    # Recomputation ends with the Linear with which backward begins, so its weight is held.
+    held = rank.options.recompute and rank.options.overlap is not None
+    qkv, out, up, down = (linear_backward(rank, w) for w in rank.model.block_linears)
+    if held:
+        down = (down[0]._replace(gather=None), down[1])
+    norm_1, norm_2 = (norm(rank, f"norm_{i}", backward=True) for i in (1, 2))
+    return (*down, _activation(rank, backward=True), *up, norm_2,
+            *out, _attention(rank, backward=True), *qkv, norm_1)  # fmt: skip
+
+
+def norm(rank: Rank, name: str, *, backward: bool) -> Task:
+    """Returns the task of a norm, and of the addition to the residual stream.
+
+    The statistics of a row cross y in fp32. RMSNorm all-reduces one number in each direction;
+    LayerNorm gathers two numbers of each rank in forward, and all-reduces two in backward.
+    """
+    kind_of_norm = rank.model.traits.norm
+    kind = "all_gather" if kind_of_norm.gathers and not backward else "all_reduce"
+    sums = rank.collective(kind, "y", kind_of_norm.num_statistics * rank.m_x, FP32, "norm")
+    elements = rank.m_x * rank.model.hidden_size // rank.size["y"]
+    passes = 8 if backward else 6  # reads and writes of norm and residual together, a guess
+    return Task(
+        f"{name} {'backward' if backward else 'forward'}", before=present([sums]),
+        touched_bytes=passes * elements * rank.width,
+    )  # fmt: skip
+
+
+def _attention(rank: Rank, *, backward: bool) -> Task:
+    """Returns causal attention over whole sequences; in `replicated`, y ranks repeat it."""
+    model = rank.model
+    rows = rank.m_y
+    forward = 2 * rows * model.sequence_length * model.attention_size // rank.size["x"]
+    features = model.qkv_size + model.attention_size
+    return Task(
+        f"attention {'backward' if backward else 'forward'}",
+        # Backward computes the scores again: 5 products for forward's 2 (arXiv:2205.14135).
+        attention_flops=forward * 5 // 2 if backward else forward,
+        touched_bytes=(2 if backward else 1) * rows * features // rank.size["x"] * rank.width,
+    )
+
+
+def _activation(rank: Rank, *, backward: bool) -> Task:
+    model = rank.model
+    elements = rank.m_y * (model.up_size + model.mlp_size) // rank.size["x"]
+    return Task(
+        f"activation {'backward' if backward else 'forward'}",
+        touched_bytes=(2 if backward else 1) * elements * rank.width,
+    )

@@ -1,0 +1,73 @@
+"""What follows the last micro-batch: the sums of gradients, their norm and the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from axonn_ext.planner.step.parameters import elements_of, parameters_by_axes, parameters_of_rank
+from axonn_ext.planner.step.rank import FP32, FP64, Rank, present
+from axonn_ext.planner.step.tasks import Collective
+from axonn_ext.spec.grid import SUM_ORDER
+from axonn_ext.spec.parallel import BUCKET_BYTES
+
+
+def gradient_sums(rank: Rank) -> Iterator[Collective]:
+    """Yields the sums that backward has left: all-reduces of buckets, in the model's order.
+
+    With overlap, a bucket is summed in fp32 over one axis after the other. Which gradients are
+    in a bucket then depends on the order in which backward completes them; this changes the
+    bytes by less than one element per bucket.
+    """
+    overlap = rank.options.overlap
+    width = rank.width if overlap is None else FP32
+    bucket_bytes = BUCKET_BYTES if overlap is None else overlap.bucket_bytes
+    for axis in SUM_ORDER:
+        if rank.size[axis] == 1:
+            continue
+        elements = 0
+        for count, axes in parameters_by_axes(rank):
+            if axis not in axes:
+                continue
+            if elements and (elements + count) * rank.width > bucket_bytes:
+                yield from _sum_of_bucket(rank, axis, elements, width)
+                elements = 0
+            elements += count
+        yield from _sum_of_bucket(rank, axis, elements, width)
+    if overlap is not None:
+        # Once per step, the lanes compare digests of 8 bytes of what they have issued.
+        # There is one for z, over which weights are gathered, and for each axis of sums.
+        used = {"z"}.union(*(axes for _, axes in parameters_by_axes(rank)))
+        compared = (axis for axis in SUM_ORDER if axis in used)
+        digests = (rank.collective("all_gather", axis, 1, 8, "order") for axis in compared)
+        yield from present(digests)
+
+
+def sum_over_ends(rank: Rank) -> tuple[Collective, ...]:
+    """Returns the sum of a tied table's gradient over the first and the last stage."""
+    at_an_end = rank.share.has_first or rank.share.has_last
+    if not (rank.in_stages and at_an_end and rank.model.tie_embeddings):
+        return ()
+    num_bytes = elements_of(rank, rank.model.head) * rank.width  # each of two ranks sends it once
+    return (Collective("pipe", "all_reduce", num_bytes, "gradients"),)
+
+
+def norm_sums(rank: Rank) -> tuple[Collective, ...]:
+    """Returns the sums of the norm of all gradients."""
+    axes = ("x", "y", "z", "pipe")
+    return present([rank.collective("all_reduce", a, 1, FP64, "grad norm") for a in axes])
+
+
+def _sum_of_bucket(rank: Rank, axis: str, elements: int, width: int) -> tuple[Collective, ...]:
+    return present([rank.collective("all_reduce", axis, elements, width, "gradients")])
+
+
+def optimizer_bytes(rank: Rank) -> int:
+    """The bytes that clipping and AdamW read and write.
+
+    Clipping reads the gradients for their norm, and scales them. AdamW reads parameter,
+    gradient and two moments in fp32, and writes all but the gradient. In low precision, the
+    gradient is first cast to fp32, and the parameter is cast back at the end.
+    """
+    own = parameters_of_rank(rank.job, rank.stage)
+    casts = 0 if rank.width == FP32 else 2 * (rank.width + FP32)
+    return own * (7 * FP32 + casts + 3 * rank.width)
