@@ -52,7 +52,8 @@ class Pipeline:
             what the one before returns, a tensor. Instead of a module a function may stand that
             makes it, which only ranks of its stage call.
         options: the schedule, and what it may hold; see PipelineOptions.
-        loss: of a list of modules: loss(what the last one returns, targets), a mean.
+        loss: of a list of modules: loss(what the last one returns, targets), a mean; ranks of x and
+            y must return the same.
         stages: of a list of modules: which of them each stage has; default as many on each.
         overlap: gathers weights and sums gradients beside the computation; see Orchestrator.
         delay: seconds by which a message is late, for benchmarks and tests.

@@ -13,6 +13,8 @@ from axonn_ext.grid import Grid
 from axonn_ext.pipeline.failures import Failures, PipelineError
 from axonn_ext.pipeline.groups import make_group
 
+_MOST_DIFFERENCE = 1e-2  # as a share of the numbers; a rank that has other rows differs by more
+
 
 class Totals:
     """Sums and comparisons over all ranks, in a group of gloo. All ranks must make theirs."""
@@ -25,10 +27,22 @@ class Totals:
         """Returns the sum over these axes, in fp64, on the CPU and equal on all ranks.
 
         Ranks that differ along other axes must have the same number: the first of them counts.
+        Raises PipelineError if they clearly have not; what rounds differently on them may pass.
         """
-        counts = all(self._grid.coords[axis] == 0 for axis in self._grid.coords if axis not in axes)
-        total = number.detach().double().cpu().reshape(1) if counts else torch.zeros(1).double()
-        return self._reduce(total.clone(), dist.ReduceOp.SUM, what).view(())
+        others = sorted(axis for axis in self._grid.coords if axis not in axes)
+        own = number.detach().double().cpu()
+        counts = all(self._grid.coords[axis] == 0 for axis in others)
+        counted = own if counts else torch.zeros_like(own)
+        total, of_all, size = self._reduce(
+            torch.stack([counted, own, own.abs()]), dist.ReduceOp.SUM, what
+        )
+        copies = self._grid.num_parts(tuple(others))
+        if abs(of_all - copies * total) > _MOST_DIFFERENCE * size:
+            raise PipelineError(
+                f"ranks of {' and '.join(others)} must have the same {what}, but they add up to "
+                f"{of_all:g}, where {copies} times those of the first ranks are {copies * total:g}"
+            )
+        return total
 
     def compare(self, number: int, what: str) -> None:
         """Raises PipelineError if ranks have different numbers."""

@@ -159,6 +159,23 @@ def test_a_message_that_is_late(four) -> None:
         assert "within 10 s (AXONN_TIMEOUT_SECONDS)" in text
 
 
+def other_rows() -> str:
+    """The error of a list of modules whose loss differs between the ranks of x."""
+    grid = grid_of(GridShape(pipe=2, x=2))
+    layers = [lambda: nn.Linear(4, 4)] * 2
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
+    with Pipeline(layers, grid, loss=F.mse_loss) as pipeline:
+        pipeline.step([(x, x)])
+        with pytest.raises(PipelineError) as error:
+            pipeline.step([(x, x + grid.coords["x"])])
+    return str(error.value)
+
+
+def test_ranks_of_x_must_have_the_same_loss(pool) -> None:
+    for text in pool(4).run(other_rows):
+        assert "ranks of x and y must have the same losses" in text
+
+
 def refused() -> list[str]:
     """Messages of pipelines that cannot be."""
     grid = grid_of(GridShape(pipe=2))
