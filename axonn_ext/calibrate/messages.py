@@ -25,7 +25,7 @@ class Shift:
     def __init__(self, axis: AxisGroup) -> None:
         failures = Failures(settings.load().timeout_seconds)
         self._inbox = Inbox(axis, failures)
-        self._links = Links(axis, self._inbox, failures, torch.device("cpu"))
+        self._links = Links(axis, self._inbox, failures)
         self._own = Message(FORWARD, axis.rank, 0)
         self._next = Message(FORWARD, (axis.rank + 1) % axis.size, 0)
 

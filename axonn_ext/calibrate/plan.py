@@ -85,8 +85,8 @@ def group_shapes(num_ranks: int, *, by_axis: bool, device: str = "cpu") -> list[
     """Returns every distinct shape of a group in grids of that many ranks; by axis if asked.
 
     If links do not depend on the axis, collectives and messages are timed in groups of each shape.
-    By axis, messages are those of pipe, whose only collectives are all-reduces. Messages
-    between GPUs, which have not run on one yet, are not timed.
+    By axis, messages are those of pipe, whose only collectives are all-reduces. There are no
+    messages between GPUs yet.
     """
     sends = (SEND,) if device == "cpu" else ()
     found: dict[tuple[str, int, int], GroupShape] = {}

@@ -17,7 +17,6 @@ from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.links import Links
 from axonn_ext.pipeline.messages import BACKWARD, FORWARD, Message
 from axonn_ext.pipeline.models import StagedModel
-from axonn_ext.pipeline.nccl import Pace
 from axonn_ext.spec.pipeline import Task
 
 TRAINING, EVALUATION = "training", "evaluation"
@@ -39,10 +38,7 @@ class _Forward:
 
 @dataclass(frozen=True, slots=True)
 class TaskRun:
-    """When a task ran, in seconds of time.monotonic(). What it waited for a message is before.
-
-    On a GPU, when the host launched it.
-    """
+    """When a task ran, in seconds of time.monotonic(). What it waited for a message is before."""
 
     task: Task
     began: float
@@ -80,7 +76,6 @@ class StepRun:
         *,
         phase: str,
         rank: int,
-        device: torch.device,
         inbox: Inbox,
         links: Links | None,
         deferring: DeferredWeightGradients | None,
@@ -98,7 +93,6 @@ class StepRun:
         self._weights: dict[_Place, WeightGradients] = {}
         self._deferred_bytes = 0  # of _weights
         self._losses: dict[int, Tensor] = {}
-        self._pace = Pace(device)
         self.stats = StepStats()
         self.now = "the start of the step"  # what the rank is doing, for messages
 
@@ -110,14 +104,13 @@ class StepRun:
             self.now = f"stage {stage}, {task.kind} of micro-batch {task.micro_batch}"
             came, waited = time.monotonic(), self._inbox.waited_seconds
             carry_out[task.kind](stage, task.micro_batch)
-            self._pace.launched()
             began = came + self._inbox.waited_seconds - waited  # tasks wait before all else
             self.stats.tasks.append(TaskRun(task, began, time.monotonic()))
 
-    def loss(self) -> Tensor:
+    def loss(self, device: torch.device) -> Tensor:
         """Returns the sum of what the last stage computed, in the order of micro-batches."""
         if not self._losses:
-            return torch.zeros((), dtype=torch.float64)
+            return torch.zeros((), dtype=torch.float64, device=device)
         losses = [self._losses[number] for number in sorted(self._losses)]
         return torch.stack(losses).double().sum()
 

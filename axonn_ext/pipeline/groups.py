@@ -1,4 +1,4 @@
-"""Groups of c10d beside those of a grid."""
+"""Groups of gloo beside those of a grid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from axonn_ext.grid import AxisGroup
 PATIENCE = timedelta(days=1)
 
 
-def make_group(what: str, axis: AxisGroup | None = None, backend: str = "gloo") -> ProcessGroup:
+def make_group(what: str, axis: AxisGroup | None = None) -> ProcessGroup:
     """Returns a new group of an axis's ranks; default of all ranks.
 
     All ranks of the grid must make it together. It is never destroyed alone: c10d would give the
@@ -24,6 +24,6 @@ def make_group(what: str, axis: AxisGroup | None = None, backend: str = "gloo") 
     if axis is not None:
         ranks = dist.get_process_group_ranks(axis.process_group)
     return dist.new_group(
-        list(ranks), use_local_synchronization=True, timeout=PATIENCE, backend=backend,
+        list(ranks), use_local_synchronization=True, timeout=PATIENCE, backend="gloo",
         group_desc=f"{what} (ranks {', '.join(map(str, ranks))})",
     )  # fmt: skip

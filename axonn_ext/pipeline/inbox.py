@@ -13,7 +13,6 @@ from axonn_ext import _C
 from axonn_ext.grid import AxisGroup
 from axonn_ext.pipeline.failures import Failures
 from axonn_ext.pipeline.messages import DIRECTIONS, Message
-from axonn_ext.pipeline.nccl import use_here
 
 _NOTED_AFTER_SECONDS = 0.1
 _ROOM = 4  # the most messages of a direction that have arrived, or are about to
@@ -70,7 +69,7 @@ class Inbox:
         with self._changed:
             self._room[message.direction] += 1
             self._changed.notify_all()
-            return use_here(self._arrived.pop(message))
+            return self._arrived.pop(message)
 
     def wait_for_any(self, messages: Sequence[Message]) -> None:
         """Waits until one of them is there. Raises PipelineError if none comes."""

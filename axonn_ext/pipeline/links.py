@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from axonn_ext import _C
@@ -25,7 +24,6 @@ from axonn_ext.pipeline.failures import Failures, PipelineError
 from axonn_ext.pipeline.groups import make_group
 from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.messages import DIRECTIONS, HEADER, Delay, Form, Message
-from axonn_ext.pipeline.nccl import NcclIncoming, NcclOutgoing, event_after
 from axonn_ext.pipeline.wires import (
     Channels,
     GlooIncoming,
@@ -43,12 +41,11 @@ _Key = tuple[str, str, int]  # phase, direction, stage
 
 @dataclass
 class _Job:
-    """A message to send (tensor, from which event on, when) or to receive."""
+    """A message to send (tensor, when) or to receive."""
 
     phase: str
     message: Message
     tensor: Tensor | None = None
-    ready: torch.cuda.Event | None = None
     due: float = 0.0
 
     @property
@@ -59,8 +56,8 @@ class _Job:
 class Links:
     """Sends to both neighbours of a stage and receives from them, each in a thread of its own.
 
-    All ranks of a pipeline must make theirs in the same order. device: of the messages. shares:
-    whether CPU ranks of one host send through shared memory. delay: for benchmarks and tests.
+    All ranks of a pipeline must make theirs in the same order. shares: whether ranks of one host
+    send through shared memory. delay: for benchmarks and tests.
     """
 
     def __init__(
@@ -68,7 +65,6 @@ class Links:
         stages: AxisGroup,
         inbox: Inbox,
         failures: Failures,
-        device: torch.device,
         *,
         shares: bool = True,
         delay: Delay | None = None,
@@ -84,7 +80,7 @@ class Links:
         self._senders: list[_C.MessageSender] = []
         self._incoming: list[Incoming] = []
         for direction in DIRECTIONS:
-            outgoing, incoming = self._connect(direction, device, shares)
+            outgoing, incoming = self._connect(direction, shares)
             self._start(self._sends[direction], partial(self._send, outgoing))
             self._start(self._receives[direction], partial(self._receive, incoming))
             self._incoming.append(incoming)
@@ -109,7 +105,7 @@ class Links:
 
         Raises PipelineError if it has another shape or dtype than those before it.
         """
-        job = _Job(phase, message, tensor, event_after(tensor), time.monotonic())
+        job = _Job(phase, message, tensor, time.monotonic())
         form = Form.of(tensor)
         known = self._forms.setdefault(job.key, form)
         if known != form:
@@ -152,16 +148,11 @@ class Links:
         for jobs in (*self._sends.values(), *self._receives.values()):
             jobs.put(None)
 
-    def _connect(
-        self, direction: str, device: torch.device, shares: bool
-    ) -> tuple[Outgoing, Incoming]:
+    def _connect(self, direction: str, shares: bool) -> tuple[Outgoing, Incoming]:
         """Connects this stage with both neighbours."""
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        group = make_group(f"messages {direction}", self._stages, backend)
+        group = make_group(f"messages {direction}", self._stages)
         up = (self._stages.rank + DIRECTIONS[direction]) % self._stages.size
         down = (self._stages.rank - DIRECTIONS[direction]) % self._stages.size
-        if device.type == "cuda":
-            return NcclOutgoing(group, up, device), NcclIncoming(group, down, device)
         channels = Channels({}, {}, False)
         if shares:
             channels = open_channels(f"messages {direction}", group, to=[up], source=[down])
@@ -195,8 +186,8 @@ class Links:
         try:
             if job.key not in self._told:
                 self._told.add(job.key)
-                outgoing.send(Form.of(tensor).header(), None)
-            outgoing.send(tensor, job.ready)
+                outgoing.send(Form.of(tensor).header())
+            outgoing.send(tensor)
         except Exception as error:  # the neighbour's process has ended, or the network
             self._unsent = f"{job.message} was not sent: {_short(error)}"
 

@@ -83,7 +83,6 @@ class Pipeline:
             lambda: stage(model, grid, self.options, loss=loss, stages=stages)
         )
         self._axis = grid.axis("pipe")
-        self._device = next(self.module.parameters()).device
         self.orchestrator = None if overlap is None else Orchestrator(self.module, overlap)
         self._deferring = DeferredWeightGradients(self.module) if self.options.defers else None
         self._failures = Failures(settings.load().timeout_seconds)
@@ -92,9 +91,8 @@ class Pipeline:
         self._links: Links | None = None
         if self._axis.size > 1:
             self._links = Links(
-                self._axis, self._inbox, self._failures, self._device,
-                shares=self.options.shares, delay=delay,
-            )  # fmt: skip
+                self._axis, self._inbox, self._failures, shares=self.options.shares, delay=delay
+            )
         self._leader = Leader(grid.model_group, self._failures, shares=self.options.shares)
         self._totals = Totals(grid, self._failures)
         self._stats = StepStats()
@@ -192,9 +190,8 @@ class Pipeline:
         if self._failed:
             raise PipelineError(f"this pipeline is of no use any more: {self._failed}")
         run = StepRun(
-            self._model, phase=phase, rank=self._axis.rank, device=self._device,
-            inbox=self._inbox, links=self._links, deferring=self._deferring,
-            deferred_limit=self.options.deferred_bytes,
+            self._model, phase=phase, rank=self._axis.rank, inbox=self._inbox, links=self._links,
+            deferring=self._deferring, deferred_limit=self.options.deferred_bytes,
             no_sync=None if self.orchestrator is None else self.orchestrator.no_sync,
         )  # fmt: skip
         waited = self._failures.waited_seconds
@@ -231,8 +228,8 @@ class Pipeline:
             self._links.wait_for_sends()
         run.now = "the sum of the losses"
         # Stages that are done wait here for the others, and learn if one of them fails.
-        total = self._totals.sum(run.loss(), {*self._model.loss_axes, "pipe"}, "losses")
-        return total.to(self._device)
+        loss = run.loss(next(self.module.parameters()).device)
+        return self._totals.sum(loss, {*self._model.loss_axes, "pipe"}, "losses")
 
     def _order(self, phase: str, stage: int, count: int) -> Sequence[Task]:
         """Returns the tasks of a stage in an order in which messages to and from it can come.

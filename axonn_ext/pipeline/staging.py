@@ -81,6 +81,12 @@ def _checked(model: StagedModel, grid: Grid, options: PipelineOptions) -> Staged
         )
     if options.chunks > 1 and pipe == 1:
         raise ValueError("Pipeline: schedule 'interleaved' needs pipe >= 2, got pipe=1")
-    if next(model.module.parameters(), None) is None:
+    first = next(model.module.parameters(), None)
+    if first is None:
         raise ValueError("Pipeline: every stage must have a parameter, but this one has none")
+    if first.device.type != "cpu":
+        raise ValueError(
+            f"Pipeline: parameters must be on the CPU, got {first.device}: messages between GPUs "
+            "are not available yet"
+        )
     return model

@@ -24,13 +24,13 @@ class Totals:
         self._group: ProcessGroup | None = make_group("totals") if grid.world_size > 1 else None
 
     def sum(self, number: Tensor, axes: Collection[str], what: str) -> Tensor:
-        """Returns the sum over these axes, in fp64, on the CPU and equal on all ranks.
+        """Returns the sum over these axes, in fp64 and equal on all ranks.
 
         Ranks that differ along other axes must have the same number: the first of them counts.
         Raises PipelineError if they clearly have not; what rounds differently on them may pass.
         """
         others = sorted(axis for axis in self._grid.coords if axis not in axes)
-        own = number.detach().double().cpu()
+        own = number.detach().double()
         counts = all(self._grid.coords[axis] == 0 for axis in others)
         counted = own if counts else torch.zeros_like(own)
         total, of_all, size = self._reduce(

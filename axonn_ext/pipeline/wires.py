@@ -1,4 +1,4 @@
-"""One-way connections between CPUs: through memory that they share, or over gloo.
+"""One-way connections between ranks: through memory that they share, or over gloo.
 
 Ranks of one host share memory. The sender copies a message there, and the receiver uses it in
 place; the memory is the sender's again when no tensor of the receiver uses it any more.
@@ -23,11 +23,8 @@ from axonn_ext.pipeline.messages import Form
 class Outgoing(Protocol):
     """Where messages to a rank go."""
 
-    def send(self, tensor: Tensor, ready: torch.cuda.Event | None) -> None:
-        """Returns when the tensor may change. Raises RuntimeError if it cannot be sent.
-
-        ready: on a GPU, the event after which the tensor has its values.
-        """
+    def send(self, tensor: Tensor) -> None:
+        """Returns when the tensor may change. Raises RuntimeError if it cannot be sent."""
         ...
 
 
@@ -100,7 +97,7 @@ class SharedOutgoing:
     def __init__(self, sender: _C.MessageSender) -> None:
         self._sender = sender
 
-    def send(self, tensor: Tensor, ready: torch.cuda.Event | None) -> None:
+    def send(self, tensor: Tensor) -> None:
         self._sender.send(tensor)
 
 
@@ -124,7 +121,7 @@ class GlooOutgoing:
     def __init__(self, group: ProcessGroup, peer: int) -> None:
         self._group, self._peer = group, peer
 
-    def send(self, tensor: Tensor, ready: torch.cuda.Event | None) -> None:
+    def send(self, tensor: Tensor) -> None:
         _wait(dist.isend(tensor.contiguous(), group=self._group, group_dst=self._peer))
 
 
