@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -48,11 +47,9 @@ class Leader:
         if self._group is not None and shares:
             others = range(1, model.size)
             self._channels = open_channels(
-                "decisions", self._group,
+                "decisions", model,
                 to=others if self.is_leader else (), source=() if self.is_leader else (0,),
             )  # fmt: skip
-        for receiver in self._channels.receivers.values():
-            weakref.finalize(self, receiver.stop)
 
     def decide(self, choose: Callable[[], str]) -> str:
         """Returns what `choose` returns on the leader. Raises PipelineError if that has failed."""

@@ -29,6 +29,7 @@ class Inbox:
         self._broken: dict[str, str] = {}  # direction -> why nothing more arrives
         self._room = dict.fromkeys(DIRECTIONS, _ROOM)  # how many more may arrive
         self._is_closed = False
+        self._gave_up = ""  # why waiting is of no use
 
     @property
     def waited_seconds(self) -> float:
@@ -58,6 +59,17 @@ class Inbox:
             self._broken[direction] = why
             self._changed.notify_all()
 
+    def give_up(self, why: str) -> None:
+        """Ends all waiting: something has failed, for want of which no message will come."""
+        with self._changed:
+            self._gave_up = self._gave_up or why
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raises PipelineError if waiting is of no use."""
+        if self._gave_up:
+            raise self._failures.error(self._gave_up)
+
     def has(self, message: Message) -> bool:
         """Whether the message has arrived, so that `take` returns at once."""
         with self._changed:
@@ -85,7 +97,9 @@ class Inbox:
 
     def _wait(self, messages: Sequence[Message], seconds: float) -> bool:
         def ready() -> bool:
-            return any(m in self._arrived or m.direction in self._broken for m in messages)
+            return bool(self._gave_up) or any(
+                m in self._arrived or m.direction in self._broken for m in messages
+            )
 
         with self._changed:
             return self._changed.wait_for(ready, seconds) and self._look(messages)
@@ -94,6 +108,7 @@ class Inbox:
         """Whether a message is there. Raises PipelineError where none can come any more."""
         if any(message in self._arrived for message in messages):
             return True
+        self.check()
         message = next(m for m in messages if m.direction in self._broken)
         raise self._failures.error(f"{self._missing([message])}: {self._broken[message.direction]}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -50,6 +51,10 @@ class Form:
                 f"{_MOST_DIMS} dims, got {tensor.dtype} of shape {list(tensor.shape)}"
             )
         return cls(tuple(tensor.shape), tensor.dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def header(self) -> Tensor:
         """Returns the form as numbers, which go before the first message."""

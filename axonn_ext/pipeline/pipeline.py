@@ -153,24 +153,19 @@ class Pipeline:
     def close(self) -> None:
         """Ends the threads of messages. All ranks call it between steps.
 
-        After a failure, the model is only set free for another pipeline. The groups stay until
-        those of torch.distributed are destroyed.
+        After a failure it does not wait for messages. The groups stay until those of
+        torch.distributed are destroyed.
         """
-        self._detach()
-        if self._failed:
-            return
-        if self._links is not None:
-            self._links.close()
-        self._failed = "it is closed"
-
-    def _detach(self) -> None:
-        """Lets the model's modules communicate and compute their gradients themselves."""
-        if self._failed and self._links is not None:
-            self._links.abandon()
         if self.orchestrator is not None:
             self.orchestrator.close()
         if self._deferring is not None:
             self._deferring.close()
+        if self._links is not None:
+            if self._failed:
+                self._links.abandon()
+            else:
+                self._links.close()
+        self._failed = self._failed or "it is closed"
 
     def __enter__(self) -> Pipeline:
         return self
@@ -181,10 +176,9 @@ class Pipeline:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self._detach()
+        if kind is not None:
+            self._failed = self._failed or f"{kind.__name__}: {error}"
+        self.close()
 
     def _run(self, phase: str, micro_batches: Sequence[Any], num_labels: float | None) -> Tensor:
         if self._failed:
@@ -216,7 +210,8 @@ class Pipeline:
     ) -> Tensor:
         """Runs a step, and returns its loss."""
         count = len(micro_batches)
-        self._totals.compare(count, "micro-batches")
+        forgotten = 0 if self._links is None else self._links.num_forgotten
+        self._totals.compare({"micro-batches": count, "calls of forget_shapes": forgotten})
         if not count:
             raise ValueError("Pipeline: micro_batches must not be empty, got none")
         orders = [self._order(phase, stage, count) for stage in range(self._axis.size)]

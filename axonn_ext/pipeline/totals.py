@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 import torch.distributed as dist
@@ -44,13 +44,17 @@ class Totals:
             )
         return total
 
-    def compare(self, number: int, what: str) -> None:
-        """Raises PipelineError if ranks have different numbers."""
-        most, least = self._reduce(torch.tensor([number, -number]), dist.ReduceOp.MAX, what)
-        if most != -least:
-            raise PipelineError(
-                f"all ranks must pass as many {what}, got {number}, and from {-least} to {most}"
-            )
+    def compare(self, numbers: Mapping[str, int]) -> None:
+        """Raises PipelineError if ranks have different numbers of something."""
+        own = torch.tensor(list(numbers.values()))
+        most, least = self._reduce(torch.stack([own, -own]), dist.ReduceOp.MAX, "numbers")
+        for what, number, high, low in zip(
+            numbers, own.tolist(), most.tolist(), (-least).tolist(), strict=True
+        ):
+            if high != low:
+                raise PipelineError(
+                    f"all ranks must have as many {what}, got {number}, and from {low} to {high}"
+                )
 
     def _reduce(self, values: Tensor, op: dist.ReduceOp.RedOpType, what: str) -> Tensor:
         if self._group is not None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from axonn_ext import _C, settings
+from axonn_ext.grid import AxisGroup
 from axonn_ext.pipeline.groups import PATIENCE
 from axonn_ext.pipeline.messages import Form
 
@@ -53,14 +54,14 @@ class Channels:
 
 
 def open_channels(
-    name: str, group: ProcessGroup, *, to: Sequence[int], source: Sequence[int]
+    name: str, axis: AxisGroup, *, to: Sequence[int], source: Sequence[int]
 ) -> Channels:
-    """Opens channels to and from ranks of the group that share memory with this one.
+    """Opens channels to and from ranks of the axis that share memory with this one.
 
-    Collective over the group; a rank that is named in `to` names this one in `source`.
+    Collective over the axis; a rank that is named in `to` names this one in `source`.
     Collectives: two all-gathers of objects.
     """
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    group, rank, size = axis.process_group, axis.rank, axis.size
     senders = _senders(f"{name} of rank {rank}", to)
     addresses: list[dict[int, str]] = [{}] * size
     dist.all_gather_object(addresses, {n: s.address for n, s in senders.items()}, group=group)
@@ -109,7 +110,11 @@ class SharedIncoming:
 
     def receive(self, form: Form) -> Tensor | None:
         found = self._receiver.receive(seconds=PATIENCE.total_seconds())
-        return None if found is None else found.view(form.dtype).view(form.shape)
+        if found is None:
+            return None
+        if found.numel() != form.num_bytes:
+            raise RuntimeError(f"it has {found.numel()} bytes, where {form} has {form.num_bytes}")
+        return found.view(form.dtype).view(form.shape)
 
     def stop(self) -> None:
         self._receiver.stop()

@@ -59,12 +59,13 @@ void receive_all(MessageReceiver& receiver, uint32_t count) {
       continue;
     }
     const auto index = static_cast<int64_t>(random() % held.size());
-    const auto [data, bytes, which] = held[static_cast<size_t>(index)];
-    const auto expected = message(which);
-    ASSERT_EQ(static_cast<size_t>(bytes), expected.size());
-    ASSERT_TRUE(std::equal(expected.begin(), expected.end(), reinterpret_cast<uint8_t*>(data)));
-    std::fill_n(data, bytes, std::byte{0xee});  // the receiver may write, too
-    receiver.release(which);
+    const ReceivedMessage chosen = held[static_cast<size_t>(index)];
+    const auto expected = message(chosen.number);
+    ASSERT_EQ(static_cast<size_t>(chosen.bytes), expected.size());
+    ASSERT_TRUE(
+        std::equal(expected.begin(), expected.end(), reinterpret_cast<uint8_t*>(chosen.data)));
+    std::fill_n(chosen.data, chosen.bytes, std::byte{0xee});  // the receiver may write, too
+    receiver.release(chosen);
     held.erase(held.begin() + index);
   }
 }
@@ -81,7 +82,7 @@ TEST(MessageChannel, ThreadsGetMessagesInOrderAndUseBlocksAgain) {
   const int64_t before = sender.num_bytes();
   for (uint32_t number = 2000; number < 2100; ++number) {
     send(sender, std::vector<uint8_t>(4096));
-    receiver->release(receiver->receive(kLong)->number);
+    receiver->release(*receiver->receive(kLong));
   }
   EXPECT_LE(sender.num_bytes(), before + 4096);
 }
@@ -152,34 +153,62 @@ TEST(MessageChannel, SaysWhenThereIsNoRoom) {
   for (int i = 0; i < 2; ++i) send(sender, std::vector<uint8_t>(1 << 15));
   expect_contains(error_of([&] { send(sender, std::vector<uint8_t>(1 << 15)); }),
                   {"32768 bytes", "2 messages", "65536 bytes (AXONN_SYMMETRIC_MEMORY_BYTES)"});
-  receiver->release(receiver->receive(kLong)->number);
+  receiver->release(*receiver->receive(kLong));
   send(sender, std::vector<uint8_t>(1 << 15));  // now there is some
 }
 
 TEST(MessageChannel, HoldsAsManyMessagesAsItSays) {
-  MessageSender sender("test", int64_t{kMostMessages + 1} << 12);
+  MessageSender sender("test", kMostBlocks << 13);
   const auto receiver = sender.receiver_in_this_process();
-  for (Epoch number = 0; number < kMostMessages; ++number) send(sender, {});
-  expect_contains(error_of([&] { send(sender, {}); }), {"16384 messages"});
-  for (Epoch number = 0; number < kMostMessages; ++number) {
-    ASSERT_EQ(receiver->receive(kLong)->number, number);
+  // Of two sizes, so that no size has all blocks.
+  for (int64_t n = 0; n < kMostBlocks; ++n) send(sender, std::vector<uint8_t>(n % 2 ? 5000 : 1));
+  expect_contains(error_of([&] { send(sender, {}); }), {"16384 messages", "at most 16384"});
+  std::vector<ReceivedMessage> received;
+  for (Epoch number = 0; number < kMostBlocks; ++number) {
+    received.push_back(*receiver->receive(kLong));
+    ASSERT_EQ(received.back().number, number);
+    ASSERT_EQ(received.back().bytes, number % 2 ? 5000 : 1);
   }
-  receiver->release(77);
+  receiver->release(received[78]);
   send(sender, {});
-  EXPECT_EQ(receiver->receive(kLong)->number, kMostMessages);
+  EXPECT_EQ(receiver->receive(kLong)->number, kMostBlocks);
+}
+
+TEST(MessageChannel, AMessageThatIsHeldForLongCostsNoMemory) {
+  MessageSender sender("test", kSpace);
+  const auto receiver = sender.receiver_in_this_process();
+  send(sender, {1});
+  for (int round = 0; round < 3; ++round) {
+    const auto held = *receiver->receive(kLong);
+    for (int64_t n = 0; n < kMostBlocks; ++n) {
+      send(sender, {1});
+      receiver->release(*receiver->receive(kLong));
+    }
+    send(sender, {1});  // the one that is held next
+    receiver->release(held);
+  }
+  EXPECT_EQ(sender.num_bytes(), 2 * 4096);
+}
+
+TEST(MessageChannel, AMessageThatIsNotPostedCostsNoMemory) {
+  MessageSender sender("test", 1 << 12);
+  const auto receiver = sender.receiver_in_this_process();
+  sender.begin(10);
+  send(sender, {3});
+  EXPECT_EQ(*receiver->receive(kLong)->data, std::byte{3});
 }
 
 TEST(MessageChannel, AForkReleasesNothing) {
   MessageSender sender("test", 1 << 12);
   const auto receiver = sender.receiver_in_this_process();
   send(sender, {9});
-  const auto number = receiver->receive(kLong)->number;
-  const pid_t child = fork_child([&] { receiver->release(number); });
+  const auto received = *receiver->receive(kLong);
+  const pid_t child = fork_child([&] { receiver->release(received); });
   int status = 0;
   waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
   EXPECT_NE(error_of([&] { send(sender, {1}); }), "");
-  receiver->release(number);
+  receiver->release(received);
   send(sender, {1});
 }
 

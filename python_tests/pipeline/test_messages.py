@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -14,9 +20,10 @@ from torch import Tensor, nn
 
 from axonn_ext import GridShape, full_gradients
 from axonn_ext.models import ParallelConfig
-from axonn_ext.pipeline import Pipeline, PipelineOptions, wires
+from axonn_ext.pipeline import Pipeline, PipelineError, PipelineOptions, wires
 from grids import grid_of
 from pipeline_cases import config_of, make, own_batches
+from worker_pool import WorkerPool
 
 PAGE = 4096
 
@@ -94,20 +101,112 @@ def test_memory_of_messages_is_used_again(pool) -> None:
     assert second[-1] <= (4 + 2) * 2 * PAGE + PAGE
 
 
-def threads_after_a_failure() -> int:
-    grid = grid_of(GridShape(pipe=2))
-    pipeline = Pipeline([nn.Linear(4, 4), nn.Linear(4, 4)], grid, loss=F.mse_loss)
-    with pytest.raises(RuntimeError), pipeline:
-        pipeline.step([(torch.ones(1, 4), torch.ones(1, 3))])  # no loss has these shapes
-    until = time.monotonic() + 20
-    while (left := _num_threads()) and time.monotonic() < until:
-        time.sleep(0.01)
-    return left
-
-
-def _num_threads() -> int:
+def num_threads() -> int:
     return sum(thread.name == "axonn pipeline" for thread in threading.enumerate())
 
 
-def test_no_thread_is_left_after_a_failure(pool) -> None:
-    assert pool(2).run(threads_after_a_failure) == [0, 0]
+def num_segments() -> int:
+    return Path("/proc/self/maps").read_text().count("axonn:messages")
+
+
+def two_layers() -> Pipeline:
+    grid = grid_of(GridShape(pipe=2))
+    return Pipeline([nn.Linear(4, 4), nn.Linear(4, 4)], grid, loss=F.mse_loss)
+
+
+def threads_after(case: str) -> tuple[int, int]:
+    """Threads and segments that are left of a pipeline that ended in this way."""
+    pipeline = two_layers()
+    x, bad = torch.ones(1, 4), torch.ones(1, 3)  # no loss has these shapes
+    if case == "dropped":
+        pipeline.step([(x, x)])
+    else:
+        with pytest.raises((RuntimeError, KeyError)), pipeline:
+            pipeline.step([(x, bad if case == "step" else x)])
+            raise KeyError("the user's own")
+    del pipeline
+    gc.collect()
+    return num_threads(), num_segments()
+
+
+@pytest.mark.parametrize("case", ["dropped", "step", "own"])
+def test_no_thread_and_no_memory_is_left(pool, case) -> None:
+    assert pool(2).run(threads_after, case) == [(0, 0)] * 2
+
+
+FAILS = """
+import torch, torch.distributed as dist
+import axonn_ext
+from axonn_ext.pipeline import Pipeline
+dist.init_process_group("gloo")
+pipeline = Pipeline([torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)], axonn_ext.Grid(pipe=2),
+                    loss=torch.nn.functional.mse_loss)
+pipeline.step([(torch.ones(1, 4), torch.ones(1, 4))])
+if {caught}:
+    try:
+        with pipeline:
+            pipeline.step([(torch.ones(1, 4), torch.ones(1, 3))])
+    except RuntimeError:
+        pass
+else:
+    pipeline.step([(torch.ones(1, 4), torch.ones(1, 3))])
+"""
+
+
+@pytest.mark.parametrize("caught", [True, False])
+def test_a_process_ends_cleanly_after_a_failure(tmp_path, caught) -> None:
+    """A thread of messages that wakes up while the interpreter ends would abort the process."""
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS.format(caught=caught))
+    codes = []
+    for attempt in range(2):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = str(server.getsockname()[1])
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, script], stderr=subprocess.PIPE, text=True,
+                env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": port,
+                     "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"},
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+        assert not any("terminate called" in text for text in errors), errors[attempt]
+        codes += [rank.returncode for rank in ranks]
+    assert codes == [0 if caught else 1] * 4
+
+
+def forgets_alone() -> str:
+    grid = grid_of(GridShape(pipe=2))
+    x = torch.ones(5, 4)  # as many bytes as what tells a form
+    with pytest.raises(PipelineError) as error, two_layers() as pipeline:
+        pipeline.step([(x, x)])
+        if grid.rank == 0:
+            pipeline.forget_shapes()
+        pipeline.step([(x, x)])
+    return str(error.value)
+
+
+def test_all_ranks_must_forget_shapes(pool) -> None:
+    for text in pool(2).run(forgets_alone):
+        assert "all ranks must have as many calls of forget_shapes" in text
+
+
+def finds_no_room() -> tuple[str, float]:
+    x = torch.ones(2 << 20, 1)
+    layers = [nn.Linear(1, 1), nn.Linear(1, 1)]
+    began = time.monotonic()
+    with pytest.raises(PipelineError) as error:
+        with Pipeline(layers, grid_of(GridShape(pipe=2)), loss=F.mse_loss) as pipeline:
+            pipeline.step([(x, x)])
+    return str(error.value), time.monotonic() - began
+
+
+def test_a_message_without_room_is_named_at_once(monkeypatch) -> None:
+    monkeypatch.setenv("AXONN_SYMMETRIC_MEMORY_BYTES", str(1 << 20))
+    pool = WorkerPool(2)
+    for text, seconds in pool.run(finds_no_room):
+        assert "a message of 8388608 bytes finds no room" in text
+        assert "AXONN_SYMMETRIC_MEMORY_BYTES" in text
+        assert seconds < 30
+    pool.close()

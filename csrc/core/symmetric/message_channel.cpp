@@ -12,19 +12,21 @@
 
 namespace axonn::comm {
 
-// Zeros stand for a new ring, as a new segment has them. Of a message, `offset` and `bytes` are
-// written before it is posted; `released` becomes its number plus one.
+// Zeros stand for a new ring, as a new segment has them. Of a message, `offset`, `bytes` and
+// `block` are written before it is posted. Every message that is not received yet has a block of
+// its own, so its entry is not used again before.
 struct MessageRing {
   struct Entry {
     int64_t offset;
     int64_t bytes;
-    std::atomic<Epoch> released;
+    int64_t block;
   };
 
   EpochFlag posted;
   SharedWord sender_left;
   SharedWord receiver_sleeps;
-  Entry entries[kMostMessages];
+  Entry entries[kMostBlocks];                // by the number of the message
+  std::atomic<Epoch> released[kMostBlocks];  // by block: the number of the message, plus one
 };
 
 namespace {
@@ -63,8 +65,8 @@ std::unique_ptr<MessageReceiver> MessageSender::receiver_in_this_process() const
 
 void MessageSender::reclaim() {
   std::erase_if(used_, [&](const Block& block) {
-    const auto& entry = ring().entries[block.message % kMostMessages];
-    if (entry.released.load(std::memory_order_acquire) != block.message + 1) return false;
+    const auto& released = ring().released[block.index];
+    if (released.load(std::memory_order_acquire) != block.message + 1) return false;
     free_[block.capacity].push_back(block);
     return true;
   });
@@ -81,37 +83,38 @@ MessageSender::Block MessageSender::take(int64_t bytes) {
     blocks.pop_back();
     return block;
   }
-  if (capacity > segment_->size() - end_ || used_.size() >= kMostMessages) {
+  if (capacity > segment_->size() - end_ || num_blocks_ == kMostBlocks) {
     std::ostringstream text;
     text << "a message of " << bytes << " bytes finds no room: " << used_.size()
-         << " messages before it are not used yet, of at most " << kMostMessages << ", and of "
-         << segment_->size() - kRingBytes << " bytes (AXONN_SYMMETRIC_MEMORY_BYTES) "
-         << end_ - kRingBytes << " are taken";
+         << " messages before it are still used, and of " << segment_->size() - kRingBytes
+         << " bytes (AXONN_SYMMETRIC_MEMORY_BYTES) " << end_ - kRingBytes << " are taken, in "
+         << num_blocks_ << " blocks of at most " << kMostBlocks;
     throw CommunicationError(text.str());
   }
   end_ += capacity;
-  return {end_ - capacity, capacity, 0, 0};
+  return {num_blocks_++, end_ - capacity, capacity, 0, 0};
 }
 
 std::byte* MessageSender::begin(int64_t bytes) {
   if (!process_.is_this()) throw CommunicationError("a fork of the process cannot send messages");
+  if (next_) free_[next_->capacity].push_back(*next_);
+  next_.reset();
   next_ = take(bytes);
-  next_.message = posted_;
   next_bytes_ = bytes;
   const int64_t pages = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
-  num_bytes_ += std::max<int64_t>(pages - next_.written, 0);
-  next_.written = std::max(next_.written, pages);
-  return segment_->data() + next_.offset;
+  num_bytes_ += std::max<int64_t>(pages - next_->written, 0);
+  next_->written = std::max(next_->written, pages);
+  return segment_->data() + next_->offset;
 }
 
 // The receiver announces that it sleeps and then looks at `posted` once more; this function raises
 // `posted` and then looks at the announcement. All four steps are sequentially consistent, so at
 // least one side sees the other.
 void MessageSender::post() {
-  auto& entry = ring().entries[posted_ % kMostMessages];
-  entry.offset = next_.offset;
-  entry.bytes = next_bytes_;
-  used_.push_back(next_);
+  next_->message = posted_;
+  ring().entries[posted_ % kMostBlocks] = {next_->offset, next_bytes_, next_->index};
+  used_.push_back(*next_);
+  next_.reset();
   ring().posted.raise_to(++posted_);
   if (ring().receiver_sleeps.value.load() != 0) futex_wake(ring().posted.value);
 }
@@ -162,13 +165,13 @@ std::optional<ReceivedMessage> MessageReceiver::receive(std::chrono::duration<do
     if (obstacle.empty()) return std::nullopt;
     throw CommunicationError(obstacle);
   }
-  const auto& entry = ring().entries[received_ % kMostMessages];
-  return ReceivedMessage{segment_->data() + entry.offset, entry.bytes, received_++};
+  const auto& [offset, bytes, block] = ring().entries[received_ % kMostBlocks];
+  return ReceivedMessage{segment_->data() + offset, bytes, received_++, block};
 }
 
-void MessageReceiver::release(Epoch number) {
+void MessageReceiver::release(const ReceivedMessage& message) {
   if (!process_.is_this()) return;
-  ring().entries[number % kMostMessages].released.store(number + 1, std::memory_order_release);
+  ring().released[message.block].store(message.number + 1, std::memory_order_release);
 }
 
 void MessageReceiver::stop() {

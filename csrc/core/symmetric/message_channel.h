@@ -24,8 +24,8 @@
 
 namespace axonn::comm {
 
-// The most messages of a channel that may be posted and not released.
-inline constexpr Epoch kMostMessages = 1 << 14;
+// The most blocks of a channel, and so the most messages that are not released at a time.
+inline constexpr int64_t kMostBlocks = 1 << 14;
 
 struct MessageRing;  // the beginning of the segment
 
@@ -59,10 +59,11 @@ class MessageSender {
 
  private:
   struct Block {
+    int64_t index;
     int64_t offset;
     int64_t capacity;  // a power of two
     int64_t written;   // the most bytes that a message has written, in whole pages
-    Epoch message;
+    Epoch message;     // the last one there
   };
 
   MessageRing& ring() const;
@@ -73,9 +74,10 @@ class MessageSender {
   OwnProcess process_;
   std::map<int64_t, std::vector<Block>> free_;  // by capacity
   std::vector<Block> used_;                     // of messages that may not be released yet
-  int64_t end_;                                 // of all blocks
+  int64_t num_blocks_ = 0;
+  int64_t end_;  // of all blocks
   std::atomic<int64_t> num_bytes_ = 0;
-  Block next_{};
+  std::optional<Block> next_;  // of a message that is not posted yet
   int64_t next_bytes_ = 0;
   Epoch posted_ = 0;
 };
@@ -84,6 +86,7 @@ struct ReceivedMessage {
   std::byte* data;
   int64_t bytes;
   Epoch number;
+  int64_t block;
 };
 
 // The side that receives. One thread at a time may receive; any may release and stop.
@@ -99,7 +102,7 @@ class MessageReceiver {
   // CommunicationError if no message is there and the sender has left or died.
   std::optional<ReceivedMessage> receive(std::chrono::duration<double> timeout);
   // Gives the memory of a message back. A fork of the process does nothing here.
-  void release(Epoch number);
+  void release(const ReceivedMessage& message);
   // Ends all waiting, now and later.
   void stop();
 

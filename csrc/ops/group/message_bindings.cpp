@@ -33,7 +33,7 @@ std::optional<at::Tensor> receive(const std::shared_ptr<comm::MessageReceiver>& 
   if (!message) return std::nullopt;
   return at::from_blob(
       message->data, {message->bytes},
-      [receiver, number = message->number](void*) { receiver->release(number); },
+      [receiver, message = *message](void*) { receiver->release(message); },
       at::TensorOptions().dtype(at::kByte));
 }
 

@@ -1,0 +1,142 @@
+"""Threads that send the messages of one direction to a neighbour, or receive them from one."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from axonn_ext.pipeline.inbox import Inbox
+from axonn_ext.pipeline.messages import HEADER, Form, Message
+from axonn_ext.pipeline.wires import Incoming, Outgoing
+
+Key = tuple[str, str, int]  # phase, direction, stage: whose messages have one form
+_JOIN_SECONDS = 1.0
+
+
+@dataclass
+class Job:
+    """A message to send (tensor, when) or to receive."""
+
+    phase: str
+    message: Message
+    tensor: Tensor | None = None
+    due: float = 0.0
+
+    @property
+    def key(self) -> Key:
+        return self.phase, self.message.direction, self.message.stage
+
+
+class Carrier:
+    """Does jobs one after the other, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._jobs = queue.Queue[Job | None]()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="axonn pipeline")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def add(self, job: Job) -> None:
+        self._jobs.put(job)
+
+    def has_done_all(self, seconds: float) -> bool:
+        """Whether all jobs are done, now or within so many seconds."""
+        jobs = self._jobs
+        with jobs.all_tasks_done:
+            return jobs.all_tasks_done.wait_for(lambda: not jobs.unfinished_tasks, seconds)
+
+    def end(self) -> None:
+        """Ends the thread after the jobs that there are."""
+        self._jobs.put(None)
+
+    def stop(self) -> None:
+        """Ends the wait of a job, where that is possible."""
+
+    def join(self, seconds: float | None = None) -> None:
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._carry(job)
+            finally:
+                job.tensor = None
+                del job
+                self._jobs.task_done()
+
+    def _carry(self, job: Job) -> None:
+        raise NotImplementedError
+
+
+class Sender(Carrier):
+    """Sends messages. One that cannot be sent ends all waiting for other messages."""
+
+    def __init__(self, outgoing: Outgoing, inbox: Inbox) -> None:
+        super().__init__()
+        self._outgoing, self._inbox = outgoing, inbox
+        self.told: set[Key] = set()  # whose form the neighbour knows
+        self._has_failed = False
+
+    def _carry(self, job: Job) -> None:
+        tensor = job.tensor
+        assert tensor is not None
+        if self._has_failed:
+            return
+        time.sleep(max(0.0, job.due - time.monotonic()))
+        try:
+            if job.key not in self.told:
+                self.told.add(job.key)
+                self._outgoing.send(Form.of(tensor).header())
+            self._outgoing.send(tensor)
+        except Exception as error:  # no room, a neighbour's process that has ended, or the network
+            self._has_failed = True
+            self._inbox.give_up(f"{job.message} was not sent: {_short(error)}")
+
+
+class Receiver(Carrier):
+    """Receives messages."""
+
+    def __init__(self, incoming: Incoming, inbox: Inbox) -> None:
+        super().__init__()
+        self._incoming, self._inbox = incoming, inbox
+        self.forms: dict[Key, Form] = {}
+
+    def stop(self) -> None:
+        self._incoming.stop()
+
+    def _carry(self, job: Job) -> None:
+        self._inbox.wait_for_room(job.message.direction)
+        try:
+            if job.key not in self.forms:
+                header = self._incoming.receive(HEADER)
+                if header is None:
+                    return
+                self.forms[job.key] = Form.read(header)
+            tensor = self._incoming.receive(self.forms[job.key])
+            if tensor is not None:
+                self._inbox.put(job.message, tensor)
+        except Exception as error:
+            self._inbox.fail(job.message.direction, _short(error))
+
+
+def end_at_once(carriers: Iterable[Carrier], inbox: Inbox) -> None:
+    """Ends the threads, but those that wait for gloo.
+
+    A thread that woke up in C++ while the interpreter ends would end the process with SIGABRT.
+    """
+    inbox.close()
+    for carrier in carriers:
+        carrier.end()
+        carrier.stop()
+    for carrier in carriers:
+        carrier.join(_JOIN_SECONDS)
+
+
+def _short(error: Exception) -> str:
+    return str(error).partition("\n")[0]
