@@ -43,7 +43,8 @@ schedules (--case):
   1f1b, gpipe, zero_bubble     in a fixed order; zero_bubble computes weight gradients later
   interleaved                  with two chunks on each stage
   message_driven               what has arrived, with up to 2 x 1f1b's micro-batches in flight
-  message_driven-1             the same, with as many as 1f1b
+  message_driven-c10d          the same, with all messages over c10d, as between hosts
+  message_driven-1             message_driven, with as many as 1f1b
   message_driven-deferred      message_driven, with weight gradients when no message is there
   message_driven-deferred-4    the same, of at most 4 micro-batches on a stage
   message_driven-1-deferred-4  the same, with as many in flight as 1f1b

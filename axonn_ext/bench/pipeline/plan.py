@@ -24,6 +24,7 @@ class CaseSpec:
 
     system: "ours" or "torch". in_flight: see PipelineOptions. defers: "message_driven" computes
     weight gradients later. most_deferred: of how many micro-batches they may wait; 0: of all.
+    transport: see PipelineOptions.
     """
 
     name: str
@@ -33,13 +34,14 @@ class CaseSpec:
     in_flight: int = 2
     defers: bool = False
     most_deferred: int = 0
+    transport: str = "auto"
 
     def options(self, ranks_per_stage: int) -> PipelineOptions:
         """Returns the options of our pipeline. A rank has its part of what is deferred."""
         held = self.most_deferred * BYTES_PER_MICRO_BATCH // ranks_per_stage
         return PipelineOptions(
             self.schedule, chunks=self.chunks, in_flight=self.in_flight, defer_weights=self.defers,
-            deferred_bytes=held,
+            deferred_bytes=held, transport=self.transport,
         )  # fmt: skip
 
 
@@ -51,6 +53,7 @@ CASES = {
         CaseSpec("interleaved", "interleaved", chunks=2),
         CaseSpec("zero_bubble", "zero_bubble"),
         CaseSpec("message_driven", "message_driven"),
+        CaseSpec("message_driven-c10d", "message_driven", transport="c10d"),
         CaseSpec("message_driven-1", "message_driven", in_flight=1),
         CaseSpec("message_driven-deferred", "message_driven", defers=True),
         CaseSpec("message_driven-deferred-4", "message_driven", defers=True, most_deferred=4),
