@@ -19,6 +19,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from axonn_ext import ops, settings  # noqa: F401  (ops registers torch.ops.axonn)
+from axonn_ext.side_groups import SideGroups
 from axonn_ext.spec.grid import AXES, GridShape
 
 _WATCHDOG_SECONDS = 30.0  # c10d's watchdog ends a process so long after AXONN_TIMEOUT_SECONDS
@@ -84,6 +85,7 @@ class Grid:
         self._model_group = self._make_model_group()
         self._ends = self._make_ends(strides[AXES.index("pipe")])
         self._mesh: DeviceMesh | None = None
+        self.side_groups = SideGroups()
 
     def _make_model_group(self) -> AxisGroup:
         """Makes the group of the ranks of x, y and z, which hold one copy of the model.

@@ -13,6 +13,7 @@ from axonn_ext.pipeline.failures import Failures
 from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.links import Links
 from axonn_ext.pipeline.messages import FORWARD, Message
+from axonn_ext.side_groups import SideGroups
 
 
 class Shift:
@@ -25,7 +26,7 @@ class Shift:
     def __init__(self, axis: AxisGroup) -> None:
         failures = Failures(settings.load().timeout_seconds)
         self._inbox = Inbox(axis, failures)
-        self._links = Links(axis, self._inbox, failures)
+        self._links = Links(axis, self._inbox, failures, SideGroups())
         self._own = Message(FORWARD, axis.rank, 0)
         self._next = Message(FORWARD, (axis.rank + 1) % axis.size, 0)
 

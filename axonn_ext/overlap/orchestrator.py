@@ -178,6 +178,16 @@ class Orchestrator:
         for lane in self._lanes.values():
             lane.settle()
 
+    def end_pass(self) -> None:
+        """Ends a pass of a step whose passes come in no fixed order.
+
+        A pass is a forward or a backward of one micro-batch, say. The order of its weights is then
+        learned and predicted by itself, whatever came before. Weights stay gathered as the budget
+        allows.
+        """
+        if self._weights is not None:
+            self._weights.end_pass()
+
     def end_step(self) -> None:
         """Drops the gathered weights and the gradients that are being summed.
 

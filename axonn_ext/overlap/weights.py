@@ -127,6 +127,11 @@ class GatheredWeights:
             held, self._held = self._held, None
             self._release(held)
 
+    def end_pass(self) -> None:
+        """See `Orchestrator.end_pass`."""
+        self.end_backward()
+        self._plan.end_pass()
+
     def end_step(self) -> None:
         """Frees all gathered weights, because the parameters are about to change."""
         self.end_backward()

@@ -75,11 +75,11 @@ class Carrier:
 
 
 class Sender(Carrier):
-    """Sends messages. One that cannot be sent ends all waiting for other messages."""
+    """Sends messages to a rank. One that cannot be sent ends all waiting for other messages."""
 
-    def __init__(self, outgoing: Outgoing, inbox: Inbox) -> None:
+    def __init__(self, outgoing: Outgoing, inbox: Inbox, *, to: int) -> None:
         super().__init__()
-        self._outgoing, self._inbox = outgoing, inbox
+        self._outgoing, self._inbox, self._to = outgoing, inbox, to
         self.told: set[Key] = set()  # whose form the neighbour knows
         self._has_failed = False
 
@@ -96,7 +96,7 @@ class Sender(Carrier):
             self._outgoing.send(tensor)
         except Exception as error:  # no room, a neighbour's process that has ended, or the network
             self._has_failed = True
-            self._inbox.give_up(f"{job.message} was not sent: {_short(error)}")
+            self._inbox.give_up(f"{job.message} was not sent to rank {self._to}: {_short(error)}")
 
 
 class Receiver(Carrier):

@@ -9,11 +9,11 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from axonn_ext import _C
-from axonn_ext.grid import AxisGroup
+from axonn_ext.grid import Grid
 from axonn_ext.pipeline.failures import Failures
-from axonn_ext.pipeline.groups import make_group
 from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.messages import BACKWARD, FORWARD, Message
 from axonn_ext.pipeline.wires import Channels, open_channels
@@ -38,9 +38,11 @@ class Leader:
     one host (and `shares` is true), else a broadcast over gloo.
     """
 
-    def __init__(self, model: AxisGroup, failures: Failures, *, shares: bool = True) -> None:
-        self._failures = failures
-        self._group = make_group("decisions", model) if model.size > 1 else None
+    def __init__(self, grid: Grid, failures: Failures, *, shares: bool = True) -> None:
+        self._failures, model = failures, grid.model_group
+        self._group: ProcessGroup | None = None
+        if model.size > 1:
+            self._group = grid.side_groups.get("decisions", model.process_group)
         self.is_leader = model.rank == 0
         self.num_decisions, self.seconds = 0, 0.0  # seconds: of telling, on the leader
         self._channels = Channels({}, {}, False)

@@ -81,6 +81,7 @@ class StepRun:
         deferring: DeferredWeightGradients | None,
         deferred_limit: int,
         no_sync: Callable[[], AbstractContextManager[None]] | None,
+        end_task: Callable[[], None] | None,
     ) -> None:
         self._model, self._phase = model, phase
         self.micro_batches: Sequence[Any] = ()
@@ -88,7 +89,7 @@ class StepRun:
         self._last = model.stages.num_virtual - 1
         self._inbox, self._links = inbox, links
         self._deferring, self._deferred_limit = deferring, deferred_limit
-        self._no_sync = no_sync
+        self._no_sync, self._end_task = no_sync, end_task
         self._held: dict[_Place, _Forward] = {}
         self._weights: dict[_Place, WeightGradients] = {}
         self._deferred_bytes = 0  # of _weights
@@ -104,6 +105,8 @@ class StepRun:
             self.now = f"stage {stage}, {task.kind} of micro-batch {task.micro_batch}"
             came, waited = time.monotonic(), self._inbox.waited_seconds
             carry_out[task.kind](stage, task.micro_batch)
+            if self._end_task is not None:
+                self._end_task()
             began = came + self._inbox.waited_seconds - waited  # tasks wait before all else
             self.stats.tasks.append(TaskRun(task, began, time.monotonic()))
 

@@ -12,25 +12,24 @@ import time
 import weakref
 from collections.abc import Iterable
 
+import torch.distributed as dist
 from torch import Tensor
 
 from axonn_ext import _C
 from axonn_ext.grid import AxisGroup
 from axonn_ext.pipeline.carriers import Carrier, Job, Key, Receiver, Sender, end_at_once
 from axonn_ext.pipeline.failures import Failures, PipelineError
-from axonn_ext.pipeline.groups import make_group
 from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.messages import DIRECTIONS, Delay, Form, Message
 from axonn_ext.pipeline.wires import (
     Channels,
     GlooIncoming,
     GlooOutgoing,
-    Incoming,
-    Outgoing,
     SharedIncoming,
     SharedOutgoing,
     open_channels,
 )
+from axonn_ext.side_groups import SideGroups
 from axonn_ext.tracing import record_message
 
 
@@ -46,6 +45,7 @@ class Links:
         stages: AxisGroup,
         inbox: Inbox,
         failures: Failures,
+        groups: SideGroups,
         *,
         shares: bool = True,
         delay: Delay | None = None,
@@ -57,9 +57,7 @@ class Links:
         self._senders: dict[str, Sender] = {}
         self._receivers: dict[str, Receiver] = {}
         for direction in DIRECTIONS:
-            outgoing, incoming = self._connect(direction, shares)
-            self._senders[direction] = Sender(outgoing, inbox)
-            self._receivers[direction] = Receiver(incoming, inbox)
+            self._connect(direction, groups, shares)
         for carrier in self._carriers:
             carrier.start()
         self._end = weakref.finalize(self, end_at_once, self._carriers, inbox)
@@ -134,17 +132,18 @@ class Links:
         self._senders.clear()
         self._receivers.clear()
 
-    def _connect(self, direction: str, shares: bool) -> tuple[Outgoing, Incoming]:
+    def _connect(self, direction: str, groups: SideGroups, shares: bool) -> None:
         """Connects this stage with both neighbours."""
-        group = make_group(f"messages {direction}", self._stages)
-        up = (self._stages.rank + DIRECTIONS[direction]) % self._stages.size
-        down = (self._stages.rank - DIRECTIONS[direction]) % self._stages.size
+        stages, step = self._stages, DIRECTIONS[direction]
+        up, down = (stages.rank + step) % stages.size, (stages.rank - step) % stages.size
+        group = groups.get(f"messages {direction}", stages.process_group)
         channels = Channels({}, {}, False)
         if shares:
-            channels = open_channels(f"messages {direction}", self._stages, to=[up], source=[down])
+            channels = open_channels(f"messages {direction}", stages, to=[up], source=[down])
         self._channels += channels.senders.values()
         sender, receiver = channels.senders.get(up), channels.receivers.get(down)
-        return (
-            GlooOutgoing(group, up) if sender is None else SharedOutgoing(sender),
-            GlooIncoming(group, down) if receiver is None else SharedIncoming(receiver),
-        )
+        outgoing = GlooOutgoing(group, up) if sender is None else SharedOutgoing(sender)
+        incoming = GlooIncoming(group, down) if receiver is None else SharedIncoming(receiver)
+        to = dist.get_process_group_ranks(stages.process_group)[up]
+        self._senders[direction] = Sender(outgoing, self._inbox, to=to)
+        self._receivers[direction] = Receiver(incoming, self._inbox)

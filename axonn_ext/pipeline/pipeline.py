@@ -91,9 +91,10 @@ class Pipeline:
         self._links: Links | None = None
         if self._axis.size > 1:
             self._links = Links(
-                self._axis, self._inbox, self._failures, shares=self.options.shares, delay=delay
-            )
-        self._leader = Leader(grid.model_group, self._failures, shares=self.options.shares)
+                self._axis, self._inbox, self._failures, grid.side_groups,
+                shares=self.options.shares, delay=delay,
+            )  # fmt: skip
+        self._leader = Leader(grid, self._failures, shares=self.options.shares)
         self._totals = Totals(grid, self._failures)
         self._stats = StepStats()
 
@@ -183,10 +184,13 @@ class Pipeline:
     def _run(self, phase: str, micro_batches: Sequence[Any], num_labels: float | None) -> Tensor:
         if self._failed:
             raise PipelineError(f"this pipeline is of no use any more: {self._failed}")
+        follows_messages = phase == TRAINING and self.options.schedule == "message_driven"
+        overlaps = self.orchestrator
         run = StepRun(
             self._model, phase=phase, rank=self._axis.rank, inbox=self._inbox, links=self._links,
             deferring=self._deferring, deferred_limit=self.options.deferred_bytes,
-            no_sync=None if self.orchestrator is None else self.orchestrator.no_sync,
+            no_sync=None if overlaps is None else overlaps.no_sync,
+            end_task=overlaps.end_pass if overlaps and follows_messages else None,
         )  # fmt: skip
         waited = self._failures.waited_seconds
         decided, telling = self._leader.num_decisions, self._leader.seconds
@@ -265,6 +269,7 @@ class Pipeline:
         """Tells all ranks of a failure of this one; returns the error that says most."""
         where, found = f"rank {self.grid.rank}, {run.now}", self._failures.found()
         self._failed = found or f"{where}: {type(error).__name__}: {error}"
+        self.grid.side_groups.forget()
         if not found:
             self._failures.tell(self._failed)
         error.add_note(f"in the pipeline: {where}")

@@ -11,7 +11,6 @@ from torch.distributed import ProcessGroup
 
 from axonn_ext.grid import Grid
 from axonn_ext.pipeline.failures import Failures, PipelineError
-from axonn_ext.pipeline.groups import make_group
 
 _MOST_DIFFERENCE = 1e-2  # as a share of the numbers; a rank that has other rows differs by more
 
@@ -21,7 +20,9 @@ class Totals:
 
     def __init__(self, grid: Grid, failures: Failures) -> None:
         self._grid, self._failures = grid, failures
-        self._group: ProcessGroup | None = make_group("totals") if grid.world_size > 1 else None
+        self._group: ProcessGroup | None = None
+        if grid.world_size > 1:
+            self._group = grid.side_groups.get("totals")
 
     def sum(self, number: Tensor, axes: Collection[str], what: str) -> Tensor:
         """Returns the sum over these axes, in fp64 and equal on all ranks.

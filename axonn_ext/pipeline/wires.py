@@ -17,8 +17,8 @@ from torch.distributed import ProcessGroup
 
 from axonn_ext import _C, settings
 from axonn_ext.grid import AxisGroup
-from axonn_ext.pipeline.groups import PATIENCE
 from axonn_ext.pipeline.messages import Form
+from axonn_ext.side_groups import PATIENCE
 
 
 class Outgoing(Protocol):

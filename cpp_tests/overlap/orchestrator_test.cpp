@@ -182,6 +182,40 @@ TEST(GatherPlan, KeepsForBackwardWhatTheBudgetAllows) {
   }
 }
 
+// Forwards and backwards of micro-batches, in another order in each step.
+TEST(GatherPlan, PassesInAnyOrderArePredicted) {
+  for (const int64_t budget : {30, 1000}) {
+    GatherPlan plan(1, budget);
+    auto run = executor(plan, std::vector<int64_t>(6, 10));
+    const auto step = step_of(6);
+    const std::vector<Use> forward(step.begin(), step.begin() + 6),
+        backward(step.begin() + 6, step.end());
+    std::mt19937 random(3);
+    int num_passes = 0, num_ahead = 0;
+    for (int number = 0; number < 20; ++number) {
+      for (int i = 0; i < 8; ++i, ++num_passes) {
+        const auto& pass = random() % 2 ? forward : backward;
+        for (size_t place = 0; place < pass.size(); ++place) {
+          num_ahead += place > 0 && run.gathered.contains(pass[place].weight);
+          run.use(pass[place].weight, pass[place].phase);
+          run.release(pass[place].weight);
+        }
+        plan.end_pass();
+      }
+      ASSERT_LE(run.peak, budget);
+      run.carry_out(plan.end_step());
+      ASSERT_TRUE(run.gathered.empty());
+    }
+    EXPECT_EQ(plan.order().num_mispredictions(), 0);
+    // All but the first weight of a pass is there before its use, once both passes are known.
+    EXPECT_GE(num_ahead, 5 * (num_passes - 2)) << "budget " << budget;
+    // With room for all, each is gathered once in a step.
+    if (budget == 1000) {
+      EXPECT_EQ(run.gathers.size(), 20u * 6u);
+    }
+  }
+}
+
 TEST(GatherPlan, RandomProgramsStayWithinTheBudgetAndAgree) {
   std::mt19937 random(1);
   for (int round = 0; round < 300; ++round) {

@@ -10,6 +10,7 @@ import pytest
 from axonn_ext import GridShape, clip_grad_norm_, full_gradients
 from axonn_ext.models import ParallelConfig
 from axonn_ext.pipeline import Pipeline, PipelineOptions
+from axonn_ext.spec.parallel import Overlap
 from pipeline_cases import config_of, make, own_batches
 
 MEAN_DELAY_S = 0.004  # about as long as a stage computes
@@ -65,3 +66,28 @@ def test_ranks_of_a_stage_take_the_same_tasks(pool) -> None:
     found = pool(4).run(bits_and_orders, GridShape(pipe=2, x=2), options, range(40))
     assert [results for results, _ in found] == [1] * 4
     assert len({orders for _, orders in found[:2]}) == len({orders for _, orders in found[2:]}) == 1
+
+
+def orders_and_mispredictions(seeds: range) -> tuple[int, int]:
+    """How many orders of tasks there were, and how often an order of weights was mispredicted."""
+    options, current = PipelineOptions(), [0]
+    model = make(config_of("gpt2", 4), GridShape(pipe=2, z=2), options, ParallelConfig())
+    batches = own_batches(model.grid) * 3  # so many that a stage has a choice
+    orders = set()
+    with Pipeline(
+        model, model.grid, options, overlap=Overlap(prefetch=1, gathered_bytes=0),
+        delay=lambda *message: delays(current[0])(*message),
+    ) as pipeline:  # fmt: skip
+        assert pipeline.orchestrator is not None
+        for current[0] in seeds:
+            pipeline.step(batches)
+            pipeline.sync_gradients()
+            model.zero_grad()
+            orders.add(tuple(run.task for run in pipeline.stats.tasks))
+        return len(orders), pipeline.orchestrator.num_mispredictions
+
+
+def test_weights_are_prefetched_in_any_order_of_tasks(pool) -> None:
+    found = pool(4).run(orders_and_mispredictions, range(8))
+    assert max(orders for orders, _ in found) > 1, "the delays must have had an effect"
+    assert [mispredicted for _, mispredicted in found] == [0] * 4

@@ -19,7 +19,7 @@ PACKAGE = ROOT / "axonn_ext"
 LAYERS = (
     ("_C", "_cuda", "_cuda_sm90", "_machine", "_version", "inputs", "spec"),
     ("settings",),
-    ("stamps", "terminal"),
+    ("side_groups", "stamps", "terminal"),
     ("_library", "launch"),
     ("ops", "triton", "tuning"),
     ("_product_kernels", "grid"),

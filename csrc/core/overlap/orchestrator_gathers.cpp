@@ -50,10 +50,15 @@ std::vector<Action> GatherPlan::release(int64_t weight) {
   if (--w.num_users > 0) return actions;
   const auto rest = order_.predicted();
   const bool needed =
-      !order_.knows_the_rest() ||
+      in_passes_ || !order_.knows_the_rest() ||
       std::any_of(rest.begin(), rest.end(), [&](const Use& use) { return use.weight == weight; });
   if (!needed || bytes_ > budget_bytes_) free(weight, actions);
   return actions;
+}
+
+void GatherPlan::end_pass() {
+  order_.end_step();
+  in_passes_ = true;
 }
 
 std::vector<Action> GatherPlan::end_step() {

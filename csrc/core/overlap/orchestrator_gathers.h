@@ -41,6 +41,10 @@ class GatherPlan {
   std::vector<Action> use(int64_t weight, Phase phase);
   // The weight is no longer needed until its next use.
   std::vector<Action> release(int64_t weight);
+  // What is used next need not follow what was used so far, as where the tasks of a step come in no
+  // fixed order. From now on, each pass's order is learned and predicted by itself, and weights
+  // stay within the budget when it ends.
+  void end_pass();
   // The weights change, so all that are held are given up. Raises std::logic_error while one is in
   // use.
   std::vector<Action> end_step();
@@ -71,6 +75,7 @@ class GatherPlan {
   int64_t clock_ = 0;
   std::vector<Weight> weights_;
   ExecutionOrder order_;
+  bool in_passes_ = false;  // what is predicted is the rest of a pass, not of a step
 };
 
 }  // namespace axonn::orchestrator

@@ -42,6 +42,7 @@ void bind_orchestrator(py::module_& m) {
       .def("add_weight", &GatherPlan::add_weight, py::arg("bytes"))
       .def("use", &GatherPlan::use, py::arg("weight"), py::arg("phase"))
       .def("release", &GatherPlan::release, py::arg("weight"))
+      .def("end_pass", &GatherPlan::end_pass)
       .def("end_step", &GatherPlan::end_step)
       .def("predicted", &predicted)
       .def_property_readonly("bytes", &GatherPlan::bytes)
