@@ -157,9 +157,11 @@ def _write(args: argparse.Namespace, plan: Plan, measured: dict[str, Any], out: 
         what += f"; emulated links: {speeds}"
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     source = f"measured by axonn-ext bench links, {today}, torch {machine['torch']}"
+    crowding = plan.num_ranks * plan.threads / num_cores() if plan.device == "cpu" else 1.0
     text = machine_file(
-        measured, num_ranks=plan.num_ranks, device=plan.device, description=what, source=source
-    )
+        measured, num_ranks=plan.num_ranks, ranks_per_core=crowding, device=plan.device,
+        description=what, source=source,
+    )  # fmt: skip
     write_text("--out", out, text)
     console = Console()
     console.width = max(console.width, 100)

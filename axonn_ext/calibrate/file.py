@@ -53,7 +53,13 @@ def peak_flops(measured: Json) -> dict[str, float]:
 
 
 def machine_file(
-    measured: Json, *, num_ranks: int, device: str, description: str, source: str
+    measured: Json,
+    *,
+    num_ranks: int,
+    ranks_per_core: float,
+    device: str,
+    description: str,
+    source: str,
 ) -> str:
     """Returns the text of the file.
 
@@ -74,6 +80,7 @@ def machine_file(
         f"memory_bytes = {measured['memory_bytes']}",
         f"memory_bytes_per_s = {measured['memory_bytes_per_s']:.4g}",
         f"launch_s = {measured['launch_s']:.4g}",
+        *([f"ranks_per_core = {ranks_per_core:.4g}"] if ranks_per_core > 1 else []),
         "",
         *_table("peak_flops", peaks),
         "[matmul]",

@@ -35,6 +35,8 @@ class Machine:
     hidden_share           the largest share of a collective over x or y that a fused op hides
                            behind its product (0: one runs after the other)
     launch_s               the time of launching one operation
+    ranks_per_core         how many ranks shared a core of a CPU while products were timed; 1 if
+                           each had one or more for itself
     slowdown               the time of computation in a training step over the time of its kernels
                            at their best (power, gaps, work that is not fused); 1 if the numbers of
                            the file are those of whole steps
@@ -52,6 +54,7 @@ class Machine:
     memory_reserved_bytes: int = 0
     hidden_share: float = 0.0
     launch_s: float = 0.0
+    ranks_per_core: float = 1.0
     slowdown: float = 1.0
     device: str = "cuda"
 
@@ -159,6 +162,7 @@ def _read(file: Path | Traversable, *, default_name: str) -> Machine:
         memory_reserved_bytes=table.count("memory_reserved_bytes", 0, least=0),
         hidden_share=table.at_least("hidden_share", 0, 0.0, most=1),
         launch_s=launch_s,
+        ranks_per_core=table.at_least("ranks_per_core", 1, 1.0),
         slowdown=table.at_least("slowdown", 1, 1.0),
     )  # fmt: skip
     if machine.usable_bytes <= 0:

@@ -14,6 +14,7 @@ from axonn_ext.planner.costs import Costs, TaskCost
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.pipeline_simulator import Simulation, StageTimes, simulate
+from axonn_ext.planner.shared_cores import on_shared_cores
 from axonn_ext.planner.shares import shares_of
 from axonn_ext.planner.step.messages import messages
 from axonn_ext.planner.step.program import make_program
@@ -106,11 +107,13 @@ def simulate_pipeline(
     message_s = costs.collective(messages(Rank(job))[0])
     stages = tuple(step.times for step in alone)
     after_s = max(step.after.step_time_s for step in alone)
-    seconds = _seconds(job, stages, message_s) + after_s
+    seconds = _seconds(job, machine, stages, message_s) + after_s
     one, after, _ = alone[slowest]
     compute_s = parts * one.compute_s + after.compute_s
     exposed = _sum(one.exposed_s, after.exposed_s, parts)
     exposed["pipe"] = 0.0
+    if machine.ranks_per_core > 1:  # a stage is faster while others wait
+        compute_s = min(compute_s, seconds - sum(exposed.values()))
     exposed["pipe"] = max(0.0, seconds - compute_s - sum(exposed.values()))
     seconds = compute_s + sum(exposed.values())
     step = Timeline(seconds, compute_s, exposed, after.optimizer_s, ())
@@ -124,7 +127,7 @@ def pipeline_timeline(job: Job, machine: Machine) -> Timeline:
     """
     found = simulate_pipeline(job, machine)
     parts, stages = job.options.micro_batches, range(job.grid.pipe)
-    schedule = simulate_schedule(job, found.stages, found.message_s, parts)
+    schedule = simulate_schedule(job, machine, found.stages, found.message_s, parts)
     end = schedule.seconds + found.after_s
     events = [
         Event(f"stage {stage}", _name(job, task), start, stop, task.micro_batch)
@@ -174,7 +177,7 @@ def _is_weight_gradient(task: Task) -> bool:
     return task.matmul is not None and task.matmul.layout == "TN"
 
 
-def _seconds(job: Job, stages: Sequence[StageTimes], message_s: float) -> float:
+def _seconds(job: Job, machine: Machine, stages: Sequence[StageTimes], message_s: float) -> float:
     """Returns the seconds from the first task of a step to the last one.
 
     Once the pipeline is full, they grow linearly with the number of micro-batches.
@@ -182,13 +185,17 @@ def _seconds(job: Job, stages: Sequence[StageTimes], message_s: float) -> float:
     parts, pipe = job.options.micro_batches, job.grid.pipe
     few, some = _FEW * pipe, _SOME * pipe
     if parts <= some:
-        return simulate_schedule(job, stages, message_s, parts).seconds
-    low, high = (simulate_schedule(job, stages, message_s, n).seconds for n in (few, some))
+        return simulate_schedule(job, machine, stages, message_s, parts).seconds
+    low, high = (simulate_schedule(job, machine, stages, message_s, n).seconds for n in (few, some))
     return low + (high - low) * (parts - few) / (some - few)
 
 
 def simulate_schedule(
-    job: Job, stages: Sequence[StageTimes], message_s: float, micro_batches: int
+    job: Job,
+    machine: Machine,
+    stages: Sequence[StageTimes],
+    message_s: float,
+    micro_batches: int,
 ) -> Simulation:
     """Simulates the schedule of a job with that many micro-batches.
 
@@ -196,9 +203,10 @@ def simulate_schedule(
     """
     options, pipe, n = job.options.pipeline, job.grid.pipe, job.options.pipeline.chunks
     of_chunks = [StageTimes(t.forward / n, t.backward / n, t.weight / n) for t in stages]
-    return simulate(
+    found = simulate(
         options.schedule, of_chunks, micro_batches, chunks=options.chunks,
         message_seconds=lambda *_: message_s,
         in_flight=[options.most_in_flight(pipe, stage) for stage in range(pipe)],
         defer_weights=options.defer_weights,
     )  # fmt: skip
+    return on_shared_cores(found, machine.ranks_per_core)

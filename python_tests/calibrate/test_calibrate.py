@@ -90,7 +90,12 @@ def measurements(by_axis: bool) -> dict[str, Any]:
 def test_the_planner_reads_what_is_written(tmp_path: Path, by_axis: bool):
     measured = measurements(by_axis)
     text = machine_file(
-        measured, num_ranks=4, device="cuda", description='a "name", 2 cores', source="measured"
+        measured,
+        num_ranks=4,
+        ranks_per_core=2.0,
+        device="cuda",
+        description='a "name", 2 cores',
+        source="measured",
     )
     assert tomllib.loads(text)["device"] == "cuda"
     assert tomllib.loads(text)["description"] == 'a "name", 2 cores'
@@ -134,7 +139,9 @@ def test_two_ranks_measure_a_machine(pool: Any, tmp_path: Path):
     ]
     assert len(first["products"]) == len(plan.products)
     path = tmp_path / "this.toml"
-    text = machine_file(first, num_ranks=2, device=plan.device, description="d", source="s")
+    text = machine_file(
+        first, num_ranks=2, ranks_per_core=1.0, device=plan.device, description="d", source="s"
+    )
     path.write_text(text)
     machine = load_machine("this", this_file=path)
     assert machine.device == "cpu" and machine.max_ranks == 2

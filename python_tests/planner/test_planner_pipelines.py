@@ -61,7 +61,7 @@ def test_steps_are_those_of_whole_schedules() -> None:
         job = random_job(rng)
         found = simulate_pipeline(job, machine)
         step, parts = found.step, job.options.micro_batches
-        whole = simulate_schedule(job, found.stages, found.message_s, parts).seconds
+        whole = simulate_schedule(job, machine, found.stages, found.message_s, parts).seconds
         steps = StageSteps(machine)
         after = max(steps.of(job, s).after.step_time_s for s in range(job.grid.pipe))
         assert step.step_time_s == pytest.approx(whole + after, rel=0.02), job
