@@ -9,13 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from axonn_ext import GridShape, full_gradients, full_state_dict
+from axonn_ext import GridShape, clip_grad_norm_, full_gradients, full_state_dict
 from axonn_ext.models import ParallelConfig
-from axonn_ext.pipeline import Pipeline, PipelineOptions
+from axonn_ext.pipeline import MicroBatch, Pipeline, PipelineOptions
 from axonn_ext.pipeline.messages import BACKWARD
 from axonn_ext.spec.parallel import Overlap
 from grids import grid_of
-from pipeline_cases import OPTIONS, config_of, failures, make, own_batches, state_is_kept
+from pipeline_cases import (
+    OPTIONS,
+    config_of,
+    failures,
+    frozen_errors,
+    make,
+    own_batches,
+    state_is_kept,
+)
 
 PAIRS = [GridShape(pipe=2, **{axis: 2}) for axis in ("x", "y", "z", "data")]
 FOUR = [*PAIRS, GridShape(pipe=4)]
@@ -35,6 +43,36 @@ def check(pool, world_size, *arguments, timeout_s: float = 240.0) -> None:
 )
 def test_equals_one_process(pool, name, layers) -> None:
     check(pool, 4, name, layers, FOUR, list(OPTIONS))
+
+
+@pytest.mark.parametrize("label", ["message_driven", "message_driven, weights later", "1f1b"])
+def test_stages_that_are_frozen(pool, label) -> None:
+    of_all = set(pool(4).run(frozen_errors, OPTIONS[label], ())[0])
+    for frozen in ((0,), (1, 2), (0, 1), (3,)):
+        for found in pool(4).run(frozen_errors, OPTIONS[label], frozen):
+            assert {"loss"} < found.keys() < of_all
+            assert max(found.values()) < 1e-11, (frozen, found)
+
+
+def losses_of_odd_rows() -> list[float]:
+    """Of three micro-batches of 15 tokens, on stages and on x alone."""
+    tokens = torch.randint(64, (3, 3, 6), generator=torch.Generator().manual_seed(1))
+    batches = [MicroBatch(t[:, :-1], t[:, 1:]) for t in tokens]
+    found = []
+    for shape in (GridShape(pipe=2, x=2), GridShape(pipe=2, data=2)):
+        model = make(config_of("gpt2", 4), shape, PipelineOptions(), ParallelConfig("replicated"))
+        with Pipeline(model, model.grid) as pipeline:
+            found.append(pipeline.step(batches).item())
+            pipeline.sync_gradients()
+        found.append(clip_grad_norm_(model, 1.0).item())
+    return found
+
+
+def test_rows_that_x_does_not_divide(pool) -> None:
+    """In layout "replicated" each rank of x then sends all rows."""
+    for loss, norm, want_loss, want_norm in pool(4).run(losses_of_odd_rows):
+        assert loss == pytest.approx(want_loss, rel=1e-12)
+        assert norm == pytest.approx(want_norm, rel=1e-11)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -122,6 +123,22 @@ def failures(
                 if not error < 1e-11
             ]
     return found
+
+
+def frozen_errors(options: PipelineOptions, frozen: Sequence[int]) -> dict[str, float]:
+    """Relative errors of the gradients that are left where some stages are frozen."""
+    model = make(config_of("gpt2-untied", 5), GridShape(pipe=4), options, ParallelConfig())
+    want = reference(model.config, full_state_dict(model), 1)
+    if model.grid.coords["pipe"] in frozen:
+        model.requires_grad_(False)
+    with Pipeline(model, model.grid, options) as pipeline:
+        loss = pipeline.step(own_batches(model.grid))
+        pipeline.sync_gradients()
+        clip_grad_norm_(pipeline.module, math.inf)
+    # The reference's gradients are clipped; torch adds 1e-6 to their norm.
+    got, scale = full_gradients(model), max(1.0, (want["norm"].item() + 1e-6) / MAX_NORM)
+    found = {n: ((g / scale - want[n]).norm() / want[n].norm()).item() for n, g in got.items()}
+    return {"loss": abs(loss - want["loss"][0]).item(), **found}
 
 
 def state_is_kept(name: str, shape: GridShape, chunks: int) -> bool:
