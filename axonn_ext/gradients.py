@@ -17,6 +17,7 @@ from axonn_ext import collectives
 from axonn_ext.nn.sharded import ShardedParameter, sharded_parameters
 from axonn_ext.spec.grid import SUM_ORDER
 from axonn_ext.spec.parallel import BUCKET_BYTES
+from axonn_ext.zero import all_shards, shards_of
 
 
 @torch.no_grad()
@@ -26,9 +27,15 @@ def sync_gradients(module: nn.Module) -> None:
     With gradient accumulation, call it after the last micro-batch. Parameters without a gradient
     are skipped; they must be the same on every rank. Collectives: all-reduces over x, z and data,
     for norms of heads also over y, in buckets, which are sent in the gradients' dtype and
-    accumulated in fp32; and one of a table that both ends of a pipeline hold.
+    accumulated in fp32; and one of a table that both ends of a pipeline hold. Where ZeRO keeps the
+    sums in parts, they are no longer in `grad`, and the all-reduces over data are reduce-scatters.
     """
-    parameters = [p for p in sharded_parameters(module) if p.parameter.grad is not None]
+    every = list(sharded_parameters(module))
+    whole = [p for p in every if shards_of(p.parameter) is None]
+    sum_over_ends(p for p in every if shards_of(p.parameter) is not None)
+    for shards in all_shards(every):
+        shards.finish()
+    parameters = [p for p in whole if p.parameter.grad is not None]
     for name in SUM_ORDER:
         summed = [p for p in parameters if name in axes_left(p)]
         for bucket in in_buckets(summed, BUCKET_BYTES):
@@ -36,7 +43,7 @@ def sync_gradients(module: nn.Module) -> None:
             flat = torch.cat([grad.flatten() for grad in grads])
             total = collectives.all_reduce(flat, bucket[0].grid.axis(name))
             torch._foreach_copy_(grads, split_like(total, grads))
-    sum_over_ends(sharded_parameters(module))
+    sum_over_ends(whole)
 
 
 def sum_over_ends(parameters: Iterable[ShardedParameter]) -> None:
@@ -91,7 +98,7 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
     The returned norm is that of the whole model before clipping, an fp64 scalar that is equal on
     every rank. Call this after `sync_gradients`. With an infinite `max_norm`, or if the norm is not
     finite, gradients are not scaled. Collectives: an all-reduce of one number over each of x, y,
-    z and pipe.
+    z and pipe, and over data where ZeRO keeps the sums in parts.
 
     Raises ValueError if max_norm is not positive, or the parameters lie on several grids.
     """
@@ -109,20 +116,33 @@ def clip_sharded_(parameters: Iterable[ShardedParameter], max_norm: float) -> Te
     grid, device = every[0].grid, every[0].parameter.device
     if any(p.grid is not grid for p in every):
         raise ValueError("clip_grad_norm_: all parameters must lie on one Grid, got several")
-    parameters = [p for p in every if p.parameter.grad is not None]
-    norms = torch._foreach_norm([_wide(_grad(p)) for p in parameters]) if parameters else ()
-    squares = [n.double().square() / _copies(p) for n, p in zip(norms, parameters, strict=True)]
-    square = torch.zeros((), dtype=torch.float64, device=device)
-    square = torch.stack(squares).sum() if squares else square
+    all_parts = all_shards(every)
+    kept = {id(p.parameter) for p in every}
+    whole = [(p, _grad(p)) for p in every if p.parameter.grad is not None]
+    parts = [(p, g) for s in all_parts for p, g in s.gradients() if id(p.parameter) in kept]
+    square = _square(whole, device)
+    if all_parts:
+        square = square + collectives.all_reduce(
+            _square(parts, device).view(1), grid.axis("data")
+        ).view(())
     for name in ("x", "y", "z", "pipe"):
         square = collectives.all_reduce(square.view(1), grid.axis(name)).view(())
     norm = square.sqrt()
     # If a gradient is not finite, the others stay, so that it can still be found.
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0).where(norm.isfinite(), 1.0)
     if math.isfinite(max_norm):
-        for p in parameters:
-            _grad(p).mul_(scale.to(_grad(p).dtype))
+        for _, gradient in (*whole, *parts):
+            gradient.mul_(scale.to(gradient.dtype))
     return norm
+
+
+def _square(gradients: Sequence[tuple[ShardedParameter, Tensor]], device: torch.device) -> Tensor:
+    """Returns the sum of the squares in fp64, in which what several ranks hold counts once."""
+    norms = torch._foreach_norm([_wide(g) for _, g in gradients]) if gradients else ()
+    squares = [n.double().square() / _copies(p) for n, (p, _) in zip(norms, gradients, strict=True)]
+    if not squares:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    return torch.stack(squares).sum()
 
 
 def _grad(p: ShardedParameter) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from axonn_ext.grid import AxisGroup
 from axonn_ext.nn.sharded import ShardedParameter, sharded_parameters
+from axonn_ext.zero import all_shards
 
 State = dict[str, Tensor]
 
@@ -44,9 +46,11 @@ def full_gradients(module: nn.Module) -> State:
     """Returns every whole gradient with the names of `full_state_dict`.
 
     Call it after `sync_gradients`. Parameters without a gradient are left out. Collectives: as in
-    `full_state_dict`.
+    `full_state_dict`, and all-gathers over data of what ZeRO keeps in parts.
     """
-    return _export(module, lambda p: p.parameter.grad)
+    parts = [shards.whole() for shards in all_shards(sharded_parameters(module))]
+    sums = dict(ChainMap(*parts))
+    return _export(module, lambda p: sums.get(id(p.parameter), p.parameter.grad))
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from axonn_ext import _C, settings
 from axonn_ext.gradients import axes_left, sum_over_ends
 from axonn_ext.grid import AxisGroup, Grid
 from axonn_ext.nn.sharded import ShardedModule, ShardedParameter, sharded_parameters
+from axonn_ext.overlap.exchange import LaneExchange
 from axonn_ext.overlap.host_lane import HostLane
 from axonn_ext.overlap.lane import Lane
 from axonn_ext.overlap.stream_lane import StreamLane
@@ -23,6 +24,7 @@ from axonn_ext.overlap.watch import Watch
 from axonn_ext.overlap.weights import GatheredWeights
 from axonn_ext.spec.grid import SUM_ORDER
 from axonn_ext.spec.parallel import Overlap
+from axonn_ext.zero import all_shards, shards_of
 
 
 class Orchestrator:
@@ -72,6 +74,7 @@ class Orchestrator:
         self._recorder = _C.Lanes()
         self._lanes = self._make_lanes(grid, {"z"} if split else set())
         self._buckets = BucketedSums(self._lanes, bucket_bytes=self.overlap.bucket_bytes)
+        self._exchange = LaneExchange(self._lanes)
         self._syncs = True
         # The number of gradients that gathered weights still have to get, by id of the parameter.
         self._gradients_to_come: Counter[int] = Counter()
@@ -137,6 +140,8 @@ class Orchestrator:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        for shards in all_shards(self._parameters):
+            shards.use(None)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -157,8 +162,13 @@ class Orchestrator:
         Raises: CommunicationError, also if ranks issued different collectives in this step (on
             GPUs: in the step before).
         """
-        self._buckets.finish(self._parameters)
-        sum_over_ends(self._parameters)
+        whole = [p for p in self._parameters if shards_of(p.parameter) is None]
+        sum_over_ends(p for p in self._parameters if shards_of(p.parameter) is not None)
+        for shards in all_shards(self._parameters):
+            shards.use(self._exchange)
+            shards.finish()
+        self._buckets.finish(whole)
+        sum_over_ends(whole)
         # Lanes are settled one by one, so that the peers on the next axis notice a failure here.
         for lane in self._lanes.values():
             lane.start_check()
@@ -196,6 +206,8 @@ class Orchestrator:
         """
         self._gradients_to_come.clear()
         self._buckets.discard()
+        for shards in all_shards(self._parameters):
+            shards.discard()
         if self._scattered is not None:
             self._scattered.discard()
         if self._weights is not None:
@@ -263,14 +275,23 @@ class Orchestrator:
 
     def _summed_over_z(self, p: ShardedParameter) -> None:
         self._gradients_to_come[id(p.parameter)] -= 1
-        if self._syncs and self._gradients_to_come[id(p.parameter)] <= 0:
-            self._buckets.add(p)
+        if self._gradients_to_come[id(p.parameter)] <= 0:
+            self._sum(p)
 
     @torch.no_grad()
     def _accumulated(self, p: ShardedParameter, _: Tensor) -> None:
         """Called when autograd has accumulated the gradient of a parameter that is not gathered."""
-        if self._syncs:
-            self._buckets.add(p)
+        self._sum(p)
+
+    def _sum(self, p: ShardedParameter) -> None:
+        """Sums a gradient over the axes that backward has left, in a bucket."""
+        shards = shards_of(p.parameter)
+        if shards is None:
+            if self._syncs:
+                self._buckets.add(p)
+        elif self._syncs or shards.stage > 1:
+            shards.use(self._exchange)
+            shards.add(p.parameter)
 
 
 def _is_split_over_z(p: ShardedParameter) -> bool:

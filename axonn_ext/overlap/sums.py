@@ -62,13 +62,14 @@ class ScatteredSums:
             scatter = self._under_way.popleft()
             scatter.collective.wait()
             parameter = scatter.p.parameter
-            total = _sum_of_blocks(scatter.blocks, self._lane.axis.size)
+            total = sum_of_blocks(scatter.blocks, self._lane.axis.size)
             parameter.grad = total if parameter.grad is None else parameter.grad.add_(total)
             done.append(scatter.p)
         return done
 
 
-def _sum_of_blocks(blocks: Tensor, num_blocks: int) -> Tensor:
+def sum_of_blocks(blocks: Tensor, num_blocks: int) -> Tensor:
+    """Returns the sum of blocks of rows, added in their order in fp32 (fp64 for fp64)."""
     first, *rest = blocks.chunk(num_blocks)
     wide = torch.float64 if first.dtype == torch.float64 else torch.float32
     total = first.to(wide, copy=True)

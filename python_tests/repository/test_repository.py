@@ -25,6 +25,7 @@ LAYERS = (
     ("_product_kernels", "grid"),
     ("collectives", "tracing", "communicators"),
     ("nn",),
+    ("zero",),
     ("state", "gradients"),
     ("overlap",),
     ("models",),

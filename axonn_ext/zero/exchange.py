@@ -1,0 +1,50 @@
+"""How the ranks of the data axis exchange the parts of a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from axonn_ext import collectives
+from axonn_ext.grid import Grid
+
+# Waits for a collective that was started, and returns its result.
+Pending = Callable[[], Tensor]
+
+
+class Exchange(Protocol):
+    """Collectives over the axes of a grid, which start in the order of the calls."""
+
+    def all_reduce(self, flat: Tensor, axis: str, what: str) -> Pending:
+        """Sums a tensor, which may be overwritten, over an axis."""
+        ...
+
+    def reduce_scatter(self, flat: Tensor, what: str) -> Pending:
+        """Gives this rank's part of the sum over data, added up in fp32 (fp64 for fp64)."""
+        ...
+
+    def all_gather(self, part: Tensor, what: str) -> Pending:
+        """Gives the parts of all ranks of data, in their order."""
+        ...
+
+
+class BlockingExchange:
+    """Exchanges where it is asked to."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def all_reduce(self, flat: Tensor, axis: str, what: str) -> Pending:
+        return _there(collectives.all_reduce(flat, self._grid.axis(axis)))
+
+    def reduce_scatter(self, flat: Tensor, what: str) -> Pending:
+        return _there(collectives.reduce_scatter(flat, self._grid.axis("data")))
+
+    def all_gather(self, part: Tensor, what: str) -> Pending:
+        return _there(collectives.all_gather(part, self._grid.axis("data")))
+
+
+def _there(result: Tensor) -> Pending:
+    return lambda: result
