@@ -21,15 +21,14 @@ from axonn_ext.checkpoint.state import (
     Optimizer,
     StoredAs,
     model_shards,
+    optimizer_options,
     optimizer_targets,
-    placed_parameters,
     set_optimizer_state,
     set_random_state,
-    torch_optimizer,
-    updated_tensor,
 )
 from axonn_ext.checkpoint.storage import FolderReader, ShardLoadPlanner
 from axonn_ext.inputs.errors import first_of
+from axonn_ext.optim import AdamW
 
 _MOST_NAMES = 4  # in a message
 
@@ -86,9 +85,8 @@ def _load(
         )  # fmt: skip
     with _offering(folder, ranks):
         ranks.agree(reader.error)
-    with torch.no_grad():
-        for p in placed_parameters(model):
-            p.parameter.copy_(updated_tensor(optimizer, p.parameter))
+    if isinstance(optimizer, AdamW):
+        optimizer.write_back()
     if optimizer is not None:
         set_optimizer_state(
             model, optimizer, targets, manifest.optimizer_options if options else None
@@ -119,7 +117,7 @@ def _further_targets(
     stored = _stored(manifest)
     targets: dict[str, Shard] = {}
     if optimizer is not None:
-        groups, saved = len(torch_optimizer(optimizer).param_groups), manifest.optimizer_options
+        groups, saved = len(optimizer_options(optimizer)), manifest.optimizer_options
         if groups != len(saved):
             raise CheckpointError(
                 f"{folder} has an optimizer with {len(saved)} groups of parameters, and this one "

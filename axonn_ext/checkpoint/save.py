@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from axonn_ext.checkpoint.errors import CheckpointError
 from axonn_ext.checkpoint.files import sync_folder, write_text
 from axonn_ext.checkpoint.manifest import MANIFEST, Manifest
 from axonn_ext.checkpoint.ranks import Ranks, all_ranks
-from axonn_ext.checkpoint.shards import Shard
+from axonn_ext.checkpoint.shards import Offsets, Shard
 from axonn_ext.checkpoint.state import (
     Optimizer,
     model_shards,
@@ -50,7 +51,7 @@ class Staging:
     """
 
     def __init__(self) -> None:
-        self._memory: dict[str, Tensor] = {}
+        self._memory: dict[tuple[str, Offsets], Tensor] = {}
 
     def take(
         self,
@@ -68,20 +69,21 @@ class Staging:
         shards = model_shards(model, optimizer) | random_shards(rank)
         if optimizer is not None:
             shards |= optimizer_shards(model, optimizer)
-        copies = {name: shard.with_tensor(self._copy(name, shard.tensor))
-                  for name, shard in shards.items()}  # fmt: skip
+        copies = {
+            name: shard.with_tensors(partial(self._copy, name)) for name, shard in shards.items()
+        }
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()  # the copies from the GPU are done
         about = {"axonn_ext": __version__, "torch": torch.__version__, "written": time.time()}
         options = optimizer_options(optimizer)
         return Snapshot(copies, about | dict(facts or {}), _as_json(extra or {}), options)
 
-    def _copy(self, name: str, tensor: Tensor) -> Tensor:
-        memory = self._memory.get(name)
+    def _copy(self, name: str, offsets: Offsets, tensor: Tensor) -> Tensor:
+        memory = self._memory.get((name, offsets))
         if memory is None or memory.shape != tensor.shape or memory.dtype != tensor.dtype:
             pin = tensor.is_cuda
             memory = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pin)
-            self._memory[name] = memory
+            self._memory[name, offsets] = memory
         return memory.copy_(tensor, non_blocking=True)
 
 

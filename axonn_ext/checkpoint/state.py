@@ -13,7 +13,7 @@ parameter is in another order has another NAME, and `load` refuses it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from axonn_ext.checkpoint.errors import CheckpointError
-from axonn_ext.checkpoint.shards import Shard
+from axonn_ext.checkpoint.shards import Offsets, Shard, blocks_of_run
 from axonn_ext.nn.sharded import declaration_of, sharded_parameters
-from axonn_ext.optim import AdamW
+from axonn_ext.optim import AdamW, Piece
 
 Optimizer = AdamW | torch.optim.Optimizer
 T = TypeVar("T")
@@ -41,7 +41,21 @@ class PlacedParameter:
 
     def shard(self, tensor: Tensor) -> Shard:
         """Returns a tensor that is split as the parameter is."""
-        return Shard(self.shape, self.offsets, tensor)
+        return Shard(self.shape, {self.offsets: tensor}, tensor.dtype)
+
+    def shard_of_pieces(
+        self, pieces: Sequence[Piece], tensor_of: Callable[[Piece], Tensor]
+    ) -> Shard:
+        """Returns what this rank has of a tensor that is split as the parameter and the pieces."""
+        blocks: dict[Offsets, Tensor] = {}
+        for piece in pieces:
+            tensor = tensor_of(piece).detach()
+            if tensor.shape == self.parameter.shape:
+                return self.shard(tensor)
+            for inside, block in blocks_of_run(self.parameter.shape, piece.start, tensor):
+                blocks[tuple(map(sum, zip(self.offsets, inside, strict=True)))] = block
+        dtype = torch.promote_types(self.parameter.dtype, torch.float32)
+        return Shard(self.shape, blocks, dtype)
 
 
 def placed_parameters(model: nn.Module) -> Iterator[PlacedParameter]:
@@ -60,22 +74,15 @@ def placed_parameters(model: nn.Module) -> Iterator[PlacedParameter]:
         yield PlacedParameter(name, parameter, tuple(parameter.shape), (0,) * parameter.dim())
 
 
-def torch_optimizer(optimizer: Optimizer) -> torch.optim.Optimizer:
-    """Returns the optimizer of torch, which is inside of ours."""
-    return optimizer.torch_optimizer if isinstance(optimizer, AdamW) else optimizer
-
-
-def updated_tensor(optimizer: Optimizer | None, parameter: nn.Parameter) -> Tensor:
-    """Returns the tensor that the optimizer updates: the parameter, or the master of it."""
-    return optimizer.master_of(parameter) if isinstance(optimizer, AdamW) else parameter
-
-
 def model_shards(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Shard]:
     """Returns the parameters, or their masters, and the persistent buffers, which share memory."""
-    shards = {
-        f"model.{p.name}": p.shard(updated_tensor(optimizer, p.parameter).detach())
-        for p in placed_parameters(model)
-    }
+    shards = {}
+    for p in placed_parameters(model):
+        pieces = optimizer.pieces_of(p.parameter) if isinstance(optimizer, AdamW) else None
+        if pieces is None:
+            shards[f"model.{p.name}"] = p.shard(p.parameter.detach())
+        else:
+            shards[f"model.{p.name}"] = p.shard_of_pieces(pieces, lambda piece: piece.master)
     persistent = model.state_dict(keep_vars=True).keys()
     for name, buffer in model.named_buffers():
         if name in persistent:
@@ -84,14 +91,15 @@ def model_shards(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Sha
 
 
 def optimizer_shards(model: nn.Module, optimizer: Optimizer) -> dict[str, Shard]:
-    """Returns what the optimizer keeps, which is nothing before its first step.
+    """Returns what the optimizer keeps; one of torch keeps nothing before its first step.
 
     Raises CheckpointError for state of which it is not known how it is split.
     """
+    if isinstance(optimizer, AdamW):
+        return _adamw_shards(model, optimizer)
     shards = {}
-    state = torch_optimizer(optimizer).state
     for p in placed_parameters(model):
-        for key, value in state.get(updated_tensor(optimizer, p.parameter), {}).items():
+        for key, value in optimizer.state.get(p.parameter, {}).items():
             if value is None:
                 continue
             name = f"optimizer.{p.name}.{key}"
@@ -109,26 +117,43 @@ def optimizer_shards(model: nn.Module, optimizer: Optimizer) -> dict[str, Shard]
     return shards
 
 
+def _adamw_shards(model: nn.Module, optimizer: AdamW) -> dict[str, Shard]:
+    """Returns the state of our AdamW, which shares memory with it."""
+    shards = {}
+    for p in placed_parameters(model):
+        pieces = optimizer.pieces_of(p.parameter)
+        if pieces:
+            name = f"optimizer.{p.name}"
+            shards[f"{name}.step"] = Shard.whole(pieces[0].step)
+            shards[f"{name}.exp_avg"] = p.shard_of_pieces(pieces, lambda piece: piece.exp_avg)
+            shards[f"{name}.exp_avg_sq"] = p.shard_of_pieces(pieces, lambda piece: piece.exp_avg_sq)
+    return shards
+
+
 def optimizer_targets(
     model: nn.Module,
     optimizer: Optimizer,
     stored: Mapping[str, StoredAs],
 ) -> dict[str, Shard]:
-    """Returns new memory for what a checkpoint has of this optimizer.
+    """Returns memory for what a checkpoint has of this optimizer: that of ours, new for torch's.
 
     stored: shape and dtype of each of the checkpoint's tensors.
     """
+    if isinstance(optimizer, AdamW):
+        own = _adamw_shards(model, optimizer)
+        return {name: shard for name, shard in own.items() if name in stored}
     shards = {}
-    params = {id(p) for group in torch_optimizer(optimizer).param_groups for p in group["params"]}
+    params = {id(p) for group in optimizer.param_groups for p in group["params"]}
     keys = _by_parameter(stored)
     for p in placed_parameters(model):
-        updated = updated_tensor(optimizer, p.parameter)
-        if id(updated) not in params:
+        if id(p.parameter) not in params:
             continue
         for key, (shape, dtype) in keys.get(p.name, {}).items():
             name = f"optimizer.{p.name}.{key}"
             if shape:
-                shards[name] = p.shard(torch.empty_like(updated, dtype=dtype, requires_grad=False))
+                shards[name] = p.shard(
+                    torch.empty_like(p.parameter, dtype=dtype, requires_grad=False)
+                )
             else:
                 shards[name] = Shard.whole(torch.empty((), dtype=dtype))
     return shards
@@ -144,23 +169,44 @@ def set_optimizer_state(
 
     options: of each group of parameters, as `optimizer_options` returned them; None: they stay.
     """
-    inner = torch_optimizer(optimizer)
-    state = inner.state_dict()
+    if isinstance(optimizer, AdamW):
+        _complete(model, optimizer, shards)
+        _set_options(optimizer.options, options)
+        return
+    state = optimizer.state_dict()
     numbers = {
         id(parameter): number
-        for number, parameter in enumerate(p for g in inner.param_groups for p in g["params"])
+        for number, parameter in enumerate(p for g in optimizer.param_groups for p in g["params"])
     }
     state["state"] = {}
     values = _by_parameter(shards)
     for p in placed_parameters(model):
-        number = numbers.get(id(updated_tensor(optimizer, p.parameter)))
+        number = numbers.get(id(p.parameter))
         if number is not None and p.name in values:
             state["state"][number] = {key: s.tensor for key, s in values[p.name].items()}
-    for group, saved in zip(state["param_groups"], options or (), strict=options is not None):
+    _set_options(state["param_groups"], options)
+    optimizer.load_state_dict(state)
+
+
+@torch.no_grad()
+def _complete(model: nn.Module, optimizer: AdamW, loaded: Mapping[str, Shard]) -> None:
+    """Clears what was not loaded, and gives each piece its parameter's step."""
+    for name, shard in _adamw_shards(model, optimizer).items():
+        for tensor in shard.blocks.values() if name not in loaded else ():
+            tensor.zero_()
+    for p in placed_parameters(model):
+        pieces = optimizer.pieces_of(p.parameter) or ()
+        for piece in pieces[1:]:
+            piece.step.copy_(pieces[0].step)
+
+
+def _set_options(
+    groups: Sequence[dict[str, Any]], options: tuple[Mapping[str, Any], ...] | None
+) -> None:
+    for group, saved in zip(groups, options or (), strict=options is not None):
         for key, value in saved.items():
             if key in group:
                 group[key] = tuple(value) if isinstance(group[key], tuple) else value
-    inner.load_state_dict(state)
 
 
 def _by_parameter(named: Mapping[str, T]) -> dict[str, dict[str, T]]:
@@ -178,9 +224,10 @@ def optimizer_options(optimizer: Optimizer | None) -> tuple[Mapping[str, Any], .
     """Returns the options of each group of parameters that JSON can have, such as lr."""
     if optimizer is None:
         return ()
+    groups = optimizer.options if isinstance(optimizer, AdamW) else optimizer.param_groups
     return tuple(
         {key: value for key, value in group.items() if key != "params" and _is_plain(value)}
-        for group in torch_optimizer(optimizer).param_groups
+        for group in groups
     )
 
 

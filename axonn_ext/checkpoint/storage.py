@@ -77,8 +77,8 @@ class ShardLoadPlanner(DefaultLoadPlanner):
 
 def _tensor_of(shards: Mapping[str, Any], index: MetadataIndex) -> Tensor:
     shard = shards[index.fqn]
-    assert isinstance(shard, Shard)
-    return shard.tensor
+    assert isinstance(shard, Shard) and index.offset is not None
+    return shard.blocks[tuple(index.offset)]
 
 
 @dataclass(frozen=True)

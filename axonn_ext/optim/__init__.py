@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from axonn_ext.optim.adamw import AdamW
+from axonn_ext.optim.pieces import Piece
 from axonn_ext.optim.schedule import WarmupCosine
 
-__all__ = ["AdamW", "WarmupCosine"]
+__all__ = ["AdamW", "Piece", "WarmupCosine"]

@@ -2,101 +2,248 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from axonn_ext.nn.sharded import sharded_parameters
+from axonn_ext.optim.bucketed import BucketedUpdate
+from axonn_ext.optim.crossing import Crossing, NoCrossing, StreamCrossing
+from axonn_ext.optim.pieces import Options, Piece, update
+from axonn_ext.optim.places import Place
+from axonn_ext.spec.parallel import BUCKET_ELEMENTS, ZERO_STAGES
+from axonn_ext.zero import GradientShards
+
 
 class AdamW:
-    """torch.optim.AdamW (fused) that updates fp32 copies of parameters of lower precision.
+    """torch's fused AdamW, which updates fp32 copies of parameters of lower precision.
 
     A bf16 weight has 8 bits of mantissa, so an update of less than 1/256 of it would be lost.
-    Therefore fp32 copies are updated and then cast. Weight decay applies to matrices only, not to
-    biases and norm weights. The update is elementwise, so shards need no communication.
+    Therefore fp32 copies (masters) are updated and then cast. Weight decay applies to matrices
+    only, not to biases and norm weights. The update is elementwise, so none of these options
+    changes a bit of it:
+
+    zero: 1 divides masters and moments over the ranks of data, each of which updates its part; then
+    all get the new parameters. 2 divides gradients, too: those of each backward pass are summed as
+    soon as a bucket is there (see axonn_ext.zero). It needs a module, not parameters, and the sums
+    of `sync_gradients` or of an orchestrator. These are then not in `grad`, and `step` drops them.
+
+    offload: "cpu" keeps masters and moments in host memory, pinned for a GPU, and the host updates
+    them, bucket by bucket: while one bucket is updated, the gradients of the next one cross to
+    the host, and the values of the one before return. "disk" keeps them in files without a name
+    in `folder` (default: the system's for temporary files), mapped into memory.
+
+    bucket_elements: the elements of one bucket, all ranks' parts together.
+
+    Bytes of a bf16 or fp16 parameter on the device, per element: weight 2, gradient 2, master 4 and
+    moments 8; the last two are divided by data (zero), or on the host. Sources: Loshchilov and
+    Hutter, Decoupled Weight Decay Regularization (https://arxiv.org/abs/1711.05101); Singh and
+    Bhatele, AxoNN, section V (https://arxiv.org/abs/2110.13005), for buckets on the host.
+
+    Raises ValueError for other values, and parameters that do not fit them; OSError if the disk has
+    no room.
     """
 
     def __init__(
         self,
-        parameters: Iterable[nn.Parameter],
+        parameters: nn.Module | Iterable[nn.Parameter],
         *,
         lr: float,
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
         weight_decay: float = 0.1,
+        zero: int = 0,
+        offload: str = "none",
+        bucket_elements: int = BUCKET_ELEMENTS,
+        folder: str | Path | None = None,
     ) -> None:
+        _check(zero, bucket_elements)
+        module = parameters if isinstance(parameters, nn.Module) else None
+        if isinstance(parameters, nn.Module):
+            parameters = parameters.parameters()
         self._parameters = [p for p in parameters if p.requires_grad]
-        self._masters = [_master(p) for p in self._parameters]
-        self._master_of = dict(zip(map(id, self._parameters), self._masters, strict=True))
-        pairs = [(p, m) for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
-        self._low_precision: list[Tensor] = [p for p, _ in pairs]
-        self._low_precision_masters: list[Tensor] = [m for _, m in pairs]
-        groups = [
-            {"params": [m for m in self._masters if m.ndim >= 2], "weight_decay": weight_decay},
-            {"params": [m for m in self._masters if m.ndim < 2], "weight_decay": 0.0},
-        ]
-        self._adamw = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=lr, betas=betas, eps=eps, fused=True,
-        )  # fmt: skip
+        self._options: dict[bool, Options] = {}
+        for decays, decay in ((True, weight_decay), (False, 0.0)):
+            if any((p.dim() >= 2) == decays for p in self._parameters):
+                self._options[decays] = {
+                    "lr": lr, "betas": betas, "eps": eps, "weight_decay": decay
+                }  # fmt: skip
+        self._shards = _shards(module, zero, bucket_elements)
+        self._bucketed: list[BucketedUpdate] = []
+        self._whole: list[Piece] = []
+        if self._shards is None and offload == "none":
+            self._whole = [_whole(p) for p in self._parameters]
+        else:
+            path = Path(tempfile.gettempdir() if folder is None else folder)
+            for group in _alike(self._parameters):
+                place = Place(offload, group[0].device, path)
+                self._bucketed.append(
+                    BucketedUpdate(
+                        group, place=place, bucket_elements=bucket_elements, shards=self._shards,
+                        crossing=_crossing(group, place, bucket_elements),
+                    )
+                )  # fmt: skip
+        self._pieces_of: dict[int, list[Piece]] = {id(p): [] for p in self._parameters}
+        for piece in self.pieces:
+            self._pieces_of[id(piece.parameter)].append(piece)
 
     @property
-    def torch_optimizer(self) -> torch.optim.AdamW:
-        """The optimizer of torch that updates the masters and has their moments."""
-        return self._adamw
+    def pieces(self) -> list[Piece]:
+        """What this rank updates, in the order of parameters or of buckets."""
+        return [*self._whole, *(p for bucketed in self._bucketed for p in bucketed.pieces)]
 
-    def master_of(self, parameter: nn.Parameter) -> Tensor:
-        """Returns what is updated for a parameter: its fp32 copy, or else the parameter itself."""
-        return self._master_of.get(id(parameter), parameter)
+    def pieces_of(self, parameter: nn.Parameter) -> Sequence[Piece] | None:
+        """Returns what this rank updates of a parameter; None: no rank updates it."""
+        return self._pieces_of.get(id(parameter))
 
-    def step(self, lr: float | None = None) -> None:
-        """Applies the gradients; `lr` replaces the learning rate from this step on."""
-        if lr is not None:
-            for group in self._adamw.param_groups:
-                group["lr"] = lr
-        for parameter, master in zip(self._parameters, self._masters, strict=True):
-            if master is not parameter:
-                master.grad = None if parameter.grad is None else parameter.grad.float()
-        self._adamw.step()
-        if self._low_precision:
-            with torch.no_grad():
-                torch._foreach_copy_(self._low_precision, self._low_precision_masters)
-            for master in self._low_precision_masters:
-                master.grad = None
+    @property
+    def options(self) -> list[Options]:
+        """lr, betas, eps and weight_decay: of matrices, and of all others; may be changed."""
+        return list(self._options.values())
+
+    def step(self, lr: float | None = None, *, gradient_factor: float = 1.0) -> None:
+        """Applies the gradients.
+
+        lr replaces the learning rate from this step on. gradient_factor multiplies the gradients,
+        in the dtype of the masters.
+        """
+        for options in self._options.values() if lr is not None else ():
+            options["lr"] = lr
+        for bucketed in self._bucketed:
+            bucketed.step(self._options, gradient_factor)
+        if self._whole:
+            self._step_whole(gradient_factor)
+
+    @torch.no_grad()
+    def _step_whole(self, factor: float) -> None:
+        pieces = [p for p in self._whole if p.parameter.grad is not None]
+        gradients = []
+        for piece in pieces:
+            gradient = piece.parameter.grad
+            assert gradient is not None
+            wide = gradient.to(piece.master.dtype)
+            gradients.append(wide if factor == 1 else wide.mul_(factor))
+        update(pieces, gradients, self._options)
+        copied = [p for p in pieces if p.master is not p.parameter]
+        if copied:
+            torch._foreach_copy_([p.parameter for p in copied], [p.master for p in copied])
 
     def zero_grad(self) -> None:
         """Drops every gradient."""
         for parameter in self._parameters:
             parameter.grad = None
+        if self._shards is not None:
+            self._shards.discard()
+            self._shards.drop_sums()
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """Sets the parameters to the masters; call it on all ranks after these were changed.
+
+        Collectives: with zero, all-gathers over data.
+        """
+        for bucketed in self._bucketed:
+            bucketed.write_back()
+        for piece in self._whole:
+            piece.parameter.copy_(piece.master)
+
+    def close(self) -> None:
+        """Lets gradients be summed as without zero again. The optimizer is of no use then."""
+        if self._shards is not None:
+            self._shards.detach()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns moments, step counts and those master weights that are copies of parameters."""
-        return {
-            "adamw": self._adamw.state_dict(),
-            "masters": [master.detach().clone() for master in self._low_precision_masters],
-        }
+        """Returns moments, step counts and those masters that are copies, of this rank's pieces."""
+        pieces = [
+            {key: value.clone() for key, value in tensors.items()} for tensors in self._tensors()
+        ]
+        return {"pieces": pieces, "options": [dict(options) for options in self.options]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads what `state_dict` returned for the same parameters.
+        """Loads what `state_dict` returned for the same parameters, ranks and options.
 
-        Raises: ValueError if the master weights do not fit these parameters.
+        Raises: ValueError if the state does not fit these parameters.
         """
-        masters = state["masters"]
-        shapes = [tuple(m.shape) for m in self._low_precision_masters]
-        if [tuple(m.shape) for m in masters] != shapes:
+        own, given = list(self._tensors()), state["pieces"]
+        shapes = [{k: tuple(t.shape) for k, t in tensors.items()} for tensors in own]
+        if [{k: tuple(t.shape) for k, t in tensors.items()} for tensors in given] != shapes:
             raise ValueError(
-                f"AdamW.load_state_dict: expected {len(shapes)} master weights of these "
-                f"parameters' shapes, got {len(masters)} that differ"
+                f"AdamW.load_state_dict: expected the state of {len(shapes)} pieces of these "
+                f"parameters, and in fp32 masters of those of lower precision, got {len(given)} "
+                "that differ"
             )
-        self._adamw.load_state_dict(state["adamw"])
         with torch.no_grad():
-            for master, saved in zip(self._low_precision_masters, masters, strict=True):
-                master.copy_(saved)
+            for tensors, saved in zip(own, given, strict=True):
+                for key, tensor in tensors.items():
+                    tensor.copy_(saved[key])
+        for options, changed in zip(self.options, state["options"], strict=True):
+            options.update(changed)
+
+    def _tensors(self) -> Iterator[dict[str, Tensor]]:
+        for piece in self.pieces:
+            masters = {} if piece.master is piece.parameter else {"master": piece.master}
+            yield piece.state | masters
 
 
-def _master(parameter: nn.Parameter) -> Tensor:
-    """Returns the tensor that AdamW updates: the parameter itself, or an fp32 copy of it."""
-    if parameter.dtype in (torch.float32, torch.float64):
-        return parameter
-    return parameter.detach().float().clone().requires_grad_()
+def _whole(parameter: nn.Parameter) -> Piece:
+    """Returns all of a parameter, whose master is the parameter itself if it is fp32 or fp64."""
+    master: Tensor = parameter
+    if parameter.dtype not in (torch.float32, torch.float64):
+        master = parameter.detach().float().clone()
+    average, square = (torch.zeros_like(master, requires_grad=False) for _ in range(2))
+    step = torch.zeros((), device=parameter.device)
+    return Piece(parameter, 0, parameter.numel(), master, average, square, step)
+
+
+def _alike(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Returns the parameters of each device and dtype. Raises ValueError for strided ones."""
+    groups: dict[tuple[torch.device, torch.dtype], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if not parameter.is_contiguous():
+            raise ValueError(
+                "AdamW: parameters must be contiguous for zero and offload, got one of shape "
+                f"{list(parameter.shape)} with strides {parameter.stride()}"
+            )
+        groups.setdefault((parameter.device, parameter.dtype), []).append(parameter)
+    return list(groups.values())
+
+
+def _shards(module: nn.Module | None, zero: int, bucket_elements: int) -> GradientShards | None:
+    if not zero:
+        return None
+    if module is None:
+        raise ValueError(
+            f"AdamW: zero={zero} needs a module, which says how a grid splits its parameters, got "
+            "parameters alone"
+        )
+    parameters = [p for p in sharded_parameters(module) if p.parameter.requires_grad]
+    if not parameters or parameters[0].grid.size("data") == 1:
+        return None
+    if zero > 1 and parameters[0].grid.size("pipe") > 1:
+        raise ValueError(
+            "AdamW: zero=2 sums the gradients of each backward pass over data, which the stages "
+            "of a pipeline run in an order of their own; with pipe > 1 use zero=1"
+        )
+    return GradientShards(parameters, bucket_elements=bucket_elements, stage=zero)
+
+
+def _crossing(
+    parameters: Sequence[nn.Parameter], place: Place, bucket_elements: int
+) -> Crossing | None:
+    if place.offload == "none":
+        return None
+    if place.device.type == "cpu":
+        return NoCrossing()
+    numel = min(bucket_elements, sum(p.numel() + 64 for p in parameters))
+    return StreamCrossing(place.device, parameters[0].dtype, numel)
+
+
+def _check(zero: int, bucket_elements: int) -> None:
+    if zero not in ZERO_STAGES:
+        raise ValueError(f"AdamW: zero must be 0, 1 or 2, got {zero!r}")
+    if bucket_elements < 1:
+        raise ValueError(f"AdamW: bucket_elements must be at least 1, got {bucket_elements}")

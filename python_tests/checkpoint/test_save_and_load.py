@@ -76,7 +76,7 @@ def test_masters_are_saved_in_fp32_and_load_in_any_dtype(tmp_path) -> None:
     optimizer = AdamW(model.parameters(), lr=1e-4)
     with torch.no_grad():
         for p in model.parameters():
-            optimizer.master_of(p).add_(1e-6)
+            optimizer.pieces_of(p)[0].master.add_(1e-6)
     checkpoint.save(tmp_path / "one", model=model, optimizer=optimizer)
     stored = read_manifest(tmp_path / "one").tensors
     assert {t.dtype for name, t in stored.items() if name.startswith("model.")} == {"float32"}
@@ -84,8 +84,8 @@ def test_masters_are_saved_in_fp32_and_load_in_any_dtype(tmp_path) -> None:
     checkpoint.load(tmp_path / "one", model=whole)
     checkpoint.load(tmp_path / "one", model=low)
     for p, q, r in zip(model.parameters(), whole.parameters(), low.parameters(), strict=True):
-        assert torch.equal(q, optimizer.master_of(p))
-        assert torch.equal(r, optimizer.master_of(p).bfloat16())
+        assert torch.equal(q, optimizer.pieces_of(p)[0].master)
+        assert torch.equal(r, optimizer.pieces_of(p)[0].master.bfloat16())
 
 
 def test_another_model_is_refused_with_names_and_shapes(tmp_path) -> None:

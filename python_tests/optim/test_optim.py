@@ -62,7 +62,8 @@ def test_bf16_keeps_updates_that_bf16_would_lose() -> None:
     for _ in range(100):  # each update is 1e-4; next to 1, bf16 has steps of 2**-8 and 2**-7
         weight.grad = torch.ones_like(weight)
         optimizer.step()
-    master = optimizer.state_dict()["masters"][0]
+    (piece,) = optimizer.pieces
+    master = piece.master
     assert master.dtype == torch.float32
     torch.testing.assert_close(master, torch.full((4, 4), 0.99), rtol=1e-5, atol=0)
     torch.testing.assert_close(weight.detach(), master.bfloat16(), rtol=0, atol=0)
@@ -89,7 +90,7 @@ def test_state_dict_resumes_exactly(dtype: torch.dtype) -> None:
 def test_state_of_another_model_is_refused() -> None:
     bf16 = AdamW(small_model(torch.bfloat16).parameters(), lr=1.0)
     fp32 = AdamW(small_model().parameters(), lr=1.0)
-    with pytest.raises(ValueError, match=r"expected 6 master weights.* got 0"):
+    with pytest.raises(ValueError, match=r"expected the state of 6 pieces.* got 6"):
         bf16.load_state_dict(fp32.state_dict())
 
 

@@ -82,9 +82,8 @@ class Job:
         """A digest of each whole tensor: weights or masters, and moments."""
         found = {}
         for p in sharded_parameters(self.model):
-            updated = self.optimizer.master_of(p.parameter)
-            state = self.optimizer.torch_optimizer.state[updated]
-            for key, tensor in {"value": updated, "low": p.parameter, **state}.items():
+            (piece,) = self.optimizer.pieces_of(p.parameter)
+            for key, tensor in {"value": piece.master, "low": p.parameter, **piece.state}.items():
                 whole = self.grid.unshard(tensor, p.spec.dims) if tensor.dim() else tensor
                 content = (
                     whole.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()

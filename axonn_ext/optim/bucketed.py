@@ -1,0 +1,283 @@
+"""Updates parameters bucket by bucket: each rank its parts (ZeRO), on the device or on the host."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from axonn_ext.optim.crossing import SLOTS, Crossing, Values
+from axonn_ext.optim.pieces import Options, Piece, update
+from axonn_ext.optim.places import Place
+from axonn_ext.zero import Bucket, GradientShards, Run, buckets_of
+from axonn_ext.zero.shards import SummedBucket
+
+# The elements that are updated at once on the host. Their gradients in fp32 stay in its caches.
+BLOCK = 1 << 18
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Elements of one piece of a bucket that are updated at once with others."""
+
+    index: int  # of the piece
+    start: int
+    stop: int
+    piece: Piece  # of these elements alone
+
+
+@dataclass(frozen=True)
+class UpdatedBucket:
+    """A bucket of which this rank updates a part, or all.
+
+    summed: the sum of its gradients over data; None: they are in `grad`
+    """
+
+    bucket: Bucket
+    runs: tuple[Run, ...]
+    pieces: tuple[Piece, ...]
+    blocks: tuple[tuple[Cut, ...], ...]
+    summed: SummedBucket | None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.runs[0].parameter.dtype if self.runs else self.bucket.runs[0].parameter.dtype
+
+    def gradients(self) -> Values:
+        """Returns the gradient of each run, if it has one."""
+        if self.summed is None:
+            return [None if r.parameter.grad is None else r.of(r.parameter.grad) for r in self.runs]
+        given, flat = self.summed.given, self.summed.gradient
+        return [
+            r.inside(flat) if flat is not None and id(r.parameter) in given else None
+            for r in self.runs
+        ]
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether there is a gradient, on this rank or on another one of data."""
+        if self.summed is not None:
+            return self.summed.gradient is not None
+        return any(run.parameter.grad is not None for run in self.runs)
+
+
+class BucketedUpdate:
+    """AdamW for parameters of one dtype on one device, which must be contiguous.
+
+    shards: where the sums of gradients are, if ZeRO keeps them in parts. crossing: None updates on
+    the device.
+
+    Collectives of a step: with shards, an all-gather over data of each bucket that has gradients.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        *,
+        place: Place,
+        bucket_elements: int,
+        shards: GradientShards | None,
+        crossing: Crossing | None,
+    ) -> None:
+        self._shards, self._crossing = shards, crossing
+        self.buckets = list(_buckets(parameters, bucket_elements, shards, place))
+        self._scratch = torch.empty(0)
+        self._worker: ThreadPoolExecutor | None = None
+        if crossing is not None:
+            self._worker = ThreadPoolExecutor(1, thread_name_prefix="axonn optimizer")
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """All pieces of this rank."""
+        return [piece for bucket in self.buckets for piece in bucket.pieces]
+
+    def step(self, options: Mapping[bool, Options], factor: float) -> None:
+        """Updates what has gradients, multiplied by the factor, and gives it to all ranks."""
+        self._run([b for b in self.buckets if b.has_gradients], options, factor)
+        if self._shards is not None:
+            self._shards.drop_sums()
+
+    def write_back(self) -> None:
+        """Sets the parameters of all ranks to the masters."""
+        self._run(self.buckets, {}, 1.0)
+
+    def _run(
+        self, buckets: Sequence[UpdatedBucket], options: Mapping[bool, Options], factor: float
+    ) -> None:
+        """Lets one bucket cross while the one before is updated and the one before that returns."""
+        if self._crossing is not None:
+            self._crossing.begin()
+        updated: deque[Callable[[], Callable[[], None]]] = deque()
+        returned: deque[Callable[[], None]] = deque()
+        for number, bucket in enumerate(buckets):
+            updated.append(self._begin(bucket, number % SLOTS, options, factor))
+            if len(updated) == SLOTS:
+                returned.append(updated.popleft()())
+            if len(returned) == SLOTS:
+                returned.popleft()()
+        while updated:
+            returned.append(updated.popleft()())
+        while returned:
+            returned.popleft()()
+        if self._crossing is not None:
+            self._crossing.arrived()
+
+    def _begin(
+        self, bucket: UpdatedBucket, slot: int, options: Mapping[bool, Options], factor: float
+    ) -> Callable[[], Callable[[], None]]:
+        """Starts a bucket's update.
+
+        The result waits for it and starts to return the values; what it returns waits for these.
+        """
+        part, places = self._places(bucket)
+        if self._crossing is None:
+            self._update_on_device(bucket, options, factor)
+            for place, piece in zip(places, bucket.pieces, strict=True):
+                place.copy_(piece.master)
+            return lambda: self._give(bucket, part)
+        crossing = self._crossing
+        targets = crossing.targets(slot, places)
+        gradients = crossing.to_host(slot, bucket.gradients())
+        assert self._worker is not None
+        done: Future[None] = self._worker.submit(
+            self._update_on_host, bucket, gradients, targets, options, factor
+        )
+
+        def deliver() -> Callable[[], None]:
+            done.result()
+            crossing.to_device(slot, places)
+            if part is not None:
+                crossing.arrived()  # before other ranks get them
+            return self._give(bucket, part)
+
+        return deliver
+
+    def _places(self, bucket: UpdatedBucket) -> tuple[Tensor | None, list[Tensor]]:
+        """Returns where on the device the updated values of the runs go.
+
+        With ZeRO, that is memory for this rank's part, which is returned, too.
+        """
+        if self._shards is None:
+            return None, [run.of(run.parameter) for run in bucket.runs]
+        like = bucket.bucket.runs[0].parameter
+        part = like.new_zeros(bucket.bucket.part_numel, requires_grad=False)
+        return part, [run.inside(part) for run in bucket.runs]
+
+    def _give(self, bucket: UpdatedBucket, part: Tensor | None) -> Callable[[], None]:
+        """Starts to give a part to the other ranks; what it returns puts all into parameters."""
+        if part is None or self._shards is None:
+            return lambda: None
+        assert bucket.summed is not None
+        pending = self._shards.exchange.all_gather(part, f"{bucket.summed.name} and more")
+
+        def put() -> None:
+            flat = pending()
+            torch._foreach_copy_(
+                [run.of(run.parameter) for run in bucket.bucket.runs],
+                [run.inside(flat) for run in bucket.bucket.runs],
+            )
+
+        return put
+
+    def _update_on_device(
+        self, bucket: UpdatedBucket, options: Mapping[bool, Options], factor: float
+    ) -> None:
+        if not options:
+            return
+        there = [(p, g) for p, g in zip(bucket.pieces, bucket.gradients(), strict=True)
+                 if g is not None]  # fmt: skip
+        gradients = [gradient.to(piece.master.dtype) for piece, gradient in there]
+        if factor != 1:
+            gradients = list(torch._foreach_mul(gradients, factor)) if gradients else []
+        update([piece for piece, _ in there], gradients, options)
+
+    @torch.no_grad()
+    def _update_on_host(
+        self, bucket: UpdatedBucket, gradients: Callable[[], Values], targets: Sequence[Tensor],
+        options: Mapping[bool, Options], factor: float,
+    ) -> None:  # fmt: skip
+        """Updates block by block, so that what is converted stays in the caches."""
+        values = gradients()
+        for block in bucket.blocks:
+            cuts = [(cut, v) for cut in block if options and (v := values[cut.index]) is not None]
+            for cut, _ in cuts:
+                cut.piece.step.copy_(bucket.pieces[cut.index].step)
+            wide = self._widened(cuts, factor)
+            update([cut.piece for cut, _ in cuts], wide, options)
+            for cut in block:
+                targets[cut.index][cut.start : cut.stop].copy_(cut.piece.master)
+        for piece, value in zip(bucket.pieces, values, strict=True):
+            if options and value is not None:
+                piece.step.add_(1)
+
+    def _widened(self, cuts: Sequence[tuple[Cut, Tensor]], factor: float) -> list[Tensor]:
+        """Returns gradients in the masters' dtype, times the factor."""
+        slices = [value[cut.start : cut.stop] for cut, value in cuts]
+        masters = [cut.piece.master for cut, _ in cuts]
+        if factor == 1 and all(s.dtype == m.dtype for s, m in zip(slices, masters, strict=True)):
+            return slices
+        numel = sum(s.numel() for s in slices)
+        dtype = masters[0].dtype if masters else torch.float32
+        if self._scratch.numel() < numel or self._scratch.dtype != dtype:
+            self._scratch = torch.empty(max(numel, BLOCK), dtype=dtype)
+        wide = self._scratch[:numel]
+        places = list(wide.split([s.numel() for s in slices]))
+        for place, value in zip(places, slices, strict=True):
+            place.copy_(value)
+        if factor != 1:
+            wide.mul_(factor)
+        return places
+
+
+def _buckets(
+    parameters: Sequence[nn.Parameter], elements: int, shards: GradientShards | None, place: Place
+) -> Iterator[UpdatedBucket]:
+    if shards is None:
+        for bucket in buckets_of(parameters, elements=elements):
+            yield _with_state(bucket, bucket.runs, None, place)
+        return
+    kept = {id(p) for p in parameters}
+    for summed in shards.buckets:
+        if id(summed.bucket.runs[0].parameter) in kept:
+            yield _with_state(summed.bucket, summed.runs, summed, place)
+
+
+@torch.no_grad()
+def _with_state(
+    bucket: Bucket, runs: tuple[Run, ...], summed: SummedBucket | None, place: Place
+) -> UpdatedBucket:
+    dtype = bucket.runs[0].parameter.dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    masters, averages, squares = (place.zeros(bucket.part_numel, wide) for _ in range(3))
+    pieces = []
+    for run in runs:
+        piece = Piece(
+            run.parameter, run.start, run.stop, run.inside(masters), run.inside(averages),
+            run.inside(squares), torch.zeros((), device=masters.device),
+        )  # fmt: skip
+        piece.master.copy_(run.of(run.parameter))
+        pieces.append(piece)
+    blocks = tuple(_blocks(pieces)) if masters.device.type == "cpu" else ()
+    return UpdatedBucket(bucket, runs, tuple(pieces), blocks, summed)
+
+
+def _blocks(pieces: Sequence[Piece]) -> Iterator[tuple[Cut, ...]]:
+    """Yields all elements of the pieces, in their order, in blocks of BLOCK elements."""
+    block: list[Cut] = []
+    room = BLOCK
+    for index, piece in enumerate(pieces):
+        length, start = piece.stop - piece.start, 0
+        while start < length:
+            stop = min(length, start + room)
+            block.append(Cut(index, start, stop, piece.slice(start, stop)))
+            room -= -(-(stop - start) // 64) * 64
+            start = stop
+            if room <= 0:
+                yield tuple(block)
+                block, room = [], BLOCK
+    if block:
+        yield tuple(block)

@@ -1,0 +1,124 @@
+"""How gradients cross from the device to the host, and updated values back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+SLOTS = 2  # buckets that cross or are updated at a time: while one is updated, the next one crosses
+Values = list[Tensor | None]  # of the runs of a bucket; None: no gradient
+
+
+class Crossing(Protocol):
+    """Carries the buckets of a step, each in one of SLOTS slots."""
+
+    def begin(self) -> None:
+        """Begins a step, after all work that the device has been given so far."""
+        ...
+
+    def to_host(self, slot: int, values: Values) -> Callable[[], Values]:
+        """Starts to carry gradients to the host. The result waits for them and returns them."""
+        ...
+
+    def targets(self, slot: int, places: Sequence[Tensor]) -> list[Tensor]:
+        """Returns memory of the host for what will go to these places of the device.
+
+        It may be written once what `to_host` returned has returned.
+        """
+        ...
+
+    def to_device(self, slot: int, places: Sequence[Tensor]) -> None:
+        """Starts to carry what was written to the targets of the slot to these places."""
+        ...
+
+    def arrived(self) -> None:
+        """Makes the device wait for all that was carried to it so far."""
+        ...
+
+
+class NoCrossing:
+    """For a device that is the host: gradients and parameters are used where they are."""
+
+    def begin(self) -> None:
+        pass
+
+    def to_host(self, slot: int, values: Values) -> Callable[[], Values]:
+        return lambda: values
+
+    def targets(self, slot: int, places: Sequence[Tensor]) -> list[Tensor]:
+        return list(places)
+
+    def to_device(self, slot: int, places: Sequence[Tensor]) -> None:
+        pass
+
+    def arrived(self) -> None:
+        pass
+
+
+class StreamCrossing:
+    """Through pinned memory, on two streams of a GPU: one for each direction.
+
+    `gpu` is torch.cuda, or a substitute in tests. numel: of the largest part of a bucket.
+    """
+
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, numel: int, gpu: Any = torch.cuda
+    ) -> None:
+        self._gpu, self._device = gpu, device
+        self._down, self._up = gpu.Stream(device), gpu.Stream(device)
+        self._gradients = [self._pinned(numel, dtype) for _ in range(SLOTS)]
+        self._results = [self._pinned(numel, dtype) for _ in range(SLOTS)]
+        self._left: list[Any] = [None] * SLOTS  # events: the results of a slot are on the device
+
+    def _pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(numel, dtype=dtype, pin_memory=self._gpu is torch.cuda)
+
+    def begin(self) -> None:
+        for stream in (self._down, self._up):
+            stream.wait_stream(self._gpu.current_stream(self._device))
+
+    def to_host(self, slot: int, values: Values) -> Callable[[], Values]:
+        copies: Values = []
+        at = 0
+        # What the device was given since `begin`, such as sums over ranks, may have made them.
+        self._down.wait_stream(self._gpu.current_stream(self._device))
+        with self._gpu.stream(self._down):
+            for value in values:
+                if value is None:
+                    copies.append(None)
+                    continue
+                copy = self._gradients[slot][at : at + value.numel()]
+                copies.append(copy.copy_(value, non_blocking=True))
+                value.record_stream(self._down)
+                at += value.numel()
+            there = self._gpu.Event(blocking=True)
+            there.record(self._down)
+        before = self._left[slot]
+
+        def wait() -> Values:
+            there.synchronize()
+            if before is not None:
+                before.synchronize()
+            return copies
+
+        return wait
+
+    def targets(self, slot: int, places: Sequence[Tensor]) -> list[Tensor]:
+        sizes = [place.numel() for place in places]
+        return list(self._results[slot][: sum(sizes)].split(sizes))
+
+    def to_device(self, slot: int, places: Sequence[Tensor]) -> None:
+        self._up.wait_stream(self._gpu.current_stream(self._device))
+        with self._gpu.stream(self._up):
+            for place, value in zip(places, self.targets(slot, places), strict=True):
+                place.copy_(value, non_blocking=True)
+                place.record_stream(self._up)
+            left = self._gpu.Event(blocking=True)
+            left.record(self._up)
+        self._left[slot] = left
+
+    def arrived(self) -> None:
+        self._gpu.current_stream(self._device).wait_stream(self._up)

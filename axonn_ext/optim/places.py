@@ -1,0 +1,50 @@
+"""Where AdamW's state lies: on the device, in host memory, or in a file that is mapped there."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from axonn_ext.spec.parallel import OFFLOADS, check_choice
+
+
+@dataclass(frozen=True)
+class Place:
+    """Memory for AdamW's state.
+
+    offload  "none": on the device; "cpu": in host memory, which is pinned for a GPU; "disk": in
+             files without a name, which are mapped into memory and end with the process
+    folder   of the files
+
+    Raises ValueError for another offload, or a folder that does not exist.
+    """
+
+    offload: str
+    device: torch.device
+    folder: Path
+
+    def __post_init__(self) -> None:
+        check_choice("offload", self.offload, OFFLOADS)
+        if self.offload == "disk" and not self.folder.is_dir():
+            raise ValueError(f"AdamW: folder must be one that exists, got {self.folder}")
+
+    def zeros(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Returns so many zeros. Raises OSError where the disk has no room."""
+        if self.offload == "none":
+            return torch.zeros(numel, dtype=dtype, device=self.device)
+        if self.offload == "cpu":
+            return torch.zeros(numel, dtype=dtype, pin_memory=self.device.type == "cuda")
+        return _mapped(self.folder, numel, dtype)
+
+
+def _mapped(folder: Path, numel: int, dtype: torch.dtype) -> Tensor:
+    """Returns zeros in a new file, which is gone when nothing uses the tensor any more."""
+    with tempfile.NamedTemporaryFile(prefix="axonn-state-", dir=folder) as file:
+        # All of it is taken now: a full disk would end the process when the memory is written.
+        os.posix_fallocate(file.fileno(), 0, max(1, numel) * dtype.itemsize)
+        return torch.from_file(file.name, shared=True, size=numel, dtype=dtype)
