@@ -109,8 +109,6 @@ class BucketedUpdate:
         self, buckets: Sequence[UpdatedBucket], options: Mapping[bool, Options], factor: float
     ) -> None:
         """Lets one bucket cross while the one before is updated and the one before that returns."""
-        if self._crossing is not None:
-            self._crossing.begin()
         updated: deque[Callable[[], Callable[[], None]]] = deque()
         returned: deque[Callable[[], None]] = deque()
         for number, bucket in enumerate(buckets):

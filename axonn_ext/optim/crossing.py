@@ -13,11 +13,11 @@ Values = list[Tensor | None]  # of the runs of a bucket; None: no gradient
 
 
 class Crossing(Protocol):
-    """Carries the buckets of a step, each in one of SLOTS slots."""
+    """Carries the buckets of a step, each in one of SLOTS slots.
 
-    def begin(self) -> None:
-        """Begins a step, after all work that the device has been given so far."""
-        ...
+    It begins after all work that the device was given before. Whatever it carries must stay until
+    the host has waited for it (gradients), or the device (values).
+    """
 
     def to_host(self, slot: int, values: Values) -> Callable[[], Values]:
         """Starts to carry gradients to the host. The result waits for them and returns them."""
@@ -41,9 +41,6 @@ class Crossing(Protocol):
 
 class NoCrossing:
     """For a device that is the host: gradients and parameters are used where they are."""
-
-    def begin(self) -> None:
-        pass
 
     def to_host(self, slot: int, values: Values) -> Callable[[], Values]:
         return lambda: values
@@ -76,14 +73,9 @@ class StreamCrossing:
     def _pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(numel, dtype=dtype, pin_memory=self._gpu is torch.cuda)
 
-    def begin(self) -> None:
-        for stream in (self._down, self._up):
-            stream.wait_stream(self._gpu.current_stream(self._device))
-
     def to_host(self, slot: int, values: Values) -> Callable[[], Values]:
         copies: Values = []
         at = 0
-        # What the device was given since `begin`, such as sums over ranks, may have made them.
         self._down.wait_stream(self._gpu.current_stream(self._device))
         with self._gpu.stream(self._down):
             for value in values:
@@ -92,7 +84,6 @@ class StreamCrossing:
                     continue
                 copy = self._gradients[slot][at : at + value.numel()]
                 copies.append(copy.copy_(value, non_blocking=True))
-                value.record_stream(self._down)
                 at += value.numel()
             there = self._gpu.Event(blocking=True)
             there.record(self._down)
@@ -115,7 +106,6 @@ class StreamCrossing:
         with self._gpu.stream(self._up):
             for place, value in zip(places, self.targets(slot, places), strict=True):
                 place.copy_(value, non_blocking=True)
-                place.record_stream(self._up)
             left = self._gpu.Event(blocking=True)
             left.record(self._up)
         self._left[slot] = left

@@ -1,0 +1,193 @@
+"""AdamW whose state lies in host memory or on the disk, held to AdamW on the device bit for bit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import late_gpu
+from axonn_ext.optim import AdamW, adamw, bucketed
+from axonn_ext.optim.crossing import StreamCrossing
+from axonn_ext.zero import ALIGNMENT, buckets_of
+
+# Sizes around those of the vectors of the CPU's kernel, and some that a bucket cuts.
+SHAPES = [(1,), (7, 9), (64,), (33, 65), (128, 64), (3, 5, 7), (1000,), (201, 31), (), (0, 3)]
+
+
+def parameters(dtype: torch.dtype, shapes: list[tuple[int, ...]] = SHAPES) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return [nn.Parameter(torch.randn(s, generator=generator).to(dtype)) for s in shapes]
+
+
+def set_gradients(params: list[nn.Parameter], step: int) -> None:
+    """Random ones; every fifth step, some parameters have none."""
+    generator = torch.Generator().manual_seed(step)
+    for index, parameter in enumerate(params):
+        gradient = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+        parameter.grad = None if step % 5 == 4 and index % 3 == 0 else gradient
+
+
+def train_both(
+    ours: AdamW, params: list[nn.Parameter], other: AdamW, others: list[nn.Parameter], steps: int
+) -> None:
+    for step in range(steps):
+        for each in (params, others):
+            set_gradients(each, step)
+        for optimizer in (ours, other):
+            optimizer.step(1e-3 * (1 + step % 7), gradient_factor=1.0 if step % 2 else 0.37)
+
+
+def assert_equal(
+    one: AdamW, ones: list[nn.Parameter], other: AdamW, others: list[nn.Parameter]
+) -> None:
+    for p, q in zip(ones, others, strict=True):
+        assert torch.equal(p, q)
+        for key in ("exp_avg", "exp_avg_sq", "master"):
+            first, second = (
+                torch.cat([getattr(piece, key).detach().flatten() for piece in o.pieces_of(t)])
+                if o.pieces_of(t)
+                else torch.empty(0)
+                for o, t in ((one, p), (other, q))
+            )
+            assert torch.equal(first, second), key
+        steps = {piece.step.item() for o, t in ((one, p), (other, q)) for piece in o.pieces_of(t)}
+        assert len(steps) <= 1
+
+
+@pytest.mark.parametrize("bucket_elements", [64, 1500, 1 << 24])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("offload", ["cpu", "disk"])
+def test_as_on_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offload: str, dtype: torch.dtype,
+    bucket_elements: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(bucketed, "BLOCK", 128)  # so that blocks cut pieces
+    one, two = parameters(dtype), parameters(dtype)
+    ours = AdamW(
+        one, lr=1e-3, offload=offload, bucket_elements=bucket_elements, folder=tmp_path
+    )  # fmt: skip
+    on_device = AdamW(two, lr=1e-3)
+    train_both(ours, one, on_device, two, steps=12)
+    assert_equal(ours, one, on_device, two)
+    assert list(tmp_path.iterdir()) == []  # the files have no names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("offload", ["cpu", "disk"])
+def test_as_on_the_device_for_1000_steps(tmp_path: Path, offload: str, dtype: torch.dtype) -> None:
+    one, two = parameters(dtype), parameters(dtype)
+    ours = AdamW(one, lr=1e-3, offload=offload, bucket_elements=4096, folder=tmp_path)
+    on_device = AdamW(two, lr=1e-3)
+    train_both(ours, one, on_device, two, steps=1000)
+    assert_equal(ours, one, on_device, two)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_streams_that_are_late(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """What crosses on streams is waited for wherever it is used."""
+
+    def crossing(group: list[nn.Parameter], place: object, elements: int) -> StreamCrossing:
+        return StreamCrossing(torch.device("cpu"), group[0].dtype, elements, late_gpu.Gpu())
+
+    one, two = parameters(dtype), parameters(dtype)
+    with monkeypatch.context() as patch:
+        patch.setattr(adamw, "_crossing", crossing)
+        ours = AdamW(one, lr=1e-3, offload="cpu", bucket_elements=512)
+    on_device = AdamW(two, lr=1e-3)
+    train_both(ours, one, on_device, two, steps=6)
+    assert_equal(ours, one, on_device, two)
+
+
+def test_resumes_exactly() -> None:
+    one, two = parameters(torch.bfloat16), parameters(torch.bfloat16)
+    first = AdamW(one, lr=1e-3, offload="cpu", bucket_elements=512)
+    for step in range(3):
+        set_gradients(one, step)
+        first.step()
+    second = AdamW(two, lr=1e-3, offload="disk", bucket_elements=512)
+    second.load_state_dict(first.state_dict())
+    second.write_back()
+    train_both(first, one, second, two, steps=3)
+    assert_equal(first, one, second, two)
+
+
+@pytest.mark.parametrize("elements", [1, 64, 1000, 5000])
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 8])
+def test_buckets_hold_every_element_once(elements: int, num_parts: int) -> None:
+    params = parameters(torch.float32)
+    buckets = list(buckets_of(params, elements=elements, num_parts=num_parts))
+    seen = {id(p): torch.zeros(p.numel()) for p in params}
+    for bucket in buckets:
+        assert bucket.numel <= max(elements, ALIGNMENT * num_parts)
+        assert bucket.numel == bucket.part_numel * num_parts
+        for index in range(num_parts):
+            end = 0
+            for run in bucket.part(index):
+                assert run.at >= end and run.start % ALIGNMENT == 0
+                end = run.at + run.numel
+                assert end <= bucket.part_numel
+                seen[id(run.parameter)][run.start : run.stop] += 1
+    assert all((count == 1).all() for count in seen.values())
+
+
+def test_refusals(tmp_path: Path) -> None:
+    plain, strided = nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(4, 6).t())
+    for options, said in (
+        ({"offload": "gpu"}, "offload must be one of none, cpu, disk, got 'gpu'"),
+        ({"offload": "disk", "folder": tmp_path / "none"}, "folder must be one that exists"),
+        ({"bucket_elements": 0}, "bucket_elements must be at least 1, got 0"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            AdamW([plain], lr=1.0, **options)
+    with pytest.raises(ValueError, match="must be contiguous"):
+        AdamW([strided], lr=1.0, offload="cpu")
+
+
+LIMITED = """
+import resource, sys
+import torch
+from axonn_ext.optim import AdamW
+
+offload, limit, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+torch.set_num_threads(1)
+torch.ones(64, 64) @ torch.ones(64, 64)  # what torch makes once
+model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, dtype=torch.bfloat16) for _ in range(20)))
+with open("/proc/self/statm") as file:
+    pages = int(file.read().split()[5])
+resource.setrlimit(resource.RLIMIT_DATA, (limit + pages * resource.getpagesize(),) * 2)
+optimizer = AdamW(model, lr=1e-3, offload=offload, bucket_elements=1 << 20, folder=folder)
+data = torch.randn(8, 1024, dtype=torch.bfloat16)
+for step in range(3):
+    loss = model(data).float().square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(loss.item())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's limit on private memory")
+def test_trains_where_the_states_do_not_fit(tmp_path: Path) -> None:
+    """21 M parameters need 16 bytes each, 4 of them already there; the limit allows 6 more."""
+    num_bytes = 21_000_000
+    limit = 6 * num_bytes
+    runs = {
+        offload: subprocess.run(
+            [sys.executable, "-c", LIMITED, offload, str(limit), str(tmp_path)],
+            capture_output=True, text=True, timeout=120, check=False, env=os.environ,
+        )
+        for offload in ("none", "disk")
+    }  # fmt: skip
+    assert runs["none"].returncode != 0
+    assert "memory" in runs["none"].stderr
+    assert runs["disk"].returncode == 0, runs["disk"].stderr
+    losses = [float(line) for line in runs["disk"].stdout.split()]
+    assert losses[-1] < losses[0]
+    assert list(tmp_path.iterdir()) == []

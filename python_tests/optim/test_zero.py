@@ -1,0 +1,112 @@
+"""ZeRO: gradients and AdamW's state divided over data, held to the same training without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import zero_cases
+from axonn_ext import GridShape
+from axonn_ext.spec.parallel import OFFLOADS
+from model_cases import LLAMA
+from worker_pool import WorkerPool
+from zero_cases import Setup
+
+Pool = Callable[[int], WorkerPool]
+
+GRIDS = [
+    GridShape(data=2),
+    GridShape(data=4),
+    GridShape(x=2, data=2),
+    GridShape(y=2, data=2),
+    GridShape(z=2, data=2),
+]
+# Sums of two or four numbers in fp32, in another order: a few units in the last place. AdamW then
+# divides small gradients by roots of their squares, which can magnify that; bf16 rounds to 2**-9.
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2**-9}
+
+
+def check(pool: Pool, setup: Setup) -> None:
+    for found in pool(setup.shape.size).run(zero_cases.compare, setup):
+        assert found["left"] == 0  # whole gradients are gone
+        bound = CLOSE[setup.dtype]
+        assert found["gradients"] < bound
+        assert found["metrics"] < bound
+        assert found["weights"] < bound
+        # Low-precision weights have masters anyway; of fp32 ones the parts have copies.
+        masters = 1.0 if setup.dtype == torch.bfloat16 else 1.5
+        assert found["state"] < masters / setup.shape.data + 0.05
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+@pytest.mark.parametrize("shape", GRIDS, ids=GridShape.short)
+def test_as_without(pool: Pool, shape: GridShape, zero: int) -> None:
+    # One pass over what may differ, each with both values in some grid.
+    overlap = shape.x == 1
+    layout = "replicated" if shape.y == 2 else "sharded"
+    config = LLAMA if shape.z == 2 or shape.x == 2 else zero_cases.GPT2
+    check(
+        pool,
+        Setup(
+            shape, zero, overlap=overlap, layout=layout, config=config,
+            micro_batches=2 if shape.data == 2 else 1,
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("zero", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("index", "shape"), list(enumerate(GRIDS)))
+def test_all_options(
+    pool: Pool, index: int, shape: GridShape, dtype: torch.dtype, zero: int, overlap: bool,
+    parts: int,
+) -> None:  # fmt: skip
+    # Where the state lies takes turns with the other options.
+    offload = OFFLOADS[(index + zero + overlap + parts) % len(OFFLOADS)]
+    setup = Setup(shape, zero, offload, dtype=dtype, overlap=overlap, micro_batches=parts)
+    check(pool, setup)
+
+
+@pytest.mark.parametrize("offload", ["cpu", "disk"])
+def test_state_of_parts_on_the_host(pool: Pool, offload: str) -> None:
+    check(pool, Setup(GridShape(data=2), 1, offload, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_stages_of_a_pipeline(pool: Pool, overlap: bool) -> None:
+    """The table that both ends hold is summed over them before it is divided."""
+    check(pool, Setup(GridShape(pipe=2, data=2), 1, overlap=overlap, micro_batches=4))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Setup(GridShape(data=2), 1), Setup(GridShape(data=4), 2, overlap=True)),
+        (Setup(GridShape(data=4), 1, "disk"), Setup(GridShape(x=2, y=2))),
+        (Setup(GridShape(z=2, x=2)), Setup(GridShape(z=2, data=2), 1, "cpu")),
+    ],
+    ids=["data=2 to 4", "to none", "from none"],
+)
+def test_checkpoints_between_numbers_of_parts(
+    pool: Pool, tmp_path: Path, before: Setup, after: Setup
+) -> None:
+    folder = tmp_path / "saved"
+    saved = pool(before.shape.size).run(zero_cases.save, before, folder)[0]
+    loaded = pool(after.shape.size).run(zero_cases.load, after, folder)[0]
+    for one, other in zip(saved, loaded, strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+
+
+def test_refusals(pool: Pool) -> None:
+    for found in pool(4).run(zero_cases.refusals):
+        order, parameters, twice, unknown = found
+        assert "zero=2 sums the gradients of each backward pass" in order
+        assert "zero=1 needs a module" in parameters
+        assert "has another optimizer with ZeRO already" in twice
+        assert "zero must be 0, 1 or 2, got 3" in unknown

@@ -1,0 +1,202 @@
+"""Training with ZeRO beside the same without it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from axonn_ext import (
+    Grid,
+    GridShape,
+    checkpoint,
+    clip_grad_norm_,
+    full_gradients,
+    full_state_dict,
+    models,
+    sync_gradients,
+)
+from axonn_ext.models import ModelConfig, ParallelConfig
+from axonn_ext.optim import AdamW
+from axonn_ext.overlap import Orchestrator, Overlap
+from axonn_ext.pipeline import MicroBatch, Pipeline
+from grids import grid_of
+from model_cases import GPT2, random_batch
+
+STEPS = 4
+OVERLAP = Overlap(prefetch=2, deferred=2, bucket_bytes=4096)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """How a job trains. bucket_elements: so few that parameters are cut."""
+
+    shape: GridShape
+    zero: int = 0
+    offload: str = "none"
+    config: ModelConfig = GPT2
+    layout: str = "sharded"
+    dtype: torch.dtype = torch.float32
+    micro_batches: int = 1
+    overlap: bool = False
+    bucket_elements: int = 1500
+
+    def without(self) -> Setup:
+        """The same, with whole gradients and states on every rank."""
+        return dataclasses.replace(self, zero=0, offload="none")
+
+    def __str__(self) -> str:
+        parts = [self.shape.short(), self.config.family, f"zero={self.zero}", self.offload]
+        parts += [str(self.dtype).removeprefix("torch."), self.layout]
+        parts += ["overlap"] * self.overlap + [f"{self.micro_batches} parts"]
+        return " ".join(parts)
+
+
+class Job:
+    """A model and its optimizer on a grid."""
+
+    def __init__(self, setup: Setup, *, seed: int = 3) -> None:
+        self.setup, self.grid = setup, grid_of(setup.shape)
+        parallel = ParallelConfig(layout=setup.layout)
+        self.model = models.build(
+            setup.config, self.grid, parallel, seed=seed, dtype=setup.dtype
+        )  # fmt: skip
+        overlap = OVERLAP if setup.overlap else None
+        self.pipeline: Pipeline | None = None
+        self.orchestrator: Orchestrator | None = None
+        if setup.shape.pipe > 1:
+            self.pipeline = Pipeline(self.model, self.grid, overlap=overlap)
+        elif overlap is not None:
+            self.orchestrator = Orchestrator(self.model, overlap)
+        self.optimizer = AdamW(
+            self.model, lr=1e-2, zero=setup.zero, offload=setup.offload,
+            bucket_elements=setup.bucket_elements,
+        )  # fmt: skip
+
+    def run(self, first: int, count: int) -> list[tuple[float, float]]:
+        """Trains steps first, first + 1, ...; returns their losses and norms."""
+        return [self._step(step) for step in range(first, first + count)]
+
+    def gradients(self, step: int) -> float:
+        """Computes the whole gradients of a step; returns its loss."""
+        ids, labels = random_batch()
+        ids = (ids + step) % 64
+        count = float((labels != -100).sum())
+        own = {0: ("data", "z")}
+        parts = self.setup.micro_batches
+        pairs = [
+            (self.grid.shard(i, own), self.grid.shard(y, own))
+            for i, y in zip(ids.chunk(parts), labels.chunk(parts), strict=True)
+        ]
+        if self.pipeline is not None:
+            batches = [MicroBatch(i, y) for i, y in pairs]
+            loss = self.pipeline.step(batches, num_labels=count).item()
+            self.pipeline.sync_gradients()
+            return loss
+        total = 0.0
+        for index, (i, y) in enumerate(pairs):
+            loss = self.model.loss(i, y, count)
+            if self.orchestrator is not None and index < parts - 1:
+                with self.orchestrator.no_sync():
+                    loss.backward()
+            else:
+                loss.backward()
+            total += loss.item()
+        if self.orchestrator is None:
+            sync_gradients(self.model)
+        else:
+            self.orchestrator.sync_gradients()
+        return total
+
+    def _step(self, step: int) -> tuple[float, float]:
+        loss = self.gradients(step)
+        norm = clip_grad_norm_(self.model, 0.05).item()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss, norm
+
+    def state_bytes(self) -> int:
+        """Of moments and masters that are copies."""
+        found = 0
+        for piece in self.optimizer.pieces:
+            masters = [] if piece.master is piece.parameter else [piece.master]
+            found += sum(t.nbytes for t in (piece.exp_avg, piece.exp_avg_sq, *masters))
+        return found
+
+    def close(self) -> None:
+        self.optimizer.close()
+        if self.pipeline is not None:
+            self.pipeline.close()
+        if self.orchestrator is not None:
+            self.orchestrator.close()
+
+
+def _difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    assert ours.keys() == theirs.keys()
+    return max(
+        ((ours[n] - theirs[n]).double().norm() / theirs[n].double().norm().clamp_min(1e-12)).item()
+        for n in ours
+    )
+
+
+def compare(setup: Setup) -> dict[str, Any]:
+    """Trains with ZeRO and without; returns how the two differ, relative to the values."""
+    ours, theirs = Job(setup), Job(setup.without())
+    found: dict[str, Any] = {}
+    for job in (ours, theirs):
+        job.gradients(7)
+    found["gradients"] = _difference(full_gradients(ours.model), full_gradients(theirs.model))
+    found["left"] = sum(p.grad is not None for p in ours.model.parameters())
+    for job in (ours, theirs):
+        job.optimizer.zero_grad()
+    pairs = zip(ours.run(0, STEPS), theirs.run(0, STEPS), strict=True)
+    found["metrics"] = max(
+        abs(a - b) / b for one, other in pairs for a, b in zip(one, other, strict=True)
+    )
+    found["weights"] = _difference(full_state_dict(ours.model), full_state_dict(theirs.model))
+    found["state"] = ours.state_bytes() / theirs.state_bytes()
+    for job in (ours, theirs):
+        job.close()
+    return found
+
+
+def save(setup: Setup, folder: Path) -> list[tuple[float, float]]:
+    """Trains a little, saves, and goes on; returns the metrics after that."""
+    job = Job(setup)
+    job.run(0, 2)
+    checkpoint.save(folder, model=job.model, optimizer=job.optimizer)
+    found = job.run(2, STEPS)
+    job.close()
+    return found
+
+
+def load(setup: Setup, folder: Path) -> list[tuple[float, float]]:
+    """Loads into a job that began elsewhere, and goes on."""
+    job = Job(setup, seed=9)
+    job.run(5, 1)
+    checkpoint.load(folder, model=job.model, optimizer=job.optimizer)
+    found = job.run(2, STEPS)
+    job.close()
+    return found
+
+
+def refusals() -> list[str]:
+    """What is said of ZeRO where it cannot be."""
+    grid: Grid = grid_of(GridShape(pipe=2, data=2))
+    model = models.build(GPT2, grid, ParallelConfig(), seed=0)
+    found = []
+    for make in (
+        lambda: AdamW(model, lr=1.0, zero=2),
+        lambda: AdamW(model.parameters(), lr=1.0, zero=1),
+        lambda: [AdamW(model, lr=1.0, zero=1) for _ in range(2)],
+        lambda: AdamW(model, lr=1.0, zero=3),
+    ):
+        try:
+            make()
+            found.append("")
+        except ValueError as error:
+            found.append(str(error))
+    return found
