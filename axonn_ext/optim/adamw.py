@@ -12,8 +12,8 @@ from torch import Tensor, nn
 class AdamW:
     """torch.optim.AdamW (fused) that updates fp32 copies of parameters of lower precision.
 
-    A bf16 weight has 8 bits of mantissa, so an update of less than 1/256 of it would be lost.
-    Therefore fp32 copies are updated and then cast. Weight decay applies to matrices only, not to
+    A bf16 weight has 8 bits of mantissa, so an update of less than 1/256 of it would be lost; an
+    fp16 one has 11. Therefore fp32 copies are updated and then cast. Weight decay applies to matrices only, not to
     biases and norm weights. The update is elementwise, so shards need no communication.
     """
 
@@ -50,14 +50,22 @@ class AdamW:
         """Returns what is updated for a parameter: its fp32 copy, or else the parameter itself."""
         return self._master_of.get(id(parameter), parameter)
 
-    def step(self, lr: float | None = None) -> None:
-        """Applies the gradients; `lr` replaces the learning rate from this step on."""
+    def step(self, lr: float | None = None, *, gradient_factor: float = 1.0) -> None:
+        """Applies the gradients; `lr` replaces the learning rate from this step on.
+
+        gradient_factor: what the gradients are multiplied by first, such as `gradient_norm`'s to
+        clip and unscale them. Gradients of lower precision are multiplied in fp32, since fp16 could
+        not hold the products; those of parameters in fp32 and fp64 are multiplied in place.
+        """
         if lr is not None:
             for group in self._adamw.param_groups:
                 group["lr"] = lr
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if master is not parameter:
                 master.grad = None if parameter.grad is None else parameter.grad.float()
+        gradients = [master.grad for master in self._masters if master.grad is not None]
+        if gradient_factor != 1 and gradients:
+            torch._foreach_mul_(gradients, gradient_factor)
         self._adamw.step()
         if self._low_precision:
             with torch.no_grad():
