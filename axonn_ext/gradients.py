@@ -105,16 +105,15 @@ def gradient_norm(
     `optim.AdamW.step` takes the factor. Call this after `sync_gradients`. loss_scale: what the loss
     was multiplied by before backward. If gradients have overflowed, the norm is not finite, and the
     factor is of no use. Squares are added in fp32 within a gradient (fp64 for fp64), and in fp64
-    over gradients and ranks. Collectives: an all-reduce of one number over each of x, y, z and pipe.
+    over gradients and ranks. Collectives: an all-reduce of one number over each of x, y, z and
+    pipe.
 
     Raises ValueError if max_norm is not positive, loss_scale is not positive and finite, or the
     parameters lie on several grids.
     Source: Micikevicius et al., arXiv:1710.03740, section 3.2.
     """
     if not 0 < loss_scale < math.inf:
-        raise ValueError(
-            f"gradient_norm: loss_scale must be positive and finite, got {loss_scale}"
-        )
+        raise ValueError(f"gradient_norm: loss_scale must be positive and finite, got {loss_scale}")
     norm = _norm("gradient_norm", list(sharded_parameters(module)), max_norm) / loss_scale
     return GradientNorm(norm, clipping_factor(norm, max_norm) / loss_scale)
 

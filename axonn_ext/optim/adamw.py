@@ -13,8 +13,9 @@ class AdamW:
     """torch.optim.AdamW (fused) that updates fp32 copies of parameters of lower precision.
 
     A bf16 weight has 8 bits of mantissa, so an update of less than 1/256 of it would be lost; an
-    fp16 one has 11. Therefore fp32 copies are updated and then cast. Weight decay applies to matrices only, not to
-    biases and norm weights. The update is elementwise, so shards need no communication.
+    fp16 one has 11. Therefore fp32 copies are updated and then cast. Weight decay applies to
+    matrices only, not to biases and norm weights. The update is elementwise, so shards need no
+    communication.
     """
 
     def __init__(

@@ -92,14 +92,14 @@ class LossScaler:
 
         Raises ValueError, before anything is changed, for a state that is not one of these.
         """
-        found = [state.get(key) for key in _STATE]
+        is_state = isinstance(state, dict)
+        found: list[Any] = [state.get(key) if is_state else None for key in _STATE]
         scale, clean_steps, num_overflows = found
         is_scale = isinstance(scale, int | float) and 0 < scale < math.inf
-        counts = (clean_steps, num_overflows)
-        if not is_scale or not all(isinstance(n, int) and n >= 0 for n in counts):
+        if not is_scale or not all(isinstance(n, int) and n >= 0 for n in found[1:]):
             raise ValueError(
                 "LossScaler.load_state_dict: expected a positive number and two counts as "
-                f"{', '.join(_STATE)}, got {found}"
+                f"{', '.join(_STATE)}, got {state}"
             )
         self._scale = min(max(float(scale), self._min), self._max)
         # A run that goes on with a shorter window may have passed its end already.
