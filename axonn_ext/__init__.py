@@ -5,6 +5,7 @@
     axonn_ext.ops                                fused matmul-with-collective ops for any model
     axonn_ext.warm_up, tuning                    measures which algorithm of an op is fastest
     axonn_ext.sync_gradients, clip_grad_norm_    between backward and the optimizer
+    axonn_ext.gradient_norm                      the same norm, where a loss was scaled for fp16
     axonn_ext.overlap                            gathers and sums that run beside computation
     axonn_ext.pipeline                           stages that run what messages have arrived for
     axonn_ext.full_state_dict, ...               whole tensors, on any grid
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     )
     from axonn_ext._library import symmetric_memory_bytes_in_use
     from axonn_ext.generation import Sampling, generate
-    from axonn_ext.gradients import clip_grad_norm_, sync_gradients
+    from axonn_ext.gradients import clip_grad_norm_, gradient_norm, sync_gradients
     from axonn_ext.grid import Grid
     from axonn_ext.nn import initialize
     from axonn_ext.placement import auto_parallelize, global_mean, parallelize
@@ -76,6 +77,7 @@ __all__ = [
     "full_state_dict",
     "generate",
     "global_mean",
+    "gradient_norm",
     "initialize",
     "load_adapter",
     "load_full_state_dict",
@@ -114,6 +116,7 @@ _HOMES = {
     "full_state_dict": "state",
     "generate": "generation",
     "global_mean": "placement",
+    "gradient_norm": "gradients",
     "initialize": "nn",
     "load_adapter": "pretrained",
     "load_full_state_dict": "state",

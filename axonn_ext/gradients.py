@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +92,44 @@ def split_like(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [piece.view_as(t) for piece, t in zip(pieces, tensors, strict=True)]
 
 
+class GradientNorm(NamedTuple):
+    """What `gradient_norm` returns: fp64 scalars, equal on every rank.
+
+    norm: of the gradients of the whole model, without the loss scale. factor: what the gradients
+    must be multiplied by to lose the loss scale and to have at most the norm that was asked for.
+    """
+
+    norm: Tensor
+    factor: Tensor
+
+
+@torch.no_grad()
+def gradient_norm(
+    module: nn.Module, max_norm: float = math.inf, *, loss_scale: float = 1.0
+) -> GradientNorm:
+    """Returns the global norm of all gradients, and by what to multiply them; changes none.
+
+    `optim.AdamW.step` takes the factor. Call this after `sync_gradients`. loss_scale: what the loss
+    was multiplied by before backward. If gradients have overflowed, the norm is not finite, and the
+    factor is of no use. Squares are added in fp32 within a gradient (fp64 for fp64), and in fp64
+    over gradients and ranks. Collectives: an all-reduce of one number over each of x, y, z and
+    pipe, and over data where ZeRO keeps the sums in parts.
+
+    Raises ValueError if max_norm is not positive, loss_scale is not positive and finite, or the
+    parameters lie on several grids.
+    Source: Micikevicius et al., arXiv:1710.03740, section 3.2.
+    """
+    if not 0 < loss_scale < math.inf:
+        raise ValueError(f"gradient_norm: loss_scale must be positive and finite, got {loss_scale}")
+    norm = _norm("gradient_norm", list(sharded_parameters(module)), max_norm) / loss_scale
+    return GradientNorm(norm, clipping_factor(norm, max_norm) / loss_scale)
+
+
+def clipping_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """Returns what gradients of that norm must be multiplied by to have at most `max_norm`."""
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0)
+
+
 @torch.no_grad()
 def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
     """Scales all gradients so that their global norm is at most `max_norm`; returns the norm.
@@ -108,37 +147,50 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
 @torch.no_grad()
 def clip_sharded_(parameters: Iterable[ShardedParameter], max_norm: float) -> Tensor:
     """Does what `clip_grad_norm_` does, with some parameters of one or several modules."""
-    if not max_norm > 0:
-        raise ValueError(f"clip_grad_norm_: max_norm must be positive, got {max_norm}")
     every = list(parameters)
+    norm = _norm("clip_grad_norm_", every, max_norm)
+    # If a gradient is not finite, the others stay, so that it can still be found.
+    factor = clipping_factor(norm, max_norm).where(norm.isfinite(), 1.0)
+    if math.isfinite(max_norm):
+        for _, gradient in (*_whole(every), *_parts(every)):
+            gradient.mul_(factor.to(gradient.dtype))
+    return norm
+
+
+def _norm(caller: str, every: list[ShardedParameter], max_norm: float) -> Tensor:
+    """Returns the norm of all gradients; names the caller in errors."""
+    if not max_norm > 0:
+        raise ValueError(f"{caller}: max_norm must be positive, got {max_norm}")
     if not every:
         return torch.zeros((), dtype=torch.float64)
     grid, device = every[0].grid, every[0].parameter.device
     if any(p.grid is not grid for p in every):
-        raise ValueError("clip_grad_norm_: all parameters must lie on one Grid, got several")
-    all_parts = all_shards(every)
-    kept = {id(p.parameter) for p in every}
-    whole = [(p, _grad(p)) for p in every if p.parameter.grad is not None]
-    parts = [(p, g) for s in all_parts for p, g in s.gradients() if id(p.parameter) in kept]
-    square = _square(whole, device)
-    if all_parts:
-        square = square + collectives.all_reduce(
-            _square(parts, device).view(1), grid.axis("data")
-        ).view(())
+        raise ValueError(f"{caller}: all parameters must lie on one Grid, got several")
+    square = _square(_whole(every), device)
+    if all_shards(every):
+        of_parts = _square(_parts(every), device).view(1)
+        square = square + collectives.all_reduce(of_parts, grid.axis("data")).view(())
     for name in ("x", "y", "z", "pipe"):
         square = collectives.all_reduce(square.view(1), grid.axis(name)).view(())
-    norm = square.sqrt()
-    # If a gradient is not finite, the others stay, so that it can still be found.
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0).where(norm.isfinite(), 1.0)
-    if math.isfinite(max_norm):
-        for _, gradient in (*whole, *parts):
-            gradient.mul_(scale.to(gradient.dtype))
-    return norm
+    return square.sqrt()
+
+
+def _whole(every: Iterable[ShardedParameter]) -> list[tuple[ShardedParameter, Tensor]]:
+    """Returns the gradients that this rank has whole."""
+    return [(p, p.parameter.grad) for p in every if p.parameter.grad is not None]
+
+
+def _parts(every: Iterable[ShardedParameter]) -> list[tuple[ShardedParameter, Tensor]]:
+    """Returns the parts of gradients of which this rank has the sums over data (ZeRO)."""
+    every = list(every)
+    kept = {id(p.parameter) for p in every}
+    found = [pair for shards in all_shards(every) for pair in shards.gradients()]
+    return [(p, gradient) for p, gradient in found if id(p.parameter) in kept]
 
 
 def _square(gradients: Sequence[tuple[ShardedParameter, Tensor]], device: torch.device) -> Tensor:
     """Returns the sum of the squares in fp64, in which what several ranks hold counts once."""
-    norms = torch._foreach_norm([_wide(g) for _, g in gradients]) if gradients else ()
+    norms = torch._foreach_norm([widened(g) for _, g in gradients]) if gradients else ()
     squares = [n.double().square() / _copies(p) for n, (p, _) in zip(norms, gradients, strict=True)]
     if not squares:
         return torch.zeros((), dtype=torch.float64, device=device)
@@ -150,7 +202,8 @@ def _grad(p: ShardedParameter) -> Tensor:
     return p.parameter.grad
 
 
-def _wide(t: Tensor) -> Tensor:
+def widened(t: Tensor) -> Tensor:
+    """Returns a tensor of lower precision in fp32, and others as they are."""
     return t.float() if t.dtype in (torch.bfloat16, torch.float16) else t
 
 

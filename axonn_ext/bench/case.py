@@ -67,7 +67,8 @@ class Collective:
     def bind(self) -> Callable[[], object]:
         """Returns the call. Like the op, it makes a new output each time."""
         dtype = self.dtype
-        if self.kind != "all_gather" and dtype == torch.bfloat16 and self.device == "cpu":
+        low_precision = dtype in (torch.bfloat16, torch.float16)
+        if self.kind != "all_gather" and low_precision and self.device == "cpu":
             dtype = torch.float32  # "sequential" sends fp32, since c10d adds in the tensors' dtype
         source = torch.ones(self.sizes, dtype=dtype, device=self.device)
         name, size = self.axis.name, self.axis.size

@@ -33,7 +33,6 @@ from axonn_ext.calibrate.shapes import (
     problems,
 )
 from axonn_ext.calibrate.this_machine import (
-    CPU_DTYPES,
     DTYPES,
     check_device,
     default_device,
@@ -183,8 +182,6 @@ def make_plan(args: argparse.Namespace, here: Process | None) -> Plan:
     """
     grids = _grids(args, here)
     check_device(args.device)
-    if args.device == "cpu" and args.dtype not in CPU_DTYPES:
-        raise UserError(f"--dtype {args.dtype} needs --device cuda, got {args.device}")
     default = CUDA_ALGORITHMS if args.device == "cuda" else ALGORITHMS
     algorithms = tuple(dict.fromkeys(args.algorithms.split(","))) if args.algorithms else default
     for name in algorithms:

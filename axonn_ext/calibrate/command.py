@@ -16,7 +16,7 @@ from axonn_ext import settings
 from axonn_ext.calibrate.file import LinkRow, link_rows, machine_file, peak_flops
 from axonn_ext.calibrate.find_machine import measured_file
 from axonn_ext.calibrate.plan import Plan
-from axonn_ext.calibrate.this_machine import CPU_DTYPES, default_device, describe_machine, num_cores
+from axonn_ext.calibrate.this_machine import default_device, describe_machine, num_cores
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.terminal.arguments import MOST_PROCESSES, MOST_THREADS, whole
@@ -101,8 +101,6 @@ def make_plan(args: argparse.Namespace) -> Plan:
         raise UserError("--device cuda: torch sees no GPU here; use --device cpu")
     nproc = (num_gpus if device == "cuda" else num_cores()) if args.nproc is None else args.nproc
     dtypes = tuple(args.dtype or (("bf16", "fp32") if device == "cuda" else ("fp32",)))
-    if device == "cpu" and not set(dtypes) <= set(CPU_DTYPES):
-        raise UserError("--dtype fp16 needs --device cuda, got cpu")
     links = settings.load().emulated_links
     return Plan(
         nproc, device, tuple(dict.fromkeys(dtypes)), args.rounds, args.threads,

@@ -132,7 +132,7 @@ def _collective(plan: Plan, axis: AxisGroup, kind: str, num_bytes: int) -> tuple
     """Returns a collective that sends about `num_bytes` per rank, after the bytes that it sends."""
     dtype = DTYPES[plan.dtypes[0]]
     if kind != "all_gather" and plan.device == "cpu":
-        dtype = torch.float32  # c10d sends bfloat16 in this dtype for sums
+        dtype = torch.float32  # c10d sends low precision in this dtype for sums
     g, width = axis.size, dtype.itemsize
     passes = 2 if kind == "all_reduce" else 1
     shard = max(1, num_bytes // (passes * (g - 1) * width))

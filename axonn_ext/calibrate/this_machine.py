@@ -16,7 +16,6 @@ from axonn_ext.terminal.errors import UserError
 DTYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64, "fp16": torch.float16
 }  # fmt: skip
-CPU_DTYPES = ("fp32", "bf16", "fp64")
 
 
 def describe_machine(*, threads: int, device: str = "cpu") -> dict[str, str | int]:

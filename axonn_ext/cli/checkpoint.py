@@ -56,7 +56,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     export = add("export", "write the model for transformers: safetensors, config.json", _export)
     export.add_argument("out", type=Path, metavar="OUT", help="a new folder")
     export.add_argument(
-        "--dtype", choices=("fp32", "bf16"), default="fp32", help="(default: %(default)s)"
+        "--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="(default: %(default)s)"
     )
     rewrite = add("reshard", "write a checkpoint anew, in another number of files", _reshard)
     rewrite.add_argument("out", type=Path, metavar="OUT", help="a new folder")

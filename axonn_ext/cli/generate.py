@@ -37,7 +37,9 @@ from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
 from axonn_ext.terminal.grids import check_processes, parse_grid
 
-DTYPES = {"auto": None, "fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {
+    "auto": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16
+}  # fmt: skip
 TOKENIZER = "tokenizer.json"
 UNFINISHED = "\ufffd"  # stands for bytes that are not a whole character yet
 DESCRIPTION = """\

@@ -240,9 +240,6 @@ def _check(args: argparse.Namespace) -> None:
             problems.append(
                 f"--{name.replace('_', '-')} is of one configuration, {ranged} has many"
             )
-    if args.write_config is not None and args.dtype not in plan_files.TRAINER_DTYPES:
-        known = " or ".join(plan_files.TRAINER_DTYPES)
-        problems.append(f"--write-config: axonn-ext train has {known}, not --dtype {args.dtype}")
     if problems:
         raise UserError(*problems)
     _check_files(args)

@@ -24,7 +24,6 @@ from axonn_ext.terminal.files import write_text
 if TYPE_CHECKING:
     from axonn_ext.train.config import Config
 
-TRAINER_DTYPES = ("bf16", "fp32")
 Json = dict[str, Any]
 
 

@@ -106,8 +106,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "rank of data, z and y)")  # fmt: skip
     add("--device", choices=("cpu", "cuda"), help="(default: cuda if there is a GPU)")
     add("--dtype", choices=tuple(DTYPES),
-        help="(default: the file's, or bf16 on cuda, else fp32); fp16: on cuda, and not for a "
-        "file")  # fmt: skip
+        help="(default: the file's, or bf16 on cuda, else fp32)")  # fmt: skip
     add(
         "--threads",
         type=whole(1, MOST_THREADS),
@@ -145,8 +144,6 @@ def make_request(args: argparse.Namespace) -> Request:
     """Returns the request of the arguments. Raises UserError if it cannot be fulfilled."""
     device = args.device or default_device()
     check_device(device)
-    if args.dtype == "fp16" and device != "cuda":
-        raise UserError(f"--dtype fp16 needs --device cuda, got {device}")
     if args.shapes is not None:
         return _request_of_shapes(args, device)
     if args.model.endswith(".toml"):
@@ -213,8 +210,6 @@ def _request_of_shapes(args: argparse.Namespace, device: str) -> Request:
 
 def _request_of_file(args: argparse.Namespace, device: str) -> Request:
     """Returns a request for the job of a configuration file, as changed by the command line."""
-    if args.dtype == "fp16":
-        raise UserError(f"--dtype fp16: {args.model} is a trainer's file, which has fp32 and bf16")
     config = load_config(Path(args.model), grid=args.grid, option="--model")
     changes: dict[str, Any] = {"device": device}
     if args.batch is not None:

@@ -15,15 +15,15 @@ compiled (`torch.compile(fullgraph=True)`).
     "auto"        the algorithm that was measured to be the fastest (axonn_ext.warm_up); if none was
                   measured, "fused" where all ranks of the group share a host, else "sequential"
 
-The dtypes are float32, float64 and bfloat16; under autocast, operands are cast as torch.mm casts
-its own. Sums over ranks accumulate in float32 (float64 for float64); data crosses ranks in the
-tensors' own dtype.
+The dtypes are float32, float64, bfloat16 and float16; under autocast, operands are cast as torch.mm
+casts its own. Sums over ranks accumulate in float32 (float64 for float64); data crosses ranks in
+the tensors' own dtype.
 
-On GPUs, float16 is supported as well, and NCCL accumulates sums over ranks in the tensors' own
-dtype. There "fused" is for bfloat16 and float16 on up to 8 ranks, each with a GPU of sm_90 that can
-access its peers' memory. It accumulates sums in float32, and raises NotImplementedError where it
-cannot run. "auto" measures it only where `axonn-ext verify` has found its results correct. Once
-"auto" has chosen, no call makes the host wait.
+On GPUs, NCCL accumulates sums over ranks in the tensors' own dtype. There "fused" is for bfloat16
+and float16 on up to 8 ranks, each with a GPU of sm_90 that can access its peers' memory. It
+accumulates sums in float32, and raises NotImplementedError where it cannot run. "auto" measures it
+only where `axonn-ext verify` has found its results correct. Once "auto" has chosen, no call makes
+the host wait.
 
 Every op raises ValueError or TypeError for arguments that do not fit, and names the op, the
 argument, the expected and the given value. It raises RuntimeError if a peer dies, fails, makes a

@@ -22,10 +22,10 @@ from axonn_ext.zero import GradientShards
 class AdamW:
     """torch's fused AdamW, which updates fp32 copies of parameters of lower precision.
 
-    A bf16 weight has 8 bits of mantissa, so an update of less than 1/256 of it would be lost.
-    Therefore fp32 copies (masters) are updated and then cast. Weight decay applies to matrices
-    only, not to biases and norm weights. The update is elementwise, so none of these options
-    changes a bit of it:
+    A bf16 weight has 8 bits of mantissa, so an update of less than 1/256 of it would be lost; an
+    fp16 one has 11. Therefore fp32 copies (masters) are updated and then cast. Weight decay applies
+    to matrices only, not to biases and norm weights. The update is elementwise, so none of these
+    options changes a bit of it:
 
     zero: 1 divides masters and moments over the ranks of data, each of which updates its part; then
     all get the new parameters. 2 divides gradients, too: those of each backward pass are summed as
@@ -106,10 +106,11 @@ class AdamW:
         return list(self._options.values())
 
     def step(self, lr: float | None = None, *, gradient_factor: float = 1.0) -> None:
-        """Applies the gradients.
+        """Applies the gradients; `lr` replaces the learning rate from this step on.
 
-        lr replaces the learning rate from this step on. gradient_factor multiplies the gradients,
-        in the dtype of the masters.
+        gradient_factor: what the gradients are multiplied by first, such as `gradient_norm`'s to
+        clip and unscale them. Gradients of lower precision are multiplied in fp32, since fp16 could
+        not hold the products; `grad` of parameters in fp32 and fp64 may be multiplied in place.
         """
         for options in self._options.values() if lr is not None else ():
             options["lr"] = lr

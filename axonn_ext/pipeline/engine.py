@@ -82,6 +82,7 @@ class StepRun:
         deferred_limit: int,
         no_sync: Callable[[], AbstractContextManager[None]] | None,
         end_task: Callable[[], None] | None,
+        loss_scale: float,
     ) -> None:
         self._model, self._phase = model, phase
         self.micro_batches: Sequence[Any] = ()
@@ -90,6 +91,7 @@ class StepRun:
         self._inbox, self._links = inbox, links
         self._deferring, self._deferred_limit = deferring, deferred_limit
         self._no_sync, self._end_task = no_sync, end_task
+        self._loss_scale = loss_scale
         self._held: dict[_Place, _Forward] = {}
         self._weights: dict[_Place, WeightGradients] = {}
         self._deferred_bytes = 0  # of _weights
@@ -147,7 +149,11 @@ class StepRun:
         batch = self.micro_batches[number]
         forward = self._held.pop((stage, number))
         dy = None
-        if stage < self._last:
+        if stage == self._last:
+            if forward.root is not None:
+                assert isinstance(forward.root, Tensor)
+                dy = torch.full_like(forward.root, self._loss_scale)
+        else:
             dy = self._inbox.take(Message(BACKWARD, stage, number))
             dy = self._model.unpack(dy, batch)
         last = number == len(self.micro_batches) - 1 and self._deferring is None
@@ -170,6 +176,11 @@ class StepRun:
             raise TypeError(f"stage {stage} must return a tensor, got {type(y).__name__}")
         if stage == self._last and y.numel() != 1:
             raise ValueError(f"the loss must be one number, got a tensor of {list(y.shape)}")
+        if stage == self._last and self._loss_scale > torch.finfo(y.dtype).max:
+            raise ValueError(
+                f"loss_scale={self._loss_scale:g} is more than a loss in {y.dtype} can hold; "
+                "compute the loss in float32"
+            )
 
     def _send(self, message: Message, tensor: Tensor) -> None:
         assert self._links is not None

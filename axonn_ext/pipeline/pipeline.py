@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
@@ -108,7 +109,13 @@ class Pipeline:
         """What the last `step` needed on this rank."""
         return self._stats
 
-    def step(self, micro_batches: Sequence[Any], *, num_labels: float | None = None) -> Tensor:
+    def step(
+        self,
+        micro_batches: Sequence[Any],
+        *,
+        num_labels: float | None = None,
+        loss_scale: float = 1.0,
+    ) -> Tensor:
         """Runs forward and backward of all micro-batches; returns the loss, equal on all ranks.
 
         Gradients are added to `grad`; `sync_gradients` completes them.
@@ -116,7 +123,8 @@ class Pipeline:
         micro_batches: every rank passes those of its (data, z) group, all of the same shape: a
         MicroBatch each, or (inputs, targets) for a list of modules, where only the first stage
         looks at inputs and the last one at targets. num_labels: what a transformer's loss is
-        divided by; default the labels of all micro-batches and ranks.
+        divided by; default the labels of all micro-batches and ranks. loss_scale: what the
+        gradients are multiplied by, from the first of backward on; the loss is returned without it.
 
         After a failure a pipeline cannot be used again. Collectives: of the modules; messages
         between stages; all-reduces over all ranks, of the number of micro-batches, of the labels if
@@ -124,7 +132,7 @@ class Pipeline:
         """
         if not torch.is_grad_enabled():
             raise ValueError("Pipeline.step: gradients must be enabled; evaluate needs none")
-        return self._run(TRAINING, micro_batches, num_labels)
+        return self._run(TRAINING, micro_batches, num_labels, loss_scale)
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[Any], *, num_labels: float | None = None) -> Tensor:
@@ -181,7 +189,13 @@ class Pipeline:
             self._failed = self._failed or f"{kind.__name__}: {error}"
         self.close()
 
-    def _run(self, phase: str, micro_batches: Sequence[Any], num_labels: float | None) -> Tensor:
+    def _run(
+        self,
+        phase: str,
+        micro_batches: Sequence[Any],
+        num_labels: float | None,
+        loss_scale: float = 1.0,
+    ) -> Tensor:
         if self._failed:
             raise PipelineError(f"this pipeline is of no use any more: {self._failed}")
         follows_messages = phase == TRAINING and self.options.schedule == "message_driven"
@@ -191,11 +205,12 @@ class Pipeline:
             deferring=self._deferring, deferred_limit=self.options.deferred_bytes,
             no_sync=None if overlaps is None else overlaps.no_sync,
             end_task=overlaps.end_pass if overlaps and follows_messages else None,
+            loss_scale=loss_scale,
         )  # fmt: skip
         waited = self._failures.waited_seconds
         decided, telling = self._leader.num_decisions, self._leader.seconds
         try:
-            loss = self._run_tasks(phase, run, micro_batches, num_labels)
+            loss = self._run_tasks(phase, run, micro_batches, num_labels, loss_scale)
         except BaseException as error:
             failure = self._failure(run, error)
             if failure is error:
@@ -210,14 +225,24 @@ class Pipeline:
         return loss
 
     def _run_tasks(
-        self, phase: str, run: StepRun, micro_batches: Sequence[Any], num_labels: float | None
+        self,
+        phase: str,
+        run: StepRun,
+        micro_batches: Sequence[Any],
+        num_labels: float | None,
+        loss_scale: float,
     ) -> Tensor:
         """Runs a step, and returns its loss."""
         count = len(micro_batches)
         forgotten = 0 if self._links is None else self._links.num_forgotten
-        self._totals.compare({"micro-batches": count, "calls of forget_shapes": forgotten})
+        self._totals.compare(
+            {"number of micro-batches": count, "number of calls of forget_shapes": forgotten,
+             "loss_scale": loss_scale}
+        )  # fmt: skip
         if not count:
             raise ValueError("Pipeline: micro_batches must not be empty, got none")
+        if not 0 < loss_scale < math.inf:
+            raise ValueError(f"Pipeline: loss_scale must be positive and finite, got {loss_scale}")
         orders = [self._order(phase, stage, count) for stage in range(self._axis.size)]
         run.micro_batches = self._model.prepare(micro_batches, num_labels, self._totals)
         if self._links is not None:

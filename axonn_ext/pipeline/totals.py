@@ -45,16 +45,17 @@ class Totals:
             )
         return total
 
-    def compare(self, numbers: Mapping[str, int]) -> None:
-        """Raises PipelineError if ranks have different numbers of something."""
-        own = torch.tensor(list(numbers.values()))
+    def compare(self, numbers: Mapping[str, float]) -> None:
+        """Raises PipelineError if ranks have different numbers of a name."""
+        own = torch.tensor(list(numbers.values()), dtype=torch.float64)
         most, least = self._reduce(torch.stack([own, -own]), dist.ReduceOp.MAX, "numbers")
         for what, number, high, low in zip(
             numbers, own.tolist(), most.tolist(), (-least).tolist(), strict=True
         ):
             if high != low:
                 raise PipelineError(
-                    f"all ranks must have as many {what}, got {number}, and from {low} to {high}"
+                    f"all ranks must have the same {what}, got {number:.17g}, and from {low:.17g} "
+                    f"to {high:.17g}"
                 )
 
     def _reduce(self, values: Tensor, op: dist.ReduceOp.RedOpType, what: str) -> Tensor:

@@ -91,8 +91,8 @@ def trace_communication() -> Iterator[CommunicationTrace]:
     all-reduce, rounded up to whole elements. The bytes do not depend on how the data travels: they
     are the same where peers read it in place through shared memory, and a collective that is
     pipelined in chunks is one record. `algorithm` matters in only one respect: c10d sends bfloat16
-    in float32 for sums on the CPU, which is recorded for "sequential" and "chunked". "auto" is
-    recorded like "fused".
+    and float16 in float32 for sums on the CPU, which is recorded for "sequential" and "chunked".
+    "auto" is recorded like "fused".
 
     Traces may be nested, and each of them records everything. An exception ends a trace, as the end
     of the block does. A trace covers the current thread and the backward passes that it starts.

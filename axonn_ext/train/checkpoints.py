@@ -14,7 +14,7 @@ from torch import nn
 from axonn_ext.checkpoint import CheckpointError, Saver, load
 from axonn_ext.checkpoint.folder import CHECKPOINTS, CheckpointFolder, find_checkpoint
 from axonn_ext.checkpoint.saver import Saved
-from axonn_ext.optim import AdamW
+from axonn_ext.optim import AdamW, LossScaler
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config
@@ -22,6 +22,7 @@ from axonn_ext.train.job import Job
 
 AUTO = "auto"
 FAREWELL_SECONDS = 10.0
+_LOSS_SCALER = "loss_scaler"  # its state in the `extra` of a checkpoint
 NOTHING = "none"  # what `find_resumed` says if there is nothing to go on from
 # Tables and keys that may differ between a run and the one that goes on from it.
 _FREE_TABLES = ("grid", "parallel", "overlap", "pipeline", "checkpoint")
@@ -71,9 +72,11 @@ class RunCheckpoints:
         *,
         module: nn.Module,
         optimizer: AdamW,
+        scaler: LossScaler | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
         self._job, self._module, self._optimizer = job, module, optimizer
+        self._scaler = scaler
         self._say = say
         table = job.config.checkpoint
         self._interval = table.interval
@@ -97,6 +100,12 @@ class RunCheckpoints:
             raise UserError(
                 f"checkpoint.resume: {path} was not saved by axonn-ext train: it has no step"
             ) from None
+        # A run in another dtype has left no loss scale: this one begins with its own.
+        if self._scaler is not None and _LOSS_SCALER in extra:
+            try:
+                self._scaler.load_state_dict(extra[_LOSS_SCALER])
+            except ValueError as error:
+                raise UserError(f"checkpoint.resume: {path}: {error}") from None
         now = _as_json(self._job.config)
         return Resumed(step, grid, list(_differences(saved, now)))
 
@@ -109,6 +118,8 @@ class RunCheckpoints:
             "model": dataclasses.asdict(self._job.model),
             "config": _as_json(self._job.config),
         }
+        if self._scaler is not None:
+            extra[_LOSS_SCALER] = self._scaler.state_dict()
         facts = {"grid": str(self._job.grid_shape), "ranks": self._job.grid_shape.size}
         self._settle(self._saver.wait)
         save = partial(

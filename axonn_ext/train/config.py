@@ -132,7 +132,9 @@ class TrainTable:
     steps: int = _key(200, "optimizer steps", minimum=1)
     batch_size: int = _key(16, "sequences of a step, over all processes", minimum=1)
     micro_batches: int = _key(1, "parts a step is computed in (gradient accumulation)", minimum=1)
-    dtype: str = _key("fp32", "fp32, or bf16 with fp32 master weights", choices=("fp32", "bf16"))
+    dtype: str = _key(
+        "fp32", "fp32; or bf16 or fp16, with fp32 master weights", choices=("fp32", "bf16", "fp16")
+    )
     device: str = _key(
         "auto", "cpu, cuda, or auto: cuda where there are GPUs", choices=("auto", "cpu", "cuda")
     )
@@ -140,6 +142,14 @@ class TrainTable:
         "stop", "a loss or gradient is not finite: end the run, or skip the step",
         choices=("stop", "skip"),
     )  # fmt: skip
+    initial_loss_scale: float = _key(
+        2.0**16, "of fp16: multiplies the loss; halved if gradients overflow", above=0
+    )
+    min_loss_scale: float = _key(2.0**10, "an overflow at this scale is an error", above=0)
+    max_loss_scale: float = _key(2.0**24, "the loss scale rises no further", above=0)
+    loss_scale_window: int = _key(
+        200, "steps in a row without overflow, after which the loss scale is doubled", minimum=1
+    )
     seed: int = _key(0, "of the weights and of the order of the text", minimum=0, maximum=MAX_SEED)
     eval_interval: int = _key(50, "steps from one evaluation to the next; 0: none", minimum=0)
     eval_batches: int = _key(4, "micro-batches of one evaluation", minimum=1)

@@ -10,6 +10,7 @@ import torch
 
 from axonn_ext import models
 from axonn_ext.data import Source, StoredVocabulary, Vocabulary, padded_size, vocabulary_of
+from axonn_ext.optim import LossScaler
 from axonn_ext.planner.model_files import read_config
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
@@ -21,7 +22,7 @@ from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import EXAMPLES, Config, ModelTable
 from axonn_ext.train.corpora import sources_of, text_problems
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,19 @@ class Job:
         """The dtype of parameters and activations."""
         return DTYPES[self.config.train.dtype]
 
+    def loss_scaler(self) -> LossScaler | None:
+        """Returns a new scaler of the loss; None for dtypes that hold small gradients without it.
+
+        Raises ValueError for scales that do not fit each other.
+        """
+        train = self.config.train
+        if self.dtype != torch.float16:
+            return None
+        return LossScaler(
+            initial_loss_scale=train.initial_loss_scale, min_loss_scale=train.min_loss_scale,
+            max_loss_scale=train.max_loss_scale, loss_scale_window=train.loss_scale_window,
+        )  # fmt: skip
+
 
 def prepare(config: Config, *, world_size: int, local_world_size: int | None = None) -> Job:
     """Returns the job if it can run on `world_size` processes.
@@ -70,6 +84,10 @@ def prepare(config: Config, *, world_size: int, local_world_size: int | None = N
     except ValueError as error:
         raise UserError(str(error)) from None
     job = Job(config, shape, model, parallel, pipeline, stages, vocabulary, sources)
+    try:
+        job.loss_scaler()
+    except ValueError as error:
+        raise UserError(f"train.{error}") from None
     # Whether the grid fits the model is checked only if the number of processes is right.
     problems = _process_problems(job, world_size) or _fit_problems(job)
     problems += _device_problems(job, local_world_size or world_size) + text_problems(

@@ -9,8 +9,8 @@ import torch
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.job import Job
 
-# In fp32 these are weight, gradient and two moments; in bf16, weight and gradient in bf16, and a
-# master weight and two moments in fp32.
+# In fp32 these are weight, gradient and two moments; in bf16 and fp16, weight and gradient of two
+# bytes each, and a master weight and two moments in fp32.
 BYTES_OF_A_PARAMETER = 16
 BYTES_OF_A_TOKEN = 16  # its id and its label, in int64
 

@@ -25,23 +25,28 @@ class StepMetrics:
     """One optimizer step, counted from 1.
 
     loss          the mean over the tokens of the global batch, before the update
-    grad_norm     the norm of all gradients before clipping
+    grad_norm     the norm of all gradients before clipping; None if they overflowed fp16, so that
+                  the step was skipped
     tokens        the tokens of all steps up to this one
     tokens_per_s  the rate of the whole job
     tflops        10**12 model flops per second of the whole job (ModelConfig.flops_per_token)
     memory_bytes  the peak memory of rank 0 so far
     eta_s         the seconds that the rest of the run should take
+    loss_scale    what the loss was multiplied by before backward; 1 but for fp16
+    skipped_steps the steps up to this one whose gradients overflowed fp16
     """
 
     step: int
     loss: float
-    grad_norm: float
+    grad_norm: float | None
     lr: float
     tokens: int
     tokens_per_s: float
     tflops: float
     memory_bytes: int
     eta_s: float
+    loss_scale: float = 1.0
+    skipped_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,8 @@ class TensorBoard:
     def _write(self, values: dict[str, Any]) -> None:
         step = values.pop("step")
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            if value is not None:
+                self._writer.add_scalar(name, value, step)
 
 
 @dataclass
@@ -146,11 +152,15 @@ def _add_line(run: RunMetrics, values: Any, place: str) -> None:
     """Adds the values of one line. Raises UserError for a line that is not of the format."""
     keys = values.keys() if isinstance(values, dict) else ()
     kind = EvaluationMetrics if "eval_loss" in keys else StepMetrics
-    types = {f.name: int if f.type == "int" else float for f in dataclasses.fields(kind)}
-    if not isinstance(values, dict) or types.keys() != keys:
-        raise UserError(f"{place} is not a line of metrics: expected the keys {', '.join(types)}")
-    for name, wanted in types.items():
-        value = values[name]
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    # Runs of earlier versions lack the keys that have defaults.
+    needed = {name for name, f in fields.items() if f.default is dataclasses.MISSING}
+    if not isinstance(values, dict) or not needed <= values.keys() <= fields.keys():
+        raise UserError(f"{place} is not a line of metrics: expected the keys {', '.join(fields)}")
+    for name, value in values.items():
+        wanted = int if fields[name].type == "int" else float
+        if value is None and fields[name].type == "float | None":
+            continue
         whole = type(value) is int and abs(value) <= MAX_INTEGER
         if not whole and not (wanted is float and type(value) is float):
             expected = "a whole number" if wanted is int else "a number"

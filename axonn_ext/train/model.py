@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import axonn_ext
 from axonn_ext import models
 from axonn_ext.data import Batch
+from axonn_ext.gradients import GradientNorm, clipping_factor, gradient_norm, widened
 from axonn_ext.grid import Grid
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.models.plain import PlainTransformer
@@ -44,11 +45,13 @@ class TrainedModel(Protocol):
         """The seconds for which this rank has waited for messages of other pipeline stages."""
         ...
 
-    def forward_backward(self, batches: Sequence[Batch], num_labels: float, span: Spans) -> float:
+    def forward_backward(
+        self, batches: Sequence[Batch], num_labels: float, span: Spans, *, loss_scale: float = 1.0
+    ) -> float:
         """Adds to the gradients; returns the loss of the micro-batches, equal on all ranks.
 
         The loss is the sum over all ranks, divided by `num_labels`. span: encloses parts of the
-        work, by their names.
+        work, by their names. loss_scale: what gradients are multiplied by; the loss is not.
         """
         ...
 
@@ -60,8 +63,11 @@ class TrainedModel(Protocol):
         """Runs what a step runs on a micro-batch, and leaves some gradients."""
         ...
 
-    def finish_gradients(self, clip_norm: float) -> float:
-        """Completes and clips the gradients of a step (0: no clipping); returns their norm."""
+    def finish_gradients(self, clip_norm: float, *, loss_scale: float = 1.0) -> GradientNorm:
+        """Completes the gradients of a step; returns their norm, and how to clip and unscale them.
+
+        clip_norm: the largest norm; 0: any. loss_scale: what `forward_backward` was given.
+        """
         ...
 
 
@@ -78,17 +84,19 @@ class _Whole:
         """Returns the sum of all ranks' losses, divided by `num_labels`; equal on all ranks."""
         raise NotImplementedError
 
-    def backward(self, loss: Tensor, *, last: bool) -> None:
+    def backward(self, loss: Tensor, *, last: bool, loss_scale: float = 1.0) -> None:
         """Adds to the gradients; `last` says whether this is the last micro-batch of the step."""
-        loss.backward()
+        loss.backward(torch.full_like(loss, loss_scale))
 
-    def forward_backward(self, batches: Sequence[Batch], num_labels: float, span: Spans) -> float:
+    def forward_backward(
+        self, batches: Sequence[Batch], num_labels: float, span: Spans, *, loss_scale: float = 1.0
+    ) -> float:
         losses = []
         for index, batch in enumerate(batches):
             with span("forward"):
                 loss = self.loss(batch, num_labels)
             with span("backward"):
-                self.backward(loss, last=index == len(batches) - 1)
+                self.backward(loss, last=index == len(batches) - 1, loss_scale=loss_scale)
             losses.append(loss.detach())
         return sum(loss.item() for loss in losses)
 
@@ -116,20 +124,18 @@ class GridModel(_Whole):
         token_ids, labels = batch.token_ids.to(device), batch.labels.to(device)
         return self.module.loss(token_ids, labels, num_labels, _places(batch, device))
 
-    def backward(self, loss: Tensor, *, last: bool) -> None:
-        if self.orchestrator is None or last:
-            loss.backward()
-        else:
-            with self.orchestrator.no_sync():
-                loss.backward()
+    def backward(self, loss: Tensor, *, last: bool, loss_scale: float = 1.0) -> None:
+        waits = self.orchestrator is not None and not last
+        with self.orchestrator.no_sync() if self.orchestrator and waits else nullcontext():
+            super().backward(loss, last=last, loss_scale=loss_scale)
 
-    def finish_gradients(self, clip_norm: float) -> float:
+    def finish_gradients(self, clip_norm: float, *, loss_scale: float = 1.0) -> GradientNorm:
         if self.orchestrator is None:
             axonn_ext.sync_gradients(self.module)
         else:
             self.orchestrator.sync_gradients()
             self.orchestrator.settle()  # the host is about to wait for the norm anyway
-        return float(axonn_ext.clip_grad_norm_(self.module, clip_norm or math.inf))
+        return gradient_norm(self.module, clip_norm or math.inf, loss_scale=loss_scale)
 
 
 class PipelineModel:
@@ -143,9 +149,13 @@ class PipelineModel:
         self.orchestrator = self.pipeline.orchestrator
         self.waited_seconds = 0.0
 
-    def forward_backward(self, batches: Sequence[Batch], num_labels: float, span: Spans) -> float:
+    def forward_backward(
+        self, batches: Sequence[Batch], num_labels: float, span: Spans, *, loss_scale: float = 1.0
+    ) -> float:
         with span("forward and backward"):
-            loss = self.pipeline.step(_micro_batches(batches), num_labels=num_labels)
+            loss = self.pipeline.step(
+                _micro_batches(batches), num_labels=num_labels, loss_scale=loss_scale
+            )
         self.waited_seconds += self.pipeline.stats.waited_seconds
         return loss.item()
 
@@ -157,9 +167,9 @@ class PipelineModel:
         count = self.pipeline.grid.size("pipe") if interleaves else 1
         self.pipeline.step(_micro_batches([batch] * count), num_labels=1.0)
 
-    def finish_gradients(self, clip_norm: float) -> float:
+    def finish_gradients(self, clip_norm: float, *, loss_scale: float = 1.0) -> GradientNorm:
         self.pipeline.sync_gradients()
-        return float(axonn_ext.clip_grad_norm_(self.module, clip_norm or math.inf))
+        return gradient_norm(self.module, clip_norm or math.inf, loss_scale=loss_scale)
 
 
 def _micro_batches(batches: Sequence[Batch]) -> list[MicroBatch]:
@@ -185,12 +195,10 @@ class PlainModel(_Whole):
         device = next(self.module.parameters()).device
         return self.module.loss(batch.token_ids.to(device), batch.labels.to(device), num_labels)
 
-    def finish_gradients(self, clip_norm: float) -> float:
-        parameters = list(self.module.parameters())
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if clip_norm and norm.isfinite():
-            torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
-        return float(norm)
+    def finish_gradients(self, clip_norm: float, *, loss_scale: float = 1.0) -> GradientNorm:
+        gradients = [widened(p.grad) for p in self.module.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients).double() / loss_scale
+        return GradientNorm(norm, clipping_factor(norm, clip_norm or math.inf) / loss_scale)
 
 
 def _build(

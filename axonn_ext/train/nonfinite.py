@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from axonn_ext.inputs.errors import first_of
+from axonn_ext.optim import LossScaler
 from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.train.config import Config
 
@@ -19,13 +20,19 @@ MOST_IN_A_ROW = 10  # a run that skips more steps than these will not recover
 class NonFinite:
     """Ends the run, or skips the step, as `train.on_nonfinite` asks; says which gradients it is.
 
-    say: shows a line to the user, on rank 0.
+    say: shows a line to the user, on rank 0. scaler: of a run in fp16, whose gradients overflow now
+    and then: such a step is skipped whatever was asked for, unless the scale cannot fall any more.
     """
 
     def __init__(
-        self, config: Config, module: nn.Module, say: Callable[[str], None] | None
+        self,
+        config: Config,
+        module: nn.Module,
+        say: Callable[[str], None] | None,
+        scaler: LossScaler | None = None,
     ) -> None:
         self._config, self._module, self._say = config, module, say
+        self._scaler = scaler
         self._in_a_row = 0
         self.num_skipped = 0
 
@@ -35,6 +42,16 @@ class NonFinite:
         Collectives, if they are not finite: an all-gather of names. Raises TrainingError where the
         run is to end.
         """
+        advice = f"a lower optim.lr (now {self._config.optim.lr:g}), more optim.warmup_steps"
+        if self._scaler is not None and math.isfinite(loss):
+            scale, is_least = self._scaler.loss_scale, self._scaler.is_least
+            if self._scaler.update(overflow=not math.isfinite(norm)):
+                if not is_least:
+                    self._tell_overflow(step, scale)
+                    return False
+                advice = (
+                    f'a lower train.min_loss_scale (now {scale:g}), train.dtype = "bf16", {advice}'
+                )
         if math.isfinite(loss) and math.isfinite(norm):
             self._in_a_row = 0
             return True
@@ -47,16 +64,21 @@ class NonFinite:
         )
         self._in_a_row += 1
         if self._config.train.on_nonfinite == "stop":
-            raise TrainingError(
-                f"{found}; try a lower optim.lr (now {self._config.optim.lr:g}), more "
-                'optim.warmup_steps, or train.on_nonfinite = "skip"'
-            )
+            raise TrainingError(f'{found}; try {advice}, or train.on_nonfinite = "skip"')
         if self._in_a_row > MOST_IN_A_ROW:
             raise TrainingError(f"{found}; {MOST_IN_A_ROW} steps before it were skipped for that")
         self.num_skipped += 1
         if self._say is not None:
             self._say(f"skipped {found}")
         return False
+
+    def _tell_overflow(self, step: int, scale: float) -> None:
+        assert self._scaler is not None
+        if self._say is not None:
+            self._say(
+                f"skipped step {step}: gradients overflowed fp16 with loss scale {scale:g}, which "
+                f"is {self._scaler.loss_scale:g} now"
+            )
 
     def _names(self) -> list[str]:
         """Returns the parameters whose gradient is not finite on some rank, in their order."""

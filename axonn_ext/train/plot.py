@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from axonn_ext.train.compare import Comparison, Pair
-from axonn_ext.train.metrics import RunMetrics
+from axonn_ext.train.metrics import RunMetrics, StepMetrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,8 +19,12 @@ _BLUE, _ORANGE, _GREY, _INK = "#2563eb", "#ea580c", "#94a3b8", "#1e293b"
 
 
 def plot_loss(run: RunMetrics, path: Path, *, title: str, subtitle: str) -> None:
-    """Draws training loss, smoothed and raw, and evaluations over tokens into a PNG file."""
-    figure, axes, _ = _canvas(title, subtitle)
+    """Draws training loss, smoothed and raw, and evaluations over tokens into a PNG file.
+
+    Below it is the loss scale, if the run had one.
+    """
+    has_scale = any(m.loss_scale != 1 for m in run.steps)
+    figure, axes, lower = _canvas(title, subtitle, rows=2 if has_scale else 1)
     tokens = [m.tokens for m in run.steps]
     losses = [m.loss for m in run.steps]
     smooth = smoothed(losses)
@@ -35,7 +39,24 @@ def plot_loss(run: RunMetrics, path: Path, *, title: str, subtitle: str) -> None
     else:
         _mark_end(axes, tokens[-1], smooth[-1], _BLUE)
     axes.legend(frameon=False, loc="upper right", labelcolor=_INK)
+    if has_scale:
+        axes.tick_params(labelbottom=False)
+        _plot_loss_scale(lower, run.steps)
     figure.savefig(path)
+
+
+def _plot_loss_scale(axes: Axes, steps: Sequence[StepMetrics]) -> None:
+    """Draws the loss scale of each step on a log scale, and marks the steps that overflowed."""
+    axes.set_yscale("log", base=2)
+    axes.set_ylabel("loss scale", color=_INK)
+    axes.plot([m.tokens for m in steps], [m.loss_scale for m in steps], color=_BLUE, linewidth=1.3,
+              drawstyle="steps-mid")  # fmt: skip
+    skipped = [m for m in steps if m.grad_norm is None]
+    axes.plot([m.tokens for m in skipped], [m.loss_scale for m in skipped], color=_ORANGE,
+              linestyle="", marker="x", markersize=5, clip_on=False)  # fmt: skip
+    if skipped:
+        axes.text(1.0, 1.03, f"x skipped: {len(skipped)} of {len(steps)} steps", color=_ORANGE,
+                  ha="right", va="bottom", transform=axes.transAxes)  # fmt: skip
 
 
 def plot_comparison(comparison: Comparison, path: Path, *, subtitle: str) -> None:

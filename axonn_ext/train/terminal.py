@@ -14,13 +14,17 @@ from axonn_ext.train.metrics import EvaluationMetrics, StepMetrics
 NUM_LINES = 20  # the lines that are printed for a run; in between, a live terminal shows a bar
 _COLUMNS = ("step", "loss", "grad norm", "lr", "tokens/s", "TFLOP/s", "memory", "time left")
 _ROW = "{:>7}  {:>8}  {:>9}  {:>8}  {:>9}  {:>8}  {:>8}  {:>9}"
+_SCALE_COLUMNS, _SCALE_ROW = ("loss scale", "skipped"), "  {:>10}  {:>7}"
 
 
 class Terminal:
-    """Prints a line every few steps and at every evaluation, and a bar on a live terminal."""
+    """Prints a line every few steps and at every evaluation, and a bar on a live terminal.
 
-    def __init__(self, console: Console, *, num_steps: int) -> None:
-        self._console = console
+    scales_loss: whether lines also show the loss scale, and how many steps it has cost.
+    """
+
+    def __init__(self, console: Console, *, num_steps: int, scales_loss: bool = False) -> None:
+        self._console, self._scales_loss = console, scales_loss
         self._num_steps = num_steps
         self._interval = max(1, num_steps // NUM_LINES)
         self._progress: Progress | None = None
@@ -36,7 +40,8 @@ class Terminal:
                 "train", total=num_steps, loss="-", speed="-", left="-"
             )
             self._progress.start()
-        self._print(_ROW.format(*_COLUMNS), "bold")
+        titles = _SCALE_ROW.format(*_SCALE_COLUMNS) if scales_loss else ""
+        self._print(_ROW.format(*_COLUMNS) + titles, "bold")
 
     def step(self, metrics: StepMetrics) -> None:
         """Shows one step."""
@@ -46,13 +51,15 @@ class Terminal:
                 speed=f"{metrics.tokens_per_s:,.0f}", left=duration(metrics.eta_s),
             )  # fmt: skip
         if metrics.step == 1 or metrics.step % self._interval == 0:
-            self._print(
-                _ROW.format(
-                    metrics.step, f"{metrics.loss:.4f}", f"{metrics.grad_norm:.3f}",
-                    f"{metrics.lr:.2e}", f"{metrics.tokens_per_s:,.0f}", f"{metrics.tflops:.3f}",
-                    f"{metrics.memory_bytes / 2**20:,.0f} MB", duration(metrics.eta_s),
-                )
+            norm = "overflow" if metrics.grad_norm is None else f"{metrics.grad_norm:.3f}"
+            row = _ROW.format(
+                metrics.step, f"{metrics.loss:.4f}", norm, f"{metrics.lr:.2e}",
+                f"{metrics.tokens_per_s:,.0f}", f"{metrics.tflops:.3f}",
+                f"{metrics.memory_bytes / 2**20:,.0f} MB", duration(metrics.eta_s),
             )  # fmt: skip
+            if self._scales_loss:
+                row += _SCALE_ROW.format(f"{metrics.loss_scale:,.10g}", metrics.skipped_steps)
+            self._print(row)
 
     def evaluation(self, metrics: EvaluationMetrics) -> None:
         """Shows one evaluation."""

@@ -18,7 +18,7 @@ import axonn_ext
 from axonn_ext.checkpoint import CheckpointError
 from axonn_ext.data import Corpus, Examples, RowGroup
 from axonn_ext.grid import Grid
-from axonn_ext.optim import AdamW, WarmupCosine
+from axonn_ext.optim import AdamW, LossScaler, WarmupCosine
 from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.train.checkpoints import Resumed, RunCheckpoints
 from axonn_ext.train.corpora import make_batches, reading
@@ -33,14 +33,15 @@ _TERA = 1e12
 
 @dataclass(frozen=True)
 class Gradients:
-    """The results of a step's forward and backward passes besides the gradients themselves."""
+    """The results of a step's forward and backward passes besides the gradients themselves.
+
+    factor: what clips the gradients and takes the loss scale from them.
+    """
 
     loss: float
     norm: float
-
-    @property
-    def finite(self) -> bool:
-        return math.isfinite(self.loss) and math.isfinite(self.norm)
+    factor: float
+    loss_scale: float
 
 
 class Trainer:
@@ -79,13 +80,19 @@ class Trainer:
             warmup_steps=optim.warmup_steps,
             total_steps=config.train.steps,
         )
+        self._scaler = job.loss_scaler()
         self._checkpoints = RunCheckpoints(
-            job, folder, module=model.module, optimizer=self._optimizer, say=say
+            job,
+            folder,
+            module=model.module,
+            optimizer=self._optimizer,
+            scaler=self._scaler,
+            say=say,
         )
         self._stop = stop
         self._done = 0  # steps
         self._first_step_done = (0, 0.0)  # the first step of this process, and when it ended
-        self._nonfinite = NonFinite(config, model.module, say)
+        self._nonfinite = NonFinite(config, model.module, say, self._scaler)
         self._make_exposure = partial(
             Exposure, grid, model.orchestrator, profile=profile, device=job.device,
             waited_for_messages=lambda: model.waited_seconds,
@@ -129,6 +136,11 @@ class Trainer:
         return self._nonfinite.num_skipped
 
     @property
+    def scaler(self) -> LossScaler | None:
+        """The loss scale of a run in fp16."""
+        return self._scaler
+
+    @property
     def is_done(self) -> bool:
         """Whether no step is left."""
         return self._done >= self._config.train.steps
@@ -165,8 +177,9 @@ class Trainer:
                 lr = self._schedule(step)
                 if self._nonfinite.is_fine(step + 1, gradients.loss, gradients.norm):
                     with self.exposure.span("optimizer"):
-                        self._optimizer.step(lr)
-            if gradients.finite:
+                        self._optimizer.step(lr, gradient_factor=gradients.factor)
+            overflowed = self._scaler is not None and not math.isfinite(gradients.norm)
+            if math.isfinite(gradients.loss) and (overflowed or math.isfinite(gradients.norm)):
                 self._report(step + 1, gradients, lr, time.perf_counter() - began)
             self._done = done = step + 1
             stops = self._stop is not None and self._stop(done)
@@ -177,16 +190,19 @@ class Trainer:
                 self._evaluate(done)
 
     def _forward_backward(self, step: int) -> Gradients:
-        """Computes the gradients of one global batch, complete and clipped."""
+        """Computes the gradients of one global batch, and what is left to do with them."""
         self._optimizer.zero_grad()
         with self.exposure.span("read the batch"), reading(self._config):
             indices = range(self._training.num_micro_batches)
             batches = [self._training.micro_batch(step, index) for index in indices]
         num_labels = self._training.num_labels(step)
-        loss = self._model.forward_backward(batches, num_labels, self.exposure.span)
-        with self.exposure.span("sum and clip gradients"):
-            norm = self._model.finish_gradients(self._config.optim.clip_norm)
-        return Gradients(loss, norm)
+        scale = 1.0 if self._scaler is None else self._scaler.loss_scale
+        loss = self._model.forward_backward(
+            batches, num_labels, self.exposure.span, loss_scale=scale
+        )
+        with self.exposure.span("sum gradients"):
+            found = self._model.finish_gradients(self._config.optim.clip_norm, loss_scale=scale)
+            return Gradients(loss, float(found.norm), float(found.factor), scale)
 
     def _evaluate(self, step: int) -> None:
         """Reports the mean loss over the fixed batches of held-out text."""
@@ -211,13 +227,15 @@ class Trainer:
         metrics = StepMetrics(
             step=step,
             loss=gradients.loss,
-            grad_norm=gradients.norm,
+            grad_norm=gradients.norm if math.isfinite(gradients.norm) else None,
             lr=lr,
             tokens=step * tokens,
             tokens_per_s=tokens / seconds,
             tflops=tokens / seconds * self._flops_per_token / _TERA,
             memory_bytes=peak_memory_bytes(),
             eta_s=step_seconds * (self._config.train.steps - step),
+            loss_scale=gradients.loss_scale,
+            skipped_steps=0 if self._scaler is None else self._scaler.num_overflows,
         )
         for sink in self._sinks:
             sink.step(metrics)

@@ -229,7 +229,9 @@ def _train_with_sinks(
     """Runs the steps, and returns the seconds that they took."""
     sinks += [
         MetricsFile(run.folder, first_step=trainer.steps_done),
-        Terminal(console, num_steps=run.job.config.train.steps),
+        Terminal(
+            console, num_steps=run.job.config.train.steps, scales_loss=trainer.scaler is not None
+        ),
     ]
     if TensorBoard.installed():
         sinks.append(TensorBoard(run.folder))
@@ -260,8 +262,15 @@ def _warm_up_and_show(trainer: Trainer, console: Console) -> None:
 
 
 def _notes(trainer: Trainer) -> list[str]:
-    skipped = trainer.num_skipped
+    skipped, scaler = trainer.num_skipped, trainer.scaler
+    overflows = []
+    if scaler is not None:
+        overflows = [
+            f"steps whose gradients overflowed fp16: {scaler.num_overflows}; the loss scale is "
+            f"{scaler.loss_scale:g} now"
+        ]
     return [
+        *overflows,
         *([f"skipped steps, whose loss or gradient was not finite: {skipped}"] if skipped else []),
         *trainer.exposure.summary(),
     ]

@@ -3,10 +3,6 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/stack.h>
 
-#include <string>
-
-#include "ops/checks.h"
-
 namespace axonn::ops {
 namespace {
 
@@ -15,10 +11,6 @@ using Off = c10::impl::ExcludeDispatchKeyGuard;
 template <c10::DeviceType kDevice>
 void cast_operands(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto dtype = at::autocast::get_autocast_dtype(kDevice);
-  TORCH_CHECK_TYPE(is_matmul_dtype(dtype, c10::Device(kDevice)),
-                   op.schema().name().substr(std::string("axonn::").size()), ": autocast is to ",
-                   dtype, ", expected ", kDevice == at::kCPU ? "" : "float16, ",
-                   "bfloat16 or float32");
   const size_t num_arguments = op.schema().arguments().size();
   for (size_t i = 0; i < num_arguments; ++i) {
     auto& argument = torch::jit::peek(*stack, i, num_arguments);

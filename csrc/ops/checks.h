@@ -9,10 +9,17 @@
 
 namespace axonn::ops {
 
-// float16 is allowed only where another library adds it up: NCCL or cuBLAS.
-inline bool is_reducible(c10::ScalarType type, c10::Device device) {
-  return type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kLong ||
-         (type == at::kHalf && !device.is_cpu());
+// The dtypes of which sums are accumulated in fp32.
+inline bool is_16_bit_float(c10::ScalarType type) {
+  return type == at::kBFloat16 || type == at::kHalf;
+}
+
+inline bool is_matmul_dtype(c10::ScalarType type) {
+  return type == at::kFloat || type == at::kDouble || is_16_bit_float(type);
+}
+
+inline bool is_reducible(c10::ScalarType type) {
+  return is_matmul_dtype(type) || type == at::kLong;
 }
 
 inline kernels::DataType data_type(c10::ScalarType type) {
@@ -23,6 +30,8 @@ inline kernels::DataType data_type(c10::ScalarType type) {
       return kernels::DataType::kFloat64;
     case at::kBFloat16:
       return kernels::DataType::kBFloat16;
+    case at::kHalf:
+      return kernels::DataType::kFloat16;
     case at::kLong:
       return kernels::DataType::kInt64;
     default:
@@ -31,9 +40,8 @@ inline kernels::DataType data_type(c10::ScalarType type) {
 }
 
 inline void check_reducible(const char* op, const char* name, const at::Tensor& t) {
-  TORCH_CHECK_TYPE(is_reducible(t.scalar_type(), t.device()), op, ": ", name, " has dtype ",
-                   t.scalar_type(), ", expected float32, float64, bfloat16",
-                   t.is_cpu() ? "" : ", float16", " or int64");
+  TORCH_CHECK_TYPE(is_reducible(t.scalar_type()), op, ": ", name, " has dtype ", t.scalar_type(),
+                   ", expected float32, float64, bfloat16, float16 or int64");
 }
 
 // Checks what the dispatcher relies on to choose the right kernel. This runs before the dispatcher
@@ -62,11 +70,6 @@ inline void check_dim(const char* op, const char* name, int64_t dim, int64_t num
                     num_dims, ")");
 }
 
-inline bool is_matmul_dtype(c10::ScalarType type, c10::Device device) {
-  return type == at::kFloat || type == at::kDouble || type == at::kBFloat16 ||
-         (type == at::kHalf && !device.is_cpu());
-}
-
 // Checks that these are two matrices of one floating dtype on one device. The op itself checks how
 // their sizes must fit.
 inline void check_matmul(const char* op, const char* a_name, const at::Tensor& a,
@@ -75,9 +78,8 @@ inline void check_matmul(const char* op, const char* a_name, const at::Tensor& a
   TORCH_CHECK_VALUE(b.dim() == 2, op, ": ", b_name, " must be a matrix, got shape ", b.sizes());
   TORCH_CHECK_TYPE(a.scalar_type() == b.scalar_type(), op, ": ", a_name, " has dtype ",
                    a.scalar_type(), " but ", b_name, " has ", b.scalar_type());
-  TORCH_CHECK_TYPE(is_matmul_dtype(a.scalar_type(), a.device()), op, ": ", a_name, " has dtype ",
-                   a.scalar_type(), ", expected float32, float64",
-                   a.is_cpu() ? " or bfloat16" : ", bfloat16 or float16");
+  TORCH_CHECK_TYPE(is_matmul_dtype(a.scalar_type()), op, ": ", a_name, " has dtype ",
+                   a.scalar_type(), ", expected float32, float64, bfloat16 or float16");
   check_device(op, a_name, a, b_name, b);
 }
 

@@ -112,7 +112,6 @@ def try_all(specs: list[Spec]) -> list[bool]:
         (["gemm-rs", "--plot", "chart.txt"], [".png, .svg or .pdf"]),
         (["gemm-rs", "more"], ["unknown argument more"]),
         (["gemm-rs", "--role", "expand"], ["unknown argument --role"]),
-        (["gemm-rs", "--device", "cpu", "--dtype", "fp16"], ["fp16 needs --device cuda"]),
         (["link-overlap", "--shape", "1,2"], ["M,N,K", "'1,2'"]),
         (["link-overlap", "--shape", "6,8,8"], ["4 shards", "6"]),
         (["gemm", "--shapes", "8,8"], ["M,N,K", "'8,8'"]),

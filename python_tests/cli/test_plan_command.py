@@ -423,7 +423,6 @@ def test_scaling_shows_where_nothing_fits(capsys: Capture) -> None:
         (["--gpus", "8", "--timeline", "a.txt"], ["--timeline", ".json", "a.txt"]),
         (["--gpus", "8", "--timeline", "a.json", "--plot", "a.png"], ["a.png", "twice"]),
         (["--gpus", "8", "--json", "/nowhere/a.json"], ["--json", "/nowhere"]),
-        (["--gpus", "8", "--dtype", "fp16", "--write-config", "a.toml"], ["bf16 or fp32", "fp16"]),
         (["--gpus", "8", "--schedule", "1f1b"], ["--schedule", "give --pipe"]),
         (["--gpus", "8", "--pipe", "0"], ["--pipe", ">= 1", "got 0"]),
         (["--gpus", "2", "--explain", "99"], ["--explain", "at most", "got 99"]),

@@ -92,7 +92,6 @@ def test_the_command_measures_shows_and_keeps(tune: Path, capsys: Capture):
         (["--model", "gpt2-small", "--dtype", "fp8"], "invalid choice: 'fp8'"),
         (["--model", "gpt2-small", "--json", "/no/such/file"], "there is no folder /no/such"),
         (["--model", "gpt2-small", "--more"], "unknown argument --more"),
-        (["--model", "gpt2-small", "--dtype", "fp16"], "fp16 needs --device cuda, got cpu"),
         (["--shapes", "1,2"], 'linear takes "M,N,K" or one of llama-70b, gpt3, published'),
         (["--shapes", "published:7"], "published has M of 64, 256"),
         (["--shapes", "64,10,8", "--grid", "x=4"], "N must be divisible by 4"),

@@ -21,7 +21,7 @@ from worker_pool import WorkerError, WorkerPool
 
 # M, K, N of the whole product for W ranks: M and K are W times these. 1, odd, larger, empty.
 SHAPES = [(1, 1, 1), (3, 5, 7), (33, 64, 129), (0, 4, 3), (4, 0, 3), (2, 3, 0)]
-DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
 def world() -> dist.ProcessGroup:
@@ -101,6 +101,25 @@ def check_collectives(algorithm: str) -> None:
             assert relative_error(whole, total) <= limit
             part = collectives.reduce_scatter(parts[rank], axis, algorithm=algorithm)
             assert relative_error(part, total.chunk(size)[rank]) <= limit
+
+
+def sums_that_overflow_on_the_way(algorithm: str) -> list[float]:
+    """The first three ranks add up to 79000, which fp16 cannot hold; all four to 40000."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    axis = AxisGroup("x", world().group_name, size, rank, world())
+    own = torch.full((4, 2), [40000.0, 38000.0, 1000.0, -39000.0][rank], dtype=torch.float16)
+    whole = collectives.all_reduce(own, axis, algorithm=algorithm)
+    part = collectives.reduce_scatter(own, axis, algorithm=algorithm)
+    product = ops.matmul_all_reduce(
+        own, torch.eye(2, dtype=torch.float16), axis.process_group, algorithm=algorithm
+    )
+    return [t.flatten()[0].item() for t in (whole, part, product)]
+
+
+@pytest.mark.parametrize("algorithm", ["fused", "chunked", "sequential"])
+def test_sums_of_fp16_over_ranks_are_added_in_fp32(pool, algorithm):
+    for sums in pool(4).run(sums_that_overflow_on_the_way, algorithm):
+        assert sums == [40000.0] * 3
 
 
 @pytest.mark.parametrize("algorithm", ["fused", "chunked", "sequential"])
@@ -217,7 +236,8 @@ def test_error_messages(pool):
         "ValueError: all_gather_matmul: a_shard.size(1) * group size=6 must equal b.size(0)=4",
         "ValueError: all_gather_matmul: gather_dim=2 must be in [0, 2)",
         "TypeError: matmul_all_reduce: a has dtype Float but b has Double",
-        "TypeError: matmul_all_reduce: a has dtype Int, expected float32, float64 or bfloat16",
+        "TypeError: matmul_all_reduce: a has dtype Int, expected float32, float64, bfloat16 or "
+        "float16",
         "ValueError: matmul_all_reduce: a must be a matrix, got shape [4]",
         "ValueError: matmul_all_reduce: algorithm must be 'auto', 'fused', 'chunked' or "
         "'sequential', got 'best'",

@@ -25,7 +25,8 @@ WORLD = 4
 NUM_CASES = 50
 NUM_CALLS = 10_000
 WARM_UP_CALLS = 4 * NUM_CASES
-DTYPES = (torch.float32, torch.float32, torch.float64, torch.bfloat16)
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, torch.float32, torch.float64, *LOW_PRECISION)
 ops = torch.ops.axonn
 
 
@@ -58,11 +59,11 @@ def in_order(addends: list[Tensor]) -> Tensor:
 def sum_of_products(lefts: list[Tensor], rights: list[Tensor], gathered: int) -> Tensor:
     """sum_i lefts[i] @ rights[i] as the ops make it where the inner dimension comes in parts.
 
-    gathered: elements of the whole factor that is gathered. The parts are joined for bfloat16, and
-    where copying them costs less than adding to the product once more for each.
+    gathered: elements of the whole factor that is gathered. The parts are joined for bfloat16 and
+    float16, and where copying them costs less than adding to the product once more for each.
     """
     product = lefts[0].shape[0] * rights[0].shape[1]
-    if lefts[0].dtype == torch.bfloat16 or 2 * gathered // WORLD < 2 * product:
+    if lefts[0].dtype in LOW_PRECISION or 2 * gathered // WORLD < 2 * product:
         return torch.cat(lefts, 1) @ torch.cat(rights, 0)
     total = lefts[0] @ rights[0]
     for left, right in zip(lefts[1:], rights[1:], strict=True):

@@ -189,7 +189,7 @@ def forgets_alone() -> str:
 
 def test_all_ranks_must_forget_shapes(pool) -> None:
     for text in pool(2).run(forgets_alone):
-        assert "all ranks must have as many calls of forget_shapes" in text
+        assert "all ranks must have the same number of calls of forget_shapes" in text
 
 
 def finds_no_room() -> tuple[str, float]:

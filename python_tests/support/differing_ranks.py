@@ -21,7 +21,7 @@ MATMULS = (
     "matmul_all_reduce",
 )
 ALGORITHMS = ("fused", "chunked", "sequential", "auto")
-DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 DEVIATIONS = ("none", "order", "dtype", "shape", "gradient", "algorithm", "op")
 
 

@@ -88,7 +88,7 @@ def op_cases(w: int) -> list[tuple[str, tuple[int, ...], tuple[int, ...], int | 
 def trace_ops(algorithm: str, dtype: torch.dtype) -> None:
     axis = grid_of(GridShape(x=dist.get_world_size())).axis("x")
     w, group = axis.size, (axis.name, axis.size, algorithm)
-    wide = algorithm == "sequential" and dtype == torch.bfloat16
+    wide = algorithm == "sequential" and dtype in (torch.bfloat16, torch.float16)
     for op, a_shape, b_shape, dim, issued in op_cases(w):
         a, b = (torch.ones(s, dtype=dtype, requires_grad=True) for s in (a_shape, b_shape))
         with trace_communication() as trace:
@@ -112,7 +112,7 @@ def test_every_public_op_has_a_case():
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "fused", "sequential"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_fused_ops(pool, world_size, dtype, algorithm):
     pool(world_size).run(trace_ops, algorithm, dtype)

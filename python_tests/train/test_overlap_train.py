@@ -67,7 +67,7 @@ def test_profile_is_a_chrome_trace_of_compute_and_lanes(
             names[rows[event["tid"]]].append(event["name"])
     assert list(names) == ["compute", "axis z", "waiting for z", "axis data", "waiting for data"]
     # Steps 9, 10 and 11 of 11, in two micro-batches each.
-    step = ["read the batch", *["forward", "backward"] * 2, "sum and clip gradients", "optimizer"]
+    step = ["read the batch", *["forward", "backward"] * 2, "sum gradients", "optimizer"]
     assert names["compute"] == step * 3
     assert names["axis z"].count("all_gather blocks.0.mlp.up.weight for forward") == 3
     assert names["axis z"].count("reduce_scatter blocks.0.mlp.up.weight.grad") == 6

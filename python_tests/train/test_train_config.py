@@ -100,7 +100,7 @@ def test_examples_fit_their_grid(path: Path) -> None:
         ("optim.lr", "-1", "expected a number > 0, got -1.0"),
         ("optim.lr", "nan", "expected a number > 0, got nan"),
         ("optim.beta2", "1", "expected a number >= 0 and <= 0.999999, got 1.0"),
-        ("train.dtype", "fp8", 'expected one of fp32, bf16, got "fp8"'),
+        ("train.dtype", "fp8", 'expected one of fp32, bf16, fp16, got "fp8"'),
         ("data.order", "random", 'expected one of windows, documents, examples, got "random"'),
         ("model.tie_embeddings", "1", 'expected true or false, got "1"'),
         ("grid.x", "0", "expected a whole number >= 1, got 0"),

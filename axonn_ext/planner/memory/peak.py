@@ -59,7 +59,8 @@ class Memory(NamedTuple):
 def memory_of(job: Job, *, device: str = "cuda") -> Memory:
     """Returns the memory that each rank of a legal job needs; in a pipeline, the fullest stage.
 
-    device: "cuda" or "cpu". On the CPU, collectives copy bf16 to fp32 in order to sum it.
+    device: "cuda" or "cpu". On the CPU, collectives copy bf16 and fp16 to fp32 in
+    order to sum them.
 
     Raises PlannerError for any other device.
     """

@@ -14,7 +14,7 @@ class Stage:
     tied       whether one rank has both uses of a tied table, whose gradient waits for the second
     wide       of each element, where the loss, overlap's buckets, the gradient norm and AdamW copy
                low precision to fp32
-    copy       of each element, where collectives copy bf16 to fp32, as they do on the CPU
+    copy       of each element, where collectives copy bf16 and fp16 to fp32, as they do on the CPU
                (csrc/ops/composed/c10d_collectives.cpp)
     block      a block's weights, whole over z
     table      the table of the embedding or the head, whole over z; 0 if the stage has none
@@ -36,7 +36,7 @@ class Stage:
         self.kept = kept_of_share(job, size, has.share)
         self.overlap = options.overlap
         self.wide = FP32 if self.width < FP32 else 0
-        self.copy = FP32 if device == "cpu" and options.dtype == "bf16" else 0
+        self.copy = self.wide if device == "cpu" else 0
         self.sum_width = self.width + self.copy
         self.copied_parts = self.copy if self.sharded else 0
         self.regathers = z > 1 and self.overlap is None and options.reshard_after_forward

@@ -111,7 +111,7 @@ bool is_plain_matmul(const Tensor& a, const Tensor& b, int64_t dim, const GroupA
                         b.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
   return group.size == 1 && group.algorithm == "auto" && a.dim() == 2 && b.dim() == 2 &&
          (dim == 0 || dim == 1) && a.scalar_type() == b.scalar_type() &&
-         is_matmul_dtype(a.scalar_type(), a.device()) && (symbolic || a.size(1) == b.size(0));
+         is_matmul_dtype(a.scalar_type()) && (symbolic || a.size(1) == b.size(0));
 }
 
 template <typename Rule>

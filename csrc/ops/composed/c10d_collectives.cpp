@@ -16,6 +16,7 @@
 
 #include "core/ranks/errors.h"
 #include "core/ranks/waits.h"
+#include "ops/checks.h"
 #include "ops/emulation/emulated_links.h"
 #include "ops/group/agreement.h"
 
@@ -138,7 +139,7 @@ std::function<void()> issue(const Group& group, const at::Tensor& input, int64_t
 // The dtype in which c10d adds up a tensor. It is wider than the tensor's own, at twice the bytes,
 // only on the CPU, where the link is a copy in memory and not what an op waits for.
 at::ScalarType sum_dtype(const at::Tensor& t) {
-  return t.is_cpu() && t.scalar_type() == at::kBFloat16 ? at::kFloat : t.scalar_type();
+  return t.is_cpu() && is_16_bit_float(t.scalar_type()) ? at::kFloat : t.scalar_type();
 }
 
 Pending all_reduce_in_place(const Group& group, const at::Tensor& output,

@@ -21,9 +21,9 @@ struct Pending {
   std::function<void()> wait;
 };
 
-// c10d adds in the tensor's own dtype. So on the CPU sums of bfloat16 are sent and added in fp32;
-// on a GPU they are sent and added in bfloat16, as users of NCCL expect. `output` has the dtype of
-// the sum.
+// c10d adds in the tensor's own dtype. So on the CPU sums of bfloat16 and float16 are sent and
+// added in fp32; on a GPU they are sent and added in their own dtype, as users of NCCL expect.
+// `output` has the dtype of the sum.
 
 // Gathers the ranks' shards, of any strides, into [group size, ...].
 Pending start_all_gather(const Group& group, const at::Tensor& shard);

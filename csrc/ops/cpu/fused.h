@@ -197,8 +197,8 @@ struct Factor {
 // Computes a @ b into every part of `out`, which the caller then has to finish. Each tile is
 // multiplied as soon as the parts it needs are there. Where the summed dimension comes in parts,
 // products are added up in rank order, in the tensors' dtype. Parts are joined first where that is
-// cheaper, by a rule that depends on sizes alone, and always for bfloat16 where sums would be
-// rounded.
+// cheaper, by a rule that depends on sizes alone, and always for bfloat16 and float16 where sums
+// would be rounded.
 void multiply(Drained& out, Factor a, Factor b);
 
 // Returns the whole product, for this rank alone.

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "ops/checks.h"
 #include "ops/cpu/fused.h"
 
 namespace axonn::ops::cpu {
@@ -75,7 +76,7 @@ void join_if_cheaper(Factor& factor, int64_t elements_a_part) {
 void join_where_it_pays(Factor& a, Factor& b, const at::TensorOptions& options) {
   // Sums over parts are rounded to the tensors' dtype in between, so parts are joined if the dtype
   // has less precision than fp32.
-  const bool rounds = c10::typeMetaToScalarType(options.dtype()) == at::kBFloat16;
+  const bool rounds = is_16_bit_float(c10::typeMetaToScalarType(options.dtype()));
   const int64_t rows = a.size(0), inner = a.size(1), columns = b.size(1);
   if (rounds && a.dim() == 1) a.matrix.join();
   if (rounds && b.dim() == 0) b.matrix.join();

@@ -28,10 +28,6 @@ cudaStream_t current_stream(int device) {
   return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream();
 }
 
-kernels::DataType element_type(const at::Tensor& t) {
-  return t.scalar_type() == at::kHalf ? kernels::DataType::kFloat16 : data_type(t.scalar_type());
-}
-
 void check_buffer(const char* op, const char* name, const at::Tensor& t, int device) {
   TORCH_CHECK_VALUE(t.is_cuda() && t.device().index() == device && t.is_contiguous(), op, ": ",
                     name, " must be a contiguous tensor on cuda:", device, ", got one on ",
@@ -113,35 +109,36 @@ class Axis {
   std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input) {
     check_pair("all_gather", output, input, axis_.size(), 1, grid_->device());
     return work(axis_.all_gather(input.data_ptr(), output.data_ptr(), input.numel(),
-                                 element_type(input), current_stream(grid_->device())),
+                                 data_type(input.scalar_type()), current_stream(grid_->device())),
                 {output, input});
   }
   std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                        const std::string& op) {
     check_pair("reduce_scatter", output, input, 1, axis_.size(), grid_->device());
-    return work(axis_.reduce_scatter(input.data_ptr(), output.data_ptr(), output.numel(),
-                                     element_type(input), reduce_op("reduce_scatter", op),
-                                     current_stream(grid_->device())),
-                {output, input});
+    return work(
+        axis_.reduce_scatter(input.data_ptr(), output.data_ptr(), output.numel(),
+                             data_type(input.scalar_type()), reduce_op("reduce_scatter", op),
+                             current_stream(grid_->device())),
+        {output, input});
   }
   std::unique_ptr<Work> all_reduce(const at::Tensor& output, const at::Tensor& input,
                                    const std::string& op) {
     check_pair("all_reduce", output, input, 1, 1, grid_->device());
-    return work(
-        axis_.all_reduce(input.data_ptr(), output.data_ptr(), input.numel(), element_type(input),
-                         reduce_op("all_reduce", op), current_stream(grid_->device())),
-        {output, input});
+    return work(axis_.all_reduce(input.data_ptr(), output.data_ptr(), input.numel(),
+                                 data_type(input.scalar_type()), reduce_op("all_reduce", op),
+                                 current_stream(grid_->device())),
+                {output, input});
   }
   std::unique_ptr<Work> send(const at::Tensor& input, int64_t peer) {
     check_peer("send", "input", input, peer);
-    return work(axis_.send(input.data_ptr(), input.numel(), element_type(input), peer,
+    return work(axis_.send(input.data_ptr(), input.numel(), data_type(input.scalar_type()), peer,
                            current_stream(grid_->device())),
                 {input});
   }
   std::unique_ptr<Work> receive(const at::Tensor& output, int64_t peer) {
     check_peer("receive", "output", output, peer);
-    return work(axis_.receive(output.data_ptr(), output.numel(), element_type(output), peer,
-                              current_stream(grid_->device())),
+    return work(axis_.receive(output.data_ptr(), output.numel(), data_type(output.scalar_type()),
+                              peer, current_stream(grid_->device())),
                 {output});
   }
   void group_start() {

@@ -13,22 +13,17 @@ namespace {
 
 constexpr auto kOp = "fill_random_";
 
-kernels::DataType cuda_data_type(const at::Tensor& out) {
-  if (out.scalar_type() == at::kHalf) return kernels::DataType::kFloat16;
-  check_reducible(kOp, "out", out);
-  return data_type(out.scalar_type());
-}
-
 }  // namespace
 
 void fill_random_(const at::Tensor& out, at::IntArrayRef full_sizes, at::IntArrayRef offsets,
                   const std::string& name, int64_t seed, const std::string& distribution, double a,
                   double b) {
-  const auto dtype = cuda_data_type(out);
+  check_reducible(kOp, "out", out);
   const auto layout = block_layout(kOp, out, full_sizes, offsets);
   const auto stream = random_stream(kOp, name, seed, distribution, a, b);
   const c10::cuda::CUDAGuard guard(out.device());
-  AXONN_CUDA_CHECK(kernels::cuda::fill_random(out.mutable_data_ptr(), layout, dtype, stream,
+  AXONN_CUDA_CHECK(kernels::cuda::fill_random(out.mutable_data_ptr(), layout,
+                                              data_type(out.scalar_type()), stream,
                                               c10::cuda::getCurrentCUDAStream().stream()));
 }
 
