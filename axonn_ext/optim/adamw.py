@@ -15,7 +15,7 @@ from axonn_ext.optim.bucketed import BucketedUpdate
 from axonn_ext.optim.crossing import Crossing, NoCrossing, StreamCrossing
 from axonn_ext.optim.pieces import Options, Piece, update
 from axonn_ext.optim.places import Place
-from axonn_ext.spec.parallel import BUCKET_ELEMENTS, ZERO_STAGES
+from axonn_ext.spec.optimizer import BUCKET_ELEMENTS, OptimizerOptions
 from axonn_ext.zero import GradientShards
 
 
@@ -61,7 +61,7 @@ class AdamW:
         bucket_elements: int = BUCKET_ELEMENTS,
         folder: str | Path | None = None,
     ) -> None:
-        _check(zero, bucket_elements)
+        chosen = OptimizerOptions(zero, offload, bucket_elements)
         module = parameters if isinstance(parameters, nn.Module) else None
         if isinstance(parameters, nn.Module):
             parameters = parameters.parameters()
@@ -72,21 +72,15 @@ class AdamW:
                 self._options[decays] = {
                     "lr": lr, "betas": betas, "eps": eps, "weight_decay": decay
                 }  # fmt: skip
-        self._shards = _shards(module, zero, bucket_elements)
+        self._shards = _shards(module, chosen)
         self._bucketed: list[BucketedUpdate] = []
         self._whole: list[Piece] = []
         if self._shards is None and offload == "none":
             self._whole = [_whole(p) for p in self._parameters]
         else:
             path = Path(tempfile.gettempdir() if folder is None else folder)
-            for group in _alike(self._parameters):
-                place = Place(offload, group[0].device, path)
-                self._bucketed.append(
-                    BucketedUpdate(
-                        group, place=place, bucket_elements=bucket_elements, shards=self._shards,
-                        crossing=_crossing(group, place, bucket_elements),
-                    )
-                )  # fmt: skip
+            groups = _alike(self._parameters)
+            self._bucketed = [_bucketed(group, chosen, self._shards, path) for group in groups]
         self._pieces_of: dict[int, list[Piece]] = {id(p): [] for p in self._parameters}
         for piece in self.pieces:
             self._pieces_of[id(piece.parameter)].append(piece)
@@ -213,23 +207,36 @@ def _alike(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     return list(groups.values())
 
 
-def _shards(module: nn.Module | None, zero: int, bucket_elements: int) -> GradientShards | None:
-    if not zero:
+def _shards(module: nn.Module | None, options: OptimizerOptions) -> GradientShards | None:
+    if not options.zero:
         return None
     if module is None:
         raise ValueError(
-            f"AdamW: zero={zero} needs a module, which says how a grid splits its parameters, got "
-            "parameters alone"
+            f"AdamW: zero={options.zero} needs a module, which says how a grid splits its "
+            "parameters, got parameters alone"
         )
     parameters = [p for p in sharded_parameters(module) if p.parameter.requires_grad]
     if not parameters or parameters[0].grid.size("data") == 1:
         return None
-    if zero > 1 and parameters[0].grid.size("pipe") > 1:
+    if options.zero > 1 and parameters[0].grid.size("pipe") > 1:
         raise ValueError(
             "AdamW: zero=2 sums the gradients of each backward pass over data, which the stages "
             "of a pipeline run in an order of their own; with pipe > 1 use zero=1"
         )
-    return GradientShards(parameters, bucket_elements=bucket_elements, stage=zero)
+    elements = options.bucket_elements
+    return GradientShards(parameters, bucket_elements=elements, stage=options.zero)
+
+
+def _bucketed(
+    parameters: Sequence[nn.Parameter], options: OptimizerOptions, shards: GradientShards | None,
+    folder: Path,
+) -> BucketedUpdate:  # fmt: skip
+    place = Place(options.offload, parameters[0].device, folder)
+    elements = options.bucket_elements
+    return BucketedUpdate(
+        parameters, place=place, bucket_elements=elements, shards=shards,
+        crossing=_crossing(parameters, place, elements),
+    )  # fmt: skip
 
 
 def _crossing(
@@ -241,10 +248,3 @@ def _crossing(
         return NoCrossing()
     numel = min(bucket_elements, sum(p.numel() + 64 for p in parameters))
     return StreamCrossing(place.device, parameters[0].dtype, numel)
-
-
-def _check(zero: int, bucket_elements: int) -> None:
-    if zero not in ZERO_STAGES:
-        raise ValueError(f"AdamW: zero must be 0, 1 or 2, got {zero!r}")
-    if bucket_elements < 1:
-        raise ValueError(f"AdamW: bucket_elements must be at least 1, got {bucket_elements}")

@@ -10,8 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from axonn_ext.spec.parallel import OFFLOADS, check_choice
-
 
 @dataclass(frozen=True)
 class Place:
@@ -21,7 +19,7 @@ class Place:
              files without a name, which are mapped into memory and end with the process
     folder   of the files
 
-    Raises ValueError for another offload, or a folder that does not exist.
+    Raises ValueError for a folder that does not exist.
     """
 
     offload: str
@@ -29,7 +27,6 @@ class Place:
     folder: Path
 
     def __post_init__(self) -> None:
-        check_choice("offload", self.offload, OFFLOADS)
         if self.offload == "disk" and not self.folder.is_dir():
             raise ValueError(f"AdamW: folder must be one that exists, got {self.folder}")
 

@@ -12,10 +12,6 @@ ROLES = MappingProxyType({"expand": ("x", "y"), "contract": ("y", "x")})
 # The size of a bucket of gradients that one collective sums. At this size the latency of the
 # collective does not matter, nor does the memory of the bucket compared with that of a model.
 BUCKET_BYTES = 32 << 20
-ZERO_STAGES = (0, 1, 2)  # what the ranks of data divide: nothing; AdamW's state; gradients, too
-OFFLOADS = ("none", "cpu", "disk")  # where AdamW's state is, if not on the device
-# The elements that cross between device and host together, or that ZeRO exchanges together.
-BUCKET_ELEMENTS = 16 << 20
 
 
 @dataclass(frozen=True)

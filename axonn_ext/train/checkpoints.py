@@ -29,6 +29,7 @@ _FREE_TABLES = ("grid", "parallel", "overlap", "pipeline", "checkpoint")
 _FREE_KEYS = {
     *("train.threads", "train.device", "train.eval_interval"),
     *("train.eval_batches", "train.micro_batches"),
+    *("optim.zero", "optim.offload", "optim.bucket_elements", "optim.offload_folder"),
 }
 
 

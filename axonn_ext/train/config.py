@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from axonn_ext.spec.family import FAMILIES
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.optimizer import BUCKET_ELEMENTS, OFFLOADS, OptimizerOptions
 from axonn_ext.spec.parallel import ALGORITHMS, LAYOUTS, Overlap, ParallelConfig
 from axonn_ext.spec.pipeline import SCHEDULES
 from axonn_ext.spec.pipeline_options import TRANSPORTS, PipelineOptions
@@ -123,6 +124,16 @@ class OptimTable:
     beta2: float = _key(0.95, "decay of the second moment", minimum=0, maximum=0.999999)
     eps: float = _key(1e-8, "added to the root of the second moment", above=0)
     clip_norm: float = _key(1.0, "largest global gradient norm; 0: no clipping", minimum=0)
+    zero: int = _key(
+        0, "over data divide 1: moments and masters; 2: gradients, too (ZeRO)", minimum=0, maximum=2
+    )
+    offload: str = _key(
+        "none", "keep moments and masters in the host's memory (cpu), or in files", choices=OFFLOADS
+    )
+    bucket_elements: int = _key(
+        BUCKET_ELEMENTS, "that zero exchanges and offload updates together", minimum=1
+    )
+    offload_folder: str = _key("", "for offload disk; empty: that of temporary files")
 
 
 @dataclass(frozen=True)
@@ -305,6 +316,11 @@ class Config:
             defer_weights=table.defer_weights, deferred_bytes=table.deferred_bytes,
             transport=table.transport,
         )  # fmt: skip
+
+    def optimizer_options(self) -> OptimizerOptions:
+        """The options of AdamW's state."""
+        table = self.optim
+        return OptimizerOptions(table.zero, table.offload, table.bucket_elements)
 
     def stages(self, model: ModelConfig) -> Stages:
         """Returns which blocks each stage has. Raises ValueError if they do not fit the model."""

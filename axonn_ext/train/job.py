@@ -167,11 +167,17 @@ def _process_problems(job: Job, world_size: int) -> list[str]:
     shape, config = job.grid_shape, job.config
     if config.model.implementation == "plain":
         for key, is_set in (("data.order examples", config.data.order == EXAMPLES),
-                            ("lora.rank", config.lora.rank > 0)):  # fmt: skip
+                            ("lora.rank", config.lora.rank > 0),
+                            ("optim.zero", config.optim.zero > 0)):  # fmt: skip
             if is_set:
                 return [f"model.implementation plain does not support {key}; use axonn"]
     if config.lora.rank and shape.pipe > 1:
         return [f"lora.rank: expected 0 on pipeline stages (pipe={shape.pipe}), got an adapter"]
+    if config.optim.zero > 1 and shape.pipe > 1:
+        return [f"optim.zero: expected 0 or 1 on pipeline stages (pipe={shape.pipe}), got 2"]
+    folder = config.optim.offload_folder
+    if folder and not Path(folder).is_dir():
+        return [f"optim.offload_folder: expected a folder that exists, got {folder}"]
     if config.lora.rank and job.parallel.heads_over_y:
         return ["parallel.heads_over_y: expected false with lora.rank, got true"]
     if job.config.model.implementation == "plain" and (shape.size > 1 or world_size > 1):

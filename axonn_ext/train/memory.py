@@ -9,8 +9,8 @@ import torch
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.job import Job
 
-# In fp32 these are weight, gradient and two moments; in bf16 and fp16, weight and gradient of two
-# bytes each, and a master weight and two moments in fp32.
+# On a rank that has it all. In fp32 these are weight, gradient and two moments; in bf16 and fp16,
+# weight and gradient of two bytes each, and a master weight and two moments in fp32.
 BYTES_OF_A_PARAMETER = 16
 BYTES_OF_A_TOKEN = 16  # its id and its label, in int64
 
@@ -44,10 +44,20 @@ def check_memory(job: Job, *, ranks_here: int) -> None:
     shape, config = job.grid_shape, job.config
     tokens = config.micro_batch_size * config.model.sequence_length * BYTES_OF_A_TOKEN
     # With adapters, the weights have neither gradients nor moments.
-    bytes_each = job.dtype.itemsize if config.lora.rank else BYTES_OF_A_PARAMETER
+    bytes_each = job.dtype.itemsize if config.lora.rank else _bytes_of_a_parameter(job)
     parameters = job.model.num_parameters() * bytes_each
     rank = parameters / (shape.x * shape.y * shape.z * shape.pipe) + tokens / (shape.data * shape.z)
     what = f"a model of {job.model.num_parameters():,} parameters, with this batch,"
     problem = memory_problem(what, rank * ranks_here, job.device)
     if problem:
         raise UserError(problem)
+
+
+def _bytes_of_a_parameter(job: Job) -> float:
+    """Returns what a trained parameter needs at least on a rank's device."""
+    options, data, width = job.config.optimizer_options(), job.grid_shape.data, job.dtype.itemsize
+    parts = options.num_parts(data)
+    gradient = width / parts if options.zero > 1 else width
+    elsewhere = {"none": (), "cpu": ("cuda",), "disk": ("cuda", "cpu")}[options.offload]
+    state = 0 if job.device in elsewhere else options.bytes_of_state(width, data) / parts
+    return width + gradient + state

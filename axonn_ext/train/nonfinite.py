@@ -13,6 +13,7 @@ from axonn_ext.inputs.errors import first_of
 from axonn_ext.optim import LossScaler
 from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.train.config import Config
+from axonn_ext.zero import shards_of
 
 MOST_IN_A_ROW = 10  # a run that skips more steps than these will not recover
 
@@ -86,9 +87,20 @@ class NonFinite:
             name: p.grad is not None and not bool(torch.isfinite(p.grad).all())
             for name, p in self._module.named_parameters()
         }
+        mine |= dict.fromkeys(self._names_in_parts(), True)
         found = [mine]
         if dist.is_initialized() and dist.get_world_size() > 1:
             found = [{} for _ in range(dist.get_world_size())]
             dist.all_gather_object(found, mine)
         every = dict.fromkeys(name for names in found for name in names)
         return [name for name in every if any(names.get(name) for names in found)]
+
+    def _names_in_parts(self) -> list[str]:
+        """Returns the parameters of which this rank's part of the sum (ZeRO) is not finite."""
+        found = {id(s): s for p in self._module.parameters() if (s := shards_of(p)) is not None}
+        return [
+            p.name
+            for shards in found.values()
+            for p, gradient in shards.gradients()
+            if not bool(torch.isfinite(gradient).all())
+        ]

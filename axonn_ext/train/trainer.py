@@ -71,8 +71,9 @@ class Trainer:
         self._sinks = sinks
         self._training, self._evaluation = make_batches(job, corpus, row_group(grid))
         self._optimizer = AdamW(
-            model.module.parameters(), lr=optim.lr, betas=(optim.beta1, optim.beta2),
-            eps=optim.eps, weight_decay=optim.weight_decay,
+            model.module, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps,
+            weight_decay=optim.weight_decay, zero=optim.zero, offload=optim.offload,
+            bucket_elements=optim.bucket_elements, folder=optim.offload_folder or None,
         )  # fmt: skip
         self._schedule = WarmupCosine(
             peak=optim.lr,

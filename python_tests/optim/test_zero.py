@@ -10,7 +10,7 @@ import torch
 
 import zero_cases
 from axonn_ext import GridShape
-from axonn_ext.spec.parallel import OFFLOADS
+from axonn_ext.spec.optimizer import OFFLOADS
 from model_cases import LLAMA
 from worker_pool import WorkerPool
 from zero_cases import Setup

@@ -1,0 +1,45 @@
+"""Where AdamW's state is, and which ranks share it: options, and the bytes that follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from axonn_ext.spec.parallel import check_choice
+
+ZERO_STAGES = (0, 1, 2)  # what the ranks of data divide: nothing; AdamW's state; gradients, too
+OFFLOADS = ("none", "cpu", "disk")  # where AdamW's state is, if not on the device
+# The elements that cross between device and host together, or that ZeRO exchanges together.
+BUCKET_ELEMENTS = 16 << 20
+_FP32 = 4  # bytes
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """Where AdamW's masters and moments are; see axonn_ext.optim.AdamW, which explains each.
+
+    Raises ValueError, which names the option, for another value.
+    """
+
+    zero: int = 0
+    offload: str = "none"
+    bucket_elements: int = BUCKET_ELEMENTS
+
+    def __post_init__(self) -> None:
+        if self.zero not in ZERO_STAGES:
+            raise ValueError(f"zero must be 0, 1 or 2, got {self.zero!r}")
+        check_choice("offload", self.offload, OFFLOADS)
+        if self.bucket_elements < 1:
+            raise ValueError(f"bucket_elements must be at least 1, got {self.bucket_elements}")
+
+    def num_parts(self, data: int) -> int:
+        """Returns how many ranks of `data` share masters and moments."""
+        return data if self.zero else 1
+
+    def bytes_of_state(self, width: int, data: int) -> int:
+        """Returns the bytes of the masters and moments of one parameter, of all its ranks of data.
+
+        width: the bytes of an element of the parameter. An fp32 parameter is its own master, unless
+        ranks have parts of it, or the host has it.
+        """
+        apart = width < _FP32 or self.num_parts(data) > 1 or self.offload != "none"
+        return max(width, _FP32) * (3 if apart else 2)
