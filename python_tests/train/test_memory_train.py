@@ -1,0 +1,63 @@
+"""Runs whose optimizer's state is divided over data, or on the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from axonn_ext.spec.optimizer import OptimizerOptions
+from axonn_ext.train.metrics import read_metrics
+from commands import AXONN, run, small
+
+OPTIONS = {"train.steps": 8, "train.eval_interval": 4, "train.micro_batches": 2}
+
+
+def train(folder: Path, grid: str, **options: object) -> list[float]:
+    """Returns the losses of a run."""
+    done = run(
+        [*AXONN, "train", "--grid", grid, "--out", str(folder), *small(**OPTIONS, **options)]
+    )
+    assert done.status == 0, done.output
+    return [step.loss for step in read_metrics(folder).steps]
+
+
+def test_zero_and_offload_change_no_loss(tmp_path: Path) -> None:
+    """A run with both goes on with neither, on another grid, from its checkpoint."""
+    options = {"checkpoint.interval": 4}
+    whole = train(tmp_path / "whole", "z=2", **options)
+    divided = {
+        "optim.zero": 2, "optim.offload": "disk", "optim.offload_folder": str(tmp_path),
+        "optim.bucket_elements": 5000, "overlap.mode": "on",
+    }  # fmt: skip
+    assert train(tmp_path / "divided", "data=2", **options, **divided) == pytest.approx(
+        whole, rel=1e-4
+    )
+    resumed = {"checkpoint.resume": str(tmp_path / "divided" / "checkpoints" / "step-00000004")}
+    later = train(tmp_path / "later", "x=1", **resumed)
+    assert later == pytest.approx(whole[4:], rel=1e-4)
+
+
+def test_refused_before_anything_starts(tmp_path: Path) -> None:
+    for grid, options, said in (
+        ("pipe=2", {"optim.zero": 2}, "optim.zero: expected 0 or 1 on pipeline stages (pipe=2)"),
+        ("x=1", {"optim.offload_folder": "/none"}, "optim.offload_folder: expected a folder"),
+        ("x=1", {"optim.offload": "gpu"}, "optim.offload"),
+    ):
+        done = run([*AXONN, "train", "--grid", grid, *small(**options)])
+        assert done.status == 2
+        assert said in done.output
+
+
+@pytest.mark.parametrize(
+    ("zero", "offload", "width", "expected"),
+    [
+        (0, "none", 4, 8),
+        (0, "none", 2, 12),
+        (1, "none", 4, 12),
+        (0, "cpu", 4, 12),
+        (2, "disk", 2, 12),
+    ],
+)
+def test_bytes_of_state(zero: int, offload: str, width: int, expected: int) -> None:
+    assert OptimizerOptions(zero, offload).bytes_of_state(width, data=4) == expected
