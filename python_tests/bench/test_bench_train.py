@@ -85,6 +85,9 @@ def test_other_ways_to_run_train_alike(pool):
     plan = small_plan(
         4, ("single", "fsdp2"), GridShape(2, 2), layout="replicated", reshard_after_forward=False
     )
+    divided = [SystemSpec("ours", GridShape(data=4), zero) for zero in (1, 2)]
+    plan = dataclasses.replace(plan, systems=(*plan.systems, *divided))
+    assert Plan.from_json(plan.to_json()) == plan
     for errors in pool(4).run(errors_of_all, plan):
         assert max(errors.values()) < 5e-6, errors
 

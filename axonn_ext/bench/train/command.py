@@ -32,6 +32,7 @@ from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.optimizer import ZERO_STAGES
 from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
 from axonn_ext.terminal.console import Console, say
@@ -114,6 +115,11 @@ def _add_parallel_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--algorithm", default="auto", metavar="NAME", help="of the fused ops")
     group.add_argument("--heads-over-y", action="store_true", help="y splits heads in attention")
     group.add_argument(
+        "--zero", action="append", type=int, choices=ZERO_STAGES, metavar="STAGE",
+        help="0, 1 or 2: what data divides of gradients and AdamW's state; may be given several "
+        "times (default: 0)",
+    )  # fmt: skip
+    group.add_argument(
         "--save-gathered", action="store_true", help="keep gathered inputs for backward"
     )
     group.add_argument(
@@ -162,7 +168,11 @@ def make_plans(args: argparse.Namespace, here: Process | None = None) -> list[Pl
         counts = [2**i for i in range(most.bit_length()) if 2**i < most] + [most]
     plans, problems = [], []
     for count in counts:
-        ours = [SystemSpec(OURS, grid) for grid in _grids(args, count, most)]
+        ours = [
+            SystemSpec(OURS, grid, zero)
+            for grid in _grids(args, count, most)
+            for zero in dict.fromkeys(args.zero or [0])
+        ]
         batch = args.batch // most * count if args.scaling == WEAK else args.batch
         try:
             plan = Plan(

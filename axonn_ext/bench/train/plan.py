@@ -22,17 +22,19 @@ DTYPES = (FP32, BF16)
 
 @dataclass(frozen=True)
 class SystemSpec:
-    """One system that trains: a baseline, or ours on a grid."""
+    """One system that trains: a baseline, or ours on a grid, with a stage of ZeRO."""
 
     kind: str
     grid: GridShape | None = None
+    zero: int = 0
 
     @property
     def name(self) -> str:
         if self.grid is None:
             return self.kind
         sizes = ",".join(f"{axis}={size}" for axis, size in self.grid.as_dict().items() if size > 1)
-        return f"{self.kind} {sizes or 'x=1'}"
+        zero = f" zero={self.zero}" if self.zero else ""
+        return f"{self.kind} {sizes or 'x=1'}{zero}"
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,9 @@ class Plan:
         workload["betas"] = tuple(workload["betas"])
         parallel = ParallelConfig(**values.pop("parallel"))
         systems = tuple(
-            SystemSpec(spec["kind"], GridShape(**spec["grid"]) if spec["grid"] else None)
+            SystemSpec(
+                spec["kind"], GridShape(**spec["grid"]) if spec["grid"] else None, spec["zero"]
+            )
             for spec in values.pop("systems")
         )
         return cls(workload=Workload(**workload), parallel=parallel, systems=systems, **values)

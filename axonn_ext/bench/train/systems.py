@@ -87,7 +87,7 @@ def build_system(spec: SystemSpec, plan: Plan, state: State | None) -> System:
     """
     if spec.kind == OURS:
         assert spec.grid is not None
-        return System(spec.name, _ours(Grid(**spec.grid.as_dict()), plan))
+        return System(spec.name, _ours(Grid(**spec.grid.as_dict()), plan, zero=spec.zero))
     if spec.kind == SINGLE:
         step = _single(plan.workload, state) if dist.get_rank() == 0 else None
         return System(spec.name, step, num_threads=plan.single_threads)
@@ -114,7 +114,7 @@ def batches(workload: Workload) -> Iterator[tuple[Tensor, Tensor]]:
 # --- Ours ----------------------------------------------------------------------------------------
 
 
-def _ours(grid: Grid, plan: Plan) -> Callable[[], Step]:
+def _ours(grid: Grid, plan: Plan, *, zero: int) -> Callable[[], Step]:
     workload = plan.workload
     dtype = torch.bfloat16 if workload.dtype == BF16 else torch.float32
     model = models.build(workload.model, grid, plan.parallel, seed=workload.seed, dtype=dtype)
@@ -125,20 +125,21 @@ def _ours(grid: Grid, plan: Plan) -> Callable[[], Step]:
         sync_gradients(model)
         return loss
 
-    return our_step(model, grid, workload, gradients)
+    return our_step(model, grid, workload, gradients, zero=zero)
 
 
 def our_step(
-    model: nn.Module, grid: Grid, workload: Workload, gradients: Callable[[Tensor, Tensor], Tensor]
-) -> Callable[[], Step]:
+    model: nn.Module, grid: Grid, workload: Workload, gradients: Callable[[Tensor, Tensor], Tensor],
+    *, zero: int = 0,
+) -> Callable[[], Step]:  # fmt: skip
     """Returns a training step of a model on a grid, or of this rank's stage of it.
 
     gradients(token ids, labels): computes all gradients from the sequences of this rank's
-    (data, z) group, and returns the loss of the whole batch.
+    (data, z) group, and returns the loss of the whole batch. zero: see AdamW.
     """
     optimizer = AdamW(
-        model.parameters(), lr=workload.learning_rate, betas=workload.betas, eps=ADAM_EPS,
-        weight_decay=workload.weight_decay,
+        model, lr=workload.learning_rate, betas=workload.betas, eps=ADAM_EPS,
+        weight_decay=workload.weight_decay, zero=zero,
     )  # fmt: skip
     source = batches(workload)
     rows = {0: ("data", "z")}
