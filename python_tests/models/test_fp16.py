@@ -24,9 +24,8 @@ from model_cases import CONFIGS, MAX_NORM, random_batch
 
 # Gradients here are some 1e-3; fp16 holds 2**-14 = 6e-5 in full precision.
 SCALE = 2.0**10
-# A gradient passes some 30 roundings in a row, of 2**-11 each. If all had the same sign, the error
-# would be 30 * 2**-11 = 0.015.
-LIMIT = 0.015
+# A gradient passes some 30 roundings of 2**-11 in a row, in other places than in plain PyTorch.
+ROUND_OFF = 30**0.5 * 2**-11
 DIFFERENT = ("gpt2", "qwen3-wide")  # the others are like one of these
 State = dict[str, torch.Tensor]
 
@@ -52,7 +51,7 @@ def errors_of(got: State, want: State) -> dict[str, float]:
 
 
 def grid_errors(name: str, shape: GridShape, parallel: ParallelConfig) -> list[str]:
-    """What is further from float64 than LIMIT, or than twice what plain PyTorch in fp16 is."""
+    """What is further from float64 than twice what plain PyTorch in fp16 is."""
     grid = grid_of(shape)
     model = models.build(CONFIGS[name], grid, parallel, seed=2, dtype=torch.float16)
     state = full_state_dict(model)
@@ -70,7 +69,7 @@ def grid_errors(name: str, shape: GridShape, parallel: ParallelConfig) -> list[s
     return [
         f"{shape.short()} {n}: {e:.1e}, plain {plain[n]:.1e}"
         for n, e in found.items()
-        if not e < min(LIMIT, 2 * plain[n] + 30 * 2**-11 / math.sqrt(30))
+        if not e < 2 * plain[n] + ROUND_OFF
     ]
 
 
