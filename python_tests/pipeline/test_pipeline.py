@@ -11,7 +11,7 @@ from torch import nn
 
 from axonn_ext import GridShape, clip_grad_norm_, full_gradients, full_state_dict
 from axonn_ext.models import ParallelConfig
-from axonn_ext.pipeline import MicroBatch, Pipeline, PipelineOptions
+from axonn_ext.pipeline import MicroBatch, Pipeline, PipelineError, PipelineOptions
 from axonn_ext.pipeline.messages import BACKWARD
 from axonn_ext.spec.parallel import Overlap
 from grids import grid_of
@@ -52,6 +52,58 @@ def test_stages_that_are_frozen(pool, label) -> None:
         for found in pool(4).run(frozen_errors, OPTIONS[label], frozen):
             assert {"loss"} < found.keys() < of_all
             assert max(found.values()) < 1e-11, (frozen, found)
+
+
+def differences_by_scale(label: str, overlaps: bool) -> list[str]:
+    """Gradients that a loss scale of 2**10 changes by more than this factor, and losses."""
+    config, options, scale = config_of("llama-tied", 5), OPTIONS[label], 2.0**10
+    found = []
+    for loss_scale in (1.0, scale):
+        model = make(config, GridShape(pipe=2, z=2), options, ParallelConfig())
+        overlap = Overlap() if overlaps else None
+        with Pipeline(model, model.grid, options, overlap=overlap) as pipeline:
+            loss = pipeline.step(own_batches(model.grid), loss_scale=loss_scale)
+            pipeline.sync_gradients()
+            evaluated = pipeline.evaluate(own_batches(model.grid))
+        assert abs(loss - evaluated) < 1e-11
+        found.append({"loss": loss * loss_scale, **full_gradients(model)})
+    # A power of two rounds nothing.
+    return [
+        name for name, value in found[0].items() if not torch.equal(value * scale, found[1][name])
+    ]
+
+
+@pytest.mark.parametrize("label", list(OPTIONS))
+def test_a_loss_scale_multiplies_every_gradient(pool, label) -> None:
+    for different in pool(4).run(differences_by_scale, label, label in ("1f1b", "message_driven")):
+        assert not different
+
+
+def refusals_of_scales() -> list[str]:
+    x, grid = torch.ones(1, 4), grid_of(GridShape(pipe=2))
+    messages = []
+    for dtype, scales in (
+        (torch.float32, (0.0, 0.0)), (torch.float32, (float("inf"),) * 2),
+        (torch.float32, (8.0, 16.0)), (torch.float32, (8.0, float("nan"))),
+        (torch.float16, (2.0**16,) * 2),
+    ):  # fmt: skip
+        layers = [nn.Linear(4, 4, dtype=dtype), nn.Linear(4, 4, dtype=dtype)]
+        with pytest.raises((ValueError, PipelineError)) as error:
+            with Pipeline(layers, grid, loss=F.mse_loss) as pipeline:
+                batch = (x.to(dtype), x.to(dtype))
+                pipeline.step([batch], loss_scale=scales[grid.rank])
+        messages.append(str(error.value))
+    return messages
+
+
+def test_loss_scales_that_do_not_fit_are_refused_on_every_rank(pool) -> None:
+    for zero, infinite, differ, nan, narrow in pool(2).run(refusals_of_scales):
+        assert "loss_scale must be positive and finite, got 0.0" in zero
+        assert "loss_scale must be positive and finite, got inf" in infinite
+        assert "all ranks must have the same loss_scale" in differ
+        assert "from 8 to 16" in differ
+        assert "all ranks must have the same loss_scale" in nan
+        assert "loss_scale=65536 is more than a loss in torch.float16 can hold" in narrow
 
 
 def losses_of_odd_rows() -> list[float]:
