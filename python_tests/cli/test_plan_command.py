@@ -192,7 +192,7 @@ def test_timeline_of_many_micro_batches_has_three_of_them(tmp_path: Path, capsys
 def test_written_configuration_has_the_models_rotary_base_and_norms(tmp_path: Path) -> None:
     written = tmp_path / "planned.toml"
     base = ["plan", "--machine", "dgx-h100", "--gpus", "8", "--global-batch", "8"]
-    base += ["--recompute", "on", "--overlap", "off", "--write-config", str(written)]
+    base += ["--recompute", "full", "--overlap", "off", "--write-config", str(written)]
     assert main([*base, "--model", "llama3-8b"]) == 0
     assert load_config(written).model.rope_theta == 500000.0
     values = {
@@ -273,23 +273,32 @@ def test_written_configuration_keeps_what_is_not_planned(tmp_path: Path) -> None
         "[model]\nvocab_size = 384\n[optim]\nlr = 0.007\n[parallel]\nalgorithm = 'chunked'"
     )
     arguments = ["plan", "--model", str(mine), "--machine", "dgx-a100", "--gpus", "2"]
-    arguments += ["--global-batch", "4", "--overlap", "off", "--recompute", "on"]
+    arguments += ["--global-batch", "4", "--overlap", "off", "--recompute", "full"]
     assert main([*arguments, "--write-config", str(written)]) == 0
     config = load_config(written)
     assert (config.optim.lr, config.parallel.algorithm) == (0.007, "chunked")
-    assert (config.overlap.mode, config.parallel.recompute) == ("off", True)
+    assert (config.overlap.mode, config.parallel.recompute) == ("off", "full")
     assert (config.model.vocab_size, config.model.hidden_size) == (384, 256)
 
 
 def test_fixed_options_hold(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    fixed = ["--layout", "replicated", "--micro-batches", "4", "--recompute", "off", "--seq", "512"]
+    fixed = [
+        "--layout",
+        "replicated",
+        "--micro-batches",
+        "4",
+        "--recompute",
+        "none",
+        "--seq",
+        "512",
+    ]
     assert main([*ON_8, *fixed, "--overlap", "on", "--top", "3", "--json", str(path)]) == 0
     configs = json.loads(path.read_text())["configs"]
     assert 1 <= len(configs) <= 3
     for config in configs:
         assert (config["layout"], config["micro_batches"]) == ("replicated", 4)
-        assert not config["recompute"]
+        assert config["recompute"] == "none"
         alone = config["grid"]["z"] == config["grid"]["data"] == 1
         assert alone or config["overlap"] is not None
 

@@ -17,7 +17,7 @@ PARALLEL = {
     "sharded": ParallelConfig(),
     "heads_over_y": ParallelConfig(heads_over_y=True),
     "replicated": ParallelConfig(layout="replicated"),
-    "recompute": ParallelConfig(recompute=True),
+    "recompute": ParallelConfig(recompute="full"),
 }
 
 

@@ -81,7 +81,7 @@ def job_of(model: ModelConfig, grid: GridShape, rows: int, **options: object) ->
 # Without sums of products over gloo: its threads free what the profile then does not see.
 MEASURED = [
     job_of(DEEP, GridShape(pipe=2), 128),
-    job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions("1f1b"), recompute=True),
+    job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions("1f1b"), recompute="full"),
     job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions("gpipe")),
     job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions("zero_bubble")),
     job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions("interleaved", chunks=2)),
@@ -89,7 +89,7 @@ MEASURED = [
     job_of(DEEP, GridShape(pipe=4), 128),
     job_of(LLAMA, GridShape(pipe=2, data=2), 128, pipeline=PipelineOptions("1f1b")),
     job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions(defer_weights=True)),
-    job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions("zero_bubble"), recompute=True),
+    job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions("zero_bubble"), recompute="full"),
     job_of(DEEP, GridShape(pipe=2), 128, micro_batches=3),
     job_of(DEEP, GridShape(pipe=2, z=2), 128, overlap=Overlap(), pipeline=PipelineOptions("1f1b")),
 ]  # fmt: skip
@@ -160,7 +160,7 @@ def test_the_fullest_stage_counts() -> None:
     for schedule in (PipelineOptions(), PipelineOptions("1f1b"), PipelineOptions("zero_bubble"),
                      PipelineOptions("interleaved", chunks=2), PipelineOptions("gpipe"),
                      PipelineOptions(defer_weights=True)):  # fmt: skip
-        for recompute in (False, True):
+        for recompute in ("none", "attention", "every:2", "full"):
             job = planned(4, schedule, recompute=recompute)
             stages = [stage_memory_of(job, stage).total for stage in range(4)]
             assert memory_of(job).total == max(stages), schedule
@@ -171,7 +171,7 @@ def test_what_saves_memory_saves_memory() -> None:
         return memory_of(planned(pipe, PipelineOptions(*schedule), **options)).total
 
     assert total(8, "1f1b") < total(4, "1f1b") < total(4) < total(4, "gpipe")
-    assert total(4, "1f1b", recompute=True) < total(4, "1f1b")
+    assert total(4, "1f1b", recompute="full") < total(4, "1f1b")
     first, last = (states_of(planned(4, PipelineOptions()), stage) for stage in (0, 3))
     assert first.parameters > 0.25 * states_of(planned(1, PipelineOptions())).parameters
     assert last.parameters > 0
