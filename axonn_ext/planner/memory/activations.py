@@ -183,8 +183,8 @@ def _between_linears(size: ModelSizes, rows: int, x: int, width: int) -> int:
     kept = rows * size.heads // x * _FP32  # the log-sum-exp
     if size.head_norms:  # the normalised q and k are kept, with a number for each head and row
         kept += heads + rows * (size.heads + size.kv_heads) // x * _FP32
-    if size.rotary:  # the rotated q and k are kept, with the angles of each
-        kept += heads + 4 * size.rotary * width
+    if size.rotary:  # the rotated q and k are kept, with the cosines and sines of the angles
+        kept += heads + 2 * size.rotary * width
     return kept
 
 
