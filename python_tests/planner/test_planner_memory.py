@@ -88,7 +88,8 @@ def random_jobs(count: int, seed: int) -> list[Job]:
         options = Options(
             layout=layout, heads_over_y=layout == "sharded" and draw.random() < 0.3,
             save_gathered=draw.random() < 0.3, reshard_after_forward=draw.random() < 0.6,
-            recompute=draw.choice(["none", "none", "attention", "every:2", "full"]), dtype=draw.choice(list(DTYPES)), overlap=None,
+            recompute=draw.choice(["none", "none", "attention", "every:2", "full"]),
+            dtype=draw.choice(list(DTYPES)), overlap=None,
         )  # fmt: skip
         job = Job(model, grid, options, 256)
         if not list(violations(job)):
@@ -148,7 +149,20 @@ def saved_bytes(job: Job) -> int:
         return sum(storage.nbytes() for storage in storages.values())
 
 
-@pytest.mark.parametrize("job", [*random_jobs(10, seed=2), MANY_RANKS], ids=name_of)
+def jobs_of_each_policy() -> list[Job]:
+    """A family with all that a policy may keep or compute again: rotation, norms of heads."""
+    model = ModelConfig(1024, 256, 5, 8, 64, family="qwen3", num_kv_heads=4)
+    policies = ("none", "attention", "every:2", "every:3", "every:3/4", "full")
+    return [
+        Job(model, grid, Options(overlap=None, recompute=policy, reshard_after_forward=False), 32)
+        for policy in policies
+        for grid in (GridShape(), GridShape(2, 2, 2))
+    ]
+
+
+@pytest.mark.parametrize(
+    "job", [*random_jobs(10, seed=2), *jobs_of_each_policy(), MANY_RANKS], ids=name_of
+)
 def test_activations_are_what_saved_tensor_hooks_count(job):
     kept = kept_of(job).total(job.model.num_layers, job.options.recomputation)
     # Exact with torch 2.13; others may keep statistics of a row in another dtype.
@@ -227,6 +241,11 @@ THOROUGH = [
     job_of(BLOCKS, GridShape(), 512, dtype="bf16"),
     job_of(dataclasses.replace(BLOCKS, family="llama"), GridShape(), 512, recompute="full"),
     job_of(WIDE, GridShape(y=4), 256, recompute="full"),
+    # Most of it is activations. Of 16 blocks, every:3 computes the last one again, others do not.
+    *(job_of(dataclasses.replace(BLOCKS, family="qwen3"), GridShape(), 1024, recompute=policy)
+      for policy in ("attention", "every:2", "every:3", "every:3/4")),
+    job_of(DEEP, GridShape(x=2, z=2), 512, recompute="every:3", reshard_after_forward=False),
+    job_of(DEEP, GridShape(x=2, z=2), 256, recompute="every:2", overlap=Overlap()),
     job_of(WIDE, GridShape(z=2, y=2), 256),
     job_of(LLAMA_HEAD, GridShape(x=2, z=2), 256, layout="replicated", dtype="bf16"),
     job_of(DEEP, GridShape(x=2, z=2), 512, save_gathered=True, reshard_after_forward=False),
@@ -313,7 +332,10 @@ def test_items_add_up_and_the_largest_is_named():
 
 def test_what_saves_memory_saves_memory():
     base = memory_of(large()).total
-    assert memory_of(large(recompute="full")).total < base
+    policies = ("full", "every:3/4", "every:2", "every:4", "none")
+    totals = [memory_of(large(recompute=policy)).total for policy in policies]
+    assert totals == sorted(totals) and len(set(totals)) == len(totals)
+    assert memory_of(large(recompute="attention")).total < base
     assert memory_of(large(micro_batches=4)).total < base
     assert memory_of(large(save_gathered=True)).total > base
     assert memory_of(large(layout="replicated")).total > base

@@ -90,6 +90,10 @@ MEASURED = [
     job_of(LLAMA, GridShape(pipe=2, data=2), 128, pipeline=PipelineOptions("1f1b")),
     job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions(defer_weights=True)),
     job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions("zero_bubble"), recompute="full"),
+    job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions("1f1b"), recompute="every:2"),
+    job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions("interleaved", chunks=2),
+           recompute="every:3"),
+    job_of(LLAMA, GridShape(pipe=2), 256, pipeline=PipelineOptions("1f1b"), recompute="attention"),
     job_of(DEEP, GridShape(pipe=2), 128, micro_batches=3),
     job_of(DEEP, GridShape(pipe=2, z=2), 128, overlap=Overlap(), pipeline=PipelineOptions("1f1b")),
 ]  # fmt: skip
@@ -97,7 +101,9 @@ MEASURED = [
 
 def name_of(job: Job) -> str:
     options = job.options
-    return f"{job.model.family} {job.grid.short()} {options.pipeline.schedule} {options.dtype}"
+    again = "" if options.recompute == "none" else f" recompute {options.recompute}"
+    schedule = options.pipeline.schedule
+    return f"{job.model.family} {job.grid.short()} {schedule} {options.dtype}{again}"
 
 
 @pytest.mark.slow
