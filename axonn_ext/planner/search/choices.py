@@ -18,7 +18,7 @@ from axonn_ext.spec.recompute import recomputation_of
 
 # The policies of recomputation that are tried, from the least to the most that is computed again.
 # Those between the first and the last are tried only where the first does not fit.
-_POLICIES = ("none", "attention", "every:8", "every:4", "every:2", "every:3/4", "full")
+POLICIES = ("none", "attention", "every:8", "every:4", "every:2", "every:3/4", "full")
 # With several stages, so many micro-batches for each stage are tried at most.
 _MOST_PARTS_PER_STAGE = 16
 
@@ -103,7 +103,7 @@ def with_less_recomputation(request: Request, job: Job) -> tuple[Job, ...]:
     """
     if "recompute" in request.fixed:
         return (job,)
-    blocks = (p for p in _POLICIES if _recomputes_some(p, job))
+    blocks = (p for p in POLICIES if _recomputes_some(p, job))
     of_blocks = islice(_with_policies(request, job, blocks), 1)
     return (*_with_policies(request, job, ("attention",)), *of_blocks) or (job,)
 
@@ -113,7 +113,7 @@ def _from(request: Request, job: Job) -> Iterator[str]:
     own = job.options.recompute
     yield own
     if "recompute" not in request.fixed:
-        more = _POLICIES[_POLICIES.index(own) + 1 :]
+        more = POLICIES[POLICIES.index(own) + 1 :]
         yield from (p for p in more if _recomputes_some(p, job) or p in ("attention", "full"))
 
 
