@@ -267,17 +267,18 @@ def test_written_configuration_is_what_was_planned_and_can_be_prepared(
     assert (mode, overlap) == ("on", best["overlap"]) if best["overlap"] else mode == "off"
 
 
-def test_written_configuration_keeps_what_is_not_planned(tmp_path: Path) -> None:
+def test_written_configuration_keeps_what_is_not_planned(tmp_path: Path, capsys: Capture) -> None:
     mine, written = tmp_path / "mine.toml", tmp_path / "planned.toml"
     mine.write_text(
         "[model]\nvocab_size = 384\n[optim]\nlr = 0.007\n[parallel]\nalgorithm = 'chunked'"
     )
     arguments = ["plan", "--model", str(mine), "--machine", "dgx-a100", "--gpus", "2"]
-    arguments += ["--global-batch", "4", "--overlap", "off", "--recompute", "full"]
+    arguments += ["--global-batch", "4", "--overlap", "off", "--recompute", "every:2"]
     assert main([*arguments, "--write-config", str(written)]) == 0
+    assert "recompute every:2" in capsys.readouterr().out
     config = load_config(written)
     assert (config.optim.lr, config.parallel.algorithm) == (0.007, "chunked")
-    assert (config.overlap.mode, config.parallel.recompute) == ("off", "full")
+    assert (config.overlap.mode, config.parallel.recompute) == ("off", "every:2")
     assert (config.model.vocab_size, config.model.hidden_size) == (384, 256)
 
 
@@ -435,6 +436,7 @@ def test_scaling_shows_where_nothing_fits(capsys: Capture) -> None:
         (["--gpus", "8", "--dtype", "fp16", "--write-config", "a.toml"], ["bf16 or fp32", "fp16"]),
         (["--gpus", "8", "--schedule", "1f1b"], ["--schedule", "give --pipe"]),
         (["--gpus", "8", "--pipe", "0"], ["--pipe", ">= 1", "got 0"]),
+        (["--gpus", "8", "--recompute", "on"], ["--recompute", "every:K", "full", "got 'on'"]),
         (["--gpus", "2", "--explain", "99"], ["--explain", "at most", "got 99"]),
         (["--gpus", "8", "--gird", "2"], ["unknown argument --gird"]),
     ],

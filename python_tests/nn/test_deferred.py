@@ -50,6 +50,8 @@ CASES = {
     "heads_over_y": Case(parallel=ParallelConfig(heads_over_y=True)),
     "kept": Case(parallel=KEPT),
     "recompute": Case(GPT2, ParallelConfig(recompute="full")),
+    "recompute attention": Case(parallel=ParallelConfig(recompute="attention")),
+    "recompute every:2": Case(GPT2, ParallelConfig(recompute="every:2")),
     "recompute kept": Case(parallel=dataclasses.replace(KEPT, recompute="full")),
     "chunked": Case(GPT2, ParallelConfig(algorithm="chunked")),
     "adapted": Case(adapted=True),

@@ -32,6 +32,7 @@ CASES = {
     "llama-tied": Case(CONFIGS["llama-tied"]),
     "replicated": Case(LLAMA, ParallelConfig(layout="replicated")),
     "recompute": Case(GPT2, ParallelConfig(recompute="full"), micro_batches=2),
+    "recompute every:2": Case(GPT2, ParallelConfig(recompute="every:2"), micro_batches=2),
     "bf16": Case(LLAMA, dtype=torch.bfloat16),
     "fp64": Case(dtype=torch.float64),
 }
