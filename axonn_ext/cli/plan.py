@@ -26,6 +26,7 @@ from axonn_ext.planner.timeline import timeline
 from axonn_ext.spec.parallel import LAYOUTS, Overlap
 from axonn_ext.spec.pipeline import SCHEDULES
 from axonn_ext.spec.pipeline_options import PipelineOptions
+from axonn_ext.spec.recompute import EXPECTED, is_policy
 from axonn_ext.terminal.arguments import number, whole
 from axonn_ext.terminal.console import Console
 from axonn_ext.terminal.errors import UserError, refuse_extra
@@ -83,7 +84,8 @@ def _add_fixed(group: argparse._ArgumentGroup) -> None:
     add("--schedule", choices=SCHEDULES, help="of a pipeline")
     add("--layout", choices=LAYOUTS)
     add("--micro-batches", type=whole(), metavar="N", help="parts that a step is computed in")
-    add("--recompute", choices=("on", "off"))
+    add("--recompute", type=_policy, metavar="POLICY",
+        help="none, attention, every:K (one of K blocks), every:N/K or full")  # fmt: skip
     add("--overlap", choices=("on", "off"))
     add("--memory-fraction", type=number(above=0, most=1), metavar="F",
         default=Request.memory_fraction,
@@ -108,6 +110,12 @@ def _add_outputs(group: argparse._ArgumentGroup) -> None:
            help="instead of --gpus: A, 2 A, 4 A, ... B; the batch is for A, and grows with the "
            "GPUs")  # fmt: skip
     either("--strong", type=_range, metavar="A..B", help="the same with one batch")
+
+
+def _policy(text: str) -> str:
+    if not is_policy(text):
+        raise argparse.ArgumentTypeError(f"expected {EXPECTED}, got {text!r}")
+    return text
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -168,7 +176,7 @@ def make_request(args: argparse.Namespace) -> Request:
     gpus = args.gpus if args.gpus is not None else (args.weak or args.strong)[0]
     fixed: dict[str, object] = {}
     if args.recompute is not None:
-        fixed["recompute"] = args.recompute == "on"
+        fixed["recompute"] = args.recompute
     if args.overlap is not None:
         fixed["overlap"] = Overlap() if args.overlap == "on" else None
     request = Request(

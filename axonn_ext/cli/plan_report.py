@@ -247,7 +247,9 @@ def options(job: Job) -> str:
     """Returns the layout, and the options that are not the trainer's defaults."""
     chosen = job.options
     parts = [chosen.layout]
-    for name in ("recompute", "save_gathered", "heads_over_y", "offload"):
+    if chosen.recompute != "none":
+        parts.append(f"recompute {chosen.recompute}")
+    for name in ("save_gathered", "heads_over_y", "offload"):
         if getattr(chosen, name):
             parts.append(words(name))
     if not chosen.reshard_after_forward:

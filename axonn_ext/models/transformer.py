@@ -132,8 +132,11 @@ class Transformer(nn.Module, NamedState):
         if self.has_embedding or config.traits.rotary:
             self.add_positions()
         self.blocks = nn.ModuleList()  # named by their number in the whole model
-        for number in (n for stage in own.on(rank) for n in own.blocks[stage]):
+        numbers = [n for stage in own.on(rank) for n in own.blocks[stage]]
+        for number in numbers:
             self.blocks.add_module(str(number), self._make_block())
+        again = parallel.recomputation
+        self._recomputed = {n for i, n in enumerate(numbers) if again.has_block(i)}
         if self.has_head:
             self._add_head()
             self.criterion = CrossEntropy(**common)
@@ -217,8 +220,7 @@ class Transformer(nn.Module, NamedState):
         if stage == 0:
             x = self.embed(token_ids, table, places)
         assert x is not None
-        blocks = (self.blocks.get_submodule(str(n)) for n in self.stages.blocks[stage])
-        x = self.run_blocks(blocks, x, length, places)
+        x = self._run_blocks(self.stages.blocks[stage], x, length, places)
         return self.lm_head(self.norm(x), table) if last else x
 
     def _refuse_stages(self, what: str) -> None:
@@ -254,10 +256,11 @@ class Transformer(nn.Module, NamedState):
         self._refuse_stages("generation")
         is_watched = self.table.weight_source is not None  # by an orchestrator of the training
         parallel = self.parallel
-        if parallel.layout == "replicated" and not parallel.recompute and not is_watched:
+        recomputes = parallel.recompute != "none"
+        if parallel.layout == "replicated" and not recomputes and not is_watched:
             return self
         parallel = dataclasses.replace(
-            self.parallel, layout="replicated", heads_over_y=False, recompute=False
+            self.parallel, layout="replicated", heads_over_y=False, recompute="none"
         )
         dtype = self.table.weight.dtype
         with torch.device("meta"):  # tables of positions are not computed again, either
@@ -352,15 +355,12 @@ class Transformer(nn.Module, NamedState):
             rows = own_rows(rows, axis.rank, axis.size)
         return rows
 
-    def run_blocks(
-        self,
-        blocks: Iterable[nn.Module],
-        x: Tensor,
-        sequence_length: int,
-        places: Places | None = None,
+    def _run_blocks(
+        self, numbers: Iterable[int], x: Tensor, sequence_length: int, places: Places | None
     ) -> Tensor:
-        for block in blocks:
-            if self.parallel.recompute and torch.is_grad_enabled():
+        for number in numbers:
+            block = self.blocks.get_submodule(str(number))
+            if number in self._recomputed and torch.is_grad_enabled():
                 x = checkpoint(block, x, sequence_length, places, use_reentrant=False)
             else:
                 x = block(x, sequence_length, places)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from axonn_ext import collectives
 from axonn_ext.grid import Grid
@@ -99,6 +100,11 @@ class Attention(nn.Module):
     before they are rotated (q_norm, k_norm), as in Qwen3. bias: of qkv and, unless out_bias is
     given, of the out-projection.
 
+    recompute: computes what lies between the two Linears again in backward: norms of queries and
+    keys, their rotation and the scaled dot products. Autograd then keeps the result of qkv and the
+    input of the out-projection, and nothing between. No collective is issued again: an exchange of
+    heads belongs to the Linears, and what ranks share of a key-value head is kept gathered.
+
     places: the positions of the tokens and what they attend to, of all sequences of the (data, z)
     group; default each sequence from position 0, causally. cache: keeps keys and values, and gives
     those of earlier tokens (layout "replicated" only; `places` says where the tokens stand).
@@ -126,11 +132,13 @@ class Attention(nn.Module):
         save_gathered: bool = False,
         reshard_after_forward: bool = True,
         algorithm: str = "auto",
+        recompute: bool = False,
         seed: int | None = 0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
+        self.recompute = recompute
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
         self.splits_sequences = layout == "sharded" and not heads_over_y  # over y
         if num_heads % self.num_kv_heads:
@@ -189,9 +197,32 @@ class Attention(nn.Module):
                 f"sequences of {sequence_length}; let y={self.qkv.grid.size('y')} divide the "
                 "sequences of a (data, z) group, or use heads_over_y or layout 'replicated'"
             )
+        if self._sharing is not None:
+            qkv = self._own_heads(self._gather(qkv))
+        if self.recompute and cache is None and torch.is_grad_enabled():
+            # Nothing in it is random, so no state of generators need be kept.
+            out = checkpoint(
+                self._attend, qkv, sequence_length, places, use_reentrant=False,
+                preserve_rng_state=False,
+            )  # fmt: skip
+        else:
+            out = self._attend(qkv, sequence_length, places, cache)
+        return self.out(out)
+
+    def _attend(
+        self,
+        qkv: Tensor,
+        sequence_length: int,
+        places: Places | None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        """Returns what each query attends to, [rows, q heads * head_dim], of this rank's heads.
+
+        qkv: [rows, groups * (q_per_kv + 2) * head_dim]
+        """
         q_per_kv = self.num_heads // self.num_kv_heads
         if self._sharing is not None:
-            qkv, q_per_kv = self._own_heads(self._gather(qkv)), q_per_kv // self._sharing.size
+            q_per_kv //= self._sharing.size
         t = qkv.unflatten(0, (-1, sequence_length)).unflatten(-1, (-1, q_per_kv + 2, self.head_dim))
         q, k, v = (u.flatten(2, 3).transpose(1, 2) for u in t.split((q_per_kv, 1, 1), dim=3))
         if self.q_norm is not None and self.k_norm is not None:
@@ -212,7 +243,7 @@ class Attention(nn.Module):
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q_per_kv > 1
         )
-        return self.out(out.transpose(1, 2).flatten(2).flatten(0, 1))
+        return out.transpose(1, 2).flatten(2).flatten(0, 1)
 
     def _gather(self, qkv: Tensor) -> Tensor:
         """Returns the features of a key-value head, of which each rank that shares it has a part.

@@ -11,17 +11,19 @@ from axonn_ext.planner.held import block_is_held, held_share
 from axonn_ext.planner.job import Job, Options
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.shares import shares_of
-from axonn_ext.planner.step.blocks import block_backward, block_forward
+from axonn_ext.planner.step.blocks import attention_forward, block_backward, block_forward
 from axonn_ext.planner.step.parameters import parameters_of_rank
 from axonn_ext.planner.step.program import ends_of
 from axonn_ext.planner.step.rank import Rank
 from axonn_ext.spec.pipeline import bubble_seconds
+from axonn_ext.spec.recompute import Recomputation
 
 
 class Pieces(NamedTuple):
     """The seconds of parts of a micro-batch, which do not depend on recomputation or overlap.
 
     forward, backward, gather, scatter: one block on the path and over z.
+    attention: the part of a block's forward that lies between the Linears of its attention.
     saved: the part of a block's backward that keeping gathered inputs would save.
     fixed, fixed_z: what runs once per micro-batch, on the path and over z.
     sums: the sums of all gradients over the axes that are left after backward.
@@ -32,6 +34,7 @@ class Pieces(NamedTuple):
     backward: float
     gather: float
     scatter: float
+    attention: float
     saved: float
     wire_forward: float
     wire_backward: float
@@ -79,6 +82,7 @@ class ClosedForms:
     def _make_blocks(self, job: Job) -> Pieces:
         rank, costs = Rank(job), Costs(self._machine, job.grid, job.options.dtype)
         forward = [costs.task(task) for task in block_forward(rank)]
+        attention = costs.task(attention_forward(rank))
         tasks = block_backward(rank)
         backward = [costs.task(task) for task in tasks]
         return Pieces(
@@ -86,6 +90,7 @@ class ClosedForms:
             backward=sum(c.seconds for c in backward),
             gather=sum(c.gather for c in forward),
             scatter=sum(c.scatter for c in backward),
+            attention=attention.seconds,
             # The gather of its input is the only collective of a wgrad on the path.
             saved=sum(
                 cost.seconds - cost.compute
@@ -135,23 +140,34 @@ def closed_form_s(pieces: Pieces, job: Job) -> float:
     Source: the volumes of arXiv:2305.13525, section 4, each over its axis' bandwidth; see
     bubble_seconds.
     """
+    again = job.options.recomputation
+    return _step_s(pieces, job, again=again, hides=again)
+
+
+def least_s(pieces: Pieces, job: Job) -> float:
+    """Returns a time that closed_form_s reaches with every policy of recomputation."""
+    return _step_s(pieces, job, again=Recomputation(), hides=Recomputation(blocks=1))
+
+
+def _step_s(pieces: Pieces, job: Job, *, again: Recomputation, hides: Recomputation) -> float:
+    """Returns closed_form_s where `again` takes time, and `hides` hides sums of gradients."""
     options, parts = job.options, job.options.micro_batches
-    again = pieces.forward if options.recompute else 0.0
     backward = pieces.backward - (pieces.saved if options.save_gathered else 0.0)
     shares = shares_of(job)
     if job.grid.pipe == 1:
-        passes, layers = _passes_s(pieces, job, job.model.num_layers, parts), job.model.num_layers
+        layers = job.model.num_layers
+        passes = _passes_s(pieces, job, layers, parts, again)
     else:
         layers = max(share.num_layers for share in shares)
         without_ends = pieces._replace(fixed=0.0, fixed_z=0.0, wire_fixed=0.0)
         one = max(
-            _passes_s(pieces, job, shares[-1].num_layers, 1),
-            _passes_s(without_ends, job, layers, 1),
+            _passes_s(pieces, job, shares[-1].num_layers, 1, again),
+            _passes_s(without_ends, job, layers, 1, again),
         )
         passes = parts * one + _bubble_s(job, one)
     if options.overlap is None:
         return passes + pieces.sums
-    beside = layers * (again + backward)
+    beside = _again_s(pieces, hides, layers) + layers * backward
     sums = 2 * pieces.sums if options.width == 2 else pieces.sums  # gradients are sent in fp32
     return passes + max(0.0, sums - beside)
 
@@ -169,23 +185,29 @@ def _bubble_s(job: Job, one: float) -> float:
     )  # fmt: skip
 
 
-def _passes_s(pieces: Pieces, job: Job, layers: int, parts: int) -> float:
+def _again_s(pieces: Pieces, again: Recomputation, layers: int) -> float:
+    """Returns the seconds on the path of what is computed again of so many blocks."""
+    of_attention = layers * pieces.attention if again.attention else 0.0
+    return again.num_blocks(layers) * pieces.forward + of_attention
+
+
+def _passes_s(pieces: Pieces, job: Job, layers: int, parts: int, again: Recomputation) -> float:
     """Returns the seconds of the forward and backward passes of `parts` micro-batches."""
-    options = job.options
-    again = pieces.forward if options.recompute else 0.0
+    options, recomputed = job.options, again.num_blocks(layers)
     backward = pieces.backward - (pieces.saved if options.save_gathered else 0.0)
-    on_path = pieces.fixed + layers * (pieces.forward + again + backward)
-    gathers = 1 + options.reshard_after_forward + options.recompute
+    on_path = pieces.fixed + layers * (pieces.forward + backward)
+    on_path += _again_s(pieces, again, layers)
     if options.overlap is None:
-        over_z = pieces.fixed_z + layers * (gathers * pieces.gather + pieces.scatter)
+        gathers = layers * (1 + options.reshard_after_forward) + recomputed
+        over_z = pieces.fixed_z + gathers * pieces.gather + layers * pieces.scatter
         return parts * (on_path + over_z)
     # Each pass gathers the weights once, except those that the budget keeps at the turn between two
     # passes.
-    again_z = options.recompute and not block_is_held(job)
+    again_z = 0.0 if block_is_held(job) else recomputed / layers
     passes = (2 + again_z) * parts - (2 * parts - 1) * held_share(job, layers)
     over_z = parts * (pieces.fixed_z + layers * pieces.scatter) + passes * layers * pieces.gather
     if over_z:
-        times = 2 if options.recompute else 1
-        path = pieces.wire_fixed + layers * (times * pieces.wire_forward + pieces.wire_backward)
+        path = pieces.wire_fixed + layers * (pieces.wire_forward + pieces.wire_backward)
+        path += recomputed * pieces.wire_forward
         over_z += parts * path
     return max(parts * on_path, over_z)

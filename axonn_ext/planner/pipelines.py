@@ -158,7 +158,7 @@ def _stage_times(job: Job, program: Program, machine: Machine, seconds: float) -
     for i, (tasks, repeats) in enumerate(program.micro_batch()):
         for task in tasks:
             spent = repeats * _on_path(job, costs.task(task))
-            if i < 3:
+            if i < program.parts.num_forward:
                 forward += spent
             elif _is_weight_gradient(task):
                 weight += spent

@@ -122,7 +122,7 @@ def _read_run(row: Table, models: Table, sources: Table) -> Run:
     model = _read_model(models.table(name), length) if models.has(name) else None
     options = Options(
         layout=_first(places, "layout").one_of("layout", LAYOUTS),
-        recompute=_first(places, "recompute").flag("recompute"),
+        recompute=_first(places, "recompute").text("recompute"),
         overlap=Overlap() if _first(places, "overlap").flag("overlap") else None,
         micro_batches=row.count("micro_batches", 1),
     )

@@ -193,14 +193,16 @@ class _Simulation:
         self._holds_table = table_is_held(job)
         # If a block's weights can all be held at once, backward does not gather again what
         # recomputation has gathered.
-        self._regathers = not (job.options.recompute and block_is_held(job))
+        self._regathers = not block_is_held(job)
 
     def run_all_layers(self, num_parts: int) -> _Passes:
         """Simulates all passes of a step with that many micro-batches."""
-        layers = self._program.num_layers
-        if layers <= 8:
+        # Where some of several blocks are recomputed, so many blocks are what repeats itself.
+        layers, period = self._program.num_layers, self._program.recomputation.of
+        few = 4 + (layers - 4) % period
+        some = few + period * -(-4 // period)
+        if layers <= some:
             return self.run(layers, num_parts)
-        few, some = 4, 8
         low, high = self.run(few, num_parts), self.run(some, num_parts)
         return low.extended(high, (layers - few) / (some - few))
 
@@ -245,7 +247,8 @@ class _Simulation:
     # --- The parts of a step ---------------------------------------------------------------------
 
     def _micro_batch(self, num_layers: int, index: int) -> Iterator[_Step]:
-        first, block, last, last_back, block_back, first_back = self._parts
+        first, block, last, last_back, block_back, again_back, first_back = self._parts
+        recomputation = self._program.recomputation
         # When a pass ends and the next one begins, the weights of `held` layers are still gathered.
         held = self._held_share * num_layers
         of_ends = 1.0 if index == 0 or self._held_share < 1 else 0.0
@@ -256,7 +259,7 @@ class _Simulation:
             prefix = "" if layer is None else f"{layer}."
             for task, cost in tasks:
                 # A block's dgrads need not gather the weights that its recomputation has gathered.
-                spared = tasks is block_back and not task.is_forward and not self._regathers
+                spared = tasks is again_back and not task.is_forward and not self._regathers
                 yield _Step(task, cost, prefix + task.name, index, 0.0 if spared else share)
 
         yield from steps(first, None, of_ends)
@@ -266,7 +269,8 @@ class _Simulation:
         yield _BACKWARD
         yield from steps(last_back, None, 0.0 if self._holds_table or held else 1.0)
         for layer in reversed(range(num_layers)):
-            yield from steps(block_back, layer, _share(num_layers - held - layer))
+            back = again_back if recomputation.has_block(layer) else block_back
+            yield from steps(back, layer, _share(num_layers - held - layer))
         yield from steps(first_back, None, 1.0)
 
     def _sum_gradients(self, passes: _Passes) -> None:

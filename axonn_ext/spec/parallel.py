@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 
+from axonn_ext.spec.recompute import Recomputation, recomputation_of
+
 LAYOUTS = ("sharded", "replicated")
 ALGORITHMS = ("auto", "fused", "chunked", "sequential")  # how the fused ops can run
 # The role of a Linear -> the axes (r, s) that split its out and in features; see nn.Linear.
@@ -22,17 +24,21 @@ class ParallelConfig:
     heads_over_y: y splits heads instead of sequences in attention ("sharded" only).
     save_gathered: keep a Linear's gathered input for backward instead of gathering it again.
     reshard_after_forward: gather weights over z again in backward instead of keeping them.
-    recompute: recompute the activations of each block in backward (activation checkpointing).
+    recompute: which activations are computed again in backward instead of kept (activation
+        checkpointing): "none"; "attention": those between the two Linears of each attention;
+        "every:K" and "every:N/K": those of the first, or the first N, of each K blocks that a rank
+        has; "full": those of all blocks.
     algorithm: how the fused ops run: "auto", "fused", "chunked" or "sequential".
 
-    Raises ValueError for an unknown layout or algorithm, and for heads_over_y without "sharded".
+    Raises ValueError for an unknown layout, algorithm or policy of recomputation, and for
+    heads_over_y without "sharded".
     """
 
     layout: str = "sharded"
     heads_over_y: bool = False
     save_gathered: bool = False
     reshard_after_forward: bool = True
-    recompute: bool = False
+    recompute: str = "none"
     algorithm: str = "auto"
 
     def __post_init__(self) -> None:
@@ -40,10 +46,16 @@ class ParallelConfig:
             check_choice(name, getattr(self, name), choices)
         if self.heads_over_y and self.layout != "sharded":
             raise ValueError("heads_over_y needs layout 'sharded'")
+        recomputation_of(self.recompute)
 
     @property
     def sharded(self) -> bool:
         return self.layout == "sharded"
+
+    @property
+    def recomputation(self) -> Recomputation:
+        """What `recompute` names."""
+        return recomputation_of(self.recompute)
 
 
 @dataclass(frozen=True)

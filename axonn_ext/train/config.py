@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import Field, dataclass, field
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from axonn_ext.spec.parallel import ALGORITHMS, LAYOUTS, Overlap, ParallelConfig
 from axonn_ext.spec.pipeline import SCHEDULES
 from axonn_ext.spec.pipeline_options import TRANSPORTS, PipelineOptions
 from axonn_ext.spec.presets import DEFAULT_MODEL
+from axonn_ext.spec.recompute import EXPECTED, is_policy
 from axonn_ext.spec.stages import Stages
 from axonn_ext.terminal.arguments import MOST_THREADS
 
@@ -27,13 +29,18 @@ MAX_NUMBER = 3.4e38  # a larger number is infinite in fp32
 
 @dataclass(frozen=True)
 class KeyInfo:
-    """What a key means and which values it takes."""
+    """What a key means and which values it takes.
+
+    expected, accepts: of text of a certain form, the form in words, and whether a text has it.
+    """
 
     doc: str
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
     above: float | None = None  # exclusive minimum
+    expected: str = ""
+    accepts: Callable[[str], bool] | None = None
 
 
 def _key(default: T, doc: str, **limits: Any) -> T:
@@ -184,7 +191,11 @@ class ParallelTable:
     reshard_after_forward: bool = _key(
         ParallelConfig.reshard_after_forward, "gather weights over z again in backward"
     )
-    recompute: bool = _key(ParallelConfig.recompute, "activation checkpointing, block by block")
+    recompute: str = _key(
+        ParallelConfig.recompute,
+        "none, attention, every:K (one of K blocks), every:N/K or full",
+        expected=EXPECTED, accepts=is_policy,
+    )  # fmt: skip
     algorithm: str = _key(ParallelConfig.algorithm, "of the fused ops", choices=ALGORITHMS)
 
 

@@ -177,7 +177,7 @@ def _in_range(value: Any, info: KeyInfo) -> bool:
     if info.choices:
         return value in info.choices
     if isinstance(value, str):
-        return _is_unicode(value)
+        return _is_unicode(value) and (info.accepts is None or info.accepts(value))
     if isinstance(value, float) and not math.isfinite(value):
         return False
     if value > _most(value):
@@ -205,6 +205,8 @@ def _is_unicode(text: str) -> bool:
 def _expected(kind: type, value: Any, info: KeyInfo) -> str:
     if info.choices:
         return f"one of {', '.join(info.choices)}"
+    if info.expected:
+        return info.expected
     if isinstance(value, str) and not _is_unicode(value):
         return "text in UTF-8, without zeros"
     if info.maximum is None and type(value) in (int, float) and value > _most(value):

@@ -192,7 +192,7 @@ def test_timeline_of_many_micro_batches_has_three_of_them(tmp_path: Path, capsys
 def test_written_configuration_has_the_models_rotary_base_and_norms(tmp_path: Path) -> None:
     written = tmp_path / "planned.toml"
     base = ["plan", "--machine", "dgx-h100", "--gpus", "8", "--global-batch", "8"]
-    base += ["--recompute", "on", "--overlap", "off", "--write-config", str(written)]
+    base += ["--recompute", "full", "--overlap", "off", "--write-config", str(written)]
     assert main([*base, "--model", "llama3-8b"]) == 0
     assert load_config(written).model.rope_theta == 500000.0
     values = {
@@ -267,29 +267,39 @@ def test_written_configuration_is_what_was_planned_and_can_be_prepared(
     assert (mode, overlap) == ("on", best["overlap"]) if best["overlap"] else mode == "off"
 
 
-def test_written_configuration_keeps_what_is_not_planned(tmp_path: Path) -> None:
+def test_written_configuration_keeps_what_is_not_planned(tmp_path: Path, capsys: Capture) -> None:
     mine, written = tmp_path / "mine.toml", tmp_path / "planned.toml"
     mine.write_text(
         "[model]\nvocab_size = 384\n[optim]\nlr = 0.007\n[parallel]\nalgorithm = 'chunked'"
     )
     arguments = ["plan", "--model", str(mine), "--machine", "dgx-a100", "--gpus", "2"]
-    arguments += ["--global-batch", "4", "--overlap", "off", "--recompute", "on"]
+    arguments += ["--global-batch", "4", "--overlap", "off", "--recompute", "every:2"]
     assert main([*arguments, "--write-config", str(written)]) == 0
+    assert "recompute every:2" in capsys.readouterr().out
     config = load_config(written)
     assert (config.optim.lr, config.parallel.algorithm) == (0.007, "chunked")
-    assert (config.overlap.mode, config.parallel.recompute) == ("off", True)
+    assert (config.overlap.mode, config.parallel.recompute) == ("off", "every:2")
     assert (config.model.vocab_size, config.model.hidden_size) == (384, 256)
 
 
 def test_fixed_options_hold(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    fixed = ["--layout", "replicated", "--micro-batches", "4", "--recompute", "off", "--seq", "512"]
+    fixed = [
+        "--layout",
+        "replicated",
+        "--micro-batches",
+        "4",
+        "--recompute",
+        "none",
+        "--seq",
+        "512",
+    ]
     assert main([*ON_8, *fixed, "--overlap", "on", "--top", "3", "--json", str(path)]) == 0
     configs = json.loads(path.read_text())["configs"]
     assert 1 <= len(configs) <= 3
     for config in configs:
         assert (config["layout"], config["micro_batches"]) == ("replicated", 4)
-        assert not config["recompute"]
+        assert config["recompute"] == "none"
         alone = config["grid"]["z"] == config["grid"]["data"] == 1
         assert alone or config["overlap"] is not None
 
@@ -425,6 +435,7 @@ def test_scaling_shows_where_nothing_fits(capsys: Capture) -> None:
         (["--gpus", "8", "--json", "/nowhere/a.json"], ["--json", "/nowhere"]),
         (["--gpus", "8", "--schedule", "1f1b"], ["--schedule", "give --pipe"]),
         (["--gpus", "8", "--pipe", "0"], ["--pipe", ">= 1", "got 0"]),
+        (["--gpus", "8", "--recompute", "on"], ["--recompute", "every:K", "full", "got 'on'"]),
         (["--gpus", "2", "--explain", "99"], ["--explain", "at most", "got 99"]),
         (["--gpus", "8", "--gird", "2"], ["unknown argument --gird"]),
     ],

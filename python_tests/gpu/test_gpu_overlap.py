@@ -23,7 +23,7 @@ from overlap_cases import LIMITS, Case, compare, diverge_on
 pytestmark = pytest.mark.gpu
 
 CASES = {
-    "gpt2": Case(GPT2, ParallelConfig(recompute=True, algorithm="sequential"), micro_batches=2),
+    "gpt2": Case(GPT2, ParallelConfig(recompute="full", algorithm="sequential"), micro_batches=2),
     "llama": Case(LLAMA, ParallelConfig(algorithm="sequential"), dtype=torch.float64),
     "bf16": Case(LLAMA, ParallelConfig(algorithm="sequential"), dtype=torch.bfloat16),
 }

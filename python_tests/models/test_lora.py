@@ -25,7 +25,7 @@ RANK, ALPHA, MAX_NORM = 3, 7.0, 0.05
 PARALLEL = {
     "sharded": ParallelConfig(),
     "replicated": ParallelConfig(layout="replicated"),
-    "recompute": ParallelConfig(recompute=True),
+    "recompute": ParallelConfig(recompute="full"),
 }
 TARGETS = {"all": ["all-linear"], "some": ["q_proj", "v_proj", "down_proj", "gate_proj"]}
 

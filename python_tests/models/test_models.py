@@ -29,7 +29,7 @@ PARALLEL = {
     "replicated": ParallelConfig(layout="replicated"),
     "heads_over_y": ParallelConfig(heads_over_y=True),
     "kept": ParallelConfig(save_gathered=True, reshard_after_forward=False),
-    "recompute": ParallelConfig(recompute=True),
+    "recompute": ParallelConfig(recompute="full"),
     "sequential": ParallelConfig(algorithm="sequential"),
 }
 GRIDS = {

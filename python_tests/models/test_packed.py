@@ -17,7 +17,8 @@ PARALLEL = {
     "sharded": ParallelConfig(),
     "heads_over_y": ParallelConfig(heads_over_y=True),
     "replicated": ParallelConfig(layout="replicated"),
-    "recompute": ParallelConfig(recompute=True),
+    "recompute": ParallelConfig(recompute="full"),
+    "recompute attention": ParallelConfig(recompute="attention"),
 }
 
 
@@ -64,6 +65,7 @@ def errors_on_grids(name: str, options: str) -> list[tuple[str, float]]:
         ("llama", "heads_over_y"),
         ("qwen3", "replicated"),
         ("llama", "recompute"),
+        ("qwen3", "recompute attention"),
     ],
 )
 def test_no_document_sees_another(name, options, world_size, pool) -> None:

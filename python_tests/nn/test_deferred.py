@@ -49,13 +49,15 @@ CASES = {
     "replicated": Case(GPT2, ParallelConfig(layout="replicated")),
     "heads_over_y": Case(parallel=ParallelConfig(heads_over_y=True)),
     "kept": Case(parallel=KEPT),
-    "recompute": Case(GPT2, ParallelConfig(recompute=True)),
-    "recompute kept": Case(parallel=dataclasses.replace(KEPT, recompute=True)),
+    "recompute": Case(GPT2, ParallelConfig(recompute="full")),
+    "recompute attention": Case(parallel=ParallelConfig(recompute="attention")),
+    "recompute every:2": Case(GPT2, ParallelConfig(recompute="every:2")),
+    "recompute kept": Case(parallel=dataclasses.replace(KEPT, recompute="full")),
     "chunked": Case(GPT2, ParallelConfig(algorithm="chunked")),
     "adapted": Case(adapted=True),
     "orchestrated": Case(orchestrated=True),
     "orchestrated tied": Case(CONFIGS["llama-tied"], orchestrated=True),
-    "orchestrated recompute": Case(GPT2, ParallelConfig(recompute=True), orchestrated=True),
+    "orchestrated recompute": Case(GPT2, ParallelConfig(recompute="full"), orchestrated=True),
 }
 NUM_MICRO_BATCHES = 2
 

@@ -31,7 +31,8 @@ CASES = {
     "llama": Case(LLAMA, micro_batches=2),
     "llama-tied": Case(CONFIGS["llama-tied"]),
     "replicated": Case(LLAMA, ParallelConfig(layout="replicated")),
-    "recompute": Case(GPT2, ParallelConfig(recompute=True), micro_batches=2),
+    "recompute": Case(GPT2, ParallelConfig(recompute="full"), micro_batches=2),
+    "recompute every:2": Case(GPT2, ParallelConfig(recompute="every:2"), micro_batches=2),
     "bf16": Case(LLAMA, dtype=torch.bfloat16),
     "fp64": Case(dtype=torch.float64),
 }
@@ -175,7 +176,7 @@ class GatheredMemory(TorchDispatchMode):
         return result
 
 
-def gathered_peak(budget: int, recompute: bool, prefetch: int) -> tuple[int, int]:
+def gathered_peak(budget: int, recompute: str, prefetch: int) -> tuple[int, int]:
     """(most bytes gathered at once, gathers) over three steps, seen from outside."""
     grid = grid_of(GridShape(z=4))
     model = models.build(LLAMA, grid, ParallelConfig(recompute=recompute), seed=2)
@@ -191,7 +192,7 @@ def gathered_peak(budget: int, recompute: bool, prefetch: int) -> tuple[int, int
 LARGEST = 96 * 32 * 4  # gate and up of LLAMA
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "every:2", "full"])
 @pytest.mark.parametrize("prefetch", [0, 3])
 def test_gathered_bytes_stay_within_the_budget(pool, recompute, prefetch):
     everything = pool(4).run(gathered_peak, 1 << 30, recompute, prefetch)[0]

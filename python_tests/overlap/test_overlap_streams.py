@@ -122,7 +122,7 @@ def compare_in_streams(case: Case) -> tuple[list[str], float]:
 @pytest.mark.parametrize(
     "case",
     [
-        Case(GPT2, ParallelConfig(recompute=True), micro_batches=2),
+        Case(GPT2, ParallelConfig(recompute="full"), micro_batches=2),
         Case(LLAMA, dtype=torch.float64),
     ],
 )

@@ -141,7 +141,7 @@ def test_equals_one_process_on_eight_ranks(pool, name, layers) -> None:
     "parallel",
     [
         ParallelConfig(layout="replicated"),
-        pytest.param(ParallelConfig(recompute=True), marks=pytest.mark.slow),
+        pytest.param(ParallelConfig(recompute="full"), marks=pytest.mark.slow),
         pytest.param(ParallelConfig(heads_over_y=True), marks=pytest.mark.slow),
         pytest.param(
             ParallelConfig(save_gathered=True, reshard_after_forward=False), marks=pytest.mark.slow

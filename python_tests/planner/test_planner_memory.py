@@ -88,7 +88,8 @@ def random_jobs(count: int, seed: int) -> list[Job]:
         options = Options(
             layout=layout, heads_over_y=layout == "sharded" and draw.random() < 0.3,
             save_gathered=draw.random() < 0.3, reshard_after_forward=draw.random() < 0.6,
-            recompute=draw.random() < 0.3, dtype=draw.choice(list(DTYPES)), overlap=None,
+            recompute=draw.choice(["none", "none", "attention", "every:2", "full"]),
+            dtype=draw.choice(list(DTYPES)), overlap=None,
         )  # fmt: skip
         job = Job(model, grid, options, 256)
         if not list(violations(job)):
@@ -148,9 +149,22 @@ def saved_bytes(job: Job) -> int:
         return sum(storage.nbytes() for storage in storages.values())
 
 
-@pytest.mark.parametrize("job", [*random_jobs(10, seed=2), MANY_RANKS], ids=name_of)
+def jobs_of_each_policy() -> list[Job]:
+    """A family with all that a policy may keep or compute again: rotation, norms of heads."""
+    model = ModelConfig(1024, 256, 5, 8, 64, family="qwen3", num_kv_heads=4)
+    policies = ("none", "attention", "every:2", "every:3", "every:3/4", "full")
+    return [
+        Job(model, grid, Options(overlap=None, recompute=policy, reshard_after_forward=False), 32)
+        for policy in policies
+        for grid in (GridShape(), GridShape(2, 2, 2))
+    ]
+
+
+@pytest.mark.parametrize(
+    "job", [*random_jobs(10, seed=2), *jobs_of_each_policy(), MANY_RANKS], ids=name_of
+)
 def test_activations_are_what_saved_tensor_hooks_count(job):
-    kept = kept_of(job).total(job.model.num_layers, recompute=job.options.recompute)
+    kept = kept_of(job).total(job.model.num_layers, job.options.recomputation)
     # Exact with torch 2.13; others may keep statistics of a row in another dtype.
     assert kept == pytest.approx(saved_bytes(job), rel=0.005)
 
@@ -218,15 +232,20 @@ def job_of(model: ModelConfig, grid: GridShape, rows: int, **options: object) ->
 
 QUICK = [
     job_of(BLOCKS, GridShape(), 192),
-    job_of(HEAD, GridShape(), 128, recompute=True, micro_batches=2),
+    job_of(HEAD, GridShape(), 128, recompute="full", micro_batches=2),
     job_of(LLAMA_HEAD, GridShape(x=2, y=2), 64),
 ]
 DEEP = dataclasses.replace(BLOCKS, num_layers=64)
 WIDE = dataclasses.replace(HEAD, hidden_size=1536)
 THOROUGH = [
     job_of(BLOCKS, GridShape(), 512, dtype="bf16"),
-    job_of(dataclasses.replace(BLOCKS, family="llama"), GridShape(), 512, recompute=True),
-    job_of(WIDE, GridShape(y=4), 256, recompute=True),
+    job_of(dataclasses.replace(BLOCKS, family="llama"), GridShape(), 512, recompute="full"),
+    job_of(WIDE, GridShape(y=4), 256, recompute="full"),
+    # Most of it is activations. Of 16 blocks, every:3 computes the last one again, others do not.
+    *(job_of(dataclasses.replace(BLOCKS, family="qwen3"), GridShape(), 1024, recompute=policy)
+      for policy in ("attention", "every:2", "every:3", "every:3/4")),
+    job_of(DEEP, GridShape(x=2, z=2), 512, recompute="every:3", reshard_after_forward=False),
+    job_of(DEEP, GridShape(x=2, z=2), 256, recompute="every:2", overlap=Overlap()),
     job_of(WIDE, GridShape(z=2, y=2), 256),
     job_of(LLAMA_HEAD, GridShape(x=2, z=2), 256, layout="replicated", dtype="bf16"),
     job_of(DEEP, GridShape(x=2, z=2), 512, save_gathered=True, reshard_after_forward=False),
@@ -289,7 +308,7 @@ GPU_MODEL = ModelConfig(32768, 1024, 12, 16, 1024)
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", list(DTYPES))
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "attention", "every:2", "full"])
 def test_peak_is_that_of_a_gpu(gpu_pool, dtype, recompute):
     job = job_of(GPU_MODEL, GridShape(), 8192, dtype=dtype, recompute=recompute)
     (want,) = gpu_pool(1).run(peak_on_gpu, job)
@@ -313,7 +332,10 @@ def test_items_add_up_and_the_largest_is_named():
 
 def test_what_saves_memory_saves_memory():
     base = memory_of(large()).total
-    assert memory_of(large(recompute=True)).total < base
+    policies = ("full", "every:3/4", "every:2", "every:4", "none")
+    totals = [memory_of(large(recompute=policy)).total for policy in policies]
+    assert totals == sorted(totals) and len(set(totals)) == len(totals)
+    assert memory_of(large(recompute="attention")).total < base
     assert memory_of(large(micro_batches=4)).total < base
     assert memory_of(large(save_gathered=True)).total > base
     assert memory_of(large(layout="replicated")).total > base
@@ -323,7 +345,7 @@ def test_what_saves_memory_saves_memory():
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_only_the_cpu_sums_low_precision_in_copies_of_fp32(dtype):
     # Fullest in the MLP's first Linear, whose product [m, up / Gx] is reduce-scattered over y.
-    job = large(recompute=True, micro_batches=4, dtype=dtype)
+    job = large(recompute="full", micro_batches=4, dtype=dtype)
     product = job.rows * LARGE.up_size // job.grid.x
     copies = 4 * (product + product // job.grid.y)
     assert memory_of(job, device="cpu").total == memory_of(job).total + copies

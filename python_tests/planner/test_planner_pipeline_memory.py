@@ -81,7 +81,7 @@ def job_of(model: ModelConfig, grid: GridShape, rows: int, **options: object) ->
 # Without sums of products over gloo: its threads free what the profile then does not see.
 MEASURED = [
     job_of(DEEP, GridShape(pipe=2), 128),
-    job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions("1f1b"), recompute=True),
+    job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions("1f1b"), recompute="full"),
     job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions("gpipe")),
     job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions("zero_bubble")),
     job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions("interleaved", chunks=2)),
@@ -89,7 +89,11 @@ MEASURED = [
     job_of(DEEP, GridShape(pipe=4), 128),
     job_of(LLAMA, GridShape(pipe=2, data=2), 128, pipeline=PipelineOptions("1f1b")),
     job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions(defer_weights=True)),
-    job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions("zero_bubble"), recompute=True),
+    job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions("zero_bubble"), recompute="full"),
+    job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions("1f1b"), recompute="every:2"),
+    job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions("interleaved", chunks=2),
+           recompute="every:3"),
+    job_of(LLAMA, GridShape(pipe=2), 256, pipeline=PipelineOptions("1f1b"), recompute="attention"),
     job_of(DEEP, GridShape(pipe=2), 128, micro_batches=3),
     job_of(DEEP, GridShape(pipe=2, z=2), 128, overlap=Overlap(), pipeline=PipelineOptions("1f1b")),
 ]  # fmt: skip
@@ -97,7 +101,9 @@ MEASURED = [
 
 def name_of(job: Job) -> str:
     options = job.options
-    return f"{job.model.family} {job.grid.short()} {options.pipeline.schedule} {options.dtype}"
+    again = "" if options.recompute == "none" else f" recompute {options.recompute}"
+    schedule = options.pipeline.schedule
+    return f"{job.model.family} {job.grid.short()} {schedule} {options.dtype}{again}"
 
 
 @pytest.mark.slow
@@ -160,7 +166,7 @@ def test_the_fullest_stage_counts() -> None:
     for schedule in (PipelineOptions(), PipelineOptions("1f1b"), PipelineOptions("zero_bubble"),
                      PipelineOptions("interleaved", chunks=2), PipelineOptions("gpipe"),
                      PipelineOptions(defer_weights=True)):  # fmt: skip
-        for recompute in (False, True):
+        for recompute in ("none", "attention", "every:2", "full"):
             job = planned(4, schedule, recompute=recompute)
             stages = [stage_memory_of(job, stage).total for stage in range(4)]
             assert memory_of(job).total == max(stages), schedule
@@ -171,7 +177,7 @@ def test_what_saves_memory_saves_memory() -> None:
         return memory_of(planned(pipe, PipelineOptions(*schedule), **options)).total
 
     assert total(8, "1f1b") < total(4, "1f1b") < total(4) < total(4, "gpipe")
-    assert total(4, "1f1b", recompute=True) < total(4, "1f1b")
+    assert total(4, "1f1b", recompute="full") < total(4, "1f1b")
     first, last = (states_of(planned(4, PipelineOptions()), stage) for stage in (0, 3))
     assert first.parameters > 0.25 * states_of(planned(1, PipelineOptions())).parameters
     assert last.parameters > 0

@@ -55,8 +55,9 @@ def random_job(rng: random.Random, pipe: int, num_ranks: int, layout: str) -> Jo
         options = Options(
             layout=layout, heads_over_y=layout == "sharded" and rng.random() < 0.3,
             save_gathered=rng.random() < 0.3, reshard_after_forward=rng.random() < 0.6,
-            recompute=rng.random() < 0.3, overlap=None, dtype=rng.choice(list(DTYPES)),
-            micro_batches=pipe * rng.choice([1, 2]), pipeline=rng.choice(PIPELINES),
+            recompute=rng.choice(["none", "none", "attention", "every:2", "full"]), overlap=None,
+            dtype=rng.choice(list(DTYPES)), micro_batches=pipe * rng.choice([1, 2]),
+            pipeline=rng.choice(PIPELINES),
         )  # fmt: skip
         model = random_model(rng, rng.choice([pipe, pipe + 1, 2 * pipe + 1, 3 * pipe]))
         sequences = axes["data"] * axes["z"] * axes["y"] * options.micro_batches

@@ -40,10 +40,14 @@ SCHEDULES = (
 )  # fmt: skip
 
 
+# A stage of 3 blocks recomputes as many of them as the whole model does of 3.
+POLICIES = ("none", "attention", "every:3", "full")
+
+
 def random_job(rng: random.Random) -> Job:
     while True:
         options = Options(
-            layout=rng.choice(["sharded", "replicated"]), recompute=rng.random() < 0.5,
+            layout=rng.choice(["sharded", "replicated"]), recompute=rng.choice(POLICIES),
             overlap=rng.choice([None, Overlap()]), micro_batches=rng.choice([2, 8, 16, 64]),
             pipeline=rng.choice(SCHEDULES),
         )  # fmt: skip
@@ -88,7 +92,7 @@ def test_stages_take_together_what_the_model_takes() -> None:
     """Without overlap; but the loss, which in a pipeline is summed once per step."""
     machine = machine_of()
     for grid in (GridShape(), GridShape(2, 1, 2), GridShape(1, 2, 1, 2)):
-        for recompute in (False, True):
+        for recompute in POLICIES:
             options = Options(overlap=None, recompute=recompute, micro_batches=4)
             one = StageSteps(machine).of(Job(MODEL, grid, options, 256), 0).one
             staged = Job(MODEL, dataclasses.replace(grid, pipe=4), options, 256)

@@ -20,10 +20,10 @@ from axonn_ext.planner import (
     smallest_that_fits,
     timeline,
 )
-from axonn_ext.planner.closed_forms import ClosedForms, closed_form_s
+from axonn_ext.planner.closed_forms import ClosedForms, closed_form_s, least_s
 from axonn_ext.planner.job import violations
 from axonn_ext.planner.memory.fitting import those_that_fit
-from axonn_ext.planner.search.choices import fitting_jobs, jobs_of, variants_of
+from axonn_ext.planner.search.choices import POLICIES, fitting_jobs, jobs_of, variants_of
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import Overlap
@@ -60,7 +60,7 @@ def test_nothing_better_is_missed() -> None:
     for grid in [config.job.grid for config in plan(dataclasses.replace(request, top=99)).configs]:
         for layout in request.layouts:
             for parts in (1, 2, 4):
-                for recompute in (False, True):
+                for recompute in ("none", "attention", "every:2", "full"):
                     options = Options(layout=layout, micro_batches=parts, recompute=recompute)
                     job = Job(MODEL, grid, options, 16)
                     if not list(violations(job)):
@@ -81,11 +81,11 @@ def test_all_that_is_reported_is_consistent() -> None:
 
 
 def test_what_is_given_is_not_searched() -> None:
-    fixed = {"recompute": True, "overlap": None, "save_gathered": True}
+    fixed = {"recompute": "every:2", "overlap": None, "save_gathered": True}
     request = request_of(fixed=fixed, layouts=("sharded",), micro_batches=(2,))
     for config in plan(request).configs:
         options = config.job.options
-        assert options.recompute and options.overlap is None and options.save_gathered
+        assert options.recompute == "every:2" and options.overlap is None and options.save_gathered
         assert options.layout == "sharded" and options.micro_batches == 2
 
 
@@ -101,14 +101,14 @@ def test_less_memory_forces_recomputation_then_more_ranks() -> None:
     # A large batch at once: activations are most of what is held.
     request = request_of(batch_size=1024, micro_batches=(1,), memory_fraction=1.0)
     roomy = plan(request).configs[0]
-    assert not roomy.job.options.recompute
-    kept = plan(dataclasses.replace(request, fixed={"recompute": False}, top=99)).configs
-    least = least_memory(request, recompute=True)
-    assert least < least_memory(request, recompute=False) <= min(c.memory.total for c in kept)
+    assert roomy.job.options.recompute == "none"
+    kept = plan(dataclasses.replace(request, fixed={"recompute": "none"}, top=99)).configs
+    least = least_memory(request, recompute="full")
+    assert least < least_memory(request, recompute="none") <= min(c.memory.total for c in kept)
 
     tight = dataclasses.replace(request, machine=machine_of(memory=least))
     config = plan(tight).configs[0]
-    assert config.job.options.recompute
+    assert config.job.options.recompute == "full"
     assert config.memory.total <= least
     assert config.step_time_s > roomy.step_time_s
 
@@ -116,7 +116,31 @@ def test_less_memory_forces_recomputation_then_more_ranks() -> None:
         plan(dataclasses.replace(tight, machine=machine_of(memory=least - 1)))
 
 
-def least_memory(request: Request, *, recompute: bool) -> int:
+def test_policies_between_none_and_all_fill_the_memory_there_is() -> None:
+    """No policy that is given is faster than what is found where none is given."""
+    request = request_of(
+        model=dataclasses.replace(MODEL, num_layers=8, family="llama"), batch_size=1024,
+        micro_batches=(1,), memory_fraction=1.0, simulate=10_000,
+    )  # fmt: skip
+    low, high = (least_memory(request, recompute=policy) for policy in ("full", "none"))
+    chosen = set()
+    for step in range(9):
+        machine = machine_of(memory=low + (high - low) * step // 8)
+        tight = dataclasses.replace(request, machine=machine)
+        best = plan(tight).configs[0]
+        chosen.add(best.job.options.recompute)
+        for policy in POLICIES:
+            fixed = dataclasses.replace(tight, fixed={"recompute": policy})
+            try:
+                given = plan(fixed).configs[0]
+            except PlannerError:  # it does not fit
+                continue
+            # Closed forms choose the policy, and differ from simulated steps by so much.
+            assert best.step_time_s <= given.step_time_s * 1.01, (step, policy)
+    assert {"full", "every:2"} <= chosen and len(chosen) >= 4
+
+
+def least_memory(request: Request, *, recompute: str) -> int:
     """Of any configuration, found by bisection: the least memory with which there is a plan."""
     low, high = 0, request.memory_limit
     while high - low > 1:
@@ -149,7 +173,7 @@ def test_what_fits_is_what_memory_of_counts_as_little_enough() -> None:
                 reshard_after_forward=reshards, layout=layout, micro_batches=parts,
                 pipeline=PipelineOptions(schedule),
             ), 128)
-            for recompute in (False, True)
+            for recompute in ("none", "full")
             for saved in (False, True)
             for overlap in (Overlap(), None)
             for reshards in (True, False)
@@ -163,16 +187,29 @@ def test_what_fits_is_what_memory_of_counts_as_little_enough() -> None:
 
 
 def test_the_chosen_are_the_fastest_of_all_by_whole_closed_forms() -> None:
-    """Although most closed forms are only bounded, and never computed whole."""
-    for request in (request_of(), request_of(max_pipe=4, machine=machine_of(inter=1e9))):
+    """Although most closed forms are only bounded, and never computed whole; and although policies
+    of recomputation are tried only where they may be needed, as in the last request."""
+    requests = (
+        request_of(), request_of(max_pipe=4, machine=machine_of(inter=1e9)),
+        request_of(max_pipe=2, batch_size=1024, machine=machine_of(memory=80_000_000),
+                   micro_batches=(1, 2, 4), fixed={"overlap": Overlap()}),
+    )  # fmt: skip
+    for request in requests:
         simulated = [c.job for c in plan(dataclasses.replace(request, top=10_000)).configs]
         forms = ClosedForms(request.machine)
         grids: dict[GridShape, float] = {}
         for job in jobs_of(request):
             if not list(violations(job)):
-                for fitting in fitting_jobs(request, job, variants_of(request, job)):
+                ways = [
+                    dataclasses.replace(options, recompute=policy)
+                    for options in variants_of(request, job) if options.recompute == "none"
+                    for policy in POLICIES
+                ]  # fmt: skip
+                for fitting in (f for way in ways for f in fitting_jobs(request, job, (way,))):
                     seconds = forms.seconds(fitting)
-                    assert closed_form_s(forms.blocks_of(fitting), fitting) <= seconds
+                    blocks = forms.blocks_of(fitting)
+                    bounds = least_s(blocks, fitting), closed_form_s(blocks, fitting)
+                    assert bounds[0] <= bounds[1] <= seconds
                     grids[job.grid] = min(seconds, grids.get(job.grid, math.inf))
         for pipe in {grid.pipe > 1 for grid in grids}:
             mine = [
@@ -263,7 +300,8 @@ def test_memory_is_of_the_machines_device() -> None:
         ({"layouts": ("shard",)}, "layouts must be some of sharded, replicated"),
         ({"fixed": {"recompuet": True}}, "fixed may hold heads_over_y, .*, got recompuet"),
         ({"fixed": {"layout": "sharded"}}, "fixed may hold heads_over_y, .*, got layout"),
-        ({"fixed": {"recompute": "on"}}, "recompute must be True or False, got 'on'"),
+        ({"fixed": {"recompute": True}}, "recompute must be none, attention, .*, got True"),
+        ({"fixed": {"recompute": "every:1"}}, "recompute must be .* or full, got 'every:1'"),
         ({"fixed": {"overlap": True}}, "overlap must be None or an Overlap, got True"),
         ({"dtype": "fp16"}, "machine test has no peak for dtype 'fp16', only for bf16, fp32"),
     ],

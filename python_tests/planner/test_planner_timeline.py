@@ -33,7 +33,7 @@ def jobs() -> list[Job]:
         for grid, layout, overlap, recompute, parts in itertools.product(
             GRIDS, ("sharded", "replicated"),
             (None, Overlap(), Overlap(prefetch=2, gathered_bytes=2 << 20, bucket_bytes=1 << 20)),
-            (False, True), (1, 4),
+            ("none", "attention", "every:2", "every:3/4", "full"), (1, 4),
         )
         if not list(violations(Job(MODEL, grid, Options(layout=layout, micro_batches=parts), 64)))
     ]  # fmt: skip

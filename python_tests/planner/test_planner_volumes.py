@@ -46,7 +46,7 @@ def random_job(rng: random.Random, layout: str) -> Job:
             heads_over_y=layout == "sharded" and rng.random() < 0.3,
             save_gathered=rng.random() < 0.5,
             reshard_after_forward=rng.random() < 0.5,
-            recompute=rng.random() < 0.5,
+            recompute=rng.choice(["none", "attention", "every:2", "every:2/3", "full"]),
             overlap=None,
             micro_batches=rng.choice([1, 1, 2]),
             dtype=rng.choice(list(DTYPES)),
@@ -115,7 +115,7 @@ def overlapped_jobs() -> list[Job]:
     """No memory to hold weights in: every use gathers, as the program says. One bucket each."""
     jobs = []
     for sizes in ((1, 1, 4, 1), (1, 1, 2, 2), (2, 1, 2, 1)):
-        for recompute in (False, True):
+        for recompute in ("none", "attention", "every:2", "full"):
             options = Options(dtype="fp32", overlap=Overlap(gathered_bytes=0), recompute=recompute)
             for tied in (False, True):
                 model = dataclasses.replace(SMALL, tie_embeddings=tied)

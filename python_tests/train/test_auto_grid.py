@@ -32,12 +32,12 @@ Capture = pytest.CaptureFixture[str]
 
 
 def test_auto_grid_is_the_planners_for_the_options_as_they_are() -> None:
-    options = {"layout": "replicated", "recompute": "true"}
+    options = {"layout": "replicated", "recompute": "every:2"}
     overrides = [Override(f"parallel.{name}", text) for name, text in options.items()]
     config = load_config(None, overrides=(*overrides, Override("train.micro_batches", "2")))
     request = make_request(config, 4, load_machine("host"))
     assert (request.layouts, request.micro_batches) == (("replicated",), (2,))
-    assert request.fixed["recompute"] is True and request.fixed["overlap"] is None
+    assert request.fixed["recompute"] == "every:2" and request.fixed["overlap"] is None
     result = plan(dataclasses.replace(request, top=100))
     choice = choose_grid(config, world_size=4, machine="host")
     assert choice.grid == result.configs[0].job.grid and choice.grid.size == 4

@@ -45,7 +45,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("pipe=4", {"pipeline.schedule": "zero_bubble"}, marks=pytest.mark.slow),
         pytest.param(
             "pipe=2,data=2", {"pipeline.schedule": "interleaved", "pipeline.chunks": 2,
-                              "parallel.layout": "replicated", "parallel.recompute": True},
+                              "parallel.layout": "replicated", "parallel.recompute": "every:2"},
             marks=pytest.mark.slow,
         ),
         pytest.param(

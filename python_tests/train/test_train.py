@@ -64,7 +64,7 @@ def test_torchrun_with_z_data_recompute_and_llama(tmp_path: Path) -> None:
     }  # fmt: skip
     reference = train_here(tmp_path / "plain", **options, **{"model.implementation": "plain"})
     folder = tmp_path / "grid"
-    parallel = {"parallel.recompute": True, "parallel.layout": "replicated"}
+    parallel = {"parallel.recompute": "full", "parallel.layout": "replicated"}
     done = run(
         [*torchrun(4), "train", "--grid=z=2,data=2", "--out", str(folder),
          *small(**options, **parallel)]
@@ -109,7 +109,7 @@ def test_run_repeats_exactly(plain: Path, tmp_path: Path) -> None:
     "options",
     [
         {"train.micro_batches": 4},
-        {"train.micro_batches": 2, "parallel.recompute": True},
+        {"train.micro_batches": 2, "parallel.recompute": "full"},
         {"parallel.algorithm": "sequential", "parallel.save_gathered": True},
     ],
     ids=str,

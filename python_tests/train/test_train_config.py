@@ -16,6 +16,7 @@ from torch.library import Library
 from axonn_ext import _library
 from axonn_ext.models import ParallelConfig
 from axonn_ext.spec.grid import GridShape
+from axonn_ext.spec.recompute import EXPECTED
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config, key_info
 from axonn_ext.train.config_file import Override, load_config, to_toml
@@ -104,6 +105,7 @@ def test_examples_fit_their_grid(path: Path) -> None:
         ("data.order", "random", 'expected one of windows, documents, examples, got "random"'),
         ("model.tie_embeddings", "1", 'expected true or false, got "1"'),
         ("grid.x", "0", "expected a whole number >= 1, got 0"),
+        ("parallel.recompute", "every:1", f'expected {EXPECTED}, got "every:1"'),
     ],
 )
 def test_bad_values_on_the_command_line(key: str, text: str, expected: str) -> None:
@@ -112,11 +114,16 @@ def test_bad_values_on_the_command_line(key: str, text: str, expected: str) -> N
 
 
 def test_bad_values_in_a_file_name_the_file(tmp_path: Path) -> None:
-    path = write(tmp_path, '[model]\nhidden_size = "64"\ntie_embeddings = 1\n[train]\nsteps = true')
+    path = write(
+        tmp_path,
+        '[model]\nhidden_size = "64"\ntie_embeddings = 1\n[train]\nsteps = true\n'
+        "[parallel]\nrecompute = true",
+    )
     assert problems(path) == [
         f'model.hidden_size: expected a whole number >= 1, got "64" in {path}',
         f"model.tie_embeddings: expected true or false, got 1 in {path}",
         f"train.steps: expected a whole number >= 1, got true in {path}",
+        f"parallel.recompute: expected {EXPECTED}, got true in {path}",
     ]
 
 

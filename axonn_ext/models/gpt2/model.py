@@ -40,7 +40,8 @@ class GPT2(Transformer):
         config = self.config
         return Attention(
             config.hidden_size, config.num_heads, num_kv_heads=config.kv_heads,
-            heads_over_y=self.parallel.heads_over_y, out_init=residual_init(config),
+            heads_over_y=self.parallel.heads_over_y,
+            recompute=self.parallel.recomputation.attention, out_init=residual_init(config),
             **self._linear_options,
         )  # fmt: skip
 

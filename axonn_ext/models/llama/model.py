@@ -47,6 +47,7 @@ class Llama(Transformer):
         return Attention(
             config.hidden_size, config.num_heads, num_kv_heads=config.kv_heads,
             head_dim=config.head_dim, rotary=self.rotary, heads_over_y=self.parallel.heads_over_y,
+            recompute=self.parallel.recomputation.attention,
             head_norm_eps=config.norm_eps if traits.has_head_norms else None,
             out_bias=traits.has_biases, out_init=residual_init(config), **options,
         )  # fmt: skip

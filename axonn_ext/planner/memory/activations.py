@@ -20,6 +20,7 @@ from axonn_ext.planner.job import Job
 from axonn_ext.planner.shares import StageShare, share_of
 from axonn_ext.spec.family import RMS_NORM
 from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.recompute import Recomputation
 
 _FP32, _INT64, _BOOL = 4, 8, 1
 
@@ -102,12 +103,12 @@ def sizes_of(model: ModelConfig) -> ModelSizes:
 class Kept(NamedTuple):
     """The bytes that a forward pass keeps for backward.
 
-    block        kept by one block that is not recomputed
-    block_input  kept by one block that is recomputed
+    block        kept by one block that is not recomputed as a whole
+    block_input  kept by one block that is
     ends         kept by those of the embedding, the last norm and lm_head that the stage has
     loss         the fp32 probabilities and the labels
     weights      gathered weights that backward does not gather again (those of blocks that are not
-                 recomputed, and of lm_head), and the tied table
+                 recomputed as a whole, and of lm_head), and the tied table
     received     the input of a virtual stage, where no block keeps it
     """
 
@@ -118,10 +119,14 @@ class Kept(NamedTuple):
     weights: int
     received: int
 
-    def total(self, num_layers: int, *, recompute: bool) -> int:
+    def total(self, num_layers: int, recomputation: Recomputation) -> int:
         """Returns the bytes of all parts of a stage, of which the rank has that many blocks."""
-        each = self.block_input if recompute else self.block
-        return num_layers * each + self.ends + self.loss + self.weights + self.received
+        blocks = self.blocks(num_layers, recomputation.num_blocks(num_layers))
+        return blocks + self.ends + self.loss + self.weights + self.received
+
+    def blocks(self, count: int, again: int) -> int:
+        """Returns the bytes of that many blocks, `again` of which are recomputed as a whole."""
+        return again * self.block_input + (count - again) * self.block
 
 
 def kept_of(job: Job, stage: int = 0) -> Kept:
@@ -142,16 +147,13 @@ def kept_of_share(job: Job, size: ModelSizes, share: StageShare) -> Kept:
     statistics = mx * (_FP32 if size.rms_norm or y > 1 else 2 * width)
     norm = stream + statistics + wide_stream
 
-    # Attention keeps the result of qkv, its own result and its log-sum-exp in fp32.
+    # Attention keeps the result of qkv, and its own, which is the input of the Linear after it.
     of_x = my * width // x
-    attention = of_x * (size.qkv + size.attention) + my * size.heads // x * _FP32
+    attention = of_x * (size.qkv + size.attention)
+    if not options.recomputation.attention:
+        attention += _between_linears(size, my, x, width)
     # ReLU's backward reads its own result, that of the other activations reads what up computed.
     mlp = of_x * (size.mlp if size.relu else size.up + size.mlp)
-    if size.head_norms:  # the normalised q and k are kept, with a number for each head and row
-        attention += of_x * (size.attention + size.kv)
-        attention += my * (size.heads + size.kv_heads) // x * _FP32
-    if size.rotary:  # the rotated q and k are kept, with the angles of each
-        attention += of_x * (size.attention + size.kv) + 4 * size.rotary * width
     if size.gated:  # silu(gate) is kept, too
         mlp += of_x * size.mlp
     if gathered and y > 1:
@@ -164,7 +166,7 @@ def kept_of_share(job: Job, size: ModelSizes, share: StageShare) -> Kept:
     first = m * (_INT64 + _BOOL) + positions
     loss = my * (size.vocab // x * _FP32 + _INT64 + 2 * _BOOL) + _FP32
     # torch's LayerNorm keeps its input, and so does recomputation. It is that of the first block.
-    by_block = options.recompute or not (size.rms_norm or y > 1)
+    by_block = options.recomputation.blocks or not (size.rms_norm or y > 1)
     return Kept(
         block=2 * norm + attention + mlp,
         block_input=stream,
@@ -173,6 +175,17 @@ def kept_of_share(job: Job, size: ModelSizes, share: StageShare) -> Kept:
         weights=_kept_weights(job, size, share) * width,
         received=0 if by_block else stream * share.backward_sends,
     )
+
+
+def _between_linears(size: ModelSizes, rows: int, x: int, width: int) -> int:
+    """Returns what attention keeps between its Linears, beside the result of each."""
+    heads = rows * width // x * (size.attention + size.kv)  # as much as q and k
+    kept = rows * size.heads // x * _FP32  # the log-sum-exp
+    if size.head_norms:  # the normalised q and k are kept, with a number for each head and row
+        kept += heads + rows * (size.heads + size.kv_heads) // x * _FP32
+    if size.rotary:  # the rotated q and k are kept, with the cosines and sines of the angles
+        kept += heads + 2 * size.rotary * width
+    return kept
 
 
 def stream_bytes(job: Job) -> int:
@@ -212,6 +225,7 @@ def _kept_weights(job: Job, size: ModelSizes, share: StageShare) -> int:
         return 0
     keeps_table = share.has_last and (size.tied or not options.reshard_after_forward)
     kept = size.vocab * size.hidden if keeps_table else 0
-    if not (options.reshard_after_forward or options.recompute):
-        kept += share.num_layers * size.block
+    if not options.reshard_after_forward:
+        again = options.recomputation.num_blocks(share.num_layers)
+        kept += (share.num_layers - again) * size.block
     return kept // (grid.x * grid.y)

@@ -21,8 +21,8 @@ _KEEPS_ACTIVATIONS, _KEEPS_INPUTS, _KEEPS_WEIGHTS, _OVERLAPS = 1, 2, 4, 8
 def those_that_fit(jobs: Sequence[Job], limit: int, *, device: str = "cuda") -> list[Job]:
     """Returns the jobs whose memory_of is at most `limit` bytes.
 
-    jobs: legal jobs that differ alone in recomputation, kept inputs, kept weights and whether there
-    is overlap.
+    jobs: legal jobs that differ alone in kept inputs, kept weights, whether there is overlap, and
+    whether recomputation is "none" or "full"; all may have another policy of it.
     """
     stages = fullest_stages(jobs[0])
     if max(sum(stage.states) for stage in stages) > limit:  # after backward, all of it is there
@@ -67,16 +67,16 @@ def _order(kinds: Sequence[int]) -> list[int]:
 def _at_least(job: Job, stage: StageStates) -> int:
     """Returns bytes that a rank of the stage has at once: states, and what its blocks keep."""
     kept = kept_of_share(job, sizes_of(job.model), stage.share)
-    each = kept.block_input if job.options.recompute else kept.block
     # Of several virtual stages on a rank, at least the one that is running is there.
     chunks = job.options.pipeline.chunks if job.grid.pipe > 1 else 1
-    blocks = stage.share.num_layers // chunks * each
+    count = stage.share.num_layers // chunks
+    blocks = kept.blocks(count, job.options.recomputation.num_blocks(count))
     return stage.states.parameters + stage.states.optimizer + blocks
 
 
 def _kind(options: Options) -> int:
     return (
-        _KEEPS_ACTIVATIONS * (not options.recompute)
+        _KEEPS_ACTIVATIONS * (options.recompute == "none")
         + _KEEPS_INPUTS * options.save_gathered
         + _KEEPS_WEIGHTS * (not options.reshard_after_forward)
         + _OVERLAPS * (options.overlap is not None)

@@ -14,10 +14,11 @@ def gathered_weights(stage: Stage) -> tuple[int, int, int]:
         return 0, 0, 0
     size, kept = stage.size, stage.kept.weights
     if stage.overlap is None:
-        # The weights of lm_head are freed after its backward. With recomputation, only the
-        # block that backward is at keeps its weights.
+        # The weights of lm_head are freed after its backward. Of blocks that are recomputed, only
+        # the one that backward is at keeps its weights.
         one = 0 if stage.options.reshard_after_forward else stage.block
-        return kept, one if stage.options.recompute else one * stage.running, one
+        keep = stage.running - stage.again + stage.last_again
+        return kept, one * keep, one
     # If the embedding has its own table, only later micro-batches need it again.
     tables = 1 if size.tied or stage.options.micro_batches == 1 or stage.in_stages else 2
     total = stage.layers * stage.block + stage.table * tables

@@ -66,14 +66,15 @@ def _moments_with(stage: Stage, *, has_gradients: bool) -> Iterator[Moment]:
     micro-batches have computed them.
     """
     size, kept, width, share = stage.size, stage.kept, stage.width, stage.share
-    recompute = stage.options.recompute
     everything = stage.elements.own * width
     # At the first block, all gradients but the table's are there.
     gradients = everything if has_gradients else 0
     last_gradients = gradients or everything - stage.elements.table * width
     held, first_held, last_held = gathered_weights(stage)
-    each, again = (kept.block_input, kept.block) if recompute else (kept.block, 0)
-    blocks = stage.running * each + kept.received
+    # If any block is computed again, the first one is, and then keeps as much as another one.
+    first = kept.block_input * (stage.options.recomputation.blocks > 0) + kept.block
+    blocks = kept.blocks(stage.running, stage.again) + kept.received
+    again = kept.block if stage.last_again else 0
     scattered = stage.z > 1 and stage.overlap is not None
     table = stage.table if share.has_last else 0
     head_gradient = table if stage.tied or scattered else table // stage.z
@@ -97,7 +98,7 @@ def _moments_with(stage: Stage, *, has_gradients: bool) -> Iterator[Moment]:
         inside = head_gradient + backward_internals(stage, *head, size.tied)
         yield Moment(gradients, held, ends + stage.stream, logits * width, max(after_head, inside))
     yield Moment(gradients, first_held, blocks + again + block, 0, after_head + block_buffers)
-    yield Moment(last_gradients, last_held, each + again + block, 0, waiting + block_buffers)
+    yield Moment(last_gradients, last_held, first + block, 0, waiting + block_buffers)
     if share.has_first:
         yield Moment(last_gradients, 0, embedding_rows(stage), 0, waiting + table_sum(stage))
 
@@ -109,7 +110,7 @@ def _other_units(stage: Stage) -> dict[bool, int]:
     with; of each, as much for every chunk. The keys say whether there are gradients then.
     """
     pipeline = stage.options.pipeline
-    kept = stage.kept.total(stage.layers, recompute=stage.options.recompute)
+    kept = stage.kept.total(stage.layers, stage.options.recomputation)
     deferred = deferred_bytes_of(stage.job, stage.number) if pipeline.defers else 0
     most: dict[bool, int] = {}
     for units in units_of(stage.job, stage.number):

@@ -11,6 +11,8 @@ class Stage:
     """The sizes of one job on a pipe coordinate. Unless noted otherwise, they are bytes of a rank.
 
     running    the blocks of the virtual stage that is running
+    again      those of them that are recomputed as a whole; of virtual stages, the fewest
+    last_again whether the last one is, with which backward begins
     tied       whether one rank has both uses of a tied table, whose gradient waits for the second
     wide       of each element, where the loss, overlap's buckets, the gradient norm and AdamW copy
                low precision to fp32
@@ -27,6 +29,9 @@ class Stage:
         self.layers = self.share.num_layers
         self.in_stages = grid.pipe > 1
         self.running = -(-self.layers // options.pipeline.chunks) if self.in_stages else self.layers
+        again, is_whole = options.recomputation, self.running == self.layers
+        self.again = (again.num_blocks if is_whole else again.fewest_blocks)(self.running)
+        self.last_again = self.again > again.num_blocks(self.running - 1)
         self.tied = size.tied and not self.in_stages
         self.size, self.options = size, options
         self.x, self.y, self.z = x, y, z = grid.x, grid.y, grid.z

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import product
+from itertools import islice, product
 
 from axonn_ext.planner.job import Job, Options, pipeline_violations
 from axonn_ext.planner.memory.fitting import those_that_fit
 from axonn_ext.planner.search.request import Request
+from axonn_ext.planner.shares import shares_of
 from axonn_ext.spec.grid import divisors, grids_of
 from axonn_ext.spec.parallel import Overlap
 from axonn_ext.spec.pipeline_options import PipelineOptions
+from axonn_ext.spec.recompute import recomputation_of
 
+# The policies of recomputation that are tried, from the least to the most that is computed again.
+# Those between the first and the last are tried only where the first does not fit.
+POLICIES = ("none", "attention", "every:8", "every:4", "every:2", "every:3/4", "full")
 # With several stages, so many micro-batches for each stage are tried at most.
 _MOST_PARTS_PER_STAGE = 16
 
@@ -80,11 +85,62 @@ def _with_pipeline(options: Options, pipeline: PipelineOptions) -> Options:
 
 
 def other_pipelines(request: Request, job: Job) -> Iterator[Job]:
-    """Yields the job with each other way in which its stages can run and that fits."""
+    """Yields the job with each other way in which its stages can run and that fits.
+
+    Where one needs more memory, it comes with the first policy that recomputes more and fits.
+    """
     for pipeline in request.pipelines if job.grid.pipe > 1 else ():
         other = replace(job, options=_with_pipeline(job.options, pipeline))
         if pipeline != job.options.pipeline and next(pipeline_violations(other), None) is None:
-            yield from fitting_jobs(request, job, (other.options,))
+            yield from islice(_with_policies(request, other, _from(request, job)), 1)
+
+
+def with_less_recomputation(request: Request, job: Job) -> tuple[Job, ...]:
+    """Returns the job with the policies of recomputation that may be its fastest.
+
+    job: recomputes every block, and fits; if it recomputed nothing, it would not fit. Of policies
+    that recompute whole blocks, the first one that fits recomputes the fewest.
+    """
+    if "recompute" in request.fixed:
+        return (job,)
+    blocks = (p for p in POLICIES if _recomputes_some(p, job))
+    of_blocks = islice(_with_policies(request, job, blocks), 1)
+    return (*_with_policies(request, job, ("attention",)), *of_blocks) or (job,)
+
+
+def _from(request: Request, job: Job) -> Iterator[str]:
+    """Yields the job's policy of recomputation, and those that may be tried in its stead."""
+    own = job.options.recompute
+    yield own
+    if "recompute" not in request.fixed:
+        more = POLICIES[POLICIES.index(own) + 1 :]
+        yield from (p for p in more if _recomputes_some(p, job) or p in ("attention", "full"))
+
+
+def _recomputes_some(policy: str, job: Job) -> bool:
+    """Whether the policy recomputes some, but not all, of the blocks of the largest stage."""
+    return 1 < recomputation_of(policy).of <= max(share.num_layers for share in shares_of(job))
+
+
+def _with_policies(request: Request, job: Job, policies: Iterable[str]) -> Iterator[Job]:
+    """Yields the job with each of these policies of recomputation with which it fits."""
+    for policy in policies:
+        yield from fitting_jobs(request, job, (replace(job.options, recompute=policy),))
+
+
+def without_needless(jobs: Sequence[Job]) -> list[Job]:
+    """Returns the jobs without those that recompute everything although they fit without it."""
+    roomy = {_beside_recomputation(j.options) for j in jobs if j.options.recompute == "none"}
+    return [
+        job
+        for job in jobs
+        if job.options.recompute != "full" or _beside_recomputation(job.options) not in roomy
+    ]
+
+
+def _beside_recomputation(options: Options) -> tuple[bool, ...]:
+    """Returns what else tells variants of one job apart."""
+    return options.save_gathered, options.reshard_after_forward, options.overlap is None
 
 
 @cache
@@ -102,7 +158,7 @@ def _given(
     Options that concern only axes of one rank are not varied.
     """
     choices: dict[str, tuple[object, ...]] = {
-        "recompute": (False, True),
+        "recompute": ("none", "full"),
         "save_gathered": (False, True) if options.sharded and splits_linears else (False,),
         "overlap": (Overlap(), None) if splits_batch else (None,),
         "reshard_after_forward": (True, False) if splits_weights else (True,),

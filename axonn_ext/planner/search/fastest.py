@@ -8,13 +8,20 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
-from axonn_ext.planner.closed_forms import ClosedForms, closed_form_s
+from axonn_ext.planner.closed_forms import ClosedForms, Pieces, closed_form_s, least_s
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate, estimate
 from axonn_ext.planner.job import Job, violations
 from axonn_ext.planner.memory.peak import memory_of
 from axonn_ext.planner.pipelines import StageSteps
-from axonn_ext.planner.search.choices import fitting_jobs, jobs_of, other_pipelines, variants_of
+from axonn_ext.planner.search.choices import (
+    fitting_jobs,
+    jobs_of,
+    other_pipelines,
+    variants_of,
+    with_less_recomputation,
+    without_needless,
+)
 from axonn_ext.planner.search.remedies import NO_MEMORY, VOCABULARY, nothing_fits, padding_hint
 from axonn_ext.planner.search.request import Request
 from axonn_ext.spec.grid import GridShape
@@ -35,7 +42,8 @@ class Plan:
     configs         at most `top` configurations, the best first, each the best of its grid
     rejected        reason -> the number of configurations rejected for it
     num_considered  the number of all configurations, legal or not; fits: those that are legal and
-                    fit
+                    fit. Of policies of recomputation, these count "none" and "full", unless another
+                    one is given
     """
 
     request: Request
@@ -46,7 +54,11 @@ class Plan:
 
 
 class _Candidate(NamedTuple):
-    """A job that fits. least_s: the seconds that a step of it takes at least by closed forms."""
+    """A job that fits. least_s: the seconds that a step of it takes at least by closed forms.
+
+    If the job recomputes every block, it would not fit if it recomputed nothing. It may then fit
+    with less recomputation, for which least_s holds, too.
+    """
 
     least_s: float
     job: Job
@@ -61,7 +73,7 @@ def plan(request: Request) -> Plan:
     rejected: Counter[str] = Counter()
     found: list[_Candidate] = []
     forms = ClosedForms(request.machine)
-    num_considered = 0
+    num_considered = num_fitting = 0
     for job in jobs_of(request):
         options = variants_of(request, job)
         num_considered += len(options)
@@ -73,20 +85,26 @@ def plan(request: Request) -> Plan:
         rejected[NO_MEMORY] += len(options) - len(fitting)
         if fitting:
             blocks = forms.blocks_of(job)
-            found += [_Candidate(closed_form_s(blocks, v), v) for v in fitting]
+            found += [_candidate(blocks, v) for v in without_needless(fitting)]
+            num_fitting += len(fitting)
     rejected = +rejected  # drops zeros
     if VOCABULARY in rejected:
         rejected[padding_hint(request)] = rejected.pop(VOCABULARY)
     if not found:
         raise PlannerError(nothing_fits(request, rejected))
-    promising = _most_promising(found, forms, request.simulate)
+    promising = _most_promising(request, found, forms)
     promising += [other for job in promising for other in other_pipelines(request, job)]
     steps = StageSteps(request.machine)
     best = [_estimate(request, job, steps) for job in promising]
     return Plan(
         request, _best_of_each_grid(best)[: request.top], dict(rejected.most_common()),
-        num_considered, len(found),
+        num_considered, num_fitting,
     )  # fmt: skip
+
+
+def _candidate(blocks: Pieces, job: Job) -> _Candidate:
+    bound = least_s if job.options.recompute == "full" else closed_form_s
+    return _Candidate(bound(blocks, job), job)
 
 
 def _estimate(request: Request, job: Job, steps: StageSteps) -> Estimate:
@@ -112,25 +130,30 @@ class _Time(NamedTuple):
     number: int
 
 
-def _most_promising(found: list[_Candidate], forms: ClosedForms, count: int) -> list[Job]:
+def _most_promising(request: Request, found: list[_Candidate], forms: ClosedForms) -> list[Job]:
     """Returns the fastest candidates by closed forms, only a few of each grid.
 
     Of candidates that take equally long, the simplest come first, so that ranks agree. The whole
-    closed form of a candidate is computed only when its bound is the least of what is left.
+    closed form of a candidate is computed only when its bound is the least of what is left. Only
+    then is looked for the policy of recomputation with which it is fastest.
     """
+    jobs = [candidate.job for candidate in found]
     chosen: list[Job] = []
     of_grid: Counter[GridShape] = Counter()
     num_pipelines = 0
     heap = [_Time(c.least_s, False, (), i) for i, c in enumerate(found)]
     heapify(heap)
-    while heap and len(chosen) < count:
-        job = found[heap[0].number].job
+    while heap and len(chosen) < request.simulate:
+        number = heap[0].number
+        job = jobs[number]
         grid = job.grid
         few_pipelines = grid.pipe == 1 or num_pipelines < _PIPELINES_SIMULATED
         if of_grid[grid] == _VARIANTS_OF_A_GRID or not few_pipelines:
             heappop(heap)
         elif not heap[0].is_whole:
-            whole = _Time(forms.seconds(job), True, _simplest_first(job), heap[0].number)
+            if job.options.recompute == "full":
+                job = jobs[number] = _with_fastest_policy(request, job, forms)
+            whole = _Time(forms.seconds(job), True, _simplest_first(job), number)
             heapreplace(heap, whole)
         else:
             heappop(heap)
@@ -140,11 +163,19 @@ def _most_promising(found: list[_Candidate], forms: ClosedForms, count: int) -> 
     return chosen
 
 
+def _with_fastest_policy(request: Request, job: Job, forms: ClosedForms) -> Job:
+    """Returns a job that recomputes every block with the policy with which it is fastest."""
+    ways = with_less_recomputation(request, job)
+    return min(ways, key=lambda way: (forms.seconds(way), _simplest_first(way)))
+
+
 def _simplest_first(job: Job) -> tuple[object, ...]:
     options = job.options
+    again = options.recomputation
     return (
-        options.recompute, options.save_gathered, not options.reshard_after_forward,
-        options.heads_over_y, options.layout != "sharded", options.micro_batches, job.grid,
+        again.share_of_blocks, again.attention, options.save_gathered,
+        not options.reshard_after_forward, options.heads_over_y, options.layout != "sharded",
+        options.micro_batches, job.grid,
         SCHEDULES.index(options.pipeline.schedule), options.pipeline.chunks,
     )  # fmt: skip
 

@@ -11,10 +11,11 @@ from axonn_ext.spec.grid import divisors
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import LAYOUTS, Overlap
 from axonn_ext.spec.pipeline_options import PipelineOptions
+from axonn_ext.spec.recompute import EXPECTED, is_policy
 
 MOST_RANKS = 1 << 20
 _MOST_SEQUENCES = 1 << 40  # divisors of larger numbers would take long to find
-_FLAGS = ("heads_over_y", "save_gathered", "reshard_after_forward", "recompute")
+_FLAGS = ("heads_over_y", "save_gathered", "reshard_after_forward")
 DEFAULT_MEMORY_FRACTION = 0.95
 # How stages run: those with the least time, and 1F1B, which holds less than message_driven.
 PIPELINES = (
@@ -96,13 +97,15 @@ def _check_choices(request: Request) -> None:
     layouts, fixed = request.layouts, request.fixed
     if not layouts or not set(layouts) <= set(LAYOUTS):
         raise PlannerError(f"layouts must be some of {', '.join(LAYOUTS)}, got {layouts!r}")
-    unknown = set(fixed) - {*_FLAGS, "overlap"}
+    unknown = set(fixed) - {*_FLAGS, "recompute", "overlap"}
     if unknown:
-        known = ", ".join((*_FLAGS, "overlap"))
+        known = ", ".join((*_FLAGS, "recompute", "overlap"))
         raise PlannerError(f"fixed may hold {known}, got {', '.join(sorted(unknown))}")
     for name, value in fixed.items():
         if name in _FLAGS and not isinstance(value, bool):
             raise PlannerError(f"fixed: {name} must be True or False, got {value!r}")
+        if name == "recompute" and not is_policy(value):
+            raise PlannerError(f"fixed: recompute must be {EXPECTED}, got {value!r}")
         if name == "overlap" and not (value is None or isinstance(value, Overlap)):
             raise PlannerError(f"fixed: overlap must be None or an Overlap, got {value!r}")
     if request.micro_batches is not None:

@@ -11,20 +11,24 @@ def block_forward(rank: Rank) -> tuple[Task, ...]:
     """Returns the tasks of a block's forward pass."""
     qkv, out, up, down = (linear_forward(rank, w) for w in rank.model.block_linears)
     norm_1, norm_2 = (norm(rank, f"norm_{i}", backward=False) for i in (1, 2))
-    return (norm_1, qkv, _attention(rank, backward=False), out,
+    return (norm_1, qkv, attention_forward(rank), out,
             norm_2, up, _activation(rank, backward=False), down)  # fmt: skip
 
 
-def block_backward(rank: Rank) -> tuple[Task, ...]:
-    """Returns the tasks of a block's backward pass, without recomputation."""
+def block_backward(rank: Rank, *, recomputed: bool = False) -> tuple[Task, ...]:
+    """Returns the tasks of a block's backward pass, with the recomputation of attention alone.
+
+    recomputed: the whole block is computed again before, which is no part of these tasks.
+    """
     # Recomputation ends with the Linear with which backward begins, so its weight is held.
-    held = rank.options.recompute and rank.options.overlap is not None
+    held = recomputed and rank.options.overlap is not None
+    again = (attention_forward(rank),) if rank.options.recomputation.attention else ()
     qkv, out, up, down = (linear_backward(rank, w) for w in rank.model.block_linears)
     if held:
         down = (down[0]._replace(gather=None), down[1])
     norm_1, norm_2 = (norm(rank, f"norm_{i}", backward=True) for i in (1, 2))
     return (*down, _activation(rank, backward=True), *up, norm_2,
-            *out, _attention(rank, backward=True), *qkv, norm_1)  # fmt: skip
+            *out, *again, _attention(rank, backward=True), *qkv, norm_1)  # fmt: skip
 
 
 def norm(rank: Rank, name: str, *, backward: bool) -> Task:
@@ -42,6 +46,11 @@ def norm(rank: Rank, name: str, *, backward: bool) -> Task:
         f"{name} {'backward' if backward else 'forward'}", before=present([sums]),
         touched_bytes=passes * elements * rank.width,
     )  # fmt: skip
+
+
+def attention_forward(rank: Rank) -> Task:
+    """Returns what a block does between the Linears of its attention; no collective is in it."""
+    return _attention(rank, backward=False)
 
 
 def _attention(rank: Rank, *, backward: bool) -> Task:

@@ -40,6 +40,7 @@ def make_program(job: Job, stage: int = 0) -> Program:
     return Program(
         _parts_of(rank),
         num_layers=rank.share.num_layers,
+        recomputation=rank.options.recomputation,
         num_micro_batches=job.options.micro_batches,
         messages=messages(rank),
         gradient_sums=(*gradient_sums(rank), *sum_over_ends(rank)),
@@ -50,10 +51,10 @@ def make_program(job: Job, stage: int = 0) -> Program:
 
 def _parts_of(rank: Rank) -> Parts:
     forward, ends = block_forward(rank), ends_of(rank)
-    recomputed = forward if rank.options.recompute else ()
+    again = block_backward(rank, recomputed=True) if rank.options.recomputation.blocks else ()
     return Parts(
         ends.first_forward, forward, ends.last_forward,
-        ends.last_backward, (*recomputed, *block_backward(rank)), ends.first_backward,
+        ends.last_backward, block_backward(rank), (*forward, *again), ends.first_backward,
     )  # fmt: skip
 
 

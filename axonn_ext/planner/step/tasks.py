@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from axonn_ext.spec.recompute import Recomputation
+
 
 class Collective(NamedTuple):
     """One collective. num_bytes: the bytes that one rank sends."""
@@ -69,8 +71,10 @@ class Parts(NamedTuple):
     """The parts of a micro-batch.
 
     They are the embedding, one block, the norm with head and loss, and the backward passes of
-    these. `block_backward` begins with recomputation, if there is any. Where a stage has no
-    embedding or head, these parts have only what the stage does with messages that it receives.
+    these. Of a block there are two: that of a block whose activations were kept, or all but those
+    of its attention, and that of one which is computed again as a whole, which comes first in it.
+    Where a stage has no embedding or head, these parts have only what the stage does with messages
+    that it receives.
     """
 
     first_forward: tuple[Task, ...]
@@ -78,18 +82,26 @@ class Parts(NamedTuple):
     last_forward: tuple[Task, ...]
     last_backward: tuple[Task, ...]
     block_backward: tuple[Task, ...]
+    recomputed_backward: tuple[Task, ...]
     first_backward: tuple[Task, ...]
+
+    @property
+    def num_forward(self) -> int:
+        """The number of parts that are forward passes; they come first."""
+        return 3
 
 
 class Program(NamedTuple):
     """The step of one rank.
 
-    The parts run num_micro_batches times, with those of a block num_layers times in each. Messages
-    to other stages go out beside them. The rest follows after the last micro-batch.
+    The parts run num_micro_batches times, with those of a block num_layers times in each, of which
+    as many are recomputed as `recomputation` says. Messages to other stages go out beside them. The
+    rest follows after the last micro-batch.
     """
 
     parts: Parts
     num_layers: int
+    recomputation: Recomputation
     num_micro_batches: int
     messages: tuple[Collective, ...]  # for each micro-batch
     gradient_sums: tuple[Collective, ...]  # once per step
@@ -98,6 +110,7 @@ class Program(NamedTuple):
     optimizer_bytes: int  # the bytes that clipping and the optimizer read and write
 
     def micro_batch(self) -> Iterator[tuple[tuple[Task, ...], int]]:
-        """Yields the parts of one micro-batch, and how often each is repeated in a row."""
+        """Yields the parts of one micro-batch, and how often it runs each."""
         layers = self.num_layers
-        yield from zip(self.parts, (1, layers, 1, 1, layers, 1), strict=True)
+        again = self.recomputation.num_blocks(layers)
+        yield from zip(self.parts, (1, layers, 1, 1, layers - again, again, 1), strict=True)

@@ -1,0 +1,79 @@
+"""Which activations are computed again in backward (activation checkpointing) instead of kept."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+# The legal values of ParallelConfig.recompute, in words.
+EXPECTED = "none, attention, every:K or every:N/K with whole numbers 1 <= N < K, or full"
+_EVERY = re.compile("every:(?:([1-9][0-9]{0,5})/)?([1-9][0-9]{0,5})")
+
+
+class Recomputation(NamedTuple):
+    """A policy of recomputation, for the blocks of a rank, which are counted from 0.
+
+    blocks, of   the first `blocks` of each `of` successive blocks are computed again as a whole
+    attention    of every block, what lies between the Linears of its attention is computed again
+    """
+
+    blocks: int = 0
+    of: int = 1
+    attention: bool = False
+
+    @property
+    def share_of_blocks(self) -> float:
+        """The share of many blocks that are computed again as a whole."""
+        return self.blocks / self.of
+
+    def has_block(self, position: int) -> bool:
+        """Whether that block is computed again as a whole.
+
+        If the last block is kept, all that is kept together is the most that backward holds. A last
+        block that is computed again would come on top of it, and so would save nothing. Therefore
+        the first blocks of each group are computed again.
+        """
+        return position % self.of < self.blocks
+
+    def num_blocks(self, count: int) -> int:
+        """Returns how many of the first `count` blocks are computed again as a whole."""
+        groups, rest = divmod(count, self.of)
+        return groups * self.blocks + min(rest, self.blocks)
+
+    def fewest_blocks(self, count: int) -> int:
+        """Returns the fewest of any `count` successive blocks that are computed again."""
+        groups, rest = divmod(count, self.of)
+        return groups * self.blocks + max(0, rest - (self.of - self.blocks))
+
+
+def is_policy(value: object) -> bool:
+    """Whether the value names a policy of recomputation."""
+    return _parsed(value) is not None
+
+
+def recomputation_of(policy: object) -> Recomputation:
+    """Returns what the policy recomputes. Raises ValueError for a value that names none."""
+    found = _parsed(policy)
+    if found is None:
+        raise ValueError(f"recompute must be {EXPECTED}, got {policy!r}")
+    return found
+
+
+def _parsed(policy: object) -> Recomputation | None:
+    return _of_name(policy) if isinstance(policy, str) else None
+
+
+@lru_cache(maxsize=256)  # the planner asks again and again
+def _of_name(policy: str) -> Recomputation | None:
+    named = {
+        "none": Recomputation(), "attention": Recomputation(attention=True),
+        "full": Recomputation(blocks=1),
+    }  # fmt: skip
+    if policy in named:
+        return named[policy]
+    match = _EVERY.fullmatch(policy)
+    if match is None:
+        return None
+    blocks, of = int(match[1] or 1), int(match[2])
+    return Recomputation(blocks, of) if blocks < of else None
