@@ -72,15 +72,21 @@ class AdamW:
                 self._options[decays] = {
                     "lr": lr, "betas": betas, "eps": eps, "weight_decay": decay
                 }  # fmt: skip
-        self._shards = _shards(module, chosen)
-        self._bucketed: list[BucketedUpdate] = []
+        path = Path(tempfile.gettempdir() if folder is None else folder)
+        if offload == "disk" and not path.is_dir():
+            raise ValueError(f"AdamW: folder must be one that exists, got {path}")
         self._whole: list[Piece] = []
+        self._bucketed: list[BucketedUpdate] = []
+        self._shards = _shards(module, chosen)
         if self._shards is None and offload == "none":
             self._whole = [_whole(p) for p in self._parameters]
         else:
-            path = Path(tempfile.gettempdir() if folder is None else folder)
-            groups = _alike(self._parameters)
-            self._bucketed = [_bucketed(group, chosen, self._shards, path) for group in groups]
+            try:
+                for group in _alike(self._parameters):
+                    self._bucketed.append(_bucketed(group, chosen, self._shards, path))
+            except BaseException:
+                self.close()
+                raise
         self._pieces_of: dict[int, list[Piece]] = {id(p): [] for p in self._parameters}
         for piece in self.pieces:
             self._pieces_of[id(piece.parameter)].append(piece)

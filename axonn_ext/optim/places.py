@@ -18,17 +18,11 @@ class Place:
     offload  "none": on the device; "cpu": in host memory, which is pinned for a GPU; "disk": in
              files without a name, which are mapped into memory and end with the process
     folder   of the files
-
-    Raises ValueError for a folder that does not exist.
     """
 
     offload: str
     device: torch.device
     folder: Path
-
-    def __post_init__(self) -> None:
-        if self.offload == "disk" and not self.folder.is_dir():
-            raise ValueError(f"AdamW: folder must be one that exists, got {self.folder}")
 
     def zeros(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Returns so many zeros. Raises OSError where the disk has no room."""

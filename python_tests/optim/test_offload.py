@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import late_gpu
+import memory
 from axonn_ext.optim import AdamW, adamw, bucketed
 from axonn_ext.optim.crossing import StreamCrossing
 from axonn_ext.zero import ALIGNMENT, buckets_of
@@ -150,6 +151,38 @@ def test_refusals(tmp_path: Path) -> None:
         AdamW([strided], lr=1.0, offload="cpu")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_device_bytes(tmp_path: Path, dtype: torch.dtype) -> None:
+    """With states elsewhere, weights, gradients and a bucket's buffers are all that is left."""
+    bucket = 1 << 20
+    off, numel = device_bytes("disk", dtype, bucket, tmp_path)
+    on, _ = device_bytes("none", dtype, bucket, tmp_path)
+    assert numel > 10_000_000
+    assert off <= 4 * numel + 16 * bucket
+    assert on >= 20 * numel  # weight, gradient, master, moments and the gradient in fp32
+
+
+def device_bytes(offload: str, dtype: torch.dtype, bucket: int, folder: Path) -> tuple[int, int]:
+    """Returns the bytes that training takes at most without what is elsewhere, and parameters.
+
+    Weights and states by their sizes, all else as torch's allocator gives it out.
+    """
+    model = nn.Sequential(*(nn.Linear(1024, 1024, dtype=dtype) for _ in range(12)))
+    optimizer = AdamW(model, lr=1e-3, offload=offload, bucket_elements=bucket, folder=folder)
+
+    def train() -> None:
+        for _ in range(2):
+            model(torch.ones(1, 1024, dtype=dtype)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    there = [p.detach() for p in model.parameters()]
+    if offload == "none":
+        there += [t for p in optimizer.pieces for t in (p.master, p.exp_avg, p.exp_avg_sq)]
+    used = sum(t.nbytes for t in there) + memory.peak_allocated(train)
+    return used, sum(p.numel() for p in model.parameters())
+
+
 LIMITED = """
 import resource, sys
 import torch
@@ -175,9 +208,8 @@ for step in range(3):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's limit on private memory")
 def test_trains_where_the_states_do_not_fit(tmp_path: Path) -> None:
-    """21 M parameters need 16 bytes each, 4 of them already there; the limit allows 6 more."""
-    num_bytes = 21_000_000
-    limit = 6 * num_bytes
+    """21 M parameters need 20 bytes each, of which 2 are there; the limit allows 6 more."""
+    limit = 6 * 21_000_000
     runs = {
         offload: subprocess.run(
             [sys.executable, "-c", LIMITED, offload, str(limit), str(tmp_path)],

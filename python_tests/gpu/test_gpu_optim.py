@@ -1,0 +1,56 @@
+"""AdamW whose state is on the host, held to one on the device; and the bytes that this frees."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from axonn_ext.optim import AdamW
+
+pytestmark = pytest.mark.gpu
+
+
+def train(offload: str, dtype: torch.dtype, steps: int) -> tuple[list[torch.Tensor], int, int]:
+    """Returns the weights, the bytes at the peak, and the number of parameters."""
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Linear(1024, 1024, dtype=dtype, device="cuda") for _ in range(12)),
+        nn.Linear(1024, 33, dtype=dtype, device="cuda"),
+    )
+    optimizer = AdamW(model, lr=1e-3, offload=offload, bucket_elements=1 << 20)
+    data = torch.randn(64, 1024, dtype=dtype, device="cuda")
+    for _ in range(steps):
+        model(data).float().square().mean().backward()
+        optimizer.step(gradient_factor=0.5)
+        optimizer.zero_grad()
+    peak = torch.cuda.max_memory_allocated() - before
+    weights = [p.detach().cpu() for p in model.parameters()]
+    return weights, peak, sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("offload", ["cpu", "disk"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_as_on_the_device(offload: str, dtype: torch.dtype) -> None:
+    """GPU and host may round a fused multiply and add otherwise, so bits may differ in fp32.
+
+    An update is at most about lr; a rounding of a moment changes it by a few units of 2**-24, and
+    of a weight in low precision by one unit of its last place at most.
+    """
+    ours, _, _ = train(offload, dtype, 20)
+    theirs, _, _ = train("none", dtype, 20)
+    close = {torch.float32: 1e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}[dtype]
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=close, atol=close * 1e-2)
+
+
+def test_device_bytes() -> None:
+    _, off, numel = train("cpu", torch.bfloat16, 2)
+    _, on, _ = train("none", torch.bfloat16, 2)
+    assert off <= 4 * numel + 16 * (1 << 20)
+    assert on >= 20 * numel
