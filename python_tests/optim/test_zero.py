@@ -25,7 +25,8 @@ GRIDS = [
     GridShape(z=2, data=2),
 ]
 # Sums of two or four numbers in fp32, in another order: a few units in the last place. AdamW then
-# divides small gradients by roots of their squares, which can magnify that; bf16 rounds to 2**-9, fp16 to 2**-12, but without a loss scale to 6e-8.
+# divides small gradients by roots of their squares, which can magnify that. bf16 rounds to 2**-9;
+# fp16 to 2**-12, but without a loss scale gradients are rounded to multiples of 6e-8.
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2**-9, torch.float16: 2**-9}
 
 
