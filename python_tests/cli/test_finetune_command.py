@@ -97,6 +97,19 @@ def test_adapters_train_alone_and_resume(model, data, tmp_path, capsys) -> None:
     assert Path(config["base_model_name_or_path"]) == model
 
 
+@pytest.mark.parametrize("lora", [(), ("--lora", "4")])
+def test_fp16_learns_what_fp32_learns(model, data, tmp_path, lora) -> None:
+    for dtype in ("fp32", "fp16"):
+        options = ("--steps", 5, "--train.dtype", dtype, *lora)
+        assert finetune(model, data, tmp_path / dtype, *options) == 0
+    wide, low = (read_metrics(tmp_path / dtype).steps for dtype in ("fp32", "fp16"))
+    assert [step.loss_scale for step in low] == [2.0**16] * 5
+    for a, b in zip(wide, low, strict=True):
+        assert a.loss == pytest.approx(b.loss, rel=1e-3)  # fp16 rounds to 2**-11, a loss is a mean
+        assert a.grad_norm == pytest.approx(b.grad_norm, rel=1e-2)
+        assert a.grad_norm != b.grad_norm
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [(), ("--lora", "4")])
 def test_four_processes_have_the_losses_of_one(model, data, tmp_path, lora) -> None:
