@@ -45,7 +45,7 @@ examples:
   axonn-ext finetune --model llama-3-8b --data answers.jsonl --grid x=4,z=2
   axonn-ext finetune --model my-model --data notes/ --lora 16 --lora-targets q_proj,v_proj
   torchrun --nproc-per-node 8 -m axonn_ext finetune --model my-model --data a.jsonl --grid z=8
-  axonn-ext finetune --model my-model --data a.jsonl --train.dtype bf16 --parallel.recompute true
+  axonn-ext finetune --model my-model --data a.jsonl --train.dtype bf16 --parallel.recompute full
 
 Every key of `axonn-ext train --help` can be given as --TABLE.KEY VALUE. The run's folder gets
 metrics.jsonl, config.toml, loss.png, and the folder model, or with --lora the folder adapter.

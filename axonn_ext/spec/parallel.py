@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from types import MappingProxyType
 
 from axonn_ext.spec.recompute import Recomputation, recomputation_of
@@ -46,13 +47,13 @@ class ParallelConfig:
             check_choice(name, getattr(self, name), choices)
         if self.heads_over_y and self.layout != "sharded":
             raise ValueError("heads_over_y needs layout 'sharded'")
-        recomputation_of(self.recompute)
+        _ = self.recomputation  # which refuses what is no policy
 
     @property
     def sharded(self) -> bool:
         return self.layout == "sharded"
 
-    @property
+    @cached_property
     def recomputation(self) -> Recomputation:
         """What `recompute` names."""
         return recomputation_of(self.recompute)

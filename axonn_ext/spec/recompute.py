@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 # The legal values of ParallelConfig.recompute, in words.
@@ -47,6 +47,15 @@ class Recomputation(NamedTuple):
         return groups * self.blocks + max(0, rest - (self.of - self.blocks))
 
 
+_NAMED = MappingProxyType(
+    {
+        "none": Recomputation(),
+        "attention": Recomputation(attention=True),
+        "full": Recomputation(blocks=1),
+    }
+)
+
+
 def is_policy(value: object) -> bool:
     """Whether the value names a policy of recomputation."""
     return _parsed(value) is not None
@@ -61,17 +70,10 @@ def recomputation_of(policy: object) -> Recomputation:
 
 
 def _parsed(policy: object) -> Recomputation | None:
-    return _of_name(policy) if isinstance(policy, str) else None
-
-
-@lru_cache(maxsize=256)  # the planner asks again and again
-def _of_name(policy: str) -> Recomputation | None:
-    named = {
-        "none": Recomputation(), "attention": Recomputation(attention=True),
-        "full": Recomputation(blocks=1),
-    }  # fmt: skip
-    if policy in named:
-        return named[policy]
+    if not isinstance(policy, str):
+        return None
+    if policy in _NAMED:
+        return _NAMED[policy]
     match = _EVERY.fullmatch(policy)
     if match is None:
         return None

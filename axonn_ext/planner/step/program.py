@@ -51,10 +51,12 @@ def make_program(job: Job, stage: int = 0) -> Program:
 
 def _parts_of(rank: Rank) -> Parts:
     forward, ends = block_forward(rank), ends_of(rank)
-    again = block_backward(rank, recomputed=True) if rank.options.recomputation.blocks else ()
+    again: tuple[Task, ...] = ()
+    if rank.options.recomputation.blocks:
+        again = (*forward, *block_backward(rank, recomputed=True))
     return Parts(
         ends.first_forward, forward, ends.last_forward,
-        ends.last_backward, block_backward(rank), (*forward, *again), ends.first_backward,
+        ends.last_backward, block_backward(rank), again, ends.first_backward,
     )  # fmt: skip
 
 
