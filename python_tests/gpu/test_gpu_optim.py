@@ -1,4 +1,4 @@
-"""AdamW whose state is on the host, held to one on the device; and the bytes that this frees."""
+"""AdamW with its state on the host, or divided over data, held to one without either."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+import zero_cases
+from axonn_ext import GridShape
 from axonn_ext.optim import AdamW
+from zero_cases import Setup
 
 pytestmark = pytest.mark.gpu
 
@@ -54,3 +57,17 @@ def test_device_bytes() -> None:
     _, on, _ = train("none", torch.bfloat16, 2)
     assert off <= 4 * numel + 16 * (1 << 20)
     assert on >= 20 * numel
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("zero", [1, 2])
+@pytest.mark.parametrize("shape", [GridShape(data=2), GridShape(z=2, data=2)], ids=GridShape.short)
+def test_zero_is_as_without(gpu_pool, shape, zero, overlap):
+    setup = Setup(
+        shape, zero, "cpu" if zero == 1 else "none", dtype=torch.bfloat16, overlap=overlap,
+        micro_batches=2, device="cuda",
+    )  # fmt: skip
+    for found in gpu_pool(shape.size).run(zero_cases.compare, setup):
+        assert found["left"] == 0
+        # bf16 rounds to 2**-9. Host and GPU round a fused multiply and add otherwise.
+        assert max(found["gradients"], found["metrics"], found["weights"]) < 2**-7

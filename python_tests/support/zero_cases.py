@@ -43,6 +43,7 @@ class Setup:
     micro_batches: int = 1
     overlap: bool = False
     bucket_elements: int = 1500
+    device: str = "cpu"
 
     def without(self) -> Setup:
         """The same, with whole gradients and states on every rank."""
@@ -62,7 +63,7 @@ class Job:
         self.setup, self.grid = setup, grid_of(setup.shape)
         parallel = ParallelConfig(layout=setup.layout)
         self.model = models.build(
-            setup.config, self.grid, parallel, seed=seed, dtype=setup.dtype
+            setup.config, self.grid, parallel, seed=seed, dtype=setup.dtype, device=setup.device
         )  # fmt: skip
         overlap = OVERLAP if setup.overlap else None
         self.pipeline: Pipeline | None = None
@@ -82,7 +83,7 @@ class Job:
 
     def gradients(self, step: int) -> float:
         """Computes the whole gradients of a step; returns its loss."""
-        ids, labels = random_batch()
+        ids, labels = (tensor.to(self.setup.device) for tensor in random_batch())
         ids = (ids + step) % 64
         count = float((labels != -100).sum())
         own = {0: ("data", "z")}
