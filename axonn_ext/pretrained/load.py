@@ -98,7 +98,7 @@ def _load(
     derived = {name for name in files.names if _DERIVED.search(name)}
     stored_dtype = files.dtype(files.names - derived)
     if stored_dtype == torch.float16 and device.type == "cpu":
-        stored_dtype = torch.float32
+        stored_dtype = torch.float32  # CPUs multiply fp16 several times as slowly
     model = build(
         config, grid, parallel, stages=stages, seed=None, dtype=dtype or stored_dtype, device=device
     )

@@ -282,6 +282,15 @@ def test_written_configuration_keeps_what_is_not_planned(tmp_path: Path, capsys:
     assert (config.model.vocab_size, config.model.hidden_size) == (384, 256)
 
 
+def test_written_configuration_has_fp16_only_if_asked_for(tmp_path: Path) -> None:
+    arguments = ["plan", "--model", "gpt2-small", "--machine", "dgx-a100", "--gpus", "2"]
+    arguments += ["--global-batch", "4"]
+    for asked, dtype in ((["--dtype", "fp16"], "fp16"), ([], "bf16")):
+        written = tmp_path / f"{dtype}.toml"
+        assert main([*arguments, *asked, "--write-config", str(written)]) == 0
+        assert load_config(written).train.dtype == dtype
+
+
 def test_fixed_options_hold(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     fixed = [
