@@ -136,7 +136,8 @@ class Transformer(nn.Module, NamedState):
             self.blocks.add_module(str(number), self._make_block())
         if self.has_head:
             self._add_head()
-            self.criterion = CrossEntropy(**common)
+            # Nobody else sees the logits of `loss`, nor those of a pipeline's last stage.
+            self.criterion = CrossEntropy(in_place=True, **common)
 
     def _check_stages(self) -> None:
         stages, pipe = self.stages, self.grid.size("pipe")
