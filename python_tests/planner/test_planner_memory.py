@@ -18,10 +18,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers the backend)
 
 from axonn_ext import Grid, clip_grad_norm_, models, overlap, sync_gradients
+from axonn_ext.bench.loss.memory import peak_bytes
 from axonn_ext.models import Transformer
 from axonn_ext.optim import AdamW
 from axonn_ext.planner.errors import PlannerError
@@ -189,17 +189,11 @@ def run_steps(job: Job, model: Transformer, *, num_steps: int, has_peers: bool) 
 def peak_on_cpu(job: Job, *, has_peers: bool) -> int:
     """By torch's profile of its allocator: from nothing through the model's making and steps."""
     gc.collect()  # lest what is left of another model is freed in between
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        # The first step with overlap learns the order of weights, and keeps more of them.
-        num_steps = 1 if job.options.overlap is None else 2
-        run_steps(job, build(job), num_steps=num_steps, has_peers=has_peers)
-    events = profiler.profiler.kineto_results.events()
-    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    now = peak = 0
-    for _, change in changes:
-        now += change
-        peak = max(peak, now)
-    return peak
+    # The first step with overlap learns the order of weights, and keeps more of them.
+    num_steps = 1 if job.options.overlap is None else 2
+    return peak_bytes(
+        lambda: run_steps(job, build(job), num_steps=num_steps, has_peers=has_peers), "cpu"
+    )
 
 
 BLOCKS = ModelConfig(1024, 256, 16, 8, 64)  # 13 M parameters: 204 MB of states in fp32
