@@ -139,7 +139,8 @@ class Transformer(nn.Module, NamedState):
         self._recomputed = {n for i, n in enumerate(numbers) if again.has_block(i)}
         if self.has_head:
             self._add_head()
-            self.criterion = CrossEntropy(**common)
+            # Nobody else sees the logits of `loss`, nor those of a pipeline's last stage.
+            self.criterion = CrossEntropy(in_place=True, **common)
 
     def _check_stages(self) -> None:
         stages, pipe = self.stages, self.grid.size("pipe")

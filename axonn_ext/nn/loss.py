@@ -1,8 +1,9 @@
-"""Cross-entropy over a vocabulary that is split over x. The logits never leave their rank."""
+"""Cross-entropy over a vocabulary that is split over x. The logits never leave their rank.
+
+Legend: m rows of this rank's (data, z) group; V columns of the vocabulary; Gx, Gy ranks along axes.
+"""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,16 +26,39 @@ class CrossEntropy(nn.Module):
     are therefore those of the global mean: over ranks they must be summed, never averaged.
     Labels must be -100 or lie in [0, V). Other labels raise ValueError on the CPU and with
     AXONN_DEBUG_TOKEN_IDS; otherwise, on a GPU, they are not detected.
-    The loss is computed in fp32 (fp64 for fp64). Collectives: all-reduces of three numbers per row
-    over x, then of two numbers in all over every axis that splits the rows.
+
+    The loss is computed in fp32 (fp64 for fp64), from logits of float32, float64, bfloat16 or
+    float16. Forward reads each labelled row once and backward once more; no copy of the logits is
+    made. Until backward, the logits and two numbers a row are kept. The gradient has the logits'
+    dtype. A second derivative raises NotImplementedError.
+
+    in_place: backward writes the gradient over the logits' own memory, which saves as much memory
+    as they take. It is for logits that nothing else uses once backward has begun:
+
+    * What reads the logits after backward sees the gradient.
+    * A second backward pass through the loss (retain_graph=True), another loss of the same logits,
+      and another op that has saved them for its backward raise RuntimeError, because the logits
+      have been modified, unless their backward came first. None computes a wrong gradient.
+    * Logits that are a leaf raise ValueError. The gradient is written elsewhere if the elements of
+      a row are not neighbours, in code that torch.compile compiles, and with create_graph=True.
+
+    Collectives: all-reduces of three numbers per row over x, then of two numbers in all over every
+    axis that splits the rows.
     """
 
-    def __init__(self, *, grid: Grid, layout: str = "sharded", algorithm: str = "auto") -> None:
+    def __init__(
+        self,
+        *,
+        grid: Grid,
+        layout: str = "sharded",
+        algorithm: str = "auto",
+        in_place: bool = False,
+    ) -> None:
         super().__init__()
         check_choice("layout", layout, LAYOUTS)
         self._axis = grid.axis("x")
         self._row_axes = [grid.axis(axis) for axis in reversed(rows_over(layout, "y"))]
-        self._algorithm = algorithm
+        self._algorithm, self._in_place = algorithm, in_place
         self._checks_labels, self._rank = settings.load().debug_token_ids, grid.rank
 
     def forward(
@@ -62,14 +86,16 @@ class CrossEntropy(nn.Module):
     def _total(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Returns the sum of the losses of this rank's rows."""
         collectives.refuse_transforms("CrossEntropy")
+        self._check(logits, labels)
         axis = self._axis
-        losses: Tensor = _VocabParallelLoss.apply(
-            logits, labels, *self._local(logits, labels), axis.name, axis.size, self._algorithm
-        )
+        losses: Tensor = torch.ops.axonn.cross_entropy_forward(
+            logits, labels, axis.rank * logits.shape[1], IGNORE_INDEX,
+            self._in_place and not torch.compiler.is_compiling(),
+            axis.name, axis.size, self._algorithm,
+        )[0]  # fmt: skip
         return losses.sum()
 
-    def _local(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns each label's column in this rank's logits, and whether the column is there."""
+    def _check(self, logits: Tensor, labels: Tensor) -> None:
         check_tensor("CrossEntropy", "logits", logits)
         check_tensor("CrossEntropy", "labels", labels, logits.device)
         if logits.dim() != 2 or labels.shape != logits.shape[:1]:
@@ -77,60 +103,15 @@ class CrossEntropy(nn.Module):
                 "CrossEntropy: logits and labels must have shapes [rows, columns] and [rows], got "
                 f"{list(logits.shape)} and {list(labels.shape)}"
             )
-        columns = logits.shape[1]
-        local, is_here = torch.ops.axonn.local_rows(
-            labels,
-            self._axis.rank * columns,
-            columns,
-            self._axis.size * columns,
-            IGNORE_INDEX,
-            self._checks_labels,
-            "CrossEntropy: labels",
-            self._rank,
-        )
-        return local, is_here
+        if not (labels.is_cpu or self._checks_labels):
+            return
+        columns, size = logits.shape[1], self._axis.size
+        torch.ops.axonn.local_rows(
+            labels, self._axis.rank * columns, columns, size * columns, IGNORE_INDEX,
+            self._checks_labels, "CrossEntropy: labels", self._rank,
+        )  # fmt: skip
 
     def _sum(self, value: Tensor) -> Tensor:
         for axis in self._row_axes:
             value = collectives.reduce_from(value, axis, algorithm=self._algorithm)
         return value
-
-
-class _VocabParallelLoss(torch.autograd.Function):
-    """losses [rows] = log(sum(exp(logits))) - logits[label]; zero for rows without a label."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        labels: Tensor,
-        local: Tensor,
-        inside: Tensor,
-        name: str,
-        size: int,
-        algorithm: str,
-    ) -> Tensor:
-        axis = (name, size, algorithm)
-        wide = logits if logits.dtype == torch.float64 else logits.float()
-        top = _all_reduce(wide.amax(1), "max", *axis)
-        exponentials = (wide - top[:, None]).exp()
-        label_logit = wide.gather(1, local[:, None]).squeeze(1) * inside
-        sums = _all_reduce(torch.stack([exponentials.sum(1), label_logit]), "sum", *axis)
-        has_label = labels != IGNORE_INDEX
-        ctx.save_for_backward(exponentials / sums[0, :, None], local, inside, has_label)
-        ctx.dtype = logits.dtype
-        return (sums[0].log() + top - sums[1]) * has_label
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        probabilities, local, inside, has_label = ctx.saved_tensors
-        dy = dy * has_label
-        grad = probabilities * dy[:, None]
-        grad = grad.scatter_add(1, local[:, None], -(dy * inside)[:, None])
-        return grad.to(ctx.dtype), None, None, None, None, None, None
-
-
-def _all_reduce(value: Tensor, reduce_op: str, name: str, size: int, algorithm: str) -> Tensor:
-    if size == 1:
-        return value
-    return torch.ops.axonn.all_reduce(value, reduce_op, name, size, algorithm)

@@ -84,6 +84,32 @@ TORCH_LIBRARY(axonn, m) {
       "local_rows(Tensor ids, int first, int num_rows, int vocab_size, int? ignore_index, "
       "bool check, str label, int rank) -> (Tensor rows, Tensor is_here)");
 
+  // Cross-entropy over a vocabulary that is split over the ranks of a group. A rank's logits begin
+  // with column `first_column` of the whole ones; a row whose label is ignore_index has no loss.
+  // statistics are, of each row of all ranks, the largest logit and the sum of exp(logit -
+  // largest). With in_place, backward writes the gradient over the logits.
+  m.def(
+      "cross_entropy_forward(Tensor logits, Tensor labels, int first_column, int ignore_index, "
+      "bool in_place, str group_name, int group_size, str algorithm) -> (Tensor losses, Tensor "
+      "statistics)");
+  m.def(
+      "cross_entropy_backward(Tensor dy, Tensor logits, Tensor labels, Tensor statistics, "
+      "int first_column, int ignore_index) -> Tensor");
+  m.def(
+      "cross_entropy_backward_(Tensor dy, Tensor(a!) logits, Tensor labels, Tensor statistics, "
+      "int first_column, int ignore_index) -> ()");
+
+  // The parts of these that read the logits, whose elements of a row are neighbours. The first
+  // returns three numbers a row: the largest logit, the sum of exp(logit - largest), and the
+  // label's logit (0 where another rank has it). The second sets out to the gradient; out may be
+  // logits.
+  m.def(
+      "_cross_entropy_scan(Tensor logits, Tensor labels, int first_column, int ignore_index) -> "
+      "Tensor");
+  m.def(
+      "_cross_entropy_gradient(Tensor dy, Tensor logits, Tensor labels, Tensor statistics, "
+      "int first_column, int ignore_index, Tensor(a!) out) -> ()");
+
   // Fills a block of a parameter with the values that its elements have on every grid. `offsets`
   // says where the block lies in the full tensor. a and b are mean and standard deviation, or low
   // and high.

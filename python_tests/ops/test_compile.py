@@ -42,6 +42,18 @@ def check_linear(shape: GridShape, layout: str, folder: str) -> dict[str, float]
     return compare(layer, x, list(layer.parameters()))
 
 
+def check_loss(shape: GridShape, layout: str, folder: str) -> dict[str, float]:
+    """In place, which compiled code is not."""
+    use_cache(folder)
+    grid = grid_of(shape)
+    loss = nn.CrossEntropy(grid=grid, layout=layout, in_place=True)
+    torch.manual_seed(1)
+    logits = torch.randn(8, 6)
+    labels = torch.randint(6 * shape.x, (8,))
+    labels[3] = -100
+    return compare(lambda x: loss(2 * x, labels), logits, [])
+
+
 def check_block(shape: GridShape, family: str, folder: str) -> dict[str, float]:
     use_cache(folder)
     grid = grid_of(shape)
@@ -65,6 +77,11 @@ def run_at_two_then_four(pool, check, *arguments: object) -> None:
 @pytest.mark.parametrize("layout", ["sharded", "replicated"])
 def test_linear(pool, tmp_path: Path, layout: str):
     run_at_two_then_four(pool, check_linear, layout, str(tmp_path))
+
+
+@pytest.mark.parametrize("layout", ["sharded", "replicated"])
+def test_loss(pool, tmp_path: Path, layout: str):
+    run_at_two_then_four(pool, check_loss, layout, str(tmp_path))
 
 
 @pytest.mark.slow

@@ -169,6 +169,15 @@ def check_opcheck() -> None:
         (axonn.local_rows, (torch.arange(8), 2, 4, 8, -100, False, "ids", rank)),
         (axonn.fill_random_, (torch.empty(4, 4), [8, 8], [4, 0], "w", 1, "normal", 0.0, 1.0)),
     ]
+    labels, place = torch.tensor([0, 9, -100, 15, 8, 7, 3, 1]), (8 * rank, -100)
+    loss = (a, labels, *place, False, *group)
+    dy, statistics = (t.detach() for t in axonn.cross_entropy_forward(*loss))
+    backward = (dy, a.detach().clone(), labels, statistics, *place)
+    samples += [
+        (axonn.cross_entropy_forward, loss),
+        (axonn.cross_entropy_backward, backward),
+        (axonn.cross_entropy_backward_, backward),
+    ]
     names, size = [group[0]] * 3, group[1]
     for sizes, sharded, dims, save, algorithm in (
         ([size, 1, 1], True, (0, 0), False, "fused"),

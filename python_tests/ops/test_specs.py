@@ -10,7 +10,7 @@ import torch
 
 from axonn_ext import ops
 from axonn_ext.ops.spec import OpSpec
-from axonn_ext.ops.specs import SPECS, collectives, linear, matmuls
+from axonn_ext.ops.specs import SPECS, collectives, linear, loss, matmuls
 from op_shapes import Shapes, documented_shapes
 
 axonn = torch.ops.axonn
@@ -51,7 +51,7 @@ def test_every_op_that_takes_a_group_says_what_it_sends() -> None:
     communicating = {
         name for name, spec in SPECS.items() if {"group_name", "group_names"} & {*spec.arguments}
     }
-    assert communicating == {spec.name for spec in (*SINGLE_GROUP, *linear.SPECS)}
+    assert communicating == {spec.name for spec in (*SINGLE_GROUP, *linear.SPECS, loss.SPECS[0])}
     without = OpSpec("all_gather", results=lambda call: None, summary="", shapes="")
     for name, spec in SPECS.items():
         says = spec.collectives is not without.collectives
@@ -91,6 +91,7 @@ def meta_arguments(spec: OpSpec, shapes: Shapes, sizes: dict[str, int]) -> dict[
         "group_names": ["r", "s", "z"], "group_sizes": groups, "sharded": True,
         "gather_dim": 0, "scatter_dim": 0, "bias": None, "save_input": False, "save_weight": False,
         "x_is_full": False, "weight_is_full": False, "output_mask": [True, True, True],
+        "first_column": 0, "ignore_index": -100, "in_place": False,
     }  # fmt: skip
     tensors = {name: torch.empty(size, device="meta") for name, size in shapes.tensors.items()}
     known = others | shapes.arguments | tensors
@@ -98,7 +99,7 @@ def meta_arguments(spec: OpSpec, shapes: Shapes, sizes: dict[str, int]) -> dict[
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("op", names((*SINGLE_GROUP, *linear.SPECS)))
+@pytest.mark.parametrize("op", names((*SINGLE_GROUP, *linear.SPECS, *loss.SPECS[:2])))
 def test_documented_shapes_are_those_of_the_results(op: str, seed: int) -> None:
     spec, sizes = SPECS[op], draw_sizes(seed)
     result_names = [each.name or "result" for each in schemas()[op].returns]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import late_gpu
-import memory
+from axonn_ext.bench.loss.memory import peak_bytes
 from axonn_ext.optim import AdamW, adamw, bucketed
 from axonn_ext.optim.crossing import StreamCrossing
 from axonn_ext.zero import ALIGNMENT, buckets_of
@@ -179,7 +179,7 @@ def device_bytes(offload: str, dtype: torch.dtype, bucket: int, folder: Path) ->
     there = [p.detach() for p in model.parameters()]
     if offload == "none":
         there += [t for p in optimizer.pieces for t in (p.master, p.exp_avg, p.exp_avg_sq)]
-    used = sum(t.nbytes for t in there) + memory.peak_allocated(train)
+    used = sum(t.nbytes for t in there) + peak_bytes(train, "cpu")
     return used, sum(p.numel() for p in model.parameters())
 
 

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers the backend)
 
 from axonn_ext import Grid, clip_grad_norm_, models, overlap, sync_gradients
+from axonn_ext.bench.loss.memory import peak_bytes
 from axonn_ext.models import Transformer
 from axonn_ext.optim import AdamW
 from axonn_ext.planner.errors import PlannerError
@@ -33,7 +34,6 @@ from axonn_ext.spec.family import FAMILIES, find_family
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import Overlap, ParallelConfig
-from memory import peak_allocated
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 MEGA = 10**6
@@ -202,10 +202,11 @@ def run_steps(job: Job, model: Transformer, *, num_steps: int, has_peers: bool) 
 
 def peak_on_cpu(job: Job, *, has_peers: bool) -> int:
     """By torch's profile of its allocator: from nothing through the model's making and steps."""
+    gc.collect()  # lest what is left of another model is freed in between
     # The first step with overlap learns the order of weights, and keeps more of them.
     num_steps = 1 if job.options.overlap is None else 2
-    return peak_allocated(
-        lambda: run_steps(job, build(job), num_steps=num_steps, has_peers=has_peers)
+    return peak_bytes(
+        lambda: run_steps(job, build(job), num_steps=num_steps, has_peers=has_peers), "cpu"
     )
 
 

@@ -95,6 +95,9 @@ COMMANDS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...], tuple[st
     ("bench", "links", "--device", "cuda"): (
         ("--threads", "--rounds"), ("--out", "--json"), ("--device", "--dtype"),
     ),
+    ("bench", "loss", "--device", "cuda"): (
+        ("--rows", "--vocab", "--rounds", "--threads"), ("--json", "--plot"), ("--dtype",),
+    ),
     ("bench", "ranking", "--nproc", "1"): (
         ("--rounds",), ("--machine", "--times", "--json", "--markdown"), ("--model",),
     ),

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable
 from pathlib import Path
-
-from torch.profiler import ProfilerActivity, profile
 
 MIB = 1 << 20
 
@@ -17,20 +13,3 @@ def anonymous_bytes() -> int:
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
     raise AssertionError("no RssAnon")
-
-
-def peak_allocated(function: Callable[[], object]) -> int:
-    """The most bytes that torch gives out for CPUs while the function runs, less what is freed.
-
-    Files that torch maps count, too.
-    """
-    gc.collect()  # lest what is left of something else is freed in between
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        function()
-    events = profiler.profiler.kineto_results.events()
-    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    now = peak = 0
-    for _, change in changes:
-        now += change
-        peak = max(peak, now)
-    return peak

@@ -33,6 +33,8 @@ def _read(line: str, sizes: Mapping[str, int]) -> Shapes:
 
 
 def _size(text: str, sizes: Mapping[str, int]) -> int:
+    if text.isdecimal():
+        return int(text)
     whole, _, parts = text.partition(" / ")
     size, remainder = divmod(sizes[whole], sizes[parts] if parts else 1)
     assert remainder == 0, f"{text} with {sizes}"

@@ -106,7 +106,7 @@ class Kept(NamedTuple):
     block        kept by one block that is not recomputed as a whole
     block_input  kept by one block that is
     ends         kept by those of the embedding, the last norm and lm_head that the stage has
-    loss         the fp32 probabilities and the labels
+    loss         the logits, two fp32 numbers a row, and the labels
     weights      gathered weights that backward does not gather again (those of blocks that are not
                  recomputed as a whole, and of lm_head), and the tied table
     received     the input of a virtual stage, where no block keeps it
@@ -164,7 +164,7 @@ def kept_of_share(job: Job, size: ModelSizes, share: StageShare) -> Kept:
 
     positions = 0 if size.rotary else mx * _INT64
     first = m * (_INT64 + _BOOL) + positions
-    loss = my * (size.vocab // x * _FP32 + _INT64 + 2 * _BOOL) + _FP32
+    loss = my * (size.vocab // x * width + 2 * _FP32) + m * _INT64 + _FP32
     # torch's LayerNorm keeps its input, and so does recomputation. It is that of the first block.
     by_block = options.recomputation.blocks or not (size.rms_norm or y > 1)
     return Kept(

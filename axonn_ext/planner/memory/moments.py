@@ -16,7 +16,6 @@ from axonn_ext.planner.memory.products import (
     forward_internals,
 )
 from axonn_ext.planner.memory.stage import Stage
-from axonn_ext.planner.memory.states import FP32
 from axonn_ext.planner.memory.sums import full_buckets, scatters, sums, table_sum, wide_gradients
 
 # Of a pipeline, in each direction: one that is sent, and one that has arrived. This is a guess: a
@@ -89,12 +88,12 @@ def _moments_with(stage: Stage, *, has_gradients: bool) -> Iterator[Moment]:
     if share.has_last:
         head = size.vocab // stage.x, size.hidden // stage.y, stage.x, stage.y
         logits = stage.my * head[0]
-        loss = logits * (FP32 + width + stage.wide)
         ends = blocks + kept.ends
         yield Moment(
             gradients, held, ends, logits * width, forward_internals(stage, *head, size.tied)
         )
-        yield Moment(gradients, held, ends, kept.loss + loss, 0)
+        yield Moment(gradients, held, ends, kept.loss, 0)
+        # The gradient of the logits lies in their memory.
         inside = head_gradient + backward_internals(stage, *head, size.tied)
         yield Moment(gradients, held, ends + stage.stream, logits * width, max(after_head, inside))
     yield Moment(gradients, first_held, blocks + again + block, 0, after_head + block_buffers)

@@ -14,8 +14,8 @@ class Stage:
     again      those of them that are recomputed as a whole; of virtual stages, the fewest
     last_again whether the last one is, with which backward begins
     tied       whether one rank has both uses of a tied table, whose gradient waits for the second
-    wide       of each element, where the loss, overlap's buckets, the gradient norm and AdamW copy
-               low precision to fp32
+    wide       of each element, where overlap's buckets, the gradient norm and AdamW copy low
+               precision to fp32
     copy       of each element, where collectives copy bf16 and fp16 to fp32, as they do on the CPU
                (csrc/ops/composed/c10d_collectives.cpp)
     block      a block's weights, whole over z

@@ -85,9 +85,8 @@ def _loss(rank: Rank) -> Task:
     logits = rank.m_y * rank.model.vocab_size // rank.size["x"]
     return Task(
         "loss", before=present(before), after=present(after),
-        # It is a guess that the logits are read in the model's dtype, and then written and read
-        # in fp32 three times each.
-        touched_bytes=logits * (2 * rank.width + 6 * FP32),
+        # Forward reads the logits; backward reads them again and writes the gradient over them.
+        touched_bytes=3 * logits * rank.width,
     )  # fmt: skip
 
 

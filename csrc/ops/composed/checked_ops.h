@@ -12,6 +12,7 @@ namespace axonn::ops {
 // These run the whole op: its ranks agree on the call, then run it with the algorithm that was
 // asked for.
 at::Tensor all_gather_in(Group& group, const at::Tensor& shard, int64_t dim);
+at::Tensor all_reduce_in(Group& group, const at::Tensor& input, bool maximum);
 at::Tensor all_gather_matmul_in(Group& group, const at::Tensor& a_shard, const at::Tensor& b,
                                 int64_t gather_dim, AskedAlgorithm asked);
 at::Tensor matmul_all_gather_rhs_in(Group& group, const at::Tensor& a, const at::Tensor& b_shard,

@@ -28,6 +28,16 @@ at::Tensor all_gather_in(Group& group, const at::Tensor& shard, int64_t dim) {
   return agreed(call, shard.device(), {&group}, [&] { return c10d_all_gather(group, shard, dim); });
 }
 
+at::Tensor all_reduce_in(Group& group, const at::Tensor& input, bool maximum) {
+  auto signature = Signature("all_reduce");
+  signature.tensor("input", input).option("maximum", maximum).device(input.device());
+  if (!maximum) signature.gradients({{"input", input}});  // a maximum has no gradient
+  const auto call = signature.call(kind_of(group));
+  if (group.can_fuse()) return cpu::all_reduce(group, call, input, maximum);
+  return agreed(call, input.device(), {&group},
+                [&] { return c10d_all_reduce(group, input, maximum); });
+}
+
 namespace {
 
 at::Tensor all_gather(const at::Tensor& shard, int64_t dim, const std::string& group_name,
@@ -73,14 +83,7 @@ at::Tensor all_reduce(const at::Tensor& input, const std::string& reduce_op,
   const auto asked = parse_algorithm(kOp, algorithm, input.device());
   if (group_size == 1) return input.clone(at::MemoryFormat::Contiguous);
   auto group = resolve_group(kOp, group_name, group_size, asked, input.device());
-  const bool maximum = reduce_op == "max";
-  auto signature = Signature(kOp);
-  signature.tensor("input", input).option("maximum", maximum).device(input.device());
-  if (!maximum) signature.gradients({{"input", input}});  // a maximum has no gradient
-  const auto call = signature.call(kind_of(group));
-  if (group.can_fuse()) return cpu::all_reduce(group, call, input, maximum);
-  return agreed(call, input.device(), {&group},
-                [&] { return c10d_all_reduce(group, input, maximum); });
+  return all_reduce_in(group, input, reduce_op == "max");
 }
 
 }  // namespace
