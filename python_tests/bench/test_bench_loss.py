@@ -118,7 +118,6 @@ def test_the_command(tmp_path: Path):
     ("arguments", "message"),
     [
         (["--rows", "0"], "--rows: expected a whole number >= 1"),
-        (["--dtype", "fp16", "--device", "cpu"], "--dtype fp16: on the CPU expected one of fp32"),
         (["--rows", "1000000", "--vocab", "1000000"], "GB of memory, this machine has"),
         (["--plot", "loss.txt"], "--plot: expected a name ending in .png, .svg or .pdf"),
         (["--baseline", "x"], "--baseline"),

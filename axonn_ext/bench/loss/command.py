@@ -15,7 +15,6 @@ from axonn_ext.bench.loss.results import LossRow
 from axonn_ext.bench.loss.run import Case, run_case
 from axonn_ext.bench.output import dots, subtitle, write_files
 from axonn_ext.calibrate.this_machine import (
-    CPU_DTYPES,
     DTYPES,
     check_device,
     default_device,
@@ -59,7 +58,7 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     add("--vocab", type=whole(), nargs="+", default=list(VOCABULARIES), metavar="N",
         help="columns of the logits (default: 50304 128256)")  # fmt: skip
     add("--dtype", choices=tuple(DTYPES), default="bf16",
-        help="of the logits; fp16 on GPUs alone (default: %(default)s)")  # fmt: skip
+        help="of the logits (default: %(default)s)")  # fmt: skip
     add("--device", choices=DEVICES, default=default_device(), help="(default: %(default)s)")
     add("--threads", type=whole(0, MOST_THREADS), default=1, metavar="N",
         help="threads; 0: one for each core (default: %(default)s)")  # fmt: skip
@@ -99,8 +98,6 @@ def _check(args: argparse.Namespace, extra: Sequence[str]) -> None:
     if process.this_process() is not None:
         raise UserError("bench loss runs in one process; not under torchrun")
     check_device(args.device)
-    if args.device == "cpu" and args.dtype not in CPU_DTYPES:
-        raise UserError(f"--dtype {args.dtype}: on the CPU expected one of {', '.join(CPU_DTYPES)}")
     check_writable("--json", args.json)
     check_picture("--plot", args.plot)
     width = DTYPES[args.dtype].itemsize
