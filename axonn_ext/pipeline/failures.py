@@ -53,19 +53,21 @@ class Failures:
         return PipelineError(self.found() or text)
 
     def wait(
-        self, done: Callable[[float], bool], what: str, *, peer: int | None = None, waits: int = 1
-    ) -> None:
+        self, done: Callable[[float], bool], what: str, *, peer: int | None = None, waits: int = 1,
+        idle: bool = True,
+    ) -> None:  # fmt: skip
         """Waits until done(seconds), which itself waits up to so many seconds, is true.
 
         peer: the rank that is waited for, if it is one. waits: how many waits, each as long as one
-        may be, may come one after the other. Raises PipelineError if another rank fails meanwhile,
+        may be, may come one after the other. idle: whether the stage has nothing to do meanwhile,
+        which `waited_seconds` counts. Raises PipelineError if another rank fails meanwhile,
         or if it takes too long; `what` begins the message, which also says whom the peer waits for.
         """
         began = time.monotonic()
         try:
             self._wait(done, what, peer, waits * self._timeout_s)
         finally:
-            self.waited_seconds += time.monotonic() - began
+            self.waited_seconds += (time.monotonic() - began) * idle
 
     def _wait(
         self, done: Callable[[float], bool], what: str, peer: int | None, limit: float

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch.distributed as dist
 from torch import Tensor
@@ -18,13 +18,18 @@ from torch import Tensor
 from axonn_ext import _C
 from axonn_ext.grid import AxisGroup
 from axonn_ext.pipeline.carriers import Carrier, Job, Key, Receiver, Sender, end_at_once
+from axonn_ext.pipeline.edges import Edge, connect
 from axonn_ext.pipeline.failures import Failures, PipelineError
+from axonn_ext.pipeline.gpu import Gpu
+from axonn_ext.pipeline.gpu_carriers import GpuReceiver, GpuSender
 from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.messages import DIRECTIONS, Delay, Form, Message
 from axonn_ext.pipeline.wires import (
     Channels,
     GlooIncoming,
     GlooOutgoing,
+    Incoming,
+    Outgoing,
     SharedIncoming,
     SharedOutgoing,
     open_channels,
@@ -36,8 +41,11 @@ from axonn_ext.tracing import record_message
 class Links:
     """Sends to both neighbours of a stage and receives from them, each in a thread of its own.
 
-    All ranks of a pipeline must make theirs in the same order. shares: whether ranks of one host
-    send through shared memory. delay: for benchmarks and tests.
+    All ranks of a pipeline must make theirs in the same order. gpu: where messages are; None: on
+    the CPU. wraps: whether the last stage sends to the first one; looked at on GPUs alone. shares:
+    whether ranks of one host send through shared memory. delay: for benchmarks and tests.
+
+    Raises PipelineError or RuntimeError if GPUs cannot be connected.
     """
 
     def __init__(
@@ -47,10 +55,16 @@ class Links:
         failures: Failures,
         groups: SideGroups,
         *,
+        gpu: Gpu | None = None,
+        wraps: bool = True,
         shares: bool = True,
         delay: Delay | None = None,
     ) -> None:
         self._stages, self._inbox, self._failures, self._delay = stages, inbox, failures, delay
+        self._gpu = gpu
+        self._edges: Mapping[tuple[str, int], Edge] = {}
+        if gpu is not None:
+            self._edges = connect(stages, groups, gpu, failures, wraps=wraps)
         self._forms: dict[Key, Form] = {}  # of what this stage sends
         self.num_forgotten = 0
         self._channels: list[_C.MessageSender] = []
@@ -82,9 +96,12 @@ class Links:
     def send(self, phase: str, message: Message, tensor: Tensor) -> None:
         """Sends without waiting. The tensor must not change until `wait_for_sends` returns.
 
+        On a GPU the current stream is the one that computes it.
+
         Raises PipelineError if it has another shape or dtype than those before it.
         """
-        job = Job(phase, message, tensor, time.monotonic())
+        ready = None if self._gpu is None else self._gpu.mark()
+        job = Job(phase, message, tensor, ready, time.monotonic())
         form = Form.of(tensor)
         known = self._forms.setdefault(job.key, form)
         if known != form:
@@ -136,7 +153,8 @@ class Links:
         """Connects this stage with both neighbours."""
         stages, step = self._stages, DIRECTIONS[direction]
         up, down = (stages.rank + step) % stages.size, (stages.rank - step) % stages.size
-        group = groups.get(f"messages {direction}", stages.process_group)
+        ranks = dist.get_process_group_ranks(stages.process_group)
+        group = groups.get(f"messages {direction}", ranks)
         channels = Channels({}, {}, False)
         if shares:
             channels = open_channels(f"messages {direction}", stages, to=[up], source=[down])
@@ -144,6 +162,17 @@ class Links:
         sender, receiver = channels.senders.get(up), channels.receivers.get(down)
         outgoing = GlooOutgoing(group, up) if sender is None else SharedOutgoing(sender)
         incoming = GlooIncoming(group, down) if receiver is None else SharedIncoming(receiver)
-        to = dist.get_process_group_ranks(stages.process_group)[up]
-        self._senders[direction] = Sender(outgoing, self._inbox, to=to)
-        self._receivers[direction] = Receiver(incoming, self._inbox)
+        self._senders[direction] = self._sender(direction, outgoing, to=ranks[up])
+        self._receivers[direction] = self._receiver(direction, incoming, source=down)
+
+    def _sender(self, direction: str, outgoing: Outgoing, *, to: int) -> Sender:
+        edge = self._edges.get((direction, self._stages.rank))
+        if self._gpu is None or edge is None:
+            return Sender(outgoing, self._inbox, to=to)
+        return GpuSender(edge, self._gpu, outgoing, self._inbox, to=to)
+
+    def _receiver(self, direction: str, incoming: Incoming, *, source: int) -> Receiver:
+        edge = self._edges.get((direction, source))
+        if self._gpu is None or edge is None:
+            return Receiver(incoming, self._inbox)
+        return GpuReceiver(edge, self._gpu, incoming, self._inbox)
