@@ -101,29 +101,29 @@ def _connect(
     stages: AxisGroup, groups: SideGroups, gpu: Gpu, failures: Failures, *, wraps: bool
 ) -> Mapping[tuple[str, int], Edge]:
     found, ranks = {}, dist.get_process_group_ranks(stages.process_group)
-    for number, firsts in enumerate(rounds(stages.size, wraps=wraps)):
+    for number, firsts in enumerate(rounds(stages.size)):
         pairs = [(first, (first + 1) % stages.size) for first in firsts]
         pair = next((p for p in pairs if stages.rank in p), None)
         for direction in DIRECTIONS:
-            if pair is None:  # a group all the same: each rank must make as many
+            # All make as many groups, whether they need them or not: see SideGroups.
+            if pair is None:
                 alone = f"no messages {direction}, round {number}"
                 groups.get(alone, [ranks[stages.rank]], backend=gpu.backend)
                 continue
             source, to = pair if direction == FORWARD else pair[::-1]
             what = f"messages {direction} from stage {source} to {to}"
             group = groups.get(what, sorted(ranks[n] for n in pair), backend=gpu.backend)
-            edge = found[direction, source] = Edge(group, gpu)
-            edge.connect(failures, sends=source == stages.rank, what=f"the connection for {what}")
+            if wraps or pair[0] < pair[1]:
+                edge = found[direction, source] = Edge(group, gpu)
+                what = f"the connection for {what}"
+                edge.connect(failures, sends=source == stages.rank, what=what)
     return found
 
 
-def rounds(size: int, *, wraps: bool) -> list[list[int]]:
-    """Returns the pairs of neighbours in rounds, by the first of each, so that all can meet.
+def rounds(size: int) -> list[list[int]]:
+    """Returns the pairs of neighbours in a ring in rounds, by the first stage of each.
 
-    In a round no stage is in two pairs. A ring of an odd number takes three rounds, others two.
+    In a round no stage is in two pairs, so that all meet at once. An odd number takes three rounds.
     """
-    last = [] if not wraps else [size - 1]
-    even, odd = list(range(0, size - 1, 2)), list(range(1, size - 1, 2))
-    if size % 2:
-        return [each for each in (even, odd, last) if each]
-    return [each for each in (even, odd + last) if each]
+    even, odd, last = list(range(0, size - 1, 2)), list(range(1, size - 1, 2)), [size - 1]
+    return [even, odd, last] if size % 2 else [even, odd + last]
