@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from axonn_ext import GridShape, clip_grad_norm_, full_gradients, models
 from axonn_ext.models import ModelConfig, ParallelConfig
@@ -28,11 +30,17 @@ def results(
     """Loss, norm and gradients of two steps of a small GPT-2 with a tied table, in fp64."""
     grid = grid_of(shape)
     config = ModelConfig(
-        vocab_size=64, hidden_size=32, num_layers=4, num_heads=4, sequence_length=16
+        vocab_size=64, hidden_size=32, num_layers=8, num_heads=4, sequence_length=16
     )
     stages = Stages.balanced(config, shape.pipe, options.chunks)
     model = models.build(
-        config, grid, ParallelConfig(), stages=stages, seed=0, dtype=torch.float64, device=device
+        config,
+        grid,
+        ParallelConfig(algorithm="sequential"),
+        stages=stages,
+        seed=0,
+        dtype=torch.float64,
+        device=device,
     )
     tokens = torch.randint(64, (8, 2, 17), generator=torch.Generator().manual_seed(1)).to(device)
     batches = [MicroBatch(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in tokens]
@@ -49,8 +57,6 @@ def results(
     "shape", [GridShape(pipe=2), GridShape(pipe=4), GridShape(pipe=2, x=2)], ids=str
 )
 def test_a_pipeline_equals_that_of_the_cpu(pool, gpu_pool, shape, options):
-    if options.chunks * shape.pipe > 4:
-        pytest.skip("the model has four blocks")
     want_loss, want_norm, want = pool(shape.size).run(results, "cpu", shape, options)[0]
     for loss, norm, got in gpu_pool(shape.size).run(results, "cuda", shape, options):
         assert loss == pytest.approx(want_loss, rel=1e-12)
@@ -58,3 +64,23 @@ def test_a_pipeline_equals_that_of_the_cpu(pool, gpu_pool, shape, options):
         assert got.keys() == want.keys()
         for name, gradient in got.items():
             assert relative_error(gradient, want[name]) < 1e-10, name
+
+
+def fails_and_begins_anew() -> tuple[str, float]:
+    """The error where the last stage's loss refuses a shape, and the loss of a new pipeline."""
+    grid = grid_of(GridShape(pipe=2))
+    layers = [nn.Linear(4, 4, device="cuda") for _ in range(2)]
+    x, bad = torch.ones(2, 4, device="cuda"), torch.ones(2, 3, device="cuda")
+    with pytest.raises(RuntimeError) as error, Pipeline(layers, grid, loss=F.mse_loss) as first:
+        first.step([(x, x), (x, bad), (x, x)])
+    with Pipeline(layers, grid, loss=F.mse_loss) as second:
+        losses = [second.step([(x, x)] * 4).item() for _ in range(2)]
+    assert losses[0] == losses[1]
+    return f"{type(error.value).__name__}: {error.value}", losses[0]
+
+
+def test_a_failure_is_named_and_a_new_pipeline_runs(gpu_pool):
+    (told, loss), (own, same) = gpu_pool(2).run(fails_and_begins_anew)
+    assert told.startswith("PipelineError: rank 1, stage 1, forward of micro-batch 1"), told
+    assert own.startswith("RuntimeError"), own
+    assert loss == same > 0
