@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import count
 
 import pytest
@@ -274,6 +275,20 @@ def test_the_host_is_one_task_ahead_at_most(pool) -> None:
         assert at_once and waited >= 0.5
         assert text == "rank 0 has failed"
         assert idle == 0.0, "a GPU that computes is not idle"
+
+
+def on_one_gpu() -> str:
+    """The error where the first stage alone is on a GPU."""
+    grid = grid_of(GridShape(pipe=2))
+    here = pipelines_on(FakeGpu()) if grid.rank == 0 else nullcontext()
+    with pytest.raises(PipelineError) as error, here:
+        Pipeline([nn.Linear(4, 4), nn.Linear(4, 4)], grid, loss=F.mse_loss)
+    return str(error.value)
+
+
+def test_stages_are_on_gpus_on_all_ranks_or_on_none(pool) -> None:
+    for text in pool(2).run(on_one_gpu):
+        assert "all ranks must have as many stages on a GPU" in text and "from 0 to 1" in text
 
 
 def groups_after_a_failure() -> int:
