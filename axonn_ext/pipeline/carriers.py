@@ -21,8 +21,10 @@ _JOIN_SECONDS = 1.0
 
 @dataclass
 class Job:
-    """A message to send (tensor, when, on a GPU the event after which it has its values), or to
-    receive."""
+    """A message to send (tensor, when) or to receive.
+
+    ready: on a GPU, the event after which a tensor to send has its values.
+    """
 
     phase: str
     message: Message

@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup
 
 from axonn_ext.pipeline.failures import Failures
 
-_SLEEP_SECONDS = 1e-4
+_SLEEP_SECONDS = 1e-4  # a small part of a task, and no busy core
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,10 @@ class Pipeline:
     of the next stage gather. Gradients of a parameter are added in the order of micro-batches,
     whatever order the stages run tasks in, so every run has the same bits.
 
-    All ranks make the same pipelines in the same order, and call the same methods.
+    All ranks make the same pipelines in the same order, and call the same methods. Parameters and
+    micro-batches are on the CPU, or on each rank's GPU with a grid over NCCL; the latter has not
+    yet run on a GPU. Making a pipeline is collective: an all-gather and an all-reduce over all
+    ranks, then the connections of neighbouring stages.
 
     Args:
         model: a model of axonn_ext.models on the grid; or a list of modules, of which each takes
@@ -84,14 +87,14 @@ class Pipeline:
             lambda: stage(model, grid, self.options, loss=loss, stages=stages)
         )
         self._axis = grid.axis("pipe")
-        self.orchestrator = None if overlap is None else Orchestrator(self.module, overlap)
-        self._deferring = DeferredWeightGradients(self.module) if self.options.defers else None
         self._failures = Failures(settings.load().timeout_seconds)
-        self._failed = ""  # what a step has failed with
         self._totals = Totals(grid, self._failures)
         self._device = next(self.module.parameters()).device
         gpu = gpu_of(self._device)
         self._totals.compare({"stages on a GPU": int(gpu is not None)})
+        self.orchestrator = None if overlap is None else Orchestrator(self.module, overlap)
+        self._deferring = DeferredWeightGradients(self.module) if self.options.defers else None
+        self._failed = ""  # what a step has failed with
         self._pace = None if gpu is None else Pace(gpu, self._failures)
         self._inbox = Inbox(self._axis, self._failures, gpu)
         self._links: Links | None = None
