@@ -1,14 +1,18 @@
 """One-way connections between the GPUs of neighbouring stages, over NCCL.
 
 Each has a communicator of two ranks, in which nothing else is sent, so that no message waits for
-another one. NCCL makes a communicator at its first transfer, for which both ranks must be there; so
-all are made before the threads of messages start, in an order in which no rank waits for one that
-waits for it. Nothing here has run on a GPU yet.
+another one. NCCL connects the ranks of a communicator when it is made or at its first transfer, for
+which all of them must be there; so all are connected before the threads of messages start, in an
+order in which no rank waits for one that waits for it. Nothing here has run on a GPU yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -17,7 +21,7 @@ from torch.distributed import ProcessGroup
 
 from axonn_ext.grid import AxisGroup
 from axonn_ext.pipeline.failures import Failures
-from axonn_ext.pipeline.gpu import Gpu, passed
+from axonn_ext.pipeline.gpu import Gpu
 from axonn_ext.pipeline.messages import DIRECTIONS, FORWARD, Form
 from axonn_ext.side_groups import SideGroups
 
@@ -34,46 +38,55 @@ class Edge:
         self._stream = gpu.cuda.Stream(gpu.device)
         self._is_aborted = False
 
+    def laid_out(self, tensor: Tensor) -> Tensor:
+        """Returns the tensor, whose values must be there, as NCCL sends it: contiguous."""
+        with self._gpu.cuda.stream(self._stream):
+            return tensor.contiguous()
+
+    def buffer(self, form: Form) -> Tensor:
+        """Returns memory for a message to receive; it belongs to the edge's stream."""
+        with self._gpu.cuda.stream(self._stream):
+            return torch.empty(form.shape, dtype=form.dtype, device=self._gpu.device)
+
     def send(self, tensor: Tensor) -> None:
-        """Returns when the neighbour has the tensor, whose values must be there.
+        """Returns when the neighbour has the tensor, which `laid_out` has returned.
 
         Raises RuntimeError if it cannot be sent, or after `abort`.
         """
-        with self._gpu.cuda.stream(self._stream):
-            self._start(tensor.contiguous(), sends=True).synchronize()
-        self._check()
+        self._transfer(tensor, sends=True)
 
-    def receive(self, form: Form) -> Tensor:
-        """Returns what the neighbour sends, when it is there; it belongs to the edge's stream.
+    def receive(self, buffer: Tensor) -> None:
+        """Returns when what the neighbour sends is in the buffer.
 
         Raises RuntimeError if it cannot be received, or after `abort`.
         """
-        with self._gpu.cuda.stream(self._stream):
-            tensor = torch.empty(form.shape, dtype=form.dtype, device=self._gpu.device)
-            self._start(tensor, sends=False).synchronize()
-        self._check()
-        return tensor
+        self._transfer(buffer, sends=False)
 
-    def connect(self, failures: Failures, *, sends: bool, what: str) -> None:
-        """Lets NCCL connect both ranks, by sending one number. Raises PipelineError if it fails."""
+    def connect(self, *, sends: bool) -> None:
+        """Lets NCCL connect both ranks, by sending one number. Waits for the neighbour."""
         with self._gpu.cuda.stream(self._stream):
             number = torch.zeros(1, device=self._gpu.device)
-            done = self._start(number, sends=sends)
-        failures.wait(lambda seconds: passed(done, seconds), f"{what} was not made", waits=2)
+        self._transfer(number, sends=sends)
 
     def abort(self) -> None:
         """Ends a transfer that does not end by itself, since the neighbour has failed."""
         self._is_aborted = True
         self._gpu.abort(self._group)
 
-    def _start(self, tensor: Tensor, *, sends: bool) -> torch.Event:
-        """Starts a transfer on the current stream; returns the event of its end."""
+    def _transfer(self, tensor: Tensor, *, sends: bool) -> None:
+        """Lets the GPU transfer a tensor; returns when it has.
+
+        Nothing is allocated here: that may wait for all that the GPU runs, and so for the neighbour.
+        """
         self._check()
-        if tensor.numel():
-            transfer = dist.isend if sends else dist.irecv
-            peer = {"group_dst" if sends else "group_src": self._peer}
-            self._gpu.follow(transfer(tensor, group=self._group, **peer))
-        return self._gpu.mark()
+        with self._gpu.cuda.stream(self._stream):
+            if tensor.numel():
+                transfer = dist.isend if sends else dist.irecv
+                peer = {"group_dst" if sends else "group_src": self._peer}
+                self._gpu.follow(transfer(tensor, group=self._group, **peer))
+            end = self._gpu.mark()
+        end.synchronize()
+        self._check()
 
     def _check(self) -> None:
         if self._is_aborted:
@@ -85,39 +98,92 @@ def connect(
 ) -> Mapping[tuple[str, int], Edge]:
     """Returns the edges of this rank, by direction and the stage that sends.
 
-    wraps: whether the last stage and the first one are neighbours, too. Raises PipelineError or
-    RuntimeError if a rank does not take part. Collective over the axis: in each round a stage meets
-    at most one neighbour, first in the one direction, then in the other. All go through the rounds
-    in their order, so among the edges that are not made yet both ranks of the first one are at it.
+    wraps: whether the last stage and the first one are neighbours, too. Collective over all ranks,
+    each of which meets the stages of its own axis. Raises the error of this rank; PipelineError if
+    another one fails or does not take part.
     """
+    found = {}
     try:
-        return _connect(stages, groups, gpu, failures, wraps=wraps)
-    except RuntimeError as error:
+        for step in _steps(stages, wraps=wraps):
+            edge = _waiting_beside(partial(_make, step, groups, gpu), gpu, failures, step.what)
+            if edge is not None:
+                found[step.direction, step.source] = edge
+    except Exception as error:
         failures.tell(f"rank {dist.get_rank()}, the connections of its GPU: {error}")
         raise
+    # What follows are collectives that do not look for failures, so all must have come this far.
+    everyone = dist.barrier(group=groups.get("totals"), async_op=True)
+    failures.wait_for(everyone, "the connection of all GPUs")
+    return found
 
 
-def _connect(
-    stages: AxisGroup, groups: SideGroups, gpu: Gpu, failures: Failures, *, wraps: bool
-) -> Mapping[tuple[str, int], Edge]:
-    found, ranks = {}, dist.get_process_group_ranks(stages.process_group)
+@dataclass(frozen=True)
+class _Step:
+    """What one rank does in one round and direction: it makes a group, and perhaps an edge."""
+
+    what: str
+    direction: str
+    ranks: list[int]  # of the group
+    source: int  # the stage that sends
+    sends: bool
+    is_used: bool
+
+
+def _steps(stages: AxisGroup, *, wraps: bool) -> Iterator[_Step]:
+    """Yields what this rank does, in an order in which no ranks wait for each other in a circle.
+
+    All ranks go through the rounds in the same order, and each meets at most one other in a round
+    and direction. So of all that wait, those that are least far are both at the same edge.
+
+    A rank that meets nobody makes a group of its own. For c10d names groups after how many a rank
+    has made (see SideGroups); and with `init_process_group(device_id=...)` it splits each one off
+    the communicator of all ranks, for which all of them must be there.
+    """
+    ranks = dist.get_process_group_ranks(stages.process_group)
     for number, firsts in enumerate(rounds(stages.size)):
         pairs = [(first, (first + 1) % stages.size) for first in firsts]
         pair = next((p for p in pairs if stages.rank in p), None)
         for direction in DIRECTIONS:
-            # All make as many groups, whether they need them or not: see SideGroups.
             if pair is None:
-                alone = f"no messages {direction}, round {number}"
-                groups.get(alone, [ranks[stages.rank]], backend=gpu.backend)
+                what = f"no messages {direction}, round {number}"
+                yield _Step(what, direction, [ranks[stages.rank]], stages.rank, False, False)
                 continue
             source, to = pair if direction == FORWARD else pair[::-1]
             what = f"messages {direction} from stage {source} to {to}"
-            group = groups.get(what, sorted(ranks[n] for n in pair), backend=gpu.backend)
-            if wraps or pair[0] < pair[1]:
-                edge = found[direction, source] = Edge(group, gpu)
-                what = f"the connection for {what}"
-                edge.connect(failures, sends=source == stages.rank, what=what)
-    return found
+            both, is_used = sorted(ranks[n] for n in pair), wraps or pair[0] < pair[1]
+            yield _Step(what, direction, both, source, source == stages.rank, is_used)
+
+
+def _make(step: _Step, groups: SideGroups, gpu: Gpu) -> Edge | None:
+    group = groups.get(step.what, step.ranks, backend=gpu.backend)
+    if not step.is_used:
+        return None
+    edge = Edge(group, gpu)
+    edge.connect(sends=step.sends)
+    return edge
+
+
+def _waiting_beside(
+    make: Callable[[], Edge | None], gpu: Gpu, failures: Failures, what: str
+) -> Edge | None:
+    """Returns what `make` returns in a thread of its own, or raises what it raises.
+
+    NCCL waits for the neighbour without a limit, even where that one has failed; this thread does
+    not. Raises PipelineError as `Failures.wait` does; the other thread is then left waiting.
+    """
+    made: Future[Edge | None] = Future()
+
+    def run() -> None:
+        try:
+            gpu.cuda.set_device(gpu.device)
+            made.set_result(make())
+        except BaseException as error:  # the thread that waits raises it
+            made.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="axonn connection").start()
+    what = f"the connection for {what} was not made"
+    failures.wait(lambda seconds: bool(wait([made], seconds).done), what, waits=2)
+    return made.result()
 
 
 def rounds(size: int) -> list[list[int]]:

@@ -1,8 +1,16 @@
 """Threads that send and receive messages between GPUs. Nothing here has run on a GPU yet.
 
-A message is announced over a connection of the CPU once its values are computed, and only then does
-the receiver ask its GPU for it. So a GPU never waits for a message that may not come; waiting is
-left to the host, which can give up.
+A GPU that sends waits for the one that receives, and the other way round, and while it waits it may
+hold up whatever else it should do; a host that frees its memory waits, too. So a transfer starts on
+neither before both are ready, which two messages between their hosts settle:
+
+    receiver                                     sender
+    has room for a message, has memory for it
+    "come"                                  ->   has it, and its values are computed
+    starts its GPU                         <-    "it comes"; starts its GPU
+
+All other waiting is left to the hosts, which can give up. The receiver says "come" as early as it
+can, so a message that it has room for waits for one of the two alone.
 """
 
 from __future__ import annotations
@@ -17,16 +25,23 @@ from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.messages import Form
 from axonn_ext.pipeline.wires import Incoming, Outgoing
 
-_ANNOUNCEMENT = Form((1,), torch.uint8)
+_WORD = Form((1,), torch.uint8)  # what hosts tell each other: that it comes is all it says
 
 
 class GpuSender(Sender):
-    """Sends messages over an edge. `outgoing` is for their forms and announcements."""
+    """Sends messages over an edge.
 
-    def __init__(self, edge: Edge, gpu: Gpu, outgoing: Outgoing, inbox: Inbox, *, to: int) -> None:
+    outgoing: for their forms, and that they come. calls: by which the receiver asks for each.
+    """
+
+    def __init__(
+        self, edge: Edge, gpu: Gpu, outgoing: Outgoing, calls: Incoming, inbox: Inbox, *, to: int
+    ) -> None:
         super().__init__(outgoing, inbox, to=to)
-        self._edge, self._gpu = edge, gpu
-        self._announcement = torch.zeros(_ANNOUNCEMENT.shape, dtype=_ANNOUNCEMENT.dtype)
+        self._edge, self._gpu, self._calls = edge, gpu, calls
+
+    def stop(self) -> None:
+        self._calls.stop()
 
     def abort(self) -> None:
         self._edge.abort()
@@ -37,17 +52,25 @@ class GpuSender(Sender):
 
     def _hand_over(self, job: Job) -> None:
         assert job.tensor is not None and job.ready is not None
+        if self._calls.receive(_WORD) is None:
+            return
         job.ready.synchronize()
-        self._outgoing.send(self._announcement)
-        self._edge.send(job.tensor)
+        tensor = self._edge.laid_out(job.tensor)
+        self._outgoing.send(_word())
+        self._edge.send(tensor)
 
 
 class GpuReceiver(Receiver):
-    """Receives messages over an edge. `incoming` is for their forms and announcements."""
+    """Receives messages over an edge.
 
-    def __init__(self, edge: Edge, gpu: Gpu, incoming: Incoming, inbox: Inbox) -> None:
+    incoming: for their forms, and that they come. calls: by which this rank asks for each.
+    """
+
+    def __init__(
+        self, edge: Edge, gpu: Gpu, incoming: Incoming, calls: Outgoing, inbox: Inbox
+    ) -> None:
         super().__init__(incoming, inbox)
-        self._edge, self._gpu = edge, gpu
+        self._edge, self._gpu, self._calls = edge, gpu, calls
 
     def abort(self) -> None:
         self._edge.abort()
@@ -57,5 +80,13 @@ class GpuReceiver(Receiver):
         super()._run()
 
     def _fetch(self, form: Form) -> Tensor | None:
-        announced = self._incoming.receive(_ANNOUNCEMENT)
-        return None if announced is None else self._edge.receive(form)
+        buffer = self._edge.buffer(form)
+        self._calls.send(_word())
+        if self._incoming.receive(_WORD) is None:
+            return None
+        self._edge.receive(buffer)
+        return buffer
+
+
+def _word() -> Tensor:
+    return torch.zeros(_WORD.shape, dtype=_WORD.dtype)

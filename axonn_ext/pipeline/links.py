@@ -11,9 +11,11 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from axonn_ext import _C
 from axonn_ext.grid import AxisGroup
@@ -36,6 +38,12 @@ from axonn_ext.pipeline.wires import (
 )
 from axonn_ext.side_groups import SideGroups
 from axonn_ext.tracing import record_message
+
+
+@dataclass(frozen=True)
+class _Ways:
+    out: Outgoing
+    into: Incoming
 
 
 class Links:
@@ -155,24 +163,27 @@ class Links:
         up, down = (stages.rank + step) % stages.size, (stages.rank - step) % stages.size
         ranks = dist.get_process_group_ranks(stages.process_group)
         group = groups.get(f"messages {direction}", ranks)
+        ways = self._ways(f"messages {direction}", group, shares, to=up, source=down)
+        gpu, inbox = self._gpu, self._inbox
+        sender, receiver = Sender(ways.out, inbox, to=ranks[up]), Receiver(ways.into, inbox)
+        if gpu is not None:  # each message is called for, which goes the other way
+            calls = self._ways(f"calls {direction}", group, shares, to=down, source=up, tag=1)
+            if edge := self._edges.get((direction, stages.rank)):
+                sender = GpuSender(edge, gpu, ways.out, calls.into, inbox, to=ranks[up])
+            if edge := self._edges.get((direction, down)):
+                receiver = GpuReceiver(edge, gpu, ways.into, calls.out, inbox)
+        self._senders[direction], self._receivers[direction] = sender, receiver
+
+    def _ways(
+        self, name: str, group: ProcessGroup, shares: bool, *, to: int, source: int, tag: int = 0
+    ) -> _Ways:
+        """Returns a way to one stage and one from another: through shared memory, else gloo."""
         channels = Channels({}, {}, False)
         if shares:
-            channels = open_channels(f"messages {direction}", stages, to=[up], source=[down])
+            channels = open_channels(name, self._stages, to=[to], source=[source])
         self._channels += channels.senders.values()
-        sender, receiver = channels.senders.get(up), channels.receivers.get(down)
-        outgoing = GlooOutgoing(group, up) if sender is None else SharedOutgoing(sender)
-        incoming = GlooIncoming(group, down) if receiver is None else SharedIncoming(receiver)
-        self._senders[direction] = self._sender(direction, outgoing, to=ranks[up])
-        self._receivers[direction] = self._receiver(direction, incoming, source=down)
-
-    def _sender(self, direction: str, outgoing: Outgoing, *, to: int) -> Sender:
-        edge = self._edges.get((direction, self._stages.rank))
-        if self._gpu is None or edge is None:
-            return Sender(outgoing, self._inbox, to=to)
-        return GpuSender(edge, self._gpu, outgoing, self._inbox, to=to)
-
-    def _receiver(self, direction: str, incoming: Incoming, *, source: int) -> Receiver:
-        edge = self._edges.get((direction, source))
-        if self._gpu is None or edge is None:
-            return Receiver(incoming, self._inbox)
-        return GpuReceiver(edge, self._gpu, incoming, self._inbox)
+        sender, receiver = channels.senders.get(to), channels.receivers.get(source)
+        return _Ways(
+            GlooOutgoing(group, to, tag) if sender is None else SharedOutgoing(sender),
+            GlooIncoming(group, source, tag) if receiver is None else SharedIncoming(receiver),
+        )
