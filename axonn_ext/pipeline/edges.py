@@ -9,7 +9,7 @@ order in which no rank waits for one that waits for it. Nothing here has run on 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -76,7 +76,7 @@ class Edge:
     def _transfer(self, tensor: Tensor, *, sends: bool) -> None:
         """Lets the GPU transfer a tensor; returns when it has.
 
-        Nothing is allocated here: that may wait for all that the GPU runs, and so for the neighbour.
+        Nothing is allocated here, since that may wait for all that the GPU runs.
         """
         self._check()
         with self._gpu.cuda.stream(self._stream):
@@ -102,9 +102,9 @@ def connect(
     each of which meets the stages of its own axis. Raises the error of this rank; PipelineError if
     another one fails or does not take part.
     """
-    found = {}
+    found, ranks = {}, dist.get_process_group_ranks(stages.process_group)
     try:
-        for step in _steps(stages, wraps=wraps):
+        for step in steps(stages.rank, ranks, wraps=wraps):
             edge = _waiting_beside(partial(_make, step, groups, gpu), gpu, failures, step.what)
             if edge is not None:
                 found[step.direction, step.source] = edge
@@ -118,43 +118,47 @@ def connect(
 
 
 @dataclass(frozen=True)
-class _Step:
-    """What one rank does in one round and direction: it makes a group, and perhaps an edge."""
+class Step:
+    """What a rank does in a round and direction: it makes a group, and an edge if it is used.
+
+    ranks: of the group. source: the stage that sends; `sends` says whether it is this one.
+    """
 
     what: str
     direction: str
-    ranks: list[int]  # of the group
-    source: int  # the stage that sends
+    ranks: list[int]
+    source: int
     sends: bool
     is_used: bool
 
 
-def _steps(stages: AxisGroup, *, wraps: bool) -> Iterator[_Step]:
-    """Yields what this rank does, in an order in which no ranks wait for each other in a circle.
+def steps(stage: int, ranks: Sequence[int], *, wraps: bool) -> Iterator[Step]:
+    """Yields what a stage does, in an order in which no stages wait for each other in a circle.
 
-    All ranks go through the rounds in the same order, and each meets at most one other in a round
-    and direction. So of all that wait, those that are least far are both at the same edge.
+    ranks: of all stages.
 
-    A rank that meets nobody makes a group of its own. For c10d names groups after how many a rank
+    All go through the rounds in the same order, and each meets at most one other in a round and
+    direction. So of all that wait, those that are least far are both at the same edge.
+
+    A stage that meets nobody makes a group of its own. For c10d names groups after how many a rank
     has made (see SideGroups); and with `init_process_group(device_id=...)` it splits each one off
     the communicator of all ranks, for which all of them must be there.
     """
-    ranks = dist.get_process_group_ranks(stages.process_group)
-    for number, firsts in enumerate(rounds(stages.size)):
-        pairs = [(first, (first + 1) % stages.size) for first in firsts]
-        pair = next((p for p in pairs if stages.rank in p), None)
+    for number, firsts in enumerate(rounds(len(ranks))):
+        pairs = [(first, (first + 1) % len(ranks)) for first in firsts]
+        pair = next((p for p in pairs if stage in p), None)
         for direction in DIRECTIONS:
             if pair is None:
                 what = f"no messages {direction}, round {number}"
-                yield _Step(what, direction, [ranks[stages.rank]], stages.rank, False, False)
+                yield Step(what, direction, [ranks[stage]], stage, False, False)
                 continue
             source, to = pair if direction == FORWARD else pair[::-1]
             what = f"messages {direction} from stage {source} to {to}"
             both, is_used = sorted(ranks[n] for n in pair), wraps or pair[0] < pair[1]
-            yield _Step(what, direction, both, source, source == stages.rank, is_used)
+            yield Step(what, direction, both, source, source == stage, is_used)
 
 
-def _make(step: _Step, groups: SideGroups, gpu: Gpu) -> Edge | None:
+def _make(step: Step, groups: SideGroups, gpu: Gpu) -> Edge | None:
     group = groups.get(step.what, step.ranks, backend=gpu.backend)
     if not step.is_used:
         return None

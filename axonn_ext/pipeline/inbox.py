@@ -16,7 +16,7 @@ from axonn_ext.pipeline.gpu import Gpu
 from axonn_ext.pipeline.messages import DIRECTIONS, Message
 
 _NOTED_AFTER_SECONDS = 0.1
-_ROOM = 4  # the most messages of a direction that have arrived, or are about to
+ROOM = 4  # the most messages of a direction that have arrived, or are about to
 
 
 class Inbox:
@@ -28,7 +28,7 @@ class Inbox:
         self._changed = threading.Condition()
         self._arrived: dict[Message, Tensor] = {}
         self._broken: dict[str, str] = {}  # direction -> why nothing more arrives
-        self._room = dict.fromkeys(DIRECTIONS, _ROOM)  # how many more may arrive
+        self._room = dict.fromkeys(DIRECTIONS, ROOM)  # how many more may arrive
         self._is_closed = False
         self._gave_up = ""  # why waiting is of no use
 

@@ -12,15 +12,16 @@ from itertools import count
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from axonn_ext import GridShape, settings
 from axonn_ext.pipeline import Pipeline, PipelineError, PipelineOptions
-from axonn_ext.pipeline.edges import rounds
+from axonn_ext.pipeline.edges import rounds, steps
 from axonn_ext.pipeline.failures import Failures
 from axonn_ext.pipeline.gpu import Pace
-from axonn_ext.pipeline.inbox import Inbox
+from axonn_ext.pipeline.inbox import ROOM, Inbox
 from axonn_ext.pipeline.links import Links
 from axonn_ext.pipeline.messages import BACKWARD, DIRECTIONS, FORWARD, Form, Message
 from axonn_ext.side_groups import SideGroups
@@ -40,6 +41,32 @@ def test_a_stage_is_in_one_pair_of_a_round(size: int) -> None:
         assert len(stages) == len(set(stages))
     assert sorted(first for firsts in found for first in firsts) == list(range(size))
     assert len(found) == 2 + size % 2
+
+
+@pytest.mark.parametrize("wraps", [True, False])
+@pytest.mark.parametrize("size", range(2, 10))
+def test_both_ends_of_a_connection_are_made_in_the_same_step(size: int, wraps: bool) -> None:
+    ranks = [3 * stage + 1 for stage in range(size)]
+    edges = []
+    # With as many steps on all ranks, and both ends of each edge in the same one, no two ranks can
+    # be at different edges and wait for each other; and groups get the same names on both.
+    for found in zip(*(steps(stage, ranks, wraps=wraps) for stage in range(size)), strict=True):
+        for stage, step in enumerate(found):
+            assert ranks[stage] in step.ranks and step.ranks == sorted(step.ranks)
+            assert step.sends == (step.source == stage and len(step.ranks) == 2)
+            for rank in step.ranks:
+                other = found[ranks.index(rank)]
+                assert (other.what, other.ranks, other.source) == (
+                    step.what, step.ranks, step.source,
+                )  # fmt: skip
+                assert (other.is_used, other.direction) == (step.is_used, step.direction)
+            if step.is_used and step.sends:
+                (to,) = (ranks.index(rank) for rank in step.ranks if rank != ranks[stage])
+                edges.append((stage, to, step.direction))
+    ring = [(stage, (stage + step) % size, d) for d, step in DIRECTIONS.items()
+            for stage in range(size)]  # fmt: skip
+    used = [e for e in ring if wraps or e[1] - e[0] == DIRECTIONS[e[2]]]
+    assert sorted(edges) == sorted(used)
 
 
 class Ends:
@@ -68,6 +95,37 @@ class Ends:
 
     def threads(self) -> list[threading.Thread]:
         return [t for t in threading.enumerate() if t.name == "axonn pipeline"]
+
+
+def full(shares: bool) -> tuple[list[int], list[int], bool]:
+    """Transfers that have begun and ended while the receiver has no room, and in the end."""
+    ends = Ends(GridShape(pipe=2), shares=shares)
+    many, tensors = 2 * ROOM, torch.arange(6.0 * ROOM).view(-1, 3)
+    begins, is_right = len(ends.gpu.begun), True
+    if ends.axis.rank == 0:
+        for number in range(many):
+            ends.links.send("training", ends.outgoing(FORWARD, number), tensors[number])
+    else:
+        ends.links.expect("training", [ends.incoming(FORWARD, n) for n in range(many)])
+    while len(ends.gpu.ended) < begins + ROOM:
+        time.sleep(0.01)
+    time.sleep(0.3)  # in which one more would begin
+    counts = [len(ends.gpu.begun) - begins, len(ends.gpu.ended) - begins]
+    dist.barrier()
+    if ends.axis.rank == 1:
+        for number in range(many):
+            got = ends.inbox.take(ends.incoming(FORWARD, number))
+            is_right &= torch.equal(got, tensors[number])
+    ends.links.wait_for_sends()
+    ends.links.close()
+    return counts, [len(ends.gpu.begun) - begins, len(ends.gpu.ended) - begins], is_right
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_no_gpu_waits_for_room_on_another_one(pool, shares: bool) -> None:
+    for counts, in_the_end, is_right in pool(2).run(full, shares):
+        assert counts == [ROOM, ROOM]
+        assert in_the_end == [2 * ROOM, 2 * ROOM] and is_right
 
 
 SHAPES = ((3, 5), (0, 5), (1,), (64, 33))
@@ -243,6 +301,54 @@ def test_a_neighbour_that_dies(two, dies: Callable[[], object], text: str) -> No
     found, seconds, threads = two.answers[1]
     assert text in found
     assert seconds < 30 and threads == 0
+
+
+class NoMemory(FakeGpu):
+    """A GPU that cannot be connected. The others are left waiting for it in a call."""
+
+    def follow(self, work: dist.Work) -> None:
+        raise RuntimeError("the GPU has no memory left")
+
+
+def unconnected(dies: bool) -> tuple[str, float]:
+    """The error where rank 1 of four stages fails or dies while it is connected, and the time."""
+    grid, began = grid_of(GridShape(pipe=4)), time.monotonic()
+    gpu = FakeGpu(blocks=True)
+    if grid.rank == 1:
+        gpu = NoMemory()
+        if dies:
+            threading.Timer(0.1, os._exit, [9]).start()
+            gpu = FakeGpu(slow=1.0, blocks=True)
+    layers = [nn.Linear(4, 4) for _ in range(4)]
+    with pipelines_on(gpu), pytest.raises(RuntimeError) as error:
+        Pipeline(layers, grid, loss=F.mse_loss)
+    return f"{type(error.value).__name__}: {error.value}", time.monotonic() - began
+
+
+@pytest.fixture
+def four(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool]:
+    """Ranks of a test's own, which wait for 4 s."""
+    monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "4")
+    started = WorkerPool(4)
+    yield started
+    started.close()
+
+
+def test_a_gpu_that_cannot_be_connected_ends_all_waiting(four) -> None:
+    found = four.run(unconnected, False, timeout_s=60)
+    text, _ = found.pop(1)
+    assert text == "RuntimeError: the GPU has no memory left"
+    for text, seconds in found:
+        assert "rank 1, the connections of its GPU: the GPU has no memory left" in text
+        assert text.startswith("PipelineError") and seconds < 4, "nobody waits until it is too late"
+
+
+def test_a_rank_that_dies_while_gpus_are_connected(four) -> None:
+    with pytest.raises(WorkerError, match="rank 1: the process ended"):
+        four.run(unconnected, True, timeout_s=60)
+    for rank in (0, 2, 3):
+        text, seconds = four.answers[rank]
+        assert "connection" in text and seconds < 30
 
 
 def paced() -> tuple[bool, float, str, float]:

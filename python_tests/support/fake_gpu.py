@@ -98,12 +98,18 @@ class Cuda:
 
 @dataclass(frozen=True)
 class FakeGpu(Gpu):
-    """slow: the most seconds for which the GPU is behind its host at each event."""
+    """slow: the most seconds for which the GPU is behind its host at each event.
+
+    blocks: whether the host waits for the end of a transfer that it starts, as for NCCL's first.
+    """
 
     device: torch.device = DEVICE
     backend: str = "gloo"
     cuda: Cuda = field(default_factory=Cuda)
     slow: float = 0.0
+    blocks: bool = False
+    begun: list[dist.Work] = field(default_factory=list)  # transfers
+    ended: list[dist.Work] = field(default_factory=list)
     used: list[torch.Size] = field(default_factory=list)  # what was taken
     aborted: list[dist.ProcessGroup] = field(default_factory=list)
 
@@ -114,7 +120,10 @@ class FakeGpu(Gpu):
         return super().mark()
 
     def follow(self, work: dist.Work) -> None:
-        self.cuda.current_stream(self.device).run(work.wait)
+        self.begun.append(work)
+        if self.blocks:
+            work.wait()
+        self.cuda.current_stream(self.device).run(lambda: (work.wait(), self.ended.append(work)))
 
     def use_here(self, tensor: Tensor) -> Tensor:
         assert self.cuda.current_stream(self.device) is self.cuda.computes
