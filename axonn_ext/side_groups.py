@@ -31,8 +31,9 @@ class SideGroups:
     ) -> ProcessGroup:
         """Returns the group for a purpose, of these ranks; default of all ranks.
 
-        Returns when the other ranks of the group ask for it, too. A group of NCCL has no
-        communicator until its first transfer.
+        Returns when the other ranks of the group ask for it, too. A group of NCCL has a
+        communicator from its first transfer on, or, where `init_process_group` was given a
+        device_id, at once: then all ranks must ask for one of NCCL, be it another one.
         """
         members = tuple(range(dist.get_world_size()) if ranks is None else ranks)
         key = (purpose, members)

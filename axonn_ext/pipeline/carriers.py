@@ -92,10 +92,15 @@ class Sender(Carrier):
         super().__init__()
         self._outgoing, self._inbox, self._to = outgoing, inbox, to
         self.told: set[Key] = set()  # whose form the neighbour knows
+        self._now: Message | None = None
         self._has_failed = False
 
+    def unsent(self) -> str:
+        """Returns what the thread is sending, for messages about one that it cannot end."""
+        return f"{self._now or 'a message'} was not sent to rank {self._to}"
+
     def _carry(self, job: Job) -> None:
-        tensor = job.tensor
+        tensor, self._now = job.tensor, job.message
         assert tensor is not None
         if self._has_failed:
             return
@@ -107,7 +112,7 @@ class Sender(Carrier):
             self._hand_over(job)
         except Exception as error:  # no room, a neighbour's process that has ended, or the network
             self._has_failed = True
-            self._inbox.give_up(f"{job.message} was not sent to rank {self._to}: {_short(error)}")
+            self._inbox.give_up(f"{self.unsent()}: {_short(error)}")
 
     def _hand_over(self, job: Job) -> None:
         assert job.tensor is not None

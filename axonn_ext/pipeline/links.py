@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch.distributed as dist
 from torch import Tensor
@@ -124,9 +125,13 @@ class Links:
 
     def wait_for_sends(self) -> None:
         """Returns when all messages are sent. Raises PipelineError if one cannot be."""
-        for direction, sender in self._senders.items():
-            self._failures.wait(sender.has_done_all, f"messages {direction} were not sent", waits=2)
+        for sender in self._senders.values():
+            self._failures.wait(partial(self._has_sent, sender), sender.unsent, waits=2)
         self._inbox.check()
+
+    def _has_sent(self, sender: Sender, seconds: float) -> bool:
+        self._inbox.check()  # the other direction may have failed
+        return sender.has_done_all(seconds)
 
     def forget_shapes(self) -> None:
         """Lets the next messages have other shapes. All ranks call it between steps."""

@@ -49,7 +49,8 @@ class Pipeline:
     All ranks make the same pipelines in the same order, and call the same methods. Parameters and
     micro-batches are on the CPU, or on each rank's GPU with a grid over NCCL; the latter has not
     yet run on a GPU. Making a pipeline is collective: an all-gather and an all-reduce over all
-    ranks, then the connections of neighbouring stages.
+    ranks, on GPUs the connections of neighbouring stages and a barrier, then all-gathers along
+    pipe. It raises PipelineError if a rank does not take part.
 
     Args:
         model: a model of axonn_ext.models on the grid; or a list of modules, of which each takes

@@ -276,6 +276,21 @@ def dies_after_announcing() -> tuple[str, float, int]:
     return str(error.value), time.monotonic() - began, len(ends.threads())
 
 
+def dies_after_calling() -> tuple[str, float, int]:
+    ends = Ends(GridShape(pipe=2))
+    if ends.axis.rank == 0:
+        ends.links._receivers[BACKWARD]._calls.send(torch.zeros(1, dtype=torch.uint8))
+        time.sleep(1)  # the other rank's GPU begins to send
+        os._exit(9)
+    began = time.monotonic()
+    with pytest.raises(PipelineError) as error:
+        ends.links.send("training", Message(BACKWARD, 0, 0), torch.ones(4))
+        ends.links.wait_for_sends()
+    assert len(ends.gpu.begun) > len(ends.gpu.ended)
+    ends.links.abandon()
+    return str(error.value), time.monotonic() - began, len(ends.threads())
+
+
 def dies_before_it_takes() -> tuple[str, float, int]:
     ends = Ends(GridShape(pipe=2))
     if ends.axis.rank == 0:
@@ -288,11 +303,15 @@ def dies_before_it_takes() -> tuple[str, float, int]:
     return str(error.value), time.monotonic() - began, len(ends.threads())
 
 
+GRADIENT = "stage 0, micro-batch 0, backward: the gradient of the output was not sent to rank 0"
+
+
 @pytest.mark.parametrize(
     ("dies", "text"),
     [
         (dies_after_announcing, "stage 1, micro-batch 0, forward: the input did not come from"),
-        (dies_before_it_takes, "sent"),
+        (dies_after_calling, GRADIENT),
+        (dies_before_it_takes, GRADIENT),
     ],
 )
 def test_a_neighbour_that_dies(two, dies: Callable[[], object], text: str) -> None:
@@ -310,15 +329,17 @@ class NoMemory(FakeGpu):
         raise RuntimeError("the GPU has no memory left")
 
 
-def unconnected(dies: bool) -> tuple[str, float]:
-    """The error where rank 1 of four stages fails or dies while it is connected, and the time."""
+class Dying(FakeGpu):
+    """A GPU whose process ends when it is connected."""
+
+    def follow(self, work: dist.Work) -> None:
+        os._exit(9)
+
+
+def unconnected(bad: type[FakeGpu]) -> tuple[str, float]:
+    """The error where rank 1 of four stages has a bad GPU, and the seconds until then."""
     grid, began = grid_of(GridShape(pipe=4)), time.monotonic()
-    gpu = FakeGpu(blocks=True)
-    if grid.rank == 1:
-        gpu = NoMemory()
-        if dies:
-            threading.Timer(0.1, os._exit, [9]).start()
-            gpu = FakeGpu(slow=1.0, blocks=True)
+    gpu = bad() if grid.rank == 1 else FakeGpu(blocks=True)
     layers = [nn.Linear(4, 4) for _ in range(4)]
     with pipelines_on(gpu), pytest.raises(RuntimeError) as error:
         Pipeline(layers, grid, loss=F.mse_loss)
@@ -335,7 +356,7 @@ def four(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool]:
 
 
 def test_a_gpu_that_cannot_be_connected_ends_all_waiting(four) -> None:
-    found = four.run(unconnected, False, timeout_s=60)
+    found = four.run(unconnected, NoMemory, timeout_s=60)
     text, _ = found.pop(1)
     assert text == "RuntimeError: the GPU has no memory left"
     for text, seconds in found:
@@ -345,7 +366,7 @@ def test_a_gpu_that_cannot_be_connected_ends_all_waiting(four) -> None:
 
 def test_a_rank_that_dies_while_gpus_are_connected(four) -> None:
     with pytest.raises(WorkerError, match="rank 1: the process ended"):
-        four.run(unconnected, True, timeout_s=60)
+        four.run(unconnected, Dying, timeout_s=60)
     for rank in (0, 2, 3):
         text, seconds = four.answers[rank]
         assert "connection" in text and seconds < 30
