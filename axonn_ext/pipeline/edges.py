@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,8 @@ from axonn_ext.pipeline.failures import Failures
 from axonn_ext.pipeline.gpu import Gpu
 from axonn_ext.pipeline.messages import DIRECTIONS, FORWARD, Form
 from axonn_ext.side_groups import SideGroups
+
+_T = TypeVar("_T")
 
 
 class Edge:
@@ -99,21 +102,19 @@ def connect(
     """Returns the edges of this rank, by direction and the stage that sends.
 
     wraps: whether the last stage and the first one are neighbours, too. Collective over all ranks,
-    each of which meets the stages of its own axis. Raises the error of this rank; PipelineError if
-    another one fails or does not take part.
+    each of which meets the stages of its own axis, and then a barrier. Raises the error of this
+    rank; PipelineError if another one fails or does not take part.
     """
-    found, ranks = {}, dist.get_process_group_ranks(stages.process_group)
+    ranks = dist.get_process_group_ranks(stages.process_group)
     try:
-        for step in steps(stages.rank, ranks, wraps=wraps):
-            edge = _waiting_beside(partial(_make, step, groups, gpu), gpu, failures, step.what)
-            if edge is not None:
-                found[step.direction, step.source] = edge
+        found = _connect(list(steps(stages.rank, ranks, wraps=wraps)), groups, gpu, failures)
+        # What follows are collectives that do not look for failures; all must have come this far.
+        everyone = dist.barrier(group=groups.get("totals"), async_op=True)
+        failures.wait_for(everyone, "the connection of all GPUs")
     except Exception as error:
+        groups.forget()
         failures.tell(f"rank {dist.get_rank()}, the connections of its GPU: {error}")
         raise
-    # What follows are collectives that do not look for failures, so all must have come this far.
-    everyone = dist.barrier(group=groups.get("totals"), async_op=True)
-    failures.wait_for(everyone, "the connection of all GPUs")
     return found
 
 
@@ -158,24 +159,30 @@ def steps(stage: int, ranks: Sequence[int], *, wraps: bool) -> Iterator[Step]:
             yield Step(what, direction, both, source, source == stage, is_used)
 
 
-def _make(step: Step, groups: SideGroups, gpu: Gpu) -> Edge | None:
-    group = groups.get(step.what, step.ranks, backend=gpu.backend)
-    if not step.is_used:
-        return None
-    edge = Edge(group, gpu)
-    edge.connect(sends=step.sends)
-    return edge
+def _connect(
+    todo: Sequence[Step], groups: SideGroups, gpu: Gpu, failures: Failures
+) -> dict[tuple[str, int], Edge]:
+    # All groups first: where a connection fails, all ranks have still made as many.
+    made = []
+    for step in todo:
+        get = partial(groups.get, step.what, step.ranks, backend=gpu.backend)
+        made.append(_waiting_beside(get, gpu, failures, f"the group for {step.what}"))
+    found = {}
+    for step, group in zip(todo, made, strict=True):
+        if step.is_used:
+            edge = found[step.direction, step.source] = Edge(group, gpu)
+            meet = partial(edge.connect, sends=step.sends)
+            _waiting_beside(meet, gpu, failures, f"the connection for {step.what}")
+    return found
 
 
-def _waiting_beside(
-    make: Callable[[], Edge | None], gpu: Gpu, failures: Failures, what: str
-) -> Edge | None:
+def _waiting_beside(make: Callable[[], _T], gpu: Gpu, failures: Failures, what: str) -> _T:
     """Returns what `make` returns in a thread of its own, or raises what it raises.
 
     NCCL waits for the neighbour without a limit, even where that one has failed; this thread does
     not. Raises PipelineError as `Failures.wait` does; the other thread is then left waiting.
     """
-    made: Future[Edge | None] = Future()
+    made: Future[_T] = Future()
 
     def run() -> None:
         try:
@@ -185,7 +192,7 @@ def _waiting_beside(
             made.set_exception(error)
 
     threading.Thread(target=run, daemon=True, name="axonn connection").start()
-    what = f"the connection for {what} was not made"
+    what = f"{what} was not made"
     failures.wait(lambda seconds: bool(wait([made], seconds).done), what, waits=2)
     return made.result()
 

@@ -25,7 +25,7 @@ from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.messages import Form
 from axonn_ext.pipeline.wires import Incoming, Outgoing
 
-_WORD = Form((1,), torch.uint8)  # what hosts tell each other: that it comes is all it says
+_WORD = Form((1,), torch.uint8)  # of which only that it comes counts
 
 
 class GpuSender(Sender):

@@ -43,6 +43,8 @@ from axonn_ext.tracing import record_message
 
 @dataclass(frozen=True)
 class _Ways:
+    """A way to one stage, and one from another."""
+
     out: Outgoing
     into: Incoming
 

@@ -355,6 +355,23 @@ def four(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool]:
     started.close()
 
 
+def connected_later() -> tuple[str, float]:
+    """The error of a pipeline that cannot be connected, and the loss of one after it."""
+    grid = grid_of(GridShape(pipe=2))
+    layers, x = [nn.Linear(4, 4), nn.Linear(4, 4)], torch.ones(2, 4)
+    bad = NoMemory() if grid.rank == 1 else FakeGpu()
+    with pipelines_on(bad), pytest.raises(RuntimeError) as error:
+        Pipeline(layers, grid, loss=F.mse_loss)
+    with pipelines_on(FakeGpu()), Pipeline(layers, grid, loss=F.mse_loss) as pipeline:
+        return str(error.value), pipeline.step([(x, x)] * 3).item()
+
+
+def test_a_new_pipeline_after_a_failed_connection(two) -> None:
+    (told, loss), (own, same) = two.run(connected_later, timeout_s=60)
+    assert told == f"rank 1, the connections of its GPU: {own}"
+    assert loss == same > 0
+
+
 def test_a_gpu_that_cannot_be_connected_ends_all_waiting(four) -> None:
     found = four.run(unconnected, NoMemory, timeout_s=60)
     text, _ = found.pop(1)
