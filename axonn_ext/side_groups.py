@@ -1,9 +1,10 @@
-"""Groups of gloo beside those of a grid, for threads and waits of their own."""
+"""Groups of c10d beside those of a grid, for threads and waits of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
@@ -15,24 +16,33 @@ PATIENCE = timedelta(days=1)
 class SideGroups:
     """Groups for several purposes, each made when it is first asked for, and then kept.
 
-    All ranks of the grid must ask for the same ones in the same order. Each has a thread that polls
-    100 times a second, so what comes one after the other shares them. None is destroyed alone:
-    c10d would give the next group its name, under which the store still has its addresses.
+    All ranks of the grid must ask for as many, in the same order: c10d names a group after its
+    ranks and how many groups a rank has made before. Each group of gloo has a thread that polls 100
+    times a second, so what comes one after the other shares them. None is destroyed alone: c10d
+    would give the next group its name, under which the store still has its addresses.
     """
 
     def __init__(self) -> None:
         self._groups: dict[tuple[str, tuple[int, ...]], ProcessGroup] = {}
+        self._forgotten: list[ProcessGroup] = []  # of NCCL
 
-    def get(self, purpose: str, like: ProcessGroup | None = None) -> ProcessGroup:
-        """Returns the group for a purpose, of the ranks of another one; default of all ranks."""
-        ranks: Sequence[int] = range(dist.get_world_size())
-        if like is not None:
-            ranks = dist.get_process_group_ranks(like)
-        key = (purpose, tuple(ranks))
+    def get(
+        self, purpose: str, ranks: Sequence[int] | None = None, *, backend: str = "gloo"
+    ) -> ProcessGroup:
+        """Returns the group for a purpose, of these ranks; default of all ranks.
+
+        Returns when the other ranks of the group ask for it, too. A group of NCCL has a
+        communicator from its first transfer on, or, where `init_process_group` was given a
+        device_id, at once: then all ranks must ask for one of NCCL, be it another one.
+        """
+        members = tuple(range(dist.get_world_size()) if ranks is None else ranks)
+        key = (purpose, members)
         if key not in self._groups:
+            self._abort_forgotten()
             self._groups[key] = dist.new_group(
-                list(ranks), use_local_synchronization=True, timeout=PATIENCE, backend="gloo",
-                group_desc=f"{purpose} (ranks {', '.join(map(str, ranks))})",
+                list(members), use_local_synchronization=True, timeout=PATIENCE, backend=backend,
+                group_desc=f"{purpose} (ranks {', '.join(map(str, members))})",
+                pg_options=_options(backend),
             )  # fmt: skip
         return self._groups[key]
 
@@ -41,4 +51,21 @@ class SideGroups:
 
         All ranks call it after a failure, whose messages may still be under way in the old ones.
         """
+        for group in self._groups.values():
+            if dist.get_backend(group) == "nccl":
+                self._forgotten.append(group)
         self._groups.clear()
+
+    def _abort_forgotten(self) -> None:
+        """Frees communicators, which nobody uses any more: all ranks begin anew."""
+        while self._forgotten:
+            self._forgotten.pop().abort()
+
+
+def _options(backend: str) -> Any:
+    """Returns c10d's options of a group: NCCL's stream goes before those of matmuls."""
+    if backend != "nccl":
+        return None
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options._timeout = PATIENCE
+    return options

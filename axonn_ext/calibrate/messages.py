@@ -10,6 +10,7 @@ import torch
 from axonn_ext import settings
 from axonn_ext.grid import AxisGroup
 from axonn_ext.pipeline.failures import Failures
+from axonn_ext.pipeline.gpu import gpu_of
 from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.links import Links
 from axonn_ext.pipeline.messages import FORWARD, Message
@@ -17,16 +18,16 @@ from axonn_ext.side_groups import SideGroups
 
 
 class Shift:
-    """Passes messages of CPUs along an axis: each rank sends to the next, the last to the first.
+    """Passes messages along an axis: each rank sends to the next, the last to the first.
 
     A message has the threads, the groups and the inbox of a pipeline, and so what they cost, too.
     All ranks must make theirs in the same order, and close it.
     """
 
-    def __init__(self, axis: AxisGroup) -> None:
-        failures = Failures(settings.load().timeout_seconds)
-        self._inbox = Inbox(axis, failures)
-        self._links = Links(axis, self._inbox, failures, SideGroups())
+    def __init__(self, axis: AxisGroup, device: torch.device) -> None:
+        failures, gpu = Failures(settings.load().timeout_seconds), gpu_of(device)
+        self._inbox = Inbox(axis, failures, gpu)
+        self._links = Links(axis, self._inbox, failures, SideGroups(), gpu=gpu)
         self._own = Message(FORWARD, axis.rank, 0)
         self._next = Message(FORWARD, (axis.rank + 1) % axis.size, 0)
 

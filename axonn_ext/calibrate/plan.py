@@ -65,7 +65,7 @@ class Plan:
     @property
     def groups(self) -> list[GroupShape]:
         """Every distinct shape of a group in grids of so many ranks."""
-        return group_shapes(self.num_ranks, by_axis=self.by_axis, device=self.device)
+        return group_shapes(self.num_ranks, by_axis=self.by_axis)
 
     @property
     def products(self) -> list[Product]:
@@ -81,14 +81,12 @@ class Plan:
         return cls(**{**values, "dtypes": tuple(values["dtypes"])})
 
 
-def group_shapes(num_ranks: int, *, by_axis: bool, device: str = "cpu") -> list[GroupShape]:
+def group_shapes(num_ranks: int, *, by_axis: bool) -> list[GroupShape]:
     """Returns every distinct shape of a group in grids of that many ranks; by axis if asked.
 
     If links do not depend on the axis, collectives and messages are timed in groups of each shape.
-    By axis, messages are those of pipe, whose only collectives are all-reduces. There are no
-    messages between GPUs yet.
+    By axis, messages are those of pipe, whose only collectives are all-reduces.
     """
-    sends = (SEND,) if device == "cpu" else ()
     found: dict[tuple[str, int, int], GroupShape] = {}
     for pipe in divisors(num_ranks):
         for size in grids_of(num_ranks, pipe=pipe):
@@ -96,7 +94,7 @@ def group_shapes(num_ranks: int, *, by_axis: bool, device: str = "cpu") -> list[
                 ranks = getattr(size, axis)
                 if ranks == 1:
                     continue
-                kinds = (*COLLECTIVES, *sends)
+                kinds: tuple[str, ...] = (*COLLECTIVES, SEND)
                 if by_axis:
                     kinds = ("all_reduce", SEND) if axis == "pipe" else COLLECTIVES
                 shape = GroupShape(axis, size.inner(axis), ranks, size, kinds)

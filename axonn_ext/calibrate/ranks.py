@@ -102,8 +102,8 @@ def _points(plan: Plan, ranks: Ranks, axis: AxisGroup, kind: str) -> list[Point]
     """Times one kind of collective, or messages of a pipeline, with several numbers of bytes."""
     if kind != SEND:
         return _points_of(plan, ranks, partial(_collective, plan, axis, kind))
-    shift = Shift(axis)
-    points = _points_of(plan, ranks, partial(_message, shift))
+    shift = Shift(axis, torch.ones(0, device=plan.device).device)
+    points = _points_of(plan, ranks, partial(_message, plan, shift))
     shift.close()
     return points
 
@@ -146,9 +146,9 @@ def _collective(plan: Plan, axis: AxisGroup, kind: str, num_bytes: int) -> tuple
     return passes * (g - 1) * shard * width, issue[kind]
 
 
-def _message(shift: Shift, num_bytes: int) -> tuple[int, Call]:
+def _message(plan: Plan, shift: Shift, num_bytes: int) -> tuple[int, Call]:
     """Returns a message of about `num_bytes` from every rank, after the bytes that it sends."""
-    tensor = torch.ones(num_bytes // 4)  # fp32
+    tensor = torch.ones(num_bytes // 4, device=plan.device)  # fp32
     return tensor.nbytes, shift.call(tensor)
 
 

@@ -292,7 +292,7 @@ def _write(console: Console, args: argparse.Namespace, result: Plan) -> None:
         plan_files.write_config(args.write_config, best, title=title, model=args.model)
         written.append(args.write_config)
         if best.job.grid.pipe > 1 and result.request.machine.device != "cpu":
-            notes.append(f"{args.write_config}: axonn-ext train runs stages on CPUs only so far")
+            notes.append(f"{args.write_config}: pipeline stages have not yet run on a GPU")
     plan_report.print_written(console, written)
     for note in filter(None, notes):
         plan_report.say(console, note)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from axonn_ext.pipeline.inbox import Inbox
@@ -20,11 +21,15 @@ _JOIN_SECONDS = 1.0
 
 @dataclass
 class Job:
-    """A message to send (tensor, when) or to receive."""
+    """A message to send (tensor, when) or to receive.
+
+    ready: on a GPU, the event after which a tensor to send has its values.
+    """
 
     phase: str
     message: Message
     tensor: Tensor | None = None
+    ready: torch.Event | None = None
     due: float = 0.0
 
     @property
@@ -58,6 +63,12 @@ class Carrier:
     def stop(self) -> None:
         """Ends the wait of a job, where that is possible."""
 
+    def abort(self) -> None:
+        """Ends a transfer between GPUs, if there is one."""
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
     def join(self, seconds: float | None = None) -> None:
         self._thread.join(seconds)
 
@@ -81,10 +92,15 @@ class Sender(Carrier):
         super().__init__()
         self._outgoing, self._inbox, self._to = outgoing, inbox, to
         self.told: set[Key] = set()  # whose form the neighbour knows
+        self._now: Message | None = None
         self._has_failed = False
 
+    def unsent(self) -> str:
+        """Returns what the thread is sending, for messages about one that it cannot end."""
+        return f"{self._now or 'a message'} was not sent to rank {self._to}"
+
     def _carry(self, job: Job) -> None:
-        tensor = job.tensor
+        tensor, self._now = job.tensor, job.message
         assert tensor is not None
         if self._has_failed:
             return
@@ -93,10 +109,14 @@ class Sender(Carrier):
             if job.key not in self.told:
                 self.told.add(job.key)
                 self._outgoing.send(Form.of(tensor).header())
-            self._outgoing.send(tensor)
+            self._hand_over(job)
         except Exception as error:  # no room, a neighbour's process that has ended, or the network
             self._has_failed = True
-            self._inbox.give_up(f"{job.message} was not sent to rank {self._to}: {_short(error)}")
+            self._inbox.give_up(f"{self.unsent()}: {_short(error)}")
+
+    def _hand_over(self, job: Job) -> None:
+        assert job.tensor is not None
+        self._outgoing.send(job.tensor)
 
 
 class Receiver(Carrier):
@@ -118,11 +138,14 @@ class Receiver(Carrier):
                 if header is None:
                     return
                 self.forms[job.key] = Form.read(header)
-            tensor = self._incoming.receive(self.forms[job.key])
+            tensor = self._fetch(self.forms[job.key])
             if tensor is not None:
                 self._inbox.put(job.message, tensor)
         except Exception as error:
             self._inbox.fail(job.message.direction, _short(error))
+
+    def _fetch(self, form: Form) -> Tensor | None:
+        return self._incoming.receive(form)
 
 
 def end_at_once(carriers: Iterable[Carrier], inbox: Inbox) -> None:
@@ -136,6 +159,10 @@ def end_at_once(carriers: Iterable[Carrier], inbox: Inbox) -> None:
         carrier.stop()
     for carrier in carriers:
         carrier.join(_JOIN_SECONDS)
+    for carrier in carriers:
+        if carrier.is_alive():
+            carrier.abort()
+            carrier.join(_JOIN_SECONDS)
 
 
 def _short(error: Exception) -> str:

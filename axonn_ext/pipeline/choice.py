@@ -42,7 +42,8 @@ class Leader:
         self._failures, model = failures, grid.model_group
         self._group: ProcessGroup | None = None
         if model.size > 1:
-            self._group = grid.side_groups.get("decisions", model.process_group)
+            ranks = dist.get_process_group_ranks(model.process_group)
+            self._group = grid.side_groups.get("decisions", ranks)
         self.is_leader = model.rank == 0
         self.num_decisions, self.seconds = 0, 0.0  # seconds: of telling, on the leader
         self._channels = Channels({}, {}, False)

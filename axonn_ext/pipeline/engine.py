@@ -38,7 +38,10 @@ class _Forward:
 
 @dataclass(frozen=True, slots=True)
 class TaskRun:
-    """When a task ran, in seconds of time.monotonic(). What it waited for a message is before."""
+    """When a task ran, in seconds of time.monotonic(). What it waited for a message is before.
+
+    On a GPU, when the host launched it.
+    """
 
     task: Task
     began: float
@@ -53,7 +56,8 @@ class StepStats:
     peak_deferred_bytes   the most bytes at once that weight gradients waited with
     decisions             how often the leader of the stage told others the next task
     decision_seconds      how long that took on the leader
-    waited_seconds        how long the stage had nothing to do
+    waited_seconds        how long the stage had nothing to do; on a GPU, how long its host waited
+                          for others, while the GPU may have computed what was launched before
     shared_bytes          of memory, taken so far by messages to ranks of the same host
     tasks                 what ran when, in order
     """
@@ -81,7 +85,7 @@ class StepRun:
         deferring: DeferredWeightGradients | None,
         deferred_limit: int,
         no_sync: Callable[[], AbstractContextManager[None]] | None,
-        end_task: Callable[[], None] | None,
+        after_task: Sequence[Callable[[], None]],
         loss_scale: float,
     ) -> None:
         self._model, self._phase = model, phase
@@ -90,7 +94,7 @@ class StepRun:
         self._last = model.stages.num_virtual - 1
         self._inbox, self._links = inbox, links
         self._deferring, self._deferred_limit = deferring, deferred_limit
-        self._no_sync, self._end_task = no_sync, end_task
+        self._no_sync, self._after_task = no_sync, after_task
         self._loss_scale = loss_scale
         self._held: dict[_Place, _Forward] = {}
         self._weights: dict[_Place, WeightGradients] = {}
@@ -107,8 +111,8 @@ class StepRun:
             self.now = f"stage {stage}, {task.kind} of micro-batch {task.micro_batch}"
             came, waited = time.monotonic(), self._inbox.waited_seconds
             carry_out[task.kind](stage, task.micro_batch)
-            if self._end_task is not None:
-                self._end_task()
+            for end in self._after_task:
+                end()
             began = came + self._inbox.waited_seconds - waited  # tasks wait before all else
             self.stats.tasks.append(TaskRun(task, began, time.monotonic()))
 

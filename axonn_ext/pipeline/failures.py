@@ -53,22 +53,26 @@ class Failures:
         return PipelineError(self.found() or text)
 
     def wait(
-        self, done: Callable[[float], bool], what: str, *, peer: int | None = None, waits: int = 1
-    ) -> None:
+        self, done: Callable[[float], bool], what: str | Callable[[], str], *,
+        peer: int | None = None, waits: int = 1, idle: bool = True,
+    ) -> None:  # fmt: skip
         """Waits until done(seconds), which itself waits up to so many seconds, is true.
 
         peer: the rank that is waited for, if it is one. waits: how many waits, each as long as one
-        may be, may come one after the other. Raises PipelineError if another rank fails meanwhile,
-        or if it takes too long; `what` begins the message, which also says whom the peer waits for.
+        may be, may come one after the other. idle: whether the stage has nothing to do meanwhile,
+        which `waited_seconds` counts. Raises PipelineError if another rank fails meanwhile,
+        or if it takes too long; `what`, or what it returns then, begins the message, which also
+        says whom the peer waits for.
         """
         began = time.monotonic()
         try:
-            self._wait(done, what, peer, waits * self._timeout_s)
+            say = what if callable(what) else lambda: what
+            self._wait(done, say, peer, waits * self._timeout_s)
         finally:
-            self.waited_seconds += time.monotonic() - began
+            self.waited_seconds += (time.monotonic() - began) * idle
 
     def _wait(
-        self, done: Callable[[float], bool], what: str, peer: int | None, limit: float
+        self, done: Callable[[float], bool], say: Callable[[], str], peer: int | None, limit: float
     ) -> None:
         began, key, posted = time.monotonic(), f"waits/{dist.get_rank()}", False
         while not done(POLL_SECONDS):
@@ -77,10 +81,10 @@ class Failures:
                 raise PipelineError(text)
             if peer is not None and not posted:
                 with contextlib.suppress(DistError):  # the next look at the store says it
-                    self._store.set(key, json.dumps([what, peer]))
+                    self._store.set(key, json.dumps([say(), peer]))
                 posted = True
             if time.monotonic() - began > limit:
-                text = f"{what} within {limit:g} s (AXONN_TIMEOUT_SECONDS)"
+                text = f"{say()} within {limit:g} s (AXONN_TIMEOUT_SECONDS)"
                 raise self.error("; ".join([text, *self._whom_peers_wait_for(peer)]))
         if posted:
             with contextlib.suppress(DistError):

@@ -12,22 +12,23 @@ from torch import Tensor
 from axonn_ext import _C
 from axonn_ext.grid import AxisGroup
 from axonn_ext.pipeline.failures import Failures
+from axonn_ext.pipeline.gpu import Gpu
 from axonn_ext.pipeline.messages import DIRECTIONS, Message
 
 _NOTED_AFTER_SECONDS = 0.1
-_ROOM = 4  # the most messages of a direction that have arrived, or are about to
+ROOM = 4  # the most messages of a direction that have arrived, or are about to
 
 
 class Inbox:
     """The messages that have arrived and are not used yet."""
 
-    def __init__(self, stages: AxisGroup, failures: Failures) -> None:
-        self._stages, self._failures = stages, failures
+    def __init__(self, stages: AxisGroup, failures: Failures, gpu: Gpu | None = None) -> None:
+        self._stages, self._failures, self._gpu = stages, failures, gpu
         self._ranks = dist.get_process_group_ranks(stages.process_group)
         self._changed = threading.Condition()
         self._arrived: dict[Message, Tensor] = {}
         self._broken: dict[str, str] = {}  # direction -> why nothing more arrives
-        self._room = dict.fromkeys(DIRECTIONS, _ROOM)  # how many more may arrive
+        self._room = dict.fromkeys(DIRECTIONS, ROOM)  # how many more may arrive
         self._is_closed = False
         self._gave_up = ""  # why waiting is of no use
 
@@ -81,7 +82,8 @@ class Inbox:
         with self._changed:
             self._room[message.direction] += 1
             self._changed.notify_all()
-            return self._arrived.pop(message)
+            tensor = self._arrived.pop(message)
+        return tensor if self._gpu is None else self._gpu.use_here(tensor)
 
     def wait_for_any(self, messages: Sequence[Message]) -> None:
         """Waits until one of them is there. Raises PipelineError if none comes."""

@@ -10,21 +10,29 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from axonn_ext import _C
 from axonn_ext.grid import AxisGroup
 from axonn_ext.pipeline.carriers import Carrier, Job, Key, Receiver, Sender, end_at_once
+from axonn_ext.pipeline.edges import Edge, connect
 from axonn_ext.pipeline.failures import Failures, PipelineError
+from axonn_ext.pipeline.gpu import Gpu
+from axonn_ext.pipeline.gpu_carriers import GpuReceiver, GpuSender
 from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.messages import DIRECTIONS, Delay, Form, Message
 from axonn_ext.pipeline.wires import (
     Channels,
     GlooIncoming,
     GlooOutgoing,
+    Incoming,
+    Outgoing,
     SharedIncoming,
     SharedOutgoing,
     open_channels,
@@ -33,11 +41,22 @@ from axonn_ext.side_groups import SideGroups
 from axonn_ext.tracing import record_message
 
 
+@dataclass(frozen=True)
+class _Ways:
+    """A way to one stage, and one from another."""
+
+    out: Outgoing
+    into: Incoming
+
+
 class Links:
     """Sends to both neighbours of a stage and receives from them, each in a thread of its own.
 
-    All ranks of a pipeline must make theirs in the same order. shares: whether ranks of one host
-    send through shared memory. delay: for benchmarks and tests.
+    All ranks of a pipeline must make theirs in the same order. gpu: where messages are; None: on
+    the CPU. wraps: whether the last stage sends to the first one; looked at on GPUs alone. shares:
+    whether ranks of one host send through shared memory. delay: for benchmarks and tests.
+
+    Raises PipelineError or RuntimeError if GPUs cannot be connected.
     """
 
     def __init__(
@@ -47,10 +66,16 @@ class Links:
         failures: Failures,
         groups: SideGroups,
         *,
+        gpu: Gpu | None = None,
+        wraps: bool = True,
         shares: bool = True,
         delay: Delay | None = None,
     ) -> None:
         self._stages, self._inbox, self._failures, self._delay = stages, inbox, failures, delay
+        self._gpu = gpu
+        self._edges: Mapping[tuple[str, int], Edge] = {}
+        if gpu is not None:
+            self._edges = connect(stages, groups, gpu, failures, wraps=wraps)
         self._forms: dict[Key, Form] = {}  # of what this stage sends
         self.num_forgotten = 0
         self._channels: list[_C.MessageSender] = []
@@ -82,9 +107,12 @@ class Links:
     def send(self, phase: str, message: Message, tensor: Tensor) -> None:
         """Sends without waiting. The tensor must not change until `wait_for_sends` returns.
 
+        On a GPU the current stream is the one that computes it.
+
         Raises PipelineError if it has another shape or dtype than those before it.
         """
-        job = Job(phase, message, tensor, time.monotonic())
+        ready = None if self._gpu is None else self._gpu.mark()
+        job = Job(phase, message, tensor, ready, time.monotonic())
         form = Form.of(tensor)
         known = self._forms.setdefault(job.key, form)
         if known != form:
@@ -99,9 +127,13 @@ class Links:
 
     def wait_for_sends(self) -> None:
         """Returns when all messages are sent. Raises PipelineError if one cannot be."""
-        for direction, sender in self._senders.items():
-            self._failures.wait(sender.has_done_all, f"messages {direction} were not sent", waits=2)
+        for sender in self._senders.values():
+            self._failures.wait(partial(self._has_sent, sender), sender.unsent, waits=2)
         self._inbox.check()
+
+    def _has_sent(self, sender: Sender, seconds: float) -> bool:
+        self._inbox.check()  # the other direction may have failed
+        return sender.has_done_all(seconds)
 
     def forget_shapes(self) -> None:
         """Lets the next messages have other shapes. All ranks call it between steps."""
@@ -136,14 +168,29 @@ class Links:
         """Connects this stage with both neighbours."""
         stages, step = self._stages, DIRECTIONS[direction]
         up, down = (stages.rank + step) % stages.size, (stages.rank - step) % stages.size
-        group = groups.get(f"messages {direction}", stages.process_group)
+        ranks = dist.get_process_group_ranks(stages.process_group)
+        group = groups.get(f"messages {direction}", ranks)
+        ways = self._ways(f"messages {direction}", group, shares, to=up, source=down)
+        gpu, inbox = self._gpu, self._inbox
+        sender, receiver = Sender(ways.out, inbox, to=ranks[up]), Receiver(ways.into, inbox)
+        if gpu is not None:  # each message is called for, which goes the other way
+            calls = self._ways(f"calls {direction}", group, shares, to=down, source=up, tag=1)
+            if edge := self._edges.get((direction, stages.rank)):
+                sender = GpuSender(edge, gpu, ways.out, calls.into, inbox, to=ranks[up])
+            if edge := self._edges.get((direction, down)):
+                receiver = GpuReceiver(edge, gpu, ways.into, calls.out, inbox)
+        self._senders[direction], self._receivers[direction] = sender, receiver
+
+    def _ways(
+        self, name: str, group: ProcessGroup, shares: bool, *, to: int, source: int, tag: int = 0
+    ) -> _Ways:
+        """Returns a way to one stage and one from another: through shared memory, else gloo."""
         channels = Channels({}, {}, False)
         if shares:
-            channels = open_channels(f"messages {direction}", stages, to=[up], source=[down])
+            channels = open_channels(name, self._stages, to=[to], source=[source])
         self._channels += channels.senders.values()
-        sender, receiver = channels.senders.get(up), channels.receivers.get(down)
-        outgoing = GlooOutgoing(group, up) if sender is None else SharedOutgoing(sender)
-        incoming = GlooIncoming(group, down) if receiver is None else SharedIncoming(receiver)
-        to = dist.get_process_group_ranks(stages.process_group)[up]
-        self._senders[direction] = Sender(outgoing, self._inbox, to=to)
-        self._receivers[direction] = Receiver(incoming, self._inbox)
+        sender, receiver = channels.senders.get(to), channels.receivers.get(source)
+        return _Ways(
+            GlooOutgoing(group, to, tag) if sender is None else SharedOutgoing(sender),
+            GlooIncoming(group, source, tag) if receiver is None else SharedIncoming(receiver),
+        )

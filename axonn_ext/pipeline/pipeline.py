@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +18,7 @@ from axonn_ext.overlap import Orchestrator
 from axonn_ext.pipeline.choice import Leader, MessageDriven
 from axonn_ext.pipeline.engine import EVALUATION, TRAINING, StepRun, StepStats
 from axonn_ext.pipeline.failures import Failures, PipelineError
+from axonn_ext.pipeline.gpu import Pace, gpu_of
 from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.links import Links
 from axonn_ext.pipeline.messages import BACKWARD, DIRECTIONS, FORWARD, Delay, Message
@@ -46,7 +47,11 @@ class Pipeline:
     of the next stage gather. Gradients of a parameter are added in the order of micro-batches,
     whatever order the stages run tasks in, so every run has the same bits.
 
-    All ranks make the same pipelines in the same order, and call the same methods.
+    All ranks make the same pipelines in the same order, and call the same methods. Parameters and
+    micro-batches are on the CPU, or on each rank's GPU with a grid over NCCL; the latter has not
+    yet run on a GPU. Making a pipeline is collective: an all-gather and an all-reduce over all
+    ranks, on GPUs the connections of neighbouring stages and a barrier, then all-gathers along
+    pipe. It raises PipelineError if a rank does not take part.
 
     Args:
         model: a model of axonn_ext.models on the grid; or a list of modules, of which each takes
@@ -84,19 +89,23 @@ class Pipeline:
             lambda: stage(model, grid, self.options, loss=loss, stages=stages)
         )
         self._axis = grid.axis("pipe")
+        self._failures = Failures(settings.load().timeout_seconds)
+        self._totals = Totals(grid, self._failures)
+        self._device = next(self.module.parameters()).device
+        gpu = gpu_of(self._device)
+        self._totals.compare({"stages on a GPU": int(gpu is not None)})
         self.orchestrator = None if overlap is None else Orchestrator(self.module, overlap)
         self._deferring = DeferredWeightGradients(self.module) if self.options.defers else None
-        self._failures = Failures(settings.load().timeout_seconds)
         self._failed = ""  # what a step has failed with
-        self._inbox = Inbox(self._axis, self._failures)
+        self._pace = None if gpu is None else Pace(gpu, self._failures)
+        self._inbox = Inbox(self._axis, self._failures, gpu)
         self._links: Links | None = None
         if self._axis.size > 1:
             self._links = Links(
-                self._axis, self._inbox, self._failures, grid.side_groups,
-                shares=self.options.shares, delay=delay,
+                self._axis, self._inbox, self._failures, grid.side_groups, gpu=gpu,
+                wraps=self.options.chunks > 1, shares=self.options.shares, delay=delay,
             )  # fmt: skip
         self._leader = Leader(grid, self._failures, shares=self.options.shares)
-        self._totals = Totals(grid, self._failures)
         self._stats = StepStats()
 
     @property
@@ -198,13 +207,12 @@ class Pipeline:
     ) -> Tensor:
         if self._failed:
             raise PipelineError(f"this pipeline is of no use any more: {self._failed}")
-        follows_messages = phase == TRAINING and self.options.schedule == "message_driven"
         overlaps = self.orchestrator
         run = StepRun(
             self._model, phase=phase, rank=self._axis.rank, inbox=self._inbox, links=self._links,
             deferring=self._deferring, deferred_limit=self.options.deferred_bytes,
             no_sync=None if overlaps is None else overlaps.no_sync,
-            end_task=overlaps.end_pass if overlaps and follows_messages else None,
+            after_task=self._after_task(phase),
             loss_scale=loss_scale,
         )  # fmt: skip
         waited = self._failures.waited_seconds
@@ -251,9 +259,18 @@ class Pipeline:
         if self._links is not None:
             self._links.wait_for_sends()
         run.now = "the sum of the losses"
+        if self._pace is not None:
+            self._pace.finish()
         # Stages that are done wait here for the others, and learn if one of them fails.
-        loss = run.loss(next(self.module.parameters()).device)
+        loss = run.loss(self._device)
         return self._totals.sum(loss, {*self._model.loss_axes, "pipe"}, "losses")
+
+    def _after_task(self, phase: str) -> list[Callable[[], None]]:
+        """Returns what follows each task, where tasks come in the order of messages."""
+        if phase == EVALUATION or self.options.schedule != "message_driven":
+            return []
+        after = [] if self.orchestrator is None else [self.orchestrator.end_pass]
+        return after if self._pace is None else [*after, self._pace.end_task]
 
     def _order(self, phase: str, stage: int, count: int) -> Sequence[Task]:
         """Returns the tasks of a stage in an order in which messages to and from it can come.

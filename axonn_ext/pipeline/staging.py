@@ -84,9 +84,11 @@ def _checked(model: StagedModel, grid: Grid, options: PipelineOptions) -> Staged
     first = next(model.module.parameters(), None)
     if first is None:
         raise ValueError("Pipeline: every stage must have a parameter, but this one has none")
-    if first.device.type != "cpu":
+    if first.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"Pipeline: parameters must be on a CPU or a CUDA GPU, got {first.device}")
+    if first.device.type == "cuda" and grid.device_type != "cuda":
         raise ValueError(
-            f"Pipeline: parameters must be on the CPU, got {first.device}: messages between GPUs "
-            "are not available yet"
+            f"Pipeline: parameters on {first.device} need a grid whose groups have NCCL, got one "
+            "for the CPU: call torch.distributed.init_process_group('nccl')"
         )
     return model

@@ -25,13 +25,13 @@ class Totals:
             self._group = grid.side_groups.get("totals")
 
     def sum(self, number: Tensor, axes: Collection[str], what: str) -> Tensor:
-        """Returns the sum over these axes, in fp64 and equal on all ranks.
+        """Returns the sum over these axes, in fp64, equal on all ranks and where the number is.
 
         Ranks that differ along other axes must have the same number: the first of them counts.
         Raises PipelineError if they clearly have not; what rounds differently on them may pass.
         """
         others = sorted(axis for axis in self._grid.coords if axis not in axes)
-        own = number.detach().double()
+        own = number.detach().double().cpu()
         counts = all(self._grid.coords[axis] == 0 for axis in others)
         counted = own if counts else torch.zeros_like(own)
         total, of_all, size = self._reduce(
@@ -43,7 +43,7 @@ class Totals:
                 f"ranks of {' and '.join(others)} must have the same {what}, but they add up to "
                 f"{of_all:g}, where {copies} times those of the first ranks are {copies * total:g}"
             )
-        return total
+        return total.to(number.device)
 
     def compare(self, numbers: Mapping[str, float]) -> None:
         """Raises PipelineError if ranks have different numbers of a name."""

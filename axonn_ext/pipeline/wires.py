@@ -121,24 +121,25 @@ class SharedIncoming:
 
 
 class GlooOutgoing:
-    """Sends over gloo."""
+    """Sends over gloo. tag: tells apart what goes from one rank to another for several purposes."""
 
-    def __init__(self, group: ProcessGroup, peer: int) -> None:
-        self._group, self._peer = group, peer
+    def __init__(self, group: ProcessGroup, peer: int, tag: int = 0) -> None:
+        self._group, self._peer, self._tag = group, peer, tag
 
     def send(self, tensor: Tensor) -> None:
-        _wait(dist.isend(tensor.contiguous(), group=self._group, group_dst=self._peer))
+        sent = tensor.contiguous()
+        _wait(dist.isend(sent, group=self._group, group_dst=self._peer, tag=self._tag))
 
 
 class GlooIncoming:
-    """Receives over gloo."""
+    """Receives over gloo. tag: the sender's."""
 
-    def __init__(self, group: ProcessGroup, peer: int) -> None:
-        self._group, self._peer = group, peer
+    def __init__(self, group: ProcessGroup, peer: int, tag: int = 0) -> None:
+        self._group, self._peer, self._tag = group, peer, tag
 
     def receive(self, form: Form) -> Tensor | None:
         tensor = torch.empty(form.shape, dtype=form.dtype)
-        _wait(dist.irecv(tensor, group=self._group, group_src=self._peer))
+        _wait(dist.irecv(tensor, group=self._group, group_src=self._peer, tag=self._tag))
         return tensor
 
     def stop(self) -> None:

@@ -24,7 +24,7 @@ class PipelineOptions:
     defer_weights   of "message_driven": computes weight gradients when no message is there
     deferred_bytes  of "message_driven": when weight gradients wait with so many bytes of
                     activations and gradients, the oldest come first; 0: no limit
-    transport       "auto": messages between ranks of one host go through memory that they share,
+    transport       "auto": messages between CPUs of one host go through memory that they share,
                     others over c10d; "c10d": all go over c10d
 
     Raises ValueError for an unknown schedule, a number below its least, and options of another

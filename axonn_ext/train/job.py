@@ -199,11 +199,6 @@ def _device_problems(job: Job, local_world_size: int) -> list[str]:
         return []
     if not torch.cuda.is_available():
         return ["train.device cuda: torch sees no GPU here; use cpu or auto"]
-    if job.grid_shape.pipe > 1:
-        return [
-            f"grid.pipe {job.grid_shape.pipe}: pipelines run on the CPU only so far; use "
-            "train.device cpu, or pipe=1"
-        ]
     if job.parallel.algorithm == "fused":
         return _fused_problems(job, local_world_size)
     return []

@@ -154,26 +154,26 @@ class PipelineModel:
     ) -> float:
         with span("forward and backward"):
             loss = self.pipeline.step(
-                _micro_batches(batches), num_labels=num_labels, loss_scale=loss_scale
+                self._micro_batches(batches), num_labels=num_labels, loss_scale=loss_scale
             )
         self.waited_seconds += self.pipeline.stats.waited_seconds
         return loss.item()
 
     def evaluate(self, batches: Sequence[Batch], num_labels: float) -> float:
-        return self.pipeline.evaluate(_micro_batches(batches), num_labels=num_labels).item()
+        return self.pipeline.evaluate(self._micro_batches(batches), num_labels=num_labels).item()
 
     def warm_up(self, batch: Batch) -> None:
         interleaves = self.pipeline.options.schedule == "interleaved"
         count = self.pipeline.grid.size("pipe") if interleaves else 1
-        self.pipeline.step(_micro_batches([batch] * count), num_labels=1.0)
+        self.pipeline.step(self._micro_batches([batch] * count), num_labels=1.0)
 
     def finish_gradients(self, clip_norm: float, *, loss_scale: float = 1.0) -> GradientNorm:
         self.pipeline.sync_gradients()
         return gradient_norm(self.module, clip_norm or math.inf, loss_scale=loss_scale)
 
-
-def _micro_batches(batches: Sequence[Batch]) -> list[MicroBatch]:
-    return [MicroBatch(b.token_ids, b.labels, _places(b, b.token_ids.device)) for b in batches]
+    def _micro_batches(self, batches: Sequence[Batch]) -> list[MicroBatch]:
+        to = next(self.module.parameters()).device
+        return [MicroBatch(b.token_ids.to(to), b.labels.to(to), _places(b, to)) for b in batches]
 
 
 def _places(batch: Batch, device: torch.device) -> Places | None:

@@ -181,6 +181,7 @@ def refused() -> list[str]:
     grid = grid_of(GridShape(pipe=2))
     model = make(config_of("gpt2", 2), GridShape(pipe=2), PipelineOptions(), ParallelConfig())
     linear = nn.Linear(4, 4)
+    elsewhere, other = nn.Linear(4, 4, device="meta"), nn.Linear(4, 4, device="meta")
     batches = own_batches(grid)
     pipeline = Pipeline(model, grid)
     cases: list[Callable[[], object]] = [
@@ -195,6 +196,7 @@ def refused() -> list[str]:
         lambda: pipeline.step([]),
         lambda: model(batches[0].token_ids),
         lambda: MicroBatch(batches[0].token_ids, batches[0].labels) and Stages((range(0),)),
+        lambda: Pipeline([elsewhere, other], grid, loss=F.mse_loss),
     ]
     found = []
     for case in cases:
@@ -216,6 +218,7 @@ def test_what_cannot_be(pool) -> None:
         "layer 1 must be a Module, or a function that returns one, got int",
         "stages must have the model's 4 blocks on pipe=2, got 3", "must not be empty",
         "use axonn_ext.pipeline.Pipeline", "virtual stage 0 must have blocks from 0 on",
+        "parameters must be on a CPU or a CUDA GPU, got meta",
     ]  # fmt: skip
     for number, text in enumerate(expected):
         assert text in first[number], first[number]

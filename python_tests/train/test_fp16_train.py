@@ -105,7 +105,7 @@ def test_learns_what_fp32_learns(tmp_path) -> None:
 def test_accumulation_recomputation_and_overlap(tmp_path) -> None:
     options = FP16 | {"train.batch_size": 16}
     train_here(tmp_path / "one", **options)
-    more = {"train.micro_batches": 4, "parallel.recompute": True, "overlap.mode": "on",
+    more = {"train.micro_batches": 4, "parallel.recompute": "full", "overlap.mode": "on",
             "train.eval_batches": 8}  # fmt: skip
     train_here(tmp_path / "more", **options, **more)
     for a, b in zip(

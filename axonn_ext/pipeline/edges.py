@@ -1,0 +1,206 @@
+"""One-way connections between the GPUs of neighbouring stages, over NCCL.
+
+Each has a communicator of two ranks, in which nothing else is sent, so that no message waits for
+another one. NCCL connects the ranks of a communicator when it is made or at its first transfer, for
+which all of them must be there; so all are connected before the threads of messages start, in an
+order in which no rank waits for one that waits for it. Nothing here has run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from axonn_ext.grid import AxisGroup
+from axonn_ext.pipeline.failures import Failures
+from axonn_ext.pipeline.gpu import Gpu
+from axonn_ext.pipeline.messages import DIRECTIONS, FORWARD, Form
+from axonn_ext.side_groups import SideGroups
+
+_T = TypeVar("_T")
+
+
+class Edge:
+    """A connection with one neighbour, of which this rank sends all messages or receives all.
+
+    Transfers run on a stream of their own.
+    """
+
+    def __init__(self, group: ProcessGroup, gpu: Gpu) -> None:
+        self._group, self._gpu = group, gpu
+        self._peer = 1 - dist.get_rank(group)
+        self._stream = gpu.cuda.Stream(gpu.device)
+        self._is_aborted = False
+
+    def laid_out(self, tensor: Tensor) -> Tensor:
+        """Returns the tensor, whose values must be there, as NCCL sends it: contiguous."""
+        with self._gpu.cuda.stream(self._stream):
+            return tensor.contiguous()
+
+    def buffer(self, form: Form) -> Tensor:
+        """Returns memory for a message to receive; it belongs to the edge's stream."""
+        with self._gpu.cuda.stream(self._stream):
+            return torch.empty(form.shape, dtype=form.dtype, device=self._gpu.device)
+
+    def send(self, tensor: Tensor) -> None:
+        """Returns when the neighbour has the tensor, which `laid_out` has returned.
+
+        Raises RuntimeError if it cannot be sent, or after `abort`.
+        """
+        self._transfer(tensor, sends=True)
+
+    def receive(self, buffer: Tensor) -> None:
+        """Returns when what the neighbour sends is in the buffer.
+
+        Raises RuntimeError if it cannot be received, or after `abort`.
+        """
+        self._transfer(buffer, sends=False)
+
+    def connect(self, *, sends: bool) -> None:
+        """Lets NCCL connect both ranks, by sending one number. Waits for the neighbour."""
+        with self._gpu.cuda.stream(self._stream):
+            number = torch.zeros(1, device=self._gpu.device)
+        self._transfer(number, sends=sends)
+
+    def abort(self) -> None:
+        """Ends a transfer that does not end by itself, since the neighbour has failed."""
+        self._is_aborted = True
+        self._gpu.abort(self._group)
+
+    def _transfer(self, tensor: Tensor, *, sends: bool) -> None:
+        """Lets the GPU transfer a tensor; returns when it has.
+
+        Nothing is allocated here, since that may wait for all that the GPU runs.
+        """
+        self._check()
+        with self._gpu.cuda.stream(self._stream):
+            if tensor.numel():
+                transfer = dist.isend if sends else dist.irecv
+                peer = {"group_dst" if sends else "group_src": self._peer}
+                self._gpu.follow(transfer(tensor, group=self._group, **peer))
+            end = self._gpu.mark()
+        end.synchronize()
+        self._check()
+
+    def _check(self) -> None:
+        if self._is_aborted:
+            raise RuntimeError("the connection was ended")
+
+
+def connect(
+    stages: AxisGroup, groups: SideGroups, gpu: Gpu, failures: Failures, *, wraps: bool
+) -> Mapping[tuple[str, int], Edge]:
+    """Returns the edges of this rank, by direction and the stage that sends.
+
+    wraps: whether the last stage and the first one are neighbours, too. Collective over all ranks,
+    each of which meets the stages of its own axis, and then a barrier. Raises the error of this
+    rank; PipelineError if another one fails or does not take part.
+    """
+    ranks = dist.get_process_group_ranks(stages.process_group)
+    try:
+        found = _connect(list(steps(stages.rank, ranks, wraps=wraps)), groups, gpu, failures)
+        # What follows are collectives that do not look for failures; all must have come this far.
+        everyone = dist.barrier(group=groups.get("totals"), async_op=True)
+        failures.wait_for(everyone, "the connection of all GPUs")
+    except Exception as error:
+        groups.forget()
+        failures.tell(f"rank {dist.get_rank()}, the connections of its GPU: {error}")
+        raise
+    return found
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a rank does in a round and direction: it makes a group, and an edge if it is used.
+
+    ranks: of the group. source: the stage that sends; `sends` says whether it is this one.
+    """
+
+    what: str
+    direction: str
+    ranks: list[int]
+    source: int
+    sends: bool
+    is_used: bool
+
+
+def steps(stage: int, ranks: Sequence[int], *, wraps: bool) -> Iterator[Step]:
+    """Yields what a stage does, in an order in which no stages wait for each other in a circle.
+
+    ranks: of all stages.
+
+    All go through the rounds in the same order, and each meets at most one other in a round and
+    direction. So of all that wait, those that are least far are both at the same edge.
+
+    A stage that meets nobody makes a group of its own. For c10d names groups after how many a rank
+    has made (see SideGroups); and with `init_process_group(device_id=...)` it splits each one off
+    the communicator of all ranks, for which all of them must be there.
+    """
+    for number, firsts in enumerate(rounds(len(ranks))):
+        pairs = [(first, (first + 1) % len(ranks)) for first in firsts]
+        pair = next((p for p in pairs if stage in p), None)
+        for direction in DIRECTIONS:
+            if pair is None:
+                what = f"no messages {direction}, round {number}"
+                yield Step(what, direction, [ranks[stage]], stage, False, False)
+                continue
+            source, to = pair if direction == FORWARD else pair[::-1]
+            what = f"messages {direction} from stage {source} to {to}"
+            both, is_used = sorted(ranks[n] for n in pair), wraps or pair[0] < pair[1]
+            yield Step(what, direction, both, source, source == stage, is_used)
+
+
+def _connect(
+    todo: Sequence[Step], groups: SideGroups, gpu: Gpu, failures: Failures
+) -> dict[tuple[str, int], Edge]:
+    # All groups first: where a connection fails, all ranks have still made as many.
+    made = []
+    for step in todo:
+        get = partial(groups.get, step.what, step.ranks, backend=gpu.backend)
+        made.append(_waiting_beside(get, gpu, failures, f"the group for {step.what}"))
+    found = {}
+    for step, group in zip(todo, made, strict=True):
+        if step.is_used:
+            edge = found[step.direction, step.source] = Edge(group, gpu)
+            meet = partial(edge.connect, sends=step.sends)
+            _waiting_beside(meet, gpu, failures, f"the connection for {step.what}")
+    return found
+
+
+def _waiting_beside(make: Callable[[], _T], gpu: Gpu, failures: Failures, what: str) -> _T:
+    """Returns what `make` returns in a thread of its own, or raises what it raises.
+
+    NCCL waits for the neighbour without a limit, even where that one has failed; this thread does
+    not. Raises PipelineError as `Failures.wait` does; the other thread is then left waiting.
+    """
+    made: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            gpu.cuda.set_device(gpu.device)
+            made.set_result(make())
+        except BaseException as error:  # the thread that waits raises it
+            made.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="axonn connection").start()
+    what = f"{what} was not made"
+    failures.wait(lambda seconds: bool(wait([made], seconds).done), what, waits=2)
+    return made.result()
+
+
+def rounds(size: int) -> list[list[int]]:
+    """Returns the pairs of neighbours in a ring in rounds, by the first stage of each.
+
+    In a round no stage is in two pairs, so that all meet at once. An odd number takes three rounds.
+    """
+    even, odd, last = list(range(0, size - 1, 2)), list(range(1, size - 1, 2)), [size - 1]
+    return [even, odd, last] if size % 2 else [even, odd + last]

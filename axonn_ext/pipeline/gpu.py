@@ -1,0 +1,99 @@
+"""What the threads of a pipeline need of a GPU, and how far the host may run ahead of it.
+
+Nothing here has run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from axonn_ext.pipeline.failures import Failures
+
+_SLEEP_SECONDS = 1e-4  # a small part of a task, and no busy core
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A rank's GPU. Tests have other backends, and a substitute for torch.cuda."""
+
+    device: torch.device
+    backend: str = "nccl"
+    cuda: Any = torch.cuda
+
+    def mark(self) -> torch.Event:
+        """Returns an event that the GPU passes when the current stream has come this far.
+
+        Its `synchronize` lets the thread sleep.
+        """
+        event: torch.Event = self.cuda.Event(blocking=True)
+        event.record(self.cuda.current_stream(self.device))
+        return event
+
+    def follow(self, work: dist.Work | None) -> None:
+        """Makes the current stream wait for a transfer, but not the host."""
+        assert work is not None
+        work.wait()
+
+    def use_here(self, tensor: Tensor) -> Tensor:
+        """Keeps the memory of a tensor that another stream has made until this one is done."""
+        tensor.record_stream(self.cuda.current_stream(self.device))
+        return tensor
+
+    def abort(self, group: ProcessGroup) -> None:
+        """Ends all transfers of a group, whose data are then of no use."""
+        group.abort()
+
+
+def gpu_of(device: torch.device) -> Gpu | None:
+    """Returns the GPU that a device is; None for the CPU."""
+    return Gpu(device) if device.type == "cuda" else None
+
+
+def passed(event: torch.Event, seconds: float) -> bool:
+    """Whether the GPU passes the event within so many seconds."""
+    end = time.monotonic() + seconds
+    while not event.query():
+        if time.monotonic() > end:
+            return False
+        time.sleep(_SLEEP_SECONDS)
+    return True
+
+
+class Pace:
+    """Keeps the host at most one task ahead of its GPU.
+
+    A host further ahead would choose tasks long before they run, without the messages that arrive
+    until then.
+    """
+
+    def __init__(self, gpu: Gpu, failures: Failures) -> None:
+        self._gpu, self._failures = gpu, failures
+        self._under_way: deque[torch.Event] = deque()
+
+    def end_task(self) -> None:
+        """Notes the end of a task that the host has launched, and waits for the one before it.
+
+        Raises PipelineError if another rank fails meanwhile, or if it takes too long.
+        """
+        self._under_way.append(self._gpu.mark())
+        if len(self._under_way) > 1:
+            self._wait_for(self._under_way.popleft())
+
+    def finish(self) -> None:
+        """Waits for all that the host has launched. Raises PipelineError as `end_task` does."""
+        self._under_way.clear()
+        self._wait_for(self._gpu.mark())
+
+    def _wait_for(self, event: torch.Event) -> None:
+        self._failures.wait(
+            lambda seconds: passed(event, seconds), "the GPU did not finish a task", waits=2,
+            idle=False,
+        )  # fmt: skip

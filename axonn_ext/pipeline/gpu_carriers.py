@@ -1,0 +1,92 @@
+"""Threads that send and receive messages between GPUs. Nothing here has run on a GPU yet.
+
+A GPU that sends waits for the one that receives, and the other way round, and while it waits it may
+hold up whatever else it should do; a host that frees its memory waits, too. So a transfer starts on
+neither before both are ready, which two messages between their hosts settle:
+
+    receiver                                     sender
+    has room for a message, has memory for it
+    "come"                                  ->   has it, and its values are computed
+    starts its GPU                         <-    "it comes"; starts its GPU
+
+All other waiting is left to the hosts, which can give up. The receiver says "come" as early as it
+can, so a message that it has room for waits for one of the two alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from axonn_ext.pipeline.carriers import Job, Receiver, Sender
+from axonn_ext.pipeline.edges import Edge
+from axonn_ext.pipeline.gpu import Gpu
+from axonn_ext.pipeline.inbox import Inbox
+from axonn_ext.pipeline.messages import Form
+from axonn_ext.pipeline.wires import Incoming, Outgoing
+
+_WORD = Form((1,), torch.uint8)  # of which only that it comes counts
+
+
+class GpuSender(Sender):
+    """Sends messages over an edge.
+
+    outgoing: for their forms, and that they come. calls: by which the receiver asks for each.
+    """
+
+    def __init__(
+        self, edge: Edge, gpu: Gpu, outgoing: Outgoing, calls: Incoming, inbox: Inbox, *, to: int
+    ) -> None:
+        super().__init__(outgoing, inbox, to=to)
+        self._edge, self._gpu, self._calls = edge, gpu, calls
+
+    def stop(self) -> None:
+        self._calls.stop()
+
+    def abort(self) -> None:
+        self._edge.abort()
+
+    def _run(self) -> None:
+        self._gpu.cuda.set_device(self._gpu.device)  # which each thread has for itself
+        super()._run()
+
+    def _hand_over(self, job: Job) -> None:
+        assert job.tensor is not None and job.ready is not None
+        if self._calls.receive(_WORD) is None:
+            return
+        job.ready.synchronize()
+        tensor = self._edge.laid_out(job.tensor)
+        self._outgoing.send(_word())
+        self._edge.send(tensor)
+
+
+class GpuReceiver(Receiver):
+    """Receives messages over an edge.
+
+    incoming: for their forms, and that they come. calls: by which this rank asks for each.
+    """
+
+    def __init__(
+        self, edge: Edge, gpu: Gpu, incoming: Incoming, calls: Outgoing, inbox: Inbox
+    ) -> None:
+        super().__init__(incoming, inbox)
+        self._edge, self._gpu, self._calls = edge, gpu, calls
+
+    def abort(self) -> None:
+        self._edge.abort()
+
+    def _run(self) -> None:
+        self._gpu.cuda.set_device(self._gpu.device)
+        super()._run()
+
+    def _fetch(self, form: Form) -> Tensor | None:
+        buffer = self._edge.buffer(form)
+        self._calls.send(_word())
+        if self._incoming.receive(_WORD) is None:
+            return None
+        self._edge.receive(buffer)
+        return buffer
+
+
+def _word() -> Tensor:
+    return torch.zeros(_WORD.shape, dtype=_WORD.dtype)
