@@ -149,6 +149,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert "--rows" not in text, "for the command's own processes"
 
 
+@pytest.mark.slow
 def test_command_on_two_grids(tmp_path: Path) -> None:
     done = run(
         [*AXONN, "bench", "linear", "--device", "cpu", "--grid", "2x1x1", "--grid", "1x2x1",

@@ -288,6 +288,7 @@ def test_the_command_times_weighs_and_writes(tmp_path: Path):
     assert "2 ranks: ours x=2 reaches " in done.output
 
 
+@pytest.mark.slow
 def test_under_torchrun(tmp_path: Path):
     table = tmp_path / "rows.json"
     options = [*SMALL_OPTIONS, "--baseline", "tp", "--json", str(table)]

@@ -127,7 +127,9 @@ def test_mistake_of_one_rank_ends_all(tmp_path: Path) -> None:
     assert done.seconds < MESSAGE_SECONDS
 
 
-@pytest.mark.parametrize("launcher", ["axonn-ext", "torchrun"])
+@pytest.mark.parametrize(
+    "launcher", ["axonn-ext", pytest.param("torchrun", marks=pytest.mark.slow)]
+)
 def test_killed_rank_ends_the_job(launcher: str, tmp_path: Path) -> None:
     before = shared_segments()  # of other tests' processes
     folder, output = tmp_path / "run", tmp_path / "output"

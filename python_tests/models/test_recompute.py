@@ -118,7 +118,7 @@ def test_the_same_bits_for_every_family(pool, name, world_size) -> None:
 
 
 @pytest.mark.parametrize("way", list(WAYS))
-@pytest.mark.parametrize("name", ["gpt2", "qwen3-wide"])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("qwen3-wide", marks=pytest.mark.slow)])
 def test_the_same_bits_on_grids_of_4(pool, name, way) -> None:
     for found in pool(4).run(differing_on_grids, name, WAYS[way], None):
         assert not found

@@ -74,7 +74,7 @@ def run_at_two_then_four(pool, check, *arguments: object) -> None:
             assert max(errors.values()) <= LIMIT, (shape, errors)
 
 
-@pytest.mark.parametrize("layout", ["sharded", "replicated"])
+@pytest.mark.parametrize("layout", ["sharded", pytest.param("replicated", marks=pytest.mark.slow)])
 def test_linear(pool, tmp_path: Path, layout: str):
     run_at_two_then_four(pool, check_linear, layout, str(tmp_path))
 

@@ -36,7 +36,9 @@ RUN = README + "".join(
 BLOCKS = re.findall(r"```python\n(.*?)```", RUN, re.DOTALL)
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize(
+    "block", [0, 1, *(pytest.param(block, marks=pytest.mark.slow) for block in range(2, 8))]
+)
 def test_python_of_the_pages_runs_on_two_ranks(tmp_path: Path, block: int):
     script = tmp_path / "example.py"
     script.write_text(BLOCKS[block])

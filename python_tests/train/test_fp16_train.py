@@ -62,7 +62,9 @@ GRIDS = [
 ]
 
 
-@pytest.mark.parametrize(("grid", "keys"), GRIDS)
+@pytest.mark.parametrize(
+    ("grid", "keys"), [pytest.param(*GRIDS[0], marks=pytest.mark.slow), *GRIDS[1:]]
+)
 def test_all_ranks_skip_the_same_steps(pool, tmp_path, grid, keys) -> None:
     seen, clean = check_overflows(pool, tmp_path, grid, keys, steps=16, count=3, seed=1)
     first = min(seen.skipped)
@@ -245,11 +247,8 @@ def test_a_checkpoint_in_bf16_is_continued_in_fp16(tmp_path) -> None:
 # --- The command ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "grid",
-    ["pipe=2,x=2", pytest.param("z=2,data=2", marks=pytest.mark.slow),
-     pytest.param("x=2,y=2", marks=pytest.mark.slow)],
-)  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", ["pipe=2,x=2", "z=2,data=2", "x=2,y=2"])
 def test_the_command_learns_on_a_grid_what_one_process_learns(tmp_path, grid) -> None:
     parts = {"train.micro_batches": 4, "train.eval_batches": 8, "model.num_layers": 4}
     train_here(tmp_path / "one", **FP16, **parts)

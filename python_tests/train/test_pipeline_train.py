@@ -61,10 +61,8 @@ def test_learns_what_plain_learns(plain, tmp_path, grid, options) -> None:
     assert "Traceback" not in output
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [("pipe=2", "x=2"), pytest.param("z=2,x=2", "pipe=4", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "second"), [("pipe=2", "x=2"), ("z=2,x=2", "pipe=4")])
 def test_goes_on_with_another_number_of_stages(tmp_path, first, second) -> None:
     options = PARTS | SAVES
     train_here(tmp_path / "whole", **options)

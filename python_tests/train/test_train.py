@@ -57,6 +57,7 @@ def test_grid_in_processes_of_its_own_learns_what_plain_learns(plain: Path, tmp_
     assert "Traceback" not in done.output
 
 
+@pytest.mark.slow
 def test_torchrun_with_z_data_recompute_and_llama(tmp_path: Path) -> None:
     options = {
         "model.family": "llama", "model.num_kv_heads": 2, "model.tie_embeddings": False,
