@@ -37,7 +37,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", RUN, re.DOTALL)
 
 
 @pytest.mark.parametrize(
-    "block", [0, 1, *(pytest.param(block, marks=pytest.mark.slow) for block in range(2, 8))]
+    "block", [0, 1, 2, *(pytest.param(block, marks=pytest.mark.slow) for block in range(3, 8))]
 )
 def test_python_of_the_pages_runs_on_two_ranks(tmp_path: Path, block: int):
     script = tmp_path / "example.py"
