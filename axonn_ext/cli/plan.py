@@ -17,12 +17,13 @@ from axonn_ext.cli import plan_files, plan_report, plan_scaling
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.job import WIDTHS
-from axonn_ext.planner.model_files import load_model
+from axonn_ext.planner.model_files import load_model, load_optimizer
 from axonn_ext.planner.pipelines import pipeline_timeline
 from axonn_ext.planner.search.fastest import Plan, plan
 from axonn_ext.planner.search.remedies import smallest_that_fits
 from axonn_ext.planner.search.request import PIPELINES, Request
 from axonn_ext.planner.timeline import timeline
+from axonn_ext.spec.optimizer import OFFLOADS, ZERO_STAGES
 from axonn_ext.spec.parallel import LAYOUTS, Overlap
 from axonn_ext.spec.pipeline import SCHEDULES
 from axonn_ext.spec.pipeline_options import PipelineOptions
@@ -87,6 +88,11 @@ def _add_fixed(group: argparse._ArgumentGroup) -> None:
     add("--recompute", type=_policy, metavar="POLICY",
         help="none, attention, every:K (one of K blocks), every:N/K or full")  # fmt: skip
     add("--overlap", choices=("on", "off"))
+    add("--zero", type=int, choices=ZERO_STAGES,
+        help="what ranks of data divide: nothing, AdamW's state, gradients too (default: the "
+        "model's file, or 0)")  # fmt: skip
+    add("--offload", choices=OFFLOADS,
+        help="where AdamW's state is (default: the model's file, or none)")  # fmt: skip
     add("--memory-fraction", type=number(above=0, most=1), metavar="F",
         default=Request.memory_fraction,
         help="of what is usable of a GPU's memory (default: %(default)s)")  # fmt: skip
@@ -171,6 +177,7 @@ def make_request(args: argparse.Namespace) -> Request:
     try:
         machine = find_machine(args.machine)
         name, model = load_model(args.model, sequence_length=args.seq)
+        optimizer = load_optimizer(args.model)
     except InputError as error:
         raise UserError(str(error)) from None
     gpus = args.gpus if args.gpus is not None else (args.weak or args.strong)[0]
@@ -179,6 +186,11 @@ def make_request(args: argparse.Namespace) -> Request:
         fixed["recompute"] = args.recompute
     if args.overlap is not None:
         fixed["overlap"] = Overlap() if args.overlap == "on" else None
+    optimizer = dataclasses.replace(
+        optimizer,
+        zero=optimizer.zero if args.zero is None else args.zero,
+        offload=optimizer.offload if args.offload is None else args.offload,
+    )
     request = Request(
         model=model,
         model_name=name,
@@ -193,6 +205,7 @@ def make_request(args: argparse.Namespace) -> Request:
         memory_fraction=args.memory_fraction,
         max_pipe=args.pipe,
         pipelines=_pipelines(args.schedule),
+        optimizer=optimizer,
     )
     if gpus < 1:
         raise UserError(f"--gpus: expected a whole number >= 1, got {gpus}; {_smallest(request)}")

@@ -144,8 +144,8 @@ def _is_drawn(job: Job, micro_batch: int) -> bool:
 def write_config(path: Path, estimate: Estimate, *, title: str, model: str) -> None:
     """Writes a configuration of `axonn-ext train`; loads Torch.
 
-    Keys that the planner does not know (text, optimizer) come from `model` if it is a file of the
-    trainer; otherwise they are the trainer's defaults.
+    Keys that the planner does not know (text, learning rate) come from `model` if it is a file of
+    the trainer; otherwise they are the trainer's defaults.
     """
     from axonn_ext.train.config_file import to_toml
 
@@ -196,5 +196,6 @@ def trainer_config(estimate: Estimate, *, source: str) -> Config:
             config.parallel, **{name: getattr(chosen, name) for name in searched}
         ),
         overlap=dataclasses.replace(config.overlap, **carried),
+        optim=dataclasses.replace(config.optim, **dataclasses.asdict(chosen.optimizer)),
         pipeline=pipeline,
     )  # fmt: skip

@@ -21,6 +21,7 @@ from axonn_ext.planner.step.program import make_program
 from axonn_ext.planner.step.volumes import all_collectives, most_bytes_by_axis
 from axonn_ext.planner.timeline import COMPUTE, timeline
 from axonn_ext.spec.grid import COMMUNICATING
+from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.terminal.console import plain_table, print_table, say
 
@@ -249,16 +250,23 @@ def options(job: Job) -> str:
     parts = [chosen.layout]
     if chosen.recompute != "none":
         parts.append(f"recompute {chosen.recompute}")
-    for name in ("save_gathered", "heads_over_y", "offload"):
+    for name in ("save_gathered", "heads_over_y"):
         if getattr(chosen, name):
             parts.append(words(name))
     if not chosen.reshard_after_forward:
         parts.append("weights kept")
     if chosen.overlap is not None:
         parts.append("overlap")
+    parts += optimizer(chosen.optimizer)
     if job.grid.pipe > 1:
         parts.append(schedule(chosen.pipeline))
     return ", ".join(parts)
+
+
+def optimizer(chosen: OptimizerOptions) -> list[str]:
+    """Returns what is not the default of where AdamW's state is."""
+    zero = [f"zero {chosen.zero}"] if chosen.zero else []
+    return [*zero, f"offload {chosen.offload}"] if chosen.offload != "none" else zero
 
 
 def exposed(estimate: Estimate) -> str:

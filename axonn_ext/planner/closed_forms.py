@@ -165,11 +165,15 @@ def _step_s(pieces: Pieces, job: Job, *, again: Recomputation, hides: Recomputat
             _passes_s(without_ends, job, layers, 1, again),
         )
         passes = parts * one + _bubble_s(job, one)
-    if options.overlap is None:
-        return passes + pieces.sums
-    beside = _again_s(pieces, hides, layers) + layers * backward
-    sums = 2 * pieces.sums if options.width == 2 else pieces.sums  # gradients are sent in fp32
-    return passes + max(0.0, sums - beside)
+    beside = 0.0
+    if options.overlap is not None:
+        beside = _again_s(pieces, hides, layers) + layers * backward
+    if job.num_parts > 1:
+        # A reduce-scatter and an all-gather send half as much each, in the gradients' dtype.
+        times = parts if options.optimizer.zero > 1 else 1
+        return passes + times * max(0.0, pieces.sums / 2 - beside) + pieces.sums / 2
+    wide = options.overlap is not None and options.width == 2  # gradients are sent in fp32
+    return passes + max(0.0, (2 if wide else 1) * pieces.sums - beside)
 
 
 def _bubble_s(job: Job, one: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from axonn_ext.planner.machine import Machine
-from axonn_ext.planner.step.tasks import Collective, Task
+from axonn_ext.planner.step.tasks import Collective, Task, Update
 from axonn_ext.spec.grid import COMMUNICATING, GridShape
 
 
@@ -28,6 +28,19 @@ class TaskCost(NamedTuple):
     def seconds(self) -> float:
         """The time of the task on the path, without its collectives over z."""
         return self.compute + sum(t for _, t in self.path) - self.hidden
+
+
+class UpdateCost(NamedTuple):
+    """The seconds of the update of a bucket; see step.tasks.Update.
+
+    crossing: in one direction. gathers: whether there is an all-gather, even if it takes no time.
+    """
+
+    device: float
+    host: float
+    crossing: float
+    gather: float
+    gathers: bool
 
 
 class Costs:
@@ -83,6 +96,17 @@ class Costs:
         """Returns the other axes that use the wire of this axis."""
         own = self.wires.get(axis)
         return frozenset(a for a, wire in self.wires.items() if a != axis and wire == own)
+
+    def update(self, update: Update) -> UpdateCost:
+        """Raises PlannerError for an update on a host of which the machine does not say enough."""
+        machine, gather = self._machine, update.gather
+        return UpdateCost(
+            machine.elementwise_seconds(update.device_bytes),
+            machine.host_seconds(update.host_bytes) if update.host_bytes else 0.0,
+            machine.crossing_seconds(update.crossing) if update.crossing else 0.0,
+            0.0 if gather is None else self.collective(gather),
+            gather is not None,
+        )
 
     def optimizer(self, num_bytes: int) -> float:
         return self._machine.elementwise_seconds(num_bytes)

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.parallel import Overlap, ParallelConfig, check_choice
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.spec.rules import BrokenRule, broken_rules
 
 WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4}  # dtype -> bytes of an element
+ZERO_2_IN_STAGES = "zero=2 with pipeline stages"  # a rule that is not about divisibility
 
 
 @dataclass(frozen=True)
@@ -22,20 +24,18 @@ class Options(ParallelConfig):
     pipeline: how stages run; matters only on grids with pipe > 1.
     micro_batches: the number of parts in which a step is computed.
     dtype: the dtype of parameters and activations.
-    offload: whether the optimizer's state lies in host memory; not implemented, so always False.
+    optimizer: where AdamW's state is, and what of it the ranks of data divide.
     """
 
     overlap: Overlap | None = field(default_factory=Overlap)
     micro_batches: int = 1
     dtype: str = "bf16"
-    offload: bool = False
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     pipeline: PipelineOptions = field(default_factory=PipelineOptions)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("dtype", self.dtype, tuple(WIDTHS))
-        if self.offload:
-            raise ValueError("offload is not available yet")
         if self.micro_batches < 1:
             raise ValueError(f"micro_batches must be >= 1, got {self.micro_batches}")
 
@@ -60,6 +60,16 @@ class Job:
         return self.batch_size // self.options.micro_batches
 
     @property
+    def num_parts(self) -> int:
+        """How many ranks of data divide AdamW's state; 1: each has all of it."""
+        return self.options.optimizer.num_parts(self.grid.data)
+
+    @property
+    def updates_in_buckets(self) -> bool:
+        """Whether AdamW updates bucket by bucket (axonn_ext.optim.bucketed), not all at once."""
+        return self.num_parts > 1 or self.options.optimizer.offload != "none"
+
+    @property
     def rows(self) -> int:
         """The tokens m of a micro-batch in one (data, z) group."""
         grid = self.grid
@@ -67,7 +77,7 @@ class Job:
 
 
 def violations(job: Job) -> Iterator[BrokenRule | str]:
-    """Yields every divisibility rule that the job breaks; nothing if it is legal."""
+    """Yields every rule that the job breaks; nothing if it is legal."""
     options = job.options
     if job.batch_size % options.micro_batches:
         yield (
@@ -82,9 +92,11 @@ def violations(job: Job) -> Iterator[BrokenRule | str]:
 
 
 def pipeline_violations(job: Job) -> Iterator[str]:
-    """Yields the rules of stages and schedule that the job breaks, whose grid has pipe > 1."""
+    """Yields the rules of pipelines that the job breaks, whose grid has pipe > 1."""
     pipe, chunks, parts = job.grid.pipe, job.options.pipeline.chunks, job.options.micro_batches
     layers = job.model.num_layers
+    if job.options.optimizer.zero > 1:
+        yield f"{ZERO_2_IN_STAGES}: stages need zero 0 or 1, got zero=2 and pipe={pipe}"
     if layers < pipe * chunks:
         yield f"layers: {layers} blocks cannot be split into pipe={pipe} * chunks={chunks} parts"
     if chunks > 1 and parts % pipe:

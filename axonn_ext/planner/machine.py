@@ -11,6 +11,7 @@ from pathlib import Path
 from axonn_ext.inputs.errors import InputError, unknown
 from axonn_ext.inputs.files import is_file
 from axonn_ext.inputs.tables import Table, read_table
+from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.job import WIDTHS
 from axonn_ext.planner.links import Link, Links, read_links
 from axonn_ext.planner.products import Products, read_products
@@ -18,6 +19,7 @@ from axonn_ext.planner.step.tasks import Collective, Matmul
 from axonn_ext.spec.grid import GridShape
 
 DEVICES = ("cuda", "cpu")
+HOST_KEYS = ("host_link_bytes_per_s", "host_memory_bytes_per_s")
 MEASURED = "this"  # the machine that `axonn-ext bench links` measured
 
 
@@ -40,6 +42,10 @@ class Machine:
     slowdown               the time of computation in a training step over the time of its kernels
                            at their best (power, gaps, work that is not fused); 1 if the numbers of
                            the file are those of whole steps
+    host_link_bytes_per_s, host_memory_bytes_per_s
+                           the rate in each direction between a GPU and its host, and a rank's share
+                           of the bandwidth of the host's memory; None: unknown, so that AdamW's
+                           state cannot be offloaded
     device                 "cuda", or "cpu", whose collectives sum low precision in copies of fp32
     """
 
@@ -56,6 +62,8 @@ class Machine:
     launch_s: float = 0.0
     ranks_per_core: float = 1.0
     slowdown: float = 1.0
+    host_link_bytes_per_s: float | None = None
+    host_memory_bytes_per_s: float | None = None
     device: str = "cuda"
 
     @property
@@ -105,6 +113,31 @@ class Machine:
         if not num_bytes:
             return 0.0
         return self.slowdown * (num_bytes / self.memory_bytes_per_s + self.launch_s)
+
+    def crossing_seconds(self, num_bytes: int) -> float:
+        """Returns the time in which bytes cross to the host, or back; on a CPU, none do."""
+        if self.device == "cpu":
+            return 0.0
+        self.check_offload()
+        assert self.host_link_bytes_per_s is not None
+        return num_bytes / self.host_link_bytes_per_s
+
+    def host_seconds(self, num_bytes: int) -> float:
+        """Returns the time in which the host reads and writes bytes for one rank."""
+        if self.device == "cpu":
+            return self.elementwise_seconds(num_bytes)
+        self.check_offload()
+        assert self.host_memory_bytes_per_s is not None
+        return num_bytes / self.host_memory_bytes_per_s
+
+    def check_offload(self) -> None:
+        """Raises PlannerError if it is not known how fast AdamW is on the host of a GPU."""
+        missing = [name for name in HOST_KEYS if getattr(self, name) is None]
+        if missing and self.device != "cpu":
+            raise PlannerError(
+                f"offload: machine {self.name} has no {' and no '.join(missing)} in its file, "
+                "which AdamW on the host needs"
+            )
 
 
 def machine_names() -> list[str]:
@@ -164,11 +197,17 @@ def _read(file: Path | Traversable, *, default_name: str) -> Machine:
         launch_s=launch_s,
         ranks_per_core=table.at_least("ranks_per_core", 1, 1.0),
         slowdown=table.at_least("slowdown", 1, 1.0),
+        host_link_bytes_per_s=_optional(table, "host_link_bytes_per_s"),
+        host_memory_bytes_per_s=_optional(table, "host_memory_bytes_per_s"),
     )  # fmt: skip
     if machine.usable_bytes <= 0:
         raise table.error("memory_reserved_bytes", f"below memory_bytes={machine.memory_bytes}")
     table.finish()
     return machine
+
+
+def _optional(table: Table, key: str) -> float | None:
+    return table.positive(key) if table.has(key) else None
 
 
 def _peak_flops(table: Table) -> dict[str, float]:

@@ -13,6 +13,7 @@ from axonn_ext.inputs.tables import Table, read_table
 from axonn_ext.inputs.token_files import find_token_files
 from axonn_ext.spec.family import FAMILIES, Family, HuggingFace, find_family
 from axonn_ext.spec.model import ModelConfig, RopeScaling
+from axonn_ext.spec.optimizer import OFFLOADS, ZERO_STAGES, OptimizerOptions
 from axonn_ext.spec.presets import DEFAULT_MODEL, PRESETS
 
 
@@ -43,6 +44,27 @@ def load_model(name: str, *, sequence_length: int | None = None) -> tuple[str, M
     if isinstance(sequence_length, bool) or sequence_length < 1:
         raise InputError(f"sequence_length must be a whole number >= 1, got {sequence_length!r}")
     return label, dataclasses.replace(model, sequence_length=sequence_length)
+
+
+def load_optimizer(name: str) -> OptimizerOptions:
+    """Returns where a trainer's TOML file has AdamW's state; for other models the default.
+
+    Raises InputError for values that the trainer refuses, too.
+    """
+    if name in PRESETS or Path(name).suffix != ".toml":
+        return OptimizerOptions()
+    whole, default = read_table(Path(name)), OptimizerOptions()
+    if not whole.has("optim"):
+        return default
+    table = whole.table("optim")
+    zero = table.count("zero", default.zero, least=0)
+    if zero not in ZERO_STAGES:
+        raise table.error("zero", "0, 1 or 2")
+    return OptimizerOptions(
+        zero=zero,
+        offload=table.one_of("offload", OFFLOADS, default.offload),
+        bucket_elements=table.count("bucket_elements", default.bucket_elements),
+    )
 
 
 # --- The trainer's file --------------------------------------------------------------------------

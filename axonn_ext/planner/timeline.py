@@ -20,9 +20,11 @@ from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.step.program import make_program
 from axonn_ext.planner.step.tasks import Collective, Program, Task
+from axonn_ext.planner.updates import optimizer_step
 from axonn_ext.spec.grid import COMMUNICATING
 
 COMPUTE = "compute"
+_MOST_UNDER_WAY = 2  # buckets of ZeRO whose sums are under way at a time, as in axonn_ext.zero
 
 
 class Event(NamedTuple):
@@ -187,8 +189,11 @@ class _Simulation:
         ]
         self._hidden_share = machine.hidden_share
         self._sums = [(c, costs.collective(c)) for c in program.gradient_sums]
+        self._sums_in_each = [(c, costs.collective(c)) for c in program.sums_in_each]
         self._norms = [(c, costs.collective(c)) for c in program.norm_sums]
-        self._optimizer_s = costs.optimizer(program.optimizer_bytes)
+        self._optimizer = optimizer_step(
+            program.optimizer, costs, overlaps=self._overlap is not None
+        )
         self._held_share = held_share(job, program.num_layers)
         self._holds_table = table_is_held(job)
         # If a block's weights can all be held at once, backward does not gather again what
@@ -230,7 +235,10 @@ class _Simulation:
         )
 
     def finish(self, passes: _Passes) -> Timeline:
-        """Adds the sums of gradients that backward does not hide, the norm and the optimizer."""
+        """Adds the sums of gradients that backward does not hide, the norm and the optimizer.
+
+        What the sums of earlier micro-batches (zero=2) delay is added here, too, as one piece.
+        """
         self._free = dict.fromkeys(self._free, 0.0) | {"z": passes.z_free_s}
         self._now, self._computed = passes.end_s, passes.compute_s
         self._exposed = defaultdict(float, passes.exposed_s)
@@ -239,10 +247,11 @@ class _Simulation:
             self._wait_for(axis, self._free[axis])
         for c, seconds in self._norms:
             self._wait_for(c.axis, self._issue(c, seconds, self._now))
-        self._compute("optimizer", self._optimizer_s)
+        self._update()
         return Timeline(
-            self._now, self._computed, dict(self._exposed), self._optimizer_s, tuple(self._events)
-        )
+            self._now, self._computed, dict(self._exposed), self._optimizer.update_s,
+            tuple(self._events),
+        )  # fmt: skip
 
     # --- The parts of a step ---------------------------------------------------------------------
 
@@ -280,11 +289,14 @@ class _Simulation:
         the data axis whenever no other axis uses its wire. The gradients that cross other axes,
         those of biases and norms, are small and come last.
         """
+        sums, others = [*self._sums_in_each, *self._sums], self._program.num_micro_batches - 1
         if self._overlap is None:
-            for c, seconds in self._sums:
+            for c, seconds in self._sums_in_each if others else ():
+                self._wait_for(c.axis, self._issue(c, others * seconds, self._now))
+            for c, seconds in sums:
                 self._wait_for(c.axis, self._issue(c, seconds, self._now))
             return
-        buckets = [sum for sum in self._sums if sum[0].axis == "data"]
+        buckets = [sum for sum in sums if sum[0].axis == "data"]
         began, backward = passes.backward_s, self._now - passes.backward_s
         left = max(0.0, 1 - passes.used_s / backward) if backward else 1.0  # the wire's free share
         free = 0.0  # counts only the seconds since backward began in which the wire is free
@@ -292,9 +304,37 @@ class _Simulation:
             start = max(free, left * backward * (i + 1) / len(buckets))
             free = start + seconds
             self._beside_backward(c, start, free, left=left, began=began)
-        for c, seconds in self._sums:
+        for c, seconds in sums:
             if c.axis != "data":
                 self._issue(c, seconds, self._now)
+        if others and self._sums_in_each:
+            forward = left * (passes.end_s / (others + 1) - backward)
+            self._delay_others(others, free - left * backward, forward)
+
+    def _delay_others(self, others: int, late: float, forward: float) -> None:
+        """Adds what the sums of all micro-batches but the last one delay, with overlap.
+
+        late: how long after backward the sums of a micro-batch end. At most _MOST_UNDER_WAY buckets
+        go on beside the next forward pass, in which the wire is free for so many seconds
+        (`forward`); the all-reduces over other axes before them are waited for.
+        """
+        slowest = max(seconds for c, seconds in self._sums_in_each if c.axis == "data")
+        hidden = max(0.0, min(_MOST_UNDER_WAY * slowest, forward))
+        delays = {"data": max(0.0, late - hidden)}
+        for c, seconds in self._sums_in_each:
+            if c.axis != "data":
+                delays[c.axis] = delays.get(c.axis, 0.0) + seconds
+        for axis, seconds in delays.items():
+            self._free[axis] += others * seconds
+
+    def _update(self) -> None:
+        """Adds the optimizer, and the all-gathers of parameters that it does not hide."""
+        step, start = self._optimizer, self._now
+        self._compute("optimizer", step.update_s)
+        for began, ended in step.gathers:
+            self._free["data"] = start + ended
+            self._record("data", "parameters: all_gather", start + began, start + ended)
+        self._wait_for("data", start + step.seconds)
 
     def _beside_backward(
         self, c: Collective, start: float, end: float, *, left: float, began: float

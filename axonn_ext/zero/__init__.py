@@ -3,7 +3,7 @@
 Source: Rajbhandari et al., ZeRO, sections 5.1 and 5.2 (https://arxiv.org/abs/1910.02054).
 """
 
-from axonn_ext.zero.buckets import ALIGNMENT, Bucket, Run, buckets_of
+from axonn_ext.zero.buckets import Bucket, Run, buckets_of
 from axonn_ext.zero.shards import GradientShards, all_shards, shards_of
 
-__all__ = ["ALIGNMENT", "Bucket", "GradientShards", "Run", "all_shards", "buckets_of", "shards_of"]
+__all__ = ["Bucket", "GradientShards", "Run", "all_shards", "buckets_of", "shards_of"]

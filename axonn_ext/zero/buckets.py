@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-# Wherever a parameter is cut, it is at a multiple of so many of its elements. The vectors of
-# torch's AdamW for CPUs then fall on the same elements as in the whole parameter. (The elements
-# behind the last whole vector are rounded otherwise, and must stay the same ones.)
-ALIGNMENT = 64
+from axonn_ext.spec.buckets import cuts_of
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Runs one after the other, each at a multiple of ALIGNMENT, in parts of equal length.
+    """Runs one after the other, each at an aligned place (spec.buckets), in parts of equal length.
 
     numel: with what lies between the runs and behind the last one; num_parts divides it.
     """
@@ -73,27 +70,8 @@ def buckets_of(
 
     A parameter that does not fit a bucket goes on in the next one.
     """
-    unit = ALIGNMENT * num_parts
-    room = max(unit, elements // unit * unit)
-    runs: list[Run] = []
-    at = 0
-    for parameter in parameters:
-        start = 0
-        while start < parameter.numel():
-            if at == room:
-                yield _bucket(runs, at, num_parts)
-                runs, at = [], 0
-            stop = min(parameter.numel(), start + room - at)
-            runs.append(Run(parameter, start, stop, at))
-            at += _rounded_up(stop - start, ALIGNMENT)
-            start = stop
-    if runs:
-        yield _bucket(runs, at, num_parts)
-
-
-def _bucket(runs: Sequence[Run], numel: int, num_parts: int) -> Bucket:
-    return Bucket(tuple(runs), _rounded_up(numel, ALIGNMENT * num_parts), num_parts)
-
-
-def _rounded_up(number: int, unit: int) -> int:
-    return -(-number // unit) * unit
+    every = list(parameters)
+    sizes = [parameter.numel() for parameter in every]
+    for cuts, numel in cuts_of(sizes, elements=elements, num_parts=num_parts):
+        runs = tuple(Run(every[c.number], c.start, c.stop, c.at) for c in cuts)
+        yield Bucket(runs, numel, num_parts)

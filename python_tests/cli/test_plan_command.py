@@ -267,6 +267,22 @@ def test_written_configuration_is_what_was_planned_and_can_be_prepared(
     assert (mode, overlap) == ("on", best["overlap"]) if best["overlap"] else mode == "off"
 
 
+def test_zero_and_offload_are_written_and_read_again(tmp_path: Path, capsys: Capture) -> None:
+    first, second, path = (tmp_path / name for name in ("first.toml", "second.toml", "plan.json"))
+    arguments = ["--machine", "dgx-a100", "--gpus", "8", "--global-batch", "64"]
+    chosen = ["--zero", "1", "--offload", "cpu", "--write-config", str(first)]
+    assert main(["plan", "--model", "gpt2-small", *arguments, *chosen]) == 0
+    assert "zero 1, offload cpu" in capsys.readouterr().out
+    config = load_config(first)
+    assert (config.optim.zero, config.optim.offload) == (1, "cpu")
+    arguments += ["--zero", "2", "--json", str(path), "--write-config", str(second)]
+    assert main(["plan", "--model", str(first), *arguments]) == 0
+    config = load_config(second)
+    assert (config.optim.zero, config.optim.offload) == (2, "cpu")
+    for planned in json.loads(path.read_text())["configs"]:
+        assert planned["optimizer"]["zero"] == 2 and planned["optimizer"]["offload"] == "cpu"
+
+
 def test_written_configuration_keeps_what_is_not_planned(tmp_path: Path, capsys: Capture) -> None:
     mine, written = tmp_path / "mine.toml", tmp_path / "planned.toml"
     mine.write_text(

@@ -15,7 +15,8 @@ import late_gpu
 from axonn_ext.bench.loss.memory import peak_bytes
 from axonn_ext.optim import AdamW, adamw, bucketed
 from axonn_ext.optim.crossing import StreamCrossing
-from axonn_ext.zero import ALIGNMENT, buckets_of
+from axonn_ext.spec.buckets import ALIGNMENT
+from axonn_ext.zero import buckets_of
 
 # Sizes around those of the vectors of the CPU's kernel, and some that a bucket cuts.
 SHAPES = [(1,), (7, 9), (64,), (33, 65), (128, 64), (3, 5, 7), (1000,), (201, 31), (), (0, 3)]

@@ -13,6 +13,7 @@ import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -29,13 +30,17 @@ from axonn_ext.planner.job import Job, Options, violations
 from axonn_ext.planner.memory.activations import kept_of
 from axonn_ext.planner.memory.peak import memory_of
 from axonn_ext.planner.memory.states import states_of
-from axonn_ext.planner.step.parameters import parameters_of_rank
+from axonn_ext.planner.step.parameters import parameters_by_axes, parameters_of_rank
+from axonn_ext.planner.step.rank import Rank
 from axonn_ext.spec.family import FAMILIES, find_family
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.parallel import Overlap, ParallelConfig
+from fake_ranks import fake_ranks
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+POLICIES = ("none", "attention", "every:2", "every:3", "every:3/4", "full")
 MEGA = 10**6
 # Of torch's allocator on Hopper; 8 MiB on older GPUs.
 # Source: PyTorch, aten/src/ATen/cuda/CUDABlas.cpp, the default of CUBLAS_WORKSPACE_CONFIG.
@@ -68,8 +73,8 @@ def token_ids(job: Job) -> torch.Tensor:
     return torch.zeros(job.rows, dtype=torch.long).view(-1, job.model.sequence_length)
 
 
-def random_jobs(count: int, seed: int) -> list[Job]:
-    """Legal jobs on up to some hundred ranks, all options but overlap among them."""
+def random_jobs(count: int, seed: int | str, **chosen: object) -> list[Job]:
+    """Legal jobs on up to some hundred ranks, with all options but overlap, or the chosen ones."""
     draw = random.Random(seed)
     jobs: list[Job] = []
     while len(jobs) < count:
@@ -91,6 +96,7 @@ def random_jobs(count: int, seed: int) -> list[Job]:
             recompute=draw.choice(["none", "none", "attention", "every:2", "full"]),
             dtype=draw.choice(list(DTYPES)), overlap=None,
         )  # fmt: skip
+        options = dataclasses.replace(options, **chosen)  # type: ignore[arg-type]
         job = Job(model, grid, options, 256)
         if not list(violations(job)):
             jobs.append(job)
@@ -130,6 +136,31 @@ def test_states_are_those_of_the_real_model_and_optimizer(job):
     assert parameters_of_rank(job) * job.options.width == want.parameters
 
 
+@pytest.mark.parametrize("offload", ["none", "cpu"])
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_states_of_parts_of_ten_random_jobs(zero: int, offload: str) -> None:
+    """Masters and moments lie in memory for whole parts of buckets, whose gaps count."""
+    for job in random_jobs(10, f"{zero} {offload}"):
+        chosen = OptimizerOptions(zero, offload, max(1, parameters_of_rank(job) // 3))
+        job = dataclasses.replace(job, options=dataclasses.replace(job.options, optimizer=chosen))
+        if not job.updates_in_buckets:
+            continue
+        # Rank 0 has something of every bucket; a later rank's part may be padding alone.
+        with fake_ranks(0, job.grid.size), FakeTensorMode():
+            optimizer = adamw_of(job, build(job))
+            kept = [t for p in optimizer.pieces for t in (p.master, p.exp_avg, p.exp_avg_sq)]
+            storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in kept}
+            optimizer.close()
+        counts = 4 * sum(1 for _ in parameters_by_axes(Rank(job)))
+        want = states_of(job, device="cpu")
+        assert sum(storages.values()) == want.optimizer - counts, job
+        assert states_of(job).optimizer == (0 if offload == "cpu" else want.optimizer)
+        on_disk = dataclasses.replace(chosen, offload="disk")
+        files = dataclasses.replace(job.options, optimizer=on_disk)
+        files = dataclasses.replace(job, options=files)
+        assert states_of(files, device="cpu").optimizer == counts
+
+
 def saved_bytes(job: Job) -> int:
     """Of all memory that autograd's nodes save in a forward pass, parameters left out."""
     with absent_peers(job.grid.size), FakeTensorMode():
@@ -161,9 +192,21 @@ def jobs_of_each_policy() -> list[Job]:
 
 
 @pytest.mark.parametrize(
+    "chosen", [{"dtype": "fp16"}, *({"recompute": policy} for policy in POLICIES)], ids=str
+)
+def test_activations_of_ten_random_jobs_with_each_option(chosen: dict[str, Any]) -> None:
+    for job in random_jobs(10, str(chosen), **chosen):
+        check_activations(job)
+
+
+@pytest.mark.parametrize(
     "job", [*random_jobs(10, seed=2), *jobs_of_each_policy(), MANY_RANKS], ids=name_of
 )
 def test_activations_are_what_saved_tensor_hooks_count(job):
+    check_activations(job)
+
+
+def check_activations(job: Job) -> None:
     kept = kept_of(job).total(job.model.num_layers, job.options.recomputation)
     # Exact with torch 2.13; others may keep statistics of a row in another dtype.
     assert kept == pytest.approx(saved_bytes(job), rel=0.005)
@@ -172,16 +215,25 @@ def test_activations_are_what_saved_tensor_hooks_count(job):
 # --- Peaks ---------------------------------------------------------------------------------------
 
 
-def run_steps(job: Job, model: Transformer, *, num_steps: int, has_peers: bool) -> None:
-    """Steps; before the last, one of the optimizer, whose whole state then exists. Without peers
-    gradients are not summed: the sums share memory with peers, or compare what they issue."""
-    optimizer = AdamW(model.parameters(), lr=1e-3)
+def adamw_of(job: Job, model: Transformer) -> AdamW:
+    chosen = job.options.optimizer
+    return AdamW(
+        model, lr=1e-3, zero=chosen.zero, offload=chosen.offload,
+        bucket_elements=chosen.bucket_elements,
+    )  # fmt: skip
+
+
+def run_steps(job: Job, model: Transformer, *, num_steps: int, has_peers: bool) -> int:
+    """Returns the bytes of mapped files. Before the last step, there is one of the optimizer, whose
+    whole state then exists. Without peers gradients are not summed: the sums share memory with
+    peers, or compare what they issue."""
     ids = token_ids(job).to(next(model.parameters()).device)
     orchestrator = None
     if job.options.overlap is not None:
         orchestrator = overlap.Orchestrator(model, job.options.overlap)
+    optimizer = adamw_of(job, model)
     for index in range(num_steps):
-        if index == num_steps - 1:
+        if index == num_steps - 1 and not job.updates_in_buckets:  # which has it from the start
             for p in model.parameters():
                 p.grad = torch.zeros_like(p)
             optimizer.step()
@@ -198,6 +250,15 @@ def run_steps(job: Job, model: Transformer, *, num_steps: int, has_peers: bool) 
         optimizer.step()
     if orchestrator:
         orchestrator.close()
+    optimizer.close()
+    return mapped_bytes(optimizer)
+
+
+def mapped_bytes(optimizer: AdamW) -> int:
+    """Of files with AdamW's state, which torch's profile counts although they are no memory."""
+    kept = [t for p in optimizer.pieces for t in (p.master, p.exp_avg, p.exp_avg_sq)]
+    storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in kept}
+    return sum(s.nbytes() for s in storages.values() if s.filename is not None)
 
 
 def peak_on_cpu(job: Job, *, has_peers: bool) -> int:
@@ -205,9 +266,14 @@ def peak_on_cpu(job: Job, *, has_peers: bool) -> int:
     gc.collect()  # lest what is left of another model is freed in between
     # The first step with overlap learns the order of weights, and keeps more of them.
     num_steps = 1 if job.options.overlap is None else 2
-    return peak_bytes(
-        lambda: run_steps(job, build(job), num_steps=num_steps, has_peers=has_peers), "cpu"
-    )
+    mapped = 0
+
+    def train() -> None:
+        nonlocal mapped
+        mapped = run_steps(job, build(job), num_steps=num_steps, has_peers=has_peers)
+
+    peak = peak_bytes(train, "cpu")
+    return peak - mapped  # which is there from the optimizer's making to the end
 
 
 BLOCKS = ModelConfig(1024, 256, 16, 8, 64)  # 13 M parameters: 204 MB of states in fp32
@@ -230,6 +296,7 @@ QUICK = [
     job_of(LLAMA_HEAD, GridShape(x=2, y=2), 64),
 ]
 DEEP = dataclasses.replace(BLOCKS, num_layers=64)
+LARGE_BUCKETS, SMALL_BUCKETS = 16 << 20, 1 << 20  # elements
 WIDE = dataclasses.replace(HEAD, hidden_size=1536)
 THOROUGH = [
     job_of(BLOCKS, GridShape(), 512, dtype="bf16"),
@@ -246,17 +313,45 @@ THOROUGH = [
     job_of(dataclasses.replace(LLAMA_HEAD, hidden_size=1536), GridShape(z=4, data=2), 64,
            overlap=Overlap(gathered_bytes=8 << 20), micro_batches=2),
     job_of(DEEP, GridShape(x=2, z=2), 256, overlap=Overlap()),
+    # Files that are mapped are no memory of torch's allocator, and no private one either.
+    *(job_of(DEEP, GridShape(), 256, dtype=dtype, optimizer=OptimizerOptions(0, offload))
+      for dtype in ("bf16", "fp32") for offload in ("cpu", "disk")),
 ]  # fmt: skip
+
+
+def zero_jobs() -> list[Job]:
+    """Buckets larger and smaller than the parameters, one micro-batch and more."""
+    jobs = []
+    for zero, parts, elements, dtype, carried, offload in (
+        (1, 1, LARGE_BUCKETS, "fp32", None, "none"),
+        (1, 2, SMALL_BUCKETS, "bf16", None, "none"),
+        (1, 1, SMALL_BUCKETS, "fp32", Overlap(), "none"),
+        (1, 2, SMALL_BUCKETS, "bf16", Overlap(), "disk"),
+        (2, 2, SMALL_BUCKETS, "fp32", None, "none"),
+        (2, 1, LARGE_BUCKETS, "bf16", Overlap(), "none"),
+        (2, 2, SMALL_BUCKETS, "fp32", Overlap(), "disk"),
+        (2, 2, SMALL_BUCKETS, "bf16", Overlap(), "cpu"),
+    ):
+        chosen = OptimizerOptions(zero, offload, elements)
+        jobs += [
+            job_of(model, GridShape(data=2), 64, dtype=dtype, micro_batches=parts,
+                   overlap=carried, optimizer=chosen)
+            for model in (DEEP, WIDE)
+        ]  # fmt: skip
+    return jobs
+
+
 # Without sums of products over gloo: its threads free what the profile then does not see.
 WITH_PEERS = [
     job_of(BLOCKS, GridShape(data=2), 64),
     job_of(HEAD, GridShape(data=2), 64, dtype="bf16", overlap=Overlap(bucket_bytes=4 << 20)),
     job_of(DEEP, GridShape(z=2, data=2), 64, overlap=Overlap()),
+    *zero_jobs(),
 ]
 
 
 def check_peak(job: Job, want: int) -> None:
-    assert sum(states_of(job)) >= 200 * MEGA
+    assert want >= 200 * MEGA
     got = memory_of(job, device="cpu").total
     print(f"{name_of(job)}: {got / want - 1:+.1%} of {want / MEGA:.0f} MB")
     assert got == pytest.approx(want, rel=0.1)

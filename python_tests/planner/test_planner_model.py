@@ -114,7 +114,6 @@ def test_wrong_models_are_refused(changes: dict[str, object], message: str) -> N
         ({"dtype": "fp8"}, "dtype must be one of bf16, fp16, fp32, got 'fp8'"),
         ({"layout": "replicated", "heads_over_y": True}, "heads_over_y needs layout 'sharded'"),
         ({"micro_batches": 0}, "micro_batches must be >= 1, got 0"),
-        ({"offload": True}, "offload is not available yet"),
     ],
 )
 def test_wrong_options_are_refused(changes: dict[str, object], message: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from axonn_ext import clip_grad_norm_, models, trace_communication
+from axonn_ext.optim import AdamW
 from axonn_ext.pipeline import MicroBatch, Pipeline
 from axonn_ext.planner import Job, Options
 from axonn_ext.planner.job import violations
@@ -23,6 +24,7 @@ from axonn_ext.planner.step.volumes import bytes_by_axis, most_bytes_by_axis
 from axonn_ext.spec.family import FAMILIES, find_family
 from axonn_ext.spec.grid import COMMUNICATING, GridShape
 from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.parallel import Overlap
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.spec.stages import Stages
@@ -73,13 +75,19 @@ def traced_bytes(job: Job) -> tuple[int, dict[str, int]]:
     model = models.build(job.model, grid, options, dtype=DTYPES[options.dtype], stages=stages)
     ids = torch.zeros(job.rows, dtype=torch.long).view(-1, job.model.sequence_length)
     batches = [MicroBatch(ids, ids)] * options.micro_batches
+    chosen = options.optimizer
     with Pipeline(model, grid, options.pipeline, overlap=options.overlap) as pipeline:
+        optimizer = AdamW(
+            model, lr=1e-3, zero=chosen.zero, bucket_elements=chosen.bucket_elements
+        )  # fmt: skip
         for _ in range(1 if options.overlap is None else 2):  # the first one predicts nothing
             with trace_communication() as trace:
                 pipeline.step(batches, num_labels=1.0)
                 pipeline.sync_gradients()
                 clip_grad_norm_(pipeline.module, 1.0)
-            pipeline.module.zero_grad()
+                optimizer.step()
+            optimizer.zero_grad()
+        optimizer.close()
     sent = {a: n for a, n in trace.bytes_by_axis().items() if n and a in COMMUNICATING}
     return grid.coords["pipe"], sent
 
@@ -126,6 +134,18 @@ def test_with_overlap(pool, defer_weights: bool) -> None:
             pipeline=PipelineOptions(defer_weights=defer_weights),
         )  # fmt: skip
         check(pool, Job(model, GridShape(z=2, pipe=2), options, 8))
+
+
+@pytest.mark.parametrize("overlap", [None, Overlap(gathered_bytes=0)])
+def test_with_zero(pool, overlap: Overlap | None) -> None:
+    """A tied table, which both ends hold, has buckets of its own."""
+    for tied in (False, True):
+        model = ModelConfig(96, 40, 2, 4, 8, family="llama", tie_embeddings=tied)
+        options = Options(
+            dtype="fp32", overlap=overlap, micro_batches=2,
+            optimizer=OptimizerOptions(1, bucket_elements=3000),
+        )  # fmt: skip
+        check(pool, Job(model, GridShape(data=2, pipe=2), options, 8))
 
 
 def test_what_a_pipeline_cannot_split_is_refused() -> None:

@@ -42,7 +42,7 @@ def jobs() -> list[Job]:
 def seconds_on_path(job: Job, machine: Machine) -> float:
     """All of it one after the other."""
     program, costs = make_program(job), Costs(machine, job.grid, job.options.dtype)
-    total = costs.optimizer(program.optimizer_bytes)
+    total = costs.optimizer(program.optimizer.num_bytes)
     total += sum(costs.collective(c) for c in (*program.gradient_sums, *program.norm_sums))
     for tasks, repeats in program.micro_batch():
         for cost in map(costs.task, tasks):

@@ -4,30 +4,44 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from axonn_ext import Grid, clip_grad_norm_, models, sync_gradients, trace_communication
+from axonn_ext.optim import AdamW
 from axonn_ext.overlap import Orchestrator
 from axonn_ext.planner import Job, Options
 from axonn_ext.planner.job import violations
+from axonn_ext.planner.step.parameters import parameters_of_rank
 from axonn_ext.planner.step.program import make_program
 from axonn_ext.planner.step.volumes import bytes_by_axis
+from axonn_ext.spec.buckets import aligned, bucket_sizes
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.parallel import Overlap
+from axonn_ext.zero import buckets_of
 from fake_ranks import fake_ranks
 from grids import grid_of
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+POLICIES = ("none", "attention", "every:2", "every:3", "every:3/4", "full")
 SMALL = ModelConfig(96, 32, 2, 4, 8, family="llama", num_kv_heads=2, tie_embeddings=False)
 
 
-def random_job(rng: random.Random, layout: str) -> Job:
-    """A legal job on 2 to 4,096 ranks, of any family and with any options."""
+def random_job(
+    rng: random.Random, layout: str, *, optimizer: OptimizerOptions | None = None, **chosen: object
+) -> Job:
+    """A legal job on 2 to 4,096 ranks, of any family and with any options but the chosen ones.
+
+    With ZeRO, the bucket is a fraction of the rank's parameters, so that many of them are cut.
+    """
+    optimizer = optimizer or OptimizerOptions()
     while True:
         family, heads = rng.choice(["gpt2", "llama"]), rng.choice([4, 8, 16, 24, 64])
         model = ModelConfig(
@@ -40,8 +54,11 @@ def random_job(rng: random.Random, layout: str) -> Job:
             num_kv_heads=heads if family == "gpt2" else heads // rng.choice([1, 2, 4]),
             tie_embeddings=rng.random() < 0.5,
         )
-        grid = GridShape(*(rng.choice([1, 1, 2, 3, 4, 8, 16]) for _ in range(4)))
-        options = Options(
+        sizes = [rng.choice([1, 1, 2, 3, 4, 8, 16]) for _ in range(4)]
+        if optimizer.zero:
+            sizes[3] = rng.choice([2, 3, 4])
+        grid = GridShape(*sizes)
+        options: Options = Options(
             layout=layout,
             heads_over_y=layout == "sharded" and rng.random() < 0.3,
             save_gathered=rng.random() < 0.5,
@@ -50,11 +67,25 @@ def random_job(rng: random.Random, layout: str) -> Job:
             overlap=None,
             micro_batches=rng.choice([1, 1, 2]),
             dtype=rng.choice(list(DTYPES)),
+            optimizer=optimizer,
         )
+        options = dataclasses.replace(options, **chosen)  # type: ignore[arg-type]
         sequences = rng.choice([1, 2, 4]) * grid.data * grid.z * grid.y * options.micro_batches
         job = Job(model, grid, options, sequences)
         if 2 <= grid.size <= 4096 and not list(violations(job)):
+            if optimizer.zero:
+                elements = max(1, parameters_of_rank(job) // rng.choice([1, 3, 11]))
+                cut = dataclasses.replace(optimizer, bucket_elements=elements)
+                job = dataclasses.replace(job, options=dataclasses.replace(options, optimizer=cut))
             return job
+
+
+def adamw_of(job: Job, model: torch.nn.Module) -> AdamW:
+    chosen = job.options.optimizer
+    return AdamW(
+        model, lr=1e-3, zero=chosen.zero, offload=chosen.offload,
+        bucket_elements=chosen.bucket_elements,
+    )  # fmt: skip
 
 
 def traced_bytes(job: Job, grid: Grid, *, fake: bool) -> dict[str, int]:
@@ -63,6 +94,7 @@ def traced_bytes(job: Job, grid: Grid, *, fake: bool) -> dict[str, int]:
     config = job.model
     with FakeTensorMode() if fake else nullcontext(), trace_communication() as trace:
         model = models.build(config, grid, options, dtype=DTYPES[options.dtype])
+        optimizer = adamw_of(job, model)
         ids = torch.zeros(
             job.micro_batch_size // (shape.data * shape.z), config.sequence_length, dtype=torch.long
         )
@@ -70,16 +102,53 @@ def traced_bytes(job: Job, grid: Grid, *, fake: bool) -> dict[str, int]:
             model.loss(ids, ids, 1.0).backward()
         sync_gradients(model)
         clip_grad_norm_(model, 1.0)
+        optimizer.step()
     return {axis: sent for axis, sent in trace.bytes_by_axis().items() if sent}
+
+
+def check(job: Job) -> None:
+    with fake_ranks(job.grid.size - 1, job.grid.size):
+        traced = traced_bytes(job, Grid(**job.grid.as_dict()), fake=True)
+    assert bytes_by_axis(make_program(job)) == traced, job
 
 
 @pytest.mark.parametrize("layout", ["sharded", "replicated"])
 @pytest.mark.parametrize("seed", range(10))
 def test_random_models_on_up_to_4096_ranks(layout: str, seed: int) -> None:
-    job = random_job(random.Random(f"{layout} {seed}"), layout)
-    with fake_ranks(0, job.grid.size):
-        traced = traced_bytes(job, Grid(**job.grid.as_dict()), fake=True)
-    assert bytes_by_axis(make_program(job)) == traced, job
+    check(random_job(random.Random(f"{layout} {seed}"), layout))
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"optimizer": OptimizerOptions(1)},
+        {"optimizer": OptimizerOptions(2)},
+        {"optimizer": OptimizerOptions(2), "micro_batches": 3},
+        {"dtype": "fp16"},
+        *(
+            {"recompute": p}
+            for p in ("none", "attention", "every:2", "every:3", "every:3/4", "full")
+        ),
+    ],
+    ids=str,
+)
+def test_ten_random_models_with_each_option(chosen: dict[str, Any]) -> None:
+    for seed in range(10):
+        rng = random.Random(f"{chosen} {seed}")
+        check(random_job(rng, rng.choice(["sharded", "replicated"]), **chosen))
+
+
+def test_sizes_of_buckets_are_those_of_zero() -> None:
+    rng = random.Random(5)
+    for _ in range(200):
+        sizes = [rng.choice([1, 63, 64, 65, rng.randrange(1, 5000)]) for _ in range(9)]
+        parts, elements = rng.choice([1, 2, 3, 8]), rng.randrange(1, 9000)
+        parameters = [torch.nn.Parameter(torch.empty(n)) for n in sizes]
+        buckets = buckets_of(parameters, elements=elements, num_parts=parts)
+        want = [bucket.numel for bucket in buckets]
+        found = bucket_sizes(sum(map(aligned, sizes)), elements=elements, num_parts=parts)
+        assert list(found.each()) == want
+        assert (found.total, found.largest) == (sum(want), max(want))
 
 
 def test_a_grid_of_4096_ranks_in_both_layouts() -> None:
@@ -96,18 +165,25 @@ def test_a_grid_of_4096_ranks_in_both_layouts() -> None:
 
 def overlapped_bytes(job: Job) -> dict[str, int]:
     """With the orchestrator; its first step, which predicts nothing, and one that does."""
-    grid = grid_of(job.grid)
-    model = models.build(job.model, grid, models.ParallelConfig(recompute=job.options.recompute))
-    ids = torch.zeros(job.batch_size // grid.num_parts(["data", "z"]), 8, dtype=torch.long)
-    assert job.options.overlap is not None
-    with Orchestrator(model, job.options.overlap) as orchestrator:
+    grid, options = grid_of(job.grid), job.options
+    parallel = models.ParallelConfig(recompute=options.recompute)
+    model = models.build(job.model, grid, parallel, dtype=DTYPES[options.dtype])
+    ids = torch.zeros(job.micro_batch_size // grid.num_parts(["data", "z"]), 8, dtype=torch.long)
+    assert options.overlap is not None
+    with Orchestrator(model, options.overlap) as orchestrator:
+        optimizer = adamw_of(job, model)
         for _ in range(2):
             with trace_communication() as trace:
-                model.loss(ids, ids, 1.0).backward()
+                for part in range(options.micro_batches):
+                    last = part == options.micro_batches - 1
+                    with nullcontext() if last else orchestrator.no_sync():
+                        model.loss(ids, ids, 1.0).backward()
                 orchestrator.sync_gradients()
                 clip_grad_norm_(model, 1.0)
-            model.zero_grad()
+                optimizer.step()
+            optimizer.zero_grad()
             orchestrator.end_step()
+        optimizer.close()
     return {axis: sent for axis, sent in trace.bytes_by_axis().items() if sent}
 
 
@@ -123,8 +199,25 @@ def overlapped_jobs() -> list[Job]:
     return jobs
 
 
-def test_steps_with_overlap(pool) -> None:
-    for job in overlapped_jobs():
+def zero_jobs() -> list[Job]:
+    """The same with ZeRO, of which buckets cut parameters."""
+    jobs = []
+    for sizes in ((1, 1, 1, 4), (1, 1, 2, 2), (2, 1, 1, 2), (1, 2, 1, 2)):
+        for zero in (1, 2):
+            for dtype, parts, tied, place in (("fp32", 1, True, "cpu"), ("bf16", 3, False, "none")):
+                options = Options(
+                    dtype=dtype, overlap=Overlap(gathered_bytes=0), micro_batches=parts,
+                    optimizer=OptimizerOptions(zero, place, bucket_elements=5000),
+                )  # fmt: skip
+                model = dataclasses.replace(SMALL, tie_embeddings=tied, hidden_size=40)
+                jobs.append(Job(model, GridShape(*sizes), options, batch_size=8 * parts))
+    return jobs
+
+
+@pytest.mark.parametrize("jobs", [overlapped_jobs, zero_jobs])
+def test_steps_with_overlap(pool, jobs: Callable[[], list[Job]]) -> None:
+    for job in jobs():
+        assert not list(violations(job))
         predicted = bytes_by_axis(make_program(job))
         for traced in pool(4).run(overlapped_bytes, job):
             assert traced == predicted, job

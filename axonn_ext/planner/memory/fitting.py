@@ -24,8 +24,8 @@ def those_that_fit(jobs: Sequence[Job], limit: int, *, device: str = "cuda") -> 
     jobs: legal jobs that differ alone in kept inputs, kept weights, whether there is overlap, and
     whether recomputation is "none" or "full"; all may have another policy of it.
     """
-    stages = fullest_stages(jobs[0])
-    if max(sum(stage.states) for stage in stages) > limit:  # after backward, all of it is there
+    stages = fullest_stages(jobs[0], device)
+    if max(_states_at_once(jobs[0], stage) for stage in stages) > limit:
         return []
     comparable, excess = _comparable(jobs[0], stages), _excess(jobs[0])
     kinds = [_kind(job.options) for job in jobs]
@@ -49,6 +49,14 @@ def those_that_fit(jobs: Sequence[Job], limit: int, *, device: str = "cuda") -> 
             counted.append((kind, total))
             fits[number] = total <= limit
     return [job for job, fit in zip(jobs, fits, strict=True) if fit]
+
+
+def _states_at_once(job: Job, stage: StageStates) -> int:
+    """Returns the states that are there after backward: of gradients, ZeRO may have only parts."""
+    parameters, gradients, optimizer = stage.states
+    if job.num_parts > 1:
+        gradients = stage.elements.parts * job.options.width
+    return parameters + gradients + optimizer
 
 
 def _order(kinds: Sequence[int]) -> list[int]:

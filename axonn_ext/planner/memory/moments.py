@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from axonn_ext.planner.memory.activations import deferred_bytes_of
+from axonn_ext.planner.memory.divided import after_backward, kept_gradients, taken
 from axonn_ext.planner.memory.gathered import gathered_weights
 from axonn_ext.planner.memory.in_flight import units_of
 from axonn_ext.planner.memory.products import (
@@ -40,6 +41,9 @@ def moments(stage: Stage) -> list[Moment]:
     lm_head, the last block, the first block and the embedding. The sums of gradients and the
     optimizer come last. A stage has those of the parts that it has.
     """
+    if stage.num_parts > 1:
+        summed = (Moment(gradients, 0, 0, 0, b) for gradients, b in after_backward(stage))
+        return [*_moments_of_passes(stage), *summed]
     everything = stage.elements.own * stage.width
     return [
         *_moments_of_passes(stage),
@@ -65,10 +69,7 @@ def _moments_with(stage: Stage, *, has_gradients: bool) -> Iterator[Moment]:
     micro-batches have computed them.
     """
     size, kept, width, share = stage.size, stage.kept, stage.width, stage.share
-    everything = stage.elements.own * width
-    # At the first block, all gradients but the table's are there.
-    gradients = everything if has_gradients else 0
-    last_gradients = gradients or everything - stage.elements.table * width
+    gradients = kept_gradients(stage) if has_gradients else 0
     held, first_held, last_held = gathered_weights(stage)
     # If any block is computed again, the first one is, and then keeps as much as another one.
     first = kept.block_input * (stage.options.recomputation.blocks > 0) + kept.block
@@ -78,6 +79,7 @@ def _moments_with(stage: Stage, *, has_gradients: bool) -> Iterator[Moment]:
     table = stage.table if share.has_last else 0
     head_gradient = table if stage.tied or scattered else table // stage.z
     after_head = 2 * table if scattered and not stage.tied else head_gradient
+    early_gradients, late_gradients = _gradients_of_blocks(stage, has_gradients=has_gradients)
     forward, forward_buffers = block_forward(stage)
     block, block_buffers = block_backward(stage)
     block_buffers += scatters(stage)
@@ -96,10 +98,36 @@ def _moments_with(stage: Stage, *, has_gradients: bool) -> Iterator[Moment]:
         # The gradient of the logits lies in their memory.
         inside = head_gradient + backward_internals(stage, *head, size.tied)
         yield Moment(gradients, held, ends + stage.stream, logits * width, max(after_head, inside))
-    yield Moment(gradients, first_held, blocks + again + block, 0, after_head + block_buffers)
-    yield Moment(last_gradients, last_held, first + block, 0, waiting + block_buffers)
+    if stage.sums_early and not stage.tied:
+        after_head = 0  # it is in buckets
+    complete, under_way = early_gradients
+    buffers = after_head + block_buffers + under_way
+    yield Moment(complete, first_held, blocks + again + block, 0, buffers)
+    complete, under_way = late_gradients
+    waiting += under_way
+    yield Moment(complete, last_held, first + block, 0, waiting + block_buffers)
     if share.has_first:
-        yield Moment(last_gradients, 0, embedding_rows(stage), 0, waiting + table_sum(stage))
+        in_buckets = stage.elements.filling * width if stage.sums_early else 0
+        buffers = waiting + table_sum(stage) + in_buckets
+        yield Moment(complete, 0, embedding_rows(stage), 0, buffers)
+
+
+def _gradients_of_blocks(
+    stage: Stage, *, has_gradients: bool
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Returns complete gradients, and buckets of ZeRO under way, in the last and first block.
+
+    At the first block, all gradients but the table's are there.
+    """
+    elements = stage.elements
+    if stage.sums_early:
+        head = elements.table if stage.share.has_last and not stage.tied else 0
+        return (
+            taken(stage, head, has_gradients=has_gradients),
+            taken(stage, elements.own - elements.table, has_gradients=has_gradients),
+        )
+    early = kept_gradients(stage) if has_gradients else 0
+    return (early, 0), (early or (elements.own - elements.table) * stage.width, 0)
 
 
 def _other_units(stage: Stage) -> dict[bool, int]:

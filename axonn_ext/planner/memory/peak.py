@@ -29,7 +29,7 @@ class Memory(NamedTuple):
     parameters        the parameters in the job's dtype
     gradients         the complete gradients in the job's dtype. With one micro-batch, this is 0 if
                       the peak comes before or early in backward; `states_of` counts all gradients
-    optimizer         AdamW's two moments in fp32, and fp32 masters of low-precision parameters
+    optimizer         AdamW's two moments in fp32, and fp32 masters; see states_of
     gathered_weights  the weights that are held gathered over z
     activations       what all blocks keep for backward, and what one block needs while it runs; in
                       a pipeline, also what is kept of other micro-batches
@@ -66,20 +66,20 @@ def memory_of(job: Job, *, device: str = "cuda") -> Memory:
     """
     if device not in DEVICES:
         raise PlannerError(f"device must be one of {', '.join(DEVICES)}, got {device!r}")
-    return fullest(job, fullest_stages(job), device)
+    return fullest(job, fullest_stages(job, device), device)
 
 
 def stage_memory_of(job: Job, stage: int, *, device: str = "cuda") -> Memory:
     """Returns the memory of a rank of one pipe coordinate; see memory_of."""
-    return fullest(job, [stage_states_of(job)[stage]], device)
+    return fullest(job, [stage_states_of(job, device=device)[stage]], device)
 
 
-def fullest_stages(job: Job) -> Sequence[StageStates]:
+def fullest_stages(job: Job, device: str) -> Sequence[StageStates]:
     """Returns the stages of which one is the fullest.
 
     Of stages that have as much of the model, earlier ones have more micro-batches in flight.
     """
-    stages = stage_states_of(job)
+    stages = stage_states_of(job, device=device)
     if job.options.pipeline.defers:
         return stages
     kinds: dict[StageShare, StageStates] = {}

@@ -20,6 +20,9 @@ class Stage:
                (csrc/ops/composed/c10d_collectives.cpp)
     block      a block's weights, whole over z
     table      the table of the embedding or the head, whole over z; 0 if the stage has none
+    split      the ranks that split each weight
+    num_parts  the ranks of data that divide AdamW's state; 1: each has all of it
+    sums_early whether ZeRO takes gradients in the only, or in each, backward pass of a step
     stream     a micro-batch's rows of the residual stream
     """
 
@@ -47,4 +50,7 @@ class Stage:
         self.regathers = z > 1 and self.overlap is None and options.reshard_after_forward
         self.block = size.block * self.width // (x * y)
         self.table = self.elements.table * z * self.width
+        self.split, self.num_parts = x * y * z, job.num_parts
+        only = options.micro_batches == 1 and self.overlap is not None and not self.in_stages
+        self.sums_early = self.num_parts > 1 and (only or options.optimizer.zero > 1)
         self.stream = self.kept.block_input

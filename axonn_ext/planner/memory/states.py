@@ -7,16 +7,20 @@ from typing import NamedTuple
 
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.memory.activations import ModelSizes, sizes_of
-from axonn_ext.planner.shares import StageShare, share_of, shares_of_model
-from axonn_ext.planner.step.parameters import parameters_of_share
+from axonn_ext.planner.shares import StageShare, shares_of_model
+from axonn_ext.planner.step.parameters import buckets_of_groups, groups_of, parameters_of_share
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.optimizer import OptimizerOptions
 
 FP32, FP64 = 4, 8  # the bytes of an element
 
 
 class States(NamedTuple):
-    """The exact bytes of the state that lives from step to step, and of all gradients."""
+    """The exact bytes of the state that lives from step to step, and of all gradients.
+
+    With zero=2, the gradients are this rank's parts of their sums.
+    """
 
     parameters: int
     gradients: int
@@ -31,6 +35,13 @@ class Elements(NamedTuple):
     left          the gradients that must be summed after backward
     left_early    those of `left` that are complete before the table's gradient
     largest_left  the largest gradient of `left`; 0 if all of them are small
+
+    Of the buckets of ZeRO or offload (spec.buckets), whose gaps and padding count:
+
+    parts         what this rank updates; without ZeRO or offload, all of its parameters
+    bucket        the largest bucket; 0 if there are none
+    filling       the largest buckets of all groups, which may be filled at once
+    num_buckets   all buckets
     """
 
     own: int
@@ -38,6 +49,10 @@ class Elements(NamedTuple):
     left: int
     left_early: int
     largest_left: int
+    parts: int
+    bucket: int = 0
+    filling: int = 0
+    num_buckets: int = 0
 
 
 class StageStates(NamedTuple):
@@ -49,44 +64,71 @@ class StageStates(NamedTuple):
     states: States
 
 
-def states_of(job: Job, stage: int = 0) -> States:
+def states_of(job: Job, stage: int = 0, *, device: str = "cuda") -> States:
     """Returns the bytes of each rank's parameters, of all its gradients, and of its optimizer.
 
     stage: the rank's pipe coordinate. For each parameter, the optimizer has two moments, a step
-    count and, if the dtype is not fp32, a copy in fp32 (the master).
+    count and, if the dtype is not fp32, a copy in fp32 (the master). With ZeRO or offload, it
+    always has masters; with ZeRO, of this rank's parts. What is on the host counts only if that is
+    the device ("cpu"), and what is in mapped files does not count.
     """
-    share = share_of(job, stage)
-    own = parameters_of_share(job.model, job.grid, share)
-    return _states(sizes_of(job.model), share, own, job.options.width)
+    return stage_states_of(job, device=device)[stage].states
 
 
-def stage_states_of(job: Job) -> tuple[StageStates, ...]:
+def stage_states_of(job: Job, *, device: str) -> tuple[StageStates, ...]:
     """Returns what the ranks of each pipe coordinate of a legal job have."""
     options = job.options
     return _stage_states(
-        job.model, job.grid, options.pipeline.chunks, options.sharded, options.width
-    )
+        job.model, job.grid, options.pipeline.chunks, options.sharded, options.width,
+        options.optimizer, device,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=64)  # a search asks for one grid after the other
 def _stage_states(
-    model: ModelConfig, grid: GridShape, chunks: int, sharded: bool, width: int
-) -> tuple[StageStates, ...]:
+    model: ModelConfig, grid: GridShape, chunks: int, sharded: bool, width: int,
+    optimizer: OptimizerOptions, device: str,
+) -> tuple[StageStates, ...]:  # fmt: skip
     size = sizes_of(model)
     made: dict[StageShare, tuple[Elements, States]] = {}
     stages = []
     for number, share in enumerate(shares_of_model(model, grid.pipe, chunks)):
         if share not in made:
             elements = _elements_of(model, grid, share, size, sharded=sharded)
-            made[share] = elements, _states(size, share, elements.own, width)
+            if optimizer.offload != "none" or optimizer.num_parts(grid.data) > 1:
+                elements = _with_buckets(elements, model, grid, share, optimizer, sharded=sharded)
+            kept = _optimizer_bytes(elements, optimizer, width, device, size.num_tensors(share))
+            in_parts = optimizer.zero > 1 and grid.data > 1
+            summed = elements.parts if in_parts else elements.own
+            made[share] = elements, States(elements.own * width, summed * width, kept)
         stages.append(StageStates(number, share, *made[share]))
     return tuple(stages)
 
 
-def _states(size: ModelSizes, share: StageShare, own: int, width: int) -> States:
-    masters = 0 if width == FP32 else FP32
-    counts = FP32 * size.num_tensors(share)
-    return States(own * width, own * width, own * (2 * FP32 + masters) + counts)
+def _optimizer_bytes(
+    elements: Elements, optimizer: OptimizerOptions, width: int, device: str, num_tensors: int
+) -> int:
+    """Returns what AdamW has in the memory of the device."""
+    in_memory = {"none": True, "cpu": device == "cpu", "disk": False}[optimizer.offload]
+    masters = FP32 if width < FP32 or elements.num_buckets else 0
+    counts = FP32 * num_tensors if in_memory or device == "cpu" else 0
+    return elements.parts * (2 * FP32 + masters) * in_memory + counts
+
+
+def _with_buckets(
+    elements: Elements, model: ModelConfig, grid: GridShape, share: StageShare,
+    optimizer: OptimizerOptions, *, sharded: bool,
+) -> Elements:  # fmt: skip
+    parts = optimizer.num_parts(grid.data)
+    sizes = buckets_of_groups(
+        groups_of(model, grid, share, sharded=sharded), optimizer.bucket_elements, parts
+    )
+    return elements._replace(
+        parts=sum(s.total for _, s in sizes) // parts,
+        bucket=max(s.largest for _, s in sizes),
+        filling=sum(s.largest for _, s in sizes),
+        num_buckets=sum(s.num_full + (s.last > 0) for _, s in sizes),
+    )
 
 
 def _elements_of(
@@ -100,7 +142,7 @@ def _elements_of(
     table = whole_table if tables else 0
     if grid.data > 1:
         largest = max(table, size.runs[1] // (x * y * z))
-        return Elements(own, table, own, own - table, largest)
+        return Elements(own, table, own, own - table, largest, own)
     small = 0
     if z > 1:
         matrices = share.num_layers * size.block // (x * y * z)
@@ -110,4 +152,4 @@ def _elements_of(
         small = (vectors + model.num_positions * share.has_first) * size.hidden // y
     if z == 1 and (x > 1 or (y > 1 and sharded)):  # norms of heads
         small += share.num_layers * model.head_norm_size
-    return Elements(own, table, small, small, 0)
+    return Elements(own, table, small, small, 0, own)

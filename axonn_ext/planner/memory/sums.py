@@ -36,8 +36,10 @@ def full_buckets(stage: Stage) -> int:
     """Returns by how many bytes the buckets that are summed during backward exceed gradients.
 
     There are such buckets only with overlap, and at most two at a time. A bucket is in fp32,
-    and replaces the gradients that it holds.
+    and replaces the gradients that it holds. ZeRO's are counted by divided.py.
     """
+    if stage.num_parts > 1:
+        return 0
     if stage.overlap is None or not stage.wide:
         return 0
     bucket_bytes = stage.overlap.bucket_bytes

@@ -12,6 +12,7 @@ from axonn_ext.planner.memory.fitting import those_that_fit
 from axonn_ext.planner.search.request import Request
 from axonn_ext.planner.shares import shares_of
 from axonn_ext.spec.grid import divisors, grids_of
+from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.parallel import Overlap
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.spec.recompute import recomputation_of
@@ -37,7 +38,9 @@ def jobs_of(request: Request) -> Iterator[Job]:
                     sequences = request.batch_size // micro_batches
                     undivided = grid.y > 1 and sequences % (grid.data * grid.z * grid.y) != 0
                     over_y = layout == "sharded" and bool(undivided if heads is None else heads)
-                    options = _options(layout, over_y, request.dtype, micro_batches)
+                    options = _options(
+                        layout, over_y, request.dtype, micro_batches, request.optimizer
+                    )
                     if pipe > 1:
                         options = _with_pipeline(options, _first_pipeline(request.pipelines))
                     yield Job(request.model, grid, options, request.batch_size)
@@ -55,10 +58,13 @@ def _choices(request: Request, pipe: int) -> tuple[tuple[str, ...], tuple[int, .
 
 
 @cache
-def _options(layout: str, heads_over_y: bool, dtype: str, micro_batches: int) -> Options:
+def _options(
+    layout: str, heads_over_y: bool, dtype: str, micro_batches: int, optimizer: OptimizerOptions
+) -> Options:
     return Options(
-        layout=layout, heads_over_y=heads_over_y, dtype=dtype, micro_batches=micro_batches
-    )
+        layout=layout, heads_over_y=heads_over_y, dtype=dtype, micro_batches=micro_batches,
+        optimizer=optimizer,
+    )  # fmt: skip
 
 
 def variants_of(request: Request, job: Job) -> tuple[Options, ...]:

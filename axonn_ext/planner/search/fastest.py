@@ -11,7 +11,7 @@ from typing import NamedTuple
 from axonn_ext.planner.closed_forms import ClosedForms, Pieces, closed_form_s, least_s
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate, estimate
-from axonn_ext.planner.job import Job, violations
+from axonn_ext.planner.job import ZERO_2_IN_STAGES, Job, violations
 from axonn_ext.planner.memory.peak import memory_of
 from axonn_ext.planner.pipelines import StageSteps
 from axonn_ext.planner.search.choices import (
@@ -115,7 +115,7 @@ def _estimate(request: Request, job: Job, steps: StageSteps) -> Estimate:
 def _rule(violation: BrokenRule | str) -> str:
     """Returns the rule without its numbers, by which rejected configurations are counted."""
     what = violation.what if isinstance(violation, BrokenRule) else violation.split(":")[0]
-    return f"{what} not divisible"
+    return what if what == ZERO_2_IN_STAGES else f"{what} not divisible"
 
 
 class _Time(NamedTuple):

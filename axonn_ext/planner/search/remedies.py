@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from math import lcm
 
 from axonn_ext.planner.job import Job, violations
-from axonn_ext.planner.machine import Machine
+from axonn_ext.planner.machine import HOST_KEYS, Machine
+from axonn_ext.planner.memory.peak import memory_of
+from axonn_ext.planner.pipelines import StageSteps, simulate_pipeline
 from axonn_ext.planner.search.choices import fitting_jobs, jobs_of, variants_of
 from axonn_ext.planner.search.request import MOST_RANKS, Request, in_ranks, unit_of
+from axonn_ext.planner.timeline import simulate
 from axonn_ext.spec.grid import divisors
+from axonn_ext.spec.optimizer import OptimizerOptions
 
 NO_MEMORY = "does not fit in memory"
 VOCABULARY = "vocab_size not divisible"
@@ -63,6 +67,56 @@ def _may_divide(request: Request, num_ranks: int) -> bool:
 
 
 def nothing_fits(request: Request, rejected: Mapping[str, int]) -> str:
+    """Returns why no configuration of the request can run, and what could."""
+    return _what_would_do(request, rejected) + _with_other_optimizer(request, rejected)
+
+
+def _with_other_optimizer(request: Request, rejected: Mapping[str, int]) -> str:
+    """Says which ZeRO or offload would fit on as many ranks, what it frees and what it costs."""
+    for optimizer in _smaller(request) if NO_MEMORY in rejected else ():
+        job = _some_that_fits(replace(request, optimizer=optimizer))
+        if job is not None:
+            break
+    else:
+        return ""
+    before = replace(job, options=replace(job.options, optimizer=request.optimizer))
+    device = request.machine.device
+    freed = memory_of(before, device=device).total - memory_of(job, device=device).total
+    steps = StageSteps(request.machine)
+    more_s = _step_s(job, request.machine, steps) - _step_s(before, request.machine, steps)
+    changed = [
+        f"{name} {getattr(optimizer, name)}"
+        for name in ("zero", "offload")
+        if getattr(optimizer, name) != getattr(request.optimizer, name)
+    ]
+    cost = f"takes {more_s:.3g} s a step more" if more_s > 0 else f"saves {-more_s:.3g} s a step"
+    return (
+        f". On {in_ranks(request.machine, request.num_ranks)}, {' and '.join(changed)} would do: "
+        f"with {job.grid.short()} that frees {freed / 1e9:.3g} GB each and {cost} (modelled)"
+    )
+
+
+def _smaller(request: Request) -> Iterator[OptimizerOptions]:
+    """Yields the options that keep less on a rank, the least change first."""
+    own, machine = request.optimizer, request.machine
+    knows_host = all(getattr(machine, key) is not None for key in HOST_KEYS)
+    # On a CPU, the state is in the same memory with offload "cpu", and "disk" is a matter of files.
+    offloads = [own.offload]
+    if machine.device != "cpu" and own.offload == "none" and knows_host:
+        offloads.append("cpu")
+    for offload in offloads:
+        for zero in sorted({own.zero, max(own.zero, 1)}):
+            if (zero, offload) != (own.zero, own.offload):
+                yield replace(own, zero=zero, offload=offload)
+
+
+def _step_s(job: Job, machine: Machine, steps: StageSteps) -> float:
+    if job.grid.pipe > 1:
+        return simulate_pipeline(job, machine, steps=steps).step.step_time_s
+    return simulate(job, machine).step_time_s
+
+
+def _what_would_do(request: Request, rejected: Mapping[str, int]) -> str:
     model, machine = request.model, request.machine
     tried = "; ".join(f"{reason} ({count:,})" for reason, count in rejected.items())
     lacks_memory = NO_MEMORY in rejected

@@ -9,6 +9,7 @@ from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.machine import Machine
 from axonn_ext.spec.grid import divisors
 from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.parallel import LAYOUTS, Overlap
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.spec.recompute import EXPECTED, is_policy
@@ -39,6 +40,7 @@ class Request:
     max_pipe         the most stages of a pipeline that are tried; 1: no pipelines. With several
                      stages, fewer options are searched, lest it take long: kept inputs, kept
                      weights, layout "replicated" and steps without overlap must be asked for
+    optimizer        where AdamW's state is, and what ranks of data divide, in all configurations
     pipelines        how stages may run; what is legal and fits is counted with 1F1B alone, if it is
                      one of them, and the others are tried with the best configurations
     """
@@ -57,6 +59,7 @@ class Request:
     simulate: int = 100
     max_pipe: int = 1
     pipelines: tuple[PipelineOptions, ...] = PIPELINES
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
 
     def __post_init__(self) -> None:
         for name in ("num_ranks", "batch_size", "top", "simulate", "max_pipe"):
@@ -84,6 +87,8 @@ class Request:
             )
         if not self.pipelines:
             raise PlannerError("pipelines must have at least one PipelineOptions, got none")
+        if self.optimizer.offload != "none":
+            self.machine.check_offload()
         _check_choices(self)
 
     @property

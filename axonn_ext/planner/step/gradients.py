@@ -1,10 +1,10 @@
-"""What follows the last micro-batch: the sums of gradients, their norm and the optimizer."""
+"""What follows the last micro-batch: the sums of gradients, and their norm."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from axonn_ext.planner.step.parameters import elements_of, parameters_by_axes, parameters_of_rank
+from axonn_ext.planner.step.parameters import elements_of, parameters_by_axes
 from axonn_ext.planner.step.rank import FP32, FP64, Rank, present
 from axonn_ext.planner.step.tasks import Collective
 from axonn_ext.spec.grid import SUM_ORDER
@@ -12,12 +12,14 @@ from axonn_ext.spec.parallel import BUCKET_BYTES
 
 
 def gradient_sums(rank: Rank) -> Iterator[Collective]:
-    """Yields the sums that backward has left: all-reduces of buckets, in the model's order.
+    """Yields the sums that backward has left of gradients that every rank of data gets whole.
 
-    With overlap, a bucket is summed in fp32 over one axis after the other. Which gradients are
-    in a bucket then depends on the order in which backward completes them; this changes the
-    bytes by less than one element per bucket.
+    They are all-reduces of buckets, in the model's order. With overlap, a bucket is summed in fp32
+    over one axis after the other. Which gradients are in a bucket then depends on the order in
+    which backward completes them; this changes the bytes by less than one element per bucket.
     """
+    if rank.num_parts > 1:
+        return
     overlap = rank.options.overlap
     width = rank.width if overlap is None else FP32
     bucket_bytes = BUCKET_BYTES if overlap is None else overlap.bucket_bytes
@@ -33,13 +35,18 @@ def gradient_sums(rank: Rank) -> Iterator[Collective]:
                 elements = 0
             elements += count
         yield from _sum_of_bucket(rank, axis, elements, width)
-    if overlap is not None:
-        # Once per step, the lanes compare digests of 8 bytes of what they have issued.
-        # There is one for z, over which weights are gathered, and for each axis of sums.
-        used = {"z"}.union(*(axes for _, axes in parameters_by_axes(rank)))
-        compared = (axis for axis in SUM_ORDER if axis in used)
-        digests = (rank.collective("all_gather", axis, 1, 8, "order") for axis in compared)
-        yield from present(digests)
+
+
+def order_checks(rank: Rank) -> tuple[Collective, ...]:
+    """Returns the digests of 8 bytes of what was issued, which lanes compare once a step.
+
+    With overlap there is a lane for z, over which weights are gathered, and for each axis of sums.
+    """
+    if rank.options.overlap is None:
+        return ()
+    used = {"z"}.union(*(axes for _, axes in parameters_by_axes(rank)))
+    compared = (axis for axis in SUM_ORDER if axis in used)
+    return present([rank.collective("all_gather", axis, 1, 8, "order") for axis in compared])
 
 
 def sum_over_ends(rank: Rank) -> tuple[Collective, ...]:
@@ -47,27 +54,17 @@ def sum_over_ends(rank: Rank) -> tuple[Collective, ...]:
     at_an_end = rank.share.has_first or rank.share.has_last
     if not (rank.in_stages and at_an_end and rank.model.tie_embeddings):
         return ()
-    num_bytes = elements_of(rank, rank.model.head) * rank.width  # each of two ranks sends it once
+    num_bytes = (
+        elements_of(rank.job.grid, rank.model.head) * rank.width
+    )  # each of two ranks sends it once
     return (Collective("pipe", "all_reduce", num_bytes, "gradients"),)
 
 
 def norm_sums(rank: Rank) -> tuple[Collective, ...]:
-    """Returns the sums of the norm of all gradients."""
-    axes = ("x", "y", "z", "pipe")
+    """Returns the sums of the norm of all gradients, of which ranks of data may have parts."""
+    axes = (*(("data",) if rank.num_parts > 1 else ()), "x", "y", "z", "pipe")
     return present([rank.collective("all_reduce", a, 1, FP64, "grad norm") for a in axes])
 
 
 def _sum_of_bucket(rank: Rank, axis: str, elements: int, width: int) -> tuple[Collective, ...]:
     return present([rank.collective("all_reduce", axis, elements, width, "gradients")])
-
-
-def optimizer_bytes(rank: Rank) -> int:
-    """The bytes that clipping and AdamW read and write.
-
-    Clipping reads the gradients for their norm, and scales them. AdamW reads parameter,
-    gradient and two moments in fp32, and writes all but the gradient. In low precision, the
-    gradient is first cast to fp32, and the parameter is cast back at the end.
-    """
-    own = parameters_of_rank(rank.job, rank.stage)
-    casts = 0 if rank.width == FP32 else 2 * (rank.width + FP32)
-    return own * (7 * FP32 + casts + 3 * rank.width)

@@ -2,48 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.shares import StageShare, share_of
 from axonn_ext.planner.step.rank import Rank
-from axonn_ext.spec.grid import GridShape
+from axonn_ext.spec.buckets import BucketSizes, aligned, bucket_sizes
+from axonn_ext.spec.grid import SUM_ORDER, GridShape
 from axonn_ext.spec.model import LinearSpec, ModelConfig
 from axonn_ext.spec.parallel import ROLES
+
+
+class Gradient(NamedTuple):
+    """The gradient of a parameter.
+
+    axes     over which it must be summed after backward, on any grid
+    on_ends  the first and the last stage of a pipeline both hold the parameter
+    """
+
+    elements: int
+    axes: tuple[str, ...]
+    on_ends: bool = False
 
 
 def parameters_by_axes(rank: Rank) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Yields this rank's elements of each parameter, in the model's order, and the axes over
     which its gradient must be summed after backward."""
-    model, size = rank.model, rank.size
-    rows = ("x", "z", "data") if rank.options.sharded else ("z", "data")
-    norm = [(model.hidden_size // size["y"], rows)] * model.traits.norm.num_vectors
-    of_heads = ("x", "y", "z", "data") if rank.options.sharded else ("x", "z", "data")
-    head_norms = [(model.head_dim, of_heads)] * (2 * model.traits.has_head_norms)
-    table = (elements_of(rank, model.head), ("data",))
-    has_first, has_last = rank.share.has_first, rank.share.has_last
-    if has_first or (has_last and model.tie_embeddings):
-        yield table
-    if has_first and model.num_positions:
-        yield model.num_positions * model.hidden_size // size["y"], rows
-    qkv, out, up, down = (list(_linear_parameters(rank, w)) for w in model.block_linears)
-    for _ in range(rank.share.num_layers):
-        yield from (*norm, *qkv, *out, *head_norms, *norm, *up, *down)
-    if has_last:
-        yield from norm
-        if not model.tie_embeddings:
-            yield table
+    for gradients, times in _gradients(rank.model, rank.job.grid, rank.share, rank.options.sharded):
+        for _ in range(times):
+            yield from ((gradient.elements, gradient.axes) for gradient in gradients)
 
 
-def _linear_parameters(rank: Rank, linear: LinearSpec) -> Iterator[tuple[int, tuple[str, ...]]]:
-    yield elements_of(rank, linear), ("data",)
-    if linear.bias:
-        yield linear.n // rank.size[ROLES[linear.role][0]], ("z", "data")
+class Group(NamedTuple):
+    """Gradients that share buckets, because they are summed alike.
+
+    axes      those of several ranks over which they must be summed before data
+    elements  of all of them on a rank, with the gaps that `spec.buckets.aligned` leaves
+    """
+
+    axes: tuple[str, ...]
+    elements: int
 
 
-def elements_of(rank: Rank, linear: LinearSpec) -> int:
+def groups_of(
+    model: ModelConfig, grid: GridShape, share: StageShare, *, sharded: bool
+) -> list[Group]:
+    """Returns the gradients of a rank with that share, as `axonn_ext.zero` groups them."""
+    found: dict[tuple[tuple[str, ...], bool], int] = {}
+    for gradients, times in _gradients(model, grid, share, sharded):
+        for gradient in gradients:
+            before = (a for a in SUM_ORDER if a in gradient.axes and a != "data")
+            key = tuple(a for a in before if getattr(grid, a) > 1), gradient.on_ends
+            found[key] = found.get(key, 0) + times * aligned(gradient.elements)
+    return [Group(axes, elements) for (axes, _), elements in found.items()]
+
+
+def buckets_of_groups(
+    groups: Sequence[Group], elements: int, num_parts: int
+) -> list[tuple[tuple[str, ...], BucketSizes]]:
+    """Returns the axes over which gradients are summed before data, and the sizes of their buckets.
+
+    Without ZeRO (num_parts = 1) the buckets are those of offload, which all parameters share.
+    """
+    if num_parts == 1:
+        groups = [Group((), sum(group.elements for group in groups))]
+    return [
+        (g.axes, bucket_sizes(g.elements, elements=elements, num_parts=num_parts)) for g in groups
+    ]
+
+
+def _gradients(
+    model: ModelConfig, grid: GridShape, share: StageShare, sharded: bool
+) -> Iterator[tuple[list[Gradient], int]]:
+    """Yields gradients in the model's order, and how often these follow each other."""
+    rows = ("x", "z", "data") if sharded else ("z", "data")
+    norm = [Gradient(model.hidden_size // grid.y, rows)] * model.traits.norm.num_vectors
+    of_heads = ("x", "y", "z", "data") if sharded else ("x", "z", "data")
+    head_norms = [Gradient(model.head_dim, of_heads)] * (2 * model.traits.has_head_norms)
+    tied = model.tie_embeddings
+    table = [Gradient(elements_of(grid, model.head), ("data",), tied and grid.pipe > 1)]
+    if share.has_first or (share.has_last and tied):
+        yield table, 1
+    if share.has_first and model.num_positions:
+        yield [Gradient(model.num_positions * model.hidden_size // grid.y, rows)], 1
+    qkv, out, up, down = (_of_linear(grid, w) for w in model.block_linears)
+    yield [*norm, *qkv, *out, *head_norms, *norm, *up, *down], share.num_layers
+    if share.has_last:
+        yield norm, 1
+        if not tied:
+            yield table, 1
+
+
+def _of_linear(grid: GridShape, linear: LinearSpec) -> list[Gradient]:
+    weight = Gradient(elements_of(grid, linear), ("data",))
+    if not linear.bias:
+        return [weight]
+    return [weight, Gradient(linear.n // getattr(grid, ROLES[linear.role][0]), ("z", "data"))]
+
+
+def elements_of(grid: GridShape, linear: LinearSpec) -> int:
     """Returns the elements of a rank's shard of a weight."""
-    return linear.n * linear.k // (rank.size["x"] * rank.size["y"] * rank.size["z"])
+    return linear.n * linear.k // (grid.x * grid.y * grid.z)
 
 
 def parameters_of_rank(job: Job, stage: int = 0) -> int:

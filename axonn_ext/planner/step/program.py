@@ -22,10 +22,11 @@ from axonn_ext.planner.step.ends import (
 from axonn_ext.planner.step.gradients import (
     gradient_sums,
     norm_sums,
-    optimizer_bytes,
+    order_checks,
     sum_over_ends,
 )
 from axonn_ext.planner.step.messages import messages, received
+from axonn_ext.planner.step.optimizer import bucket_sums, optimizer_work
 from axonn_ext.planner.step.rank import Rank
 from axonn_ext.planner.step.tasks import Parts, Program, Task
 
@@ -37,15 +38,23 @@ def make_program(job: Job, stage: int = 0) -> Program:
     are still held.
     """
     rank = Rank(job, stage)
+    in_buckets = tuple(bucket_sums(rank))
+    in_each = job.options.optimizer.zero > 1  # micro-batch
     return Program(
         _parts_of(rank),
         num_layers=rank.share.num_layers,
         recomputation=rank.options.recomputation,
         num_micro_batches=job.options.micro_batches,
         messages=messages(rank),
-        gradient_sums=(*gradient_sums(rank), *sum_over_ends(rank)),
+        sums_in_each=in_buckets if in_each else (),
+        gradient_sums=(
+            *gradient_sums(rank),
+            *(() if in_each else in_buckets),
+            *order_checks(rank),
+            *sum_over_ends(rank),
+        ),
         norm_sums=norm_sums(rank),
-        optimizer_bytes=optimizer_bytes(rank),
+        optimizer=optimizer_work(rank),
     )
 
 

@@ -25,6 +25,7 @@ class Rank:
     m          rows; m_x: those of the residual stream; m_y: those of attention, MLP and logits
     width      the bytes of an element of a parameter or activation
     sums       the kind of the collective that sums a product over an axis
+    num_parts  how many ranks of data divide AdamW's state (ZeRO); 1: each has all of it
     """
 
     def __init__(self, job: Job, stage: int = 0) -> None:
@@ -36,6 +37,7 @@ class Rank:
         sharded = job.options.sharded
         self.m_x = self.m // self.size["x"] if sharded else self.m
         self.m_y = self.m // self.size["y"] if sharded else self.m
+        self.num_parts = job.num_parts
         self.sums = "reduce_scatter" if sharded else "all_reduce"
 
     @property

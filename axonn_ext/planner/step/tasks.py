@@ -14,7 +14,8 @@ class Collective(NamedTuple):
     axis: str
     kind: str  # "all_gather", "reduce_scatter", "all_reduce" or, between two stages, "send"
     num_bytes: int
-    what: str  # "activations", "weights", "gradients", "norm", "loss", "grad norm", "order"
+    what: str  # "activations", "weights", "gradients", "norm", "loss", "grad norm", "order" or
+    # "parameters", which ZeRO's ranks give each other
 
 
 class Matmul(NamedTuple):
@@ -91,23 +92,60 @@ class Parts(NamedTuple):
         return 3
 
 
+class Update(NamedTuple):
+    """The update of what a rank keeps of a bucket.
+
+    device_bytes  what is read and written on the device
+    host_bytes    what is read and written on the host
+    crossing      the bytes that go to the host, and as many come back
+    gather        gives the new parameters to the other ranks of data
+    """
+
+    device_bytes: int
+    host_bytes: int
+    crossing: int
+    gather: Collective | None
+
+
+class OptimizerWork(NamedTuple):
+    """What clipping and the optimizer do in a step.
+
+    num_bytes  what they read and write on the device before the first bucket
+    updates    of the buckets, in their order; none if everything is updated at once
+    """
+
+    num_bytes: int
+    updates: tuple[Update, ...]
+
+    @property
+    def gathers(self) -> tuple[Collective, ...]:
+        """The all-gathers of the new parameters."""
+        return tuple(u.gather for u in self.updates if u.gather is not None)
+
+
 class Program(NamedTuple):
     """The step of one rank.
 
     The parts run num_micro_batches times, with those of a block num_layers times in each, of which
     as many are recomputed as `recomputation` says. Messages to other stages go out beside them. The
     rest follows after the last micro-batch.
+
+    messages       for each micro-batch
+    sums_in_each   the sums of gradients for each micro-batch, beside or after its backward (zero=2)
+    gradient_sums  once per step
+    norm_sums      once per step, after all gradients are complete: the gradients' norm, and in a
+                   pipeline the loss
     """
 
     parts: Parts
     num_layers: int
     recomputation: Recomputation
     num_micro_batches: int
-    messages: tuple[Collective, ...]  # for each micro-batch
-    gradient_sums: tuple[Collective, ...]  # once per step
-    norm_sums: tuple[Collective, ...]  # once per step, after all gradients are complete: the
-    # gradients' norm, and in a pipeline the loss
-    optimizer_bytes: int  # the bytes that clipping and the optimizer read and write
+    messages: tuple[Collective, ...]
+    sums_in_each: tuple[Collective, ...]
+    gradient_sums: tuple[Collective, ...]
+    norm_sums: tuple[Collective, ...]
+    optimizer: OptimizerWork
 
     def micro_batch(self) -> Iterator[tuple[tuple[Task, ...], int]]:
         """Yields the parts of one micro-batch, and how often it runs each."""

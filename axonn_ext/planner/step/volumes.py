@@ -39,11 +39,11 @@ def bytes_by_axis(program: Program) -> dict[str, int]:
 def all_collectives(program: Program) -> Iterator[tuple[Collective, int]]:
     """Yields every collective and message of a step, and how often it is issued."""
     parts = program.num_micro_batches
-    for c in program.messages:
+    for c in (*program.messages, *program.sums_in_each):
         yield c, parts
     for tasks, repeats in program.micro_batch():
         for task in tasks:
             for c in task.collectives():
                 yield c, repeats * parts
-    for c in (*program.gradient_sums, *program.norm_sums):
+    for c in (*program.gradient_sums, *program.norm_sums, *program.optimizer.gathers):
         yield c, 1

@@ -1,0 +1,99 @@
+"""How the elements of many parameters are cut into buckets, which ranks of data divide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+# Wherever a parameter is cut, it is at a multiple of so many of its elements. The vectors of
+# torch's AdamW for CPUs then fall on the same elements as in the whole parameter. (The elements
+# behind the last whole vector are rounded otherwise, and must stay the same ones.)
+ALIGNMENT = 64
+
+
+class Cut(NamedTuple):
+    """Elements of one parameter, in row-major order, and their place in a bucket.
+
+    number: which parameter it is. at: the place of the first element.
+    """
+
+    number: int
+    start: int
+    stop: int
+    at: int
+
+
+def aligned(numel: int) -> int:
+    """Returns the elements that so many take in a bucket, with the gap behind them."""
+    return _rounded_up(numel, ALIGNMENT)
+
+
+def cuts_of(
+    sizes: Iterable[int], *, elements: int, num_parts: int
+) -> Iterator[tuple[tuple[Cut, ...], int]]:
+    """Yields the cuts of each bucket, and the elements of the bucket, which num_parts divides.
+
+    sizes: the elements of each parameter. elements: the most that a bucket has, or fewer than can
+    be parted. A parameter that does not fit a bucket goes on in the next one.
+    """
+    room = _room(elements, num_parts)
+    cuts: list[Cut] = []
+    at = 0
+    for number, numel in enumerate(sizes):
+        start = 0
+        while start < numel:
+            if at == room:
+                yield tuple(cuts), room
+                cuts, at = [], 0
+            stop = min(numel, start + room - at)
+            cuts.append(Cut(number, start, stop, at))
+            at += aligned(stop - start)
+            start = stop
+    if cuts:
+        yield tuple(cuts), _rounded_up(at, ALIGNMENT * num_parts)
+
+
+class BucketSizes(NamedTuple):
+    """The elements of the buckets that `cuts_of` yields: `num_full` of `full`, then `last` or none.
+
+    last: 0 if there is none.
+    """
+
+    num_full: int
+    full: int
+    last: int
+
+    @property
+    def total(self) -> int:
+        """The elements of all buckets."""
+        return self.num_full * self.full + self.last
+
+    @property
+    def largest(self) -> int:
+        """The elements of the largest bucket; 0 if there is none."""
+        return self.full if self.num_full else self.last
+
+    def each(self) -> Iterator[int]:
+        """Yields the elements of each bucket."""
+        yield from (self.full,) * self.num_full
+        if self.last:
+            yield self.last
+
+
+def bucket_sizes(aligned_elements: int, *, elements: int, num_parts: int) -> BucketSizes:
+    """Returns the sizes of the buckets of parameters that take so many elements, gaps included.
+
+    aligned_elements: the sum of `aligned` of each parameter; the order does not matter.
+    """
+    room = _room(elements, num_parts)
+    num_full, left = divmod(aligned_elements, room)
+    return BucketSizes(num_full, room, _rounded_up(left, ALIGNMENT * num_parts))
+
+
+def _room(elements: int, num_parts: int) -> int:
+    unit = ALIGNMENT * num_parts
+    return max(unit, elements // unit * unit)
+
+
+def _rounded_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
