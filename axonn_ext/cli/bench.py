@@ -1,4 +1,4 @@
-"""`axonn-ext bench`: times the ops, the modules, training and pipelines."""
+"""`axonn-ext bench`: times the ops, the modules, the optimizer, training and pipelines."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from axonn_ext.bench import command, fused_gemm, link_overlap
+from axonn_ext.bench.optimizer import command as optimizer
 from axonn_ext.bench.pipeline import command as pipeline
 from axonn_ext.bench.ranking import command as ranking
 from axonn_ext.bench.train import command as train
@@ -13,7 +14,7 @@ from axonn_ext.calibrate import command as links
 
 DESCRIPTION = """\
 Times the fused ops against compute alone, the collectives alone and the unfused pair, training
-against torch's own parallelisms, and the schedules of pipelines, in processes of its own or in
+against torch's own parallelisms, the optimizer, and the schedules of pipelines, in processes of its own or in
 those of torchrun. `axonn-ext bench BENCHMARK --help` tells more."""
 
 EPILOG = """\
@@ -23,10 +24,11 @@ examples:
   axonn-ext bench linear --grid 2x2x1 --grid 2x2x2 --json linear.json --plot linear.png
   axonn-ext bench train --nproc 4 --grid 2x2x1 --baseline ddp --baseline tp
   axonn-ext bench pipeline --json pipeline.json --plot pipeline.png
+  axonn-ext bench optimizer --threads 0
 """
 
 # Each module has add_parser(benchmarks), which adds its subcommands with `run` as their default.
-BENCHMARKS = (command, fused_gemm, link_overlap, links, pipeline, ranking, train)
+BENCHMARKS = (command, fused_gemm, link_overlap, links, optimizer, pipeline, ranking, train)
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
