@@ -14,8 +14,8 @@ from axonn_ext.calibrate import command as links
 
 DESCRIPTION = """\
 Times the fused ops against compute alone, the collectives alone and the unfused pair, training
-against torch's own parallelisms, the optimizer, and the schedules of pipelines, in processes of its own or in
-those of torchrun. `axonn-ext bench BENCHMARK --help` tells more."""
+against torch's own parallelisms, the schedules of pipelines, in processes of its own or in those of
+torchrun, and the optimizer. `axonn-ext bench BENCHMARK --help` tells more."""
 
 EPILOG = """\
 examples:

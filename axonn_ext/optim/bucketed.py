@@ -17,9 +17,9 @@ from axonn_ext.optim.places import Place
 from axonn_ext.zero import Bucket, GradientShards, Run, buckets_of
 from axonn_ext.zero.shards import SummedBucket
 
-# The elements that are updated at once on the host. Their gradients and masters in fp32, 4 MiB, stay
-# in the last level of its caches. Smaller blocks, which the second level would hold, were slower, as
-# each costs three calls of torch, and a start and an end of its threads (docs/benchmarks.md).
+# The elements that are updated at once on the host. Their gradients and masters in fp32, 4 MiB,
+# stay in the last level of its caches. Smaller blocks, which the second level would hold, were
+# slower: each costs three calls of torch, which start its threads (docs/benchmarks.md).
 BLOCK = 1 << 19
 RETURNING = 2  # buckets at a time: while the other ranks get one, the next one is updated
 

@@ -14,7 +14,9 @@ Values = list[Tensor | None]  # of the runs of a bucket; None: no gradient
 class Crossing(Protocol):
     """Carries the buckets of a step, each in one of its slots.
 
-    slots: the buckets that cross or are updated at a time. It begins after all work that the device was given before. Whatever it carries must stay until
+    slots: how many buckets cross or are updated at a time.
+
+    It begins after all work that the device was given before. Whatever it carries must stay until
     the host has waited for it (gradients), or the device (values).
     """
 
@@ -73,7 +75,8 @@ class StreamCrossing:
         self._down, self._up = gpu.Stream(device), gpu.Stream(device)
         self._gradients = [self._pinned(numel, dtype) for _ in range(self.slots)]
         self._results = [self._pinned(numel, dtype) for _ in range(self.slots)]
-        self._left: list[Any] = [None] * self.slots  # events: the results of a slot are on the device
+        # Events: the results of a slot are on the device.
+        self._left: list[Any] = [None] * self.slots
 
     def _pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(numel, dtype=dtype, pin_memory=self._gpu is torch.cuda)

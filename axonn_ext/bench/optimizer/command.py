@@ -36,9 +36,10 @@ from axonn_ext.train.memory import memory_problem
 DEVICES = ("cpu", "cuda")
 OF_WEIGHTS = ("bf16", "fp16", "fp32")
 ELEMENTS = 64_000_000
-# Bytes of an element: fp32 masters, gradients and moments of torch, those of the device and what
-# a copy reads and writes; and what the host has for `cpu` and for a copy.
-_ON_DEVICE, _ON_HOST = 16 + 12 + 8, 12 + 8
+# Bytes of an element, without weights and the gradients that are shared. On the device: masters,
+# gradients and moments of `torch`, state and wide gradients of `device`, and a pass. On the host:
+# state of `cpu`, and a pass.
+_ON_DEVICE, _ON_HOST = 16 + 16 + 4, 12 + 4
 _ON_DISK = 12  # masters and moments in fp32
 DESCRIPTION = """\
 Times a step of AdamW on one rank, with its state on the device, in host memory and on the disk
@@ -113,9 +114,9 @@ def _check(args: argparse.Namespace, folder: Path) -> None:
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"--folder: expected a folder that can be written, got {folder}")
     width = DTYPES[args.dtype].itemsize
-    on_device = _ON_DEVICE + 4 * width  # weights of three systems, and gradients
+    on_device = _ON_DEVICE + 4 * width  # of three systems, and gradients
     if args.device == "cpu":
-        needs = {"cpu": on_device + _ON_HOST - 8}  # the copy of the device is that of the host
+        needs = {"cpu": on_device + _ON_HOST}
     else:
         needs = {args.device: on_device, "cpu": _ON_HOST}
     for device, num_bytes in needs.items():

@@ -10,13 +10,14 @@ from axonn_ext.bench.optimizer.results import OptimizerRow
 from axonn_ext.terminal.console import plain_table, print_table, say
 
 NOISY = 0.1  # if the middle half exceeds this share of the median, small differences mean nothing
-_COLUMNS = ("", "ms", "spread", "min", "G el/s", "vs torch", "x floor", "device MB", "host MB",
-            "disk MB")  # fmt: skip
+_COLUMNS = (
+    "", "ms", "spread", "min", "G el/s", "vs torch", "x floor", "device MB", "host MB", "disk MB"
+)  # fmt: skip
 LEGEND = (
     "ms: a step, median; spread: width of the middle half; G el/s: 10^9 elements a second; vs "
     "torch: speed relative to torch's fused AdamW in fp32; floor: the bytes that must be read and "
-    "written, at the speed of a copy; MB: weights, gradients, masters and moments. What the "
-    "columns mean: docs/benchmarks.md."
+    "written, at the speed of a pass in place; MB: weights, gradients, masters and moments. What "
+    "the columns mean: docs/benchmarks.md."
 )
 
 

@@ -12,10 +12,10 @@ class OptimizerRow:
     median_us, iqr_us, min_us  the time of a step, in microseconds; None if its bits were wrong
     elements_per_ns            elements / median_us, in thousands of millions a second
     vs_torch                   the median, over the rounds, of torch's time over this one's
-    copy_us, copy_bytes        the median time of a copy where the state is updated, timed in turns
-                               with the rest, and the bytes that it reads and writes
+    pass_us, pass_bytes        the median time of multiplying fp32 numbers in place, where the state
+                               is updated, in turns with the rest; what it reads and writes
     moved_bytes                the bytes that a step must read and write there
-    floor_us                   the time to move these at the speed of the copy
+    floor_us                   the time to move these at the speed of this pass
     ratio_to_floor             median_us / floor_us
     device_bytes               of weights, gradients, masters and moments on the device
     host_bytes, disk_bytes     of masters and moments in host memory, and in files
@@ -33,8 +33,8 @@ class OptimizerRow:
     min_us: float | None
     elements_per_ns: float | None
     vs_torch: float | None
-    copy_us: float
-    copy_bytes: int
+    pass_us: float
+    pass_bytes: int
     moved_bytes: int
     floor_us: float
     ratio_to_floor: float | None

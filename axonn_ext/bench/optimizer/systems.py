@@ -115,13 +115,13 @@ def _torch(case: Case, gradients: Sequence[Tensor]) -> System:
     masters = [nn.Parameter(weight.float()) for weight in drawn(case, seed=0)]
     for master in masters:
         master.grad = torch.empty_like(master, requires_grad=False)
+    matrices = [master for master in masters if master.dim() >= 2]
+    vectors = [master for master in masters if master.dim() < 2]
     groups = [
         {"params": chosen, "weight_decay": decay}
-        for chosen, decay in (
-            ([m for m in masters if m.dim() >= 2], DECAY), ([m for m in masters if m.dim() < 2], 0.0)
-        )
+        for chosen, decay in ((matrices, DECAY), (vectors, 0.0))
         if chosen
-    ]  # fmt: skip
+    ]
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS, fused=True)
 
     def take() -> None:
