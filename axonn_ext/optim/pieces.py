@@ -81,7 +81,7 @@ def update_block(
 
     It calls the kernel of torch's fused AdamW as `update` does, and so gives the same bits. But it
     leaves the steps alone, which the blocks of a piece share, and it does not sort the pieces by
-    device and dtype, which takes longer than the kernel needs for a small block.
+    device and dtype, which would add to the cost of each block.
     """
     for decays, chosen in options.items():
         taken = [(p, g) for p, g in zip(pieces, gradients, strict=True) if p.decays == decays]
