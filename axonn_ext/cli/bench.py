@@ -1,4 +1,4 @@
-"""`axonn-ext bench`: times the ops, the modules, the loss, training and pipelines."""
+"""`axonn-ext bench`: times the ops, the modules, the loss, the optimizer, training and pipelines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from axonn_ext.bench import command, fused_gemm, link_overlap
 from axonn_ext.bench.loss import command as loss
+from axonn_ext.bench.optimizer import command as optimizer
 from axonn_ext.bench.pipeline import command as pipeline
 from axonn_ext.bench.ranking import command as ranking
 from axonn_ext.bench.train import command as train
@@ -14,8 +15,9 @@ from axonn_ext.calibrate import command as links
 
 DESCRIPTION = """\
 Times the fused ops against compute alone, the collectives alone and the unfused pair, training
-against torch's own parallelisms, the loss against torch's, and the schedules of pipelines, in
-processes of its own or in those of torchrun. `axonn-ext bench BENCHMARK --help` tells more."""
+against torch's own parallelisms, the loss and the optimizer against torch's, and the schedules of
+pipelines, in processes of its own or in those of torchrun. `axonn-ext bench BENCHMARK --help` tells
+more."""
 
 EPILOG = """\
 examples:
@@ -25,10 +27,11 @@ examples:
   axonn-ext bench train --nproc 4 --grid 2x2x1 --baseline ddp --baseline tp
   axonn-ext bench loss --threads 0
   axonn-ext bench pipeline --json pipeline.json --plot pipeline.png
+  axonn-ext bench optimizer --threads 0
 """
 
 # Each module has add_parser(benchmarks), which adds its subcommands with `run` as their default.
-BENCHMARKS = (command, fused_gemm, link_overlap, links, loss, pipeline, ranking, train)
+BENCHMARKS = (command, fused_gemm, link_overlap, links, loss, optimizer, pipeline, ranking, train)
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:

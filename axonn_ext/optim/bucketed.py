@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from axonn_ext.optim.crossing import SLOTS, Crossing, Values
-from axonn_ext.optim.pieces import Options, Piece, update
+from axonn_ext.optim.crossing import Crossing, Values
+from axonn_ext.optim.pieces import Options, Piece, update, update_block
 from axonn_ext.optim.places import Place
 from axonn_ext.zero import Bucket, GradientShards, Run, buckets_of
 from axonn_ext.zero.shards import SummedBucket
 
-# The elements that are updated at once on the host. Their gradients in fp32 stay in its caches.
-BLOCK = 1 << 18
+# The elements that are updated at once on the host. Their gradients and masters in fp32, 4 MiB,
+# stay in the last level of its caches. Smaller blocks, which the second level would hold, were
+# slower: each costs three calls of torch, which start its threads (docs/benchmarks.md).
+BLOCK = 1 << 19
+RETURNING = 2  # buckets at a time: while the other ranks get one, the next one is updated
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,11 @@ class BucketedUpdate:
         self._shards, self._crossing = shards, crossing
         self.buckets = list(_buckets(parameters, bucket_elements, shards, place))
         self._scratch = torch.empty(0)
+        # Where nothing crosses, there is nothing to do beside the update, and a second thread would
+        # start a second team of OpenMP's threads, for which there are no cores.
+        self._slots = 1 if crossing is None else crossing.slots
         self._worker: ThreadPoolExecutor | None = None
-        if crossing is not None:
+        if self._slots > 1:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="axonn optimizer")
 
     @property
@@ -112,10 +119,10 @@ class BucketedUpdate:
         updated: deque[Callable[[], Callable[[], None]]] = deque()
         returned: deque[Callable[[], None]] = deque()
         for number, bucket in enumerate(buckets):
-            updated.append(self._begin(bucket, number % SLOTS, options, factor))
-            if len(updated) == SLOTS:
+            updated.append(self._begin(bucket, number % self._slots, options, factor))
+            if len(updated) == self._slots:
                 returned.append(updated.popleft()())
-            if len(returned) == SLOTS:
+            if len(returned) == RETURNING:
                 returned.popleft()()
         while updated:
             returned.append(updated.popleft()())
@@ -140,13 +147,11 @@ class BucketedUpdate:
         crossing = self._crossing
         targets = crossing.targets(slot, places)
         gradients = crossing.to_host(slot, bucket.gradients())
-        assert self._worker is not None
-        done: Future[None] = self._worker.submit(
-            self._update_on_host, bucket, gradients, targets, options, factor
-        )
+        work = partial(self._update_on_host, bucket, gradients, targets, options, factor)
+        done = work if self._worker is None else self._worker.submit(work).result
 
         def deliver() -> Callable[[], None]:
-            done.result()
+            done()
             crossing.to_device(slot, places)
             if part is not None:
                 crossing.arrived()  # before other ranks get them
@@ -200,17 +205,15 @@ class BucketedUpdate:
     ) -> None:  # fmt: skip
         """Updates block by block, so that what is converted stays in the caches."""
         values = gradients()
-        for block in bucket.blocks:
-            cuts = [(cut, v) for cut in block if options and (v := values[cut.index]) is not None]
-            for cut, _ in cuts:
-                cut.piece.step.copy_(bucket.pieces[cut.index].step)
-            wide = self._widened(cuts, factor)
-            update([cut.piece for cut, _ in cuts], wide, options)
-            for cut in block:
-                targets[cut.index][cut.start : cut.stop].copy_(cut.piece.master)
         for piece, value in zip(bucket.pieces, values, strict=True):
             if options and value is not None:
                 piece.step.add_(1)
+        for block in bucket.blocks:
+            cuts = [(cut, v) for cut in block if options and (v := values[cut.index]) is not None]
+            wide = self._widened(cuts, factor)
+            update_block([cut.piece for cut, _ in cuts], wide, options)
+            for cut in block:
+                targets[cut.index][cut.start : cut.stop].copy_(cut.piece.master)
 
     def _widened(self, cuts: Sequence[tuple[Cut, Tensor]], factor: float) -> list[Tensor]:
         """Returns gradients in the masters' dtype, times the factor."""

@@ -8,16 +8,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-SLOTS = 2  # buckets that cross or are updated at a time: while one is updated, the next one crosses
 Values = list[Tensor | None]  # of the runs of a bucket; None: no gradient
 
 
 class Crossing(Protocol):
-    """Carries the buckets of a step, each in one of SLOTS slots.
+    """Carries the buckets of a step, each in one of its slots.
+
+    slots: how many buckets cross or are updated at a time.
 
     It begins after all work that the device was given before. Whatever it carries must stay until
     the host has waited for it (gradients), or the device (values).
     """
+
+    slots: int
 
     def to_host(self, slot: int, values: Values) -> Callable[[], Values]:
         """Starts to carry gradients to the host. The result waits for them and returns them."""
@@ -42,6 +45,8 @@ class Crossing(Protocol):
 class NoCrossing:
     """For a device that is the host: gradients and parameters are used where they are."""
 
+    slots = 1
+
     def to_host(self, slot: int, values: Values) -> Callable[[], Values]:
         return lambda: values
 
@@ -61,14 +66,17 @@ class StreamCrossing:
     `gpu` is torch.cuda, or a substitute in tests. numel: of the largest part of a bucket.
     """
 
+    slots = 2  # while one bucket is updated, the next one crosses
+
     def __init__(
         self, device: torch.device, dtype: torch.dtype, numel: int, gpu: Any = torch.cuda
     ) -> None:
         self._gpu, self._device = gpu, device
         self._down, self._up = gpu.Stream(device), gpu.Stream(device)
-        self._gradients = [self._pinned(numel, dtype) for _ in range(SLOTS)]
-        self._results = [self._pinned(numel, dtype) for _ in range(SLOTS)]
-        self._left: list[Any] = [None] * SLOTS  # events: the results of a slot are on the device
+        self._gradients = [self._pinned(numel, dtype) for _ in range(self.slots)]
+        self._results = [self._pinned(numel, dtype) for _ in range(self.slots)]
+        # Events: the results of a slot are on the device.
+        self._left: list[Any] = [None] * self.slots
 
     def _pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(numel, dtype=dtype, pin_memory=self._gpu is torch.cuda)

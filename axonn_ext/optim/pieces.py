@@ -44,10 +44,10 @@ class Piece:
         return self.parameter.dim() >= 2
 
     def slice(self, start: int, stop: int) -> Piece:
-        """Returns elements of a flat piece as one that shares their memory, but not the step."""
+        """Returns elements of a flat piece as one that shares their memory, and the step."""
         return Piece(
             self.parameter, self.start + start, self.start + stop, self.master[start:stop],
-            self.exp_avg[start:stop], self.exp_avg_sq[start:stop], self.step.clone(),
+            self.exp_avg[start:stop], self.exp_avg_sq[start:stop], self.step,
         )  # fmt: skip
 
 
@@ -69,6 +69,27 @@ def update(
             adamw(
                 [p.master for p, _ in taken], [g for _, g in taken], [p.exp_avg for p, _ in taken],
                 [p.exp_avg_sq for p, _ in taken], [], [p.step for p, _ in taken], fused=True,
+                amsgrad=False, beta1=beta1, beta2=beta2, lr=chosen["lr"],
+                weight_decay=chosen["weight_decay"], eps=chosen["eps"], maximize=False,
+            )  # fmt: skip
+
+
+def update_block(
+    pieces: Sequence[Piece], gradients: Sequence[Tensor], options: Mapping[bool, Options]
+) -> None:
+    """Updates pieces of one dtype and device, whose steps already count this update.
+
+    It calls the kernel of torch's fused AdamW as `update` does, and so gives the same bits. But it
+    leaves the steps alone, which the blocks of a piece share, and it does not sort the pieces by
+    device and dtype, which would add to the cost of each block.
+    """
+    for decays, chosen in options.items():
+        taken = [(p, g) for p, g in zip(pieces, gradients, strict=True) if p.decays == decays]
+        if taken:
+            beta1, beta2 = chosen["betas"]
+            torch._fused_adamw_(
+                [p.master for p, _ in taken], [g for _, g in taken], [p.exp_avg for p, _ in taken],
+                [p.exp_avg_sq for p, _ in taken], [], [p.step for p, _ in taken],
                 amsgrad=False, beta1=beta1, beta2=beta2, lr=chosen["lr"],
                 weight_decay=chosen["weight_decay"], eps=chosen["eps"], maximize=False,
             )  # fmt: skip

@@ -109,6 +109,10 @@ COMMANDS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...], tuple[st
         ("--micro-batches", "--rounds", "--seed"), ("--json", "--plot"),
         ("--stage-ms", "--delay", "--case"),
     ),
+    ("bench", "optimizer", "--device", "cuda"): (
+        ("--elements", "--bucket", "--threads", "--rounds"), ("--json", "--plot", "--folder"),
+        ("--dtype", "--device"),
+    ),
     ("bench", "gemm"): ((), ("--json",), ("--shapes", "--dtype")),
     ("bench", "link-overlap"): (("--chunks",), ("--json",), ("--shape",)),
     ("verify",): ((), ("--json",), ("--what",)),
