@@ -1,4 +1,4 @@
-"""`axonn-ext bench`: times the ops, the modules, the loss, the optimizer, training and pipelines."""
+"""`axonn-ext bench`: times the ops, the modules, the loss, the optimizer, training, pipelines."""
 
 from __future__ import annotations
 
