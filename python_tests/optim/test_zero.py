@@ -115,3 +115,9 @@ def test_refusals(pool: Pool) -> None:
         assert "zero=1 needs a module" in parameters
         assert "has another optimizer with ZeRO already" in twice
         assert "zero must be 0, 1 or 2, got 3" in unknown
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_tied_table_that_is_gathered(pool: Pool, overlap: bool) -> None:
+    """Its two gradients are added before they are summed over z, and after that over data."""
+    check(pool, Setup(GridShape(z=2, data=2), 2, overlap=overlap, micro_batches=2))
