@@ -29,12 +29,17 @@ def sync_gradients(module: nn.Module) -> None:
     are skipped; they must be the same on every rank. Collectives: all-reduces over x, z and data,
     for norms of heads also over y, in buckets, which are sent in the gradients' dtype and
     accumulated in fp32; and one of a table that both ends of a pipeline hold. Where ZeRO keeps the
-    sums in parts, they are no longer in `grad`, and the all-reduces over data are reduce-scatters.
+    sums in parts, they are no longer in `grad`, and the all-reduces over data are reduce-scatters;
+    an all-gather of a number for each parameter compares who has gradients. All parameters of such
+    an optimizer are summed together, also those that are not in `module`.
+
+    Raises RuntimeError, on every rank of data, if ZeRO finds that they have gradients of different
+    parameters.
     """
     every = list(sharded_parameters(module))
     whole = [p for p in every if shards_of(p.parameter) is None]
-    sum_over_ends(p for p in every if shards_of(p.parameter) is not None)
     for shards in all_shards(every):
+        sum_over_ends(shards.parameters)
         shards.finish()
     parameters = [p for p in whole if p.parameter.grad is not None]
     for name in SUM_ORDER:

@@ -48,13 +48,15 @@ class PlacedParameter:
     ) -> Shard:
         """Returns what this rank has of a tensor that is split as the parameter and the pieces."""
         blocks: dict[Offsets, Tensor] = {}
+        dtype = torch.promote_types(self.parameter.dtype, torch.float32)
+        if not self.parameter.numel():  # no piece has a part of it
+            return self.shard(self.parameter.detach().to(dtype))
         for piece in pieces:
             tensor = tensor_of(piece).detach()
             if tensor.shape == self.parameter.shape:
                 return self.shard(tensor)
             for inside, block in blocks_of_run(self.parameter.shape, piece.start, tensor):
                 blocks[tuple(map(sum, zip(self.offsets, inside, strict=True)))] = block
-        dtype = torch.promote_types(self.parameter.dtype, torch.float32)
         return Shard(self.shape, blocks, dtype)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ class AdamW:
     A bf16 weight has 8 bits of mantissa, so an update of less than 1/256 of it would be lost; an
     fp16 one has 11. Therefore fp32 copies (masters) are updated and then cast. Weight decay applies
     to matrices only, not to biases and norm weights. The update is elementwise, so none of these
-    options changes a bit of it:
+    options changes a bit of it on the CPU (kernels of a GPU may round otherwise than the host):
 
     zero: 1 divides masters and moments over the ranks of data, each of which updates its part; then
     all get the new parameters. 2 divides gradients, too: those of each backward pass are summed as
@@ -38,6 +39,9 @@ class AdamW:
     in `folder` (default: the system's for temporary files), mapped into memory.
 
     bucket_elements: the elements of one bucket, all ranks' parts together.
+
+    Where masters are copies (lower precision, zero, offload), they are made here, and overwrite the
+    values that the model is given later.
 
     Bytes of a bf16 or fp16 parameter on the device, per element: weight 2, gradient 2, master 4 and
     moments 8; the last two are divided by data (zero), or on the host. Sources: Loshchilov and
@@ -111,11 +115,19 @@ class AdamW:
         gradient_factor: what the gradients are multiplied by first, such as `gradient_norm`'s to
         clip and unscale them. Gradients of lower precision are multiplied in fp32, since fp16 could
         not hold the products; `grad` of parameters in fp32 and fp64 may be multiplied in place.
+
+        Collectives: with zero, an all-gather over data of each bucket that has gradients. Raises
+        RuntimeError if zero has gradients that were not summed. After any other error, some
+        parameters are updated and others not: load a checkpoint before going on.
         """
         for options in self._options.values() if lr is not None else ():
             options["lr"] = lr
+        if self._shards is not None:
+            self._shards.check_summed()
         for bucketed in self._bucketed:
             bucketed.step(self._options, gradient_factor)
+        if self._shards is not None:
+            self._shards.drop_sums()
         if self._whole:
             self._step_whole(gradient_factor)
 
@@ -154,6 +166,8 @@ class AdamW:
 
     def close(self) -> None:
         """Lets gradients be summed as without zero again. The optimizer is of no use then."""
+        for bucketed in self._bucketed:
+            bucketed.close()
         if self._shards is not None:
             self._shards.detach()
 
@@ -222,7 +236,7 @@ def _shards(module: nn.Module | None, options: OptimizerOptions) -> GradientShar
             "parameters, got parameters alone"
         )
     parameters = [p for p in sharded_parameters(module) if p.parameter.requires_grad]
-    if not parameters or parameters[0].grid.size("data") == 1:
+    if all(p.grid.size("data") == 1 for p in parameters):
         return None
     if options.zero > 1 and parameters[0].grid.size("pipe") > 1:
         raise ValueError(
@@ -238,19 +252,11 @@ def _bucketed(
     folder: Path,
 ) -> BucketedUpdate:  # fmt: skip
     place = Place(options.offload, parameters[0].device, folder)
-    elements = options.bucket_elements
     return BucketedUpdate(
-        parameters, place=place, bucket_elements=elements, shards=shards,
-        crossing=_crossing(parameters, place, elements),
+        parameters, place=place, bucket_elements=options.bucket_elements, shards=shards,
+        crossing=None if options.offload == "none" else partial(_crossing, place.device),
     )  # fmt: skip
 
 
-def _crossing(
-    parameters: Sequence[nn.Parameter], place: Place, bucket_elements: int
-) -> Crossing | None:
-    if place.offload == "none":
-        return None
-    if place.device.type == "cpu":
-        return NoCrossing()
-    numel = min(bucket_elements, sum(p.numel() + 64 for p in parameters))
-    return StreamCrossing(place.device, parameters[0].dtype, numel)
+def _crossing(device: torch.device, dtype: torch.dtype, numel: int) -> Crossing:
+    return NoCrossing() if device.type == "cpu" else StreamCrossing(device, dtype, numel)

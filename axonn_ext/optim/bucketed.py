@@ -73,7 +73,7 @@ class BucketedUpdate:
     """AdamW for parameters of one dtype on one device, which must be contiguous.
 
     shards: where the sums of gradients are, if ZeRO keeps them in parts. crossing: None updates on
-    the device.
+    the device; else it is called with the gradients' dtype and the elements of the largest part.
 
     Collectives of a step: with shards, an all-gather over data of each bucket that has gradients.
     """
@@ -85,14 +85,18 @@ class BucketedUpdate:
         place: Place,
         bucket_elements: int,
         shards: GradientShards | None,
-        crossing: Crossing | None,
+        crossing: Callable[[torch.dtype, int], Crossing] | None,
     ) -> None:
-        self._shards, self._crossing = shards, crossing
+        self._shards = shards
         self.buckets = list(_buckets(parameters, bucket_elements, shards, place))
         self._scratch = torch.empty(0)
+        self._crossing: Crossing | None = None
+        if crossing is not None:
+            numel = max((b.bucket.part_numel for b in self.buckets), default=0)
+            self._crossing = crossing(parameters[0].dtype, numel)
         # Where nothing crosses, there is nothing to do beside the update, and a second thread would
         # start a second team of OpenMP's threads, for which there are no cores.
-        self._slots = 1 if crossing is None else crossing.slots
+        self._slots = 1 if self._crossing is None else self._crossing.slots
         self._worker: ThreadPoolExecutor | None = None
         if self._slots > 1:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="axonn optimizer")
@@ -105,14 +109,31 @@ class BucketedUpdate:
     def step(self, options: Mapping[bool, Options], factor: float) -> None:
         """Updates what has gradients, multiplied by the factor, and gives it to all ranks."""
         self._run([b for b in self.buckets if b.has_gradients], options, factor)
-        if self._shards is not None:
-            self._shards.drop_sums()
 
     def write_back(self) -> None:
         """Sets the parameters of all ranks to the masters."""
         self._run(self.buckets, {}, 1.0)
 
+    def close(self) -> None:
+        """Ends the thread that updates on the host."""
+        if self._worker is not None:
+            self._worker.shutdown()
+
     def _run(
+        self, buckets: Sequence[UpdatedBucket], options: Mapping[bool, Options], factor: float
+    ) -> None:
+        """Updates the buckets. After a failure, too, nothing is being updated any more."""
+        try:
+            self._run_all(buckets, options, factor)
+        except BaseException:
+            if self._worker is not None:  # it does one thing after the other
+                self._worker.submit(lambda: None).result()
+            raise
+        finally:
+            if self._crossing is not None:
+                self._crossing.arrived()
+
+    def _run_all(
         self, buckets: Sequence[UpdatedBucket], options: Mapping[bool, Options], factor: float
     ) -> None:
         """Lets one bucket cross while the one before is updated and the one before that returns."""
@@ -128,8 +149,6 @@ class BucketedUpdate:
             returned.append(updated.popleft()())
         while returned:
             returned.popleft()()
-        if self._crossing is not None:
-            self._crossing.arrived()
 
     def _begin(
         self, bucket: UpdatedBucket, slot: int, options: Mapping[bool, Options], factor: float

@@ -34,8 +34,12 @@ class Place:
 
 
 def _mapped(folder: Path, numel: int, dtype: torch.dtype) -> Tensor:
-    """Returns zeros in a new file, which is gone when nothing uses the tensor any more."""
-    with tempfile.NamedTemporaryFile(prefix="axonn-state-", dir=folder) as file:
+    """Returns zeros in a new file, which is gone when nothing uses the tensor any more.
+
+    The file never has a name (O_TMPFILE), so that nothing is left of a process that is killed.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
         # All of it is taken now: a full disk would end the process when the memory is written.
         os.posix_fallocate(file.fileno(), 0, max(1, numel) * dtype.itemsize)
-        return torch.from_file(file.name, shared=True, size=numel, dtype=dtype)
+        path = f"/proc/self/fd/{file.fileno()}"
+        return torch.from_file(path, shared=True, size=numel, dtype=dtype)

@@ -9,20 +9,23 @@ from torch import Tensor
 
 from axonn_ext.overlap.lane import Lane
 from axonn_ext.overlap.sums import sum_of_blocks
-from axonn_ext.zero.exchange import Pending
+from axonn_ext.zero.exchange import Exchange, Pending
 
 
 class LaneExchange:
     """An Exchange whose collectives run beside computation; see axonn_ext.zero.exchange.
 
     Ranks exchange blocks in the gradients' dtype, and each rank adds those that it receives in rank
-    order, so the sums are repeatable.
+    order, so the sums are repeatable. other: for axes that have no lane, over which no gradient of
+    the orchestrator's module is summed, but one of another module of the same optimizer may be.
     """
 
-    def __init__(self, lanes: Mapping[str, Lane]) -> None:
-        self._lanes = lanes
+    def __init__(self, lanes: Mapping[str, Lane], other: Exchange) -> None:
+        self._lanes, self._other = lanes, other
 
     def all_reduce(self, flat: Tensor, axis: str, what: str) -> Pending:
+        if axis not in self._lanes:
+            return self._other.all_reduce(flat, axis, what)
         collective = self._lanes[axis].all_reduce(flat, what)
 
         def result() -> Tensor:
@@ -32,7 +35,13 @@ class LaneExchange:
         return result
 
     def reduce_scatter(self, flat: Tensor, what: str) -> Pending:
+        """See Exchange. Raises RuntimeError while a CUDA graph is captured.
+
+        A graph that is replayed would leave no note of the sums that it makes.
+        """
         lane, blocks = self._lanes["data"], torch.empty_like(flat)
+        if lane.capturing:
+            raise RuntimeError("ZeRO: a CUDA graph cannot capture sums in parts; use zero=0")
         collective = lane.all_to_all(blocks, flat, what)
 
         def result(_: Tensor = flat) -> Tensor:  # the collective reads it
@@ -51,3 +60,7 @@ class LaneExchange:
             return whole
 
         return result
+
+    def first_difference(self, numbers: list[int]) -> int | None:
+        """Returns None: lanes compare what was sent, of which the gradients are a part."""
+        return None

@@ -24,7 +24,7 @@ from axonn_ext.overlap.watch import Watch
 from axonn_ext.overlap.weights import GatheredWeights
 from axonn_ext.spec.grid import SUM_ORDER
 from axonn_ext.spec.parallel import Overlap
-from axonn_ext.zero import all_shards, shards_of
+from axonn_ext.zero import BlockingExchange, all_shards, shards_of
 
 
 class Orchestrator:
@@ -53,7 +53,7 @@ class Orchestrator:
     All ranks must make the same orchestrators in the same order. A process may have several, each
     for its own modules. torch.utils.checkpoint can be used. Gradients must be computed by
     `backward`, not by torch.autograd.grad. A CUDA graph may capture a whole step, from `end_step`
-    to `sync_gradients`, after one step has run without capture.
+    to `sync_gradients`, after one step has run without capture; not with ZeRO.
 
     Raises:
         ValueError: the parameters lie on several grids or devices, or belong to another
@@ -74,7 +74,7 @@ class Orchestrator:
         self._recorder = _C.Lanes()
         self._lanes = self._make_lanes(grid, {"z"} if split else set())
         self._buckets = BucketedSums(self._lanes, bucket_bytes=self.overlap.bucket_bytes)
-        self._exchange = LaneExchange(self._lanes)
+        self._exchange = LaneExchange(self._lanes, BlockingExchange(grid, self._device))
         self._syncs = True
         # The number of gradients that gathered weights still have to get, by id of the parameter.
         self._gradients_to_come: Counter[int] = Counter()
@@ -95,6 +95,8 @@ class Orchestrator:
             for p in self._parameters
             if id(p.parameter) not in gathered and p.parameter.requires_grad
         ]
+        for shards in all_shards(self._parameters):
+            shards.use(self._exchange)
         self.set_wait_at_once(self.overlap.wait_at_once)
 
     def _make_lanes(self, grid: Grid, axes: set[str]) -> dict[str, Lane]:
@@ -147,7 +149,8 @@ class Orchestrator:
     def no_sync(self) -> Iterator[None]:
         """Must enclose all backward passes of a step but the last.
 
-        Their gradients are summed over z, but over no other axis.
+        Their gradients are summed over z, and with zero=2 of `optim.AdamW` over data, too, but over
+        no other axis.
         """
         before, self._syncs = self._syncs, False
         try:
@@ -163,9 +166,9 @@ class Orchestrator:
             GPUs: in the step before).
         """
         whole = [p for p in self._parameters if shards_of(p.parameter) is None]
-        sum_over_ends(p for p in self._parameters if shards_of(p.parameter) is not None)
         for shards in all_shards(self._parameters):
             shards.use(self._exchange)
+            sum_over_ends(shards.parameters)
             shards.finish()
         self._buckets.finish(whole)
         sum_over_ends(whole)

@@ -4,6 +4,15 @@ Source: Rajbhandari et al., ZeRO, sections 5.1 and 5.2 (https://arxiv.org/abs/19
 """
 
 from axonn_ext.zero.buckets import Bucket, Run, buckets_of
+from axonn_ext.zero.exchange import BlockingExchange
 from axonn_ext.zero.shards import GradientShards, all_shards, shards_of
 
-__all__ = ["Bucket", "GradientShards", "Run", "all_shards", "buckets_of", "shards_of"]
+__all__ = [
+    "BlockingExchange",
+    "Bucket",
+    "GradientShards",
+    "Run",
+    "all_shards",
+    "buckets_of",
+    "shards_of",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from axonn_ext import collectives
@@ -29,12 +30,19 @@ class Exchange(Protocol):
         """Gives the parts of all ranks of data, in their order."""
         ...
 
+    def first_difference(self, numbers: list[int]) -> int | None:
+        """Returns the first place at which ranks of data have different numbers; None: nowhere.
+
+        An exchange that compares its collectives in another way returns None.
+        """
+        ...
+
 
 class BlockingExchange:
     """Exchanges where it is asked to."""
 
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
+    def __init__(self, grid: Grid, device: torch.device) -> None:
+        self._grid, self._device = grid, device
 
     def all_reduce(self, flat: Tensor, axis: str, what: str) -> Pending:
         return _there(collectives.all_reduce(flat, self._grid.axis(axis)))
@@ -44,6 +52,13 @@ class BlockingExchange:
 
     def all_gather(self, part: Tensor, what: str) -> Pending:
         return _there(collectives.all_gather(part, self._grid.axis("data")))
+
+    def first_difference(self, numbers: list[int]) -> int | None:
+        axis = self._grid.axis("data")
+        own = torch.tensor(numbers, dtype=torch.float64, device=self._device)
+        every = collectives.all_gather(own, axis).view(axis.size, -1)
+        (places,) = (every != every[0]).any(0).cpu().nonzero(as_tuple=True)
+        return int(places[0]) if len(places) else None
 
 
 def _there(result: Tensor) -> Pending:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +52,9 @@ class GradientShards:
     backward pass as soon as a bucket of them is there, so that no rank ever holds more whole
     gradients than a few buckets have. bucket_elements: of one bucket, before it is parted.
 
+    All ranks of data must have gradients of the same parameters, in the same order, since a bucket
+    does not say which of its elements are there. `finish` compares it.
+
     Collectives: for each bucket a reduce-scatter over data, and for those that need it all-reduces
     over x, y and z before.
 
@@ -69,8 +73,12 @@ class GradientShards:
         for summed in self.buckets:
             for run in summed.bucket.runs:
                 self._buckets_of[id(run.parameter)].append(summed)
-        self._exchange: Exchange = BlockingExchange(self.grid)
+        self._blocking = BlockingExchange(self.grid, parameters[0].parameter.device)
+        self._exchange: Exchange = self._blocking
         self._under_way: deque[tuple[SummedBucket, set[int], Pending]] = deque()
+        # Since the last `finish`: how many sums began, and which was the last of each parameter.
+        self._num_begun = 0
+        self._last_of = dict.fromkeys(self._by_id, 0)
         self._hooks = []
         for p in parameters:
             setattr(p.parameter, _SHARDS, self)
@@ -83,11 +91,21 @@ class GradientShards:
         for hook in self._hooks:
             hook.remove()
         for p in self._by_id.values():
-            delattr(p.parameter, _SHARDS)
+            if shards_of(p.parameter) is self:
+                delattr(p.parameter, _SHARDS)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Lets a parameter be pickled. What it is read into keeps its own gradient: it has None."""
+        return type(None), ()
+
+    @property
+    def parameters(self) -> list[ShardedParameter]:
+        """The parameters whose sums it keeps."""
+        return list(self._by_id.values())
 
     def use(self, exchange: Exchange | None) -> None:
         """Sends through this exchange from now on; None: through one that does not overlap."""
-        self._exchange = BlockingExchange(self.grid) if exchange is None else exchange
+        self._exchange = self._blocking if exchange is None else exchange
 
     @property
     def exchange(self) -> Exchange:
@@ -100,31 +118,55 @@ class GradientShards:
 
         What both ends of a pipeline hold stays for `finish`.
         """
-        if not self._buckets_of[id(parameter)][0].on_ends:
+        buckets = self._buckets_of[id(parameter)]
+        if buckets and not buckets[0].on_ends:
             self._take(parameter)
+            for summed in buckets:
+                if len(summed.filled) == len(summed.bucket.runs):
+                    self._start(summed)
 
     def _take(self, parameter: nn.Parameter) -> None:
         gradient, parameter.grad = parameter.grad, None
-        if gradient is None:
-            return
-        for summed in self._buckets_of[id(parameter)]:
-            _fill(summed, parameter, gradient)
-            if len(summed.filled) == len(summed.bucket.runs):
-                self._start(summed)
+        if gradient is not None:
+            for summed in self._buckets_of[id(parameter)]:
+                _fill(summed, parameter, gradient)
 
     @torch.no_grad()
     def finish(self) -> None:
         """Takes all gradients that are left, and completes all sums.
 
-        Gradients of what both ends of a pipeline hold must have been summed over them.
+        Gradients of what both ends of a pipeline hold must have been summed over them. Raises
+        RuntimeError, on all ranks, if the ranks of data have gradients of different parameters.
+        (An orchestrator, whose lanes compare what they send, raises its own error later.)
         """
-        for p in self._by_id.values():
-            self._take(p.parameter)
+        # One bucket after the other, so that ranks with different gradients have the same order.
         for summed in self.buckets:
+            for run in summed.bucket.runs:
+                self._take(run.parameter)
             if summed.filling is not None:
                 self._start(summed)
         while self._under_way:
             self._complete()
+        differs = self._exchange.first_difference(list(self._last_of.values()))
+        self._forget_order()
+        if differs is not None:
+            raise RuntimeError(
+                "sync_gradients: with ZeRO all ranks of data must compute gradients of the same "
+                f"parameters in the same order, but that of {self.parameters[differs].name} was "
+                "there on some ranks alone, or in another order"
+            )
+
+    def check_summed(self) -> None:
+        """Raises RuntimeError if there are gradients that `finish` has not summed yet."""
+        left = [p for p in self._by_id.values() if p.parameter.grad is not None]
+        names = [p.name for p in left if p.parameter.numel()]
+        names += [s.name for s in self.buckets if s.filling is not None]
+        names += [summed.name for summed, *_ in self._under_way]
+        if names:
+            raise RuntimeError(
+                f"AdamW.step: the gradient of {names[0]} is not summed over the ranks; with zero, "
+                "call sync_gradients of axonn_ext, or of the orchestrator, after backward"
+            )
 
     def discard(self) -> None:
         """Drops what is not summed yet. Sums that are complete stay."""
@@ -133,6 +175,11 @@ class GradientShards:
         for summed in self.buckets:
             summed.filling = None
             summed.filled = set()
+        self._forget_order()
+
+    def _forget_order(self) -> None:
+        self._num_begun = 0
+        self._last_of = dict.fromkeys(self._by_id, 0)
 
     def drop_sums(self) -> None:
         """Drops the sums."""
@@ -178,7 +225,9 @@ class GradientShards:
             for axis in before:
                 wide = self._exchange.all_reduce(wide, axis, summed.name)()
             flat = wide.to(dtype)
-        what = f"{summed.name}.grad and more"
+        self._num_begun += 1
+        self._last_of |= dict.fromkeys(filled, self._num_begun)
+        what = f"{summed.name}.grad and more{_without(summed.bucket, filled)}"
         self._under_way.append((summed, filled, self._exchange.reduce_scatter(flat, what)))
 
     def _complete(self) -> None:
@@ -214,6 +263,12 @@ def _fill(summed: SummedBucket, parameter: nn.Parameter, gradient: Tensor) -> No
             else:
                 place.copy_(run.of(gradient))
     summed.filled.add(id(parameter))
+
+
+def _without(bucket: Bucket, filled: set[int]) -> str:
+    """Says which of a bucket's gradients are missing, if any are."""
+    missing = [i for i, run in enumerate(bucket.runs) if id(run.parameter) not in filled]
+    return f", without {missing} of {len(bucket.runs)}" if missing else ""
 
 
 def _zero_gaps(summed: SummedBucket) -> None:

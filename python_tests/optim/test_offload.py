@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import threading
+import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ import torch
 from torch import nn
 
 import late_gpu
+from axonn_ext import checkpoint
 from axonn_ext.bench.loss.memory import peak_bytes
 from axonn_ext.optim import AdamW, adamw, bucketed
 from axonn_ext.optim.crossing import StreamCrossing
@@ -91,20 +96,87 @@ def test_as_on_the_device_for_1000_steps(tmp_path: Path, offload: str, dtype: to
     assert_equal(ours, one, on_device, two)
 
 
+@pytest.mark.parametrize("bucket_elements", [1, 512])  # 1: of a vector, all the same
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_streams_that_are_late(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_streams_that_are_late(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, bucket_elements: int
+) -> None:
     """What crosses on streams is waited for wherever it is used."""
 
-    def crossing(group: list[nn.Parameter], place: object, elements: int) -> StreamCrossing:
-        return StreamCrossing(torch.device("cpu"), group[0].dtype, elements, late_gpu.Gpu())
+    def crossing(device: torch.device, dtype: torch.dtype, numel: int) -> StreamCrossing:
+        return StreamCrossing(device, dtype, numel, late_gpu.Gpu())
 
     one, two = parameters(dtype), parameters(dtype)
     with monkeypatch.context() as patch:
         patch.setattr(adamw, "_crossing", crossing)
-        ours = AdamW(one, lr=1e-3, offload="cpu", bucket_elements=512)
+        ours = AdamW(one, lr=1e-3, offload="cpu", bucket_elements=bucket_elements)
     on_device = AdamW(two, lr=1e-3)
     train_both(ours, one, on_device, two, steps=6)
     assert_equal(ours, one, on_device, two)
+
+
+def test_gradients_stay_until_they_have_crossed() -> None:
+    gpu = late_gpu.Gpu()
+    crossing = StreamCrossing(torch.device("cpu"), torch.float32, 64, gpu)
+    gradient = torch.randn(5)
+    there, memory = gradient.clone(), weakref.ref(gradient)
+    wait = crossing.to_host(0, [gradient])
+    del gradient
+    (copy,) = wait()
+    assert copy is not None and torch.equal(copy, there)
+    time.sleep(0.05)  # the stream has forgotten it by now
+    assert memory() is not None
+    del wait
+    gc.collect()
+    assert memory() is None
+
+
+def test_nothing_is_updated_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, calls = threading.Event(), []
+
+    def failing(*_: object) -> None:
+        calls.append(len(calls))
+        if len(calls) == 1:
+            raise MemoryError("of the host")
+        running.set()
+        time.sleep(0.3)
+        running.clear()
+
+    params = parameters(torch.bfloat16)
+    optimizer = AdamW(params, lr=1e-3, offload="cpu", bucket_elements=2048)
+    set_gradients(params, 0)
+    monkeypatch.setattr(bucketed, "update", failing)
+    with pytest.raises(MemoryError, match="of the host"):
+        optimizer.step()
+    assert len(calls) == 2 and not running.is_set()
+    optimizer.close()
+    optimizer.close()  # again
+
+
+def test_files_never_have_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed while they are made leaves none behind."""
+    names: list[Path] = []
+    allocate = os.posix_fallocate
+
+    def listing(descriptor: int, first: int, length: int) -> None:
+        allocate(descriptor, first, length)
+        names.extend(tmp_path.iterdir())
+
+    monkeypatch.setattr(os, "posix_fallocate", listing)
+    AdamW(parameters(torch.float32), lr=1e-3, offload="disk", folder=tmp_path)
+    assert names == []
+
+
+def test_parameters_without_elements_are_saved(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    model.none = nn.Parameter(torch.empty(0, 3))
+    optimizer = AdamW(model, lr=1e-3, offload="cpu")
+    checkpoint.save(tmp_path / "saved", model=model, optimizer=optimizer)
+    before = model.weight.detach().clone()
+    with torch.no_grad():
+        model.weight.zero_()
+    checkpoint.load(tmp_path / "saved", model=model, optimizer=optimizer)
+    assert torch.equal(model.weight, before)
 
 
 def test_resumes_exactly() -> None:

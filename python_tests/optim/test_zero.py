@@ -91,8 +91,12 @@ def test_stages_of_a_pipeline(pool: Pool, overlap: bool) -> None:
         (Setup(GridShape(data=2), 1), Setup(GridShape(data=4), 2, overlap=True)),
         (Setup(GridShape(data=4), 1, "disk"), Setup(GridShape(x=2, y=2))),
         (Setup(GridShape(z=2, x=2)), Setup(GridShape(z=2, data=2), 1, "cpu")),
+        (
+            Setup(GridShape(pipe=2, data=2), 1, micro_batches=4),
+            Setup(GridShape(data=2), 1, "cpu", overlap=True, micro_batches=4),
+        ),
     ],
-    ids=["data=2 to 4", "to none", "from none"],
+    ids=["data=2 to 4", "to none", "from none", "from stages"],
 )
 def test_checkpoints_between_numbers_of_parts(
     pool: Pool, tmp_path: Path, before: Setup, after: Setup
@@ -111,3 +115,9 @@ def test_refusals(pool: Pool) -> None:
         assert "zero=1 needs a module" in parameters
         assert "has another optimizer with ZeRO already" in twice
         assert "zero must be 0, 1 or 2, got 3" in unknown
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_tied_table_that_is_gathered(pool: Pool, overlap: bool) -> None:
+    """Its two gradients are added before they are summed over z, and after that over data."""
+    check(pool, Setup(GridShape(z=2, data=2), 2, overlap=overlap, micro_batches=2))
