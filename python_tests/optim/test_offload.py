@@ -96,19 +96,19 @@ def test_as_on_the_device_for_1000_steps(tmp_path: Path, offload: str, dtype: to
     assert_equal(ours, one, on_device, two)
 
 
+def late_crossing(device: torch.device, dtype: torch.dtype, numel: int) -> StreamCrossing:
+    return StreamCrossing(device, dtype, numel, late_gpu.Gpu())
+
+
 @pytest.mark.parametrize("bucket_elements", [1, 512])  # 1: of a vector, all the same
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_streams_that_are_late(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, bucket_elements: int
 ) -> None:
     """What crosses on streams is waited for wherever it is used."""
-
-    def crossing(device: torch.device, dtype: torch.dtype, numel: int) -> StreamCrossing:
-        return StreamCrossing(device, dtype, numel, late_gpu.Gpu())
-
     one, two = parameters(dtype), parameters(dtype)
     with monkeypatch.context() as patch:
-        patch.setattr(adamw, "_crossing", crossing)
+        patch.setattr(adamw, "_crossing", late_crossing)
         ours = AdamW(one, lr=1e-3, offload="cpu", bucket_elements=bucket_elements)
     on_device = AdamW(two, lr=1e-3)
     train_both(ours, one, on_device, two, steps=6)
@@ -143,9 +143,10 @@ def test_nothing_is_updated_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> 
         running.clear()
 
     params = parameters(torch.bfloat16)
+    monkeypatch.setattr(adamw, "_crossing", late_crossing)  # which has a thread for updates
     optimizer = AdamW(params, lr=1e-3, offload="cpu", bucket_elements=2048)
     set_gradients(params, 0)
-    monkeypatch.setattr(bucketed, "update", failing)
+    monkeypatch.setattr(bucketed, "update_block", failing)
     with pytest.raises(MemoryError, match="of the host"):
         optimizer.step()
     assert len(calls) == 2 and not running.is_set()
