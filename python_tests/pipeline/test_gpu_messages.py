@@ -432,7 +432,7 @@ def on_one_gpu() -> str:
 
 def test_stages_are_on_gpus_on_all_ranks_or_on_none(pool) -> None:
     for text in pool(2).run(on_one_gpu):
-        assert "all ranks must have as many stages on a GPU" in text and "from 0 to 1" in text
+        assert "all ranks must have the same stages on a GPU" in text and "from 0 to 1" in text
 
 
 def groups_after_a_failure() -> int:

@@ -38,12 +38,14 @@ def gradient_sums(rank: Rank) -> Iterator[Collective]:
 
 
 def order_checks(rank: Rank) -> tuple[Collective, ...]:
-    """Returns the digests of 8 bytes of what was issued, which lanes compare once a step.
+    """Returns what ranks compare once a step, to see that all have issued the same.
 
-    With overlap there is a lane for z, over which weights are gathered, and for each axis of sums.
+    With overlap, lanes compare digests of 8 bytes; there is a lane for z, over which weights are
+    gathered, and for each axis of sums. Without, ZeRO compares a number for each parameter.
     """
     if rank.options.overlap is None:
-        return ()
+        count = len(list(parameters_by_axes(rank))) if rank.num_parts > 1 else 0
+        return present([rank.collective("all_gather", "data", count, FP64, "order")])
     used = {"z"}.union(*(axes for _, axes in parameters_by_axes(rank)))
     compared = (axis for axis in SUM_ORDER if axis in used)
     return present([rank.collective("all_gather", axis, 1, 8, "order") for axis in compared])
