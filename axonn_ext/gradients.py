@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from axonn_ext import collectives
-from axonn_ext.nn.sharded import ShardedParameter, sharded_parameters
+from axonn_ext.nn.sharded import ShardedParameter, axes_left, sharded_parameters
 from axonn_ext.spec.grid import SUM_ORDER
 from axonn_ext.spec.parallel import BUCKET_BYTES
 from axonn_ext.zero import all_shards, shards_of
@@ -63,11 +63,6 @@ def sum_over_ends(parameters: Iterable[ShardedParameter]) -> None:
                 p.parameter.grad = torch.zeros_like(p.parameter)
             grad = p.parameter.grad
             grad.copy_(collectives.all_reduce(grad, p.grid.ends))
-
-
-def axes_left(p: ShardedParameter) -> tuple[str, ...]:
-    """Returns the axes over which a gradient must still be summed after backward, in order."""
-    return tuple(a for a in SUM_ORDER if a in p.spec.summed_over and p.grid.size(a) > 1)
 
 
 def in_buckets(

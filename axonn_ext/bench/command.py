@@ -13,7 +13,7 @@ import torch
 from axonn_ext import ops
 from axonn_ext.bench import symm_mem
 from axonn_ext.bench.case import Spec
-from axonn_ext.bench.output import subtitle, write_files
+from axonn_ext.bench.output import check_outputs, subtitle, write_files
 from axonn_ext.bench.plot import plot_rows
 from axonn_ext.bench.report import print_rows
 from axonn_ext.bench.results import Row, read_rows, write_json
@@ -46,7 +46,6 @@ from axonn_ext.spec.parallel import LAYOUTS, ROLES
 from axonn_ext.terminal.arguments import MOST_PROCESSES, MOST_THREADS, whole
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
-from axonn_ext.terminal.files import check_picture, check_writable
 from axonn_ext.terminal.grids import check_processes, parse_grid
 from axonn_ext.train.memory import memory_problem
 
@@ -162,8 +161,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     here = process.this_process()
     args.device = args.device or default_device()
     plan = make_plan(args, here)
-    check_writable("--json", args.json)
-    check_picture("--plot", args.plot)
+    check_outputs(args)
     if here is None:
         return _launch(args, plan)
     rows = run_worker(plan, here)

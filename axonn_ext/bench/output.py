@@ -9,8 +9,54 @@ from typing import Any
 
 from axonn_ext.bench.results import Json, write_json
 from axonn_ext.launch.place import Process
-from axonn_ext.terminal.console import Console, say
-from axonn_ext.terminal.files import writing
+from axonn_ext.terminal.console import Console, plain_table, print_table, say
+from axonn_ext.terminal.files import check_picture, check_writable, writing
+
+NOISY = 0.1  # if the middle half exceeds this share of the median, small differences mean nothing
+
+
+def check_outputs(args: argparse.Namespace) -> None:
+    """Raises UserError for a --json or a --plot that cannot be written."""
+    check_writable("--json", args.json)
+    check_picture("--plot", args.plot)
+
+
+def print_titled(
+    console: Console,
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[tuple[Sequence[str], bool]],
+    notes: Sequence[str],
+) -> None:
+    """Prints a table with a title above and notes below. rows: cells, and whether they are right.
+
+    The first column has names, and the others have numbers.
+    """
+    say(console, title, style="bold")
+    table = plain_table()
+    for column in columns:
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for cells, is_right in rows:
+        table.add_row(*cells, style="" if is_right else "bold red")
+    print_table(console, table)
+    for note in notes:
+        say(console, note)
+    say(console, "")
+
+
+def noisy(names: Sequence[str]) -> list[str]:
+    """Returns a caution about systems whose middle half is above NOISY of their median, if any."""
+    if not names:
+        return []
+    return [
+        f"noisy ({', '.join(names)}): a spread is above {NOISY:.0%} of its median; quieten the "
+        "machine or raise --rounds before small differences are believed"
+    ]
+
+
+def threads(count: int) -> str:
+    """Returns a number of threads in words."""
+    return f"{count} thread{'s' if count > 1 else ''}"
 
 
 def dots(console: Console, here: Process) -> Callable[[], None]:

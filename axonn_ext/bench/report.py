@@ -9,11 +9,11 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from axonn_ext.bench.output import NOISY, threads
 from axonn_ext.bench.results import Row
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.console import print_table
 
-NOISY = 0.1  # if the middle half exceeds this share of the median, small differences mean nothing
 _COLUMNS = (
     "", "median", "spread", "min", "x floor", "speedup", "hidden", "overlap", "error"
 )  # fmt: skip
@@ -114,10 +114,9 @@ def _cautions(group: Sequence[Row], *, cores: int, gpus: int) -> list[str]:
             "sockets, as hosts would: nothing here is a speed of NVLink, nor of free GPUs"
         )
     if cores and ranks * first.threads > cores:
-        threads = f"{first.threads} thread{'s' if first.threads > 1 else ''}"
         cautions.append(
-            f"{ranks} ranks of {threads} share {cores} cores, in compute alone as well: times are "
-            f"not those of {ranks * first.threads} free cores"
+            f"{ranks} ranks of {threads(first.threads)} share {cores} cores, in compute alone as "
+            f"well: times are not those of {ranks * first.threads} free cores"
         )
     timed = {row.algorithm: (row.median_us, row.iqr_us or 0.0) for row in group if row.median_us}
     floor = (first.floor_us, first.floor_iqr_us)

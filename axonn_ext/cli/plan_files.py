@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from axonn_ext.cli.plan_report import days, duration, gigabytes
 from axonn_ext.inputs.files import is_file
 from axonn_ext.planner.estimate import Estimate
+from axonn_ext.planner.events import Timeline
 from axonn_ext.planner.job import Job, Options
 from axonn_ext.planner.search.fastest import Plan
 from axonn_ext.planner.search.request import Request
 from axonn_ext.planner.step.volumes import most_bytes_by_axis
-from axonn_ext.planner.timeline import Timeline
 from axonn_ext.spec.grid import COMMUNICATING
 from axonn_ext.spec.stages import Stages
 from axonn_ext.terminal.errors import UserError

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from axonn_ext.cli.plan_report import describe, duration, micro_batches, options
 from axonn_ext.planner.estimate import Estimate
+from axonn_ext.planner.events import COMPUTE, Event, Timeline
 from axonn_ext.planner.pipelines import AFTER
 from axonn_ext.planner.search.fastest import Plan
-from axonn_ext.planner.timeline import COMPUTE, Event, Timeline
 from axonn_ext.spec.grid import COMMUNICATING
 
 # pyplot is not used below, since it would choose a window system and keep every figure alive.

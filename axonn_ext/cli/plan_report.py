@@ -11,6 +11,7 @@ from rich.table import Table
 
 from axonn_ext.planner.costs import Costs
 from axonn_ext.planner.estimate import Estimate
+from axonn_ext.planner.events import COMPUTE
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.pipelines import PipelineStep, simulate_pipeline
@@ -19,7 +20,7 @@ from axonn_ext.planner.search.request import Request
 from axonn_ext.planner.shares import shares_of
 from axonn_ext.planner.step.program import make_program
 from axonn_ext.planner.step.volumes import all_collectives, most_bytes_by_axis
-from axonn_ext.planner.timeline import COMPUTE, timeline
+from axonn_ext.planner.timeline import timeline
 from axonn_ext.spec.grid import COMMUNICATING
 from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.pipeline_options import PipelineOptions

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from axonn_ext import ops  # noqa: F401  (registers torch.ops.axonn)
 from axonn_ext.grid import Dims, Grid
+from axonn_ext.spec.grid import SUM_ORDER
 
 _DECLARATION = "_axonn_declaration"  # the attribute of a module that `declare` sets
 
@@ -170,6 +171,11 @@ def sharded_parameters(module: nn.Module) -> Iterator[ShardedParameter]:
                     "inside auto_parallelize"
                 )
             yield ShardedParameter(full_name, parameter, declared.specs[name], declared.grid)
+
+
+def axes_left(p: ShardedParameter) -> tuple[str, ...]:
+    """Returns the axes over which a gradient must still be summed after backward, in order."""
+    return tuple(a for a in SUM_ORDER if a in p.spec.summed_over and p.grid.size(a) > 1)
 
 
 @torch.no_grad()

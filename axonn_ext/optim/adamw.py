@@ -181,6 +181,8 @@ class AdamW:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads what `state_dict` returned for the same parameters, ranks and options.
 
+        Parameters whose masters are copies stay as they are until `write_back` or the next step.
+
         Raises: ValueError if the state does not fit these parameters.
         """
         own, given = list(self._tensors()), state["pieces"]

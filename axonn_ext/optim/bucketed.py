@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from axonn_ext.optim.crossing import Crossing, Values
 from axonn_ext.optim.pieces import Options, Piece, update, update_block
 from axonn_ext.optim.places import Place
+from axonn_ext.spec.buckets import cuts_of
 from axonn_ext.zero import Bucket, GradientShards, Run, buckets_of
 from axonn_ext.zero.shards import SummedBucket
 
@@ -25,7 +26,7 @@ RETURNING = 2  # buckets at a time: while the other ranks get one, the next one 
 
 
 @dataclass(frozen=True)
-class Cut:
+class CutPiece:
     """Elements of one piece of a bucket that are updated at once with others."""
 
     index: int  # of the piece
@@ -44,12 +45,8 @@ class UpdatedBucket:
     bucket: Bucket
     runs: tuple[Run, ...]
     pieces: tuple[Piece, ...]
-    blocks: tuple[tuple[Cut, ...], ...]
+    blocks: tuple[tuple[CutPiece, ...], ...]
     summed: SummedBucket | None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.runs[0].parameter.dtype if self.runs else self.bucket.runs[0].parameter.dtype
 
     def gradients(self) -> Values:
         """Returns the gradient of each run, if it has one."""
@@ -234,7 +231,7 @@ class BucketedUpdate:
             for cut in block:
                 targets[cut.index][cut.start : cut.stop].copy_(cut.piece.master)
 
-    def _widened(self, cuts: Sequence[tuple[Cut, Tensor]], factor: float) -> list[Tensor]:
+    def _widened(self, cuts: Sequence[tuple[CutPiece, Tensor]], factor: float) -> list[Tensor]:
         """Returns gradients in the masters' dtype, times the factor."""
         slices = [value[cut.start : cut.stop] for cut, value in cuts]
         masters = [cut.piece.master for cut, _ in cuts]
@@ -285,19 +282,11 @@ def _with_state(
     return UpdatedBucket(bucket, runs, tuple(pieces), blocks, summed)
 
 
-def _blocks(pieces: Sequence[Piece]) -> Iterator[tuple[Cut, ...]]:
+def _blocks(pieces: Sequence[Piece]) -> Iterator[tuple[CutPiece, ...]]:
     """Yields all elements of the pieces, in their order, in blocks of BLOCK elements."""
-    block: list[Cut] = []
-    room = BLOCK
-    for index, piece in enumerate(pieces):
-        length, start = piece.stop - piece.start, 0
-        while start < length:
-            stop = min(length, start + room)
-            block.append(Cut(index, start, stop, piece.slice(start, stop)))
-            room -= -(-(stop - start) // 64) * 64
-            start = stop
-            if room <= 0:
-                yield tuple(block)
-                block, room = [], BLOCK
-    if block:
-        yield tuple(block)
+    sizes = [piece.stop - piece.start for piece in pieces]
+    for cuts, _ in cuts_of(sizes, elements=BLOCK, num_parts=1):
+        yield tuple(
+            CutPiece(c.number, c.start, c.stop, pieces[c.number].slice(c.start, c.stop))
+            for c in cuts
+        )

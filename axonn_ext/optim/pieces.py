@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +29,6 @@ class Piece:
     step: Tensor
 
     @property
-    def is_whole(self) -> bool:
-        """Whether it is the whole parameter."""
-        return self.stop - self.start == self.parameter.numel()
-
-    @property
     def state(self) -> dict[str, Tensor]:
         """The tensors that AdamW keeps, by their names."""
         return {"step": self.step, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
@@ -51,6 +46,9 @@ class Piece:
         )  # fmt: skip
 
 
+# Masters, gradients, moments, none for amsgrad, and steps.
+_List = list[Tensor]
+_Tensors = tuple[_List, _List, _List, _List, _List, _List]
 Options = dict[str, Any]  # lr, betas, eps and weight_decay, as torch.optim.AdamW names them
 
 
@@ -62,16 +60,8 @@ def update(
 
     options: of the pieces that decay (True) and of the others (False)
     """
-    for decays, chosen in options.items():
-        taken = [(p, g) for p, g in zip(pieces, gradients, strict=True) if p.decays == decays]
-        if taken:
-            beta1, beta2 = chosen["betas"]
-            adamw(
-                [p.master for p, _ in taken], [g for _, g in taken], [p.exp_avg for p, _ in taken],
-                [p.exp_avg_sq for p, _ in taken], [], [p.step for p, _ in taken], fused=True,
-                amsgrad=False, beta1=beta1, beta2=beta2, lr=chosen["lr"],
-                weight_decay=chosen["weight_decay"], eps=chosen["eps"], maximize=False,
-            )  # fmt: skip
+    for tensors, numbers in _arguments(pieces, gradients, options):
+        adamw(*tensors, fused=True, **numbers)
 
 
 def update_block(
@@ -83,13 +73,23 @@ def update_block(
     leaves the steps alone, which the blocks of a piece share, and it does not sort the pieces by
     device and dtype, which would add to the cost of each block.
     """
+    for tensors, numbers in _arguments(pieces, gradients, options):
+        torch._fused_adamw_(*tensors, **numbers)
+
+
+def _arguments(
+    pieces: Sequence[Piece], gradients: Sequence[Tensor], options: Mapping[bool, Options]
+) -> Iterator[tuple[_Tensors, dict[str, Any]]]:
+    """Yields what torch's AdamW takes, once for each group of options that has pieces."""
     for decays, chosen in options.items():
         taken = [(p, g) for p, g in zip(pieces, gradients, strict=True) if p.decays == decays]
         if taken:
             beta1, beta2 = chosen["betas"]
-            torch._fused_adamw_(
+            tensors = (
                 [p.master for p, _ in taken], [g for _, g in taken], [p.exp_avg for p, _ in taken],
-                [p.exp_avg_sq for p, _ in taken], [], [p.step for p, _ in taken],
-                amsgrad=False, beta1=beta1, beta2=beta2, lr=chosen["lr"],
-                weight_decay=chosen["weight_decay"], eps=chosen["eps"], maximize=False,
+                [p.exp_avg_sq for p, _ in taken], list[Tensor](), [p.step for p, _ in taken],
             )  # fmt: skip
+            yield tensors, {
+                "amsgrad": False, "beta1": beta1, "beta2": beta2, "lr": chosen["lr"],
+                "weight_decay": chosen["weight_decay"], "eps": chosen["eps"], "maximize": False,
+            }  # fmt: skip

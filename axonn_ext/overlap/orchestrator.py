@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from axonn_ext import _C, settings
-from axonn_ext.gradients import axes_left, sum_over_ends
+from axonn_ext.gradients import sum_over_ends
 from axonn_ext.grid import AxisGroup, Grid
-from axonn_ext.nn.sharded import ShardedModule, ShardedParameter, sharded_parameters
+from axonn_ext.nn.sharded import ShardedModule, ShardedParameter, axes_left, sharded_parameters
 from axonn_ext.overlap.exchange import LaneExchange
 from axonn_ext.overlap.host_lane import HostLane
 from axonn_ext.overlap.lane import Lane

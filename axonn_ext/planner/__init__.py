@@ -10,13 +10,14 @@ what a model, a grid and a run are (axonn_ext.spec), and no Torch.
 
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate
+from axonn_ext.planner.events import Event, Timeline
 from axonn_ext.planner.job import Job, Options
 from axonn_ext.planner.machine import Machine, load_machine
 from axonn_ext.planner.memory.peak import Memory, memory_of
 from axonn_ext.planner.search.fastest import Plan, plan
 from axonn_ext.planner.search.remedies import smallest_that_fits
 from axonn_ext.planner.search.request import Request
-from axonn_ext.planner.timeline import Event, Timeline, simulate, timeline
+from axonn_ext.planner.timeline import simulate, timeline
 
 __all__ = [
     "Estimate",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from axonn_ext.planner.costs import Costs, TaskCost
+from axonn_ext.planner.events import Event, Timeline
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.pipeline_simulator import Simulation, StageTimes, simulate
@@ -20,7 +21,7 @@ from axonn_ext.planner.step.messages import messages
 from axonn_ext.planner.step.program import make_program
 from axonn_ext.planner.step.rank import Rank
 from axonn_ext.planner.step.tasks import Program, Task
-from axonn_ext.planner.timeline import Event, Timeline, simulate_parts
+from axonn_ext.planner.timeline import simulate_parts
 from axonn_ext.spec.pipeline import Task as ScheduledTask
 from axonn_ext.spec.pipeline_options import PipelineOptions
 

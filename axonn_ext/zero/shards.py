@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from axonn_ext.nn.sharded import ShardedParameter
-from axonn_ext.spec.grid import SUM_ORDER
+from axonn_ext.nn.sharded import ShardedParameter, axes_left
 from axonn_ext.zero.buckets import Bucket, Run, buckets_of
 from axonn_ext.zero.exchange import BlockingExchange, Exchange, Pending
 
@@ -24,7 +23,7 @@ _MOST_UNDER_WAY = 2
 class SummedBucket:
     """A bucket of gradients, and this rank's part of their sum.
 
-    axes      over which backward leaves the gradients unsummed, data last
+    before    the axes over which the gradients must be summed before data
     name      of its first parameter
     on_ends   the last stage of a pipeline has a part of these gradients, too
     gradient  the part, in the gradients' dtype; None: no gradient has been summed
@@ -32,7 +31,7 @@ class SummedBucket:
     """
 
     bucket: Bucket
-    axes: tuple[str, ...]
+    before: tuple[str, ...]
     name: str
     on_ends: bool
     runs: tuple[Run, ...]  # of this rank's part
@@ -56,7 +55,8 @@ class GradientShards:
     does not say which of its elements are there. `finish` compares it.
 
     Collectives: for each bucket a reduce-scatter over data, and for those that need it all-reduces
-    over x, y and z before.
+    over x, y and z before; in `finish`, unless an orchestrator's lanes compare what they send, an
+    all-gather over data of 8 bytes for each parameter.
 
     Raises ValueError for parameters of several grids, whose gradients are not summed over data, or
     whose sums another GradientShards keeps.
@@ -68,11 +68,12 @@ class GradientShards:
         _check(parameters)
         self.stage, self.grid = stage, parameters[0].grid
         self.buckets = list(_buckets(parameters, bucket_elements))
-        self._buckets_of: defaultdict[int, list[SummedBucket]] = defaultdict(list)
         self._by_id = {id(p.parameter): p for p in parameters}
+        # Where the gradient of each parameter goes.
+        self._runs_of: dict[int, list[tuple[SummedBucket, Run]]] = {i: [] for i in self._by_id}
         for summed in self.buckets:
             for run in summed.bucket.runs:
-                self._buckets_of[id(run.parameter)].append(summed)
+                self._runs_of[id(run.parameter)].append((summed, run))
         self._blocking = BlockingExchange(self.grid, parameters[0].parameter.device)
         self._exchange: Exchange = self._blocking
         self._under_way: deque[tuple[SummedBucket, set[int], Pending]] = deque()
@@ -118,18 +119,18 @@ class GradientShards:
 
         What both ends of a pipeline hold stays for `finish`.
         """
-        buckets = self._buckets_of[id(parameter)]
-        if buckets and not buckets[0].on_ends:
+        runs = self._runs_of[id(parameter)]
+        if runs and not runs[0][0].on_ends:
             self._take(parameter)
-            for summed in buckets:
+            for summed, _ in runs:
                 if len(summed.filled) == len(summed.bucket.runs):
                     self._start(summed)
 
     def _take(self, parameter: nn.Parameter) -> None:
         gradient, parameter.grad = parameter.grad, None
         if gradient is not None:
-            for summed in self._buckets_of[id(parameter)]:
-                _fill(summed, parameter, gradient)
+            for summed, run in self._runs_of[id(parameter)]:
+                _fill(summed, run, gradient)
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -209,7 +210,7 @@ class GradientShards:
         return found
 
     def _start(self, summed: SummedBucket) -> None:
-        for _ in summed.axes:
+        for _ in (*summed.before, "data"):
             if len(self._under_way) >= _MOST_UNDER_WAY:
                 self._complete()
         flat, filled = summed.filling, summed.filled
@@ -218,11 +219,10 @@ class GradientShards:
         for run in summed.bucket.runs:
             if id(run.parameter) not in filled:
                 run.inside(flat).zero_()
-        *before, _ = summed.axes
-        if before:
+        if summed.before:
             dtype = flat.dtype
             wide = flat.to(torch.promote_types(dtype, torch.float32))
-            for axis in before:
+            for axis in summed.before:
                 wide = self._exchange.all_reduce(wide, axis, summed.name)()
             flat = wide.to(dtype)
         self._num_begun += 1
@@ -250,19 +250,17 @@ def all_shards(parameters: Iterable[ShardedParameter]) -> list[GradientShards]:
     return list(found.values())
 
 
-def _fill(summed: SummedBucket, parameter: nn.Parameter, gradient: Tensor) -> None:
-    """Adds a gradient to those of the bucket that are not summed yet."""
+def _fill(summed: SummedBucket, run: Run, gradient: Tensor) -> None:
+    """Adds a run of a gradient to those of the bucket that are not summed yet."""
     if summed.filling is None:
         summed.filling = gradient.new_empty(summed.bucket.numel)
         _zero_gaps(summed)
-    for run in summed.bucket.runs:
-        if run.parameter is parameter:
-            place = run.inside(summed.filling)
-            if id(parameter) in summed.filled:
-                place.add_(run.of(gradient))
-            else:
-                place.copy_(run.of(gradient))
-    summed.filled.add(id(parameter))
+    place = run.inside(summed.filling)
+    if id(run.parameter) in summed.filled:
+        place.add_(run.of(gradient))
+    else:
+        place.copy_(run.of(gradient))
+    summed.filled.add(id(run.parameter))
 
 
 def _without(bucket: Bucket, filled: set[int]) -> str:
@@ -287,20 +285,15 @@ def _buckets(parameters: Sequence[ShardedParameter], elements: int) -> Iterator[
     groups = defaultdict(list)
     for p in reversed(parameters):
         on_ends = p.spec.on_ends and p.grid.ends.size > 1
-        groups[p.parameter.dtype, _axes(p), on_ends].append(p)
+        before = tuple(axis for axis in axes_left(p) if axis != "data")
+        groups[p.parameter.dtype, before, on_ends].append(p)
     axis = parameters[0].grid.axis("data")
-    for (_, axes, on_ends), group in groups.items():
+    for (_, before, on_ends), group in groups.items():
         names = {id(p.parameter): p.name for p in group}
         tensors = [p.parameter for p in group]
         for bucket in buckets_of(tensors, elements=elements, num_parts=axis.size):
             name = names[id(bucket.runs[0].parameter)]
-            yield SummedBucket(bucket, axes, name, on_ends, bucket.part(axis.rank))
-
-
-def _axes(p: ShardedParameter) -> tuple[str, ...]:
-    """Returns the axes over which a gradient must be summed after backward, data last."""
-    axes = [a for a in SUM_ORDER if a in p.spec.summed_over and p.grid.size(a) > 1]
-    return (*(axis for axis in axes if axis != "data"), "data")
+            yield SummedBucket(bucket, before, name, on_ends, bucket.part(axis.rank))
 
 
 def _check(parameters: Sequence[ShardedParameter]) -> None:

@@ -10,9 +10,9 @@ from rich.console import Console
 from axonn_ext.cli import plan_report
 from axonn_ext.planner import Request, load_machine, plan, timeline
 from axonn_ext.planner.estimate import estimate as estimate_of
+from axonn_ext.planner.events import COMPUTE
 from axonn_ext.planner.job import Job, Options
 from axonn_ext.planner.memory.peak import memory_of
-from axonn_ext.planner.timeline import COMPUTE
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.parallel import Overlap
 from axonn_ext.spec.presets import PRESETS

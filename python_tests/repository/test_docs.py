@@ -31,13 +31,13 @@ ARCHITECTURE = (DOCS / "architecture.md").read_text()
 GLOSSARY = (DOCS / "glossary.md").read_text()
 RUN = README + "".join(
     (DOCS / f"{page}.md").read_text()
-    for page in ("checkpoints", "hugging_face", "parallelize", "pipeline")
+    for page in ("checkpoints", "hugging_face", "parallelize", "pipeline", "memory")
 )
 BLOCKS = re.findall(r"```python\n(.*?)```", RUN, re.DOTALL)
 
 
 @pytest.mark.parametrize(
-    "block", [0, 1, 2, *(pytest.param(block, marks=pytest.mark.slow) for block in range(3, 8))]
+    "block", [0, 1, 2, *(pytest.param(block, marks=pytest.mark.slow) for block in range(3, 9))]
 )
 def test_python_of_the_pages_runs_on_two_ranks(tmp_path: Path, block: int):
     script = tmp_path / "example.py"
@@ -46,7 +46,7 @@ def test_python_of_the_pages_runs_on_two_ranks(tmp_path: Path, block: int):
     command += ["--master-port", "0", "--standalone", str(script)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
-    assert len(run.stdout.splitlines()) == (2, 3, 3, 1, 2, 7, 4, 1)[block], run.stdout
+    assert len(run.stdout.splitlines()) == (2, 3, 3, 1, 2, 7, 4, 1, 3)[block], run.stdout
 
 
 def test_ten_lines_are_ten():

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from axonn_ext import GridShape, checkpoint, clip_grad_norm_, models, sync_gradients
+from axonn_ext import GridShape, checkpoint, clip_grad_norm_, models
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.nn.sharded import sharded_parameters
 from axonn_ext.optim import AdamW
 from axonn_ext.overlap import Orchestrator, Overlap
 from grids import grid_of
 from model_cases import BATCH, LENGTH, LLAMA
+from steps import compute_gradients
 
 STEPS_BEFORE, STEPS_AFTER = 2, 5
 OVERLAP = Overlap(prefetch=2, deferred=2, bucket_bytes=4096)
@@ -59,20 +60,11 @@ class Job:
         ids, labels = ids.to(self.setup.device), labels.to(self.setup.device)
         own = {0: ("data", "z")}
         parts = self.setup.micro_batches
-        total = 0.0
-        for index, (i, y) in enumerate(zip(ids.chunk(parts), labels.chunk(parts), strict=True)):
-            i, y = self.grid.shard(i, own), self.grid.shard(y, own)
-            loss = self.model.loss(i, y, float(labels.numel()))
-            if self.orchestrator is not None and index < parts - 1:
-                with self.orchestrator.no_sync():
-                    loss.backward()
-            else:
-                loss.backward()
-            total += loss.item()
-        if self.orchestrator is None:
-            sync_gradients(self.model)
-        else:
-            self.orchestrator.sync_gradients()
+        pairs = [
+            (self.grid.shard(i, own), self.grid.shard(y, own))
+            for i, y in zip(ids.chunk(parts), labels.chunk(parts), strict=True)
+        ]
+        total = compute_gradients(self.model, self.orchestrator, pairs, float(labels.numel()))
         clip_grad_norm_(self.model, 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()

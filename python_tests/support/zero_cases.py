@@ -17,7 +17,6 @@ from axonn_ext import (
     full_gradients,
     full_state_dict,
     models,
-    sync_gradients,
 )
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.optim import AdamW
@@ -25,6 +24,7 @@ from axonn_ext.overlap import Orchestrator, Overlap
 from axonn_ext.pipeline import MicroBatch, Pipeline
 from grids import grid_of
 from model_cases import GPT2, random_batch
+from steps import compute_gradients
 
 STEPS = 4
 OVERLAP = Overlap(prefetch=2, deferred=2, bucket_bytes=4096)
@@ -97,20 +97,7 @@ class Job:
             loss = self.pipeline.step(batches, num_labels=count).item()
             self.pipeline.sync_gradients()
             return loss
-        total = 0.0
-        for index, (i, y) in enumerate(pairs):
-            loss = self.model.loss(i, y, count)
-            if self.orchestrator is not None and index < parts - 1:
-                with self.orchestrator.no_sync():
-                    loss.backward()
-            else:
-                loss.backward()
-            total += loss.item()
-        if self.orchestrator is None:
-            sync_gradients(self.model)
-        else:
-            self.orchestrator.sync_gradients()
-        return total
+        return compute_gradients(self.model, self.orchestrator, pairs, count)
 
     def _step(self, step: int) -> tuple[float, float]:
         loss = self.gradients(step)

@@ -10,10 +10,10 @@ from typing import Any
 import torch.distributed as dist
 
 from axonn_ext.bench.loss.plot import plot_rows
-from axonn_ext.bench.loss.report import LEGEND, print_rows, threads_of
+from axonn_ext.bench.loss.report import LEGEND, print_rows
 from axonn_ext.bench.loss.results import LossRow
 from axonn_ext.bench.loss.run import Case, run_case
-from axonn_ext.bench.output import dots, subtitle, write_files
+from axonn_ext.bench.output import check_outputs, dots, subtitle, threads, write_files
 from axonn_ext.calibrate.this_machine import (
     DTYPES,
     check_device,
@@ -26,7 +26,6 @@ from axonn_ext.launch.place import Process
 from axonn_ext.terminal.arguments import MOST_THREADS, whole
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
-from axonn_ext.terminal.files import check_picture, check_writable
 from axonn_ext.train.memory import memory_problem
 
 DEVICES = ("cpu", "cuda")
@@ -73,7 +72,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Runs the command; raises UserError for a mistake of the user."""
     _check(args, extra)
     here, console = Process(), Console()
-    threads = process.set_threads(here, args.threads)
+    used = process.set_threads(here, args.threads)
     rows: list[LossRow] = []
     with process.process_group(here, dist.HashStore(), args.device):
         grid = Grid()
@@ -83,12 +82,10 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
             print_rows(console, found)
             rows += found
     say(console, LEGEND, style="dim")
-    machine = describe_machine(threads=threads, device=args.device)
+    machine = describe_machine(threads=used, device=args.device)
     write_files(
         args, console, machine=machine, rows=rows,
-        draw=lambda path: plot_rows(
-            rows, path, subtitle=subtitle(machine, threads_of(rows[0]))
-        ),
+        draw=lambda path: plot_rows(rows, path, subtitle=subtitle(machine, threads(used))),
     )  # fmt: skip
     return 0 if all(row.correct for row in rows) else 1
 
@@ -98,8 +95,7 @@ def _check(args: argparse.Namespace, extra: Sequence[str]) -> None:
     if process.this_process() is not None:
         raise UserError("bench loss runs in one process; not under torchrun")
     check_device(args.device)
-    check_writable("--json", args.json)
-    check_picture("--plot", args.plot)
+    check_outputs(args)
     width = DTYPES[args.dtype].itemsize
     for vocab in args.vocab:
         num_bytes = args.rows * vocab * (_OWN_COPIES * width + _FP32_COPIES * 4)

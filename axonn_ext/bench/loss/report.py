@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from axonn_ext.bench.loss.results import LossRow
-from axonn_ext.terminal.console import plain_table, print_table, say
+from axonn_ext.bench.output import NOISY, noisy, print_titled, threads
+from axonn_ext.terminal.console import Console
 
-NOISY = 0.1  # if the middle half exceeds this share of the median, small differences mean nothing
 _COLUMNS = ("", "ms", "spread", "min", "x floor", "vs torch", "peak MB", "x logits", "error")
 LEGEND = (
     "ms: forward and backward, median; spread: width of the middle half; floor: two readings and "
@@ -20,25 +18,13 @@ LEGEND = (
 
 def print_rows(console: Console, rows: Sequence[LossRow]) -> None:
     """Prints a table for the rows of one vocabulary, and notes about it."""
-    say(console, title(rows[0]), style="bold")
-    table = plain_table()
-    for column in _COLUMNS:
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*_cells(row), style="" if row.correct else "bold red")
-    print_table(console, table)
-    for text in cautions(rows):
-        say(console, text)
-    say(console, "")
+    cells = [(_cells(row), row.correct) for row in rows]
+    print_titled(console, title(rows[0]), _COLUMNS, cells, cautions(rows))
 
 
 def title(row: LossRow) -> str:
-    where = row.device if row.device == "cuda" else threads_of(row)
+    where = row.device if row.device == "cuda" else threads(row.threads)
     return f"loss  rows, vocabulary = {row.rows}, {row.vocab}  {row.dtype}, {where}"
-
-
-def threads_of(row: LossRow) -> str:
-    return f"{row.threads} thread{'s' if row.threads > 1 else ''}"
 
 
 def cautions(rows: Sequence[LossRow]) -> list[str]:
@@ -49,14 +35,9 @@ def cautions(rows: Sequence[LossRow]) -> list[str]:
         for row in rows
         if not row.correct
     ]
-    noisy = [row.system for row in rows if row.median_us and row.iqr_us
-             and row.iqr_us > NOISY * row.median_us]  # fmt: skip
-    if noisy:
-        texts.append(
-            f"noisy ({', '.join(noisy)}): a spread is above {NOISY:.0%} of its median; quieten the "
-            "machine or raise --rounds before small differences are believed"
-        )
-    return texts
+    spread = [row.system for row in rows if row.median_us and row.iqr_us
+              and row.iqr_us > NOISY * row.median_us]  # fmt: skip
+    return texts + noisy(spread)
 
 
 def _cells(row: LossRow) -> tuple[str, ...]:

@@ -13,10 +13,10 @@ from typing import Any
 import torch.distributed as dist
 
 from axonn_ext.bench.optimizer.plot import plot_rows
-from axonn_ext.bench.optimizer.report import LEGEND, print_rows, threads_of
+from axonn_ext.bench.optimizer.report import LEGEND, print_rows
 from axonn_ext.bench.optimizer.run import run_case
 from axonn_ext.bench.optimizer.systems import Case
-from axonn_ext.bench.output import dots, subtitle, write_files
+from axonn_ext.bench.output import check_outputs, dots, subtitle, threads, write_files
 from axonn_ext.calibrate.measure import ROUNDS
 from axonn_ext.calibrate.this_machine import (
     DTYPES,
@@ -30,7 +30,6 @@ from axonn_ext.spec.optimizer import BUCKET_ELEMENTS
 from axonn_ext.terminal.arguments import MOST_THREADS, whole
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
-from axonn_ext.terminal.files import check_picture, check_writable
 from axonn_ext.train.memory import memory_problem
 
 DEVICES = ("cpu", "cuda")
@@ -84,7 +83,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     folder = Path(tempfile.gettempdir()) if args.folder is None else args.folder
     _check(args, folder)
     here, console = Process(), Console()
-    threads = process.set_threads(here, args.threads)
+    used = process.set_threads(here, args.threads)
     case = Case(args.elements, args.dtype, args.device, args.bucket, folder)
     with process.process_group(here, dist.HashStore(), args.device):
         try:
@@ -95,12 +94,10 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
             raise UserError(f"--folder: no state fits {folder}: {error.strerror}") from None
     print_rows(console, rows)
     say(console, LEGEND, style="dim")
-    machine = describe_machine(threads=threads, device=args.device)
+    machine = describe_machine(threads=used, device=args.device)
     write_files(
         args, console, machine=machine, rows=rows,
-        draw=lambda path: plot_rows(
-            rows, path, subtitle=subtitle(machine, threads_of(rows[0]))
-        ),
+        draw=lambda path: plot_rows(rows, path, subtitle=subtitle(machine, threads(used))),
     )  # fmt: skip
     return 0 if all(row.correct for row in rows) else 1
 
@@ -109,8 +106,7 @@ def _check(args: argparse.Namespace, folder: Path) -> None:
     if process.this_process() is not None:
         raise UserError("bench optimizer runs in one process; not under torchrun")
     check_device(args.device)
-    check_writable("--json", args.json)
-    check_picture("--plot", args.plot)
+    check_outputs(args)
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"--folder: expected a folder that can be written, got {folder}")
     width = DTYPES[args.dtype].itemsize

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.bench.output import dots, subtitle, write_files
+from axonn_ext.bench.output import check_outputs, dots, subtitle, write_files
 from axonn_ext.bench.pipeline import plot, report
 from axonn_ext.bench.pipeline.plan import BASE, CASES, ROWS, CaseSpec, Plan, problem_of
 from axonn_ext.bench.pipeline.results import Row, lines_of, row_from_values
@@ -21,7 +21,6 @@ from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.arguments import number, whole
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
-from axonn_ext.terminal.files import check_picture, check_writable
 from axonn_ext.terminal.grids import check_processes, parse_grid
 
 DESCRIPTION = """\
@@ -105,8 +104,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         here = here or Process()
         run_folder(args.worker, here, dots(console, here))
         return 0
-    check_writable("--json", args.json)
-    check_picture("--plot", args.plot)
+    check_outputs(args)
     plan = make_plan(args)
     if here is None:
         say(console, f"timing {len(plan.cases)} schedules on {plan.grid.size} ranks", style="dim")

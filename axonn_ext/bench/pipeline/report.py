@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
-
+from axonn_ext.bench.output import NOISY, noisy, print_titled
 from axonn_ext.bench.pipeline.results import STAGES, Row, lines_of
 from axonn_ext.spec.grid import GridShape
-from axonn_ext.terminal.console import plain_table, print_table, say
+from axonn_ext.terminal.console import Console, say
 
-NOISY = 0.1  # if the middle half exceeds this share of the median, small differences mean nothing
 _COLUMNS = (
     "", "s a step", "quartiles", "vs 1f1b", "vs ideal", "simulated", "formula", "in flight",
     "deferred", "held", "decisions", "us each",
@@ -22,16 +20,9 @@ def print_rows(console: Console, rows: Sequence[Row]) -> None:
     lines = lines_of(rows)
     for delay in dict.fromkeys(row.delay for row in rows):
         group = [row for row in rows if row.delay == delay]
-        say(console, title(group[0]), style="bold")
-        table = plain_table()
-        for column in _COLUMNS:
-            table.add_column(column, justify="right" if column else "left", no_wrap=True)
-        for row in group:
-            table.add_row(*_cells(row), style="bold red" if row.problem else "")
-        print_table(console, table)
-        for text in [*cautions(group), *(line.sentence() for line in lines if line.delay == delay)]:
-            say(console, text)
-        say(console, "")
+        cells = [(_cells(row), not row.problem) for row in group]
+        findings = [line.sentence() for line in lines if line.delay == delay]
+        print_titled(console, title(group[0]), _COLUMNS, cells, [*cautions(group), *findings])
     say(
         console, f"stages {STAGES}. in flight, deferred, held: the most micro-batches on a "
         "stage. What the columns mean: docs/benchmarks.md.", style="dim",
@@ -55,16 +46,11 @@ def percent(share: float) -> str:
 def cautions(group: Sequence[Row]) -> list[str]:
     """Returns what is wrong, and why numbers may be less meaningful than they seem."""
     texts = [f"{row.case}: {row.problem}; it gets no time" for row in group if row.problem]
-    noisy = [
+    spread = [
         row.case for row in group
         if row.median_s and (row.high_s or 0) - (row.low_s or 0) > NOISY * row.median_s
     ]  # fmt: skip
-    if noisy and not group[0].delay:
-        texts.append(
-            f"noisy ({', '.join(noisy)}): the middle half is above {NOISY:.0%} of the median; "
-            "quieten the machine or raise --rounds before small differences are believed"
-        )
-    return texts
+    return texts if group[0].delay else texts + noisy(spread)  # random delays spread
 
 
 def exit_status(rows: Sequence[Row]) -> int:

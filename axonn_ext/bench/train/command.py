@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.bench.output import dots, subtitle, write_files
+from axonn_ext.bench.output import check_outputs, dots, subtitle, write_files
 from axonn_ext.bench.train import plot, report
 from axonn_ext.bench.train.plan import (
     BASELINES,
@@ -37,7 +37,6 @@ from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
-from axonn_ext.terminal.files import check_picture, check_writable
 from axonn_ext.terminal.grids import check_processes, parse_grid
 from axonn_ext.train.memory import BYTES_OF_A_PARAMETER, memory_problem
 
@@ -137,8 +136,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         here = here or Process()
         run_folder(args.worker, here, dots(console, here))
         leave(0)
-    check_writable("--json", args.json)
-    check_picture("--plot", args.plot)
+    check_outputs(args)
     if here is None:
         rows = _launch_all(args, console)
     else:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from axonn_ext.bench.output import NOISY, noisy
 from axonn_ext.bench.train.plan import OURS, SINGLE
 from axonn_ext.bench.train.results import Row
 from axonn_ext.terminal.console import plain_table, print_table, say
 
-NOISY = 0.1  # if the middle half exceeds this share of the median, small differences mean nothing
 _MIB = 2**20
 _COLUMNS = (
     "", "ranks", "batch", "tokens/s", "ms a step", "spread", "vs single", "memory", "of it shared",
@@ -61,13 +61,8 @@ def findings(run: Sequence[Row], *, cores: int) -> list[str]:
             f"{num_ranks} ranks share {cores} cores, all of which single has, too: split without "
             "any cost, the same arithmetic would reach 1.00 of single"
         )
-    noisy = [r.system for r in run if r.median_ms and (r.spread_ms or 0) > NOISY * r.median_ms]
-    if noisy:
-        lines.append(
-            f"noisy ({', '.join(noisy)}): a spread is above {NOISY:.0%} of its median; quieten the "
-            "machine or raise --rounds before small differences are believed"
-        )
-    return lines
+    spread = [r.system for r in run if r.median_ms and (r.spread_ms or 0) > NOISY * r.median_ms]
+    return lines + noisy(spread)
 
 
 def exit_status(rows: Sequence[Row]) -> int:
