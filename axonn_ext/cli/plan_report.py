@@ -124,8 +124,8 @@ def schedule(pipeline: PipelineOptions) -> str:
     parts = [words(pipeline.schedule)]
     if pipeline.chunks > 1:
         parts.append(f"{pipeline.chunks} chunks")
-    if pipeline.defer_weights:
-        parts.append("weights later")
+    if pipeline.schedule == "message_driven" and not pipeline.defers:
+        parts.append("whole backward")
     return " with ".join(parts)
 
 

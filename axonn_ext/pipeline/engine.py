@@ -83,7 +83,8 @@ class StepRun:
         inbox: Inbox,
         links: Links | None,
         deferring: DeferredWeightGradients | None,
-        deferred_limit: int,
+        most_deferred: int | None,
+        deferred_bytes: int,
         no_sync: Callable[[], AbstractContextManager[None]] | None,
         after_task: Sequence[Callable[[], None]],
         loss_scale: float,
@@ -93,7 +94,8 @@ class StepRun:
         self._own = model.stages.on(rank)
         self._last = model.stages.num_virtual - 1
         self._inbox, self._links = inbox, links
-        self._deferring, self._deferred_limit = deferring, deferred_limit
+        self._deferring, self._most_deferred = deferring, most_deferred
+        self._most_deferred_bytes = deferred_bytes
         self._no_sync, self._after_task = no_sync, after_task
         self._loss_scale = loss_scale
         self._held: dict[_Place, _Forward] = {}
@@ -124,8 +126,10 @@ class StepRun:
         return torch.stack(losses).double().sum()
 
     def must_run(self) -> bool:
-        """Whether deferred weight gradients hold as many bytes as they may."""
-        return 0 < self._deferred_limit <= self._deferred_bytes
+        """Whether as many weight gradients wait as may, or with as many bytes as they may hold."""
+        if self._most_deferred is None:
+            return self._deferred_bytes >= self._most_deferred_bytes
+        return len(self._weights) >= self._most_deferred
 
     def _forward(self, stage: int, number: int) -> None:
         batch, trains = self.micro_batches[number], self._phase == TRAINING

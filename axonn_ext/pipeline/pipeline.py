@@ -210,7 +210,8 @@ class Pipeline:
         overlaps = self.orchestrator
         run = StepRun(
             self._model, phase=phase, rank=self._axis.rank, inbox=self._inbox, links=self._links,
-            deferring=self._deferring, deferred_limit=self.options.deferred_bytes,
+            deferring=self._deferring, deferred_bytes=self.options.deferred_bytes,
+            most_deferred=self.options.most_deferred(self._axis.size),
             no_sync=None if overlaps is None else overlaps.no_sync,
             after_task=self._after_task(phase),
             loss_scale=loss_scale,
@@ -294,7 +295,7 @@ class Pipeline:
         return MessageDriven(
             stage=stage, stages=stages, micro_batches=len(run.micro_batches),
             in_flight=self.options.most_in_flight(stages, stage), inbox=self._inbox,
-            leader=self._leader, deferred=run if self.options.defer_weights else None,
+            leader=self._leader, deferred=run if self.options.defers else None,
         )  # fmt: skip
 
     def _incoming(self, orders: Sequence[Sequence[Task]]) -> Iterator[Message]:

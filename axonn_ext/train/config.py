@@ -231,7 +231,9 @@ class PipelineTable:
         PipelineOptions.defer_weights, "weight gradients fill idle time (message_driven)"
     )
     deferred_bytes: int = _key(
-        PipelineOptions.deferred_bytes, "that these may hold; 0: no limit", minimum=0
+        PipelineOptions.deferred_bytes,
+        "that these may hold; 0: those of 2 x pipe micro-batches",
+        minimum=0,
     )
     transport: str = _key(
         PipelineOptions.transport, "of messages; auto: through memory inside a host",

@@ -110,7 +110,9 @@ def test_every_schedule_has_right_gradients_and_times(pool) -> None:
         assert (row.simulated_s is None) == row.case.startswith("torch")
         assert (row.formula_s is None) == (row.delay > 0 or row.schedule == "message_driven")
     by_name = {row.case: row for row in rows if row.delay}
-    assert by_name["1f1b"].use.in_flight == by_name["message_driven-1"].use.in_flight == (2, 1)
+    assert (
+        by_name["1f1b"].use.in_flight == by_name["message_driven-1-whole"].use.in_flight == (2, 1)
+    )
     assert by_name["gpipe"].use.in_flight == (4, 4)
     assert by_name["zero_bubble"].use.held == (2, 2)
     assert by_name["1f1b"].use.deferred == (0, 0) and by_name["1f1b"].ratio_to_1f1b == 1.0
@@ -175,24 +177,23 @@ def made_up(name: str, delay: float, *samples: float) -> Row:
 def test_lines_compare_the_same_rounds(tmp_path: Path) -> None:
     rows = [
         made_up("1f1b", 0.0, 1.0, 2.0), made_up("zero_bubble", 0.0, 0.9, 1.8),
-        made_up("message_driven", 0.0, 1.0, 2.0), made_up("message_driven-deferred", 0.0, 0.9, 1.8),
-        made_up("1f1b", 0.2, 1.0, 2.0), made_up("message_driven", 0.2, 0.8, 1.6),
-        made_up("message_driven-deferred", 0.2, 0.76, 1.52),
+        made_up("message_driven-whole", 0.0, 1.0, 2.0), made_up("message_driven", 0.0, 0.9, 1.8),
+        made_up("1f1b", 0.2, 1.0, 2.0), made_up("message_driven-whole", 0.2, 0.8, 1.6),
+        made_up("message_driven", 0.2, 0.76, 1.52),
     ]  # fmt: skip
     found = {(line.delay, line.case, line.against): line for line in lines_of(rows)}
     assert {key: (round(line.ratio, 3), line.holds) for key, line in found.items()} == {
-        (0.0, "message_driven", "1f1b"): (1.0, True),
-        (0.0, "message_driven", "zero_bubble"): (1.111, False),
-        (0.0, "message_driven-deferred", "zero_bubble"): (1.0, True),
-        (0.2, "message_driven", "1f1b"): (0.8, True),
-        (0.2, "message_driven-deferred", "message_driven"): (0.95, False),
+        (0.0, "message_driven-whole", "1f1b"): (1.0, True),
+        (0.0, "message_driven", "zero_bubble"): (1.0, True),
+        (0.2, "message_driven-whole", "1f1b"): (0.8, True),
+        (0.2, "message_driven", "message_driven-whole"): (0.95, False),
     }
     console = Console(width=200, record=True, file=(tmp_path / "out").open("w"))
     report.print_rows(console, rows)
     text = console.export_text()
     assert "pipe=2, 4 micro-batches, emulated stages: sleeps of 4 + 4 + 4 ms" in text
     assert "messages late by 20% of it in the mean" in text
-    assert "message_driven takes 0.800 x 1f1b" in text and "does not hold" in text
+    assert "message_driven-whole takes 0.800 x 1f1b" in text and "does not hold" in text
     plot.plot_rows(rows, tmp_path / "a.png", subtitle="made up")
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
@@ -202,9 +203,9 @@ def test_the_simulator_gets_the_same_delays() -> None:
     free = {name: simulated_seconds(CASES[name], plan, 0.0, 0) for name in CASES}
     assert free["1f1b"] == pytest.approx(57 * 0.004)
     assert free["interleaved"] == pytest.approx(52.5 * 0.004)
-    assert free["zero_bubble"] == free["message_driven-deferred"] == pytest.approx(51 * 0.004)
+    assert free["zero_bubble"] == free["message_driven"] == pytest.approx(51 * 0.004)
     late = {name: simulated_seconds(CASES[name], plan, 0.2, 0) for name in CASES}
-    assert late["message_driven-deferred"] < late["message_driven"] < late["1f1b"]
+    assert late["message_driven"] < late["message_driven-whole"] < late["1f1b"]
 
 
 # --- The command ---------------------------------------------------------------------------------
@@ -254,7 +255,7 @@ def test_mistakes_are_named_before_anything_starts(options: tuple[str, ...], mes
 def test_the_command_writes(tmp_path: Path) -> None:
     table, chart = tmp_path / "rows.json", tmp_path / "chart.png"
     options = ["--grid", "pipe=2", "--micro-batches", "4", "--stage-ms", "2,3,1", "--rounds", "2"]
-    cases = ["--case", "zero_bubble", "message_driven-deferred"]
+    cases = ["--case", "zero_bubble", "message_driven"]
     files = ["--json", str(table), "--plot", str(chart)]
     done = run_command([*AXONN, "bench", "pipeline", *options, *cases, *files])
     assert done.status == 0, done.output
@@ -264,7 +265,7 @@ def test_the_command_writes(tmp_path: Path) -> None:
     assert [field.name for field in dataclasses.fields(Row)] == list(content["rows"][0])
     assert len(rows) == 3 + 3 and all(row.median_s for row in rows)
     assert "stages emulated: a stage's times are sleeps" in done.output
-    assert [line["case"] for line in content["summary"]] == ["message_driven-deferred"] * 2
+    assert [line["case"] for line in content["summary"]] == ["message_driven"] * 2
     assert chart.stat().st_size > 10_000
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 OPTIONS = [
     PipelineOptions(),
-    PipelineOptions(defer_weights=True),
+    PipelineOptions(defer_weights=False),
     PipelineOptions("1f1b"),
     PipelineOptions("interleaved", chunks=2),
     PipelineOptions("zero_bubble"),

@@ -184,7 +184,7 @@ def on_fake_gpus(*arguments: object) -> list[str]:
     ("shape", "options"),
     [
         (GridShape(pipe=4), list(OPTIONS)),
-        (GridShape(pipe=2, x=2), ["message_driven, weights later", "interleaved"]),
+        (GridShape(pipe=2, x=2), ["message_driven", "interleaved"]),
         (GridShape(pipe=2, data=2), ["message_driven", "1f1b"]),
     ],
     ids=str,

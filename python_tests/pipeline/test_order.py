@@ -62,7 +62,7 @@ def test_delayed_messages_change_the_order_and_no_bit(pool, count, later) -> Non
 
 @pytest.mark.slow
 def test_ranks_of_a_stage_take_the_same_tasks(pool) -> None:
-    options = PipelineOptions(defer_weights=True)
+    options = PipelineOptions()
     found = pool(4).run(bits_and_orders, GridShape(pipe=2, x=2), options, range(40))
     assert [results for results, _ in found] == [1] * 4
     assert len({orders for _, orders in found[:2]}) == len({orders for _, orders in found[2:]}) == 1

@@ -45,7 +45,7 @@ def test_equals_one_process(pool, name, layers) -> None:
     check(pool, 4, name, layers, FOUR, list(OPTIONS))
 
 
-@pytest.mark.parametrize("label", ["message_driven", "message_driven, weights later", "1f1b"])
+@pytest.mark.parametrize("label", ["message_driven, whole backward", "message_driven", "1f1b"])
 def test_stages_that_are_frozen(pool, label) -> None:
     of_all = set(pool(4).run(frozen_errors, OPTIONS[label], ())[0])
     for frozen in ((0,), (1, 2), (0, 1), (3,)):
@@ -75,7 +75,9 @@ def differences_by_scale(label: str, overlaps: bool) -> list[str]:
 
 @pytest.mark.parametrize("label", list(OPTIONS))
 def test_a_loss_scale_multiplies_every_gradient(pool, label) -> None:
-    for different in pool(4).run(differences_by_scale, label, label in ("1f1b", "message_driven")):
+    for different in pool(4).run(
+        differences_by_scale, label, label in ("1f1b", "message_driven, whole backward")
+    ):
         assert not different
 
 
@@ -136,7 +138,7 @@ def test_equals_one_process_on_eight_ranks(pool, name, layers) -> None:
     check(pool, 8, name, layers, EIGHT, list(OPTIONS), timeout_s=800)
 
 
-@pytest.mark.parametrize("options", ["message_driven, weights later", "interleaved"])
+@pytest.mark.parametrize("options", ["message_driven", "interleaved"])
 @pytest.mark.parametrize(
     "parallel",
     [
@@ -156,9 +158,9 @@ def test_ways_to_run(pool, parallel, options) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        "message_driven, weights later",
+        "message_driven",
         *(pytest.param(o, marks=pytest.mark.slow)
-          for o in ("message_driven", "1f1b", "zero_bubble")),
+          for o in ("message_driven, whole backward", "1f1b", "zero_bubble")),
     ],
 )  # fmt: skip
 def test_with_an_orchestrator_and_accumulated_steps(pool, options) -> None:
@@ -224,7 +226,7 @@ def first_gradient_is_late(direction: str, stage: int, micro_batch: int) -> floa
 
 def held(limit: int) -> tuple[int, int]:
     """The most micro-batches in flight, and the most bytes that weight gradients waited with."""
-    options = PipelineOptions(defer_weights=True, deferred_bytes=limit)
+    options = PipelineOptions(deferred_bytes=limit)
     model = make(config_of("gpt2", 4), GridShape(pipe=2), options, ParallelConfig())
     # While a stage sleeps in backward, the next gradients arrive, however slow its threads are.
     next(model.parameters()).register_hook(lambda _: time.sleep(0.1))

@@ -32,7 +32,7 @@ from grids import grid_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PIPELINES = (
-    PipelineOptions(), PipelineOptions(defer_weights=True), PipelineOptions("1f1b"),
+    PipelineOptions(), PipelineOptions(defer_weights=False), PipelineOptions("1f1b"),
     PipelineOptions("gpipe"), PipelineOptions("zero_bubble"),
     PipelineOptions("interleaved", chunks=2), PipelineOptions("interleaved", chunks=3),
 )  # fmt: skip

@@ -34,7 +34,7 @@ from planner_machines import machine_of
 
 MODEL = ModelConfig(512, 256, 12, 8, 128)
 SCHEDULES = (
-    PipelineOptions(), PipelineOptions(defer_weights=True), PipelineOptions("1f1b"),
+    PipelineOptions(), PipelineOptions(defer_weights=False), PipelineOptions("1f1b"),
     PipelineOptions("gpipe"), PipelineOptions("zero_bubble"),
     PipelineOptions("interleaved", chunks=2),
 )  # fmt: skip
@@ -90,10 +90,10 @@ def test_known_steps_of_stages_change_nothing() -> None:
 
 def test_stages_take_together_what_the_model_takes() -> None:
     """Without overlap; but the loss, which in a pipeline is summed once per step."""
-    machine = machine_of()
+    machine, whole = machine_of(), PipelineOptions(defer_weights=False)
     for grid in (GridShape(), GridShape(2, 1, 2), GridShape(1, 2, 1, 2)):
         for recompute in POLICIES:
-            options = Options(overlap=None, recompute=recompute, micro_batches=4)
+            options = Options(overlap=None, recompute=recompute, micro_batches=4, pipeline=whole)
             one = StageSteps(machine).of(Job(MODEL, grid, options, 256), 0).one
             staged = Job(MODEL, dataclasses.replace(grid, pipe=4), options, 256)
             stages = [StageSteps(machine).of(staged, stage).one for stage in range(4)]

@@ -29,8 +29,8 @@ from model_cases import CONFIGS
 MICRO_BATCHES, SEQUENCES, LENGTH, MAX_NORM = 4, 4, 8, 0.05
 OPTIONS: Mapping[str, PipelineOptions] = {
     "message_driven": PipelineOptions(),
-    "message_driven, weights later": PipelineOptions(defer_weights=True),
-    "at most some bytes later": PipelineOptions(defer_weights=True, deferred_bytes=60_000),
+    "message_driven, whole backward": PipelineOptions(defer_weights=False),
+    "at most some bytes later": PipelineOptions(deferred_bytes=60_000),
     "1f1b": PipelineOptions("1f1b"),
     "gpipe": PipelineOptions("gpipe"),
     "zero_bubble": PipelineOptions("zero_bubble"),

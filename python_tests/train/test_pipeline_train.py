@@ -37,7 +37,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("grid", "options"),
     [
-        ("pipe=2,x=2", {"pipeline.defer_weights": True}),
+        ("pipe=2,x=2", {"pipeline.defer_weights": False}),
         pytest.param(
             "pipe=2,z=2", {"pipeline.schedule": "1f1b", "overlap.mode": "on"},
             marks=pytest.mark.slow,

@@ -195,8 +195,8 @@ def test_job_names_the_numbers(tmp_path: Path) -> None:
     assert "got 1 micro-batches on 2 stages" in refused(
         grid="pipe=2", world_size=2, pipeline__schedule="interleaved", pipeline__chunks="2"
     )
-    assert "defer_weights needs schedule 'message_driven'" in refused(
-        pipeline__schedule="1f1b", pipeline__defer_weights="true"
+    assert "defer_weights must be true with schedule 'zero_bubble'" in refused(
+        pipeline__schedule="zero_bubble", pipeline__defer_weights="false"
     )
     assert "lora.rank: expected 0 on pipeline stages" in refused(
         grid="pipe=2", world_size=2, lora__rank="4"

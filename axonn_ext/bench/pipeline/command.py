@@ -41,12 +41,13 @@ EPILOG = """\
 schedules (--case):
   1f1b, gpipe, zero_bubble     in a fixed order; zero_bubble computes weight gradients later
   interleaved                  with two chunks on each stage
-  message_driven               what has arrived, with up to 2 x 1f1b's micro-batches in flight
+  message_driven               what has arrived, with up to 2 x 1f1b's micro-batches in flight, and
+                               weight gradients when no message is there
   message_driven-c10d          the same, with all messages over c10d, as between hosts
-  message_driven-1             message_driven, with as many as 1f1b
-  message_driven-deferred      message_driven, with weight gradients when no message is there
-  message_driven-deferred-4    the same, of at most 4 micro-batches on a stage
-  message_driven-1-deferred-4  the same, with as many in flight as 1f1b
+  message_driven-4             message_driven; weight gradients wait of 4 micro-batches at most
+  message_driven-1-4           the same, with as many in flight as 1f1b
+  message_driven-whole         message_driven, with weight gradients in backward
+  message_driven-1-whole       the same, with as many in flight as 1f1b
   torch-1f1b                   Schedule1F1B
   torch-zero_bubble            ScheduleInterleavedZeroBubble, with one stage on each rank
 
@@ -54,7 +55,7 @@ examples:
   axonn-ext bench pipeline
   axonn-ext bench pipeline --stage-ms 30 --delay 0 0.1 0.2 --json pipeline.json --plot pipeline.png
   axonn-ext bench pipeline --grid pipe=4,x=2      with two ranks on a stage, which must agree
-  axonn-ext bench pipeline --stage-ms 10,20,10 --case 1f1b zero_bubble message_driven-deferred
+  axonn-ext bench pipeline --stage-ms 10,20,10 --case 1f1b zero_bubble message_driven
 """
 
 

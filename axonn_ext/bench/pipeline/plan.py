@@ -23,7 +23,8 @@ class CaseSpec:
     """One schedule, with what it may hold.
 
     system: "ours" or "torch". in_flight: see PipelineOptions. defers: "message_driven" computes
-    weight gradients later. most_deferred: of how many micro-batches they may wait; 0: of all.
+    weight gradients later. most_deferred: of how many micro-batches they may wait; 0: of as many as
+    PipelineOptions lets wait.
     transport: see PipelineOptions.
     """
 
@@ -32,7 +33,7 @@ class CaseSpec:
     system: str = OURS
     chunks: int = 1
     in_flight: int = 2
-    defers: bool = False
+    defers: bool = True
     most_deferred: int = 0
     transport: str = "auto"
 
@@ -54,11 +55,10 @@ CASES = {
         CaseSpec("zero_bubble", "zero_bubble"),
         CaseSpec("message_driven", "message_driven"),
         CaseSpec("message_driven-c10d", "message_driven", transport="c10d"),
-        CaseSpec("message_driven-1", "message_driven", in_flight=1),
-        CaseSpec("message_driven-deferred", "message_driven", defers=True),
-        CaseSpec("message_driven-deferred-4", "message_driven", defers=True, most_deferred=4),
-        CaseSpec("message_driven-1-deferred-4", "message_driven", in_flight=1, defers=True,
-                 most_deferred=4),
+        CaseSpec("message_driven-4", "message_driven", most_deferred=4),
+        CaseSpec("message_driven-1-4", "message_driven", in_flight=1, most_deferred=4),
+        CaseSpec("message_driven-whole", "message_driven", defers=False),
+        CaseSpec("message_driven-1-whole", "message_driven", in_flight=1, defers=False),
         CaseSpec("torch-1f1b", "1f1b", TORCH),
         CaseSpec("torch-zero_bubble", "zero_bubble", TORCH),
     )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SHOWN = ("1f1b", "zero_bubble", "message_driven", "message_driven-deferred")
+SHOWN = ("1f1b", "zero_bubble", "message_driven-whole", "message_driven")
 _COLORS = {"forward": "#2563eb", "backward": "#16a34a", "weight": "#ea580c"}
 _BARS, _TORCH = "#2563eb", "#94a3b8"
 _RED, _GREY, _INK = "#dc2626", "#94a3b8", "#1e293b"

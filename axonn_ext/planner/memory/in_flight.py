@@ -39,14 +39,14 @@ def units_of(job: Job, stage: int) -> tuple[Units, ...]:
 
     The schedule message_driven is counted with as many units in flight as it allows, since the
     messages decide how many there are. What it defers is simulated, with stages that take as long
-    as they have operations, unless there is a limit.
+    as they have operations, unless there is a limit of bytes.
     """
     options, pipe, parts = job.options.pipeline, job.grid.pipe, job.options.micro_batches
     if options.schedule != "message_driven":
         return _of_fixed_order(options, pipe, stage, parts)
     # The last stage runs the backward of a micro-batch right after its forward.
     in_flight = 1 if stage == pipe - 1 else min(parts, options.most_in_flight(pipe, stage))
-    if not options.defer_weights:
+    if not options.defers:
         return _of_one_kind(in_flight, parts)
     if options.deferred_bytes:
         most = -(-options.deferred_bytes // max(1, deferred_bytes_of(job, stage)))
@@ -86,13 +86,15 @@ def _stage_costs(job: Job) -> tuple[float, ...]:
 def _of_message_driven(
     options: PipelineOptions, costs: tuple[float, ...], parts: int
 ) -> tuple[tuple[Units, ...], ...]:
-    """Returns the units of each stage where any number of weight gradients may be deferred."""
+    """Returns the units of each stage where as many are deferred as there may be of any size."""
     pipe = len(costs)
+    most = options.most_deferred(pipe)
+    assert most is not None
 
     def fullest(count: int) -> list[tuple[Units, ...]]:
         simulation = simulate(
             options.schedule, [StageTimes(c, c, c) for c in costs], count, defer_weights=True,
-            in_flight=[options.most_in_flight(pipe, s) for s in range(pipe)],
+            in_flight=[options.most_in_flight(pipe, s) for s in range(pipe)], max_deferred=most,
         )  # fmt: skip
         return [_fullest((task for task, _, _ in run), defers=True) for run in simulation.tasks]
 
@@ -101,13 +103,13 @@ def _of_message_driven(
         return tuple(fullest(parts))
     longer = (parts - some) / (some - few)
     return tuple(
-        _longer(high, longer * (max(u.deferred for u in high) - max(u.deferred for u in low)))
+        _longer(high, longer * (max(u.deferred for u in high) - max(u.deferred for u in low)), most)
         for low, high in zip(fullest(few), fullest(some), strict=True)
     )
 
 
-def _longer(units: tuple[Units, ...], growth: float) -> tuple[Units, ...]:
-    return tuple(u._replace(deferred=math.ceil(u.deferred + growth)) for u in units)
+def _longer(units: tuple[Units, ...], growth: float, most: int) -> tuple[Units, ...]:
+    return tuple(u._replace(deferred=min(most, math.ceil(u.deferred + growth))) for u in units)
 
 
 def _fullest(tasks: Iterable[Task], *, defers: bool) -> tuple[Units, ...]:

@@ -20,8 +20,8 @@ _FLAGS = ("heads_over_y", "save_gathered", "reshard_after_forward")
 DEFAULT_MEMORY_FRACTION = 0.95
 # How stages run: those with the least time, and 1F1B, which holds less than message_driven.
 PIPELINES = (
-    PipelineOptions(), PipelineOptions("1f1b"), PipelineOptions("zero_bubble"),
-    PipelineOptions("interleaved", chunks=2),
+    PipelineOptions(), PipelineOptions(defer_weights=False), PipelineOptions("1f1b"),
+    PipelineOptions("zero_bubble"), PipelineOptions("interleaved", chunks=2),
 )  # fmt: skip
 
 
