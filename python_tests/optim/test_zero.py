@@ -58,6 +58,16 @@ def test_as_without(pool: Pool, shape: GridShape, zero: int) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("adapters", "recompute"), [(True, "none"), (False, "every:2")])
+def test_adapters_and_recomputed_blocks(pool: Pool, adapters: bool, recompute: str) -> None:
+    """Of the parameters only some have gradients, or only after a second forward pass."""
+    setup = Setup(
+        GridShape(x=2, data=2), 2, overlap=True, micro_batches=2, adapters=adapters,
+        recompute=recompute,
+    )  # fmt: skip
+    check(pool, setup)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("overlap", [False, True])

@@ -22,6 +22,7 @@ from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.optim import AdamW
 from axonn_ext.overlap import Orchestrator, Overlap
 from axonn_ext.pipeline import MicroBatch, Pipeline
+from axonn_ext.pretrained import add_adapters
 from grids import grid_of
 from model_cases import GPT2, random_batch
 from steps import compute_gradients
@@ -32,7 +33,10 @@ OVERLAP = Overlap(prefetch=2, deferred=2, bucket_bytes=4096)
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """How a job trains. bucket_elements: so few that parameters are cut."""
+    """How a job trains.
+
+    bucket_elements: so few that parameters are cut. adapters: low-rank ones train, and nothing else.
+    """
 
     shape: GridShape
     zero: int = 0
@@ -42,6 +46,8 @@ class Setup:
     dtype: torch.dtype = torch.float32
     micro_batches: int = 1
     overlap: bool = False
+    recompute: str = "none"
+    adapters: bool = False
     bucket_elements: int = 1500
     device: str = "cpu"
 
@@ -61,10 +67,12 @@ class Job:
 
     def __init__(self, setup: Setup, *, seed: int = 3) -> None:
         self.setup, self.grid = setup, grid_of(setup.shape)
-        parallel = ParallelConfig(layout=setup.layout)
+        parallel = ParallelConfig(layout=setup.layout, recompute=setup.recompute)
         self.model = models.build(
             setup.config, self.grid, parallel, seed=seed, dtype=setup.dtype, device=setup.device
         )  # fmt: skip
+        if setup.adapters:
+            add_adapters(self.model, rank=3, alpha=6.0, targets=["all-linear"], seed=4)
         overlap = OVERLAP if setup.overlap else None
         self.pipeline: Pipeline | None = None
         self.orchestrator: Orchestrator | None = None
