@@ -35,7 +35,7 @@ OVERLAP = Overlap(prefetch=2, deferred=2, bucket_bytes=4096)
 class Setup:
     """How a job trains.
 
-    bucket_elements: so few that parameters are cut. adapters: low-rank ones train, and nothing else.
+    bucket_elements: so few that parameters are cut. adapters: only low-rank ones train.
     """
 
     shape: GridShape
