@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 import torch
@@ -45,16 +46,20 @@ class Totals:
             )
         return total.to(number.device)
 
-    def compare(self, numbers: Mapping[str, float]) -> None:
-        """Raises PipelineError if ranks have different numbers of a name."""
-        own = torch.tensor(list(numbers.values()), dtype=torch.float64)
-        most, least = self._reduce(torch.stack([own, -own]), dist.ReduceOp.MAX, "numbers")
+    def compare(self, numbers: Mapping[str, float | None]) -> None:
+        """Raises PipelineError if ranks have different numbers of a name; None agrees with all."""
+        own = torch.tensor(
+            [[n, -n] if n is not None else [-math.inf] * 2 for n in numbers.values()],
+            dtype=torch.float64,
+        )
+        most, least = self._reduce(own.T.contiguous(), dist.ReduceOp.MAX, "numbers")
         for what, number, high, low in zip(
-            numbers, own.tolist(), most.tolist(), (-least).tolist(), strict=True
+            numbers, numbers.values(), most.tolist(), (-least).tolist(), strict=True
         ):
-            if high != low:
+            if high != low and high > -math.inf:
+                got = "none" if number is None else f"{number:.17g}"
                 raise PipelineError(
-                    f"all ranks must have the same {what}, got {number:.17g}, and from {low:.17g} "
+                    f"all ranks must have the same {what}, got {got}, and from {low:.17g} "
                     f"to {high:.17g}"
                 )
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from axonn_ext import GridShape, clip_grad_norm_, full_gradients, full_state_dict
 from axonn_ext.models import ParallelConfig
+from axonn_ext.nn.sharded import sharded_parameters
 from axonn_ext.pipeline import MicroBatch, Pipeline, PipelineError, PipelineOptions
 from axonn_ext.pipeline.messages import BACKWARD
 from axonn_ext.spec.parallel import Overlap
@@ -106,6 +107,24 @@ def test_loss_scales_that_do_not_fit_are_refused_on_every_rank(pool) -> None:
         assert "from 8 to 16" in differ
         assert "all ranks must have the same loss_scale" in nan
         assert "loss_scale=65536 is more than a loss in torch.float16 can hold" in narrow
+
+
+def frozen_on_the_first_stage() -> tuple[str, int]:
+    config, shape, options = config_of("gpt2", 3), GridShape(pipe=3), PipelineOptions()
+    model = make(config, shape, options, ParallelConfig())
+    tables = [p for p in sharded_parameters(model) if p.spec.on_ends]
+    for table in tables if model.grid.rank == 0 else ():
+        table.parameter.requires_grad_(False)
+    with pytest.raises(PipelineError) as error, Pipeline(model, model.grid, options) as pipeline:
+        pipeline.step(own_batches(model.grid))
+    return str(error.value), len(tables)
+
+
+def test_a_tied_table_that_trains_on_one_end_alone_is_refused(pool) -> None:
+    found = pool(3).run(frozen_on_the_first_stage)
+    assert [count for _, count in found] == [1, 0, 1]
+    for (message, _), own in zip(found, ("0", "none", "1"), strict=True):
+        assert f"the same requires_grad of the tied table, got {own}, and from 0 to 1" in message
 
 
 def losses_of_odd_rows() -> list[float]:
