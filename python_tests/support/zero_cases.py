@@ -16,6 +16,7 @@ from axonn_ext import (
     clip_grad_norm_,
     full_gradients,
     full_state_dict,
+    gradient_norm,
     models,
 )
 from axonn_ext.models import ModelConfig, ParallelConfig
@@ -55,6 +56,11 @@ class Setup:
         """The same, with whole gradients and states on every rank."""
         return dataclasses.replace(self, zero=0, offload="none")
 
+    @property
+    def loss_scale(self) -> float:
+        """Without one, most gradients in fp16 would be multiples of its least number."""
+        return 2.0**12 if self.dtype == torch.float16 else 1.0
+
     def __str__(self) -> str:
         parts = [self.shape.short(), self.config.family, f"zero={self.zero}", self.offload]
         parts += [str(self.dtype).removeprefix("torch."), self.layout]
@@ -90,10 +96,11 @@ class Job:
         return [self._step(step) for step in range(first, first + count)]
 
     def gradients(self, step: int) -> float:
-        """Computes the whole gradients of a step; returns its loss."""
+        """Computes the whole gradients of a step, times the loss scale; returns its loss."""
         ids, labels = (tensor.to(self.setup.device) for tensor in random_batch())
         ids = (ids + step) % 64
-        count = float((labels != -100).sum())
+        scale = self.setup.loss_scale
+        count = float((labels != -100).sum()) / scale
         own = {0: ("data", "z")}
         parts = self.setup.micro_batches
         pairs = [
@@ -104,13 +111,17 @@ class Job:
             batches = [MicroBatch(i, y) for i, y in pairs]
             loss = self.pipeline.step(batches, num_labels=count).item()
             self.pipeline.sync_gradients()
-            return loss
-        return compute_gradients(self.model, self.orchestrator, pairs, count)
+            return loss / scale
+        return compute_gradients(self.model, self.orchestrator, pairs, count) / scale
 
     def _step(self, step: int) -> tuple[float, float]:
         loss = self.gradients(step)
-        norm = clip_grad_norm_(self.model, 0.05).item()
-        self.optimizer.step()
+        if self.setup.loss_scale == 1:
+            norm, factor = clip_grad_norm_(self.model, 0.05).item(), 1.0
+        else:
+            found = gradient_norm(self.model, 0.05, loss_scale=self.setup.loss_scale)
+            norm, factor = found.norm.item(), found.factor.item()
+        self.optimizer.step(gradient_factor=factor)
         self.optimizer.zero_grad()
         return loss, norm
 
