@@ -169,9 +169,9 @@ def compute_kinds(job: Job, machine: Machine) -> dict[str, float]:
         for task in tasks:
             times = repeats * program.num_micro_batches
             parts = {
-                "products": task._replace(attention_flops=0, touched_bytes=0),
+                "products": task._replace(scores=None, touched_bytes=0),
                 "attention": task._replace(matmul=None, touched_bytes=0),
-                "elementwise": task._replace(matmul=None, attention_flops=0),
+                "elementwise": task._replace(matmul=None, scores=None),
             }
             for kind, part in parts.items():
                 spent[kind] += times * costs.compute(part)
