@@ -67,6 +67,7 @@ def config_as_json(estimate: Estimate, *, tokens: float) -> Json:
         "optimizer_s": estimate.optimizer_s,
         "exposed_s": {axis: estimate.exposed_s.get(axis, 0.0) for axis in COMMUNICATING},
         "peak_fraction": estimate.peak_fraction,
+        "whole_peak_fraction": estimate.whole_peak_fraction,
         "tokens_per_s": estimate.tokens_per_s,
         "days": days(estimate, tokens),
         "bytes_sent": dict.fromkeys(COMMUNICATING, 0) | most_bytes_by_axis(job),
@@ -153,7 +154,8 @@ def write_config(path: Path, estimate: Estimate, *, title: str, model: str) -> N
     head = (
         f"# Written by axonn-ext plan: {title}.\n"
         f"# Predicted: {duration(estimate.step_time_s)} a step, "
-        f"{100 * estimate.peak_fraction:.1f} % of peak, {gigabytes(estimate.memory.total)} a GPU.\n"
+        f"{100 * estimate.peak_fraction:.1f} % of peak ({100 * estimate.whole_peak_fraction:.1f} % "
+        f"with all of attention counted), {gigabytes(estimate.memory.total)} a GPU.\n"
     )
     write_text("--write-config", path, f"{head}\n{text}")
 

@@ -27,6 +27,7 @@ from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.terminal.console import plain_table, print_table, say
 
 SECONDS_PER_DAY = 86400
+PEAK_TITLE = "% of peak: causal / all"  # half of attention counted, or all of it
 
 
 def print_plan(console: Console, result: Plan, *, tokens: float, seconds: float) -> None:
@@ -69,14 +70,14 @@ def _table(configs: Sequence[Estimate], *, tokens: float) -> Table:
     table = plain_table(padding=(0, 2, 0, 0))
     left = {"grid", "options", "exposed", "most of it", "limit"}
     for name in (
-        "", "grid", "micro-batches", "options", "step", "% of peak", "tokens/s", "exposed",
+        "", "grid", "micro-batches", "options", "step", PEAK_TITLE, "tokens/s", "exposed",
         "memory", "most of it", "days", "limit",
     ):  # fmt: skip
         table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     for number, e in enumerate(configs, start=1):
         table.add_row(
             str(number), e.job.grid.short(), micro_batches(e.job), options(e.job),
-            duration(e.step_time_s), f"{100 * e.peak_fraction:.1f}", size(e.tokens_per_s),
+            duration(e.step_time_s), peak(e), size(e.tokens_per_s),
             exposed(e), gigabytes(e.memory.total), words(e.memory.largest),
             f"{days(e, tokens):,.1f}", e.binding, style="bold" if number == 1 else "",
         )  # fmt: skip
@@ -268,6 +269,11 @@ def optimizer(chosen: OptimizerOptions) -> list[str]:
     """Returns what is not the default of where AdamW's state is."""
     zero = [f"zero {chosen.zero}"] if chosen.zero else []
     return [*zero, f"offload {chosen.offload}"] if chosen.offload != "none" else zero
+
+
+def peak(estimate: Estimate) -> str:
+    """Returns % of peak with half of attention counted, which is causal, and with all of it."""
+    return f"{100 * estimate.peak_fraction:.1f} / {100 * estimate.whole_peak_fraction:.1f}"
 
 
 def exposed(estimate: Estimate) -> str:

@@ -18,7 +18,8 @@ class Estimate:
 
     compute_s      the seconds of products, elementwise work and the optimizer
     exposed_s      axis -> the seconds for which computation waits for the axis's collectives
-    peak_fraction  model flops (nothing counted twice) per second over the machine's peak
+    peak_fraction  model flops (nothing counted twice, half of attention, which is causal) per
+                   second over the machine's peak
     tokens_per_s   the rate of all ranks together
     binding        what limits the step, in words
     """
@@ -32,6 +33,13 @@ class Estimate:
     peak_fraction: float
     tokens_per_s: float
     binding: str
+
+    @property
+    def whole_peak_fraction(self) -> float:
+        """The same with all of attention counted, as Megatron-LM does (see flops_per_token)."""
+        model = self.job.model
+        whole, half = model.flops_per_token(whole_attention=True), model.flops_per_token()
+        return self.peak_fraction * whole / half
 
 
 def estimate(

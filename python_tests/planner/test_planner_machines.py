@@ -556,7 +556,7 @@ def test_attention_of_the_machines_is_slower_for_short_sequences_and_small_heads
         ("[64, 256]", "[64, 0]", "head_dims must be an array of whole numbers >= 1, got [64, 0]"),
         ("[[1e9, 4e9], [2e9, 8e9]]", "[[1e9, 4e9]]", "flops must be an array of 2 arrays"),
         ("[[1e9, 4e9], [2e9, 8e9]]", "[[1e9], [2e9]]", "of 2 positive numbers, one for each of s"),
-        ('kernel = "old"\n', 'kernel = "new"\n', "dtypes must be an array without fp32, whose rates"),
+        ('kernel = "old"\n', 'kernel = "new"\n', "dtypes must be an array without fp32, whose"),
         ("8e9", "inf", "measured[1].flops must be an array of 2 arrays"),
         ('kernel = "new"\ndtypes', 'kernel = "old"\ndtypes', "attention.kernel must be one of old"),
     ],
