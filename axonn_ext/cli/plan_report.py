@@ -15,6 +15,7 @@ from axonn_ext.planner.events import COMPUTE
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.pipelines import PipelineStep, simulate_pipeline
+from axonn_ext.planner.ranges import step_range
 from axonn_ext.planner.search.fastest import Plan
 from axonn_ext.planner.search.request import Request
 from axonn_ext.planner.shares import shares_of
@@ -27,6 +28,7 @@ from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.terminal.console import plain_table, print_table, say
 
 SECONDS_PER_DAY = 86400
+NEARLY_FULL = 0.9  # of the memory
 PEAK_TITLE = "% of peak: causal / all"  # half of attention counted, or all of it
 
 
@@ -40,11 +42,25 @@ def print_plan(console: Console, result: Plan, *, tokens: float, seconds: float)
     )
     say(console, "")
     print_table(console, _table(result.configs, tokens=tokens))
+    for line in memory_warning(result.configs):
+        say(console, line, "yellow")
     if any(result.rejected.values()):
         say(console, "")
         say(console, "rejected:")
     for reason, count in result.rejected.items():
         say(console, f"{count:>9,}  {reason}")
+
+
+def memory_warning(configs: Sequence[Estimate]) -> list[str]:
+    """Returns a line that names the configurations with which memory is nearly full, if any."""
+    full = [str(n) for n, e in enumerate(configs, start=1) if e.memory_share > NEARLY_FULL]
+    if not full:
+        return []
+    return [
+        "",
+        f"warning: number {', '.join(full)}: more than {NEARLY_FULL:.0%} of a GPU's memory is "
+        "full, with communicators and what the machine reserves; fragmentation may make it run out",
+    ]
 
 
 def describe(request: Request) -> str:
@@ -95,6 +111,8 @@ def print_explanation(
     print_table(console, _memory_table(estimate, machine))
     say(console, "")
     print_table(console, _time_table(estimate, machine))
+    say(console, "")
+    say(console, _range_of(job, machine))
     if job.grid.pipe > 1:
         say(console, "")
         say(console, describe_pipeline(estimate, simulate_pipeline(job, machine)))
@@ -128,6 +146,14 @@ def schedule(pipeline: PipelineOptions) -> str:
     if pipeline.defer_weights:
         parts.append("weights later")
     return " with ".join(parts)
+
+
+def _range_of(job: Job, machine: Machine) -> str:
+    found = step_range(job, machine)
+    if not found.reasons:
+        return "range: the machine's file says of nothing that it is not known"
+    reasons = "; ".join(found.reasons)
+    return f"range: {duration(found.least_s)} to {duration(found.most_s)} ({reasons})"
 
 
 def _memory_table(estimate: Estimate, machine: Machine) -> Table:

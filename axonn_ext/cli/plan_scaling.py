@@ -142,7 +142,7 @@ def _as_json(
         {
             "gpus": p.num_ranks,
             "global_batch": p.batch_size,
-            "config": p.best and plan_files.config_as_json(p.best, tokens=tokens),
+            "config": p.best and plan_files.config_as_json(p.best, request.machine, tokens=tokens),
             "problem": p.problem or None,
         }
         for p in points

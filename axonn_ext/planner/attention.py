@@ -88,7 +88,7 @@ def read_attention(table: Table, dtypes: tuple[str, ...]) -> Attention:
     others = tuple(dtype for dtype in dtypes if dtype not in rates)
     flat = {dtype: table.positive(dtype) for dtype in others}
     table.finish()
-    return Attention(rates | Attention.flat(flat).rates, kernel)
+    return Attention({**rates, **Attention.flat(flat).rates}, kernel)
 
 
 def _read_dtypes(row: Table, dtypes: tuple[str, ...]) -> list[str]:

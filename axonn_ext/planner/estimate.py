@@ -22,6 +22,8 @@ class Estimate:
                    second over the machine's peak
     tokens_per_s   the rate of all ranks together
     binding        what limits the step, in words
+    memory_share   the part of a rank's memory that is full at the peak, with communicators and what
+                   the machine reserves
     """
 
     job: Job
@@ -33,6 +35,7 @@ class Estimate:
     peak_fraction: float
     tokens_per_s: float
     binding: str
+    memory_share: float
 
     @property
     def whole_peak_fraction(self) -> float:
@@ -66,7 +69,13 @@ def estimate(
         peak_fraction=flops / result.step_time_s / machine.peak_flops[job.options.dtype],
         tokens_per_s=tokens / result.step_time_s,
         binding=_binding(result.compute_s, exposed, machine, memory),
+        memory_share=_full_bytes(job, machine, memory) / machine.memory_bytes,
     )
+
+
+def _full_bytes(job: Job, machine: Machine, memory: Memory) -> int:
+    others = machine.memory_reserved_bytes + machine.communicators_bytes(job.grid)
+    return memory.total + others
 
 
 def _binding(

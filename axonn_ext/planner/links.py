@@ -62,6 +62,14 @@ class Level:
     tree_latency_s: the latency of one hop of a tree, by which an all-reduce between nodes may run;
         None: by rings alone.
     hides_latency: bytes are sent while the steps wait, as on emulated links.
+
+    What is not known, for the range of a prediction (planner/ranges.py):
+
+    neighbours_measured: the most groups that left a unit of the level below together when its rate
+        was measured; None: as many as there can be.
+    unmeasured_rate: by which factor the rate may be higher with more groups than these.
+    full_rate_ranks, least_rate: of jobs with more ranks than these, the factor to which the rate
+        may fall (tapered or shared networks); None: it does not.
     """
 
     name: str
@@ -71,6 +79,10 @@ class Level:
     contention: float = 1.0
     tree_latency_s: float | None = None
     hides_latency: bool = False
+    neighbours_measured: int | None = None
+    unmeasured_rate: float = 1.0
+    full_rate_ranks: int | None = None
+    least_rate: float = 1.0
     measured: tuple[MeasuredLink, ...] = ()
 
     def measured_along(self, axis: str) -> tuple[MeasuredLink, ...]:
@@ -255,10 +267,18 @@ def _read_level(row: Table, *, may_be_open: bool) -> Level:
         contention=row.at_least("contention", 1, 1.0),
         tree_latency_s=row.positive("tree_latency_s") if row.has("tree_latency_s") else None,
         hides_latency=row.flag("hides_latency", False),
+        neighbours_measured=_optional_count(row, "neighbours_measured"),
+        unmeasured_rate=row.at_least("unmeasured_rate", 1, 1.0),
+        full_rate_ranks=_optional_count(row, "full_rate_ranks"),
+        least_rate=row.positive("least_rate", 1.0, most=1),
         measured=tuple(_read_measured(r, ranks) for r in row.tables("measured")),
     )
     row.finish()
     return level
+
+
+def _optional_count(row: Table, key: str) -> int | None:
+    return row.count(key) if row.has(key) else None
 
 
 def _read_measured(row: Table, ranks: int | None) -> MeasuredLink:

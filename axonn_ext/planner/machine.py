@@ -32,7 +32,8 @@ class Machine:
     All numbers are those of one rank (a GPU, a GCD or a process):
 
     memory_bytes           all memory
-    memory_reserved_bytes  the part that tensors cannot have (context, communicators, fragmentation)
+    memory_reserved_bytes  the part that tensors cannot have (context, fragmentation)
+    communicator_bytes     the buffers of one communicator
     memory_bytes_per_s     the bandwidth that elementwise work reaches
     peak_flops             dtype -> peak flop/s, to which "% of peak" refers
     attention              the rates of fused scaled dot products
@@ -48,6 +49,9 @@ class Machine:
                            the rate in each direction between a GPU and its host, and a rank's share
                            of the bandwidth of the host's memory; None: unknown, so that AdamW's
                            state cannot be offloaded
+    straggler_share        by how much the slowest of many ranks may be slower than the mean one
+    communication_units    how many of products.num_units collectives may take while they run beside
+                           computation
     device                 "cuda", or "cpu", whose collectives sum low precision in copies of fp32
     """
 
@@ -60,12 +64,15 @@ class Machine:
     attention: Attention
     links: Links
     memory_reserved_bytes: int = 0
+    communicator_bytes: int = 0
     hidden_share: float = 0.0
     launch_s: float = 0.0
     ranks_per_core: float = 1.0
     slowdown: float = 1.0
     host_link_bytes_per_s: float | None = None
     host_memory_bytes_per_s: float | None = None
+    straggler_share: float = 0.0
+    communication_units: int = 0
     device: str = "cuda"
 
     @property
@@ -77,6 +84,10 @@ class Machine:
     def usable_bytes(self) -> int:
         """The bytes of memory that tensors can have."""
         return self.memory_bytes - self.memory_reserved_bytes
+
+    def communicators_bytes(self, grid: GridShape) -> int:
+        """Returns the bytes of the buffers of a grid's communicators."""
+        return grid.num_communicators * self.communicator_bytes
 
     def link(self, grid: GridShape, axis: str) -> Link:
         """Returns the link of the groups along an axis; ranks are laid out with x fastest.
@@ -201,15 +212,22 @@ def _read(file: Path | Traversable, *, default_name: str) -> Machine:
         attention=read_attention(table.table("attention"), dtypes),
         links=read_links(table, name),
         memory_reserved_bytes=table.count("memory_reserved_bytes", 0, least=0),
+        communicator_bytes=table.count("communicator_bytes", 0, least=0),
         hidden_share=table.at_least("hidden_share", 0, 0.0, most=1),
         launch_s=launch_s,
         ranks_per_core=table.at_least("ranks_per_core", 1, 1.0),
         slowdown=table.at_least("slowdown", 1, 1.0),
         host_link_bytes_per_s=_optional(table, "host_link_bytes_per_s"),
         host_memory_bytes_per_s=_optional(table, "host_memory_bytes_per_s"),
+        straggler_share=table.at_least("straggler_share", 0, 0.0, most=1),
+        communication_units=table.count("communication_units", 0, least=0),
     )  # fmt: skip
     if machine.usable_bytes <= 0:
         raise table.error("memory_reserved_bytes", f"below memory_bytes={machine.memory_bytes}")
+    if machine.communication_units >= max(machine.products.num_units, 2):
+        raise table.error(
+            "communication_units", f"below matmul.num_units={machine.products.num_units}"
+        )
     table.finish()
     return machine
 
