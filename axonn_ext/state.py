@@ -63,7 +63,7 @@ def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None
     """
     parameters = {p.name: p for p in sharded_parameters(module)}
     whole = {
-        name: torch.empty(p.spec.full_sizes, dtype=p.parameter.dtype, device="meta")
+        name: torch.empty(p.spec.state_sizes, dtype=p.parameter.dtype, device="meta")
         for name, p in parameters.items()
     }
     public = _convert(module, whole, exporting=True)
@@ -84,7 +84,7 @@ def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None
             )
     local = _convert(module, state, exporting=False)
     for name, p in parameters.items():
-        p.parameter.copy_(p.grid.shard(local[name], p.spec.dims))
+        p.parameter.copy_(p.block(local[name]))
 
 
 def _with_tied(state: State, public: Mapping[str, Tensor]) -> State:
@@ -101,7 +101,7 @@ def _export(module: nn.Module, tensor_of: Callable[[ShardedParameter], Tensor | 
     for p in sharded_parameters(module):
         local = tensor_of(p)
         if local is not None:
-            state[p.name] = p.grid.unshard(local, p.spec.dims).clone()
+            state[p.name] = p.whole(local).clone()
     return _of_all_stages(module, _convert(module, state, exporting=True))
 
 

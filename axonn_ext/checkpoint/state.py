@@ -40,8 +40,29 @@ class PlacedParameter:
     offsets: tuple[int, ...]
 
     def shard(self, tensor: Tensor) -> Shard:
-        """Returns a tensor that is split as the parameter is."""
-        return Shard(self.shape, {self.offsets: tensor}, tensor.dtype)
+        """Returns a tensor that is split as the parameter is, without the rows that are padding."""
+        return self._clipped({self.offsets: tensor}, tensor.dtype)
+
+    def whole_block(self, shard: Shard) -> Tensor:
+        """Returns what `shard` returned with padding, which is zero."""
+        if self.offsets[0] + len(self.parameter) <= self.shape[0]:
+            return shard.tensor
+        block = torch.zeros_like(self.parameter, dtype=shard.dtype, requires_grad=False)
+        for tensor in shard.blocks.values():
+            block[: len(tensor)].copy_(tensor)
+        return block
+
+    def _clipped(self, blocks: Mapping[Offsets, Tensor], dtype: torch.dtype) -> Shard:
+        """Returns the blocks without rows beyond the whole tensor, which are padding."""
+        if not self.shape:
+            return Shard(self.shape, blocks, dtype)
+        rows = self.shape[0]
+        kept = {
+            offsets: tensor[: max(rows - offsets[0], 0)]
+            for offsets, tensor in blocks.items()
+            if offsets[0] < rows or not tensor.numel()
+        }
+        return Shard(self.shape, kept, dtype)
 
     def shard_of_pieces(
         self, pieces: Sequence[Piece], tensor_of: Callable[[Piece], Tensor]
@@ -57,7 +78,7 @@ class PlacedParameter:
                 return self.shard(tensor)
             for inside, block in blocks_of_run(self.parameter.shape, piece.start, tensor):
                 blocks[tuple(map(sum, zip(self.offsets, inside, strict=True)))] = block
-        return Shard(self.shape, blocks, dtype)
+        return self._clipped(blocks, dtype)
 
 
 def placed_parameters(model: nn.Module) -> Iterator[PlacedParameter]:
@@ -70,7 +91,7 @@ def placed_parameters(model: nn.Module) -> Iterator[PlacedParameter]:
         for p in sharded_parameters(model):
             offsets, _ = p.grid.local_block(p.spec.full_sizes, p.spec.dims)
             name = f"{p.name}@{p.spec.stored_as}" if p.spec.stored_as else p.name
-            yield PlacedParameter(name, p.parameter, p.spec.full_sizes, tuple(offsets))
+            yield PlacedParameter(name, p.parameter, p.spec.state_sizes, tuple(offsets))
         return
     for name, parameter in model.named_parameters():
         yield PlacedParameter(name, parameter, tuple(parameter.shape), (0,) * parameter.dim())
@@ -185,7 +206,9 @@ def set_optimizer_state(
     for p in placed_parameters(model):
         number = numbers.get(id(p.parameter))
         if number is not None and p.name in values:
-            state["state"][number] = {key: s.tensor for key, s in values[p.name].items()}
+            state["state"][number] = {
+                key: p.whole_block(s) if s.shape else s.tensor for key, s in values[p.name].items()
+            }
     _set_options(state["param_groups"], options)
     optimizer.load_state_dict(state)
 

@@ -13,6 +13,8 @@ from axonn_ext.inputs.files import is_file
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.events import Timeline
 from axonn_ext.planner.job import Job, Options
+from axonn_ext.planner.machine import Machine
+from axonn_ext.planner.ranges import step_range
 from axonn_ext.planner.search.fastest import Plan
 from axonn_ext.planner.search.request import Request
 from axonn_ext.planner.step.volumes import most_bytes_by_axis
@@ -38,7 +40,10 @@ def plan_as_json(result: Plan, *, tokens: float) -> Json:
         "global_batch": result.request.batch_size,
         "num_considered": result.num_considered,
         "num_fit": result.fits,
-        "configs": [config_as_json(estimate, tokens=tokens) for estimate in result.configs],
+        "configs": [
+            config_as_json(estimate, result.request.machine, tokens=tokens)
+            for estimate in result.configs
+        ],
         "rejected": dict(result.rejected),
     }
 
@@ -55,7 +60,7 @@ def request_as_json(request: Request, *, tokens: float) -> Json:
     }
 
 
-def config_as_json(estimate: Estimate, *, tokens: float) -> Json:
+def config_as_json(estimate: Estimate, machine: Machine, *, tokens: float) -> Json:
     """Returns one configuration and its prediction."""
     job, memory = estimate.job, estimate.memory
     return {
@@ -63,15 +68,18 @@ def config_as_json(estimate: Estimate, *, tokens: float) -> Json:
         "batch_size": job.batch_size,
         **_options_as_json(job.options, pipe=job.grid.pipe),
         "step_time_s": estimate.step_time_s,
+        "step_time_range_s": list(step_range(job, machine)[:2]),
         "compute_s": estimate.compute_s,
         "optimizer_s": estimate.optimizer_s,
         "exposed_s": {axis: estimate.exposed_s.get(axis, 0.0) for axis in COMMUNICATING},
         "peak_fraction": estimate.peak_fraction,
+        "whole_peak_fraction": estimate.whole_peak_fraction,
         "tokens_per_s": estimate.tokens_per_s,
         "days": days(estimate, tokens),
         "bytes_sent": dict.fromkeys(COMMUNICATING, 0) | most_bytes_by_axis(job),
         "memory_bytes": memory.total,
         "memory_items": memory._asdict(),
+        "memory_share": estimate.memory_share,
         "binding": estimate.binding,
     }
 
@@ -153,7 +161,8 @@ def write_config(path: Path, estimate: Estimate, *, title: str, model: str) -> N
     head = (
         f"# Written by axonn-ext plan: {title}.\n"
         f"# Predicted: {duration(estimate.step_time_s)} a step, "
-        f"{100 * estimate.peak_fraction:.1f} % of peak, {gigabytes(estimate.memory.total)} a GPU.\n"
+        f"{100 * estimate.peak_fraction:.1f} % of peak ({100 * estimate.whole_peak_fraction:.1f} % "
+        f"with all of attention counted), {gigabytes(estimate.memory.total)} a GPU.\n"
     )
     write_text("--write-config", path, f"{head}\n{text}")
 

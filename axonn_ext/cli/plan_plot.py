@@ -163,7 +163,7 @@ def plot_scaling(
                       xytext=(0, 8), textcoords="offset points", ha="center", fontsize=8,
                       color=_INK)  # fmt: skip
     peak.set_ylim(0, max(100 * e.peak_fraction for _, e in points) * 1.2)
-    peak.set_ylabel("% of peak", color=_INK)
+    peak.set_ylabel("% of peak (causal attention)", color=_INK)
     for axes in (speed, peak):
         axes.set_xscale("log", base=2)
         axes.set_xticks(numbers, [f"{n:,}" for n in numbers], fontsize=7, rotation=30)

@@ -15,6 +15,7 @@ from axonn_ext.planner.events import COMPUTE
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.pipelines import PipelineStep, simulate_pipeline
+from axonn_ext.planner.ranges import step_range
 from axonn_ext.planner.search.fastest import Plan
 from axonn_ext.planner.search.request import Request
 from axonn_ext.planner.shares import shares_of
@@ -27,6 +28,8 @@ from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.terminal.console import plain_table, print_table, say
 
 SECONDS_PER_DAY = 86400
+NEARLY_FULL = 0.9  # of the memory
+PEAK_TITLE = "% of peak: causal / all"  # half of attention counted, or all of it
 
 
 def print_plan(console: Console, result: Plan, *, tokens: float, seconds: float) -> None:
@@ -39,11 +42,25 @@ def print_plan(console: Console, result: Plan, *, tokens: float, seconds: float)
     )
     say(console, "")
     print_table(console, _table(result.configs, tokens=tokens))
+    for line in memory_warning(result.configs):
+        say(console, line, "yellow")
     if any(result.rejected.values()):
         say(console, "")
         say(console, "rejected:")
     for reason, count in result.rejected.items():
         say(console, f"{count:>9,}  {reason}")
+
+
+def memory_warning(configs: Sequence[Estimate]) -> list[str]:
+    """Returns a line that names the configurations with which memory is nearly full, if any."""
+    full = [str(n) for n, e in enumerate(configs, start=1) if e.memory_share > NEARLY_FULL]
+    if not full:
+        return []
+    return [
+        "",
+        f"warning: number {', '.join(full)}: more than {NEARLY_FULL:.0%} of a GPU's memory is "
+        "full, with communicators and what the machine reserves; fragmentation may make it run out",
+    ]
 
 
 def describe(request: Request) -> str:
@@ -69,14 +86,14 @@ def _table(configs: Sequence[Estimate], *, tokens: float) -> Table:
     table = plain_table(padding=(0, 2, 0, 0))
     left = {"grid", "options", "exposed", "most of it", "limit"}
     for name in (
-        "", "grid", "micro-batches", "options", "step", "% of peak", "tokens/s", "exposed",
+        "", "grid", "micro-batches", "options", "step", PEAK_TITLE, "tokens/s", "exposed",
         "memory", "most of it", "days", "limit",
     ):  # fmt: skip
         table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     for number, e in enumerate(configs, start=1):
         table.add_row(
             str(number), e.job.grid.short(), micro_batches(e.job), options(e.job),
-            duration(e.step_time_s), f"{100 * e.peak_fraction:.1f}", size(e.tokens_per_s),
+            duration(e.step_time_s), peak(e), size(e.tokens_per_s),
             exposed(e), gigabytes(e.memory.total), words(e.memory.largest),
             f"{days(e, tokens):,.1f}", e.binding, style="bold" if number == 1 else "",
         )  # fmt: skip
@@ -94,6 +111,8 @@ def print_explanation(
     print_table(console, _memory_table(estimate, machine))
     say(console, "")
     print_table(console, _time_table(estimate, machine))
+    say(console, "")
+    say(console, _range_of(job, machine))
     if job.grid.pipe > 1:
         say(console, "")
         say(console, describe_pipeline(estimate, simulate_pipeline(job, machine)))
@@ -127,6 +146,14 @@ def schedule(pipeline: PipelineOptions) -> str:
     if pipeline.schedule == "message_driven" and not pipeline.defers:
         parts.append("whole backward")
     return " with ".join(parts)
+
+
+def _range_of(job: Job, machine: Machine) -> str:
+    found = step_range(job, machine)
+    if not found.reasons:
+        return "range: the machine's file says of nothing that it is not known"
+    reasons = "; ".join(found.reasons)
+    return f"range: {duration(found.least_s)} to {duration(found.most_s)} ({reasons})"
 
 
 def _memory_table(estimate: Estimate, machine: Machine) -> Table:
@@ -169,9 +196,9 @@ def compute_kinds(job: Job, machine: Machine) -> dict[str, float]:
         for task in tasks:
             times = repeats * program.num_micro_batches
             parts = {
-                "products": task._replace(attention_flops=0, touched_bytes=0),
+                "products": task._replace(scores=None, touched_bytes=0),
                 "attention": task._replace(matmul=None, touched_bytes=0),
-                "elementwise": task._replace(matmul=None, attention_flops=0),
+                "elementwise": task._replace(matmul=None, scores=None),
             }
             for kind, part in parts.items():
                 spent[kind] += times * costs.compute(part)
@@ -268,6 +295,11 @@ def optimizer(chosen: OptimizerOptions) -> list[str]:
     """Returns what is not the default of where AdamW's state is."""
     zero = [f"zero {chosen.zero}"] if chosen.zero else []
     return [*zero, f"offload {chosen.offload}"] if chosen.offload != "none" else zero
+
+
+def peak(estimate: Estimate) -> str:
+    """Returns % of peak with half of attention counted, which is causal, and with all of it."""
+    return f"{100 * estimate.peak_fraction:.1f} / {100 * estimate.whole_peak_fraction:.1f}"
 
 
 def exposed(estimate: Estimate) -> str:

@@ -107,8 +107,8 @@ def _print(console: Console, kind: str, request: Request, points: list[Point]) -
     table = plain_table(padding=(0, 2, 0, 0))
     left = {"grid", "options", "exposed", "limit"}
     for name in (
-        "GPUs", "batch", "grid", "micro-batches", "options", "step", "% of peak", "tokens/s",
-        "efficiency", "exposed", "memory", "limit",
+        "GPUs", "batch", "grid", "micro-batches", "options", "step",
+        plan_report.PEAK_TITLE, "tokens/s", "efficiency", "exposed", "memory", "limit",
     ):  # fmt: skip
         table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     problems = []
@@ -121,7 +121,7 @@ def _print(console: Console, kind: str, request: Request, points: list[Point]) -
         table.add_row(
             f"{p.num_ranks:,}", f"{p.batch_size:,}", e.job.grid.short(),
             plan_report.micro_batches(e.job), plan_report.options(e.job),
-            plan_report.duration(e.step_time_s), f"{100 * e.peak_fraction:.1f}",
+            plan_report.duration(e.step_time_s), plan_report.peak(e),
             plan_report.size(e.tokens_per_s), f"{efficiency(p, first):.1%}", plan_report.exposed(e),
             plan_report.gigabytes(e.memory.total), e.binding,
         )  # fmt: skip
@@ -142,7 +142,7 @@ def _as_json(
         {
             "gpus": p.num_ranks,
             "global_batch": p.batch_size,
-            "config": p.best and plan_files.config_as_json(p.best, tokens=tokens),
+            "config": p.best and plan_files.config_as_json(p.best, request.machine, tokens=tokens),
             "problem": p.problem or None,
         }
         for p in points

@@ -155,7 +155,8 @@ class _Decoder:
         else:
             places, last = Places.cached(self.lengths[:, None] - 1), torch.zeros_like(self.lengths)
         local = self.model.next_logits(self.tokens, places, self.caches, last)
-        return self.model.grid.unshard(local, {1: ("x",)}).float()
+        whole = self.model.grid.unshard(local, {1: ("x",)})
+        return whole[:, : self.model.config.vocab_size].float()  # without those of padding
 
     def take(self, chosen: Tensor) -> list[int]:
         """Appends a token to each sequence of the group; returns those of all groups."""

@@ -48,7 +48,7 @@ def _gather_parameters(module: nn.Module, state: dict[str, Any], prefix: str, _:
     for name, spec in declared.specs.items():
         value = state.get(prefix + name)
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-            state[prefix + name] = declared.grid.unshard(value, spec.dims)
+            state[prefix + name] = spec.without_padding(declared.grid.unshard(value, spec.dims))
 
 
 def _shard_parameters(
@@ -67,13 +67,13 @@ def _shard_parameters(
         value = state.get(prefix + name)
         if value is None:
             continue
-        if tuple(value.shape) != spec.full_sizes:
+        if tuple(value.shape) != spec.state_sizes:
             errors.append(
-                f"{prefix + name} must have the whole shape {list(spec.full_sizes)}, got "
+                f"{prefix + name} must have the whole shape {list(spec.state_sizes)}, got "
                 f"{list(value.shape)}"
             )
         else:
-            state[prefix + name] = declared.grid.shard(value, spec.dims)
+            state[prefix + name] = declared.grid.shard(spec.with_padding(value), spec.dims)
 
 
 def _convert(
@@ -97,13 +97,13 @@ def _convert(
 
 def _whole(value: Tensor, p: ShardedParameter, key: str) -> Tensor:
     _check(value, p, key, [tuple(p.parameter.shape)])
-    return p.grid.unshard(value, p.spec.dims)
+    return p.whole(value)
 
 
 def _block(value: Tensor, p: ShardedParameter, key: str) -> Tensor:
     # axonn_ext.checkpoint loads blocks.
-    _check(value, p, key, [p.spec.full_sizes, tuple(p.parameter.shape)])
-    return p.grid.shard(value, p.spec.dims) if value.shape == p.spec.full_sizes else value
+    _check(value, p, key, [p.spec.state_sizes, tuple(p.parameter.shape)])
+    return p.block(value) if value.shape == p.spec.state_sizes else value
 
 
 def _check(value: Tensor, p: ShardedParameter, key: str, shapes: list[tuple[int, ...]]) -> None:

@@ -29,6 +29,7 @@ from axonn_ext.nn.sharded import ParameterSpec, ShardedModule, own_rows, sharded
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.spec.stages import Stages
+from axonn_ext.spec.vocabulary import padded_vocab_size
 from axonn_ext.state import NamedState
 
 
@@ -109,6 +110,9 @@ class Transformer(nn.Module, NamedState):
     ) -> None:
         super().__init__()
         self.config, self.grid, self.parallel = config, grid, parallel
+        # The rows that the table and the head have beside those of the vocabulary.
+        rows = padded_vocab_size(config.vocab_size, grid.shape)
+        self._padding = rows - config.vocab_size
         self.stages = stages or Stages.balanced(config, grid.size("pipe"))
         self._check_stages()
         own, rank = self.stages, grid.axis("pipe").rank
@@ -155,7 +159,9 @@ class Transformer(nn.Module, NamedState):
         config = self.config
         if not self.has_embedding and not (self.has_head and config.tie_embeddings):
             return
-        table = Embedding(config.vocab_size, config.hidden_size, init=init, **self._options)
+        table = Embedding(
+            config.vocab_size, config.hidden_size, padding=self._padding, init=init, **self._options
+        )
         if config.tie_embeddings and self.grid.size("pipe") > 1:
             table.specs["weight"] = dataclasses.replace(table.specs["weight"], on_ends=True)
         self.add_module(self.names.own_table, table)
@@ -167,10 +173,12 @@ class Transformer(nn.Module, NamedState):
         config = self.config
         self.norm = self.make_norm()
         options = self._linear_options | {"bias": False}
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, role="expand", **options)
+        rows = config.vocab_size + self._padding
+        self.lm_head = Linear(config.hidden_size, rows, role="expand", **options)
+        spec = dataclasses.replace(self.lm_head.specs["weight"], padding=self._padding)
         if config.tie_embeddings:
-            self.lm_head.weight = self.table.weight
-            self.lm_head.specs["weight"] = self.table.specs["weight"]
+            self.lm_head.weight, spec = self.table.weight, self.table.specs["weight"]
+        self.lm_head.specs["weight"] = spec
 
     @property
     def table(self) -> Embedding:
@@ -201,6 +209,9 @@ class Transformer(nn.Module, NamedState):
     def forward(self, token_ids: Tensor, places: Places | None = None) -> Tensor:
         """Returns this rank's logits, [m / Gy, V / Gx] (replicated: m rows), m = B * S.
 
+        V is the vocabulary, and where x z does not divide it, also the rows of zeros behind it
+        (spec.vocabulary), whose logits are the least of their dtype.
+
         places: where the tokens stand in their documents, if a sequence has several.
         """
         self._refuse_stages("the model alone")
@@ -222,7 +233,20 @@ class Transformer(nn.Module, NamedState):
             x = self.embed(token_ids, table, places)
         assert x is not None
         x = self._run_blocks(self.stages.blocks[stage], x, length, places)
-        return self.lm_head(self.norm(x), table) if last else x
+        return self._logits(x, table) if last else x
+
+    def _logits(self, x: Tensor, table: Tensor | None) -> Tensor:
+        """Returns this rank's logits of rows x; those of padding are the least of the dtype.
+
+        Softmax makes them exact zeros, and so are their gradients, which need not be masked.
+        """
+        logits = self.lm_head(self.norm(x), table)
+        if self._padding:
+            first = self.grid.axis("x").rank * logits.shape[-1]
+            own = min(max(self.config.vocab_size - first, 0), logits.shape[-1])
+            with torch.no_grad():
+                logits[..., own:] = torch.finfo(logits.dtype).min
+        return logits
 
     def _refuse_stages(self, what: str) -> None:
         if self.grid.size("pipe") > 1:
@@ -249,7 +273,7 @@ class Transformer(nn.Module, NamedState):
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, length, places, cache)
         rows = torch.arange(len(last), device=last.device) * length + last
-        return self.lm_head(self.norm(x[rows]), table)
+        return self._logits(x[rows], table)
 
     def replicated(self) -> Transformer:
         """Returns a model in layout "replicated", for any number of rows, that has no memory of its
@@ -281,7 +305,7 @@ class Transformer(nn.Module, NamedState):
 
     def stored(self, name: str) -> Stored:
         """Returns how Hugging Face's model stores one of our parameters."""
-        rows = self.get_parameter_spec(name).full_sizes[0]
+        rows = self.get_parameter_spec(name).state_sizes[0]
         owner, _, own = name.rpartition(".")
         adapter = self.get_submodule(owner)
         if isinstance(adapter, Adapter):

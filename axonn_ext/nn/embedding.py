@@ -33,6 +33,8 @@ class Embedding(ShardedModule):
     It is a contract Linear of one-hot rows whose input needs no gather. Collectives: all-gather of
     the table over z, reduce-scatter (replicated: all-reduce) of the result over x; the reverse of
     both in backward.
+    padding: rows of zeros behind the V of the vocabulary, so that x and z divide all of them; no id
+    has one.
     An id outside of [0, V) raises ValueError on the CPU and with AXONN_DEBUG_TOKEN_IDS; otherwise,
     on a GPU, its row is zero.
     """
@@ -45,6 +47,7 @@ class Embedding(ShardedModule):
         embedding_dim: int,
         *,
         grid: Grid,
+        padding: int = 0,
         layout: str = "sharded",
         algorithm: str = "auto",
         init: Init | None = None,
@@ -59,10 +62,11 @@ class Embedding(ShardedModule):
         self.layout, self.algorithm = layout, algorithm
         self._checks_ids = settings.load().debug_token_ids
         spec = ParameterSpec(
-            (num_embeddings, embedding_dim),
+            (num_embeddings + padding, embedding_dim),
             {0: ("x", "z"), 1: ("y",)},
             ("data",),
             init or Init.normal(1.0),
+            padding=padding,
         )
         self.add_parameter("weight", spec, dtype=dtype, device=device)
         if seed is not None:

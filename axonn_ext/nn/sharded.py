@@ -54,6 +54,8 @@ class ParameterSpec:
                  `initialize` refuses the parameter
     on_ends      the first and the last stage of a pipeline both hold the parameter, and a part of
                  its gradient each: `sync_gradients` adds the two
+    padding      the last rows of the whole tensor, which are there so that the grid divides it:
+                 they are zero, and no state has them
     stored_as    how the whole tensor differs from the one of that name elsewhere, such as
                  "transposed"; a part of its name in checkpoints. It may not have a "."
     """
@@ -64,6 +66,22 @@ class ParameterSpec:
     init: Init | None
     stored_as: str = ""
     on_ends: bool = False
+    padding: int = 0
+
+    @property
+    def state_sizes(self) -> tuple[int, ...]:
+        """The sizes of the whole tensor as states have it, without padding."""
+        return (self.full_sizes[0] - self.padding, *self.full_sizes[1:])
+
+    def without_padding(self, whole: Tensor) -> Tensor:
+        """Returns a whole tensor as states have it."""
+        return whole.narrow(0, 0, whole.shape[0] - self.padding) if self.padding else whole
+
+    def with_padding(self, whole: Tensor) -> Tensor:
+        """Returns a whole tensor as the grid divides it, given that of a state."""
+        if not self.padding:
+            return whole
+        return torch.cat([whole, whole.new_zeros(self.padding, *whole.shape[1:])])
 
 
 class WeightSource(Protocol):
@@ -149,6 +167,24 @@ class ShardedParameter:
     spec: ParameterSpec
     grid: Grid
 
+    def whole(self, block: Tensor) -> Tensor:
+        """Returns the whole tensor, without padding, of which each rank passes its block.
+
+        Collectives: an all-gather over every axis that splits it.
+        """
+        return self.spec.without_padding(self.grid.unshard(block, self.spec.dims))
+
+    def block(self, whole: Tensor) -> Tensor:
+        """Returns this rank's block of a whole tensor without padding, with zeros for padding."""
+        return self.grid.shard(self.spec.with_padding(whole), self.spec.dims)
+
+    def own_rows(self) -> int:
+        """Returns how many of the block's first rows are no padding."""
+        if not self.spec.padding:
+            return len(self.parameter)
+        offsets, sizes = self.grid.local_block(self.spec.full_sizes, self.spec.dims)
+        return min(max(self.spec.state_sizes[0] - offsets[0], 0), sizes[0])
+
 
 def sharded_parameters(module: nn.Module) -> Iterator[ShardedParameter]:
     """Yields every parameter of `module` and its submodules once, tied ones under the first name.
@@ -206,6 +242,8 @@ def initialize(module: nn.Module, *, seed: int, prefix: str = "") -> None:
         torch.ops.axonn.fill_random_(
             p.parameter, p.spec.full_sizes, offsets, name, seed, init.distribution, init.a, init.b
         )
+        if p.spec.padding:
+            p.parameter[p.own_rows() :].zero_()
 
 
 def rows_over(layout: str, axis: str) -> tuple[str, ...]:

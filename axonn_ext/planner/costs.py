@@ -73,8 +73,8 @@ class Costs:
         machine, seconds = self._machine, 0.0
         if task.matmul is not None:
             seconds += machine.matmul_seconds(task.matmul, self._dtype)
-        if task.attention_flops:
-            seconds += machine.attention_seconds(task.attention_flops, self._dtype)
+        if task.scores is not None:
+            seconds += machine.attention_seconds(task.scores, self._dtype)
         if task.touched_bytes:
             seconds += machine.elementwise_seconds(task.touched_bytes)
         return seconds

@@ -18,9 +18,12 @@ class Estimate:
 
     compute_s      the seconds of products, elementwise work and the optimizer
     exposed_s      axis -> the seconds for which computation waits for the axis's collectives
-    peak_fraction  model flops (nothing counted twice) per second over the machine's peak
+    peak_fraction  model flops (nothing counted twice, half of attention, which is causal) per
+                   second over the machine's peak
     tokens_per_s   the rate of all ranks together
     binding        what limits the step, in words
+    memory_share   the part of a rank's memory that is full at the peak, with communicators and what
+                   the machine reserves
     """
 
     job: Job
@@ -32,6 +35,14 @@ class Estimate:
     peak_fraction: float
     tokens_per_s: float
     binding: str
+    memory_share: float
+
+    @property
+    def whole_peak_fraction(self) -> float:
+        """The same with all of attention counted, as Megatron-LM does (see flops_per_token)."""
+        model = self.job.model
+        whole, half = model.flops_per_token(whole_attention=True), model.flops_per_token()
+        return self.peak_fraction * whole / half
 
 
 def estimate(
@@ -58,7 +69,13 @@ def estimate(
         peak_fraction=flops / result.step_time_s / machine.peak_flops[job.options.dtype],
         tokens_per_s=tokens / result.step_time_s,
         binding=_binding(result.compute_s, exposed, machine, memory),
+        memory_share=_full_bytes(job, machine, memory) / machine.memory_bytes,
     )
+
+
+def _full_bytes(job: Job, machine: Machine, memory: Memory) -> int:
+    others = machine.memory_reserved_bytes + machine.communicators_bytes(job.grid)
+    return memory.total + others
 
 
 def _binding(

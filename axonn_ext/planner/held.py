@@ -26,7 +26,7 @@ def table_is_held(job: Job) -> bool:
 
     No stage of a pipeline has both.
     """
-    head, overlap = job.model.head, job.options.overlap
+    head, overlap = job.placed_model.head, job.options.overlap
     if overlap is None or not job.model.tie_embeddings or job.grid.pipe > 1:
         return False
     return head.n * head.k * job.options.width <= overlap.gathered_bytes * job.grid.x * job.grid.y

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from axonn_ext.planner.vocabulary import padded_model
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.optimizer import OptimizerOptions
@@ -47,12 +48,20 @@ class Options(ParallelConfig):
 
 @dataclass(frozen=True)
 class Job:
-    """A model on a grid. batch_size: the sequences of one optimizer step over all ranks."""
+    """A model on a grid. batch_size: the sequences of one optimizer step over all ranks.
+
+    model: with its own vocabulary, without the rows that a grid adds.
+    """
 
     model: ModelConfig
     grid: GridShape
     options: Options
     batch_size: int
+
+    @property
+    def placed_model(self) -> ModelConfig:
+        """The model with the vocabulary that it has on the grid."""
+        return padded_model(self.model, self.grid)
 
     @property
     def micro_batch_size(self) -> int:

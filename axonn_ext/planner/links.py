@@ -24,13 +24,15 @@ class Link(NamedTuple):
     step of the ring.
 
     by_kind: the links of kinds of collectives that were measured separately. hides_latency: the
-    time is the longer one of bytes and latency, not their sum.
+    time is the longer one of bytes and latency, not their sum. trees_s: the latency of a whole
+    all-reduce by trees, up and down again; None: no trees.
     """
 
     bytes_per_s: float
     latency_s: float
     by_kind: Mapping[str, Link] | None = None
     hides_latency: bool = False
+    trees_s: float | None = None
 
 
 class MeasuredLink(NamedTuple):
@@ -57,7 +59,17 @@ class Level:
         node in the second).
     contention: a number by which bytes_per_s is divided.
     latency_s: the latency of one step of a ring.
+    tree_latency_s: the latency of one hop of a tree, by which an all-reduce between nodes may run;
+        None: by rings alone.
     hides_latency: bytes are sent while the steps wait, as on emulated links.
+
+    What is not known, for the range of a prediction (planner/ranges.py):
+
+    neighbours_measured: the most groups that left a unit of the level below together when its rate
+        was measured; None: as many as there can be.
+    unmeasured_rate: by which factor the rate may be higher with more groups than these.
+    full_rate_ranks, least_rate: of jobs with more ranks than these, the factor to which the rate
+        may fall (tapered or shared networks); None: it does not.
     """
 
     name: str
@@ -65,7 +77,12 @@ class Level:
     bytes_per_s: float
     latency_s: float
     contention: float = 1.0
+    tree_latency_s: float | None = None
     hides_latency: bool = False
+    neighbours_measured: int | None = None
+    unmeasured_rate: float = 1.0
+    full_rate_ranks: int | None = None
+    least_rate: float = 1.0
     measured: tuple[MeasuredLink, ...] = ()
 
     def measured_along(self, axis: str) -> tuple[MeasuredLink, ...]:
@@ -116,7 +133,9 @@ class Links:
         """Returns the measured link; if there is none, the model, corrected by its error nearby."""
         index = self._level_of(inner * size, num_ranks)
         hides = self.levels[index].hides_latency
-        model = self._model(inner, size, index)._replace(hides_latency=hides)
+        model = self._model(inner, size, index)._replace(
+            hides_latency=hides, trees_s=self._trees_s(inner, size, index)
+        )
         kinds = {row.kind for row in self.levels[index].measured_along(axis)}
         if not kinds:
             return model
@@ -124,6 +143,8 @@ class Links:
         link = self._corrected(model, inner, size, fields[None])
         if kinds == {None}:
             return link
+        # What was measured of all-reduces has their algorithm in it.
+        model = model._replace(trees_s=None)
         by_kind = {
             kind: self._corrected(model, inner, size, fields[kind])
             for kind in kinds
@@ -151,16 +172,37 @@ class Links:
         rate, latency, below, members_below = math.inf, 0.0, 1, 1
         for i, level in enumerate(self.levels[: index + 1]):
             ranks = level.ranks or 0  # only the last level may have None, and then i == index
-            # The number of a group's ranks in one unit. If groups lie across units in different
-            # ways, it is the number that divides all of them.
-            common = 1 if ranks % inner else math.gcd(size, ranks // inner)
-            members = size if i == index else common
+            members = size if i == index else _members(inner, size, ranks)
             if members > members_below:
                 shared = level.contention * min(below, inner)
                 rate = min(rate, level.bytes_per_s / shared)
                 latency += level.latency_s * (size / members_below - size / members)
             below, members_below = ranks, members
         return Link(rate, latency / (size - 1) if size > 1 else 0.0)
+
+    def _trees_s(self, inner: int, size: int, index: int) -> float | None:
+        """Returns the latency of an all-reduce by trees over nodes; None if it takes none.
+
+        The ranks of a node form a chain, and the nodes a binary tree, of which the data goes up
+        and down; two such trees halve the data between them, so that every node sends as much.
+
+        Source: NCCL, src/graph/tuning.cc: 2 ((ranks / nodes - 1) latency inside + log2(nodes)
+        latency between).
+        """
+        levels = self.levels[: index + 1]
+        if index == 0 or size == 1:
+            return None
+        total, below = 0.0, 1
+        for i, level in enumerate(levels):
+            members = size if i == index else _members(inner, size, level.ranks or 0)
+            if members > below:
+                if level.tree_latency_s is None:
+                    return None
+                count = members // below
+                hops = count - 1 if i == 0 else count.bit_length() - 1
+                total += 2 * hops * level.tree_latency_s
+            below = members
+        return total
 
     @staticmethod
     def _corrected(model: Link, inner: int, size: int, fields: tuple[LogField, LogField]) -> Link:
@@ -195,6 +237,14 @@ class Links:
         return fields
 
 
+def _members(inner: int, size: int, ranks: int) -> int:
+    """Returns how many ranks of a group are in one unit of `ranks` ranks.
+
+    If groups lie across units in different ways, it is the number that divides all of them.
+    """
+    return 1 if ranks % inner else math.gcd(size, ranks // inner)
+
+
 def read_links(table: Table, machine: str) -> Links:
     """Reads the array `levels` of a machine's file. Raises InputError naming file and key."""
     rows = list(table.tables("levels"))
@@ -215,11 +265,20 @@ def _read_level(row: Table, *, may_be_open: bool) -> Level:
         bytes_per_s=row.positive("bytes_per_s"),
         latency_s=row.positive("latency_s"),
         contention=row.at_least("contention", 1, 1.0),
+        tree_latency_s=row.positive("tree_latency_s") if row.has("tree_latency_s") else None,
         hides_latency=row.flag("hides_latency", False),
+        neighbours_measured=_optional_count(row, "neighbours_measured"),
+        unmeasured_rate=row.at_least("unmeasured_rate", 1, 1.0),
+        full_rate_ranks=_optional_count(row, "full_rate_ranks"),
+        least_rate=row.positive("least_rate", 1.0, most=1),
         measured=tuple(_read_measured(r, ranks) for r in row.tables("measured")),
     )
     row.finish()
     return level
+
+
+def _optional_count(row: Table, key: str) -> int | None:
+    return row.count(key) if row.has(key) else None
 
 
 def _read_measured(row: Table, ranks: int | None) -> MeasuredLink:

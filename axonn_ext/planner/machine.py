@@ -11,15 +11,17 @@ from pathlib import Path
 from axonn_ext.inputs.errors import InputError, unknown
 from axonn_ext.inputs.files import is_file
 from axonn_ext.inputs.tables import Table, read_table
+from axonn_ext.planner.attention import Attention, read_attention
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.job import WIDTHS
 from axonn_ext.planner.links import Link, Links, read_links
 from axonn_ext.planner.products import Products, read_products
-from axonn_ext.planner.step.tasks import Collective, Matmul
+from axonn_ext.planner.step.tasks import Collective, Matmul, Scores
 from axonn_ext.spec.grid import GridShape
 
 DEVICES = ("cuda", "cpu")
 HOST_KEYS = ("host_link_bytes_per_s", "host_memory_bytes_per_s")
+_TREE_RATE = 0.92  # of a ring's bandwidth (NCCL, src/graph/tuning.cc)
 MEASURED = "this"  # the machine that `axonn-ext bench links` measured
 
 
@@ -30,10 +32,11 @@ class Machine:
     All numbers are those of one rank (a GPU, a GCD or a process):
 
     memory_bytes           all memory
-    memory_reserved_bytes  the part that tensors cannot have (context, communicators, fragmentation)
+    memory_reserved_bytes  the part that tensors cannot have (context, fragmentation)
+    communicator_bytes     the buffers of one communicator
     memory_bytes_per_s     the bandwidth that elementwise work reaches
     peak_flops             dtype -> peak flop/s, to which "% of peak" refers
-    attention_flops        dtype -> flop/s of fused scaled dot products
+    attention              the rates of fused scaled dot products
     hidden_share           the largest share of a collective over x or y that a fused op hides
                            behind its product (0: one runs after the other)
     launch_s               the time of launching one operation
@@ -46,6 +49,9 @@ class Machine:
                            the rate in each direction between a GPU and its host, and a rank's share
                            of the bandwidth of the host's memory; None: unknown, so that AdamW's
                            state cannot be offloaded
+    straggler_share        by how much the slowest of many ranks may be slower than the mean one
+    communication_units    how many of products.num_units collectives may take while they run beside
+                           computation
     device                 "cuda", or "cpu", whose collectives sum low precision in copies of fp32
     """
 
@@ -55,15 +61,18 @@ class Machine:
     memory_bytes_per_s: float
     peak_flops: Mapping[str, float]
     products: Products
-    attention_flops: Mapping[str, float]
+    attention: Attention
     links: Links
     memory_reserved_bytes: int = 0
+    communicator_bytes: int = 0
     hidden_share: float = 0.0
     launch_s: float = 0.0
     ranks_per_core: float = 1.0
     slowdown: float = 1.0
     host_link_bytes_per_s: float | None = None
     host_memory_bytes_per_s: float | None = None
+    straggler_share: float = 0.0
+    communication_units: int = 0
     device: str = "cuda"
 
     @property
@@ -75,6 +84,10 @@ class Machine:
     def usable_bytes(self) -> int:
         """The bytes of memory that tensors can have."""
         return self.memory_bytes - self.memory_reserved_bytes
+
+    def communicators_bytes(self, grid: GridShape) -> int:
+        """Returns the bytes of the buffers of a grid's communicators."""
+        return grid.num_communicators * self.communicator_bytes
 
     def link(self, grid: GridShape, axis: str) -> Link:
         """Returns the link of the groups along an axis; ranks are laid out with x fastest.
@@ -91,23 +104,29 @@ class Machine:
         """Returns the time of a ring: bytes over bandwidth, plus a latency for each of its steps.
 
         If the link hides its latency, the time is the longer one of the two. A message between two
-        ranks has one step.
+        ranks has one step. An all-reduce over nodes takes trees where they are faster.
         """
         kind = collective.kind
         if link.by_kind is not None:
             link = link.by_kind.get(kind, link)
         steps = 1 if kind == "send" else (group_size - 1) * (2 if kind == "all_reduce" else 1)
         sending, waiting = collective.num_bytes / link.bytes_per_s, steps * link.latency_s
-        return max(sending, waiting) if link.hides_latency else sending + waiting
+        ring = max(sending, waiting) if link.hides_latency else sending + waiting
+        if kind != "all_reduce" or link.trees_s is None:
+            return ring
+        # A ring sends (g - 1) / g of what a tree sends.
+        by_trees = sending * group_size / (group_size - 1) / _TREE_RATE
+        return min(ring, by_trees + link.trees_s)
 
     def matmul_seconds(self, matmul: Matmul, dtype: str) -> float:
         """Returns the time of one product. Raises KeyError for a dtype without peak_flops."""
         return self.slowdown * self.products.seconds(matmul, dtype)
 
-    def attention_seconds(self, flops: int, dtype: str) -> float:
-        if not flops:
+    def attention_seconds(self, scores: Scores, dtype: str) -> float:
+        if not scores.flops:
             return 0.0
-        return self.slowdown * (flops / self.attention_flops[dtype] + self.launch_s)
+        rate = self.attention.flops(dtype, scores.sequence_length, scores.head_dim)
+        return self.slowdown * (scores.flops / rate + self.launch_s)
 
     def elementwise_seconds(self, num_bytes: int) -> float:
         if not num_bytes:
@@ -190,18 +209,25 @@ def _read(file: Path | Traversable, *, default_name: str) -> Machine:
             table.table("matmul"), peak_flops, memory_bytes_per_s=memory_bytes_per_s,
             launch_s=launch_s,
         ),
-        attention_flops=table.table("attention").numbers(dtypes, dtypes),
+        attention=read_attention(table.table("attention"), dtypes),
         links=read_links(table, name),
         memory_reserved_bytes=table.count("memory_reserved_bytes", 0, least=0),
+        communicator_bytes=table.count("communicator_bytes", 0, least=0),
         hidden_share=table.at_least("hidden_share", 0, 0.0, most=1),
         launch_s=launch_s,
         ranks_per_core=table.at_least("ranks_per_core", 1, 1.0),
         slowdown=table.at_least("slowdown", 1, 1.0),
         host_link_bytes_per_s=_optional(table, "host_link_bytes_per_s"),
         host_memory_bytes_per_s=_optional(table, "host_memory_bytes_per_s"),
+        straggler_share=table.at_least("straggler_share", 0, 0.0, most=1),
+        communication_units=table.count("communication_units", 0, least=0),
     )  # fmt: skip
     if machine.usable_bytes <= 0:
         raise table.error("memory_reserved_bytes", f"below memory_bytes={machine.memory_bytes}")
+    if machine.communication_units >= max(machine.products.num_units, 2):
+        raise table.error(
+            "communication_units", f"below matmul.num_units={machine.products.num_units}"
+        )
     table.finish()
     return machine
 

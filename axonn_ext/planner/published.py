@@ -1,12 +1,14 @@
 """Compares predictions with published results: their errors, and those of a fit on other runs.
 
-`python -m axonn_ext.planner.published docs/planner.md` updates the tables of the document.
+`python -m axonn_ext.planner.published docs/planner.md` fits anew: it writes the slowdown to the
+files of the machines, until the fit does not change, and then the tables of the document.
 """
 
 from __future__ import annotations
 
 import bisect
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,23 +17,43 @@ from pathlib import Path
 from typing import NamedTuple
 
 from axonn_ext.inputs.tables import Table, read_table
-from axonn_ext.planner.estimate import estimate
+from axonn_ext.planner.errors import PlannerError
+from axonn_ext.planner.estimate import Estimate, estimate
 from axonn_ext.planner.job import Job, Options
 from axonn_ext.planner.machine import Machine, load_machine
 from axonn_ext.planner.memory.peak import memory_of
 from axonn_ext.planner.model_files import load_model
 from axonn_ext.planner.search.fastest import plan
 from axonn_ext.planner.search.request import Request
-from axonn_ext.spec.grid import AXES, GridShape
+from axonn_ext.spec.grid import AXES, GridShape, divisors
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import LAYOUTS, Overlap
+
+_FITTED = re.compile(r"^(slowdown = )[0-9.]+( +# fitted)", re.MULTILINE)
+_MOST_PARTS = 64  # the most ranks of x and y together that are tried
+_SIMULATED = 60  # configurations of each x y
+
+
+class BlockOverlap(NamedTuple):
+    """Overlap with a budget of so many blocks beside the one in use; see published.toml."""
+
+    prefetch: int
+    deferred: int
+    held_blocks: int
+
+    def on(self, model: ModelConfig, grid: GridShape, width: int) -> Overlap:
+        """Returns the options on a grid. width: the bytes of an element of a weight."""
+        block = sum(w.n * w.k for w in model.block_linears) * width // (grid.x * grid.y)
+        budget = (self.held_blocks + 1) * block
+        return Overlap(self.prefetch, gathered_bytes=budget, deferred=self.deferred)
 
 
 @dataclass(frozen=True)
 class Run:
     """One published run; see published.toml.
 
-    grid: None if it was not published. reported: the fraction of peak, by the rule `flops`.
+    grid: None if it was not published. overlap: what the program does; None: nothing. reported: the
+    fraction of peak, by the rule `flops`.
     """
 
     source: str
@@ -42,6 +64,8 @@ class Run:
     batch_size: int
     grid: GridShape | None
     options: Options
+    overlap: BlockOverlap | None
+    powers_of_two: bool
     flops: str
     reported: float
     assumed: str
@@ -123,7 +147,7 @@ def _read_run(row: Table, models: Table, sources: Table) -> Run:
     options = Options(
         layout=_first(places, "layout").one_of("layout", LAYOUTS),
         recompute=_first(places, "recompute").text("recompute"),
-        overlap=Overlap() if _first(places, "overlap").flag("overlap") else None,
+        overlap=None,
         micro_batches=row.count("micro_batches", 1),
     )
     assumed = "; ".join(place.text("assumed") for place in places if place.has("assumed"))
@@ -136,6 +160,8 @@ def _read_run(row: Table, models: Table, sources: Table) -> Run:
         batch_size=row.count("batch_size"),
         grid=_read_grid(row.table("grid")) if row.has("grid") else None,
         options=options,
+        overlap=_read_overlap(_first(places, "overlap")),
+        powers_of_two=source.flag("powers_of_two", False),
         flops=source.one_of("flops", tuple(FLOPS)),
         reported=row.positive("reported", most=1),
         assumed=assumed,
@@ -160,6 +186,17 @@ def _read_model(table: Table, sequence_length: int) -> ModelConfig:
     return model
 
 
+def _read_overlap(place: Table) -> BlockOverlap | None:
+    if not place.has("overlap"):
+        return None
+    table = place.table("overlap")
+    overlap = BlockOverlap(
+        *(table.count(key, least=0) for key in ("prefetch", "deferred", "held_blocks"))
+    )
+    table.finish()
+    return overlap
+
+
 def _read_grid(table: Table) -> GridShape:
     return GridShape(**{axis: table.count(axis, 1) for axis in AXES})
 
@@ -169,21 +206,53 @@ def _read_grid(table: Table) -> GridShape:
 
 def predict(run: Run, machine: Machine) -> Prediction:
     """Predicts a run by simulating its step, on the planner's best grid if none was published."""
+    best = _best(run, machine) if run.grid is None else _estimate(run, run.grid, machine)
+    peak = machine.peak_flops[run.options.dtype] * run.num_ranks
+    flops = FLOPS[run.flops](run.model, run.batch_size)
+    return Prediction(run, best.job.grid, flops / best.step_time_s / peak)
+
+
+def _estimate(run: Run, grid: GridShape, machine: Machine) -> Estimate:
+    overlap = run.overlap and run.overlap.on(run.model, grid, run.options.width)
+    job = Job(run.model, grid, replace(run.options, overlap=overlap), run.batch_size)
+    return estimate(job, machine, memory_of(job, device=machine.device))
+
+
+def _best(run: Run, machine: Machine) -> Estimate:
+    """Returns the planner's best configuration.
+
+    The budget of gathered weights depends on x y, so the search is repeated for each.
+    """
     options = run.options
-    if run.grid is None:
+    best: Estimate | None = None
+    for parts in divisors(run.num_ranks):
+        if parts > _MOST_PARTS or (run.powers_of_two and parts & (parts - 1)):
+            continue
+        overlap = run.overlap and run.overlap.on(run.model, GridShape(x=parts), options.width)
         request = Request(
             run.model, run.model_name, num_ranks=run.num_ranks, machine=machine,
             batch_size=run.batch_size, dtype=options.dtype, layouts=(options.layout,),
-            fixed={"recompute": options.recompute, "overlap": options.overlap},
-            micro_batches=(options.micro_batches,), top=1, simulate=20,
+            fixed={"recompute": options.recompute, "overlap": overlap},
+            micro_batches=(options.micro_batches,), top=_SIMULATED, simulate=_SIMULATED,
         )  # fmt: skip
-        best = plan(request).configs[0]
-    else:
-        job = Job(run.model, run.grid, options, run.batch_size)
-        best = estimate(job, machine, memory_of(job, device=machine.device))
-    peak = machine.peak_flops[options.dtype] * run.num_ranks
-    flops = FLOPS[run.flops](run.model, run.batch_size)
-    return Prediction(run, best.job.grid, flops / best.step_time_s / peak)
+        try:
+            found = plan(request).configs
+        except PlannerError:  # nothing fits beside so many gathered weights
+            continue
+        for e in found:
+            grid = e.job.grid
+            legal = not run.powers_of_two or all(
+                size & (size - 1) == 0 for size in (grid.x, grid.y, grid.z)
+            )
+            if (
+                grid.x * grid.y == parts
+                and legal
+                and (best is None or e.step_time_s < best.step_time_s)
+            ):
+                best = e
+    if best is None:
+        raise PlannerError(f"{run.model_name} on {run.num_ranks} ranks: no grid fits")
+    return best
 
 
 class Comparison:
@@ -258,11 +327,13 @@ def render(comparison: Comparison, skipped: Sequence[OutOfScope]) -> str:
     rows = [
         (
             p.run.source, p.run.machine, p.run.model_name, f"{p.run.num_ranks:,}",
-            p.grid.short() + ("" if p.run.grid else " *"), _percent(p.run.reported),
+            p.grid.short() + ("" if run.grid else " *"), _percent(p.run.reported),
             _percent(fit.fraction), *(f"{100 * q.error:+.0f} %" for q in (p, fit, one, source)),
             p.run.assumed,
         )
-        for p, fit, one, source in zip(raw, fitted, by_run, by_source, strict=True)
+        for run, p, fit, one, source in zip(
+            comparison.runs, raw, fitted, by_run, by_source, strict=True
+        )
     ]  # fmt: skip
     heads = (
         "source", "machine", "model", "GPUs", "grid", "reported", "predicted",
@@ -299,9 +370,31 @@ def between_marks(document: str, tables: str) -> str:
     return f"{before}{BEGIN}\n\n{tables}\n{END}{rest.split(END)[1]}"
 
 
+def write_slowdown(folder: Path, slowdown: float) -> None:
+    """Writes the slowdown to those machines' files in the folder whose slowdown is fitted."""
+    for file in folder.glob("*.toml"):
+        file.write_text(_FITTED.sub(rf"\g<1>{slowdown:.2f}\g<2>", file.read_text()))
+
+
+def refit(machines: Path, rounds: int = 5) -> Comparison:
+    """Returns the comparison with machines whose slowdown, which it writes, is the fitted one.
+
+    Where the source has no grid, the planner's choice depends on the slowdown. Raises RuntimeError
+    if so many rounds change it each time.
+    """
+    runs = load_runs()[0]
+    for _ in range(rounds):
+        comparison = Comparison(runs)
+        slowdown = comparison.fit()
+        if all(load_machine(run.machine).slowdown == slowdown for run in runs):
+            return comparison
+        write_slowdown(machines, slowdown)
+    raise RuntimeError(f"the fit has not settled in {rounds} rounds; the last is {slowdown}")
+
+
 def _main(path: Path) -> None:
-    runs, skipped = load_runs()
-    path.write_text(between_marks(path.read_text(), render(Comparison(runs), skipped)))
+    comparison = refit(Path(__file__).parent / "machines")
+    path.write_text(between_marks(path.read_text(), render(comparison, load_runs()[1])))
 
 
 if __name__ == "__main__":

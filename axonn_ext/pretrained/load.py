@@ -106,12 +106,12 @@ def _load(
     blocks = [_Block(p, model.stored(p.name)) for p in sharded_parameters(model)]
     if names.has_tied_head and (model.has_embedding or model.has_head):
         [table] = [block for block in blocks if block.stored.names == (model.table_name,)]
-        rows = table.p.spec.full_sizes[0]
+        rows = table.p.spec.state_sizes[0]
         blocks.append(_Block(table.p, Stored((("lm_head.weight", rows),)), is_copy=True))
     expected = {
         names.of(name): shape
         for block in blocks
-        for name, shape in block.stored.shapes(block.p.spec.full_sizes).items()
+        for name, shape in block.stored.shapes(block.p.spec.state_sizes).items()
     }
     check_tensors(files, expected)
     with torch.no_grad():
@@ -149,14 +149,20 @@ class _Block(NamedTuple):
         """Fills the block from the files. Raises InputError if a copy differs from it."""
         p = self.p
         offsets, sizes = p.grid.local_block(p.spec.full_sizes, p.spec.dims)
+        sizes[0] = p.own_rows()
+        own = p.parameter[: sizes[0]]
+        if not self.is_copy:
+            p.parameter[sizes[0] :].zero_()  # padding
+        if not sizes[0]:
+            return
 
         def read_rows(name: str, rows: range, columns: range | None) -> Tensor:
             return files.read(names.of(name), rows, columns)
 
-        found = self.stored.read(offsets, sizes, read_rows).to(p.parameter)
+        found = self.stored.read(offsets, sizes, read_rows).to(own)
         if not self.is_copy:
-            p.parameter.copy_(found)
-        elif not torch.equal(found, p.parameter):
+            own.copy_(found)
+        elif not torch.equal(found, own):
             raise InputError(
                 f"{files.folder}: {self.stored.names[0]} differs from the embedding, to which "
                 f"{CONFIG} ties it (tie_word_embeddings)"

@@ -95,7 +95,7 @@ def _parameters_of_all_stages(model: Transformer) -> list[_Parameter]:
     """
     stages = model.grid.axis("pipe")
     own = [
-        _Parameter(p.name, p.spec.full_sizes, p.parameter.dtype, stages.rank, model.stored(p.name))
+        _Parameter(p.name, p.spec.state_sizes, p.parameter.dtype, stages.rank, model.stored(p.name))
         for p in sharded_parameters(model)
     ]
     found = [own] * stages.size
@@ -118,7 +118,7 @@ def _whole_tensors(
         whole = torch.empty(0)
         if described.stage == stages.rank:
             p = own[described.name]
-            whole = p.grid.unshard(p.parameter, p.spec.dims)
+            whole = p.whole(p.parameter)
         if described.stage > 0 and grid.rank == 0:
             device = next(model.parameters()).device
             whole = torch.empty(described.sizes, dtype=described.dtype, device=device)

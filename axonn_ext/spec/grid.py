@@ -74,6 +74,14 @@ class GridShape:
         """The number of ranks of the whole grid."""
         return self.x * self.y * self.z * self.data * self.pipe
 
+    @property
+    def num_communicators(self) -> int:
+        """The communicators of a rank: of each axis with several ranks, of x, y and z together,
+        and of the two ends of a pipeline."""
+        axes = [axis for axis in AXES if getattr(self, axis) > 1]
+        together = sum(axis in ("x", "y", "z") for axis in axes) > 1
+        return len(axes) + together + (self.pipe > 2)
+
     def as_dict(self) -> dict[str, int]:
         """Returns {axis: size} for all five axes, as it is written to JSON."""
         return {"x": self.x, "y": self.y, "z": self.z, "data": self.data, "pipe": self.pipe}

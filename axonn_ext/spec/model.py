@@ -179,20 +179,28 @@ class ModelConfig:
         vectors = self.num_norm_vectors + self.num_positions
         return tables + self.num_layers * block + vectors * h
 
-    def flops_per_token(self) -> int:
+    def flops_per_token(self, *, whole_attention: bool = False) -> int:
         """Returns the floating-point operations of forward and backward per token.
 
         The token is one of a sequence of the full length. Forward needs 2 operations for each
         element of each matrix, lm_head included, and those of the two products of causal attention,
         each of which covers half the sequence on average. Backward needs twice as many as forward.
         These are model flops: recomputation is not counted.
-        """
-        return self.num_layers * self.block_flops_per_token() + self.head_flops_per_token()
 
-    def block_flops_per_token(self) -> int:
+        whole_attention: counts attention as if no token were masked, which is twice as much, as
+        Megatron-LM (arXiv:2104.04473, equation 3) and PaLM (arXiv:2204.02311, appendix B) do.
+        """
+        block = self.block_flops_per_token(whole_attention=whole_attention)
+        return self.num_layers * block + self.head_flops_per_token()
+
+    def block_flops_per_token(self, *, whole_attention: bool = False) -> int:
         """Returns those of flops_per_token that one block has."""
-        attention = 2 * 2 * self.attention_size * self.sequence_length // 2
+        attention = self.attention_flops_per_token() * (2 if whole_attention else 1)
         return 3 * (2 * sum(w.n * w.k for w in self.block_linears) + attention)
+
+    def attention_flops_per_token(self) -> int:
+        """Returns the operations of causal attention in forward per token in one block."""
+        return 2 * 2 * self.attention_size * self.sequence_length // 2
 
     def head_flops_per_token(self) -> int:
         """Returns those of flops_per_token that lm_head has."""

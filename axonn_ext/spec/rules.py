@@ -57,7 +57,6 @@ def broken_rules(
         ("qkv features", model.qkv_size, ("x", "z")),
         ("intermediate_size", model.mlp_size, ("x",)),
         ("up features", model.up_size, ("x", "z")),
-        ("vocab_size", model.vocab_size, ("x", "z")),
     ]
     if sharded:
         rules += [

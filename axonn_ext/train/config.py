@@ -168,6 +168,9 @@ class TrainTable:
     loss_scale_window: int = _key(
         200, "steps in a row without overflow, after which the loss scale is doubled", minimum=1
     )
+    machine: str = _key(
+        "", "the planner's machine, or its file, of whose peak the run prints its %; empty: none"
+    )
     seed: int = _key(0, "of the weights and of the order of the text", minimum=0, maximum=MAX_SEED)
     eval_interval: int = _key(50, "steps from one evaluation to the next; 0: none", minimum=0)
     eval_batches: int = _key(4, "micro-batches of one evaluation", minimum=1)

@@ -17,10 +17,12 @@ from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.spec.pipeline import check_sizes
 from axonn_ext.spec.pipeline_options import PipelineOptions
+from axonn_ext.spec.recompute import Recomputation
 from axonn_ext.spec.stages import Stages
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import EXAMPLES, Config, ModelTable
 from axonn_ext.train.corpora import sources_of, text_problems
+from axonn_ext.train.rates import Rates, peak_flops_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -48,6 +50,16 @@ class Job:
         """The model with the sequence length that is used, at most that of a pretrained one."""
         length = self.config.model.sequence_length
         return dataclasses.replace(self.model, sequence_length=length)
+
+    @property
+    def rates(self) -> Rates:
+        """The operations of a token, and the machine's peak. Raises ValueError for train.machine
+        that is not known or has no peak for the dtype."""
+        peak = peak_flops_of(self.config, self.grid_shape.size)
+        recomputation = self.parallel.recomputation
+        if self.config.model.implementation == "plain":  # which recomputes nothing
+            recomputation = Recomputation()
+        return Rates.of(self.used_model, recomputation, self.stages, peak)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -84,6 +96,10 @@ def prepare(config: Config, *, world_size: int, local_world_size: int | None = N
     except ValueError as error:
         raise UserError(str(error)) from None
     job = Job(config, shape, model, parallel, pipeline, stages, vocabulary, sources)
+    try:
+        _ = job.rates
+    except ValueError as error:
+        raise UserError(str(error)) from None
     try:
         job.loss_scaler()
     except ValueError as error:

@@ -34,6 +34,8 @@ class StepMetrics:
     eta_s         the seconds that the rest of the run should take
     loss_scale    what the loss was multiplied by before backward; 1 but for fp16
     skipped_steps the steps up to this one whose gradients overflowed fp16
+    hardware_tflops, peak_fraction, whole_peak_fraction
+                  see train.rates.Speed; the last two are None if train.machine is empty
     """
 
     step: int
@@ -47,6 +49,9 @@ class StepMetrics:
     eta_s: float
     loss_scale: float = 1.0
     skipped_steps: int = 0
+    hardware_tflops: float | None = None
+    peak_fraction: float | None = None
+    whole_peak_fraction: float | None = None
 
 
 @dataclass(frozen=True)

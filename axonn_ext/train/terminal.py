@@ -14,17 +14,23 @@ from axonn_ext.train.metrics import EvaluationMetrics, StepMetrics
 NUM_LINES = 20  # the lines that are printed for a run; in between, a live terminal shows a bar
 _COLUMNS = ("step", "loss", "grad norm", "lr", "tokens/s", "TFLOP/s", "memory", "time left")
 _ROW = "{:>7}  {:>8}  {:>9}  {:>8}  {:>9}  {:>8}  {:>8}  {:>9}"
+_PEAK_COLUMNS = ("hardware", "% of peak", "all attn.")
+_PEAK_ROW = "  {:>8}  {:>9}  {:>9}"
 _SCALE_COLUMNS, _SCALE_ROW = ("loss scale", "skipped"), "  {:>10}  {:>7}"
 
 
 class Terminal:
     """Prints a line every few steps and at every evaluation, and a bar on a live terminal.
 
-    scales_loss: whether lines also show the loss scale, and how many steps it has cost.
+    scales_loss: whether lines also show the loss scale, and how many steps it has cost. has_peak:
+    whether they show TFLOP/s with recomputation, and % of the machine's peak, without and with the
+    half of attention that is masked.
     """
 
-    def __init__(self, console: Console, *, num_steps: int, scales_loss: bool = False) -> None:
-        self._console, self._scales_loss = console, scales_loss
+    def __init__(
+        self, console: Console, *, num_steps: int, scales_loss: bool = False, has_peak: bool = False
+    ) -> None:
+        self._console, self._scales_loss, self._has_peak = console, scales_loss, has_peak
         self._num_steps = num_steps
         self._interval = max(1, num_steps // NUM_LINES)
         self._progress: Progress | None = None
@@ -40,7 +46,8 @@ class Terminal:
                 "train", total=num_steps, loss="-", speed="-", left="-"
             )
             self._progress.start()
-        titles = _SCALE_ROW.format(*_SCALE_COLUMNS) if scales_loss else ""
+        titles = _PEAK_ROW.format(*_PEAK_COLUMNS) if has_peak else ""
+        titles += _SCALE_ROW.format(*_SCALE_COLUMNS) if scales_loss else ""
         self._print(_ROW.format(*_COLUMNS) + titles, "bold")
 
     def step(self, metrics: StepMetrics) -> None:
@@ -57,6 +64,8 @@ class Terminal:
                 f"{metrics.tokens_per_s:,.0f}", f"{metrics.tflops:.3f}",
                 f"{metrics.memory_bytes / 2**20:,.0f} MB", duration(metrics.eta_s),
             )  # fmt: skip
+            if self._has_peak:
+                row += _peak_cells(metrics)
             if self._scales_loss:
                 row += _SCALE_ROW.format(f"{metrics.loss_scale:,.10g}", metrics.skipped_steps)
             self._print(row)
@@ -72,6 +81,14 @@ class Terminal:
 
     def _print(self, line: str, style: str = "") -> None:
         say(self._console, line, style)
+
+
+def _peak_cells(metrics: StepMetrics) -> str:
+    assert metrics.hardware_tflops is not None
+    assert metrics.peak_fraction is not None and metrics.whole_peak_fraction is not None
+    fractions = (metrics.peak_fraction, metrics.whole_peak_fraction)
+    shares = (f"{100 * fraction:.1f} %" for fraction in fractions)
+    return _PEAK_ROW.format(f"{metrics.hardware_tflops:.3f}", *shares)
 
 
 def print_header(

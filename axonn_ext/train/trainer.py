@@ -28,8 +28,6 @@ from axonn_ext.train.metrics import EvaluationMetrics, MetricsSink, StepMetrics
 from axonn_ext.train.model import TrainedModel
 from axonn_ext.train.nonfinite import NonFinite
 
-_TERA = 1e12
-
 
 @dataclass(frozen=True)
 class Gradients:
@@ -66,7 +64,7 @@ class Trainer:
     ) -> None:
         config, optim = job.config, job.config.optim
         self._config = config
-        self._flops_per_token = job.used_model.flops_per_token()
+        self._rates = job.rates
         self._model = model
         self._sinks = sinks
         self._training, self._evaluation = make_batches(job, corpus, row_group(grid))
@@ -225,6 +223,7 @@ class Trainer:
         if not first:  # the first step also does what happens only once
             self._first_step_done = first, then = step, now
         step_seconds = (now - then) / (step - first) if step > first else seconds
+        speed = self._rates.speed(tokens / seconds)
         metrics = StepMetrics(
             step=step,
             loss=gradients.loss,
@@ -232,11 +231,14 @@ class Trainer:
             lr=lr,
             tokens=step * tokens,
             tokens_per_s=tokens / seconds,
-            tflops=tokens / seconds * self._flops_per_token / _TERA,
+            tflops=speed.tflops,
             memory_bytes=peak_memory_bytes(),
             eta_s=step_seconds * (self._config.train.steps - step),
             loss_scale=gradients.loss_scale,
             skipped_steps=0 if self._scaler is None else self._scaler.num_overflows,
+            hardware_tflops=speed.hardware_tflops,
+            peak_fraction=speed.peak_fraction,
+            whole_peak_fraction=speed.whole_peak_fraction,
         )
         for sink in self._sinks:
             sink.step(metrics)

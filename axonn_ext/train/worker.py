@@ -230,7 +230,10 @@ def _train_with_sinks(
     sinks += [
         MetricsFile(run.folder, first_step=trainer.steps_done),
         Terminal(
-            console, num_steps=run.job.config.train.steps, scales_loss=trainer.scaler is not None
+            console,
+            num_steps=run.job.config.train.steps,
+            scales_loss=trainer.scaler is not None,
+            has_peak=run.job.rates.peak_flops is not None,
         ),
     ]
     if TensorBoard.installed():

@@ -40,7 +40,8 @@ def check(pool, world_size, *arguments, timeout_s: float = 240.0) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "layers"), [("gpt2", 5), pytest.param("llama", 4, marks=pytest.mark.slow)]
+    ("name", "layers"),
+    [("gpt2", 5), ("gpt2-odd", 5), pytest.param("llama", 4, marks=pytest.mark.slow)],
 )
 def test_equals_one_process(pool, name, layers) -> None:
     check(pool, 4, name, layers, FOUR, list(OPTIONS))

@@ -14,7 +14,7 @@ import pytest
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner import Machine, PlannerError, load_machine
 from axonn_ext.planner.machine import machine_names
-from axonn_ext.planner.step.tasks import Collective, Matmul
+from axonn_ext.planner.step.tasks import Collective, Matmul, Scores
 from axonn_ext.spec.grid import GridShape
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,7 +94,11 @@ def test_every_number_has_a_source() -> None:
         for key in ("slowdown", "memory_reserved_bytes", "memory_bytes_per_s", "launch_s"):
             line = next(line for line in text.splitlines() if line.startswith(f"{key} ="))
             assert "#" in line, f"{path}: {line}"
-        assert "# Latencies" in text or "Latencies of ring steps" in text or "carried over" in text
+        assert (
+            "Latencies of the steps" in text
+            or "Latencies of ring steps" in text
+            or "carried over" in text
+        )
 
 
 @pytest.mark.parametrize(
@@ -317,6 +321,81 @@ def test_collectives_of_a_ring(tmp_path: Path) -> None:
         assert machine.collective_seconds(c, link, 8) == pytest.approx(2 + steps * 2e-5)
 
 
+def sent_by_all_reduce(size: int, num_bytes: int) -> Collective:
+    return Collective("data", "all_reduce", 2 * (size - 1) * num_bytes // size, "gradients")
+
+
+def test_all_reduces_between_nodes_take_trees_where_they_are_faster() -> None:
+    """64 MiB over 128 nodes of 8: a ring waits 2 * 1023 times, the trees up and down 7 + 7 hops."""
+    machine, grid = load_machine("dgx-h100"), GridShape(data=1024)
+    link, message = machine.link(grid, "data"), sent_by_all_reduce(1024, 64 << 20)
+    ring_s = 2 * (7 * 128 * 1.9e-6 + 127 * 4e-6 + 1e-6)  # 896 hops inside nodes, 127 between
+    assert 2 * 1023 * link.latency_s == pytest.approx(ring_s, rel=0.01)
+    sending = 2 * (64 << 20) / 360e9
+    trees_s = 2 * (7 * 1.25e-6 + 7 * 8.5e-6)
+    got = machine.collective_seconds(message, link, 1024)
+    assert got == pytest.approx(sending / 0.92 + trees_s, rel=1e-6)
+    assert got < 0.15 * ring_s  # the old plan's time was above ring_s
+
+    large = sent_by_all_reduce(1024, 64 << 30)  # bandwidth decides, and a ring has more of it
+    ring = large.num_bytes / link.bytes_per_s + 2 * 1023 * link.latency_s
+    assert machine.collective_seconds(large, link, 1024) == pytest.approx(ring)
+    for kind in ("all_gather", "reduce_scatter"):  # for which NCCL has no trees
+        half = Collective("data", kind, message.num_bytes // 2, "gradients")
+        alone = half.num_bytes / link.bytes_per_s + 1023 * link.latency_s
+        assert machine.collective_seconds(half, link, 1024) == pytest.approx(alone)
+
+
+@pytest.mark.parametrize(
+    ("inner", "size", "hops"),
+    # inside and between nodes of 8: whole nodes, halves of nodes, single ranks, 3 nodes, one node
+    [
+        (1, 64, (7, 3)),
+        (2, 64, (3, 4)),
+        (8, 64, (0, 6)),
+        (16, 4, (0, 2)),
+        (1, 24, (7, 1)),
+        (1, 8, None),
+    ],
+)
+def test_trees_have_hops_inside_nodes_and_between(
+    inner: int, size: int, hops: tuple[int, int] | None
+) -> None:
+    links = load_machine("dgx-a100").links
+    found = links.of(inner, size, "data", 4096).trees_s
+    if hops is None:
+        assert found is None
+    else:
+        assert found == pytest.approx(2 * (hops[0] * 1.25e-6 + hops[1] * 8.5e-6))
+
+
+def test_what_was_measured_of_all_reduces_is_not_changed_by_trees(tmp_path: Path) -> None:
+    levels = """
+tree_latency_s = 1e-6
+
+[[levels]]
+name = "cluster"
+bytes_per_s = 1e9
+latency_s = 1e-3
+tree_latency_s = 1e-6
+"""
+    rows = """
+[[levels.measured]]
+inner = 1
+size = 64
+kind = "all_reduce"
+bytes_per_s = 1e9
+latency_s = 2e-3
+"""
+    grid, message = GridShape(data=64), sent_by_all_reduce(64, 6400)
+    modelled, measured = (read(tmp_path, SMALL + levels + more) for more in ("", rows))
+    ring = message.num_bytes / 1e9 + 2 * 63 * 2e-3
+    assert measured.collective_seconds(message, measured.link(grid, "data"), 64) == (
+        pytest.approx(ring)
+    )
+    assert modelled.collective_seconds(message, modelled.link(grid, "data"), 64) < 1e-3
+
+
 def test_a_machine_may_have_an_end(tmp_path: Path) -> None:
     machine = read(tmp_path, SMALL)
     assert machine.max_ranks == 8
@@ -406,14 +485,86 @@ def test_slowdown_is_of_arithmetic_alone() -> None:
     twice = dataclasses.replace(machine, slowdown=2.0)
     product = Matmul(1000, 2000, 3000, "NN")
     assert twice.matmul_seconds(product, "bf16") == 2 * machine.matmul_seconds(product, "bf16")
-    assert twice.attention_seconds(10**12, "bf16") == 2 * machine.attention_seconds(10**12, "bf16")
+    scores = Scores(10**12, 2048, 128)
+    assert twice.attention_seconds(scores, "bf16") == 2 * machine.attention_seconds(scores, "bf16")
     assert twice.elementwise_seconds(10**9) == 2 * machine.elementwise_seconds(10**9)
     assert twice.link(GridShape(x=4), "x") == machine.link(GridShape(x=4), "x")
-    assert machine.attention_seconds(0, "bf16") == machine.elementwise_seconds(0) == 0
+    none = Scores(0, 2048, 128)
+    assert machine.attention_seconds(none, "bf16") == machine.elementwise_seconds(0) == 0
 
 
 def test_attention_and_elementwise_work(tmp_path: Path) -> None:
     machine = read(tmp_path, SMALL)
-    assert machine.attention_seconds(2 * 10**10, "fp32") == pytest.approx(1 + 1e-5)
+    scores = Scores(2 * 10**10, 77, 13)
+    assert machine.attention_seconds(scores, "fp32") == pytest.approx(1 + 1e-5)
     assert machine.elementwise_seconds(10**10) == pytest.approx(1 + 1e-5)
     assert machine.usable_bytes == 15 * 10**9
+
+
+# --- Attention -----------------------------------------------------------------------------------
+
+MEASURED_ATTENTION = """
+[attention]
+kernel = "new"
+
+[[attention.measured]]
+kernel = "old"
+dtypes = ["fp32"]
+sequence_lengths = [1024]
+head_dims = [64]
+flops = [[1e9]]
+
+[[attention.measured]]
+kernel = "new"
+dtypes = ["fp32"]
+sequence_lengths = [512, 2048]
+head_dims = [64, 256]
+flops = [[1e9, 4e9], [2e9, 8e9]]
+"""
+
+
+def test_attention_depends_on_sequences_and_heads(tmp_path: Path) -> None:
+    machine = read(tmp_path, SMALL.replace("[attention]\nfp32 = 2e10\n", MEASURED_ATTENTION))
+    rates = machine.attention
+    for length, size, rate in (
+        (512, 64, 1e9), (2048, 64, 4e9), (512, 256, 2e9), (2048, 256, 8e9),
+        (1024, 64, 2e9), (1024, 128, 2e9 * 2**0.5),  # half-way in the logarithm
+        (1, 1, 1e9), (10**6, 10**4, 8e9),  # beyond: as at the nearest point
+    ):  # fmt: skip
+        assert rates.flops("fp32", length, size) == pytest.approx(rate)
+    seconds = machine.attention_seconds(Scores(10**10, 2048, 64), "fp32")
+    assert seconds == pytest.approx(2.5 + 1e-5)
+
+
+def test_attention_of_the_machines_is_slower_for_short_sequences_and_small_heads() -> None:
+    """A rate of 2,048 tokens alone made 512 tokens too fast, and 16,384 too slow."""
+    for name in ("dgx-a100", "dgx-h100", "perlmutter", "alps"):
+        rates = load_machine(name).attention
+        short, usual, long = (rates.flops("bf16", s, 128) for s in (512, 2048, 16384))
+        assert short < 0.7 * usual < usual < 0.9 * long
+        assert rates.flops("bf16", 2048, 64) < 0.95 * usual
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('kernel = "new"\n\n', 'kernel = "newer"\n\n', "attention.kernel must be one of old, new"),
+        ('kernel = "new"\n\n', "\n", "attention.kernel must be one of old, new; it is missing"),
+        ('kernel = "new"\n\n', 'kernel = "new"\nfp32 = 1e9\n\n', "unknown key in attention 'fp32'"),
+        ('["fp32"]', '["bf16"]', "attention.measured[0].dtypes must be an array of some of fp32"),
+        ("[512, 2048]", "[2048, 512]", "sequence_lengths must be an array of ascending numbers"),
+        ("[64, 256]", "[64, 0]", "head_dims must be an array of whole numbers >= 1, got [64, 0]"),
+        ("[[1e9, 4e9], [2e9, 8e9]]", "[[1e9, 4e9]]", "flops must be an array of 2 arrays"),
+        ("[[1e9, 4e9], [2e9, 8e9]]", "[[1e9], [2e9]]", "of 2 positive numbers, one for each of s"),
+        ('kernel = "old"\n', 'kernel = "new"\n', "dtypes must be an array without fp32, whose"),
+        ("8e9", "inf", "measured[1].flops must be an array of 2 arrays"),
+        ('kernel = "new"\ndtypes', 'kernel = "old"\ndtypes', "attention.kernel must be one of old"),
+    ],
+)  # fmt: skip
+def test_wrong_rates_of_attention_are_refused(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    text = MEASURED_ATTENTION.replace(old, new)
+    assert text != MEASURED_ATTENTION
+    with pytest.raises(InputError, match=re.escape(message)):
+        read(tmp_path, SMALL.replace("[attention]\nfp32 = 2e10\n", text))

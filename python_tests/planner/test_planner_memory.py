@@ -82,7 +82,7 @@ def random_jobs(count: int, seed: int | str, **chosen: object) -> list[Job]:
         family = draw.choice(FAMILIES)
         grouped = find_family(family).grouped_query
         model = ModelConfig(
-            vocab_size=draw.choice([1024, 8192]), hidden_size=draw.choice([256, 1024]),
+            vocab_size=draw.choice([1024, 8191]), hidden_size=draw.choice([256, 1024]),
             num_layers=draw.choice([1, 3]), num_heads=draw.choice([8, 16]),
             sequence_length=draw.choice([32, 128]), family=family,
             num_kv_heads=draw.choice([None, 4, 8]) if grouped else None,

@@ -268,13 +268,26 @@ def test_a_model_that_fits_nowhere() -> None:
         plan(two)
 
 
-def test_a_vocabulary_that_does_not_divide_comes_with_one_that_would() -> None:
+def test_a_vocabulary_that_does_not_divide_is_padded() -> None:
     model = ModelConfig(50257, 256, 2, 8, 64)
-    hint = "vocab_size not divisible (pad it, e.g. to 50304)"
-    found = plan(request_of(model=model))
-    assert found.rejected[hint] > 0
-    padded = plan(request_of(model=dataclasses.replace(model, vocab_size=50304)))
-    assert not any("vocab_size" in reason for reason in padded.rejected)
+    found, even = (plan(request_of(model=m)) for m in (model, replaced(model, 50304)))
+    assert found.fits == even.fits and found.rejected == even.rejected
+    for config in found.configs:
+        grid = config.job.grid
+        multiple = 128 * grid.x * grid.z
+        rows = 50257 if 50257 % (grid.x * grid.z) == 0 else -(-50257 // multiple) * multiple
+        assert config.job.placed_model.vocab_size == rows
+        whole = dataclasses.replace(config.job, model=replaced(model, rows))
+        assert simulate(config.job, request_of().machine) == simulate(whole, request_of().machine)
+        assert config.memory == memory_of(whole)
+        flops = model.flops_per_token() * config.tokens_per_s / grid.size  # without padding
+        assert config.peak_fraction == pytest.approx(
+            flops / request_of().machine.peak_flops["bf16"]
+        )
+
+
+def replaced(model: ModelConfig, vocab_size: int) -> ModelConfig:
+    return dataclasses.replace(model, vocab_size=vocab_size)
 
 
 def test_memory_is_of_the_machines_device() -> None:

@@ -45,7 +45,7 @@ def random_job(
     while True:
         family, heads = rng.choice(["gpt2", "llama"]), rng.choice([4, 8, 16, 24, 64])
         model = ModelConfig(
-            vocab_size=rng.choice([64, 96, 512, 4096]),
+            vocab_size=rng.choice([64, 97, 512, 4099]),
             hidden_size=heads * rng.choice([8, 16]),
             num_layers=rng.choice([1, 2, 3]),
             num_heads=heads,

@@ -76,7 +76,7 @@ class Job:
         for p in sharded_parameters(self.model):
             (piece,) = self.optimizer.pieces_of(p.parameter)
             for key, tensor in {"value": piece.master, "low": p.parameter, **piece.state}.items():
-                whole = self.grid.unshard(tensor, p.spec.dims) if tensor.dim() else tensor
+                whole = p.whole(tensor) if tensor.dim() else tensor
                 content = (
                     whole.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
                 )

@@ -27,8 +27,11 @@ CONFIGS = {
     "qwen3-wide": dataclasses.replace(LLAMA, family="qwen3", head_size=8),
     "llama-tied": dataclasses.replace(LLAMA, tie_embeddings=True),
     "gpt2-untied": dataclasses.replace(GPT2, tie_embeddings=False),
+    # Vocabularies that no grid divides: they have rows of padding.
+    "gpt2-odd": dataclasses.replace(GPT2, vocab_size=67),
+    "llama-odd": dataclasses.replace(LLAMA, vocab_size=131),
 }
-SAMPLE = ("gpt2", "llama", "qwen3-wide")
+SAMPLE = ("gpt2", "llama", "qwen3-wide", "gpt2-odd", "llama-odd")
 BATCH, LENGTH, MAX_NORM = 8, 8, 0.05
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from axonn_ext.planner import Machine
+from axonn_ext.planner.attention import Attention
 from axonn_ext.planner.links import Level, Links
 from axonn_ext.planner.products import Products
 
@@ -15,6 +16,7 @@ def machine_of(*, hidden_share: float = 0.0, inter: float = 2e10, memory: int = 
     return Machine(
         name="test", description="made up", memory_bytes=memory, memory_bytes_per_s=1e12,
         peak_flops=peak, products=Products(best, memory_bytes_per_s=1e12, launch_s=1e-6),
-        attention_flops={dtype: 0.5 * flops for dtype, flops in peak.items()}, links=Links(levels),
+        attention=Attention.flat({dtype: 0.5 * flops for dtype, flops in peak.items()}),
+        links=Links(levels),
         hidden_share=hidden_share, launch_s=1e-6,
     )  # fmt: skip

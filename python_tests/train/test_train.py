@@ -27,7 +27,7 @@ from trained_here import train_here
 PNG = b"\x89PNG\r\n\x1a\n"
 STEP_KEYS = {
     "step", "loss", "grad_norm", "lr", "tokens", "tokens_per_s", "tflops", "memory_bytes", "eta_s",
-    "loss_scale", "skipped_steps",
+    "loss_scale", "skipped_steps", "hardware_tflops", "peak_fraction", "whole_peak_fraction",
 }  # fmt: skip
 
 
@@ -97,6 +97,8 @@ def test_metrics_are_consistent(plain: Path) -> None:
     ).flops_per_token()
     for m in read_metrics(plain).steps:
         assert m.tflops == pytest.approx(m.tokens_per_s * flops / 1e12)
+        assert m.hardware_tflops == m.tflops  # plain models recompute nothing
+        assert m.peak_fraction is m.whole_peak_fraction is None
 
 
 def test_run_repeats_exactly(plain: Path, tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ class Kept(NamedTuple):
 
 def kept_of(job: Job, stage: int = 0) -> Kept:
     """Returns what each rank of a pipe coordinate of a legal job keeps of one micro-batch."""
-    return kept_of_share(job, sizes_of(job.model), share_of(job, stage))
+    return kept_of_share(job, sizes_of(job.placed_model), share_of(job, stage))
 
 
 def kept_of_share(job: Job, size: ModelSizes, share: StageShare) -> Kept:
@@ -200,7 +200,7 @@ def deferred_bytes_of(job: Job, stage: int) -> int:
 
     It is the input of each Linear, and the gradient of its output.
     """
-    size, options, grid = sizes_of(job.model), job.options, job.grid
+    size, options, grid = sizes_of(job.placed_model), job.options, job.grid
     x, y, m = grid.x, grid.y, job.rows
     mx, my = (m // x, m // y) if options.sharded else (m, m)
     gathered = options.sharded and options.save_gathered

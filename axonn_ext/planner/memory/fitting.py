@@ -74,7 +74,7 @@ def _order(kinds: Sequence[int]) -> list[int]:
 
 def _at_least(job: Job, stage: StageStates) -> int:
     """Returns bytes that a rank of the stage has at once: states, and what its blocks keep."""
-    kept = kept_of_share(job, sizes_of(job.model), stage.share)
+    kept = kept_of_share(job, sizes_of(job.placed_model), stage.share)
     # Of several virtual stages on a rank, at least the one that is running is there.
     chunks = job.options.pipeline.chunks if job.grid.pipe > 1 else 1
     count = stage.share.num_layers // chunks
@@ -112,7 +112,7 @@ def _excess(job: Job) -> list[int]:
     That is the input of a block that is recomputed, beside what it keeps then; the input of a
     Linear that is gathered again in backward; and a weight that is.
     """
-    size, (x, y), width = sizes_of(job.model), (job.grid.x, job.grid.y), job.options.width
+    size, (x, y), width = sizes_of(job.placed_model), (job.grid.x, job.grid.y), job.options.width
     gathered_input = job.rows * max(size.hidden // y, size.mlp // x) * width
     gathered_weight = max(size.runs[1], size.vocab * size.hidden) // (x * y) * width
     bytes_of = {_KEEPS_ACTIVATIONS: stream_bytes(job), _KEEPS_INPUTS: gathered_input,

@@ -27,7 +27,7 @@ class Stage:
     """
 
     def __init__(self, job: Job, has: StageStates, device: str) -> None:
-        options, grid, size = job.options, job.grid, sizes_of(job.model)
+        options, grid, size = job.options, job.grid, sizes_of(job.placed_model)
         self.job, self.number, self.share, self.elements = job, has.number, has.share, has.elements
         self.layers = self.share.num_layers
         self.in_stages = grid.pipe > 1

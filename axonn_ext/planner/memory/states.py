@@ -9,6 +9,7 @@ from axonn_ext.planner.job import Job
 from axonn_ext.planner.memory.activations import ModelSizes, sizes_of
 from axonn_ext.planner.shares import StageShare, shares_of_model
 from axonn_ext.planner.step.parameters import buckets_of_groups, groups_of, parameters_of_share
+from axonn_ext.planner.vocabulary import padded_model
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.optimizer import OptimizerOptions
@@ -89,14 +90,15 @@ def _stage_states(
     model: ModelConfig, grid: GridShape, chunks: int, sharded: bool, width: int,
     optimizer: OptimizerOptions, device: str,
 ) -> tuple[StageStates, ...]:  # fmt: skip
-    size = sizes_of(model)
+    placed = padded_model(model, grid)
+    size = sizes_of(placed)
     made: dict[StageShare, tuple[Elements, States]] = {}
     stages = []
     for number, share in enumerate(shares_of_model(model, grid.pipe, chunks)):
         if share not in made:
-            elements = _elements_of(model, grid, share, size, sharded=sharded)
+            elements = _elements_of(placed, grid, share, size, sharded=sharded)
             if optimizer.offload != "none" or optimizer.num_parts(grid.data) > 1:
-                elements = _with_buckets(elements, model, grid, share, optimizer, sharded=sharded)
+                elements = _with_buckets(elements, placed, grid, share, optimizer, sharded=sharded)
             kept = _optimizer_bytes(elements, optimizer, width, device, size.num_tensors(share))
             in_parts = optimizer.zero > 1 and grid.data > 1
             summed = elements.parts if in_parts else elements.own

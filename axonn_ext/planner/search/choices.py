@@ -188,4 +188,6 @@ def _given(
 def fitting_jobs(request: Request, job: Job, variants: tuple[Options, ...]) -> list[Job]:
     """Returns those variants of a job that fit; see those_that_fit."""
     jobs = [Job(job.model, job.grid, options, job.batch_size) for options in variants]
-    return those_that_fit(jobs, request.memory_limit, device=request.machine.device)
+    return those_that_fit(
+        jobs, request.memory_limit_on(jobs[0].grid), device=request.machine.device
+    )

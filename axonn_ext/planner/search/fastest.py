@@ -22,7 +22,7 @@ from axonn_ext.planner.search.choices import (
     with_less_recomputation,
     without_needless,
 )
-from axonn_ext.planner.search.remedies import NO_MEMORY, VOCABULARY, nothing_fits, padding_hint
+from axonn_ext.planner.search.remedies import NO_MEMORY, nothing_fits
 from axonn_ext.planner.search.request import Request
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.pipeline import SCHEDULES
@@ -88,8 +88,6 @@ def plan(request: Request) -> Plan:
             found += [_candidate(blocks, v) for v in without_needless(fitting)]
             num_fitting += len(fitting)
     rejected = +rejected  # drops zeros
-    if VOCABULARY in rejected:
-        rejected[padding_hint(request)] = rejected.pop(VOCABULARY)
     if not found:
         raise PlannerError(nothing_fits(request, rejected))
     promising = _most_promising(request, found, forms)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
-from math import lcm
 
 from axonn_ext.planner.job import Job, violations
 from axonn_ext.planner.machine import HOST_KEYS, Machine
@@ -14,20 +13,11 @@ from axonn_ext.planner.pipelines import StageSteps, simulate_pipeline
 from axonn_ext.planner.search.choices import fitting_jobs, jobs_of, variants_of
 from axonn_ext.planner.search.request import MOST_RANKS, Request, in_ranks, unit_of
 from axonn_ext.planner.timeline import simulate
-from axonn_ext.spec.grid import divisors
 from axonn_ext.spec.optimizer import OptimizerOptions
 
 NO_MEMORY = "does not fit in memory"
-VOCABULARY = "vocab_size not divisible"
 # If no grid of a number of ranks is legal, so many smaller numbers are tried.
 _SMALLER_TRIED = 64
-
-
-def padding_hint(request: Request) -> str:
-    """Returns the rule of the vocabulary, with a size that the smallest broken split divides."""
-    size = request.model.vocab_size
-    multiple = lcm(128, next(d for d in divisors(request.num_ranks) if size % d))
-    return f"{VOCABULARY} (pad it, e.g. to {-(-size // multiple) * multiple})"
 
 
 def smallest_that_fits(request: Request, *, least: int = 1) -> int | None:

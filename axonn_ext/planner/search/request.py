@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.machine import Machine
-from axonn_ext.spec.grid import divisors
+from axonn_ext.spec.grid import GridShape, divisors
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.parallel import LAYOUTS, Overlap
@@ -93,8 +93,13 @@ class Request:
 
     @property
     def memory_limit(self) -> int:
-        """The bytes that a rank may use."""
+        """The bytes that a rank may use, and its communicators."""
         return int(self.machine.usable_bytes * self.memory_fraction)
+
+    def memory_limit_on(self, grid: GridShape) -> int:
+        """The bytes that a rank of a grid may use, whose communicators have buffers."""
+        left = self.machine.usable_bytes - self.machine.communicators_bytes(grid)
+        return int(left * self.memory_fraction)
 
 
 def _check_choices(request: Request) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from axonn_ext.planner.step.linears import linear_backward, linear_forward
 from axonn_ext.planner.step.rank import FP32, Rank, present
-from axonn_ext.planner.step.tasks import Task
+from axonn_ext.planner.step.tasks import Scores, Task
 
 
 def block_forward(rank: Rank) -> tuple[Task, ...]:
@@ -62,7 +62,9 @@ def _attention(rank: Rank, *, backward: bool) -> Task:
     return Task(
         f"attention {'backward' if backward else 'forward'}",
         # Backward computes the scores again: 5 products for forward's 2 (arXiv:2205.14135).
-        attention_flops=forward * 5 // 2 if backward else forward,
+        scores=Scores(
+            forward * 5 // 2 if backward else forward, model.sequence_length, model.head_dim
+        ),
         touched_bytes=(2 if backward else 1) * rows * features // rank.size["x"] * rank.width,
     )
 

@@ -108,7 +108,7 @@ def elements_of(grid: GridShape, linear: LinearSpec) -> int:
 
 def parameters_of_rank(job: Job, stage: int = 0) -> int:
     """Returns the elements of the parameters that each rank of a pipe coordinate holds."""
-    return parameters_of_share(job.model, job.grid, share_of(job, stage))
+    return parameters_of_share(job.placed_model, job.grid, share_of(job, stage))
 
 
 def parameters_of_share(model: ModelConfig, grid: GridShape, share: StageShare) -> int:

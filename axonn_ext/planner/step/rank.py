@@ -20,6 +20,7 @@ FP32, FP64 = 4, 8  # the bytes of an element
 class Rank:
     """A rank of one job on a pipe coordinate.
 
+    model      with the vocabulary that it has on the grid
     share      what its stage has of the model
     size       axis -> its size
     m          rows; m_x: those of the residual stream; m_y: those of attention, MLP and logits
@@ -29,7 +30,7 @@ class Rank:
     """
 
     def __init__(self, job: Job, stage: int = 0) -> None:
-        self.job, self.model, self.options = job, job.model, job.options
+        self.job, self.model, self.options = job, job.placed_model, job.options
         self.stage, self.share = stage, share_of(job, stage)
         self.in_stages = job.grid.pipe > 1
         self.size = job.grid.as_dict()

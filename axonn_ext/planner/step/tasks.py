@@ -34,6 +34,17 @@ class Matmul(NamedTuple):
         return 2 * self.m * self.n * self.k
 
 
+class Scores(NamedTuple):
+    """Causal scaled dot products of whole sequences.
+
+    flops: all operations, of which a causal mask leaves half of those of whole squares.
+    """
+
+    flops: int
+    sequence_length: int
+    head_dim: int
+
+
 class Task(NamedTuple):
     """A task that the compute stream does in one piece.
 
@@ -41,7 +52,7 @@ class Task(NamedTuple):
     gather           the gather of its weight over z, which may start earlier (Overlap.prefetch)
     scatter          the reduce-scatter of its weight's gradient over z, which may end later
                      (Overlap.deferred)
-    attention_flops  the operations of scaled dot products
+    scores           the scaled dot products of attention
     touched_bytes    the bytes that elementwise work reads and writes
     """
 
@@ -51,7 +62,7 @@ class Task(NamedTuple):
     after: tuple[Collective, ...] = ()
     gather: Collective | None = None
     scatter: Collective | None = None
-    attention_flops: int = 0
+    scores: Scores | None = None
     touched_bytes: int = 0
 
     @property

@@ -1,0 +1,21 @@
+"""The model that a grid makes of a model whose vocabulary it does not divide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from axonn_ext.spec.grid import GridShape
+from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.vocabulary import padded_vocab_size
+
+
+def padded_model(model: ModelConfig, grid: GridShape) -> ModelConfig:
+    """Returns the model with the vocabulary that it has on a grid."""
+    size = padded_vocab_size(model.vocab_size, grid)
+    return model if size == model.vocab_size else _with_vocabulary(model, size)
+
+
+@lru_cache(maxsize=256)
+def _with_vocabulary(model: ModelConfig, size: int) -> ModelConfig:
+    return replace(model, vocab_size=size)

@@ -1,0 +1,98 @@
+"""The operations of a run per second, and its part of the machine's peak."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from axonn_ext.planner import load_machine
+from axonn_ext.spec.flops import hardware_flops_per_token
+from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.recompute import recomputation_of
+from axonn_ext.spec.stages import Stages
+from axonn_ext.terminal.errors import UserError
+from axonn_ext.train.metrics import read_metrics
+from commands import AXONN, run, small
+from trained_here import train_here
+
+MODEL = ModelConfig(1024, 64, 7, 4, 128)
+
+
+def products(model: ModelConfig) -> int:
+    """Two operations for each element of the matrices of one block, per token, in forward."""
+    return 2 * sum(w.n * w.k for w in model.block_linears)
+
+
+def test_all_of_attention_is_twice_its_causal_half() -> None:
+    s, h = MODEL.sequence_length, MODEL.hidden_size
+    scores = 2 * 2 * s * h  # q k^T and p v of a token with all s tokens
+    head = 6 * 1024 * h
+    half = 7 * 3 * (products(MODEL) + scores // 2) + head
+    assert MODEL.flops_per_token() == half
+    assert MODEL.flops_per_token(whole_attention=True) == half + 7 * 3 * scores // 2
+
+
+def test_the_count_with_all_of_attention_is_megatrons() -> None:
+    """arXiv:2104.04473, equation 3, of which a step without recomputation has 72 instead of 96."""
+    model = ModelConfig(51200, 4096, 36, 32, 2048)
+    s, h, layers, vocab = 2048, 4096, 36, 51200
+    megatron = 72 * layers * h**2 * (1 + s / (6 * h) + vocab / (12 * layers * h))
+    assert model.flops_per_token(whole_attention=True) == pytest.approx(megatron, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("policy", "pipe", "blocks"),
+    # of 7 blocks; two stages have 4 and 3, or 3 and 4, of which each counts its own
+    [("none", 1, 0), ("full", 1, 7), ("every:2", 1, 4), ("every:2", 2, 4), ("every:4", 2, 2)],
+)
+def test_hardware_flops_have_the_forward_passes_that_run_again(
+    policy: str, pipe: int, blocks: int
+) -> None:
+    stages = Stages.of_sizes([4, 3] if pipe == 2 else [7], pipe)
+    again = hardware_flops_per_token(MODEL, recomputation_of(policy), stages)
+    attention = 2 * MODEL.sequence_length * MODEL.hidden_size
+    assert again - MODEL.flops_per_token() == blocks * (products(MODEL) + attention)
+    of_attention = hardware_flops_per_token(MODEL, recomputation_of("attention"), stages)
+    assert of_attention - MODEL.flops_per_token() == 7 * attention
+
+
+def test_a_run_prints_its_part_of_the_peak(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    done = run(
+        [*AXONN, "train", "--grid", "x=2", "--out", str(folder), "--train.machine", "host",
+         *small(**{"parallel.recompute": "full"})]
+    )  # fmt: skip
+    assert done.status == 0, done.output
+    assert "hardware" in done.output and "% of peak" in done.output and "all attn." in done.output
+    model = ModelConfig(256, 32, 2, 4, 32)
+    half, whole = model.flops_per_token(), model.flops_per_token(whole_attention=True)
+    peak = 2 * load_machine("host").peak_flops["fp32"]
+    for m in read_metrics(folder).steps:
+        assert m.peak_fraction == pytest.approx(m.tokens_per_s * half / peak)
+        assert m.whole_peak_fraction == pytest.approx(m.tokens_per_s * whole / peak)
+        assert m.hardware_tflops == pytest.approx(
+            m.tflops * (half + 2 * model.block_flops_per_token() / 3) / half
+        )
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"train__machine": "hots"}, "train.machine: unknown machine 'hots' (did you mean host?)"),
+        ({"train__machine": "{tmp}/fp32.toml", "train__dtype": "bf16"},
+         "train.machine: expected one with a peak for train.dtype bf16"),
+    ],
+)  # fmt: skip
+def test_a_machine_that_does_not_say_the_peak_is_refused(
+    tmp_path: Path, keys: dict[str, str], message: str
+) -> None:
+    (tmp_path / "fp32.toml").write_text(
+        'description = "a"\nsource = "a"\nmemory_bytes = 9e9\nmemory_bytes_per_s = 1e9\n'
+        "[peak_flops]\nfp32 = 1e9\n[matmul]\nmax_efficiency = { fp32 = 1 }\n"
+        '[attention]\nfp32 = 1e9\n[[levels]]\nname = "host"\nbytes_per_s = 1e9\nlatency_s = 1e-5\n'
+    )
+    keys = {key: value.replace("{tmp}", str(tmp_path)) for key, value in keys.items()}
+    with pytest.raises(UserError) as error:
+        train_here(tmp_path / "run", **keys)
+    assert message in str(error.value)
