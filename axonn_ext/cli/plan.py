@@ -84,7 +84,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     add("--seq", type=whole(), metavar="S", help="tokens of a sequence (default: the model's)")
     add("--dtype", choices=tuple(WIDTHS), default="bf16", help="(default: %(default)s)")
     add("--tokens", type=number(above=0), default=1e12, metavar="T",
-        help="budget of the training, for days, GPU-hours, cost and energy (default: 1e12)")  # fmt: skip
+        help="budget of the training, for days, GPU-hours, cost and energy "
+        "(default: 1e12)")  # fmt: skip
     add("--price", type=number(above=0), metavar="P",
         help="of a GPU for an hour, for the column of cost")  # fmt: skip
     _add_many(parser.add_argument_group("many jobs, each with its best configuration"))
@@ -203,14 +204,15 @@ def _show_more(
     console: Console, args: argparse.Namespace, result: Plan, budget: Budget
 ) -> dict[str, Any]:
     """Plans and shows what is asked for beside the plan; returns it as JSON."""
-    request, best, more = result.request, result.configs[0], {}
+    request, best = result.request, result.configs[0]
+    more: dict[str, Any] = {}
     if args.grid.rules:
         of_all = plan(_of_all_grids(request)).configs[0]
         plan_beside.print_beside(console, best, of_all, request.machine)
         more["beside"] = plan_beside.as_json(best, of_all, request.machine)
     if args.like is not None:
-        rows = plan_like.plan_rows(args.like, request)
-        plan_like.print_like(console, rows, best)
+        rows = plan_like.plan_rows(args.like, request, best)
+        plan_like.print_like(console, rows)
         more["like"] = plan_like.as_json(rows, budget)
     if args.sensitivity:
         changed = list(variants(request, best))
@@ -246,15 +248,10 @@ def _check(args: argparse.Namespace) -> None:
 def _missing(args: argparse.Namespace, sweep: plan_sweep.Sweep | None) -> list[str]:
     """Returns what lacks of model, GPUs and batch, or is given although the sweep decides it."""
     decided = () if sweep is None else plan_sweep.SWEEPS[sweep.kind][1]
-    where = (
-        ""
-        if sweep is None
-        else f"{sweep.option} {sweep.kind}".replace("--series series", "--series")
-    )
     problems = [
-        f"--{name.replace('_', '-')} is decided by {where}, got {getattr(args, name)}"
+        f"--{name.replace('_', '-')} is decided by {sweep.option}, got {getattr(args, name)}"
         for name in decided
-        if getattr(args, name) is not None
+        if sweep is not None and getattr(args, name) is not None
     ]
     for options, names in (
         ("--model, unless --series names models", ("model",)),

@@ -1,4 +1,4 @@
-"""The files that `axonn-ext plan` writes: JSON, CSV, a Chrome trace, the trainer's configuration."""
+"""The files that `axonn-ext plan` writes: JSON, CSV, a Chrome trace, a configuration."""
 
 from __future__ import annotations
 

@@ -12,16 +12,17 @@ from axonn_ext.cli import plan_files, plan_report
 from axonn_ext.cli.plan_budget import Budget
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate
-from axonn_ext.planner.search.peers import PEERS, plan_peer
+from axonn_ext.planner.search.peers import PEERS, plan_peer, plan_with_all
 from axonn_ext.planner.search.request import Request
 from axonn_ext.terminal.console import plain_table, print_table, say
 
 _ALL = "all"
+OURS, ALL_OURS = "ours", "ours, with all of these"
 
 
 @dataclass(frozen=True)
 class Row:
-    """The best that a peer can choose; or None, and why there is nothing."""
+    """The best that a framework can choose; or None, and why there is nothing."""
 
     name: str
     best: Estimate | None
@@ -38,25 +39,31 @@ def parse_like(text: str) -> tuple[str, ...]:
     return names
 
 
-def plan_rows(names: tuple[str, ...], request: Request) -> list[Row]:
-    """Plans for each peer."""
-    rows = []
+def plan_rows(names: tuple[str, ...], request: Request, ours: Estimate) -> list[Row]:
+    """Returns ours, ours with all that the others have, and the peers of these names.
+
+    ours: the fastest configuration of the request.
+    """
+    peers = []
     for name in names:
         try:
-            rows.append(Row(name, plan_peer(PEERS[name], request).configs[0]))
+            peers.append(Row(name, plan_peer(PEERS[name], request)))
         except PlannerError as error:
-            rows.append(Row(name, None, str(error)))
-    return rows
+            peers.append(Row(name, None, str(error)))
+    found = [row.best for row in peers if row.best is not None]
+    return [Row(OURS, ours), Row(ALL_OURS, plan_with_all(request, [ours, *found])), *peers]
 
 
-def print_like(console: Console, rows: list[Row], ours: Estimate) -> None:
+def print_like(console: Console, rows: list[Row]) -> None:
     """Prints the table, and from where it is known what each peer has."""
+    ours = rows[0].best
+    assert ours is not None
     table = plain_table(padding=(0, 2, 0, 0))
     left = {"like", "grid", "options", "exposed"}
     for head in ("like", "grid", "micro-batches", "options", "step", "% of peak", "exposed",
                  "memory", "step over ours"):  # fmt: skip
         table.add_column(head, justify="left" if head in left else "right", no_wrap=True)
-    for row in (Row("ours", ours), *rows):
+    for row in rows:
         e = row.best
         table.add_row(row.name, *(["-"] if e is None else _cells(e, ours)))
     say(console, "")
@@ -67,7 +74,10 @@ def print_like(console: Console, rows: list[Row], ours: Estimate) -> None:
     say(console, "")
     print_table(console, table)
     say(console, "")
+    say(console, f"{ALL_OURS}: may have the stages, ZeRO and offload of the others, too")
     for row in rows:
+        if row.name not in PEERS:
+            continue
         peer = PEERS[row.name]
         say(console, f"{row.name}: {peer.takes} ({peer.source})")
         if row.problem:

@@ -73,7 +73,7 @@ def uncertainty(best: Estimate) -> str:
     """Says how far the prediction may be off, and what the mark of ties means."""
     low, high = published_range(best.step_time_s)
     return (
-        f"{TIE_MARK} at most {TIE:.0%} slower than the best: the simulation cannot tell these apart. "
+        f"{TIE_MARK} at most {TIE:.0%} slower than the best, which a simulation cannot tell apart. "
         f"Steps of 8 in 10 published runs took {RANGE[0]:.2f} to {RANGE[1]:.2f} times what was "
         f"predicted; for the best that is {duration(low)} to {duration(high)}"
     )

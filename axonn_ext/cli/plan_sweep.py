@@ -42,7 +42,7 @@ class Sweep(NamedTuple):
 
     @property
     def option(self) -> str:
-        return f"--{SERIES}" if self.kind == SERIES else "--sweep"
+        return f"--{SERIES}" if self.kind == SERIES else f"--sweep {self.kind}"
 
     def arguments(self, args: argparse.Namespace) -> list[argparse.Namespace]:
         """Returns the arguments of each job, those of `args` but for what changes."""

@@ -6,15 +6,16 @@ schedules and options that it does not have are left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from types import MappingProxyType
 
 from axonn_ext.planner.errors import PlannerError
+from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.machine import HOST_KEYS
 from axonn_ext.planner.search.axes import AxisRules
-from axonn_ext.planner.search.fastest import Plan, plan
+from axonn_ext.planner.search.fastest import plan
 from axonn_ext.planner.search.request import Request
 from axonn_ext.spec.pipeline_options import PipelineOptions
 
@@ -107,17 +108,36 @@ PEERS: Mapping[str, Peer] = MappingProxyType(
 )
 
 
-def plan_peer(peer: Peer, ours: Request) -> Plan:
-    """Returns the fastest plan of what the peer can choose from.
+def plan_with_all(ours: Request, found: Sequence[Estimate]) -> Estimate:
+    """Returns the fastest of ours if it may have whatever a peer has: stages, ZeRO, offload.
+
+    found: what is known to be possible, such as the plans of peers. It is never slower than these.
+    """
+    searches = [
+        replace(ours, axes=AxisRules(), top=1, max_pipe=max(ours.max_pipe, _MOST_STAGES),
+                optimizer=replace(ours.optimizer, zero=zero))
+        for zero in sorted({ours.optimizer.zero, 1})
+    ]  # fmt: skip
+    return min((*_configs(searches)[0], *found), key=lambda e: e.step_time_s)
+
+
+def plan_peer(peer: Peer, ours: Request) -> Estimate:
+    """Returns the fastest configuration of those that the peer can choose from.
 
     Raises PlannerError, which says what would fit, if nothing of it fits.
     """
-    plans, problems = [], []
-    for request in peer.requests(ours):
+    found, problems = _configs(peer.requests(ours))
+    if not found:
+        raise problems[0]
+    return min(found, key=lambda e: e.step_time_s)
+
+
+def _configs(searches: Sequence[Request]) -> tuple[list[Estimate], list[PlannerError]]:
+    """Returns the fastest configuration of each search, and the errors of those without any."""
+    found, problems = [], []
+    for request in searches:
         try:
-            plans.append(plan(request))
+            found.append(plan(request).configs[0])
         except PlannerError as error:
             problems.append(error)
-    if not plans:
-        raise problems[0]
-    return min(plans, key=lambda p: p.configs[0].step_time_s)
+    return found, problems
