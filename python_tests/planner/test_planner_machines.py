@@ -101,7 +101,7 @@ def test_every_number_has_a_source() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("perlmuter", "unknown machine 'perlmuter' (did you mean perlmutter?); known: alps, dgx"),
+        ("perlmuter", "unknown machine 'perlmuter' (did you mean perlmutter?); known: alps, aws"),
         ("xyz", "unknown machine 'xyz'; known: alps"),
         ("this", "machine 'this' is not measured yet: run axonn-ext bench links"),
         ("missing/machine.toml", "missing/machine.toml: cannot be read: No such file"),
