@@ -159,18 +159,24 @@ def load_machine(
 
     Raises InputError for an unknown name, and for a mistake in a file, whose key it names.
     """
+    file = machine_file(name, this_file=this_file)
+    return _read(file, MEASURED if name == MEASURED else Path(file.name).stem, changes)
+
+
+def machine_file(name: str, *, this_file: Path | None = None) -> Path | Traversable:
+    """Returns the file of a machine; see load_machine. Raises InputError for an unknown name."""
     if name.endswith(".toml") or "/" in name:
-        return _read(Path(name), Path(name).stem, changes)
+        return Path(name)
     if name == MEASURED:
         if this_file is None or not is_file(this_file):
             where = "" if this_file is None else f" (there is no {this_file})"
             raise InputError(
                 f"machine {MEASURED!r} is not measured yet{where}: run axonn-ext bench links"
             )
-        return _read(this_file, MEASURED, changes)
+        return this_file
     if name not in machine_names():
         raise unknown("machine", name, [*machine_names(), MEASURED])
-    return _read(_folder() / f"{name}.toml", name, changes)
+    return _folder() / f"{name}.toml"
 
 
 def _folder() -> Traversable:

@@ -68,16 +68,8 @@ def test_every_point_is_the_plan_of_that_job_alone(kind: str, tmp_path: Path) ->
 
 
 def test_a_batch_in_tokens_stays_the_same_over_sequence_lengths(tmp_path: Path) -> None:
-    arguments = (
-        *SMALL,
-        "--gpus",
-        "4",
-        "--global-batch-tokens",
-        "65536",
-        "--sweep",
-        "seq=256..1024",
-    )
-    points = planned(tmp_path, *arguments)["points"]
+    batch = ("--global-batch-tokens", "65536", "--gpus", "4")
+    points = planned(tmp_path, *SMALL, *batch, "--sweep", "seq=256..1024")["points"]
     assert [(p["sequence_length"], p["global_batch"]) for p in points] == [
         (256, 256), (512, 128), (1024, 64),
     ]  # fmt: skip

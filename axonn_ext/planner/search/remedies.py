@@ -161,7 +161,7 @@ def _fewer_that_fit(request: Request) -> int | None:
 def _batches_that_fit(request: Request) -> str:
     """Names the next smaller and larger batch with which as many ranks would do; "" if none do."""
     parts, own = request.micro_batches or (1,), request.batch_size
-    found = []
+    found: list[int] = []
     for step in (-1, 1):
         sizes = (own + step * n for n in range(1, _BATCHES_TRIED + 1) if own + step * n >= 1)
         others = (
