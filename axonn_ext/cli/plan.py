@@ -21,6 +21,7 @@ from axonn_ext.cli import (
 from axonn_ext.cli.plan_budget import Budget
 from axonn_ext.cli.plan_request import make_request
 from axonn_ext.inputs.errors import InputError
+from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.job import WIDTHS
 from axonn_ext.planner.search.axes import AxisRules
 from axonn_ext.planner.search.fastest import Plan, plan
@@ -196,29 +197,35 @@ def _run_one(console: Console, args: argparse.Namespace) -> None:
     if args.explain is not None:
         explained = found.configs[args.explain - 1]
         plan_report.print_explanation(console, explained, request.machine, number=args.explain)
-    more = _show_more(console, args, result, budget)
-    plan_output.write(console, args, result, budget, more)
+    more, others = _show_more(console, args, result, budget)
+    plan_output.write(console, args, result, budget, more, others)
 
 
 def _show_more(
     console: Console, args: argparse.Namespace, result: Plan, budget: Budget
-) -> dict[str, Any]:
-    """Plans and shows what is asked for beside the plan; returns it as JSON."""
+) -> tuple[dict[str, Any], list[tuple[str, Estimate]]]:
+    """Plans and shows what is asked for beside the plan.
+
+    Returns it as JSON, and those configurations that a picture shall have, with their names.
+    """
     request, best = result.request, result.configs[0]
     more: dict[str, Any] = {}
+    others: list[tuple[str, Estimate]] = []
     if args.grid.rules:
         of_all = plan(_of_all_grids(request)).configs[0]
         plan_beside.print_beside(console, best, of_all, request.machine)
+        others.append(("best of all", of_all))
         more["beside"] = plan_beside.as_json(best, of_all, request.machine)
     if args.like is not None:
         rows = plan_like.plan_rows(args.like, request, best)
         plan_like.print_like(console, rows)
+        others += [(row.name, row.best) for row in rows[1:] if row.best is not None]
         more["like"] = plan_like.as_json(rows, budget)
     if args.sensitivity:
         changed = list(variants(request, best))
         plan_sensitivity.print_sensitivity(console, changed, best)
         more["sensitivity"] = plan_sensitivity.as_json(changed)
-    return more
+    return more, others
 
 
 def _of_all_grids(request: Request) -> Request:

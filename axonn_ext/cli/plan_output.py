@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +41,12 @@ def _has_matplotlib() -> bool:
 
 
 def write(
-    console: Console,
-    args: argparse.Namespace,
-    result: Plan,
-    budget: Budget,
-    more: Mapping[str, Any],
-) -> None:
+    console: Console, args: argparse.Namespace, result: Plan, budget: Budget,
+    more: Mapping[str, Any], others: Sequence[tuple[str, Estimate]],
+) -> None:  # fmt: skip
     """Writes the files that were asked for, and prints their names.
 
-    more: what the JSON has beside the plan.
+    more: what the JSON has beside the plan. others: names and configurations that the picture has.
     """
     best, written, notes = result.configs[0], [], []
     if args.json is not None:
@@ -62,7 +59,7 @@ def write(
         from axonn_ext.cli.plan_plot import plot_plan
 
         with writing("--plot", args.plot):
-            plot_plan(result, args.plot)
+            plot_plan(result, others, args.plot)
         written.append(args.plot)
     if args.timeline is not None:
         written += _write_timeline(args.timeline, best, result)

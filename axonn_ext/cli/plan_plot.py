@@ -13,6 +13,7 @@ from axonn_ext.planner.events import COMPUTE, Event, Timeline
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.pipelines import AFTER
 from axonn_ext.planner.search.fastest import Plan
+from axonn_ext.planner.uncertainty import RANGE
 from axonn_ext.spec.grid import COMMUNICATING
 
 # pyplot is not used below, since it would choose a window system and keep every figure alive.
@@ -28,17 +29,24 @@ _ZOOM_EVENTS = 40  # events of the compute stream in the lower part of a timelin
 _BAR_INCHES = 0.42
 
 
-def plot_plan(result: Plan, path: Path) -> None:
-    """Draws a bar for each configuration: computation, waits for each axis, and the optimizer."""
+def plot_plan(result: Plan, others: Sequence[tuple[str, Estimate]], path: Path) -> None:
+    """Draws a bar for each configuration: computation, waits for each axis, and the optimizer.
+
+    others: names and configurations that are drawn below those of the plan.
+    """
     from matplotlib.figure import Figure
 
-    configs = result.configs
+    named = [*(("", e) for e in result.configs), *others]
+    configs = [estimate for _, estimate in named]
     height = 1.9 + _BAR_INCHES * len(configs)
     figure = Figure(figsize=(11.0, height), dpi=150, facecolor="white")
     axes = figure.add_axes((0.30, 0.55 / height, 0.58, 1 - 1.75 / height))
     for place, estimate in enumerate(configs):
         _draw_bar(axes, place, estimate)
-    labels = [f"{e.job.grid.short()}\n{micro_batches(e.job)}, {options(e.job)}" for e in configs]
+    labels = [
+        f"{name and name + ': '}{e.job.grid.short()}\n{micro_batches(e.job)}, {options(e.job)}"
+        for name, e in named
+    ]
     axes.set_yticks(range(len(configs)), labels, fontsize=7)
     axes.set_ylim(len(configs) - 0.4, -0.6)
     axes.set_xlim(0, 1.16 * max(e.step_time_s for e in configs))
@@ -185,11 +193,16 @@ def _flops(estimate: Estimate, machine: Machine) -> float:
 def _plot_peak(axes: Axes, points: Sequence[tuple[int, Estimate]]) -> None:
     numbers = [number for number, _ in points]
     percents = [100 * e.peak_fraction for _, e in points]
+    low, high = RANGE  # of times, so that the range of speeds has their inverses
+    axes.fill_between(numbers, [p / high for p in percents], [p / low for p in percents],
+                      color=_FORWARD, alpha=0.12, linewidth=0,
+                      label="8 in 10 published runs")  # fmt: skip
     axes.plot(numbers, percents, color=_FORWARD, marker="o", linewidth=2)
+    axes.legend(frameon=False, labelcolor=_INK, loc="lower left", fontsize=8)
     for number, percent in zip(numbers, percents, strict=True):
         axes.annotate(f"{percent:.0f}", (number, percent), xytext=(0, 8), ha="center",
                       textcoords="offset points", fontsize=8, color=_INK)  # fmt: skip
-    axes.set_ylim(0, max(percents) * 1.2)
+    axes.set_ylim(0, max(percents) / low * 1.1)
     axes.set_ylabel("% of peak", color=_INK)
 
 

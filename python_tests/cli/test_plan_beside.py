@@ -14,6 +14,7 @@ from axonn_ext.cli.plan_report import TIE_MARK
 from axonn_ext.planner.published import Comparison, load_runs
 from axonn_ext.planner.search.peers import PEERS
 from axonn_ext.planner.uncertainty import RANGE, TIE
+from axonn_ext.spec.family import FAMILIES, find_family
 
 Capture = pytest.CaptureFixture[str]
 PLAN = ("plan", "--model", "gpt2-medium", "--machine", "perlmutter", "--global-batch", "128",
@@ -78,7 +79,9 @@ def test_stages_of_a_grid_need_no_other_option(tmp_path: Path) -> None:
 
 
 def test_other_frameworks_beside_ours(tmp_path: Path, capsys: Capture) -> None:
-    content = planned(tmp_path, "--like", "all")
+    picture = tmp_path / "plan.png"
+    content = planned(tmp_path, "--like", "all", "--plot", str(picture))
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     out, rows = capsys.readouterr().out, content["like"]
     assert [row["like"] for row in rows] == ["ours", "ours, with all of these", *PEERS]
     assert rows[0]["config"] == content["configs"][0]
@@ -166,3 +169,21 @@ def test_mistakes(arguments: list[str], expected: list[str], capsys: Capture) ->
     message = capsys.readouterr().err
     assert message.startswith("error: ")
     assert all(text in message for text in expected), message
+
+
+# --- Models of every family ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_hugging_face_folder_of_every_family(name: str, tmp_path: Path) -> None:
+    theirs = find_family(name).hugging_face
+    sizes = {
+        "vocab_size": 1024, "hidden_size": 256, "num_layers": 2, "num_heads": 4,
+        "num_kv_heads": 4, "intermediate_size": 512, "sequence_length": 128,
+    }  # fmt: skip
+    config = {theirs.keys[ours]: size for ours, size in sizes.items() if ours in theirs.keys}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": theirs.model_type, **config}))
+    content = planned(tmp_path, "--model", str(tmp_path), "--gpus", "8", "--seq", "64")
+    assert content["model"]["family"] == name
+    assert (content["model"]["hidden_size"], content["model"]["num_layers"]) == (256, 2)
+    assert content["configs"]
