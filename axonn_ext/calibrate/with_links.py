@@ -29,12 +29,14 @@ def with_links(text: str, rows: Sequence[tuple[str, LinkRow]], source: str) -> s
 
     rows: the name of a level, and what was measured there. Rows of the file for the same groups
     give way, whatever their collective. source: where the rows are from, for the file's `source`.
-    All else stays, comments too.
+    All else stays, comments too. Raises InputError for a file that writes its levels in one line.
     """
     lines = re.sub(
         r'(?m)^(source = ".*)"[ \t]*$', lambda m: f'{m[1]}; {source}"', text, count=1
     ).splitlines()
-    starts = [i for i, line in enumerate(lines) if line.strip() == _LEVEL]
+    starts = [i for i, line in enumerate(lines) if _code(line) == _LEVEL]
+    if not starts:
+        raise InputError(f"--base: expected a file with tables {_LEVEL}, got none")
     result = lines[: starts[0]]
     for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
         block = lines[start:end]
@@ -42,6 +44,11 @@ def with_links(text: str, rows: Sequence[tuple[str, LinkRow]], source: str) -> s
         mine = [row for level, row in rows if level == name]
         result += _with_rows(block, mine) if mine else block
     return "\n".join(result) + "\n"
+
+
+def _code(line: str) -> str:
+    """Returns a line without its comment, of those that have no text with a hash."""
+    return line.partition("#")[0].strip()
 
 
 def _first_table(block: Sequence[str]) -> dict[str, object]:
@@ -55,7 +62,7 @@ def _with_rows(block: list[str], rows: list[LinkRow]) -> list[str]:
     """Returns the lines of a level without the rows that give way, and with the new ones."""
     last = max(i for i, line in enumerate(block) if line.strip() and not line.startswith("#"))
     own, after = block[: last + 1], block[last + 1 :]
-    starts = [i for i, line in enumerate(own) if line.split("#")[0].strip() == _ROW]
+    starts = [i for i, line in enumerate(own) if _code(line) == _ROW]
     kept = own[: starts[0]] if starts else own
     replaced = {(row.inner, row.size) for row in rows}
     for start, end in zip(starts, [*starts[1:], len(own)], strict=False):

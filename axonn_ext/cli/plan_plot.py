@@ -40,7 +40,7 @@ def plot_plan(result: Plan, others: Sequence[tuple[str, Estimate]], path: Path) 
     configs = [estimate for _, estimate in named]
     height = 1.9 + _BAR_INCHES * len(configs)
     figure = Figure(figsize=(11.0, height), dpi=150, facecolor="white")
-    axes = figure.add_axes((0.30, 0.55 / height, 0.58, 1 - 1.75 / height))
+    axes = figure.add_axes((0.34, 0.55 / height, 0.54, 1 - 1.75 / height))
     for place, estimate in enumerate(configs):
         _draw_bar(axes, place, estimate)
     labels = [
@@ -52,8 +52,8 @@ def plot_plan(result: Plan, others: Sequence[tuple[str, Estimate]], path: Path) 
     axes.set_xlim(0, 1.16 * max(e.step_time_s for e in configs))
     axes.set_xlabel("seconds of a step", color=_INK, fontsize=9)
     _plain(axes, "x")
-    figure.legend(*axes.get_legend_handles_labels(), loc="upper left", frameon=False, ncols=6,
-                  bbox_to_anchor=(0.3, 1 - 0.78 / height), borderaxespad=0, fontsize=8.5,
+    figure.legend(*axes.get_legend_handles_labels(), loc="upper left", frameon=False, ncols=7,
+                  bbox_to_anchor=(0.03, 1 - 0.8 / height), borderaxespad=0, fontsize=8.5,
                   labelcolor=_INK)  # fmt: skip
     _title(figure, "Predicted step", describe(result.request))
     figure.savefig(path)

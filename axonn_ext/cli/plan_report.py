@@ -74,7 +74,7 @@ def uncertainty(best: Estimate) -> str:
     low, high = published_range(best.step_time_s)
     return (
         f"{TIE_MARK} at most {TIE:.0%} slower than the best, which a simulation cannot tell apart. "
-        f"Steps of 8 in 10 published runs took {RANGE[0]:.2f} to {RANGE[1]:.2f} times what was "
+        f"8 in 10 published steps on GPUs took {RANGE[0]:.2f} to {RANGE[1]:.2f} times what was "
         f"predicted; for the best that is {duration(low)} to {duration(high)}"
     )
 

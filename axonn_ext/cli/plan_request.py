@@ -25,7 +25,7 @@ def make_request(args: argparse.Namespace) -> Request:
     for one that cannot even be searched, such as more GPUs than the machine has.
     """
     try:
-        machine = load_changed(args.machine, args.set)
+        machine = _load_changed(args.machine, args.set)
         name, model = load_model(args.model, sequence_length=args.seq)
         optimizer = load_optimizer(args.model)
     except InputError as error:
@@ -64,7 +64,7 @@ def make_request(args: argparse.Namespace) -> Request:
     return request
 
 
-def load_changed(name: str, changes: list[str]) -> Machine:
+def _load_changed(name: str, changes: list[str]) -> Machine:
     """Returns the machine with the changes of --set. Raises InputError."""
     machine = find_machine(name)  # first without, so that mistakes of --set are told apart
     try:

@@ -98,10 +98,11 @@ PEERS: Mapping[str, Peer] = MappingProxyType(
         ),
         "axonn2021": Peer(
             takes="message-driven pipeline stages with as many micro-batches in flight as stages, "
-            "data parallelism, AdamW's state on the device or the host",
+            "weight gradients in backward, data parallelism, AdamW's state on the device or the "
+            "host",
             source="Singh and Bhatele 2021, arXiv:2110.13005, sections III and V",
             axes="x=1,y=1,z=1",
-            pipelines=(PipelineOptions("message_driven", in_flight=1),),
+            pipelines=(PipelineOptions("message_driven", in_flight=1, defer_weights=False),),
             offloads=("none", "cpu"),
         ),
     }

@@ -169,11 +169,24 @@ def _batches_that_fit(request: Request) -> str:
             for size in sizes
             if not any(size % number for number in parts)
         )
-        good = (r.batch_size for r in others if _some_that_fits(r) is not None)
+        legal = (r for r in others if _is_legal_whole(r))
+        good = (r.batch_size for r in legal if _some_that_fits(r) is not None)
         found += islice(good, 1)
     if not found:
         return ""
     return f", and so would a batch of {' or '.join(f'{size:,}' for size in found)} sequences"
+
+
+def _is_legal_whole(request: Request) -> bool:
+    """Whether some grid divides the batch if the step is not cut, or cut as is asked for.
+
+    If not, none divides its micro-batches, whatever their number, since the batch is a multiple of
+    each.
+    """
+    if not _may_divide(request, request.num_ranks):
+        return False
+    whole = replace(request, micro_batches=request.micro_batches or (1,))
+    return any(next(violations(job), None) is None for job in jobs_of(whole))
 
 
 def _most_ranks(machine: Machine) -> int:
