@@ -62,13 +62,13 @@ def _with_rows(block: list[str], rows: list[LinkRow]) -> list[str]:
     """Returns the lines of a level without the rows that give way, and with the new ones."""
     last = max(i for i, line in enumerate(block) if line.strip() and not line.startswith("#"))
     own, after = block[: last + 1], block[last + 1 :]
-    starts = [i for i, line in enumerate(own) if _code(line) == _ROW]
-    kept = own[: starts[0]] if starts else own
+    heads = [i for i, line in enumerate(own) if line.strip().startswith("[")]
     replaced = {(row.inner, row.size) for row in rows}
-    for start, end in zip(starts, [*starts[1:], len(own)], strict=False):
-        old = _first_table(own[start:end])
-        if (old["inner"], old["size"]) not in replaced:
-            kept = [*kept, *own[start:end]]
+    kept: list[str] = []
+    for start, end in zip(heads, [*heads[1:], len(own)], strict=True):
+        table = _first_table(own[start:end]) if _code(own[start]) == _ROW else {}
+        if (table.get("inner"), table.get("size")) not in replaced:
+            kept += own[start:end]
     while kept and not kept[-1].strip():
         kept = kept[:-1]
     return [*kept, "", *list(text_of_links(rows))[:-1], *after]

@@ -11,7 +11,8 @@ import pytest
 from axonn_ext.calibrate.nccl_tests import KINDS, read_log
 from axonn_ext.cli import main
 from axonn_ext.inputs.errors import InputError
-from axonn_ext.planner.machine import load_machine
+from axonn_ext.inputs.files import read_text
+from axonn_ext.planner.machine import load_machine, machine_file
 from axonn_ext.spec.grid import GridShape
 
 HEAD = """\
@@ -156,6 +157,42 @@ def test_several_collectives_of_one_group(tmp_path: Path) -> None:
     assert links is not None
     found = {kind: links[kind].bytes_per_s / 1e9 for kind in speeds}
     assert found == pytest.approx(speeds, rel=1e-3)
+
+
+def test_tables_behind_the_rows_that_give_way_stay(tmp_path: Path) -> None:
+    known = read_text(machine_file("frontier"))
+    start, end = known.index("[matmul]"), known.index("# Rates:")
+    moved = known[:start] + known[end:]
+    last = """
+[[levels.measured]]  # gives way
+inner = 8
+size = 8
+bytes_per_s = 1e9
+"""
+    base = tmp_path / "base.toml"
+    base.write_text(moved + last + known[start:end])
+    path, out = written(tmp_path, log("all_gather", 64, groups=8, gbps=9.0)), tmp_path / "lab.toml"
+    arguments = ["--base", str(base), "--log", f"all_gather={path}", "--out", str(out)]
+    assert main(["machine", *arguments]) == 0
+    machine = load_machine(str(out))
+    assert machine.products == load_machine("frontier").products
+    assert [(r.kind, r.inner, r.size) for r in machine.links.levels[-1].measured] == [
+        ("all_gather", 8, 8)
+    ]
+
+
+def test_a_base_that_writes_its_levels_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = read_text(machine_file("ethernet"))
+    line = 'levels = [{ name = "node", bytes_per_s = 1e9, latency_s = 1e-6 }]\n'
+    base = tmp_path / "base.toml"
+    base.write_text(line + known[: known.index("[[levels]]")])
+    path, out = written(tmp_path, log("all_gather", 8)), tmp_path / "lab.toml"
+    arguments = ["--base", str(base), "--log", f"all_gather={path}", "--out", str(out)]
+    assert main(["machine", *arguments]) == 2
+    assert "--base: expected a file with tables [[levels]]" in capsys.readouterr().err
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(
