@@ -6,4 +6,5 @@ messages   messages between the stages of a pipeline
 fit        bandwidth and latency from the times of messages
 file       the machine file with the results
 command    the command line
+nccl_tests, with_links   logs of nccl-tests, and the machine file with what they have measured
 """

@@ -95,7 +95,7 @@ def machine_file(
         f"latency_s = {latency:.4g}",
         *(["hides_latency = true"] if any(row.axis is not None for row in rows) else []),
         "",
-        *_links(rows),
+        *text_of_links(rows),
     ]
     return "\n".join(lines)
 
@@ -114,7 +114,8 @@ def _products(rows: Sequence[Json]) -> Iterator[str]:
         yield ""
 
 
-def _links(rows: Sequence[LinkRow]) -> Iterator[str]:
+def text_of_links(rows: Sequence[LinkRow]) -> Iterator[str]:
+    """Yields the lines of the tables `levels.measured` of a machine file."""
     for row in rows:
         yield "[[levels.measured]]"
         if row.axis is not None:

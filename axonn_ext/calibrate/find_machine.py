@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from axonn_ext import settings
@@ -14,6 +15,9 @@ def measured_file() -> Path | None:
     return Path(kept) if kept else None
 
 
-def find_machine(name: str) -> Machine:
-    """Returns a known machine, "this", or the machine of a TOML file. Raises InputError."""
-    return load_machine(name, this_file=measured_file())
+def find_machine(name: str, *, changes: Sequence[str] = ()) -> Machine:
+    """Returns a known machine, "this", or the machine of a TOML file. Raises InputError.
+
+    changes: keys of its file with other values; see load_machine.
+    """
+    return load_machine(name, this_file=measured_file(), changes=changes)

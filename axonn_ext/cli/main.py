@@ -37,6 +37,7 @@ MOST_SHOWN = 600  # the most characters of a line of a message; names may have t
 # takes seconds to load, and `plan` does not need it.
 COMMANDS = {
     "plan": "find the fastest grid for a model on a machine",
+    "machine": "turn logs of nccl-tests into a machine for plan",
     "tokenize": "turn text into token files that training maps",
     "train": "train a model",
     "finetune": "train a Hugging Face model on, all of it or low-rank adapters",

@@ -4,34 +4,37 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from axonn_ext import settings
-from axonn_ext.calibrate.find_machine import find_machine
-from axonn_ext.cli import plan_files, plan_report, plan_scaling
+from axonn_ext.cli import (
+    plan_beside,
+    plan_like,
+    plan_output,
+    plan_report,
+    plan_sensitivity,
+    plan_sweep,
+)
+from axonn_ext.cli.plan_budget import Budget
+from axonn_ext.cli.plan_request import make_request
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.job import WIDTHS
-from axonn_ext.planner.model_files import load_model, load_optimizer
-from axonn_ext.planner.pipelines import pipeline_timeline
+from axonn_ext.planner.search.axes import AxisRules
 from axonn_ext.planner.search.fastest import Plan, plan
-from axonn_ext.planner.search.remedies import smallest_that_fits
-from axonn_ext.planner.search.request import PIPELINES, Request
-from axonn_ext.planner.timeline import timeline
+from axonn_ext.planner.search.peers import PEERS
+from axonn_ext.planner.search.request import Request
+from axonn_ext.planner.search.sensitivity import variants
 from axonn_ext.spec.optimizer import OFFLOADS, ZERO_STAGES
-from axonn_ext.spec.parallel import LAYOUTS, Overlap
+from axonn_ext.spec.parallel import LAYOUTS
 from axonn_ext.spec.pipeline import SCHEDULES
-from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.spec.recompute import EXPECTED, is_policy
 from axonn_ext.terminal.arguments import number, whole
 from axonn_ext.terminal.console import Console
 from axonn_ext.terminal.errors import UserError, refuse_extra
-from axonn_ext.terminal.files import check_picture, check_writable, writing
 
 DESCRIPTION = """\
 Predicts which grid, layout, micro-batches, recomputation and overlap train a model fastest on a
@@ -45,8 +48,15 @@ examples:
       --explain 1 --timeline step.json
   axonn-ext plan --model gpt2-small --gpus 8 --machine this --global-batch 32 --dtype fp32 \\
       --write-config fastest.toml
-  axonn-ext plan --model gpt-320b --machine frontier --global-batch 4096 --weak 512..32768 \\
-      --plot weak.png
+a grid of your own beside the best one, and what others would choose:
+  axonn-ext plan --model gpt-80b --gpus 1024 --machine perlmutter --global-batch 2048 \\
+      --grid x=8,y=1,data=2..16
+  axonn-ext plan --model gpt-80b --gpus 1024 --machine perlmutter --global-batch 2048 --like all
+many jobs at once:
+  axonn-ext plan --model gpt-320b --machine frontier --global-batch 4096 \\
+      --sweep weak=512..32768 --plot weak.png
+  axonn-ext plan --machine frontier --global-batch 8192 --csv series.csv \\
+      --series 512:gpt-5b,1024:gpt-10b,2048:gpt-20b
 """
 
 
@@ -57,14 +67,17 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
-    add("--model", required=True, metavar="NAME|FILE.toml|FOLDER",
+    add("--model", metavar="NAME|FILE.toml|FOLDER",
         help="a known one, the trainer's TOML, or a folder with Hugging Face's "
         "config.json")  # fmt: skip
     add("--machine", required=True, metavar="NAME|FILE.toml",
         help="a known one, a file, or this: what axonn-ext bench links measured "
         "here")  # fmt: skip
+    add("--set", action="append", default=[], metavar="KEY=VALUE",
+        help="another value in the machine's file, such as levels.node.bytes_per_s=2e11; may be "
+        "given several times")  # fmt: skip
     add("--gpus", type=whole(0), metavar="N", help="ranks of the job")
-    batch = parser.add_mutually_exclusive_group(required=True)
+    batch = parser.add_mutually_exclusive_group()
     either = batch.add_argument
     either("--global-batch", type=whole(), metavar="N",
            help="sequences of an optimizer step, over all GPUs")  # fmt: skip
@@ -72,14 +85,35 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     add("--seq", type=whole(), metavar="S", help="tokens of a sequence (default: the model's)")
     add("--dtype", choices=tuple(WIDTHS), default="bf16", help="(default: %(default)s)")
     add("--tokens", type=number(above=0), default=1e12, metavar="T",
-        help="budget of the training, for the column of days (default: 1e12)")  # fmt: skip
+        help="budget of the training, for days, GPU-hours, cost and energy "
+        "(default: 1e12)")  # fmt: skip
+    add("--price", type=number(above=0), metavar="P",
+        help="of a GPU for an hour, for the column of cost")  # fmt: skip
+    _add_many(parser.add_argument_group("many jobs, each with its best configuration"))
     _add_fixed(parser.add_argument_group("fix what would be searched"))
     _add_outputs(parser.add_argument_group("output"))
     parser.set_defaults(run=run)
 
 
+def _add_many(group: argparse._ArgumentGroup) -> None:
+    kinds = "; ".join(
+        f"{kind}: {what}"
+        for kind, (what, _) in plan_sweep.SWEEPS.items()
+        if kind != plan_sweep.SERIES
+    )
+    either = group.add_mutually_exclusive_group().add_argument
+    either("--sweep", type=plan_sweep.parse_sweep, metavar="NAME=A..B|NAME=A,B,...",
+           help=f"A, 2 A, 4 A, ... B, or the given numbers, of one of these: {kinds}")  # fmt: skip
+    either("--series", type=plan_sweep.parse_series, metavar="GPUS:MODEL,...",
+           help="a model for each number of GPUs, with one batch")  # fmt: skip
+
+
 def _add_fixed(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
+    add("--grid", type=_axes, default=AxisRules(), metavar="AXIS=SIZE,...",
+        help="sizes of axes: 8, 2..16, !8 (any but 8), node (groups inside a node) or * (any, as "
+        "if the axis was not named). The best of these grids is shown beside the best of "
+        "all")  # fmt: skip
     add("--pipe", type=whole(), default=1, metavar="N",
         help="the most pipeline stages that are tried (default: %(default)s)")  # fmt: skip
     add("--schedule", choices=SCHEDULES, help="of a pipeline")
@@ -100,22 +134,23 @@ def _add_fixed(group: argparse._ArgumentGroup) -> None:
 
 def _add_outputs(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
+    add("--like", type=plan_like.parse_like, metavar="NAME,...",
+        help=f"show what others would choose, too: {', '.join(PEERS)} or all")  # fmt: skip
+    add("--sensitivity", action="store_true",
+        help="show what changes if links are 20 %% slower or faster than the machine's file "
+        "says")  # fmt: skip
     add("--top", type=whole(), default=10, metavar="N",
         help="grids to show, each with its best options (default: %(default)s)")  # fmt: skip
     add("--explain", type=whole(), metavar="N",
         help="itemise memory, time and volumes of the N-th fastest grid")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write what is shown, and more digits")
+    add("--csv", type=Path, metavar="FILE", help="write the same as a table")
     add("--plot", type=Path, metavar="FILE", help="draw it: .png, .svg or .pdf")
     add("--timeline", type=Path, metavar="FILE.json",
         help="write the fastest's simulated step as a Chrome trace, and FILE.png "
         "beside it")  # fmt: skip
     add("--write-config", type=Path, metavar="FILE.toml",
         help="write the fastest as a configuration of axonn-ext train")  # fmt: skip
-    either = group.add_mutually_exclusive_group().add_argument
-    either("--weak", type=_range, metavar="A..B",
-           help="instead of --gpus: A, 2 A, 4 A, ... B; the batch is for A, and grows with the "
-           "GPUs")  # fmt: skip
-    either("--strong", type=_range, metavar="A..B", help="the same with one batch")
 
 
 def _policy(text: str) -> str:
@@ -124,20 +159,11 @@ def _policy(text: str) -> str:
     return text
 
 
-def _range(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"([0-9]{1,12})\.\.([0-9]{1,12})", text)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise argparse.ArgumentTypeError(
-            f"expected A..B with 1 <= A <= B, as 512..32768, got {text!r}"
-        )
-    low, high = int(match[1]), int(match[2])
-    last = plan_scaling.doubles(low, high)[-1]
-    if last != high:
-        nearest = min(2 * last, last, key=lambda n: abs(n - high))
-        raise argparse.ArgumentTypeError(
-            f"expected A..B with B one of A, 2 A, 4 A, ..., such as {low}..{nearest}, got {text!r}"
-        )
-    return low, high
+def _axes(text: str) -> AxisRules:
+    try:
+        return AxisRules.parse(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
@@ -145,102 +171,65 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     refuse_extra("plan", extra)
     _check(args)
     console = Console()
-    began = time.perf_counter()
     try:
-        if args.weak or args.strong:
-            plan_scaling.run(console, args, make_request(args))
-            return 0
-        found = plan(make_request(args))
+        if (sweep := args.sweep or args.series) is not None:
+            plan_sweep.run(console, args, sweep)
+        else:
+            _run_one(console, args)
     except InputError as error:
         raise UserError(str(error)) from None
+    return 0
+
+
+def _run_one(console: Console, args: argparse.Namespace) -> None:
+    """Plans one job; shows and writes the results."""
+    began = time.perf_counter()
+    request = make_request(args)
+    found = plan(request)
     if args.explain is not None and args.explain > len(found.configs):
         raise UserError(
             f"--explain: expected at most {len(found.configs)}, as only so many configurations "
             f"were found, got {args.explain}"
         )
     result = dataclasses.replace(found, configs=found.configs[: args.top])
-    plan_report.print_plan(console, result, tokens=args.tokens, seconds=time.perf_counter() - began)
+    budget = Budget(args.tokens, args.price, request.machine.watts)
+    plan_report.print_plan(console, result, budget, seconds=time.perf_counter() - began)
     if args.explain is not None:
         explained = found.configs[args.explain - 1]
-        plan_report.print_explanation(
-            console, explained, found.request.machine, number=args.explain
-        )
-    _write(console, args, result)
-    return 0
+        plan_report.print_explanation(console, explained, request.machine, number=args.explain)
+    more, others = _show_more(console, args, result, budget)
+    plan_output.write(console, args, result, budget, more, others)
 
 
-def make_request(args: argparse.Namespace) -> Request:
-    """Returns the request of the arguments; with --weak and --strong, that for the fewest GPUs.
+def _show_more(
+    console: Console, args: argparse.Namespace, result: Plan, budget: Budget
+) -> tuple[dict[str, Any], list[tuple[str, Estimate]]]:
+    """Plans and shows what is asked for beside the plan.
 
-    Raises: UserError for a request that cannot be fulfilled, which says what could be.
+    Returns it as JSON, and those configurations that a picture shall have, with their names.
     """
-    try:
-        machine = find_machine(args.machine)
-        name, model = load_model(args.model, sequence_length=args.seq)
-        optimizer = load_optimizer(args.model)
-    except InputError as error:
-        raise UserError(str(error)) from None
-    gpus = args.gpus if args.gpus is not None else (args.weak or args.strong)[0]
-    fixed: dict[str, object] = {}
-    if args.recompute is not None:
-        fixed["recompute"] = args.recompute
-    if args.overlap is not None:
-        fixed["overlap"] = Overlap() if args.overlap == "on" else None
-    optimizer = dataclasses.replace(
-        optimizer,
-        zero=optimizer.zero if args.zero is None else args.zero,
-        offload=optimizer.offload if args.offload is None else args.offload,
-    )
-    request = Request(
-        model=model,
-        model_name=name,
-        num_ranks=max(1, gpus),
-        machine=machine,
-        batch_size=_batch_size(args, model.sequence_length),
-        dtype=args.dtype,
-        layouts=LAYOUTS if args.layout is None else (args.layout,),
-        fixed=fixed,
-        micro_batches=None if args.micro_batches is None else (args.micro_batches,),
-        top=max(args.top, args.explain or 1),
-        memory_fraction=args.memory_fraction,
-        max_pipe=args.pipe,
-        pipelines=_pipelines(args.schedule),
-        optimizer=optimizer,
-    )
-    if gpus < 1:
-        raise UserError(f"--gpus: expected a whole number >= 1, got {gpus}; {_smallest(request)}")
-    return request
+    request, best = result.request, result.configs[0]
+    more: dict[str, Any] = {}
+    others: list[tuple[str, Estimate]] = []
+    if args.grid.rules:
+        of_all = plan(_of_all_grids(request)).configs[0]
+        plan_beside.print_beside(console, best, of_all, request.machine)
+        others.append(("best of all", of_all))
+        more["beside"] = plan_beside.as_json(best, of_all, request.machine)
+    if args.like is not None:
+        rows = plan_like.plan_rows(args.like, request, best)
+        plan_like.print_like(console, rows)
+        others += [(row.name, row.best) for row in rows[1:] if row.best is not None]
+        more["like"] = plan_like.as_json(rows, request.machine, budget)
+    if args.sensitivity:
+        changed = list(variants(request, best))
+        plan_sensitivity.print_sensitivity(console, changed, best)
+        more["sensitivity"] = plan_sensitivity.as_json(changed)
+    return more, others
 
 
-def _pipelines(schedule: str | None) -> tuple[PipelineOptions, ...]:
-    """Returns how stages may run: all ways that are tried, or the one that is asked for."""
-    if schedule is None:
-        return PIPELINES
-    chosen = tuple(p for p in PIPELINES if p.schedule == schedule)
-    return chosen or (PipelineOptions(schedule),)
-
-
-def _smallest(request: Request) -> str:
-    """Says how many GPUs would be enough."""
-    least = smallest_that_fits(request)
-    what = f"{request.model_name} with a batch of {request.batch_size:,} sequences"
-    if least is None:
-        return f"{what} fits no number of GPUs of {request.machine.name}"
-    return f"{what} fits {plan_report.gpus(least)} of {request.machine.name}"
-
-
-def _batch_size(args: argparse.Namespace, sequence_length: int) -> int:
-    """Returns the number of sequences of a step."""
-    if args.global_batch_tokens is None:
-        return int(args.global_batch)
-    sequences, rest = divmod(args.global_batch_tokens, sequence_length)
-    if rest or sequences < 1:
-        near = max(1, sequences) * sequence_length
-        raise UserError(
-            f"--global-batch-tokens: expected a multiple of the sequence length {sequence_length}, "
-            f"such as {near}, got {args.global_batch_tokens}"
-        )
-    return int(sequences)
+def _of_all_grids(request: Request) -> Request:
+    return dataclasses.replace(request, axes=AxisRules(), top=1)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -251,75 +240,32 @@ def _check(args: argparse.Namespace) -> None:
             f"plan runs in one process, got {here.world_size}; start it without torchrun"
         )
     problems = []
-    if args.schedule is not None and args.pipe == 1:
+    if args.schedule is not None and args.pipe == 1 and not args.grid.names("pipe"):
         problems.append("--schedule is of pipeline stages: give --pipe, how many may be tried")
-    ranged = "--weak" if args.weak else "--strong" if args.strong else None
-    if (args.gpus is None) == (ranged is None):
-        problems.append("expected one of --gpus, --weak and --strong")
-    for name in ("explain", "timeline", "write_config"):
-        if ranged is not None and getattr(args, name) is not None:
-            problems.append(
-                f"--{name.replace('_', '-')} is of one configuration, {ranged} has many"
-            )
+    sweep = args.sweep or args.series
+    problems += _missing(args, sweep)
+    for name in ("explain", "like", "sensitivity", "timeline", "write_config"):
+        if sweep is not None and getattr(args, name):
+            problems.append(f"--{name.replace('_', '-')} is of one job, {sweep.option} has several")
     if problems:
         raise UserError(*problems)
-    _check_files(args)
+    plan_output.check_files(args)
 
 
-def _check_files(args: argparse.Namespace) -> None:
-    for name in ("json", "timeline", "write_config"):
-        check_writable(f"--{name.replace('_', '-')}", getattr(args, name))
-    check_picture("--plot", args.plot)
-    if args.plot is not None and not _has_matplotlib():
-        raise UserError("--plot needs matplotlib (pip install matplotlib)")
-    if args.timeline is not None and args.timeline.suffix != ".json":
-        raise UserError(f"--timeline: expected a name ending in .json, got {args.timeline}")
-    picture = args.timeline and args.timeline.with_suffix(".png")
-    files = [f for f in (args.json, args.plot, args.timeline, picture, args.write_config) if f]
-    for file in files:
-        if files.count(file) > 1:
-            raise UserError(f"{file} would be written twice; give each file its own name")
-
-
-def _has_matplotlib() -> bool:
-    return importlib.util.find_spec("matplotlib") is not None
-
-
-def _write(console: Console, args: argparse.Namespace, result: Plan) -> None:
-    """Writes the files that were asked for."""
-    best, written, notes = result.configs[0], [], []
-    if args.json is not None:
-        plan_files.write_json(args.json, plan_files.plan_as_json(result, tokens=args.tokens))
-        written.append(args.json)
-    if args.plot is not None:
-        from axonn_ext.cli.plan_plot import plot_plan
-
-        with writing("--plot", args.plot):
-            plot_plan(result, args.plot)
-        written.append(args.plot)
-    if args.timeline is not None:
-        written += _write_timeline(args.timeline, best, result)
-        notes += [plan_files.left_out(args.timeline, best.job)]
-    if args.write_config is not None:
-        title = plan_report.describe(result.request)
-        plan_files.write_config(args.write_config, best, title=title, model=args.model)
-        written.append(args.write_config)
-        if best.job.grid.pipe > 1 and result.request.machine.device != "cpu":
-            notes.append(f"{args.write_config}: pipeline stages have not yet run on a GPU")
-    plan_report.print_written(console, written)
-    for note in filter(None, notes):
-        plan_report.say(console, note)
-
-
-def _write_timeline(path: Path, best: Estimate, result: Plan) -> list[Path]:
-    simulate = timeline if best.job.grid.pipe == 1 else pipeline_timeline
-    step = simulate(best.job, result.request.machine)
-    plan_files.write_chrome_trace(path, step, best.job)
-    if not _has_matplotlib():
-        return [path]
-    from axonn_ext.cli.plan_plot import plot_timeline
-
-    picture = path.with_suffix(".png")
-    with writing("--timeline", picture):
-        plot_timeline(step, picture, title=plan_report.subject(result.request, best))
-    return [path, picture]
+def _missing(args: argparse.Namespace, sweep: plan_sweep.Sweep | None) -> list[str]:
+    """Returns what lacks of model, GPUs and batch, or is given although the sweep decides it."""
+    decided = () if sweep is None else plan_sweep.SWEEPS[sweep.kind][1]
+    problems = [
+        f"--{name.replace('_', '-')} is decided by {sweep.option}, got {getattr(args, name)}"
+        for name in decided
+        if sweep is not None and getattr(args, name) is not None
+    ]
+    for options, names in (
+        ("--model, unless --series names models", ("model",)),
+        ("--gpus, or --sweep or --series with numbers of GPUs", ("gpus",)),
+        ("--global-batch, --global-batch-tokens or --sweep batch",
+         ("global_batch", "global_batch_tokens")),
+    ):  # fmt: skip
+        if all(getattr(args, name) is None and name not in decided for name in names):
+            problems.append(f"expected {options}")
+    return problems

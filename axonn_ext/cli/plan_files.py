@@ -1,14 +1,17 @@
-"""The files that `axonn-ext plan` writes: JSON, a Chrome trace, a configuration of the trainer."""
+"""The files that `axonn-ext plan` writes: JSON, CSV, a Chrome trace, a configuration."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from axonn_ext.cli.plan_report import days, duration, gigabytes
+from axonn_ext.cli.plan_budget import Budget
+from axonn_ext.cli.plan_report import duration, gigabytes
 from axonn_ext.inputs.files import is_file
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.events import Timeline
@@ -32,23 +35,22 @@ Json = dict[str, Any]
 # --- JSON ----------------------------------------------------------------------------------------
 
 
-def plan_as_json(result: Plan, *, tokens: float) -> Json:
+def plan_as_json(result: Plan, budget: Budget) -> Json:
     """Returns the object that docs/interfaces.md describes."""
     return {
-        **request_as_json(result.request, tokens=tokens),
+        **request_as_json(result.request, budget),
         "gpus": result.request.num_ranks,
         "global_batch": result.request.batch_size,
         "num_considered": result.num_considered,
         "num_fit": result.fits,
         "configs": [
-            config_as_json(estimate, result.request.machine, tokens=tokens)
-            for estimate in result.configs
+            config_as_json(estimate, result.request.machine, budget) for estimate in result.configs
         ],
         "rejected": dict(result.rejected),
     }
 
 
-def request_as_json(request: Request, *, tokens: float) -> Json:
+def request_as_json(request: Request, budget: Budget) -> Json:
     """Returns the request, without the number of GPUs and the batch."""
     model = dataclasses.asdict(request.model) | {"num_parameters": request.model.num_parameters()}
     return {
@@ -56,11 +58,11 @@ def request_as_json(request: Request, *, tokens: float) -> Json:
         "machine": request.machine.name,
         "dtype": request.dtype,
         "memory_limit_bytes": request.memory_limit,
-        "token_budget": tokens,
+        "token_budget": budget.tokens,
     }
 
 
-def config_as_json(estimate: Estimate, machine: Machine, *, tokens: float) -> Json:
+def config_as_json(estimate: Estimate, machine: Machine, budget: Budget) -> Json:
     """Returns one configuration and its prediction."""
     job, memory = estimate.job, estimate.memory
     return {
@@ -75,7 +77,10 @@ def config_as_json(estimate: Estimate, machine: Machine, *, tokens: float) -> Js
         "peak_fraction": estimate.peak_fraction,
         "whole_peak_fraction": estimate.whole_peak_fraction,
         "tokens_per_s": estimate.tokens_per_s,
-        "days": days(estimate, tokens),
+        "days": budget.days(estimate),
+        "gpu_hours": budget.gpu_hours(estimate),
+        "cost": budget.cost(estimate),
+        "energy_mwh": budget.energy_mwh(estimate),
         "bytes_sent": dict.fromkeys(COMMUNICATING, 0) | most_bytes_by_axis(job),
         "memory_bytes": memory.total,
         "memory_items": memory._asdict(),
@@ -100,6 +105,42 @@ def _options_as_json(options: Options, *, pipe: int) -> Json:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_text("--json", path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+# --- CSV -----------------------------------------------------------------------------------------
+
+
+def plan_as_rows(result: Plan, budget: Budget) -> list[Json]:
+    """Returns the configurations of a plan for `write_csv`, each with what was asked for."""
+    request = result.request
+    asked = {
+        "model": request.model_name, "machine": request.machine.name, "gpus": request.num_ranks,
+        "sequence_length": request.model.sequence_length, "global_batch": request.batch_size,
+    }  # fmt: skip
+    return [{**asked, "config": config_as_json(e, request.machine, budget)} for e in result.configs]
+
+
+def write_csv(path: Path, rows: Sequence[Json]) -> None:
+    """Writes a line for each row. A column is a key of the JSON; those inside are joined by dots.
+
+    A row without a value for a column has an empty cell there.
+    """
+    flat = [dict(_flat(row)) for row in rows]
+    columns = dict.fromkeys(name for row in flat for name in row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(columns), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    write_text("--csv", path, text.getvalue())
+
+
+def _flat(row: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields names and values; those of "config" have no prefix, since there is one in each row."""
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, "" if key == "config" else f"{within}{key}.")
+        elif key != "config":
+            yield f"{within}{key}", value
 
 
 # --- Chrome trace --------------------------------------------------------------------------------

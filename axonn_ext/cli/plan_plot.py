@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from axonn_ext.cli.plan_report import describe, duration, micro_batches, options
+from axonn_ext.cli.plan_sweep import SERIES
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.events import COMPUTE, Event, Timeline
+from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.pipelines import AFTER
 from axonn_ext.planner.search.fastest import Plan
+from axonn_ext.planner.uncertainty import RANGE
 from axonn_ext.spec.grid import COMMUNICATING
 
 # pyplot is not used below, since it would choose a window system and keep every figure alive.
@@ -26,24 +29,31 @@ _ZOOM_EVENTS = 40  # events of the compute stream in the lower part of a timelin
 _BAR_INCHES = 0.42
 
 
-def plot_plan(result: Plan, path: Path) -> None:
-    """Draws a bar for each configuration: computation, waits for each axis, and the optimizer."""
+def plot_plan(result: Plan, others: Sequence[tuple[str, Estimate]], path: Path) -> None:
+    """Draws a bar for each configuration: computation, waits for each axis, and the optimizer.
+
+    others: names and configurations that are drawn below those of the plan.
+    """
     from matplotlib.figure import Figure
 
-    configs = result.configs
+    named = [*(("", e) for e in result.configs), *others]
+    configs = [estimate for _, estimate in named]
     height = 1.9 + _BAR_INCHES * len(configs)
     figure = Figure(figsize=(11.0, height), dpi=150, facecolor="white")
-    axes = figure.add_axes((0.30, 0.55 / height, 0.58, 1 - 1.75 / height))
+    axes = figure.add_axes((0.34, 0.55 / height, 0.54, 1 - 1.75 / height))
     for place, estimate in enumerate(configs):
         _draw_bar(axes, place, estimate)
-    labels = [f"{e.job.grid.short()}\n{micro_batches(e.job)}, {options(e.job)}" for e in configs]
+    labels = [
+        f"{name and name + ': '}{e.job.grid.short()}\n{micro_batches(e.job)}, {options(e.job)}"
+        for name, e in named
+    ]
     axes.set_yticks(range(len(configs)), labels, fontsize=7)
     axes.set_ylim(len(configs) - 0.4, -0.6)
     axes.set_xlim(0, 1.16 * max(e.step_time_s for e in configs))
     axes.set_xlabel("seconds of a step", color=_INK, fontsize=9)
     _plain(axes, "x")
-    figure.legend(*axes.get_legend_handles_labels(), loc="upper left", frameon=False, ncols=6,
-                  bbox_to_anchor=(0.3, 1 - 0.78 / height), borderaxespad=0, fontsize=8.5,
+    figure.legend(*axes.get_legend_handles_labels(), loc="upper left", frameon=False, ncols=7,
+                  bbox_to_anchor=(0.03, 1 - 0.8 / height), borderaxespad=0, fontsize=8.5,
                   labelcolor=_INK)  # fmt: skip
     _title(figure, "Predicted step", describe(result.request))
     figure.savefig(path)
@@ -137,41 +147,63 @@ def _color(event: Event) -> str:
     return _BACKWARD if backward else _FORWARD
 
 
-def plot_scaling(
-    points: Sequence[tuple[int, Estimate]], path: Path, *, title: str, subtitle: str
-) -> None:
-    """Draws tokens per second and % of peak over GPUs, and a line for linear scaling."""
+def plot_sweep(
+    kind: str, points: Sequence[tuple[int, Estimate]], machine: Machine, path: Path, *,
+    title: str, subtitle: str,
+) -> None:  # fmt: skip
+    """Draws speed and % of peak over what changes in a sweep, with a line for linear scaling.
+
+    kind: of plan_sweep.SWEEPS. The models of a series differ, so that their speed is shown in
+    flop/s, that of other sweeps in tokens/s. The line is there where the number of GPUs changes.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 4.8), dpi=150, facecolor="white")
     speed = figure.add_axes((0.09, 0.13, 0.38, 0.66))
     peak = figure.add_axes((0.58, 0.13, 0.38, 0.66))
     numbers = [number for number, _ in points]
-    first = points[0][1].tokens_per_s / points[0][0]
-    speed.plot(
-        numbers, [first * n for n in numbers], "--", color=_GREY, linewidth=1.3, label="linear"
-    )
-    speed.plot(numbers, [e.tokens_per_s for _, e in points], color=_FORWARD, marker="o",
-               linewidth=2, label="predicted")  # fmt: skip
+    speeds, unit = [e.tokens_per_s for _, e in points], "tokens/s"
+    if kind == SERIES:
+        speeds, unit = [_flops(e, machine) / 1e15 for _, e in points], "model Pflop/s"
+    if kind not in ("seq", "batch"):
+        linear = [speeds[0] / numbers[0] * n for n in numbers]
+        speed.plot(numbers, linear, "--", color=_GREY, linewidth=1.3, label="linear")
+    speed.plot(numbers, speeds, color=_FORWARD, marker="o", linewidth=2, label="predicted")
     speed.set_yscale("log")
     speed.legend(frameon=False, labelcolor=_INK)
-    speed.set_ylabel("tokens/s", color=_INK)
-    peak.plot(numbers, [100 * e.peak_fraction for _, e in points], color=_FORWARD, marker="o",
-              linewidth=2)  # fmt: skip
-    for number, estimate in points:
-        peak.annotate(f"{100 * estimate.peak_fraction:.0f}", (number, 100 * estimate.peak_fraction),
-                      xytext=(0, 8), textcoords="offset points", ha="center", fontsize=8,
-                      color=_INK)  # fmt: skip
-    peak.set_ylim(0, max(100 * e.peak_fraction for _, e in points) * 1.2)
-    peak.set_ylabel("% of peak (causal attention)", color=_INK)
+    speed.set_ylabel(unit, color=_INK)
+    _plot_peak(peak, points)
+    label = {"seq": "tokens of a sequence", "batch": "sequences of a step"}.get(kind, "GPUs")
     for axes in (speed, peak):
         axes.set_xscale("log", base=2)
         axes.set_xticks(numbers, [f"{n:,}" for n in numbers], fontsize=7, rotation=30)
         axes.minorticks_off()
-        axes.set_xlabel("GPUs", color=_INK)
+        axes.set_xlabel(label, color=_INK)
         _plain(axes, "y")
     _title(figure, title, subtitle)
     figure.savefig(path)
+
+
+def _flops(estimate: Estimate, machine: Machine) -> float:
+    """Returns the model flop/s of all GPUs together."""
+    of_all = machine.peak_flops[estimate.job.options.dtype] * estimate.job.grid.size
+    return estimate.peak_fraction * of_all
+
+
+def _plot_peak(axes: Axes, points: Sequence[tuple[int, Estimate]]) -> None:
+    numbers = [number for number, _ in points]
+    percents = [100 * e.peak_fraction for _, e in points]
+    low, high = RANGE  # of times, so that the range of speeds has their inverses
+    axes.fill_between(numbers, [p / high for p in percents], [p / low for p in percents],
+                      color=_FORWARD, alpha=0.12, linewidth=0,
+                      label="8 in 10 published runs")  # fmt: skip
+    axes.plot(numbers, percents, color=_FORWARD, marker="o", linewidth=2)
+    axes.legend(frameon=False, labelcolor=_INK, loc="lower left", fontsize=8)
+    for number, percent in zip(numbers, percents, strict=True):
+        axes.annotate(f"{percent:.0f}", (number, percent), xytext=(0, 8), ha="center",
+                      textcoords="offset points", fontsize=8, color=_INK)  # fmt: skip
+    axes.set_ylim(0, max(percents) / low * 1.1)
+    axes.set_ylabel("% of peak (causal attention)", color=_INK)
 
 
 def _title(figure: Figure, title: str, subtitle: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from axonn_ext.cli.plan_budget import Budget
 from axonn_ext.planner.costs import Costs
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.events import COMPUTE
@@ -22,17 +23,18 @@ from axonn_ext.planner.shares import shares_of
 from axonn_ext.planner.step.program import make_program
 from axonn_ext.planner.step.volumes import all_collectives, most_bytes_by_axis
 from axonn_ext.planner.timeline import timeline
+from axonn_ext.planner.uncertainty import RANGE, TIE, is_tie, published_range
 from axonn_ext.spec.grid import COMMUNICATING
 from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.terminal.console import plain_table, print_table, say
 
-SECONDS_PER_DAY = 86400
 NEARLY_FULL = 0.9  # of the memory
 PEAK_TITLE = "% of peak: causal / all"  # half of attention counted, or all of it
+TIE_MARK = "="  # beside the number of a configuration
 
 
-def print_plan(console: Console, result: Plan, *, tokens: float, seconds: float) -> None:
+def print_plan(console: Console, result: Plan, budget: Budget, *, seconds: float) -> None:
     """Prints the request, the best configurations, and why others were rejected."""
     say(console, describe(result.request))
     say(
@@ -41,9 +43,11 @@ def print_plan(console: Console, result: Plan, *, tokens: float, seconds: float)
         f"planned in {seconds:.1f} s",
     )
     say(console, "")
-    print_table(console, _table(result.configs, tokens=tokens))
+    print_table(console, _table(result.configs, budget))
     for line in memory_warning(result.configs):
         say(console, line, "yellow")
+    say(console, "")
+    say(console, uncertainty(result.configs[0]))
     if any(result.rejected.values()):
         say(console, "")
         say(console, "rejected:")
@@ -82,20 +86,50 @@ def subject(request: Request, estimate: Estimate) -> str:
     )
 
 
-def _table(configs: Sequence[Estimate], *, tokens: float) -> Table:
+def uncertainty(best: Estimate) -> str:
+    """Says how far the prediction may be off, and what the mark of ties means."""
+    low, high = published_range(best.step_time_s)
+    return (
+        f"{TIE_MARK} at most {TIE:.0%} slower than the best, which a simulation cannot tell apart. "
+        f"8 in 10 published steps on GPUs took {RANGE[0]:.2f} to {RANGE[1]:.2f} times what was "
+        f"predicted; for the best that is {duration(low)} to {duration(high)}"
+    )
+
+
+def budget_heads(budget: Budget) -> list[str]:
+    """Returns the columns of what the whole training takes, as far as it is known."""
+    known = {"cost": budget.price, "MWh": budget.watts}
+    return ["days", "GPU-hours", *(name for name, value in known.items() if value is not None)]
+
+
+def budget_cells(budget: Budget, estimate: Estimate) -> list[str]:
+    """Returns the cells of the columns of `budget_heads`."""
+    numbers = (
+        budget.days(estimate), budget.gpu_hours(estimate), budget.cost(estimate),
+        budget.energy_mwh(estimate),
+    )  # fmt: skip
+    return [
+        f"{number:,.1f}" if number < 1000 else size(number)
+        for number in numbers
+        if number is not None
+    ]
+
+
+def _table(configs: Sequence[Estimate], budget: Budget) -> Table:
     table = plain_table(padding=(0, 2, 0, 0))
     left = {"grid", "options", "exposed", "most of it", "limit"}
     for name in (
         "", "grid", "micro-batches", "options", "step", PEAK_TITLE, "tokens/s", "exposed",
-        "memory", "most of it", "days", "limit",
+        "memory", "most of it", *budget_heads(budget), "limit",
     ):  # fmt: skip
         table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     for number, e in enumerate(configs, start=1):
         table.add_row(
-            str(number), e.job.grid.short(), micro_batches(e.job), options(e.job),
+            f"{number} {TIE_MARK if number > 1 and is_tie(e, configs[0]) else ' '}",
+            e.job.grid.short(), micro_batches(e.job), options(e.job),
             duration(e.step_time_s), peak(e), size(e.tokens_per_s),
             exposed(e), gigabytes(e.memory.total), words(e.memory.largest),
-            f"{days(e, tokens):,.1f}", e.binding, style="bold" if number == 1 else "",
+            *budget_cells(budget, e), e.binding, style="bold" if number == 1 else "",
         )  # fmt: skip
     return table
 
@@ -158,7 +192,7 @@ def _range_of(job: Job, machine: Machine) -> str:
 
 def _memory_table(estimate: Estimate, machine: Machine) -> Table:
     memory = estimate.memory
-    table = _numbers_table("memory of a GPU", "GB", "share")
+    table = numbers_table("memory of a GPU", "GB", "share")
     for name, num_bytes in memory._asdict().items():
         table.add_row(words(name), *_amount(num_bytes, memory.total))
     table.add_row("total", *_amount(memory.total, memory.total), style="bold")
@@ -170,15 +204,19 @@ def _amount(num_bytes: int, total: int) -> tuple[str, str]:
     return f"{num_bytes / 1e9:,.2f}", f"{num_bytes / total:.0%}"
 
 
-def _time_table(estimate: Estimate, machine: Machine) -> Table:
-    """Returns a table of the kinds of work on the compute stream, and of the axes it waits for."""
-    table = _numbers_table("time of a step", "ms", "share")
+def time_kinds(estimate: Estimate, machine: Machine) -> dict[str, float]:
+    """Returns the seconds of a step by kind of work, and by axis that computation waits for."""
     rows = compute_kinds(estimate.job, machine)
     rows["optimizer"] = estimate.optimizer_s
     for axis in COMMUNICATING:
         if axis in estimate.exposed_s:
             rows[f"waiting for {axis}"] = estimate.exposed_s[axis]
-    for name, seconds in rows.items():
+    return rows
+
+
+def _time_table(estimate: Estimate, machine: Machine) -> Table:
+    table = numbers_table("time of a step", "ms", "share")
+    for name, seconds in time_kinds(estimate, machine).items():
         table.add_row(name, f"{seconds * 1e3:,.2f}", f"{seconds / estimate.step_time_s:.1%}")
     table.add_row("step", f"{estimate.step_time_s * 1e3:,.2f}", "100.0%", style="bold")
     return table
@@ -215,7 +253,7 @@ def _axes_table(estimate: Estimate, machine: Machine) -> Table:
     job = estimate.job
     volumes = most_bytes_by_axis(job)
     busy = busy_seconds(job, machine)
-    table = _numbers_table("axis", "ranks", "GB sent", "GB/s", "busy ms", "hidden ms", "exposed ms")
+    table = numbers_table("axis", "ranks", "GB sent", "GB/s", "busy ms", "hidden ms", "exposed ms")
     for axis in COMMUNICATING:
         ranks = getattr(job.grid, axis)
         if ranks == 1:
@@ -256,7 +294,8 @@ def print_written(console: Console, paths: Iterable[Path]) -> None:
         say(console, f"written: {names}")
 
 
-def _numbers_table(first: str, *others: str) -> Table:
+def numbers_table(first: str, *others: str) -> Table:
+    """Returns a table whose first column has names, and the others numbers."""
     table = plain_table(padding=(0, 2, 0, 0))
     table.add_column(first, no_wrap=True)
     for name in others:
@@ -307,11 +346,6 @@ def exposed(estimate: Estimate) -> str:
     shares = {axis: s / estimate.step_time_s for axis, s in estimate.exposed_s.items()}
     named = [f"{axis} {shares[axis]:.1%}" for axis in COMMUNICATING if shares.get(axis, 0) >= 5e-4]
     return ", ".join(named) or "-"
-
-
-def days(estimate: Estimate, tokens: float) -> float:
-    """Returns the days that this many tokens take."""
-    return tokens / estimate.tokens_per_s / SECONDS_PER_DAY
 
 
 def gpus(count: int) -> str:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from axonn_ext.inputs.errors import InputError, unknown
-from axonn_ext.inputs.files import is_file
-from axonn_ext.inputs.tables import Table, read_table
+from axonn_ext.inputs.files import is_file, read_toml
+from axonn_ext.inputs.tables import Table
 from axonn_ext.planner.attention import Attention, read_attention
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.job import WIDTHS
 from axonn_ext.planner.links import Link, Links, read_links
+from axonn_ext.planner.overrides import changed
 from axonn_ext.planner.products import Products, read_products
 from axonn_ext.planner.step.tasks import Collective, Matmul, Scores
 from axonn_ext.spec.grid import GridShape
@@ -52,6 +53,7 @@ class Machine:
     straggler_share        by how much the slowest of many ranks may be slower than the mean one
     communication_units    how many of products.num_units collectives may take while they run beside
                            computation
+    watts                  the power limit of a GPU, for the energy of a training; None: unknown
     device                 "cuda", or "cpu", whose collectives sum low precision in copies of fp32
     """
 
@@ -73,6 +75,7 @@ class Machine:
     host_memory_bytes_per_s: float | None = None
     straggler_share: float = 0.0
     communication_units: int = 0
+    watts: float | None = None
     device: str = "cuda"
 
     @property
@@ -165,35 +168,44 @@ def machine_names() -> list[str]:
     return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
-def load_machine(name: str, *, this_file: Path | None = None) -> Machine:
+def load_machine(
+    name: str, *, this_file: Path | None = None, changes: Sequence[str] = ()
+) -> Machine:
     """Returns the machine of that name, or of the TOML file at that path.
 
-    this_file: the file of "this", the machine that `axonn-ext bench links` measured.
+    this_file: the file of "this", the machine that `axonn-ext bench links` measured. changes: keys
+    of the file with other values, see `overrides.changed`; the machine's name then tells them.
 
     Raises InputError for an unknown name, and for a mistake in a file, whose key it names.
     """
+    file = machine_file(name, this_file=this_file)
+    return _read(file, MEASURED if name == MEASURED else Path(file.name).stem, changes)
+
+
+def machine_file(name: str, *, this_file: Path | None = None) -> Path | Traversable:
+    """Returns the file of a machine; see load_machine. Raises InputError for an unknown name."""
     if name.endswith(".toml") or "/" in name:
-        return _read(Path(name), default_name=Path(name).stem)
+        return Path(name)
     if name == MEASURED:
         if this_file is None or not is_file(this_file):
             where = "" if this_file is None else f" (there is no {this_file})"
             raise InputError(
                 f"machine {MEASURED!r} is not measured yet{where}: run axonn-ext bench links"
             )
-        return _read(this_file, default_name=MEASURED)
+        return this_file
     if name not in machine_names():
         raise unknown("machine", name, [*machine_names(), MEASURED])
-    return _read(_folder() / f"{name}.toml", default_name=name)
+    return _folder() / f"{name}.toml"
 
 
 def _folder() -> Traversable:
     return resources.files("axonn_ext.planner") / "machines"
 
 
-def _read(file: Path | Traversable, *, default_name: str) -> Machine:
-    table = read_table(file)
+def _read(file: Path | Traversable, default_name: str, changes: Sequence[str]) -> Machine:
+    table = Table(changed(read_toml(file), changes), "", str(file))
     table.text("source")
-    name = table.text("name", default_name)
+    name = " with ".join((table.text("name", default_name), *changes))
     peak_flops = _peak_flops(table)
     dtypes = tuple(peak_flops)
     memory_bytes_per_s = table.positive("memory_bytes_per_s")
@@ -221,6 +233,7 @@ def _read(file: Path | Traversable, *, default_name: str) -> Machine:
         host_memory_bytes_per_s=_optional(table, "host_memory_bytes_per_s"),
         straggler_share=table.at_least("straggler_share", 0, 0.0, most=1),
         communication_units=table.count("communication_units", 0, least=0),
+        watts=_optional(table, "watts"),
     )  # fmt: skip
     if machine.usable_bytes <= 0:
         raise table.error("memory_reserved_bytes", f"below memory_bytes={machine.memory_bytes}")

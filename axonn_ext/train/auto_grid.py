@@ -24,6 +24,9 @@ from axonn_ext.train.job import device_of, vocabulary_and_model
 # Part of a GPU's name -> the machine that has such GPUs. The first part that matches counts.
 _MACHINES_OF_GPUS = {
     "GH200": "alps",
+    "GB200": "gb200-nvl72",
+    "B200": "dgx-b200",
+    "MI300X": "mi300x",
     "A100-SXM4-40GB": "perlmutter",
     "H200": "dgx-h200",
     "H100": "dgx-h100",

@@ -245,17 +245,43 @@ def test_where_nothing_divides_the_next_numbers_that_do_are_named(
     with pytest.raises(PlannerError) as raised:
         plan(request)
     text = str(raised.value)
-    assert text.endswith(expected) and "memory" not in text and "GB" not in text
+    assert expected in text and "memory" not in text and "GB" not in text
     for count in re.findall(r"\d+", expected):
         assert plan(dataclasses.replace(request, num_ranks=int(count))).configs
 
 
+@pytest.mark.parametrize("num_ranks", [7, 17, 24, 48])
+def test_where_the_batch_does_not_divide_the_nearest_batches_that_do_are_named(
+    num_ranks: int,
+) -> None:
+    request = request_of(num_ranks=num_ranks)
+    with pytest.raises(PlannerError) as raised:
+        plan(request)
+    match = re.search(r"so would a batch of (\d+) or (\d+) sequences$", str(raised.value))
+    assert match is not None, raised.value
+    below, above = int(match[1]), int(match[2])
+    assert below < request.batch_size < above
+    for size in range(below, above + 1):
+        other = dataclasses.replace(request, batch_size=size)
+        if size in (below, above):
+            assert plan(other).configs
+            continue
+        with pytest.raises(PlannerError):
+            plan(other)
+
+
+def test_named_batches_are_multiples_of_the_micro_batches_that_are_asked_for() -> None:
+    request = request_of(num_ranks=48, micro_batches=(8,))
+    with pytest.raises(PlannerError, match=r"a batch of 48 or 72 sequences$"):
+        plan(request)
+
+
 def test_where_no_power_of_two_divides_fewer_ranks_are_named() -> None:
     request = request_of(model=ModelConfig(7, 7, 1, 1, 7), num_ranks=2, batch_size=1)
-    with pytest.raises(PlannerError, match=r"\. 1 GPU would do$"):
+    with pytest.raises(PlannerError, match=r"\. 1 GPU would do, and so"):
         plan(request)
     cpus = dataclasses.replace(request.machine, device="cpu")
-    with pytest.raises(PlannerError, match=r"cannot run on 2 ranks .*\. 1 rank would do$"):
+    with pytest.raises(PlannerError, match=r"cannot run on 2 ranks .*\. 1 rank would do, and so"):
         plan(dataclasses.replace(request, machine=cpus))
 
 

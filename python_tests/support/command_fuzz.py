@@ -48,9 +48,10 @@ OF_BENCH = (("--world", "--threads", "--rounds"), ("--json", "--plot"))
 COMMANDS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     ("plan", *PLAN): (
         ("--gpus", "--global-batch", "--global-batch-tokens", "--seq", "--tokens", "--top",
-         "--micro-batches", "--memory-fraction", "--explain", "--weak", "--strong"),
-        ("--model", "--machine", "--json", "--plot", "--timeline", "--write-config"),
-        ("--dtype", "--layout", "--recompute", "--overlap", "--what"),
+         "--micro-batches", "--memory-fraction", "--explain", "--price", "--pipe"),
+        ("--model", "--machine", "--json", "--csv", "--plot", "--timeline", "--write-config"),
+        ("--dtype", "--layout", "--recompute", "--overlap", "--grid", "--like", "--set", "--sweep",
+         "--series", "--what"),
     ),
     ("tokenize", "--text", "text", "--out", "new"): (
         ("--append-id", "--workers"), ("--text", "--out", "--vocabulary"), ("--field", "--what"),

@@ -54,7 +54,8 @@ def test_auto_grid_is_the_planners_for_the_options_as_they_are() -> None:
         ("NVIDIA GH200 120GB", "alps"), ("NVIDIA H200", "dgx-h200"),
         ("NVIDIA H100 80GB HBM3", "dgx-h100"), ("NVIDIA A100-SXM4-80GB", "dgx-a100"),
         ("NVIDIA A100-SXM4-40GB", "perlmutter"), ("AMD Instinct MI250X", "frontier"),
-        ("NVIDIA RTX A6000", "ethernet"),
+        ("NVIDIA B200", "dgx-b200"), ("NVIDIA GB200", "gb200-nvl72"),
+        ("AMD Instinct MI300X OAM", "mi300x"), ("NVIDIA RTX A6000", "ethernet"),
     ],
 )  # fmt: skip
 def test_machine_with_such_gpus(gpu: str, machine: str) -> None:

@@ -25,12 +25,17 @@ _MOST_PARTS_PER_STAGE = 16
 
 
 def jobs_of(request: Request) -> Iterator[Job]:
-    """Yields every grid, layout and number of micro-batches, legal or not; the rest is default."""
+    """Yields every grid that the request allows, layout and number of micro-batches.
+
+    They may be illegal; their other options are the defaults.
+    """
     heads = request.fixed.get("heads_over_y")
     most = min(request.max_pipe, request.model.num_layers, request.num_ranks)
     for pipe in (p for p in divisors(request.num_ranks) if p <= most):
         layouts, parts = _choices(request, pipe)
         for grid in grids_of(request.num_ranks, pipe=pipe):
+            if not request.axes.allow(grid, request.machine):
+                continue
             for layout in layouts:
                 for micro_batches in parts:
                     # heads_over_y moves as many bytes; it helps where y does not divide the

@@ -18,6 +18,8 @@ from axonn_ext.spec.optimizer import OptimizerOptions
 NO_MEMORY = "does not fit in memory"
 # If no grid of a number of ranks is legal, so many smaller numbers are tried.
 _SMALLER_TRIED = 64
+# If the batch divides by no grid, so many smaller and so many larger batches are tried.
+_BATCHES_TRIED = 64
 
 
 def smallest_that_fits(request: Request, *, least: int = 1) -> int | None:
@@ -108,6 +110,12 @@ def _step_s(job: Job, machine: Machine, steps: StageSteps) -> float:
 
 def _what_would_do(request: Request, rejected: Mapping[str, int]) -> str:
     model, machine = request.model, request.machine
+    if not rejected:
+        return (
+            f"no grid of {in_ranks(machine, request.num_ranks)} of {machine.name} and at most "
+            f"{request.max_pipe} pipeline stages has {request.axes}; the sizes of all axes "
+            "multiply to the number of ranks"
+        )
     tried = "; ".join(f"{reason} ({count:,})" for reason, count in rejected.items())
     lacks_memory = NO_MEMORY in rejected
     each = f" ({request.memory_limit / 1e9:.3g} GB each to use)" if lacks_memory else ""
@@ -120,10 +128,11 @@ def _what_would_do(request: Request, rejected: Mapping[str, int]) -> str:
     power = None if lacks_memory else smallest_that_fits(request, least=request.num_ranks)
     if fewer is None and power is None:
         power = smallest_that_fits(request)
+    batches = "" if lacks_memory else _batches_that_fit(request)
     if fewer is not None and power is not None:
-        return f"{text}. {fewer:,} or {in_ranks(machine, power)} would do"
+        return f"{text}. {fewer:,} or {in_ranks(machine, power)} would do{batches}"
     if fewer is not None or power is not None:
-        return f"{text}. {in_ranks(machine, fewer or power or 0)} would do"
+        return f"{text}. {in_ranks(machine, fewer or power or 0)} would do{batches}"
     text += f". No power of two of {unit_of(machine)}s up to {_most_ranks(machine):,} does: take "
     if lacks_memory:
         return text + "a larger batch, shorter sequences, or a machine with more memory"
@@ -137,6 +146,37 @@ def _fewer_that_fit(request: Request) -> int | None:
         if _some_that_fits(replace(request, num_ranks=n)) is not None:
             return n
     return None
+
+
+def _batches_that_fit(request: Request) -> str:
+    """Names the next smaller and larger batch with which as many ranks would do; "" if none do."""
+    parts, own = request.micro_batches or (1,), request.batch_size
+    found: list[int] = []
+    for step in (-1, 1):
+        sizes = (own + step * n for n in range(1, _BATCHES_TRIED + 1) if own + step * n >= 1)
+        others = (
+            replace(request, batch_size=size)
+            for size in sizes
+            if not any(size % number for number in parts)
+        )
+        legal = (r for r in others if _is_legal_whole(r))
+        good = (r.batch_size for r in legal if _some_that_fits(r) is not None)
+        found += islice(good, 1)
+    if not found:
+        return ""
+    return f", and so would a batch of {' or '.join(f'{size:,}' for size in found)} sequences"
+
+
+def _is_legal_whole(request: Request) -> bool:
+    """Whether some grid divides the batch if the step is not cut, or cut as is asked for.
+
+    If not, none divides its micro-batches, whatever their number, since the batch is a multiple of
+    each.
+    """
+    if not _may_divide(request, request.num_ranks):
+        return False
+    whole = replace(request, micro_batches=request.micro_batches or (1,))
+    return any(next(violations(job), None) is None for job in jobs_of(whole))
 
 
 def _most_ranks(machine: Machine) -> int:

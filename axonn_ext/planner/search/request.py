@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.machine import Machine
+from axonn_ext.planner.search.axes import AxisRules
 from axonn_ext.spec.grid import GridShape, divisors
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.optimizer import OptimizerOptions
@@ -43,6 +44,7 @@ class Request:
     optimizer        where AdamW's state is, and what ranks of data divide, in all configurations
     pipelines        how stages may run; what is legal and fits is counted with 1F1B alone, if it is
                      one of them, and the others are tried with the best configurations
+    axes             which sizes the axes of a grid may have; other grids are not looked at
     """
 
     model: ModelConfig
@@ -60,6 +62,7 @@ class Request:
     max_pipe: int = 1
     pipelines: tuple[PipelineOptions, ...] = PIPELINES
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    axes: AxisRules = field(default_factory=AxisRules)
 
     def __post_init__(self) -> None:
         for name in ("num_ranks", "batch_size", "top", "simulate", "max_pipe"):

@@ -1,0 +1,74 @@
+"""Writes the file of a machine anew, with links that were measured on it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+
+from axonn_ext.calibrate.file import LinkRow, text_of_links
+from axonn_ext.inputs.errors import InputError
+from axonn_ext.planner.machine import Machine
+
+_LEVEL, _ROW = "[[levels]]", "[[levels.measured]]"
+
+
+def level_of(machine: Machine, row: LinkRow, num_ranks: int) -> str:
+    """Returns the name of the machine's level of links that the groups of a row use.
+
+    num_ranks: of the job that measured it. Raises InputError if the machine has none.
+    """
+    name = machine.links.wire(row.inner, row.size, "x", num_ranks)
+    if name not in {level.name for level in machine.links.levels}:
+        raise InputError(f"machine {machine.name} has links of its own for each axis (emulated)")
+    return name
+
+
+def with_links(text: str, rows: Sequence[tuple[str, LinkRow]], source: str) -> str:
+    """Returns the text of a machine's file with measured rows in their levels.
+
+    rows: the name of a level, and what was measured there. Rows of the file for the same groups
+    give way, whatever their collective. source: where the rows are from, for the file's `source`.
+    All else stays, comments too. Raises InputError for a file that writes its levels in one line.
+    """
+    lines = re.sub(
+        r'(?m)^(source = ".*)"[ \t]*$', lambda m: f'{m[1]}; {source}"', text, count=1
+    ).splitlines()
+    starts = [i for i, line in enumerate(lines) if _code(line) == _LEVEL]
+    if not starts:
+        raise InputError(f"--base: expected a file with tables {_LEVEL}, got none")
+    result = lines[: starts[0]]
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        block = lines[start:end]
+        name = _first_table(block)["name"]
+        mine = [row for level, row in rows if level == name]
+        result += _with_rows(block, mine) if mine else block
+    return "\n".join(result) + "\n"
+
+
+def _code(line: str) -> str:
+    """Returns a line without its comment, of those that have no text with a hash."""
+    return line.partition("#")[0].strip()
+
+
+def _first_table(block: Sequence[str]) -> dict[str, object]:
+    """Returns the keys of the table at the head of a block, without those of tables inside."""
+    inside = [i for i, line in enumerate(block) if i and line.strip().startswith("[")]
+    head = block[1 : inside[0]] if inside else block[1:]
+    return tomllib.loads("\n".join(head))
+
+
+def _with_rows(block: list[str], rows: list[LinkRow]) -> list[str]:
+    """Returns the lines of a level without the rows that give way, and with the new ones."""
+    last = max(i for i, line in enumerate(block) if line.strip() and not line.startswith("#"))
+    own, after = block[: last + 1], block[last + 1 :]
+    heads = [i for i, line in enumerate(own) if line.strip().startswith("[")]
+    replaced = {(row.inner, row.size) for row in rows}
+    kept: list[str] = []
+    for start, end in zip(heads, [*heads[1:], len(own)], strict=True):
+        table = _first_table(own[start:end]) if _code(own[start]) == _ROW else {}
+        if (table.get("inner"), table.get("size")) not in replaced:
+            kept += own[start:end]
+    while kept and not kept[-1].strip():
+        kept = kept[:-1]
+    return [*kept, "", *list(text_of_links(rows))[:-1], *after]

@@ -1,0 +1,144 @@
+"""What other frameworks can choose from, so that a plan shows what ours gains beside them.
+
+A peer is planned with our own model of kernels, links and memory. Only the grids, layouts,
+schedules and options that it does not have are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from types import MappingProxyType
+
+from axonn_ext.planner.errors import PlannerError
+from axonn_ext.planner.estimate import Estimate
+from axonn_ext.planner.machine import HOST_KEYS
+from axonn_ext.planner.search.axes import AxisRules
+from axonn_ext.planner.search.fastest import plan
+from axonn_ext.planner.search.request import Request
+from axonn_ext.spec.pipeline_options import PipelineOptions
+
+_MOST_STAGES = 64  # of Megatron-LM's largest published model (arXiv:2104.04473, table 1)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A framework.
+
+    takes      what it has of ours, in words
+    source     where that is from
+    axes       the sizes of axes that it has; pipelines: its schedules, none if it has no stages
+    zero       the values of `zero` that are tried; offloads: those of `offload`
+    fixed      options that it has in one way only; see Request
+    whole_z    z is all ranks
+    """
+
+    takes: str
+    source: str
+    axes: str
+    pipelines: tuple[PipelineOptions, ...] = ()
+    zero: tuple[int, ...] = (0,)
+    offloads: tuple[str, ...] = ("none",)
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    whole_z: bool = False
+
+    def requests(self, ours: Request) -> list[Request]:
+        """Returns the searches that together have all that the peer has; one may be impossible.
+
+        ours: model, machine, GPUs, batch and what the user has fixed. Its axes, layouts, schedules,
+        ZeRO and offload are not used.
+        """
+        axes = f"{self.axes},z={ours.num_ranks}" if self.whole_z else self.axes
+        knows_host = all(getattr(ours.machine, key) is not None for key in HOST_KEYS)
+        offloads = [o for o in self.offloads if o == "none" or knows_host]
+        return [
+            replace(
+                ours, axes=AxisRules.parse(axes), layouts=("sharded",), top=1,
+                max_pipe=_MOST_STAGES if self.pipelines else 1,
+                pipelines=self.pipelines or ours.pipelines, fixed={**ours.fixed, **self.fixed},
+                optimizer=replace(ours.optimizer, zero=zero, offload=offload),
+            )
+            for zero, offload in product(self.zero, offloads)
+        ]  # fmt: skip
+
+
+PEERS: Mapping[str, Peer] = MappingProxyType(
+    {
+        "ddp": Peer(
+            takes="data parallelism alone, sums of gradients in buckets beside backward",
+            source="Li et al. 2020, arXiv:2006.15704",
+            axes="x=1,y=1,z=1",
+        ),
+        "zero3": Peer(
+            takes="parameters, gradients and AdamW's state divided over all GPUs; parameters are "
+            "gathered for each use",
+            source="Rajbhandari et al. 2020, arXiv:1910.02054, section 5 (stage 3)",
+            axes="x=1,y=1,data=1",
+            fixed={"reshard_after_forward": True},
+            whole_z=True,
+        ),
+        "fsdp": Peer(
+            takes="the same over all GPUs or over groups of them that are copies of each other; "
+            "parameters gathered for each use, or kept from forward to backward",
+            source="Zhao et al. 2023, arXiv:2304.11277, sections 3.2 and 3.3; PyTorch's "
+            "documentation of fully_shard",
+            axes="x=1,y=1",
+        ),
+        "megatron": Peer(
+            takes="tensor and sequence parallelism inside a node, pipeline stages by 1F1B, also "
+            "interleaved with 2 chunks, data parallelism, a distributed optimizer (zero 1)",
+            source="Narayanan et al. 2021, arXiv:2104.04473, sections 2 and 3.2 (takeaway 1: "
+            "inside a node); Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2 (inputs are "
+            "gathered again in backward); Megatron-LM's --use-distributed-optimizer",
+            axes="x=node,y=1,z=1",
+            pipelines=(PipelineOptions("1f1b"), PipelineOptions("interleaved", chunks=2)),
+            zero=(0, 1),
+            fixed={"save_gathered": False},
+        ),
+        "axonn2021": Peer(
+            takes="message-driven pipeline stages with as many micro-batches in flight as stages, "
+            "weight gradients in backward, data parallelism, AdamW's state on the device or the "
+            "host",
+            source="Singh and Bhatele 2021, arXiv:2110.13005, sections III and V",
+            axes="x=1,y=1,z=1",
+            pipelines=(PipelineOptions("message_driven", in_flight=1, defer_weights=False),),
+            offloads=("none", "cpu"),
+        ),
+    }
+)
+
+
+def plan_with_all(ours: Request, found: Sequence[Estimate]) -> Estimate:
+    """Returns the fastest of ours if it may have whatever a peer has: stages, ZeRO, offload.
+
+    found: what is known to be possible, such as the plans of peers. It is never slower than these.
+    """
+    searches = [
+        replace(ours, axes=AxisRules(), top=1, max_pipe=max(ours.max_pipe, _MOST_STAGES),
+                optimizer=replace(ours.optimizer, zero=zero))
+        for zero in sorted({ours.optimizer.zero, 1})
+    ]  # fmt: skip
+    return min((*_configs(searches)[0], *found), key=lambda e: e.step_time_s)
+
+
+def plan_peer(peer: Peer, ours: Request) -> Estimate:
+    """Returns the fastest configuration of those that the peer can choose from.
+
+    Raises PlannerError, which says what would fit, if nothing of it fits.
+    """
+    found, problems = _configs(peer.requests(ours))
+    if not found:
+        raise problems[0]
+    return min(found, key=lambda e: e.step_time_s)
+
+
+def _configs(searches: Sequence[Request]) -> tuple[list[Estimate], list[PlannerError]]:
+    """Returns the fastest configuration of each search, and the errors of those without any."""
+    found, problems = [], []
+    for request in searches:
+        try:
+            found.append(plan(request).configs[0])
+        except PlannerError as error:
+            problems.append(error)
+    return found, problems

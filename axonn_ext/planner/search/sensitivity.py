@@ -1,0 +1,82 @@
+"""How a plan changes if a machine's links are slower or faster than its file says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from axonn_ext.planner.estimate import Estimate, estimate
+from axonn_ext.planner.links import Level
+from axonn_ext.planner.machine import Machine
+from axonn_ext.planner.memory.peak import memory_of
+from axonn_ext.planner.search.fastest import plan
+from axonn_ext.planner.search.request import Request
+
+CHANGE = 0.2  # each way
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The plan for a machine that differs in one thing.
+
+    what: the difference, in words. best: the fastest configuration there. same: the step of the
+    configuration that is fastest on the machine as it is.
+    """
+
+    what: str
+    best: Estimate
+    same: Estimate
+
+
+def variants(request: Request, best: Estimate) -> Iterator[Variant]:
+    """Yields the plan for each change of the machine.
+
+    best: the fastest configuration of the request on the machine as it is.
+    """
+    for what, machine in machines(request.machine):
+        changed = replace(request, machine=machine, top=1)
+        same = estimate(best.job, machine, memory_of(best.job, device=machine.device))
+        yield Variant(what, plan(changed).configs[0], same)
+
+
+def machines(machine: Machine) -> Iterator[tuple[str, Machine]]:
+    """Yields the machine with each change, and the change in words.
+
+    Changed are, one at a time, the bandwidth of each level of links, the latency of all, and how
+    much groups that share the links of the outermost level take from each other.
+    """
+    levels = machine.links.levels
+    for place, level in enumerate(levels):
+        for sign in (-1, 1):
+            what = f"bandwidth of {level.name} {sign * CHANGE:+.0%}"
+            yield what, _with_level(machine, place, _faster(level, 1 + sign * CHANGE))
+    for sign in (-1, 1):
+        changed = tuple(_later(level, 1 + sign * CHANGE) for level in levels)
+        links = replace(machine.links, levels=changed)
+        yield f"latency of all links {sign * CHANGE:+.0%}", replace(machine, links=links)
+    for sign in (-1, 1):
+        last = levels[-1]
+        more = replace(last, contention=last.contention * (1 + sign * CHANGE))
+        what = f"contention in {last.name} {sign * CHANGE:+.0%}"
+        yield what, _with_level(machine, len(levels) - 1, more)
+
+
+def _with_level(machine: Machine, place: int, level: Level) -> Machine:
+    levels = list(machine.links.levels)
+    levels[place] = level
+    return replace(machine, links=replace(machine.links, levels=tuple(levels)))
+
+
+def _faster(level: Level, factor: float) -> Level:
+    """Returns the level with another bandwidth, measured rows included."""
+    rows = tuple(row._replace(bytes_per_s=row.bytes_per_s * factor) for row in level.measured)
+    return replace(level, bytes_per_s=level.bytes_per_s * factor, measured=rows)
+
+
+def _later(level: Level, factor: float) -> Level:
+    """Returns the level with another latency, measured rows included."""
+    rows = tuple(
+        row if row.latency_s is None else row._replace(latency_s=row.latency_s * factor)
+        for row in level.measured
+    )
+    return replace(level, latency_s=level.latency_s * factor, measured=rows)
