@@ -15,33 +15,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 from axonn_ext.inputs.tables import Table, read_table
-from axonn_ext.planner.estimate import estimate
-from axonn_ext.planner.job import Job, Options
+from axonn_ext.planner.cases import Case, estimate_case, find_model, first_with, read_grid
+from axonn_ext.planner.job import Options
 from axonn_ext.planner.machine import Machine, load_machine
-from axonn_ext.planner.memory.peak import memory_of
-from axonn_ext.planner.model_files import load_model
-from axonn_ext.planner.search.fastest import plan
-from axonn_ext.planner.search.request import Request
-from axonn_ext.spec.grid import AXES, GridShape
+from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import LAYOUTS, Overlap
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Case):
     """One published run; see published.toml.
 
-    grid: None if it was not published. reported: the fraction of peak, by the rule `flops`.
+    reported: the fraction of peak, by the rule `flops`.
     """
 
     source: str
-    machine: str
-    model_name: str
-    model: ModelConfig
-    num_ranks: int
-    batch_size: int
-    grid: GridShape | None
-    options: Options
     flops: str
     reported: float
     assumed: str
@@ -118,12 +107,11 @@ def _read_run(row: Table, models: Table, sources: Table) -> Run:
     source = sources.table(row.text("source"))
     name = row.text("model")
     places = (row, source)
-    length = _first(places, "sequence_length").count("sequence_length")
-    model = _read_model(models.table(name), length) if models.has(name) else None
+    length = first_with("sequence_length", places).count("sequence_length")
     options = Options(
-        layout=_first(places, "layout").one_of("layout", LAYOUTS),
-        recompute=_first(places, "recompute").text("recompute"),
-        overlap=Overlap() if _first(places, "overlap").flag("overlap") else None,
+        layout=first_with("layout", places).one_of("layout", LAYOUTS),
+        recompute=first_with("recompute", places).text("recompute"),
+        overlap=Overlap() if first_with("overlap", places).flag("overlap") else None,
         micro_batches=row.count("micro_batches", 1),
     )
     assumed = "; ".join(place.text("assumed") for place in places if place.has("assumed"))
@@ -131,10 +119,10 @@ def _read_run(row: Table, models: Table, sources: Table) -> Run:
         source=source.text("name"),
         machine=row.text("machine"),
         model_name=name,
-        model=model or load_model(name, sequence_length=length)[1],
+        model=find_model(name, models, length),
         num_ranks=row.count("num_ranks"),
         batch_size=row.count("batch_size"),
-        grid=_read_grid(row.table("grid")) if row.has("grid") else None,
+        grid=read_grid(row.table("grid")) if row.has("grid") else None,
         options=options,
         flops=source.one_of("flops", tuple(FLOPS)),
         reported=row.positive("reported", most=1),
@@ -144,44 +132,13 @@ def _read_run(row: Table, models: Table, sources: Table) -> Run:
     return run
 
 
-def _first(places: Sequence[Table], key: str) -> Table:
-    return next((place for place in places if place.has(key)), places[0])
-
-
-def _read_model(table: Table, sequence_length: int) -> ModelConfig:
-    model = ModelConfig(
-        vocab_size=table.count("vocab_size"),
-        hidden_size=table.count("hidden_size"),
-        num_layers=table.count("num_layers"),
-        num_heads=table.count("num_heads"),
-        sequence_length=sequence_length,
-    )
-    table.finish()
-    return model
-
-
-def _read_grid(table: Table) -> GridShape:
-    return GridShape(**{axis: table.count(axis, 1) for axis in AXES})
-
-
 # --- Predictions ---------------------------------------------------------------------------------
 
 
 def predict(run: Run, machine: Machine) -> Prediction:
     """Predicts a run by simulating its step, on the planner's best grid if none was published."""
-    options = run.options
-    if run.grid is None:
-        request = Request(
-            run.model, run.model_name, num_ranks=run.num_ranks, machine=machine,
-            batch_size=run.batch_size, dtype=options.dtype, layouts=(options.layout,),
-            fixed={"recompute": options.recompute, "overlap": options.overlap},
-            micro_batches=(options.micro_batches,), top=1, simulate=20,
-        )  # fmt: skip
-        best = plan(request).configs[0]
-    else:
-        job = Job(run.model, run.grid, options, run.batch_size)
-        best = estimate(job, machine, memory_of(job, device=machine.device))
-    peak = machine.peak_flops[options.dtype] * run.num_ranks
+    best = estimate_case(run, machine)
+    peak = machine.peak_flops[run.options.dtype] * run.num_ranks
     flops = FLOPS[run.flops](run.model, run.batch_size)
     return Prediction(run, best.job.grid, flops / best.step_time_s / peak)
 
@@ -275,14 +232,15 @@ def render(comparison: Comparison, skipped: Sequence[OutOfScope]) -> str:
         ("each source by a fit to the other sources", _percent(mean_error(by_source))),
     ]
     parts = (
-        _table(heads, rows),
-        _table(("mean absolute error", ""), means),
-        _table(("not predicted", "because", "source"), skipped),
+        markdown_table(heads, rows),
+        markdown_table(("mean absolute error", ""), means),
+        markdown_table(("not predicted", "because", "source"), skipped),
     )
     return "\n".join(parts)
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table of Markdown."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -291,12 +249,12 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def between_marks(document: str, tables: str) -> str:
-    """Returns the document with these tables between its marks."""
-    if document.count(BEGIN) != 1 or document.count(END) != 1:
-        raise ValueError(f"the document must have one {BEGIN!r} and one {END!r}")
-    before, rest = document.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{tables}\n{END}{rest.split(END)[1]}"
+def between_marks(document: str, tables: str, begin: str = BEGIN, end: str = END) -> str:
+    """Returns the document with these tables between its marks. Raises ValueError without them."""
+    if document.count(begin) != 1 or document.count(end) != 1:
+        raise ValueError(f"the document must have one {begin!r} and one {end!r}")
+    before, rest = document.split(begin)
+    return f"{before}{begin}\n\n{tables}\n{end}{rest.split(end)[1]}"
 
 
 def _main(path: Path) -> None:

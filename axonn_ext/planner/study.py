@@ -1,0 +1,264 @@
+"""Published studies as data: what was run, how, on what, and the figures that were reported.
+
+A study is a file of planner/studies; docs/published.md explains its keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from importlib.resources.abc import Traversable
+from types import MappingProxyType
+
+from axonn_ext.inputs.errors import unknown
+from axonn_ext.inputs.tables import Table, read_table
+from axonn_ext.planner.cases import Case, find_model, first_with, read_grid
+from axonn_ext.planner.job import WIDTHS, Options
+from axonn_ext.planner.machine import Machine, load_machine
+from axonn_ext.planner.published import FLOPS, Run, load_runs
+from axonn_ext.spec.grid import AXES
+from axonn_ext.spec.optimizer import OFFLOADS, ZERO_STAGES, OptimizerOptions
+from axonn_ext.spec.parallel import LAYOUTS, Overlap
+from axonn_ext.spec.pipeline import SCHEDULES
+from axonn_ext.spec.pipeline_options import PipelineOptions
+
+# share_of_peak          operations of a step, by the study's rule, over peak times seconds
+# tflops_per_gpu         the same operations, in 1e12 a second and GPU
+# tokens_per_s_per_gpu   tokens of a step, a second and GPU
+# efficiency             share of peak over that of the machine's first row
+# faster                 seconds of a peer's step over those of this one, less 1
+KINDS = ("share_of_peak", "tflops_per_gpu", "tokens_per_s_per_gpu", "efficiency", "faster")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What is compared of a step, and what was reported of it.
+
+    kind: one of KINDS. flops: the rule by which the source counts operations, a key of FLOPS.
+    reported: the two ends of a range, which are equal for one number; None: nothing was reported.
+    than: the peer of "faster". note: what a reader must know beside it.
+    """
+
+    kind: str
+    flops: str
+    reported: tuple[float, float] | None = None
+    than: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a framework runs.
+
+    axes: (axis, the most ranks along it) of those axes that its grids have; empty: any grid of x, y,
+    z and data. sequences: of a micro-batch of one (data, z) group, the numbers that are tried;
+    empty: the number of micro-batches is given.
+    """
+
+    name: str
+    axes: tuple[tuple[str, int], ...] = ()
+    sequences: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step of a study, and at least one figure of it.
+
+    peers: key -> the same step as another framework runs it.
+    """
+
+    case: Case
+    way: Way
+    figures: tuple[Figure, ...]
+    assumed: str
+    peers: Mapping[str, tuple[Case, Way]]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A published study.
+
+    says: what the source reports. assumed: inputs that it does not tell. lacks: what the planner
+    does not have of it. most_stages: the most pipeline stages of the planner's own proposals.
+    series: the rows of each machine are a curve over the number of GPUs. machines: by name.
+    """
+
+    name: str
+    title: str
+    source: str
+    says: str
+    assumed: tuple[str, ...]
+    lacks: tuple[str, ...]
+    rows: tuple[Row, ...]
+    machines: Mapping[str, Machine]
+    most_stages: int
+    series: bool
+
+
+def study_names() -> list[str]:
+    """Returns the names of the studies that come with the package."""
+    return sorted(file.name.removesuffix(".toml") for file in _folder().iterdir())
+
+
+def load_study(name: str) -> Study:
+    """Returns the study of that name. Raises InputError for an unknown one."""
+    if name not in study_names():
+        raise unknown("study", name, study_names())
+    return read_study(_folder() / f"{name}.toml", name)
+
+
+def _folder() -> Traversable:
+    return resources.files("axonn_ext.planner") / "studies"
+
+
+def read_study(path: Traversable, name: str) -> Study:
+    """Reads a study's file. Raises InputError, which names file and key, for a mistake."""
+    file = read_table(path)
+    rows, series = [*_published_rows(file), *_own_rows(file)], file.flag("series", False)
+    changed = file.table("machines") if file.has("machines") else None
+    names = list(dict.fromkeys(row.case.machine for row in rows))
+    if series:
+        rows.sort(key=lambda row: (names.index(row.case.machine), row.case.num_ranks))
+    study = Study(
+        name=name,
+        title=file.text("title"),
+        source=" ".join(file.text("source").split()),
+        says=" ".join(file.text("says").split()),
+        assumed=_texts(file, "assumed"),
+        lacks=_texts(file, "lacks"),
+        rows=tuple(rows),
+        machines=MappingProxyType({machine: _machine(machine, changed) for machine in names}),
+        most_stages=file.count("most_stages"),
+        series=series,
+    )
+    file.finish()
+    return study
+
+
+def _texts(file: Table, key: str) -> tuple[str, ...]:
+    texts = file.list(key)
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise file.error(key, "an array of texts, at least one")
+    return tuple(texts)
+
+
+def _machine(name: str, changed: Table | None) -> Machine:
+    """Returns a known machine, or one that differs from it in its memory."""
+    if changed is None or not changed.has(name):
+        return load_machine(name)
+    table = changed.table(name)
+    base, rate = load_machine(table.text("base")), table.positive("memory_bytes_per_s")
+    machine = replace(
+        base, name=name, memory_bytes=table.count("memory_bytes"), memory_bytes_per_s=rate,
+        products=replace(base.products, memory_bytes_per_s=rate),
+    )  # fmt: skip
+    table.finish()
+    return machine
+
+
+# --- Rows ----------------------------------------------------------------------------------------
+
+
+def _published_rows(file: Table) -> list[Row]:
+    """Returns the study's rows among the runs of published.toml, whose sources it names."""
+    sources = file.list("compared")
+    runs = [run for run in load_runs()[0] if run.source in sources]
+    if len({run.source for run in runs}) != len(sources):
+        raise file.error("compared", "an array of sources' names of published.toml")
+    return [_published_row(run) for run in runs]
+
+
+def _published_row(run: Run) -> Row:
+    case = Case(
+        run.machine, run.model_name, run.model, run.num_ranks, run.batch_size, run.grid, run.options
+    )
+    figure = Figure("share_of_peak", run.flops, (run.reported, run.reported))
+    return Row(case, Way(run.source), (figure,), run.assumed, {})
+
+
+def _own_rows(file: Table) -> list[Row]:
+    theirs, flops = file.table("theirs"), file.one_of("flops", tuple(FLOPS))
+    models, peers = (_table_of(file, key) for key in ("models", "peers"))
+    way = _read_way(theirs)
+    rows = []
+    for row in file.tables("rows"):
+        case = _read_case(row, theirs, models)
+        given = tuple(_read_figure(figure, flops) for figure in row.tables("figures"))
+        figures = given or (Figure("share_of_peak", flops),)
+        others = {
+            key: (_as_peer(case, peers.table(key)), _read_way(peers.table(key)))
+            for key in dict.fromkeys(figure.than for figure in figures if figure.than)
+        }
+        rows.append(Row(case, way, figures, row.text("assumed", ""), MappingProxyType(others)))
+        row.finish()
+    return rows
+
+
+def _table_of(file: Table, key: str) -> Table:
+    """Returns a table of the file; an empty one if it is missing."""
+    return file.table(key) if file.has(key) else Table({}, key, file.file)
+
+
+def _read_case(row: Table, theirs: Table, models: Table) -> Case:
+    """Reads one step. What its row does not say stands in the table `theirs`."""
+    places, name = (row, theirs), row.text("model")
+    length = first_with("sequence_length", places).count("sequence_length")
+    case = Case(
+        machine=first_with("machine", places).text("machine"),
+        model_name=name,
+        model=find_model(name, models, length),
+        num_ranks=row.count("num_ranks"),
+        batch_size=first_with("batch_size", places).count("batch_size"),
+        grid=read_grid(row.table("grid")) if row.has("grid") else None,
+        options=_read_options(places),
+    )
+    if case.grid is not None and case.grid.size != case.num_ranks:
+        raise row.error("grid", f"a grid of num_ranks={case.num_ranks} ranks")
+    return case
+
+
+def _as_peer(case: Case, peer: Table) -> Case:
+    """Returns the same step with the options of another framework, whose grid is not known."""
+    return replace(case, grid=None, options=_read_options((peer,)))
+
+
+def _read_way(table: Table) -> Way:
+    axes = table.table("axes").numbers(AXES) if table.has("axes") else {}
+    sequences = table.list("sequences")
+    if not all(isinstance(count, int) and count >= 1 for count in sequences):
+        raise table.error("sequences", "an array of whole numbers >= 1")
+    most = tuple((axis, int(ranks)) for axis, ranks in axes.items())
+    return Way(table.text("name"), most, tuple(sequences))
+
+
+def _read_options(places: Sequence[Table]) -> Options:
+    def place(key: str) -> Table:
+        return first_with(key, places)
+
+    chunks = place("chunks").count("chunks", 1)
+    zero = place("zero").count("zero", 0, least=0)
+    if zero not in ZERO_STAGES:
+        raise place("zero").error("zero", f"one of {', '.join(map(str, ZERO_STAGES))}")
+    return Options(
+        layout=place("layout").one_of("layout", LAYOUTS),
+        recompute=place("recompute").text("recompute"),
+        overlap=Overlap() if place("overlap").flag("overlap") else None,
+        dtype=place("dtype").one_of("dtype", tuple(WIDTHS), "bf16"),
+        micro_batches=place("micro_batches").count("micro_batches", 1),
+        optimizer=OptimizerOptions(
+            zero=zero, offload=place("offload").one_of("offload", OFFLOADS, "none")
+        ),
+        pipeline=PipelineOptions(
+            place("schedule").one_of("schedule", SCHEDULES, "1f1b"), chunks=chunks
+        ),
+    )
+
+
+def _read_figure(table: Table, flops: str) -> Figure:
+    kind, low = table.one_of("kind", KINDS), table.positive("value")
+    reported = (low, table.at_least("to", low, low))
+    than = table.text("than") if kind == "faster" else ""
+    figure = Figure(kind, flops, reported, than, table.text("note", ""))
+    table.finish()
+    return figure
