@@ -13,7 +13,7 @@ from typing import Any
 
 from axonn_ext import settings
 from axonn_ext.calibrate.find_machine import find_machine
-from axonn_ext.cli import plan_files, plan_report, plan_scaling
+from axonn_ext.cli import plan_files, plan_report, plan_scaling, plan_study
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.job import WIDTHS
@@ -47,6 +47,7 @@ examples:
       --write-config fastest.toml
   axonn-ext plan --model gpt-320b --machine frontier --global-batch 4096 --weak 512..32768 \\
       --plot weak.png
+  axonn-ext plan --study axonn-2024 --plot series.png
 """
 
 
@@ -57,14 +58,17 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
-    add("--model", required=True, metavar="NAME|FILE.toml|FOLDER",
+    add("--study", metavar="NAME|list|all",
+        help="instead of all else: a published study beside what the planner says of it, all of "
+        "them, or their names")  # fmt: skip
+    add("--model", metavar="NAME|FILE.toml|FOLDER",
         help="a known one, the trainer's TOML, or a folder with Hugging Face's "
         "config.json")  # fmt: skip
-    add("--machine", required=True, metavar="NAME|FILE.toml",
+    add("--machine", metavar="NAME|FILE.toml",
         help="a known one, a file, or this: what axonn-ext bench links measured "
         "here")  # fmt: skip
     add("--gpus", type=whole(0), metavar="N", help="ranks of the job")
-    batch = parser.add_mutually_exclusive_group(required=True)
+    batch = parser.add_mutually_exclusive_group()
     either = batch.add_argument
     either("--global-batch", type=whole(), metavar="N",
            help="sequences of an optimizer step, over all GPUs")  # fmt: skip
@@ -147,6 +151,9 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     console = Console()
     began = time.perf_counter()
     try:
+        if args.study is not None:
+            plan_study.run(console, args)
+            return 0
         if args.weak or args.strong:
             plan_scaling.run(console, args, make_request(args))
             return 0
@@ -250,7 +257,11 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError(
             f"plan runs in one process, got {here.world_size}; start it without torchrun"
         )
-    problems = []
+    if args.study is not None:
+        plan_study.check(args)
+        _check_files(args)
+        return
+    problems = _missing(args)
     if args.schedule is not None and args.pipe == 1:
         problems.append("--schedule is of pipeline stages: give --pipe, how many may be tried")
     ranged = "--weak" if args.weak else "--strong" if args.strong else None
@@ -264,6 +275,14 @@ def _check(args: argparse.Namespace) -> None:
     if problems:
         raise UserError(*problems)
     _check_files(args)
+
+
+def _missing(args: argparse.Namespace) -> list[str]:
+    """Returns a problem if what a plan needs was not given."""
+    missing = [f"--{name}" for name in ("model", "machine") if getattr(args, name) is None]
+    if args.global_batch is None and args.global_batch_tokens is None:
+        missing.append("--global-batch or --global-batch-tokens")
+    return [f"expected {', '.join(missing)}; or --study"] if missing else []
 
 
 def _check_files(args: argparse.Namespace) -> None:

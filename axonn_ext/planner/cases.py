@@ -72,5 +72,3 @@ def find_model(name: str, models: Table, sequence_length: int) -> ModelConfig:
 def read_grid(table: Table) -> GridShape:
     """Returns the grid of a table of axes; those that it leaves out have one rank."""
     return GridShape(**{axis: table.count(axis, 1) for axis in AXES})
-
-

@@ -196,6 +196,12 @@ class Comparison:
         return self.fit(lambda run: group_of(run) != group)
 
 
+def held_out_error() -> float:
+    """Returns the mean error of all runs, each predicted by a fit to the runs of other sources."""
+    comparison = Comparison(load_runs()[0])
+    return mean_error(comparison.held_out(lambda run: run.source))
+
+
 def mean_error(predictions: Sequence[Prediction]) -> float:
     """Returns the mean of the absolute relative errors."""
     return math.fsum(abs(p.error) for p in predictions) / len(predictions)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
@@ -27,6 +28,7 @@ from axonn_ext.spec.grid import GridShape, divisors, grids_of
 from axonn_ext.spec.optimizer import OptimizerOptions
 
 _SIMULATED = 12  # of the steps that a framework could run, those that are simulated
+_NETWORK = 0.2  # by so much is the network taken slower and faster, for a range
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,15 @@ def lines_of(told: Sequence[Told]) -> Iterator[Line]:
             )  # fmt: skip
 
 
+def mean_error(lines: Iterable[Line]) -> tuple[float, int]:
+    """Returns the mean absolute error of figures that the planner can match, and their number.
+
+    The mean is 0 without any.
+    """
+    errors = [abs(line.error) for line in lines if line.error is not None and not line.figure.apart]
+    return math.fsum(errors) / max(1, len(errors)), len(errors)
+
+
 def share_of_peak(told: Told, step: Estimate, flops: str) -> float:
     """Returns the operations of a step, by this rule, over the machine's peak in its seconds."""
     case = told.row.case
@@ -148,6 +159,30 @@ def _value(
             return efficiency
     peer = told.peers[figure.than]
     return None if peer is None else peer.step_time_s / step.step_time_s - 1
+
+
+def range_of_network(told: Told, step: Estimate, flops: str) -> tuple[float, float]:
+    """Returns the shares of peak of a step if all links were 20 % slower, and 20 % faster."""
+    shares = []
+    for factor in (1 - _NETWORK, 1 + _NETWORK):
+        machine = _with_network(told.machine, factor)
+        again = estimate(step.job, machine, step.memory)
+        shares.append(share_of_peak(told, again, flops))
+    return shares[0], shares[1]
+
+
+def _with_network(machine: Machine, factor: float) -> Machine:
+    """Returns the machine with links whose bandwidths are multiplied by a factor."""
+    levels = tuple(
+        replace(
+            level, bytes_per_s=level.bytes_per_s * factor,
+            measured=tuple(
+                row._replace(bytes_per_s=row.bytes_per_s * factor) for row in level.measured
+            ),
+        )
+        for level in machine.links.levels
+    )  # fmt: skip
+    return replace(machine, links=replace(machine.links, levels=levels))
 
 
 # --- Predictions ---------------------------------------------------------------------------------

@@ -37,7 +37,8 @@ class Figure:
 
     kind: one of KINDS. flops: the rule by which the source counts operations, a key of FLOPS.
     reported: the two ends of a range, which are equal for one number; None: nothing was reported.
-    than: the peer of "faster". note: what a reader must know beside it.
+    than: the peer of "faster". note: what a reader must know beside it. apart: it was reached with
+    what the planner does not have, so that it does not count in the mean error.
     """
 
     kind: str
@@ -45,15 +46,16 @@ class Figure:
     reported: tuple[float, float] | None = None
     than: str = ""
     note: str = ""
+    apart: bool = False
 
 
 @dataclass(frozen=True)
 class Way:
     """How a framework runs.
 
-    axes: (axis, the most ranks along it) of those axes that its grids have; empty: any grid of x, y,
-    z and data. sequences: of a micro-batch of one (data, z) group, the numbers that are tried;
-    empty: the number of micro-batches is given.
+    axes: (axis, the most ranks along it) of those axes that its grids have; empty: any grid of x,
+    y, z and data. sequences: the numbers of sequences of a micro-batch of one (data, z) group that
+    are tried; empty: the number of micro-batches is given.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Study:
     says: what the source reports. assumed: inputs that it does not tell. lacks: what the planner
     does not have of it. most_stages: the most pipeline stages of the planner's own proposals.
     series: the rows of each machine are a curve over the number of GPUs. machines: by name.
+    peers: the names of other frameworks, by key.
     """
 
     name: str
@@ -92,6 +95,7 @@ class Study:
     lacks: tuple[str, ...]
     rows: tuple[Row, ...]
     machines: Mapping[str, Machine]
+    peers: Mapping[str, str]
     most_stages: int
     series: bool
 
@@ -129,6 +133,7 @@ def read_study(path: Traversable, name: str) -> Study:
         lacks=_texts(file, "lacks"),
         rows=tuple(rows),
         machines=MappingProxyType({machine: _machine(machine, changed) for machine in names}),
+        peers={key: way.name for row in rows for key, (_, way) in row.peers.items()},
         most_stages=file.count("most_stages"),
         series=series,
     )
@@ -259,6 +264,7 @@ def _read_figure(table: Table, flops: str) -> Figure:
     kind, low = table.one_of("kind", KINDS), table.positive("value")
     reported = (low, table.at_least("to", low, low))
     than = table.text("than") if kind == "faster" else ""
-    figure = Figure(kind, flops, reported, than, table.text("note", ""))
+    note, apart = table.text("note", ""), table.flag("apart", False)
+    figure = Figure(kind, flops, reported, than, note, apart)
     table.finish()
     return figure

@@ -62,8 +62,17 @@ def read(folder: Path, text: str) -> Machine:
 def test_the_machines_of_the_package() -> None:
     names = machine_names()
     assert names == sorted(
-        ["alps", "dgx-a100", "dgx-h100", "dgx-h200", "ethernet", "frontier", "host", "perlmutter",
-         "summit"]
+        [
+            "alps",
+            "dgx-a100",
+            "dgx-h100",
+            "dgx-h200",
+            "ethernet",
+            "frontier",
+            "host",
+            "perlmutter",
+            "summit",
+        ]
     )
     for name in names:
         machine = load_machine(name)
