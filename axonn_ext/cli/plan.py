@@ -79,7 +79,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help="budget of the training, for the column of days (default: 1e12)")  # fmt: skip
     _add_fixed(parser.add_argument_group("fix what would be searched"))
     _add_outputs(parser.add_argument_group("output"))
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, defaults=vars(parser.parse_args([])))
 
 
 def _add_fixed(group: argparse._ArgumentGroup) -> None:

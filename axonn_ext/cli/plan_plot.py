@@ -186,14 +186,14 @@ def plot_study(study: Study, told: Sequence[Told], path: Path, *, error: float) 
 
     machines = list(dict.fromkeys(t.row.case.machine for t in told))
     figure = Figure(figsize=(4.0 * len(machines), 4.6), dpi=150, facecolor="white")
-    width = 0.92 / len(machines)
+    width = 0.94 / len(machines)
     for number, machine in enumerate(machines):
-        axes = figure.add_axes((0.06 + number * width, 0.16, width - 0.05, 0.58))
+        axes = figure.add_axes((0.06 + number * width, 0.16, width - 0.04, 0.56))
         _draw_machine(axes, [t for t in told if t.row.case.machine == machine], error)
         axes.set_title(machine, color=_INK, fontsize=10)
     figure.axes[0].set_ylabel("% of peak", color=_INK)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="upper left", frameon=False,
-                  ncols=3, bbox_to_anchor=(0.05, 0.875), borderaxespad=0, labelcolor=_INK,
+                  ncols=3, bbox_to_anchor=(0.05, 0.855), borderaxespad=0, labelcolor=_INK,
                   fontsize=8.5)  # fmt: skip
     _title(
         figure, study.title,

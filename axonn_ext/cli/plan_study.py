@@ -17,16 +17,16 @@ from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import writing
 
 LIST, ALL = "list", "all"  # instead of a study's name
-_OF_PLANS = (
-    "model", "machine", "gpus", "global_batch", "global_batch_tokens", "seq", "weak", "strong",
-    "schedule", "layout", "micro_batches", "recompute", "overlap", "zero", "offload", "explain",
-    "timeline", "write_config",
-)  # fmt: skip
+_OPTIONS = {"study", "json", "plot", "tokens"}  # those that a study has, too
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raises UserError for options that a study decides itself."""
-    given = [f"--{name.replace('_', '-')}" for name in _OF_PLANS if getattr(args, name) is not None]
+    """Raises UserError for options of a plan, which a study decides itself."""
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name, default in args.defaults.items()
+        if name not in _OPTIONS and getattr(args, name) != default
+    ]
     if given:
         raise UserError(f"--study has inputs of its own: expected no {', no '.join(given)}")
 

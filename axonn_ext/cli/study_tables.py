@@ -16,10 +16,10 @@ PLANNED = "*"  # behind a grid that the planner chose, since none was published
 
 def heads(study: Study) -> tuple[str, ...]:
     """Returns the heads of the table's columns."""
-    series = ("efficiency, as it ran", "planned best") if study.series else ()
+    series = ("its efficiency, modelled", "that of the best, modelled") if study.series else ()
     return (
-        "machine", "model", "GPUs", "sequences", "reported", "as it ran", "modelled", "error",
-        "planned best", "modelled", *series,
+        "machine", "model", "GPUs", "sequences", "reported", "as it ran", "as it ran, modelled",
+        "error", "planned best", "planned best, modelled", *series,
     )  # fmt: skip
 
 

@@ -240,7 +240,7 @@ def render(comparison: Comparison, skipped: Sequence[OutOfScope]) -> str:
     parts = (
         markdown_table(heads, rows),
         markdown_table(("mean absolute error", ""), means),
-        markdown_table(("not predicted", "because", "source"), skipped),
+        markdown_table(("not compared here", "because", "source"), skipped),
     )
     return "\n".join(parts)
 
