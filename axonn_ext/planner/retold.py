@@ -191,7 +191,7 @@ def _with_network(machine: Machine, factor: float) -> Machine:
 def _as_it_ran(case: Case, way: Way, machine: Machine) -> Estimate | None:
     """Predicts a step on its grid, or on the best of those that a framework has."""
     if case.grid is None and way.axes:
-        return _best_of(_jobs_of(case, way), machine)
+        return fastest_of(jobs_of_framework(case, way), machine)
     try:
         return estimate_case(case, machine)
     except PlannerError:  # nothing fits
@@ -218,7 +218,7 @@ def _planned(case: Case, machine: Machine, *, most_stages: int) -> Estimate | No
     return min(found, key=lambda e: e.step_time_s, default=None)
 
 
-def _jobs_of(case: Case, way: Way) -> Iterator[Job]:
+def jobs_of_framework(case: Case, way: Way) -> Iterator[Job]:
     """Yields what a framework could run: its grids, with its numbers of micro-batches."""
     most = dict(way.axes)
     for pipe in divisors(case.num_ranks):
@@ -239,7 +239,7 @@ def _numbers_of_micro_batches(case: Case, way: Way, grid: GridShape) -> Iterator
             yield parts
 
 
-def _best_of(jobs: Iterable[Job], machine: Machine) -> Estimate | None:
+def fastest_of(jobs: Iterable[Job], machine: Machine) -> Estimate | None:
     """Returns the fastest of those that are legal and fit; None if there is none."""
     limit = int(machine.usable_bytes * DEFAULT_MEMORY_FRACTION)
     legal = (job for job in jobs if next(violations(job), None) is None)

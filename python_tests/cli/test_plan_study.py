@@ -29,7 +29,8 @@ def test_table_and_json_agree(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "study.json"
     assert main(["plan", "--study", "axonn-2023", "--json", str(path)]) == 0
     out = capsys.readouterr().out
-    [study]: list[dict[str, Any]] = json.loads(path.read_text())["studies"]
+    studies: list[dict[str, Any]] = json.loads(path.read_text())["studies"]
+    [study] = studies
     assert all(text in out for text in [*study["assumed"], *study["not_modelled"]])
     rows = re.findall(r"^perlmutter .*$", out, re.MULTILINE)
     assert len(rows) == len(study["figures"]) == 11

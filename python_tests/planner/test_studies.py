@@ -18,8 +18,8 @@ from axonn_ext.planner.published import FLOPS, load_runs, predict
 from axonn_ext.planner.retold import (
     Line,
     Told,
-    _best_of,
-    _jobs_of,
+    fastest_of,
+    jobs_of_framework,
     lines_of,
     mean_error,
     range_of_network,
@@ -216,7 +216,7 @@ def test_a_framework_runs_the_fastest_of_its_own_grids() -> None:
     machine, model = load_machine("dgx-a100"), PRESETS["gpt2-medium"]
     case = Case("dgx-a100", "gpt2-medium", model, 8, 64, None, Options(recompute="full"))
     way = Way("some", (("x", 4), ("data", 8)), (1, 4))
-    jobs = list(_jobs_of(case, way))
+    jobs = list(jobs_of_framework(case, way))
     assert {job.grid for job in jobs} == {
         grid for grid in grids_of(8) if grid.y == grid.z == 1 and grid.x <= 4
     }
@@ -226,10 +226,10 @@ def test_a_framework_runs_the_fastest_of_its_own_grids() -> None:
         for job in jobs
         if next(violations(job), None) is None
     ]
-    best = _best_of(jobs, machine)
+    best = fastest_of(jobs, machine)
     assert best is not None and best.step_time_s == min(times)
     tiny = replace(machine, memory_bytes=machine.memory_reserved_bytes + 1_000_000)
-    assert _best_of(jobs, tiny) is None
+    assert fastest_of(jobs, tiny) is None
 
 
 def test_a_published_run_is_predicted_as_in_the_fit() -> None:
