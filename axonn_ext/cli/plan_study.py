@@ -27,8 +27,10 @@ def check(args: argparse.Namespace) -> None:
         for name, default in args.defaults.items()
         if name not in _OPTIONS and getattr(args, name) != default
     ]
+    if args.study == LIST:
+        given += [f"--{name}" for name in ("json", "plot") if getattr(args, name) is not None]
     if given:
-        raise UserError(f"--study has inputs of its own: expected no {', no '.join(given)}")
+        raise UserError(f"--study {args.study}: expected no {', no '.join(given)}")
 
 
 def run(console: Console, args: argparse.Namespace) -> None:

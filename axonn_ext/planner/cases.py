@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from axonn_ext.inputs.tables import Table
 from axonn_ext.planner.estimate import Estimate, estimate
-from axonn_ext.planner.job import Job, Options
+from axonn_ext.planner.job import WIDTHS, Job, Options
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.memory.peak import memory_of
 from axonn_ext.planner.model_files import load_model
@@ -15,6 +15,10 @@ from axonn_ext.planner.search.fastest import plan
 from axonn_ext.planner.search.request import Request
 from axonn_ext.spec.grid import AXES, GridShape
 from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.optimizer import OFFLOADS, ZERO_STAGES, OptimizerOptions
+from axonn_ext.spec.parallel import LAYOUTS, Overlap
+from axonn_ext.spec.pipeline import SCHEDULES
+from axonn_ext.spec.pipeline_options import PipelineOptions
 
 
 @dataclass(frozen=True)
@@ -72,3 +76,27 @@ def find_model(name: str, models: Table, sequence_length: int) -> ModelConfig:
 def read_grid(table: Table) -> GridShape:
     """Returns the grid of a table of axes; those that it leaves out have one rank."""
     return GridShape(**{axis: table.count(axis, 1) for axis in AXES})
+
+
+def read_options(places: Sequence[Table]) -> Options:
+    """Returns the options that the first of these tables with a key says, or else the defaults."""
+
+    def place(key: str) -> Table:
+        return first_with(key, places)
+
+    zero = place("zero").count("zero", 0, least=0)
+    if zero not in ZERO_STAGES:
+        raise place("zero").error("zero", f"one of {', '.join(map(str, ZERO_STAGES))}")
+    chunks = place("chunks").count("chunks", 1)
+    schedule = place("schedule").one_of("schedule", SCHEDULES, PipelineOptions.schedule)
+    return Options(
+        layout=place("layout").one_of("layout", LAYOUTS),
+        recompute=place("recompute").text("recompute"),
+        overlap=Overlap() if place("overlap").flag("overlap") else None,
+        dtype=place("dtype").one_of("dtype", tuple(WIDTHS), Options.dtype),
+        micro_batches=place("micro_batches").count("micro_batches", 1),
+        optimizer=OptimizerOptions(
+            zero=zero, offload=place("offload").one_of("offload", OFFLOADS, "none")
+        ),
+        pipeline=PipelineOptions(schedule, chunks=chunks),
+    )

@@ -15,12 +15,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from axonn_ext.inputs.tables import Table, read_table
-from axonn_ext.planner.cases import Case, estimate_case, find_model, first_with, read_grid
-from axonn_ext.planner.job import Options
+from axonn_ext.planner.cases import (
+    Case,
+    estimate_case,
+    find_model,
+    first_with,
+    read_grid,
+    read_options,
+)
 from axonn_ext.planner.machine import Machine, load_machine
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
-from axonn_ext.spec.parallel import LAYOUTS, Overlap
 
 
 @dataclass(frozen=True)
@@ -90,9 +95,14 @@ FLOPS: Mapping[str, Callable[[ModelConfig, int], float]] = {
 # --- The file ------------------------------------------------------------------------------------
 
 
+def read_published() -> Table:
+    """Returns the file of published runs."""
+    return read_table(resources.files("axonn_ext.planner") / "published.toml")
+
+
 def load_runs() -> tuple[tuple[Run, ...], tuple[OutOfScope, ...]]:
     """Reads all of published.toml."""
-    file = read_table(resources.files("axonn_ext.planner") / "published.toml")
+    file = read_published()
     models, sources = file.table("models"), file.table("sources")
     runs = tuple(_read_run(row, models, sources) for row in file.tables("runs"))
     skipped = tuple(
@@ -108,12 +118,6 @@ def _read_run(row: Table, models: Table, sources: Table) -> Run:
     name = row.text("model")
     places = (row, source)
     length = first_with("sequence_length", places).count("sequence_length")
-    options = Options(
-        layout=first_with("layout", places).one_of("layout", LAYOUTS),
-        recompute=first_with("recompute", places).text("recompute"),
-        overlap=Overlap() if first_with("overlap", places).flag("overlap") else None,
-        micro_batches=row.count("micro_batches", 1),
-    )
     assumed = "; ".join(place.text("assumed") for place in places if place.has("assumed"))
     run = Run(
         source=source.text("name"),
@@ -123,7 +127,7 @@ def _read_run(row: Table, models: Table, sources: Table) -> Run:
         num_ranks=row.count("num_ranks"),
         batch_size=row.count("batch_size"),
         grid=read_grid(row.table("grid")) if row.has("grid") else None,
-        options=options,
+        options=read_options(places),
         flops=source.one_of("flops", tuple(FLOPS)),
         reported=row.positive("reported", most=1),
         assumed=assumed,

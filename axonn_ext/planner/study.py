@@ -13,15 +13,10 @@ from types import MappingProxyType
 
 from axonn_ext.inputs.errors import unknown
 from axonn_ext.inputs.tables import Table, read_table
-from axonn_ext.planner.cases import Case, find_model, first_with, read_grid
-from axonn_ext.planner.job import WIDTHS, Options
+from axonn_ext.planner.cases import Case, find_model, first_with, read_grid, read_options
 from axonn_ext.planner.machine import Machine, load_machine
-from axonn_ext.planner.published import FLOPS, Run, load_runs
+from axonn_ext.planner.published import FLOPS, Run, load_runs, read_published
 from axonn_ext.spec.grid import AXES
-from axonn_ext.spec.optimizer import OFFLOADS, ZERO_STAGES, OptimizerOptions
-from axonn_ext.spec.parallel import LAYOUTS, Overlap
-from axonn_ext.spec.pipeline import SCHEDULES
-from axonn_ext.spec.pipeline_options import PipelineOptions
 
 # share_of_peak          operations of a step, by the study's rule, over peak times seconds
 # tflops_per_gpu         the same operations, in 1e12 a second and GPU
@@ -167,11 +162,16 @@ def _machine(name: str, changed: Table | None) -> Machine:
 
 def _published_rows(file: Table) -> list[Row]:
     """Returns the study's rows among the runs of published.toml, whose sources it names."""
-    sources = file.list("compared")
-    runs = [run for run in load_runs()[0] if run.source in sources]
-    if len({run.source for run in runs}) != len(sources):
-        raise file.error("compared", "an array of sources' names of published.toml")
-    return [_published_row(run) for run in runs]
+    names = [source.text("name") for source in _compared(file)]
+    return [_published_row(run) for run in load_runs()[0] if run.source in names]
+
+
+def _compared(file: Table) -> list[Table]:
+    """Returns the sources of published.toml that the study names."""
+    keys, sources = file.list("compared"), read_published().table("sources")
+    if not all(isinstance(key, str) and sources.has(key) for key in keys):
+        raise file.error("compared", "an array of sources of published.toml")
+    return [sources.table(key) for key in keys]
 
 
 def _published_row(run: Run) -> Row:
@@ -184,11 +184,12 @@ def _published_row(run: Run) -> Row:
 
 def _own_rows(file: Table) -> list[Row]:
     theirs, flops = file.table("theirs"), file.one_of("flops", tuple(FLOPS))
+    places = (theirs, *_compared(file))
     models, peers = (_table_of(file, key) for key in ("models", "peers"))
     way = _read_way(theirs)
     rows = []
     for row in file.tables("rows"):
-        case = _read_case(row, theirs, models)
+        case = _read_case((row, *places), models)
         given = tuple(_read_figure(figure, flops) for figure in row.tables("figures"))
         figures = given or (Figure("share_of_peak", flops),)
         others = {
@@ -205,9 +206,10 @@ def _table_of(file: Table, key: str) -> Table:
     return file.table(key) if file.has(key) else Table({}, key, file.file)
 
 
-def _read_case(row: Table, theirs: Table, models: Table) -> Case:
-    """Reads one step. What its row does not say stands in the table `theirs`."""
-    places, name = (row, theirs), row.text("model")
+def _read_case(places: Sequence[Table], models: Table) -> Case:
+    """Reads one step: its row is the first place, and what it does not say stands in the next."""
+    row = places[0]
+    name = row.text("model")
     length = first_with("sequence_length", places).count("sequence_length")
     case = Case(
         machine=first_with("machine", places).text("machine"),
@@ -216,7 +218,7 @@ def _read_case(row: Table, theirs: Table, models: Table) -> Case:
         num_ranks=row.count("num_ranks"),
         batch_size=first_with("batch_size", places).count("batch_size"),
         grid=read_grid(row.table("grid")) if row.has("grid") else None,
-        options=_read_options(places),
+        options=read_options(places),
     )
     if case.grid is not None and case.grid.size != case.num_ranks:
         raise row.error("grid", f"a grid of num_ranks={case.num_ranks} ranks")
@@ -225,7 +227,7 @@ def _read_case(row: Table, theirs: Table, models: Table) -> Case:
 
 def _as_peer(case: Case, peer: Table) -> Case:
     """Returns the same step with the options of another framework, whose grid is not known."""
-    return replace(case, grid=None, options=_read_options((peer,)))
+    return replace(case, grid=None, options=read_options((peer,)))
 
 
 def _read_way(table: Table) -> Way:
@@ -235,29 +237,6 @@ def _read_way(table: Table) -> Way:
         raise table.error("sequences", "an array of whole numbers >= 1")
     most = tuple((axis, int(ranks)) for axis, ranks in axes.items())
     return Way(table.text("name"), most, tuple(sequences))
-
-
-def _read_options(places: Sequence[Table]) -> Options:
-    def place(key: str) -> Table:
-        return first_with(key, places)
-
-    chunks = place("chunks").count("chunks", 1)
-    zero = place("zero").count("zero", 0, least=0)
-    if zero not in ZERO_STAGES:
-        raise place("zero").error("zero", f"one of {', '.join(map(str, ZERO_STAGES))}")
-    return Options(
-        layout=place("layout").one_of("layout", LAYOUTS),
-        recompute=place("recompute").text("recompute"),
-        overlap=Overlap() if place("overlap").flag("overlap") else None,
-        dtype=place("dtype").one_of("dtype", tuple(WIDTHS), "bf16"),
-        micro_batches=place("micro_batches").count("micro_batches", 1),
-        optimizer=OptimizerOptions(
-            zero=zero, offload=place("offload").one_of("offload", OFFLOADS, "none")
-        ),
-        pipeline=PipelineOptions(
-            place("schedule").one_of("schedule", SCHEDULES, "1f1b"), chunks=chunks
-        ),
-    )
 
 
 def _read_figure(table: Table, flops: str) -> Figure:

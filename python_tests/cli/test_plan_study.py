@@ -66,6 +66,7 @@ def test_series_are_drawn(tmp_path: Path) -> None:
         (["--study", "axonn2024"], ["--study", "axonn2024", "axonn-2024"]),
         (["--study", "axonn-2024", "--gpus", "8"], ["--study", "no --gpus"]),
         (["--study", "list", "--pipe", "2", "--overlap", "on"], ["no --pipe", "no --overlap"]),
+        (["--study", "list", "--json", "a.json"], ["--study list", "no --json"]),
         (["--study", "llama-meta", "--plot", "a.png"], ["--plot", "axonn-2024", "llama-meta"]),
         (["--study", "llama-meta", "--plot", "a.gif"], ["--plot", ".png", "a.gif"]),
         (["--gpus", "8"], ["--model, --machine, --global-batch or", "--study"]),

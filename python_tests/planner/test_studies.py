@@ -166,7 +166,7 @@ def test_rows_of_published_runs_are_those_of_the_fit() -> None:
         ('than = "slow"', 'than = "fast"', "peers.fast must be a table"),
         ("to = 0.2", "to = 0.05", "to must be a finite number >= 0.1"),
         ("micro_batches = 2", "microbatches = 2", "microbatches"),
-        ("series = true", 'compared = ["AxoNN 2025"]', "compared must be an array of sources"),
+        ("series = true", 'compared = ["axonn2025"]', "compared must be an array of sources"),
         ("sequences = [1, 2]", "sequences = [0]", "sequences must be an array of whole numbers"),
         ("overlap = false", "overlap = false\nzero = 3", "zero must be one of 0, 1, 2, got 3"),
         ("memory_bytes_per_s = 1e12", "memory_bytes_per_s = 0", "finite number > 0, got 0"),
