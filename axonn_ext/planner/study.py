@@ -186,18 +186,19 @@ def _own_rows(file: Table) -> list[Row]:
     theirs, flops = file.table("theirs"), file.one_of("flops", tuple(FLOPS))
     places = (theirs, *_compared(file))
     models, peers = (_table_of(file, key) for key in ("models", "peers"))
-    way = _read_way(theirs)
-    rows = []
+    known: dict[str, Table] = {}
+    way, rows = _read_way(theirs), []
     for row in file.tables("rows"):
         case = _read_case((row, *places), models)
         given = tuple(_read_figure(figure, flops) for figure in row.tables("figures"))
         figures = given or (Figure("share_of_peak", flops),)
-        others = {
-            key: (_as_peer(case, peers.table(key)), _read_way(peers.table(key)))
-            for key in dict.fromkeys(figure.than for figure in figures if figure.than)
-        }
+        wanted = dict.fromkeys(figure.than for figure in figures if figure.than)
+        known |= {key: peers.table(key) for key in wanted if key not in known}
+        others = {key: (_as_peer(case, known[key]), _read_way(known[key])) for key in wanted}
         rows.append(Row(case, way, figures, row.text("assumed", ""), MappingProxyType(others)))
         row.finish()
+    for table in (theirs, *known.values()):
+        table.finish()
     return rows
 
 

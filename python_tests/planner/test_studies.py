@@ -168,6 +168,8 @@ def test_rows_of_published_runs_are_those_of_the_fit() -> None:
         ("micro_batches = 2", "microbatches = 2", "microbatches"),
         ("series = true", 'compared = ["axonn2025"]', "compared must be an array of sources"),
         ("sequences = [1, 2]", "sequences = [0]", "sequences must be an array of whole numbers"),
+        ("overlap = false", "overlap = false\nzeros = 3", "unknown key in peers.slow 'zeros'"),
+        ("batch_size = 64", "batch_size = 64\nbatches = 3", "unknown key in theirs 'batches'"),
         ("overlap = false", "overlap = false\nzero = 3", "zero must be one of 0, 1, 2, got 3"),
         ("memory_bytes_per_s = 1e12", "memory_bytes_per_s = 0", "finite number > 0, got 0"),
     ],
