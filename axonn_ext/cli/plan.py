@@ -16,6 +16,7 @@ from axonn_ext.cli import (
     plan_output,
     plan_report,
     plan_sensitivity,
+    plan_study,
     plan_sweep,
 )
 from axonn_ext.cli.plan_budget import Budget
@@ -57,6 +58,8 @@ many jobs at once:
       --sweep weak=512..32768 --plot weak.png
   axonn-ext plan --machine frontier --global-batch 8192 --csv series.csv \\
       --series 512:gpt-5b,1024:gpt-10b,2048:gpt-20b
+published studies beside what the planner says of them:
+  axonn-ext plan --study axonn-2024 --plot series.png
 """
 
 
@@ -67,10 +70,13 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
+    add("--study", metavar="NAME|list|all",
+        help="instead of all else: a published study beside what the planner says of it, all of "
+        "them, or their names")  # fmt: skip
     add("--model", metavar="NAME|FILE.toml|FOLDER",
         help="a known one, the trainer's TOML, or a folder with Hugging Face's "
         "config.json")  # fmt: skip
-    add("--machine", required=True, metavar="NAME|FILE.toml",
+    add("--machine", metavar="NAME|FILE.toml",
         help="a known one, a file, or this: what axonn-ext bench links measured "
         "here")  # fmt: skip
     add("--set", action="append", default=[], metavar="KEY=VALUE",
@@ -92,7 +98,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     _add_many(parser.add_argument_group("many jobs, each with its best configuration"))
     _add_fixed(parser.add_argument_group("fix what would be searched"))
     _add_outputs(parser.add_argument_group("output"))
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, defaults=vars(parser.parse_args([])))
 
 
 def _add_many(group: argparse._ArgumentGroup) -> None:
@@ -172,7 +178,9 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     _check(args)
     console = Console()
     try:
-        if (sweep := args.sweep or args.series) is not None:
+        if args.study is not None:
+            plan_study.run(console, args)
+        elif (sweep := args.sweep or args.series) is not None:
             plan_sweep.run(console, args, sweep)
         else:
             _run_one(console, args)
@@ -239,6 +247,10 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError(
             f"plan runs in one process, got {here.world_size}; start it without torchrun"
         )
+    if args.study is not None:
+        plan_study.check(args)
+        plan_output.check_files(args)
+        return
     problems = []
     if args.schedule is not None and args.pipe == 1 and not args.grid.names("pipe"):
         problems.append("--schedule is of pipeline stages: give --pipe, how many may be tried")
@@ -253,7 +265,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _missing(args: argparse.Namespace, sweep: plan_sweep.Sweep | None) -> list[str]:
-    """Returns what lacks of model, GPUs and batch, or is given although the sweep decides it."""
+    """Returns what lacks of machine, model, GPUs and batch, or what the sweep decides already."""
     decided = () if sweep is None else plan_sweep.SWEEPS[sweep.kind][1]
     problems = [
         f"--{name.replace('_', '-')} is decided by {sweep.option}, got {getattr(args, name)}"
@@ -261,6 +273,7 @@ def _missing(args: argparse.Namespace, sweep: plan_sweep.Sweep | None) -> list[s
         if sweep is not None and getattr(args, name) is not None
     ]
     for options, names in (
+        ("--machine, or --study", ("machine",)),
         ("--model, unless --series names models", ("model",)),
         ("--gpus, or --sweep or --series with numbers of GPUs", ("gpus",)),
         ("--global-batch, --global-batch-tokens or --sweep batch",

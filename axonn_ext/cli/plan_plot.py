@@ -1,8 +1,8 @@
-"""Draws plans: the times of the best configurations, the timeline of a step, and scaling."""
+"""Draws plans: the times of the best configurations, steps over time, scaling, and studies."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,9 @@ from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.events import COMPUTE, Event, Timeline
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.pipelines import AFTER
+from axonn_ext.planner.retold import Told, range_of_network, share_of_peak
 from axonn_ext.planner.search.fastest import Plan
+from axonn_ext.planner.study import Study
 from axonn_ext.planner.uncertainty import RANGE
 from axonn_ext.spec.grid import COMMUNICATING
 
@@ -25,6 +27,7 @@ _AXIS_COLORS = {"x": "#ea580c", "y": "#ca8a04", "z": "#16a34a", "data": "#9333ea
                 "pipe": "#be123c"}  # fmt: skip
 _FORWARD, _BACKWARD, _WEIGHT, _OPTIMIZER = "#2563eb", "#1e40af", "#0891b2", "#64748b"
 _GREY, _INK, _SOFT = "#94a3b8", "#1e293b", "#64748b"
+_PLANNED = "#16a34a"  # the planner's proposal beside what others ran
 _ZOOM_EVENTS = 40  # events of the compute stream in the lower part of a timeline
 _BAR_INCHES = 0.42
 
@@ -204,6 +207,68 @@ def _plot_peak(axes: Axes, points: Sequence[tuple[int, Estimate]]) -> None:
                       textcoords="offset points", fontsize=8, color=_INK)  # fmt: skip
     axes.set_ylim(0, max(percents) / low * 1.1)
     axes.set_ylabel("% of peak (causal attention)", color=_INK)
+
+
+def plot_study(study: Study, told: Sequence[Told], path: Path, *, error: float) -> None:
+    """Draws % of peak over GPUs, a panel for each machine, as it ran and as planned.
+
+    Dark bands are a network that is 20 % slower and faster; light ones add a share `error`.
+    """
+    from matplotlib.figure import Figure
+
+    machines = list(dict.fromkeys(t.row.case.machine for t in told))
+    figure = Figure(figsize=(4.0 * len(machines), 4.6), dpi=150, facecolor="white")
+    width = 0.94 / len(machines)
+    for number, machine in enumerate(machines):
+        axes = figure.add_axes((0.06 + number * width, 0.16, width - 0.04, 0.56))
+        _draw_machine(axes, [t for t in told if t.row.case.machine == machine], error)
+        axes.set_title(machine, color=_INK, fontsize=10)
+    figure.axes[0].set_ylabel("% of peak", color=_INK)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="upper left", frameon=False,
+                  ncols=3, bbox_to_anchor=(0.05, 0.855), borderaxespad=0, labelcolor=_INK,
+                  fontsize=8.5)  # fmt: skip
+    _title(
+        figure, study.title,
+        "modelled; operations counted as the source does; dark bands: network 20 % slower and "
+        f"faster; light bands: and the mean held-out error of published runs, {100 * error:.1f} %",
+    )  # fmt: skip
+    figure.savefig(path)
+
+
+def _draw_machine(axes: Axes, told: Sequence[Told], error: float) -> None:
+    gpus = [t.row.case.num_ranks for t in told]
+    _draw_curve(axes, told, lambda t: t.best, error, _PLANNED, "planned best, modelled")
+    _draw_curve(axes, told, lambda t: t.theirs, error, _FORWARD, "as it ran, modelled")
+    reported = [
+        (t.row.case.num_ranks, 100 * figure.reported[0])
+        for t in told
+        for figure in t.row.figures
+        if figure.kind == "share_of_peak" and figure.reported is not None
+    ]
+    axes.plot(*zip(*reported, strict=True), linestyle="", marker="D", color=_INK, label="reported")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(gpus, [f"{n:,}" for n in gpus], fontsize=7, rotation=30)
+    axes.minorticks_off()
+    axes.set_ylim(0, 100)
+    axes.set_xlabel("GPUs", color=_INK)
+    _plain(axes, "y")
+
+
+def _draw_curve(
+    axes: Axes, told: Sequence[Told], step_of: Callable[[Told], Estimate | None], error: float,
+    color: str, label: str,
+) -> None:  # fmt: skip
+    """Draws the shares of peak of those rows of which something fits."""
+    shown = [(t, step) for t in told if (step := step_of(t)) is not None]
+    gpus = [t.row.case.num_ranks for t, _ in shown]
+    flops = [t.row.figures[0].flops for t, _ in shown]
+    shares = [100 * share_of_peak(*of, rule) for of, rule in zip(shown, flops, strict=True)]
+    ranges = [range_of_network(*of, rule) for of, rule in zip(shown, flops, strict=True)]
+    low, high = ([100 * ends[i] for ends in ranges] for i in (0, 1))
+    axes.fill_between(gpus, [(1 - error) * v for v in low], [(1 + error) * v for v in high],
+                      color=color, alpha=0.12, linewidth=0)  # fmt: skip
+    axes.fill_between(gpus, low, high, color=color, alpha=0.25, linewidth=0)
+    axes.plot(gpus, shares, color=color, marker="o", linewidth=2, label=label)
 
 
 def _title(figure: Figure, title: str, subtitle: str) -> None:

@@ -232,8 +232,8 @@ def _print(
     heads = [sweep.kind if sweep.kind in ("seq", "batch") else "GPUs"]
     heads += ["model"] if sweep.kind == SERIES else []
     heads += ["sequences", "grid", "micro-batches", "options", "step",
-              plan_report.PEAK_TITLE, "tokens/s", "efficiency", "exposed", "memory", *plan_report.budget_heads(budget),
-              "limit"]  # fmt: skip
+              plan_report.PEAK_TITLE, "tokens/s", "efficiency", "exposed", "memory",
+              *plan_report.budget_heads(budget), "limit"]  # fmt: skip
     for name in heads:
         table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     for p in points:

@@ -17,55 +17,30 @@ from pathlib import Path
 from typing import NamedTuple
 
 from axonn_ext.inputs.tables import Table, read_table
-from axonn_ext.planner.errors import PlannerError
-from axonn_ext.planner.estimate import Estimate, estimate
-from axonn_ext.planner.job import Job, Options
+from axonn_ext.planner.cases import (
+    Case,
+    estimate_case,
+    find_model,
+    first_with,
+    read_grid,
+    read_options,
+    read_overlap,
+)
 from axonn_ext.planner.machine import Machine, load_machine
-from axonn_ext.planner.memory.peak import memory_of
-from axonn_ext.planner.model_files import load_model
-from axonn_ext.planner.search.fastest import plan
-from axonn_ext.planner.search.request import Request
-from axonn_ext.spec.grid import AXES, GridShape, divisors
+from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
-from axonn_ext.spec.parallel import LAYOUTS, Overlap
 
 _FITTED = re.compile(r"^(slowdown = )[0-9.]+( +# fitted)", re.MULTILINE)
-_MOST_PARTS = 64  # the most ranks of x and y together that are tried
-_SIMULATED = 60  # configurations of each x y
-
-
-class BlockOverlap(NamedTuple):
-    """Overlap with a budget of so many blocks beside the one in use; see published.toml."""
-
-    prefetch: int
-    deferred: int
-    held_blocks: int
-
-    def on(self, model: ModelConfig, grid: GridShape, width: int) -> Overlap:
-        """Returns the options on a grid. width: the bytes of an element of a weight."""
-        block = sum(w.n * w.k for w in model.block_linears) * width // (grid.x * grid.y)
-        budget = (self.held_blocks + 1) * block
-        return Overlap(self.prefetch, gathered_bytes=budget, deferred=self.deferred)
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Case):
     """One published run; see published.toml.
 
-    grid: None if it was not published. overlap: what the program does; None: nothing. reported: the
-    fraction of peak, by the rule `flops`.
+    reported: the fraction of peak, by the rule `flops`.
     """
 
     source: str
-    machine: str
-    model_name: str
-    model: ModelConfig
-    num_ranks: int
-    batch_size: int
-    grid: GridShape | None
-    options: Options
-    overlap: BlockOverlap | None
-    powers_of_two: bool
     flops: str
     reported: float
     assumed: str
@@ -125,9 +100,14 @@ FLOPS: Mapping[str, Callable[[ModelConfig, int], float]] = {
 # --- The file ------------------------------------------------------------------------------------
 
 
+def read_published() -> Table:
+    """Returns the file of published runs."""
+    return read_table(resources.files("axonn_ext.planner") / "published.toml")
+
+
 def load_runs() -> tuple[tuple[Run, ...], tuple[OutOfScope, ...]]:
     """Reads all of published.toml."""
-    file = read_table(resources.files("axonn_ext.planner") / "published.toml")
+    file = read_published()
     models, sources = file.table("models"), file.table("sources")
     runs = tuple(_read_run(row, models, sources) for row in file.tables("runs"))
     skipped = tuple(
@@ -142,25 +122,18 @@ def _read_run(row: Table, models: Table, sources: Table) -> Run:
     source = sources.table(row.text("source"))
     name = row.text("model")
     places = (row, source)
-    length = _first(places, "sequence_length").count("sequence_length")
-    model = _read_model(models.table(name), length) if models.has(name) else None
-    options = Options(
-        layout=_first(places, "layout").one_of("layout", LAYOUTS),
-        recompute=_first(places, "recompute").text("recompute"),
-        overlap=None,
-        micro_batches=row.count("micro_batches", 1),
-    )
+    length = first_with("sequence_length", places).count("sequence_length")
     assumed = "; ".join(place.text("assumed") for place in places if place.has("assumed"))
     run = Run(
         source=source.text("name"),
         machine=row.text("machine"),
         model_name=name,
-        model=model or load_model(name, sequence_length=length)[1],
+        model=find_model(name, models, length),
         num_ranks=row.count("num_ranks"),
         batch_size=row.count("batch_size"),
-        grid=_read_grid(row.table("grid")) if row.has("grid") else None,
-        options=options,
-        overlap=_read_overlap(_first(places, "overlap")),
+        grid=read_grid(row.table("grid")) if row.has("grid") else None,
+        options=read_options(places),
+        overlap=read_overlap(places),
         powers_of_two=source.flag("powers_of_two", False),
         flops=source.one_of("flops", tuple(FLOPS)),
         reported=row.positive("reported", most=1),
@@ -170,89 +143,15 @@ def _read_run(row: Table, models: Table, sources: Table) -> Run:
     return run
 
 
-def _first(places: Sequence[Table], key: str) -> Table:
-    return next((place for place in places if place.has(key)), places[0])
-
-
-def _read_model(table: Table, sequence_length: int) -> ModelConfig:
-    model = ModelConfig(
-        vocab_size=table.count("vocab_size"),
-        hidden_size=table.count("hidden_size"),
-        num_layers=table.count("num_layers"),
-        num_heads=table.count("num_heads"),
-        sequence_length=sequence_length,
-    )
-    table.finish()
-    return model
-
-
-def _read_overlap(place: Table) -> BlockOverlap | None:
-    if not place.has("overlap"):
-        return None
-    table = place.table("overlap")
-    overlap = BlockOverlap(
-        *(table.count(key, least=0) for key in ("prefetch", "deferred", "held_blocks"))
-    )
-    table.finish()
-    return overlap
-
-
-def _read_grid(table: Table) -> GridShape:
-    return GridShape(**{axis: table.count(axis, 1) for axis in AXES})
-
-
 # --- Predictions ---------------------------------------------------------------------------------
 
 
 def predict(run: Run, machine: Machine) -> Prediction:
     """Predicts a run by simulating its step, on the planner's best grid if none was published."""
-    best = _best(run, machine) if run.grid is None else _estimate(run, run.grid, machine)
+    best = estimate_case(run, machine)
     peak = machine.peak_flops[run.options.dtype] * run.num_ranks
     flops = FLOPS[run.flops](run.model, run.batch_size)
     return Prediction(run, best.job.grid, flops / best.step_time_s / peak)
-
-
-def _estimate(run: Run, grid: GridShape, machine: Machine) -> Estimate:
-    overlap = run.overlap and run.overlap.on(run.model, grid, run.options.width)
-    job = Job(run.model, grid, replace(run.options, overlap=overlap), run.batch_size)
-    return estimate(job, machine, memory_of(job, device=machine.device))
-
-
-def _best(run: Run, machine: Machine) -> Estimate:
-    """Returns the planner's best configuration.
-
-    The budget of gathered weights depends on x y, so the search is repeated for each.
-    """
-    options = run.options
-    best: Estimate | None = None
-    for parts in divisors(run.num_ranks):
-        if parts > _MOST_PARTS or (run.powers_of_two and parts & (parts - 1)):
-            continue
-        overlap = run.overlap and run.overlap.on(run.model, GridShape(x=parts), options.width)
-        request = Request(
-            run.model, run.model_name, num_ranks=run.num_ranks, machine=machine,
-            batch_size=run.batch_size, dtype=options.dtype, layouts=(options.layout,),
-            fixed={"recompute": options.recompute, "overlap": overlap},
-            micro_batches=(options.micro_batches,), top=_SIMULATED, simulate=_SIMULATED,
-        )  # fmt: skip
-        try:
-            found = plan(request).configs
-        except PlannerError:  # nothing fits beside so many gathered weights
-            continue
-        for e in found:
-            grid = e.job.grid
-            legal = not run.powers_of_two or all(
-                size & (size - 1) == 0 for size in (grid.x, grid.y, grid.z)
-            )
-            if (
-                grid.x * grid.y == parts
-                and legal
-                and (best is None or e.step_time_s < best.step_time_s)
-            ):
-                best = e
-    if best is None:
-        raise PlannerError(f"{run.model_name} on {run.num_ranks} ranks: no grid fits")
-    return best
 
 
 class Comparison:
@@ -308,6 +207,12 @@ class Comparison:
         return self.fit(lambda run: group_of(run) != group)
 
 
+def held_out_error() -> float:
+    """Returns the mean error of all runs, each predicted by a fit to the runs of other sources."""
+    comparison = Comparison(load_runs()[0])
+    return mean_error(comparison.held_out(lambda run: run.source))
+
+
 def mean_error(predictions: Sequence[Prediction]) -> float:
     """Returns the mean of the absolute relative errors."""
     return math.fsum(abs(p.error) for p in predictions) / len(predictions)
@@ -346,14 +251,15 @@ def render(comparison: Comparison, skipped: Sequence[OutOfScope]) -> str:
         ("each source by a fit to the other sources", _percent(mean_error(by_source))),
     ]
     parts = (
-        _table(heads, rows),
-        _table(("mean absolute error", ""), means),
-        _table(("not predicted", "because", "source"), skipped),
+        markdown_table(heads, rows),
+        markdown_table(("mean absolute error", ""), means),
+        markdown_table(("not compared here", "because", "source"), skipped),
     )
     return "\n".join(parts)
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table of Markdown."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -362,12 +268,12 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def between_marks(document: str, tables: str) -> str:
-    """Returns the document with these tables between its marks."""
-    if document.count(BEGIN) != 1 or document.count(END) != 1:
-        raise ValueError(f"the document must have one {BEGIN!r} and one {END!r}")
-    before, rest = document.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{tables}\n{END}{rest.split(END)[1]}"
+def between_marks(document: str, tables: str, begin: str = BEGIN, end: str = END) -> str:
+    """Returns the document with these tables between its marks. Raises ValueError without them."""
+    if document.count(begin) != 1 or document.count(end) != 1:
+        raise ValueError(f"the document must have one {begin!r} and one {end!r}")
+    before, rest = document.split(begin)
+    return f"{before}{begin}\n\n{tables}\n{end}{rest.split(end)[1]}"
 
 
 def write_slowdown(folder: Path, slowdown: float) -> None:

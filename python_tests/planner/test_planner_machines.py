@@ -63,7 +63,7 @@ def test_the_machines_of_the_package() -> None:
     names = machine_names()
     assert names == [
         "alps", "aws-p5", "dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200", "ethernet", "frontier",
-        "gb200-nvl72", "host", "mi300x", "perlmutter", "roce-h100",
+        "gb200-nvl72", "host", "mi300x", "perlmutter", "roce-h100", "summit",
     ]  # fmt: skip
     for name in names:
         machine = load_machine(name)
