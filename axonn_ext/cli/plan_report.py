@@ -204,9 +204,9 @@ def _axes_table(estimate: Estimate, machine: Machine) -> Table:
 
 
 def busy_seconds(job: Job, machine: Machine) -> Mapping[str, float]:
-    """Returns the seconds in which each axis is busy in the simulated step.
+    """Returns the seconds in which the wire of each axis carries its bytes in the simulated step.
 
-    In a pipeline, they are those that the collectives and messages of the stage that is busy
+    A collective that pauses while another axis uses the wire is not busy meanwhile. In a pipeline, they are those that the collectives and messages of the stage that is busy
     longest take by themselves.
     """
     busy: defaultdict[str, float] = defaultdict(float)
@@ -217,7 +217,11 @@ def busy_seconds(job: Job, machine: Machine) -> Mapping[str, float]:
         return busy
     for event in timeline(job, machine).events:
         if event.stream != COMPUTE:
-            busy[event.stream] += event.end_s - event.start_s
+            busy[event.stream] += event.busy_s
+    program = make_program(job)
+    costs = Costs(machine, job.grid, job.options.dtype)
+    for c in program.sums_in_each:  # the events have those of the last micro-batch
+        busy[c.axis] += (program.num_micro_batches - 1) * costs.collective(c)
     return busy
 
 

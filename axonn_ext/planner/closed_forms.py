@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from axonn_ext.planner.costs import Costs, TaskCost
-from axonn_ext.planner.held import block_is_held, held_share
+from axonn_ext.planner.costs import Costs
+from axonn_ext.planner.held import held_share, share_gathered_again
 from axonn_ext.planner.job import Job, Options
+from axonn_ext.planner.linear_passes import LinearPasses, Unit
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.shares import shares_of
 from axonn_ext.planner.step.blocks import attention_forward, block_backward, block_forward
@@ -24,7 +25,6 @@ class Pieces(NamedTuple):
 
     forward, backward, gather, scatter: one block on the path and over z.
     attention: the part of a block's forward that lies between the Linears of its attention.
-    saved: the part of a block's backward that keeping gathered inputs would save.
     fixed, fixed_z: what runs once per micro-batch, on the path and over z.
     sums: the sums of all gradients over the axes that are left after backward.
     wire_*: the part of these times in which collectives on the path use z's wire.
@@ -35,7 +35,6 @@ class Pieces(NamedTuple):
     gather: float
     scatter: float
     attention: float
-    saved: float
     wire_forward: float
     wire_backward: float
     fixed: float = 0.0
@@ -59,8 +58,8 @@ class ClosedForms:
     def seconds(self, job: Job) -> float:
         """Returns the seconds of a step of a legal job, without the optimizer."""
         options = job.options
-        key = (job.model, job.grid, options.layout, options.micro_batches, options.dtype,
-               options.pipeline, job.batch_size)  # fmt: skip
+        key = (job.model, job.grid, options.layout, options.save_gathered, options.algorithm,
+               options.micro_batches, options.dtype, options.pipeline, job.batch_size)  # fmt: skip
         if key not in self._whole:
             self._whole[key] = self._with_ends(job, self.blocks_of(job))
         return closed_form_s(self._whole[key], job)
@@ -73,30 +72,24 @@ class ClosedForms:
         grid, options = job.grid, job.options
         defers = grid.pipe > 1 and options.pipeline.defers
         splits = grid.x * grid.y > 1  # if not, blocks are the same in every layout
-        key = (job.model, grid.size, grid.x, grid.y, grid.z, job.rows,
-               splits and options.layout, options.dtype, defers)  # fmt: skip
+        key = (job.model, grid.size, grid.x, grid.y, grid.z, job.rows, options.dtype, defers,
+               splits and (options.layout, options.save_gathered, options.algorithm))  # fmt: skip
         if key not in self._blocks:
             self._blocks[key] = self._make_blocks(_plain(job))
         return self._blocks[key]
 
     def _make_blocks(self, job: Job) -> Pieces:
         rank, costs = Rank(job), Costs(self._machine, job.grid, job.options.dtype)
-        forward = [costs.task(task) for task in block_forward(rank)]
-        attention = costs.task(attention_forward(rank))
-        tasks = block_backward(rank)
-        backward = [costs.task(task) for task in tasks]
+        passes = LinearPasses(job, self._machine, costs)
+        forward = passes.units(block_forward(rank))
+        backward = passes.units(block_backward(rank))
+        (attention,) = passes.units((attention_forward(rank),))
         return Pieces(
-            forward=sum(c.seconds for c in forward),
-            backward=sum(c.seconds for c in backward),
-            gather=sum(c.gather for c in forward),
-            scatter=sum(c.scatter for c in backward),
+            forward=sum(unit.seconds for unit in forward),
+            backward=sum(unit.seconds for unit in backward),
+            gather=sum(costs.collective(u.gather) for u in forward if u.gather is not None),
+            scatter=sum(costs.collective(u.scatter) for u in backward if u.scatter is not None),
             attention=attention.seconds,
-            # The gather of its input is the only collective of a wgrad on the path.
-            saved=sum(
-                cost.seconds - cost.compute
-                for task, cost in zip(tasks, backward, strict=True)
-                if task.matmul is not None and task.matmul.layout == "TN"
-            ),
             wire_forward=_on_wire(costs, forward),
             wire_backward=_on_wire(costs, backward),
         )
@@ -105,11 +98,13 @@ class ClosedForms:
         """Adds what is not part of a block; in a pipeline, that of the last stage."""
         job, last = _plain(job), job.grid.pipe - 1
         rank, costs = Rank(job, last), Costs(self._machine, job.grid, job.options.dtype)
-        ends = [costs.task(task) for part in ends_of(rank) for task in part]
+        passes = LinearPasses(job, self._machine, costs)
+        ends = [unit for part in ends_of(rank) for unit in passes.units(part)]
+        over_z = (c for unit in ends for c in (unit.gather, unit.scatter) if c is not None)
         num_bytes = parameters_of_rank(job, last) * job.options.width
         return blocks._replace(
-            fixed=sum(c.seconds for c in ends),
-            fixed_z=sum(c.gather + c.scatter for c in ends),
+            fixed=sum(unit.seconds for unit in ends),
+            fixed_z=sum(map(costs.collective, over_z)),
             wire_fixed=_on_wire(costs, ends),
             sums=costs.all_reduce("data", num_bytes),
         )
@@ -120,14 +115,15 @@ def _plain(job: Job) -> Job:
     options = job.options
     plain = Options(
         layout=options.layout, dtype=options.dtype, micro_batches=options.micro_batches,
-        pipeline=options.pipeline, overlap=None,
+        pipeline=options.pipeline, save_gathered=options.save_gathered,
+        algorithm=options.algorithm, overlap=None,
     )  # fmt: skip
     return replace(job, options=plain)
 
 
-def _on_wire(costs: Costs, several: Iterable[TaskCost]) -> float:
+def _on_wire(costs: Costs, units: Iterable[Unit]) -> float:
     beside_z = costs.beside("z")
-    return sum(t for cost in several for axis, t in cost.path if axis in beside_z)
+    return sum(done.busy_s(beside_z) for unit in units for done in unit.passes)
 
 
 def closed_form_s(pieces: Pieces, job: Job) -> float:
@@ -152,7 +148,6 @@ def least_s(pieces: Pieces, job: Job) -> float:
 def _step_s(pieces: Pieces, job: Job, *, again: Recomputation, hides: Recomputation) -> float:
     """Returns closed_form_s where `again` takes time, and `hides` hides sums of gradients."""
     options, parts = job.options, job.options.micro_batches
-    backward = pieces.backward - (pieces.saved if options.save_gathered else 0.0)
     shares = shares_of(job)
     if job.grid.pipe == 1:
         layers = job.model.num_layers
@@ -167,7 +162,7 @@ def _step_s(pieces: Pieces, job: Job, *, again: Recomputation, hides: Recomputat
         passes = parts * one + _bubble_s(job, one)
     beside = 0.0
     if options.overlap is not None:
-        beside = _again_s(pieces, hides, layers) + layers * backward
+        beside = _again_s(pieces, hides, layers) + layers * pieces.backward
     if job.num_parts > 1:
         # A reduce-scatter and an all-gather send half as much each, in the gradients' dtype.
         times = parts if options.optimizer.zero > 1 else 1
@@ -198,8 +193,7 @@ def _again_s(pieces: Pieces, again: Recomputation, layers: int) -> float:
 def _passes_s(pieces: Pieces, job: Job, layers: int, parts: int, again: Recomputation) -> float:
     """Returns the seconds of the forward and backward passes of `parts` micro-batches."""
     options, recomputed = job.options, again.num_blocks(layers)
-    backward = pieces.backward - (pieces.saved if options.save_gathered else 0.0)
-    on_path = pieces.fixed + layers * (pieces.forward + backward)
+    on_path = pieces.fixed + layers * (pieces.forward + pieces.backward)
     on_path += _again_s(pieces, again, layers)
     if options.overlap is None:
         gathers = layers * (1 + options.reshard_after_forward) + recomputed
@@ -207,8 +201,10 @@ def _passes_s(pieces: Pieces, job: Job, layers: int, parts: int, again: Recomput
         return parts * (on_path + over_z)
     # Each pass gathers the weights once, except those that the budget keeps at the turn between two
     # passes.
-    again_z = 0.0 if block_is_held(job) else recomputed / layers
-    passes = (2 + again_z) * parts - (2 * parts - 1) * held_share(job, layers)
+    again_z = share_gathered_again(job) * recomputed / layers
+    has_table = job.grid.pipe == 1
+    held = held_share(job, layers, has_table=has_table)
+    passes = (2 + again_z) * parts - (2 * parts - 1) * held
     over_z = parts * (pieces.fixed_z + layers * pieces.scatter) + passes * layers * pieces.gather
     if over_z:
         path = pieces.wire_fixed + layers * (pieces.wire_forward + pieces.wire_backward)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from axonn_ext.planner.after_passes import AfterPasses
+from axonn_ext.planner.costs import Costs
 from axonn_ext.planner.events import Timeline
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import Machine
@@ -17,8 +19,8 @@ def timeline(job: Job, machine: Machine) -> Timeline:
     """
     job.grid.refuse_pipe("the timeline of one rank")
     program = make_program(job)
-    simulation = Simulation(job, program, machine, records=True)
-    return simulation.finish(simulation.run(program.num_layers, program.num_micro_batches))
+    simulation, after = _parts_of(job, program, machine, records=True)
+    return after.finish(simulation.run(program.num_layers, program.num_micro_batches))
 
 
 def simulate(job: Job, machine: Machine) -> Timeline:
@@ -35,11 +37,11 @@ def simulate(job: Job, machine: Machine) -> Timeline:
     program = make_program(job)
     parts = program.num_micro_batches
     one, two = (2, 3) if parts > 3 else (parts, parts)
-    simulation = Simulation(job, program, machine, records=False)
+    simulation, after = _parts_of(job, program, machine)
     passes = simulation.run_all_layers(one)
     if two > one:
         passes = passes.extended(simulation.run_all_layers(two), (parts - one) / (two - one))
-    return simulation.finish(passes)
+    return after.finish(passes)
 
 
 def simulate_parts(job: Job, program: Program, machine: Machine) -> tuple[Timeline, Timeline]:
@@ -50,10 +52,10 @@ def simulate_parts(job: Job, program: Program, machine: Machine) -> tuple[Timeli
     Returns one micro-batch, forward and backward, among others like it; and what follows once a
     step after the last one, of which the optimizer is a part.
     """
-    simulation = Simulation(job, program, machine, records=False)
+    simulation, after = _parts_of(job, program, machine)
     before = simulation.run_all_layers(2)
     one = before.less(simulation.run_all_layers(3))
-    step = simulation.finish(before)
+    step = after.finish(before)
     return (
         Timeline(one.end_s, one.compute_s, one.exposed_s, 0.0, ()),
         Timeline(
@@ -63,3 +65,14 @@ def simulate_parts(job: Job, program: Program, machine: Machine) -> tuple[Timeli
             step.optimizer_s, (),
         ),
     )  # fmt: skip
+
+
+def _parts_of(
+    job: Job, program: Program, machine: Machine, *, records: bool = False
+) -> tuple[Simulation, AfterPasses]:
+    """Returns the two parts of a step: its passes, and what follows them."""
+    costs = Costs(machine, job.grid, job.options.dtype)
+    simulation = Simulation(job, program, machine, costs, records=records)
+    return simulation, AfterPasses(
+        program, costs, overlaps=job.options.overlap is not None, records=records
+    )

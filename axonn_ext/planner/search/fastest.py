@@ -84,8 +84,7 @@ def plan(request: Request) -> Plan:
         fitting = fitting_jobs(request, job, options)
         rejected[NO_MEMORY] += len(options) - len(fitting)
         if fitting:
-            blocks = forms.blocks_of(job)
-            found += [_candidate(blocks, v) for v in without_needless(fitting)]
+            found += [_candidate(forms.blocks_of(v), v) for v in without_needless(fitting)]
             num_fitting += len(fitting)
     rejected = +rejected  # drops zeros
     if VOCABULARY in rejected:

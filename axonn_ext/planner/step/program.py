@@ -87,3 +87,9 @@ def ends_of(rank: Rank) -> Ends:
         (*received(rank, "gradients"), *(last_backward(rank) if has_last else ())),
         embedding_backward(rank) if has_first else (),
     )
+
+
+def has_table(program: Program) -> bool:
+    """Returns whether the rank uses a table over z in the program: the embedding's or the head's."""
+    ends = (*program.parts.first_forward, *program.parts.last_forward)
+    return any(task.gather is not None for task in ends)
