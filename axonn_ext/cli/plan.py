@@ -87,7 +87,9 @@ def _add_fixed(group: argparse._ArgumentGroup) -> None:
     add("--micro-batches", type=whole(), metavar="N", help="parts that a step is computed in")
     add("--recompute", type=_policy, metavar="POLICY",
         help="none, attention, every:K (one of K blocks), every:N/K or full")  # fmt: skip
-    add("--overlap", choices=("on", "off"))
+    add("--overlap", type=_overlap, metavar="on|off|KEY=N,...",
+        help="on: with it, its numbers are searched; or these, out of prefetch, gathered_bytes, "
+        "deferred and bucket_bytes")  # fmt: skip
     add("--zero", type=int, choices=ZERO_STAGES,
         help="what ranks of data divide: nothing, AdamW's state, gradients too (default: the "
         "model's file, or 0)")  # fmt: skip
@@ -122,6 +124,26 @@ def _policy(text: str) -> str:
     if not is_policy(text):
         raise argparse.ArgumentTypeError(f"expected {EXPECTED}, got {text!r}")
     return text
+
+
+def _overlap(text: str) -> str | Overlap:
+    """Returns "on", "off", or what numbers are given; the others are the trainer's defaults."""
+    if text in ("on", "off"):
+        return text
+    keys = ("prefetch", "gathered_bytes", "deferred", "bucket_bytes")
+    given: dict[str, Any] = {}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        if key not in keys or key in given or not re.fullmatch(r"[0-9]{1,18}", value):
+            raise argparse.ArgumentTypeError(
+                f"expected on, off, or some of {', '.join(keys)} like prefetch=4,deferred=8, each "
+                f"once and with a whole number, got {text!r}"
+            )
+        given[key] = int(value)
+    try:
+        return dataclasses.replace(Overlap(), **given)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -185,7 +207,7 @@ def make_request(args: argparse.Namespace) -> Request:
     if args.recompute is not None:
         fixed["recompute"] = args.recompute
     if args.overlap is not None:
-        fixed["overlap"] = Overlap() if args.overlap == "on" else None
+        fixed["overlap"] = None if args.overlap == "off" else args.overlap
     optimizer = dataclasses.replace(
         optimizer,
         zero=optimizer.zero if args.zero is None else args.zero,

@@ -6,10 +6,11 @@ optimizer.
 
 from __future__ import annotations
 
-from axonn_ext.planner.costs import Costs
 from axonn_ext.planner.events import Timeline
+from axonn_ext.planner.job import Job
+from axonn_ext.planner.prepared_step import PreparedStep
 from axonn_ext.planner.simulation import Passes
-from axonn_ext.planner.step.tasks import Collective, Program
+from axonn_ext.planner.step.tasks import Collective
 from axonn_ext.planner.streams import Streams
 from axonn_ext.planner.updates import optimizer_step
 from axonn_ext.spec.grid import COMMUNICATING
@@ -20,15 +21,14 @@ _MOST_UNDER_WAY = 2  # buckets of ZeRO whose sums are under way at a time, as in
 class AfterPasses:
     """What follows the passes of a program, whatever they took."""
 
-    def __init__(
-        self, program: Program, costs: Costs, *, overlaps: bool, records: bool
-    ) -> None:
-        self._overlaps, self._records = overlaps, records
+    def __init__(self, job: Job, step: PreparedStep, *, records: bool) -> None:
+        program, costs = step.program, step.costs
+        self._overlaps, self._records = job.options.overlap is not None, records
         self._others = program.num_micro_batches - 1
         self._sums = [(c, costs.collective(c)) for c in program.gradient_sums]
         self._sums_in_each = [(c, costs.collective(c)) for c in program.sums_in_each]
         self._norms = [(c, costs.collective(c)) for c in program.norm_sums]
-        self._optimizer = optimizer_step(program.optimizer, costs, overlaps=overlaps)
+        self._optimizer = optimizer_step(program.optimizer, costs, overlaps=self._overlaps)
 
     def finish(self, passes: Passes) -> Timeline:
         """Returns the step whose passes are given.

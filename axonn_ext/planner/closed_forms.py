@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from axonn_ext.planner.linear_passes import LinearPasses, Unit
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.shares import shares_of
 from axonn_ext.planner.step.blocks import attention_forward, block_backward, block_forward
+from axonn_ext.planner.step.linears import collective_of_weight
 from axonn_ext.planner.step.parameters import parameters_of_rank
 from axonn_ext.planner.step.program import ends_of
 from axonn_ext.planner.step.rank import Rank
@@ -43,16 +44,35 @@ class Pieces(NamedTuple):
     wire_fixed: float = 0.0
 
 
+class _Path(NamedTuple):
+    """The seconds of a block on the path, and those in which each axis uses its wire."""
+
+    forward: float
+    backward: float
+    attention: float
+    busy_forward: Mapping[str, float]
+    busy_backward: Mapping[str, float]
+
+
+class _OverZ(NamedTuple):
+    """The seconds of a block's collectives over z, and the axes beside z on its wire."""
+
+    gather: float
+    scatter: float
+    beside: frozenset[str]
+
+
 class ClosedForms:
     """The closed forms on one machine.
 
-    Many grids have blocks that take equally long: those with the same x, y, z and rows, whatever
-    data and pipe are. Their times are computed once and kept.
+    Many grids have blocks that take equally long on the path: those with the same x, y and rows,
+    whatever z, data and pipe are. Their times are computed once and kept.
     """
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._blocks: dict[tuple[object, ...], Pieces] = {}
+        self._paths: dict[tuple[object, ...], _Path] = {}
+        self._over_z: dict[tuple[object, ...], _OverZ] = {}
         self._whole: dict[tuple[object, ...], Pieces] = {}
 
     def seconds(self, job: Job) -> float:
@@ -69,30 +89,47 @@ class ClosedForms:
 
         So closed_form_s is with them at most what it is with all pieces.
         """
+        grid, path = job.grid, self._path_of(job)
+        key = (grid.size, grid.x, grid.y, grid.z, job.options.dtype, job.model)
+        if key not in self._over_z:
+            costs, rank = Costs(self._machine, grid, job.options.dtype), Rank(_plain(job))
+            gather, scatter = (
+                sum(
+                    costs.collective(c)
+                    for w in job.model.block_linears
+                    if (c := collective_of_weight(rank, w, kind)) is not None
+                )
+                for kind in ("all_gather", "reduce_scatter")
+            )
+            self._over_z[key] = _OverZ(gather, scatter, costs.beside("z"))
+        over_z = self._over_z[key]
+        return Pieces(
+            path.forward, path.backward, over_z.gather, over_z.scatter, path.attention,
+            *(sum(t for axis, t in busy.items() if axis in over_z.beside)
+              for busy in (path.busy_forward, path.busy_backward)),
+        )  # fmt: skip
+
+    def _path_of(self, job: Job) -> _Path:
+        """Returns the times of a block on the path, which z does not change."""
         grid, options = job.grid, job.options
         defers = grid.pipe > 1 and options.pipeline.defers
         splits = grid.x * grid.y > 1  # if not, blocks are the same in every layout
-        key = (job.model, grid.size, grid.x, grid.y, grid.z, job.rows, options.dtype, defers,
+        key = (job.model, grid.size, grid.x, grid.y, job.rows, options.dtype, defers,
                splits and (options.layout, options.save_gathered, options.algorithm))  # fmt: skip
-        if key not in self._blocks:
-            self._blocks[key] = self._make_blocks(_plain(job))
-        return self._blocks[key]
+        if key not in self._paths:
+            self._paths[key] = self._make_path(_plain(job))
+        return self._paths[key]
 
-    def _make_blocks(self, job: Job) -> Pieces:
+    def _make_path(self, job: Job) -> _Path:
         rank, costs = Rank(job), Costs(self._machine, job.grid, job.options.dtype)
         passes = LinearPasses(job, self._machine, costs)
         forward = passes.units(block_forward(rank))
         backward = passes.units(block_backward(rank))
         (attention,) = passes.units((attention_forward(rank),))
-        return Pieces(
-            forward=sum(unit.seconds for unit in forward),
-            backward=sum(unit.seconds for unit in backward),
-            gather=sum(costs.collective(u.gather) for u in forward if u.gather is not None),
-            scatter=sum(costs.collective(u.scatter) for u in backward if u.scatter is not None),
-            attention=attention.seconds,
-            wire_forward=_on_wire(costs, forward),
-            wire_backward=_on_wire(costs, backward),
-        )
+        return _Path(
+            sum(unit.seconds for unit in forward), sum(unit.seconds for unit in backward),
+            attention.seconds, _busy(forward), _busy(backward),
+        )  # fmt: skip
 
     def _with_ends(self, job: Job, blocks: Pieces) -> Pieces:
         """Adds what is not part of a block; in a pipeline, that of the last stage."""
@@ -105,7 +142,7 @@ class ClosedForms:
         return blocks._replace(
             fixed=sum(unit.seconds for unit in ends),
             fixed_z=sum(map(costs.collective, over_z)),
-            wire_fixed=_on_wire(costs, ends),
+            wire_fixed=sum(t for a, t in _busy(ends).items() if a in costs.beside("z")),
             sums=costs.all_reduce("data", num_bytes),
         )
 
@@ -121,9 +158,14 @@ def _plain(job: Job) -> Job:
     return replace(job, options=plain)
 
 
-def _on_wire(costs: Costs, units: Iterable[Unit]) -> float:
-    beside_z = costs.beside("z")
-    return sum(done.busy_s(beside_z) for unit in units for done in unit.passes)
+def _busy(units: Iterable[Unit]) -> dict[str, float]:
+    """Returns the seconds in which each axis uses its wire on the path."""
+    busy: dict[str, float] = {}
+    for unit in units:
+        for done in unit.passes:
+            for axis, seconds in done.busy.items():
+                busy[axis] = busy.get(axis, 0.0) + seconds
+    return busy
 
 
 def closed_form_s(pieces: Pieces, job: Job) -> float:

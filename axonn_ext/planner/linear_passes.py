@@ -16,8 +16,7 @@ docs/tuning.md for "auto".
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -52,33 +51,32 @@ class Pass(NamedTuple):
 
     seconds  from its beginning to its end: compute_s, and the waits of all axes
     waits    axis -> the seconds in which computation waits for it
+    busy     axis -> the seconds in which its wire carries its bytes
+    pieces   empty if only times were asked for
     """
 
     seconds: float
     compute_s: float
-    waits: dict[str, float]
+    waits: Mapping[str, float]
+    busy: Mapping[str, float]
     pieces: tuple[Piece, ...]
 
     def busy_s(self, axes: frozenset[str]) -> float:
         """Returns the seconds in which collectives over these axes use their wires."""
-        return sum(piece.busy_s for piece in self.pieces if piece.stream in axes)
+        return sum(seconds for axis, seconds in self.busy.items() if axis in axes)
 
 
 class Unit(NamedTuple):
     """What a step runs between two points at which it may wait for z.
 
-    name, last_name  of the first and the last of its tasks, which are often one
+    tasks        one, or dgrad and wgrad
     uses_weight  whether it begins with the use of a weight that is gathered over z
-    scatter      the reduce-scatter over z that it ends with
     passes       what runs on the path. Between two of them is a collective over z on the path
     over_z       the collectives between the passes
     """
 
-    name: str
-    last_name: str
+    tasks: tuple[Task, ...]
     uses_weight: bool
-    gather: Collective | None
-    scatter: Collective | None
     passes: tuple[Pass, ...]
     over_z: tuple[Collective, ...]
 
@@ -88,23 +86,25 @@ class Unit(NamedTuple):
         return sum(p.seconds for p in self.passes)
 
     @property
-    def share_of_weight_gradient(self) -> float:
-        """The share of its computation that is the product of a weight's gradient."""
-        computed = [p for part in self.passes for p in part.pieces if p.stream == COMPUTE]
-        if not computed:
-            return 0.0
-        of_weight = sum(p.busy_s for p in computed if "wgrad" in p.name)
-        return of_weight / sum(p.busy_s for p in computed)
+    def gather(self) -> Collective | None:
+        """The gather of the weight over z."""
+        return self.tasks[0].gather
+
+    @property
+    def scatter(self) -> Collective | None:
+        """The reduce-scatter over z that the unit ends with."""
+        return self.tasks[-1].scatter
 
 
 class LinearPasses:
-    """The passes of a job's tasks on a machine."""
+    """The passes of a job's tasks on a machine. records: whether passes have pieces."""
 
-    def __init__(self, job: Job, machine: Machine, costs: Costs) -> None:
+    def __init__(self, job: Job, machine: Machine, costs: Costs, *, records: bool = False) -> None:
         options = job.options
-        self._job, self._machine, self._costs = job, machine, costs
+        self._machine, self._costs, self._records = machine, costs, records
         self._algorithm, self._size = options.algorithm, job.grid.as_dict()
         self._apart = job.grid.pipe > 1 and options.pipeline.defers
+        self._orchestrated = options.overlap is not None and job.grid.z > 1
         self._saves_input = options.sharded and options.save_gathered
         self._least_chunk_bytes = _LEAST_CHUNK_BYTES[machine.device]
 
@@ -114,29 +114,26 @@ class LinearPasses:
         while i < len(tasks):
             together = not self._apart and _is(tasks[i], "NN") and i + 1 < len(tasks)
             count = 2 if together and _is(tasks[i + 1], "TN") else 1
-            units.append(self._unit(tasks[i : i + count]))
+            units.append(self._unit(tuple(tasks[i : i + count])))
             i += count
         return units
 
-    def _unit(self, tasks: Sequence[Task]) -> Unit:
-        first, last = tasks[0], tasks[-1]
-        in_linear = _is(first, "NT") or _is(first, "NN")
-        orchestrated = self._job.options.overlap is not None and self._size["z"] > 1
-        passes, over_z = self._passes(tasks)
-        return Unit(
-            first.name, last.name, first.gather is not None or (in_linear and orchestrated), first.gather,
-            last.scatter, passes, over_z,
-        )  # fmt: skip
+    def _unit(self, tasks: tuple[Task, ...]) -> Unit:
+        first = tasks[0]
+        if first.matmul is None:
+            passes, over_z = self._passes_of_other(first)
+            return Unit(tasks, first.gather is not None, passes, over_z)
+        uses_weight = first.gather is not None
+        uses_weight = uses_weight or (self._orchestrated and not _is(first, "TN"))
+        return Unit(tasks, uses_weight, (self._linear(tasks),), ())
 
-    def _passes(self, tasks: Sequence[Task]) -> tuple[tuple[Pass, ...], tuple[Collective, ...]]:
-        if tasks[0].matmul is not None:
-            return (self._linear(tasks),), ()
-        (task,) = tasks
+    def _passes_of_other(self, task: Task) -> tuple[tuple[Pass, ...], tuple[Collective, ...]]:
+        """Returns what a task runs that is no Linear's, cut at its collectives over z."""
         steps: list[Collective | None] = [*task.before, None, *task.after]  # None: computation
         cuts = [i for i, c in enumerate(steps) if c is not None and c.axis == "z"]
         passes = []
         for start, stop in pairwise((-1, *cuts, len(steps))):
-            clock = _Clock(self._costs)
+            clock = self._clock()
             for c in steps[start + 1 : stop]:
                 if c is None:
                     clock.compute(task.name, self._costs.compute(task))
@@ -147,31 +144,34 @@ class LinearPasses:
         return tuple(passes), over_z
 
     def _linear(self, tasks: Sequence[Task]) -> Pass:
-        if not any(task.before or task.after for task in tasks):
+        if self._algorithm == "sequential" or not any(t.before or t.after for t in tasks):
             return self._one_by_one(tasks, hidden_share=0.0)
-        sequential = self._one_by_one(tasks, hidden_share=0.0)
-        if self._algorithm == "sequential":
-            return sequential
         share = self._machine.hidden_share
-        fused = self._one_by_one(tasks, hidden_share=share) if share else sequential
         # On CPUs of one host, "auto" is "fused" unless something else was measured.
-        if self._algorithm == "fused" or (
-            self._algorithm == "auto" and self._machine.device == "cpu"
-        ):
-            return fused
-        chunked = self._chunked(tasks)
+        on_cpus = self._machine.device == "cpu"
+        if self._algorithm == "fused" or (self._algorithm == "auto" and on_cpus):
+            return self._one_by_one(tasks, hidden_share=share)
+        best = self._chunked(tasks)
         if self._algorithm == "chunked":
-            return chunked
-        best = min(chunked, fused, key=lambda way: way.seconds)
-        return best if best.seconds < _REPLACES_DEFAULT * sequential.seconds else sequential
+            return best
+        if share:
+            fused = self._one_by_one(tasks, hidden_share=share)
+            best = min(best, fused, key=lambda way: way.seconds)
+        in_sequence = sum(self._costs.compute(task) for task in tasks) + sum(
+            self._costs.collective(c) for task in tasks for c in (*task.before, *task.after)
+        )
+        if best.seconds < _REPLACES_DEFAULT * in_sequence:
+            return best
+        return self._one_by_one(tasks, hidden_share=0.0)
 
     def _one_by_one(self, tasks: Sequence[Task], *, hidden_share: float) -> Pass:
         """Runs "sequential"; or "fused", which hides up to a share of what each task moves."""
-        clock = _Clock(self._costs)
+        clock = self._clock()
         for task in tasks:
-            compute_s = self._costs.compute(task)
-            moved_s = sum(self._costs.collective(c) for c in (*task.before, *task.after))
-            shown = 1 - hidden_share * min(compute_s, moved_s) / moved_s if moved_s else 1.0
+            compute_s, shown = self._costs.compute(task), 1.0
+            if hidden_share and (task.before or task.after):
+                moved_s = sum(self._costs.collective(c) for c in (*task.before, *task.after))
+                shown = 1 - hidden_share * min(compute_s, moved_s) / moved_s if moved_s else 1.0
             for c in task.before:
                 clock.move(task.name, c, shown=shown)
             clock.compute(task.name, compute_s)
@@ -179,10 +179,13 @@ class LinearPasses:
                 clock.move(task.name, c, shown=shown)
         return clock.passed()
 
+    def _clock(self) -> _Clock:
+        return _Clock(self._costs, records=self._records)
+
     # --- "chunked" -------------------------------------------------------------------------------
 
     def _chunked(self, tasks: Sequence[Task]) -> Pass:
-        clock = _Clock(self._costs)
+        clock = self._clock()
         if len(tasks) == 2 and tasks[0].after:
             self._overlapped_backward(clock, *tasks)
             return clock.passed()
@@ -256,26 +259,29 @@ class LinearPasses:
 class _Clock:
     """The time of a pass. Each wire carries one collective at a time, in the order of issue."""
 
-    def __init__(self, costs: Costs) -> None:
-        self._costs = costs
+    def __init__(self, costs: Costs, *, records: bool) -> None:
+        self._costs, self._records = costs, records
         self._now = self._computed = 0.0
-        self._free: defaultdict[str, float] = defaultdict(float)
+        self._free: dict[str, float] = {}
         self._waits: dict[str, float] = {}
+        self._busy: dict[str, float] = {}
         self._pieces: list[Piece] = []
 
     def compute(self, name: str, seconds: float) -> None:
-        if seconds:
+        if self._records and seconds:
             self._add(COMPUTE, name, self._now, seconds, seconds)
-            self._now += seconds
-            self._computed += seconds
+        self._now += seconds
+        self._computed += seconds
 
     def start(self, name: str, c: Collective, *, shown: float = 1.0) -> float:
         """Starts a collective; returns when it is done. shown: the share that takes time."""
         wire, seconds = self._costs.wires[c.axis], self._costs.collective(c)
-        start = max(self._now, self._free[wire])
-        self._free[wire] = start + shown * seconds
-        self._add(c.axis, f"{name}: {c.kind}", start, shown * seconds, seconds)
-        return self._free[wire]
+        start = max(self._now, self._free.get(wire, 0.0))
+        self._free[wire] = end = start + shown * seconds
+        self._busy[c.axis] = self._busy.get(c.axis, 0.0) + seconds
+        if self._records:
+            self._add(c.axis, f"{name}: {c.kind}", start, shown * seconds, seconds)
+        return end
 
     def wait(self, axis: str, end: float) -> None:
         if end > self._now:
@@ -287,7 +293,7 @@ class _Clock:
         self.wait(c.axis, self.start(name, c, shown=shown))
 
     def passed(self) -> Pass:
-        return Pass(self._now, self._computed, self._waits, tuple(self._pieces))
+        return Pass(self._now, self._computed, self._waits, self._busy, tuple(self._pieces))
 
     def _add(self, stream: str, name: str, start: float, seconds: float, busy_s: float) -> None:
         self._pieces.append(Piece(stream, name, start, start + seconds, busy_s))

@@ -15,6 +15,7 @@ from axonn_ext.planner.events import Event, Timeline
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.linear_passes import LinearPasses, Unit
 from axonn_ext.planner.machine import Machine
+from axonn_ext.planner.memory.in_flight import most_deferred
 from axonn_ext.planner.pipeline_simulator import Simulation, StageTimes, simulate
 from axonn_ext.planner.shared_cores import on_shared_cores
 from axonn_ext.planner.shares import shares_of
@@ -166,11 +167,18 @@ def _stage_times(job: Job, program: Program, machine: Machine, seconds: float) -
             if i < program.parts.num_forward:
                 forward += spent
             else:
-                of_weight = spent * unit.share_of_weight_gradient
+                of_weight = spent * _share_of_weight_gradient(costs, unit)
                 weight += of_weight
                 backward += spent - of_weight
     scale = seconds / (forward + backward + weight)
     return StageTimes(scale * forward, scale * backward, scale * weight)
+
+
+def _share_of_weight_gradient(costs: Costs, unit: Unit) -> float:
+    """Returns the share of a unit's computation that computes the gradient of a weight."""
+    computed = [costs.compute(task) for task in unit.tasks]
+    is_last = unit.tasks[-1].matmul is not None and unit.tasks[-1].matmul.layout == "TN"
+    return computed[-1] / sum(computed) if is_last else 0.0
 
 
 def _on_path(job: Job, costs: Costs, unit: Unit) -> float:
@@ -209,6 +217,6 @@ def simulate_schedule(
         options.schedule, of_chunks, micro_batches, chunks=options.chunks,
         message_seconds=lambda *_: message_s,
         in_flight=[options.most_in_flight(pipe, stage) for stage in range(pipe)],
-        defer_weights=options.defer_weights,
+        defer_weights=options.defer_weights, max_deferred=most_deferred(job),
     )  # fmt: skip
     return on_shared_cores(found, machine.ranks_per_core)

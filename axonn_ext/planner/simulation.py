@@ -13,7 +13,6 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from axonn_ext.planner.costs import Costs
 from axonn_ext.planner.events import Event
 from axonn_ext.planner.held import (
     held_after_recomputation,
@@ -22,10 +21,8 @@ from axonn_ext.planner.held import (
     table_is_held,
 )
 from axonn_ext.planner.job import Job
-from axonn_ext.planner.linear_passes import LinearPasses, Pass, Unit
-from axonn_ext.planner.machine import Machine
+from axonn_ext.planner.prepared_step import Item, OnPath, PointOfZ, PreparedStep, WireAxes
 from axonn_ext.planner.step.program import has_table
-from axonn_ext.planner.step.tasks import Collective, Program
 
 
 class Passes(NamedTuple):
@@ -71,39 +68,6 @@ class Passes(NamedTuple):
         return Passes(compute_s + sum(exposed.values()), compute_s, 0.0, 0.0, 0.0, exposed)
 
 
-class _Path(NamedTuple):
-    """What runs on the path between two points that concern z.
-
-    on_z, on_data   the seconds in which its collectives use the wires of z and of data
-    """
-
-    seconds: float
-    compute_s: float
-    on_z: float
-    on_data: float
-    waits: Mapping[str, float]
-    passes: tuple[Pass, ...]
-
-
-class _OverZ(NamedTuple):
-    """A point of a step that concerns z.
-
-    kind       "use": of a weight, which is gathered if it is not held; "scatter": of its gradient;
-               "wait": a collective on the path
-    num_bytes  of the whole weight, where it takes room that the uses before it do not take
-    is_spared  whether a use finds its weight held, whatever the budget leaves of others
-    """
-
-    kind: str
-    name: str
-    seconds: float
-    num_bytes: float = 0.0
-    is_spared: bool = False
-
-
-_Item = _Path | _OverZ
-
-
 class _Part(NamedTuple):
     """One part of a micro-batch, as it runs in a layer.
 
@@ -112,7 +76,7 @@ class _Part(NamedTuple):
     number             that of the pass that it belongs to, which counts only in a pipeline
     """
 
-    items: Sequence[_Item]
+    items: Sequence[Item]
     prefix: str
     micro_batch: int
     share: float
@@ -123,23 +87,15 @@ class _Part(NamedTuple):
 class Simulation:
     """Runs a program with any number of layers and micro-batches."""
 
-    def __init__(
-        self, job: Job, program: Program, machine: Machine, costs: Costs, *, records: bool
-    ) -> None:
-        self._job, self._program, self._records = job, program, records
+    def __init__(self, job: Job, step: PreparedStep, *, records: bool) -> None:
+        self._job, self._program, self._records = job, step.program, records
         self._overlap = job.options.overlap
         self._budget = 0 if self._overlap is None else self._overlap.gathered_bytes
-        self._costs, self._in_stages = costs, job.grid.pipe > 1
-        self._on_z = costs.beside("z")
-        self._on_data = costs.beside("data")
-        self._z_uses_data = "z" in self._on_data
-        passes = LinearPasses(job, machine, costs)
-        again = program.parts.recomputed_backward
-        self._items = [
-            self._items_of(passes.units(tasks), recomputes=tasks is again and bool(again))
-            for tasks in program.parts
-        ]
-        self._held_share = held_share(job, program.num_layers, has_table=has_table(program))
+        self._in_stages, self._axes = job.grid.pipe > 1, step.axes
+        self._items = step.items
+        self._held = held_after_recomputation(job)
+        layers, has_tables = step.program.num_layers, has_table(step.program)
+        self._held_share = held_share(job, layers, has_table=has_tables)
         self._holds_table = table_is_held(job)
 
     def run_all_layers(self, num_parts: int) -> Passes:
@@ -156,13 +112,13 @@ class Simulation:
     def run(self, num_layers: int, num_parts: int) -> Passes:
         """Simulates all passes of a step with that many layers and micro-batches."""
         parts = [p for index in range(num_parts) for p in self._micro_batch(num_layers, index)]
-        run = _Run(self._overlap is not None, z_uses_data=self._z_uses_data, on_z=self._on_z)
+        run = _Run(self._axes, overlaps=self._overlap is not None, records=self._records)
         uses = self._uses(parts)
         for part in parts:
             if part.is_backward_begun:
                 run.begin_backward()
             for item in part.items:
-                if isinstance(item, _Path):
+                if isinstance(item, OnPath):
                     run.path(item)
                     if self._records:
                         run.record_path(item, part)
@@ -172,7 +128,7 @@ class Simulation:
                     run.scatter(item, part, self._overlap.deferred if self._overlap else 0)
                 else:
                     run.wait_for_z(run.over_z(item.name, item.seconds, part))
-        return run.passed(self._records)
+        return run.passed()
 
     # --- The parts of a step ---------------------------------------------------------------------
 
@@ -197,64 +153,16 @@ class Simulation:
             yield _Part(back, f"{layer}.", index, _share(num_layers - held - layer), number)
         yield _Part(first_back, "", index, 1.0, number)
 
-    def _items_of(self, units: Sequence[Unit], *, recomputes: bool) -> list[_Item]:
-        """Returns a part as what runs on the path, and points that concern z."""
-        items: list[_Item] = []
-        path: list[Pass] = []
-        sizes = _weights(self._job)
-        spared = iter(reversed(held_after_recomputation(self._job)))
-        for unit in units:
-            if unit.uses_weight:
-                self._end_path(items, path)
-                in_backward = recomputes and unit.name.endswith("dgrad")
-                items.append(
-                    _OverZ(
-                        "use", f"{unit.name}: all_gather", self._seconds(unit.gather),
-                        sizes.get(unit.name.removesuffix(" dgrad"), 0.0),
-                        is_spared=in_backward and next(spared),
-                    )
-                )  # fmt: skip
-            for i, part in enumerate(unit.passes):
-                path.append(part)
-                if i < len(unit.over_z):
-                    self._end_path(items, path)
-                    c = unit.over_z[i]
-                    items.append(_OverZ("wait", f"{unit.name}: {c.kind}", self._seconds(c)))
-            if unit.scatter is not None:
-                self._end_path(items, path)
-                seconds = self._seconds(unit.scatter)
-                items.append(_OverZ("scatter", f"{unit.last_name}: reduce_scatter", seconds))
-        self._end_path(items, path)
-        return items
-
-    def _seconds(self, c: Collective | None) -> float:
-        return 0.0 if c is None else self._costs.collective(c)
-
-    def _end_path(self, items: list[_Item], path: list[Pass]) -> None:
-        """Joins the passes to one item, and begins anew."""
-        if not path:
-            return
-        waits: defaultdict[str, float] = defaultdict(float)
-        for part in path:
-            for axis, seconds in part.waits.items():
-                waits[axis] += seconds
-        items.append(
-            _Path(
-                sum(p.seconds for p in path), sum(p.compute_s for p in path),
-                sum(p.busy_s(self._on_z) for p in path) if self._overlap is not None else 0.0,
-                sum(p.busy_s(self._on_data) for p in path), waits, tuple(path),
-            )
-        )  # fmt: skip
-        path.clear()
-
     def _uses(self, parts: Sequence[_Part]) -> _Uses:
         """Returns all uses of weights, in their order."""
         overlap = self._overlap
         uses = _Uses(0 if overlap is None else overlap.prefetch, self._budget)
         for part in parts:
             for item in part.items:
-                if isinstance(item, _OverZ) and item.kind == "use":
-                    share = 1.0 if overlap is None else 0.0 if item.is_spared else part.share
+                if isinstance(item, PointOfZ) and item.kind == "use":
+                    number = item.after_recomputation
+                    spared = number is not None and self._held[number]
+                    share = 1.0 if overlap is None else 0.0 if spared else part.share
                     uses.add(item, share, part, in_pass=part.number if self._in_stages else 0)
         return uses
 
@@ -269,16 +177,14 @@ class _Uses:
 
     def __init__(self, prefetch: int, budget: float) -> None:
         self._prefetch, self._budget = prefetch, budget
-        self._all: list[tuple[_OverZ, float, _Part, int]] = []
+        self._all: list[tuple[PointOfZ, float, _Part, int]] = []
         self._sums = [0.0]  # of bytes, up to each use
         self._ends: list[float] = []  # of gathers, in z's time
         self._now = 0  # the number of the next use
 
-    def add(self, item: _OverZ, share: float, part: _Part, *, in_pass: int) -> None:
+    def add(self, item: PointOfZ, share: float, part: _Part, *, in_pass: int) -> None:
         # Two uses in a row of one weight, as of the head's, take its room once.
-        again = bool(self._all) and self._all[-1][0].name.split(":")[0].removesuffix(
-            " dgrad"
-        ) == item.name.split(":")[0].removesuffix(" dgrad")
+        again = bool(self._all) and self._all[-1][0].weight == item.weight
         self._sums.append(self._sums[-1] + (0.0 if again else item.num_bytes))
         self._all.append((item, share, part, in_pass))
 
@@ -310,20 +216,21 @@ class _Run:
     z's time stands still while the path uses z's wire. `_behind` is how far it is behind real time.
     """
 
-    def __init__(self, overlaps: bool, *, z_uses_data: bool, on_z: frozenset[str]) -> None:
-        self._overlaps, self._z_uses_data, self._on_z = overlaps, z_uses_data, on_z
+    def __init__(self, axes: WireAxes, *, overlaps: bool, records: bool) -> None:
+        self._overlaps, self._on_z, self._records = overlaps, axes.on_z, records
+        self._z_uses_data = "z" in axes.on_data
         self._now = self._backward_from = self._computed = 0.0
         self._z_free = self._behind = 0.0
         self._used = 0.0  # the seconds in which other axes used the data axis' wire
         self._z_exposed = 0.0
         self._counts: defaultdict[int, int] = defaultdict(int)
-        self._paths: dict[int, _Path] = {}
+        self._paths: dict[int, OnPath] = {}
         self._scatters: deque[float] = deque()
         self._pauses: list[tuple[float, float]] = []  # when z's time stood still, and how long
         self._events: list[Event] = []
         self._z_events: list[Event] = []
 
-    def path(self, item: _Path) -> None:
+    def path(self, item: OnPath) -> None:
         self._now += item.seconds
         self._behind += item.on_z
         self._used += item.on_data
@@ -340,9 +247,9 @@ class _Run:
             self._used += seconds
         start = max(self._now - self._behind, self._z_free)
         self._z_free = end = start + seconds
-        self._z_events.append(
-            Event("z", part.prefix + name, start, end, seconds, part.micro_batch)
-        )
+        if self._records:
+            event = Event("z", part.prefix + name, start, end, seconds, part.micro_batch)
+            self._z_events.append(event)
         return end
 
     def wait_for_z(self, end: float) -> None:
@@ -351,12 +258,12 @@ class _Run:
             self._z_exposed += late
             self._now += late
 
-    def scatter(self, item: _OverZ, part: _Part, deferred: int) -> None:
+    def scatter(self, item: PointOfZ, part: _Part, deferred: int) -> None:
         self._scatters.append(self.over_z(item.name, item.seconds, part))
         while len(self._scatters) > deferred:
             self.wait_for_z(self._scatters.popleft())
 
-    def record_path(self, item: _Path, part: _Part) -> None:
+    def record_path(self, item: OnPath, part: _Part) -> None:
         """Adds the events of what has just run on the path."""
         start, behind = self._now - item.seconds, self._behind - item.on_z
         for done in item.passes:
@@ -370,7 +277,7 @@ class _Run:
                     behind += busy_s
             start += done.seconds
 
-    def passed(self, records: bool) -> Passes:
+    def passed(self) -> Passes:
         computed, exposed = 0.0, defaultdict[str, float](float)
         for key, count in self._counts.items():
             item = self._paths[key]
@@ -379,7 +286,7 @@ class _Run:
                 exposed[axis] += count * seconds
         if self._z_exposed:
             exposed["z"] += self._z_exposed
-        events = (*self._events, *map(self._in_real_time, self._z_events)) if records else ()
+        events = (*self._events, *map(self._in_real_time, self._z_events)) if self._records else ()
         return Passes(
             self._now, computed, self._backward_from, self._used, self._z_free + self._behind,
             exposed, events,
@@ -392,14 +299,6 @@ class _Run:
             for t, begins in ((event.start_s, True), (event.end_s, False))
         )
         return event._replace(start_s=start, end_s=end)
-
-
-def _weights(job: Job) -> dict[str, float]:
-    """Returns the bytes of each weight, gathered over z; the names are those of tasks."""
-    split = job.grid.x * job.grid.y
-    linears = (*job.model.block_linears, job.model.head)
-    sizes = {w.name: w.n * w.k * job.options.width / split for w in linears}
-    return {**sizes, "embedding": table_bytes(job)}
 
 
 def _share(layers: float) -> float:

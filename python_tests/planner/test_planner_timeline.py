@@ -12,7 +12,7 @@ from axonn_ext.planner import Event, Job, Machine, Options, simulate, timeline
 from axonn_ext.planner.closed_forms import ClosedForms
 from axonn_ext.planner.costs import Costs
 from axonn_ext.planner.job import violations
-from axonn_ext.planner.linear_passes import SUM_OF_BLOCKS, LinearPasses
+from axonn_ext.planner.linear_passes import SUM_OF_BLOCKS
 from axonn_ext.planner.step.program import make_program
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
@@ -96,9 +96,7 @@ def test_the_events_are_the_program() -> None:
             for part, repeats in program.micro_batch()
             for task in part * repeats * program.num_micro_batches
         ]
-        computed = sum(
-            e.stream == "compute" and not e.name.endswith(SUM_OF_BLOCKS) for e in events
-        )
+        computed = sum(e.stream == "compute" and not e.name.endswith(SUM_OF_BLOCKS) for e in events)
         assert computed == len(tasks) + 1 - sum(_is_free(task) for task in tasks)
         issued = sum(len(list(task.collectives())) for task in tasks)
         issued += len(program.gradient_sums) + len(program.norm_sums)

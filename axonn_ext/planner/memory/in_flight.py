@@ -48,10 +48,22 @@ def units_of(job: Job, stage: int) -> tuple[Units, ...]:
     in_flight = 1 if stage == pipe - 1 else min(parts, options.most_in_flight(pipe, stage))
     if not options.defer_weights:
         return _of_one_kind(in_flight, parts)
-    if options.deferred_bytes:
-        most = -(-options.deferred_bytes // max(1, deferred_bytes_of(job, stage)))
-        return (Units(in_flight, min(parts, most), True),)
+    most = most_deferred(job)
+    if most is not None:
+        return (Units(in_flight, min(parts, most[stage]), True),)
     return _of_message_driven(options, _stage_costs(job), parts)[stage]
+
+
+def most_deferred(job: Job) -> tuple[int, ...] | None:
+    """Returns how many units' weight gradients may wait on each stage; None: any number.
+
+    The oldest come first as soon as those that wait have deferred_bytes.
+    """
+    limit = job.options.pipeline.deferred_bytes
+    if not (job.options.pipeline.defer_weights and limit):
+        return None
+    of_stages = (deferred_bytes_of(job, stage) for stage in range(job.grid.pipe))
+    return tuple(-(-limit // max(1, of_one)) for of_one in of_stages)
 
 
 def _of_one_kind(in_flight: int, parts: int) -> tuple[Units, ...]:

@@ -90,6 +90,6 @@ def ends_of(rank: Rank) -> Ends:
 
 
 def has_table(program: Program) -> bool:
-    """Returns whether the rank uses a table over z in the program: the embedding's or the head's."""
+    """Returns whether the program gathers a table over z, that of the embedding or the head."""
     ends = (*program.parts.first_forward, *program.parts.last_forward)
     return any(task.gather is not None for task in ends)
