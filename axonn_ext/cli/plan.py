@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ from axonn_ext.planner.search.peers import PEERS
 from axonn_ext.planner.search.request import Request
 from axonn_ext.planner.search.sensitivity import variants
 from axonn_ext.spec.optimizer import OFFLOADS, ZERO_STAGES
-from axonn_ext.spec.parallel import LAYOUTS
+from axonn_ext.spec.parallel import LAYOUTS, Overlap
 from axonn_ext.spec.pipeline import SCHEDULES
 from axonn_ext.spec.recompute import EXPECTED, is_policy
 from axonn_ext.terminal.arguments import number, whole
@@ -127,7 +128,9 @@ def _add_fixed(group: argparse._ArgumentGroup) -> None:
     add("--micro-batches", type=whole(), metavar="N", help="parts that a step is computed in")
     add("--recompute", type=_policy, metavar="POLICY",
         help="none, attention, every:K (one of K blocks), every:N/K or full")  # fmt: skip
-    add("--overlap", choices=("on", "off"))
+    add("--overlap", type=_overlap, metavar="on|off|KEY=N,...",
+        help="on: with it, its numbers are searched; or these, out of prefetch, gathered_bytes, "
+        "deferred and bucket_bytes")  # fmt: skip
     add("--zero", type=int, choices=ZERO_STAGES,
         help="what ranks of data divide: nothing, AdamW's state, gradients too (default: the "
         "model's file, or 0)")  # fmt: skip
@@ -169,6 +172,26 @@ def _axes(text: str) -> AxisRules:
     try:
         return AxisRules.parse(text)
     except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _overlap(text: str) -> str | Overlap:
+    """Returns "on", "off", or what numbers are given; the others are the trainer's defaults."""
+    if text in ("on", "off"):
+        return text
+    keys = ("prefetch", "gathered_bytes", "deferred", "bucket_bytes")
+    given: dict[str, Any] = {}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        if key not in keys or key in given or not re.fullmatch(r"[0-9]{1,18}", value):
+            raise argparse.ArgumentTypeError(
+                f"expected on, off, or some of {', '.join(keys)} like prefetch=4,deferred=8, each "
+                f"once and with a whole number, got {text!r}"
+            )
+        given[key] = int(value)
+    try:
+        return dataclasses.replace(Overlap(), **given)
+    except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 

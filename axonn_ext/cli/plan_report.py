@@ -14,6 +14,7 @@ from axonn_ext.planner.costs import Costs
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.events import COMPUTE
 from axonn_ext.planner.job import Job
+from axonn_ext.planner.linear_passes import LinearPasses
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.pipelines import PipelineStep, simulate_pipeline
 from axonn_ext.planner.ranges import step_range
@@ -26,6 +27,7 @@ from axonn_ext.planner.timeline import timeline
 from axonn_ext.planner.uncertainty import RANGE, TIE, is_tie, published_range
 from axonn_ext.spec.grid import COMMUNICATING
 from axonn_ext.spec.optimizer import OptimizerOptions
+from axonn_ext.spec.parallel import Overlap
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.terminal.console import plain_table, print_table, say
 
@@ -179,6 +181,8 @@ def schedule(pipeline: PipelineOptions) -> str:
         parts.append(f"{pipeline.chunks} chunks")
     if pipeline.schedule == "message_driven" and not pipeline.defers:
         parts.append("whole backward")
+    elif limit := pipeline.deferred_bytes:
+        parts.append(f"at most {gigabytes(limit)} of weights later")
     return " with ".join(parts)
 
 
@@ -230,16 +234,18 @@ def compute_kinds(job: Job, machine: Machine) -> dict[str, float]:
     program = make_program(job, _slowest(job, machine))
     costs = Costs(machine, job.grid, job.options.dtype)
     spent: defaultdict[str, float] = defaultdict(float)
+    passes = LinearPasses(job, machine, costs)
     for tasks, repeats in program.micro_batch():
-        for task in tasks:
+        for unit in passes.units(tasks):
             times = repeats * program.num_micro_batches
-            parts = {
-                "products": task._replace(scores=None, touched_bytes=0),
-                "attention": task._replace(matmul=None, touched_bytes=0),
-                "elementwise": task._replace(matmul=None, scores=None),
-            }
-            for kind, part in parts.items():
-                spent[kind] += times * costs.compute(part)
+            attention = elementwise = 0.0
+            for task in unit.tasks:
+                attention += costs.compute(task._replace(matmul=None, touched_bytes=0))
+                elementwise += costs.compute(task._replace(matmul=None, scores=None))
+            computed = sum(done.compute_s for done in unit.passes)
+            spent["products"] += times * (computed - attention - elementwise)
+            spent["attention"] += times * attention
+            spent["elementwise"] += times * elementwise
     return dict(spent)
 
 
@@ -269,10 +275,11 @@ def _axes_table(estimate: Estimate, machine: Machine) -> Table:
 
 
 def busy_seconds(job: Job, machine: Machine) -> Mapping[str, float]:
-    """Returns the seconds in which each axis is busy in the simulated step.
+    """Returns the seconds in which the wire of each axis carries its bytes in the simulated step.
 
-    In a pipeline, they are those that the collectives and messages of the stage that is busy
-    longest take by themselves.
+    A collective that pauses while another axis uses the wire is not busy meanwhile. In a
+    pipeline, they are those that the collectives and messages of the stage that is busy longest
+    take by themselves.
     """
     busy: defaultdict[str, float] = defaultdict(float)
     if job.grid.pipe > 1:
@@ -282,7 +289,11 @@ def busy_seconds(job: Job, machine: Machine) -> Mapping[str, float]:
         return busy
     for event in timeline(job, machine).events:
         if event.stream != COMPUTE:
-            busy[event.stream] += event.end_s - event.start_s
+            busy[event.stream] += event.busy_s
+    program = make_program(job)
+    costs = Costs(machine, job.grid, job.options.dtype)
+    for c in program.sums_in_each:  # the events have those of the last micro-batch
+        busy[c.axis] += (program.num_micro_batches - 1) * costs.collective(c)
     return busy
 
 
@@ -323,11 +334,23 @@ def options(job: Job) -> str:
     if not chosen.reshard_after_forward:
         parts.append("weights kept")
     if chosen.overlap is not None:
-        parts.append("overlap")
+        parts.append(f"overlap{numbers_of(chosen.overlap)}")
     parts += optimizer(chosen.optimizer)
     if job.grid.pipe > 1:
         parts.append(schedule(chosen.pipeline))
     return ", ".join(parts)
+
+
+def numbers_of(chosen: Overlap) -> str:
+    """Returns the numbers of an overlap that are not the trainer's defaults, in parentheses."""
+    default, parts = Overlap(), []
+    if chosen.gathered_bytes != default.gathered_bytes:
+        parts.append(f"{chosen.gathered_bytes / (1 << 30):.3g} GiB gathered")
+    if chosen.prefetch != default.prefetch:
+        parts.append(f"{chosen.prefetch} ahead")
+    if chosen.deferred != default.deferred:
+        parts.append(f"{chosen.deferred} deferred")
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def optimizer(chosen: OptimizerOptions) -> list[str]:

@@ -13,7 +13,7 @@ from axonn_ext.planner.model_files import load_model, load_optimizer
 from axonn_ext.planner.search.axes import AxisRules
 from axonn_ext.planner.search.remedies import smallest_that_fits
 from axonn_ext.planner.search.request import PIPELINES, Request
-from axonn_ext.spec.parallel import LAYOUTS, Overlap
+from axonn_ext.spec.parallel import LAYOUTS
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.terminal.errors import UserError
 
@@ -34,7 +34,7 @@ def make_request(args: argparse.Namespace) -> Request:
     if args.recompute is not None:
         fixed["recompute"] = args.recompute
     if args.overlap is not None:
-        fixed["overlap"] = Overlap() if args.overlap == "on" else None
+        fixed["overlap"] = None if args.overlap == "off" else args.overlap
     optimizer = dataclasses.replace(
         optimizer,
         zero=optimizer.zero if args.zero is None else args.zero,

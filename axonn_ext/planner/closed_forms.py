@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from axonn_ext.planner.costs import Costs, TaskCost
-from axonn_ext.planner.held import block_is_held, held_share
+from axonn_ext.planner.costs import Costs
+from axonn_ext.planner.held import held_share, share_gathered_again
 from axonn_ext.planner.job import Job, Options
+from axonn_ext.planner.linear_passes import LinearPasses, Unit
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.shares import shares_of
 from axonn_ext.planner.step.blocks import attention_forward, block_backward, block_forward
+from axonn_ext.planner.step.linears import collective_of_weight
 from axonn_ext.planner.step.parameters import parameters_of_rank
 from axonn_ext.planner.step.program import ends_of
 from axonn_ext.planner.step.rank import Rank
@@ -24,7 +26,6 @@ class Pieces(NamedTuple):
 
     forward, backward, gather, scatter: one block on the path and over z.
     attention: the part of a block's forward that lies between the Linears of its attention.
-    saved: the part of a block's backward that keeping gathered inputs would save.
     fixed, fixed_z: what runs once per micro-batch, on the path and over z.
     sums: the sums of all gradients over the axes that are left after backward.
     wire_*: the part of these times in which collectives on the path use z's wire.
@@ -35,7 +36,6 @@ class Pieces(NamedTuple):
     gather: float
     scatter: float
     attention: float
-    saved: float
     wire_forward: float
     wire_backward: float
     fixed: float = 0.0
@@ -44,23 +44,42 @@ class Pieces(NamedTuple):
     wire_fixed: float = 0.0
 
 
+class _Path(NamedTuple):
+    """The seconds of a block on the path, and those in which each axis uses its wire."""
+
+    forward: float
+    backward: float
+    attention: float
+    busy_forward: Mapping[str, float]
+    busy_backward: Mapping[str, float]
+
+
+class _OverZ(NamedTuple):
+    """The seconds of a block's collectives over z, and the axes beside z on its wire."""
+
+    gather: float
+    scatter: float
+    beside: frozenset[str]
+
+
 class ClosedForms:
     """The closed forms on one machine.
 
-    Many grids have blocks that take equally long: those with the same x, y, z and rows, whatever
-    data and pipe are. Their times are computed once and kept.
+    Many grids have blocks that take equally long on the path: those with the same x, y and rows,
+    whatever z, data and pipe are. Their times are computed once and kept.
     """
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._blocks: dict[tuple[object, ...], Pieces] = {}
+        self._paths: dict[tuple[object, ...], _Path] = {}
+        self._over_z: dict[tuple[object, ...], _OverZ] = {}
         self._whole: dict[tuple[object, ...], Pieces] = {}
 
     def seconds(self, job: Job) -> float:
         """Returns the seconds of a step of a legal job, without the optimizer."""
         options = job.options
-        key = (job.model, job.grid, options.layout, options.micro_batches, options.dtype,
-               options.pipeline, job.batch_size)  # fmt: skip
+        key = (job.model, job.grid, options.layout, options.save_gathered, options.algorithm,
+               options.micro_batches, options.dtype, options.pipeline, job.batch_size)  # fmt: skip
         if key not in self._whole:
             self._whole[key] = self._with_ends(job, self.blocks_of(job))
         return closed_form_s(self._whole[key], job)
@@ -70,47 +89,60 @@ class ClosedForms:
 
         So closed_form_s is with them at most what it is with all pieces.
         """
+        grid, path = job.grid, self._path_of(job)
+        key = (grid.size, grid.x, grid.y, grid.z, job.options.dtype, job.model)
+        if key not in self._over_z:
+            costs, rank = Costs(self._machine, grid, job.options.dtype), Rank(_plain(job))
+            gather, scatter = (
+                sum(
+                    costs.collective(c)
+                    for w in job.model.block_linears
+                    if (c := collective_of_weight(rank, w, kind)) is not None
+                )
+                for kind in ("all_gather", "reduce_scatter")
+            )
+            self._over_z[key] = _OverZ(gather, scatter, costs.beside("z"))
+        over_z = self._over_z[key]
+        return Pieces(
+            path.forward, path.backward, over_z.gather, over_z.scatter, path.attention,
+            *(sum(t for axis, t in busy.items() if axis in over_z.beside)
+              for busy in (path.busy_forward, path.busy_backward)),
+        )  # fmt: skip
+
+    def _path_of(self, job: Job) -> _Path:
+        """Returns the times of a block on the path, which z does not change."""
         grid, options = job.grid, job.options
         defers = grid.pipe > 1 and options.pipeline.defers
         splits = grid.x * grid.y > 1  # if not, blocks are the same in every layout
-        key = (job.model, grid.size, grid.x, grid.y, grid.z, job.rows,
-               splits and options.layout, options.dtype, defers)  # fmt: skip
-        if key not in self._blocks:
-            self._blocks[key] = self._make_blocks(_plain(job))
-        return self._blocks[key]
+        key = (job.model, grid.size, grid.x, grid.y, job.rows, options.dtype, defers,
+               splits and (options.layout, options.save_gathered, options.algorithm))  # fmt: skip
+        if key not in self._paths:
+            self._paths[key] = self._make_path(_plain(job))
+        return self._paths[key]
 
-    def _make_blocks(self, job: Job) -> Pieces:
+    def _make_path(self, job: Job) -> _Path:
         rank, costs = Rank(job), Costs(self._machine, job.grid, job.options.dtype)
-        forward = [costs.task(task) for task in block_forward(rank)]
-        attention = costs.task(attention_forward(rank))
-        tasks = block_backward(rank)
-        backward = [costs.task(task) for task in tasks]
-        return Pieces(
-            forward=sum(c.seconds for c in forward),
-            backward=sum(c.seconds for c in backward),
-            gather=sum(c.gather for c in forward),
-            scatter=sum(c.scatter for c in backward),
-            attention=attention.seconds,
-            # The gather of its input is the only collective of a wgrad on the path.
-            saved=sum(
-                cost.seconds - cost.compute
-                for task, cost in zip(tasks, backward, strict=True)
-                if task.matmul is not None and task.matmul.layout == "TN"
-            ),
-            wire_forward=_on_wire(costs, forward),
-            wire_backward=_on_wire(costs, backward),
-        )
+        passes = LinearPasses(job, self._machine, costs)
+        forward = passes.units(block_forward(rank))
+        backward = passes.units(block_backward(rank))
+        (attention,) = passes.units((attention_forward(rank),))
+        return _Path(
+            sum(unit.seconds for unit in forward), sum(unit.seconds for unit in backward),
+            attention.seconds, _busy(forward), _busy(backward),
+        )  # fmt: skip
 
     def _with_ends(self, job: Job, blocks: Pieces) -> Pieces:
         """Adds what is not part of a block; in a pipeline, that of the last stage."""
         job, last = _plain(job), job.grid.pipe - 1
         rank, costs = Rank(job, last), Costs(self._machine, job.grid, job.options.dtype)
-        ends = [costs.task(task) for part in ends_of(rank) for task in part]
+        passes = LinearPasses(job, self._machine, costs)
+        ends = [unit for part in ends_of(rank) for unit in passes.units(part)]
+        over_z = (c for unit in ends for c in (unit.gather, unit.scatter) if c is not None)
         num_bytes = parameters_of_rank(job, last) * job.options.width
         return blocks._replace(
-            fixed=sum(c.seconds for c in ends),
-            fixed_z=sum(c.gather + c.scatter for c in ends),
-            wire_fixed=_on_wire(costs, ends),
+            fixed=sum(unit.seconds for unit in ends),
+            fixed_z=sum(map(costs.collective, over_z)),
+            wire_fixed=sum(t for a, t in _busy(ends).items() if a in costs.beside("z")),
             sums=costs.all_reduce("data", num_bytes),
         )
 
@@ -120,14 +152,20 @@ def _plain(job: Job) -> Job:
     options = job.options
     plain = Options(
         layout=options.layout, dtype=options.dtype, micro_batches=options.micro_batches,
-        pipeline=options.pipeline, overlap=None,
+        pipeline=options.pipeline, save_gathered=options.save_gathered,
+        algorithm=options.algorithm, overlap=None,
     )  # fmt: skip
     return replace(job, options=plain)
 
 
-def _on_wire(costs: Costs, several: Iterable[TaskCost]) -> float:
-    beside_z = costs.beside("z")
-    return sum(t for cost in several for axis, t in cost.path if axis in beside_z)
+def _busy(units: Iterable[Unit]) -> dict[str, float]:
+    """Returns the seconds in which each axis uses its wire on the path."""
+    busy: dict[str, float] = {}
+    for unit in units:
+        for done in unit.passes:
+            for axis, seconds in done.busy.items():
+                busy[axis] = busy.get(axis, 0.0) + seconds
+    return busy
 
 
 def closed_form_s(pieces: Pieces, job: Job) -> float:
@@ -152,7 +190,6 @@ def least_s(pieces: Pieces, job: Job) -> float:
 def _step_s(pieces: Pieces, job: Job, *, again: Recomputation, hides: Recomputation) -> float:
     """Returns closed_form_s where `again` takes time, and `hides` hides sums of gradients."""
     options, parts = job.options, job.options.micro_batches
-    backward = pieces.backward - (pieces.saved if options.save_gathered else 0.0)
     shares = shares_of(job)
     if job.grid.pipe == 1:
         layers = job.model.num_layers
@@ -167,7 +204,7 @@ def _step_s(pieces: Pieces, job: Job, *, again: Recomputation, hides: Recomputat
         passes = parts * one + _bubble_s(job, one)
     beside = 0.0
     if options.overlap is not None:
-        beside = _again_s(pieces, hides, layers) + layers * backward
+        beside = _again_s(pieces, hides, layers) + layers * pieces.backward
     if job.num_parts > 1:
         # A reduce-scatter and an all-gather send half as much each, in the gradients' dtype.
         times = parts if options.optimizer.zero > 1 else 1
@@ -198,8 +235,7 @@ def _again_s(pieces: Pieces, again: Recomputation, layers: int) -> float:
 def _passes_s(pieces: Pieces, job: Job, layers: int, parts: int, again: Recomputation) -> float:
     """Returns the seconds of the forward and backward passes of `parts` micro-batches."""
     options, recomputed = job.options, again.num_blocks(layers)
-    backward = pieces.backward - (pieces.saved if options.save_gathered else 0.0)
-    on_path = pieces.fixed + layers * (pieces.forward + backward)
+    on_path = pieces.fixed + layers * (pieces.forward + pieces.backward)
     on_path += _again_s(pieces, again, layers)
     if options.overlap is None:
         gathers = layers * (1 + options.reshard_after_forward) + recomputed
@@ -207,8 +243,10 @@ def _passes_s(pieces: Pieces, job: Job, layers: int, parts: int, again: Recomput
         return parts * (on_path + over_z)
     # Each pass gathers the weights once, except those that the budget keeps at the turn between two
     # passes.
-    again_z = 0.0 if block_is_held(job) else recomputed / layers
-    passes = (2 + again_z) * parts - (2 * parts - 1) * held_share(job, layers)
+    again_z = share_gathered_again(job) * recomputed / layers
+    has_table = job.grid.pipe == 1
+    held = held_share(job, layers, has_table=has_table)
+    passes = (2 + again_z) * parts - (2 * parts - 1) * held
     over_z = parts * (pieces.fixed_z + layers * pieces.scatter) + passes * layers * pieces.gather
     if over_z:
         path = pieces.wire_fixed + layers * (pieces.wire_forward + pieces.wire_backward)

@@ -10,24 +10,22 @@ from axonn_ext.spec.grid import COMMUNICATING, GridShape
 
 
 class TaskCost(NamedTuple):
-    """The seconds of one task.
+    """The seconds of one task, of which nothing is hidden.
 
     compute  the time of its computation
     path     (axis, seconds) of each collective before and after it
-    hidden   the time of these collectives that a fused op hides behind the product
     gather, scatter   the times of its collectives over z, wherever they run
     """
 
     compute: float
     path: tuple[tuple[str, float], ...]
-    hidden: float
     gather: float
     scatter: float
 
     @property
     def seconds(self) -> float:
         """The time of the task on the path, without its collectives over z."""
-        return self.compute + sum(t for _, t in self.path) - self.hidden
+        return self.compute + sum(t for _, t in self.path)
 
 
 class UpdateCost(NamedTuple):
@@ -82,12 +80,8 @@ class Costs:
     def task(self, task: Task) -> TaskCost:
         compute = self.compute(task)
         path = tuple((c.axis, self.collective(c)) for c in (*task.before, *task.after))
-        hidden = 0.0
-        if task.matmul is not None and path and self._machine.hidden_share:
-            moved = sum(t for _, t in path)
-            hidden = self._machine.hidden_share * min(compute, moved)
         return TaskCost(
-            compute, path, hidden,
+            compute, path,
             self.collective(task.gather) if task.gather is not None else 0.0,
             self.collective(task.scatter) if task.scatter is not None else 0.0,
         )  # fmt: skip

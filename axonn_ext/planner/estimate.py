@@ -9,6 +9,7 @@ from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.memory.peak import Memory
 from axonn_ext.planner.pipelines import StageSteps, simulate_pipeline
+from axonn_ext.planner.prepared_step import PreparedStep
 from axonn_ext.planner.timeline import simulate
 
 
@@ -46,14 +47,19 @@ class Estimate:
 
 
 def estimate(
-    job: Job, machine: Machine, memory: Memory, *, steps: StageSteps | None = None
+    job: Job,
+    machine: Machine,
+    memory: Memory,
+    *,
+    steps: StageSteps | None = None,
+    step: PreparedStep | None = None,
 ) -> Estimate:
     """Predicts a configuration by simulating its step.
 
-    steps: see simulate_pipeline.
+    steps: see simulate_pipeline. step: see simulate.
     """
     if job.grid.pipe == 1:
-        result = simulate(job, machine)
+        result = simulate(job, machine, step=step)
     else:
         result = simulate_pipeline(job, machine, steps=steps).step
     exposed = {axis: seconds for axis, seconds in result.exposed_s.items() if seconds > 0}

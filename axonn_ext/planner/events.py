@@ -13,13 +13,16 @@ COMPUTE = "compute"
 class Event(NamedTuple):
     """A piece of work of one stream.
 
-    stream: "compute" or the name of an axis; in the schedule of a pipeline, "stage 0", "stage 1"...
+    stream  "compute" or the name of an axis; in the schedule of a pipeline, "stage 0", "stage 1"...
+    busy_s  the seconds in which the stream really worked: a collective may pause in between, while
+            another axis uses its wire
     """
 
     stream: str
     name: str
     start_s: float
     end_s: float
+    busy_s: float
     micro_batch: int
 
 

@@ -65,7 +65,7 @@ def simulate(
     message_seconds: MessageSeconds | None = None,
     in_flight: Sequence[int] | None = None,
     defer_weights: bool = False,
-    max_deferred: int | None = None,
+    max_deferred: int | Sequence[int] | None = None,
 ) -> Simulation:
     """Simulates a step of a schedule of `axonn_ext.spec.pipeline`, with the times of each stage.
 
@@ -77,18 +77,21 @@ def simulate(
     (None: as many as PipelineOptions() allows); the oldest deferred weight task.
 
     defer_weights (message_driven alone; zero_bubble always does, the other schedules never): a
-    backward leaves its weight gradients for later. When max_deferred of them wait (None: any
-    number may), the oldest runs before the next backward. Otherwise a backward includes them.
+    backward leaves its weight gradients for later. When max_deferred of them wait (one number, or
+    one for each stage; None: any number may), the oldest runs before the next backward. Otherwise a
+    backward includes them.
 
     Raises ValueError for sizes that the schedule does not run with, times that are negative or not
-    finite, in_flight without a number >= 1 per stage, and max_deferred < 1.
+    finite, and in_flight or max_deferred without a number >= 1 per stage.
     """
     stages = len(times)
     check_sizes(schedule, stages=stages, micro_batches=micro_batches, chunks=chunks)
     _check_times(times)
     limits = _limits(in_flight, stages)
-    if max_deferred is not None and max_deferred < 1:
-        raise ValueError(f"max_deferred must be >= 1, got {max_deferred}")
+    if isinstance(max_deferred, int):
+        max_deferred = [max_deferred] * stages
+    if max_deferred is not None:
+        _check_each("max_deferred", max_deferred, stages)
     fixed = schedule != "message_driven"
     defers = schedule == "zero_bubble" if fixed else defer_weights
     seconds = [
@@ -101,9 +104,14 @@ def simulate(
         orders = [fixed_order(schedule, stages=stages, stage=stage, micro_batches=micro_batches,
                               chunks=chunks) for stage in range(stages)]  # fmt: skip
         return _simulation(_run_fixed(orders, messages, seconds), defers=defers)
-    most = (math.inf if max_deferred is None else max_deferred) if defers else 0
+    most: Sequence[float] = [0] * stages
+    if defers:
+        most = [math.inf] * stages if max_deferred is None else max_deferred
     arrived = zip(messages.arrived["forward"], messages.arrived["backward"], strict=True)
-    states = [_Stage(*lists, limit, most) for lists, limit in zip(arrived, limits, strict=True)]
+    states = [
+        _Stage(*lists, limit, deferred)
+        for lists, limit, deferred in zip(arrived, limits, most, strict=True)
+    ]
     return _simulation(_run_message_driven(states, messages, seconds), defers=defers)
 
 
@@ -117,11 +125,15 @@ def _limits(in_flight: Sequence[int] | None, stages: int) -> Sequence[int]:
     """The most micro-batches in flight per stage."""
     if in_flight is None:
         return [PipelineOptions().most_in_flight(stages, stage) for stage in range(stages)]
-    limits = list(in_flight)
-    if len(limits) != stages or min(limits) < 1:
-        raise ValueError(f"in_flight must have a number >= 1 for each of {stages} stages, "
-                         f"got {limits}")  # fmt: skip
-    return limits
+    _check_each("in_flight", in_flight, stages)
+    return in_flight
+
+
+def _check_each(name: str, numbers: Sequence[int], stages: int) -> None:
+    if len(numbers) != stages or min(numbers) < 1:
+        raise ValueError(
+            f"{name} must have a number >= 1 for each of {stages} stages, got {list(numbers)}"
+        )
 
 
 class _Messages:

@@ -10,17 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from axonn_ext.planner.costs import Costs, TaskCost
+from axonn_ext.planner.costs import Costs
 from axonn_ext.planner.events import Event, Timeline
 from axonn_ext.planner.job import Job
+from axonn_ext.planner.linear_passes import LinearPasses, Unit
 from axonn_ext.planner.machine import Machine
+from axonn_ext.planner.memory.in_flight import most_deferred
 from axonn_ext.planner.pipeline_simulator import Simulation, StageTimes, simulate
 from axonn_ext.planner.shared_cores import on_shared_cores
 from axonn_ext.planner.shares import shares_of
 from axonn_ext.planner.step.messages import messages
 from axonn_ext.planner.step.program import make_program
 from axonn_ext.planner.step.rank import Rank
-from axonn_ext.planner.step.tasks import Program, Task
+from axonn_ext.planner.step.tasks import Program
 from axonn_ext.planner.timeline import simulate_parts
 from axonn_ext.spec.pipeline import Task as ScheduledTask
 from axonn_ext.spec.pipeline_options import PipelineOptions
@@ -131,11 +133,13 @@ def pipeline_timeline(job: Job, machine: Machine) -> Timeline:
     schedule = simulate_schedule(job, machine, found.stages, found.message_s, parts)
     end = schedule.seconds + found.after_s
     events = [
-        Event(f"stage {stage}", _name(job, task), start, stop, task.micro_batch)
+        Event(f"stage {stage}", _name(job, task), start, stop, stop - start, task.micro_batch)
         for stage in stages
         for task, start, stop in schedule.tasks[stage]
     ]
-    events += [Event(f"stage {s}", AFTER, schedule.seconds, end, parts - 1) for s in stages]
+    events += [
+        Event(f"stage {s}", AFTER, schedule.seconds, end, found.after_s, parts - 1) for s in stages
+    ]
     step = found.step
     bubble = max(0.0, step.exposed_s["pipe"] + end - step.step_time_s)
     return Timeline(
@@ -155,27 +159,32 @@ def _sum(each: Mapping[str, float], once: Mapping[str, float], times: int) -> di
 def _stage_times(job: Job, program: Program, machine: Machine, seconds: float) -> StageTimes:
     """Splits the seconds of a stage for a micro-batch like those of its tasks on the path."""
     costs = Costs(machine, job.grid, job.options.dtype)
+    passes = LinearPasses(job, machine, costs)
     forward = backward = weight = 0.0
     for i, (tasks, repeats) in enumerate(program.micro_batch()):
-        for task in tasks:
-            spent = repeats * _on_path(job, costs.task(task))
+        for unit in passes.units(tasks):
+            spent = repeats * _on_path(job, costs, unit)
             if i < program.parts.num_forward:
                 forward += spent
-            elif _is_weight_gradient(task):
-                weight += spent
             else:
-                backward += spent
+                of_weight = spent * _share_of_weight_gradient(costs, unit)
+                weight += of_weight
+                backward += spent - of_weight
     scale = seconds / (forward + backward + weight)
     return StageTimes(scale * forward, scale * backward, scale * weight)
 
 
-def _on_path(job: Job, cost: TaskCost) -> float:
-    beside = 0.0 if job.options.overlap is not None else cost.gather + cost.scatter
-    return cost.seconds + beside
+def _share_of_weight_gradient(costs: Costs, unit: Unit) -> float:
+    """Returns the share of a unit's computation that computes the gradient of a weight."""
+    computed = [costs.compute(task) for task in unit.tasks]
+    is_last = unit.tasks[-1].matmul is not None and unit.tasks[-1].matmul.layout == "TN"
+    return computed[-1] / sum(computed) if is_last else 0.0
 
 
-def _is_weight_gradient(task: Task) -> bool:
-    return task.matmul is not None and task.matmul.layout == "TN"
+def _on_path(job: Job, costs: Costs, unit: Unit) -> float:
+    beside = () if job.options.overlap is not None else (unit.gather, unit.scatter)
+    over_z = (c for c in (*unit.over_z, *beside) if c is not None)
+    return unit.seconds + sum(costs.collective(c) for c in over_z)
 
 
 def _seconds(job: Job, machine: Machine, stages: Sequence[StageTimes], message_s: float) -> float:
@@ -208,6 +217,6 @@ def simulate_schedule(
         options.schedule, of_chunks, micro_batches, chunks=options.chunks,
         message_seconds=lambda *_: message_s,
         in_flight=[options.most_in_flight(pipe, stage) for stage in range(pipe)],
-        defer_weights=options.defers, max_deferred=options.most_deferred(pipe),
+        defer_weights=options.defers, max_deferred=most_deferred(job),
     )  # fmt: skip
     return on_shared_cores(found, machine.ranks_per_core)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from axonn_ext.planner.after_passes import AfterPasses
 from axonn_ext.planner.events import Timeline
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import Machine
+from axonn_ext.planner.prepared_step import PreparedStep
 from axonn_ext.planner.simulation import Simulation
 from axonn_ext.planner.step.program import make_program
 from axonn_ext.planner.step.tasks import Program
@@ -16,12 +18,19 @@ def timeline(job: Job, machine: Machine) -> Timeline:
     Raises ValueError for a grid with several stages: see pipeline_timeline.
     """
     job.grid.refuse_pipe("the timeline of one rank")
-    program = make_program(job)
-    simulation = Simulation(job, program, machine, records=True)
-    return simulation.finish(simulation.run(program.num_layers, program.num_micro_batches))
+    step = PreparedStep(job, make_program(job), machine, records=True)
+    passes = Simulation(job, step, records=True).run(
+        step.program.num_layers, step.program.num_micro_batches
+    )
+    return AfterPasses(job, step, records=True).finish(passes)
 
 
-def simulate(job: Job, machine: Machine) -> Timeline:
+def prepare(job: Job, machine: Machine) -> PreparedStep:
+    """Returns what `simulate` needs of a job, whatever the numbers of its Overlap are."""
+    return PreparedStep(job, make_program(job), machine, records=False)
+
+
+def simulate(job: Job, machine: Machine, *, step: PreparedStep | None = None) -> Timeline:
     """Simulates only the times of a step, at a cost that does not grow with its size.
 
     All layers are alike, and so are all micro-batches. Once the streams have reached a steady
@@ -29,17 +38,19 @@ def simulate(job: Job, machine: Machine) -> Timeline:
     micro-batches. So only a few of each are simulated, and the rest is extrapolated. A test
     compares the result with the whole schedule.
 
+    step: prepared for the job, or for one that differs in the numbers of Overlap alone.
+
     Raises ValueError for a grid with several stages: see simulate_pipeline.
     """
     job.grid.refuse_pipe("the simulation of one rank")
-    program = make_program(job)
-    parts = program.num_micro_batches
+    step = prepare(job, machine) if step is None else step
+    parts = step.program.num_micro_batches
     one, two = (2, 3) if parts > 3 else (parts, parts)
-    simulation = Simulation(job, program, machine, records=False)
+    simulation = Simulation(job, step, records=False)
     passes = simulation.run_all_layers(one)
     if two > one:
         passes = passes.extended(simulation.run_all_layers(two), (parts - one) / (two - one))
-    return simulation.finish(passes)
+    return AfterPasses(job, step, records=False).finish(passes)
 
 
 def simulate_parts(job: Job, program: Program, machine: Machine) -> tuple[Timeline, Timeline]:
@@ -50,10 +61,11 @@ def simulate_parts(job: Job, program: Program, machine: Machine) -> tuple[Timeli
     Returns one micro-batch, forward and backward, among others like it; and what follows once a
     step after the last one, of which the optimizer is a part.
     """
-    simulation = Simulation(job, program, machine, records=False)
+    prepared = PreparedStep(job, program, machine, records=False)
+    simulation = Simulation(job, prepared, records=False)
     before = simulation.run_all_layers(2)
     one = before.less(simulation.run_all_layers(3))
-    step = simulation.finish(before)
+    step = AfterPasses(job, prepared, records=False).finish(before)
     return (
         Timeline(one.end_s, one.compute_s, one.exposed_s, 0.0, ()),
         Timeline(

@@ -8,11 +8,14 @@ import pytest
 from rich.console import Console
 
 from axonn_ext.cli import plan_report
-from axonn_ext.planner import Request, load_machine, plan, timeline
+from axonn_ext.planner import Request, load_machine, plan, simulate, timeline
+from axonn_ext.planner.costs import Costs
 from axonn_ext.planner.estimate import estimate as estimate_of
 from axonn_ext.planner.events import COMPUTE
 from axonn_ext.planner.job import Job, Options
 from axonn_ext.planner.memory.peak import memory_of
+from axonn_ext.planner.step.program import make_program
+from axonn_ext.planner.step.volumes import all_collectives
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.parallel import Overlap
 from axonn_ext.spec.presets import PRESETS
@@ -43,6 +46,28 @@ def test_explanation_of_an_axis(
         assert 1e3 * sent / speed < busy < 2e3 * sent / speed  # and latencies
     else:
         assert hidden > exposed
+
+
+def test_a_wire_is_busy_for_as_long_as_it_carries_bytes() -> None:
+    """The reported case: x, z and data leave the node, so z and data pause while x sends. What was
+    shown as busy was the time from the first byte of a bucket to its last one."""
+    model = PRESETS["gpt-80b"]
+    overlap = Overlap(gathered_bytes=160 << 20)  # two weights of an MLP, of 42 blocks
+    for micro_batches in (1, 4):
+        options = Options(overlap=overlap, algorithm="sequential", micro_batches=micro_batches)
+        job = Job(model, GridShape(x=16, z=8, data=8), options, 1024)
+        machine = load_machine("frontier")
+        costs = Costs(machine, job.grid, "bf16")
+        assert costs.wires["x"] == costs.wires["z"] == costs.wires["data"]
+        expected: dict[str, float] = {}
+        for c, times in all_collectives(make_program(job)):
+            expected[c.axis] = expected.get(c.axis, 0.0) + times * costs.collective(c)
+        busy = plan_report.busy_seconds(job, machine)
+        assert busy == pytest.approx(expected, rel=0.05)  # of z, what is held is not gathered
+        lasts = sum(e.end_s - e.start_s for e in timeline(job, machine).events if e.stream == "z")
+        assert lasts > 1.2 * busy["z"]
+        waits = simulate(job, machine).exposed_s
+        assert all(waits[axis] <= busy[axis] * (1 + 1e-9) for axis in waits)
 
 
 def test_kinds_of_computation_are_those_of_the_simulation() -> None:

@@ -271,6 +271,10 @@ def test_message_driven_never_exceeds_its_limits() -> None:
         assert max(bounded.peak_deferred) <= 3
         if in_flight is None:
             assert max(bounded.peak_deferred) == 3 < max(free.peak_deferred)
+        own = run("message_driven", 4, 24, defer_weights=True, max_deferred=[3, 1, 2, 4], **options)
+        assert all(
+            most <= limit for most, limit in zip(own.peak_deferred, (3, 1, 2, 4), strict=True)
+        )
         for stage in range(4):
             assert bounded.peak_held[stage] <= bounded.peak_in_flight[stage] + 3
 
@@ -287,8 +291,12 @@ def test_wrong_input_is_refused_with_its_numbers() -> None:
     for in_flight in ([1, 1], [1, 0, 1], []):
         with pytest.raises(ValueError, match=r"in_flight must .* 3 stages, got \["):
             run("message_driven", 3, 4, in_flight=in_flight)
-    with pytest.raises(ValueError, match="max_deferred must be >= 1, got 0"):
+    with pytest.raises(
+        ValueError, match=r"max_deferred must have a number >= 1 .*, got \[0, 0, 0\]"
+    ):
         run("message_driven", 3, 4, defer_weights=True, max_deferred=0)
+    with pytest.raises(ValueError, match=r"max_deferred must .* 3 stages, got \[1, 2\]"):
+        run("message_driven", 3, 4, defer_weights=True, max_deferred=[1, 2])
     with pytest.raises(ValueError, match=r"times\[0\] must be finite and >= 0, got .*-1.0"):
         run("1f1b", 3, 4, times=StageTimes(1.0, -1.0, 1.0))
     with pytest.raises(ValueError, match="stages must be >= 1, got 0"):

@@ -21,8 +21,10 @@ from axonn_ext.planner import (
 )
 from axonn_ext.planner.closed_forms import ClosedForms
 from axonn_ext.planner.job import violations
+from axonn_ext.planner.memory.activations import deferred_bytes_of
 from axonn_ext.planner.model_files import load_model
 from axonn_ext.planner.pipelines import StageSteps, simulate_pipeline, simulate_schedule
+from axonn_ext.planner.search.choices import other_pipelines
 from axonn_ext.planner.search.request import PIPELINES
 from axonn_ext.planner.shares import shares_of
 from axonn_ext.spec.grid import GridShape, divisors, grids_of
@@ -218,3 +220,47 @@ def test_the_largest_search_takes_little_longer() -> None:
         return time.process_time() - began
 
     assert seconds(16) < 3 * seconds(1)
+
+
+def test_a_search_also_defers_weight_gradients_as_far_as_they_fit() -> None:
+    """Without a limit where memory is enough; else, of the limits that are tried, the largest that
+    fits with as little recomputation."""
+    model = ModelConfig(512, 256, 8, 8, 512)
+    options = Options(micro_batches=16, pipeline=PipelineOptions("1f1b"))
+    job = Job(model, GridShape(pipe=4), options, 64)
+    request = Request(model, "small", 4, machine_of(), 64, max_pipe=4)
+
+    def deferring(request: Request) -> list[Job]:
+        return [j for j in other_pipelines(request, job) if j.options.pipeline.defer_weights]
+
+    (free,) = deferring(request)
+    assert free.options.pipeline.deferred_bytes == 0
+    units = [deferred_bytes_of(job, stage) for stage in range(4)]
+    limits = [count * max(units) for count in (1, 2, 4, 8)]
+
+    def bounded(limit: int) -> Job:
+        pipeline = PipelineOptions(defer_weights=True, deferred_bytes=limit)
+        return dataclasses.replace(job, options=dataclasses.replace(options, pipeline=pipeline))
+
+    totals = [memory_of(bounded(limit)).total for limit in limits]
+    assert totals == sorted(set(totals)) and totals[-1] < memory_of(free).total
+    for limit, total in zip(limits, totals, strict=True):
+        tight = dataclasses.replace(request, machine=machine_of(memory=total), memory_fraction=1.0)
+        found = [j for j in deferring(tight) if j.options.recompute == "none"]
+        assert [j.options.pipeline.deferred_bytes for j in found] == [limit]
+        found_step = simulate_pipeline(found[0], tight.machine)
+        run = simulate_schedule(found[0], tight.machine, found_step.stages, 0.0, 16)
+        most = [-(-limit // of_one) for of_one in units]
+        assert all(p <= m for p, m in zip(run.peak_deferred, most, strict=True))
+        assert max(run.peak_deferred) > 0
+
+
+def test_a_limit_of_deferred_weight_gradients_is_in_the_predicted_step() -> None:
+    """What waits on few stages cannot fill the bubble, so a small limit takes longer than none."""
+    model = ModelConfig(512, 256, 8, 8, 512)
+    times = []
+    for limit in (1, 0):
+        pipeline = PipelineOptions(in_flight=1, defer_weights=True, deferred_bytes=limit)
+        job = Job(model, GridShape(pipe=4), Options(micro_batches=16, pipeline=pipeline), 64)
+        times.append(simulate_pipeline(job, machine_of()).step.step_time_s)
+    assert times[1] < times[0]

@@ -341,7 +341,7 @@ def test_memory_is_of_the_machines_device() -> None:
         ({"fixed": {"layout": "sharded"}}, "fixed may hold heads_over_y, .*, got layout"),
         ({"fixed": {"recompute": True}}, "recompute must be none, attention, .*, got True"),
         ({"fixed": {"recompute": "every:1"}}, "recompute must be .* or full, got 'every:1'"),
-        ({"fixed": {"overlap": True}}, "overlap must be None or an Overlap, got True"),
+        ({"fixed": {"overlap": True}}, "overlap must be None, an Overlap or 'on', got True"),
         ({"dtype": "fp16"}, "machine test has no peak for dtype 'fp16', only for bf16, fp32"),
     ],
 )

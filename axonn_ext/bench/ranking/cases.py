@@ -146,6 +146,6 @@ def predict(case: Case, config: Config, machine: Machine) -> float:
 def _job(case: Case, config: Config) -> Job:
     options = Options(
         layout=config.layout, overlap=None, dtype=_DTYPE, pipeline=config.pipeline,
-        micro_batches=config.micro_batches,
+        micro_batches=config.micro_batches, algorithm=config.parallel.algorithm,
     )  # fmt: skip
     return Job(case.model, config.grid, options, case.batch_size)

@@ -25,9 +25,8 @@ def gathered_weights(stage: Stage) -> tuple[int, int, int]:
     # Only a single weight that is larger than the budget may exceed it.
     single = size.runs[1] * stage.width // (stage.x * stage.y)
     budget = max(stage.overlap.gathered_bytes, single)
-    ahead = (1 + stage.overlap.prefetch) * stage.block
-    return (
-        min(total, max(budget, stage.table)),
-        min(stage.layers * stage.block, budget),
-        min(ahead, budget),
-    )
+    blocks = min(stage.layers * stage.block, budget)
+    # In the first block, the only micro-batch needs the weights of the others no more.
+    only = stage.options.micro_batches == 1 and not stage.in_stages
+    last = min(stage.block, budget) if only else blocks
+    return min(total, max(budget, stage.table)), blocks, last

@@ -49,9 +49,21 @@ def units_of(job: Job, stage: int) -> tuple[Units, ...]:
     if not options.defers:
         return _of_one_kind(in_flight, parts)
     if options.deferred_bytes:
-        most = -(-options.deferred_bytes // max(1, deferred_bytes_of(job, stage)))
-        return (Units(in_flight, min(parts, most), True),)
+        return (Units(in_flight, min(parts, most_deferred(job)[stage]), True),)
     return _of_message_driven(options, _stage_costs(job), parts)[stage]
+
+
+def most_deferred(job: Job) -> tuple[int, ...]:
+    """Returns how many units' weight gradients may wait on each stage.
+
+    With deferred_bytes the oldest come first as soon as those that wait have as many.
+    """
+    options, stages = job.options.pipeline, range(job.grid.pipe)
+    most = options.most_deferred(job.grid.pipe)
+    if most is not None:
+        return (most,) * job.grid.pipe
+    of_one = (max(1, deferred_bytes_of(job, stage)) for stage in stages)
+    return tuple(-(-options.deferred_bytes // num_bytes) for num_bytes in of_one)
 
 
 def _of_one_kind(in_flight: int, parts: int) -> tuple[Units, ...]:

@@ -8,6 +8,7 @@ from functools import cache
 from itertools import islice, product
 
 from axonn_ext.planner.job import Job, Options, pipeline_violations
+from axonn_ext.planner.memory.activations import deferred_bytes_of
 from axonn_ext.planner.memory.fitting import those_that_fit
 from axonn_ext.planner.search.request import Request
 from axonn_ext.planner.shares import shares_of
@@ -98,12 +99,32 @@ def _with_pipeline(options: Options, pipeline: PipelineOptions) -> Options:
 def other_pipelines(request: Request, job: Job) -> Iterator[Job]:
     """Yields the job with each other way in which its stages can run and that fits.
 
-    Where one needs more memory, it comes with the first policy that recomputes more and fits.
+    Where one needs more memory, it comes with the first policy that recomputes more and fits. Where
+    deferred weight gradients do, it comes also with the largest limit of them that is tried and
+    fits with the job's own policy.
     """
     for pipeline in request.pipelines if job.grid.pipe > 1 else ():
         other = replace(job, options=_with_pipeline(job.options, pipeline))
-        if pipeline != job.options.pipeline and next(pipeline_violations(other), None) is None:
-            yield from islice(_with_policies(request, other, _from(request, job)), 1)
+        if pipeline == job.options.pipeline or next(pipeline_violations(other), None) is not None:
+            continue
+        found = next(_with_policies(request, other, _from(request, job)), None)
+        if found is not None:
+            yield found
+        fits = found is not None and found.options.recompute == job.options.recompute
+        limited = pipeline.deferred_bytes or pipeline.schedule != "message_driven"
+        if pipeline.defers and not limited and not fits:
+            yield from islice(_with_limits(request, other), 1)
+
+
+def _with_limits(request: Request, job: Job) -> Iterator[Job]:
+    """Yields a job that defers weight gradients with each limit with which it fits.
+
+    The limits are what some micro-batches wait with on the stage on which they wait with most.
+    """
+    of_one = max(deferred_bytes_of(job, stage) for stage in range(job.grid.pipe))
+    for count in (job.grid.pipe, max(1, job.grid.pipe // 2), 1):
+        pipeline = replace(job.options.pipeline, deferred_bytes=count * of_one)
+        yield from fitting_jobs(request, job, (_with_pipeline(job.options, pipeline),))
 
 
 def with_less_recomputation(request: Request, job: Job) -> tuple[Job, ...]:
@@ -117,6 +138,17 @@ def with_less_recomputation(request: Request, job: Job) -> tuple[Job, ...]:
     blocks = (p for p in POLICIES if _recomputes_some(p, job))
     of_blocks = islice(_with_policies(request, job, blocks), 1)
     return (*_with_policies(request, job, ("attention",)), *of_blocks) or (job,)
+
+
+def with_more_recomputation(request: Request, job: Job) -> Iterator[Job]:
+    """Yields the job with each policy that computes more again, whether it fits or not.
+
+    It has the overlap that holds least, so that what is freed can be given to gathered weights.
+    """
+    for policy in _from(request, job):
+        if policy != job.options.recompute:
+            options = replace(job.options, recompute=policy, overlap=Overlap())
+            yield replace(job, options=options)
 
 
 def _from(request: Request, job: Job) -> Iterator[str]:
@@ -178,7 +210,10 @@ def _given(
         of_overlap: tuple[object, ...] = (Overlap(),) if splits_batch else (None,)
         choices |= {"save_gathered": (False,), "overlap": of_overlap,
                     "reshard_after_forward": (True,)}  # fmt: skip
-    choices.update({name: (value,) for name, value in fixed if name in choices})
+    given = {name: (value,) for name, value in fixed if name in choices}
+    if given.get("overlap") == ("on",):
+        given["overlap"] = (Overlap(),)  # whose numbers are found later
+    choices.update(given)
     variants = (dict(zip(choices, values, strict=True)) for values in product(*choices.values()))
     return tuple(
         replace(options, **v)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,16 +15,27 @@ from axonn_ext.planner.estimate import Estimate, estimate
 from axonn_ext.planner.job import ZERO_2_IN_STAGES, Job, violations
 from axonn_ext.planner.memory.peak import memory_of
 from axonn_ext.planner.pipelines import StageSteps
+from axonn_ext.planner.prepared_step import PreparedStep
 from axonn_ext.planner.search.choices import (
     fitting_jobs,
     jobs_of,
     other_pipelines,
     variants_of,
     with_less_recomputation,
+    with_more_recomputation,
     without_needless,
+)
+from axonn_ext.planner.search.overlaps import (
+    fastest_overlap,
+    is_searched,
+    with_all_held,
+    with_default_numbers,
+    with_least_numbers,
+    with_most_held,
 )
 from axonn_ext.planner.search.remedies import NO_MEMORY, nothing_fits
 from axonn_ext.planner.search.request import Request
+from axonn_ext.planner.timeline import prepare
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.pipeline import SCHEDULES
 from axonn_ext.spec.rules import BrokenRule
@@ -84,30 +96,71 @@ def plan(request: Request) -> Plan:
         fitting = fitting_jobs(request, job, options)
         rejected[NO_MEMORY] += len(options) - len(fitting)
         if fitting:
-            blocks = forms.blocks_of(job)
-            found += [_candidate(blocks, v) for v in without_needless(fitting)]
+            found += [_candidate(request, forms.blocks_of(v), v) for v in without_needless(fitting)]
             num_fitting += len(fitting)
     rejected = +rejected  # drops zeros
     if not found:
         raise PlannerError(nothing_fits(request, rejected))
     promising = _most_promising(request, found, forms)
     promising += [other for job in promising for other in other_pipelines(request, job)]
-    steps = StageSteps(request.machine)
-    best = [_estimate(request, job, steps) for job in promising]
+    best = _Predictions(request).best_of_each_grid(promising)
     return Plan(
-        request, _best_of_each_grid(best)[: request.top], dict(rejected.most_common()),
+        request, best, dict(rejected.most_common()),
         num_considered, num_fitting,
     )  # fmt: skip
 
 
-def _candidate(blocks: Pieces, job: Job) -> _Candidate:
+def _candidate(request: Request, blocks: Pieces, job: Job) -> _Candidate:
+    searched = is_searched(request, job)
     bound = least_s if job.options.recompute == "full" else closed_form_s
-    return _Candidate(bound(blocks, job), job)
+    return _Candidate(bound(blocks, with_all_held(job) if searched else job), job)
 
 
-def _estimate(request: Request, job: Job, steps: StageSteps) -> Estimate:
-    memory = memory_of(job, device=request.machine.device)
-    return estimate(job, request.machine, memory, steps=steps)
+class _Predictions:
+    """Simulated steps of what was asked for."""
+
+    def __init__(self, request: Request) -> None:
+        self._request, self._steps = request, StageSteps(request.machine)
+        self._prepared: tuple[Job, PreparedStep] | None = None  # the last one
+
+    def best_of_each_grid(self, jobs: list[Job]) -> tuple[Estimate, ...]:
+        """Returns the fastest estimate of each grid, the best first, as many as are asked for."""
+        top = self._request.top
+        best: dict[GridShape, Estimate] = {}
+        worth = math.inf  # the time of the last grid that is among the best ones so far
+        for job in jobs:
+            found = self._fastest(job, worth)
+            known = best.get(job.grid)
+            if known is None or _rank(found) < _rank(known):
+                best[job.grid] = found
+                if len(best) >= top:
+                    worth = sorted(e.step_time_s for e in best.values())[top - 1]
+        chosen = sorted(best.values(), key=_rank)[:top]
+        return tuple(sorted(map(self._simplified, chosen), key=_rank))
+
+    def _fastest(self, job: Job, worth: float) -> Estimate:
+        if not is_searched(self._request, job):
+            return self._predict(job)
+        return fastest_overlap(self._request, job, self._predict, worth=worth)
+
+    def _simplified(self, found: Estimate) -> Estimate:
+        if not is_searched(self._request, found.job):
+            return found
+        return with_least_numbers(self._request, found, self._predict)
+
+    def _predict(self, job: Job) -> Estimate:
+        machine = self._request.machine
+        memory = memory_of(job, device=machine.device)
+        if job.grid.pipe > 1:
+            return estimate(job, machine, memory, steps=self._steps)
+        plain = with_default_numbers(job)
+        if self._prepared is None or self._prepared[0] != plain:
+            self._prepared = plain, prepare(job, machine)
+        return estimate(job, machine, memory, step=self._prepared[1])
+
+
+def _rank(found: Estimate) -> tuple[object, ...]:
+    return (found.step_time_s, *_simplest_first(found.job))
 
 
 def _rule(violation: BrokenRule | str) -> str:
@@ -149,8 +202,7 @@ def _most_promising(request: Request, found: list[_Candidate], forms: ClosedForm
         if of_grid[grid] == _VARIANTS_OF_A_GRID or not few_pipelines:
             heappop(heap)
         elif not heap[0].is_whole:
-            if job.options.recompute == "full":
-                job = jobs[number] = _with_fastest_policy(request, job, forms)
+            job = jobs[number] = _fastest_way(request, job, forms)
             whole = _Time(forms.seconds(job), True, _simplest_first(job), number)
             heapreplace(heap, whole)
         else:
@@ -161,25 +213,34 @@ def _most_promising(request: Request, found: list[_Candidate], forms: ClosedForm
     return chosen
 
 
-def _with_fastest_policy(request: Request, job: Job, forms: ClosedForms) -> Job:
-    """Returns a job that recomputes every block with the policy with which it is fastest."""
-    ways = with_less_recomputation(request, job)
-    return min(ways, key=lambda way: (forms.seconds(way), _simplest_first(way)))
+def _fastest_way(request: Request, job: Job, forms: ClosedForms) -> Job:
+    """Returns the job with the policy of recomputation and the budget of gathered weights with
+    which it is fastest by whole closed forms."""
+
+    def rank(way: Job) -> tuple[object, ...]:
+        return forms.seconds(way), *_simplest_first(way)
+
+    ways = (job,) if job.options.recompute != "full" else with_less_recomputation(request, job)
+    if not is_searched(request, job):
+        return min(ways, key=rank)
+    best = min((with_most_held(request, way) for way in ways), key=rank)
+    # To recompute more can only help where more weights can then be held.
+    for way in with_more_recomputation(request, best):
+        if forms.seconds(with_all_held(way)) >= forms.seconds(best):
+            continue
+        for fitting in fitting_jobs(request, way, (way.options,)):
+            best = min(best, with_most_held(request, fitting), key=rank)
+    return best
 
 
 def _simplest_first(job: Job) -> tuple[object, ...]:
-    options = job.options
+    options, overlap = job.options, job.options.overlap
     again = options.recomputation
     return (
         again.share_of_blocks, again.attention, options.save_gathered,
         not options.reshard_after_forward, options.heads_over_y, options.layout != "sharded",
         options.micro_batches, job.grid,
         SCHEDULES.index(options.pipeline.schedule), options.pipeline.chunks,
+        options.pipeline.defer_weights, options.pipeline.deferred_bytes,
+        *((overlap.prefetch, overlap.deferred, overlap.gathered_bytes) if overlap else ()),
     )  # fmt: skip
-
-
-def _best_of_each_grid(estimates: list[Estimate]) -> tuple[Estimate, ...]:
-    best: dict[GridShape, Estimate] = {}
-    for e in sorted(estimates, key=lambda e: (e.step_time_s, *_simplest_first(e.job))):
-        best.setdefault(e.job.grid, e)
-    return tuple(best.values())

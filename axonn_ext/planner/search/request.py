@@ -19,7 +19,8 @@ MOST_RANKS = 1 << 20
 _MOST_SEQUENCES = 1 << 40  # divisors of larger numbers would take long to find
 _FLAGS = ("heads_over_y", "save_gathered", "reshard_after_forward")
 DEFAULT_MEMORY_FRACTION = 0.95
-# How stages run: those with the least time, and 1F1B, which holds less than message_driven.
+# How stages run: those with the least time, and 1F1B, which holds less than message_driven. Of
+# deferred weight gradients as many wait as may, or as fit.
 PIPELINES = (
     PipelineOptions(), PipelineOptions(defer_weights=False), PipelineOptions("1f1b"),
     PipelineOptions("zero_bubble"), PipelineOptions("interleaved", chunks=2),
@@ -32,7 +33,8 @@ class Request:
 
     batch_size       the sequences of an optimizer step over all ranks
     fixed            those of `Options` that are given instead of searched, out of heads_over_y,
-                     save_gathered, reshard_after_forward, recompute and overlap
+                     save_gathered, reshard_after_forward, recompute and overlap: None (without), an
+                     Overlap, or "on", of which the numbers are searched
     micro_batches    the numbers of micro-batches to try, divisors of the batch; None: all of them
     top              the number of configurations to return, each the best of its grid
     memory_fraction  the part of a rank's usable memory that a configuration may use; less than 1,
@@ -119,8 +121,8 @@ def _check_choices(request: Request) -> None:
             raise PlannerError(f"fixed: {name} must be True or False, got {value!r}")
         if name == "recompute" and not is_policy(value):
             raise PlannerError(f"fixed: recompute must be {EXPECTED}, got {value!r}")
-        if name == "overlap" and not (value is None or isinstance(value, Overlap)):
-            raise PlannerError(f"fixed: overlap must be None or an Overlap, got {value!r}")
+        if name == "overlap" and not (value in (None, "on") or isinstance(value, Overlap)):
+            raise PlannerError(f"fixed: overlap must be None, an Overlap or 'on', got {value!r}")
     if request.micro_batches is not None:
         _check_micro_batches(request.micro_batches, request.batch_size)
 

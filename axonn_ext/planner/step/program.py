@@ -87,3 +87,9 @@ def ends_of(rank: Rank) -> Ends:
         (*received(rank, "gradients"), *(last_backward(rank) if has_last else ())),
         embedding_backward(rank) if has_first else (),
     )
+
+
+def has_table(program: Program) -> bool:
+    """Returns whether the program gathers a table over z, that of the embedding or the head."""
+    ends = (*program.parts.first_forward, *program.parts.last_forward)
+    return any(task.gather is not None for task in ends)
