@@ -18,7 +18,7 @@ from axonn_ext.planner.search.request import Request
 from axonn_ext.spec.grid import AXES, GridShape, divisors
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.optimizer import OFFLOADS, ZERO_STAGES, OptimizerOptions
-from axonn_ext.spec.parallel import LAYOUTS, Overlap
+from axonn_ext.spec.parallel import ALGORITHMS, LAYOUTS, Overlap
 from axonn_ext.spec.pipeline import SCHEDULES
 from axonn_ext.spec.pipeline_options import PipelineOptions
 
@@ -151,6 +151,7 @@ def read_options(places: Sequence[Table]) -> Options:
     schedule = place("schedule").one_of("schedule", SCHEDULES, PipelineOptions.schedule)
     return Options(
         layout=place("layout").one_of("layout", LAYOUTS),
+        algorithm=place("algorithm").one_of("algorithm", ALGORITHMS, Options.algorithm),
         recompute=place("recompute").text("recompute"),
         overlap=None,
         dtype=place("dtype").one_of("dtype", tuple(WIDTHS), Options.dtype),
