@@ -159,7 +159,14 @@ def read_options(places: Sequence[Table]) -> Options:
         optimizer=OptimizerOptions(
             zero=zero, offload=place("offload").one_of("offload", OFFLOADS, "none")
         ),
-        pipeline=PipelineOptions(schedule, chunks=chunks),
+        pipeline=PipelineOptions(
+            schedule,
+            chunks=chunks,
+            in_flight=place("in_flight").count("in_flight", PipelineOptions.in_flight),
+            defer_weights=place("defer_weights").flag(
+                "defer_weights", PipelineOptions.defer_weights
+            ),
+        ),
     )
 
 

@@ -147,8 +147,9 @@ def test_deferred_weight_gradients_hide_no_sum() -> None:
     costs = Costs(machine, grid, "bf16")
     units = LinearPasses(job, machine, costs).units(linear_backward(Rank(job), QKV))
     assert [len(unit.tasks) for unit in units] == [1, 1]
-    together = LinearPasses(job_of(grid, **options), machine, costs)
-    assert len(together.units(linear_backward(Rank(job_of(grid, **options)), QKV))) == 1
+    whole = job_of(grid, pipeline=PipelineOptions("1f1b"), **options)
+    together = LinearPasses(whole, machine, costs)
+    assert len(together.units(linear_backward(Rank(whole), QKV))) == 1
 
 
 def test_a_step_is_shorter_by_what_is_hidden() -> None:

@@ -93,7 +93,9 @@ def test_collectives_beside_computation_take_units_of_it() -> None:
 @pytest.mark.parametrize("name", machine_names())
 def test_ranges_hold_the_prediction(name: str) -> None:
     machine = load_machine(name)
-    dtype = "fp32" if machine.device == "cpu" else "bf16"
+    dtype = next(dtype for dtype in ("bf16", "fp16", "fp32") if dtype in machine.peak_flops)
+    if machine.device == "cpu":
+        dtype = "fp32"
     for grid in (GridShape(x=8, z=16, data=16), GridShape(x=2, y=2, z=8, data=2),
                  GridShape(z=2, data=2, pipe=2)):  # fmt: skip
         options = Options(dtype=dtype, micro_batches=2, layout="replicated")

@@ -49,13 +49,12 @@ sequence_length = 1024
 batch_size = 64
 layout = "replicated"
 recompute = "full"
-overlap = true
+overlap = { prefetch = 1, deferred = 2, held_blocks = 0 }
 
 [peers.slow]
 name = "Slow"
 layout = "replicated"
 recompute = "full"
-overlap = false
 axes = { pipe = 2, data = 8 }
 sequences = [1, 2]
 
@@ -168,9 +167,9 @@ def test_rows_of_published_runs_are_those_of_the_fit() -> None:
         ("micro_batches = 2", "microbatches = 2", "microbatches"),
         ("series = true", 'compared = ["axonn2025"]', "compared must be an array of sources"),
         ("sequences = [1, 2]", "sequences = [0]", "sequences must be an array of whole numbers"),
-        ("overlap = false", "overlap = false\nzeros = 3", "unknown key in peers.slow 'zeros'"),
+        ("axes = {", "zeros = 3\naxes = {", "unknown key in peers.slow 'zeros'"),
         ("batch_size = 64", "batch_size = 64\nbatches = 3", "unknown key in theirs 'batches'"),
-        ("overlap = false", "overlap = false\nzero = 3", "zero must be one of 0, 1, 2, got 3"),
+        ("axes = {", "zero = 3\naxes = {", "zero must be one of 0, 1, 2, got 3"),
         ("memory_bytes_per_s = 1e12", "memory_bytes_per_s = 0", "finite number > 0, got 0"),
     ],
 )
@@ -216,7 +215,9 @@ def test_steps_are_those_of_the_file(tmp_path: Path) -> None:
 
 def test_a_framework_runs_the_fastest_of_its_own_grids() -> None:
     machine, model = load_machine("dgx-a100"), PRESETS["gpt2-medium"]
-    case = Case("dgx-a100", "gpt2-medium", model, 8, 64, None, Options(recompute="full"))
+    case = Case(
+        "dgx-a100", "gpt2-medium", model, 8, 64, None, Options(recompute="full"), None, False
+    )
     way = Way("some", (("x", 4), ("data", 8)), (1, 4))
     jobs = list(jobs_of_framework(case, way))
     assert {job.grid for job in jobs} == {
@@ -249,7 +250,7 @@ def test_a_published_run_is_predicted_as_in_the_fit() -> None:
 
 def test_one_gpu_has_no_network() -> None:
     machine, model = load_machine("dgx-a100"), PRESETS["gpt2-small"]
-    case = Case("dgx-a100", "gpt2-small", model, 1, 8, GridShape(), Options())
+    case = Case("dgx-a100", "gpt2-small", model, 1, 8, GridShape(), Options(), None, False)
     job = Job(model, GridShape(), Options(), 8)
     step = estimate(job, machine, memory_of(job, device="cuda"))
     told = Told(load_study("axonn-2021").rows[0], machine, step, step, {})
