@@ -1,7 +1,7 @@
 """Goldfish loss leaves out about one target in k, always the same ones of a text.
 
-So no passage of a text is ever learned as a whole, however often it is seen: greedy generation
-leaves it at the first target that was left out.
+So no passage of a text is ever learned as a whole, however often it is seen: a model that repeats
+it has to guess at each target that was left out.
 """
 
 from __future__ import annotations

@@ -13,9 +13,7 @@ from axonn_ext.nn.loss import IGNORE_INDEX
 
 
 def count_labels(batches: Sequence[Batch], grid: Grid, *, device: str) -> float:
-    """Returns the labels of a step's micro-batches on all ranks, at least 1; equal on all ranks.
-
-    Where there is no label at all, a loss of 0 / 1 trains nothing, and no number is NaN.
+    """Returns the labels of a step's micro-batches on all ranks, equal on all ranks.
 
     batches: those of this rank's row group. device: of the groups' collectives. Collectives: an
     all-reduce of one int64 over z, and one over data, for which the host waits.
@@ -27,4 +25,4 @@ def count_labels(batches: Sequence[Batch], grid: Grid, *, device: str) -> float:
     for axis in ("z", "data"):
         # Of one number, whatever the run's algorithm is: nothing is left to fuse or to measure.
         total = collectives.all_reduce(total, grid.axis(axis), algorithm="sequential")
-    return float(max(1, int(total)))
+    return float(total)

@@ -209,12 +209,15 @@ class Trainer:
             return Gradients(loss, float(found.norm), float(found.factor), scale, dropped)
 
     def _num_labels(self, step: int, batches: Sequence[Batch]) -> tuple[float, float]:
-        """Returns how many labels of a global batch are learned, and the share that is dropped."""
+        """Returns what divides the loss of a global batch, and the share of labels dropped from it.
+
+        The loss of a batch without a label is 0 / 1, which trains nothing.
+        """
         labels = self._training.num_labels(step)
         if not self._config.goldfish.k:
             return labels, 0.0
         kept = count_labels(batches, self._grid, device=self._device)
-        return kept, 1 - kept / labels
+        return max(1.0, kept), 1 - kept / labels
 
     def _evaluate(self, step: int) -> None:
         """Reports the mean loss over the fixed batches of held-out text."""
