@@ -22,6 +22,8 @@ from torch import Tensor
 from axonn_ext.data.mixture import shares
 from axonn_ext.data.orders import Order, check_length, windows
 from axonn_ext.data.tokens import Part
+from axonn_ext.nn import goldfish_labels
+from axonn_ext.spec.goldfish import Goldfish
 
 
 class Batch(NamedTuple):
@@ -48,7 +50,7 @@ class Batches(Protocol):
         ...
 
     def num_labels(self, step: int) -> float:
-        """Returns the labels of all sequences of a step, on all ranks."""
+        """Returns the labels of all sequences of a step, on all ranks, before any are dropped."""
         ...
 
 
@@ -114,7 +116,7 @@ class TrainingBatches:
     """The sequences of an order, batch after batch.
 
     Any rank can read any sequence without reading those before it, and a resumed run needs only
-    the step.
+    the step. goldfish: drops labels; None: every token has one.
 
     Raises: ValueError if micro-batches and row groups do not divide the batch.
     """
@@ -126,14 +128,15 @@ class TrainingBatches:
         batch_size: int,
         num_micro_batches: int = 1,
         group: RowGroup | None = None,
+        goldfish: Goldfish | None = None,
     ) -> None:
-        self._order = order
+        self._order, self._goldfish = order, goldfish
         self._shares = BatchShares(batch_size, num_micro_batches, group or RowGroup())
         self.num_micro_batches = num_micro_batches
         self.tokens_per_step = batch_size * order.sequence_length
 
     def num_labels(self, step: int) -> float:
-        """Returns the labels of all sequences of a step: all their tokens have one."""
+        """Returns the labels of all sequences of a step: one for each token."""
         return float(self.tokens_per_step)
 
     def micro_batch(self, step: int, index: int) -> Batch:
@@ -141,8 +144,15 @@ class TrainingBatches:
 
         Raises: ValueError if a file has changed or is damaged.
         """
-        first = self._shares.first(step, index)
-        return _inputs_and_labels(self._order.sequences(first, self._shares.count))
+        first, count = self._shares.first(step, index), self._shares.count
+        batch = _inputs_and_labels(window := self._order.sequences(first, count))
+        if self._goldfish is None:
+            return batch
+        labels = goldfish_labels(
+            torch.from_numpy(window), self._goldfish,
+            documents=torch.from_numpy(self._order.documents(first, count)),
+        )  # fmt: skip
+        return batch._replace(labels=labels)
 
 
 class EvaluationBatches:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,12 +74,21 @@ class Mixture:
         self._ends = np.cumsum(self._shares)
 
     def sequences(self, first: int, count: int) -> NDArray[np.int64]:
+        return self._rows(first, count, [order.sequences for order in self._orders])
+
+    def documents(self, first: int, count: int) -> NDArray[np.int64]:
+        return self._rows(first, count, [order.documents for order in self._orders])
+
+    def _rows(
+        self, first: int, count: int, looks: Sequence[Callable[[int, int], NDArray[np.int64]]]
+    ) -> NDArray[np.int64]:
+        """Returns what each source's look finds in the source's own sequences."""
         sources, numbers = self.places(first, count)
         rows = np.empty((count, self.sequence_length + 1), dtype=np.int64)
-        for index, order in enumerate(self._orders):
+        for index, look in enumerate(looks):
             mine = np.flatnonzero(sources == index)
             if len(mine):  # their numbers follow each other
-                rows[mine] = order.sequences(int(numbers[mine[0]]), len(mine))
+                rows[mine] = look(int(numbers[mine[0]]), len(mine))
         return rows
 
     def places(self, first: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -5,6 +5,7 @@ S tokens of a sequence; an order returns S + 1 of each, since labels are the nex
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -28,6 +29,10 @@ class Order(Protocol):
         """Returns the sequences first .. first + count - 1, [count, S + 1]."""
         ...
 
+    def documents(self, first: int, count: int) -> NDArray[np.int64]:
+        """Returns a number for each of their tokens, which changes where a document begins."""
+        ...
+
 
 class RandomWindows:
     """Random windows of the stream of tokens.
@@ -46,7 +51,13 @@ class RandomWindows:
         self._part, self._batch_size, self._seed, self._source = part, batch_size, seed, source
 
     def sequences(self, first: int, count: int) -> NDArray[np.int64]:
-        drawn, end = [], first + count
+        return windows(self._part, self._starts(first, count), self.sequence_length)
+
+    def documents(self, first: int, count: int) -> NDArray[np.int64]:
+        return self._part.documents(self._starts(first, count), self.sequence_length + 1)
+
+    def _starts(self, first: int, count: int) -> NDArray[np.int64]:
+        drawn, end = [np.empty(0, dtype=np.uint64)], first + count
         while first < end:
             step, place = divmod(first, self._batch_size)
             here = min(end - first, self._batch_size - place)
@@ -54,8 +65,7 @@ class RandomWindows:
             first += here
         num_starts = self._part.count - self.sequence_length
         # The modulo makes no start more likely than another by a share above num_starts / 2**64.
-        starts = np.concatenate(drawn) % np.uint64(num_starts)
-        return windows(self._part, starts.astype(np.int64), self.sequence_length)
+        return (np.concatenate(drawn) % np.uint64(num_starts)).astype(np.int64)
 
 
 class ShuffledDocuments:
@@ -79,6 +89,15 @@ class ShuffledDocuments:
         self._epoch = self._begin(0)
 
     def sequences(self, first: int, count: int) -> NDArray[np.int64]:
+        return self._rows(first, count, _Epoch.read)
+
+    def documents(self, first: int, count: int) -> NDArray[np.int64]:
+        return self._rows(first, count, _Epoch.documents)
+
+    def _rows(
+        self, first: int, count: int, look: Callable[[_Epoch, NDArray[np.int64]], NDArray[np.int64]]
+    ) -> NDArray[np.int64]:
+        """Returns what `look` finds in the stretches of each epoch."""
         rows = [np.empty((0, self.sequence_length + 1), dtype=np.int64)]
         end = first + count
         while first < end:
@@ -87,7 +106,7 @@ class ShuffledDocuments:
             if epoch != self._epoch.number:
                 self._epoch = self._begin(epoch)
             places = np.arange(place, place + here, dtype=np.int64)
-            rows.append(self._epoch.read(self._stretches(epoch).apply(places)))
+            rows.append(look(self._epoch, self._stretches(epoch).apply(places)))
             first += here
         return np.concatenate(rows)
 
@@ -115,6 +134,17 @@ class _Epoch:
 
     def read(self, stretches: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns these stretches of the stream, [len(stretches), S + 1]."""
+        rows = [[self._part.read(place, count) for _, place, count in row]
+                for row in self._find(stretches)]  # fmt: skip
+        return np.stack([np.concatenate(row) for row in rows])
+
+    def documents(self, stretches: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns a number for each token of these stretches, another one for each document."""
+        rows = [np.array(row, dtype=np.int64) for row in self._find(stretches)]
+        return np.stack([np.repeat(row[:, 0], row[:, 2]) for row in rows])
+
+    def _find(self, stretches: NDArray[np.int64]) -> list[list[_Piece]]:
+        """Returns the pieces of documents that each of these stretches is made of."""
         if self._ends is None:
             self._ends = self._sums()
         begins = stretches * self._length
@@ -123,7 +153,7 @@ class _Epoch:
         runs = zip(first.tolist(), last.tolist(), strict=True)
         chunks = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in runs]))
         documents = self._look_up(chunks, self._ends)
-        return np.stack([self._row(begin, documents) for begin in begins.tolist()])
+        return [self._pieces(begin, documents) for begin in begins.tolist()]
 
     def _look_up(self, chunks: NDArray[np.int64], ends: NDArray[np.int64]) -> _Places:
         places = (chunks[:, None] * CHUNK + np.arange(CHUNK)).reshape(-1)
@@ -135,8 +165,8 @@ class _Epoch:
         sums += np.repeat(begins - before, CHUNK)[: len(sums)]
         return _Places(starts, sums - lengths, sums)
 
-    def _row(self, begin: int, documents: _Places) -> NDArray[np.int64]:
-        """Returns the stretch from there, of documents that were looked up."""
+    def _pieces(self, begin: int, documents: _Places) -> list[_Piece]:
+        """Returns the pieces of the stretch from there, of documents that were looked up."""
         pieces, end = [], begin + self._length + 1
         index = int(np.searchsorted(documents.ends, begin, side="right"))
         while begin < end:
@@ -144,10 +174,10 @@ class _Epoch:
             if here > 0:
                 skipped = begin - int(documents.begins[index])
                 place = int(documents.starts[index]) - self._part.first + skipped
-                pieces.append(self._part.read(place, here))
+                pieces.append(_Piece(index, place, here))
                 begin += here
             index += 1
-        return np.concatenate(pieces)
+        return pieces
 
     def _documents(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the first tokens, and the lengths, of documents by their place in the order."""
@@ -177,6 +207,14 @@ class _Epoch:
                 f"tokens together, expected {self._part.count:,}"
             )
         return ends
+
+
+class _Piece(NamedTuple):
+    """Of a document that was looked up: its number, and tokens from a place in the part."""
+
+    number: int
+    place: int
+    num_tokens: int
 
 
 class _Places(NamedTuple):

@@ -14,8 +14,10 @@ import torch
 from axonn_ext.data.batches import Batch, BatchShares, RowGroup
 from axonn_ext.data.examples import Example, pack
 from axonn_ext.data.permutation import EXAMPLES, Permutation
-
-NO_LABEL = -100
+from axonn_ext.data.vocabulary import TokenArray
+from axonn_ext.nn import goldfish_labels
+from axonn_ext.nn.loss import IGNORE_INDEX
+from axonn_ext.spec.goldfish import Goldfish
 
 
 class PackedBatches:
@@ -23,7 +25,8 @@ class PackedBatches:
 
     The examples of epoch e stand in the order of the Permutation with the key (seed, EXAMPLES, e).
     Sequences follow each other over the epochs' ends; step t has those from t B on. A resumed run
-    needs only the step, though it packs the epochs before it again.
+    needs only the step, though it packs the epochs before it again. goldfish: drops labels, the
+    same ones of an example wherever it is packed; prompts count as tokens before them.
     """
 
     def __init__(
@@ -35,8 +38,10 @@ class PackedBatches:
         num_micro_batches: int = 1,
         seed: int = 0,
         group: RowGroup | None = None,
+        goldfish: Goldfish | None = None,
     ) -> None:
         self._examples, self._length, self._seed = examples, sequence_length, seed
+        self._goldfish = goldfish
         self._shares = BatchShares(batch_size, num_micro_batches, group or RowGroup())
         self._ends: list[int] = []  # of the epochs that were packed, in sequences
         self._packed: dict[int, list[list[int]]] = {}  # two of them: a step may have of both
@@ -47,10 +52,10 @@ class PackedBatches:
         """Returns the row group's part of a micro-batch."""
         first = self._shares.first(step, index)
         numbers = [self._sequence(first + place) for place in range(self._shares.count)]
-        return _batch(self._examples, numbers, self._length)
+        return _batch(self._examples, numbers, self._length, self._goldfish)
 
     def num_labels(self, step: int) -> float:
-        """Returns the labels of all sequences of a step, on all ranks."""
+        """Returns the labels of all sequences of a step, on all ranks, before any are dropped."""
         size = self._shares.batch_size
         numbers = (self._sequence(step * size + place) for place in range(size))
         return float(sum(self._examples[n].num_labels for each in numbers for n in each))
@@ -110,11 +115,14 @@ class PackedEvaluation:
         return _batch(self._examples, numbers + [[]] * (self._count - len(numbers)), self._length)
 
 
-def _batch(examples: Sequence[Example], packed: Sequence[Sequence[int]], length: int) -> Batch:
+def _batch(
+    examples: Sequence[Example], packed: Sequence[Sequence[int]], length: int,
+    goldfish: Goldfish | None = None,
+) -> Batch:  # fmt: skip
     """Returns sequences of these examples; what is left of one is a document without labels."""
     shape = (len(packed), length)
     tokens, documents = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    labels = np.full(shape, NO_LABEL, np.int64)
+    labels = np.full(shape, IGNORE_INDEX, np.int64)
     for row, numbers in enumerate(packed):
         start = 0
         for place, number in enumerate(numbers, start=1):
@@ -123,6 +131,14 @@ def _batch(examples: Sequence[Example], packed: Sequence[Sequence[int]], length:
             tokens[row, start:end] = example.tokens[:-1]
             documents[row, start:end] = place
             first = example.first_label
-            labels[row, start + first - 1 : end] = example.tokens[first:]
+            labels[row, start + first - 1 : end] = _labels(example, goldfish)[first - 1 :]
             start = end
     return Batch(*map(torch.from_numpy, (tokens, labels, documents)))
+
+
+def _labels(example: Example, goldfish: Goldfish | None) -> TokenArray:
+    """Returns the labels of all tokens but the last, those of the prompt included."""
+    if goldfish is None:
+        return example.tokens[1:]
+    tokens = torch.from_numpy(example.tokens.astype(np.int64))
+    return goldfish_labels(tokens, goldfish).numpy()

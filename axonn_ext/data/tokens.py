@@ -67,6 +67,30 @@ class Part:
     num_documents: int = 0
     vocab_size: int | None = None
 
+    def documents(self, starts: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        """Returns the numbers of the documents that tokens belong to, [len(starts), count].
+
+        starts: places in the part, from each of which `count` tokens, at least one, are meant.
+        """
+        begins = starts + self.first
+        first, last = (self._documents_of(places) for places in (begins, begins + count - 1))
+        rows = np.empty((len(starts), count), dtype=np.int64)
+        for row, begin, low, high in zip(rows, begins, first.tolist(), last.tolist(), strict=True):
+            others = self.tokens.starts(np.arange(low + 1, high + 1, dtype=np.int64))
+            row[:] = low + np.searchsorted(others, begin + np.arange(count), side="right")
+        return rows
+
+    def _documents_of(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the document of each token, by its place in the corpus; by bisection."""
+        low = np.zeros(len(places), dtype=np.int64)
+        high = np.full(len(places), self.tokens.num_documents, dtype=np.int64)
+        while (open_ := high - low > 1).any():
+            middle = (low + high) // 2
+            begun = self.tokens.starts(middle) <= places
+            low = np.where(open_ & begun, middle, low)
+            high = np.where(open_ & ~begun, middle, high)
+        return low
+
     def read(self, start: int, count: int) -> NDArray[np.int64]:
         """Returns tokens by their place in the part.
 

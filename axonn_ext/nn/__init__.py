@@ -4,6 +4,7 @@ from axonn_ext.nn.adapter import Adapter, Target
 from axonn_ext.nn.attention import Attention, Rotary
 from axonn_ext.nn.deferred import DeferredWeightGradients, WeightGradients
 from axonn_ext.nn.embedding import Embedding, PositionEmbedding
+from axonn_ext.nn.goldfish import goldfish_labels
 from axonn_ext.nn.linear import Linear
 from axonn_ext.nn.loss import CrossEntropy
 from axonn_ext.nn.mlp import MLP
@@ -36,6 +37,7 @@ __all__ = [
     "ShardedModule",
     "Target",
     "WeightGradients",
+    "goldfish_labels",
     "initialize",
     "sharded_parameters",
 ]

@@ -10,6 +10,7 @@ from dataclasses import Field, dataclass, field
 from typing import Any, TypeVar
 
 from axonn_ext.spec.family import FAMILIES
+from axonn_ext.spec.goldfish import WINDOWS, Goldfish
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.optimizer import BUCKET_ELEMENTS, OFFLOADS, OptimizerOptions
@@ -31,7 +32,7 @@ MAX_NUMBER = 3.4e38  # a larger number is infinite in fp32
 class KeyInfo:
     """What a key means and which values it takes.
 
-    expected, accepts: of text of a certain form, the form in words, and whether a text has it.
+    expected, accepts: of values of a certain form, the form in words, and whether a value has it.
     """
 
     doc: str
@@ -40,7 +41,7 @@ class KeyInfo:
     maximum: float | None = None
     above: float | None = None  # exclusive minimum
     expected: str = ""
-    accepts: Callable[[str], bool] | None = None
+    accepts: Callable[[Any], bool] | None = None
 
 
 def _key(default: T, doc: str, **limits: Any) -> T:
@@ -117,6 +118,20 @@ class LoraTable:
     alpha: float = _key(16.0, "the updates are multiplied by alpha / rank", above=0)
     targets: str = _key("all-linear", "or names of Linears, such as q_proj,v_proj")
     start: str = _key("", "a folder in PEFT's format to begin with, which also decides alpha")
+
+
+@dataclass(frozen=True)
+class GoldfishTable:
+    """Goldfish loss: targets that are never learned, so that no text is repeated word for word."""
+
+    k: int = _key(
+        0, "about one target in k is left out; 0: none",
+        expected="0 or a whole number >= 2", accepts=lambda k: k == 0 or k >= 2,
+    )  # fmt: skip
+    h: int = _key(Goldfish.h, "tokens whose hash decides about a target", minimum=1)
+    window: str = _key(
+        Goldfish.window, "they are those before the target, or end with the target", choices=WINDOWS
+    )
 
 
 @dataclass(frozen=True)
@@ -264,6 +279,7 @@ class Config:
     model: ModelTable = field(default_factory=ModelTable)
     data: DataTable = field(default_factory=DataTable)
     lora: LoraTable = field(default_factory=LoraTable)
+    goldfish: GoldfishTable = field(default_factory=GoldfishTable)
     optim: OptimTable = field(default_factory=OptimTable)
     train: TrainTable = field(default_factory=TrainTable)
     parallel: ParallelTable = field(default_factory=ParallelTable)
@@ -337,6 +353,11 @@ class Config:
         """The options of AdamW's state."""
         table = self.optim
         return OptimizerOptions(table.zero, table.offload, table.bucket_elements)
+
+    def goldfish_options(self) -> Goldfish | None:
+        """Returns the options of Goldfish loss; None if it is off."""
+        table = self.goldfish
+        return Goldfish(table.k, table.h, table.window) if table.k else None
 
     def stages(self, model: ModelConfig) -> Stages:
         """Returns which blocks each stage has. Raises ValueError if they do not fit the model."""

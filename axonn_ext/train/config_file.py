@@ -176,8 +176,12 @@ def _unknown(dotted: str, source: str) -> str:
 def _in_range(value: Any, info: KeyInfo) -> bool:
     if info.choices:
         return value in info.choices
+    if isinstance(value, str) and not _is_unicode(value):
+        return False
+    if info.accepts is not None and not info.accepts(value):
+        return False
     if isinstance(value, str):
-        return _is_unicode(value) and (info.accepts is None or info.accepts(value))
+        return True
     if isinstance(value, float) and not math.isfinite(value):
         return False
     if value > _most(value):

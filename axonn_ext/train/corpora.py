@@ -113,8 +113,9 @@ def make_batches(
         sequence_length=length, batch_size=train.batch_size, seed=train.seed
     )
     training = TrainingBatches(
-        order, batch_size=train.batch_size, num_micro_batches=train.micro_batches, group=group
-    )
+        order, batch_size=train.batch_size, num_micro_batches=train.micro_batches, group=group,
+        goldfish=job.config.goldfish_options(),
+    )  # fmt: skip
     if not train.eval_interval:
         return training, None
     evaluation = EvaluationBatches(
@@ -161,6 +162,7 @@ def packed_batches(config: Config, examples: Examples, group: RowGroup) -> Packe
     return PackedBatches(
         examples.train, sequence_length=config.model.sequence_length, batch_size=train.batch_size,
         num_micro_batches=train.micro_batches, seed=train.seed, group=group,
+        goldfish=config.goldfish_options(),
     )  # fmt: skip
 
 

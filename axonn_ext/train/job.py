@@ -106,9 +106,8 @@ def prepare(config: Config, *, world_size: int, local_world_size: int | None = N
         raise UserError(f"train.{error}") from None
     # Whether the grid fits the model is checked only if the number of processes is right.
     problems = _process_problems(job, world_size) or _fit_problems(job)
-    problems += _device_problems(job, local_world_size or world_size) + text_problems(
-        config, vocabulary, sources
-    )
+    problems += _device_problems(job, local_world_size or world_size) + _goldfish_problems(config)
+    problems += text_problems(config, vocabulary, sources)
     if problems:
         raise UserError(*problems)
     return job
@@ -208,6 +207,16 @@ def _process_problems(job: Job, world_size: int) -> list[str]:
             "change the grid or the number of processes"
         ]
     return []
+
+
+def _goldfish_problems(config: Config) -> list[str]:
+    table, length = config.goldfish, config.model.sequence_length
+    if not table.k or table.h <= length:
+        return []
+    return [
+        f"goldfish.h: expected at most {length} (model.sequence_length), got {table.h}: "
+        "the first h tokens of a sequence are always learned"
+    ]
 
 
 def _device_problems(job: Job, local_world_size: int) -> list[str]:

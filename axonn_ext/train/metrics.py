@@ -24,7 +24,7 @@ MAX_INTEGER = 2**63 - 1
 class StepMetrics:
     """One optimizer step, counted from 1.
 
-    loss          the mean over the tokens of the global batch, before the update
+    loss          the mean over the labels of the global batch, before the update
     grad_norm     the norm of all gradients before clipping; None if they overflowed fp16, so that
                   the step was skipped
     tokens        the tokens of all steps up to this one
@@ -34,6 +34,7 @@ class StepMetrics:
     eta_s         the seconds that the rest of the run should take
     loss_scale    what the loss was multiplied by before backward; 1 but for fp16
     skipped_steps the steps up to this one whose gradients overflowed fp16
+    dropped       the share of the labels that Goldfish loss left out of the global batch
     hardware_tflops, peak_fraction, whole_peak_fraction
                   see train.rates.Speed; the last two are None if train.machine is empty
     """
@@ -49,6 +50,7 @@ class StepMetrics:
     eta_s: float
     loss_scale: float = 1.0
     skipped_steps: int = 0
+    dropped: float = 0.0
     hardware_tflops: float | None = None
     peak_fraction: float | None = None
     whole_peak_fraction: float | None = None

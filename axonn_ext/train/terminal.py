@@ -102,7 +102,7 @@ def print_header(
         f"{model.num_parameters() / 1e6:.2f} M parameters: "
         f"{model.num_layers} layers, {model.hidden_size} features, {model.num_heads} heads",
         "grid": describe_grid(job) + f", {threads} {'thread' if threads == 1 else 'threads'} each",
-        "text": _describe_corpus(job, corpus),
+        "text": _describe_corpus(job, corpus) + _describe_goldfish(job),
         "steps": f"{config.train.steps:,} of {config.train.batch_size} x "
         f"{config.model.sequence_length} = {config.tokens_per_step:,} tokens"
         + (f", in {parts} micro-batches" if parts > 1 else ""),
@@ -128,6 +128,14 @@ def _describe_corpus(job: Job, corpus: Corpus | Examples) -> str:
     sources = "; ".join(_describe_source(each) for each in corpus.sources)
     order = ", shuffled documents" if corpus.order == DOCUMENTS else ""
     return f"{sources}, {vocabulary}{order}"
+
+
+def _describe_goldfish(job: Job) -> str:
+    goldfish = job.config.goldfish_options()
+    if goldfish is None:
+        return ""
+    where = "before it" if goldfish.window == "before" else "that end with it"
+    return f"; one target in {goldfish.k} is dropped, by {goldfish.h} tokens {where}"
 
 
 def _describe_source(opened: OpenSource) -> str:

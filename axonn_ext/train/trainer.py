@@ -16,7 +16,7 @@ from torch import nn
 
 import axonn_ext
 from axonn_ext.checkpoint import CheckpointError
-from axonn_ext.data import Corpus, Examples, RowGroup
+from axonn_ext.data import Batch, Corpus, Examples, RowGroup
 from axonn_ext.grid import Grid
 from axonn_ext.optim import AdamW, LossScaler, WarmupCosine
 from axonn_ext.terminal.errors import TrainingError
@@ -24,6 +24,7 @@ from axonn_ext.train.checkpoints import Resumed, RunCheckpoints
 from axonn_ext.train.corpora import make_batches, reading
 from axonn_ext.train.exposure import Exposure
 from axonn_ext.train.job import Job
+from axonn_ext.train.kept_labels import count_labels
 from axonn_ext.train.metrics import EvaluationMetrics, MetricsSink, StepMetrics
 from axonn_ext.train.model import TrainedModel
 from axonn_ext.train.nonfinite import NonFinite
@@ -33,13 +34,15 @@ from axonn_ext.train.nonfinite import NonFinite
 class Gradients:
     """The results of a step's forward and backward passes besides the gradients themselves.
 
-    factor: what clips the gradients and takes the loss scale from them.
+    factor: what clips the gradients and takes the loss scale from them. dropped: the share of the
+    labels that Goldfish loss left out.
     """
 
     loss: float
     norm: float
     factor: float
     loss_scale: float
+    dropped: float
 
 
 class Trainer:
@@ -63,7 +66,7 @@ class Trainer:
         stop: Callable[[int], bool] | None = None,
     ) -> None:
         config, optim = job.config, job.config.optim
-        self._config = config
+        self._config, self._device, self._grid = config, job.device, grid
         self._rates = job.rates
         self._model = model
         self._sinks = sinks
@@ -194,14 +197,25 @@ class Trainer:
         with self.exposure.span("read the batch"), reading(self._config):
             indices = range(self._training.num_micro_batches)
             batches = [self._training.micro_batch(step, index) for index in indices]
-        num_labels = self._training.num_labels(step)
+        num_labels, dropped = self._num_labels(step, batches)
         scale = 1.0 if self._scaler is None else self._scaler.loss_scale
         loss = self._model.forward_backward(
             batches, num_labels, self.exposure.span, loss_scale=scale
         )
         with self.exposure.span("sum gradients"):
             found = self._model.finish_gradients(self._config.optim.clip_norm, loss_scale=scale)
-            return Gradients(loss, float(found.norm), float(found.factor), scale)
+            return Gradients(loss, float(found.norm), float(found.factor), scale, dropped)
+
+    def _num_labels(self, step: int, batches: Sequence[Batch]) -> tuple[float, float]:
+        """Returns what divides the loss of a global batch, and the share of labels dropped from it.
+
+        The loss of a batch without a label is 0 / 1, which trains nothing.
+        """
+        labels = self._training.num_labels(step)
+        if not self._config.goldfish.k:
+            return labels, 0.0
+        kept = count_labels(batches, self._grid, device=self._device)
+        return max(1.0, kept), 1 - kept / labels
 
     def _evaluate(self, step: int) -> None:
         """Reports the mean loss over the fixed batches of held-out text."""
@@ -236,6 +250,7 @@ class Trainer:
             eta_s=step_seconds * (self._config.train.steps - step),
             loss_scale=gradients.loss_scale,
             skipped_steps=0 if self._scaler is None else self._scaler.num_overflows,
+            dropped=gradients.dropped,
             hardware_tflops=speed.hardware_tflops,
             peak_fraction=speed.peak_fraction,
             whole_peak_fraction=speed.whole_peak_fraction,

@@ -292,9 +292,9 @@ def _summarise(
     run = read_metrics(folder)
     first, last = run.steps[0].loss, run.steps[-1].loss
     speed = tokens / seconds
+    change = f" ({1 - last / first:.0%} lower)" if first else ""
     lines = [
-        f"loss {first:.4f} -> {last:.4f} ({1 - last / first:.0%} lower) in {duration(seconds)}, "
-        f"{speed:,.0f} tokens/s",
+        f"loss {first:.4f} -> {last:.4f}{change} in {duration(seconds)}, {speed:,.0f} tokens/s",
         *notes,
     ]
     files = [METRICS_FILE, *([PROFILE_FILE] if profile else [])]

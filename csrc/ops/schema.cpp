@@ -110,6 +110,13 @@ TORCH_LIBRARY(axonn, m) {
       "_cross_entropy_gradient(Tensor dy, Tensor logits, Tensor labels, Tensor statistics, "
       "int first_column, int ignore_index, Tensor(a!) out) -> ()");
 
+  // Returns the labels of tokens [.., S + 1], which are the next tokens, with ignore_index in the
+  // place of those that Goldfish loss drops: one in k, by a hash of h tokens. documents has a
+  // number for each token, which changes where another document begins.
+  m.def(
+      "goldfish_labels(Tensor tokens, Tensor? documents, int k, int h, bool with_target, "
+      "int ignore_index) -> Tensor");
+
   // Fills a block of a parameter with the values that its elements have on every grid. `offsets`
   // says where the block lies in the full tensor. a and b are mean and standard deviation, or low
   // and high.

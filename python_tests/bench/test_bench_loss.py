@@ -15,7 +15,15 @@ from axonn_ext.bench.loss.memory import peak_bytes
 from axonn_ext.bench.loss.report import cautions
 from axonn_ext.bench.loss.results import LossRow
 from axonn_ext.bench.loss.run import Case, run_case
-from axonn_ext.bench.loss.systems import OURS, OURS_IN_PLACE, SYSTEMS, TORCH, Batch, worst_error
+from axonn_ext.bench.loss.systems import (
+    GOLDFISH,
+    OURS,
+    OURS_IN_PLACE,
+    SYSTEMS,
+    TORCH,
+    Batch,
+    worst_error,
+)
 from commands import AXONN, run
 from grids import grid_of
 
@@ -55,7 +63,7 @@ def test_rows(pool, dtype):
         assert row.peak_over_logits == row.peak_bytes / logits
     peaks = {row.system: row.peak_bytes for row in rows}
     rows_only = 64 * ROWS + 4096  # a few numbers a row, and scalars
-    assert peaks[OURS_IN_PLACE] <= rows_only
+    assert max(peaks[OURS_IN_PLACE], peaks[GOLDFISH]) <= rows_only
     assert logits <= peaks[OURS] <= logits + rows_only
     # In fp32: log-probabilities and a gradient; of low precision, also the copy.
     copies = {"fp32": 2 * 4, "fp64": 2 * 8, "bf16": 2 * 4 + 2}[dtype]
@@ -83,6 +91,20 @@ def test_the_error_is_of_the_loss_and_of_the_gradient():
         changed = gradient.clone()
         changed[9, 32] += gradient.abs().max() / 100
         assert worst_error((loss.detach(), changed), batch) == pytest.approx(0.01)
+
+
+def test_the_error_with_goldfish_is_of_the_labels_that_are_left():
+    batch = Batch.draw(200, 33, torch.float64, "cpu")
+    left = batch.goldfish()
+    kept = left.labels != -100
+    assert 20 < int((~kept).sum()) < 80 and torch.equal(left.labels[kept], batch.labels[kept])
+    leaf = batch.logits.clone().requires_grad_()
+    loss = torch.nn.functional.cross_entropy(leaf, left.labels)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    assert worst_error((loss.detach(), gradient), left) < 1e-14
+    assert worst_error((loss.detach(), gradient), batch) > 0.1
+    gradient[(~kept).nonzero()[0], 0] = gradient.abs().max() / 100  # of a dropped one
+    assert worst_error((loss.detach(), gradient), left) == pytest.approx(0.01)
 
 
 def test_peak_bytes_are_those_held_at_once():

@@ -12,6 +12,8 @@ import torch
 from axonn_ext.data import ByteVocabulary, PackedBatches, PackedEvaluation, RowGroup, load_examples
 from axonn_ext.data.examples import Example, pack
 from axonn_ext.nn import Places
+from axonn_ext.spec.goldfish import Goldfish
+from goldfish_cases import labels_of
 
 END = 0
 LENGTH = 24
@@ -100,6 +102,28 @@ def test_row_groups_and_resumed_runs_see_the_same(count: int) -> None:
                 assert torch.equal(torch.cat([group[index] for group in groups]), tensor)
         labels = [whole.micro_batch(step, part).labels for part in range(2)]
         assert whole.num_labels(step) == sum(int((each != -100).sum()) for each in labels)
+
+
+@pytest.mark.parametrize("window", ["before", "target"])
+def test_goldfish_drops_the_same_labels_of_an_example_wherever_it_is_packed(window: str) -> None:
+    """Windows reach into the prompt, not into the example before; prompts stay without labels."""
+    examples, goldfish = random_examples(60), Goldfish(2, 3, window)
+    options = {"sequence_length": LENGTH, "batch_size": 4, "seed": 5}
+    plain = PackedBatches(examples, **options)
+    made = PackedBatches(examples, **options, goldfish=goldfish)
+    kept = set()  # labels, each of which is a token of one example alone
+    for example in examples:
+        kept |= set(labels_of(torch.from_numpy(example.tokens), goldfish).tolist())
+    num_dropped = 0
+    for step in range(made.num_sequences(2) // 4):
+        batch, whole = made.micro_batch(step, 0), plain.micro_batch(step, 0)
+        assert torch.equal(batch.token_ids, whole.token_ids)
+        assert torch.equal(batch.documents, whole.documents)
+        want = [label if label in kept else -100 for label in whole.labels.flatten().tolist()]
+        assert batch.labels.flatten().tolist() == want
+        assert made.num_labels(step) == plain.num_labels(step) == (whole.labels != -100).sum()
+        num_dropped += int((batch.labels != whole.labels).sum())
+    assert num_dropped > 50
 
 
 def test_packing_leaves_little_room() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -24,6 +26,8 @@ from axonn_ext.data import (
 from axonn_ext.data.corpus import OpenSource
 from axonn_ext.data.mixture import BLOCK, parse_mixture, shares
 from axonn_ext.data.orders import CHUNK
+from axonn_ext.spec.goldfish import Goldfish
+from goldfish_cases import labels_of
 
 SIZES = (1, 2, 3, 4, 5, 7, 16, 17, 63, 64, 65, 99, 100, 101, 1000, 1024, 4095, 65_537)
 
@@ -197,8 +201,46 @@ def test_sources_of_a_mixture_draw_different_places() -> None:
         assert len(np.intersect1d(first, second)) < 4
 
 
-def batches(order: object, *, group: RowGroup | None = None, parts: int = 1) -> TrainingBatches:
-    return TrainingBatches(order, batch_size=24, num_micro_batches=parts, group=group)
+def batches(
+    order: object, *, group: RowGroup | None = None, parts: int = 1,
+    goldfish: Goldfish | None = None,
+) -> TrainingBatches:  # fmt: skip
+    return TrainingBatches(
+        order, batch_size=24, num_micro_batches=parts, group=group, goldfish=goldfish
+    )
+
+
+def stays_in_its_document(part: Part, row: np.ndarray) -> list[bool]:
+    """Whether each token of a row is of the document of the token before it.
+
+    The tokens of the part all differ, so that each tells where it lies.
+    """
+    tokens = part.tokens.read(0, part.tokens.num_tokens)
+    starts = part.tokens.starts(np.arange(part.tokens.num_documents))
+    place = {int(token): index for index, token in enumerate(tokens)}
+    number = [max(i for i, s in enumerate(starts) if s <= place[int(token)]) for token in row]
+    return [a == b for a, b in pairwise(number)]
+
+
+@pytest.mark.parametrize("kind", ["windows", "documents"])
+def test_documents_are_those_of_the_tokens(kind: str) -> None:
+    """Of corpora with empty documents, a single one, and a part that begins inside of one."""
+    lengths = np.random.default_rng(2).integers(0, 9, 60)
+    lengths[[0, 7, 8, 59]] = 0
+    many = ArrayTokens(np.arange(lengths.sum()) + 5, lengths.tolist())
+    one = ArrayTokens(np.arange(50))
+    parts = [whole(many), whole(one), split(many, 0.4, by_documents=kind == "documents")[1]]
+    for part in parts:
+        made = (
+            RandomWindows(part, sequence_length=11, batch_size=4, seed=1)
+            if kind == "windows"
+            else ShuffledDocuments(part, sequence_length=11, seed=1)
+        )
+        sequences, numbers = made.sequences(3, 40), made.documents(3, 40)
+        assert numbers.shape == sequences.shape == (40, 12) and numbers.dtype == np.int64
+        for row, of in zip(sequences, numbers, strict=True):
+            assert [a == b for a, b in pairwise(of)] == stays_in_its_document(part, row)
+        assert made.documents(3, 0).shape == (0, 12)
 
 
 def orders(kind: str) -> object:
@@ -210,6 +252,33 @@ def orders(kind: str) -> object:
         return RandomWindows(first, sequence_length=6, batch_size=24, seed=3)
     mixed = [ShuffledDocuments(part, sequence_length=6, seed=3) for part in (first, second)]
     return Mixture(mixed, shares([0.7, 0.3]), seed=3)
+
+
+@pytest.mark.parametrize("kind", ["windows", "documents", "mixture"])
+def test_goldfish_drops_the_same_labels_on_every_grid(kind: str) -> None:
+    """By the rule in Python, with the documents of the order; and nothing else changes."""
+    goldfish = Goldfish(k=2, h=2)
+    found: list[torch.Tensor] = []
+    for count, parts in ((1, 1), (2, 1), (2, 3), (4, 2)):
+        groups = [RowGroup(index, count) for index in range(count)]
+        made = [batches(orders(kind), group=g, parts=parts, goldfish=goldfish) for g in groups]
+        plain = [batches(orders(kind), group=g, parts=parts) for g in groups]
+        rows, whole_rows = (
+            [each.micro_batch(2, part) for part in range(parts) for each in those]
+            for those in (made, plain)
+        )
+        for row, whole_row in zip(rows, whole_rows, strict=True):
+            assert torch.equal(row.token_ids, whole_row.token_ids) and row.documents is None
+        assert {each.num_labels(2) for each in made} == {24 * 6}
+        found.append(torch.cat([each.labels for each in rows]))
+    order = orders(kind)
+    tokens, documents = (
+        torch.from_numpy(look(48, 24)) for look in (order.sequences, order.documents)
+    )
+    assert torch.equal(found[0], labels_of(tokens, goldfish, documents))
+    assert not torch.equal(found[0], labels_of(tokens, goldfish)), "no document ends in this step"
+    assert (found[0] == -100).any()
+    assert all(torch.equal(each, found[0]) for each in found[1:])
 
 
 @pytest.mark.parametrize("kind", ["windows", "documents", "mixture"])

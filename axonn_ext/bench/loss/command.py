@@ -34,10 +34,10 @@ VOCABULARIES = (50_304, 128_256)  # of GPT-2, rounded up, and of Llama 3
 _FP32_COPIES, _OWN_COPIES = 3, 3
 DESCRIPTION = """\
 Times the loss of a batch of logits and its gradient, on one rank: ours, which reads the logits in
-their own dtype, with the gradient in memory of its own and over the logits; and torch's, of a whole
-copy of the logits in fp32. All take turns. Next to the time stands the most memory that each holds
-at once beside the logits. A result that is wrong, compared with float64, gets no time, and the exit
-status is 1. docs/benchmarks.md tells how to read the numbers."""
+their own dtype, with the gradient in memory of its own and over the logits, and this with Goldfish
+loss; and torch's, of a whole copy of the logits in fp32. All take turns. Next to the time stands
+the most memory that each holds at once beside the logits. A result that is wrong, compared with
+float64, gets no time, and the exit status is 1. docs/benchmarks.md tells how to read them."""
 EPILOG = """\
 examples:
   axonn-ext bench loss

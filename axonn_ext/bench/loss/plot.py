@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from axonn_ext.bench.loss.results import LossRow
-from axonn_ext.bench.loss.systems import OURS, OURS_IN_PLACE, SYSTEMS, TORCH
+from axonn_ext.bench.loss.systems import GOLDFISH, OURS, OURS_IN_PLACE, SYSTEMS, TORCH
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLORS = {TORCH: "#94a3b8", OURS: "#2563eb", OURS_IN_PLACE: "#16a34a"}
+_COLORS = {TORCH: "#94a3b8", OURS: "#2563eb", OURS_IN_PLACE: "#16a34a", GOLDFISH: "#d97706"}
 _GREY, _INK = "#94a3b8", "#1e293b"
 
 

@@ -50,7 +50,7 @@ def run_case(
     for system in SYSTEMS:
         own = Batch(batch.logits.clone(), batch.labels)
         call = bind(system, own, grid)
-        errors[system] = worst_error(call(), batch)
+        errors[system] = worst_error(call(), batch.for_system(system))
         peaks[system] = peak_bytes(call, case.device)
         del own, call
         gc.collect()
