@@ -30,8 +30,9 @@ LAYERS = (
     ("overlap",),
     ("models",),
     ("pipeline", "optim", "data"),
-    ("checkpoint", "memorization", "watchdog"),
+    ("checkpoint", "watchdog"),
     ("generation", "placement", "pretrained"),
+    ("memorization",),
     ("__init__",),  # the public names, which the trainer uses as a user would
     ("calibrate", "integrations"),
     ("train",),
