@@ -140,8 +140,8 @@ def _parse(where: str, line: bytes, encode: Encode, most_tokens: int) -> Documen
     text, tokens, count = (fields.get(key) for key in ("text", "tokens", "repetitions"))
     if count is not None and (type(count) is not int or count < 0):
         raise InputError(f"{where}: repetitions: expected a whole number >= 0, got {count!r}")
-    if isinstance(text, str) and tokens is None:
-        tokens = encode(text)
+    if isinstance(text, str):
+        tokens = encode(text) if tokens is None else None
     ids = isinstance(tokens, list) and all(type(each) is int and each >= 0 for each in tokens)
     if not ids or not isinstance(tokens, list):
         raise InputError(
