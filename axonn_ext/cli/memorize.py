@@ -22,7 +22,7 @@ from axonn_ext.launch import process
 from axonn_ext.memorization.documents import CONTINUED, MOST_TOKENS
 from axonn_ext.memorization.experiment import Settings, all_repetitions
 from axonn_ext.planner.model_files import read_config
-from axonn_ext.terminal.arguments import number, whole
+from axonn_ext.terminal.arguments import MOST_THREADS, number, whole
 from axonn_ext.terminal.errors import UserError, refuse_extra
 from axonn_ext.terminal.files import check_writable
 from axonn_ext.terminal.grids import check_processes, parse_grid
@@ -30,15 +30,15 @@ from axonn_ext.train.config import MAX_SEED
 
 SIZES = "128x4"
 FROM_NOTHING, TRAINED_ON = "0,6,64,256", "0,1,4,6"
-PER_BUCKET = 20
+PER_BUCKET = 16
 BACKGROUND = 2400  # generated documents
-DEFAULT_LENGTH = 256  # of sequences, of models that are trained from nothing
+DEFAULT_LENGTH = 128  # of sequences, of models that are trained from nothing
 LR, TRAINED_ON_LR = 2e-3, 3e-4
 # Keys of the trainer that the experiment decides itself.
 OWN_KEYS = (
-    "data.", "goldfish.", "model.pretrained", "model.sequence_length", "checkpoint.resume",
-    "train.batch_size", "train.eval_batches", "train.seed", "train.steps", "lora.", "grid.",
-    "model.implementation", "optim.lr", "checkpoint.keep_last", "checkpoint.keep_every",
+    "checkpoint.", "data.", "goldfish.", "grid.", "lora.", "model.implementation",
+    "model.pretrained", "model.sequence_length", "optim.lr", "train.batch_size", "train.eval_",
+    "train.seed", "train.steps",
 )  # fmt: skip
 
 DESCRIPTION = """\
@@ -122,6 +122,10 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), help="of --evaluate (default: auto)"
     )
+    group.add_argument(
+        "--threads", type=whole(0, MOST_THREADS), metavar="N",
+        help="of each process of --evaluate (default: the host's cores shared out)",
+    )  # fmt: skip
 
 
 def _add_documents(parser: argparse.ArgumentParser) -> None:
@@ -182,7 +186,7 @@ _OF_EXPERIMENTS = (
     "repetitions", "per_bucket", "background", "background_size", "goldfish_k", "goldfish_h",
     "sequence_length", "batch_size", "lr", "seed", "out", "resume", "overwrite",
 )  # fmt: skip
-_OF_EVALUATION = ("json", "device")
+_OF_EVALUATION = ("json", "device", "threads")
 
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
@@ -222,7 +226,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     with hugging_face_folder(args.evaluate) as folder:
         Evaluation(
             folder, Path(args.documents), shape, vocabulary=args.vocabulary,
-            device=args.device or "auto", out=args.json,
+            device=args.device or "auto", threads=args.threads or 0, out=args.json,
         ).run()  # fmt: skip
 
 

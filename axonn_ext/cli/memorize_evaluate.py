@@ -43,7 +43,7 @@ class Evaluation:
     """A model to measure, and with what.
 
     folder: of Hugging Face. documents: a .jsonl file. vocabulary: for texts; None: the model's.
-    out: a file for the results as JSON, if they are wanted.
+    threads: of a process; 0: the host's cores shared out. out: a file for the results as JSON.
     """
 
     folder: Path
@@ -51,6 +51,7 @@ class Evaluation:
     shape: GridShape
     vocabulary: str | None = None
     device: str = "auto"
+    threads: int = 0
     out: Path | None = None
 
     def run(self) -> None:
@@ -105,7 +106,7 @@ class Evaluation:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         store = process.open_store(here)
         process.meet(store, here)
-        process.set_threads(here, 0)
+        process.set_threads(here, self.threads)
         progress = _Progress(len(documents)) if here.rank == 0 else None
         with process.process_group(here, store, device):
             try:
@@ -127,7 +128,7 @@ class Evaluation:
         """Returns the arguments of the processes that are started."""
         values = {
             "evaluate": self.folder, "documents": self.documents, "grid": self.shape,
-            "vocabulary": self.vocabulary, "device": self.device, "json": self.out,
+            "vocabulary": self.vocabulary, "device": self.device, "threads": self.threads, "json": self.out,
         }  # fmt: skip
         return [f"--{name}={value}" for name, value in values.items() if value is not None]
 

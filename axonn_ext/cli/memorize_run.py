@@ -104,14 +104,13 @@ class Experiment:
         settings, folder = self.settings, self.folder / name_of(name)
         make_folder("--out", folder)
         start = _start(Path(name), folder) if settings.trains_on else None
-        vocabulary = self._vocabulary(start)
         try:
             exposures = Exposures.of(settings, vocabulary)
         except ValueError as error:
             raise UserError(str(error)) from None
         with writing("--out", folder / DOCUMENTS):
             write_documents(folder / DOCUMENTS, exposures.documents)
-            exposures.write(TokenFiles(folder / TRAINING), num_tokens=vocabulary.num_tokens)
+            exposures.write(TokenFiles(folder / TRAINING), vocabulary)
         for number, arm in enumerate(ARMS, start=1):
             say(console, f"\n{name_of(name)}, arm {number} of {len(ARMS)}: {arm}", "bold")
             yield self._run_arm(name, arm, self._overrides(name, start, arm, exposures))
@@ -136,7 +135,7 @@ class Experiment:
             partial = run / f".{BUCKETS}.new"
             Evaluation(
                 model, root / DOCUMENTS, without_stages(self.grid), device=config.train.device,
-                out=partial,
+                threads=config.train.threads, out=partial,
             ).run()  # fmt: skip
             with writing("--out", run / BUCKETS):
                 partial.replace(run / BUCKETS)

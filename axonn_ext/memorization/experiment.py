@@ -13,6 +13,7 @@ import numpy as np
 from axonn_ext.data import ByteVocabulary, Example, PackedBatches, Vocabulary, find_text
 from axonn_ext.data.index_writer import IndexedWriter, dtype_for
 from axonn_ext.data.units import find_units, read_unit
+from axonn_ext.data.vocabulary import BYTES
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.inputs.files import read_json
 from axonn_ext.inputs.token_files import FORMAT, TokenFiles
@@ -136,19 +137,22 @@ class Exposures:
             examples, sequence_length=self.sequence_length, batch_size=batch_size, seed=seed
         ).num_steps(1)
 
-    def write(self, files: TokenFiles, *, num_tokens: int) -> None:
-        """Writes it as token files, what is held out last. num_tokens: of the vocabulary."""
+    def write(self, files: TokenFiles, vocabulary: Vocabulary) -> None:
+        """Writes it as token files, what is held out last. Raises OSError."""
         stored = [*self.trained, *self.validation]
         lengths = np.array([len(tokens) for tokens in stored], dtype=np.int64)
-        dtype = dtype_for(num_tokens)
+        dtype = dtype_for(vocabulary.num_tokens)
+        description = {
+            "format": FORMAT, "vocabulary_size": vocabulary.num_tokens,
+            "vocabulary": "a tokenizers file" if vocabulary.sha256 else BYTES,
+            "vocabulary_sha256": vocabulary.sha256, "append_id": None,
+            "largest_token": max(map(max, stored)), "documents": len(stored),
+            "tokens": int(lengths.sum()), "text_bytes": None,
+        }  # fmt: skip
         with IndexedWriter(files, dtype) as writer:
             writer.add(
                 np.concatenate([np.array(tokens, dtype=dtype) for tokens in stored]), lengths
             )
-            description = {
-                "format": FORMAT, "vocabulary": "of the experiment", "vocabulary_size": num_tokens,
-                "vocabulary_sha256": None, "documents": len(stored), "tokens": int(lengths.sum()),
-            }  # fmt: skip
             writer.finish(description)
 
 

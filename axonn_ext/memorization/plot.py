@@ -96,6 +96,8 @@ def _draw_shares(
 
 
 def _draw_validation(axes: Axes, arms: Sequence[ArmResult]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for arm in arms:
         steps, losses = zip(*arm.validation, strict=True)
         axes.plot(steps, losses, color=_COLORS[arm.arm], marker=".", linewidth=1.8)
@@ -104,6 +106,7 @@ def _draw_validation(axes: Axes, arms: Sequence[ArmResult]) -> None:
             textcoords="offset points", ha="right", va="bottom", color=_COLORS[arm.arm],
             fontweight="bold", fontsize=9,
         )  # fmt: skip
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step", color=_INK)
     axes.set_ylabel("validation loss (nats per token)", color=_INK)
 

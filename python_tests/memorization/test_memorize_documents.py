@@ -149,7 +149,7 @@ def test_generated_text_is_the_same_everywhere() -> None:
 def test_each_document_is_stored_as_often_as_it_is_seen(tmp_path) -> None:
     exposures = Exposures.of(SETTINGS, ByteVocabulary())
     files = TokenFiles(tmp_path / "training")
-    exposures.write(files, num_tokens=256)
+    exposures.write(files, ByteVocabulary())
     source = find_source(str(tmp_path / "training"))
     examples = stored_examples(
         open_tokens(source), sequence_length=96, vocab_size=256, held_out=exposures.held_out
