@@ -128,7 +128,8 @@ class Evaluation:
         """Returns the arguments of the processes that are started."""
         values = {
             "evaluate": self.folder, "documents": self.documents, "grid": self.shape,
-            "vocabulary": self.vocabulary, "device": self.device, "threads": self.threads, "json": self.out,
+            "vocabulary": self.vocabulary, "device": self.device, "threads": self.threads,
+            "json": self.out,
         }  # fmt: skip
         return [f"--{name}={value}" for name, value in values.items() if value is not None]
 

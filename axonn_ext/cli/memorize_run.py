@@ -104,6 +104,7 @@ class Experiment:
         settings, folder = self.settings, self.folder / name_of(name)
         make_folder("--out", folder)
         start = _start(Path(name), folder) if settings.trains_on else None
+        vocabulary = self._vocabulary(start)
         try:
             exposures = Exposures.of(settings, vocabulary)
         except ValueError as error:
