@@ -163,14 +163,22 @@ def hugging_face_folder(path: Path) -> Iterator[Path]:
         yield folder
 
 
-def export_model(path: Path, out: Path, dtype: str) -> None:
-    """Writes the model of a checkpoint for transformers. Raises UserError if there is none."""
+def found_checkpoint(path: Path) -> Path:
+    """Returns the checkpoint that a path means. Raises UserError if there is none."""
     try:
-        export(find_checkpoint(path), out, dtype=dtype)
-    except (CheckpointError, InputError) as error:
+        return find_checkpoint(path)
+    except CheckpointError as error:
         raise UserError(
             f"{path}: expected a Hugging Face folder, a checkpoint or the folder of a run; {error}"
         ) from None
+
+
+def export_model(path: Path, out: Path, dtype: str) -> None:
+    """Writes the model of a checkpoint for transformers. Raises UserError if that fails."""
+    try:
+        export(found_checkpoint(path), out, dtype=dtype)
+    except (CheckpointError, InputError) as error:
+        raise UserError(str(error)) from None
 
 
 class _Progress:

@@ -18,6 +18,7 @@ from axonn_ext.cli.memorize_evaluate import (
     CONFIG,
     Evaluation,
     export_model,
+    found_checkpoint,
     model_folder,
     without_stages,
 )
@@ -69,10 +70,11 @@ class Experiment:
         UserError for what does not fit, and TrainingError where a process fails.
         """
         console = Console()
+        data = {name: self._data(name) for name in self.settings.models}  # before all else
         self._prepare(resumes=resumes, overwrite=overwrite)
         found: list[ArmResult] = []
-        for name in self.settings.models:
-            found += self._run_model(name, console)
+        for name, (vocabulary, exposures) in data.items():
+            found += self._run_model(name, vocabulary, exposures, console)
         results = {"settings": asdict(self.settings), "arms": [arm.as_json() for arm in found]}
         write_text("--out", self.folder / RESULTS, json.dumps(results, indent=1) + "\n")
         console.print()
@@ -82,48 +84,53 @@ class Experiment:
             say(console, line)
         say(console, "written: " + ", ".join(map(str, self._pictured(found, console))))
 
+    def _data(self, name: str) -> tuple[Vocabulary, Exposures]:
+        """Returns what a model reads. Raises UserError for what does not fit."""
+        settings = self.settings
+        try:
+            if settings.trains_on:
+                folder = model_folder(Path(name)) or found_checkpoint(Path(name))
+                vocabulary = model_vocabulary(folder, settings.vocabulary or None)
+            else:
+                vocabulary = open_vocabulary(settings.vocabulary or BYTES)
+        except ValueError as error:
+            raise UserError(f"--vocabulary: {error}") from None
+        try:
+            return vocabulary, Exposures.of(settings, vocabulary)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+
     def _prepare(self, *, resumes: bool, overwrite: bool) -> None:
         """Makes the folder, or checks that the experiment in it is this one."""
         path = self.folder / SETTINGS
-        known = is_file(path)
-        if resumes and known:
+        old = list(_folders_of(path)) if is_file(path) else []
+        begun = any((self.folder / model / arm).is_dir() for model in old for arm in ARMS)
+        if resumes and begun:
             try:
                 self.settings.check_saved(path)
             except InputError as error:
                 raise UserError(f"--resume: {error}") from None
             return
-        check_folder(self.folder, overwrite=overwrite and known)
+        check_folder(self.folder, overwrite=is_file(path) and (overwrite or not begun))
         make_folder("--out", self.folder)
-        for model in _folders_of(path) if known else ():
+        for model in old:
             shutil.rmtree(self.folder / model, ignore_errors=True)
         with writing("--out", path):
             self.settings.save(path)
 
-    def _run_model(self, name: str, console: Console) -> Iterator[ArmResult]:
+    def _run_model(
+        self, name: str, vocabulary: Vocabulary, exposures: Exposures, console: Console
+    ) -> Iterator[ArmResult]:
         """Trains and measures one model in both arms."""
-        settings, folder = self.settings, self.folder / name_of(name)
+        folder = self.folder / name_of(name)
         make_folder("--out", folder)
-        start = _start(Path(name), folder) if settings.trains_on else None
-        vocabulary = self._vocabulary(start)
-        try:
-            exposures = Exposures.of(settings, vocabulary)
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        start = _start(Path(name), folder) if self.settings.trains_on else None
         with writing("--out", folder / DOCUMENTS):
             write_documents(folder / DOCUMENTS, exposures.documents)
             exposures.write(TokenFiles(folder / TRAINING), vocabulary)
         for number, arm in enumerate(ARMS, start=1):
             say(console, f"\n{name_of(name)}, arm {number} of {len(ARMS)}: {arm}", "bold")
             yield self._run_arm(name, arm, self._overrides(name, start, arm, exposures))
-
-    def _vocabulary(self, start: Path | None) -> Vocabulary:
-        name = self.settings.vocabulary
-        if start is not None:
-            return model_vocabulary(start, name or None)
-        try:
-            return open_vocabulary(name or BYTES)
-        except ValueError as error:
-            raise UserError(f"--vocabulary: {error}") from None
 
     def _run_arm(self, name: str, arm: str, overrides: dict[str, object]) -> ArmResult:
         """Trains and measures a model in one arm, or reads what was measured before."""
