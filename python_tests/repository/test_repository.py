@@ -32,9 +32,8 @@ LAYERS = (
     ("pipeline", "optim", "data"),
     ("checkpoint", "watchdog"),
     ("generation", "placement", "pretrained"),
-    ("memorization",),
     ("__init__",),  # the public names, which the trainer uses as a user would
-    ("calibrate", "integrations"),
+    ("calibrate", "integrations", "memorization"),
     ("train",),
     ("bench", "verify"),
     ("cli",),
