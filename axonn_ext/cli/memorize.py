@@ -197,6 +197,9 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
             option = f"--{name.replace('_', '-')}"
             where = "does not go with" if args.evaluate else "is only for"
             raise UserError(f"{option} {where} --evaluate")
+    for name in ("documents", "background", "vocabulary"):
+        if getattr(args, name) == "":
+            raise UserError(f"--{name}: expected a name, got an empty one")
     if args.evaluate:
         refuse_extra("memorize", extra)
         _evaluate(args)

@@ -167,7 +167,7 @@ def found_checkpoint(path: Path) -> Path:
     """Returns the checkpoint that a path means. Raises UserError if there is none."""
     try:
         return find_checkpoint(path)
-    except CheckpointError as error:
+    except (CheckpointError, OSError) as error:  # no file can have a name of thousands of letters
         raise UserError(
             f"{path}: expected a Hugging Face folder, a checkpoint or the folder of a run; {error}"
         ) from None
