@@ -103,14 +103,14 @@ class Experiment:
     def _prepare(self, *, resumes: bool, overwrite: bool) -> None:
         """Makes the folder, or checks that the experiment in it is this one."""
         path = self.folder / SETTINGS
-        old = list(_folders_of(path)) if is_file(path) else []
-        begun = any((self.folder / model / arm).is_dir() for model in old for arm in ARMS)
-        if resumes and begun:
-            try:
+        try:
+            old = list(_folders_of(path)) if is_file(path) else []
+            begun = any((self.folder / model / arm).is_dir() for model in old for arm in ARMS)
+            if resumes and begun:
                 self.settings.check_saved(path)
-            except InputError as error:
-                raise UserError(f"--resume: {error}") from None
-            return
+                return
+        except InputError as error:
+            raise UserError(f"--out: {error}") from None
         check_folder(self.folder, overwrite=is_file(path) and (overwrite or not begun))
         make_folder("--out", self.folder)
         for model in old:
@@ -256,7 +256,7 @@ def _export(path: Path, out: Path, dtype: str) -> None:
 
 
 def _folders_of(path: Path) -> Iterator[str]:
-    """Yields the folders of the models of an earlier experiment in the same folder."""
+    """Yields the folders of the models of an earlier experiment. Raises InputError."""
     saved = read_json(path)
     models = saved.get("models") if isinstance(saved, dict) else None
     for model in models if isinstance(models, list) else ():
