@@ -31,7 +31,7 @@ from axonn_ext.train.config import MAX_SEED
 SIZES = "128x4"
 FROM_NOTHING, TRAINED_ON = "0,6,64,256", "0,1,4,6"
 PER_BUCKET = 16
-BACKGROUND = 3000  # generated documents
+BACKGROUND = 4000  # generated documents
 DEFAULT_LENGTH = 128  # of sequences, of models that are trained from nothing
 LR, TRAINED_ON_LR = 2e-3, 3e-4
 # Keys of the trainer that the experiment decides itself.

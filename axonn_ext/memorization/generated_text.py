@@ -3,7 +3,7 @@
 The experiment needs documents of which no model knows anything and whose ends nobody can guess.
 Sentences follow a few patterns, and each word of a kind is as likely as any other. So a small model
 soon knows the language nearly as well as it can be known, whatever loss it is trained with, and yet
-nobody can guess which words and numbers come next.
+nobody can guess which words come next.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _VOWELS = ("a", "e", "i", "o", "u", "ai", "ea", "ou")
 _CODAS = ("", "", "", "l", "m", "n", "r", "s", "t", "nd", "rk")
 _COUNTS = {"NOUN": 100, "VERB": 40, "KIND": 40, "NAME": 40, "PLACE": 40}  # words of each kind
 _PATTERNS = (
-    "file NUMBER: NAME said that the NOUN of PLACE VERBed by a KIND NOUN.",
-    "the KIND NOUN VERBed the NOUN in PLACE, and NAME VERBed it for NUMBER.",
-    "in case NUMBER, a NOUN from PLACE VERBed every NOUN of the KIND NOUN.",
+    "NAME said that the NOUN of PLACE VERBed by a KIND NOUN.",
+    "the KIND NOUN VERBed the NOUN in PLACE, and NAME VERBed it.",
+    "in NUMBER, a NOUN from PLACE VERBed every NOUN of the KIND NOUN.",
     "NAME VERBed NUMBER of them; the NOUN was KIND too.",
-    "no NOUN VERBed the NOUN before NAME VERBed a NOUN, says file NUMBER.",
+    "no NOUN VERBed the NOUN before NAME VERBed a NOUN.",
 )
 
 
@@ -55,7 +55,7 @@ class TextGenerator:
 
     def _word(self, slot: str) -> str:
         if slot == "NUMBER":
-            return str(int((1 + 9 * self._draw()) * 10**7))  # eight digits
+            return str(100 + int(self._draw() * 1900))
         word = _one_of(self._words[slot], self._draw)
         return word.capitalize() if slot in ("NAME", "PLACE") else word
 

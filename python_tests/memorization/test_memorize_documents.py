@@ -140,7 +140,7 @@ def test_generated_text_is_the_same_everywhere() -> None:
     text = "\n".join(documents)
     assert text.isascii()
     # That of the version that the figures of docs/memorization.md were measured with.
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "d35db7e29070ca8c"
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "0aea74a2419b3d06"
     words = Counter(text.split())
     assert words.most_common(1)[0][1] > 100
     assert sum(count == 1 for count in words.values()) > 100
