@@ -1,6 +1,6 @@
 """Which documents a model repeats: it is given a document without its end, and continues it.
 
-Source: the protocol is that of Singh et al., arXiv:2502.08145, section VIII: a document is cut to
+Source: the protocol is that of Singh et al., arXiv:2502.08145: a document is cut to
 2,048 tokens, all but the last 50 are the prompt, and 50 tokens are generated greedily. A document
 counts as memorised if these are the last 50, token for token.
 """
