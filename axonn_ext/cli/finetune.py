@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -163,11 +162,12 @@ def _steps(args: argparse.Namespace, overrides: tuple[Override, ...]) -> int:
         vocabulary, model = vocabulary_and_model(config, sources)
     except ValueError as error:
         raise UserError(str(error)) from None
-    if isinstance(vocabulary, StoredVocabulary) or config.data.order != EXAMPLES:
+    if config.data.order != EXAMPLES:
         raise UserError("--epochs counts examples: give --steps for other data")
-    batches = packed_batches(config, examples_of(config, vocabulary, model.vocab_size), RowGroup())
-    sequences = batches.num_sequences(epochs)
-    steps = math.ceil(sequences / config.train.batch_size)
+    encoder = None if isinstance(vocabulary, StoredVocabulary) else vocabulary
+    examples = examples_of(config, encoder, model.vocab_size, source=sources[0])
+    batches = packed_batches(config, examples, RowGroup())
+    sequences, steps = batches.num_sequences(epochs), batches.num_steps(epochs)
     if process.this_process() is None:
         say(Console(), f"{epochs} epochs are {sequences:,} sequences, or {steps:,} steps")
     return steps

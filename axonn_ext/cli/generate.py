@@ -124,7 +124,7 @@ class Request:
         problems = models.check(config, PARALLEL, shape, batch_size=shape.data * shape.z)
         if problems:
             raise UserError(*problems)
-        vocabulary = _vocabulary(folder, args.vocabulary)
+        vocabulary = model_vocabulary(folder, args.vocabulary)
         texts = _texts(args)
         prompts = [vocabulary.encode_prompt(text) for text in texts]
         check_prompts(prompts, args.max_new_tokens, config.sequence_length, config.vocab_size)
@@ -235,7 +235,8 @@ def _continuation(request: Request, index: int, tokens: list[int]) -> str:
     return request.vocabulary.decode(prompt + shown)[len(known) :]
 
 
-def _vocabulary(folder: Path, name: str | None) -> Vocabulary:
+def model_vocabulary(folder: Path, name: str | None) -> Vocabulary:
+    """Returns the vocabulary of that name, or that of a model. Raises UserError for none."""
     if name is None and not is_file(folder / TOKENIZER):
         raise UserError(
             f"{folder / TOKENIZER}: there is none; give --vocabulary FILE (of the tokenizers "

@@ -43,6 +43,7 @@ COMMANDS = {
     "finetune": "train a Hugging Face model on, all of it or low-rank adapters",
     "compare": "compare the losses of two runs",
     "generate": "continue a prompt with a Hugging Face model",
+    "memorize": "measure how much of its training text a model repeats",
     "checkpoint": "list, check, export and rewrite checkpoints",
     "bench": "time the ops",
     "tune": "measure a model's matrix products",
@@ -62,6 +63,7 @@ examples:
   axonn-ext compare runs/demo runs/demo-plain
   axonn-ext finetune --model my-model --data examples.jsonl --grid x=2 --lora 16
   axonn-ext generate --model my-model --prompt "Once upon" --grid x=2
+  axonn-ext memorize --out runs/memorize
   axonn-ext checkpoint list runs/demo
   axonn-ext bench linear --grid 2x2x1
   axonn-ext tune --model gpt2-small --grid 2x2x1

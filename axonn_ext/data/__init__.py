@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         open_tokens,
         text_bytes,
     )
-    from axonn_ext.data.examples import Example, Examples, load_examples
+    from axonn_ext.data.examples import Example, Examples, load_examples, stored_examples
     from axonn_ext.data.indexed import IndexedTokens
     from axonn_ext.data.mixture import Mixture
     from axonn_ext.data.orders import Order, RandomWindows, ShuffledDocuments
@@ -85,6 +85,7 @@ _HOMES = {
     "padded_size": "vocabulary",
     "python_sources": "source",
     "split": "tokens",
+    "stored_examples": "examples",
     "text_bytes": "corpus",
     "vocabulary_of": "stored",
     "whole": "tokens",
@@ -129,6 +130,7 @@ __all__ = [
     "padded_size",
     "python_sources",
     "split",
+    "stored_examples",
     "text_bytes",
     "vocabulary_of",
     "whole",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from axonn_ext.data.source import check_utf8, find_text
+from axonn_ext.data.tokens import Tokens, whole
 from axonn_ext.data.units import JSON_LINES, parse_line, shown
 from axonn_ext.data.vocabulary import TokenArray, Vocabulary
 
@@ -81,9 +83,40 @@ def load_examples(
                 )
             num_cut += whole.num_places > sequence_length
             found += _fit(whole, sequence_length)
+    return _split(path, found, held_out, num_cut)
+
+
+def stored_examples(
+    tokens: Tokens, *, sequence_length: int, vocab_size: int, held_out: float = 0.05
+) -> Examples:
+    """Returns the documents of token files as examples, all of whose tokens are learned.
+
+    Documents that are longer than a sequence are cut as `load_examples` cuts texts. All are read
+    into memory. held_out: as there.
+
+    Raises: ValueError, with the document's number, for one of fewer than two tokens; for a token
+        that is not below vocab_size; and for a file that is damaged.
+    """
+    part = whole(tokens, vocab_size=vocab_size)
+    starts = tokens.starts(np.arange(tokens.num_documents + 1, dtype=np.int64)).tolist()
+    found: list[Example] = []
+    num_cut = 0
+    for number, (start, end) in enumerate(itertools.pairwise(starts)):
+        if end - start < 2:
+            raise ValueError(
+                f"{tokens.name}: expected at least two tokens in each document, the second of "
+                f"which is learned, got {end - start} in document {number}"
+            )
+        example = Example(part.read(start, end - start))
+        num_cut += example.num_places > sequence_length
+        found += _fit(example, sequence_length)
+    return _split(tokens.name, found, held_out, num_cut)
+
+
+def _split(name: str, found: list[Example], held_out: float, num_cut: int) -> Examples:
     cut = len(found) - int(len(found) * held_out)
     if not cut:
-        raise ValueError(f"{path}: expected at least one example, got none")
+        raise ValueError(f"{name}: expected at least one example, got none")
     return Examples(found[:cut], found[cut:], num_cut)
 
 

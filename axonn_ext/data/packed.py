@@ -27,6 +27,9 @@ class PackedBatches:
     Sequences follow each other over the epochs' ends; step t has those from t B on. A resumed run
     needs only the step, though it packs the epochs before it again. goldfish: drops labels, the
     same ones of an example wherever it is packed; prompts count as tokens before them.
+
+    epochs: all sequences after so many are empty, so that each example is seen exactly so often
+    in the first num_steps steps; 0: there is no end.
     """
 
     def __init__(
@@ -37,11 +40,12 @@ class PackedBatches:
         batch_size: int,
         num_micro_batches: int = 1,
         seed: int = 0,
+        epochs: int = 0,
         group: RowGroup | None = None,
         goldfish: Goldfish | None = None,
     ) -> None:
         self._examples, self._length, self._seed = examples, sequence_length, seed
-        self._goldfish = goldfish
+        self._goldfish, self._epochs = goldfish, epochs
         self._shares = BatchShares(batch_size, num_micro_batches, group or RowGroup())
         self._ends: list[int] = []  # of the epochs that were packed, in sequences
         self._packed: dict[int, list[list[int]]] = {}  # two of them: a step may have of both
@@ -66,7 +70,13 @@ class PackedBatches:
             self._pack(len(self._ends))
         return self._ends[epochs - 1] if epochs else 0
 
+    def num_steps(self, epochs: int) -> int:
+        """Returns the steps after which so many epochs have been read."""
+        return -(-self.num_sequences(epochs) // self._shares.batch_size)
+
     def _sequence(self, number: int) -> list[int]:
+        if self._epochs and number >= self.num_sequences(self._epochs):
+            return []
         while not self._ends or self._ends[-1] <= number:
             self._pack(len(self._ends))
         epoch = bisect.bisect_right(self._ends, number)

@@ -107,6 +107,7 @@ class DataTable:
         "", "bytes, or a file of the tokenizers library; empty: that of model.pretrained, or bytes"
     )
     max_bytes: int = _key(0, "of text; read no more; 0: all (8 MB of Python's sources)", minimum=0)
+    epochs: int = _key(0, "order examples: nothing is read after so many; 0: no end", minimum=0)
     held_out: float = _key(0.05, "fraction at the end, for evaluation only", minimum=0, maximum=0.9)
 
 

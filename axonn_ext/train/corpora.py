@@ -27,6 +27,7 @@ from axonn_ext.data import (
     load_examples,
     open_tokens,
     split,
+    stored_examples,
     text_bytes,
 )
 from axonn_ext.data.corpus import DOCUMENTS
@@ -78,9 +79,12 @@ def load(job: Job) -> Corpus | Examples:
     config, data = job.config, job.config.data
     vocabulary = None if isinstance(job.vocabulary, StoredVocabulary) else job.vocabulary
     if data.order == EXAMPLES:
-        examples = examples_of(config, vocabulary, job.model.vocab_size)
+        examples = examples_of(config, vocabulary, job.model.vocab_size, source=job.sources[0])
+        _check_epochs(config, examples)
         make_batches(job, examples, RowGroup())
         return examples
+    if data.epochs:
+        raise UserError(f"data.epochs: expected 0 with data.order {data.order}, got {data.epochs}")
     options = CorpusOptions(
         order=data.order, held_out=data.held_out, max_bytes=data.max_bytes,
         vocab_size=job.model.vocab_size,
@@ -125,27 +129,30 @@ def make_batches(
     return training, evaluation
 
 
-def examples_of(config: Config, vocabulary: Vocabulary | None, vocab_size: int) -> Examples:
-    """Reads the examples of a configuration. Raises UserError for a line that is none."""
-    data, pretrained = config.data, config.model.pretrained
-    if vocabulary is None or data.mixture or not data.text:
+def examples_of(
+    config: Config, vocabulary: Vocabulary | None, vocab_size: int, *, source: Source
+) -> Examples:
+    """Reads the examples of a configuration: lines of text, or the documents of token files.
+
+    vocabulary: may be None if the source is no text. Raises UserError for what is no example.
+    """
+    data = config.data
+    if data.mixture or not data.text:
         raise UserError(f"{_key(config)}: data.order examples needs a text in data.text")
     if data.max_bytes:
         raise UserError("data.max_bytes: expected 0 with data.order examples, which reads all")
     try:
-        ends = stop_ids(Path(pretrained)) if pretrained else []
-    except InputError as error:
-        raise UserError(f"model.pretrained: {error}") from None
-    if ends and ends[0] >= vocab_size:
-        raise UserError(
-            f"model.pretrained: expected an eos_token_id below {vocab_size}, the size of the "
-            f"vocabulary, in generation_config.json or config.json of {pretrained}, got {ends[0]}"
-        )
-    try:
-        examples = load_examples(
-            data.text, vocabulary, sequence_length=config.model.sequence_length,
-            end_id=ends[0] if ends else None, held_out=data.held_out,
-        )  # fmt: skip
+        if source.is_text:
+            assert vocabulary is not None, "a text needs a vocabulary"
+            examples = load_examples(
+                data.text, vocabulary, sequence_length=config.model.sequence_length,
+                end_id=_end_id(config, vocab_size), held_out=data.held_out,
+            )  # fmt: skip
+        else:
+            examples = stored_examples(
+                open_tokens(source), sequence_length=config.model.sequence_length,
+                vocab_size=vocab_size, held_out=data.held_out,
+            )  # fmt: skip
     except ValueError as error:
         raise UserError(f"data.text: {error}") from None
     if config.train.eval_interval and not examples.held_out:
@@ -156,13 +163,41 @@ def examples_of(config: Config, vocabulary: Vocabulary | None, vocab_size: int) 
     return examples
 
 
+def _end_id(config: Config, vocab_size: int) -> int | None:
+    """Returns the id that ends a pretrained model's texts. Raises UserError if it is too large."""
+    pretrained = config.model.pretrained
+    try:
+        ends = stop_ids(Path(pretrained)) if pretrained else []
+    except InputError as error:
+        raise UserError(f"model.pretrained: {error}") from None
+    if ends and ends[0] >= vocab_size:
+        raise UserError(
+            f"model.pretrained: expected an eos_token_id below {vocab_size}, the size of the "
+            f"vocabulary, in generation_config.json or config.json of {pretrained}, got {ends[0]}"
+        )
+    return ends[0] if ends else None
+
+
+def _check_epochs(config: Config, examples: Examples) -> None:
+    """Raises UserError if a step would come after data.epochs, and so have nothing to learn."""
+    epochs, steps = config.data.epochs, config.train.steps
+    if not epochs:
+        return
+    most = packed_batches(config, examples, RowGroup()).num_steps(epochs)
+    if steps > most:
+        raise UserError(
+            f"train.steps: expected at most {most}, in which data.epochs {epochs} are read, "
+            f"got {steps}"
+        )
+
+
 def packed_batches(config: Config, examples: Examples, group: RowGroup) -> PackedBatches:
     """Returns a row group's share of the packed examples."""
     train = config.train
     return PackedBatches(
         examples.train, sequence_length=config.model.sequence_length, batch_size=train.batch_size,
-        num_micro_batches=train.micro_batches, seed=train.seed, group=group,
-        goldfish=config.goldfish_options(),
+        num_micro_batches=train.micro_batches, seed=train.seed, epochs=config.data.epochs,
+        group=group, goldfish=config.goldfish_options(),
     )  # fmt: skip
 
 

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from axonn_ext.data import ByteVocabulary, PackedBatches, PackedEvaluation, RowGroup, load_examples
+from axonn_ext.data import (
+    ArrayTokens,
+    ByteVocabulary,
+    PackedBatches,
+    PackedEvaluation,
+    RowGroup,
+    load_examples,
+    stored_examples,
+)
 from axonn_ext.data.examples import Example, pack
 from axonn_ext.nn import Places
 from axonn_ext.spec.goldfish import Goldfish
@@ -83,6 +91,48 @@ def test_every_example_is_there_once_an_epoch() -> None:
         ]
         assert sorted(seen) == want
     assert orders[0] != orders[1]
+
+
+def test_nothing_is_read_after_the_last_epoch() -> None:
+    examples = random_examples(30)
+    options = {"sequence_length": LENGTH, "batch_size": 7, "seed": 3}
+    endless = PackedBatches(examples, **options)
+    ending = PackedBatches(examples, **options, epochs=2)
+    steps, left = ending.num_steps(2), ending.num_sequences(2) % 7
+    assert left, "choose other examples: the last step must not be full"
+    assert (steps - 1) * 7 + left == endless.num_sequences(2)
+    for step in range(steps):
+        want, found = endless.micro_batch(step, 0), ending.micro_batch(step, 0)
+        full = 7 if step < steps - 1 else left
+        for a, b in zip(want, found, strict=True):
+            assert torch.equal(a[:full], b[:full])
+        assert (found.labels[full:] == -100).all()
+        assert ending.num_labels(step) == int((found.labels != -100).sum())
+    assert ending.num_labels(steps) == 0
+    assert endless.num_labels(steps) > 0
+    learned = sum(ending.num_labels(step) for step in range(steps))
+    assert learned == 2 * sum(example.num_labels for example in examples)
+
+
+def test_stored_documents_are_the_examples_of_their_text(tmp_path) -> None:
+    texts = ["".join(map(chr, range(33, 33 + size))) for size in (5, 2, 60, 25, 26)]
+    path = write(tmp_path / "a.jsonl", *({"text": text} for text in texts))
+    tokens = ArrayTokens(
+        np.frombuffer("".join(texts).encode(), dtype=np.uint8), [len(text) for text in texts]
+    )
+    options = {"sequence_length": LENGTH, "held_out": 0.3}
+    want = load(path, end_id=None, **options)
+    found = stored_examples(tokens, vocab_size=256, **options)
+    assert found.num_cut == want.num_cut == 2
+    for a, b in ((found.train, want.train), (found.held_out, want.held_out)):
+        assert [e.tokens.tolist() for e in a] == [e.tokens.tolist() for e in b]
+    assert len(found.held_out) == 2
+    with pytest.raises(
+        ValueError, match=r"expected at least two tokens in each document, .* got 1 in "
+    ):
+        stored_examples(ArrayTokens(np.arange(4), [3, 1]), vocab_size=256, **options)
+    with pytest.raises(ValueError, match=r"has token 92, .* not lie in the vocabulary of 60"):
+        stored_examples(tokens, vocab_size=60, **options)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])

@@ -49,6 +49,25 @@ def losses(folder: Path, **overrides: object) -> list[float]:
     return [step.loss for step in train_here(folder, data__max_bytes=0, **overrides).steps]
 
 
+def test_documents_of_token_files_are_examples(texts: Path, tmp_path: Path) -> None:
+    """Those of JSON lines, with the same tokens, train in the same way, and end where asked to."""
+    lines = tmp_path / "lines.jsonl"
+    with lines.open("w") as file:
+        for text in sorted(texts.iterdir()):
+            file.write(json.dumps({"text": text.read_text()}) + "\n")
+    prefix = tmp_path / "stored"
+    assert main(["tokenize", "--text", str(lines), "--out", str(prefix), "--workers", "1"]) == 0
+    options = {"data__order": "examples", "train__steps": 3, "data__epochs": 1}
+    of_text = losses(tmp_path / "a", data__text=lines, **options)
+    assert losses(tmp_path / "b", data__text=prefix, **options) == of_text
+    for changed, message in (
+        ({"train__steps": 10**6}, r"train.steps: expected at most \d+, in which data.epochs 1 are"),
+        ({"data__order": "windows"}, "data.epochs: expected 0 with data.order windows, got 1"),
+    ):
+        with pytest.raises(UserError, match=message):
+            losses(tmp_path / "c", data__text=prefix, **options | changed)
+
+
 @pytest.mark.parametrize("order", ["windows", "documents"])
 def test_token_files_train_as_their_text_does(
     texts: Path, corpus: Path, tmp_path: Path, order: str

@@ -30,10 +30,10 @@ LAYERS = (
     ("overlap",),
     ("models",),
     ("pipeline", "optim", "data"),
-    ("checkpoint", "memorization", "watchdog"),
+    ("checkpoint", "watchdog"),
     ("generation", "placement", "pretrained"),
     ("__init__",),  # the public names, which the trainer uses as a user would
-    ("calibrate", "integrations"),
+    ("calibrate", "integrations", "memorization"),
     ("train",),
     ("bench", "verify"),
     ("cli",),

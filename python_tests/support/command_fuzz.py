@@ -75,6 +75,12 @@ COMMANDS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...], tuple[st
         ("checkpoint", action, "run"): ((), ("",), ("--what", "--tensors"))
         for action in ("list", "inspect", "verify")
     },
+    ("memorize", "--documents", "missing"): (
+        ("--per-bucket", "--background-size", "--goldfish-k", "--goldfish-h", "--sequence-length",
+         "--batch-size", "--lr", "--seed"),
+        ("--documents", "--background", "--vocabulary", "--model", "--evaluate", "--out", "--json"),
+        ("--sizes", "--repetitions", "--grid", "--train.dtype", "--what"),
+    ),
     ("checkpoint", "export", "run"): ((), ("",), ("--dtype",)),
     ("checkpoint", "reshard", "run"): (("--files",), ("",), ("--what",)),
     ("compare", "run", "run"): (("--tolerance",), ("",), ("--what",)),

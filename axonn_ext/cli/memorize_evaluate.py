@@ -1,0 +1,197 @@
+"""The part of `axonn-ext memorize` that measures a model that is there, on a grid of processes."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from axonn_ext import Grid, from_pretrained, models
+from axonn_ext.checkpoint import CheckpointError
+from axonn_ext.checkpoint.folder import find_checkpoint
+from axonn_ext.cli.generate import model_vocabulary
+from axonn_ext.inputs.errors import InputError
+from axonn_ext.inputs.files import is_file
+from axonn_ext.launch import process
+from axonn_ext.launch.place import Process
+from axonn_ext.memorization.documents import CONTINUED, MOST_TOKENS, Document, read_documents
+from axonn_ext.memorization.extraction import check_documents
+from axonn_ext.memorization.report import bucket_table
+from axonn_ext.memorization.results import BucketResult, measure
+from axonn_ext.models import ParallelConfig
+from axonn_ext.planner.model_files import read_config
+from axonn_ext.spec.grid import GridShape
+from axonn_ext.terminal.console import Console, print_table, say
+from axonn_ext.terminal.errors import UserError
+from axonn_ext.terminal.files import write_text
+from axonn_ext.terminal.grids import check_processes
+from axonn_ext.train.export import export
+from axonn_ext.train.run_folder import MODEL
+
+CONFIG = "config.json"
+PARALLEL = ParallelConfig(layout="replicated")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A model to measure, and with what.
+
+    folder: of Hugging Face. documents: a .jsonl file. vocabulary: for texts; None: the model's.
+    threads: of a process; 0: the host's cores shared out. out: a file for the results as JSON.
+    """
+
+    folder: Path
+    documents: Path
+    shape: GridShape
+    vocabulary: str | None = None
+    device: str = "auto"
+    threads: int = 0
+    out: Path | None = None
+
+    def run(self) -> None:
+        """Measures the model and shows the result, in as many processes as the grid has.
+
+        Raises UserError for what does not fit, and TrainingError where a process fails.
+        """
+        here = process.this_process()
+        documents = self._check()
+        if here is None and self.shape.size > 1:
+            from axonn_ext.launch.launcher import launch
+
+            launch(self.shape.size, ["memorize", *self._arguments()])
+            return
+        world_size = 1 if here is None else here.world_size
+        if self.shape.size != world_size:
+            raise UserError(
+                f"--grid {self.shape.short()} has {self.shape.size} processes, but torchrun "
+                f"started {world_size}"
+            )
+        self._measure(documents, here or Process())
+
+    def _check(self) -> list[Document]:
+        """Returns the documents. Raises UserError if they or the grid do not fit the model."""
+        check_processes(self.shape)
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise UserError("--device cuda: torch sees no GPU here; use cpu or auto")
+        try:
+            config = read_config(self.folder / CONFIG)
+            groups = self.shape.data * self.shape.z
+            problems = models.check(config, PARALLEL, self.shape, batch_size=groups)
+            if problems:
+                raise UserError(*problems)
+            most = min(MOST_TOKENS, config.sequence_length)
+            # A file of tokens needs no vocabulary, so it is opened when the first text comes.
+            vocabulary = cache(lambda: model_vocabulary(self.folder, self.vocabulary))
+            documents, num_short = read_documents(
+                self.documents, lambda text: vocabulary().encode_prompt(text), most_tokens=most
+            )
+            check_documents(documents, config.sequence_length, config.vocab_size)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        here = process.this_process()
+        if num_short and (here is None or here.world_size == 1):
+            text = f"left out: {num_short} documents of at most {CONTINUED} tokens"
+            say(Console(stderr=True), text)
+        return documents
+
+    def _measure(self, documents: list[Document], here: Process) -> None:
+        device = self.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        store = process.open_store(here)
+        process.meet(store, here)
+        process.set_threads(here, self.threads)
+        progress = _Progress(len(documents)) if here.rank == 0 else None
+        with process.process_group(here, store, device):
+            try:
+                grid = Grid(**self.shape.as_dict())
+                model = from_pretrained(self.folder, grid, PARALLEL, device=device)
+                found = measure(model, documents, progress or _silent)
+            except (InputError, ValueError) as error:
+                raise UserError(str(error)) from None
+        if here.rank == 0:
+            self._show(found)
+
+    def _show(self, found: list[BucketResult]) -> None:
+        print_table(Console(), bucket_table(found))
+        if self.out is not None:
+            text = json.dumps({"buckets": [bucket.as_json() for bucket in found]}, indent=1)
+            write_text("--json", self.out, text + "\n")
+
+    def _arguments(self) -> list[str]:
+        """Returns the arguments of the processes that are started."""
+        values = {
+            "evaluate": self.folder, "documents": self.documents, "grid": self.shape,
+            "vocabulary": self.vocabulary, "device": self.device, "threads": self.threads,
+            "json": self.out,
+        }  # fmt: skip
+        return [f"--{name}={value}" for name, value in values.items() if value is not None]
+
+
+def without_stages(shape: GridShape) -> GridShape:
+    """Returns a grid of as many processes whose pipeline stages have become copies of the model.
+
+    A token is generated by all blocks one after the other, so that stages would wait in turn.
+    """
+    return GridShape(shape.x, shape.y, shape.z, shape.data * shape.pipe)
+
+
+def model_folder(path: Path) -> Path | None:
+    """Returns the Hugging Face folder that a path means: itself, or that in the folder of a run."""
+    return next((f for f in (path, path / MODEL) if is_file(f / CONFIG)), None)
+
+
+@contextmanager
+def hugging_face_folder(path: Path) -> Iterator[Path]:
+    """Yields the folder of a model; that of a checkpoint is exported for as long as it is needed.
+
+    Raises UserError if there is no model.
+    """
+    found = model_folder(path)
+    if found is not None:
+        yield found
+        return
+    with tempfile.TemporaryDirectory(prefix="axonn_ext_") as place:
+        folder = Path(place) / MODEL
+        export_model(path, folder, "fp32")
+        yield folder
+
+
+def found_checkpoint(path: Path) -> Path:
+    """Returns the checkpoint that a path means. Raises UserError if there is none."""
+    try:
+        return find_checkpoint(path)
+    except (CheckpointError, OSError) as error:  # no file can have a name of thousands of letters
+        raise UserError(
+            f"{path}: expected a Hugging Face folder, a checkpoint or the folder of a run; {error}"
+        ) from None
+
+
+def export_model(path: Path, out: Path, dtype: str) -> None:
+    """Writes the model of a checkpoint for transformers. Raises UserError if that fails."""
+    try:
+        export(found_checkpoint(path), out, dtype=dtype)
+    except (CheckpointError, InputError) as error:
+        raise UserError(str(error)) from None
+
+
+class _Progress:
+    """Says how many documents are done."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done = total, 0
+        self._console = Console(stderr=True)
+
+    def __call__(self, count: int) -> None:
+        self._done += count
+        say(self._console, f"continued {self._done} of {self._total} documents")
+
+
+def _silent(count: int) -> None:
+    """Is what all ranks but one say of their progress."""
