@@ -89,10 +89,13 @@ def time_launch(text: str) -> list[Times]:
     return time_configs(Launch.from_json(text))
 
 
-def test_ranks_time_all_grids(pool: Any):
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_ranks_time_all_grids(pool: Any, overlaps: bool):
     case = CASES["llama"]
-    launch = Launch(case, legal_configs(case, 2, Pipelines(max_pipe=2)), rounds=2)
+    configs = legal_configs(case, 2, Pipelines(max_pipe=2), overlaps=overlaps)
+    launch = Launch(case, configs, rounds=2)
     assert len(launch.configs) == 5 and launch.configs[-1].grid.pipe == 2
+    assert all((", overlap" in f", {c.schedule}") == overlaps for c in configs)
     first, second = pool(2).run(time_launch, launch.to_json())
     assert first == second and all(1e-4 < times.fastest_s <= times.median_s < 60 for times in first)
 

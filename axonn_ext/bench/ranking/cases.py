@@ -12,7 +12,7 @@ from axonn_ext.planner.job import violations
 from axonn_ext.planner.pipelines import simulate_pipeline
 from axonn_ext.spec.grid import GridShape, divisors, grids_of
 from axonn_ext.spec.model import ModelConfig
-from axonn_ext.spec.parallel import LAYOUTS, ParallelConfig
+from axonn_ext.spec.parallel import LAYOUTS, Overlap, ParallelConfig
 from axonn_ext.spec.pipeline_options import PipelineOptions
 
 _DTYPE = "fp32"
@@ -47,25 +47,33 @@ class Config:
     """A grid, and how the model is trained on it.
 
     layout: `sharded` where that is legal. pipeline, micro_batches: how its stages run; without
-    stages, the batch is not cut.
+    stages, the batch is not cut. overlaps: with Overlap's defaults, and "auto" in the Linears.
     """
 
     grid: GridShape
     layout: str
     pipeline: PipelineOptions = field(default_factory=PipelineOptions)
     micro_batches: int = 1
+    overlaps: bool = False
 
     @property
     def parallel(self) -> ParallelConfig:
-        """The options: "sequential", since the planner's model describes c10d's collectives."""
-        return ParallelConfig(layout=self.layout, algorithm="sequential")
+        """The options: without overlap "sequential", so that each collective is waited for."""
+        return ParallelConfig(
+            layout=self.layout, algorithm="auto" if self.overlaps else "sequential"
+        )
+
+    @property
+    def overlap(self) -> Overlap | None:
+        return Overlap() if self.overlaps else None
 
     @property
     def schedule(self) -> str:
-        """How its stages run, in words; "-" without stages."""
-        if self.grid.pipe == 1:
-            return "-"
-        return f"{self.pipeline.schedule}, {self.micro_batches} micro-batches"
+        """How its stages run, and whether collectives overlap, in words; "-" without both."""
+        parts = ["overlap"] * self.overlaps
+        if self.grid.pipe > 1:
+            parts = [self.pipeline.schedule, f"{self.micro_batches} micro-batches", *parts]
+        return ", ".join(parts) or "-"
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ class Launch:
         configs = (
             Config(
                 GridShape(**c["grid"]), c["layout"], PipelineOptions(**c["pipeline"]),
-                c["micro_batches"],
+                c["micro_batches"], c["overlaps"],
             )
             for c in values["configs"]
         )  # fmt: skip
@@ -104,7 +112,7 @@ class Pipelines:
 
 
 def legal_configs(
-    case: Case, num_ranks: int, pipelines: Pipelines = Pipelines()
+    case: Case, num_ranks: int, pipelines: Pipelines = Pipelines(), *, overlaps: bool = False
 ) -> tuple[Config, ...]:
     """Returns every grid of that many ranks on which the model can be trained, each once.
 
@@ -117,7 +125,7 @@ def legal_configs(
         most = 1 if pipe == 1 else pipelines.micro_batches
         for grid in grids_of(num_ranks, pipe=pipe):
             ways = (
-                Config(grid, layout, pipelines.options, parts)
+                Config(grid, layout, pipelines.options, parts, overlaps)
                 for layout in LAYOUTS
                 for parts in range(most, 0, -1)
             )
@@ -145,7 +153,7 @@ def predict(case: Case, config: Config, machine: Machine) -> float:
 
 def _job(case: Case, config: Config) -> Job:
     options = Options(
-        layout=config.layout, overlap=None, dtype=_DTYPE, pipeline=config.pipeline,
+        layout=config.layout, overlap=config.overlap, dtype=_DTYPE, pipeline=config.pipeline,
         micro_batches=config.micro_batches, algorithm=config.parallel.algorithm,
     )  # fmt: skip
     return Job(case.model, config.grid, options, case.batch_size)

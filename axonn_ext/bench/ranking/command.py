@@ -53,6 +53,7 @@ example:
   axonn-ext bench links --nproc 8
   axonn-ext bench ranking --nproc 8 --json ranking.json --markdown ranking.md
   axonn-ext bench ranking --nproc 4 --pipe 4
+  axonn-ext bench ranking --nproc 8 --overlap
 """
 
 
@@ -79,6 +80,9 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     add("--schedule", choices=_SCHEDULES, help=f"of stages (default: {PipelineOptions.schedule})")
     add("--micro-batches", type=whole(), metavar="N",
         help=f"the most of a step with stages (default: {Pipelines.micro_batches})")  # fmt: skip
+    add("--overlap", action="store_true",
+        help="with the collectives of weights and gradients beside computation (default: one "
+        "after the other)")  # fmt: skip
     add("--machine", default="this", metavar="NAME|FILE.toml",
         help="what the planner plans for (default: what bench links measured)")  # fmt: skip
     add("--rounds", type=whole(), default=5, metavar="N",
@@ -133,7 +137,7 @@ def _machine(name: str) -> Machine:
 def _rank(name: str, args: argparse.Namespace, pipelines: Pipelines, machine: Machine) -> list[Row]:
     """Predicts all grids before it times them, so that predictions cannot depend on the times."""
     case = CASES[name]
-    configs = legal_configs(case, args.nproc, pipelines)
+    configs = legal_configs(case, args.nproc, pipelines, overlaps=args.overlap)
     if len(configs) <= TOP:
         raise UserError(
             f"--nproc: {name} can be trained on {len(configs)} grids of {args.nproc} ranks, "

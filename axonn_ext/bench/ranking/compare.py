@@ -25,7 +25,7 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """A configuration and its `Times`. schedule: how stages run, "-" without stages."""
+    """A configuration and its `Times`. schedule: that of Config."""
 
     grid: str
     layout: str

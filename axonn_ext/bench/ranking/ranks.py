@@ -17,6 +17,7 @@ from axonn_ext.bench.train.run import time_steps
 from axonn_ext.bench.train.systems import Step, System, build_system, our_step
 from axonn_ext.calibrate.measure import Timing
 from axonn_ext.grid import Grid
+from axonn_ext.overlap import Orchestrator
 from axonn_ext.pipeline import MicroBatch, Pipeline
 from axonn_ext.terminal.errors import TrainingError
 
@@ -27,21 +28,24 @@ def time_configs(launch: Launch) -> list[Times]:
     Raises TrainingError if a configuration does not train like the first one, since its time would
     then mean nothing.
     """
-    with ExitStack() as pipelines:
-        systems = [_build(launch, config, pipelines) for config in launch.configs]
+    with ExitStack() as opened:
+        systems = [_build(launch, config, opened) for config in launch.configs]
         _check(systems)
         timings: Mapping[str, Timing[None]] = time_steps(systems, launch.rounds)
     ordered = [timings[system.name] for system in systems]
     return [Times(1e-6 * t.min_us, 1e-6 * t.median_us, 1e-6 * t.iqr_us) for t in ordered]
 
 
-def _build(launch: Launch, config: Config, pipelines: ExitStack) -> System:
+def _build(launch: Launch, config: Config, opened: ExitStack) -> System:
+    """Returns what trains on a grid. opened: closes what that takes at the end."""
     workload, spec = (
         Workload(launch.case.model, launch.case.batch_size),
         SystemSpec(OURS, config.grid),
     )
     if config.grid.pipe > 1:
-        system = System(spec.name, _step_of_stages(workload, config, pipelines))
+        system = System(spec.name, _step_of_stages(workload, config, opened))
+    elif config.overlap is not None:
+        system = System(spec.name, _step_with_overlap(workload, config, opened))
     else:
         plan = Plan(
             workload, config.parallel, systems=(), num_ranks=config.grid.size, single_threads=1,
@@ -51,11 +55,27 @@ def _build(launch: Launch, config: Config, pipelines: ExitStack) -> System:
     return dataclasses.replace(system, name=f"{system.name} {config.layout}")
 
 
-def _step_of_stages(workload: Workload, config: Config, pipelines: ExitStack) -> Callable[[], Step]:
-    """Returns a training step on a grid with several stages. pipelines: closes it at the end."""
+def _step_with_overlap(workload: Workload, config: Config, opened: ExitStack) -> Callable[[], Step]:
+    """Returns a training step on a grid without stages, with an Orchestrator."""
     grid = Grid(**config.grid.as_dict())
     model = models.build(workload.model, grid, config.parallel, seed=workload.seed)
-    pipeline = pipelines.enter_context(Pipeline(model, grid, config.pipeline))
+    orchestrator = Orchestrator(model, config.overlap)
+    opened.callback(orchestrator.close)
+
+    def gradients(token_ids: Tensor, labels: Tensor) -> Tensor:
+        loss = model.loss(token_ids, labels, float(workload.tokens_per_step))
+        loss.backward()
+        orchestrator.sync_gradients()
+        return loss
+
+    return our_step(model, grid, workload, gradients)
+
+
+def _step_of_stages(workload: Workload, config: Config, opened: ExitStack) -> Callable[[], Step]:
+    """Returns a training step on a grid with several stages."""
+    grid = Grid(**config.grid.as_dict())
+    model = models.build(workload.model, grid, config.parallel, seed=workload.seed)
+    pipeline = opened.enter_context(Pipeline(model, grid, config.pipeline, overlap=config.overlap))
 
     def gradients(token_ids: Tensor, labels: Tensor) -> Tensor:
         parts = (t.chunk(config.micro_batches) for t in (token_ids, labels))
