@@ -142,7 +142,7 @@ def test_a_machine_with_measured_links(tmp_path: Path, capsys: pytest.CaptureFix
     kept = {(r.inner, r.size) for r in own.links.levels[0].measured} - {(1, 8)}
     assert kept < {(r.inner, r.size) for r in machine.links.levels[0].measured}
     assert machine.peak_flops == own.peak_flops and machine.products == own.products
-    assert "a guess: context, RCCL's buffers" in out.read_text()
+    assert "a guess: context, fragmentation" in out.read_text()
 
 
 def test_several_collectives_of_one_group(tmp_path: Path) -> None:
