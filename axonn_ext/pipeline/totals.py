@@ -54,7 +54,7 @@ class Totals:
         )
         most, least = self._reduce(own.T.contiguous(), dist.ReduceOp.MAX, "numbers")
         for what, number, high, low in zip(
-            numbers, numbers.values(), most.tolist(), (-least).tolist(), strict=True
+            numbers, numbers.values(), most.tolist(), (0.0 - least).tolist(), strict=True
         ):
             if high != low and high > -math.inf:
                 got = "none" if number is None else f"{number:.17g}"
