@@ -46,6 +46,15 @@ def with_links(text: str, rows: Sequence[tuple[str, LinkRow]], source: str) -> s
     return "\n".join(result) + "\n"
 
 
+def levels_of(text: str) -> str:
+    """Returns the end of a machine's file from its first level on, with the comment above it."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if _code(line) == _LEVEL)
+    while start and lines[start - 1].startswith("#"):
+        start -= 1
+    return "\n".join(["", *lines[start:], ""])
+
+
 def _code(line: str) -> str:
     """Returns a line without its comment, of those that have no text with a hash."""
     return line.partition("#")[0].strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from axonn_ext.calibrate.file import LinkRow
 from axonn_ext.calibrate.find_machine import find_machine, measured_file
 from axonn_ext.calibrate.nccl_tests import KINDS, read_log
-from axonn_ext.calibrate.with_links import level_of, with_links
+from axonn_ext.calibrate.with_links import level_of, levels_of, with_links
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.inputs.files import read_text
 from axonn_ext.planner.machine import Machine, machine_file
@@ -70,10 +71,8 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         machine = find_machine(args.base)
         rows, ranks = _read_logs(args.log, machine)
         names = ", ".join(file.name for _, file in args.log)
-        text = with_links(
-            read_text(machine_file(args.base, this_file=measured_file())), rows,
-            f"links measured by nccl-tests ({json.dumps(names)[1:-1]})",
-        )  # fmt: skip
+        source = f"links measured by nccl-tests ({json.dumps(names)[1:-1]})"
+        text = with_links(_text(args.base), rows, source)
     except InputError as error:
         raise UserError(str(error)) from None
     write_text("--out", args.out, text)
@@ -82,6 +81,17 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     say(console, "")
     say(console, f"written: {args.out}")
     return 0
+
+
+def _text(name: str) -> str:
+    """Returns the text of a machine's file, with the levels of its base if it has none itself."""
+    text = read_text(machine_file(name, this_file=measured_file()))
+    values = tomllib.loads(text)
+    return (
+        text
+        if "levels" in values or "base" not in values
+        else text + levels_of(_text(values["base"]))
+    )
 
 
 def _read_logs(

@@ -41,7 +41,7 @@ from axonn_ext.terminal.errors import UserError, refuse_extra
 DESCRIPTION = """\
 Predicts which grid, layout, micro-batches, recomputation and overlap train a model fastest on a
 number of GPUs, how long a step takes, what it waits for, and what each GPU holds. Needs no GPU.
-docs/planner.md tells what is modelled, and how far predictions were off."""
+docs/planner.md explains all options; docs/planner_fit.md tells how far predictions were off."""
 
 EPILOG = """\
 examples:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
 from axonn_ext.inputs.errors import InputError, unknown
 from axonn_ext.inputs.files import is_file, read_toml
@@ -21,6 +22,7 @@ from axonn_ext.planner.step.tasks import Collective, Matmul, Scores
 from axonn_ext.spec.grid import GridShape
 
 DEVICES = ("cuda", "cpu")
+OWN_KEYS = {"name", "description", "source"}  # what a file does not take from its base
 HOST_KEYS = ("host_link_bytes_per_s", "host_memory_bytes_per_s")
 _TREE_RATE = 0.92  # of a ring's bandwidth (NCCL, src/graph/tuning.cc)
 MEASURED = "this"  # the machine that `axonn-ext bench links` measured
@@ -202,8 +204,23 @@ def _folder() -> Traversable:
     return resources.files("axonn_ext.planner") / "machines"
 
 
+def _with_base(file: Path | Traversable) -> dict[str, Any]:
+    """Returns the values of a file, with those of its base where it has none.
+
+    A table or an array is taken from the base as a whole, or not at all. Raises InputError for a
+    base that is no machine of the package.
+    """
+    own = read_toml(file)
+    if "base" not in own:
+        return own
+    base = Table(own, "", str(file)).one_of("base", tuple(machine_names()))
+    taken = _with_base(_folder() / f"{base}.toml")
+    own = {key: value for key, value in own.items() if key != "base"}
+    return {**{key: taken[key] for key in taken.keys() - OWN_KEYS}, **own}
+
+
 def _read(file: Path | Traversable, default_name: str, changes: Sequence[str]) -> Machine:
-    table = Table(changed(read_toml(file), changes), "", str(file))
+    table = Table(changed(_with_base(file), changes), "", str(file))
     table.text("source")
     name = " with ".join((table.text("name", default_name), *changes))
     peak_flops = _peak_flops(table)

@@ -1,6 +1,6 @@
 """Compares predictions with published results: their errors, and those of a fit on other runs.
 
-`python -m axonn_ext.planner.published docs/planner.md` fits anew: it writes the slowdown to the
+`python -m axonn_ext.planner.published docs/planner_fit.md` fits anew: it writes the slowdown to the
 files of the machines, until the fit does not change, and then the tables of the document.
 """
 
@@ -218,7 +218,7 @@ def mean_error(predictions: Sequence[Prediction]) -> float:
     return math.fsum(abs(p.error) for p in predictions) / len(predictions)
 
 
-# --- The tables of docs/planner.md ---------------------------------------------------------------
+# --- The tables of docs/planner_fit.md -----------------------------------------------------------
 
 BEGIN, END = "<!-- published runs: begin -->", "<!-- published runs: end -->"
 

@@ -7,7 +7,7 @@ Each part has its source in the machine's file, or is called a guess there:
 * The slowest of many ranks sets the pace.
 * Collectives that run beside computation take some of its units (SMs or CUs).
 
-Errors of the model as such are no part of it; docs/planner.md compares it with published runs.
+Errors of the model as such are no part of it; docs/planner_fit.md compares it with published runs.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from axonn_ext.planner.estimate import Estimate
 # percentile of (1 + error), with each source held out (published.py). A test computes them anew.
 RANGE = (0.89, 1.13)
 # Steps are simulated for a few layers and micro-batches and then extrapolated, which is within 2 %
-# of the whole schedule (docs/planner.md). A smaller difference says nothing.
+# of the whole schedule (docs/planner_model.md). A smaller difference says nothing.
 TIE = 0.02
 
 

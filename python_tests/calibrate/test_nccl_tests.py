@@ -142,7 +142,20 @@ def test_a_machine_with_measured_links(tmp_path: Path, capsys: pytest.CaptureFix
     kept = {(r.inner, r.size) for r in own.links.levels[0].measured} - {(1, 8)}
     assert kept < {(r.inner, r.size) for r in machine.links.levels[0].measured}
     assert machine.peak_flops == own.peak_flops and machine.products == own.products
-    assert "a guess: context, fragmentation" in out.read_text()
+    assert "# RCCL's buffers: 9.6 MB to send" in out.read_text()
+
+
+def test_a_machine_whose_base_has_the_links(tmp_path: Path) -> None:
+    assert "[[levels]]" not in read_text(machine_file("dgx-h200"))
+    path, out = written(tmp_path, log("all_gather", 8, gbps=300.0)), tmp_path / "lab.toml"
+    logs = ["--log", f"all_gather={path}"]
+    assert main(["machine", "--base", "dgx-h200", *logs, "--out", str(out)]) == 0
+    machine, known = load_machine(str(out)), load_machine("dgx-h200")
+    links = machine.link(GridShape(x=8), "x").by_kind
+    assert links is not None
+    assert links["all_gather"].bytes_per_s == pytest.approx(300e9, rel=1e-3)
+    assert machine.links.levels[1] == known.links.levels[1]
+    assert (machine.memory_bytes, machine.products) == (known.memory_bytes, known.products)
 
 
 def test_several_collectives_of_one_group(tmp_path: Path) -> None:

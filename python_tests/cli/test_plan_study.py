@@ -69,11 +69,11 @@ def test_series_are_drawn(tmp_path: Path) -> None:
         (["--study", "list", "--json", "a.json"], ["--study list", "no --json"]),
         (["--study", "llama-meta", "--plot", "a.png"], ["--plot", "axonn-2024", "llama-meta"]),
         (["--study", "llama-meta", "--plot", "a.gif"], ["--plot", ".png", "a.gif"]),
+        (["--gpus", "8"], ["expected --machine, or --study", "expected --model", "--global-batch"]),
         (
-            ["--gpus", "8"],
-            ["expected --machine, or --study", "expected --model,", "--global-batch"],
+            ["--gpus", "8", "--machine", "alps", "--global-batch", "8"],
+            ["error: expected --model, unless"],
         ),
-        (["--gpus", "8", "--machine", "alps", "--global-batch", "8"], ["expected --model, unless"]),
     ],
 )
 def test_mistakes(arguments: list[str], expected: list[str], capsys: Capture) -> None:

@@ -18,6 +18,7 @@ from axonn_ext.planner.step.tasks import Collective, Matmul, Scores
 from axonn_ext.spec.grid import GridShape
 
 ROOT = Path(__file__).resolve().parents[2]
+FILES = ROOT / "axonn_ext" / "planner" / "machines"
 
 GIB = 1024**3
 
@@ -89,17 +90,66 @@ def test_the_files_are_installed() -> None:
 
 def test_every_number_has_a_source() -> None:
     """In the file's `source`, or in a comment on the number's line or above its block."""
-    for path in (ROOT / "axonn_ext" / "planner" / "machines").glob("*.toml"):
+    keys = "slowdown", "memory_reserved_bytes", "memory_bytes_per_s", "launch_s"
+    for path in FILES.glob("*.toml"):
         text = path.read_text()
-        assert re.search(r"peak_flops\] +# (data sheet|a guess)", text), path
-        for key in ("slowdown", "memory_reserved_bytes", "memory_bytes_per_s", "launch_s"):
-            line = next(line for line in text.splitlines() if line.startswith(f"{key} ="))
-            assert "#" in line, f"{path}: {line}"
-        assert (
-            "Latencies of the steps" in text
-            or "Latencies of ring steps" in text
-            or "carried over" in text
-        )
+        lines = [line for line in text.splitlines() if line.startswith(keys)]
+        based = re.search(r'^base = "', text, re.MULTILINE) is not None
+        assert based or len(lines) == len(keys), path
+        assert all("#" in line for line in lines), path
+        for table, source in (
+            (r"^\[peak_flops\]", r"\[peak_flops\] +# (data sheet|a guess)"),
+            (r"^\[\[levels\]\]", "Latencies of the steps|Latencies of ring steps|carried over"),
+        ):
+            found = re.search(table, text, re.MULTILINE)
+            assert re.search(source, text) if found else based, path
+
+
+def test_gpus_that_are_the_same_are_told_once() -> None:
+    """A number with the reason for it may be in several files, tables of measurements not."""
+    rows = [
+        line.strip()
+        for path in FILES.glob("*.toml")
+        for line in path.read_text().splitlines()
+        if re.match(r"    \[\d+e12, ", line)
+    ]
+    assert len(rows) > 5
+    assert len(set(rows)) == len(rows)
+
+
+# --- A base --------------------------------------------------------------------------------------
+
+
+def test_a_file_takes_what_it_does_not_say_from_its_base(tmp_path: Path) -> None:
+    text = 'description = "mine"\nsource = "a test"\nbase = "aws-p5"\nmemory_bytes = 90e9\n'
+    text += (
+        "[peak_flops]\nbf16 = 1e15\n[matmul]\nnum_units = 99\n[matmul.max_efficiency]\nbf16 = 0.5\n"
+    )
+    text += "[attention]\nbf16 = 2e14\n"
+    mine, base, its_base = read(tmp_path, text), load_machine("aws-p5"), load_machine("dgx-h100")
+    assert (mine.name, mine.description, mine.memory_bytes) == ("mine", "mine", 90 * 10**9)
+    assert mine.links.levels == base.links.levels != its_base.links.levels
+    assert (mine.launch_s, mine.slowdown) == (its_base.launch_s, its_base.slowdown)
+    # Tables are replaced as a whole: fp32 and the tiles are gone.
+    assert dict(mine.peak_flops) == {"bf16": 1e15}
+    assert mine.products.num_units == 99 and not mine.products.tiles
+    assert its_base.products.tiles
+    assert mine.attention.flops("bf16", 2048, 128) == 2e14
+    changed = load_machine(write(tmp_path, text), changes=["levels.cluster.bytes_per_s=1e9"])
+    assert changed.links.levels[1].bytes_per_s == 1e9
+
+
+@pytest.mark.parametrize("base", ['"lab.toml"', '"this"', '"dgx-h10"', "3"])
+def test_a_base_must_be_a_machine_of_the_package(tmp_path: Path, base: str) -> None:
+    with pytest.raises(InputError, match=r"mine\.toml: base must be one of alps, aws-p5, .*, got"):
+        read(tmp_path, SMALL.replace("memory_bytes =", f"base = {base}\nmemory_bytes =", 1))
+
+
+def test_a_base_does_not_stand_for_a_description_or_a_source(tmp_path: Path) -> None:
+    for key in ("description", "source"):
+        text = re.sub(f"^{key} = .*$", 'base = "host"', SMALL, flags=re.MULTILINE)
+        with pytest.raises(InputError, match=f"{key} must be a text; it is missing"):
+            read(tmp_path, text)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_predictions_are_close_and_hold_for_sources_that_were_not_fitted(
     fitted = mean_error(comparison.at(slowdown))
     held_out = mean_error(comparison.held_out(lambda run: run))
     by_source = mean_error(comparison.held_out(source_of))
-    # What docs/planner.md says is to be expected.
+    # What docs/planner_fit.md says is to be expected.
     assert fitted <= held_out < 0.08
     assert by_source < 0.08
     assert max(abs(p.error) for p in comparison.held_out(source_of)) < 0.35
@@ -173,7 +173,7 @@ def test_a_fit_finds_what_was_put_in_and_does_not_see_what_is_held_out() -> None
 
 
 def test_the_document_has_these_numbers(comparison: Comparison) -> None:
-    """If not: python -m axonn_ext.planner.published docs/planner.md"""
+    """If not: python -m axonn_ext.planner.published docs/planner_fit.md"""
     pages = [page for page in DOCS.glob("planner*.md") if BEGIN in page.read_text()]
     assert len(pages) == 1
     text = pages[0].read_text()

@@ -76,6 +76,10 @@ def test_all_that_is_reported_is_consistent() -> None:
     flops = MODEL.flops_per_token() * best.tokens_per_s / 16
     assert best.peak_fraction == pytest.approx(flops / request.machine.peak_flops["bf16"])
     assert 0 < best.peak_fraction < 1
+    # All of attention, not half: 2 more products of s x s / 2 for each block, thrice with backward.
+    more = 6 * MODEL.num_layers * MODEL.sequence_length * MODEL.hidden_size
+    both = best.whole_peak_fraction / best.peak_fraction
+    assert both == pytest.approx(1 + more / MODEL.flops_per_token())
     waiting = sum(best.exposed_s.values())
     assert best.compute_s + waiting == pytest.approx(best.step_time_s, rel=0.02)
 
