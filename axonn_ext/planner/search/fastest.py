@@ -18,26 +18,26 @@ from axonn_ext.planner.pipelines import StageSteps
 from axonn_ext.planner.prepared_step import PreparedStep
 from axonn_ext.planner.search.choices import (
     fitting_jobs,
+    fitting_with_some,
     jobs_of,
     other_pipelines,
     variants_of,
-    with_less_recomputation,
-    with_more_recomputation,
     without_needless,
 )
+from axonn_ext.planner.search.optimizers import with_each
 from axonn_ext.planner.search.overlaps import (
     fastest_overlap,
+    is_as_fast,
     is_searched,
     with_all_held,
     with_default_numbers,
     with_least_numbers,
-    with_most_held,
 )
 from axonn_ext.planner.search.remedies import NO_MEMORY, nothing_fits
 from axonn_ext.planner.search.request import Request
+from axonn_ext.planner.search.ways import fastest_way, simplest_first
 from axonn_ext.planner.timeline import prepare
 from axonn_ext.spec.grid import GridShape
-from axonn_ext.spec.pipeline import SCHEDULES
 from axonn_ext.spec.rules import BrokenRule
 
 # So many variants of one grid are simulated. They differ little, and the user asks for a grid.
@@ -55,7 +55,7 @@ class Plan:
     rejected        reason -> the number of configurations rejected for it
     num_considered  the number of all configurations, legal or not; fits: those that are legal and
                     fit. Of policies of recomputation, these count "none" and "full", unless another
-                    one is given
+                    one is given. Of AdamW's options, each counts once, and fits if one of them does
     """
 
     request: Request
@@ -69,7 +69,7 @@ class _Candidate(NamedTuple):
     """A job that fits. least_s: the seconds that a step of it takes at least by closed forms.
 
     If the job recomputes every block, it would not fit if it recomputed nothing. It may then fit
-    with less recomputation, for which least_s holds, too.
+    with less recomputation, for which least_s holds, too, as it does for other options of AdamW.
     """
 
     least_s: float
@@ -93,7 +93,7 @@ def plan(request: Request) -> Plan:
         if reason is not None:
             rejected[_rule(reason)] += len(options)
             continue
-        fitting = fitting_jobs(request, job, options)
+        fitting = fitting_with_some(request, job, options)
         rejected[NO_MEMORY] += len(options) - len(fitting)
         if fitting:
             found += [_candidate(request, forms.blocks_of(v), v) for v in without_needless(fitting)]
@@ -144,9 +144,24 @@ class _Predictions:
         return fastest_overlap(self._request, job, self._predict, worth=worth)
 
     def _simplified(self, found: Estimate) -> Estimate:
+        found = self._with_best_optimizer(found)
         if not is_searched(self._request, found.job):
             return found
         return with_least_numbers(self._request, found, self._predict)
+
+    def _with_best_optimizer(self, found: Estimate) -> Estimate:
+        """Returns the job with the first of AdamW's options that is as fast as the fastest one.
+
+        The closed forms have chosen among them before, which know less of what is hidden.
+        """
+        request, ways = self._request, []
+        for job in with_each(found.job, request.optimizers):
+            if job == found.job:
+                ways.append(found)
+            elif fitting_jobs(request, job, (job.options,)):
+                ways.append(self._predict(job))
+        least_s = min(way.step_time_s for way in ways)
+        return next(way for way in ways if is_as_fast(way, least_s))
 
     def _predict(self, job: Job) -> Estimate:
         machine = self._request.machine
@@ -160,7 +175,7 @@ class _Predictions:
 
 
 def _rank(found: Estimate) -> tuple[object, ...]:
-    return (found.step_time_s, *_simplest_first(found.job))
+    return (found.step_time_s, *simplest_first(found.job))
 
 
 def _rule(violation: BrokenRule | str) -> str:
@@ -172,7 +187,7 @@ def _rule(violation: BrokenRule | str) -> str:
 class _Time(NamedTuple):
     """The time of candidate `number` in the order in which candidates are looked at.
 
-    is_whole: whether it is the whole time, and not only a bound. simplicity: see _simplest_first.
+    is_whole: whether it is the whole time, and not only a bound. simplicity: see simplest_first.
     """
 
     seconds: float
@@ -186,7 +201,7 @@ def _most_promising(request: Request, found: list[_Candidate], forms: ClosedForm
 
     Of candidates that take equally long, the simplest come first, so that ranks agree. The whole
     closed form of a candidate is computed only when its bound is the least of what is left. Only
-    then is looked for the policy of recomputation with which it is fastest.
+    then is looked for what is left open of it, with which it is fastest.
     """
     jobs = [candidate.job for candidate in found]
     chosen: list[Job] = []
@@ -202,8 +217,8 @@ def _most_promising(request: Request, found: list[_Candidate], forms: ClosedForm
         if of_grid[grid] == _VARIANTS_OF_A_GRID or not few_pipelines:
             heappop(heap)
         elif not heap[0].is_whole:
-            job = jobs[number] = _fastest_way(request, job, forms)
-            whole = _Time(forms.seconds(job), True, _simplest_first(job), number)
+            job = jobs[number] = fastest_way(request, job, forms)
+            whole = _Time(forms.seconds(job), True, simplest_first(job), number)
             heapreplace(heap, whole)
         else:
             heappop(heap)
@@ -211,36 +226,3 @@ def _most_promising(request: Request, found: list[_Candidate], forms: ClosedForm
             num_pipelines += grid.pipe > 1
             chosen.append(job)
     return chosen
-
-
-def _fastest_way(request: Request, job: Job, forms: ClosedForms) -> Job:
-    """Returns the job with the policy of recomputation and the budget of gathered weights with
-    which it is fastest by whole closed forms."""
-
-    def rank(way: Job) -> tuple[object, ...]:
-        return forms.seconds(way), *_simplest_first(way)
-
-    ways = (job,) if job.options.recompute != "full" else with_less_recomputation(request, job)
-    if not is_searched(request, job):
-        return min(ways, key=rank)
-    best = min((with_most_held(request, way) for way in ways), key=rank)
-    # To recompute more can only help where more weights can then be held.
-    for way in with_more_recomputation(request, best):
-        if forms.seconds(with_all_held(way)) >= forms.seconds(best):
-            continue
-        for fitting in fitting_jobs(request, way, (way.options,)):
-            best = min(best, with_most_held(request, fitting), key=rank)
-    return best
-
-
-def _simplest_first(job: Job) -> tuple[object, ...]:
-    options, overlap = job.options, job.options.overlap
-    again = options.recomputation
-    return (
-        again.share_of_blocks, again.attention, options.save_gathered,
-        not options.reshard_after_forward, options.heads_over_y, options.layout != "sharded",
-        options.micro_batches, job.grid,
-        SCHEDULES.index(options.pipeline.schedule), options.pipeline.chunks,
-        options.pipeline.defer_weights, options.pipeline.deferred_bytes,
-        *((overlap.prefetch, overlap.deferred, overlap.gathered_bytes) if overlap else ()),
-    )  # fmt: skip
