@@ -18,7 +18,7 @@ from axonn_ext.planner.step.optimizer import optimizer_work
 from axonn_ext.planner.step.parameters import parameters_of_rank
 from axonn_ext.planner.step.program import ends_of
 from axonn_ext.planner.step.rank import Rank
-from axonn_ext.planner.updates import optimizer_step
+from axonn_ext.planner.updates import closed_form_s as closed_form_of_optimizer
 from axonn_ext.spec.pipeline import bubble_seconds
 from axonn_ext.spec.recompute import Recomputation
 
@@ -103,7 +103,7 @@ class ClosedForms:
         if key not in self._updates:
             costs = Costs(self._machine, job.grid, options.dtype)
             work = optimizer_work(Rank(job, last))
-            self._updates[key] = optimizer_step(work, costs, overlaps=overlaps).seconds
+            self._updates[key] = closed_form_of_optimizer(work, costs, overlaps=overlaps)
         return self._updates[key]
 
     def blocks_of(self, job: Job) -> Pieces:

@@ -10,7 +10,12 @@ from itertools import islice, product
 from axonn_ext.planner.job import Job, Options, pipeline_violations
 from axonn_ext.planner.memory.activations import deferred_bytes_of
 from axonn_ext.planner.memory.fitting import those_that_fit
-from axonn_ext.planner.search.optimizers import options_with, that_differ_on, with_each
+from axonn_ext.planner.search.optimizers import (
+    options_with,
+    that_differ_on,
+    with_each,
+    with_optimizer,
+)
 from axonn_ext.planner.search.request import Request
 from axonn_ext.planner.shares import shares_of
 from axonn_ext.spec.grid import divisors, grids_of
@@ -236,15 +241,14 @@ def _given(
 
 def fitting_with_some(request: Request, job: Job, variants: tuple[Options, ...]) -> list[Job]:
     """Returns those variants of a job that fit, each with the first options of AdamW that do."""
-    found: dict[Options, Job] = {}
-    for optimizer in that_differ_on(job.grid, request.optimizers):
-        left = [v for v in variants if v not in found]
-        if not left:
+    found = fitting_jobs(request, job, variants)
+    for optimizer in that_differ_on(job.grid, request.optimizers)[1:]:
+        if len(found) == len(variants):
             break
-        of_options = {options_with(options, optimizer): options for options in left}
-        for fitting in fitting_jobs(request, job, tuple(of_options)):
-            found[of_options[fitting.options]] = fitting
-    return [found[options] for options in variants if options in found]
+        alike = [with_optimizer(f, job.options.optimizer).options for f in found]
+        left = [options for options in variants if options not in alike]
+        found += fitting_jobs(request, job, tuple(options_with(v, optimizer) for v in left))
+    return found
 
 
 def fitting_jobs(request: Request, job: Job, variants: tuple[Options, ...]) -> list[Job]:
