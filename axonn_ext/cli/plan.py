@@ -13,6 +13,7 @@ from typing import Any
 from axonn_ext import settings
 from axonn_ext.cli import (
     plan_beside,
+    plan_explain,
     plan_like,
     plan_output,
     plan_report,
@@ -228,7 +229,7 @@ def _run_one(console: Console, args: argparse.Namespace) -> None:
     plan_report.print_plan(console, result, budget, seconds=time.perf_counter() - began)
     if args.explain is not None:
         explained = found.configs[args.explain - 1]
-        plan_report.print_explanation(console, explained, request.machine, number=args.explain)
+        plan_explain.print_explanation(console, explained, request.machine, number=args.explain)
     more, others = _show_more(console, args, result, budget)
     plan_output.write(console, args, result, budget, more, others)
 

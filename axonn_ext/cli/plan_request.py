@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from axonn_ext.calibrate.find_machine import find_machine
-from axonn_ext.cli import plan_report
+from axonn_ext.cli import plan_cells
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.model_files import load_model, load_optimizer
@@ -105,7 +105,7 @@ def _smallest(request: Request) -> str:
     what = f"{request.model_name} with a batch of {request.batch_size:,} sequences"
     if least is None:
         return f"{what} fits no number of GPUs of {request.machine.name}"
-    return f"{what} fits {plan_report.gpus(least)} of {request.machine.name}"
+    return f"{what} fits {plan_cells.gpus(least)} of {request.machine.name}"
 
 
 def _batch_size(args: argparse.Namespace, sequence_length: int) -> int:
