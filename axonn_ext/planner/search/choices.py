@@ -9,9 +9,8 @@ from itertools import islice, product
 
 from axonn_ext.planner.job import Job, Options, pipeline_violations
 from axonn_ext.planner.memory.activations import deferred_bytes_of
-from axonn_ext.planner.memory.fitting import those_that_fit
+from axonn_ext.planner.memory.fitting import may_fit_without_state, those_that_fit
 from axonn_ext.planner.search.optimizers import (
-    options_with,
     that_differ_on,
     with_each,
     with_optimizer,
@@ -243,17 +242,20 @@ def fitting_with_some(request: Request, job: Job, variants: tuple[Options, ...])
     """Returns those variants of a job that fit, each with the first options of AdamW that do."""
     found = fitting_jobs(request, job, variants)
     for optimizer in that_differ_on(job.grid, request.optimizers)[1:]:
-        if len(found) == len(variants):
-            break
         alike = [with_optimizer(f, job.options.optimizer).options for f in found]
-        left = [options for options in variants if options not in alike]
-        found += fitting_jobs(request, job, tuple(options_with(v, optimizer) for v in left))
+        left = [_with_options(job, options) for options in variants if options not in alike]
+        limit, device = request.memory_limit_on(job.grid), request.machine.device
+        if not left or not may_fit_without_state(left, limit, device=device):
+            break
+        found += those_that_fit([with_optimizer(j, optimizer) for j in left], limit, device=device)
     return found
 
 
 def fitting_jobs(request: Request, job: Job, variants: tuple[Options, ...]) -> list[Job]:
     """Returns those variants of a job that fit; see those_that_fit."""
-    jobs = [Job(job.model, job.grid, options, job.batch_size) for options in variants]
-    return those_that_fit(
-        jobs, request.memory_limit_on(jobs[0].grid), device=request.machine.device
-    )
+    jobs = [_with_options(job, options) for options in variants]
+    return those_that_fit(jobs, request.memory_limit_on(job.grid), device=request.machine.device)
+
+
+def _with_options(job: Job, options: Options) -> Job:
+    return Job(job.model, job.grid, options, job.batch_size)
