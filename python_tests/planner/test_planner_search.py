@@ -230,7 +230,7 @@ def test_closed_forms_are_not_far_above_simulated_steps(inter: float) -> None:
     )
     forms = ClosedForms(request.machine)
     found = plan(request).configs
-    assert len({config.job.grid.pipe for config in found}) == 3
+    assert len({config.job.grid.pipe for config in found}) > 1
     for config in found:
         above = forms.seconds(config.job) / config.step_time_s
         of_stages = config.job.grid.pipe > 1

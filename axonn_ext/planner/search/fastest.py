@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
@@ -35,7 +35,7 @@ from axonn_ext.planner.search.overlaps import (
 )
 from axonn_ext.planner.search.remedies import NO_MEMORY, nothing_fits
 from axonn_ext.planner.search.request import Request
-from axonn_ext.planner.search.ways import fastest_way, simplest_first
+from axonn_ext.planner.search.ways import fastest_way, least_of_ways, simplest_first
 from axonn_ext.planner.timeline import prepare
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.rules import BrokenRule
@@ -106,11 +106,12 @@ def plan(request: Request) -> Plan:
     rejected = +rejected  # drops zeros
     if not found:
         raise PlannerError(nothing_fits(request, rejected))
-    promising = _most_promising(request, found, forms)
-    promising += [other for job in promising for other in other_pipelines(request, job)]
-    best = _Predictions(request, forms).best_of_each_grid(promising)
+    predictions = _Predictions(request, forms)
+    for job in _most_promising(request, found, forms, predictions.needs_not):
+        for way in (job, *other_pipelines(request, job)):
+            predictions.add(way)
     return Plan(
-        request, best, dict(rejected.most_common()),
+        request, predictions.best_of_each_grid(), dict(rejected.most_common()),
         num_considered, num_fitting,
     )  # fmt: skip
 
@@ -127,29 +128,34 @@ class _Predictions:
     def __init__(self, request: Request, forms: ClosedForms) -> None:
         self._request, self._forms, self._steps = request, forms, StageSteps(request.machine)
         self._prepared: tuple[Job, PreparedStep] | None = None  # the last one
+        self._best: dict[GridShape, Estimate] = {}
+        self._worth = math.inf  # the time of the last grid that is among the best ones so far
 
-    def best_of_each_grid(self, jobs: list[Job]) -> tuple[Estimate, ...]:
+    def needs_not(self, job: Job, seconds: float) -> bool:
+        """Whether a job that takes so long by closed forms cannot be among the best grids."""
+        factor = SURELY_SLOWER if job.grid.pipe == 1 else SURELY_SLOWER_IN_STAGES
+        return seconds > factor * self._worth
+
+    def add(self, job: Job) -> None:
+        """Simulates the job, unless it cannot be among the best grids."""
+        if self.needs_not(job, self._forms.seconds(job)):
+            return
+        found, top = self._fastest(job), self._request.top
+        known = self._best.get(job.grid)
+        if known is None or _rank(found) < _rank(known):
+            self._best[job.grid] = found
+            if len(self._best) >= top:
+                self._worth = sorted(e.step_time_s for e in self._best.values())[top - 1]
+
+    def best_of_each_grid(self) -> tuple[Estimate, ...]:
         """Returns the fastest estimate of each grid, the best first, as many as are asked for."""
-        top = self._request.top
-        best: dict[GridShape, Estimate] = {}
-        worth = math.inf  # the time of the last grid that is among the best ones so far
-        for job in jobs:
-            factor = SURELY_SLOWER if job.grid.pipe == 1 else SURELY_SLOWER_IN_STAGES
-            if self._forms.seconds(job) > factor * worth:
-                continue
-            found = self._fastest(job, worth)
-            known = best.get(job.grid)
-            if known is None or _rank(found) < _rank(known):
-                best[job.grid] = found
-                if len(best) >= top:
-                    worth = sorted(e.step_time_s for e in best.values())[top - 1]
-        chosen = sorted(best.values(), key=_rank)[:top]
+        chosen = sorted(self._best.values(), key=_rank)[: self._request.top]
         return tuple(sorted(map(self._simplified, chosen), key=_rank))
 
-    def _fastest(self, job: Job, worth: float) -> Estimate:
+    def _fastest(self, job: Job) -> Estimate:
         if not is_searched(self._request, job):
             return self._predict(job)
-        return fastest_overlap(self._request, job, self._predict, worth=worth)
+        return fastest_overlap(self._request, job, self._predict, worth=self._worth)
 
     def _simplified(self, found: Estimate) -> Estimate:
         found = self._with_best_optimizer(found)
@@ -195,42 +201,51 @@ def _rule(violation: BrokenRule | str) -> str:
 class _Time(NamedTuple):
     """The time of candidate `number` in the order in which candidates are looked at.
 
-    is_whole: whether it is the whole time, and not only a bound. simplicity: see simplest_first.
+    level: 0 for a bound by blocks alone, 1 for a bound by the whole step, 2 for the time itself.
+    simplicity: see simplest_first.
     """
 
     seconds: float
-    is_whole: bool
+    level: int
     simplicity: tuple[object, ...]
     number: int
 
 
-def _most_promising(request: Request, found: list[_Candidate], forms: ClosedForms) -> list[Job]:
-    """Returns the fastest candidates by closed forms, only a few of each grid.
+def _most_promising(
+    request: Request,
+    found: list[_Candidate],
+    forms: ClosedForms,
+    needs_not: Callable[[Job, float], bool],
+) -> Iterator[Job]:
+    """Yields the fastest candidates by closed forms, only a few of each grid.
+
+    needs_not: whether a job is not of interest if it takes at least so many seconds.
 
     Of candidates that take equally long, the simplest come first, so that ranks agree. The whole
     closed form of a candidate is computed only when its bound is the least of what is left. Only
     then is looked for what is left open of it, with which it is fastest.
     """
     jobs = [candidate.job for candidate in found]
-    chosen: list[Job] = []
+    num_chosen = num_pipelines = 0
     of_grid: Counter[GridShape] = Counter()
-    num_pipelines = 0
-    heap = [_Time(c.least_s, False, (), i) for i, c in enumerate(found)]
+    heap = [_Time(c.least_s, 0, (), i) for i, c in enumerate(found)]
     heapify(heap)
-    while heap and len(chosen) < request.simulate:
+    while heap and num_chosen < request.simulate:
         number = heap[0].number
         job = jobs[number]
         grid = job.grid
         few_pipelines = grid.pipe == 1 or num_pipelines < _PIPELINES_SIMULATED
-        if of_grid[grid] == _VARIANTS_OF_A_GRID or not few_pipelines:
+        is_full = of_grid[grid] == _VARIANTS_OF_A_GRID or not few_pipelines
+        if is_full or needs_not(job, heap[0].seconds):
             heappop(heap)
-        elif not heap[0].is_whole:
+        elif heap[0].level == 0:
+            heapreplace(heap, _Time(least_of_ways(request, job, forms), 1, (), number))
+        elif heap[0].level == 1:
             job = jobs[number] = fastest_way(request, job, forms)
-            whole = _Time(forms.seconds(job), True, simplest_first(job), number)
-            heapreplace(heap, whole)
+            heapreplace(heap, _Time(forms.seconds(job), 2, simplest_first(job), number))
         else:
             heappop(heap)
             of_grid[grid] += 1
             num_pipelines += grid.pipe > 1
-            chosen.append(job)
-    return chosen
+            num_chosen += 1
+            yield job
