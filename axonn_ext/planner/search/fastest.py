@@ -236,7 +236,8 @@ def _most_promising(
         grid = job.grid
         few_pipelines = grid.pipe == 1 or num_pipelines < _PIPELINES_SIMULATED
         is_full = of_grid[grid] == _VARIANTS_OF_A_GRID or not few_pipelines
-        if is_full or needs_not(job, heap[0].seconds):
+        # With other schedules than the first, a pipeline may be much faster.
+        if is_full or (grid.pipe == 1 and needs_not(job, heap[0].seconds)):
             heappop(heap)
         elif heap[0].level == 0:
             heapreplace(heap, _Time(least_of_ways(request, job, forms), 1, (), number))
