@@ -13,6 +13,7 @@ from typing import Any
 from axonn_ext import settings
 from axonn_ext.cli import (
     plan_beside,
+    plan_explain,
     plan_like,
     plan_output,
     plan_report,
@@ -21,7 +22,7 @@ from axonn_ext.cli import (
     plan_sweep,
 )
 from axonn_ext.cli.plan_budget import Budget
-from axonn_ext.cli.plan_request import make_request
+from axonn_ext.cli.plan_request import AUTO, make_request
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.job import WIDTHS
@@ -131,11 +132,12 @@ def _add_fixed(group: argparse._ArgumentGroup) -> None:
     add("--overlap", type=_overlap, metavar="on|off|KEY=N,...",
         help="on: with it, its numbers are searched; or these, out of prefetch, gathered_bytes, "
         "deferred and bucket_bytes")  # fmt: skip
-    add("--zero", type=int, choices=ZERO_STAGES,
-        help="what ranks of data divide: nothing, AdamW's state, gradients too (default: the "
-        "model's file, or 0)")  # fmt: skip
-    add("--offload", choices=OFFLOADS,
-        help="where AdamW's state is (default: the model's file, or none)")  # fmt: skip
+    add("--zero", choices=(*map(str, ZERO_STAGES), AUTO),
+        help="what ranks of data divide: nothing, AdamW's state, gradients too; auto: the faster "
+        "of 0 and 1 (default: the model's file, or 0)")  # fmt: skip
+    add("--offload", choices=(*OFFLOADS, AUTO),
+        help="where AdamW's state is; auto: the faster of none and cpu (default: the model's file, "
+        "or none)")  # fmt: skip
     add("--memory-fraction", type=number(above=0, most=1), metavar="F",
         default=Request.memory_fraction,
         help="of what is usable of a GPU's memory (default: %(default)s)")  # fmt: skip
@@ -227,7 +229,7 @@ def _run_one(console: Console, args: argparse.Namespace) -> None:
     plan_report.print_plan(console, result, budget, seconds=time.perf_counter() - began)
     if args.explain is not None:
         explained = found.configs[args.explain - 1]
-        plan_report.print_explanation(console, explained, request.machine, number=args.explain)
+        plan_explain.print_explanation(console, explained, request.machine, number=args.explain)
     more, others = _show_more(console, args, result, budget)
     plan_output.write(console, args, result, budget, more, others)
 

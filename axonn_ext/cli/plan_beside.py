@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from axonn_ext.cli import plan_report
+from axonn_ext.cli import plan_cells, plan_explain
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.step.volumes import most_bytes_by_axis
@@ -27,8 +27,8 @@ def print_beside(console: Console, asked: Estimate, best: Estimate, machine: Mac
     say(
         console,
         f"{asked.job.grid.short()} beside the best of all grids, {best.job.grid.short()} "
-        f"({plan_report.micro_batches(best.job)}; {plan_report.options(best.job)}): a step takes "
-        f"{plan_report.duration(asked.step_time_s - best.step_time_s)} ({more:.1%}) more"
+        f"({plan_cells.micro_batches(best.job)}; {plan_cells.options(best.job)}): a step takes "
+        f"{plan_cells.duration(asked.step_time_s - best.step_time_s)} ({more:.1%}) more"
         f"{_because(asked, best, machine)}",
     )
     say(console, "")
@@ -48,7 +48,7 @@ def as_json(asked: Estimate, best: Estimate, machine: Machine) -> dict[str, Any]
 
 def differences(asked: Estimate, best: Estimate, machine: Machine) -> dict[str, list[float]]:
     """Returns the seconds of each kind of work and wait: of the asked grid, and of the best one."""
-    kinds = [plan_report.time_kinds(e, machine) for e in (asked, best)]
+    kinds = [plan_explain.time_kinds(e, machine) for e in (asked, best)]
     names = dict.fromkeys((*kinds[0], *kinds[1]))
     return {name: [of.get(name, 0.0) for of in kinds] for name in names}
 
@@ -59,13 +59,13 @@ def _because(asked: Estimate, best: Estimate, machine: Machine) -> str:
     more = {k: a - b for k, (a, b) in differences(asked, best, machine).items()}
     reasons = sorted((k for k in more if more[k] > _LEAST_SHARE * total), key=lambda k: -more[k])
     return "".join(
-        f"{', ' if place else ': '}{kind} {plan_report.duration(more[kind])}"
+        f"{', ' if place else ': '}{kind} {plan_cells.duration(more[kind])}"
         for place, kind in enumerate(reasons)
     )
 
 
 def _times(asked: Estimate, best: Estimate, machine: Machine) -> Table:
-    table = plan_report.numbers_table("time of a step, ms", "--grid", "best", "more")
+    table = plan_cells.numbers_table("time of a step, ms", "--grid", "best", "more")
     rows = differences(asked, best, machine) | {"step": [asked.step_time_s, best.step_time_s]}
     for name, (ours, theirs) in rows.items():
         cells = (f"{ours * 1e3:,.2f}", f"{theirs * 1e3:,.2f}", f"{(ours - theirs) * 1e3:+,.2f}")
@@ -77,7 +77,7 @@ def _axes(asked: Estimate, best: Estimate, machine: Machine) -> Table:
     """Returns a table of the ranks, bytes and bandwidth of each axis in both grids."""
     heads = [f"{what}, {whose}" for what in ("ranks", "GB sent", "GB/s")
              for whose in ("--grid", "best")]  # fmt: skip
-    table = plan_report.numbers_table("axis", *heads)
+    table = plan_cells.numbers_table("axis", *heads)
     for axis in COMMUNICATING:
         grids = [e.job.grid for e in (asked, best)]
         ranks = [getattr(grid, axis) for grid in grids]

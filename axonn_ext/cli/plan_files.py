@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from axonn_ext.cli.plan_budget import Budget
-from axonn_ext.cli.plan_report import duration, gigabytes
+from axonn_ext.cli.plan_cells import duration, gigabytes
 from axonn_ext.inputs.files import is_file
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.events import Timeline

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from axonn_ext.cli import plan_files, plan_report
+from axonn_ext.cli import plan_cells, plan_files
 from axonn_ext.cli.plan_budget import Budget
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate
@@ -62,7 +62,7 @@ def print_like(console: Console, rows: list[Row]) -> None:
     table = plain_table(padding=(0, 2, 0, 0))
     left = {"like", "grid", "options", "exposed"}
     for head in ("like", "grid", "micro-batches", "options", "step",
-                 plan_report.PEAK_TITLE, "exposed", "memory", "step over ours"):  # fmt: skip
+                 plan_cells.PEAK_TITLE, "exposed", "memory", "step over ours"):  # fmt: skip
         table.add_column(head, justify="left" if head in left else "right", no_wrap=True)
     for row in rows:
         e = row.best
@@ -87,9 +87,9 @@ def print_like(console: Console, rows: list[Row]) -> None:
 
 def _cells(e: Estimate, ours: Estimate) -> list[str]:
     return [
-        e.job.grid.short(), plan_report.micro_batches(e.job), plan_report.options(e.job),
-        plan_report.duration(e.step_time_s), plan_report.peak(e),
-        plan_report.exposed(e), plan_report.gigabytes(e.memory.total),
+        e.job.grid.short(), plan_cells.micro_batches(e.job), plan_cells.options(e.job),
+        plan_cells.duration(e.step_time_s), plan_cells.peak(e),
+        plan_cells.exposed(e), plan_cells.gigabytes(e.memory.total),
         f"{e.step_time_s / ours.step_time_s:.2f}",
     ]  # fmt: skip
 

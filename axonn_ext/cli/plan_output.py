@@ -14,7 +14,7 @@ from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.pipelines import pipeline_timeline
 from axonn_ext.planner.search.fastest import Plan
 from axonn_ext.planner.timeline import timeline
-from axonn_ext.terminal.console import Console
+from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import check_picture, check_writable, writing
 
@@ -72,7 +72,7 @@ def write(
             notes.append(f"{args.write_config}: pipeline stages have not yet run on a GPU")
     plan_report.print_written(console, written)
     for note in filter(None, notes):
-        plan_report.say(console, note)
+        say(console, note)
 
 
 def _write_timeline(path: Path, best: Estimate, result: Plan) -> list[Path]:

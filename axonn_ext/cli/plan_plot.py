@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from axonn_ext.cli.plan_report import describe, duration, micro_batches, options
+from axonn_ext.cli.plan_cells import duration, micro_batches, options
+from axonn_ext.cli.plan_report import describe
 from axonn_ext.cli.plan_sweep import SERIES
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.events import COMPUTE, Event, Timeline

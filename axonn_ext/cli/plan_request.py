@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 
 from axonn_ext.calibrate.find_machine import find_machine
-from axonn_ext.cli import plan_report
+from axonn_ext.cli import plan_cells
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.model_files import load_model, load_optimizer
 from axonn_ext.planner.search.axes import AxisRules
+from axonn_ext.planner.search.optimizers import optimizers_of, tried_offloads, tried_zeros
 from axonn_ext.planner.search.remedies import smallest_that_fits
 from axonn_ext.planner.search.request import PIPELINES, Request
+from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.parallel import LAYOUTS
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.terminal.errors import UserError
+
+AUTO = "auto"  # of --zero and --offload: searched
 
 
 def make_request(args: argparse.Namespace) -> Request:
@@ -35,11 +38,6 @@ def make_request(args: argparse.Namespace) -> Request:
         fixed["recompute"] = args.recompute
     if args.overlap is not None:
         fixed["overlap"] = None if args.overlap == "off" else args.overlap
-    optimizer = dataclasses.replace(
-        optimizer,
-        zero=optimizer.zero if args.zero is None else args.zero,
-        offload=optimizer.offload if args.offload is None else args.offload,
-    )
     request = Request(
         model=model,
         model_name=name,
@@ -54,7 +52,7 @@ def make_request(args: argparse.Namespace) -> Request:
         memory_fraction=args.memory_fraction,
         max_pipe=_most_stages(args.pipe, args.grid),
         pipelines=_pipelines(args.schedule),
-        optimizer=optimizer,
+        optimizers=_optimizers(optimizer, machine, zero=args.zero, offload=args.offload),
         axes=args.grid,
     )
     if args.gpus < 1:
@@ -62,6 +60,15 @@ def make_request(args: argparse.Namespace) -> Request:
             f"--gpus: expected a whole number >= 1, got {args.gpus}; {_smallest(request)}"
         )
     return request
+
+
+def _optimizers(
+    own: OptimizerOptions, machine: Machine, *, zero: str | None, offload: str | None
+) -> tuple[OptimizerOptions, ...]:
+    """Returns the options of AdamW that are tried. own: those of the model's file, or defaults."""
+    zeros = tried_zeros() if zero == AUTO else (own.zero if zero is None else int(zero),)
+    offloads = tried_offloads(machine) if offload == AUTO else (offload or own.offload,)
+    return optimizers_of(own, zeros, offloads)
 
 
 def _load_changed(name: str, changes: list[str]) -> Machine:
@@ -98,7 +105,7 @@ def _smallest(request: Request) -> str:
     what = f"{request.model_name} with a batch of {request.batch_size:,} sequences"
     if least is None:
         return f"{what} fits no number of GPUs of {request.machine.name}"
-    return f"{what} fits {plan_report.gpus(least)} of {request.machine.name}"
+    return f"{what} fits {plan_cells.gpus(least)} of {request.machine.name}"
 
 
 def _batch_size(args: argparse.Namespace, sequence_length: int) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from axonn_ext.cli import plan_report
+from axonn_ext.cli import plan_cells
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.search.sensitivity import Variant
 from axonn_ext.terminal.console import plain_table, print_table, say
@@ -21,14 +21,14 @@ def print_sensitivity(console: Console, variants: list[Variant], best: Estimate)
     for v in variants:
         change = v.same.step_time_s / best.step_time_s - 1
         table.add_row(
-            v.what, plan_report.duration(v.same.step_time_s), f"{change:+.1%}",
-            v.best.job.grid.short(), plan_report.duration(v.best.step_time_s),
+            v.what, plan_cells.duration(v.same.step_time_s), f"{change:+.1%}",
+            v.best.job.grid.short(), plan_cells.duration(v.best.step_time_s),
             f"{v.same.step_time_s / v.best.step_time_s - 1:.1%}",
         )  # fmt: skip
     say(console, "")
     say(
         console,
-        f"number 1, {best.job.grid.short()} ({plan_report.duration(best.step_time_s)}), if the "
+        f"number 1, {best.job.grid.short()} ({plan_cells.duration(best.step_time_s)}), if the "
         "machine differs, and what would be best then:",
     )
     say(console, "")

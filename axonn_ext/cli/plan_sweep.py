@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rich.progress import track
 
-from axonn_ext.cli import plan_files, plan_report
+from axonn_ext.cli import plan_cells, plan_files, plan_report
 from axonn_ext.cli.plan_budget import Budget
 from axonn_ext.cli.plan_request import make_request
 from axonn_ext.planner.errors import PlannerError
@@ -196,7 +196,7 @@ def _title(sweep: Sweep, request: Request) -> str:
 def _subtitle(sweep: Sweep, request: Request) -> str:
     """Says what changes, and what is the same for all jobs."""
     batch, sequence = request.batch_size, request.model.sequence_length
-    on = plan_report.gpus(request.num_ranks)
+    on = plan_cells.gpus(request.num_ranks)
     return {
         "gpus": f"the same batch of {batch:,} x {sequence:,} tokens on any number of GPUs",
         "weak": f"the batch grows with the GPUs: {batch:,} x {sequence:,} tokens on {on}",
@@ -232,8 +232,8 @@ def _print(
     heads = [sweep.kind if sweep.kind in ("seq", "batch") else "GPUs"]
     heads += ["model"] if sweep.kind == SERIES else []
     heads += ["sequences", "grid", "micro-batches", "options", "step",
-              plan_report.PEAK_TITLE, "tokens/s", "efficiency", "exposed", "memory",
-              *plan_report.budget_heads(budget), "limit"]  # fmt: skip
+              plan_cells.PEAK_TITLE, "tokens/s", "efficiency", "exposed", "memory",
+              *plan_cells.budget_heads(budget), "limit"]  # fmt: skip
     for name in heads:
         table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     for p in points:
@@ -241,11 +241,11 @@ def _print(
         cells.append("-" if p.request is None else f"{p.request.batch_size:,}")
         e = p.best
         cells += ["-"] if e is None else [
-            e.job.grid.short(), plan_report.micro_batches(e.job), plan_report.options(e.job),
-            plan_report.duration(e.step_time_s), plan_report.peak(e),
-            plan_report.size(e.tokens_per_s), f"{ratio(e, first.best):.1%}",
-            plan_report.exposed(e), plan_report.gigabytes(e.memory.total),
-            *plan_report.budget_cells(budget, e), e.binding,
+            e.job.grid.short(), plan_cells.micro_batches(e.job), plan_cells.options(e.job),
+            plan_cells.duration(e.step_time_s), plan_cells.peak(e),
+            plan_cells.size(e.tokens_per_s), f"{ratio(e, first.best):.1%}",
+            plan_cells.exposed(e), plan_cells.gigabytes(e.memory.total),
+            *plan_cells.budget_cells(budget, e), e.binding,
         ]  # fmt: skip
         table.add_row(*cells)
     say(console, f"{_title(sweep, request)}, {request.dtype}")

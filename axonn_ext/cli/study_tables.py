@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from axonn_ext.cli.plan_report import gigabytes, options
+from axonn_ext.cli.plan_cells import gigabytes, options
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.published import markdown_table
 from axonn_ext.planner.retold import Line, Told, lines_of, mean_error

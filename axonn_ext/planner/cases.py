@@ -92,7 +92,7 @@ def _best(case: Case, machine: Machine) -> Estimate:
             batch_size=case.batch_size, dtype=options.dtype, layouts=(options.layout,),
             fixed={"recompute": options.recompute, "overlap": overlap},
             micro_batches=(options.micro_batches,), top=_SIMULATED, simulate=_SIMULATED,
-            optimizer=options.optimizer,
+            optimizers=(options.optimizer,),
         )  # fmt: skip
         try:
             found = plan(request).configs

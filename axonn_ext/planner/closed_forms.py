@@ -14,9 +14,11 @@ from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.shares import shares_of
 from axonn_ext.planner.step.blocks import attention_forward, block_backward, block_forward
 from axonn_ext.planner.step.linears import collective_of_weight
+from axonn_ext.planner.step.optimizer import optimizer_work
 from axonn_ext.planner.step.parameters import parameters_of_rank
 from axonn_ext.planner.step.program import ends_of
 from axonn_ext.planner.step.rank import Rank
+from axonn_ext.planner.updates import closed_form_s as closed_form_of_optimizer
 from axonn_ext.spec.pipeline import bubble_seconds
 from axonn_ext.spec.recompute import Recomputation
 
@@ -74,15 +76,35 @@ class ClosedForms:
         self._paths: dict[tuple[object, ...], _Path] = {}
         self._over_z: dict[tuple[object, ...], _OverZ] = {}
         self._whole: dict[tuple[object, ...], Pieces] = {}
+        self._updates: dict[tuple[object, ...], float] = {}
 
     def seconds(self, job: Job) -> float:
-        """Returns the seconds of a step of a legal job, without the optimizer."""
+        """Returns the seconds of a step of a legal job."""
+        return closed_form_s(self._pieces_of(job), job) + self._optimizer_s(job)
+
+    def least_seconds(self, job: Job) -> float:
+        """Returns a time that `seconds` reaches with every policy of recomputation."""
+        return least_s(self._pieces_of(job), job) + self._optimizer_s(job)
+
+    def _pieces_of(self, job: Job) -> Pieces:
         options = job.options
         key = (job.model, job.grid, options.layout, options.save_gathered, options.algorithm,
                options.micro_batches, options.dtype, options.pipeline, job.batch_size)  # fmt: skip
         if key not in self._whole:
             self._whole[key] = self._with_ends(job, self.blocks_of(job))
-        return closed_form_s(self._whole[key], job)
+        return self._whole[key]
+
+    def _optimizer_s(self, job: Job) -> float:
+        """Returns the seconds of AdamW; in a pipeline, those of the last stage."""
+        options, last = job.options, job.grid.pipe - 1
+        overlaps = options.overlap is not None
+        key = (job.model, job.grid, options.layout, options.dtype, options.optimizer, overlaps,
+               options.pipeline.chunks)  # fmt: skip
+        if key not in self._updates:
+            costs = Costs(self._machine, job.grid, options.dtype)
+            work = optimizer_work(Rank(job, last))
+            self._updates[key] = closed_form_of_optimizer(work, costs, overlaps=overlaps)
+        return self._updates[key]
 
     def blocks_of(self, job: Job) -> Pieces:
         """Returns the pieces of a legal job's blocks; embedding, head and sums take no time.
@@ -206,9 +228,10 @@ def _step_s(pieces: Pieces, job: Job, *, again: Recomputation, hides: Recomputat
     if options.overlap is not None:
         beside = _again_s(pieces, hides, layers) + layers * pieces.backward
     if job.num_parts > 1:
-        # A reduce-scatter and an all-gather send half as much each, in the gradients' dtype.
+        # A reduce-scatter in the gradients' dtype sends half as much. The all-gather that sends
+        # the other half is part of the optimizer.
         times = parts if options.optimizer.zero > 1 else 1
-        return passes + times * max(0.0, pieces.sums / 2 - beside) + pieces.sums / 2
+        return passes + times * max(0.0, pieces.sums / 2 - beside)
     wide = options.overlap is not None and options.width == 2  # gradients are sent in fp32
     return passes + max(0.0, (2 if wide else 1) * pieces.sums - beside)
 

@@ -23,7 +23,7 @@ from axonn_ext.spec.grid import GridShape
 
 DEVICES = ("cuda", "cpu")
 OWN_KEYS = {"name", "description", "source"}  # what a file does not take from its base
-HOST_KEYS = ("host_link_bytes_per_s", "host_memory_bytes_per_s")
+_HOST_KEYS = ("host_link_bytes_per_s", "host_memory_bytes_per_s")
 _TREE_RATE = 0.92  # of a ring's bandwidth (NCCL, src/graph/tuning.cc)
 MEASURED = "this"  # the machine that `axonn-ext bench links` measured
 
@@ -94,6 +94,13 @@ class Machine:
         """Returns the bytes of the buffers of a grid's communicators."""
         return grid.num_communicators * self.communicator_bytes
 
+    def memory_limit_on(self, grid: GridShape, fraction: float) -> int:
+        """Returns the bytes that a rank of a grid may use, if it may use that fraction.
+
+        What communicators take is not among them.
+        """
+        return int((self.usable_bytes - self.communicators_bytes(grid)) * fraction)
+
     def link(self, grid: GridShape, axis: str) -> Link:
         """Returns the link of the groups along an axis; ranks are laid out with x fastest.
 
@@ -154,9 +161,14 @@ class Machine:
         assert self.host_memory_bytes_per_s is not None
         return num_bytes / self.host_memory_bytes_per_s
 
+    @property
+    def knows_host(self) -> bool:
+        """Whether the file says how fast AdamW is on the host of a GPU."""
+        return all(getattr(self, key) is not None for key in _HOST_KEYS)
+
     def check_offload(self) -> None:
         """Raises PlannerError if it is not known how fast AdamW is on the host of a GPU."""
-        missing = [name for name in HOST_KEYS if getattr(self, name) is None]
+        missing = [name for name in _HOST_KEYS if getattr(self, name) is None]
         if missing and self.device != "cpu":
             raise PlannerError(
                 f"offload: machine {self.name} has no {' and no '.join(missing)} in its file, "

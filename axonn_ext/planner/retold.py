@@ -5,7 +5,6 @@ All times are modelled: nothing here was measured.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -206,16 +205,15 @@ def _model_and_gpus(case: Case) -> Case:
 
 def _planned(case: Case, machine: Machine, *, most_stages: int) -> Estimate | None:
     """Predicts the planner's own proposal, with the source's ZeRO and offload or without them."""
-    found = []
-    for optimizer in dict.fromkeys((OptimizerOptions(), case.options.optimizer)):
-        request = Request(
-            case.model, case.model_name, num_ranks=case.num_ranks, machine=machine,
-            batch_size=case.batch_size, dtype=case.options.dtype, top=1, max_pipe=most_stages,
-            optimizer=optimizer,
-        )  # fmt: skip
-        with contextlib.suppress(PlannerError):  # nothing fits
-            found.append(plan(request).configs[0])
-    return min(found, key=lambda e: e.step_time_s, default=None)
+    request = Request(
+        case.model, case.model_name, num_ranks=case.num_ranks, machine=machine,
+        batch_size=case.batch_size, dtype=case.options.dtype, top=1, max_pipe=most_stages,
+        optimizers=tuple(dict.fromkeys((OptimizerOptions(), case.options.optimizer))),
+    )  # fmt: skip
+    try:
+        return plan(request).configs[0]
+    except PlannerError:  # nothing fits
+        return None
 
 
 def jobs_of_framework(case: Case, way: Way) -> Iterator[Job]:
@@ -241,10 +239,13 @@ def _numbers_of_micro_batches(case: Case, way: Way, grid: GridShape) -> Iterator
 
 def fastest_of(jobs: Iterable[Job], machine: Machine) -> Estimate | None:
     """Returns the fastest of those that are legal and fit; None if there is none."""
-    limit = int(machine.usable_bytes * DEFAULT_MEMORY_FRACTION)
     legal = (job for job in jobs if next(violations(job), None) is None)
     memory = {job: memory_of(job, device=machine.device) for job in legal}
-    fitting = (job for job, held in memory.items() if held.total <= limit)
+    fitting = (
+        job
+        for job, held in memory.items()
+        if held.total <= machine.memory_limit_on(job.grid, DEFAULT_MEMORY_FRACTION)
+    )
     promising = nsmallest(_SIMULATED, fitting, key=ClosedForms(machine).seconds)
     steps = StageSteps(machine)
     estimates = (estimate(job, machine, memory[job], steps=steps) for job in promising)

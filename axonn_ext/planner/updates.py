@@ -7,6 +7,7 @@ all-gathered over data after it was updated.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -33,14 +34,30 @@ def optimizer_step(work: OptimizerWork, costs: Costs, *, overlaps: bool) -> Opti
     Raises PlannerError for offload on a machine whose file does not say how fast its host is.
     """
     first_s = costs.optimizer(work.num_bytes)
-    updates = [costs.update(update) for update in work.updates]
-    if not updates:
+    if not work.updates:
         return OptimizerStep(first_s, first_s, ())
+    cost_of = {update: costs.update(update) for update in set(work.updates)}
+    updates = [cost_of[update] for update in work.updates]
     alone = _Buckets([u._replace(gather=0.0) for u in updates], first_s, overlaps).run()
     buckets = _Buckets(updates, first_s, overlaps)
     seconds = buckets.run()
     gathers = tuple(buckets.gathers) if work.gathers else ()
     return OptimizerStep(alone, seconds, gathers)
+
+
+def closed_form_s(work: OptimizerWork, costs: Costs, *, overlaps: bool) -> float:
+    """Returns about the seconds of optimizer_step, as if each bucket was in the middle of many.
+
+    Then a bucket takes the longest of its update and, with offload, its crossing; with overlap,
+    all-gathers run beside all of them.
+    """
+    update_s = gather_s = 0.0
+    for update, count in Counter(work.updates).items():
+        cost = costs.update(update)
+        update_s += count * (max(cost.host, cost.crossing) + cost.device)
+        gather_s += count * cost.gather
+    first_s = costs.optimizer(work.num_bytes)
+    return first_s + (max(update_s, gather_s) if overlaps else update_s + gather_s)
 
 
 class _Buckets:

@@ -110,7 +110,7 @@ def make_request(config: Config, world_size: int, machine: Machine) -> Request:
             "overlap": None if overlap.mode == "off" else carried,
         },
         micro_batches=(train.micro_batches,),
-        optimizer=config.optimizer_options(),
+        optimizers=(config.optimizer_options(),),
         top=1,
     )
 

@@ -272,6 +272,26 @@ def test_written_configuration_is_what_was_planned_and_can_be_prepared(
     assert (mode, overlap) == ("on", best["overlap"]) if best["overlap"] else mode == "off"
 
 
+def test_zero_and_offload_that_are_searched_are_shown_and_written(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    """Of a model that needs one of them: with less memory, nothing fits without."""
+    arguments = ["plan", "--model", "gpt2-xl", "--machine", "dgx-a100", "--gpus", "8", "--top", "1",
+                 "--global-batch", "64", "--grid", "x=1,y=1,z=1", "--set",
+                 "memory_bytes=3e10"]  # fmt: skip
+    assert main(arguments) != 0
+    assert "would do" in capsys.readouterr().err
+    files = [tmp_path / "best.toml", tmp_path / "plan.json"]
+    given = ["--zero", "auto", "--offload", "auto"]
+    assert main([*arguments, *given, "--write-config", str(files[0]), "--json", str(files[1])]) == 0
+    chosen = json.loads(files[1].read_text())["configs"][0]["optimizer"]
+    assert (chosen["zero"], chosen["offload"]) != (0, "none")
+    out = capsys.readouterr().out
+    assert f"zero {chosen['zero']}" in out or f"offload {chosen['offload']}" in out
+    optim = load_config(files[0]).optim
+    assert (optim.zero, optim.offload) == (chosen["zero"], chosen["offload"])
+
+
 def test_zero_and_offload_are_written_and_read_again(tmp_path: Path, capsys: Capture) -> None:
     first, second, path = (tmp_path / name for name in ("first.toml", "second.toml", "plan.json"))
     arguments = ["--machine", "dgx-a100", "--gpus", "8", "--global-batch", "64"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import re
 from pathlib import Path
 
@@ -14,6 +16,14 @@ from axonn_ext.planner.costs import Costs
 from axonn_ext.planner.job import ZERO_2_IN_STAGES, violations
 from axonn_ext.planner.memory.peak import memory_of
 from axonn_ext.planner.model_files import load_optimizer
+from axonn_ext.planner.search.choices import fitting_with_some, jobs_of, variants_of
+from axonn_ext.planner.search.optimizers import (
+    optimizers_of,
+    options_with,
+    that_differ_on,
+    tried_offloads,
+    with_optimizer,
+)
 from axonn_ext.planner.step.program import make_program
 from axonn_ext.planner.step.tasks import Collective, OptimizerWork, Update
 from axonn_ext.planner.updates import optimizer_step
@@ -136,9 +146,9 @@ def test_offload_is_refused_where_the_host_is_not_known() -> None:
     half = dataclasses.replace(machine_of(), host_link_bytes_per_s=1e9)
     offloaded = OptimizerOptions(0, "disk")
     with pytest.raises(PlannerError, match="test has no host_memory_bytes_per_s in its file"):
-        Request(MODEL, "small", 4, half, 64, optimizer=offloaded)
+        Request(MODEL, "small", 4, half, 64, optimizers=(OptimizerOptions(), offloaded))
     on_cpu = dataclasses.replace(machine_of(), device="cpu")
-    request = Request(MODEL, "small", 4, on_cpu, 64, optimizer=offloaded)
+    request = Request(MODEL, "small", 4, on_cpu, 64, optimizers=(offloaded,))
     assert all(c.job.options.optimizer == offloaded for c in plan(request).configs)
 
 
@@ -147,7 +157,7 @@ def test_zero_2_is_refused_in_stages() -> None:
     (broken,) = violations(Job(MODEL, GridShape(data=2, pipe=2), options, 64))
     assert broken == f"{ZERO_2_IN_STAGES}: stages need zero 0 or 1, got zero=2 and pipe=2"
     request = Request(
-        MODEL, "small", 8, machine_of(), 64, max_pipe=2, optimizer=OptimizerOptions(2)
+        MODEL, "small", 8, machine_of(), 64, max_pipe=2, optimizers=(OptimizerOptions(2),)
     )
     found = plan(request)
     assert found.rejected[ZERO_2_IN_STAGES] > 0
@@ -156,8 +166,78 @@ def test_zero_2_is_refused_in_stages() -> None:
 
 def test_what_is_asked_for_holds_for_all() -> None:
     for chosen in (OptimizerOptions(1), OptimizerOptions(2, "cpu")):
-        request = Request(MODEL, "small", 16, with_host(), 64, optimizer=chosen, max_pipe=2)
+        request = Request(MODEL, "small", 16, with_host(), 64, optimizers=(chosen,), max_pipe=2)
         assert {c.job.options.optimizer for c in plan(request).configs} == {chosen}
+
+
+ALL = optimizers_of(OptimizerOptions(), (0, 1), ("none", "cpu"))
+
+
+@pytest.mark.parametrize("max_pipe", [1, 4])
+def test_what_is_searched_is_as_fast_as_the_best_of_what_is_given(max_pipe: int) -> None:
+    """On ever less memory, over fast and slow links to the host."""
+    chosen = set()
+    for megabytes, link in itertools.product((60, 40, 30, 22, 16), (1e9, 1e11)):
+        machine = with_host(link=link, memory=link)
+        machine = dataclasses.replace(machine, memory_bytes=megabytes * 10**6)
+        request = Request(
+            MODEL, "small", 8, machine, 64, memory_fraction=1.0, max_pipe=max_pipe, optimizers=ALL,
+            layouts=("sharded",), top=1,
+        )  # fmt: skip
+        given = []
+        for optimizer in ALL:
+            with contextlib.suppress(PlannerError):  # it does not fit
+                given.append(plan(dataclasses.replace(request, optimizers=(optimizer,))).configs[0])
+        if not given:
+            with pytest.raises(PlannerError, match="does not fit in memory"):
+                plan(request)
+            continue
+        found = plan(request).configs[0]
+        chosen.add(found.job.options.optimizer)
+        # Closed forms choose among them first, and differ from simulated steps by so much.
+        assert found.step_time_s <= 1.01 * min(e.step_time_s for e in given), (megabytes, link)
+    assert len(chosen) >= 2, chosen
+
+
+def test_what_fits_with_some_options_is_what_is_counted() -> None:
+    request = Request(MODEL, "small", 8, with_host(), 64, optimizers=ALL, memory_fraction=1.0)
+    for job in jobs_of(request):
+        if next(violations(job), None) is not None or job.options.micro_batches > 4:
+            continue
+        variants = variants_of(request, job)
+        totals = {
+            variant: [
+                memory_of(with_optimizer(dataclasses.replace(job, options=variant), o)).total
+                for o in that_differ_on(job.grid, ALL)
+            ]
+            for variant in variants
+        }
+        limit = sorted(min(of) for of in totals.values())[len(variants) // 2]
+        tight = dataclasses.replace(
+            request, machine=dataclasses.replace(request.machine, memory_bytes=limit)
+        )
+        found = fitting_with_some(tight, job, variants)
+        expected = {v for v, of in totals.items() if min(of) <= limit}
+        assert {options_with(f.options, OptimizerOptions()) for f in found} == expected
+        for fitting in found:  # with the first of the options that fit
+            of = totals[options_with(fitting.options, OptimizerOptions())]
+            first = next(i for i, total in enumerate(of) if total <= limit)
+            assert fitting.options.optimizer == that_differ_on(job.grid, ALL)[first]
+
+
+def test_only_options_that_differ_are_tried() -> None:
+    none, zero, host, both = ALL
+    assert that_differ_on(GridShape(data=2), ALL) == ALL
+    assert that_differ_on(GridShape(z=2), ALL) == (none, host)
+    assert that_differ_on(GridShape(z=2), (zero, both)) == (zero, both)
+    two = OptimizerOptions(2)
+    assert that_differ_on(GridShape(data=2, pipe=2), (two, zero)) == (zero,)
+    assert that_differ_on(GridShape(data=2, pipe=2), (two,)) == (two,)
+    assert tried_offloads(with_host()) == ("none", "cpu")
+    assert tried_offloads(machine_of()) == ("none",)
+    assert tried_offloads(dataclasses.replace(with_host(), device="cpu")) == ("none",)
+    with pytest.raises(PlannerError, match="optimizers must have at least one"):
+        Request(MODEL, "small", 4, machine_of(), 64, optimizers=())
 
 
 # Nothing but the batch can be divided by 2.
@@ -190,7 +270,7 @@ def test_where_nothing_fits_zero_or_offload_is_named(
             words = found[1].replace(" and ", " ").split()
             named = dict(zip(words[::2], words[1::2], strict=True))
             chosen = OptimizerOptions(int(named.get("zero", 0)), named.get("offload", "none"))
-            fits = plan(dataclasses.replace(request, optimizer=chosen, top=99, simulate=9999))
+            fits = plan(dataclasses.replace(request, optimizers=(chosen,), top=99, simulate=9999))
             assert GridShape.parse(found[2]) in {c.job.grid for c in fits.configs}
             # At most masters and moments, and copies of gradients in fp32.
             assert 0 < float(found[3]) * 1e9 < 16 * model.num_parameters()

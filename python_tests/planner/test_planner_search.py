@@ -24,8 +24,10 @@ from axonn_ext.planner.closed_forms import ClosedForms, closed_form_s, least_s
 from axonn_ext.planner.job import violations
 from axonn_ext.planner.memory.fitting import those_that_fit
 from axonn_ext.planner.search.choices import POLICIES, fitting_jobs, jobs_of, variants_of
+from axonn_ext.planner.search.fastest import SURELY_SLOWER, SURELY_SLOWER_IN_STAGES
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.parallel import Overlap
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from planner_machines import machine_of
@@ -221,6 +223,24 @@ def test_the_chosen_are_the_fastest_of_all_by_whole_closed_forms() -> None:
             ]
             chosen = {job.grid for job in simulated if (job.grid.pipe > 1) == pipe}
             assert chosen == set(mine[: len(chosen)])
+
+
+@pytest.mark.parametrize("inter", [2e10, 1e9])
+def test_closed_forms_are_not_far_above_simulated_steps(inter: float) -> None:
+    """So what they say is much slower than the best need not be simulated."""
+    optimizers = (OptimizerOptions(), OptimizerOptions(1))
+    request = request_of(
+        machine=machine_of(inter=inter), max_pipe=4, top=10_000, optimizers=optimizers
+    )
+    forms = ClosedForms(request.machine)
+    found = plan(request).configs
+    assert len({config.job.grid.pipe for config in found}) > 1
+    for config in found:
+        above = forms.seconds(config.job) / config.step_time_s
+        of_stages = config.job.grid.pipe > 1
+        assert above < (SURELY_SLOWER_IN_STAGES if of_stages else SURELY_SLOWER), config.job
+    few = plan(dataclasses.replace(request, top=3)).configs
+    assert few == found[:3]
 
 
 def test_a_model_that_does_not_fit_says_how_many_ranks_would() -> None:

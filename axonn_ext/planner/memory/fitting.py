@@ -51,6 +51,15 @@ def those_that_fit(jobs: Sequence[Job], limit: int, *, device: str = "cuda") -> 
     return [job for job, fit in zip(jobs, fits, strict=True) if fit]
 
 
+def may_fit_without_state(jobs: Sequence[Job], limit: int, *, device: str = "cuda") -> bool:
+    """Whether one of the jobs may fit if AdamW's state took no memory; if not, none fits with any.
+
+    jobs: see those_that_fit.
+    """
+    stage = fullest_stages(jobs[0], device)[0]
+    return any(_at_least(job, stage) - stage.states.optimizer <= limit for job in jobs)
+
+
 def _states_at_once(job: Job, stage: StageStates) -> int:
     """Returns the states that are there after backward: of gradients, ZeRO may have only parts."""
     parameters, gradients, optimizer = stage.states

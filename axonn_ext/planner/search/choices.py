@@ -9,7 +9,12 @@ from itertools import islice, product
 
 from axonn_ext.planner.job import Job, Options, pipeline_violations
 from axonn_ext.planner.memory.activations import deferred_bytes_of
-from axonn_ext.planner.memory.fitting import those_that_fit
+from axonn_ext.planner.memory.fitting import may_fit_without_state, those_that_fit
+from axonn_ext.planner.search.optimizers import (
+    that_differ_on,
+    with_each,
+    with_optimizer,
+)
 from axonn_ext.planner.search.request import Request
 from axonn_ext.planner.shares import shares_of
 from axonn_ext.spec.grid import divisors, grids_of
@@ -45,8 +50,9 @@ def jobs_of(request: Request) -> Iterator[Job]:
                     undivided = grid.y > 1 and sequences % (grid.data * grid.z * grid.y) != 0
                     over_y = layout == "sharded" and bool(undivided if heads is None else heads)
                     options = _options(
-                        layout, over_y, request.dtype, micro_batches, request.optimizer
-                    )
+                        layout, over_y, request.dtype, micro_batches,
+                        that_differ_on(grid, request.optimizers)[0],
+                    )  # fmt: skip
                     if pipe > 1:
                         options = _with_pipeline(options, _first_pipeline(request.pipelines))
                     yield Job(request.model, grid, options, request.batch_size)
@@ -99,9 +105,10 @@ def _with_pipeline(options: Options, pipeline: PipelineOptions) -> Options:
 def other_pipelines(request: Request, job: Job) -> Iterator[Job]:
     """Yields the job with each other way in which its stages can run and that fits.
 
-    Where one needs more memory, it comes with the first policy that recomputes more and fits. Where
-    deferred weight gradients do, it comes also with the largest limit of them that is tried and
-    fits with the job's own policy.
+    Where one needs more memory, it comes with the first policy that recomputes more and fits, and
+    with the first of other options of AdamW that fit with the job's own policy. Where deferred
+    weight gradients need more, it comes also with the largest limit of them that is tried and fits
+    with the job's own policy.
     """
     for pipeline in request.pipelines if job.grid.pipe > 1 else ():
         other = replace(job, options=_with_pipeline(job.options, pipeline))
@@ -111,8 +118,14 @@ def other_pipelines(request: Request, job: Job) -> Iterator[Job]:
         if found is not None:
             yield found
         fits = found is not None and found.options.recompute == job.options.recompute
+        if fits:
+            continue
+        yield from islice(
+            (fitting for way in with_each(other, request.optimizers) if way != other
+             for fitting in fitting_jobs(request, way, (way.options,))), 1,
+        )  # fmt: skip
         limited = pipeline.deferred_bytes or pipeline.schedule != "message_driven"
-        if pipeline.defers and not limited and not fits:
+        if pipeline.defers and not limited:
             yield from islice(_with_limits(request, other), 1)
 
 
@@ -225,9 +238,24 @@ def _given(
     )
 
 
+def fitting_with_some(request: Request, job: Job, variants: tuple[Options, ...]) -> list[Job]:
+    """Returns those variants of a job that fit, each with the first options of AdamW that do."""
+    found = fitting_jobs(request, job, variants)
+    for optimizer in that_differ_on(job.grid, request.optimizers)[1:]:
+        alike = [with_optimizer(f, job.options.optimizer).options for f in found]
+        left = [_with_options(job, options) for options in variants if options not in alike]
+        limit, device = request.memory_limit_on(job.grid), request.machine.device
+        if not left or not may_fit_without_state(left, limit, device=device):
+            break
+        found += those_that_fit([with_optimizer(j, optimizer) for j in left], limit, device=device)
+    return found
+
+
 def fitting_jobs(request: Request, job: Job, variants: tuple[Options, ...]) -> list[Job]:
     """Returns those variants of a job that fit; see those_that_fit."""
-    jobs = [Job(job.model, job.grid, options, job.batch_size) for options in variants]
-    return those_that_fit(
-        jobs, request.memory_limit_on(jobs[0].grid), device=request.machine.device
-    )
+    jobs = [_with_options(job, options) for options in variants]
+    return those_that_fit(jobs, request.memory_limit_on(job.grid), device=request.machine.device)
+
+
+def _with_options(job: Job, options: Options) -> Job:
+    return Job(job.model, job.grid, options, job.batch_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
@@ -18,26 +18,26 @@ from axonn_ext.planner.pipelines import StageSteps
 from axonn_ext.planner.prepared_step import PreparedStep
 from axonn_ext.planner.search.choices import (
     fitting_jobs,
+    fitting_with_some,
     jobs_of,
     other_pipelines,
     variants_of,
-    with_less_recomputation,
-    with_more_recomputation,
     without_needless,
 )
+from axonn_ext.planner.search.optimizers import with_each
 from axonn_ext.planner.search.overlaps import (
     fastest_overlap,
+    is_as_fast,
     is_searched,
     with_all_held,
     with_default_numbers,
     with_least_numbers,
-    with_most_held,
 )
 from axonn_ext.planner.search.remedies import NO_MEMORY, nothing_fits
 from axonn_ext.planner.search.request import Request
+from axonn_ext.planner.search.ways import fastest_way, least_of_ways, simplest_first
 from axonn_ext.planner.timeline import prepare
 from axonn_ext.spec.grid import GridShape
-from axonn_ext.spec.pipeline import SCHEDULES
 from axonn_ext.spec.rules import BrokenRule
 
 # So many variants of one grid are simulated. They differ little, and the user asks for a grid.
@@ -45,6 +45,12 @@ _VARIANTS_OF_A_GRID = 3
 # So many configurations with several stages are simulated at most, each with every schedule; one
 # simulation takes about 10 ms.
 _PIPELINES_SIMULATED = 12
+# What takes this many times as long by closed forms as the last of the best ones takes is not
+# simulated. Closed forms hide whatever can be hidden, so a simulated step mostly takes longer.
+# Where it was shorter, they were at most 2.5 % above it, and with several stages, for which the
+# bubble is that of equal stages, 18 % (168 grids for four models). A test holds these limits.
+SURELY_SLOWER, SURELY_SLOWER_IN_STAGES = 1.06, 1.25
+_LEAST_COMPARED = 10  # grids that are among the best ones for this, even if fewer are asked for
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class Plan:
     rejected        reason -> the number of configurations rejected for it
     num_considered  the number of all configurations, legal or not; fits: those that are legal and
                     fit. Of policies of recomputation, these count "none" and "full", unless another
-                    one is given
+                    one is given. Of AdamW's options, each counts once, and fits if one of them does
     """
 
     request: Request
@@ -69,7 +75,7 @@ class _Candidate(NamedTuple):
     """A job that fits. least_s: the seconds that a step of it takes at least by closed forms.
 
     If the job recomputes every block, it would not fit if it recomputed nothing. It may then fit
-    with less recomputation, for which least_s holds, too.
+    with less recomputation, for which least_s holds, too, as it does for other options of AdamW.
     """
 
     least_s: float
@@ -93,7 +99,7 @@ def plan(request: Request) -> Plan:
         if reason is not None:
             rejected[_rule(reason)] += len(options)
             continue
-        fitting = fitting_jobs(request, job, options)
+        fitting = fitting_with_some(request, job, options)
         rejected[NO_MEMORY] += len(options) - len(fitting)
         if fitting:
             found += [_candidate(request, forms.blocks_of(v), v) for v in without_needless(fitting)]
@@ -101,11 +107,12 @@ def plan(request: Request) -> Plan:
     rejected = +rejected  # drops zeros
     if not found:
         raise PlannerError(nothing_fits(request, rejected))
-    promising = _most_promising(request, found, forms)
-    promising += [other for job in promising for other in other_pipelines(request, job)]
-    best = _Predictions(request).best_of_each_grid(promising)
+    predictions = _Predictions(request, forms)
+    for job in _most_promising(request, found, forms, predictions.needs_not):
+        for way in (job, *other_pipelines(request, job)):
+            predictions.add(way)
     return Plan(
-        request, best, dict(rejected.most_common()),
+        request, predictions.best_of_each_grid(), dict(rejected.most_common()),
         num_considered, num_fitting,
     )  # fmt: skip
 
@@ -119,34 +126,57 @@ def _candidate(request: Request, blocks: Pieces, job: Job) -> _Candidate:
 class _Predictions:
     """Simulated steps of what was asked for."""
 
-    def __init__(self, request: Request) -> None:
-        self._request, self._steps = request, StageSteps(request.machine)
+    def __init__(self, request: Request, forms: ClosedForms) -> None:
+        self._request, self._forms, self._steps = request, forms, StageSteps(request.machine)
         self._prepared: tuple[Job, PreparedStep] | None = None  # the last one
+        self._best: dict[GridShape, Estimate] = {}
+        self._worth = math.inf  # the time of the last grid that is among the best ones so far
 
-    def best_of_each_grid(self, jobs: list[Job]) -> tuple[Estimate, ...]:
+    def needs_not(self, job: Job, seconds: float) -> bool:
+        """Whether a job that takes so long by closed forms cannot be among the best grids."""
+        factor = SURELY_SLOWER if job.grid.pipe == 1 else SURELY_SLOWER_IN_STAGES
+        return seconds > factor * self._worth
+
+    def add(self, job: Job) -> None:
+        """Simulates the job, unless it cannot be among the best grids."""
+        if self.needs_not(job, self._forms.seconds(job)):
+            return
+        found, top = self._fastest(job), max(self._request.top, _LEAST_COMPARED)
+        known = self._best.get(job.grid)
+        if known is None or _rank(found) < _rank(known):
+            self._best[job.grid] = found
+            if len(self._best) >= top:
+                self._worth = sorted(e.step_time_s for e in self._best.values())[top - 1]
+
+    def best_of_each_grid(self) -> tuple[Estimate, ...]:
         """Returns the fastest estimate of each grid, the best first, as many as are asked for."""
-        top = self._request.top
-        best: dict[GridShape, Estimate] = {}
-        worth = math.inf  # the time of the last grid that is among the best ones so far
-        for job in jobs:
-            found = self._fastest(job, worth)
-            known = best.get(job.grid)
-            if known is None or _rank(found) < _rank(known):
-                best[job.grid] = found
-                if len(best) >= top:
-                    worth = sorted(e.step_time_s for e in best.values())[top - 1]
-        chosen = sorted(best.values(), key=_rank)[:top]
+        chosen = sorted(self._best.values(), key=_rank)[: self._request.top]
         return tuple(sorted(map(self._simplified, chosen), key=_rank))
 
-    def _fastest(self, job: Job, worth: float) -> Estimate:
+    def _fastest(self, job: Job) -> Estimate:
         if not is_searched(self._request, job):
             return self._predict(job)
-        return fastest_overlap(self._request, job, self._predict, worth=worth)
+        return fastest_overlap(self._request, job, self._predict, worth=self._worth)
 
     def _simplified(self, found: Estimate) -> Estimate:
+        found = self._with_best_optimizer(found)
         if not is_searched(self._request, found.job):
             return found
         return with_least_numbers(self._request, found, self._predict)
+
+    def _with_best_optimizer(self, found: Estimate) -> Estimate:
+        """Returns the job with the first of AdamW's options that is as fast as the fastest one.
+
+        The closed forms have chosen among them before, which know less of what is hidden.
+        """
+        request, ways = self._request, []
+        for job in with_each(found.job, request.optimizers):
+            if job == found.job:
+                ways.append(found)
+            elif fitting_jobs(request, job, (job.options,)):
+                ways.append(self._predict(job))
+        least_s = min(way.step_time_s for way in ways)
+        return next(way for way in ways if is_as_fast(way, least_s))
 
     def _predict(self, job: Job) -> Estimate:
         machine = self._request.machine
@@ -160,7 +190,7 @@ class _Predictions:
 
 
 def _rank(found: Estimate) -> tuple[object, ...]:
-    return (found.step_time_s, *_simplest_first(found.job))
+    return (found.step_time_s, *simplest_first(found.job))
 
 
 def _rule(violation: BrokenRule | str) -> str:
@@ -172,75 +202,52 @@ def _rule(violation: BrokenRule | str) -> str:
 class _Time(NamedTuple):
     """The time of candidate `number` in the order in which candidates are looked at.
 
-    is_whole: whether it is the whole time, and not only a bound. simplicity: see _simplest_first.
+    level: 0 for a bound by blocks alone, 1 for a bound by the whole step, 2 for the time itself.
+    simplicity: see simplest_first.
     """
 
     seconds: float
-    is_whole: bool
+    level: int
     simplicity: tuple[object, ...]
     number: int
 
 
-def _most_promising(request: Request, found: list[_Candidate], forms: ClosedForms) -> list[Job]:
-    """Returns the fastest candidates by closed forms, only a few of each grid.
+def _most_promising(
+    request: Request,
+    found: list[_Candidate],
+    forms: ClosedForms,
+    needs_not: Callable[[Job, float], bool],
+) -> Iterator[Job]:
+    """Yields the fastest candidates by closed forms, only a few of each grid.
+
+    needs_not: whether a job is not of interest if it takes at least so many seconds.
 
     Of candidates that take equally long, the simplest come first, so that ranks agree. The whole
     closed form of a candidate is computed only when its bound is the least of what is left. Only
-    then is looked for the policy of recomputation with which it is fastest.
+    then is looked for what is left open of it, with which it is fastest.
     """
     jobs = [candidate.job for candidate in found]
-    chosen: list[Job] = []
+    num_chosen = num_pipelines = 0
     of_grid: Counter[GridShape] = Counter()
-    num_pipelines = 0
-    heap = [_Time(c.least_s, False, (), i) for i, c in enumerate(found)]
+    heap = [_Time(c.least_s, 0, (), i) for i, c in enumerate(found)]
     heapify(heap)
-    while heap and len(chosen) < request.simulate:
+    while heap and num_chosen < request.simulate:
         number = heap[0].number
         job = jobs[number]
         grid = job.grid
         few_pipelines = grid.pipe == 1 or num_pipelines < _PIPELINES_SIMULATED
-        if of_grid[grid] == _VARIANTS_OF_A_GRID or not few_pipelines:
+        is_full = of_grid[grid] == _VARIANTS_OF_A_GRID or not few_pipelines
+        # With other schedules than the first, a pipeline may be much faster.
+        if is_full or (grid.pipe == 1 and needs_not(job, heap[0].seconds)):
             heappop(heap)
-        elif not heap[0].is_whole:
-            job = jobs[number] = _fastest_way(request, job, forms)
-            whole = _Time(forms.seconds(job), True, _simplest_first(job), number)
-            heapreplace(heap, whole)
+        elif heap[0].level == 0:
+            heapreplace(heap, _Time(least_of_ways(request, job, forms), 1, (), number))
+        elif heap[0].level == 1:
+            job = jobs[number] = fastest_way(request, job, forms)
+            heapreplace(heap, _Time(forms.seconds(job), 2, simplest_first(job), number))
         else:
             heappop(heap)
             of_grid[grid] += 1
             num_pipelines += grid.pipe > 1
-            chosen.append(job)
-    return chosen
-
-
-def _fastest_way(request: Request, job: Job, forms: ClosedForms) -> Job:
-    """Returns the job with the policy of recomputation and the budget of gathered weights with
-    which it is fastest by whole closed forms."""
-
-    def rank(way: Job) -> tuple[object, ...]:
-        return forms.seconds(way), *_simplest_first(way)
-
-    ways = (job,) if job.options.recompute != "full" else with_less_recomputation(request, job)
-    if not is_searched(request, job):
-        return min(ways, key=rank)
-    best = min((with_most_held(request, way) for way in ways), key=rank)
-    # To recompute more can only help where more weights can then be held.
-    for way in with_more_recomputation(request, best):
-        if forms.seconds(with_all_held(way)) >= forms.seconds(best):
-            continue
-        for fitting in fitting_jobs(request, way, (way.options,)):
-            best = min(best, with_most_held(request, fitting), key=rank)
-    return best
-
-
-def _simplest_first(job: Job) -> tuple[object, ...]:
-    options, overlap = job.options, job.options.overlap
-    again = options.recomputation
-    return (
-        again.share_of_blocks, again.attention, options.save_gathered,
-        not options.reshard_after_forward, options.heads_over_y, options.layout != "sharded",
-        options.micro_batches, job.grid,
-        SCHEDULES.index(options.pipeline.schedule), options.pipeline.chunks,
-        options.pipeline.defer_weights, options.pipeline.deferred_bytes,
-        *((overlap.prefetch, overlap.deferred, overlap.gathered_bytes) if overlap else ()),
-    )  # fmt: skip
+            num_chosen += 1
+            yield job

@@ -23,8 +23,7 @@ from axonn_ext.spec.parallel import Overlap
 PREFETCHES, DEFERRED = (1, 2, 4, 8), (2, 4, 8)
 _MIB = 1 << 20
 _ALL = 1 << 60  # more than the gathered weights of any rank
-# Steps whose times differ by less are equally good: the model is much less exact than this.
-_EQUAL = 1e-3
+_EQUAL = 1e-3  # see is_as_fast
 # Where computation waits for z for a smaller share of the step, there is nothing to gain.
 _NO_WAIT = 1e-3
 
@@ -33,6 +32,11 @@ def is_searched(request: Request, job: Job) -> bool:
     """Whether the numbers of the job's overlap are to be found, and matter."""
     given = isinstance(request.fixed.get("overlap"), Overlap)
     return not given and job.options.overlap is not None and job.grid.z > 1
+
+
+def is_as_fast(found: Estimate, step_time_s: float) -> bool:
+    """Whether a step takes at most 0.1 % longer, which the model is not exact enough to tell."""
+    return found.step_time_s <= step_time_s * (1 + _EQUAL)
 
 
 def with_all_held(job: Job) -> Job:
@@ -57,17 +61,17 @@ def with_most_held(request: Request, job: Job) -> Job:
     """
     overlap = job.options.overlap
     assert overlap is not None
-    most = max(overlap.gathered_bytes, _all_weights(job))
+    most, limit = max(overlap.gathered_bytes, _all_weights(job)), request.memory_limit_on(job.grid)
     budget = overlap.gathered_bytes
     # A byte of the budget takes at most a byte. Where it takes less, what is left is used next.
     for _ in range(2):
-        room = request.memory_limit - _total(request, _with(job, gathered_bytes=budget))
+        room = limit - _total(request, _with(job, gathered_bytes=budget))
         wider = min(most, (budget + max(0, room)) // _MIB * _MIB)
         if wider <= budget:
             break
         budget = wider
     whole = _with(job, gathered_bytes=most)
-    if budget < most and _total(request, whole) <= request.memory_limit:
+    if budget < most and _total(request, whole) <= limit:
         return whole
     return _with(job, gathered_bytes=budget)
 
@@ -80,13 +84,14 @@ def fastest_overlap(
     job: fits with the numbers that it has. worth: a time of a step; where no numbers can reach it,
     not all are tried.
     """
+    limit = request.memory_limit_on(job.grid)
     least = _with(job, gathered_bytes=Overlap.gathered_bytes, deferred=DEFERRED[0])
-    if _total(request, least) > request.memory_limit:
+    if _total(request, least) > limit:
         least = job
     best: Estimate | None = None
     for deferred in DEFERRED:
         way = _with(least, deferred=deferred)
-        if _total(request, way) > request.memory_limit:
+        if _total(request, way) > limit:
             break
         way = with_most_held(request, way)
         for prefetch in reversed(PREFETCHES):
@@ -103,13 +108,12 @@ def with_least_numbers(
     request: Request, best: Estimate, predict: Callable[[Job], Estimate]
 ) -> Estimate:
     """Returns the job with the least numbers of overlap with which it is as fast, within 0.1 %."""
-    limit = best.step_time_s * (1 + _EQUAL)
     chosen = best
     for name in ("prefetch", "deferred", "gathered_bytes"):
         for value in _smaller(name, chosen.job):
             found = predict(_with(chosen.job, **{name: value}))
-            fits = found.memory.total <= request.memory_limit
-            if fits and found.step_time_s <= limit:
+            fits = found.memory.total <= request.memory_limit_on(found.job.grid)
+            if fits and is_as_fast(found, best.step_time_s):
                 chosen = found
                 break
     return chosen

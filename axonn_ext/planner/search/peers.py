@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 from types import MappingProxyType
 
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate
-from axonn_ext.planner.machine import HOST_KEYS
 from axonn_ext.planner.search.axes import AxisRules
 from axonn_ext.planner.search.fastest import plan
+from axonn_ext.planner.search.optimizers import optimizers_of, tried_offloads, tried_zeros
 from axonn_ext.planner.search.request import Request
 from axonn_ext.spec.pipeline_options import PipelineOptions
 
@@ -43,24 +42,20 @@ class Peer:
     fixed: Mapping[str, object] = field(default_factory=dict)
     whole_z: bool = False
 
-    def requests(self, ours: Request) -> list[Request]:
-        """Returns the searches that together have all that the peer has; one may be impossible.
+    def request(self, ours: Request) -> Request:
+        """Returns the search among all that the peer has.
 
         ours: model, machine, GPUs, batch and what the user has fixed. Its axes, layouts, schedules,
         ZeRO and offload are not used.
         """
         axes = f"{self.axes},z={ours.num_ranks}" if self.whole_z else self.axes
-        knows_host = all(getattr(ours.machine, key) is not None for key in HOST_KEYS)
-        offloads = [o for o in self.offloads if o == "none" or knows_host]
-        return [
-            replace(
-                ours, axes=AxisRules.parse(axes), layouts=("sharded",), top=1,
-                max_pipe=_MOST_STAGES if self.pipelines else 1,
-                pipelines=self.pipelines or ours.pipelines, fixed={**ours.fixed, **self.fixed},
-                optimizer=replace(ours.optimizer, zero=zero, offload=offload),
-            )
-            for zero, offload in product(self.zero, offloads)
-        ]  # fmt: skip
+        offloads = [o for o in self.offloads if o in tried_offloads(ours.machine)]
+        return replace(
+            ours, axes=AxisRules.parse(axes), layouts=("sharded",), top=1,
+            max_pipe=_MOST_STAGES if self.pipelines else 1,
+            pipelines=self.pipelines or ours.pipelines, fixed={**ours.fixed, **self.fixed},
+            optimizers=optimizers_of(ours.optimizers[0], self.zero, offloads),
+        )  # fmt: skip
 
 
 PEERS: Mapping[str, Peer] = MappingProxyType(
@@ -113,13 +108,22 @@ def plan_with_all(ours: Request, found: Sequence[Estimate]) -> Estimate:
     """Returns the fastest of ours if it may have whatever a peer has: stages, ZeRO, offload.
 
     found: what is known to be possible, such as the plans of peers. It is never slower than these.
+    Raises PlannerError, which says what would fit, if nothing fits and nothing is known.
     """
-    searches = [
-        replace(ours, axes=AxisRules(), top=1, max_pipe=max(ours.max_pipe, _MOST_STAGES),
-                optimizer=replace(ours.optimizer, zero=zero))
-        for zero in sorted({ours.optimizer.zero, 1})
-    ]  # fmt: skip
-    return min((*_configs(searches)[0], *found), key=lambda e: e.step_time_s)
+    own = ours.optimizers[0]
+    zeros, offloads = tried_zeros(own.zero), tried_offloads(ours.machine)
+    tried = dict.fromkeys((*ours.optimizers, *optimizers_of(own, zeros, offloads)))
+    request = replace(
+        ours, axes=AxisRules(), top=1, max_pipe=max(ours.max_pipe, _MOST_STAGES),
+        optimizers=tuple(tried),
+    )  # fmt: skip
+    try:
+        best = plan(request).configs
+    except PlannerError:
+        if not found:
+            raise
+        best = ()
+    return min((*best, *found), key=lambda e: e.step_time_s)
 
 
 def plan_peer(peer: Peer, ours: Request) -> Estimate:
@@ -127,18 +131,4 @@ def plan_peer(peer: Peer, ours: Request) -> Estimate:
 
     Raises PlannerError, which says what would fit, if nothing of it fits.
     """
-    found, problems = _configs(peer.requests(ours))
-    if not found:
-        raise problems[0]
-    return min(found, key=lambda e: e.step_time_s)
-
-
-def _configs(searches: Sequence[Request]) -> tuple[list[Estimate], list[PlannerError]]:
-    """Returns the fastest configuration of each search, and the errors of those without any."""
-    found, problems = [], []
-    for request in searches:
-        try:
-            found.append(plan(request).configs[0])
-        except PlannerError as error:
-            problems.append(error)
-    return found, problems
+    return plan(peer.request(ours)).configs[0]

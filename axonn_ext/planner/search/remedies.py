@@ -7,10 +7,16 @@ from dataclasses import replace
 from itertools import islice
 
 from axonn_ext.planner.job import Job, violations
-from axonn_ext.planner.machine import HOST_KEYS, Machine
+from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.memory.peak import memory_of
 from axonn_ext.planner.pipelines import StageSteps, simulate_pipeline
-from axonn_ext.planner.search.choices import fitting_jobs, jobs_of, variants_of
+from axonn_ext.planner.search.choices import fitting_with_some, jobs_of, variants_of
+from axonn_ext.planner.search.optimizers import (
+    optimizers_of,
+    tried_offloads,
+    tried_zeros,
+    with_optimizer,
+)
 from axonn_ext.planner.search.request import MOST_RANKS, Request, in_ranks, unit_of
 from axonn_ext.planner.timeline import simulate
 from axonn_ext.spec.optimizer import OptimizerOptions
@@ -41,7 +47,7 @@ def _some_that_fits(request: Request) -> Job | None:
         return None
     for job in jobs_of(request):
         if next(violations(job), None) is None:
-            fitting = fitting_jobs(request, job, variants_of(request, job))
+            fitting = fitting_with_some(request, job, variants_of(request, job))
             if fitting:
                 return fitting[0]
     return None
@@ -64,14 +70,18 @@ def nothing_fits(request: Request, rejected: Mapping[str, int]) -> str:
 
 
 def _with_other_optimizer(request: Request, rejected: Mapping[str, int]) -> str:
-    """Says which ZeRO or offload would fit on as many ranks, what it frees and what it costs."""
+    """Says which ZeRO or offload would fit on as many ranks, what it frees and what it costs.
+
+    It is compared with the first options of AdamW that were tried.
+    """
     for optimizer in _smaller(request) if NO_MEMORY in rejected else ():
-        job = _some_that_fits(replace(request, optimizer=optimizer))
+        job = _some_that_fits(replace(request, optimizers=(optimizer,)))
         if job is not None:
             break
     else:
         return ""
-    before = replace(job, options=replace(job.options, optimizer=request.optimizer))
+    own = request.optimizers[0]
+    before = with_optimizer(job, own)
     device = request.machine.device
     freed = memory_of(before, device=device).total - memory_of(job, device=device).total
     steps = StageSteps(request.machine)
@@ -79,7 +89,7 @@ def _with_other_optimizer(request: Request, rejected: Mapping[str, int]) -> str:
     changed = [
         f"{name} {getattr(optimizer, name)}"
         for name in ("zero", "offload")
-        if getattr(optimizer, name) != getattr(request.optimizer, name)
+        if getattr(optimizer, name) != getattr(own, name)
     ]
     cost = f"takes {more_s:.3g} s a step more" if more_s > 0 else f"saves {-more_s:.3g} s a step"
     return (
@@ -90,16 +100,13 @@ def _with_other_optimizer(request: Request, rejected: Mapping[str, int]) -> str:
 
 def _smaller(request: Request) -> Iterator[OptimizerOptions]:
     """Yields the options that keep less on a rank, the least change first."""
-    own, machine = request.optimizer, request.machine
-    knows_host = all(getattr(machine, key) is not None for key in HOST_KEYS)
-    # On a CPU, the state is in the same memory with offload "cpu", and "disk" is a matter of files.
-    offloads = [own.offload]
-    if machine.device != "cpu" and own.offload == "none" and knows_host:
-        offloads.append("cpu")
-    for offload in offloads:
-        for zero in sorted({own.zero, max(own.zero, 1)}):
-            if (zero, offload) != (own.zero, own.offload):
-                yield replace(own, zero=zero, offload=offload)
+    own = request.optimizers[0]
+    zeros = [zero for zero in tried_zeros(own.zero) if zero >= own.zero]
+    on_device = own.offload == "none"
+    offloads = tried_offloads(request.machine) if on_device else (own.offload,)
+    for optimizer in optimizers_of(own, zeros, offloads):
+        if optimizer not in request.optimizers:
+            yield optimizer
 
 
 def _step_s(job: Job, machine: Machine, steps: StageSteps) -> float:

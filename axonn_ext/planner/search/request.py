@@ -43,7 +43,8 @@ class Request:
     max_pipe         the most stages of a pipeline that are tried; 1: no pipelines. With several
                      stages, fewer options are searched, lest it take long: kept inputs, kept
                      weights, layout "replicated" and steps without overlap must be asked for
-    optimizer        where AdamW's state is, and what ranks of data divide, in all configurations
+    optimizers       where AdamW's state is, and what ranks of data divide: the ways that are tried,
+                     the preferred one of equally fast ones first
     pipelines        how stages may run; what is legal and fits is counted with 1F1B alone, if it is
                      one of them, and the others are tried with the best configurations
     axes             which sizes the axes of a grid may have; other grids are not looked at
@@ -63,7 +64,7 @@ class Request:
     simulate: int = 100
     max_pipe: int = 1
     pipelines: tuple[PipelineOptions, ...] = PIPELINES
-    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    optimizers: tuple[OptimizerOptions, ...] = (OptimizerOptions(),)
     axes: AxisRules = field(default_factory=AxisRules)
 
     def __post_init__(self) -> None:
@@ -92,19 +93,20 @@ class Request:
             )
         if not self.pipelines:
             raise PlannerError("pipelines must have at least one PipelineOptions, got none")
-        if self.optimizer.offload != "none":
+        if not self.optimizers:
+            raise PlannerError("optimizers must have at least one OptimizerOptions, got none")
+        if any(optimizer.offload != "none" for optimizer in self.optimizers):
             self.machine.check_offload()
         _check_choices(self)
 
     @property
     def memory_limit(self) -> int:
-        """The bytes that a rank may use, and its communicators."""
+        """The bytes that a rank may use together with its communicators."""
         return int(self.machine.usable_bytes * self.memory_fraction)
 
     def memory_limit_on(self, grid: GridShape) -> int:
-        """The bytes that a rank of a grid may use, whose communicators have buffers."""
-        left = self.machine.usable_bytes - self.machine.communicators_bytes(grid)
-        return int(left * self.memory_fraction)
+        """The bytes that a rank of a grid may use beside its communicators."""
+        return self.machine.memory_limit_on(grid, self.memory_fraction)
 
 
 def _check_choices(request: Request) -> None:

@@ -41,8 +41,11 @@ def optimizer_work(rank: Rank) -> OptimizerWork:
     if not rank.job.updates_in_buckets:
         own = parameters_of_rank(rank.job, rank.stage)
         return OptimizerWork(own * (7 * FP32 + casts + 3 * width), ())
-    updates = tuple(_update(rank, numel) for _, sizes in _buckets(rank) for numel in sizes.each())
-    kept = sum(sizes.total for _, sizes in _buckets(rank)) // rank.num_parts
+    buckets = _buckets(rank)
+    numels = [numel for _, sizes in buckets for numel in sizes.each()]
+    update_of = {numel: _update(rank, numel) for numel in set(numels)}
+    kept = sum(sizes.total for _, sizes in buckets) // rank.num_parts
+    updates = tuple(update_of[numel] for numel in numels)
     return OptimizerWork(kept * width, updates)  # read for the norm
 
 
