@@ -26,7 +26,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help build demo test test-cpp test-python test-slow test-sanitizers gpu-check cuda-check \
+.PHONY: help build demo test test-cpp test-python test-long test-slow test-sanitizers gpu-check cuda-check \
         triton-check matrix \
         lint format clean \
         python environment lint-tools
@@ -51,8 +51,11 @@ test: test-cpp test-python  ## run the C++ and the Python tests
 test-cpp: environment  ## run the tests of the Torch-free core
 	@$(call ctest,$(CPP_BUILD),)
 
-test-python: build  ## run the Python tests, without the slow ones and those of Triton kernels
-	$(VENV)/bin/python -m pytest -m "not slow and not gpu and not triton" --durations=15
+test-python: build  ## run the Python tests, without the long and slow ones and those of Triton kernels
+	$(VENV)/bin/python -m pytest -m "not long and not slow and not gpu and not triton" --durations=15
+
+test-long: build  ## run the Python tests that start commands and trainings of their own
+	$(VENV)/bin/python -m pytest -m "long and not slow and not gpu and not triton" --durations=15
 
 test-slow: build  ## run the slow Python tests
 	@$(PYTHON) tools/bootstrap.py environment slow

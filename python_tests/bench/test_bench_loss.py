@@ -27,6 +27,8 @@ from axonn_ext.bench.loss.systems import (
 from commands import AXONN, run
 from grids import grid_of
 
+pytestmark = pytest.mark.long
+
 PNG = b"\x89PNG\r\n\x1a\n"
 ROWS, VOCAB = 24, 4001
 

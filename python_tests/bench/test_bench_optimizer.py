@@ -18,6 +18,8 @@ from axonn_ext.bench.optimizer.run import run_case
 from axonn_ext.bench.optimizer.systems import CPU, DEVICE, DISK, SYSTEMS, TORCH, Case, System
 from commands import AXONN, run
 
+pytestmark = pytest.mark.long
+
 PNG = b"\x89PNG\r\n\x1a\n"
 ELEMENTS, BUCKET = 50_001, 9_000
 

@@ -36,6 +36,8 @@ from axonn_ext.terminal.errors import UserError
 from commands import AXONN, torchrun
 from commands import run as run_command
 
+pytestmark = pytest.mark.long
+
 PLAN = Plan(tuple(CASES.values()), GridShape(pipe=2), 4, (4.0, 4.0, 4.0), (0.0, 0.2), rounds=2)
 
 

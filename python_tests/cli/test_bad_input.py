@@ -12,6 +12,8 @@ import pytest
 
 from commands import AXONN, processes_with, run, shared_segments, small, start, torchrun, wait_until
 
+pytestmark = pytest.mark.long
+
 USER_ERROR = 2
 MESSAGE_SECONDS = 10.0  # from the command to its end, the import of torch included
 LOSS_SECONDS = 60.0

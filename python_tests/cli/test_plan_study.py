@@ -15,6 +15,8 @@ from axonn_ext.cli.plan_plot import plot_study
 from axonn_ext.planner.retold import retell
 from axonn_ext.planner.study import load_study, study_names
 
+pytestmark = pytest.mark.long
+
 INTERFACES = Path(__file__).resolve().parents[2] / "docs" / "interfaces.md"
 Capture = pytest.CaptureFixture[str]
 

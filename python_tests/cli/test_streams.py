@@ -18,6 +18,8 @@ from axonn_ext.cli import streams
 from axonn_ext.settings import LAUNCHED_BY_US
 from commands import AXONN, ROOT, environment, processes_with, small, wait_until
 
+pytestmark = pytest.mark.long
+
 PLAN = ("plan", "--model", "gpt2-small", "--machine", "dgx-a100", "--gpus", "8",
         "--global-batch", "64")  # fmt: skip
 READER_GONE = 141

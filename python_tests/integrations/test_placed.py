@@ -12,6 +12,8 @@ from axonn_ext.grid import Grid
 from axonn_ext.integrations.placed import PlacedModels
 from grids import factorisations, grid_of, relative_error
 
+pytestmark = pytest.mark.long
+
 ROWS, IN, HIDDEN, CLASSES = 3, 8, 16, 6
 
 

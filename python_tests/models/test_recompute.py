@@ -21,6 +21,8 @@ from model_cases import BATCH, CONFIGS, LLAMA, random_batch
 from overlap_cases import ON
 from pipeline_cases import OPTIONS, config_of, make, own_batches
 
+pytestmark = pytest.mark.long
+
 POLICIES = ("attention", "every:2", "every:2/3", "full")
 
 # --- What policies name --------------------------------------------------------------------------

@@ -11,6 +11,8 @@ import torch
 from axonn_ext import GridShape, models, nn
 from grids import grid_of, relative_error
 
+pytestmark = pytest.mark.long
+
 LIMIT = 2e-6  # fp32: a fused kernel may add in another order
 
 

@@ -23,6 +23,8 @@ from axonn_ext.optim.crossing import StreamCrossing
 from axonn_ext.spec.buckets import ALIGNMENT
 from axonn_ext.zero import buckets_of
 
+pytestmark = pytest.mark.long
+
 # Sizes around those of the vectors of the CPU's kernel, and some that a bucket cuts.
 SHAPES = [(1,), (7, 9), (64,), (33, 65), (128, 64), (3, 5, 7), (1000,), (201, 31), (), (0, 3)]
 

@@ -19,6 +19,8 @@ from model_cases import LLAMA, random_batch
 from test_overlap import Shuffled
 from worker_pool import WorkerError, WorkerPool
 
+pytestmark = pytest.mark.long
+
 SHAPE = GridShape(z=2, data=2)
 
 

@@ -30,6 +30,8 @@ from axonn_ext import (
 from axonn_ext.grid import Grid
 from grids import factorisations, grid_of, relative_error
 
+pytestmark = pytest.mark.long
+
 IN, HIDDEN, CLASSES = 16, 24, 3
 MAX_NORM = 0.01
 

@@ -20,6 +20,8 @@ from grids import grid_of
 from pipeline_cases import config_of, make, own_batches
 from worker_pool import WorkerError, WorkerPool
 
+pytestmark = pytest.mark.long
+
 
 class Layer(nn.Module):
     """A Linear that, as number `number`, does something else at its `at`-th call."""

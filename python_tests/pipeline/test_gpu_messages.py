@@ -30,6 +30,8 @@ from grids import grid_of
 from pipeline_cases import OPTIONS, failures
 from worker_pool import WorkerError, WorkerPool
 
+pytestmark = pytest.mark.long
+
 COUNT = 12
 
 

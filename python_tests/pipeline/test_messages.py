@@ -25,6 +25,8 @@ from grids import grid_of
 from pipeline_cases import config_of, make, own_batches
 from worker_pool import WorkerPool
 
+pytestmark = pytest.mark.long
+
 PAGE = 4096
 
 

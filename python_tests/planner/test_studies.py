@@ -30,6 +30,8 @@ from axonn_ext.planner.study import Figure, Study, Way, load_study, read_study, 
 from axonn_ext.spec.grid import GridShape, grids_of
 from axonn_ext.spec.presets import PRESETS
 
+pytestmark = pytest.mark.long
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "published.md"
 
 SMALL = """

@@ -24,6 +24,8 @@ from axonn_ext.models import ModelConfig, ParallelConfig
 from fake_ranks import fake_ranks
 from grids import grid_of
 
+pytestmark = pytest.mark.long
+
 GPT2 = ModelConfig(
     family="gpt2", vocab_size=64, hidden_size=32, num_layers=2, num_heads=8, sequence_length=8
 )

@@ -16,6 +16,8 @@ from commands import AXONN, run, small
 from overflow_cases import expected_scales, random_overflows, train_with_overflows
 from trained_here import train_here
 
+pytestmark = pytest.mark.long
+
 FP16 = {"train.dtype": "fp16"}
 # Small enough that gradients of this model never overflow by themselves: they do above 2**17.
 SCALES: dict[str, Any] = {

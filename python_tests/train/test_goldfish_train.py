@@ -17,6 +17,8 @@ from commands import AXONN, run, small
 from goldfish_cases import hash_of
 from trained_here import train_here
 
+pytestmark = pytest.mark.long
+
 # Documents are files of Python's sources; short windows leave most of a sequence to the rule.
 GOLDFISH = {"goldfish.k": 2, "goldfish.h": 2, "train.micro_batches": 4, "train.eval_batches": 8}
 PLAIN = {"model.implementation": "plain", "model.num_layers": 4}

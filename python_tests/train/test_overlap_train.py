@@ -19,6 +19,8 @@ from axonn_ext.train.metrics import read_metrics
 from commands import AXONN, run, small
 from grids import grid_of
 
+pytestmark = pytest.mark.long
+
 OPTIONS = {"train.steps": 11, "train.eval_interval": 4, "train.micro_batches": 2}
 GRID = ["--grid", "z=2,data=2"]
 

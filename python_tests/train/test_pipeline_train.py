@@ -11,6 +11,8 @@ from axonn_ext.train.metrics import read_metrics
 from commands import AXONN, run, small
 from trained_here import train_here
 
+pytestmark = pytest.mark.long
+
 PARTS = {"train.micro_batches": 4, "train.eval_batches": 8, "model.num_layers": 4}
 SAVES = {"checkpoint.interval": 3, "optim.final_lr_fraction": 1}
 

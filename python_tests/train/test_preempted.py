@@ -17,6 +17,8 @@ from axonn_ext.checkpoint.folder import CheckpointFolder
 from axonn_ext.checkpoint.manifest import read_manifest
 from kills import command, losses, workers_of
 
+pytestmark = pytest.mark.long
+
 ENDLESS = ("--train.steps", "1000000", "--checkpoint.interval", "500000", "--grid", "2x1x1")
 
 

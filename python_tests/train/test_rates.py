@@ -16,6 +16,8 @@ from axonn_ext.train.metrics import read_metrics
 from commands import AXONN, run, small
 from trained_here import train_here
 
+pytestmark = pytest.mark.long
+
 MODEL = ModelConfig(1024, 64, 7, 4, 128)
 
 

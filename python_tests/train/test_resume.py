@@ -14,6 +14,8 @@ from axonn_ext.train.metrics import read_metrics
 from commands import AXONN, run, small, torchrun
 from trained_here import train_here
 
+pytestmark = pytest.mark.long
+
 # The learning rate stays after its warm-up, or it would depend on train.steps.
 SAVES = {
     "checkpoint__interval": 2, "parallel__algorithm": "sequential", "optim__final_lr_fraction": 1,

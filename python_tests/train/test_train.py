@@ -24,6 +24,8 @@ from axonn_ext.train.worker import run_worker
 from commands import AXONN, SMALL, run, small, torchrun
 from trained_here import train_here
 
+pytestmark = pytest.mark.long
+
 PNG = b"\x89PNG\r\n\x1a\n"
 STEP_KEYS = {
     "step", "loss", "grad_norm", "lr", "tokens", "tokens_per_s", "tflops", "memory_bytes", "eta_s",

@@ -29,6 +29,8 @@ from axonn_ext.verify.run import FAILED, NOT_RUN, PASSED, Outcome
 from axonn_ext.verify.worker import NOT_RUN_STATUS, Task
 from stamp_cases import H100, WRONG
 
+pytestmark = pytest.mark.long
+
 # --- Groups of cases, in processes of their own ---------------------------------------------------
 
 

@@ -33,6 +33,8 @@ from commands import wait_until
 from grids import grid_of
 from kills import command, losses, workers_of
 
+pytestmark = pytest.mark.long
+
 KINDS = ("fused", "c10d", "overlap")
 # Each axis hangs in one kind of call, and that of four ranks in each kind.
 SHAPES = [

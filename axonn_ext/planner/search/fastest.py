@@ -150,8 +150,9 @@ class _Predictions:
 
     def best_of_each_grid(self) -> tuple[Estimate, ...]:
         """Returns the fastest estimate of each grid, the best first, as many as are asked for."""
-        chosen = sorted(self._best.values(), key=_rank)[: self._request.top]
-        return tuple(sorted(map(self._simplified, chosen), key=_rank))
+        top = self._request.top
+        chosen = sorted(self._best.values(), key=_rank)[: max(top, _LEAST_COMPARED)]
+        return tuple(sorted(map(self._simplified, chosen), key=_rank)[:top])
 
     def _fastest(self, job: Job) -> Estimate:
         if not is_searched(self._request, job):
