@@ -152,11 +152,9 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         f"to {MOST_TOKENS})",
     )  # fmt: skip
     group.add_argument(
-        "--batch-size",
-        type=whole(),
-        metavar="N",
+        "--batch-size", type=whole(), metavar="N",
         help=f"sequences of a step (default: {BATCH_SIZE})",
-    )
+    )  # fmt: skip
     group.add_argument(
         "--lr", type=number(above=0), metavar="LR",
         help=f"highest learning rate (default: {LR:g} from nothing, {TRAINED_ON_LR:g} with "
