@@ -20,8 +20,13 @@ from axonn_ext.inputs.errors import InputError
 from axonn_ext.inputs.files import is_file
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
-from axonn_ext.memorization.documents import CONTINUED, MOST_TOKENS, Document, read_documents
-from axonn_ext.memorization.extraction import check_documents
+from axonn_ext.memorization.documents import (
+    CONTINUED,
+    MOST_TOKENS,
+    Document,
+    check_documents,
+    read_documents,
+)
 from axonn_ext.memorization.report import bucket_table
 from axonn_ext.memorization.results import BucketResult, measure
 from axonn_ext.models import ParallelConfig

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from axonn_ext.data.vocabulary import BYTES
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.inputs.files import is_file, read_json
 from axonn_ext.inputs.token_files import TokenFiles
-from axonn_ext.memorization.documents import write_documents
+from axonn_ext.memorization.documents import CONTINUED, write_documents
 from axonn_ext.memorization.experiment import Exposures, Settings
 from axonn_ext.memorization.plot import plot_arms
 from axonn_ext.memorization.report import arms_table, summary
@@ -39,6 +39,7 @@ from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.terminal.files import make_folder, write_text, writing
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import load_config
+from axonn_ext.train.job import prepare
 from axonn_ext.train.metrics import read_metrics
 from axonn_ext.train.run_folder import MODEL, check_folder
 
@@ -52,7 +53,20 @@ _EVALUATIONS, _CHECKPOINTS = 8, 10  # of a run
 
 def goldfish_overrides(settings: Settings) -> dict[str, object]:
     """Returns the keys of the trainer that turn Goldfish loss on."""
-    return {"goldfish.k": settings.goldfish_k, "goldfish.h": settings.goldfish_h}
+    return {
+        "goldfish.k": settings.goldfish_k, "goldfish.h": settings.goldfish_h,
+        "goldfish.window": settings.goldfish_window,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Arm:
+    """A model that is to be trained in one arm, with the trainer's options for it."""
+
+    model: str
+    name: str
+    options: tuple[str, ...]
+    config: Config
 
 
 @dataclass(frozen=True)
@@ -71,10 +85,15 @@ class Experiment:
         """
         console = Console()
         data = {name: self._data(name) for name in self.settings.models}  # before all else
-        self._prepare(resumes=resumes, overwrite=overwrite)
+        read = {name_of(name): exposures.sha256 for name, (_, exposures) in data.items()}
+        self._prepare(read, resumes=resumes, overwrite=overwrite)
+        # All arms are checked before the first is trained.
+        arms = [arm for name, mine in data.items() for arm in self._arms(name, *mine)]
         found: list[ArmResult] = []
-        for name, (vocabulary, exposures) in data.items():
-            found += self._run_model(name, vocabulary, exposures, console)
+        for number, arm in enumerate(arms):
+            which = f"arm {number % len(ARMS) + 1} of {len(ARMS)}: {arm.name}"
+            say(console, f"\n{name_of(arm.model)}, {which}", "bold")
+            found.append(self._run_arm(arm))
         results = {"settings": asdict(self.settings), "arms": [arm.as_json() for arm in found]}
         write_text("--out", self.folder / RESULTS, json.dumps(results, indent=1) + "\n")
         console.print()
@@ -100,14 +119,18 @@ class Experiment:
         except ValueError as error:
             raise UserError(str(error)) from None
 
-    def _prepare(self, *, resumes: bool, overwrite: bool) -> None:
-        """Makes the folder, or checks that the experiment in it is this one."""
+    def _prepare(self, read: Mapping[str, str], *, resumes: bool, overwrite: bool) -> None:
+        """Makes the folder, or checks that the experiment in it is this one.
+
+        read: the digest of what each model reads.
+        """
+        self._refuse_inputs_inside()
         path = self.folder / SETTINGS
         try:
             old = list(_folders_of(path)) if is_file(path) else []
             begun = any((self.folder / model / arm).is_dir() for model in old for arm in ARMS)
             if resumes and begun:
-                self.settings.check_saved(path)
+                self.settings.check_saved(path, read)
                 return
         except InputError as error:
             raise UserError(f"--out: {error}") from None
@@ -116,29 +139,50 @@ class Experiment:
         for model in old:
             shutil.rmtree(self.folder / model, ignore_errors=True)
         with writing("--out", path):
-            self.settings.save(path)
+            self.settings.save(path, read)
 
-    def _run_model(
-        self, name: str, vocabulary: Vocabulary, exposures: Exposures, console: Console
-    ) -> Iterator[ArmResult]:
-        """Trains and measures one model in both arms."""
-        folder = self.folder / name_of(name)
+    def _refuse_inputs_inside(self) -> None:
+        """Raises UserError for an input in the folder of the experiment, which may be replaced."""
+        settings = self.settings
+        models = settings.models if settings.trains_on else ()
+        given = [("--model", model) for model in models]
+        given += [("--documents", settings.documents), ("--background", settings.background),
+                  ("--vocabulary", settings.vocabulary)]  # fmt: skip
+        for option, path in given:
+            if path and self.folder.resolve() in Path(path).resolve().parents:
+                raise UserError(
+                    f"{option} {path}: expected a path that is not in --out {self.folder}, whose "
+                    "files the experiment writes"
+                )
+
+    def _arms(self, name: str, vocabulary: Vocabulary, exposures: Exposures) -> Iterator[_Arm]:
+        """Writes what a model reads, and yields its arms. Raises UserError if one cannot run."""
+        folder, used = self.folder / name_of(name), len(exposures.documents)
+        if used < exposures.num_given:
+            say(
+                Console(stderr=True),
+                f"{name_of(name)}: {used} of {exposures.num_given} documents are used; the others "
+                f"have at most {CONTINUED} tokens, are of no bucket, or are more than --per-bucket",
+            )
         make_folder("--out", folder)
         start = _start(Path(name), folder) if self.settings.trains_on else None
         with writing("--out", folder / DOCUMENTS):
             write_documents(folder / DOCUMENTS, exposures.documents)
             exposures.write(TokenFiles(folder / TRAINING), vocabulary)
-        for number, arm in enumerate(ARMS, start=1):
-            say(console, f"\n{name_of(name)}, arm {number} of {len(ARMS)}: {arm}", "bold")
-            yield self._run_arm(name, arm, self._overrides(name, start, arm, exposures))
+        for arm in ARMS:
+            overrides = self._overrides(name, start, arm, exposures)
+            options = tuple(f"--{key}={value}" for key, value in overrides.items())
+            given = train.parse_overrides(options)
+            config = load_config(None, grid=str(self.grid), overrides=given)
+            prepare(config, world_size=self.grid.size)
+            yield _Arm(name, arm, options, config)
 
-    def _run_arm(self, name: str, arm: str, overrides: dict[str, object]) -> ArmResult:
+    def _run_arm(self, arm: _Arm) -> ArmResult:
         """Trains and measures a model in one arm, or reads what was measured before."""
-        root, run = self.folder / name_of(name), self.folder / name_of(name) / arm
-        options = [f"--{key}={value}" for key, value in overrides.items()]
-        config = load_config(None, grid=str(self.grid), overrides=train.parse_overrides(options))
+        root, config = self.folder / name_of(arm.model), arm.config
+        run = root / arm.name
         if not is_file(run / BUCKETS):
-            _train(run, str(self.grid), options)
+            _train(run, str(self.grid), arm.options)
             model = _trained_model(run, config)
             partial = run / f".{BUCKETS}.new"
             Evaluation(
@@ -147,12 +191,15 @@ class Experiment:
             ).run()  # fmt: skip
             with writing("--out", run / BUCKETS):
                 partial.replace(run / BUCKETS)
-        parameters = read_config(run / MODEL / CONFIG).num_parameters()
-        losses = {each.step: each.eval_loss for each in read_metrics(run).evaluations}
-        return ArmResult(
-            name_of(name), parameters, arm, config.train.steps, tuple(losses.items()),
-            read_buckets(run / BUCKETS),
-        )  # fmt: skip
+        try:
+            parameters = read_config(run / MODEL / CONFIG).num_parameters()
+            losses = {each.step: each.eval_loss for each in read_metrics(run).evaluations}
+            return ArmResult(
+                name_of(arm.model), parameters, arm.name, config.train.steps,
+                tuple(losses.items()), read_buckets(run / BUCKETS),
+            )  # fmt: skip
+        except InputError as error:
+            raise UserError(f"--out: {error}") from None
 
     def _overrides(
         self, name: str, start: Path | None, arm: str, exposures: Exposures
@@ -225,7 +272,7 @@ def _start(model: Path, folder: Path) -> Path:
     return start
 
 
-def _train(folder: Path, grid: str, options: list[str]) -> None:
+def _train(folder: Path, grid: str, options: Sequence[str]) -> None:
     """Runs `axonn-ext train`, from the last checkpoint in the folder if there is one."""
     arguments = argparse.Namespace(
         config=None, grid=grid, machine=None, nproc=None, resume="auto", out=folder,

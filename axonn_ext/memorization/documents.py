@@ -108,6 +108,24 @@ def deal(
     return found
 
 
+def check_documents(documents: Sequence[Document], sequence_length: int, vocab_size: int) -> None:
+    """Raises ValueError for documents of which a model of these sizes cannot say the end."""
+    if not documents:
+        raise ValueError("documents: expected at least one, got none")
+    for document in documents:
+        length = len(document.tokens)
+        if not CONTINUED < length <= sequence_length:
+            raise ValueError(
+                f"{document.where}: expected more than {CONTINUED} and at most {sequence_length} "
+                f"tokens, which the model takes, got {length}"
+            )
+        if not 0 <= min(document.tokens) <= max(document.tokens) < vocab_size:
+            raise ValueError(
+                f"{document.where}: token ids must be in [0, {vocab_size}), got "
+                f"{min(document.tokens)} to {max(document.tokens)}"
+            )
+
+
 def refuse_overlap(documents: Sequence[Document], background: Iterable[tuple[int, ...]]) -> None:
     """Raises InputError if a document is one of the background's, or their beginnings are equal."""
     known = {document.tokens: document for document in documents}

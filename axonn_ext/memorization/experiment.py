@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,12 +22,14 @@ from axonn_ext.memorization.documents import (
     CONTINUED,
     MOST_TOKENS,
     Document,
+    check_documents,
     deal,
     read_documents,
     refuse_overlap,
 )
 from axonn_ext.memorization.generated_text import TextGenerator
 
+READ = "read"  # in the file of the settings
 HELD_OUT = 0.05  # of the background, at its end, for validation; one document at least
 _BYTES_OF_A_TOKEN = 4  # at least as many characters as tokens of generated text are made of these
 _LEAST_LENGTH = 0.8  # generated documents have this share to all of a sequence's tokens
@@ -63,18 +66,25 @@ class Settings:
     seed: int
     goldfish_k: int
     goldfish_h: int
+    goldfish_window: str
     overrides: tuple[tuple[str, str], ...] = ()
 
-    def save(self, path: Path) -> None:
-        """Writes the settings. Raises OSError."""
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
+    def save(self, path: Path, read: Mapping[str, str]) -> None:
+        """Writes the settings, and the digest of what each model reads. Raises OSError."""
+        values = dataclasses.asdict(self) | {READ: dict(read)}
+        path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
-    def check_saved(self, path: Path) -> None:
-        """Raises InputError, with the first that differs, if the saved settings are others."""
+    def check_saved(self, path: Path, read: Mapping[str, str]) -> None:
+        """Raises InputError, with the first that differs, if what `save` wrote is not the same."""
         saved = read_json(path)
-        now = json.loads(json.dumps(dataclasses.asdict(self)))
+        now = json.loads(json.dumps(dataclasses.asdict(self))) | {READ: dict(read)}
         for key, value in now.items():
             before = saved.get(key) if isinstance(saved, dict) else None
+            if before != value and key == READ:
+                raise InputError(
+                    f"{path}: the documents, the background or the vocabulary are no longer those "
+                    "with which the experiment began; bring these back, or give another folder"
+                )
             if before != value:
                 raise InputError(
                     f"{path}: the experiment that is to go on has {key} {before!r}, not {value!r}; "
@@ -86,25 +96,28 @@ class Settings:
 class Exposures:
     """What a model reads: its documents with their repetitions, and text that is read once.
 
-    validation: is not trained on. sequence_length: of the model, in tokens.
+    validation: is not trained on. sequence_length: of the model, in tokens. num_given: the
+    documents that there were before some were left out.
     """
 
     documents: tuple[Document, ...]
     background: tuple[Tokens, ...]
     validation: tuple[Tokens, ...]
     sequence_length: int
+    num_given: int
 
     @classmethod
     def of(cls, settings: Settings, vocabulary: Vocabulary) -> Exposures:
         """Reads or generates all of it. Raises InputError or ValueError for what does not fit."""
         length = settings.sequence_length
-        documents = _documents(settings, vocabulary)
+        documents, num_given = _documents(settings, vocabulary)
         longest = max(len(document.tokens) for document in documents)
+        check_documents(documents, length, vocabulary.num_tokens)
         background = list(_background(settings, vocabulary))
         refuse_overlap(documents, (tokens[:longest] for tokens in background))
         if not background:
             control = [document.tokens for document in documents if not document.repetitions]
-            return cls(tuple(documents), (), tuple(control), length)
+            return cls(tuple(documents), (), tuple(control), length, num_given)
         held_out = max(1, int(len(background) * HELD_OUT))
         if held_out == len(background):
             raise InputError(
@@ -115,7 +128,19 @@ class Exposures:
             tuple(piece for tokens in part for piece in _pieces(tokens, length))
             for part in (background[:-held_out], background[-held_out:])
         )
-        return cls(tuple(documents), trained, kept, length)
+        return cls(tuple(documents), trained, kept, length, num_given)
+
+    @property
+    def sha256(self) -> str:
+        """The digest of all tokens, with the documents' repetitions."""
+        digest = hashlib.sha256()
+        for document in self.documents:
+            digest.update(repr((document.tokens, document.repetitions)).encode())
+        for part in (self.background, self.validation):
+            digest.update(f"{len(part)} texts".encode())
+            for tokens in part:
+                digest.update(repr(tokens).encode())
+        return digest.hexdigest()
 
     @property
     def trained(self) -> list[Tokens]:
@@ -156,20 +181,23 @@ class Exposures:
             writer.finish(description)
 
 
-def _documents(settings: Settings, vocabulary: Vocabulary) -> list[Document]:
+def _documents(settings: Settings, vocabulary: Vocabulary) -> tuple[list[Document], int]:
+    """Returns the documents of all buckets, and how many there were to choose from."""
     most = min(MOST_TOKENS, settings.sequence_length)
     if settings.documents:
-        found, _ = read_documents(
+        found, num_short = read_documents(
             Path(settings.documents), vocabulary.encode_prompt, most_tokens=most
         )
     else:
         count = settings.per_bucket * len(settings.repetitions)
         texts = _generated(settings, vocabulary, count, seed=2 * settings.seed + 1)
+        num_short = 0
         found = [
             Document(tuple(vocabulary.encode_prompt(text)[:most]), None, f"generated document {n}")
             for n, text in enumerate(texts)
         ]
-    return deal(found, settings.repetitions, each=settings.per_bucket)
+    dealt = deal(found, settings.repetitions, each=settings.per_bucket)
+    return dealt, len(found) + num_short
 
 
 def _background(settings: Settings, vocabulary: Vocabulary) -> Iterator[Tokens]:

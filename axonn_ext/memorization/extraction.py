@@ -15,7 +15,7 @@ from torch import Tensor
 
 from axonn_ext.generation import generate
 from axonn_ext.grid import Grid
-from axonn_ext.memorization.documents import CONTINUED, Document
+from axonn_ext.memorization.documents import CONTINUED, Document, check_documents
 from axonn_ext.memorization.measures import edit_distance, longest_common_run
 from axonn_ext.models.transformer import Transformer
 
@@ -93,24 +93,6 @@ def continuation_loss(
         device = model.table.weight.device
         total += plain.loss(tokens.to(device), labels.to(device), 1.0).item()
     return total / (len(documents) * CONTINUED)
-
-
-def check_documents(documents: Sequence[Document], sequence_length: int, vocab_size: int) -> None:
-    """Raises ValueError for documents of which a model of these sizes cannot say the end."""
-    if not documents:
-        raise ValueError("documents: expected at least one, got none")
-    for document in documents:
-        length = len(document.tokens)
-        if not CONTINUED < length <= sequence_length:
-            raise ValueError(
-                f"{document.where}: expected more than {CONTINUED} and at most {sequence_length} "
-                f"tokens, which the model takes, got {length}"
-            )
-        if not 0 <= min(document.tokens) <= max(document.tokens) < vocab_size:
-            raise ValueError(
-                f"{document.where}: token ids must be in [0, {vocab_size}), got "
-                f"{min(document.tokens)} to {max(document.tokens)}"
-            )
 
 
 def _batches(documents: Sequence[Document], grid: Grid, tokens_at_once: int) -> Iterator[list[int]]:

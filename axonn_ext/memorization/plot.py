@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ _GREY, _INK = "#94a3b8", "#1e293b"
 _COLORS = {PLAIN: "#ea580c", "goldfish": "#2563eb"}
 _NAMES = {PLAIN: "plain loss", "goldfish": "Goldfish loss"}
 _MARKERS = "osD^vPX*"
+_PALEST = 0.4  # of full color, for the first of several models
 
 
 def plot_arms(arms: Sequence[ArmResult], path: Path, *, title: str, subtitle: str) -> None:
@@ -28,6 +30,7 @@ def plot_arms(arms: Sequence[ArmResult], path: Path, *, title: str, subtitle: st
     # pyplot is not used, since it would choose a window system and keep every figure alive.
     from matplotlib.figure import Figure
 
+    arms = sorted(arms, key=lambda arm: arm.parameters)  # in each model, the order of the arms
     models = list(dict.fromkeys(arm.model for arm in arms))
     count = 2 if len(models) == 1 else 3
     figure = Figure(figsize=(4.8 * count + 0.4, 4.8), dpi=150, facecolor="white")
@@ -41,7 +44,7 @@ def plot_arms(arms: Sequence[ArmResult], path: Path, *, title: str, subtitle: st
     if len(models) == 1:
         _draw_validation(panels[-1], arms)
     else:
-        _draw_sizes(panels[1], arms)
+        _draw_sizes(panels[1], arms, models)
         _draw_final_validation(panels[-1], arms)
     panels[0].legend(frameon=False, loc="upper left", labelcolor=_INK, fontsize=8.5)
     left = 0.75 / (4.8 * count)
@@ -58,7 +61,7 @@ def _draw_repetitions(axes: Axes, arms: Sequence[ArmResult], models: Sequence[st
         places = [place + shift for place in range(len(seen))]
         size = f", {describe(arm.parameters)}" if len(models) > 1 else ""
         _draw_shares(
-            axes, arm, places, range(len(seen)), marker=_marker(models.index(arm.model)),
+            axes, arm, places, range(len(seen)), look=_Look.of(arm, models),
             label=_NAMES[arm.arm] + size,
         )  # fmt: skip
     axes.set_xticks(range(len(seen)), [f"{count}" for count in seen])
@@ -66,22 +69,23 @@ def _draw_repetitions(axes: Axes, arms: Sequence[ArmResult], models: Sequence[st
     _shares_axis(axes, "documents whose end is repeated")
 
 
-def _draw_sizes(axes: Axes, arms: Sequence[ArmResult]) -> None:
+def _draw_sizes(axes: Axes, arms: Sequence[ArmResult], models: Sequence[str]) -> None:
     most = arms[0].buckets[-1].repetitions
     for name in ARMS:
         own = sorted((arm for arm in arms if arm.arm == name), key=lambda arm: arm.parameters)
         for arm in own:
-            _draw_shares(axes, arm, [arm.parameters], [-1], marker="o", label="")
+            look = _Look.of(arm, models)
+            _draw_shares(axes, arm, [arm.parameters], [-1], look=look, label="")
         axes.plot(
             [arm.parameters for arm in own], [arm.buckets[-1].share for arm in own],
-            color=_COLORS[name], linewidth=1.8,
+            color=_COLORS[name], linewidth=1.8, zorder=1,
         )  # fmt: skip
-    _parameters_axis(axes)
-    _shares_axis(axes, f"of those seen {most} times")
+    _parameters_axis(axes, arms)
+    _shares_axis(axes, f"repeated of those seen {most} times")
 
 
 def _draw_shares(
-    axes: Axes, arm: ArmResult, places: Sequence[float], buckets: Sequence[int], *, marker: str,
+    axes: Axes, arm: ArmResult, places: Sequence[float], buckets: Sequence[int], *, look: _Look,
     label: str,
 ) -> None:  # fmt: skip
     """Draws the shares of some buckets, with their intervals."""
@@ -90,7 +94,7 @@ def _draw_shares(
     below = [max(0.0, bucket.share - bucket.interval[0]) for bucket in shown]
     above = [max(0.0, bucket.interval[1] - bucket.share) for bucket in shown]
     axes.errorbar(
-        places, shares, yerr=[below, above], color=_COLORS[arm.arm], marker=marker, markersize=5,
+        places, shares, yerr=[below, above], color=look.color, marker=look.marker, markersize=5,
         linewidth=1.8, elinewidth=1.0, capsize=3, label=label or None, clip_on=False,
     )  # fmt: skip
 
@@ -118,16 +122,18 @@ def _draw_final_validation(axes: Axes, arms: Sequence[ArmResult]) -> None:
             [arm.parameters for arm in own], [arm.validation_loss for arm in own],
             color=_COLORS[name], marker="o", linewidth=1.8,
         )  # fmt: skip
-    _parameters_axis(axes)
+    _parameters_axis(axes, arms)
     axes.set_ylabel("validation loss (nats per token)", color=_INK)
 
 
-def _parameters_axis(axes: Axes) -> None:
-    from matplotlib.ticker import EngFormatter, NullFormatter
+def _parameters_axis(axes: Axes, arms: Sequence[ArmResult]) -> None:
+    from matplotlib.ticker import NullLocator
 
+    counts = sorted({arm.parameters for arm in arms})
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(counts, [describe(count) for count in counts])
+    axes.margins(x=0.1)
     axes.set_xlabel("parameters", color=_INK)
 
 
@@ -139,8 +145,21 @@ def _shares_axis(axes: Axes, label: str) -> None:
     axes.set_ylabel(label, color=_INK)
 
 
-def _marker(number: int) -> str:
-    return _MARKERS[number % len(_MARKERS)]
+@dataclass(frozen=True)
+class _Look:
+    """How a model in one arm is drawn: the arm has the hue; smaller models are paler."""
+
+    color: tuple[float, float, float]
+    marker: str
+
+    @classmethod
+    def of(cls, arm: ArmResult, models: Sequence[str]) -> _Look:
+        from matplotlib.colors import to_rgb
+
+        number = models.index(arm.model)
+        strength = 1.0 if len(models) == 1 else _PALEST + (1 - _PALEST) * number / (len(models) - 1)
+        red, green, blue = (1 - strength * (1 - part) for part in to_rgb(_COLORS[arm.arm]))
+        return cls((red, green, blue), _MARKERS[number % len(_MARKERS)])
 
 
 def _style(axes: Axes) -> None:

@@ -93,13 +93,51 @@ def test_both_arms_are_trained_measured_and_shown(tmp_path, capsys) -> None:
     assert memorize("--out", folder, *SMALL, "--resume") == 0
     assert (folder / "results.json").read_bytes() == text
     assert (folder / "32x1" / "plain" / "metrics.jsonl").stat().st_mtime_ns == steps
+    inside = folder / "32x1" / "documents.jsonl"
     for options, message in (
+        (("--overwrite", "--documents", inside), "expected a path that is not in --out"),
         (("--resume", "--seed", 1), "has seed 0, not 1; give the same options, or another folder"),
         ((), "expected a new or empty folder"),
     ):
         capsys.readouterr()
         assert memorize("--out", folder, *SMALL, *options) == 2
         assert message in capsys.readouterr().err
+    # A file that something has damaged is named.
+    (folder / "32x1" / "plain" / "extraction.json").write_text("{")
+    assert memorize("--out", folder, *SMALL, "--resume") == 2
+    assert "extraction.json" in capsys.readouterr().err
+
+
+def test_documents_that_have_changed_are_not_trained_on(tmp_path, capsys) -> None:
+    path, folder = tmp_path / "documents.jsonl", tmp_path / "run"
+    texts = TextGenerator(1).documents(7, 60, 64)
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    options = ("--out", folder, "--documents", path, *SMALL)
+    assert memorize(*options, "--goldfish-window", "target") == 0
+    assert "32x1: 6 of 7 documents are used" in capsys.readouterr().err
+    assert results(folder)["settings"]["goldfish_window"] == "target"
+    assert 'window = "target"' in (folder / "32x1" / "goldfish" / "config.toml").read_text()
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[1:]))
+    for more, message in (
+        ((), "goldfish_window 'target', not 'before'"),
+        (("--goldfish-window", "target"), "the documents, the background or the vocabulary are no"),
+    ):
+        assert memorize(*options, "--resume", *more) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--goldfish-h", 65), "goldfish.h: expected at most 64 (model.sequence_length), got 65"),
+        (("--sizes", "128x1,32x1", "--model.num_heads", 64), "num_heads=64"),
+    ],
+)  # fmt: skip
+def test_what_one_arm_or_size_refuses_stops_all(tmp_path, capsys, arguments, message) -> None:
+    folder = tmp_path / "run"
+    assert memorize("--out", folder, *SMALL, *arguments) == 2
+    assert message in capsys.readouterr().err
+    assert not list(folder.rglob("metrics.jsonl")), "an arm was trained before"
 
 
 def test_a_model_that_is_there_is_measured(model, documents, tmp_path, capsys) -> None:
@@ -153,6 +191,7 @@ def test_four_processes_measure_what_one_does(model, documents, tmp_path, grid) 
         (["--background-size", "1"], "--background-size: expected 0, or at least 2"),
         (["--background", "a", "--background-size", "9"], "--background-size: give one of them"),
         (["--data.order", "windows"], "--data.order: the experiment decides it itself"),
+        (["--model.hidden_size", "64"], "--model.hidden_size: the experiment decides it itself"),
         (["--train.steps", "9"], "--train.steps: the experiment decides it itself"),
         (["--train.stepz", "9"], "unknown key train.stepz"),
         (["--words"], "unknown argument --words"),
@@ -165,7 +204,8 @@ def test_four_processes_measure_what_one_does(model, documents, tmp_path, grid) 
         (["--model", "none"], "--model none: only the config.json of a Hugging Face folder"),
         (["--model", "none", "--sequence-length", "64"], "none: expected a Hugging Face folder"),
         (["--evaluate", "none"], "--evaluate needs --documents FILE"),
-        (["--evaluate", "none", "--seed", "1"], "--seed does not go with --evaluate"),
+        (["--evaluate", "none", "--seed", "0"], "--seed does not go with --evaluate"),
+        (["--goldfish-window", "after"], "--goldfish-window: invalid choice: 'after'"),
         (["--evaluate", "none", "--documents", "a.jsonl"], "none: expected a Hugging Face folder"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections import Counter
@@ -27,7 +28,7 @@ from axonn_ext.memorization.generated_text import TextGenerator
 SETTINGS = Settings(
     models=("32x1",), trains_on=False, repetitions=(0, 1, 3), per_bucket=4, documents="",
     background="", background_size=30, vocabulary="", sequence_length=96, batch_size=4, lr=1e-3,
-    seed=5, goldfish_k=4, goldfish_h=13,
+    seed=5, goldfish_k=4, goldfish_h=13, goldfish_window="before",
 )  # fmt: skip
 
 
@@ -202,10 +203,38 @@ def test_a_background_of_the_users(tmp_path) -> None:
 
 
 def test_settings_that_differ_are_named(tmp_path) -> None:
-    SETTINGS.save(tmp_path / "a.json")
-    SETTINGS.check_saved(tmp_path / "a.json")
+    read = {"32x1": "0aea74a2"}
+    SETTINGS.save(tmp_path / "a.json", read)
+    SETTINGS.check_saved(tmp_path / "a.json", read)
     other = Settings(**(vars(SETTINGS) | {"seed": 6}))
     with pytest.raises(
         InputError, match=r"a.json: the experiment that is to go on has seed 5, not 6"
     ):
-        other.check_saved(tmp_path / "a.json")
+        other.check_saved(tmp_path / "a.json", read)
+    with pytest.raises(InputError, match=r"a.json: the documents, .* are no longer those"):
+        SETTINGS.check_saved(tmp_path / "a.json", {"32x1": "6602d4bb"})
+
+
+def test_a_digest_of_what_is_read() -> None:
+    first = Exposures.of(SETTINGS, ByteVocabulary())
+    assert first.sha256 == Exposures.of(SETTINGS, ByteVocabulary()).sha256
+    moved = (*first.background[1:], *first.validation)
+    one = first.documents[-1]
+    changed = Document(tokens=one.tokens, repetitions=4, where=one.where)
+    others = [
+        dataclasses.replace(first, background=first.background[1:]),
+        dataclasses.replace(first, background=moved, validation=first.background[:1]),
+        dataclasses.replace(first, documents=(*first.documents[:-1], changed)),
+    ]
+    assert len({first.sha256, *(other.sha256 for other in others)}) == 4
+
+
+def test_tokens_that_the_vocabulary_lacks(tmp_path) -> None:
+    for number in (256, 2**70):
+        lines = [{"tokens": [number, *range(start, start + 60)]} for start in range(3)]
+        path = write(tmp_path / "a.jsonl", *lines)
+        settings = dataclasses.replace(SETTINGS, documents=str(path))
+        with pytest.raises(
+            ValueError, match=rf"line 1: token ids must be in \[0, 256\), got 0 to {number}"
+        ):
+            Exposures.of(settings, ByteVocabulary())
