@@ -21,7 +21,10 @@ import pytest
 from axonn_ext import _library
 from commands import small
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # the wheel compiles everything where nothing was built yet
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(600),
+]  # the wheel compiles everything where nothing was built yet
 
 ROOT = Path(__file__).resolve().parents[2]
 
