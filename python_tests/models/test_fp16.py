@@ -26,6 +26,9 @@ from model_cases import CONFIGS, MAX_NORM, random_batch
 SCALE = 2.0**10
 # A gradient passes some 30 roundings of 2**-11 in a row, in other places than in plain PyTorch.
 ROUND_OFF = 30**0.5 * 2**-11
+# ReLU's gradient jumps at 0. Of normal numbers that round by r, a share 0.8 r may be on the other
+# side of it; each has its part in the square of the gradient, to which half of all contribute.
+JUMPS = {"opt": (1.6 * ROUND_OFF) ** 0.5}
 DIFFERENT = ("gpt2", "qwen3-wide")  # the others are like one of these
 State = dict[str, torch.Tensor]
 
@@ -69,7 +72,7 @@ def grid_errors(name: str, shape: GridShape, parallel: ParallelConfig) -> list[s
     return [
         f"{shape.short()} {n}: {e:.1e}, plain {plain[n]:.1e}"
         for n, e in found.items()
-        if not e < 2 * plain[n] + ROUND_OFF
+        if not e < 2 * plain[n] + ROUND_OFF + JUMPS.get(name, 0.0)
     ]
 
 

@@ -252,7 +252,7 @@ def test_a_checkpoint_in_bf16_is_continued_in_fp16(tmp_path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", ["pipe=2,x=2", "z=2,data=2", "x=2,y=2"])
 def test_the_command_learns_on_a_grid_what_one_process_learns(tmp_path, grid) -> None:
-    parts = {"train.micro_batches": 4, "train.eval_batches": 8, "model.num_layers": 4}
+    parts = {"train.micro_batches": 2, "train.eval_batches": 8, "model.num_layers": 4}
     train_here(tmp_path / "one", **FP16, **parts)
     command = [*AXONN, "train", "--grid", grid, "--out", str(tmp_path / "run")]
     done = run([*command, *small(**FP16, **parts)])
