@@ -1,0 +1,39 @@
+// The PTX of the project's CUDA kernels, which the build makes where there is an nvcc.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+
+#include "gpu_machine/machine.h"
+
+namespace axonn::gpu_machine::testing {
+
+// A test of kernels: skipped where there is no PTX.
+class KernelTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+#ifndef AXONN_PTX_FOLDER
+    GTEST_SKIP() << "nvcc was not found, so there is no PTX of the kernels to run";
+#endif
+  }
+
+  // Loads the kernels of a file of csrc/core/cuda.
+  static void load(Machine& machine, const std::string& name) {
+#ifdef AXONN_PTX_FOLDER
+    const std::string path = std::string(AXONN_PTX_FOLDER) + "/" + name + ".ptx";
+    std::ifstream file(path);
+    std::ostringstream text;
+    text << file.rdbuf();
+    ASSERT_TRUE(file) << path;
+    machine.load(text.str());
+#else
+    (void)machine, (void)name;
+#endif
+  }
+};
+
+}  // namespace axonn::gpu_machine::testing
