@@ -24,9 +24,10 @@ void Agent::check_race(const Mark& mark, Access access, const Region& region, ui
   const bool both_strong =
       reaches(static_cast<Scope>(mark.scope), other, actor) && reaches(access.scope, actor, other);
   if (both_strong) return;
-  const std::string cta =
-      other.cta < 0 ? "a copy" : "warp " + std::to_string(other.warp) + " of " +
-                                     (other.cta == actor.cta ? "the same CTA" : "another CTA");
+  const std::string cta = other.cta < 0
+                              ? "a copy"
+                              : "warp " + std::to_string(other.warp) + " of " +
+                                    (other.cta == actor.cta ? "the same CTA" : "another CTA");
   fail(MachineError::Kind::kRace,
        std::string("race: nothing orders this ") + accesses + " by " + cta + " of rank " +
            std::to_string(other.device) + ", at " + region.name + " + " + std::to_string(offset),
@@ -110,8 +111,7 @@ void Agent::acquire(Region& region, uint64_t offset, Access access) {
 }
 
 void Agent::release(Region& region, uint64_t offset, Access access, bool is_update) {
-  const bool releases =
-      access.order == Order::kRelease || access.order == Order::kAcquireRelease;
+  const bool releases = access.order == Order::kRelease || access.order == Order::kAcquireRelease;
   const bool behind_fence = access.order != Order::kWeak && fence_scope_ != Scope::kNone;
   if (!releases && !behind_fence) {
     // An update goes on with what was released before it; another write ends that.

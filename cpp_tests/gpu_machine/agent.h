@@ -1,5 +1,5 @@
-// Whoever reads and writes memory: a warp or a copy engine. It knows what is ordered before its next
-// access, and finds accesses that race with that.
+// Whoever reads and writes memory: a warp or a copy engine. It knows what is ordered before its
+// next access, and finds accesses that race with that.
 #pragma once
 
 #include <cstdint>
@@ -51,9 +51,9 @@ class Agent {
   void release(Region& region, uint64_t offset, Access access, bool is_update);
   Mark own_mark(Access access) const;
 
-  uint32_t time_ = 1;    // counts what others may learn of this agent
-  Clock pending_;        // of relaxed reads, until a fence makes them acquires
-  Clock fence_clock_;    // what relaxed writes release since a fence
+  uint32_t time_ = 1;  // counts what others may learn of this agent
+  Clock pending_;      // of relaxed reads, until a fence makes them acquires
+  Clock fence_clock_;  // what relaxed writes release since a fence
   Scope fence_scope_ = Scope::kNone;
 };
 

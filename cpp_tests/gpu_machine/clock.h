@@ -1,7 +1,7 @@
 // Who has seen what. A clock tells which accesses of other warps are ordered before the next one of
 // its owner: those of launches that have ended, and those of a warp up to a time of that warp.
-// Source: Flanagan and Freund, "FastTrack: efficient and precise dynamic race detection", PLDI 2009,
-// with warps in place of threads; NVIDIA, PTX ISA 9.0, section 8 (memory consistency model).
+// Source: Flanagan and Freund, "FastTrack: efficient and precise dynamic race detection", PLDI
+// 2009, with warps in place of threads; NVIDIA, PTX ISA 9.0, section 8 (memory consistency model).
 #pragma once
 
 #include <algorithm>

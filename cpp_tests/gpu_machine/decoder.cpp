@@ -11,11 +11,13 @@ namespace {
 
 constexpr int kAlignment = 64;  // of registers, for vector instructions of the CPU
 
-const std::set<std::string_view> kSpecials = {
-    "%tid.x",    "%tid.y",    "%tid.z",    "%ntid.x",   "%ntid.y",   "%ntid.z", "%ctaid.x",
-    "%ctaid.y",  "%ctaid.z",  "%nctaid.x", "%nctaid.y", "%nctaid.z", "%laneid", "%warpid",
-    "%nwarpid",  "%lanemask_eq", "%lanemask_lt", "%lanemask_le", "%lanemask_gt", "%lanemask_ge",
-    "%dynamic_smem_size"};
+const std::set<std::string_view> kSpecials = {"%tid.x",       "%tid.y",       "%tid.z",
+                                              "%ntid.x",      "%ntid.y",      "%ntid.z",
+                                              "%ctaid.x",     "%ctaid.y",     "%ctaid.z",
+                                              "%nctaid.x",    "%nctaid.y",    "%nctaid.z",
+                                              "%laneid",      "%warpid",      "%nwarpid",
+                                              "%lanemask_eq", "%lanemask_lt", "%lanemask_le",
+                                              "%lanemask_gt", "%lanemask_ge", "%dynamic_smem_size"};
 
 uint64_t align_up(uint64_t value, uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
@@ -50,6 +52,7 @@ void Decoder::begin(const Instruction& instruction, Op& op) {
   instruction_ = &instruction;
   op_ = &op;
   modifiers_ = instruction.modifiers;
+  used_operands_ = 0;
   if (instruction.guard.empty()) return;
   Operand guard;
   guard.name = instruction.guard;
@@ -59,6 +62,7 @@ void Decoder::begin(const Instruction& instruction, Op& op) {
 }
 
 void Decoder::finish() const {
+  if (used_operands_ < num_operands()) fail("it has more operands than the machine knows");
   if (!modifiers_.empty()) fail("the machine does not know the modifier '." + modifiers_[0] + "'");
 }
 
@@ -122,8 +126,9 @@ void Decoder::take_order_and_scope() {
   if (scope == "sys" || order == "volatile") op_->scope = Scope::kSystem;
 }
 
-const Operand& Decoder::operand(size_t index) const {
+const Operand& Decoder::operand(size_t index) {
   if (index >= num_operands()) fail("an operand is missing");
+  used_operands_ = std::max(used_operands_, index + 1);
   return instruction_->operands[index];
 }
 
@@ -253,7 +258,7 @@ Program decode(const Function& kernel, const Symbols& symbols,
     Op op;
     decoder.begin(instruction, op);
     const bool known = decode_memory(decoder) || decode_control(decoder) ||
-                       decode_integer(decoder) || decode_float(decoder) ||
+                       decode_integer(decoder) || decode_bits(decoder) || decode_float(decoder) ||
                        decode_compare(decoder) || decode_convert(decoder) ||
                        decode_atomic(decoder) || decode_warp(decoder);
     if (!known) decoder.fail("the machine does not know this instruction");

@@ -36,7 +36,7 @@ class Decoder {
   void take_order_and_scope();  // into the Op
 
   size_t num_operands() const { return instruction_->operands.size(); }
-  const Operand& operand(size_t index) const;
+  const Operand& operand(size_t index);
   // The place of a register, immediate, special register or variable of so many bytes a lane.
   Slot slot(const Operand& operand, Type type);
   Slot slot(size_t index, Type type) { return slot(operand(index), type); }
@@ -62,6 +62,7 @@ class Decoder {
   const Instruction* instruction_ = nullptr;
   Op* op_ = nullptr;
   std::vector<std::string> modifiers_;
+  size_t used_operands_ = 0;
   Symbols symbols_;
   std::map<std::string, bool> shared_;
   std::map<std::string, Slot> registers_;
@@ -71,6 +72,7 @@ class Decoder {
 
 // Each decodes what it knows and returns false for other opcodes.
 bool decode_integer(Decoder& decoder);
+bool decode_bits(Decoder& decoder);
 bool decode_float(Decoder& decoder);
 bool decode_compare(Decoder& decoder);
 bool decode_convert(Decoder& decoder);

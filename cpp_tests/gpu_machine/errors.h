@@ -16,11 +16,11 @@ class ParseError : public std::runtime_error {
 class MachineError : public std::runtime_error {
  public:
   enum class Kind {
-    kMemory,      // outside an allocation, misaligned, never written, read-only
-    kRace,        // two accesses that nothing orders, one of which is a weak one
-    kDeadlock,    // nobody can go on, or nothing has changed for long
-    kTrap,        // a trap was executed
-    kUndefined,   // an instruction whose result PTX leaves undefined
+    kMemory,     // outside an allocation, misaligned, never written, read-only
+    kRace,       // two accesses that nothing orders, one of which is a weak one
+    kDeadlock,   // nobody can go on, or nothing has changed for long
+    kTrap,       // a trap was executed
+    kUndefined,  // an instruction whose result PTX leaves undefined
   };
 
   MachineError(Kind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}

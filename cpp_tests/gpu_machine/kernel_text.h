@@ -23,7 +23,8 @@ inline std::string kernel_of(const std::string& body, const std::string& variabl
   .reg .f64 %e<16>;
   .reg .b64 %out;
   ld.param.u64 %out, [test_param_0];
-)" + body + "\n  ret;\n}\n";
+)" + body +
+         "\n  ret;\n}\n";
 }
 
 }  // namespace axonn::gpu_machine::testing

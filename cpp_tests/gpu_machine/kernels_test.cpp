@@ -13,6 +13,7 @@
 #include "core/numeric/philox.h"
 #include "core/numeric/reduce.h"
 #include "gpu_machine/kernel_ptx.h"
+#include "gpu_machine/machine.h"
 
 namespace axonn::gpu_machine {
 namespace {
@@ -73,7 +74,8 @@ double step_of(DataType dtype) {
 
 using Kernels = testing::KernelTest;
 
-// --- fill_random -----------------------------------------------------------------------------------
+// --- fill_random
+// -----------------------------------------------------------------------------------
 
 struct FillParams {  // as in fill_random.cu
   BlockLayout layout;
@@ -83,12 +85,13 @@ struct FillParams {  // as in fill_random.cu
 
 TEST_F(Kernels, FillRandomDrawsWhatTheCpuDraws) {
   Machine machine;
-  load(machine, "fill_random");
+  machine.load(ptx("fill_random"));
   const int stream = machine.new_stream(0);
   const int64_t full[] = {7, 3, 29}, offsets[] = {1, 1, 5}, sizes[] = {5, 2, 19};
   const auto layout = BlockLayout::of(full, offsets, sizes, 3);
   const auto count = static_cast<size_t>(layout.rows * layout.columns);
-  for (const auto distribution : {kernels::Distribution::kUniform, kernels::Distribution::kNormal}) {
+  for (const auto distribution :
+       {kernels::Distribution::kUniform, kernels::Distribution::kNormal}) {
     const kernels::RandomStream random{12345, kernels::hash_name("w"), distribution, -0.5f, 1.5f};
     for (const auto dtype : kFloats) {
       const auto size = static_cast<size_t>(kernels::size_of(dtype));
@@ -114,7 +117,8 @@ TEST_F(Kernels, FillRandomDrawsWhatTheCpuDraws) {
   }
 }
 
-// --- reduce ----------------------------------------------------------------------------------------
+// --- reduce
+// ----------------------------------------------------------------------------------------
 
 struct Slots {  // as in reduce.cu
   uint64_t sources[256];
@@ -124,7 +128,7 @@ struct Slots {  // as in reduce.cu
 TEST_F(Kernels, SumsAndMaximaHaveTheCpusBits) {
   std::mt19937_64 random(7);
   Machine machine;
-  load(machine, "reduce");
+  machine.load(ptx("reduce"));
   const int stream = machine.new_stream(0);
   constexpr size_t kCount = 1000;
   for (const auto op : {kernels::ReduceOp::kSum, kernels::ReduceOp::kMax}) {
@@ -147,8 +151,8 @@ TEST_F(Kernels, SumsAndMaximaHaveTheCpusBits) {
         const int64_t vectors = 900 / width;
         const auto kernel = [&](int64_t lanes) {
           const std::string type = dtype == DataType::kInt64 ? "Ix" : mangled(dtype);
-          return machine.kernel("reduce_kernel" + type + "Li" + std::to_string(lanes) + "ELNS0_8ReduceOpE" +
-                                std::to_string(static_cast<int>(op)));
+          return machine.kernel("reduce_kernel" + type + "Li" + std::to_string(lanes) +
+                                "ELNS0_8ReduceOpE" + std::to_string(static_cast<int>(op)));
         };
         machine.launch(stream, kernel(width), {3, 1, 1}, {256, 1, 1}, out, slots, vectors);
         const auto done = static_cast<uint64_t>(vectors * width);
@@ -166,7 +170,8 @@ TEST_F(Kernels, SumsAndMaximaHaveTheCpusBits) {
   }
 }
 
-// --- cross-entropy ---------------------------------------------------------------------------------
+// --- cross-entropy
+// ---------------------------------------------------------------------------------
 
 struct GradientParams {  // as in cross_entropy.cu
   kernels::cuda::LogitRows rows;
@@ -176,83 +181,138 @@ struct GradientParams {  // as in cross_entropy.cu
 
 void* device_pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
 
+// Logits, their scan and their gradient, on the machine and on the CPU.
+class CrossEntropyRun {
+ public:
+  CrossEntropyRun(const std::string& ptx, DataType dtype, int64_t columns, uint64_t seed)
+      : dtype_(dtype), columns_(columns), stride_(columns + 3), machine_({seed}) {
+    std::mt19937_64 random(seed);
+    machine_.load(ptx);
+    logits_ = draw(static_cast<size_t>(kRows * stride_), dtype, random, 4);
+    for (int64_t r = 0; r < kRows; ++r) {
+      labels_.push_back(kFirst + static_cast<int64_t>(random() % static_cast<uint64_t>(columns)));
+    }
+    labels_[1] = kIgnored;
+    labels_[2] = kFirst - 1;  // another rank's
+  }
+
+  void run() {
+    const int stream = machine_.new_stream(0);
+    const uint64_t logits = machine_.put(logits_, "logits");
+    const uint64_t labels = machine_.put(labels_, "labels");
+    const kernels::cuda::LogitRows rows{device_pointer(logits),
+                                        static_cast<const int64_t*>(device_pointer(labels)),
+                                        kRows,
+                                        columns_,
+                                        stride_,
+                                        kFirst,
+                                        kIgnored};
+    found_ = machine_.memory().allocate(3 * kRows * acc_bytes(), "found");
+    machine_.launch(stream, machine_.kernel("scan_kernel" + mangled(dtype_)), {3, 1, 1},
+                    {256, 1, 1}, rows, found_);
+    std::vector<std::byte> dy(kRows * acc_bytes());
+    for (size_t r = 0; r < kRows; ++r) put_value(dy, r, acc_type(), kDy[r]);
+    out_ = machine_.memory().allocate(logits_.size(), "out");
+    const GradientParams params{rows, machine_.put(dy, "dy"), found_, out_, stride_};
+    machine_.launch(stream, machine_.kernel("gradient_kernel" + mangled(dtype_)), {2, 1, 1},
+                    {256, 1, 1}, params);
+    machine_.run();
+  }
+
+  void check() {
+    const auto statistics = machine_.get<std::byte>(found_, 3 * kRows * acc_bytes());
+    for (size_t r = 0; r < kRows; ++r) {
+      const auto got = [&](size_t which) {
+        return value_at(statistics, which * kRows + r, acc_type());
+      };
+      std::vector<std::byte> want(static_cast<size_t>(columns_) * size());
+      if (labels_[r] == kIgnored) {
+        EXPECT_EQ(got(0), 0);
+        EXPECT_EQ(got(1), 1);
+        EXPECT_EQ(got(2), 0);
+      } else {
+        const auto* row = logits_.data() + row_bytes() * r;
+        const auto scan = kernels::scan_logits(row, columns_, dtype_);
+        EXPECT_EQ(got(0), scan.top);
+        EXPECT_NEAR(got(1) / scan.sum, 1, bound());
+        const int64_t label = labels_[r] < kFirst ? -1 : labels_[r] - kFirst;
+        EXPECT_EQ(got(2), label < 0 ? 0 : kernels::logit_at(row, label, dtype_));
+        kernels::cross_entropy_gradient(want.data(), row, columns_, dtype_, scan, kDy[r], label);
+      }
+      check_gradient(r, want);
+    }
+  }
+
+ private:
+  static constexpr int64_t kRows = 5, kIgnored = -100, kFirst = 1000;
+  static constexpr double kDy[] = {0.5, 0.25, -1, 2, 0.125};
+
+  void check_gradient(size_t r, const std::vector<std::byte>& want) {
+    const auto got = machine_.get<std::byte>(out_ + row_bytes() * r, want.size());
+    for (size_t c = 0; c < static_cast<size_t>(columns_); ++c) {
+      const double a = value_at(got, c, dtype_), b = value_at(want, c, dtype_);
+      // The label's element is a difference of two numbers up to |dy|; float16 has neighbours
+      // 2^-24 apart below 2^-14.
+      const double small = dtype_ == DataType::kFloat16 ? 0x1p-24 : 0x1p-125;
+      const double most = bound() * std::abs(kDy[r]) + 2 * step_of(dtype_) * std::abs(b) + small;
+      ASSERT_NEAR(a, b, most) << "row " << r << " column " << c;
+    }
+  }
+
+  size_t size() const { return static_cast<size_t>(kernels::size_of(dtype_)); }
+  size_t row_bytes() const { return static_cast<size_t>(stride_) * size(); }
+  DataType acc_type() const {
+    return dtype_ == DataType::kFloat64 ? DataType::kFloat64 : DataType::kFloat32;
+  }
+  size_t acc_bytes() const { return static_cast<size_t>(kernels::size_of(acc_type())); }
+  // An exponential errs by up to 2 units, __expf by 2 + 1.16 |x| units, and |x| is below 40 here.
+  // The rest is what sums in another order differ by.
+  double bound() const {
+    return (size() == 2 ? 64 : 24) * (dtype_ == DataType::kFloat64 ? 0x1p-52 : 0x1p-23);
+  }
+
+  DataType dtype_;
+  int64_t columns_, stride_;  // rows begin anywhere
+  Machine machine_;
+  std::vector<std::byte> logits_;
+  std::vector<int64_t> labels_;
+  uint64_t found_ = 0, out_ = 0;
+};
+
 TEST_F(Kernels, CrossEntropyEqualsTheCpus) {
-  std::mt19937_64 random(11);
-  constexpr int64_t kRows = 5, kIgnored = -100, kFirst = 1000;
+  const std::string text = ptx("cross_entropy");
   for (const auto dtype : kFloats) {
     for (const int64_t columns : {1, 37, 2100}) {
       SCOPED_TRACE(std::string(name_of(dtype)) + " " + std::to_string(columns));
-      Options options;
-      options.seed = static_cast<uint64_t>(columns);
-      Machine machine(options);
-      load(machine, "cross_entropy");
-      const int stream = machine.new_stream(0);
-      const auto size = static_cast<size_t>(kernels::size_of(dtype));
-      const int64_t stride = columns + 3;  // rows begin anywhere
-      const auto elements = static_cast<size_t>(kRows * stride);
-      const auto logits = draw(elements, dtype, random, 4);
-      std::vector<int64_t> labels(kRows);
-      for (int64_t r = 0; r < kRows; ++r) {
-        labels[static_cast<size_t>(r)] = kFirst + static_cast<int64_t>(random() % static_cast<uint64_t>(columns));
-      }
-      labels[1] = kIgnored;
-      labels[2] = kFirst - 1;  // another rank's
-      const uint64_t device_logits = machine.put(logits, "logits");
-      const kernels::cuda::LogitRows rows{
-          device_pointer(device_logits),
-          static_cast<const int64_t*>(device_pointer(machine.put(labels, "labels"))),
-          kRows, columns, stride, kFirst, kIgnored};
-      const bool wide = dtype == DataType::kFloat64;
-      const size_t acc = wide ? 8 : 4;
-      const DataType acc_type = wide ? DataType::kFloat64 : DataType::kFloat32;
-      const uint64_t found = machine.memory().allocate(3 * kRows * acc, "found");
-      machine.launch(stream, machine.kernel("scan_kernel" + mangled(dtype)), {3, 1, 1},
-                     {256, 1, 1}, rows, found);
-      const std::vector<double> dy{0.5, 0.25, -1, 2, 0.125};
-      std::vector<std::byte> narrow_dy(kRows * acc);
-      for (size_t r = 0; r < kRows; ++r) put_value(narrow_dy, r, acc_type, dy[r]);
-      const uint64_t out = machine.memory().allocate(elements * size, "out");
-      const GradientParams params{rows, machine.put(narrow_dy, "dy"), found, out, stride};
-      machine.launch(stream, machine.kernel("gradient_kernel" + mangled(dtype)), {2, 1, 1},
-                     {256, 1, 1}, params);
-      machine.run();
-
-      const auto statistics = machine.get<std::byte>(found, 3 * kRows * acc);
-      // An exponential errs by up to 2 units, __expf by 2 + 1.16 |x| units of its argument's
-      // product; |x| is below 40 here. The rest is what sums in another order differ by.
-      const double unit = wide ? 0x1p-52 : 0x1p-23;
-      const double bound = (size == 2 ? 64 : 24) * unit;
-      for (size_t r = 0; r < kRows; ++r) {
-        const auto* row = logits.data() + r * static_cast<size_t>(stride) * size;
-        const auto got = [&](size_t which) { return value_at(statistics, which * kRows + r, acc_type); };
-        std::vector<std::byte> want(static_cast<size_t>(columns) * size);
-        if (labels[r] == kIgnored) {
-          EXPECT_EQ(got(0), 0);
-          EXPECT_EQ(got(1), 1);
-        } else {
-          const auto scan = kernels::scan_logits(row, columns, dtype);
-          EXPECT_EQ(got(0), scan.top);
-          EXPECT_NEAR(got(1) / scan.sum, 1, bound);
-          const int64_t label = labels[r] < kFirst ? -1 : labels[r] - kFirst;
-          EXPECT_EQ(got(2), label < 0 ? 0 : kernels::logit_at(row, label, dtype));
-          kernels::cross_entropy_gradient(want.data(), row, columns, dtype, scan, dy[r], label);
-        }
-        const auto gradient = machine.get<std::byte>(
-            out + r * static_cast<size_t>(stride) * size, static_cast<size_t>(columns) * size);
-        for (size_t c = 0; c < static_cast<size_t>(columns); ++c) {
-          const double a = value_at(gradient, c, dtype), b = value_at(want, c, dtype);
-          // The label's element is a difference of two numbers up to |dy|; halves below 2^-14 are
-          // 2^-24 apart.
-          const double small = dtype == DataType::kFloat16 ? 0x1p-24 : 0x1p-125;
-          ASSERT_NEAR(a, b, bound * std::abs(dy[r]) + 2 * step_of(dtype) * std::abs(b) + small)
-              << "row " << r << " column " << c;
-        }
-      }
+      CrossEntropyRun run(text, dtype, columns, static_cast<uint64_t>(columns));
+      run.run();
+      run.check();
     }
   }
 }
 
-// --- Goldfish --------------------------------------------------------------------------------------
+TEST_F(Kernels, CrossEntropyWithoutOneOfItsBarriersIsARace) {
+  const std::string whole = ptx("cross_entropy");
+  size_t at = whole.find("bar.sync", whole.find("scan_kernelIf"));
+  for (int which = 0; which < 2; ++which, at = whole.find("bar.sync", at + 1)) {
+    std::string text = whole;
+    text.replace(at, text.find(';', at) - at, "bar.warp.sync 0xFFFFFFFF");
+    int races = 0;
+    for (uint64_t seed = 0; seed < 10; ++seed) {
+      CrossEntropyRun run(text, DataType::kFloat32, 2100, seed);
+      try {
+        run.run();
+      } catch (const MachineError&) {
+        ++races;
+      }
+    }
+    // Without the first one always; the second one counts where a CTA has two rows with labels.
+    EXPECT_GE(races, which == 0 ? 10 : 1);
+  }
+}
+
+// --- Goldfish
+// --------------------------------------------------------------------------------------
 
 struct GoldfishParams {  // as in goldfish.cu
   kernels::GoldfishRows rows;
@@ -264,7 +324,7 @@ struct GoldfishParams {  // as in goldfish.cu
 TEST_F(Kernels, GoldfishLabelsAreTheCpus) {
   std::mt19937_64 random(13);
   Machine machine;
-  load(machine, "goldfish");
+  machine.load(ptx("goldfish"));
   const int stream = machine.new_stream(0);
   constexpr int64_t kRows = 3, kLength = 150;
   std::vector<int64_t> ids(kRows * kLength), documents(kRows * kLength);
@@ -276,12 +336,15 @@ TEST_F(Kernels, GoldfishLabelsAreTheCpus) {
   for (const bool has_documents : {false, true}) {
     for (const bool with_target : {false, true}) {
       const auto rule = kernels::GoldfishRule::of(4, 13, with_target);
-      const kernels::GoldfishRows rows{ids.data(), has_documents ? documents.data() : nullptr, kRows,
-                                       kLength};
+      const kernels::GoldfishRows rows{ids.data(), has_documents ? documents.data() : nullptr,
+                                       kRows, kLength};
       const auto count = static_cast<size_t>(rows.num_targets());
       const uint64_t out = machine.memory().allocate(8 * count, "out");
       const GoldfishParams params{
-          {device_ids, has_documents ? device_documents : nullptr, kRows, kLength}, rule, -100, out};
+          {device_ids, has_documents ? device_documents : nullptr, kRows, kLength},
+          rule,
+          -100,
+          out};
       machine.launch(stream, machine.kernel("goldfish_kernel"), {1, 1, 1}, {256, 1, 1}, params);
       machine.run();
       std::vector<int64_t> want(count);

@@ -79,8 +79,8 @@ void Machine::enqueue(int stream, const std::shared_ptr<const Program>& program,
   for (size_t i = 0; i < args.size(); ++i) {
     const uint64_t expected = program->params[i].bytes, offset = program->param_offsets[i];
     if (args[i].size() != expected) {
-      fail("parameter " + std::to_string(i) + " has " + std::to_string(expected) +
-           " bytes, got " + std::to_string(args[i].size()));
+      fail("parameter " + std::to_string(i) + " has " + std::to_string(expected) + " bytes, got " +
+           std::to_string(args[i].size()));
     }
     std::copy(args[i].begin(), args[i].end(),
               launch->params->bytes.begin() + static_cast<int64_t>(offset));

@@ -1,5 +1,5 @@
-// Several GPUs that run PTX: streams, kernels and copies, of which an adversary that is drawn from a
-// seed runs a little at a time.
+// Several GPUs that run PTX: streams, kernels and copies, of which an adversary that is drawn from
+// a seed runs a little at a time.
 #pragma once
 
 #include <array>
@@ -26,8 +26,8 @@ struct Dim {
 
 struct Options {
   uint64_t seed = 0;
-  int resident_ctas = 16;           // of a device at a time; the others wait
-  uint64_t patience = 4'000'000;    // warp instructions without a change of memory: a deadlock
+  int resident_ctas = 16;         // of a device at a time; the others wait
+  uint64_t patience = 4'000'000;  // warp instructions without a change of memory: a deadlock
   bool checks_races = true;
 };
 

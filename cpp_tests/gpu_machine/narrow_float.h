@@ -46,8 +46,7 @@ T narrow(double value, Rounding rounding = Rounding::kNearest) {
   const int exponent = std::max(std::ilogb(value), T::kLowest);
   const int quantum = exponent - T::kPrecision + 1;  // neighbours are 2^quantum apart
   // A product with a power of two is exact: a double has bits to spare.
-  const double rounded =
-      std::ldexp(to_integral(std::ldexp(value, -quantum), rounding), quantum);
+  const double rounded = std::ldexp(to_integral(std::ldexp(value, -quantum), rounding), quantum);
   const double largest = std::ldexp(2 - std::ldexp(1.0, 1 - T::kPrecision), T::kHighest);
   if (std::abs(rounded) > largest) {
     const bool stays = rounding == Rounding::kZero || (rounding == Rounding::kDown && value > 0) ||

@@ -161,7 +161,8 @@ void decode_vector_move(Decoder& d, Type type) {
   const Type part{'b', type.bits / static_cast<int>(parts.size()), 1};
   for (size_t i = 0; i < parts.size(); ++i) {
     uint8_t unused = 0;
-    op.vector[i] = parts[i].name == "_" ? d.any_register(parts[i], &unused) : d.slot(parts[i], part);
+    op.vector[i] =
+        parts[i].name == "_" ? d.any_register(parts[i], &unused) : d.slot(parts[i], part);
   }
   (packs ? op.d : op.a) = packs ? d.slot(0, type) : d.slot(1, type);
   op.execute = packs ? pack : unpack;
@@ -176,8 +177,8 @@ void decode_move(Decoder& d) {
   Op& op = d.op();
   const Type type = d.take_type();
   const Operand& source = d.operand(1);
-  const bool is_vector = source.kind == Operand::Kind::kVector ||
-                         d.operand(0).kind == Operand::Kind::kVector;
+  const bool is_vector =
+      source.kind == Operand::Kind::kVector || d.operand(0).kind == Operand::Kind::kVector;
   if (is_vector) {
     decode_vector_move(d, type);
   } else if (type.letter == 'p') {

@@ -59,12 +59,14 @@ int64_t integer_of(double value, Type type, Rounding rounding) {
   const double rounded = to_integral(value, rounding);
   const double end = std::ldexp(1.0, type.is_signed() ? type.bits - 1 : type.bits);
   const double begin = type.is_signed() ? -end : 0;
-  if (rounded < begin) return type.is_signed() ? truncated(uint64_t{1} << (type.bits - 1), type) : 0;
+  if (rounded < begin)
+    return type.is_signed() ? truncated(uint64_t{1} << (type.bits - 1), type) : 0;
   if (rounded >= end) {
     const uint64_t ones = ~uint64_t{0} >> (64 - type.bits);
     return static_cast<int64_t>(type.is_signed() ? ones >> 1 : ones);
   }
-  if (!type.is_signed() && type.bits == 64) return static_cast<int64_t>(static_cast<uint64_t>(rounded));
+  if (!type.is_signed() && type.bits == 64)
+    return static_cast<int64_t>(static_cast<uint64_t>(rounded));
   return static_cast<int64_t>(rounded);
 }
 
@@ -87,7 +89,8 @@ float rounded_float(double value, Rounding rounding) {
 
 void store_integers(const Op& op, Warp& warp, const Values& values, uint32_t mask) {
   for_each_lane(mask, [&](int i) {
-    const auto bits = static_cast<uint64_t>(truncated(static_cast<uint64_t>(values.integers[i]), op.type));
+    const auto bits =
+        static_cast<uint64_t>(truncated(static_cast<uint64_t>(values.integers[i]), op.type));
     if (op.register_bytes == 2) warp.lanes<uint16_t>(op.d)[i] = static_cast<uint16_t>(bits);
     if (op.register_bytes == 4) warp.lanes<uint32_t>(op.d)[i] = static_cast<uint32_t>(bits);
     if (op.register_bytes == 8) warp.lanes<uint64_t>(op.d)[i] = bits;
@@ -146,11 +149,13 @@ T float_of_integer(uint64_t magnitude, bool negative, Rounding rounding) {
   const int excess = 64 - std::countl_zero(magnitude) - bits;
   if (excess <= 0) return negative ? -static_cast<T>(magnitude) : static_cast<T>(magnitude);
   uint64_t kept = magnitude >> excess;
-  const uint64_t lost = magnitude & ((uint64_t{1} << excess) - 1), half = uint64_t{1} << (excess - 1);
-  const bool away = rounding == Rounding::kNearest ? lost > half || (lost == half && (kept & 1) != 0)
-                    : rounding == Rounding::kUp    ? lost != 0 && !negative
-                    : rounding == Rounding::kDown  ? lost != 0 && negative
-                                                   : false;
+  const uint64_t lost = magnitude & ((uint64_t{1} << excess) - 1),
+                 half = uint64_t{1} << (excess - 1);
+  const bool away = rounding == Rounding::kNearest
+                        ? lost > half || (lost == half && (kept & 1) != 0)
+                    : rounding == Rounding::kUp   ? lost != 0 && !negative
+                    : rounding == Rounding::kDown ? lost != 0 && negative
+                                                  : false;
   kept += away ? 1 : 0;
   const T value = std::ldexp(static_cast<T>(kept), excess);
   return negative ? -value : value;

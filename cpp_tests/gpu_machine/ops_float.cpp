@@ -203,6 +203,13 @@ Execute function_of(const std::string& opcode, Type type, bool nan_wins) {
   return nullptr;
 }
 
+int num_operands_of(const std::string& opcode) {
+  if (opcode == "fma" || opcode == "mad") return 3;
+  const bool is_binary = opcode == "add" || opcode == "sub" || opcode == "mul" || opcode == "div" ||
+                         opcode == "min" || opcode == "max" || opcode == "copysign";
+  return is_binary ? 2 : 1;
+}
+
 Execute approximation_of(const std::string& opcode) {
   if (opcode == "ex2") return float_map<Approximate<std::exp2>, float, 1>;
   if (opcode == "lg2") return float_map<Approximate<std::log2>, float, 1>;
@@ -220,8 +227,8 @@ bool decode_float(Decoder& d) {
   const std::string opcode = d.opcode();
   const Type type = d.last_type();
   if (!type.is_float()) return false;
-  const bool is_known = function_of(opcode, {'f', 32, 1}, false) != nullptr ||
-                        approximation_of(opcode) != nullptr;
+  const bool is_known =
+      function_of(opcode, {'f', 32, 1}, false) != nullptr || approximation_of(opcode) != nullptr;
   if (!is_known) return false;
   Op& op = d.op();
   op.type = d.take_type();
@@ -246,8 +253,9 @@ bool decode_float(Decoder& d) {
   }
   op.d = d.slot(0, type);
   op.a = d.slot(1, type);
-  if (d.num_operands() > 2) op.b = d.slot(2, type);
-  if (d.num_operands() > 3) op.c = d.slot(3, type);
+  const int operands = num_operands_of(opcode);
+  if (operands > 1) op.b = d.slot(2, type);
+  if (operands > 2) op.c = d.slot(3, type);
   return true;
 }
 

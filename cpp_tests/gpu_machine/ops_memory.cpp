@@ -9,7 +9,18 @@
 namespace axonn::gpu_machine {
 namespace {
 
-enum Update : uint8_t { kAdd, kExchange, kCompare, kAnd, kOr, kXor, kMin, kMax, kIncrement, kDecrement };
+enum Update : uint8_t {
+  kAdd,
+  kExchange,
+  kCompare,
+  kAnd,
+  kOr,
+  kXor,
+  kMin,
+  kMax,
+  kIncrement,
+  kDecrement
+};
 
 void load(const Op& op, Warp& warp, uint32_t mask) {
   const uint32_t element = static_cast<uint32_t>(op.type.bits) / 8;
@@ -170,7 +181,8 @@ Execute atomic_of(Type type, uint8_t update) {
     return type.bits == 32 ? atomic<float> : atomic<double>;
   }
   if (counts && (type.letter != 'u' || type.bits != 32)) return nullptr;
-  if (type.bits == 16) return update == kCompare || update == kExchange ? atomic<uint16_t> : nullptr;
+  if (type.bits == 16)
+    return update == kCompare || update == kExchange ? atomic<uint16_t> : nullptr;
   const bool is_signed = type.is_signed() && !bitwise;
   if (type.bits == 32) return is_signed ? atomic<int32_t> : atomic<uint32_t>;
   if (type.bits == 64) return is_signed ? atomic<int64_t> : atomic<uint64_t>;
@@ -181,10 +193,10 @@ void decode_fence(Decoder& d) {
   Op& op = d.op();
   op.execute = run_fence;
   const std::string level = d.take_one({"cta", "gl", "gpu", "cluster", "sys"});
-  op.scope = level == "cta"                      ? Scope::kCta
-             : level == "cluster"                ? Scope::kCluster
-             : level == "gl" || level == "gpu"   ? Scope::kGpu
-                                                 : Scope::kSystem;
+  op.scope = level == "cta"                    ? Scope::kCta
+             : level == "cluster"              ? Scope::kCluster
+             : level == "gl" || level == "gpu" ? Scope::kGpu
+                                               : Scope::kSystem;
   if (d.opcode() != "fence") return;
   if (d.take("proxy")) {
     // The machine has one proxy and one address for each byte, so there is nothing to order.

@@ -74,8 +74,8 @@ void reduce(const Op& op, Warp& warp, uint32_t mask) {
   T total = values[std::countr_zero(mask)];
   for_each_lane(mask & (mask - 1), [&](int i) {
     const T value = values[i];
-    total = op.choice == kAdd   ? static_cast<T>(static_cast<uint32_t>(total) +
-                                               static_cast<uint32_t>(value))
+    total = op.choice == kAdd
+                ? static_cast<T>(static_cast<uint32_t>(total) + static_cast<uint32_t>(value))
             : op.choice == kMin ? std::min(total, value)
             : op.choice == kMax ? std::max(total, value)
             : op.choice == kAnd ? total & value

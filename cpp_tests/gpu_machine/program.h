@@ -20,9 +20,9 @@ struct Op;
 // Runs an instruction for the lanes of the mask.
 using Execute = void (*)(const Op& op, Warp& warp, uint32_t mask);
 
-// Where an operand begins in a warp's registers, in bytes. A register has a value for each lane, one
-// behind the other; a predicate is a word with a bit for each lane. Immediates and special registers
-// have places there, too.
+// Where an operand begins in a warp's registers, in bytes. A register has a value for each lane,
+// one behind the other; a predicate is a word with a bit for each lane. Immediates and special
+// registers have places there, too.
 using Slot = uint32_t;
 
 enum class Flow : uint8_t {
@@ -44,21 +44,21 @@ struct Op {
   Slot d = 0, d2 = 0;       // results
   Slot a = 0, b = 0, c = 0, e = 0;
   Slot guard = 0;
-  Slot members = 0;         // of kMeet
-  Slot vector[8] = {};      // registers of a vector
-  int64_t offset = 0;       // added to the address in `a`
-  uint32_t target = 0;      // of a branch
-  uint32_t negated = 0;     // kAllLanes if the predicate operand is !p
+  Slot members = 0;      // of kMeet
+  Slot vector[8] = {};   // registers of a vector
+  int64_t offset = 0;    // added to the address in `a`
+  uint32_t target = 0;   // of a branch
+  uint32_t negated = 0;  // kAllLanes if the predicate operand is !p
   Flow flow = Flow::kNext;
   Order order = Order::kWeak;
   Scope scope = Scope::kNone;
   Rounding rounding = Rounding::kNearest;
   BarrierKind barrier = BarrierKind::kSync;
   Type type, source_type;
-  uint8_t count = 1;        // elements of a vector
+  uint8_t count = 1;  // elements of a vector
   uint8_t address_bytes = 8;
   uint8_t register_bytes = 0, source_bytes = 0;  // of the registers, which may be wider than types
-  uint8_t choice = 0;       // which of its family: an instruction's own meaning
+  uint8_t choice = 0;  // which of its family: an instruction's own meaning
   bool has_guard = false, guard_negated = false;
   bool ftz = false, sat = false;
   bool has_count = false;       // bar.sync a, b

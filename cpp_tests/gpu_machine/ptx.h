@@ -17,7 +17,8 @@ struct SourceLine {
   int cuda_line = 0;  // in that file
 };
 
-// A type such as .u32. Its letter is 'u', 's', 'b' or 'f', 'h' for bfloat16, and 'p' for predicates.
+// A type such as .u32. Its letter is 'u', 's', 'b' or 'f', 'h' for bfloat16, and 'p' for
+// predicates.
 struct Type {
   char letter = 'b';
   int bits = 0;   // of one element
@@ -50,7 +51,6 @@ struct Instruction {
   std::vector<Operand> operands;
   SourceLine where;
   std::string text;
-
 };
 
 struct Variable {

@@ -84,7 +84,8 @@ class Lexer {
     const std::string& s = token.text;
     size_t used = 0;
     try {
-      if (s.size() > 2 && s[0] == '0' && (s[1] == 'f' || s[1] == 'F' || s[1] == 'd' || s[1] == 'D')) {
+      if (s.size() > 2 && s[0] == '0' &&
+          (s[1] == 'f' || s[1] == 'F' || s[1] == 'd' || s[1] == 'D')) {
         token.letter = 'f';
         const uint64_t bits = std::stoull(s.substr(2), &used, 16);
         used += 2;

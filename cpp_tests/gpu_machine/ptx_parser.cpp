@@ -11,8 +11,8 @@ namespace {
 
 const std::set<std::string_view> kLinkage = {".visible", ".weak", ".extern"};
 // What says nothing to the machine; each is a line.
-const std::set<std::string_view> kIgnoredLines = {
-    ".version", ".target", ".address_size", ".minnctapersm", ".maxnreg", ".pragma"};
+const std::set<std::string_view> kIgnoredLines = {".version",      ".target",  ".address_size",
+                                                  ".minnctapersm", ".maxnreg", ".pragma"};
 
 std::vector<std::string> split_at_dots(const std::string& word) {
   std::vector<std::string> parts{""};
@@ -293,10 +293,9 @@ class Parser {
   void resolve_labels() {
     for (const LabelUse& use : label_uses_) {
       Operand& operand = kernel_.instructions[use.instruction].operands[use.operand];
-      const auto scope =
-          std::find_if(use.scopes.begin(), use.scopes.end(), [&](int id) {
-            return kernel_.labels.contains(label(operand.name, id));
-          });
+      const auto scope = std::find_if(use.scopes.begin(), use.scopes.end(), [&](int id) {
+        return kernel_.labels.contains(label(operand.name, id));
+      });
       if (scope == use.scopes.end()) {
         throw ParseError("kernel " + kernel_.name + ": there is no label '" + operand.name + "'");
       }
@@ -342,7 +341,8 @@ class Parser {
       operand.letter = now().letter;
       operand.bits = take().bits;
       if (negative) {
-        operand.bits = operand.letter == 'f' ? operand.bits ^ (uint64_t{1} << 63) : ~operand.bits + 1;
+        operand.bits =
+            operand.letter == 'f' ? operand.bits ^ (uint64_t{1} << 63) : ~operand.bits + 1;
       }
       operand.offset = static_cast<int64_t>(operand.bits);
       return operand;

@@ -1,5 +1,5 @@
-// Who comes next. GPUs promise little about that, so a seeded adversary decides: which stream, which
-// CTA, which warp, for how long, and who is starved for a while.
+// Who comes next. GPUs promise little about that, so a seeded adversary decides: which stream,
+// which CTA, which warp, for how long, and who is starved for a while.
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -61,8 +61,8 @@ void Machine::begin_work(Stream& stream) {
   }
   Copy& copy = *work.copy;
   copy.launch = id;
-  copy.engine = std::make_unique<CopyEngine>(*this, new_actor(id, stream.device, -1, 0),
-                                             stream.clock);
+  copy.engine =
+      std::make_unique<CopyEngine>(*this, new_actor(id, stream.device, -1, 0), stream.clock);
   // In up to four pieces, at even bytes.
   std::vector<uint64_t> cuts{0, copy.bytes};
   for (int i = 0; i < 3 && copy.bytes > kLargestFlag; ++i) {
@@ -131,11 +131,12 @@ void Machine::step_copy(Stream& stream) {
     copy.pieces.pop_back();
     const auto bytes = static_cast<uint32_t>(end - begin);
     const bool is_flag = copy.bytes <= kLargestFlag;
-    const Access read{}, write{is_flag ? Order::kRelease : Order::kWeak,
-                               is_flag ? Scope::kSystem : Scope::kNone};
+    const Access read{},
+        write{is_flag ? Order::kRelease : Order::kWeak, is_flag ? Scope::kSystem : Scope::kNone};
     const auto region_of = [&](uint64_t address) -> Region& {
       Region* region = memory_.find(address);
-      if (region == nullptr || region->freed || (address & (window_start(1) - 1)) + bytes > region->bytes.size()) {
+      if (region == nullptr || region->freed ||
+          (address & (window_start(1) - 1)) + bytes > region->bytes.size()) {
         copy.engine->fail(MachineError::Kind::kMemory, "copies outside an allocation", -1);
       }
       return *region;
@@ -196,7 +197,8 @@ void Machine::retire(Warp& warp) {
   Cta& cta = warp.cta;
   if (cta.live_threads() != 0) return;
   --resident_[launch.device];
-  std::erase_if(launch.ctas, [&](const std::unique_ptr<Cta>& other) { return other.get() == &cta; });
+  std::erase_if(launch.ctas,
+                [&](const std::unique_ptr<Cta>& other) { return other.get() == &cta; });
   if (!launch.ctas.empty() || launch.next_cta < launch.order.size()) return;
   for (Stream& stream : streams_) {
     if (stream.has_begun && stream.queue.front().launch.get() == &launch) return end_work(stream);

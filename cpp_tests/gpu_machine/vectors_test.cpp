@@ -55,23 +55,23 @@ std::string body_of(const Vector& vector, const std::vector<int>& widths) {
     }
   }
   const std::string result = register_of(0);
-  const std::string widen = widths[0] == 1    ? "  selp.b64 %d10, 1, 0, " + result + ";\n"
-                            : widths[0] == 64 ? "  mov.b64 %d10, " + result + ";\n"
-                                              : "  cvt.u64.u" + std::to_string(widths[0]) +
-                                                    " %d10, " + result + ";\n";
+  const std::string widen =
+      widths[0] == 1    ? "  selp.b64 %d10, 1, 0, " + result + ";\n"
+      : widths[0] == 64 ? "  mov.b64 %d10, " + result + ";\n"
+                        : "  cvt.u64.u" + std::to_string(widths[0]) + " %d10, " + result + ";\n";
   return text + R"(
   mov.u32 %r20, %laneid;
   mul.wide.u32 %d11, %r20, 8;
   add.s64 %d11, %out, %d11;
   setp.eq.u32 %p10, %r20, 3;
   setp.eq.or.u32 %p10, %r20, 17, %p10;
-  )" + instruction + ";\n" + widen + "  st.global.u64 [%d11], %d10;\n" +
+  )" + instruction +
+         ";\n" + widen + "  st.global.u64 [%d11], %d10;\n" +
          (widths[0] == 64   ? "  mov.b64 %d1, -1;\n"
           : widths[0] == 32 ? "  mov.b32 %r1, -1;\n"
           : widths[0] == 16 ? "  mov.b16 %h1, -1;\n"
                             : "  setp.eq.s32 %p1, 0, 0;\n") +
-         "  @%p10 " + instruction + ";\n" + widen +
-         "  @%p10 st.global.u64 [%d11+256], %d10;\n";
+         "  @%p10 " + instruction + ";\n" + widen + "  @%p10 st.global.u64 [%d11+256], %d10;\n";
 }
 
 // Runs the vectors, and compares; all have the same widths.
@@ -93,35 +93,34 @@ void check(const std::vector<int>& widths, const std::vector<Vector>& vectors) {
 }
 
 TEST(Vectors, IntegersOf32Bits) {
-  check({32, 32, 32},
-        {{"add.s32 $d, $a, $b", {0xFFFFFFFF, 2}, 1},
-         {"add.sat.s32 $d, $a, $b", {0x7FFFFFFF, 1}, 0x7FFFFFFF},
-         {"add.sat.s32 $d, $a, $b", {0x80000000, 0xFFFFFFFF}, 0x80000000},
-         {"sub.u32 $d, $a, $b", {3, 5}, 0xFFFFFFFE},
-         {"sub.sat.s32 $d, $a, $b", {0x80000000, 1}, 0x80000000},
-         {"mul.lo.u32 $d, $a, $b", {0x10001, 0x10001}, 0x20001},
-         {"mul.hi.u32 $d, $a, $b", {0xFFFFFFFF, 0xFFFFFFFF}, 0xFFFFFFFE},
-         {"mul.hi.s32 $d, $a, $b", {0xFFFFFFFF, 0xFFFFFFFF}, 0},
-         {"mul.hi.s32 $d, $a, $b", {0x80000000, 3}, 0xFFFFFFFE},
-         {"div.s32 $d, $a, $b", {0xFFFFFFF9, 2}, 0xFFFFFFFD},
-         {"div.u32 $d, $a, $b", {0xFFFFFFF9, 2}, 0x7FFFFFFC},
-         {"div.s32 $d, $a, $b", {0x80000000, 0xFFFFFFFF}, 0x80000000},
-         {"rem.s32 $d, $a, $b", {0xFFFFFFF9, 2}, 0xFFFFFFFF},
-         {"rem.u32 $d, $a, $b", {17, 5}, 2},
-         {"min.s32 $d, $a, $b", {0xFFFFFFFF, 1}, 0xFFFFFFFF},
-         {"min.u32 $d, $a, $b", {0xFFFFFFFF, 1}, 1},
-         {"max.s32 $d, $a, $b", {0xFFFFFFFF, 1}, 1},
-         {"max.u32 $d, $a, $b", {0xFFFFFFFF, 1}, 0xFFFFFFFF},
-         {"and.b32 $d, $a, $b", {0xF0F0, 0xFF00}, 0xF000},
-         {"or.b32 $d, $a, $b", {0xF0F0, 0xFF00}, 0xFFF0},
-         {"xor.b32 $d, $a, $b", {0xF0F0, 0xFF00}, 0x0FF0},
-         {"shl.b32 $d, $a, $b", {0x80000001, 1}, 2},
-         {"shl.b32 $d, $a, $b", {1, 32}, 0},
-         {"shl.b32 $d, $a, $b", {1, 0xFFFFFFFF}, 0},
-         {"shr.u32 $d, $a, $b", {0x80000000, 31}, 1},
-         {"shr.u32 $d, $a, $b", {0x80000000, 32}, 0},
-         {"shr.s32 $d, $a, $b", {0x80000000, 4}, 0xF8000000},
-         {"shr.s32 $d, $a, $b", {0x80000000, 77}, 0xFFFFFFFF}});
+  check({32, 32, 32}, {{"add.s32 $d, $a, $b", {0xFFFFFFFF, 2}, 1},
+                       {"add.sat.s32 $d, $a, $b", {0x7FFFFFFF, 1}, 0x7FFFFFFF},
+                       {"add.sat.s32 $d, $a, $b", {0x80000000, 0xFFFFFFFF}, 0x80000000},
+                       {"sub.u32 $d, $a, $b", {3, 5}, 0xFFFFFFFE},
+                       {"sub.sat.s32 $d, $a, $b", {0x80000000, 1}, 0x80000000},
+                       {"mul.lo.u32 $d, $a, $b", {0x10001, 0x10001}, 0x20001},
+                       {"mul.hi.u32 $d, $a, $b", {0xFFFFFFFF, 0xFFFFFFFF}, 0xFFFFFFFE},
+                       {"mul.hi.s32 $d, $a, $b", {0xFFFFFFFF, 0xFFFFFFFF}, 0},
+                       {"mul.hi.s32 $d, $a, $b", {0x80000000, 3}, 0xFFFFFFFE},
+                       {"div.s32 $d, $a, $b", {0xFFFFFFF9, 2}, 0xFFFFFFFD},
+                       {"div.u32 $d, $a, $b", {0xFFFFFFF9, 2}, 0x7FFFFFFC},
+                       {"div.s32 $d, $a, $b", {0x80000000, 0xFFFFFFFF}, 0x80000000},
+                       {"rem.s32 $d, $a, $b", {0xFFFFFFF9, 2}, 0xFFFFFFFF},
+                       {"rem.u32 $d, $a, $b", {17, 5}, 2},
+                       {"min.s32 $d, $a, $b", {0xFFFFFFFF, 1}, 0xFFFFFFFF},
+                       {"min.u32 $d, $a, $b", {0xFFFFFFFF, 1}, 1},
+                       {"max.s32 $d, $a, $b", {0xFFFFFFFF, 1}, 1},
+                       {"max.u32 $d, $a, $b", {0xFFFFFFFF, 1}, 0xFFFFFFFF},
+                       {"and.b32 $d, $a, $b", {0xF0F0, 0xFF00}, 0xF000},
+                       {"or.b32 $d, $a, $b", {0xF0F0, 0xFF00}, 0xFFF0},
+                       {"xor.b32 $d, $a, $b", {0xF0F0, 0xFF00}, 0x0FF0},
+                       {"shl.b32 $d, $a, $b", {0x80000001, 1}, 2},
+                       {"shl.b32 $d, $a, $b", {1, 32}, 0},
+                       {"shl.b32 $d, $a, $b", {1, 0xFFFFFFFF}, 0},
+                       {"shr.u32 $d, $a, $b", {0x80000000, 31}, 1},
+                       {"shr.u32 $d, $a, $b", {0x80000000, 32}, 0},
+                       {"shr.s32 $d, $a, $b", {0x80000000, 4}, 0xF8000000},
+                       {"shr.s32 $d, $a, $b", {0x80000000, 77}, 0xFFFFFFFF}});
   check({32, 32}, {{"not.b32 $d, $a", {0xF0}, 0xFFFFFF0F},
                    {"neg.s32 $d, $a", {1}, 0xFFFFFFFF},
                    {"neg.s32 $d, $a", {0x80000000}, 0x80000000},
@@ -152,9 +151,8 @@ TEST(Vectors, IntegersOfThreeOperands) {
          {"bfe.s32 $d, $a, $b, $c", {0x00ABCD00, 8, 8}, 0xFFFFFFCD},
          {"bfe.s32 $d, $a, $b, $c", {0x80000000, 31, 8}, 0xFFFFFFFF},
          {"bfe.u32 $d, $a, $b, $c", {0xFFFFFFFF, 4, 0}, 0}});
-  check({32, 32, 32, 32, 32},
-        {{"bfi.b32 $d, $a, $b, $c, $e", {0xFF, 0, 4, 8}, 0xFF0},
-         {"bfi.b32 $d, $a, $b, $c, $e", {0, 0xFFFFFFFF, 8, 4}, 0xFFFFF0FF}});
+  check({32, 32, 32, 32, 32}, {{"bfi.b32 $d, $a, $b, $c, $e", {0xFF, 0, 4, 8}, 0xFF0},
+                               {"bfi.b32 $d, $a, $b, $c, $e", {0, 0xFFFFFFFF, 8, 4}, 0xFFFFF0FF}});
 }
 
 TEST(Vectors, IntegersOf16And64Bits) {
@@ -184,9 +182,8 @@ TEST(Vectors, IntegersOf16And64Bits) {
   check({64, 32, 32}, {{"mul.wide.u32 $d, $a, $b", {0xFFFFFFFF, 2}, 0x1FFFFFFFE},
                        {"mul.wide.s32 $d, $a, $b", {0xFFFFFFFF, 2}, ~uint64_t{1}},
                        {"mov.b64 $d, {$a, $b}", {1, 2}, 0x200000001}});
-  check({64, 32, 32, 64},
-        {{"mad.wide.s32 $d, $a, $b, $c", {0xFFFFFFFF, 2, 5}, 3},
-         {"mad.wide.u32 $d, $a, $b, $c", {0xFFFFFFFF, 2, 5}, 0x200000003}});
+  check({64, 32, 32, 64}, {{"mad.wide.s32 $d, $a, $b, $c", {0xFFFFFFFF, 2, 5}, 3},
+                           {"mad.wide.u32 $d, $a, $b, $c", {0xFFFFFFFF, 2, 5}, 0x200000003}});
   check({32, 64}, {{"popc.b64 $d, $a", {~uint64_t{0}}, 64},
                    {"clz.b64 $d, $a", {1}, 63},
                    {"mov.b64 {$d, _}, $a", {0x200000001}, 1},
@@ -197,35 +194,35 @@ TEST(Vectors, IntegersOf16And64Bits) {
 
 TEST(Vectors, FloatsOf32Bits) {
   const float third = 1.0f / 3.0f;
-  check({32, 32, 32},
-        {{"add.f32 $d, $a, $b", {f(1), f(0x1p-24f)}, f(1)},  // a tie goes to even
-         {"add.rz.f32 $d, $a, $b", {f(1), f(0x1.8p-24f)}, f(1)},
-         {"add.rp.f32 $d, $a, $b", {f(1), f(0x1p-40f)}, f(0x1.000002p0f)},
-         {"add.rm.f32 $d, $a, $b", {f(-1), f(-0x1p-40f)}, f(-0x1.000002p0f)},
-         {"add.rm.f32 $d, $a, $b", {f(1), f(-1)}, f(-0.0f)},
-         {"add.f32 $d, $a, $b", {f(kInf), f(-kInf)}, kGpuNan},
-         {"add.sat.f32 $d, $a, $b", {f(0.75f), f(0.5f)}, f(1)},
-         {"add.sat.f32 $d, $a, $b", {f(-3), f(1)}, f(0)},
-         {"add.sat.f32 $d, $a, $b", {f(kNan), f(1)}, f(0)},
-         {"add.ftz.f32 $d, $a, $b", {f(kTiny), f(0)}, f(0)},
-         {"add.f32 $d, $a, $b", {f(kTiny), f(0)}, f(kTiny)},
-         {"sub.f32 $d, $a, $b", {f(1), f(third)}, f(1 - third)},
-         {"mul.f32 $d, $a, $b", {f(0x1p100f), f(0x1p100f)}, f(kInf)},
-         {"mul.rz.f32 $d, $a, $b", {f(0x1p100f), f(0x1p100f)}, 0x7F7FFFFF},
-         {"mul.ftz.f32 $d, $a, $b", {f(-0x1p-70f), f(0x1p-60f)}, f(-0.0f)},
-         {"mul.f32 $d, $a, $b", {f(-0x1p-70f), f(0x1p-60f)}, f(-0x1p-130f)},
-         {"div.rn.f32 $d, $a, $b", {f(1), f(3)}, f(third)},
-         {"div.rm.f32 $d, $a, $b", {f(1), f(3)}, 0x3EAAAAAA},
-         {"div.rn.f32 $d, $a, $b", {f(-1), f(0)}, f(-kInf)},
-         {"min.f32 $d, $a, $b", {f(kNan), f(2)}, f(2)},
-         {"min.f32 $d, $a, $b", {f(0.0f), f(-0.0f)}, f(-0.0f)},
-         {"min.NaN.f32 $d, $a, $b", {f(kNan), f(2)}, kGpuNan},
-         {"max.f32 $d, $a, $b", {f(-0.0f), f(0.0f)}, f(0)},
-         {"max.f32 $d, $a, $b", {f(kNan), f(kNan)}, kGpuNan},
-         {"max.f32 $d, $a, $b", {f(-3), f(-2)}, f(-2)},
-         {"copysign.f32 $d, $a, $b", {f(-1), f(5)}, f(-5)}});
+  check({32, 32, 32}, {{"add.f32 $d, $a, $b", {f(1), f(0x1p-24f)}, f(1)},  // a tie goes to even
+                       {"add.rz.f32 $d, $a, $b", {f(1), f(0x1.8p-24f)}, f(1)},
+                       {"add.rp.f32 $d, $a, $b", {f(1), f(0x1p-40f)}, f(0x1.000002p0f)},
+                       {"add.rm.f32 $d, $a, $b", {f(-1), f(-0x1p-40f)}, f(-0x1.000002p0f)},
+                       {"add.rm.f32 $d, $a, $b", {f(1), f(-1)}, f(-0.0f)},
+                       {"add.f32 $d, $a, $b", {f(kInf), f(-kInf)}, kGpuNan},
+                       {"add.sat.f32 $d, $a, $b", {f(0.75f), f(0.5f)}, f(1)},
+                       {"add.sat.f32 $d, $a, $b", {f(-3), f(1)}, f(0)},
+                       {"add.sat.f32 $d, $a, $b", {f(kNan), f(1)}, f(0)},
+                       {"add.ftz.f32 $d, $a, $b", {f(kTiny), f(0)}, f(0)},
+                       {"add.f32 $d, $a, $b", {f(kTiny), f(0)}, f(kTiny)},
+                       {"sub.f32 $d, $a, $b", {f(1), f(third)}, f(1 - third)},
+                       {"mul.f32 $d, $a, $b", {f(0x1p100f), f(0x1p100f)}, f(kInf)},
+                       {"mul.rz.f32 $d, $a, $b", {f(0x1p100f), f(0x1p100f)}, 0x7F7FFFFF},
+                       {"mul.ftz.f32 $d, $a, $b", {f(-0x1p-70f), f(0x1p-60f)}, f(-0.0f)},
+                       {"mul.f32 $d, $a, $b", {f(-0x1p-70f), f(0x1p-60f)}, f(-0x1p-130f)},
+                       {"div.rn.f32 $d, $a, $b", {f(1), f(3)}, f(third)},
+                       {"div.rm.f32 $d, $a, $b", {f(1), f(3)}, 0x3EAAAAAA},
+                       {"div.rn.f32 $d, $a, $b", {f(-1), f(0)}, f(-kInf)},
+                       {"min.f32 $d, $a, $b", {f(kNan), f(2)}, f(2)},
+                       {"min.f32 $d, $a, $b", {f(0.0f), f(-0.0f)}, f(-0.0f)},
+                       {"min.NaN.f32 $d, $a, $b", {f(kNan), f(2)}, kGpuNan},
+                       {"max.f32 $d, $a, $b", {f(-0.0f), f(0.0f)}, f(0)},
+                       {"max.f32 $d, $a, $b", {f(kNan), f(kNan)}, kGpuNan},
+                       {"max.f32 $d, $a, $b", {f(-3), f(-2)}, f(-2)},
+                       {"copysign.f32 $d, $a, $b", {f(-1), f(5)}, f(-5)}});
   check({32, 32, 32, 32},
-        {{"fma.rn.f32 $d, $a, $b, $c", {f(0x1.000002p0f), f(0x1.000002p0f), f(-1)},
+        {{"fma.rn.f32 $d, $a, $b, $c",
+          {f(0x1.000002p0f), f(0x1.000002p0f), f(-1)},
           f(0x1.000001p-22f * 1.0f)},
          {"fma.rz.f32 $d, $a, $b, $c", {f(1), f(1), f(0x1.8p-24f)}, f(1)},
          {"fma.rp.f32 $d, $a, $b, $c", {f(1), f(1), f(0x1p-80f)}, f(0x1.000002p0f)},
@@ -270,18 +267,20 @@ TEST(Vectors, FloatsOf64Bits) {
 TEST(Vectors, FloatsOf16Bits) {
   // 0x3C00 and 0x3F80 are 1 in float16 and bfloat16; their last bits are 2^-10 and 2^-7.
   check({16, 16, 16}, {{"add.f16 $d, $a, $b", {0x3C00, 0x3C00}, 0x4000},
-                       {"add.f16 $d, $a, $b", {0x3C00, 0x1000}, 0x3C00},   // 2^-11: a tie
-                       {"add.f16 $d, $a, $b", {0x3C01, 0x1000}, 0x3C02},   // to even
-                       {"mul.f16 $d, $a, $b", {0x7BFF, 0x4000}, 0x7C00},   // infinity
-                       {"mul.f16 $d, $a, $b", {0x0001, 0x3800}, 0x0000},   // half of the least
+                       {"add.f16 $d, $a, $b", {0x3C00, 0x1000}, 0x3C00},  // 2^-11: a tie
+                       {"add.f16 $d, $a, $b", {0x3C01, 0x1000}, 0x3C02},  // to even
+                       {"mul.f16 $d, $a, $b", {0x7BFF, 0x4000}, 0x7C00},  // infinity
+                       {"mul.f16 $d, $a, $b", {0x0001, 0x3800}, 0x0000},  // half of the least
                        {"sub.f16 $d, $a, $b", {0x3C00, 0x4000}, 0xBC00},
                        {"min.f16 $d, $a, $b", {0x7E00, 0x3C00}, 0x3C00},
                        {"max.NaN.bf16 $d, $a, $b", {0x7FC0, 0x3F80}, 0x7FFF},
                        {"add.bf16 $d, $a, $b", {0x3F80, 0x3B80}, 0x3F80},  // 2^-8: a tie
                        {"mul.bf16 $d, $a, $b", {0x3FC0, 0x3FC0}, 0x4010}});
   check({16, 16, 16, 16},
-        {{"fma.rn.f16 $d, $a, $b, $c", {0x3C01, 0x3C01, 0xBC02}, 0x0010},  // 2^-20
-         // (1 + 2^-7) (1 + 2^-1) = 1.5 + 3 2^-8 is a tie, which 2^-70 decides.
+        {{"fma.rn.f16 $d, $a, $b, $c",
+          {0x3C01, 0x3C01, 0xBC02},
+          0x0010},  // 2^-20
+                    // (1 + 2^-7) (1 + 2^-1) = 1.5 + 3 2^-8 is a tie, which 2^-70 decides.
          {"fma.rn.bf16 $d, $a, $b, $c", {0x3F81, 0x3FC0, 0x1C80}, 0x3FC2},
          {"fma.rn.bf16 $d, $a, $b, $c", {0x3F81, 0x3FC0, 0x9C80}, 0x3FC1},
          {"fma.rn.relu.bf16 $d, $a, $b, $c", {0xBF80, 0x3F80, 0x0000}, 0x0000}});
@@ -305,10 +304,11 @@ TEST(Vectors, ConversionsToIntegers) {
                    {"cvt.s32.s16 $d, $a", {0xFFFF8000}, 0xFFFF8000},
                    {"cvt.sat.u8.s32 $d, $a", {300}, 255},
                    {"cvt.sat.s8.s32 $d, $a", {0xFFFFFF00}, 0xFFFFFF80}});
-  check({64, 32}, {{"cvt.u64.u32 $d, $a", {0xFFFFFFFF}, 0xFFFFFFFF},
-                   {"cvt.s64.s32 $d, $a", {0xFFFFFFFF}, ~uint64_t{0}},
-                   {"cvt.rzi.s64.f32 $d, $a", {f(-0x1p40f)}, static_cast<uint64_t>(-(int64_t{1} << 40))},
-                   {"cvt.rzi.u64.f32 $d, $a", {f(0x1p63f)}, uint64_t{1} << 63}});
+  check({64, 32},
+        {{"cvt.u64.u32 $d, $a", {0xFFFFFFFF}, 0xFFFFFFFF},
+         {"cvt.s64.s32 $d, $a", {0xFFFFFFFF}, ~uint64_t{0}},
+         {"cvt.rzi.s64.f32 $d, $a", {f(-0x1p40f)}, static_cast<uint64_t>(-(int64_t{1} << 40))},
+         {"cvt.rzi.u64.f32 $d, $a", {f(0x1p63f)}, uint64_t{1} << 63}});
   check({32, 64}, {{"cvt.u32.u64 $d, $a", {0x1234567890ABCDEF}, 0x90ABCDEF},
                    {"cvt.rni.s32.f64 $d, $a", {g(0.5)}, 0},
                    {"cvt.sat.s32.s64 $d, $a", {uint64_t{1} << 40}, 0x7FFFFFFF}});
@@ -327,7 +327,8 @@ TEST(Vectors, ConversionsToFloats) {
   check({32, 64}, {{"cvt.rn.f32.f64 $d, $a", {g(1 + 0x1p-24)}, f(1)},
                    {"cvt.rp.f32.f64 $d, $a", {g(1 + 0x1p-50)}, f(0x1.000002p0f)},
                    {"cvt.rz.f32.f64 $d, $a", {g(-1e300)}, 0xFF7FFFFF},
-                   {"cvt.rn.f32.u64 $d, $a", {(uint64_t{1} << 60) + (uint64_t{1} << 36) + 1},
+                   {"cvt.rn.f32.u64 $d, $a",
+                    {(uint64_t{1} << 60) + (uint64_t{1} << 36) + 1},
                     f(0x1.000002p60f)}});  // a tie but for the last bit
   check({64, 32}, {{"cvt.f64.f32 $d, $a", {f(0.1f)}, g(0.1f)}});
   check({16, 32}, {{"cvt.rn.bf16.f32 $d, $a", {0x3F808000}, 0x3F80},

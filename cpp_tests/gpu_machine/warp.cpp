@@ -19,8 +19,7 @@ std::byte* aligned(std::byte* place) {
 }  // namespace
 
 Warp::Warp(Machine& of_machine, Launch& of_launch, Cta& of_cta, int its_index, uint32_t lanes)
-    : Agent(of_machine,
-            of_machine.new_actor(of_launch.id, of_launch.device, of_cta.id, its_index),
+    : Agent(of_machine, of_machine.new_actor(of_launch.id, of_launch.device, of_cta.id, its_index),
             of_launch.before),
       launch(of_launch),
       cta(of_cta),
@@ -103,8 +102,8 @@ Fragment* Warp::choose() {
     waits |= fragment.state == Fragment::State::kAtBarrier;
     if (fragment.state != Fragment::State::kReady) continue;
     ++ready;
-    const bool better = chosen == nullptr || (in_any_order_ ? machine.draw(ready) == 0
-                                                            : fragment.pc < chosen->pc);
+    const bool better =
+        chosen == nullptr || (in_any_order_ ? machine.draw(ready) == 0 : fragment.pc < chosen->pc);
     if (better) chosen = &fragment;
   }
   if (chosen == nullptr && !waits && !fragments_.empty()) fail_stuck();

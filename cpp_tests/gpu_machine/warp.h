@@ -47,8 +47,8 @@ class Warp final : public Agent {
   }
   uint32_t& predicate(Slot slot) { return *lanes<uint32_t>(slot); }
   uint64_t address(const Op& op, int lane) {
-    const uint64_t base = op.address_bytes == 8 ? lanes<uint64_t>(op.a)[lane]
-                                                : uint64_t{lanes<uint32_t>(op.a)[lane]};
+    const uint64_t base =
+        op.address_bytes == 8 ? lanes<uint64_t>(op.a)[lane] : uint64_t{lanes<uint32_t>(op.a)[lane]};
     return base + static_cast<uint64_t>(op.offset);
   }
 
@@ -74,6 +74,7 @@ class Warp final : public Agent {
     uint64_t offset;
   };
   Place place(uint64_t address, uint32_t bytes, int lane);
+  void note_poll(uint64_t address);
   void fill_constants();
   uint64_t special(const std::string& name, int lane) const;
 
@@ -98,7 +99,8 @@ class Warp final : public Agent {
   std::vector<Fragment> fragments_;
   uint32_t current_pc_ = 0;
   bool in_any_order_ = false;  // this quantum keeps to a fragment that is not the hindmost
-  uint64_t polled_ = 0;  // address of the last strong read
+  uint64_t polled_ = 0;        // address of the last strong read
+  uint32_t polled_pc_ = 0;     // its instruction
 };
 
 }  // namespace axonn::gpu_machine

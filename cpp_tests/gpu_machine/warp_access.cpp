@@ -55,8 +55,8 @@ std::string Warp::describe_wait() const {
   if (polled_ != 0) {
     const Region* region = machine.region_at(polled_);
     const uint64_t offset = polled_ & (window_start(1) - 1);
-    text += "; the last flag it read is " +
-            (region == nullptr ? "shared memory" : region->name) + " + " + std::to_string(offset);
+    text += "; the last flag it read is " + (region == nullptr ? "shared memory" : region->name) +
+            " + " + std::to_string(offset) + ", by " + place_of(*launch.program, polled_pc_);
   }
   return text;
 }
@@ -74,11 +74,10 @@ Warp::Place Warp::place(uint64_t address, uint32_t bytes, int lane) {
   const bool is_reserved = window == kSharedWindow && at.offset < kSharedStart;
   if (at.region == nullptr || is_reserved || at.region->freed ||
       at.offset + bytes > at.region->bytes.size()) {
-    const std::string near = at.region == nullptr
-                                 ? "no allocation"
-                                 : at.region->name + " of " +
-                                       std::to_string(at.region->bytes.size()) + " bytes" +
-                                       (at.region->freed ? ", which was freed" : "");
+    const std::string near =
+        at.region == nullptr ? "no allocation"
+                             : at.region->name + " of " + std::to_string(at.region->bytes.size()) +
+                                   " bytes" + (at.region->freed ? ", which was freed" : "");
     fail(MachineError::Kind::kMemory,
          "reaches " + std::to_string(bytes) + " bytes outside memory, at offset " +
              std::to_string(at.offset) + " of " + near,
@@ -93,10 +92,15 @@ Warp::Place Warp::place(uint64_t address, uint32_t bytes, int lane) {
   return at;
 }
 
+void Warp::note_poll(uint64_t address) {
+  polled_ = address;
+  polled_pc_ = current_pc_;
+}
+
 const std::byte* Warp::read(const Op& op, uint64_t address, uint32_t bytes, int lane) {
   const Place at = place(address, bytes, lane);
   note_read(*at.region, at.offset, bytes, {op.order, op.scope}, lane);
-  if (op.order != Order::kWeak) polled_ = address;
+  if (op.order != Order::kWeak) note_poll(address);
   return at.region->bytes.data() + at.offset;
 }
 
@@ -111,7 +115,7 @@ std::byte* Warp::update(const Op& op, uint64_t address, uint32_t bytes, int lane
   const Place at = place(address, bytes, lane);
   if (at.region->read_only) fail(MachineError::Kind::kMemory, "writes what is read-only", lane);
   note_update(*at.region, at.offset, bytes, {op.order, op.scope}, lane);
-  polled_ = address;
+  note_poll(address);
   return at.region->bytes.data() + at.offset;
 }
 

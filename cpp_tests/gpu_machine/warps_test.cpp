@@ -1,5 +1,6 @@
-// Lanes, warps and CTAs together: divergence, barriers, exchange between lanes, races, deadlocks and
-// the checks of memory. Each is repeated with seeds, because an adversary decides who comes next.
+// Lanes, warps and CTAs together: divergence, barriers, exchange between lanes, races, deadlocks
+// and the checks of memory. Each is repeated with seeds, because an adversary decides who comes
+// next.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -17,8 +18,8 @@ struct Case {
   std::string body;
   std::string variables = "";
   Dim grid{1, 1, 1}, block{32, 1, 1};
-  size_t words = 256;       // of the output
-  bool is_written = true;   // it is zero at first
+  size_t words = 256;      // of the output
+  bool is_written = true;  // it is zero at first
   uint64_t patience = 200'000;
 };
 
@@ -191,7 +192,8 @@ END:
   EXPECT_EQ(failures(half, MachineError::Kind::kUndefined, {"reads lane 20", "shfl"}), kSeeds);
 }
 
-// --- Barriers, races -------------------------------------------------------------------------------
+// --- Barriers, races
+// -------------------------------------------------------------------------------
 
 // Each thread writes a word, and then reads that of the thread 33 further on.
 std::string exchange_in_shared(const std::string& between) {
@@ -200,7 +202,8 @@ std::string exchange_in_shared(const std::string& between) {
   mov.u32 %r3, buffer;
   add.s32 %r4, %r3, %r2;
   st.shared.u32 [%r4], %r1;
-)" + between + R"(
+)" + between +
+         R"(
   add.s32 %r5, %r1, 33;
   rem.u32 %r5, %r5, 128;
   shl.b32 %r5, %r5, 2;
@@ -243,8 +246,10 @@ TEST(Warps, AMissingBarrierIsARaceOrAReadOfWhatIsNotWritten) {
 
 TEST(Warps, ABarrierForFewerThreadsOrdersNotEnough) {
   // Half of the warps use one barrier, half another.
-  const Case two{exchange_in_shared("shr.u32 %r8, %r1, 6; barrier.sync %r8, 64;"), kBuffer,
-                 {1, 1, 1}, {128, 1, 1}};
+  const Case two{exchange_in_shared("shr.u32 %r8, %r1, 6; barrier.sync %r8, 64;"),
+                 kBuffer,
+                 {1, 1, 1},
+                 {128, 1, 1}};
   for (uint64_t seed = 0; seed < kSeeds; ++seed) EXPECT_THROW(run(two, seed), MachineError);
 }
 
@@ -256,10 +261,12 @@ std::string message(const std::string& raise, const std::string& wait) {
   setp.ne.u32 %p2, %r1, 0;
   @%p2 bra END;
   st.global.u32 [%out+4], 42;
-  )" + raise + R"(
+  )" + raise +
+         R"(
   bra.uni END;
 READER:
-  )" + wait + R"(
+  )" + wait +
+         R"(
   setp.eq.u32 %p3, %r3, 0;
   @%p3 bra READER;
   ld.global.u32 %r4, [%out+4];
@@ -299,7 +306,9 @@ TEST(Warps, OrdersAndScopesDecideWhetherAMessageIsARace) {
     const Case body{message(what.raise, what.wait), "", {1, 1, 1}, {64, 1, 1}};
     const int races = failures(body, MachineError::Kind::kRace, {"race", "out + "});
     EXPECT_EQ(races, what.is_ordered ? 0 : kSeeds);
-    if (what.is_ordered) EXPECT_EQ(run(body, 1)[64], 42u);
+    if (what.is_ordered) {
+      EXPECT_EQ(run(body, 1)[64], 42u);
+    }
   }
 }
 
@@ -310,19 +319,21 @@ TEST(Warps, ScopeOfACtaDoesNotReachAnother) {
   mov.u32 %r1, %ctaid.x;
   setp.eq.u32 %p1, %r1, 1;
   @%p1 bra READER;
-  st.release.)" + scope + R"(.global.u32 [%out], 1;
+  st.release.)" +
+           scope + R"(.global.u32 [%out], 1;
   bra.uni END;
 READER:
-  ld.acquire.)" + scope + R"(.global.u32 %r3, [%out];
+  ld.acquire.)" +
+           scope + R"(.global.u32 %r3, [%out];
   setp.eq.u32 %p3, %r3, 0;
   @%p3 bra READER;
 END:
 )";
   };
   EXPECT_EQ(failures({body("gpu"), "", {2, 1, 1}, {1, 1, 1}}, MachineError::Kind::kRace, {}), 0);
-  EXPECT_EQ(failures({body("cta"), "", {2, 1, 1}, {1, 1, 1}}, MachineError::Kind::kRace,
-                     {"another CTA"}),
-            kSeeds);
+  EXPECT_EQ(
+      failures({body("cta"), "", {2, 1, 1}, {1, 1, 1}}, MachineError::Kind::kRace, {"another CTA"}),
+      kSeeds);
 }
 
 TEST(Warps, AtomicsOfAllLanesCount) {
@@ -338,7 +349,10 @@ TEST(Warps, AtomicsOfAllLanesCount) {
   atom.global.min.u32 %r7, [%out+28], 0;
   atom.global.add.noftz.bf16x2 %r8, [%out+32], 0x3F803F80;
   atom.global.dec.u32 %r9, [%out+36], 7;
-)", "", {3, 1, 1}, {64, 1, 1}};
+)",
+                  "",
+                  {3, 1, 1},
+                  {64, 1, 1}};
   const auto got = run(sums, 3);
   EXPECT_EQ(got[0], 192u);
   EXPECT_EQ(got[1], 92u);  // 192 - 100
@@ -362,7 +376,8 @@ TEST(Warps, DeadlocksNameWhoWaitsForWhat) {
             kSeeds);
   // Half of a warp cannot pass a barrier of all of it, whose other half waits elsewhere.
   const std::string lanes =
-      "setp.ge.u32 %p1, %r1, 16; @%p1 bra HIGH; bar.sync 0; bra.uni END;\nHIGH: bar.sync 1;\nEND:\n";
+      "setp.ge.u32 %p1, %r1, 16; @%p1 bra HIGH; bar.sync 0; bra.uni END;\nHIGH: bar.sync "
+      "1;\nEND:\n";
   EXPECT_EQ(failures({kThread + lanes, "", {1, 1, 1}, {32, 1, 1}}, MachineError::Kind::kDeadlock,
                      {"lanes wait for each other"}),
             kSeeds);
@@ -379,7 +394,8 @@ struct Fault {
 
 TEST(Warps, FaultsOfMemoryNameTheLane) {
   const std::vector<Fault> faults = {
-      {"st.global.u32 [%d1+900], %r1;", {"outside", "lane 31", "out of 1024 bytes", "CTA (0, 0, 0)"}},
+      {"st.global.u32 [%d1+900], %r1;",
+       {"outside", "lane 31", "out of 1024 bytes", "CTA (0, 0, 0)"}},
       {"ld.global.u32 %r2, [%d1+-4];", {"outside", "lane 0", "PTX line"}},
       {"ld.global.u32 %r2, [4096];", {"no allocation"}},
       {"ld.shared.u32 %r2, [0];", {"shared memory"}},
@@ -390,8 +406,12 @@ TEST(Warps, FaultsOfMemoryNameTheLane) {
   };
   for (const Fault& fault : faults) {
     SCOPED_TRACE(fault.body);
-    EXPECT_EQ(failures({kLane + fault.body, ".const .align 4 .u32 table[2] = {1, 2};", {1, 1, 1},
-                        {32, 1, 1}, 256, fault.is_written},
+    EXPECT_EQ(failures({kLane + fault.body,
+                        ".const .align 4 .u32 table[2] = {1, 2};",
+                        {1, 1, 1},
+                        {32, 1, 1},
+                        256,
+                        fault.is_written},
                        MachineError::Kind::kMemory, fault.names),
               kSeeds);
   }
@@ -446,6 +466,8 @@ TEST(Parser, SaysWhatItDoesNotKnow) {
       {"frobnicate.u32 %r1, %r2;", "frobnicate"},
       {"add.weird.s32 %r1, %r2, %r3;", "'.weird'"},
       {"add.s32 %r1, %r2;", "an operand is missing"},
+      {"neg.s32 %r1, %r2, %r3;", "more operands"},
+      {"sqrt.rn.f32 %f1;", "an operand is missing"},
       {"add.s32 %r1, %r2, %d3;", "'%d3' has 64 bits, expected 32"},
       {"add.s32 %r1, %r2, %nothing;", "%nothing"},
       {"bra NOWHERE;", "NOWHERE"},
