@@ -42,6 +42,11 @@ std::string mangled(DataType dtype) {
 }
 
 double value_at(const std::vector<std::byte>& bytes, size_t i, DataType dtype) {
+  if (dtype == DataType::kInt64) {
+    int64_t value = 0;
+    std::memcpy(&value, bytes.data() + i * sizeof(value), sizeof(value));
+    return static_cast<double>(value);
+  }
   return kernels::logit_at(bytes.data(), static_cast<int64_t>(i), dtype);
 }
 
@@ -83,37 +88,46 @@ struct FillParams {  // as in fill_random.cu
   int64_t counters_per_row;
 };
 
+void check_fill(Machine& machine, int stream, DataType dtype, const kernels::RandomStream& random) {
+  const int64_t full[] = {7, 3, 29}, offsets[] = {1, 1, 5}, sizes[] = {5, 2, 19};
+  const auto layout = BlockLayout::of(full, offsets, sizes, 3);
+  const auto count = static_cast<size_t>(layout.rows * layout.columns);
+  const auto size = static_cast<size_t>(kernels::size_of(dtype));
+  const uint64_t out = machine.memory().allocate(count * size, "out");
+  const FillParams params{layout, random, (layout.columns + 6) / 4};
+  machine.launch(stream, machine.kernel("fill_kernel" + mangled(dtype)), {2, 1, 1}, {256, 1, 1},
+                 out, params);
+  machine.run();
+  const auto got = machine.get<std::byte>(out, count * size);
+  std::vector<std::byte> want(count * size);
+  for (int64_t row = 0; row < layout.rows; ++row) {
+    kernels::fill_random(want.data() + static_cast<size_t>(row * layout.columns) * size,
+                         layout.row_start(row), layout.columns, dtype, random);
+  }
+  // Uniform: nvcc contracts a + (b - a) u, so each side errs by at most two units. Normal: the
+  // logarithm, the root and the turn err by some units on either side, and a number is at most 6.7
+  // deviations away from the mean. Then both are rounded once more.
+  const bool is_normal = random.distribution == kernels::Distribution::kNormal;
+  const double largest = std::abs(random.a) + (is_normal ? 6.7 : 1) * std::abs(random.b);
+  const double drawn = (is_normal ? 16 : 4) * 0x1p-24 * largest;
+  for (size_t i = 0; i < count; ++i) {
+    const double a = value_at(got, i, dtype), b = value_at(want, i, dtype);
+    const double rounded = dtype == DataType::kInt64 ? 1 : 2 * step_of(dtype) * std::abs(b);
+    EXPECT_NEAR(a, b, drawn + rounded) << name_of(dtype) << " " << i;
+  }
+}
+
 TEST_F(Kernels, FillRandomDrawsWhatTheCpuDraws) {
   Machine machine;
   machine.load(ptx("fill_random"));
   const int stream = machine.new_stream(0);
-  const int64_t full[] = {7, 3, 29}, offsets[] = {1, 1, 5}, sizes[] = {5, 2, 19};
-  const auto layout = BlockLayout::of(full, offsets, sizes, 3);
-  const auto count = static_cast<size_t>(layout.rows * layout.columns);
   for (const auto distribution :
        {kernels::Distribution::kUniform, kernels::Distribution::kNormal}) {
-    const kernels::RandomStream random{12345, kernels::hash_name("w"), distribution, -0.5f, 1.5f};
+    const uint64_t name = kernels::hash_name("w");
     for (const auto dtype : kFloats) {
-      const auto size = static_cast<size_t>(kernels::size_of(dtype));
-      const uint64_t out = machine.memory().allocate(count * size, "out");
-      const FillParams params{layout, random, (layout.columns + 6) / 4};
-      machine.launch(stream, machine.kernel("fill_kernel" + mangled(dtype)), {2, 1, 1}, {256, 1, 1},
-                     out, params);
-      machine.run();
-      const auto got = machine.get<std::byte>(out, count * size);
-      std::vector<std::byte> want(count * size);
-      for (int64_t row = 0; row < layout.rows; ++row) {
-        kernels::fill_random(want.data() + static_cast<size_t>(row * layout.columns) * size,
-                             layout.row_start(row), layout.columns, dtype, random);
-      }
-      for (size_t i = 0; i < count; ++i) {
-        // The logarithm, the root and the turn each err by some units of fp32 on either side; a
-        // normal number is at most 1.5 * 5.7 away from the mean. Then both are rounded once more.
-        const double a = value_at(got, i, dtype), b = value_at(want, i, dtype);
-        EXPECT_NEAR(a, b, 16 * 0x1p-24 * 8.6 + 2 * step_of(dtype) * std::abs(b))
-            << name_of(dtype) << " " << i;
-      }
+      check_fill(machine, stream, dtype, {12345, name, distribution, -0.5f, 1.5f});
     }
+    check_fill(machine, stream, DataType::kInt64, {12345, name, distribution, -1e6f, 1e6f});
   }
 }
 
