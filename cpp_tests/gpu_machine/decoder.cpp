@@ -42,7 +42,6 @@ void Decoder::lay_out_variables() {
       if (variable.is_extern != dynamic) continue;
       program_.shared_bytes = align_up(program_.shared_bytes, variable.alignment);
       symbols_[variable.name] = kSharedStart + program_.shared_bytes;
-      shared_[variable.name] = true;
       if (!dynamic) program_.shared_bytes += variable.bytes;
     }
   }
@@ -163,8 +162,6 @@ std::optional<uint64_t> Decoder::address_of(const std::string& name) const {
   if (found == symbols_.end()) return std::nullopt;
   return found->second;
 }
-
-bool Decoder::is_shared(const std::string& name) const { return shared_.contains(name); }
 
 bool Decoder::is_register(const Operand& operand) const {
   return operand.kind == Operand::Kind::kName && kernel_.registers.contains(operand.name);

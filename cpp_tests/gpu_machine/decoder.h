@@ -47,7 +47,6 @@ class Decoder {
   size_t label(const Operand& operand) const;
   bool is_register(const Operand& operand) const;
   Slot constant(uint64_t bits, int bytes);
-  bool is_shared(const std::string& name) const;
 
   Op& op() { return *op_; }
 
@@ -64,7 +63,6 @@ class Decoder {
   std::vector<std::string> modifiers_;
   size_t used_operands_ = 0;
   Symbols symbols_;
-  std::map<std::string, bool> shared_;
   std::map<std::string, Slot> registers_;
   std::map<std::pair<uint64_t, int>, Slot> immediates_;
   std::map<std::pair<std::string, int>, Slot> specials_;

@@ -42,7 +42,7 @@ class Parser {
     std::map<std::string, std::string> registers;
   };
   struct LabelUse {
-    size_t instruction, operand;
+    size_t instruction;
     std::vector<int> scopes;
   };
 
@@ -283,7 +283,7 @@ class Parser {
 
   void note_label_use(const Instruction& instruction) {
     if (instruction.operands.size() != 1) fail("expected one label of bra before this");
-    LabelUse use{kernel_.instructions.size(), 0, {}};
+    LabelUse use{kernel_.instructions.size(), {}};
     for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope) {
       use.scopes.push_back(scope->id);
     }
@@ -292,7 +292,7 @@ class Parser {
 
   void resolve_labels() {
     for (const LabelUse& use : label_uses_) {
-      Operand& operand = kernel_.instructions[use.instruction].operands[use.operand];
+      Operand& operand = kernel_.instructions[use.instruction].operands[0];
       const auto scope = std::find_if(use.scopes.begin(), use.scopes.end(), [&](int id) {
         return kernel_.labels.contains(label(operand.name, id));
       });
