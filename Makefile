@@ -27,8 +27,8 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help build demo test test-cpp test-python test-slow test-sanitizers gpu-check cuda-check emulate \
-        triton-check matrix \
+.PHONY: help build demo test test-cpp test-python test-slow test-sanitizers gpu-check cuda-check \
+        emulate triton-check matrix \
         lint format clean \
         python environment lint-tools
 
@@ -103,7 +103,8 @@ set -e; \
 echo "tests: $(3)$(if $(2), under $(2) sanitizer): building in $(1)"; \
 cmake -S . -B $(1) -G Ninja -DAXONN_WERROR=ON -DAXONN_SANITIZE=$(2) $(4) --log-level=WARNING >/dev/null; \
 NINJA_STATUS='[%f/%t] ' cmake --build $(1) -j $(MAX_JOBS) --target $(3) -- --quiet; \
-ctest --test-dir $(1)$(if $(4),/cpp_tests/gpu_machine) -j $(MAX_JOBS) --output-on-failure --no-tests=error --progress
+ctest --test-dir $(1)$(if $(4),/cpp_tests/gpu_machine) -j $(MAX_JOBS) --output-on-failure \
+  --no-tests=error --progress
 endef
 
 python:

@@ -1,4 +1,4 @@
-// What the machine reports. Every report ends what it is about: nothing is corrected or ignored.
+// What the machine reports. Each report ends the run: nothing is corrected or ignored.
 #pragma once
 
 #include <stdexcept>

@@ -28,7 +28,7 @@ TEST(Faults, DeadlocksNameWhoWaitsForWhat) {
       "setp.ge.u32 %p1, %r1, 16; @%p1 bra HIGH; bar.sync 0; bra.uni END;\nHIGH: bar.sync "
       "1;\nEND:\n";
   EXPECT_EQ(failures({kThread + lanes, "", {1, 1, 1}, {32, 1, 1}}, MachineError::Kind::kDeadlock,
-                     {"lanes wait for each other"}),
+                     {"lanes wait for each other", "lanes 0-15", "lanes 16-31"}),
             kSeeds);
   const std::string flag =
       "SPIN: ld.acquire.gpu.global.u32 %r3, [%out+16]; setp.eq.u32 %p1, %r3, 0; @%p1 bra SPIN;\n";

@@ -1,8 +1,10 @@
 // Floats of 16 bits, and exact rounding of a double to fewer bits in each of PTX's directions.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "core/numeric/data_type.h"
 #include "gpu_machine/program.h"

@@ -19,6 +19,20 @@ std::string place_of(const Program& program, uint32_t pc) {
   return text + ")";
 }
 
+// "0 3-5"
+std::string lanes_of(uint32_t mask) {
+  std::string text;
+  for (int first = 0; first < kLanes; ++first) {
+    if ((mask >> first & 1u) == 0) continue;
+    int last = first;
+    while (last + 1 < kLanes && (mask >> (last + 1) & 1u) != 0) ++last;
+    text += (text.empty() ? "" : " ") + std::to_string(first);
+    if (last != first) text += "-" + std::to_string(last);
+    first = last;
+  }
+  return text;
+}
+
 }  // namespace
 
 void Warp::fail(MachineError::Kind kind, const std::string& what, int lane) const {
@@ -39,7 +53,7 @@ std::string Warp::describe_wait() const {
   std::string text;
   for (const Fragment& fragment : fragments_) {
     if (!text.empty()) text += "; ";
-    text += "lanes " + std::to_string(fragment.mask) + " (mask)";
+    text += "lanes " + lanes_of(fragment.mask);
     switch (fragment.state) {
       case Fragment::State::kAtBarrier:
         text += " wait at barrier " + std::to_string(fragment.barrier) + " of the CTA, at ";
