@@ -26,8 +26,9 @@ std::string lanes_of(uint32_t mask) {
     if ((mask >> first & 1u) == 0) continue;
     int last = first;
     while (last + 1 < kLanes && (mask >> (last + 1) & 1u) != 0) ++last;
-    text += (text.empty() ? "" : " ") + std::to_string(first);
-    if (last != first) text += "-" + std::to_string(last);
+    if (!text.empty()) text += ' ';
+    text += std::to_string(first);
+    if (last != first) text.append(1, '-').append(std::to_string(last));
     first = last;
   }
   return text;
@@ -53,7 +54,7 @@ std::string Warp::describe_wait() const {
   std::string text;
   for (const Fragment& fragment : fragments_) {
     if (!text.empty()) text += "; ";
-    text += "lanes " + lanes_of(fragment.mask);
+    text.append("lanes ").append(lanes_of(fragment.mask));
     switch (fragment.state) {
       case Fragment::State::kAtBarrier:
         text += " wait at barrier " + std::to_string(fragment.barrier) + " of the CTA, at ";
