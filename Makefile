@@ -11,6 +11,7 @@ PYTHON ?= python3
 MAX_JOBS ?= $(shell nproc)
 VENV := .venv
 CPP_BUILD := build/cpp
+EMULATE_BUILD := build/emulate
 CPP_SOURCES := $(shell find csrc cpp_tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 # As modules: a .venv that has a tool from the Python that it was made from has no program of its own.
@@ -26,8 +27,8 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help build demo test test-cpp test-python test-long test-slow test-sanitizers gpu-check cuda-check \
-        triton-check matrix \
+.PHONY: help build demo test test-cpp test-python test-long test-slow test-sanitizers gpu-check \
+        cuda-check emulate triton-check matrix \
         lint format clean \
         python environment lint-tools
 
@@ -49,7 +50,7 @@ demo: build  ## train a small GPT on a 2x2 grid, then in one process, and compar
 test: test-cpp test-python  ## run the C++ and the Python tests
 
 test-cpp: environment  ## run the tests of the Torch-free core
-	@$(call ctest,$(CPP_BUILD),)
+	@$(call ctest,$(CPP_BUILD),,core_tests,)
 
 test-python: build  ## run the Python tests, without the long and slow ones and those of Triton kernels
 	$(VENV)/bin/python -m pytest -m "not long and not slow and not gpu and not triton" --durations=15
@@ -65,8 +66,12 @@ gpu-check:  ## build, test, time and train on this machine's GPUs (STAGE=build|t
 	@STAGE=$(STAGE) $(PYTHON) tools/gpu_check.py
 
 test-sanitizers: environment  ## run the core's tests under thread and address sanitizer
-	@$(call ctest,$(CPP_BUILD)-thread,thread)
-	@$(call ctest,$(CPP_BUILD)-address,address)
+	@$(call ctest,$(CPP_BUILD)-thread,thread,core_tests,)
+	@$(call ctest,$(CPP_BUILD)-address,address,core_tests,)
+
+emulate: environment  ## run CUDA kernels instruction by instruction on the CPU; needs no GPU
+	@$(call ctest,$(EMULATE_BUILD),,gpu_machine_tests gpu_machine_speed,-DAXONN_GPU_MACHINE=ON)
+	@$(EMULATE_BUILD)/cpp_tests/gpu_machine/gpu_machine_speed
 
 cuda-check: python  ## build the CUDA code by README's commands, and check what needs no GPU
 	@$(PYTHON) tools/cuda_check.py
@@ -95,13 +100,14 @@ clean:  ## remove what was built, not .venv (remove that by hand)
 
 # --- What the targets share -----------------------------------------------------------------------
 
-# $(call ctest,build folder,sanitizer)
+# $(call ctest,build folder,sanitizer,targets,settings of CMake)
 define ctest
 set -e; \
-echo "core tests$(if $(2), under $(2) sanitizer): building in $(1)"; \
-cmake -S . -B $(1) -G Ninja -DAXONN_WERROR=ON -DAXONN_SANITIZE=$(2) --log-level=WARNING >/dev/null; \
-NINJA_STATUS='[%f/%t] ' cmake --build $(1) -j $(MAX_JOBS) -- --quiet; \
-ctest --test-dir $(1) -j $(MAX_JOBS) --output-on-failure --no-tests=error --progress
+echo "tests: $(3)$(if $(2), under $(2) sanitizer): building in $(1)"; \
+cmake -S . -B $(1) -G Ninja -DAXONN_WERROR=ON -DAXONN_SANITIZE=$(2) $(4) --log-level=WARNING >/dev/null; \
+NINJA_STATUS='[%f/%t] ' cmake --build $(1) -j $(MAX_JOBS) --target $(3) -- --quiet; \
+ctest --test-dir $(1)$(if $(4),/cpp_tests/gpu_machine) -j $(MAX_JOBS) --output-on-failure \
+  --no-tests=error --progress
 endef
 
 python:

@@ -1,0 +1,135 @@
+#include "gpu_machine/agent.h"
+
+#include <algorithm>
+
+#include "gpu_machine/machine.h"
+
+namespace axonn::gpu_machine {
+
+Clock Agent::snapshot() {
+  Clock result = clock;
+  result.actors[actor.id] = time_++;
+  return result;
+}
+
+bool Agent::is_ordered(const Mark& mark) const {
+  if (mark.actor == 0 || mark.actor == actor.id || !machine.is_of_this_run(mark.actor)) return true;
+  return clock.has_seen(mark.actor, machine.actor(mark.actor).launch, mark.time);
+}
+
+void Agent::check_race(const Mark& mark, Access access, const Region& region, uint64_t offset,
+                       int lane, const char* accesses) const {
+  if (is_ordered(mark)) return;
+  const Actor& other = machine.actor(mark.actor);
+  const bool both_strong =
+      reaches(static_cast<Scope>(mark.scope), other, actor) && reaches(access.scope, actor, other);
+  if (both_strong) return;
+  const std::string cta = other.cta < 0
+                              ? "a copy"
+                              : "warp " + std::to_string(other.warp) + " of " +
+                                    (other.cta == actor.cta ? "the same CTA" : "another CTA");
+  fail(MachineError::Kind::kRace,
+       std::string("race: nothing orders this ") + accesses + " by " + cta + " of rank " +
+           std::to_string(other.device) + ", at " + region.name + " + " + std::to_string(offset),
+       lane);
+}
+
+Mark Agent::own_mark(Access access) const {
+  Mark mark;
+  mark.actor = actor.id;
+  mark.time = time_ & 0x1FFFFFFFu;
+  mark.scope = static_cast<uint32_t>(access.scope) & 7u;
+  return mark;
+}
+
+// Single bytes are not checked for races, because their neighbours share a granule.
+void Agent::mark_reads(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane) {
+  if (region.read_only || bytes == 1 || !machine.options().checks_races) return;
+  const Mark mark = own_mark(access);
+  const uint64_t end = (offset + bytes + kGranuleBytes - 1) / kGranuleBytes;
+  for (uint64_t i = offset / kGranuleBytes; i < end; ++i) {
+    Granule& granule = region.granules[i];
+    if (granule.write.actor != actor.id) {
+      check_race(granule.write, access, region, i * kGranuleBytes, lane, "read after the write");
+    }
+    if (granule.reads[0].actor != actor.id) granule.reads[1] = granule.reads[0];
+    granule.reads[0] = mark;
+  }
+}
+
+void Agent::mark_writes(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane) {
+  if (bytes == 1 || !machine.options().checks_races) return;
+  const Mark mark = own_mark(access);
+  const uint64_t end = (offset + bytes + kGranuleBytes - 1) / kGranuleBytes;
+  for (uint64_t i = offset / kGranuleBytes; i < end; ++i) {
+    Granule& granule = region.granules[i];
+    check_race(granule.write, access, region, i * kGranuleBytes, lane, "write after the write");
+    for (const Mark& read : granule.reads) {
+      check_race(read, access, region, i * kGranuleBytes, lane, "write after the read");
+    }
+    granule.write = mark;
+  }
+}
+
+void Agent::check_written(const Region& region, uint64_t offset, uint32_t bytes, int lane) const {
+  const uint8_t* written = region.written.data() + offset;
+  const uint8_t* unwritten = std::find(written, written + bytes, uint8_t{0});
+  if (unwritten == written + bytes) return;
+  const auto place = offset + static_cast<uint64_t>(unwritten - written);
+  fail(MachineError::Kind::kMemory,
+       "reads what nobody has written, at " + region.name + " + " + std::to_string(place), lane);
+}
+
+void Agent::note_read(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane) {
+  check_written(region, offset, bytes, lane);
+  mark_reads(region, offset, bytes, access, lane);
+  if (access.order != Order::kWeak) acquire(region, offset, access);
+}
+
+void Agent::note_write(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane) {
+  mark_writes(region, offset, bytes, access, lane);
+  std::fill_n(region.written.data() + offset, bytes, uint8_t{1});
+  release(region, offset, access, false);
+}
+
+void Agent::note_update(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane) {
+  check_written(region, offset, bytes, lane);
+  acquire(region, offset, access);
+  mark_reads(region, offset, bytes, access, lane);
+  mark_writes(region, offset, bytes, access, lane);
+  release(region, offset, access, true);
+}
+
+void Agent::acquire(Region& region, uint64_t offset, Access access) {
+  const auto found = region.released.find(offset);
+  if (found == region.released.end()) return;
+  const Released& released = found->second;
+  const Actor& other = machine.actor(released.actor);
+  if (!reaches(released.scope, other, actor) || !reaches(access.scope, actor, other)) return;
+  const bool acquires = access.order == Order::kAcquire || access.order == Order::kAcquireRelease;
+  (acquires ? clock : pending_).join(released.clock);
+}
+
+void Agent::release(Region& region, uint64_t offset, Access access, bool is_update) {
+  const bool releases = access.order == Order::kRelease || access.order == Order::kAcquireRelease;
+  const bool behind_fence = access.order != Order::kWeak && fence_scope_ != Scope::kNone;
+  if (!releases && !behind_fence) {
+    // An update goes on with what was released before it; another write ends that.
+    if (!is_update && !region.released.empty()) region.released.erase(offset);
+    return;
+  }
+  Released now{releases ? snapshot() : fence_clock_,
+               releases ? access.scope : std::min(access.scope, fence_scope_), actor.id};
+  Released& place = region.released[offset];
+  if (is_update) now.clock.join(place.clock);
+  place = now;
+}
+
+void Agent::fence(Scope scope) {
+  clock.join(pending_);
+  pending_ = Clock{};
+  fence_clock_ = snapshot();
+  fence_scope_ = scope;
+}
+
+}  // namespace axonn::gpu_machine

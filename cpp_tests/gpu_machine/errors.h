@@ -1,0 +1,33 @@
+// What the machine reports. Each report ends the run: nothing is corrected or ignored.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace axonn::gpu_machine {
+
+// PTX that the parser does not understand, or that the machine does not execute.
+class ParseError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// What a kernel did wrong while it ran.
+class MachineError : public std::runtime_error {
+ public:
+  enum class Kind {
+    kMemory,     // outside an allocation, misaligned, never written, read-only
+    kRace,       // two accesses that nothing orders, one of which is a weak one
+    kDeadlock,   // nobody can go on, or nothing has changed for long
+    kTrap,       // a trap was executed
+    kUndefined,  // an instruction whose result PTX leaves undefined
+  };
+
+  MachineError(Kind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
+  Kind kind() const { return kind_; }
+
+ private:
+  Kind kind_;
+};
+
+}  // namespace axonn::gpu_machine

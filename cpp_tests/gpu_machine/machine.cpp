@@ -1,0 +1,127 @@
+// What the host does: it loads kernels, and enqueues.
+#include "gpu_machine/machine.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace axonn::gpu_machine {
+
+Machine::Machine(const Options& options) : options_(options), random_(options.seed) {
+  actors_.emplace_back();  // 0 stands for none
+}
+
+void Machine::load(std::string_view ptx) {
+  const Module module = parse_ptx(ptx);
+  for (const Variable& variable : module.variables) {
+    if (variable.space == Space::kShared) continue;
+    const uint64_t address = memory_.allocate(variable.bytes, variable.name);
+    std::vector<std::byte> contents = variable.contents;
+    contents.resize(variable.bytes);  // what is not initialized is zero
+    memory_.write(address, contents.data(), contents.size());
+    memory_.find(address)->read_only = variable.space == Space::kConst;
+    symbols_[variable.name] = address;
+  }
+  for (const auto& [name, kernel] : module.kernels) {
+    Function whole = kernel;
+    for (const Variable& variable : module.variables) {
+      if (variable.space == Space::kShared) whole.variables.push_back(variable);
+    }
+    programs_[name] = std::make_shared<const Program>(decode(whole, symbols_, module.files));
+  }
+}
+
+std::shared_ptr<const Program> Machine::kernel(std::string_view part_of_name) const {
+  std::shared_ptr<const Program> found;
+  std::string names;
+  for (const auto& [name, program] : programs_) {
+    if (name.find(part_of_name) == std::string::npos) continue;
+    names += " " + name;
+    found = program;
+  }
+  if (found == nullptr || names.find(' ', 1) != std::string::npos) {
+    throw std::invalid_argument("expected one kernel whose name contains '" +
+                                std::string(part_of_name) + "', got:" + names);
+  }
+  return found;
+}
+
+int Machine::new_stream(int device) {
+  streams_.emplace_back();
+  streams_.back().device = device;
+  return static_cast<int>(streams_.size()) - 1;
+}
+
+void Machine::enqueue(int stream, const std::shared_ptr<const Program>& program, Dim grid,
+                      Dim block, const std::vector<std::vector<std::byte>>& args,
+                      uint64_t dynamic_shared_bytes) {
+  const auto fail = [&](const std::string& what) {
+    throw std::invalid_argument("launch of " + program->name + ": " + what);
+  };
+  if (args.size() != program->params.size()) {
+    fail("expected " + std::to_string(program->params.size()) + " arguments, got " +
+         std::to_string(args.size()));
+  }
+  if (grid.count() == 0 || block.count() == 0 || block.count() > 1024) {
+    fail("a grid is not empty, and a block has 1 to 1024 threads, got " +
+         std::to_string(block.count()));
+  }
+  if (program->max_threads != 0 && block.count() > static_cast<uint64_t>(program->max_threads)) {
+    fail("expected at most " + std::to_string(program->max_threads) + " threads, got " +
+         std::to_string(block.count()));
+  }
+  auto launch = std::make_unique<Launch>();
+  launch->program = program;
+  launch->grid = grid;
+  launch->block = block;
+  launch->dynamic_shared_bytes = dynamic_shared_bytes;
+  launch->device = streams_.at(static_cast<size_t>(stream)).device;
+  launch->params = std::make_unique<Region>("kernel parameters", program->param_bytes);
+  for (size_t i = 0; i < args.size(); ++i) {
+    const uint64_t expected = program->params[i].bytes, offset = program->param_offsets[i];
+    if (args[i].size() != expected) {
+      fail("parameter " + std::to_string(i) + " has " + std::to_string(expected) + " bytes, got " +
+           std::to_string(args[i].size()));
+    }
+    std::copy(args[i].begin(), args[i].end(),
+              launch->params->bytes.begin() + static_cast<int64_t>(offset));
+    std::fill_n(launch->params->written.begin() + static_cast<int64_t>(offset), expected,
+                uint8_t{1});
+  }
+  launch->params->read_only = true;
+  streams_[static_cast<size_t>(stream)].queue.push_back({std::move(launch), nullptr});
+}
+
+void Machine::copy(int stream, uint64_t target, uint64_t source, uint64_t bytes) {
+  auto copy = std::make_unique<Copy>();
+  copy->target = target;
+  copy->source = source;
+  copy->bytes = bytes;
+  streams_.at(static_cast<size_t>(stream)).queue.push_back({nullptr, std::move(copy)});
+}
+
+const Actor& Machine::new_actor(uint32_t launch, int device, int64_t cta, int warp) {
+  actors_.push_back({static_cast<uint32_t>(actors_.size()), launch, device, cta, warp});
+  return actors_.back();
+}
+
+uint32_t Cta::live_threads() const {
+  uint32_t threads = 0;
+  for (const auto& warp : warps) {
+    threads += static_cast<uint32_t>(__builtin_popcount(warp->live_lanes()));
+  }
+  return threads;
+}
+
+void Cta::complete_barriers() {
+  for (uint32_t number = 0; number < barriers.size(); ++number) {
+    Barrier& barrier = barriers[number];
+    if (barrier.arrived == 0) continue;
+    const uint32_t expected = barrier.expected != 0 ? barrier.expected : live_threads();
+    if (barrier.arrived < expected) continue;
+    const Barrier complete = std::exchange(barrier, Barrier{});
+    for (Warp* warp : complete.waiting) warp->leave_barrier(number, complete);
+    warps.front()->machine.note_change();
+  }
+}
+
+}  // namespace axonn::gpu_machine

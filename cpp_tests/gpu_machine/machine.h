@@ -1,0 +1,177 @@
+// Several GPUs that run PTX: streams, kernels and copies, of which an adversary that is drawn from
+// a seed runs a little at a time.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "gpu_machine/memory.h"
+#include "gpu_machine/program.h"
+#include "gpu_machine/warp.h"
+
+namespace axonn::gpu_machine {
+
+struct Dim {
+  uint32_t x = 1, y = 1, z = 1;
+  uint64_t count() const { return uint64_t{x} * y * z; }
+};
+
+struct Options {
+  uint64_t seed = 0;
+  int resident_ctas = 16;         // of a device at a time; the others wait
+  uint64_t patience = 4'000'000;  // warp instructions without a change of memory: a deadlock
+  bool checks_races = true;
+};
+
+struct Barrier {
+  uint32_t arrived = 0, expected = 0;  // threads; expected is 0 for all of the CTA
+  Clock clock;
+  uint32_t popc = 0;
+  bool all = true, any = false;
+  std::vector<Warp*> waiting;
+};
+
+struct Cta {
+  Cta(int64_t number, Dim place, uint64_t shared_bytes)
+      : id(number), index(place), shared("shared memory", kSharedStart + shared_bytes) {}
+  int64_t id;
+  Dim index;
+  Region shared;
+  std::array<Barrier, 16> barriers;
+  std::vector<std::unique_ptr<Warp>> warps;
+
+  uint32_t live_threads() const;
+  // Lets those go on who wait for nobody any more.
+  void complete_barriers();
+};
+
+// What a stream does in its turn.
+struct Launch {
+  std::shared_ptr<const Program> program;
+  Dim grid, block;
+  uint64_t dynamic_shared_bytes = 0;
+  std::unique_ptr<Region> params;
+  uint64_t next_cta = 0;
+  std::vector<uint32_t> order;  // in which CTAs start
+  std::vector<std::unique_ptr<Cta>> ctas;
+  uint32_t id = 0;
+  int device = 0;
+  Clock before, after;
+};
+struct Copy {
+  uint64_t target = 0, source = 0, bytes = 0;
+  uint32_t launch = 0;
+  std::unique_ptr<Agent> engine;
+  std::vector<std::pair<uint64_t, uint64_t>> pieces;  // begin and end, yet to come
+};
+
+class Machine {
+ public:
+  explicit Machine(const Options& options = {});
+
+  // Adds the kernels and variables of a PTX text.
+  void load(std::string_view ptx);
+  // Returns the one kernel whose name contains this. Throws std::invalid_argument otherwise.
+  std::shared_ptr<const Program> kernel(std::string_view part_of_name) const;
+
+  Memory& memory() { return memory_; }
+  // Allocates memory that holds these values, or that nobody has written.
+  template <typename T>
+  uint64_t put(const std::vector<T>& values, const std::string& name) {
+    const uint64_t address = memory_.allocate(values.size() * sizeof(T), name);
+    memory_.write(address, values.data(), values.size() * sizeof(T));
+    return address;
+  }
+  template <typename T>
+  std::vector<T> get(uint64_t address, size_t count) {
+    std::vector<T> values(count);
+    memory_.read(address, values.data(), count * sizeof(T));
+    return values;
+  }
+
+  int new_stream(int device);
+  // Enqueues a kernel. The arguments must have the sizes of its parameters.
+  template <typename... Args>
+  void launch(int stream, const std::shared_ptr<const Program>& program, Dim grid, Dim block,
+              const Args&... args) {
+    std::vector<std::vector<std::byte>> values;
+    (values.push_back(bytes_of(args)), ...);
+    enqueue(stream, program, grid, block, values, 0);
+  }
+  void enqueue(int stream, const std::shared_ptr<const Program>& program, Dim grid, Dim block,
+               const std::vector<std::vector<std::byte>>& args, uint64_t dynamic_shared_bytes);
+  // Enqueues a copy by an engine, in pieces and in any order; up to 8 bytes are one piece, and a
+  // release to the whole system.
+  void copy(int stream, uint64_t target, uint64_t source, uint64_t bytes);
+
+  // Runs until all that was enqueued has ended. Throws MachineError.
+  void run();
+
+  uint64_t warp_instructions() const { return instructions_; }
+  uint64_t now_ns() const { return now_ns_; }
+
+  // --- For warps ---
+  const Options& options() const { return options_; }
+  const Actor& actor(uint32_t id) const { return actors_[id]; }
+  bool is_of_this_run(uint32_t actor) const { return actor >= first_actor_; }
+  const Actor& new_actor(uint32_t launch, int device, int64_t cta, int warp);
+  Region* region_at(uint64_t address) { return memory_.find(address); }
+  void note_change() { last_change_ = instructions_; }
+  uint32_t draw(uint32_t below) { return static_cast<uint32_t>(random_() % below); }
+
+ private:
+  struct Work {
+    std::unique_ptr<Launch> launch;
+    std::unique_ptr<Copy> copy;
+  };
+  struct Stream {
+    int device;
+    std::deque<Work> queue;
+    bool has_begun = false;  // the first of the queue
+    Clock clock;
+  };
+
+  template <typename T>
+  static std::vector<std::byte> bytes_of(const T& value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    std::vector<std::byte> bytes(sizeof(T));
+    std::memcpy(bytes.data(), &value, sizeof(T));
+    return bytes;
+  }
+
+  void begin_work(Stream& stream);
+  void end_work(Stream& stream);
+  void start_ctas();
+  void start_cta(Launch& launch);
+  bool step_copies();
+  void step_copy(Stream& stream);
+  bool step_warps();
+  Warp* choose_warp();
+  void retire(Warp& warp);
+  [[noreturn]] void fail_deadlock(const std::string& why);
+
+  Options options_;
+  Memory memory_;
+  Symbols symbols_;
+  std::map<std::string, std::shared_ptr<const Program>> programs_;
+  std::deque<Stream> streams_;
+  std::vector<Actor> actors_;
+  uint32_t first_actor_ = 1;
+  uint32_t launches_ = 0;
+  int64_t ctas_ = 0;
+  std::map<int, int> resident_;  // CTAs by device
+  std::vector<Warp*> live_;
+  uint64_t instructions_ = 0, last_change_ = 0, now_ns_ = 1;
+  uint32_t starved_ = 0;  // which warps get fewer turns
+  std::mt19937_64 random_;
+};
+
+}  // namespace axonn::gpu_machine

@@ -1,0 +1,89 @@
+// Memory of devices and of CTAs, in allocations. Every access is checked: that it lies within an
+// allocation, is aligned, reads only what was written, and races with no other.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "gpu_machine/clock.h"
+
+namespace axonn::gpu_machine {
+
+// An address is the number of a window and an offset in it. So no two allocations are neighbours,
+// and whatever runs out of one is found.
+inline constexpr int kWindowBits = 36;
+inline constexpr uint64_t kParamWindow = 1;   // of the launch
+inline constexpr uint64_t kSharedWindow = 2;  // of the CTA
+inline constexpr uint64_t kFirstWindow = 16;  // of allocations
+
+constexpr uint64_t window_start(uint64_t window) { return window << kWindowBits; }
+
+// One access of a granule of memory; id 0 stands for none.
+struct Mark {
+  uint32_t actor = 0;
+  uint32_t time : 29 = 0;
+  uint32_t scope : 3 = 0;  // of the access
+};
+
+// What is known of two bytes: the last write, and the last reads of two different actors.
+struct Granule {
+  Mark write;
+  Mark reads[2];
+};
+inline constexpr uint64_t kGranuleBytes = 2;
+
+// What a release left at an address, for those that acquire it.
+struct Released {
+  Clock clock;
+  Scope scope = Scope::kNone;
+  uint32_t actor = 0;
+};
+
+struct Region {
+  std::string name;
+  std::vector<std::byte> bytes;
+  std::vector<uint8_t> written;  // a byte each: 1 if it was
+  std::vector<Granule> granules;
+  std::unordered_map<uint64_t, Released> released;  // by offset
+  bool read_only = false;
+  bool freed = false;
+
+  Region(std::string region_name, uint64_t size)
+      : name(std::move(region_name)),
+        bytes(size, std::byte{0xCD}),
+        written(size, 0),
+        granules((size + kGranuleBytes - 1) / kGranuleBytes) {}
+};
+
+// The allocations of all devices: unified addresses, as with peer access between them.
+class Memory {
+ public:
+  // Returns the address of `bytes` bytes that nobody has written.
+  uint64_t allocate(uint64_t bytes, const std::string& name) {
+    regions_.emplace_back(name, bytes);
+    return window_start(kFirstWindow + regions_.size() - 1);
+  }
+  void free(uint64_t address) { find(address)->freed = true; }
+
+  // Returns null if no allocation has this window.
+  Region* find(uint64_t address) {
+    const uint64_t index = (address >> kWindowBits) - kFirstWindow;
+    return index < regions_.size() ? &regions_[index] : nullptr;
+  }
+
+  // What the host does between runs, when no kernel is under way. Throws std::out_of_range unless
+  // the bytes lie in one allocation; reading also throws if they were not all written.
+  void write(uint64_t address, const void* source, uint64_t bytes);
+  void read(uint64_t address, void* target, uint64_t bytes);
+
+ private:
+  Region& region_for_host(uint64_t address, uint64_t bytes);
+
+  std::deque<Region> regions_;
+};
+
+}  // namespace axonn::gpu_machine

@@ -1,0 +1,272 @@
+// Loads, stores, atomic operations and fences. Source: PTX ISA 9.0, sections 9.7.9 and 9.7.13.
+#include <cstring>
+
+#include "gpu_machine/decoder.h"
+#include "gpu_machine/lanes.h"
+#include "gpu_machine/machine.h"
+#include "gpu_machine/narrow_float.h"
+
+namespace axonn::gpu_machine {
+namespace {
+
+enum Update : uint8_t {
+  kAdd,
+  kExchange,
+  kCompare,
+  kAnd,
+  kOr,
+  kXor,
+  kMin,
+  kMax,
+  kIncrement,
+  kDecrement
+};
+
+void load(const Op& op, Warp& warp, uint32_t mask) {
+  const uint32_t element = static_cast<uint32_t>(op.type.bits) / 8;
+  for_each_lane(mask, [&](int i) {
+    const std::byte* from = warp.read(op, warp.address(op, i), element * op.count, i);
+    for (uint32_t v = 0; v < op.count; ++v) {
+      uint64_t bits = 0;
+      std::memcpy(&bits, from + v * element, element);
+      if (op.type.is_signed() && element < op.register_bytes) {
+        const int unused = 64 - op.type.bits;
+        bits = static_cast<uint64_t>(static_cast<int64_t>(bits << unused) >> unused);
+      }
+      std::memcpy(warp.lanes<std::byte>(op.vector[v]) + i * op.register_bytes, &bits,
+                  op.register_bytes);
+    }
+  });
+}
+
+void store(const Op& op, Warp& warp, uint32_t mask) {
+  const uint32_t element = static_cast<uint32_t>(op.type.bits) / 8;
+  for_each_lane(mask, [&](int i) {
+    std::byte* to = warp.write(op, warp.address(op, i), element * op.count, i);
+    for (uint32_t v = 0; v < op.count; ++v) {
+      const std::byte* from = warp.lanes<std::byte>(op.vector[v]) + i * op.register_bytes;
+      if (std::memcmp(to + v * element, from, element) != 0) warp.machine.note_change();
+      std::memcpy(to + v * element, from, element);
+    }
+  });
+}
+
+template <typename T>
+T updated(uint8_t update, T old, T b, T c) {
+  switch (update) {
+    case kAdd:
+      if constexpr (std::is_integral_v<T>) {
+        return static_cast<T>(static_cast<uint64_t>(old) + static_cast<uint64_t>(b));
+      } else {
+        return old + b;
+      }
+    case kExchange:
+      return b;
+    case kCompare:
+      return old == b ? c : old;
+    case kMin:
+      return b < old ? b : old;
+    case kMax:
+      return old < b ? b : old;
+    default:
+      break;
+  }
+  if constexpr (std::is_unsigned_v<T>) {
+    if (update == kAnd) return old & b;
+    if (update == kOr) return old | b;
+    if (update == kXor) return old ^ b;
+    if (update == kIncrement) return old >= b ? 0 : old + 1;
+    if (update == kDecrement) return old == 0 || old > b ? b : old - 1;
+  }
+  return old;
+}
+
+// Lanes of the same address come one after the other, beginning with any.
+template <typename T>
+void atomic(const Op& op, Warp& warp, uint32_t mask) {
+  const auto first = static_cast<int>(warp.machine.draw(kLanes));
+  for (int step = 0; step < kLanes; ++step) {
+    const int i = (first + step) % kLanes;
+    if ((mask >> i & 1u) == 0) continue;
+    std::byte* place = warp.update(op, warp.address(op, i), sizeof(T), i);
+    T old;
+    std::memcpy(&old, place, sizeof(T));
+    const T b = warp.lanes<T>(op.b)[i];
+    const T c = op.choice == kCompare ? warp.lanes<T>(op.c)[i] : T{};
+    const T now = updated<T>(op.choice, old, b, c);
+    if (std::memcmp(&now, &old, sizeof(T)) != 0) warp.machine.note_change();
+    std::memcpy(place, &now, sizeof(T));
+    if (op.register_bytes != 0) warp.lanes<T>(op.d)[i] = old;
+  }
+}
+
+// Additions of 16 bits, one or two at a time.
+template <typename T>
+void atomic_add_narrow(const Op& op, Warp& warp, uint32_t mask) {
+  for_each_lane(mask, [&](int i) {
+    const auto bytes = static_cast<uint32_t>(op.type.register_bytes());
+    std::byte* place = warp.update(op, warp.address(op, i), bytes, i);
+    for (int part = 0; part < op.type.lanes; ++part) {
+      T old;
+      std::memcpy(&old, place + 2 * part, 2);
+      const T b = warp.lanes<T>(op.b)[i * op.type.lanes + part];
+      const T now = narrow<T>(old.wide() + b.wide());
+      std::memcpy(place + 2 * part, &now, 2);
+      if (op.register_bytes != 0) warp.lanes<T>(op.d)[i * op.type.lanes + part] = old;
+    }
+    warp.machine.note_change();
+  });
+}
+
+void run_fence(const Op& op, Warp& warp, uint32_t) { warp.fence(op.scope); }
+void do_nothing(const Op&, Warp&, uint32_t) {}
+
+Space take_space(Decoder& d) {
+  const std::string space = d.take_one(
+      {"param", "global", "shared", "shared::cta", "const", "param::entry", "param::func"});
+  if (space.starts_with("shared")) return Space::kShared;
+  if (space.starts_with("param")) return Space::kParam;
+  return space == "global" ? Space::kGlobal : space == "const" ? Space::kConst : Space::kGeneric;
+}
+
+// What tells caches how to behave, and changes no result.
+void take_cache_hints(Decoder& d) {
+  d.take_one({"ca", "cg", "cs", "lu", "cv", "wb", "wt"});
+  d.take_one({"L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last",
+              "L1::no_allocate"});
+  d.take_one({"L2::64B", "L2::128B", "L2::256B"});
+  d.take("nc");
+}
+
+void decode_access(Decoder& d, bool loads) {
+  Op& op = d.op();
+  d.take_order_and_scope();
+  const Space space = take_space(d);
+  take_cache_hints(d);
+  const std::string vector = d.take_one({"v2", "v4", "v8"});
+  op.count = vector.empty() ? 1 : static_cast<uint8_t>(vector[1] - '0');
+  op.type = d.take_type();
+  if (op.type.lanes != 1) d.fail("the machine does not load packed types by this name");
+  if (op.type.bits / 8 * op.count > 32) d.fail("an access has at most 32 bytes");
+  d.address(loads ? 1 : 0, space);
+  const Operand& values = d.operand(loads ? 0 : 1);
+  const bool is_vector = values.kind == Operand::Kind::kVector;
+  const std::vector<Operand> parts = is_vector ? values.parts : std::vector<Operand>{values};
+  if (parts.size() != op.count) d.fail("the vector has another length");
+  for (size_t i = 0; i < parts.size(); ++i) {
+    uint8_t bytes = 0;
+    if (d.is_register(parts[i]) || (loads && parts[i].name == "_")) {
+      op.vector[i] = d.any_register(parts[i], &bytes);
+    } else {
+      bytes = static_cast<uint8_t>(op.type.register_bytes());
+      op.vector[i] = d.slot(parts[i], op.type);
+    }
+    if (bytes * 8 < op.type.bits) d.fail("a register is narrower than the type");
+    if (parts[i].name != "_" || i == 0) op.register_bytes = bytes;
+    if (parts[i].name != "_" && bytes != op.register_bytes) d.fail("registers differ in width");
+  }
+  op.execute = loads ? load : store;
+  if (loads && op.order != Order::kWeak) op.flow = Flow::kYield;
+}
+
+Execute atomic_of(Type type, uint8_t update) {
+  const bool bitwise = update == kAnd || update == kOr || update == kXor;
+  const bool counts = update == kIncrement || update == kDecrement;
+  if (type.letter == 'h' || (type.letter == 'f' && type.bits == 16)) {
+    if (update != kAdd) return nullptr;
+    return type.letter == 'h' ? atomic_add_narrow<Brain> : atomic_add_narrow<Half>;
+  }
+  if (type.letter == 'f') {
+    if (update != kAdd) return nullptr;
+    return type.bits == 32 ? atomic<float> : atomic<double>;
+  }
+  if (counts && (type.letter != 'u' || type.bits != 32)) return nullptr;
+  if (type.bits == 16)
+    return update == kCompare || update == kExchange ? atomic<uint16_t> : nullptr;
+  const bool is_signed = type.is_signed() && !bitwise;
+  if (type.bits == 32) return is_signed ? atomic<int32_t> : atomic<uint32_t>;
+  if (type.bits == 64) return is_signed ? atomic<int64_t> : atomic<uint64_t>;
+  return nullptr;
+}
+
+void decode_fence(Decoder& d) {
+  Op& op = d.op();
+  op.execute = run_fence;
+  const std::string level = d.take_one({"cta", "gl", "gpu", "cluster", "sys"});
+  op.scope = level == "cta"                    ? Scope::kCta
+             : level == "cluster"              ? Scope::kCluster
+             : level == "gl" || level == "gpu" ? Scope::kGpu
+                                               : Scope::kSystem;
+  if (d.opcode() != "fence") return;
+  if (d.take("proxy")) {
+    // The machine has one proxy and one address for each byte, so there is nothing to order.
+    if (d.take_one({"alias", "async", "async::global", "async::generic"}).empty()) {
+      d.fail("the machine does not know this proxy");
+    }
+    d.take_one({"global", "shared::cta", "shared::cluster"});
+    op.execute = do_nothing;
+  } else if (!d.take("sc") && !d.take("acq_rel")) {
+    d.fail("expected .sc or .acq_rel");
+  }
+}
+
+}  // namespace
+
+bool decode_memory(Decoder& d) {
+  const std::string opcode = d.opcode();
+  if (opcode == "ld" || opcode == "ldu") {
+    decode_access(d, true);
+  } else if (opcode == "st") {
+    decode_access(d, false);
+  } else if (opcode == "fence" || opcode == "membar") {
+    decode_fence(d);
+  } else if (opcode == "prefetch") {
+    take_space(d);
+    if (d.take_one({"L1", "L2"}).empty()) d.fail("expected a cache");
+    d.op().execute = do_nothing;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+bool decode_atomic(Decoder& d) {
+  if (d.opcode() != "atom" && d.opcode() != "red") return false;
+  Op& op = d.op();
+  const bool returns = d.opcode() == "atom";
+  op.order = Order::kRelaxed;
+  op.scope = Scope::kGpu;
+  d.take_order_and_scope();
+  const Space space = take_space(d);
+  d.take("noftz");
+  const std::string update =
+      d.take_one({"add", "exch", "cas", "and", "or", "xor", "min", "max", "inc", "dec"});
+  op.choice = update == "add"    ? kAdd
+              : update == "exch" ? kExchange
+              : update == "cas"  ? kCompare
+              : update == "and"  ? kAnd
+              : update == "or"   ? kOr
+              : update == "xor"  ? kXor
+              : update == "min"  ? kMin
+              : update == "max"  ? kMax
+              : update == "inc"  ? kIncrement
+                                 : kDecrement;
+  if (update.empty()) d.fail("the machine does not know this operation");
+  op.type = d.take_type();
+  op.execute = atomic_of(op.type, op.choice);
+  if (op.execute == nullptr) d.fail("there is no such operation of this type");
+  op.flow = Flow::kYield;
+  if (returns) {
+    uint8_t bytes = 0;
+    const bool is_wanted = d.operand(0).name != "_";
+    op.d = is_wanted ? d.slot(0, op.type) : d.any_register(d.operand(0), &bytes);
+    op.register_bytes = static_cast<uint8_t>(op.type.register_bytes());
+  }
+  const size_t first = returns ? 1 : 0;
+  d.address(first, space);
+  op.b = d.slot(first + 1, op.type);
+  if (op.choice == kCompare) op.c = d.slot(first + 2, op.type);
+  return true;
+}
+
+}  // namespace axonn::gpu_machine

@@ -1,0 +1,102 @@
+// A kernel as the machine runs it: instructions decoded once, operands as places in a warp's
+// registers.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gpu_machine/clock.h"
+#include "gpu_machine/ptx.h"
+
+namespace axonn::gpu_machine {
+
+inline constexpr int kLanes = 32;
+inline constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
+
+class Warp;
+struct Op;
+// Runs an instruction for the lanes of the mask.
+using Execute = void (*)(const Op& op, Warp& warp, uint32_t mask);
+
+// Where an operand begins in a warp's registers, in bytes. A register has a value for each lane,
+// one behind the other; a predicate is a word with a bit for each lane. Immediates and special
+// registers have places there, too.
+using Slot = uint32_t;
+
+enum class Flow : uint8_t {
+  kNext,
+  kBranch,
+  kExit,
+  kMeet,     // the lanes of its membermask run it together
+  kMeetAll,  // all lanes of the warp that have not exited run it together
+  kBarrier,  // of the CTA; like kMeetAll, then waits for other warps
+  kYield,    // lets others go on: it polls or sleeps
+};
+enum class Order : uint8_t { kWeak, kRelaxed, kAcquire, kRelease, kAcquireRelease };
+enum class Rounding : uint8_t { kNearest, kZero, kDown, kUp };
+enum class BarrierKind : uint8_t { kSync, kArrive, kPopc, kAnd, kOr };
+
+struct Op {
+  Execute execute = nullptr;
+  Execute inner = nullptr;  // what `execute` wraps
+  Slot d = 0, d2 = 0;       // results
+  Slot a = 0, b = 0, c = 0, e = 0;
+  Slot guard = 0;
+  Slot members = 0;      // of kMeet
+  Slot vector[8] = {};   // registers of a vector
+  int64_t offset = 0;    // added to the address in `a`
+  uint32_t target = 0;   // of a branch
+  uint32_t negated = 0;  // kAllLanes if the predicate operand is !p
+  Flow flow = Flow::kNext;
+  Order order = Order::kWeak;
+  Scope scope = Scope::kNone;
+  Rounding rounding = Rounding::kNearest;
+  BarrierKind barrier = BarrierKind::kSync;
+  Type type, source_type;
+  uint8_t count = 1;  // elements of a vector
+  uint8_t address_bytes = 8;
+  uint8_t register_bytes = 0, source_bytes = 0;  // of the registers, which may be wider than types
+  uint8_t choice = 0;  // which of its family: an instruction's own meaning
+  bool has_guard = false, guard_negated = false;
+  bool ftz = false, sat = false;
+  bool has_count = false;       // bar.sync a, b
+  bool meets_anywhere = false;  // bar.warp.sync: lanes may wait at different ones
+};
+
+// What is put into a slot when a warp starts.
+struct Constant {
+  enum class Kind : uint8_t { kImmediate, kSpecial };
+  Slot slot = 0;
+  int bytes = 0;  // of a lane
+  Kind kind = Kind::kImmediate;
+  uint64_t bits = 0;
+  std::string special;  // "%tid.x"
+};
+
+struct Program {
+  std::string name;
+  std::vector<Op> ops;
+  std::vector<Instruction> instructions;  // of the same index, for messages
+  std::vector<Constant> constants;
+  std::vector<Variable> params;
+  std::vector<uint64_t> param_offsets;
+  uint64_t param_bytes = 0;
+  uint64_t shared_bytes = 0;  // of static shared memory, from kSharedStart on
+  uint32_t register_bytes = 0;
+  int max_threads = 0;
+  std::shared_ptr<const std::map<int, std::string>> files;
+};
+
+// Offsets below are not handed out, so that an address of 0 is outside.
+inline constexpr uint64_t kSharedStart = 1024;
+
+// Addresses of a module's variables in device memory.
+using Symbols = std::map<std::string, uint64_t>;
+
+// Throws ParseError, which names the first instruction that the machine does not know.
+Program decode(const Function& kernel, const Symbols& symbols,
+               const std::map<int, std::string>& files);
+
+}  // namespace axonn::gpu_machine

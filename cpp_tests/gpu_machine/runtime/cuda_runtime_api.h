@@ -1,0 +1,7 @@
+// The names of the CUDA runtime that headers of csrc/core/cuda use, so that tests can include these
+// without CUDA. Nothing here can be called.
+#pragma once
+
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };

@@ -1,0 +1,224 @@
+// Who comes next. GPUs promise little about that, so a seeded adversary decides: which stream,
+// which CTA, which warp, for how long, and who is starved for a while.
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "gpu_machine/machine.h"
+
+namespace axonn::gpu_machine {
+namespace {
+
+constexpr uint32_t kLongestTurn = 64;     // warp instructions
+constexpr uint64_t kLargestFlag = 8;      // bytes that a copy engine writes as one
+constexpr uint32_t kStarvedTurns = 4096;  // about so many turns until others are starved
+
+class CopyEngine : public Agent {
+ public:
+  using Agent::Agent;
+  [[noreturn]] void fail(MachineError::Kind kind, const std::string& what, int) const override {
+    throw MachineError(kind, "copy engine of rank " + std::to_string(actor.device) + ": " + what);
+  }
+};
+
+}  // namespace
+
+void Machine::run() {
+  first_actor_ = static_cast<uint32_t>(actors_.size());
+  last_change_ = instructions_;
+  for (Stream& stream : streams_) stream.clock = Clock{};
+  for (bool has_work = true; has_work;) {
+    has_work = false;
+    for (Stream& stream : streams_) {
+      if (stream.queue.empty()) continue;
+      has_work = true;
+      if (!stream.has_begun && draw(2) == 0) begin_work(stream);
+    }
+    if (!has_work) break;
+    start_ctas();
+    const bool copied = step_copies();
+    const bool ran = step_warps();
+    if (copied || ran) continue;
+    const bool some_begin = std::any_of(streams_.begin(), streams_.end(), [](const Stream& s) {
+      return !s.queue.empty() && !s.has_begun;
+    });
+    if (!some_begin) fail_deadlock("nobody can go on");
+  }
+}
+
+void Machine::begin_work(Stream& stream) {
+  stream.has_begun = true;
+  Work& work = stream.queue.front();
+  const uint32_t id = ++launches_;
+  note_change();
+  if (work.launch != nullptr) {
+    work.launch->id = id;
+    work.launch->before = stream.clock;
+    work.launch->order.resize(work.launch->grid.count());
+    std::iota(work.launch->order.begin(), work.launch->order.end(), 0u);
+    std::shuffle(work.launch->order.begin(), work.launch->order.end(), random_);
+    return;
+  }
+  Copy& copy = *work.copy;
+  copy.launch = id;
+  copy.engine =
+      std::make_unique<CopyEngine>(*this, new_actor(id, stream.device, -1, 0), stream.clock);
+  // In up to four pieces, at even bytes.
+  std::vector<uint64_t> cuts{0, copy.bytes};
+  for (int i = 0; i < 3 && copy.bytes > kLargestFlag; ++i) {
+    cuts.push_back(random_() % copy.bytes / 2 * 2);
+  }
+  std::sort(cuts.begin(), cuts.end());
+  for (size_t i = 1; i < cuts.size(); ++i) {
+    if (cuts[i] > cuts[i - 1]) copy.pieces.emplace_back(cuts[i - 1], cuts[i]);
+  }
+  std::shuffle(copy.pieces.begin(), copy.pieces.end(), random_);
+}
+
+void Machine::end_work(Stream& stream) {
+  Work work = std::move(stream.queue.front());
+  stream.queue.pop_front();
+  stream.has_begun = false;
+  if (work.launch != nullptr) stream.clock.join(work.launch->after);
+  stream.clock.launches.insert(work.launch != nullptr ? work.launch->id : work.copy->launch);
+  note_change();
+}
+
+void Machine::start_ctas() {
+  for (Stream& stream : streams_) {
+    if (!stream.has_begun || stream.queue.front().launch == nullptr) continue;
+    Launch& launch = *stream.queue.front().launch;
+    while (launch.next_cta < launch.order.size() &&
+           resident_[launch.device] < options_.resident_ctas) {
+      start_cta(launch);
+    }
+  }
+}
+
+void Machine::start_cta(Launch& launch) {
+  const uint32_t place = launch.order[launch.next_cta++];
+  const Dim grid = launch.grid;
+  const Dim index{place % grid.x, place / grid.x % grid.y, place / grid.x / grid.y};
+  const uint64_t shared = launch.program->shared_bytes + launch.dynamic_shared_bytes;
+  launch.ctas.push_back(std::make_unique<Cta>(ctas_++, index, shared));
+  Cta& cta = *launch.ctas.back();
+  const auto threads = static_cast<uint32_t>(launch.block.count());
+  for (uint32_t first = 0; first < threads; first += kLanes) {
+    const uint32_t left = threads - first;
+    const uint32_t lanes = left >= kLanes ? kAllLanes : (1u << left) - 1;
+    cta.warps.push_back(
+        std::make_unique<Warp>(*this, launch, cta, static_cast<int>(first / kLanes), lanes));
+  }
+  for (const auto& warp : cta.warps) live_.push_back(warp.get());
+  ++resident_[launch.device];
+  note_change();
+}
+
+bool Machine::step_copies() {
+  bool copied = false;
+  for (Stream& stream : streams_) {
+    if (!stream.has_begun || stream.queue.front().copy == nullptr) continue;
+    copied = true;
+    if (draw(4) == 0) step_copy(stream);
+  }
+  return copied;
+}
+
+void Machine::step_copy(Stream& stream) {
+  Copy& copy = *stream.queue.front().copy;
+  if (!copy.pieces.empty()) {
+    const auto [begin, end] = copy.pieces.back();
+    copy.pieces.pop_back();
+    const auto bytes = static_cast<uint32_t>(end - begin);
+    const bool is_flag = copy.bytes <= kLargestFlag;
+    const Access read{},
+        write{is_flag ? Order::kRelease : Order::kWeak, is_flag ? Scope::kSystem : Scope::kNone};
+    const auto region_of = [&](uint64_t address) -> Region& {
+      Region* region = memory_.find(address);
+      if (region == nullptr || region->freed ||
+          (address & (window_start(1) - 1)) + bytes > region->bytes.size()) {
+        copy.engine->fail(MachineError::Kind::kMemory, "copies outside an allocation", -1);
+      }
+      return *region;
+    };
+    Region& source = region_of(copy.source + begin);
+    Region& target = region_of(copy.target + begin);
+    const uint64_t from = (copy.source + begin) & (window_start(1) - 1);
+    const uint64_t to = (copy.target + begin) & (window_start(1) - 1);
+    copy.engine->note_read(source, from, bytes, read, -1);
+    copy.engine->note_write(target, to, bytes, write, -1);
+    std::memmove(target.bytes.data() + to, source.bytes.data() + from, bytes);
+    note_change();
+  }
+  if (copy.pieces.empty()) end_work(stream);
+}
+
+bool Machine::step_warps() {
+  if (live_.empty()) return false;
+  if (draw(kStarvedTurns) == 0) starved_ = draw(8);
+  Warp* warp = choose_warp();
+  if (warp == nullptr) return false;
+  const int ran = warp->run(static_cast<int>(1 + draw(kLongestTurn)));
+  instructions_ += static_cast<uint64_t>(ran);
+  now_ns_ += static_cast<uint64_t>(ran);
+  if (warp->has_exited()) retire(*warp);
+  if (instructions_ - last_change_ > options_.patience) {
+    fail_deadlock("no memory has changed for " + std::to_string(options_.patience) +
+                  " warp instructions");
+  }
+  return true;
+}
+
+// Null if all wait for each other. If the others sleep, time passes until one wakes up.
+Warp* Machine::choose_warp() {
+  const auto size = static_cast<uint32_t>(live_.size());
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    Warp* warp = live_[draw(size)];
+    const bool is_starved = warp->actor.id % 8 == starved_ && draw(32) != 0;
+    if (!is_starved && warp->wake_at <= now_ns_ && !warp->is_blocked()) return warp;
+  }
+  Warp* earliest = nullptr;
+  const uint32_t start = draw(size);
+  for (uint32_t i = 0; i < size; ++i) {
+    Warp* warp = live_[(start + i) % size];
+    if (warp->is_blocked()) continue;
+    if (warp->wake_at <= now_ns_) return warp;
+    if (earliest == nullptr || warp->wake_at < earliest->wake_at) earliest = warp;
+  }
+  if (earliest != nullptr) now_ns_ = earliest->wake_at;
+  return earliest;
+}
+
+void Machine::retire(Warp& warp) {
+  live_.erase(std::find(live_.begin(), live_.end(), &warp));
+  warp.launch.after.join(warp.clock);
+  note_change();
+  Launch& launch = warp.launch;
+  Cta& cta = warp.cta;
+  if (cta.live_threads() != 0) return;
+  --resident_[launch.device];
+  std::erase_if(launch.ctas,
+                [&](const std::unique_ptr<Cta>& other) { return other.get() == &cta; });
+  if (!launch.ctas.empty() || launch.next_cta < launch.order.size()) return;
+  for (Stream& stream : streams_) {
+    if (stream.has_begun && stream.queue.front().launch.get() == &launch) return end_work(stream);
+  }
+}
+
+void Machine::fail_deadlock(const std::string& why) {
+  std::string text = "deadlock: " + why;
+  int told = 0;
+  for (const Warp* warp : live_) {
+    if (++told > 16) {
+      text += "\n  and " + std::to_string(live_.size() - 16) + " more warps";
+      break;
+    }
+    text += "\n  rank " + std::to_string(warp->launch.device) + ", kernel " +
+            warp->launch.program->name + ", CTA (" + std::to_string(warp->cta.index.x) + ", " +
+            std::to_string(warp->cta.index.y) + ", " + std::to_string(warp->cta.index.z) +
+            "), warp " + std::to_string(warp->index) + ": " + warp->describe_wait();
+  }
+  throw MachineError(MachineError::Kind::kDeadlock, text);
+}
+
+}  // namespace axonn::gpu_machine

@@ -1,0 +1,301 @@
+#include "gpu_machine/warp.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "gpu_machine/machine.h"
+
+namespace axonn::gpu_machine {
+namespace {
+
+constexpr size_t kAlignment = 64;
+
+std::byte* aligned(std::byte* place) {
+  const auto address = reinterpret_cast<uintptr_t>(place);
+  return place + (kAlignment - address % kAlignment) % kAlignment;
+}
+
+}  // namespace
+
+Warp::Warp(Machine& of_machine, Launch& of_launch, Cta& of_cta, int its_index, uint32_t lanes)
+    : Agent(of_machine, of_machine.new_actor(of_launch.id, of_launch.device, of_cta.id, its_index),
+            of_launch.before),
+      launch(of_launch),
+      cta(of_cta),
+      index(its_index),
+      memory_(std::make_unique<std::byte[]>(of_launch.program->register_bytes + kAlignment)),
+      registers_(aligned(memory_.get())) {
+  fragments_.reserve(kLanes + 1);  // pointers to fragments stay valid
+  fragments_.push_back({0, lanes, Fragment::State::kReady, 0});
+  fill_constants();
+}
+
+void Warp::fill_constants() {
+  for (const Constant& constant : launch.program->constants) {
+    for (int i = 0; i < kLanes; ++i) {
+      const uint64_t bits = constant.kind == Constant::Kind::kImmediate
+                                ? constant.bits
+                                : special(constant.special, i);
+      std::memcpy(registers_ + constant.slot + i * constant.bytes, &bits,
+                  static_cast<size_t>(constant.bytes));
+    }
+  }
+}
+
+uint64_t Warp::special(const std::string& name, int lane) const {
+  const uint64_t thread = static_cast<uint64_t>(index) * kLanes + static_cast<uint64_t>(lane);
+  const Dim block = launch.block, grid = launch.grid, place = cta.index;
+  const uint64_t bit = uint64_t{1} << lane;
+  if (name == "%tid.x") return thread % block.x;
+  if (name == "%tid.y") return thread / block.x % block.y;
+  if (name == "%tid.z") return thread / block.x / block.y;
+  if (name == "%ntid.x") return block.x;
+  if (name == "%ntid.y") return block.y;
+  if (name == "%ntid.z") return block.z;
+  if (name == "%ctaid.x") return place.x;
+  if (name == "%ctaid.y") return place.y;
+  if (name == "%ctaid.z") return place.z;
+  if (name == "%nctaid.x") return grid.x;
+  if (name == "%nctaid.y") return grid.y;
+  if (name == "%nctaid.z") return grid.z;
+  if (name == "%laneid") return static_cast<uint64_t>(lane);
+  if (name == "%warpid") return static_cast<uint64_t>(index);
+  if (name == "%nwarpid") return (block.count() + kLanes - 1) / kLanes;
+  if (name == "%lanemask_eq") return bit;
+  if (name == "%lanemask_lt") return bit - 1;
+  if (name == "%lanemask_le") return 2 * bit - 1;
+  if (name == "%lanemask_gt") return kAllLanes & ~(2 * bit - 1);
+  if (name == "%lanemask_ge") return kAllLanes & ~(bit - 1);
+  return launch.dynamic_shared_bytes;  // %dynamic_smem_size, the last one that is decoded
+}
+
+uint32_t Warp::live_lanes() const {
+  uint32_t lanes = 0;
+  for (const Fragment& fragment : fragments_) lanes |= fragment.mask;
+  return lanes;
+}
+
+bool Warp::is_blocked() const {
+  return std::none_of(fragments_.begin(), fragments_.end(), [](const Fragment& fragment) {
+    return fragment.state == Fragment::State::kReady;
+  });
+}
+
+int Warp::run(int quantum) {
+  // Now and then lanes that are further than others go on, as independent threads may.
+  in_any_order_ = fragments_.size() > 1 && machine.draw(8) == 0;
+  Fragment* fragment = choose();
+  int ran = 0;
+  while (fragment != nullptr && ran < quantum) {
+    ++ran;
+    if (!step(fragment)) break;
+  }
+  return ran;
+}
+
+Fragment* Warp::choose() {
+  Fragment* chosen = nullptr;
+  uint32_t ready = 0;
+  bool waits = false;
+  for (Fragment& fragment : fragments_) {
+    waits |= fragment.state == Fragment::State::kAtBarrier;
+    if (fragment.state != Fragment::State::kReady) continue;
+    ++ready;
+    const bool better =
+        chosen == nullptr || (in_any_order_ ? machine.draw(ready) == 0 : fragment.pc < chosen->pc);
+    if (better) chosen = &fragment;
+  }
+  if (chosen == nullptr && !waits && !fragments_.empty()) fail_stuck();
+  return chosen;
+}
+
+bool Warp::step(Fragment*& fragment) {
+  if (fragments_.size() > 1) {
+    if (!in_any_order_) fragment = choose();
+    merge_at(fragment);
+  }
+  const auto& ops = launch.program->ops;
+  if (fragment->pc >= ops.size()) {
+    exit(fragment, fragment->mask);
+    return fragment != nullptr;
+  }
+  current_pc_ = fragment->pc;
+  const Op& op = ops[fragment->pc];
+  uint32_t mask = fragment->mask;
+  if (op.has_guard) {
+    const uint32_t guard = predicate(op.guard);
+    mask &= op.guard_negated ? ~guard : guard;
+  }
+  if (op.flow == Flow::kNext || mask == 0) {
+    if (mask != 0) op.execute(op, *this, mask);
+    ++fragment->pc;
+    return true;
+  }
+  if (op.flow == Flow::kBranch) {
+    branch(*fragment, op, mask);
+    return true;
+  }
+  if (op.flow == Flow::kExit) {
+    exit(fragment, mask);
+    return fragment != nullptr;
+  }
+  if (op.flow == Flow::kYield) {
+    op.execute(op, *this, mask);
+    ++fragment->pc;
+    return false;
+  }
+  if (mask != fragment->mask) split_off(*fragment, fragment->mask & ~mask);
+  if (!meets(*fragment, op)) {
+    fragment = choose();
+    return fragment != nullptr;
+  }
+  if (op.flow == Flow::kBarrier) {
+    arrive(*fragment, op);
+    return false;
+  }
+  op.execute(op, *this, mask);
+  ++fragment->pc;
+  return true;
+}
+
+void Warp::remove(Fragment* victim, Fragment*& fragment) {
+  if (fragment == &fragments_.back()) fragment = victim;
+  *victim = fragments_.back();
+  fragments_.pop_back();
+}
+
+void Warp::merge_at(Fragment*& fragment) {
+  for (size_t i = fragments_.size(); i-- > 0;) {
+    Fragment* other = &fragments_[i];
+    if (other == fragment || other->pc != fragment->pc ||
+        other->state == Fragment::State::kAtBarrier) {
+      continue;
+    }
+    fragment->mask |= other->mask;
+    remove(other, fragment);
+  }
+}
+
+void Warp::branch(Fragment& fragment, const Op& op, uint32_t taken) {
+  if (taken == fragment.mask) {
+    fragment.pc = op.target;
+    return;
+  }
+  fragments_.push_back({op.target, taken, Fragment::State::kReady, 0});
+  fragment.mask &= ~taken;
+  ++fragment.pc;
+}
+
+void Warp::split_off(Fragment& fragment, uint32_t lanes) {
+  fragments_.push_back({fragment.pc + 1, lanes, Fragment::State::kReady, 0});
+  fragment.mask &= ~lanes;
+}
+
+bool Warp::meets(Fragment& fragment, const Op& op) {
+  const uint32_t live = live_lanes();
+  uint32_t members = live;
+  if (op.flow == Flow::kMeet) {
+    const uint32_t* named = lanes<uint32_t>(op.members);
+    members = named[std::countr_zero(fragment.mask)] & live;
+    for (uint32_t rest = fragment.mask; rest != 0; rest &= rest - 1) {
+      const int lane = std::countr_zero(rest);
+      if ((named[lane] & live) != members || (members >> lane & 1u) == 0) {
+        fail(MachineError::Kind::kUndefined, "its membermask does not name the lanes that run it",
+             lane);
+      }
+    }
+  } else if (op.choice == 0) {
+    return true;  // a barrier at which threads arrive one by one
+  }
+  if (fragment.mask == members) return true;
+  fragment.state = Fragment::State::kAtMeeting;
+  return op.meets_anywhere && meets_elsewhere(op, members);
+}
+
+// Lanes meet at any bar.warp.sync of the same members. All that are there go on.
+bool Warp::meets_elsewhere(const Op& op, uint32_t members) {
+  uint32_t there = 0;
+  const auto is_at_one = [&](const Fragment& fragment) {
+    if (fragment.state != Fragment::State::kAtMeeting) return false;
+    const Op& other = launch.program->ops[fragment.pc];
+    return other.execute == op.execute && (fragment.mask & ~members) == 0;
+  };
+  for (const Fragment& fragment : fragments_) {
+    if (is_at_one(fragment)) there |= fragment.mask;
+  }
+  if (there != members) return false;
+  for (Fragment& fragment : fragments_) {
+    if (!is_at_one(fragment)) continue;
+    fragment.state = Fragment::State::kReady;
+    ++fragment.pc;
+  }
+  return false;  // the instruction is done already
+}
+
+void Warp::arrive(Fragment& fragment, const Op& op) {
+  const int lane = std::countr_zero(fragment.mask);
+  const uint32_t id = lanes<uint32_t>(op.a)[lane];
+  if (id >= cta.barriers.size()) {
+    fail(MachineError::Kind::kUndefined, "there is no barrier " + std::to_string(id), lane);
+  }
+  Barrier& barrier = cta.barriers[id];
+  const uint32_t expected = op.has_count ? lanes<uint32_t>(op.b)[lane] : 0;
+  if (op.has_count && (expected == 0 || expected % kLanes != 0)) {
+    fail(MachineError::Kind::kUndefined, "a barrier takes whole warps of threads", lane);
+  }
+  if (barrier.arrived != 0 && barrier.expected != expected) {
+    fail(MachineError::Kind::kUndefined,
+         "others wait at barrier " + std::to_string(id) + " for another number of threads", lane);
+  }
+  barrier.expected = expected;
+  const bool whole_warp = op.choice == 1 && op.has_count;
+  barrier.arrived += whole_warp ? kLanes : static_cast<uint32_t>(std::popcount(fragment.mask));
+  barrier.clock.join(snapshot());
+  if (op.barrier != BarrierKind::kSync && op.barrier != BarrierKind::kArrive) {
+    const uint32_t votes = (predicate(op.c) ^ op.negated) & fragment.mask;
+    barrier.popc += static_cast<uint32_t>(std::popcount(votes));
+    barrier.all &= votes == fragment.mask;
+    barrier.any |= votes != 0;
+  }
+  if (op.barrier == BarrierKind::kArrive) {
+    ++fragment.pc;
+  } else {
+    fragment.state = Fragment::State::kAtBarrier;
+    fragment.barrier = id;
+    barrier.waiting.push_back(this);
+  }
+  cta.complete_barriers();
+}
+
+void Warp::leave_barrier(uint32_t id, const Barrier& barrier) {
+  clock.join(barrier.clock);
+  for (Fragment& fragment : fragments_) {
+    if (fragment.state != Fragment::State::kAtBarrier || fragment.barrier != id) continue;
+    const Op& op = launch.program->ops[fragment.pc];
+    for (uint32_t rest = fragment.mask; rest != 0; rest &= rest - 1) {
+      const int lane = std::countr_zero(rest);
+      if (op.barrier == BarrierKind::kPopc) lanes<uint32_t>(op.d)[lane] = barrier.popc;
+    }
+    if (op.barrier == BarrierKind::kAnd || op.barrier == BarrierKind::kOr) {
+      const bool result = op.barrier == BarrierKind::kAnd ? barrier.all : barrier.any;
+      uint32_t& target = predicate(op.d);
+      target = result ? target | fragment.mask : target & ~fragment.mask;
+    }
+    fragment.state = Fragment::State::kReady;
+    ++fragment.pc;
+  }
+}
+
+void Warp::exit(Fragment*& fragment, uint32_t mask) {
+  fragment->mask &= ~mask;
+  ++fragment->pc;
+  if (fragment->mask == 0) remove(fragment, fragment);
+  for (Fragment& other : fragments_) {  // they wait for fewer lanes now
+    if (other.state == Fragment::State::kAtMeeting) other.state = Fragment::State::kReady;
+  }
+  cta.complete_barriers();
+  fragment = fragments_.empty() ? nullptr : choose();
+}
+
+}  // namespace axonn::gpu_machine

@@ -1,0 +1,106 @@
+// A warp: 32 lanes with registers of their own, which may be at different instructions.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gpu_machine/agent.h"
+#include "gpu_machine/errors.h"
+#include "gpu_machine/memory.h"
+#include "gpu_machine/program.h"
+
+namespace axonn::gpu_machine {
+
+struct Launch;
+struct Cta;
+struct Barrier;
+
+// Lanes that are at the same instruction. The lanes of a warp that have not exited are divided into
+// fragments, and two that are ready at the same instruction become one.
+struct Fragment {
+  enum class State : uint8_t { kReady, kAtMeeting, kAtBarrier };
+  uint32_t pc = 0;
+  uint32_t mask = 0;
+  State state = State::kReady;
+  uint32_t barrier = 0;
+};
+
+class Warp final : public Agent {
+ public:
+  Warp(Machine& machine, Launch& launch, Cta& cta, int index, uint32_t lanes);
+
+  // Runs at most so many instructions. Returns how many it ran: fewer if it must wait.
+  int run(int quantum);
+  bool has_exited() const { return fragments_.empty(); }
+  // Whether no fragment can go on before something outside the warp happens.
+  bool is_blocked() const;
+  uint32_t live_lanes() const;
+  // "waits at barrier 1", "polls flag + 128": for reports of deadlocks.
+  std::string describe_wait() const;
+
+  // --- For the instructions ---
+  template <typename T>
+  T* lanes(Slot slot) {
+    return reinterpret_cast<T*>(registers_ + slot);
+  }
+  uint32_t& predicate(Slot slot) { return *lanes<uint32_t>(slot); }
+  uint64_t address(const Op& op, int lane) {
+    const uint64_t base =
+        op.address_bytes == 8 ? lanes<uint64_t>(op.a)[lane] : uint64_t{lanes<uint32_t>(op.a)[lane]};
+    return base + static_cast<uint64_t>(op.offset);
+  }
+
+  // Each checks an access and returns where its bytes are; an update is an atomic operation.
+  const std::byte* read(const Op& op, uint64_t address, uint32_t bytes, int lane);
+  std::byte* write(const Op& op, uint64_t address, uint32_t bytes, int lane);
+  std::byte* update(const Op& op, uint64_t address, uint32_t bytes, int lane);
+
+  // Ends the wait of its fragments at a barrier of the CTA.
+  void leave_barrier(uint32_t id, const Barrier& barrier);
+
+  [[noreturn]] void fail(MachineError::Kind kind, const std::string& what,
+                         int lane = -1) const override;
+
+  Launch& launch;
+  Cta& cta;
+  const int index;
+  uint64_t wake_at = 0;  // nanoseconds; it sleeps until then
+
+ private:
+  struct Place {
+    Region* region;
+    uint64_t offset;
+  };
+  Place place(uint64_t address, uint32_t bytes, int lane);
+  void note_poll(uint64_t address);
+  void fill_constants();
+  uint64_t special(const std::string& name, int lane) const;
+
+  // The fragment that runs next, or none.
+  Fragment* choose();
+  // Runs an instruction; false if others should have a turn. The fragment may change.
+  bool step(Fragment*& fragment);
+  void merge_at(Fragment*& fragment);
+  void remove(Fragment* victim, Fragment*& fragment);
+  void branch(Fragment& fragment, const Op& op, uint32_t taken);
+  // Lets the lanes that the guard leaves out go on, apart from the others.
+  void split_off(Fragment& fragment, uint32_t lanes);
+  // Whether the lanes that run an instruction together are all there.
+  bool meets(Fragment& fragment, const Op& op);
+  bool meets_elsewhere(const Op& op, uint32_t members);
+  void arrive(Fragment& fragment, const Op& op);
+  void exit(Fragment*& fragment, uint32_t mask);
+  [[noreturn]] void fail_stuck() const;
+
+  std::unique_ptr<std::byte[]> memory_;
+  std::byte* registers_;
+  std::vector<Fragment> fragments_;
+  uint32_t current_pc_ = 0;
+  bool in_any_order_ = false;  // this quantum keeps to a fragment that is not the hindmost
+  uint64_t polled_ = 0;        // address of the last strong read
+  uint32_t polled_pc_ = 0;     // its instruction
+};
+
+}  // namespace axonn::gpu_machine

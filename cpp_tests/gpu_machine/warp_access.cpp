@@ -1,0 +1,137 @@
+// Accesses of a warp to memory, and what it reports.
+#include <bit>
+
+#include "gpu_machine/machine.h"
+#include "gpu_machine/warp.h"
+
+namespace axonn::gpu_machine {
+namespace {
+
+std::string place_of(const Program& program, uint32_t pc) {
+  if (pc >= program.instructions.size()) return "its end";
+  const Instruction& instruction = program.instructions[pc];
+  const SourceLine& where = instruction.where;
+  std::string text = "`" + instruction.text + "` (PTX line " + std::to_string(where.ptx);
+  const auto file = program.files->find(where.file);
+  if (file != program.files->end()) {
+    text += ", " + file->second + ":" + std::to_string(where.cuda_line);
+  }
+  return text + ")";
+}
+
+// "0 3-5"
+std::string lanes_of(uint32_t mask) {
+  std::string text;
+  for (int first = 0; first < kLanes; ++first) {
+    if ((mask >> first & 1u) == 0) continue;
+    int last = first;
+    while (last + 1 < kLanes && (mask >> (last + 1) & 1u) != 0) ++last;
+    if (!text.empty()) text += ' ';
+    text += std::to_string(first);
+    if (last != first) text.append(1, '-').append(std::to_string(last));
+    first = last;
+  }
+  return text;
+}
+
+}  // namespace
+
+void Warp::fail(MachineError::Kind kind, const std::string& what, int lane) const {
+  std::string text = "kernel " + launch.program->name + ": " + what + "; " +
+                     place_of(*launch.program, current_pc_) + ", rank " +
+                     std::to_string(launch.device) + ", CTA (" + std::to_string(cta.index.x) +
+                     ", " + std::to_string(cta.index.y) + ", " + std::to_string(cta.index.z) +
+                     "), warp " + std::to_string(index);
+  if (lane >= 0) text += ", lane " + std::to_string(lane);
+  throw MachineError(kind, text);
+}
+
+void Warp::fail_stuck() const {
+  fail(MachineError::Kind::kDeadlock, "its lanes wait for each other: " + describe_wait());
+}
+
+std::string Warp::describe_wait() const {
+  std::string text;
+  for (const Fragment& fragment : fragments_) {
+    if (!text.empty()) text += "; ";
+    text.append("lanes ").append(lanes_of(fragment.mask));
+    switch (fragment.state) {
+      case Fragment::State::kAtBarrier:
+        text += " wait at barrier " + std::to_string(fragment.barrier) + " of the CTA, at ";
+        break;
+      case Fragment::State::kAtMeeting:
+        text += " wait for other lanes, at ";
+        break;
+      case Fragment::State::kReady:
+        text += " are at ";
+    }
+    text += place_of(*launch.program, fragment.pc);
+  }
+  if (polled_ != 0) {
+    const Region* region = machine.region_at(polled_);
+    const uint64_t offset = polled_ & (window_start(1) - 1);
+    text += "; the last flag it read is " + (region == nullptr ? "shared memory" : region->name) +
+            " + " + std::to_string(offset) + ", by " + place_of(*launch.program, polled_pc_);
+  }
+  return text;
+}
+
+Warp::Place Warp::place(uint64_t address, uint32_t bytes, int lane) {
+  const uint64_t window = address >> kWindowBits;
+  Place at{nullptr, address & (window_start(1) - 1)};
+  if (window == kParamWindow) {
+    at.region = launch.params.get();
+  } else if (window == kSharedWindow) {
+    at.region = &cta.shared;
+  } else {
+    at.region = machine.region_at(address);
+  }
+  const bool is_reserved = window == kSharedWindow && at.offset < kSharedStart;
+  if (at.region == nullptr || is_reserved || at.region->freed ||
+      at.offset + bytes > at.region->bytes.size()) {
+    const std::string near =
+        at.region == nullptr ? "no allocation"
+                             : at.region->name + " of " + std::to_string(at.region->bytes.size()) +
+                                   " bytes" + (at.region->freed ? ", which was freed" : "");
+    fail(MachineError::Kind::kMemory,
+         "reaches " + std::to_string(bytes) + " bytes outside memory, at offset " +
+             std::to_string(at.offset) + " of " + near,
+         lane);
+  }
+  if (at.offset % bytes != 0) {
+    fail(MachineError::Kind::kMemory,
+         "is misaligned: offset " + std::to_string(at.offset) + " of " + at.region->name +
+             " is no multiple of " + std::to_string(bytes),
+         lane);
+  }
+  return at;
+}
+
+void Warp::note_poll(uint64_t address) {
+  polled_ = address;
+  polled_pc_ = current_pc_;
+}
+
+const std::byte* Warp::read(const Op& op, uint64_t address, uint32_t bytes, int lane) {
+  const Place at = place(address, bytes, lane);
+  note_read(*at.region, at.offset, bytes, {op.order, op.scope}, lane);
+  if (op.order != Order::kWeak) note_poll(address);
+  return at.region->bytes.data() + at.offset;
+}
+
+std::byte* Warp::write(const Op& op, uint64_t address, uint32_t bytes, int lane) {
+  const Place at = place(address, bytes, lane);
+  if (at.region->read_only) fail(MachineError::Kind::kMemory, "writes what is read-only", lane);
+  note_write(*at.region, at.offset, bytes, {op.order, op.scope}, lane);
+  return at.region->bytes.data() + at.offset;
+}
+
+std::byte* Warp::update(const Op& op, uint64_t address, uint32_t bytes, int lane) {
+  const Place at = place(address, bytes, lane);
+  if (at.region->read_only) fail(MachineError::Kind::kMemory, "writes what is read-only", lane);
+  note_update(*at.region, at.offset, bytes, {op.order, op.scope}, lane);
+  note_poll(address);
+  return at.region->bytes.data() + at.offset;
+}
+
+}  // namespace axonn::gpu_machine
