@@ -16,15 +16,27 @@ from axonn_ext.models.checks import check_labels
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn import Places
 from axonn_ext.nn.loss import IGNORE_INDEX
-from axonn_ext.nn.sharded import ParameterSpec, declaration_of, declare, own_rows, rows_over
+from axonn_ext.nn.sharded import (
+    ParameterSpec,
+    declaration_of,
+    declare,
+    own_rows,
+    rows_over,
+    sharded_parameters,
+)
 from axonn_ext.pipeline.totals import Totals
 from axonn_ext.spec.stages import Stages
 
 
 class StagedModel(Protocol):
-    """This rank's stages of a model."""
+    """This rank's stages of a model.
+
+    table: the embedding's table where the head is tied to it and this rank holds it, as both ends
+    of the pipeline do; else None.
+    """
 
     stages: Stages
+    table: nn.Parameter | None
 
     @property
     def module(self) -> nn.Module:
@@ -78,6 +90,8 @@ class TransformerStages:
     def __init__(self, model: Transformer) -> None:
         self.module: Transformer = model
         self.stages = model.stages
+        on_ends = (p.parameter for p in sharded_parameters(model) if p.spec.on_ends)
+        self.table = next(on_ends, None)
         self.loss_axes = rows_over(model.parallel.layout, "y")
         self._grid = model.grid
         # In "replicated" the ranks of x have equal activations, of which each sends a part.
@@ -136,6 +150,7 @@ class ModuleStages:
     """
 
     loss_axes = ("z", "data")
+    table: nn.Parameter | None = None
 
     def __init__(self, layers: Sequence[Layer], grid: Grid, stages: Stages, loss: Loss) -> None:
         if stages.num_blocks != len(layers):

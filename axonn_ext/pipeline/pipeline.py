@@ -14,7 +14,6 @@ from axonn_ext import gradients, settings
 from axonn_ext.grid import Grid
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn.deferred import DeferredWeightGradients
-from axonn_ext.nn.sharded import sharded_parameters
 from axonn_ext.overlap import Orchestrator
 from axonn_ext.pipeline.choice import Leader, MessageDriven
 from axonn_ext.pipeline.engine import EVALUATION, TRAINING, StepRun, StepStats
@@ -245,9 +244,11 @@ class Pipeline:
         """Runs a step, and returns its loss."""
         count = len(micro_batches)
         forgotten = 0 if self._links is None else self._links.num_forgotten
+        table = self._model.table
+        trains_table = None if table is None else float(table.requires_grad)
         self._totals.compare(
             {"number of micro-batches": count, "number of calls of forget_shapes": forgotten,
-             "loss_scale": loss_scale, "requires_grad of the tied table": self._trains_table()}
+             "loss_scale": loss_scale, "requires_grad of the tied table": trains_table}
         )  # fmt: skip
         if not count:
             raise ValueError("Pipeline: micro_batches must not be empty, got none")
@@ -266,14 +267,6 @@ class Pipeline:
         # Stages that are done wait here for the others, and learn if one of them fails.
         loss = run.loss(self._device)
         return self._totals.sum(loss, {*self._model.loss_axes, "pipe"}, "losses")
-
-    def _trains_table(self) -> float | None:
-        """Whether the table that both ends hold gets gradients; None: it is not on this rank.
-
-        Only both ends together can sum them.
-        """
-        tables = [p for p in sharded_parameters(self.module) if p.spec.on_ends]
-        return float(tables[0].parameter.requires_grad) if tables else None
 
     def _after_task(self, phase: str) -> list[Callable[[], None]]:
         """Returns what follows each task, where tasks come in the order of messages."""
