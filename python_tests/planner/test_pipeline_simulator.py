@@ -279,6 +279,22 @@ def test_message_driven_never_exceeds_its_limits() -> None:
             assert bounded.peak_held[stage] <= bounded.peak_in_flight[stage] + 3
 
 
+@pytest.mark.parametrize("stages", [2, 4, 8, 16])
+def test_the_default_limit_of_what_waits_costs_next_to_nothing(stages: int) -> None:
+    """Mean delays of 0.2 of a micro-batch's time, and the share that PipelineOptions names."""
+    most = PipelineOptions().most_deferred(stages)
+    for mean, least in ((0.0, 1.0), (0.6, 0.99)):
+        free, limited = (
+            sum(
+                run("message_driven", stages, 4 * stages, message_seconds=drawn(mean, seed),
+                    defer_weights=True, max_deferred=limit).seconds
+                for seed in range(20)
+            )
+            for limit in (None, most)
+        )  # fmt: skip
+        assert free >= least * limited
+
+
 def test_limits_are_used_where_messages_are_late() -> None:
     late = drawn(2.0, seed=6)
     assert run("message_driven", 4, 24, message_seconds=late).peak_in_flight[0] == 8

@@ -98,7 +98,7 @@ def _stage_costs(job: Job) -> tuple[float, ...]:
 def _of_message_driven(
     options: PipelineOptions, costs: tuple[float, ...], parts: int
 ) -> tuple[tuple[Units, ...], ...]:
-    """Returns the units of each stage where as many are deferred as there may be of any size."""
+    """Returns the units of each stage where the number of those that wait is limited, not bytes."""
     pipe = len(costs)
     most = options.most_deferred(pipe)
     assert most is not None

@@ -130,6 +130,7 @@ class _Predictions:
         self._request, self._forms, self._steps = request, forms, StageSteps(request.machine)
         self._prepared: tuple[Job, PreparedStep] | None = None  # the last one
         self._best: dict[GridShape, Estimate] = {}
+        self._count = max(request.top, _LEAST_COMPARED)  # of grids that are among the best
         self._worth = math.inf  # the time of the last grid that is among the best ones so far
 
     def needs_not(self, job: Job, seconds: float) -> bool:
@@ -141,18 +142,17 @@ class _Predictions:
         """Simulates the job, unless it cannot be among the best grids."""
         if self.needs_not(job, self._forms.seconds(job)):
             return
-        found, top = self._fastest(job), max(self._request.top, _LEAST_COMPARED)
+        found = self._fastest(job)
         known = self._best.get(job.grid)
         if known is None or _rank(found) < _rank(known):
             self._best[job.grid] = found
-            if len(self._best) >= top:
-                self._worth = sorted(e.step_time_s for e in self._best.values())[top - 1]
+            if len(self._best) >= self._count:
+                self._worth = sorted(e.step_time_s for e in self._best.values())[self._count - 1]
 
     def best_of_each_grid(self) -> tuple[Estimate, ...]:
         """Returns the fastest estimate of each grid, the best first, as many as are asked for."""
-        top = self._request.top
-        chosen = sorted(self._best.values(), key=_rank)[: max(top, _LEAST_COMPARED)]
-        return tuple(sorted(map(self._simplified, chosen), key=_rank)[:top])
+        chosen = sorted(self._best.values(), key=_rank)[: self._count]
+        return tuple(sorted(map(self._simplified, chosen), key=_rank)[: self._request.top])
 
     def _fastest(self, job: Job) -> Estimate:
         if not is_searched(self._request, job):
