@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from axonn_ext.planner.events import Timeline
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.memory.peak import Memory
@@ -46,6 +47,22 @@ class Estimate:
         return self.peak_fraction * whole / half
 
 
+def simulate_step(
+    job: Job,
+    machine: Machine,
+    *,
+    steps: StageSteps | None = None,
+    step: PreparedStep | None = None,
+) -> Timeline:
+    """Simulates a step of a legal job, with pipeline stages or without.
+
+    steps: see simulate_pipeline. step: see simulate.
+    """
+    if job.grid.pipe == 1:
+        return simulate(job, machine, step=step)
+    return simulate_pipeline(job, machine, steps=steps).step
+
+
 def estimate(
     job: Job,
     machine: Machine,
@@ -54,14 +71,8 @@ def estimate(
     steps: StageSteps | None = None,
     step: PreparedStep | None = None,
 ) -> Estimate:
-    """Predicts a configuration by simulating its step.
-
-    steps: see simulate_pipeline. step: see simulate.
-    """
-    if job.grid.pipe == 1:
-        result = simulate(job, machine, step=step)
-    else:
-        result = simulate_pipeline(job, machine, steps=steps).step
+    """Predicts a configuration by simulating its step; see simulate_step."""
+    result = simulate_step(job, machine, steps=steps, step=step)
     exposed = {axis: seconds for axis, seconds in result.exposed_s.items() if seconds > 0}
     tokens = job.batch_size * job.model.sequence_length
     flops = job.model.flops_per_token() * tokens // job.grid.size  # those of a rank

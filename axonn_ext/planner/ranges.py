@@ -16,12 +16,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from axonn_ext.planner.costs import Costs
+from axonn_ext.planner.estimate import simulate_step
 from axonn_ext.planner.job import Job
-from axonn_ext.planner.links import Level, Links
 from axonn_ext.planner.machine import Machine
-from axonn_ext.planner.pipelines import simulate_pipeline
+from axonn_ext.planner.scaled_links import with_rates
 from axonn_ext.planner.step.program import make_program
-from axonn_ext.planner.timeline import simulate
 
 
 class StepRange(NamedTuple):
@@ -38,26 +37,10 @@ def step_range(job: Job, machine: Machine) -> StepRange:
     slow, slower = _slower_links(job, machine)
     factor, why = _slower_compute(job, slow)
     slow = replace(slow, slowdown=slow.slowdown * factor)
-    return StepRange(_seconds(job, fast), _seconds(job, slow), (*faster, *slower, *why))
-
-
-def _seconds(job: Job, machine: Machine) -> float:
-    if job.grid.pipe > 1:
-        return simulate_pipeline(job, machine).step.step_time_s
-    return simulate(job, machine).step_time_s
-
-
-def _with_rates(machine: Machine, factors: list[float]) -> Machine:
-    """Returns the machine with the rates of each level times a factor."""
-    levels = tuple(
-        _faster(level, f) for level, f in zip(machine.links.levels, factors, strict=True)
-    )
-    return replace(machine, links=Links(levels, machine.links.machine))
-
-
-def _faster(level: Level, factor: float) -> Level:
-    measured = tuple(row._replace(bytes_per_s=row.bytes_per_s * factor) for row in level.measured)
-    return replace(level, bytes_per_s=level.bytes_per_s * factor, measured=measured)
+    return StepRange(
+        simulate_step(job, fast).step_time_s, simulate_step(job, slow).step_time_s,
+        (*faster, *slower, *why),
+    )  # fmt: skip
 
 
 def _faster_links(job: Job, machine: Machine) -> tuple[Machine, tuple[str, ...]]:
@@ -75,7 +58,7 @@ def _faster_links(job: Job, machine: Machine) -> tuple[Machine, tuple[str, ...]]
                 f"{groups} groups share the links of {level.name}, at most {known} measured"
             )
         most = level.ranks or most
-    return _with_rates(machine, factors), tuple(reasons)
+    return with_rates(machine, factors), tuple(reasons)
 
 
 def _inner_sizes(job: Job) -> list[int]:
@@ -94,7 +77,7 @@ def _slower_links(job: Job, machine: Machine) -> tuple[Machine, tuple[str, ...]]
             reasons.append(
                 f"{level.name} has {level.least_rate:.0%} of its rate beyond {full:,} ranks"
             )
-    return _with_rates(machine, factors), tuple(reasons)
+    return with_rates(machine, factors), tuple(reasons)
 
 
 def _slower_compute(job: Job, machine: Machine) -> tuple[float, tuple[str, ...]]:

@@ -20,6 +20,7 @@ from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.memory.peak import memory_of
 from axonn_ext.planner.pipelines import StageSteps
 from axonn_ext.planner.published import FLOPS
+from axonn_ext.planner.scaled_links import CHANGE, with_rates
 from axonn_ext.planner.search.fastest import plan
 from axonn_ext.planner.search.request import DEFAULT_MEMORY_FRACTION, Request
 from axonn_ext.planner.study import Figure, Row, Study, Way
@@ -27,7 +28,6 @@ from axonn_ext.spec.grid import GridShape, divisors, grids_of
 from axonn_ext.spec.optimizer import OptimizerOptions
 
 _SIMULATED = 12  # of the steps that a framework could run, those that are simulated
-_NETWORK = 0.2  # by so much is the network taken slower and faster, for a range
 
 
 @dataclass(frozen=True)
@@ -163,25 +163,11 @@ def _value(
 def range_of_network(told: Told, step: Estimate, flops: str) -> tuple[float, float]:
     """Returns the shares of peak of a step if all links were 20 % slower, and 20 % faster."""
     shares = []
-    for factor in (1 - _NETWORK, 1 + _NETWORK):
-        machine = _with_network(told.machine, factor)
-        again = estimate(step.job, machine, step.memory)
+    for factor in (1 - CHANGE, 1 + CHANGE):
+        factors = [factor] * len(told.machine.links.levels)
+        again = estimate(step.job, with_rates(told.machine, factors), step.memory)
         shares.append(share_of_peak(told, again, flops))
     return shares[0], shares[1]
-
-
-def _with_network(machine: Machine, factor: float) -> Machine:
-    """Returns the machine with links whose bandwidths are multiplied by a factor."""
-    levels = tuple(
-        replace(
-            level, bytes_per_s=level.bytes_per_s * factor,
-            measured=tuple(
-                row._replace(bytes_per_s=row.bytes_per_s * factor) for row in level.measured
-            ),
-        )
-        for level in machine.links.levels
-    )  # fmt: skip
-    return replace(machine, links=replace(machine.links, levels=levels))
 
 
 # --- Predictions ---------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 
-from axonn_ext.planner import Job, Machine, Options, simulate
+from axonn_ext.planner import Job, Machine, Options
+from axonn_ext.planner.estimate import simulate_step
 from axonn_ext.planner.job import violations
-from axonn_ext.planner.pipelines import simulate_pipeline
 from axonn_ext.spec.grid import GridShape, divisors, grids_of
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import LAYOUTS, Overlap, ParallelConfig
@@ -145,10 +145,7 @@ def default_models(pipelines: Pipelines) -> tuple[str, ...]:
 
 def predict(case: Case, config: Config, machine: Machine) -> float:
     """Returns the seconds of a step that the planner predicts."""
-    job = _job(case, config)
-    if config.grid.pipe > 1:
-        return simulate_pipeline(job, machine).step.step_time_s
-    return simulate(job, machine).step_time_s
+    return simulate_step(_job(case, config), machine).step_time_s
 
 
 def _job(case: Case, config: Config) -> Job:

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 
+from axonn_ext.planner.estimate import simulate_step
 from axonn_ext.planner.job import Job, violations
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.memory.peak import memory_of
-from axonn_ext.planner.pipelines import StageSteps, simulate_pipeline
+from axonn_ext.planner.pipelines import StageSteps
 from axonn_ext.planner.search.choices import fitting_with_some, jobs_of, variants_of
 from axonn_ext.planner.search.optimizers import (
     optimizers_of,
@@ -18,7 +19,6 @@ from axonn_ext.planner.search.optimizers import (
     with_optimizer,
 )
 from axonn_ext.planner.search.request import MOST_RANKS, Request, in_ranks, unit_of
-from axonn_ext.planner.timeline import simulate
 from axonn_ext.spec.optimizer import OptimizerOptions
 
 NO_MEMORY = "does not fit in memory"
@@ -85,7 +85,10 @@ def _with_other_optimizer(request: Request, rejected: Mapping[str, int]) -> str:
     device = request.machine.device
     freed = memory_of(before, device=device).total - memory_of(job, device=device).total
     steps = StageSteps(request.machine)
-    more_s = _step_s(job, request.machine, steps) - _step_s(before, request.machine, steps)
+    after_s, before_s = (
+        simulate_step(each, request.machine, steps=steps).step_time_s for each in (job, before)
+    )
+    more_s = after_s - before_s
     changed = [
         f"{name} {getattr(optimizer, name)}"
         for name in ("zero", "offload")
@@ -107,12 +110,6 @@ def _smaller(request: Request) -> Iterator[OptimizerOptions]:
     for optimizer in optimizers_of(own, zeros, offloads):
         if optimizer not in request.optimizers:
             yield optimizer
-
-
-def _step_s(job: Job, machine: Machine, steps: StageSteps) -> float:
-    if job.grid.pipe > 1:
-        return simulate_pipeline(job, machine, steps=steps).step.step_time_s
-    return simulate(job, machine).step_time_s
 
 
 def _what_would_do(request: Request, rejected: Mapping[str, int]) -> str:

@@ -9,10 +9,9 @@ from axonn_ext.planner.estimate import Estimate, estimate
 from axonn_ext.planner.links import Level
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.memory.peak import memory_of
+from axonn_ext.planner.scaled_links import CHANGE, with_levels, with_rates
 from axonn_ext.planner.search.fastest import plan
 from axonn_ext.planner.search.request import Request
-
-CHANGE = 0.2  # each way
 
 
 @dataclass(frozen=True)
@@ -48,29 +47,17 @@ def machines(machine: Machine) -> Iterator[tuple[str, Machine]]:
     levels = machine.links.levels
     for place, level in enumerate(levels):
         for sign in (-1, 1):
-            what = f"bandwidth of {level.name} {sign * CHANGE:+.0%}"
-            yield what, _with_level(machine, place, _faster(level, 1 + sign * CHANGE))
+            factors = [1.0] * len(levels)
+            factors[place] += sign * CHANGE
+            yield f"bandwidth of {level.name} {sign * CHANGE:+.0%}", with_rates(machine, factors)
     for sign in (-1, 1):
         changed = tuple(_later(level, 1 + sign * CHANGE) for level in levels)
-        links = replace(machine.links, levels=changed)
-        yield f"latency of all links {sign * CHANGE:+.0%}", replace(machine, links=links)
+        yield f"latency of all links {sign * CHANGE:+.0%}", with_levels(machine, changed)
     for sign in (-1, 1):
         last = levels[-1]
         more = replace(last, contention=last.contention * (1 + sign * CHANGE))
         what = f"contention in {last.name} {sign * CHANGE:+.0%}"
-        yield what, _with_level(machine, len(levels) - 1, more)
-
-
-def _with_level(machine: Machine, place: int, level: Level) -> Machine:
-    levels = list(machine.links.levels)
-    levels[place] = level
-    return replace(machine, links=replace(machine.links, levels=tuple(levels)))
-
-
-def _faster(level: Level, factor: float) -> Level:
-    """Returns the level with another bandwidth, measured rows included."""
-    rows = tuple(row._replace(bytes_per_s=row.bytes_per_s * factor) for row in level.measured)
-    return replace(level, bytes_per_s=level.bytes_per_s * factor, measured=rows)
+        yield what, with_levels(machine, (*levels[:-1], more))
 
 
 def _later(level: Level, factor: float) -> Level:
