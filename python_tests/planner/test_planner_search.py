@@ -6,6 +6,7 @@ import dataclasses
 import math
 import random
 import re
+from collections import Counter
 
 import pytest
 
@@ -23,8 +24,15 @@ from axonn_ext.planner import (
 from axonn_ext.planner.closed_forms import ClosedForms, closed_form_s, least_s
 from axonn_ext.planner.job import violations
 from axonn_ext.planner.memory.fitting import those_that_fit
-from axonn_ext.planner.search.choices import POLICIES, fitting_jobs, jobs_of, variants_of
+from axonn_ext.planner.search.choices import (
+    POLICIES,
+    fitting_jobs,
+    fitting_with_some,
+    jobs_of,
+    variants_of,
+)
 from axonn_ext.planner.search.fastest import SURELY_SLOWER, SURELY_SLOWER_IN_STAGES
+from axonn_ext.planner.search.optimizers import optimizers_of, options_with, that_differ_on
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.optimizer import OptimizerOptions
@@ -189,7 +197,43 @@ def test_what_fits_is_what_memory_of_counts_as_little_enough() -> None:
         totals = sorted({memory_of(job).total for job in jobs})
         for limit in (0, *totals, *(total - 1 for total in totals)):
             fitting = [job for job in jobs if memory_of(job).total <= limit]
-            assert those_that_fit(jobs, limit) == fitting
+            found = those_that_fit(jobs, limit)
+            assert [job for job, fits in zip(jobs, found.fits, strict=True) if fits] == fitting
+            too_full = [memory_of(job).total for job in jobs if job not in fitting]
+            assert all(limit + found.missing <= total for total in too_full)
+
+
+def test_options_of_adamw_are_left_out_only_where_none_of_them_fits() -> None:
+    """Each variant comes with the first options with which it fits, as if each had been counted."""
+    draw = random.Random(1)
+    optimizers = optimizers_of(OptimizerOptions(bucket_elements=2**16), (0, 1), ("none", "cpu"))
+    model = ModelConfig(8192, 256, 9, 8, 128)
+    host = {"host_link_bytes_per_s": 1e10, "host_memory_bytes_per_s": 1e10}
+    machine = dataclasses.replace(machine_of(), **host)
+    num_found: Counter[tuple[str, int]] = Counter()
+    for _ in range(12):
+        batch, data = draw.choice([32, 256]), draw.choice([1, 2, 8])
+        grid = GridShape(*(draw.choice([1, 2]) for _ in range(3)), data=data)
+        request = request_of(model=model, machine=machine, optimizers=optimizers)
+        options = Options(micro_batches=draw.choice([1, 2]), optimizer=optimizers[0])
+        job = Job(model, grid, options, batch)
+        variants = variants_of(request, job)
+        expected = [
+            (Job(model, grid, options_with(v, optimizer), batch), v)
+            for optimizer in that_differ_on(grid, optimizers) for v in variants
+        ]  # fmt: skip
+        totals = {way: memory_of(way).total for way, _ in expected}
+        for limit in {t - d for t in totals.values() for d in (0, 1)}:
+            smaller = dataclasses.replace(machine, memory_bytes=limit)
+            tight = dataclasses.replace(request, machine=smaller, memory_fraction=1.0)
+            first: dict[Options, Job] = {}
+            for way, variant in expected:
+                if totals[way] <= limit:
+                    first.setdefault(variant, way)
+            found = fitting_with_some(tight, job, variants)
+            assert sorted(map(repr, found)) == sorted(map(repr, first.values()))
+            num_found.update((f.options.optimizer.offload, f.options.optimizer.zero) for f in found)
+    assert all(num_found[o.offload, o.zero] for o in optimizers)
 
 
 def test_the_chosen_are_the_fastest_of_all_by_whole_closed_forms() -> None:

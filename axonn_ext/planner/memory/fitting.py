@@ -8,28 +8,39 @@ by more than that, none does.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from axonn_ext.planner.job import Job, Options
-from axonn_ext.planner.memory.activations import kept_of_share, sizes_of, stream_bytes
+from axonn_ext.planner.memory.activations import ModelSizes, kept_of_share, sizes_of, stream_bytes
 from axonn_ext.planner.memory.peak import fullest, fullest_stages
-from axonn_ext.planner.memory.states import StageStates
+from axonn_ext.planner.memory.states import FP32, StageStates
 
+_NOTHING_MISSING = 1 << 62  # where all fit
 # What a variant has that may take memory, as bits of a number.
 _KEEPS_ACTIVATIONS, _KEEPS_INPUTS, _KEEPS_WEIGHTS, _OVERLAPS = 1, 2, 4, 8
 
 
-def those_that_fit(jobs: Sequence[Job], limit: int, *, device: str = "cuda") -> list[Job]:
-    """Returns the jobs whose memory_of is at most `limit` bytes.
+class Fitting(NamedTuple):
+    """Which jobs fit; and so many bytes, at least, each of the others needs beyond the limit."""
+
+    fits: list[bool]
+    missing: int
+
+
+def those_that_fit(jobs: Sequence[Job], limit: int, *, device: str = "cuda") -> Fitting:
+    """Returns which jobs have a memory_of of at most `limit` bytes.
 
     jobs: legal jobs that differ alone in kept inputs, kept weights, whether there is overlap, and
     whether recomputation is "none" or "full"; all may have another policy of it.
     """
     stages = fullest_stages(jobs[0], device)
-    if max(_states_at_once(jobs[0], stage) for stage in stages) > limit:
-        return []
+    at_once = max(_states_at_once(jobs[0], stage) for stage in stages)
+    if at_once > limit:
+        return Fitting([False] * len(jobs), at_once - limit)
+    size = sizes_of(jobs[0].placed_model)
     comparable, excess = _comparable(jobs[0], stages), _excess(jobs[0])
     kinds = [_kind(job.options) for job in jobs]
-    fits = [False] * len(jobs)
+    fits, missing = [False] * len(jobs), _NOTHING_MISSING
     counted: list[tuple[int, int]] = []  # (kind, total; or a bound above the limit)
     for number in _order(kinds):
         kind = kinds[number]
@@ -41,14 +52,17 @@ def those_that_fit(jobs: Sequence[Job], limit: int, *, device: str = "cuda") -> 
                 fits[number] = True
                 break
             if other & differ == 0 and total - excess[differ] > limit:
+                missing = min(missing, total - excess[differ] - limit)
                 break
         else:
-            total = _at_least(jobs[number], stages[0])
+            total = _at_least(jobs[number], stages[0], size)
             if total <= limit:
                 total = fullest(jobs[number], stages, device).total
             counted.append((kind, total))
             fits[number] = total <= limit
-    return [job for job, fit in zip(jobs, fits, strict=True) if fit]
+            if not fits[number]:
+                missing = min(missing, total - limit)
+    return Fitting(fits, missing)
 
 
 def may_fit_without_state(jobs: Sequence[Job], limit: int, *, device: str = "cuda") -> bool:
@@ -56,8 +70,21 @@ def may_fit_without_state(jobs: Sequence[Job], limit: int, *, device: str = "cud
 
     jobs: see those_that_fit.
     """
-    stage = fullest_stages(jobs[0], device)[0]
-    return any(_at_least(job, stage) - stage.states.optimizer <= limit for job in jobs)
+    stage, size = fullest_stages(jobs[0], device)[0], sizes_of(jobs[0].placed_model)
+    return any(_at_least(job, stage, size) - stage.states.optimizer <= limit for job in jobs)
+
+
+def freed_by_offload(job: Job, *, device: str = "cuda") -> int:
+    """Returns so many bytes, at most, a rank has less if AdamW's state is elsewhere.
+
+    job: not offloaded. Beside the state, the update in place needs a gradient in fp32, and the
+    narrow one that it is made of, of a bucket's part.
+    """
+    wide = FP32 + (FP32 if job.options.width < FP32 else 0)
+    return max(
+        stage.states.optimizer + stage.elements.bucket // job.num_parts * wide
+        for stage in fullest_stages(job, device)
+    )
 
 
 def _states_at_once(job: Job, stage: StageStates) -> int:
@@ -81,9 +108,9 @@ def _order(kinds: Sequence[int]) -> list[int]:
     return order
 
 
-def _at_least(job: Job, stage: StageStates) -> int:
+def _at_least(job: Job, stage: StageStates, size: ModelSizes) -> int:
     """Returns bytes that a rank of the stage has at once: states, and what its blocks keep."""
-    kept = kept_of_share(job, sizes_of(job.placed_model), stage.share)
+    kept = kept_of_share(job, size, stage.share)
     # Of several virtual stages on a rank, at least the one that is running is there.
     chunks = job.options.pipeline.chunks if job.grid.pipe > 1 else 1
     count = stage.share.num_layers // chunks

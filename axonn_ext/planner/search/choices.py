@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import islice, product
+from itertools import compress, islice, product
 
 from axonn_ext.planner.job import Job, Options, pipeline_violations
 from axonn_ext.planner.memory.activations import deferred_bytes_of
-from axonn_ext.planner.memory.fitting import may_fit_without_state, those_that_fit
+from axonn_ext.planner.memory.fitting import freed_by_offload, may_fit_without_state, those_that_fit
 from axonn_ext.planner.search.optimizers import (
     that_differ_on,
     with_each,
@@ -240,21 +240,33 @@ def _given(
 
 def fitting_with_some(request: Request, job: Job, variants: tuple[Options, ...]) -> list[Job]:
     """Returns those variants of a job that fit, each with the first options of AdamW that do."""
-    found = fitting_jobs(request, job, variants)
-    for optimizer in that_differ_on(job.grid, request.optimizers)[1:]:
-        alike = [with_optimizer(f, job.options.optimizer).options for f in found]
-        left = [_with_options(job, options) for options in variants if options not in alike]
-        limit, device = request.memory_limit_on(job.grid), request.machine.device
-        if not left or not may_fit_without_state(left, limit, device=device):
+    limit, device = request.memory_limit_on(job.grid), request.machine.device
+    found: list[Job] = []
+    left = [_with_options(job, options) for options in variants]
+    missing: dict[int, int] = {}  # with each `zero`, the bytes that all which do not fit lack
+    for optimizer in that_differ_on(job.grid, request.optimizers):
+        if missing and not may_fit_without_state(left, limit, device=device):
             break
-        found += those_that_fit([with_optimizer(j, optimizer) for j in left], limit, device=device)
+        if optimizer.offload != "none" and optimizer.zero in missing:
+            kept = with_optimizer(left[0], replace(optimizer, offload="none"))
+            if missing[optimizer.zero] > freed_by_offload(kept, device=device):
+                continue
+        tried = [with_optimizer(j, optimizer) for j in left]
+        fits, lacking = those_that_fit(tried, limit, device=device)
+        found += compress(tried, fits)
+        left = [j for j, fit in zip(left, fits, strict=True) if not fit]
+        if not left:
+            break
+        if optimizer.offload == "none":
+            missing[optimizer.zero] = lacking
     return found
 
 
 def fitting_jobs(request: Request, job: Job, variants: tuple[Options, ...]) -> list[Job]:
     """Returns those variants of a job that fit; see those_that_fit."""
     jobs = [_with_options(job, options) for options in variants]
-    return those_that_fit(jobs, request.memory_limit_on(job.grid), device=request.machine.device)
+    limit, device = request.memory_limit_on(job.grid), request.machine.device
+    return list(compress(jobs, those_that_fit(jobs, limit, device=device).fits))
 
 
 def _with_options(job: Job, options: Options) -> Job:
