@@ -10,6 +10,7 @@ from axonn_ext.planner.events import Timeline
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.prepared_step import PreparedStep
 from axonn_ext.planner.simulation import Passes
+from axonn_ext.planner.step.gradients import ORDER
 from axonn_ext.planner.step.tasks import Collective
 from axonn_ext.planner.streams import Streams
 from axonn_ext.planner.updates import optimizer_step
@@ -54,8 +55,10 @@ class AfterPasses:
         """Adds the sums of gradients after backward.
 
         With overlap, the last micro-batch's backward fills buckets of weight gradients, which cross
-        the data axis whenever no other axis uses its wire. The gradients that cross other axes,
-        those of biases and norms, are small and come last.
+        the data axis whenever no other axis uses its wire. A bucket is full when backward has
+        computed its share of all bytes. The last one is never full: it begins when backward has
+        ended and its gradients have crossed z. The gradients that cross other axes, those of biases
+        and norms, are small and come then, and last of all what ranks compare.
         """
         sums, others = [*self._sums_in_each, *self._sums], self._others
         if not self._overlaps:
@@ -64,17 +67,21 @@ class AfterPasses:
             for c, seconds in sums:
                 streams.wait_for(c.axis, streams.issue(c, seconds))
             return
-        buckets = [sum for sum in sums if sum[0].axis == "data"]
+        last = [sum for sum in sums if sum[0].axis != "data" or sum[0].what == ORDER]
+        buckets = [sum for sum in sums if sum not in last]
         backward = streams.now - passes.backward_s
         left = max(0.0, 1 - passes.used_s / backward) if backward else 1.0  # the wire's free share
         free = 0.0  # counts only the seconds since backward began in which the wire is free
-        for i, (c, seconds) in enumerate(buckets):
-            start = max(free, left * backward * (i + 1) / len(buckets))
+        crossing_z = max(0.0, passes.z_free_s - streams.now)
+        filled, whole = 0, sum(c.num_bytes for c, _ in buckets)
+        for c, seconds in buckets:
+            filled += c.num_bytes
+            computed = left * backward * filled / whole
+            start = max(free, computed + crossing_z * (filled == whole))
             free = start + seconds
             _beside_backward(streams, c, start, free, left=left, began=passes.backward_s)
-        for c, seconds in sums:
-            if c.axis != "data":
-                streams.issue(c, seconds)
+        for c, seconds in last:
+            streams.issue(c, seconds)
         if others and self._sums_in_each:
             forward = left * (passes.end_s / (others + 1) - backward)
             self._delay_others(streams, free - left * backward, forward)

@@ -200,6 +200,33 @@ def test_axes_that_send_over_the_same_links_share_them() -> None:
         assert lasts - alone == pytest.approx(together if shared else 0.0, abs=1e-9)
 
 
+def data_sums(job: Job, machine: Machine) -> tuple[list[Event], float, float]:
+    """The buckets that cross data, when backward's computation ends, and when z is done with it."""
+    events = timeline(job, machine).events
+    sums = [e for e in events if e.stream == "data" and e.name.startswith("gradients")]
+    computed = [e.end_s for e in events if e.stream == "compute" and e.name != "optimizer"]
+    crossed = [e.end_s for e in events if e.stream == "z" and "wgrad" in e.name]
+    return sums, max(computed), max(crossed, default=0.0)
+
+
+def test_a_bucket_crosses_data_once_all_of_its_gradients_are_there() -> None:
+    """As BucketedSums starts it: a bucket that is never full waits for the end of backward, and a
+    gradient is in no bucket before it is summed over z. So little is hidden of few buckets."""
+    for grid in (GridShape(data=4, x=4), GridShape(z=8, data=2)):
+        for slow in (2e10, 1e9):
+            machine = machine_of(inter=slow)
+            (one,), computed, crossed = data_sums(
+                job_of(grid, overlap=Overlap(bucket_bytes=1 << 30)), machine
+            )
+            assert one.start_s >= max(computed, crossed) - 1e-9
+            several, computed, crossed = data_sums(
+                job_of(grid, overlap=Overlap(bucket_bytes=1 << 19)), machine
+            )
+            assert len(several) > 3
+            assert several[0].start_s < one.start_s
+            assert several[-1].start_s >= max(computed, crossed) - 1e-9
+
+
 def test_prefetching_nothing_hides_no_gather() -> None:
     job = job_of(GridShape(z=8, data=2), overlap=Overlap(prefetch=0, gathered_bytes=0))
     events = timeline(job, machine_of()).events

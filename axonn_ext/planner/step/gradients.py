@@ -10,6 +10,8 @@ from axonn_ext.planner.step.tasks import Collective
 from axonn_ext.spec.grid import SUM_ORDER
 from axonn_ext.spec.parallel import BUCKET_BYTES
 
+ORDER = "order"  # what ranks compare, which is no gradient
+
 
 def gradient_sums(rank: Rank) -> Iterator[Collective]:
     """Yields the sums that backward has left of gradients that every rank of data gets whole.
@@ -45,10 +47,10 @@ def order_checks(rank: Rank) -> tuple[Collective, ...]:
     """
     if rank.options.overlap is None:
         count = len(list(parameters_by_axes(rank))) if rank.num_parts > 1 else 0
-        return present([rank.collective("all_gather", "data", count, FP64, "order")])
+        return present([rank.collective("all_gather", "data", count, FP64, ORDER)])
     used = {"z"}.union(*(axes for _, axes in parameters_by_axes(rank)))
     compared = (axis for axis in SUM_ORDER if axis in used)
-    return present([rank.collective("all_gather", axis, 1, 8, "order") for axis in compared])
+    return present([rank.collective("all_gather", axis, 1, 8, ORDER) for axis in compared])
 
 
 def sum_over_ends(rank: Rank) -> tuple[Collective, ...]:
