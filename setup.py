@@ -62,6 +62,9 @@ CXX_FLAGS = (
     "-O3",
     "-fvisibility=hidden",
     "-ffp-contract=off",  # the same bits whether or not the CPU has fused multiply-add
+    # No bit changes by these, but loops with roots or with choices between floats become vectors.
+    "-fno-math-errno",
+    "-fno-trapping-math",
     "-Wall",
     "-Wextra",
 )

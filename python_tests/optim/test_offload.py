@@ -73,10 +73,8 @@ def assert_equal(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("offload", ["cpu", "disk"])
 def test_as_on_the_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offload: str, dtype: torch.dtype,
-    bucket_elements: int,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(bucketed, "BLOCK", 128)  # so that blocks cut pieces
+    tmp_path: Path, offload: str, dtype: torch.dtype, bucket_elements: int
+) -> None:
     one, two = parameters(dtype), parameters(dtype)
     ours = AdamW(
         one, lr=1e-3, offload=offload, bucket_elements=bucket_elements, folder=tmp_path
@@ -148,7 +146,7 @@ def test_nothing_is_updated_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(adamw, "_crossing", late_crossing)  # which has a thread for updates
     optimizer = AdamW(params, lr=1e-3, offload="cpu", bucket_elements=2048)
     set_gradients(params, 0)
-    monkeypatch.setattr(bucketed, "update_block", failing)
+    monkeypatch.setattr(bucketed, "update_on_host", failing)
     with pytest.raises(MemoryError, match="of the host"):
         optimizer.step()
     assert len(calls) == 2 and not running.is_set()
