@@ -62,9 +62,7 @@ CXX_FLAGS = (
     "-O3",
     "-fvisibility=hidden",
     "-ffp-contract=off",  # the same bits whether or not the CPU has fused multiply-add
-    # No bit changes by these, but loops with roots or with choices between floats become vectors.
-    "-fno-math-errno",
-    "-fno-trapping-math",
+    "-fno-math-errno",  # without it, a loop with square roots does not become vectors
     "-Wall",
     "-Wextra",
 )

@@ -71,14 +71,18 @@ struct Float16 {
 
   static Float16 from_float(float value) {
     const uint32_t word = bits_of(value), magnitude = word & 0x7FFFFFFFu;
-    // All cases are computed, without branches, so that a compiler can make vectors of a loop.
-    // Below 2^-14, halves are multiples of 2^-24, as floats from 0.5 on are; so adding 0.5 rounds.
-    const uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
-    // Elsewhere the bias changes from 127 to 15, and 13 bits are dropped.
-    const uint32_t normal = (magnitude - (112u << 23) + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;
-    uint32_t half = magnitude < 0x38800000u ? subnormal : normal;
-    half = magnitude >= 0x47800000u ? 0x7C00u : half;  // 65536
-    half = magnitude > 0x7F800000u ? 0x7E00u : half;
+    uint32_t half = 0;
+    if (magnitude > 0x7F800000u) {
+      half = 0x7E00u;
+    } else if (magnitude >= 0x47800000u) {  // 65536
+      half = 0x7C00u;
+    } else if (magnitude < 0x38800000u) {
+      // Below 2^-14, halves are multiples of 2^-24, as floats from 0.5 on are; so adding 0.5
+      // rounds.
+      half = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
+    } else {  // the bias changes from 127 to 15, and 13 bits are dropped
+      half = (magnitude - (112u << 23) + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;
+    }
     return {static_cast<uint16_t>(half | ((word >> 16) & 0x8000u))};
   }
   float to_float() const {

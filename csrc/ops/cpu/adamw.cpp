@@ -2,8 +2,8 @@
 #include "core/numeric/adamw.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/Version.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/native/DispatchStub.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -21,9 +21,10 @@ constexpr int64_t kTask = 16384;
 // Masters and moments of so many elements do not stay in the caches of a processor, 12 MB.
 constexpr int64_t kPastCaches = int64_t{1} << 20;
 
+// Returns what torch's kernel for this processor does, or that which the environment has chosen.
 kernels::Products products_of_torch() {
-  const bool avx2 = at::native::get_cpu_capability() != at::native::CPUCapability::DEFAULT;
-  return avx2 ? kernels::Products::kFused : kernels::Products::kRounded;
+  return at::get_cpu_capability().starts_with("AVX") ? kernels::Products::kFused
+                                                     : kernels::Products::kRounded;
 }
 
 void check_like(const char* name, const at::Tensor& t, const at::Tensor& gradient,
