@@ -206,7 +206,7 @@ class BucketedUpdate:
         updated: list[tuple[Piece, Tensor, Tensor]] = []
         for piece, gradient, target in zip(bucket.pieces, gradients(), targets, strict=True):
             if options and gradient is not None:
-                updated.append((piece, gradient, target))
+                updated.append((piece, gradient.contiguous(), target))
             else:
                 target.copy_(piece.master)
         update_on_host(updated, options, factor)

@@ -115,6 +115,19 @@ def test_streams_that_are_late(
     assert_equal(ours, one, on_device, two)
 
 
+@pytest.mark.parametrize("shape", [(70,), (9, 7)])
+def test_gradients_with_any_strides(shape: tuple[int, ...]) -> None:
+    """Such as those of a sum, whose elements are all the same one."""
+    one, two = parameters(torch.bfloat16, [shape]), parameters(torch.bfloat16, [shape])
+    ours, on_device = AdamW(one, lr=1e-3, offload="cpu"), AdamW(two, lr=1e-3)
+    for gradient in (torch.full((1,), 0.3), torch.randn(*shape[::-1]).t()):
+        for parameter in (*one, *two):
+            parameter.grad = gradient.bfloat16().expand(shape)
+        ours.step()
+        on_device.step()
+    assert_equal(ours, one, on_device, two)
+
+
 def test_gradients_stay_until_they_have_crossed() -> None:
     gpu = late_gpu.Gpu()
     crossing = StreamCrossing(torch.device("cpu"), torch.float32, 64, gpu)

@@ -38,6 +38,35 @@ void check_like(const char* name, const at::Tensor& t, const at::Tensor& gradien
                     t.device());
 }
 
+// Returns tensors as kernels take them. Raises ValueError or TypeError, which name the tensor.
+kernels::AdamWRun checked_run(const at::Tensor& gradient, const at::Tensor& master,
+                              const at::Tensor& exp_avg, const at::Tensor& exp_avg_sq,
+                              const at::Tensor& weight) {
+  const auto dtype = gradient.scalar_type();
+  TORCH_CHECK_TYPE(is_matmul_dtype(dtype), kOp,
+                   ": gradients must be of float32, float64, bfloat16 or float16, got ", dtype);
+  const auto wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  check_like("gradient", gradient, gradient, dtype);
+  check_like("master", master, gradient, wide);
+  check_like("exp_avg", exp_avg, gradient, wide);
+  check_like("exp_avg_sq", exp_avg_sq, gradient, wide);
+  check_like("weight", weight, gradient, dtype);
+  return {gradient.const_data_ptr(),
+          master.mutable_data_ptr(),
+          exp_avg.mutable_data_ptr(),
+          exp_avg_sq.mutable_data_ptr(),
+          weight.mutable_data_ptr(),
+          gradient.numel(),
+          data_type(dtype)};
+}
+
+double checked_step(const at::Tensor& step) {
+  TORCH_CHECK_VALUE(step.device().is_cpu() && step.scalar_type() == at::kFloat && step.numel() == 1,
+                    kOp, ": a step must be one number of float32 on the CPU, got ", step.numel(),
+                    " of ", step.scalar_type(), " on ", step.device());
+  return *step.const_data_ptr<float>();
+}
+
 struct Run {
   kernels::AdamWRun run;
   kernels::AdamWNumbers numbers;
@@ -70,30 +99,12 @@ void adamw(at::TensorList gradients, at::TensorList masters, at::TensorList exp_
   runs.reserve(count);
   int64_t tasks = 0, elements = 0;
   for (size_t i = 0; i < count; ++i) {
-    const auto& gradient = gradients[i];
-    const auto dtype = gradient.scalar_type();
-    TORCH_CHECK_TYPE(is_matmul_dtype(dtype), kOp, ": gradients must be of float32, float64, ",
-                     "bfloat16 or float16, got ", dtype);
-    const auto wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
-    check_like("gradient", gradient, gradient, dtype);
-    check_like("master", masters[i], gradient, wide);
-    check_like("exp_avg", exp_avgs[i], gradient, wide);
-    check_like("exp_avg_sq", exp_avg_sqs[i], gradient, wide);
-    check_like("weight", weights[i], gradient, dtype);
-    const auto& step = steps[i];
-    TORCH_CHECK_VALUE(
-        step.device().is_cpu() && step.scalar_type() == at::kFloat && step.numel() == 1, kOp,
-        ": a step must be one number of float32 on the CPU, got ", step.numel(), " of ",
-        step.scalar_type(), " on ", step.device());
-    const int64_t numel = gradient.numel();
-    runs.push_back({{gradient.const_data_ptr(), masters[i].mutable_data_ptr(),
-                     exp_avgs[i].mutable_data_ptr(), exp_avg_sqs[i].mutable_data_ptr(),
-                     weights[i].mutable_data_ptr(), numel, data_type(dtype)},
-                    kernels::AdamWNumbers::of(lr, beta1, beta2, eps, weight_decay, gradient_factor,
-                                              *step.const_data_ptr<float>(), products),
-                    tasks});
-    tasks += (numel + kTask - 1) / kTask;
-    elements += numel;
+    const auto run = checked_run(gradients[i], masters[i], exp_avgs[i], exp_avg_sqs[i], weights[i]);
+    const auto numbers = kernels::AdamWNumbers::of(
+        lr, beta1, beta2, eps, weight_decay, gradient_factor, checked_step(steps[i]), products);
+    runs.push_back({run, numbers, tasks});
+    tasks += (run.numel + kTask - 1) / kTask;
+    elements += run.numel;
   }
   at::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
     update(runs, elements >= kPastCaches, begin, end);
