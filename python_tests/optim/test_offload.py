@@ -117,12 +117,12 @@ def test_streams_that_are_late(
 
 @pytest.mark.parametrize("shape", [(70,), (9, 7)])
 def test_gradients_with_any_strides(shape: tuple[int, ...]) -> None:
-    """Such as those of a sum, whose elements are all the same one."""
+    """Such as those of a sum, whose elements are all the same one, and transposed ones."""
     one, two = parameters(torch.bfloat16, [shape]), parameters(torch.bfloat16, [shape])
     ours, on_device = AdamW(one, lr=1e-3, offload="cpu"), AdamW(two, lr=1e-3)
-    for gradient in (torch.full((1,), 0.3), torch.randn(*shape[::-1]).t()):
-        for parameter in (*one, *two):
-            parameter.grad = gradient.bfloat16().expand(shape)
+    for values in (torch.full((1,), 0.3), torch.randn(shape[::-1]).movedim(-1, 0)):
+        gradient = values.bfloat16().expand(shape)
+        one[0].grad, two[0].grad = gradient, gradient.contiguous()
         ours.step()
         on_device.step()
     assert_equal(ours, one, on_device, two)
