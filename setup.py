@@ -62,6 +62,7 @@ CXX_FLAGS = (
     "-O3",
     "-fvisibility=hidden",
     "-ffp-contract=off",  # the same bits whether or not the CPU has fused multiply-add
+    "-fno-math-errno",  # without it, a loop with square roots does not become vectors
     "-Wall",
     "-Wextra",
 )

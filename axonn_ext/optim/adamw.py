@@ -21,12 +21,12 @@ from axonn_ext.zero import GradientShards
 
 
 class AdamW:
-    """torch's fused AdamW, which updates fp32 copies of parameters of lower precision.
+    """AdamW with the bits of torch's fused one, on fp32 copies of parameters of lower precision.
 
     A bf16 weight has 8 bits of mantissa, so an update of less than 1/256 of it would be lost; an
     fp16 one has 11. Therefore fp32 copies (masters) are updated and then cast. Weight decay applies
     to matrices only, not to biases and norm weights. The update is elementwise, so none of these
-    options changes a bit of it on the CPU (kernels of a GPU may round otherwise than the host):
+    options changes a bit of it on x86-64 (kernels of a GPU may round otherwise than the host):
 
     zero: 1 divides masters and moments over the ranks of data, each of which updates its part; then
     all get the new parameters. 2 divides gradients, too: those of each backward pass are summed as

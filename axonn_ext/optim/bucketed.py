@@ -12,27 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from axonn_ext.optim.crossing import Crossing, Values
-from axonn_ext.optim.pieces import Options, Piece, update, update_block
+from axonn_ext.optim.pieces import Options, Piece, update, update_on_host
 from axonn_ext.optim.places import Place
-from axonn_ext.spec.buckets import cuts_of
 from axonn_ext.zero import Bucket, GradientShards, Run, buckets_of
 from axonn_ext.zero.shards import SummedBucket
 
-# The elements that are updated at once on the host. Their gradients and masters in fp32, 4 MiB,
-# stay in the last level of its caches. Smaller blocks, which the second level would hold, were
-# slower: each costs three calls of torch, which start its threads (docs/benchmarks.md).
-BLOCK = 1 << 19
 RETURNING = 2  # buckets at a time: while the other ranks get one, the next one is updated
-
-
-@dataclass(frozen=True)
-class CutPiece:
-    """Elements of one piece of a bucket that are updated at once with others."""
-
-    index: int  # of the piece
-    start: int
-    stop: int
-    piece: Piece  # of these elements alone
 
 
 @dataclass(frozen=True)
@@ -45,7 +30,6 @@ class UpdatedBucket:
     bucket: Bucket
     runs: tuple[Run, ...]
     pieces: tuple[Piece, ...]
-    blocks: tuple[tuple[CutPiece, ...], ...]
     summed: SummedBucket | None
 
     def gradients(self) -> Values:
@@ -86,7 +70,6 @@ class BucketedUpdate:
     ) -> None:
         self._shards = shards
         self.buckets = list(_buckets(parameters, bucket_elements, shards, place))
-        self._scratch = torch.empty(0)
         self._crossing: Crossing | None = None
         if crossing is not None:
             numel = max((b.bucket.part_numel for b in self.buckets), default=0)
@@ -219,35 +202,14 @@ class BucketedUpdate:
         self, bucket: UpdatedBucket, gradients: Callable[[], Values], targets: Sequence[Tensor],
         options: Mapping[bool, Options], factor: float,
     ) -> None:  # fmt: skip
-        """Updates block by block, so that what is converted stays in the caches."""
-        values = gradients()
-        for piece, value in zip(bucket.pieces, values, strict=True):
-            if options and value is not None:
-                piece.step.add_(1)
-        for block in bucket.blocks:
-            cuts = [(cut, v) for cut in block if options and (v := values[cut.index]) is not None]
-            wide = self._widened(cuts, factor)
-            update_block([cut.piece for cut, _ in cuts], wide, options)
-            for cut in block:
-                targets[cut.index][cut.start : cut.stop].copy_(cut.piece.master)
-
-    def _widened(self, cuts: Sequence[tuple[CutPiece, Tensor]], factor: float) -> list[Tensor]:
-        """Returns gradients in the masters' dtype, times the factor."""
-        slices = [value[cut.start : cut.stop] for cut, value in cuts]
-        masters = [cut.piece.master for cut, _ in cuts]
-        if factor == 1 and all(s.dtype == m.dtype for s, m in zip(slices, masters, strict=True)):
-            return slices
-        numel = sum(s.numel() for s in slices)
-        dtype = masters[0].dtype if masters else torch.float32
-        if self._scratch.numel() < numel or self._scratch.dtype != dtype:
-            self._scratch = torch.empty(max(numel, BLOCK), dtype=dtype)
-        wide = self._scratch[:numel]
-        places = list(wide.split([s.numel() for s in slices]))
-        for place, value in zip(places, slices, strict=True):
-            place.copy_(value)
-        if factor != 1:
-            wide.mul_(factor)
-        return places
+        """Updates what has a gradient. The targets get the masters of all pieces."""
+        updated: list[tuple[Piece, Tensor, Tensor]] = []
+        for piece, gradient, target in zip(bucket.pieces, gradients(), targets, strict=True):
+            if options and gradient is not None:
+                updated.append((piece, gradient.contiguous(), target))
+            else:
+                target.copy_(piece.master)
+        update_on_host(updated, options, factor)
 
 
 def _buckets(
@@ -278,15 +240,4 @@ def _with_state(
         )  # fmt: skip
         piece.master.copy_(run.of(run.parameter))
         pieces.append(piece)
-    blocks = tuple(_blocks(pieces)) if masters.device.type == "cpu" else ()
-    return UpdatedBucket(bucket, runs, tuple(pieces), blocks, summed)
-
-
-def _blocks(pieces: Sequence[Piece]) -> Iterator[tuple[CutPiece, ...]]:
-    """Yields all elements of the pieces, in their order, in blocks of BLOCK elements."""
-    sizes = [piece.stop - piece.start for piece in pieces]
-    for cuts, _ in cuts_of(sizes, elements=BLOCK, num_parts=1):
-        yield tuple(
-            CutPiece(c.number, c.start, c.stop, pieces[c.number].slice(c.start, c.stop))
-            for c in cuts
-        )
+    return UpdatedBucket(bucket, runs, tuple(pieces), summed)

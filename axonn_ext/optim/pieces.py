@@ -1,8 +1,8 @@
-"""What AdamW keeps, piece by piece, and the update of pieces by torch's fused AdamW."""
+"""What AdamW keeps, piece by piece, and the update of pieces on the device and on the host."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,17 +38,7 @@ class Piece:
         """Whether weight decay applies: to matrices alone."""
         return self.parameter.dim() >= 2
 
-    def slice(self, start: int, stop: int) -> Piece:
-        """Returns elements of a flat piece as one that shares their memory, and the step."""
-        return Piece(
-            self.parameter, self.start + start, self.start + stop, self.master[start:stop],
-            self.exp_avg[start:stop], self.exp_avg_sq[start:stop], self.step,
-        )  # fmt: skip
 
-
-# Masters, gradients, moments, none for amsgrad, and steps.
-_List = list[Tensor]
-_Tensors = tuple[_List, _List, _List, _List, _List, _List]
 Options = dict[str, Any]  # lr, betas, eps and weight_decay, as torch.optim.AdamW names them
 
 
@@ -56,40 +46,43 @@ Options = dict[str, Any]  # lr, betas, eps and weight_decay, as torch.optim.Adam
 def update(
     pieces: Sequence[Piece], gradients: Sequence[Tensor], options: Mapping[bool, Options]
 ) -> None:
-    """Updates pieces, given gradients of the dtypes of their masters.
+    """Updates pieces by torch's fused AdamW, given gradients of the dtypes of their masters.
 
     options: of the pieces that decay (True) and of the others (False)
     """
-    for tensors, numbers in _arguments(pieces, gradients, options):
-        adamw(*tensors, fused=True, **numbers)
-
-
-def update_block(
-    pieces: Sequence[Piece], gradients: Sequence[Tensor], options: Mapping[bool, Options]
-) -> None:
-    """Updates pieces of one dtype and device, whose steps already count this update.
-
-    It calls the kernel of torch's fused AdamW as `update` does, and so gives the same bits. But it
-    leaves the steps alone, which the blocks of a piece share, and it does not sort the pieces by
-    device and dtype, which would add to the cost of each block.
-    """
-    for tensors, numbers in _arguments(pieces, gradients, options):
-        torch._fused_adamw_(*tensors, **numbers)
-
-
-def _arguments(
-    pieces: Sequence[Piece], gradients: Sequence[Tensor], options: Mapping[bool, Options]
-) -> Iterator[tuple[_Tensors, dict[str, Any]]]:
-    """Yields what torch's AdamW takes, once for each group of options that has pieces."""
     for decays, chosen in options.items():
         taken = [(p, g) for p, g in zip(pieces, gradients, strict=True) if p.decays == decays]
         if taken:
             beta1, beta2 = chosen["betas"]
-            tensors = (
+            adamw(
                 [p.master for p, _ in taken], [g for _, g in taken], [p.exp_avg for p, _ in taken],
-                [p.exp_avg_sq for p, _ in taken], list[Tensor](), [p.step for p, _ in taken],
+                [p.exp_avg_sq for p, _ in taken], [], [p.step for p, _ in taken], fused=True,
+                amsgrad=False, beta1=beta1, beta2=beta2, lr=chosen["lr"],
+                weight_decay=chosen["weight_decay"], eps=chosen["eps"], maximize=False,
             )  # fmt: skip
-            yield tensors, {
-                "amsgrad": False, "beta1": beta1, "beta2": beta2, "lr": chosen["lr"],
-                "weight_decay": chosen["weight_decay"], "eps": chosen["eps"], "maximize": False,
-            }  # fmt: skip
+
+
+@torch.no_grad()
+def update_on_host(
+    updated: Sequence[tuple[Piece, Tensor, Tensor]], options: Mapping[bool, Options], factor: float
+) -> None:
+    """Updates pieces in host memory, each given with its gradient and with room for its weight.
+
+    It is one pass over memory, on all threads of the rank. Gradients and weights are flat,
+    contiguous and of the parameters' dtype. Gradients are multiplied by the factor in the dtype of
+    masters. On x86-64 the bits are those of `update`, but a NaN may have others.
+
+    Raises ValueError or TypeError for tensors that do not fit each other.
+    """
+    for decays, chosen in options.items():
+        taken = [each for each in updated if each[0].decays == decays]
+        if not taken:
+            continue
+        steps = [piece.step for piece, _, _ in taken]
+        torch._foreach_add_(steps, 1)
+        torch.ops.axonn._adamw_(
+            [gradient for _, gradient, _ in taken], [piece.master for piece, _, _ in taken],
+            [piece.exp_avg for piece, _, _ in taken], [piece.exp_avg_sq for piece, _, _ in taken],
+            [weight for _, _, weight in taken], steps, chosen["lr"], *chosen["betas"],
+            chosen["eps"], chosen["weight_decay"], factor,
+        )  # fmt: skip

@@ -117,6 +117,13 @@ TORCH_LIBRARY(axonn, m) {
       "goldfish_labels(Tensor tokens, Tensor? documents, int k, int h, bool with_target, "
       "int ignore_index) -> Tensor");
 
+  // Updates masters and moments by AdamW, each list's tensor i with that of the others, and sets
+  // weights to the masters. A step is how often its tensors have been updated, this time included.
+  m.def(
+      "_adamw_(Tensor[] gradients, Tensor(a!)[] masters, Tensor(b!)[] exp_avgs, "
+      "Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] weights, Tensor[] steps, float lr, float beta1, "
+      "float beta2, float eps, float weight_decay, float gradient_factor) -> ()");
+
   // Fills a block of a parameter with the values that its elements have on every grid. `offsets`
   // says where the block lies in the full tensor. a and b are mean and standard deviation, or low
   // and high.

@@ -73,10 +73,8 @@ def assert_equal(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("offload", ["cpu", "disk"])
 def test_as_on_the_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offload: str, dtype: torch.dtype,
-    bucket_elements: int,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(bucketed, "BLOCK", 128)  # so that blocks cut pieces
+    tmp_path: Path, offload: str, dtype: torch.dtype, bucket_elements: int
+) -> None:
     one, two = parameters(dtype), parameters(dtype)
     ours = AdamW(
         one, lr=1e-3, offload=offload, bucket_elements=bucket_elements, folder=tmp_path
@@ -117,6 +115,19 @@ def test_streams_that_are_late(
     assert_equal(ours, one, on_device, two)
 
 
+@pytest.mark.parametrize("shape", [(70,), (9, 7)])
+def test_gradients_with_any_strides(shape: tuple[int, ...]) -> None:
+    """Such as those of a sum, whose elements are all the same one, and transposed ones."""
+    one, two = parameters(torch.bfloat16, [shape]), parameters(torch.bfloat16, [shape])
+    ours, on_device = AdamW(one, lr=1e-3, offload="cpu"), AdamW(two, lr=1e-3)
+    for values in (torch.full((1,), 0.3), torch.randn(shape[::-1]).movedim(-1, 0)):
+        gradient = values.bfloat16().expand(shape)
+        one[0].grad, two[0].grad = gradient, gradient.contiguous()
+        ours.step()
+        on_device.step()
+    assert_equal(ours, one, on_device, two)
+
+
 def test_gradients_stay_until_they_have_crossed() -> None:
     gpu = late_gpu.Gpu()
     crossing = StreamCrossing(torch.device("cpu"), torch.float32, 64, gpu)
@@ -148,7 +159,7 @@ def test_nothing_is_updated_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(adamw, "_crossing", late_crossing)  # which has a thread for updates
     optimizer = AdamW(params, lr=1e-3, offload="cpu", bucket_elements=2048)
     set_gradients(params, 0)
-    monkeypatch.setattr(bucketed, "update_block", failing)
+    monkeypatch.setattr(bucketed, "update_on_host", failing)
     with pytest.raises(MemoryError, match="of the host"):
         optimizer.step()
     assert len(calls) == 2 and not running.is_set()

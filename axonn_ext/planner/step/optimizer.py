@@ -52,9 +52,9 @@ def optimizer_work(rank: Rank) -> OptimizerWork:
 def _update(rank: Rank, numel: int) -> Update:
     """Returns the update of a bucket.
 
-    AdamW reads and writes masters and moments in fp32; the gradient is widened and scaled, on the
-    host block by block in its caches. With ZeRO, the part is written to memory of its own, and the
-    gathered bucket is copied to the parameters.
+    AdamW reads and writes masters and moments in fp32. The gradient is widened and scaled before
+    that on the device, and in the same pass on the host. With ZeRO, the part is written to memory
+    of its own, and the gathered bucket is copied to the parameters.
     """
     part, width = numel // rank.num_parts, rank.width
     copied = 2 * numel * width if rank.num_parts > 1 else 0
