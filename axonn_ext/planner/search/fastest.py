@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
@@ -102,7 +102,7 @@ def plan(request: Request) -> Plan:
         fitting = fitting_with_some(request, job, options)
         rejected[NO_MEMORY] += len(options) - len(fitting)
         if fitting:
-            found += [_candidate(request, forms.blocks_of(v), v) for v in without_needless(fitting)]
+            found += _candidates(request, forms, without_needless(fitting))
             num_fitting += len(fitting)
     rejected = +rejected  # drops zeros
     if not found:
@@ -117,10 +117,18 @@ def plan(request: Request) -> Plan:
     )  # fmt: skip
 
 
-def _candidate(request: Request, blocks: Pieces, job: Job) -> _Candidate:
-    searched = is_searched(request, job)
-    bound = least_s if job.options.recompute == "full" else closed_form_s
-    return _Candidate(bound(blocks, with_all_held(job) if searched else job), job)
+def _candidates(
+    request: Request, forms: ClosedForms, variants: Sequence[Job]
+) -> Iterator[_Candidate]:
+    """Yields variants of one job, whose blocks take equally long but for what is gathered again."""
+    blocks: dict[bool, Pieces] = {}
+    for job in variants:
+        saves = job.options.save_gathered
+        if saves not in blocks:
+            blocks[saves] = forms.blocks_of(job)
+        held = with_all_held(job) if is_searched(request, job) else job
+        bound = least_s if job.options.recompute == "full" else closed_form_s
+        yield _Candidate(bound(blocks[saves], held), job)
 
 
 class _Predictions:
