@@ -92,6 +92,12 @@ class Machine {
   // Returns the one kernel whose name contains this. Throws std::invalid_argument otherwise.
   std::shared_ptr<const Program> kernel(std::string_view part_of_name) const;
 
+  // Returns the kernel of exactly this name, or null.
+  std::shared_ptr<const Program> kernel_named(const std::string& name) const {
+    const auto found = programs_.find(name);
+    return found == programs_.end() ? nullptr : found->second;
+  }
+
   Memory& memory() { return memory_; }
   // Allocates memory that holds these values, or that nobody has written.
   template <typename T>

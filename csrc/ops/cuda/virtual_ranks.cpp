@@ -14,16 +14,18 @@
 #include <string>
 #include <vector>
 
+#include "core/cuda/fused/peer_state.h"
 #include "ops/checks.h"
 #include "ops/cuda/fused_matmul.h"
-#include "ops/cuda/peer_state.h"
 
 namespace axonn::ops::cuda {
 namespace {
 
 using kernels::cuda::kMaxPeers;
 using kernels::cuda::kPadBytes;
+using kernels::cuda::kStateBytes;
 using kernels::cuda::Peers;
+using kernels::cuda::PinnedState;
 
 constexpr auto kOp = "VirtualRanks";
 
@@ -120,13 +122,12 @@ class VirtualRanks {
   struct Rank {
     Rank(const Peers& peers, c10::DeviceIndex device)
         : peers(peers),
-          compute(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)),
-          copies(device) {}
+          compute(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)) {}
 
     Peers peers;
     c10::cuda::CUDAStream compute;
-    CopyLane copies;
-    OrderEvent ended;
+    kernels::cuda::CopyLane copies;
+    axonn::cuda::Event ended;
   };
 
   int64_t size() const { return static_cast<int64_t>(ranks_.size()); }
@@ -191,7 +192,7 @@ class VirtualRanks {
       const Rank& rank = *ranks_[index];
       delay(rank);
       outputs[index] =
-          run(kOp, calls[index], {rank.peers, rank.copies.behind(rank.compute), transport_},
+          run(kOp, calls[index], {rank.peers, rank.copies.behind(rank.compute.stream()), transport_},
               operands[index].options());
     }
     if (!apart_) join_with_current(/*wait=*/true);
@@ -203,7 +204,7 @@ class VirtualRanks {
   bool apart_ = false;
   int64_t max_delay_cycles_ = 0;
   std::mt19937_64 generator_;
-  OrderEvent begun_;
+  axonn::cuda::Event begun_;
   kernels::cuda::CopyEnginePush transport_;
   std::vector<std::unique_ptr<PinnedState>> pinned_;
   std::vector<at::Tensor> memory_;
