@@ -86,8 +86,18 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
   return api("cudaDeviceEnablePeerAccess", [&](Runtime& r) {
     if (!is_device(r, peer) || peer == r.device) return cudaErrorInvalidDevice;
-    return r.peers.emplace(r.device, peer).second ? cudaSuccess
-                                                  : cudaErrorPeerAccessAlreadyEnabled;
+    return r.peers.emplace(r.device, peer).second ? cudaSuccess : cudaErrorPeerAccessAlreadyEnabled;
+  });
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  return api("cudaGetDriverEntryPointByVersion", [&](Runtime& r) {
+    *function = r.entry_point(name);
+    *result =
+        *function != nullptr ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return *function != nullptr ? cudaSuccess : cudaErrorSymbolNotFound;
   });
 }
 

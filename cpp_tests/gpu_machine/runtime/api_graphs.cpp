@@ -137,7 +137,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   return api("cudaStreamIsCapturing", [&](Runtime& r) {
     const CUstream_st* found = r.resolve(stream);
     if (found == nullptr) return cudaErrorInvalidResourceHandle;
-    *status = found->capture == nullptr    ? cudaStreamCaptureStatusNone
+    *status = found->capture == nullptr   ? cudaStreamCaptureStatusNone
               : found->capture->is_broken ? cudaStreamCaptureStatusInvalidated
                                           : cudaStreamCaptureStatusActive;
     return cudaSuccess;
@@ -155,7 +155,7 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatu
         num_dependencies != nullptr) {
       return cudaErrorNotSupported;
     }
-    *status = found->capture == nullptr    ? cudaStreamCaptureStatusNone
+    *status = found->capture == nullptr   ? cudaStreamCaptureStatusNone
               : found->capture->is_broken ? cudaStreamCaptureStatusInvalidated
                                           : cudaStreamCaptureStatusActive;
     if (id != nullptr && found->capture != nullptr) *id = found->capture->id;

@@ -29,8 +29,8 @@ cudaError_t allocate(Runtime& runtime, void** pointer, size_t bytes, bool is_pin
   auto& memory = runtime.machine.memory();
   const std::string name = (is_pinned ? "pinned memory" : "memory of device ") +
                            (is_pinned ? "" : std::to_string(runtime.device));
-  const uint64_t address = is_pinned ? memory.allocate_pinned(bytes, name)
-                                     : memory.allocate(bytes, name);
+  const uint64_t address =
+      is_pinned ? memory.allocate_pinned(bytes, name) : memory.allocate(bytes, name);
   if (address >= window_start(kMostWindow)) return cudaErrorMemoryAllocation;
   *pointer = reinterpret_cast<void*>(address);
   return cudaSuccess;
@@ -61,8 +61,9 @@ cudaError_t copy(Runtime& runtime, void* to, const void* from, size_t bytes, cud
   } else if (!to_machine) {
     target = machine.memory().allocate(bytes, "staged for a copy");
   }
-  const cudaError_t status = runtime.submit(
-      stream, [&machine, target, source, bytes](int on) { machine.copy(on, target, source, bytes); });
+  const cudaError_t status = runtime.submit(stream, [&machine, target, source, bytes](int on) {
+    machine.copy(on, target, source, bytes);
+  });
   if (status != cudaSuccess || to_machine) return status;
   if (const cudaError_t error = runtime.wait_for_stream(stream)) return error;
   machine.memory().read(target, to, bytes);

@@ -27,7 +27,8 @@ cudaError_t record(Runtime& runtime, cudaEvent_t event, cudaStream_t handle, boo
   if (stream->capture == nullptr) {
     if (is_external) return cudaErrorIllegalState;
     event->capture = nullptr;
-    return runtime.submit(handle, [&runtime, event](int on) { event->last = runtime.signal_on(on); });
+    return runtime.submit(handle,
+                          [&runtime, event](int on) { event->last = runtime.signal_on(on); });
   }
   if (stream->capture->is_broken) return cudaErrorStreamCaptureInvalidated;
   if (!is_external) {
@@ -165,9 +166,8 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
   });
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
-  return api("cudaStreamWaitEvent", [&](Runtime& r) {
-    return wait(r, stream, event, flags == cudaEventWaitExternal);
-  });
+  return api("cudaStreamWaitEvent",
+             [&](Runtime& r) { return wait(r, stream, event, flags == cudaEventWaitExternal); });
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return api("cudaEventSynchronize", [&](Runtime& r) {

@@ -110,8 +110,36 @@ TEST_P(EachShape, CallsGiveWhatTheCpuComputes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Calls, EachShape,
-                         ::testing::Values(Shape{1, 6, 8, 8}, Shape{2, 8, 8, 16}, Shape{2, 1024, 8, 8},
-                                           Shape{3, 9, 16, 8}, Shape{4, 12, 8, 24}));
+                         ::testing::Values(Shape{1, 6, 8, 8}, Shape{2, 8, 8, 16},
+                                           Shape{2, 1024, 8, 8}, Shape{3, 9, 16, 8},
+                                           Shape{4, 12, 8, 24}));
+
+// The first rank has all its calls enqueued and runs for long before the second one comes.
+TEST(FusedCalls, ALateRankIsWaitedFor) {
+  for (uint64_t seed = 0; seed < 5; ++seed) {
+    SCOPED_TRACE(seed);
+    Runtime runtime(with_seed(seed, 2));
+    std::mt19937_64 random(seed);
+    VirtualRanks ranks(2);
+    const Operands with(ranks, 8, 8, 8, random);
+    const auto gathered = with.outputs(8), summed = with.outputs(8);
+    for (int r = 0; r < 2; ++r) {
+      const auto rank = static_cast<size_t>(r);
+      cudaStream_t stream = ranks[r].compute.get();
+      for (int i = 0; i < 2; ++i) {
+        ranks.gather(r, with.shards[rank], with.bs[rank], gathered[rank], 8, 8, 8, stream);
+        ranks.sum(r, with.as[rank], with.bs[rank], summed[rank], 8, 8, 8, true, stream);
+      }
+      runtime.give_turns(20'000);
+      EXPECT_EQ(cudaStreamQuery(stream), r == 0 ? cudaErrorNotReady : cudaSuccess);
+    }
+    testing::synchronize_all(2);
+    for (size_t rank = 0; rank < 2; ++rank) {
+      EXPECT_EQ(gathered[rank].read(), with.gathered[rank]);
+      EXPECT_EQ(summed[rank].read(), *with.sum);
+    }
+  }
+}
 
 TEST(FusedCalls, ARankThatNeverComesIsNamed) {
   for (uint64_t seed = 0; seed < 10; ++seed) {
@@ -122,8 +150,7 @@ TEST(FusedCalls, ARankThatNeverComesIsNamed) {
     const auto outputs = with.outputs(8);
     EXPECT_THROW(
         {
-          ranks.gather(1, with.shards[1], with.bs[1], outputs[1], 8, 8, 8,
-                       ranks[1].compute.get());
+          ranks.gather(1, with.shards[1], with.bs[1], outputs[1], 8, 8, 8, ranks[1].compute.get());
           testing::synchronize_all(2);
         },
         CudaError);
@@ -168,7 +195,6 @@ TEST(FusedCalls, ACallThatIsCutShortIsJoined) {
       // The failure that is left is that of the peer, whose wait ends.
       const DeviceGuard guard(0);
       (void)cudaMemsetAsync(with.shards[0].data(), 0, 8, stream);
-      ranks[0].compute.get();
       (void)cudaStreamSynchronize(stream);
       if (runtime.failure()) {
         EXPECT_NE(static_cast<int>(runtime.failure()->kind()),

@@ -71,6 +71,14 @@ class Runtime {
 
   // Makes the call of this function that comes after `skipped` more do nothing but return an error.
   void fail(const std::string& function, cudaError_t error, int skipped = 0);
+  // Gives programs a function of the driver, which they ask for by name.
+  void offer_entry_point(const std::string& name, void* function) {
+    entry_points_[name] = function;
+  }
+  void* entry_point(const std::string& name) const {
+    const auto found = entry_points_.find(name);
+    return found == entry_points_.end() ? nullptr : found->second;
+  }
   // What ended the machine; afterwards every call fails, as after an error of a kernel on a GPU.
   const std::optional<MachineError>& failure() const { return failure_; }
   int calls_of(const std::string& function) const;
@@ -132,6 +140,7 @@ class Runtime {
   };
   std::map<std::string, Injected> injected_;
   std::map<std::string, int> calls_;
+  std::map<std::string, void*> entry_points_;
   std::set<size_t> loaded_modules_;
   std::set<std::pair<const void*, int>> loaded_functions_;  // and devices
   std::map<const void*, int> shared_limits_;                // dynamic shared memory, by function

@@ -8,9 +8,9 @@ namespace {
 
 using kernels::DataType;
 using kernels::LaunchConfig;
-using kernels::cuda::SumToAll;
 using kernels::cuda::Arriving;
 using kernels::cuda::FusedGemm;
+using kernels::cuda::SumToAll;
 
 constexpr int kThreads = 32;
 

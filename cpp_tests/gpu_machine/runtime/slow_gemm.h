@@ -1,5 +1,5 @@
-// A GEMM for tests of the host code: it waits for flags, stores at peers and raises their flags like
-// the GEMMs for sm_90, but multiplies one element after the other.
+// A GEMM for tests of the host code: it waits for flags, stores at peers and raises their flags
+// like the GEMMs for sm_90, but multiplies one element after the other.
 #pragma once
 
 #include "core/cuda/fused/fused_calls.h"

@@ -1,6 +1,6 @@
 // Ranks for tests of the real host code, each with a device of the runtime of its own. They have
-// what csrc/ops/cuda gives a rank: a workspace, a pad, pinned state, a lane for copies and the order
-// of calls.
+// what csrc/ops/cuda gives a rank: a workspace, a pad, pinned state, a lane for copies and the
+// order of calls.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -70,15 +70,13 @@ class DeviceMatrix {
       std::memcpy(&bits, &from.values[i], sizeof bits);
       narrow[i] = static_cast<uint16_t>(bits >> 16);
     }
-    AXONN_CUDA_CHECK(
-        cudaMemcpy(data_, narrow.data(), 2 * narrow.size(), cudaMemcpyHostToDevice));
+    AXONN_CUDA_CHECK(cudaMemcpy(data_, narrow.data(), 2 * narrow.size(), cudaMemcpyHostToDevice));
   }
   void* data() const { return data_; }
   // Throws what ended the machine, if something did.
   Matrix read() const {
     std::vector<uint16_t> narrow(static_cast<size_t>(rows_ * columns_));
-    AXONN_CUDA_CHECK(
-        cudaMemcpy(narrow.data(), data_, 2 * narrow.size(), cudaMemcpyDeviceToHost));
+    AXONN_CUDA_CHECK(cudaMemcpy(narrow.data(), data_, 2 * narrow.size(), cudaMemcpyDeviceToHost));
     Matrix m{rows_, columns_, std::vector<float>(narrow.size())};
     for (size_t i = 0; i < narrow.size(); ++i) {
       const uint32_t bits = uint32_t{narrow[i]} << 16;

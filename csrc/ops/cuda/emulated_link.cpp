@@ -7,6 +7,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/cuda/fused/peer_state.h"

@@ -35,8 +35,9 @@ bool reaches_all_peers(const char* op, const std::string& group_name,
   } catch (const c10::Error& error) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         false, op, ": algorithm='fused' needs GPUs that reach each other's memory, and torch's ",
-        "symmetric memory of group '", group_name, "' does not tell whether they do: ",
-        error.what_without_backtrace(), "; use 'auto', 'chunked' or 'sequential'");
+        "symmetric memory of group '", group_name,
+        "' does not tell whether they do: ", error.what_without_backtrace(),
+        "; use 'auto', 'chunked' or 'sequential'");
   }
 }
 

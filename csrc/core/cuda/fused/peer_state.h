@@ -30,8 +30,8 @@ class PinnedState {
   static constexpr int kMostMemories = 43;
 
   PinnedState() {
-    AXONN_CUDA_CHECK(cudaHostAlloc(reinterpret_cast<void**>(&state_), sizeof(State),
-                                   cudaHostAllocPortable));
+    AXONN_CUDA_CHECK(
+        cudaHostAlloc(reinterpret_cast<void**>(&state_), sizeof(State), cudaHostAllocPortable));
     *state_ = {};
   }
   ~PinnedState() { (void)cudaFreeHost(state_); }
