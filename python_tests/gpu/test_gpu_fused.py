@@ -256,6 +256,36 @@ def test_sums_by_multicast_are_those_by_copies(cuda, gpu_pool, world_size):
         pytest.skip(answers[0][0])
 
 
+def calls_and_replays_in_turn() -> list[bool]:
+    """Whether their results are right, on two streams that nothing else orders."""
+    group, rank = dist.group.WORLD.group_name, dist.get_rank()
+    a, b = (draw(512, 512, seed=rank + first, dtype=torch.bfloat16) for first in (0, 50))
+
+    def total() -> Tensor:
+        return torch.ops.axonn._fused_matmul_sum(
+            a, b, True, "auto", group, dist.get_world_size(), 60.0
+        )
+
+    want = total()
+    graph, other = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        replayed = total()
+    torch.cuda.synchronize()
+    results = []
+    for _ in range(20):
+        with torch.cuda.stream(other):
+            graph.replay()
+        results.append(total())
+    torch.cuda.synchronize()
+    return [torch.equal(result, want) for result in (*results, replayed)]
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_replays_are_ordered_with_other_calls(cuda, gpu_pool, world_size):
+    for equal in gpu_pool(world_size).run(calls_and_replays_in_turn):
+        assert equal == [True] * 21
+
+
 def check_gathers_over_nccl() -> None:
     """All forms, several calls in flight, between calls over symmetric memory."""
     rank, size = dist.get_rank(), dist.get_world_size()

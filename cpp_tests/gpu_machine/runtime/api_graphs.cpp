@@ -1,9 +1,6 @@
 // Graphs: capture, instantiation and replay.
 #include <cuda_runtime_api.h>
 
-#include <functional>
-#include <numeric>
-
 #include "gpu_machine/runtime/api.h"
 
 using axonn::gpu_machine::Branches;
@@ -120,7 +117,8 @@ extern "C" {
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
   return api("cudaStreamBeginCapture", [&](Runtime& r) {
-    if (!r.streams.contains(stream)) return cudaErrorStreamCaptureUnsupported;
+    if (r.resolve(stream) == nullptr) return cudaErrorInvalidResourceHandle;
+    if (r.resolve(stream)->is_default) return cudaErrorStreamCaptureUnsupported;
     if (stream->capture != nullptr) return cudaErrorIllegalState;
     stream->capture = std::make_shared<Capture>();
     stream->capture->id = r.next_capture++;
@@ -143,16 +141,18 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
     return cudaSuccess;
   });
 }
-// The macro of CUDA's header names the version of the function that this header declares.
+// Its name is a macro of CUDA's header, which has other parameters before CUDA 13.
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
                                      unsigned long long* id, cudaGraph_t* graph,
                                      const cudaGraphNode_t** dependencies,
-                                     const cudaGraphEdgeData** edges, size_t* num_dependencies) {
+#if CUDART_VERSION >= 13000
+                                     const cudaGraphEdgeData**,
+#endif
+                                     size_t* num_dependencies) {
   return api("cudaStreamGetCaptureInfo", [&](Runtime& r) {
     const CUstream_st* found = r.resolve(stream);
     if (found == nullptr) return cudaErrorInvalidResourceHandle;
-    if (graph != nullptr || dependencies != nullptr || edges != nullptr ||
-        num_dependencies != nullptr) {
+    if (graph != nullptr || dependencies != nullptr || num_dependencies != nullptr) {
       return cudaErrorNotSupported;
     }
     *status = found->capture == nullptr   ? cudaStreamCaptureStatusNone

@@ -1,7 +1,6 @@
 // Streams and events.
 #include "gpu_machine/runtime/api.h"
 
-using axonn::gpu_machine::Clock;
 using axonn::gpu_machine::Node;
 using axonn::gpu_machine::Runtime;
 
@@ -15,7 +14,7 @@ cudaError_t create_stream(Runtime& runtime, cudaStream_t* stream, unsigned flags
   made->stream = runtime.machine.new_stream(runtime.device);
   made->flags = flags;
   made->priority = priority;
-  runtime.streams.insert(made);
+  runtime.streams.push_back(made);
   *stream = made;
   return cudaSuccess;
 }
@@ -120,7 +119,7 @@ cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
 // What was enqueued still runs, as on a GPU.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return api("cudaStreamDestroy", [&](Runtime& r) {
-    if (r.streams.erase(stream) == 0) return cudaErrorInvalidResourceHandle;
+    if (std::erase(r.streams, stream) == 0) return cudaErrorInvalidResourceHandle;
     if (stream->capture != nullptr) stream->capture->is_broken = true;
     delete stream;
     return cudaSuccess;

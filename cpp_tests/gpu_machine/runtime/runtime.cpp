@@ -2,10 +2,10 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
-#include <thread>
 #include <utility>
 
 #include "gpu_machine/runtime/fat_binary.h"
@@ -111,7 +111,7 @@ cudaStream_t Runtime::resolve(cudaStream_t stream) {
   if (stream == nullptr || stream == cudaStreamLegacy) {
     return default_streams_[static_cast<size_t>(device)].get();
   }
-  return stream == cudaStreamPerThread || !streams.contains(stream) ? nullptr : stream;
+  return std::find(streams.begin(), streams.end(), stream) == streams.end() ? nullptr : stream;
 }
 
 // The default stream and those that were not created as non-blocking wait for each other.

@@ -109,7 +109,8 @@ class Runtime {
   SignalPtr signal_on(int stream);
   void wait_on(int stream, const SignalPtr& signal, const std::string& what);
 
-  // Whether something forbids what no capture allows, such as to wait; the capture is then broken.
+  // What no capture allows, such as to wait for the host, breaks the stream's capture, or any that
+  // is global or of the thread.
   cudaError_t refuse_in_capture(cudaStream_t stream);
   cudaError_t refuse_in_global_capture();
 
@@ -121,12 +122,11 @@ class Runtime {
 
   int device = 0;  // the current one
   uint64_t next_capture = 1;
-  std::set<cudaStream_t> streams;       // all but the default ones
+  std::vector<cudaStream_t> streams;    // all but the default ones, as they were made
   std::set<CapturePtr> captures;        // that are under way
   std::set<std::pair<int, int>> peers;  // devices that may reach others
 
  private:
-  friend class Turns;
   bool run_once();
   void order_with_default_stream(cudaStream_t stream);
 
