@@ -56,10 +56,6 @@ class Bytes {
 
   std::byte* data() { return begin_; }
   const std::byte* data() const { return begin_; }
-  std::byte* begin() { return begin_; }
-  std::byte* end() { return begin_ + size_; }
-  std::byte& operator[](uint64_t i) { return begin_[i]; }
-  const std::byte& operator[](uint64_t i) const { return begin_[i]; }
   uint64_t size() const { return size_; }
 
  private:

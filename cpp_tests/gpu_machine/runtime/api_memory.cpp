@@ -71,15 +71,19 @@ cudaError_t copy(Runtime& runtime, void* to, const void* from, size_t bytes, cud
   return cudaSuccess;
 }
 
-// A read or write of a flag by a stream itself.
-bool reaches_value(Agent& agent, uint64_t address) {
-  Region& region = *agent.machine.region_at(address);
-  const uint64_t offset = address & (window_start(1) - 1);
-  if (region.freed || offset + 4 > region.bytes.size()) {
-    agent.fail(MachineError::Kind::kMemory, "a stream reaches outside an allocation", -1);
+// The place of a flag that a stream itself reads or writes.
+struct Flag {
+  Flag(Agent& agent, uint64_t address)
+      : region(*agent.machine.region_at(address)), offset(address & (window_start(1) - 1)) {
+    if (region.freed || offset + sizeof(uint32_t) > region.bytes.size()) {
+      agent.fail(MachineError::Kind::kMemory, "a stream reaches outside an allocation", -1);
+    }
   }
-  return true;
-}
+  std::byte* data() const { return region.bytes.data() + offset; }
+
+  Region& region;
+  uint64_t offset;
+};
 
 }  // namespace
 
@@ -123,11 +127,10 @@ CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t v
     if (r.machine.region_at(address) == nullptr || address % 4 != 0) return cudaErrorInvalidValue;
     return r.submit(stream, [&machine = r.machine, address, value](int on) {
       machine.enqueue_task(on, "writes a value", [address, value](Agent& agent) {
-        reaches_value(agent, address);
-        Region& region = *agent.machine.region_at(address);
-        const uint64_t offset = address & (window_start(1) - 1);
-        agent.note_write(region, offset, 4, Access{Order::kRelease, Scope::kSystem}, -1);
-        std::memcpy(region.bytes.data() + offset, &value, 4);
+        const Flag flag(agent, address);
+        agent.note_write(flag.region, flag.offset, sizeof value,
+                         Access{Order::kRelease, Scope::kSystem}, -1);
+        std::memcpy(flag.data(), &value, sizeof value);
         agent.machine.note_change();
         return true;
       });
@@ -141,17 +144,16 @@ CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t va
     if (r.machine.region_at(address) == nullptr || address % 4 != 0) return cudaErrorInvalidValue;
     return r.submit(stream, [&machine = r.machine, address, value, flags](int on) {
       machine.enqueue_task(on, "waits for a value", [address, value, flags](Agent& agent) {
-        reaches_value(agent, address);
-        Region& region = *agent.machine.region_at(address);
-        const uint64_t offset = address & (window_start(1) - 1);
+        const Flag flag(agent, address);
         uint32_t seen = 0;
-        std::memcpy(&seen, region.bytes.data() + offset, 4);
+        std::memcpy(&seen, flag.data(), sizeof seen);
         const bool reached = flags == CU_STREAM_WAIT_VALUE_EQ ? seen == value
                              : flags == CU_STREAM_WAIT_VALUE_AND
                                  ? (seen & value) != 0
                                  : static_cast<int32_t>(seen - value) >= 0;
         if (!reached) return false;
-        agent.note_read(region, offset, 4, Access{Order::kAcquire, Scope::kSystem}, -1);
+        agent.note_read(flag.region, flag.offset, sizeof seen,
+                        Access{Order::kAcquire, Scope::kSystem}, -1);
         return true;
       });
     });

@@ -45,7 +45,6 @@ class Gathers {
     AXONN_CUDA_CHECK(cudaGraphLaunch(graphs_[static_cast<size_t>(r)], stream));
   }
   void call_outside(int r, cudaStream_t stream) { call(r, eager_, stream); }
-  void capture_again(int r) { capture(r); }
 
   void expect_results() {
     testing::synchronize_all(kRanks);

@@ -73,7 +73,7 @@ class DeviceMatrix {
     AXONN_CUDA_CHECK(cudaMemcpy(data_, narrow.data(), 2 * narrow.size(), cudaMemcpyHostToDevice));
   }
   void* data() const { return data_; }
-  // Throws what ended the machine, if something did.
+  // Throws CudaError if something ended the machine.
   Matrix read() const {
     std::vector<uint16_t> narrow(static_cast<size_t>(rows_ * columns_));
     AXONN_CUDA_CHECK(cudaMemcpy(narrow.data(), data_, 2 * narrow.size(), cudaMemcpyDeviceToHost));
