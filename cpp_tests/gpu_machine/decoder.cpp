@@ -50,6 +50,7 @@ void Decoder::lay_out_variables() {
 void Decoder::begin(const Instruction& instruction, Op& op) {
   instruction_ = &instruction;
   op_ = &op;
+  op.list = static_cast<uint32_t>(program_.lists.size());
   modifiers_ = instruction.modifiers;
   used_operands_ = 0;
   if (instruction.guard.empty()) return;
@@ -83,6 +84,12 @@ std::string Decoder::take_one(std::initializer_list<std::string_view> modifiers)
     if (take(modifier)) return std::string(modifier);
   }
   return "";
+}
+
+std::string Decoder::take_first() {
+  const std::string first = modifiers_.empty() ? "" : modifiers_.front();
+  take(first);
+  return first;
 }
 
 Type Decoder::take_type() {
@@ -216,6 +223,14 @@ Slot Decoder::any_register(const Operand& operand, uint8_t* bytes) {
   return slot(operand, declared->second);
 }
 
+int Decoder::list(size_t index, Type type) {
+  const Operand& what = operand(index);
+  const bool is_vector = what.kind == Operand::Kind::kVector;
+  const std::vector<Operand> parts = is_vector ? what.parts : std::vector<Operand>{what};
+  for (const Operand& part : parts) program_.lists.push_back(slot(part, type));
+  return static_cast<int>(parts.size());
+}
+
 void Decoder::address(size_t index, Space space) {
   const Operand& what = operand(index);
   if (what.kind != Operand::Kind::kAddress) fail("expected an address in brackets");
@@ -257,7 +272,7 @@ Program decode(const Function& kernel, const Symbols& symbols,
     const bool known = decode_memory(decoder) || decode_control(decoder) ||
                        decode_integer(decoder) || decode_bits(decoder) || decode_float(decoder) ||
                        decode_compare(decoder) || decode_convert(decoder) ||
-                       decode_atomic(decoder) || decode_warp(decoder);
+                       decode_atomic(decoder) || decode_warp(decoder) || decode_matrix(decoder);
     if (!known) decoder.fail("the machine does not know this instruction");
     decoder.finish();
     program.ops.push_back(op);

@@ -30,8 +30,9 @@ class Decoder {
   bool take(std::string_view modifier);
   // Takes the first of these that is there; empty if none is.
   std::string take_one(std::initializer_list<std::string_view> modifiers);
-  Type take_type();        // the last one that is a type
-  Type last_type() const;  // the same, which stays; bits is 0 if there is none
+  std::string take_first();  // whatever it is; empty if there is none
+  Type take_type();          // the last one that is a type
+  Type last_type() const;    // the same, which stays; bits is 0 if there is none
   Rounding take_rounding();
   void take_order_and_scope();  // into the Op
 
@@ -43,6 +44,9 @@ class Decoder {
   Slot predicate(size_t index);  // of an operand; !p sets the Op's `negated`
   // A register of any width, which is returned.
   Slot any_register(const Operand& operand, uint8_t* bytes);
+  // The registers of an operand {a, b, ...} of so many bits each, at the end of the program's
+  // lists. Returns how many there are.
+  int list(size_t index, Type type);
   void address(size_t index, Space space);  // into the Op
   size_t label(const Operand& operand) const;
   bool is_register(const Operand& operand) const;
@@ -78,5 +82,6 @@ bool decode_memory(Decoder& decoder);
 bool decode_atomic(Decoder& decoder);
 bool decode_warp(Decoder& decoder);
 bool decode_control(Decoder& decoder);
+bool decode_matrix(Decoder& decoder);
 
 }  // namespace axonn::gpu_machine

@@ -48,6 +48,7 @@ struct Op {
   Slot vector[8] = {};   // registers of a vector
   int64_t offset = 0;    // added to the address in `a`
   uint32_t target = 0;   // of a branch
+  uint32_t list = 0;     // where its registers begin in the program's lists
   uint32_t negated = 0;  // kAllLanes if the predicate operand is !p
   Flow flow = Flow::kNext;
   Order order = Order::kWeak;
@@ -80,6 +81,7 @@ struct Program {
   std::vector<Op> ops;
   std::vector<Instruction> instructions;  // of the same index, for messages
   std::vector<Constant> constants;
+  std::vector<Slot> lists;  // registers of instructions that have many
   std::vector<Variable> params;
   std::vector<uint64_t> param_offsets;
   uint64_t param_bytes = 0;

@@ -205,7 +205,7 @@ bool Warp::meets(Fragment& fragment, const Op& op) {
              lane);
       }
     }
-  } else if (op.choice == 0) {
+  } else if (op.flow == Flow::kBarrier && op.choice == 0) {
     return true;  // a barrier at which threads arrive one by one
   }
   if (fragment.mask == members) return true;

@@ -46,6 +46,7 @@ class Warp final : public Agent {
     return reinterpret_cast<T*>(registers_ + slot);
   }
   uint32_t& predicate(Slot slot) { return *lanes<uint32_t>(slot); }
+  const Slot* list(const Op& op) const;
   uint64_t address(const Op& op, int lane) {
     const uint64_t base =
         op.address_bytes == 8 ? lanes<uint64_t>(op.a)[lane] : uint64_t{lanes<uint32_t>(op.a)[lane]};

@@ -76,6 +76,8 @@ std::string Warp::describe_wait() const {
   return text;
 }
 
+const Slot* Warp::list(const Op& op) const { return launch.program->lists.data() + op.list; }
+
 Warp::Place Warp::place(uint64_t address, uint32_t bytes, int lane) {
   const uint64_t window = address >> kWindowBits;
   Place at{nullptr, address & (window_start(1) - 1)};
