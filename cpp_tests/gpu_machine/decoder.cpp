@@ -9,7 +9,8 @@
 namespace axonn::gpu_machine {
 namespace {
 
-constexpr int kAlignment = 64;  // of registers, for vector instructions of the CPU
+constexpr uint64_t kLocalAlignment = 32;  // the largest vector
+constexpr int kAlignment = 64;            // of registers, for vector instructions of the CPU
 
 const std::set<std::string_view> kSpecials = {"%tid.x",       "%tid.y",       "%tid.z",
                                               "%ntid.x",      "%ntid.y",      "%ntid.z",
@@ -37,11 +38,20 @@ void Decoder::lay_out_variables() {
     program_.param_offsets.push_back(program_.param_bytes);
     program_.param_bytes += param.bytes;
   }
+  for (const Variable& variable : kernel_.variables) {
+    if (variable.space == Space::kShared) continue;
+    // Local memory; parameters of calls are there, too, and are named without cvta.
+    program_.local_bytes = align_up(program_.local_bytes, variable.alignment);
+    const uint64_t window = variable.space == Space::kParam ? window_start(kLocalWindow) : 0;
+    symbols_[variable.name] = window + kVariablesStart + program_.local_bytes;
+    program_.local_bytes += variable.bytes;
+  }
+  program_.local_bytes = align_up(program_.local_bytes, kLocalAlignment);
   for (const bool dynamic : {false, true}) {  // dynamic shared memory lies behind the static one
     for (const Variable& variable : kernel_.variables) {
-      if (variable.is_extern != dynamic) continue;
+      if (variable.space != Space::kShared || variable.is_extern != dynamic) continue;
       program_.shared_bytes = align_up(program_.shared_bytes, variable.alignment);
-      symbols_[variable.name] = kSharedStart + program_.shared_bytes;
+      symbols_[variable.name] = kVariablesStart + program_.shared_bytes;
       if (!dynamic) program_.shared_bytes += variable.bytes;
     }
   }
@@ -236,6 +246,7 @@ void Decoder::address(size_t index, Space space) {
   if (what.kind != Operand::Kind::kAddress) fail("expected an address in brackets");
   uint64_t window = 0;
   if (space == Space::kShared) window = window_start(kSharedWindow);
+  if (space == Space::kLocal) window = window_start(kLocalWindow);
   op_->offset = what.offset + static_cast<int64_t>(window);
   if (what.name.empty()) {
     op_->a = constant(0, 8);

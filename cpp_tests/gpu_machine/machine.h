@@ -41,7 +41,7 @@ struct Barrier {
 
 struct Cta {
   Cta(int64_t number, Dim place, uint64_t shared_bytes)
-      : id(number), index(place), shared("shared memory", kSharedStart + shared_bytes) {}
+      : id(number), index(place), shared("shared memory", kVariablesStart + shared_bytes) {}
   int64_t id;
   Dim index;
   Region shared;

@@ -2,7 +2,6 @@
 // those of the PTX manual's figures (ISA 9.0, section 9.7.14.5), restated here element by element.
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <random>
 #include <string>
 #include <vector>

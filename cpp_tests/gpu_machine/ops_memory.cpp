@@ -122,11 +122,14 @@ void run_fence(const Op& op, Warp& warp, uint32_t) { warp.fence(op.scope); }
 void do_nothing(const Op&, Warp&, uint32_t) {}
 
 Space take_space(Decoder& d) {
-  const std::string space = d.take_one(
-      {"param", "global", "shared", "shared::cta", "const", "param::entry", "param::func"});
+  const std::string space = d.take_one({"param", "global", "shared", "shared::cta", "local",
+                                        "const", "param::entry", "param::func"});
   if (space.starts_with("shared")) return Space::kShared;
   if (space.starts_with("param")) return Space::kParam;
-  return space == "global" ? Space::kGlobal : space == "const" ? Space::kConst : Space::kGeneric;
+  return space == "global"  ? Space::kGlobal
+         : space == "local" ? Space::kLocal
+         : space == "const" ? Space::kConst
+                            : Space::kGeneric;
 }
 
 // What tells caches how to behave, and changes no result.

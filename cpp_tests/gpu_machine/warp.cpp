@@ -29,6 +29,9 @@ Warp::Warp(Machine& of_machine, Launch& of_launch, Cta& of_cta, int its_index, u
   fragments_.reserve(kLanes + 1);  // pointers to fragments stay valid
   fragments_.push_back({0, lanes, Fragment::State::kReady, 0});
   fill_constants();
+  if (launch.program->local_bytes != 0) {
+    local_ = std::make_unique<Region>("local memory", launch.program->local_bytes * kLanes);
+  }
 }
 
 void Warp::fill_constants() {

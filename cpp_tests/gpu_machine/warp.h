@@ -75,6 +75,7 @@ class Warp final : public Agent {
     uint64_t offset;
   };
   Place place(uint64_t address, uint32_t bytes, int lane);
+  Place local_place(uint64_t offset, uint32_t bytes, int lane);
   void note_poll(uint64_t address);
   void fill_constants();
   uint64_t special(const std::string& name, int lane) const;
@@ -95,6 +96,7 @@ class Warp final : public Agent {
   void exit(Fragment*& fragment, uint32_t mask);
   [[noreturn]] void fail_stuck() const;
 
+  std::unique_ptr<Region> local_;  // of all lanes, one behind the other; null if there is none
   std::unique_ptr<std::byte[]> memory_;
   std::byte* registers_;
   std::vector<Fragment> fragments_;

@@ -78,6 +78,13 @@ std::string Warp::describe_wait() const {
 
 const Slot* Warp::list(const Op& op) const { return launch.program->lists.data() + op.list; }
 
+// Outside of its own part, a lane has no local memory.
+Warp::Place Warp::local_place(uint64_t offset, uint32_t bytes, int lane) {
+  const uint64_t size = launch.program->local_bytes;
+  if (offset < kVariablesStart || offset + bytes > kVariablesStart + size) return {nullptr, offset};
+  return {local_.get(), offset - kVariablesStart + size * static_cast<uint64_t>(lane)};
+}
+
 Warp::Place Warp::place(uint64_t address, uint32_t bytes, int lane) {
   const uint64_t window = address >> kWindowBits;
   Place at{nullptr, address & (window_start(1) - 1)};
@@ -85,10 +92,12 @@ Warp::Place Warp::place(uint64_t address, uint32_t bytes, int lane) {
     at.region = launch.params.get();
   } else if (window == kSharedWindow) {
     at.region = &cta.shared;
+  } else if (window == kLocalWindow) {
+    at = local_place(at.offset, bytes, lane);
   } else {
     at.region = machine.region_at(address);
   }
-  const bool is_reserved = window == kSharedWindow && at.offset < kSharedStart;
+  const bool is_reserved = window == kSharedWindow && at.offset < kVariablesStart;
   if (at.region == nullptr || is_reserved || at.region->freed ||
       at.offset + bytes > at.region->bytes.size()) {
     const std::string near =
