@@ -17,7 +17,11 @@ const std::set<std::string_view> kSpecials = {"%tid.x",       "%tid.y",       "%
                                               "%nctaid.x",    "%nctaid.y",    "%nctaid.z",
                                               "%laneid",      "%warpid",      "%nwarpid",
                                               "%lanemask_eq", "%lanemask_lt", "%lanemask_le",
-                                              "%lanemask_gt", "%lanemask_ge", "%dynamic_smem_size"};
+                                              "%lanemask_gt", "%lanemask_ge", "%dynamic_smem_size",
+"%cluster_ctaid.x", "%cluster_ctaid.y", "%cluster_ctaid.z",
+"%cluster_nctaid.x", "%cluster_nctaid.y", "%cluster_nctaid.z",
+"%clusterid.x", "%clusterid.y", "%clusterid.z", "%nclusterid.x", "%nclusterid.y", "%nclusterid.z",
+"%cluster_ctarank", "%cluster_nctarank"};
 
 uint64_t align_up(uint64_t value, uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
@@ -219,8 +223,10 @@ Slot Decoder::any_register(const Operand& operand, uint8_t* bytes) {
 void Decoder::address(size_t index, Space space) {
   const Operand& what = operand(index);
   if (what.kind != Operand::Kind::kAddress) fail("expected an address in brackets");
+  if (!what.parts.empty()) fail("expected one address in the brackets");
   uint64_t window = 0;
-  if (space == Space::kShared) window = window_start(kSharedWindow);
+  op_->reaches_cluster = space == Space::kSharedCluster || space == Space::kGeneric;
+  if (space == Space::kShared || space == Space::kSharedCluster) window = window_start(kSharedWindow);
   op_->offset = what.offset + static_cast<int64_t>(window);
   if (what.name.empty()) {
     op_->a = constant(0, 8);
@@ -248,6 +254,7 @@ Program decode(const Function& kernel, const Symbols& symbols,
   program.name = kernel.name;
   program.params = kernel.params;
   program.max_threads = kernel.max_threads;
+  program.cluster = kernel.cluster;
   program.instructions = kernel.instructions;
   program.files = std::make_shared<const std::map<int, std::string>>(files);
   Decoder decoder(kernel, symbols, program);

@@ -123,7 +123,9 @@ void do_nothing(const Op&, Warp&, uint32_t) {}
 
 Space take_space(Decoder& d) {
   const std::string space = d.take_one(
-      {"param", "global", "shared", "shared::cta", "const", "param::entry", "param::func"});
+      {"param", "global", "shared", "shared::cta", "shared::cluster", "const", "param::entry",
+       "param::func"});
+  if (space == "shared::cluster") return Space::kSharedCluster;
   if (space.starts_with("shared")) return Space::kShared;
   if (space.starts_with("param")) return Space::kParam;
   return space == "global" ? Space::kGlobal : space == "const" ? Space::kConst : Space::kGeneric;

@@ -19,6 +19,8 @@ class Warp;
 struct Op;
 // Runs an instruction for the lanes of the mask.
 using Execute = void (*)(const Op& op, Warp& warp, uint32_t mask);
+// Whether these lanes may go on with it.
+using Ready = bool (*)(const Op& op, Warp& warp, uint32_t mask);
 
 // Where an operand begins in a warp's registers, in bytes. A register has a value for each lane,
 // one behind the other; a predicate is a word with a bit for each lane. Immediates and special
@@ -33,6 +35,7 @@ enum class Flow : uint8_t {
   kMeetAll,  // all lanes of the warp that have not exited run it together
   kBarrier,  // of the CTA; like kMeetAll, then waits for other warps
   kYield,    // lets others go on: it polls or sleeps
+  kWait,     // the lanes that run it wait until it is ready
 };
 enum class Order : uint8_t { kWeak, kRelaxed, kAcquire, kRelease, kAcquireRelease };
 enum class Rounding : uint8_t { kNearest, kZero, kDown, kUp };
@@ -41,6 +44,7 @@ enum class BarrierKind : uint8_t { kSync, kArrive, kPopc, kAnd, kOr };
 struct Op {
   Execute execute = nullptr;
   Execute inner = nullptr;  // what `execute` wraps
+  Ready ready = nullptr;    // of kWait and kMeetAll; null if it is always ready
   Slot d = 0, d2 = 0;       // results
   Slot a = 0, b = 0, c = 0, e = 0;
   Slot guard = 0;
@@ -62,6 +66,7 @@ struct Op {
   bool has_guard = false, guard_negated = false;
   bool ftz = false, sat = false;
   bool has_count = false;       // bar.sync a, b
+  bool reaches_cluster = false;  // its address may be one of another CTA's shared memory
   bool meets_anywhere = false;  // bar.warp.sync: lanes may wait at different ones
 };
 
@@ -86,11 +91,16 @@ struct Program {
   uint64_t shared_bytes = 0;  // of static shared memory, from kSharedStart on
   uint32_t register_bytes = 0;
   int max_threads = 0;
+  Dim cluster;  // that the kernel demands; of one CTA if it demands none
   std::shared_ptr<const std::map<int, std::string>> files;
 };
 
 // Offsets below are not handed out, so that an address of 0 is outside.
 inline constexpr uint64_t kSharedStart = 1024;
+// An address in shared memory has the offset in its lower bits. Above them is the CTA's rank in the
+// cluster and one more, or zero for the own CTA.
+inline constexpr int kSharedBits = 24;
+inline constexpr uint64_t kMostClusterCtas = 8;
 
 // Addresses of a module's variables in device memory.
 using Symbols = std::map<std::string, uint64_t>;
