@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@ class Decoder {
 
   bool is_warp_barrier() const { return !modifiers_.empty() && modifiers_[0] == "warp"; }
 
+  bool has(std::string_view modifier) const;
   // Takes a modifier away, wherever it stands, and returns whether it was there.
   bool take(std::string_view modifier);
   // Takes the first of these that is there; empty if none is.
@@ -47,9 +49,15 @@ class Decoder {
   // The registers of an operand {a, b, ...} of so many bits each, at the end of the program's
   // lists. Returns how many there are.
   int list(size_t index, Type type);
-  void address(size_t index, Space space);  // into the Op
+  // The registers of this instruction's lists are those of a product of a warpgroup.
+  void note_product();
+  // When all is decoded: tells each other Op which of those registers it uses.
+  void note_touched(std::vector<Op>& ops);
+  Address address(size_t index, Space space);
+  Address address(const Operand& what, Space space);
   size_t label(const Operand& operand) const;
   bool is_register(const Operand& operand) const;
+  bool is_predicate(size_t index) const;  // a register of that kind
   Slot constant(uint64_t bits, int bytes);
 
   Op& op() { return *op_; }
@@ -65,12 +73,18 @@ class Decoder {
   const Instruction* instruction_ = nullptr;
   Op* op_ = nullptr;
   std::vector<std::string> modifiers_;
+  std::vector<std::vector<Slot>> used_slots_;  // registers, by instruction
+  std::set<Slot> product_slots_;
+  std::set<size_t> products_;  // instructions
   size_t used_operands_ = 0;
   Symbols symbols_;
   std::map<std::string, Slot> registers_;
   std::map<std::pair<uint64_t, int>, Slot> immediates_;
   std::map<std::pair<std::string, int>, Slot> specials_;
 };
+
+// Takes the space of an access away; generic if there is none.
+Space take_space(Decoder& decoder);
 
 // Each decodes what it knows and returns false for other opcodes.
 bool decode_integer(Decoder& decoder);
@@ -83,5 +97,7 @@ bool decode_atomic(Decoder& decoder);
 bool decode_warp(Decoder& decoder);
 bool decode_control(Decoder& decoder);
 bool decode_matrix(Decoder& decoder);
+bool decode_async_copy(Decoder& decoder);
+bool decode_wgmma(Decoder& decoder);
 
 }  // namespace axonn::gpu_machine

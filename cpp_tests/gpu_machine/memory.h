@@ -26,14 +26,19 @@ constexpr uint64_t window_start(uint64_t window) { return window << kWindowBits;
 // One access of a granule of memory; id 0 stands for none.
 struct Mark {
   uint32_t actor = 0;
-  uint32_t time : 29 = 0;
+  uint32_t time : 27 = 0;
   uint32_t scope : 3 = 0;  // of the access
+  uint32_t proxy : 2 = 0;
+
+  bool operator==(const Mark&) const = default;
 };
 
 // What is known of two bytes: the last write, and the last reads of two different actors.
 struct Granule {
   Mark write;
   Mark reads[2];
+
+  bool operator==(const Granule&) const = default;
 };
 inline constexpr uint64_t kGranuleBytes = 2;
 
@@ -52,6 +57,7 @@ struct Region {
   std::unordered_map<uint64_t, Released> released;  // by offset
   bool read_only = false;
   bool freed = false;
+  bool is_shared = false;  // shared memory of a CTA
 
   Region(std::string region_name, uint64_t size)
       : name(std::move(region_name)),

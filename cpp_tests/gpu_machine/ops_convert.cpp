@@ -203,7 +203,7 @@ void convert_pair(const Op& op, Warp& warp, uint32_t mask) {
 void add_offset(const Op& op, Warp& warp, uint32_t mask) {
   const uint64_t* a = warp.lanes<uint64_t>(op.a);
   uint64_t result[kLanes];
-  for (int i = 0; i < kLanes; ++i) result[i] = a[i] + static_cast<uint64_t>(op.offset);
+  for (int i = 0; i < kLanes; ++i) result[i] = a[i] + static_cast<uint64_t>(op.at.offset);
   store_lanes(warp, op.d, result, mask);
 }
 
@@ -222,7 +222,7 @@ void decode_address_conversion(Decoder& d) {
   const auto window = static_cast<int64_t>(shared  ? window_start(kSharedWindow)
                                            : local ? window_start(kLocalWindow)
                                                    : 0);
-  op.offset = to ? -window : window;
+  op.at.offset = to ? -window : window;
   op.execute = add_offset;
 }
 

@@ -121,17 +121,6 @@ void atomic_add_narrow(const Op& op, Warp& warp, uint32_t mask) {
 void run_fence(const Op& op, Warp& warp, uint32_t) { warp.fence(op.scope); }
 void do_nothing(const Op&, Warp&, uint32_t) {}
 
-Space take_space(Decoder& d) {
-  const std::string space = d.take_one({"param", "global", "shared", "shared::cta", "local",
-                                        "const", "param::entry", "param::func"});
-  if (space.starts_with("shared")) return Space::kShared;
-  if (space.starts_with("param")) return Space::kParam;
-  return space == "global"  ? Space::kGlobal
-         : space == "local" ? Space::kLocal
-         : space == "const" ? Space::kConst
-                            : Space::kGeneric;
-}
-
 // What tells caches how to behave, and changes no result.
 void take_cache_hints(Decoder& d) {
   d.take_one({"ca", "cg", "cs", "lu", "cv", "wb", "wt"});
@@ -151,7 +140,7 @@ void decode_access(Decoder& d, bool loads) {
   op.type = d.take_type();
   if (op.type.lanes != 1) d.fail("the machine does not load packed types by this name");
   if (op.type.bits / 8 * op.count > 32) d.fail("an access has at most 32 bytes");
-  d.address(loads ? 1 : 0, space);
+  op.at = d.address(loads ? 1 : 0, space);
   const Operand& values = d.operand(loads ? 0 : 1);
   const bool is_vector = values.kind == Operand::Kind::kVector;
   const std::vector<Operand> parts = is_vector ? values.parts : std::vector<Operand>{values};
@@ -215,6 +204,19 @@ void decode_fence(Decoder& d) {
 
 }  // namespace
 
+Space take_space(Decoder& d) {
+  const std::string space =
+      d.take_one({"param", "global", "shared", "shared::cta", "shared::cluster", "local", "const",
+                  "param::entry", "param::func"});
+  if (space == "shared::cluster") return Space::kSharedCluster;
+  if (space.starts_with("shared")) return Space::kShared;
+  if (space.starts_with("param")) return Space::kParam;
+  return space == "global"  ? Space::kGlobal
+         : space == "local" ? Space::kLocal
+         : space == "const" ? Space::kConst
+                            : Space::kGeneric;
+}
+
 bool decode_memory(Decoder& d) {
   const std::string opcode = d.opcode();
   if (opcode == "ld" || opcode == "ldu") {
@@ -266,7 +268,7 @@ bool decode_atomic(Decoder& d) {
     op.register_bytes = static_cast<uint8_t>(op.type.register_bytes());
   }
   const size_t first = returns ? 1 : 0;
-  d.address(first, space);
+  op.at = d.address(first, space);
   op.b = d.slot(first + 1, op.type);
   if (op.choice == kCompare) op.c = d.slot(first + 2, op.type);
   return true;

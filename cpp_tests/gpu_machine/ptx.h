@@ -11,6 +11,12 @@
 
 namespace axonn::gpu_machine {
 
+struct Dim {
+  uint32_t x = 1, y = 1, z = 1;
+  uint64_t count() const { return uint64_t{x} * y * z; }
+  bool operator==(const Dim&) const = default;
+};
+
 struct SourceLine {
   int ptx = 0;        // line of the PTX text
   int file = 0;       // of the .loc directive before it; 0 if there was none
@@ -29,7 +35,7 @@ struct Type {
   int register_bytes() const { return letter == 'p' ? 4 : bits * lanes / 8; }
 };
 
-enum class Space : uint8_t { kGeneric, kParam, kGlobal, kShared, kLocal, kConst };
+enum class Space : uint8_t { kGeneric, kParam, kGlobal, kShared, kSharedCluster, kLocal, kConst };
 
 struct Operand {
   enum class Kind : uint8_t { kName, kImmediate, kAddress, kVector };
@@ -40,7 +46,7 @@ struct Operand {
   char letter = 's';           // of an immediate: 's', or 'f' if it is written as a float
   int64_t offset = 0;          // of an address, in bytes
   bool negated = false;        // !p
-  std::vector<Operand> parts;  // of {a, b}, and of p|q
+  std::vector<Operand> parts;  // of {a, b}, of p|q, and of [map, {x, y}]: what comes behind the map
 };
 
 struct Instruction {
@@ -66,6 +72,7 @@ struct Variable {
 struct Function {
   std::string name;
   int max_threads = 0;  // .maxntid; 0 if it is not given
+  Dim cluster;          // .reqnctapercluster
   std::vector<Variable> params;
   std::vector<Variable> results;    // of a function: at most one
   std::vector<Variable> variables;  // declared in the body, also the parameters of its calls

@@ -11,8 +11,9 @@ namespace {
 
 const std::set<std::string_view> kLinkage = {".visible", ".weak", ".extern"};
 // What says nothing to the machine; each is a line.
-const std::set<std::string_view> kIgnoredLines = {".version",      ".target",  ".address_size",
-                                                  ".minnctapersm", ".maxnreg", ".pragma"};
+const std::set<std::string_view> kIgnoredLines = {
+    ".version", ".target", ".address_size",    ".minnctapersm",
+    ".maxnreg", ".pragma", ".explicitcluster", ".maxclusterrank"};
 
 std::vector<std::string> split_at_dots(const std::string& word) {
   std::vector<std::string> parts{""};
@@ -206,6 +207,10 @@ class Parser {
         uint64_t threads = number();
         while (take_if(",")) threads *= number();
         kernel_.max_threads = static_cast<int>(threads);
+      } else if (take_if(".reqnctapercluster")) {
+        kernel_.cluster.x = static_cast<uint32_t>(number());
+        if (take_if(",")) kernel_.cluster.y = static_cast<uint32_t>(number());
+        if (take_if(",")) kernel_.cluster.z = static_cast<uint32_t>(number());
       } else if (kIgnoredLines.contains(now().text)) {
         skip_line(line);
       } else {
@@ -355,6 +360,7 @@ class Parser {
     if (take_if("[")) {
       operand = parse_sum();
       operand.kind = Operand::Kind::kAddress;
+      while (take_if(",")) operand.parts.push_back(parse_simple_operand());
       expect("]");
     } else if (take_if("{")) {
       operand.kind = Operand::Kind::kVector;
