@@ -75,6 +75,10 @@ void Decoder::fail(const std::string& what) const {
                    "`: " + what);
 }
 
+bool Decoder::has_modifier(std::string_view modifier) const {
+  return std::find(modifiers_.begin(), modifiers_.end(), modifier) != modifiers_.end();
+}
+
 bool Decoder::take(std::string_view modifier) {
   const auto found = std::find(modifiers_.begin(), modifiers_.end(), modifier);
   if (found == modifiers_.end()) return false;
@@ -171,6 +175,12 @@ bool Decoder::is_register(const Operand& operand) const {
   return operand.kind == Operand::Kind::kName && kernel_.registers.contains(operand.name);
 }
 
+bool Decoder::is_address(size_t index) const {
+  return instruction_->operands.at(index).kind == Operand::Kind::kAddress;
+}
+
+bool Decoder::is_sink(size_t index) const { return instruction_->operands.at(index).name == "_"; }
+
 Slot Decoder::slot(const Operand& operand, Type type) {
   const int bytes = type.register_bytes();
   if (operand.kind == Operand::Kind::kImmediate) {
@@ -220,26 +230,30 @@ Slot Decoder::any_register(const Operand& operand, uint8_t* bytes) {
   return slot(operand, declared->second);
 }
 
-void Decoder::address(size_t index, Space space) {
+Address Decoder::address(size_t index, Space space) {
   const Operand& what = operand(index);
-  if (what.kind != Operand::Kind::kAddress) fail("expected an address in brackets");
   if (!what.parts.empty()) fail("expected one address in the brackets");
-  uint64_t window = 0;
-  op_->reaches_cluster = space == Space::kSharedCluster || space == Space::kGeneric;
-  if (space == Space::kShared || space == Space::kSharedCluster) window = window_start(kSharedWindow);
-  op_->offset = what.offset + static_cast<int64_t>(window);
+  return address(what, space);
+}
+
+Address Decoder::address(const Operand& what, Space space) {
+  if (what.kind != Operand::Kind::kAddress) fail("expected an address in brackets");
+  const bool is_shared = space == Space::kShared || space == Space::kSharedCluster;
+  const uint64_t window = is_shared ? window_start(kSharedWindow) : 0;
+  Address result;
+  result.offset = what.offset + static_cast<int64_t>(window);
+  result.reaches_cluster = space == Space::kSharedCluster || space == Space::kGeneric;
   if (what.name.empty()) {
-    op_->a = constant(0, 8);
-    op_->address_bytes = 8;
+    result.slot = constant(0, 8);
   } else if (const auto address = address_of(what.name)) {
-    op_->a = constant(*address, 8);
-    op_->address_bytes = 8;
+    result.slot = constant(*address, 8);
   } else {
     Operand base;
     base.name = what.name;
-    op_->a = any_register(base, &op_->address_bytes);
-    if (op_->address_bytes < 4) fail("an address has 32 or 64 bits");
+    result.slot = any_register(base, &result.bytes);
+    if (result.bytes < 4) fail("an address has 32 or 64 bits");
   }
+  return result;
 }
 
 size_t Decoder::label(const Operand& operand) const {
@@ -261,7 +275,8 @@ Program decode(const Function& kernel, const Symbols& symbols,
   for (const Instruction& instruction : kernel.instructions) {
     Op op;
     decoder.begin(instruction, op);
-    const bool known = decode_memory(decoder) || decode_control(decoder) ||
+    const bool known = decode_memory(decoder) || decode_cluster(decoder) ||
+                       decode_mbarrier(decoder) || decode_bulk(decoder) || decode_control(decoder) ||
                        decode_integer(decoder) || decode_bits(decoder) || decode_float(decoder) ||
                        decode_compare(decoder) || decode_convert(decoder) ||
                        decode_atomic(decoder) || decode_warp(decoder);

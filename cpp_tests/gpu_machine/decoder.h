@@ -26,6 +26,7 @@ class Decoder {
 
   bool is_warp_barrier() const { return !modifiers_.empty() && modifiers_[0] == "warp"; }
 
+  bool has_modifier(std::string_view modifier) const;
   // Takes a modifier away, wherever it stands, and returns whether it was there.
   bool take(std::string_view modifier);
   // Takes the first of these that is there; empty if none is.
@@ -43,9 +44,12 @@ class Decoder {
   Slot predicate(size_t index);  // of an operand; !p sets the Op's `negated`
   // A register of any width, which is returned.
   Slot any_register(const Operand& operand, uint8_t* bytes);
-  void address(size_t index, Space space);  // into the Op
+  Address address(size_t index, Space space);
+  Address address(const Operand& what, Space space);
   size_t label(const Operand& operand) const;
   bool is_register(const Operand& operand) const;
+  bool is_address(size_t index) const;
+  bool is_sink(size_t index) const;  // _
   Slot constant(uint64_t bits, int bytes);
 
   Op& op() { return *op_; }
@@ -68,6 +72,9 @@ class Decoder {
   std::map<std::pair<std::string, int>, Slot> specials_;
 };
 
+// Takes the space of an access away; generic if there is none.
+Space take_space(Decoder& decoder);
+
 // Each decodes what it knows and returns false for other opcodes.
 bool decode_integer(Decoder& decoder);
 bool decode_bits(Decoder& decoder);
@@ -78,5 +85,8 @@ bool decode_memory(Decoder& decoder);
 bool decode_atomic(Decoder& decoder);
 bool decode_warp(Decoder& decoder);
 bool decode_control(Decoder& decoder);
+bool decode_cluster(Decoder& decoder);
+bool decode_mbarrier(Decoder& decoder);
+bool decode_bulk(Decoder& decoder);
 
 }  // namespace axonn::gpu_machine

@@ -203,7 +203,7 @@ void convert_pair(const Op& op, Warp& warp, uint32_t mask) {
 void add_offset(const Op& op, Warp& warp, uint32_t mask) {
   const uint64_t* a = warp.lanes<uint64_t>(op.a);
   uint64_t result[kLanes];
-  for (int i = 0; i < kLanes; ++i) result[i] = a[i] + static_cast<uint64_t>(op.offset);
+  for (int i = 0; i < kLanes; ++i) result[i] = a[i] + static_cast<uint64_t>(op.at.offset);
   store_lanes(warp, op.d, result, mask);
 }
 
@@ -211,7 +211,7 @@ void add_offset(const Op& op, Warp& warp, uint32_t mask) {
 void decode_address_conversion(Decoder& d) {
   Op& op = d.op();
   const bool to = d.take("to");
-  const bool shared = d.take("shared") || d.take("shared::cta");
+  const bool shared = !d.take_one({"shared", "shared::cta", "shared::cluster"}).empty();
   if (!shared && !d.take("global") && !d.take("param") && !d.take("const")) {
     d.fail("the machine does not know this space");
   }
@@ -220,7 +220,7 @@ void decode_address_conversion(Decoder& d) {
   op.d = d.slot(0, type);
   op.a = d.slot(1, type);
   const auto window = static_cast<int64_t>(window_start(kSharedWindow));
-  op.offset = !shared ? 0 : to ? -window : window;
+  op.at.offset = !shared ? 0 : to ? -window : window;
   op.execute = add_offset;
 }
 

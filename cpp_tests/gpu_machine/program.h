@@ -41,6 +41,14 @@ enum class Order : uint8_t { kWeak, kRelaxed, kAcquire, kRelease, kAcquireReleas
 enum class Rounding : uint8_t { kNearest, kZero, kDown, kUp };
 enum class BarrierKind : uint8_t { kSync, kArrive, kPopc, kAnd, kOr };
 
+// An address of an instruction: that in a register, and an offset.
+struct Address {
+  Slot slot = 0;
+  int64_t offset = 0;
+  uint8_t bytes = 8;             // of the register
+  bool reaches_cluster = false;  // it may be one of another CTA's shared memory
+};
+
 struct Op {
   Execute execute = nullptr;
   Execute inner = nullptr;  // what `execute` wraps
@@ -50,7 +58,8 @@ struct Op {
   Slot guard = 0;
   Slot members = 0;      // of kMeet
   Slot vector[8] = {};   // registers of a vector
-  int64_t offset = 0;    // added to the address in `a`
+  Address at;            // what it accesses
+  Address from, signal;  // of asynchronous copies: their source or descriptor, and mbarrier
   uint32_t target = 0;   // of a branch
   uint32_t negated = 0;  // kAllLanes if the predicate operand is !p
   Flow flow = Flow::kNext;
@@ -60,13 +69,11 @@ struct Op {
   BarrierKind barrier = BarrierKind::kSync;
   Type type, source_type;
   uint8_t count = 1;  // elements of a vector
-  uint8_t address_bytes = 8;
   uint8_t register_bytes = 0, source_bytes = 0;  // of the registers, which may be wider than types
   uint8_t choice = 0;  // which of its family: an instruction's own meaning
   bool has_guard = false, guard_negated = false;
   bool ftz = false, sat = false;
   bool has_count = false;       // bar.sync a, b
-  bool reaches_cluster = false;  // its address may be one of another CTA's shared memory
   bool meets_anywhere = false;  // bar.warp.sync: lanes may wait at different ones
 };
 

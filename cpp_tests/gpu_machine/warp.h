@@ -60,11 +60,12 @@ class Warp final : public Agent {
     return reinterpret_cast<T*>(registers_ + slot);
   }
   uint32_t& predicate(Slot slot) { return *lanes<uint32_t>(slot); }
-  uint64_t address(const Op& op, int lane) {
-    const uint64_t base =
-        op.address_bytes == 8 ? lanes<uint64_t>(op.a)[lane] : uint64_t{lanes<uint32_t>(op.a)[lane]};
-    return base + static_cast<uint64_t>(op.offset);
+  uint64_t address(const Address& at, int lane) {
+    const uint64_t base = at.bytes == 8 ? lanes<uint64_t>(at.slot)[lane]
+                                        : uint64_t{lanes<uint32_t>(at.slot)[lane]};
+    return base + static_cast<uint64_t>(at.offset);
   }
+  uint64_t address(const Op& op, int lane) { return address(op.at, lane); }
 
   // Each checks an access and returns where its bytes are; an update is an atomic operation.
   const std::byte* read(const Op& op, uint64_t address, uint32_t bytes, int lane);
@@ -95,9 +96,9 @@ class Warp final : public Agent {
   uint64_t wake_at = 0;  // nanoseconds; it sleeps until then
   AsyncGroups& bulk_groups(int lane) { return bulk_groups_[static_cast<size_t>(lane)]; }
 
-  // For barrier.cluster: the lanes that have arrived and not waited yet, and the phase they wait for.
+  // For barrier.cluster: the lanes that have arrived and not waited yet, and which phase each waits for.
   uint32_t cluster_arrived = 0;
-  uint64_t cluster_phase = 0;
+  std::array<uint64_t, kLanes> cluster_phases{};
   uint32_t registers_per_thread = 0;  // setmaxnreg
 
  private:

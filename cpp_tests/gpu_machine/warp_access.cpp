@@ -134,7 +134,7 @@ Cta& Warp::cta_at(uint64_t offset, int lane, bool reaches_cluster) const {
 }
 
 Warp::Place Warp::place_of_access(const Op& op, uint64_t address, uint32_t bytes, int lane) {
-  return place(address, bytes, bytes, lane, op.reaches_cluster);
+  return place(address, bytes, bytes, lane, op.at.reaches_cluster);
 }
 
 void Warp::note_poll(uint64_t address) {
