@@ -9,7 +9,8 @@
 namespace axonn::gpu_machine {
 namespace {
 
-constexpr int kAlignment = 64;  // of registers, for vector instructions of the CPU
+constexpr uint64_t kLocalAlignment = 32;  // the largest vector
+constexpr int kAlignment = 64;            // of registers, for vector instructions of the CPU
 
 const std::set<std::string_view> kSpecials = {"%tid.x",       "%tid.y",       "%tid.z",
                                               "%ntid.x",      "%ntid.y",      "%ntid.z",
@@ -41,11 +42,20 @@ void Decoder::lay_out_variables() {
     program_.param_offsets.push_back(program_.param_bytes);
     program_.param_bytes += param.bytes;
   }
+  for (const Variable& variable : kernel_.variables) {
+    if (variable.space == Space::kShared) continue;
+    // Local memory; parameters of calls are there, too, and are named without cvta.
+    program_.local_bytes = align_up(program_.local_bytes, variable.alignment);
+    const uint64_t window = variable.space == Space::kParam ? window_start(kLocalWindow) : 0;
+    symbols_[variable.name] = window + kVariablesStart + program_.local_bytes;
+    program_.local_bytes += variable.bytes;
+  }
+  program_.local_bytes = align_up(program_.local_bytes, kLocalAlignment);
   for (const bool dynamic : {false, true}) {  // dynamic shared memory lies behind the static one
     for (const Variable& variable : kernel_.variables) {
-      if (variable.is_extern != dynamic) continue;
+      if (variable.space != Space::kShared || variable.is_extern != dynamic) continue;
       program_.shared_bytes = align_up(program_.shared_bytes, variable.alignment);
-      symbols_[variable.name] = kSharedStart + program_.shared_bytes;
+      symbols_[variable.name] = kVariablesStart + program_.shared_bytes;
       if (!dynamic) program_.shared_bytes += variable.bytes;
     }
   }
@@ -54,6 +64,7 @@ void Decoder::lay_out_variables() {
 void Decoder::begin(const Instruction& instruction, Op& op) {
   instruction_ = &instruction;
   op_ = &op;
+  op.list = static_cast<uint32_t>(program_.lists.size());
   modifiers_ = instruction.modifiers;
   used_operands_ = 0;
   if (instruction.guard.empty()) return;
@@ -91,6 +102,12 @@ std::string Decoder::take_one(std::initializer_list<std::string_view> modifiers)
     if (take(modifier)) return std::string(modifier);
   }
   return "";
+}
+
+std::string Decoder::take_first() {
+  const std::string first = modifiers_.empty() ? "" : modifiers_.front();
+  take(first);
+  return first;
 }
 
 Type Decoder::take_type() {
@@ -230,6 +247,14 @@ Slot Decoder::any_register(const Operand& operand, uint8_t* bytes) {
   return slot(operand, declared->second);
 }
 
+int Decoder::list(size_t index, Type type) {
+  const Operand& what = operand(index);
+  const bool is_vector = what.kind == Operand::Kind::kVector;
+  const std::vector<Operand> parts = is_vector ? what.parts : std::vector<Operand>{what};
+  for (const Operand& part : parts) program_.lists.push_back(slot(part, type));
+  return static_cast<int>(parts.size());
+}
+
 Address Decoder::address(size_t index, Space space) {
   const Operand& what = operand(index);
   if (!what.parts.empty()) fail("expected one address in the brackets");
@@ -239,7 +264,9 @@ Address Decoder::address(size_t index, Space space) {
 Address Decoder::address(const Operand& what, Space space) {
   if (what.kind != Operand::Kind::kAddress) fail("expected an address in brackets");
   const bool is_shared = space == Space::kShared || space == Space::kSharedCluster;
-  const uint64_t window = is_shared ? window_start(kSharedWindow) : 0;
+  const uint64_t window = is_shared                ? window_start(kSharedWindow)
+                          : space == Space::kLocal ? window_start(kLocalWindow)
+                                                   : 0;
   Address result;
   result.offset = what.offset + static_cast<int64_t>(window);
   result.reaches_cluster = space == Space::kSharedCluster || space == Space::kGeneric;
@@ -279,7 +306,7 @@ Program decode(const Function& kernel, const Symbols& symbols,
                        decode_mbarrier(decoder) || decode_bulk(decoder) || decode_control(decoder) ||
                        decode_integer(decoder) || decode_bits(decoder) || decode_float(decoder) ||
                        decode_compare(decoder) || decode_convert(decoder) ||
-                       decode_atomic(decoder) || decode_warp(decoder);
+                       decode_atomic(decoder) || decode_warp(decoder) || decode_matrix(decoder);
     if (!known) decoder.fail("the machine does not know this instruction");
     decoder.finish();
     program.ops.push_back(op);

@@ -31,8 +31,9 @@ class Decoder {
   bool take(std::string_view modifier);
   // Takes the first of these that is there; empty if none is.
   std::string take_one(std::initializer_list<std::string_view> modifiers);
-  Type take_type();        // the last one that is a type
-  Type last_type() const;  // the same, which stays; bits is 0 if there is none
+  std::string take_first();  // whatever it is; empty if there is none
+  Type take_type();          // the last one that is a type
+  Type last_type() const;    // the same, which stays; bits is 0 if there is none
   Rounding take_rounding();
   void take_order_and_scope();  // into the Op
 
@@ -44,6 +45,9 @@ class Decoder {
   Slot predicate(size_t index);  // of an operand; !p sets the Op's `negated`
   // A register of any width, which is returned.
   Slot any_register(const Operand& operand, uint8_t* bytes);
+  // The registers of an operand {a, b, ...} of so many bits each, at the end of the program's
+  // lists. Returns how many there are.
+  int list(size_t index, Type type);
   Address address(size_t index, Space space);
   Address address(const Operand& what, Space space);
   size_t label(const Operand& operand) const;
@@ -88,5 +92,6 @@ bool decode_control(Decoder& decoder);
 bool decode_cluster(Decoder& decoder);
 bool decode_mbarrier(Decoder& decoder);
 bool decode_bulk(Decoder& decoder);
+bool decode_matrix(Decoder& decoder);
 
 }  // namespace axonn::gpu_machine

@@ -19,6 +19,7 @@ namespace axonn::gpu_machine {
 inline constexpr int kWindowBits = 36;
 inline constexpr uint64_t kParamWindow = 1;   // of the launch
 inline constexpr uint64_t kSharedWindow = 2;  // of the CTA
+inline constexpr uint64_t kLocalWindow = 3;   // of the lane
 inline constexpr uint64_t kFirstWindow = 16;  // of allocations
 
 constexpr uint64_t window_start(uint64_t window) { return window << kWindowBits; }

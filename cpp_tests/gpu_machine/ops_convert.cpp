@@ -207,20 +207,23 @@ void add_offset(const Op& op, Warp& warp, uint32_t mask) {
   store_lanes(warp, op.d, result, mask);
 }
 
-// Addresses of global memory are generic ones; those of shared memory lie in its window.
+// Addresses of global memory are generic ones; those of shared and local memory lie in windows.
 void decode_address_conversion(Decoder& d) {
   Op& op = d.op();
   const bool to = d.take("to");
   const bool shared = !d.take_one({"shared", "shared::cta", "shared::cluster"}).empty();
-  if (!shared && !d.take("global") && !d.take("param") && !d.take("const")) {
+  const bool local = d.take("local");
+  if (!shared && !local && !d.take("global") && !d.take("param") && !d.take("const")) {
     d.fail("the machine does not know this space");
   }
   const Type type = d.take_type();
   if (type.bits != 64) d.fail("addresses have 64 bits");
   op.d = d.slot(0, type);
   op.a = d.slot(1, type);
-  const auto window = static_cast<int64_t>(window_start(kSharedWindow));
-  op.at.offset = !shared ? 0 : to ? -window : window;
+  const auto window = static_cast<int64_t>(shared  ? window_start(kSharedWindow)
+                                           : local ? window_start(kLocalWindow)
+                                                   : 0);
+  op.at.offset = to ? -window : window;
   op.execute = add_offset;
 }
 

@@ -142,12 +142,15 @@ Execute atomic_of(Type type, uint8_t update) {
 
 Space take_space(Decoder& d) {
   const std::string space = d.take_one(
-      {"param", "global", "shared", "shared::cta", "shared::cluster", "const", "param::entry",
-       "param::func"});
+      {"param", "global", "shared", "shared::cta", "shared::cluster", "local", "const",
+       "param::entry", "param::func"});
   if (space == "shared::cluster") return Space::kSharedCluster;
   if (space.starts_with("shared")) return Space::kShared;
   if (space.starts_with("param")) return Space::kParam;
-  return space == "global" ? Space::kGlobal : space == "const" ? Space::kConst : Space::kGeneric;
+  return space == "global"  ? Space::kGlobal
+         : space == "local" ? Space::kLocal
+         : space == "const" ? Space::kConst
+                            : Space::kGeneric;
 }
 
 bool decode_memory(Decoder& d) {

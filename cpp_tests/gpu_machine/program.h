@@ -61,6 +61,7 @@ struct Op {
   Address at;            // what it accesses
   Address from, signal;  // of asynchronous copies: their source or descriptor, and mbarrier
   uint32_t target = 0;   // of a branch
+  uint32_t list = 0;     // where its registers begin in the program's lists
   uint32_t negated = 0;  // kAllLanes if the predicate operand is !p
   Flow flow = Flow::kNext;
   Order order = Order::kWeak;
@@ -92,18 +93,20 @@ struct Program {
   std::vector<Op> ops;
   std::vector<Instruction> instructions;  // of the same index, for messages
   std::vector<Constant> constants;
+  std::vector<Slot> lists;  // registers of instructions that have many
   std::vector<Variable> params;
   std::vector<uint64_t> param_offsets;
   uint64_t param_bytes = 0;
-  uint64_t shared_bytes = 0;  // of static shared memory, from kSharedStart on
+  uint64_t shared_bytes = 0;  // of static shared memory, from kVariablesStart on
+  uint64_t local_bytes = 0;   // of a lane's local memory, from kVariablesStart on
   uint32_t register_bytes = 0;
   int max_threads = 0;
   Dim cluster;  // that the kernel demands; of one CTA if it demands none
   std::shared_ptr<const std::map<int, std::string>> files;
 };
 
-// Offsets below are not handed out, so that an address of 0 is outside.
-inline constexpr uint64_t kSharedStart = 1024;
+// Offsets below in shared and local memory are not handed out, so that an address of 0 is outside.
+inline constexpr uint64_t kVariablesStart = 1024;
 // An address in shared memory has the offset in its lower bits. Above them is the CTA's rank in the
 // cluster and one more, or zero for the own CTA.
 inline constexpr int kSharedBits = 24;

@@ -37,6 +37,9 @@ Warp::Warp(Machine& of_machine, Launch& of_launch, Cta& of_cta, int its_index, u
   registers_per_thread = static_cast<uint32_t>(
       std::min<uint64_t>(kMostRegisters, kRegistersOfSm / threads / 8 * 8));
   fill_constants();
+  if (launch.program->local_bytes != 0) {
+    local_ = std::make_unique<Region>("local memory", launch.program->local_bytes * kLanes);
+  }
 }
 
 void Warp::fill_constants() {

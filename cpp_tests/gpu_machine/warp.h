@@ -60,6 +60,7 @@ class Warp final : public Agent {
     return reinterpret_cast<T*>(registers_ + slot);
   }
   uint32_t& predicate(Slot slot) { return *lanes<uint32_t>(slot); }
+  const Slot* list(const Op& op) const;
   uint64_t address(const Address& at, int lane) {
     const uint64_t base = at.bytes == 8 ? lanes<uint64_t>(at.slot)[lane]
                                         : uint64_t{lanes<uint32_t>(at.slot)[lane]};
@@ -104,6 +105,7 @@ class Warp final : public Agent {
  private:
   Cta& cta_at(uint64_t offset, int lane, bool reaches_cluster) const;
   Place place_of_access(const Op& op, uint64_t address, uint32_t bytes, int lane);
+  Place local_place(uint64_t offset, uint64_t bytes, int lane);
   void fill_constants();
   uint64_t special(const std::string& name, int lane) const;
 
@@ -124,6 +126,7 @@ class Warp final : public Agent {
   void exit(Fragment*& fragment, uint32_t mask);
   [[noreturn]] void fail_stuck() const;
 
+  std::unique_ptr<Region> local_;  // of all lanes, one behind the other; null if there is none
   std::unique_ptr<std::byte[]> memory_;
   std::byte* registers_;
   std::vector<Fragment> fragments_;

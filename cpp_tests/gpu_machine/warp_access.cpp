@@ -84,6 +84,16 @@ std::string Warp::describe_wait() const {
   return text;
 }
 
+const Slot* Warp::list(const Op& op) const { return launch.program->lists.data() + op.list; }
+
+// Outside of its own part, a lane has no local memory.
+Warp::Place Warp::local_place(uint64_t offset, uint64_t bytes, int lane) {
+  const uint64_t size = launch.program->local_bytes;
+  if (offset < kVariablesStart || offset + bytes > kVariablesStart + size) return {nullptr, offset, nullptr};
+  return {local_.get(), offset - kVariablesStart + size * static_cast<uint64_t>(lane),
+          nullptr};
+}
+
 Warp::Place Warp::place(uint64_t address, uint64_t bytes, uint64_t alignment, int lane,
                         bool reaches_cluster) {
   const uint64_t window = address >> kWindowBits;
@@ -94,10 +104,12 @@ Warp::Place Warp::place(uint64_t address, uint64_t bytes, uint64_t alignment, in
     at.cta = &cta_at(at.offset, lane, reaches_cluster);
     at.offset &= (uint64_t{1} << kSharedBits) - 1;
     at.region = &at.cta->shared;
+  } else if (window == kLocalWindow) {
+    at = local_place(at.offset, bytes, lane);
   } else {
     at.region = machine.region_at(address);
   }
-  const bool is_reserved = at.cta != nullptr && at.offset < kSharedStart;
+  const bool is_reserved = at.cta != nullptr && at.offset < kVariablesStart;
   if (at.region == nullptr || is_reserved || at.region->freed ||
       at.offset + bytes > at.region->bytes.size()) {
     const std::string why = at.cta != nullptr ? ", of a CTA that has left" : ", which was freed";
