@@ -117,11 +117,23 @@ void Agent::mark_writes(Region& region, uint64_t offset, uint32_t bytes, Access 
 
 void Agent::check_written(const Region& region, uint64_t offset, uint32_t bytes, int lane) const {
   const uint8_t* written = region.written.data() + offset;
-  const uint8_t* unwritten = std::find(written, written + bytes, uint8_t{0});
-  if (unwritten == written + bytes) return;
-  const auto place = offset + static_cast<uint64_t>(unwritten - written);
+  const uint8_t* other =
+      std::find_if(written, written + bytes, [](uint8_t what) { return what != kWritten; });
+  if (other == written + bytes) return;
+  const auto place = offset + static_cast<uint64_t>(other - written);
   fail(MachineError::Kind::kMemory,
-       "reads what nobody has written, at " + region.name + " + " + std::to_string(place), lane);
+       std::string(*other == kReserved ? "reads bytes of an mbarrier"
+                                       : "reads what nobody has written") +
+           ", at " + region.name + " + " + std::to_string(place),
+       lane);
+}
+
+void Agent::check_not_reserved(const Region& region, uint64_t offset, uint32_t bytes,
+                               int lane) const {
+  const uint8_t* written = region.written.data() + offset;
+  if (std::find(written, written + bytes, kReserved) == written + bytes) return;
+  fail(MachineError::Kind::kMemory,
+       "writes over an mbarrier, at " + region.name + " + " + std::to_string(offset), lane);
 }
 
 void Agent::note_read(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane) {
@@ -131,8 +143,9 @@ void Agent::note_read(Region& region, uint64_t offset, uint32_t bytes, Access ac
 }
 
 void Agent::note_write(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane) {
+  if (region.has_reserved) check_not_reserved(region, offset, bytes, lane);
   mark_writes(region, offset, bytes, access, lane);
-  std::fill_n(region.written.data() + offset, bytes, uint8_t{1});
+  region.mark(offset, bytes, kWritten);
   release(region, offset, access, false);
 }
 
@@ -144,14 +157,18 @@ void Agent::note_update(Region& region, uint64_t offset, uint32_t bytes, Access 
   release(region, offset, access, true);
 }
 
+void Agent::learn(const Clock& released, Order order) {
+  const bool acquires = order == Order::kAcquire || order == Order::kAcquireRelease;
+  (acquires ? clock : pending_).join(released);
+}
+
 void Agent::acquire(Region& region, uint64_t offset, Access access) {
   const auto found = region.released.find(offset);
   if (found == region.released.end()) return;
   const Released& released = found->second;
   const Actor& other = machine.actor(released.actor);
   if (!reaches(released.scope, other, actor) || !reaches(access.scope, actor, other)) return;
-  const bool acquires = access.order == Order::kAcquire || access.order == Order::kAcquireRelease;
-  (acquires ? clock : pending_).join(released.clock);
+  learn(released.clock, access.order);
 }
 
 void Agent::release(Region& region, uint64_t offset, Access access, bool is_update) {

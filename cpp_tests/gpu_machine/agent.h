@@ -34,6 +34,8 @@ class Agent {
   void note_update(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane);
   void fence(Scope scope);
   void fence_proxy(ProxyFence fence);
+  // A read of this order found what was released: at once, or with the next fence.
+  void learn(const Clock& released, Order order);
   // What others know who learn of all that this agent has done until now.
   Clock snapshot();
   // The part of it that a relaxed operation of this scope passes on: what a fence has released.
@@ -59,6 +61,7 @@ class Agent {
                  bool only_proxy) const;
   void mark_reads(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane);
   void mark_writes(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane);
+  void check_not_reserved(const Region& region, uint64_t offset, uint32_t bytes, int lane) const;
   void check_written(const Region& region, uint64_t offset, uint32_t bytes, int lane) const;
   void acquire(Region& region, uint64_t offset, Access access);
   void release(Region& region, uint64_t offset, Access access, bool is_update);

@@ -30,7 +30,7 @@ struct Cta {
       : id(number),
         index(place),
         rank(its_rank),
-        shared("shared memory", kSharedStart + shared_bytes),
+        shared("shared memory", kVariablesStart + shared_bytes),
         cluster(of_cluster) {
     shared.is_shared = true;
   }

@@ -70,7 +70,7 @@ void Decoder::lay_out_variables() {
     // Local memory; parameters of calls are there, too, and are named without cvta.
     program_.local_bytes = align_up(program_.local_bytes, variable.alignment);
     const uint64_t window = variable.space == Space::kParam ? window_start(kLocalWindow) : 0;
-    symbols_[variable.name] = window + kLocalStart + program_.local_bytes;
+    symbols_[variable.name] = window + kVariablesStart + program_.local_bytes;
     program_.local_bytes += variable.bytes;
   }
   program_.local_bytes = align_up(program_.local_bytes, kLocalAlignment);
@@ -78,7 +78,7 @@ void Decoder::lay_out_variables() {
     for (const Variable& variable : kernel_.variables) {
       if (variable.space != Space::kShared || variable.is_extern != dynamic) continue;
       program_.shared_bytes = align_up(program_.shared_bytes, variable.alignment);
-      symbols_[variable.name] = kSharedStart + program_.shared_bytes;
+      symbols_[variable.name] = kVariablesStart + program_.shared_bytes;
       if (!dynamic) program_.shared_bytes += variable.bytes;
     }
   }
@@ -110,7 +110,7 @@ void Decoder::fail(const std::string& what) const {
                    "`: " + what);
 }
 
-bool Decoder::has(std::string_view modifier) const {
+bool Decoder::has_modifier(std::string_view modifier) const {
   return std::find(modifiers_.begin(), modifiers_.end(), modifier) != modifiers_.end();
 }
 
@@ -220,6 +220,12 @@ bool Decoder::is_predicate(size_t index) const {
   const auto found = kernel_.registers.find(instruction_->operands.at(index).name);
   return found != kernel_.registers.end() && found->second.letter == 'p';
 }
+
+bool Decoder::is_address(size_t index) const {
+  return instruction_->operands.at(index).kind == Operand::Kind::kAddress;
+}
+
+bool Decoder::is_sink(size_t index) const { return instruction_->operands.at(index).name == "_"; }
 
 Slot Decoder::slot(const Operand& operand, Type type) {
   const int bytes = type.register_bytes();
@@ -342,11 +348,12 @@ Program decode(const Function& kernel, const Symbols& symbols,
   for (const Instruction& instruction : kernel.instructions) {
     Op op;
     decoder.begin(instruction, op);
-    const bool known = decode_memory(decoder) || decode_control(decoder) ||
-                       decode_integer(decoder) || decode_bits(decoder) || decode_float(decoder) ||
-                       decode_compare(decoder) || decode_convert(decoder) ||
-                       decode_atomic(decoder) || decode_warp(decoder) || decode_matrix(decoder) ||
-                       decode_async_copy(decoder) || decode_wgmma(decoder);
+    const bool known =
+        decode_memory(decoder) || decode_cluster(decoder) || decode_mbarrier(decoder) ||
+        decode_bulk(decoder) || decode_control(decoder) || decode_integer(decoder) ||
+        decode_bits(decoder) || decode_float(decoder) || decode_compare(decoder) ||
+        decode_convert(decoder) || decode_atomic(decoder) || decode_warp(decoder) ||
+        decode_matrix(decoder) || decode_async_copy(decoder) || decode_wgmma(decoder);
     if (!known) decoder.fail("the machine does not know this instruction");
     decoder.finish();
     program.ops.push_back(op);

@@ -27,7 +27,7 @@ class Decoder {
 
   bool is_warp_barrier() const { return !modifiers_.empty() && modifiers_[0] == "warp"; }
 
-  bool has(std::string_view modifier) const;
+  bool has_modifier(std::string_view modifier) const;
   // Takes a modifier away, wherever it stands, and returns whether it was there.
   bool take(std::string_view modifier);
   // Takes the first of these that is there; empty if none is.
@@ -58,6 +58,8 @@ class Decoder {
   size_t label(const Operand& operand) const;
   bool is_register(const Operand& operand) const;
   bool is_predicate(size_t index) const;  // a register of that kind
+  bool is_address(size_t index) const;
+  bool is_sink(size_t index) const;  // _
   Slot constant(uint64_t bits, int bytes);
 
   Op& op() { return *op_; }
@@ -96,6 +98,9 @@ bool decode_memory(Decoder& decoder);
 bool decode_atomic(Decoder& decoder);
 bool decode_warp(Decoder& decoder);
 bool decode_control(Decoder& decoder);
+bool decode_cluster(Decoder& decoder);
+bool decode_mbarrier(Decoder& decoder);
+bool decode_bulk(Decoder& decoder);
 bool decode_matrix(Decoder& decoder);
 bool decode_async_copy(Decoder& decoder);
 bool decode_wgmma(Decoder& decoder);

@@ -2,6 +2,7 @@
 // allocation, is aligned, reads only what was written, and races with no other.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -49,15 +50,28 @@ struct Released {
   uint32_t actor = 0;
 };
 
+// What is known of a byte. Of an mbarrier's, only instructions of mbarriers may make use.
+enum : uint8_t { kUnwritten, kWritten, kReserved };
+
 struct Region {
   std::string name;
   std::vector<std::byte> bytes;
-  std::vector<uint8_t> written;  // a byte each: 1 if it was
+  std::vector<uint8_t> written;  // a byte each: kWritten if it was
   std::vector<Granule> granules;
   std::unordered_map<uint64_t, Released> released;  // by offset
   bool read_only = false;
   bool freed = false;
   bool is_shared = false;  // shared memory of a CTA
+  bool has_reserved = false;
+
+  void mark(uint64_t offset, uint64_t size, uint8_t what) {
+    std::fill_n(written.begin() + static_cast<int64_t>(offset), size, what);
+  }
+  void reserve(uint64_t offset, uint64_t size) {
+    mark(offset, size, kReserved);
+    has_reserved = true;
+  }
+  void forget(uint64_t offset, uint64_t size) { mark(offset, size, kUnwritten); }
 
   Region(std::string region_name, uint64_t size)
       : name(std::move(region_name)),

@@ -178,7 +178,9 @@ void decode_copy(Decoder& d) {
 }  // namespace
 
 bool decode_async_copy(Decoder& d) {
-  if (d.opcode() != "cp" || !d.has("async") || d.has("bulk") || d.has("mbarrier")) return false;
+  if (d.opcode() != "cp" || !d.has_modifier("async") || d.has_modifier("bulk") ||
+      d.has_modifier("mbarrier"))
+    return false;
   d.take("async");
   if (d.take("commit_group")) {
     d.op().execute = commit;

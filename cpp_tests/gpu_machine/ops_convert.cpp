@@ -211,7 +211,8 @@ void add_offset(const Op& op, Warp& warp, uint32_t mask) {
 void decode_address_conversion(Decoder& d) {
   Op& op = d.op();
   const bool to = d.take("to");
-  const bool shared = d.take("shared") || d.take("shared::cta"), local = d.take("local");
+  const bool shared = !d.take_one({"shared", "shared::cta", "shared::cluster"}).empty();
+  const bool local = d.take("local");
   if (!shared && !local && !d.take("global") && !d.take("param") && !d.take("const")) {
     d.fail("the machine does not know this space");
   }

@@ -5,22 +5,10 @@
 #include "gpu_machine/lanes.h"
 #include "gpu_machine/machine.h"
 #include "gpu_machine/narrow_float.h"
+#include "gpu_machine/updates.h"
 
 namespace axonn::gpu_machine {
 namespace {
-
-enum Update : uint8_t {
-  kAdd,
-  kExchange,
-  kCompare,
-  kAnd,
-  kOr,
-  kXor,
-  kMin,
-  kMax,
-  kIncrement,
-  kDecrement
-};
 
 void load(const Op& op, Warp& warp, uint32_t mask) {
   const uint32_t element = static_cast<uint32_t>(op.type.bits) / 8;
@@ -49,36 +37,6 @@ void store(const Op& op, Warp& warp, uint32_t mask) {
       std::memcpy(to + v * element, from, element);
     }
   });
-}
-
-template <typename T>
-T updated(uint8_t update, T old, T b, T c) {
-  switch (update) {
-    case kAdd:
-      if constexpr (std::is_integral_v<T>) {
-        return static_cast<T>(static_cast<uint64_t>(old) + static_cast<uint64_t>(b));
-      } else {
-        return old + b;
-      }
-    case kExchange:
-      return b;
-    case kCompare:
-      return old == b ? c : old;
-    case kMin:
-      return b < old ? b : old;
-    case kMax:
-      return old < b ? b : old;
-    default:
-      break;
-  }
-  if constexpr (std::is_unsigned_v<T>) {
-    if (update == kAnd) return old & b;
-    if (update == kOr) return old | b;
-    if (update == kXor) return old ^ b;
-    if (update == kIncrement) return old >= b ? 0 : old + 1;
-    if (update == kDecrement) return old == 0 || old > b ? b : old - 1;
-  }
-  return old;
 }
 
 // Lanes of the same address come one after the other, beginning with any.
@@ -118,7 +76,6 @@ void atomic_add_narrow(const Op& op, Warp& warp, uint32_t mask) {
   });
 }
 
-void run_fence(const Op& op, Warp& warp, uint32_t) { warp.fence(op.scope); }
 void do_nothing(const Op&, Warp&, uint32_t) {}
 
 // What tells caches how to behave, and changes no result.
@@ -181,27 +138,6 @@ Execute atomic_of(Type type, uint8_t update) {
   return nullptr;
 }
 
-void decode_fence(Decoder& d) {
-  Op& op = d.op();
-  op.execute = run_fence;
-  const std::string level = d.take_one({"cta", "gl", "gpu", "cluster", "sys"});
-  op.scope = level == "cta"                    ? Scope::kCta
-             : level == "cluster"              ? Scope::kCluster
-             : level == "gl" || level == "gpu" ? Scope::kGpu
-                                               : Scope::kSystem;
-  if (d.opcode() != "fence") return;
-  if (d.take("proxy")) {
-    // The machine has one proxy and one address for each byte, so there is nothing to order.
-    if (d.take_one({"alias", "async", "async::global", "async::generic"}).empty()) {
-      d.fail("the machine does not know this proxy");
-    }
-    d.take_one({"global", "shared::cta", "shared::cluster"});
-    op.execute = do_nothing;
-  } else if (!d.take("sc") && !d.take("acq_rel")) {
-    d.fail("expected .sc or .acq_rel");
-  }
-}
-
 }  // namespace
 
 Space take_space(Decoder& d) {
@@ -223,11 +159,10 @@ bool decode_memory(Decoder& d) {
     decode_access(d, true);
   } else if (opcode == "st") {
     decode_access(d, false);
-  } else if (opcode == "fence" || opcode == "membar") {
-    decode_fence(d);
   } else if (opcode == "prefetch") {
-    take_space(d);
-    if (d.take_one({"L1", "L2"}).empty()) d.fail("expected a cache");
+    const Space space = take_space(d);
+    if (!d.take("tensormap") && d.take_one({"L1", "L2"}).empty()) d.fail("expected a cache");
+    d.address(0, space);
     d.op().execute = do_nothing;
   } else {
     return false;

@@ -100,16 +100,16 @@ struct Program {
   std::vector<Variable> params;
   std::vector<uint64_t> param_offsets;
   uint64_t param_bytes = 0;
-  uint64_t shared_bytes = 0;  // of static shared memory, from kSharedStart on
-  uint64_t local_bytes = 0;   // of a lane's local memory, from kLocalStart on
+  uint64_t shared_bytes = 0;  // of static shared memory, from kVariablesStart on
+  uint64_t local_bytes = 0;   // of a lane's local memory, from kVariablesStart on
   uint32_t register_bytes = 0;
   int max_threads = 0;
   Dim cluster;  // that the kernel demands; of one CTA if it demands none
   std::shared_ptr<const std::map<int, std::string>> files;
 };
 
-// Offsets below are not handed out, so that an address of 0 is outside.
-inline constexpr uint64_t kSharedStart = 1024, kLocalStart = 1024;
+// Offsets below in shared and local memory are not handed out, so that an address of 0 is outside.
+inline constexpr uint64_t kVariablesStart = 1024;
 // An address in shared memory has the offset in its lower bits. Above them is the CTA's rank in the
 // cluster and one more, or zero for the own CTA.
 inline constexpr int kSharedBits = 24;

@@ -103,10 +103,10 @@ class Warp final : public Agent {
   CopyGroups& copies() { return *copies_; }
   Products& products() { return *products_; }
 
-  // For barrier.cluster: the lanes that have arrived and not waited yet, and the phase they wait
+  // For barrier.cluster: the lanes that have arrived and not waited yet, and which phase each waits
   // for.
   uint32_t cluster_arrived = 0;
-  uint64_t cluster_phase = 0;
+  std::array<uint64_t, kLanes> cluster_phases{};
   uint32_t registers_per_thread = 0;  // setmaxnreg
 
  private:

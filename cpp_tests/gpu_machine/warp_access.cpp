@@ -91,10 +91,10 @@ const Slot* Warp::touched(const Op& op) const { return launch.program->lists.dat
 // Outside of its own part, a lane has no local memory.
 Warp::Place Warp::local_place(uint64_t offset, uint64_t bytes, int lane) {
   const uint64_t size = launch.program->local_bytes;
-  if (offset < kLocalStart || offset + bytes > kLocalStart + size) {
+  if (offset < kVariablesStart || offset + bytes > kVariablesStart + size) {
     return {nullptr, offset, nullptr};
   }
-  return {local_.get(), offset - kLocalStart + size * static_cast<uint64_t>(lane), nullptr};
+  return {local_.get(), offset - kVariablesStart + size * static_cast<uint64_t>(lane), nullptr};
 }
 
 Warp::Place Warp::place(uint64_t address, uint64_t bytes, uint64_t alignment, int lane,
@@ -112,7 +112,7 @@ Warp::Place Warp::place(uint64_t address, uint64_t bytes, uint64_t alignment, in
   } else {
     at.region = machine.region_at(address);
   }
-  const bool is_reserved = at.cta != nullptr && at.offset < kSharedStart;
+  const bool is_reserved = at.cta != nullptr && at.offset < kVariablesStart;
   if (at.region == nullptr || is_reserved || at.region->freed ||
       at.offset + bytes > at.region->bytes.size()) {
     const std::string why = at.cta != nullptr ? ", of a CTA that has left" : ", which was freed";

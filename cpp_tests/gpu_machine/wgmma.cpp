@@ -28,7 +28,7 @@ ProductOperation::ProductOperation(Warp& last, const Product& product)
 
 const std::byte* ProductOperation::read_chunk(uint64_t offset) {
   Region& shared = cta_.shared;
-  if (offset < kSharedStart || offset + kChunkBytes > shared.bytes.size()) {
+  if (offset < kVariablesStart || offset + kChunkBytes > shared.bytes.size()) {
     fail(MachineError::Kind::kMemory,
          "a matrix descriptor reaches outside shared memory, at " + std::to_string(offset));
   }
