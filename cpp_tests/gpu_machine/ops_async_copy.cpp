@@ -149,9 +149,10 @@ void decode_wait(Decoder& d, bool all) {
 
 void decode_copy(Decoder& d) {
   Op& op = d.op();
-  const std::string cache = d.take_one({"ca", "cg"});
-  const bool spaces = (d.take("shared") || d.take("shared::cta")) && d.take("global");
-  if (cache.empty() || !spaces) d.fail("expected .ca or .cg, .shared and .global");
+  const std::string cache = d.take_first(), target = d.take_first(), source = d.take_first();
+  const bool is_known_way = (cache == "ca" || cache == "cg") && source == "global" &&
+                            (target == "shared" || target == "shared::cta");
+  if (!is_known_way) d.fail("expected .ca or .cg, .shared and .global");
   d.take_one({"L2::64B", "L2::128B", "L2::256B"});
   const bool has_hint = d.take("L2::cache_hint");
   op.at = d.address(0, Space::kShared);

@@ -344,7 +344,6 @@ TEST(Wgmma, WhatIsLeftOutIsReported) {
 TEST(Wgmma, OperandsThatAreOverwrittenAreReported) {
   Multiplication what;
   what.behind_issue = "st.shared.u32 [tiles], 0;";
-  // Four threads of one warp are enough, but all write.
   EXPECT_EQ(failures(what, Kind::kRace, "race"), 5);
   what.behind_issue = "";
   what.behind_wait = "bar.sync 0; setp.eq.u32 %p3, %r1, 0; @%p3 st.shared.u32 [tiles], 0;";
@@ -367,9 +366,9 @@ TEST(Wgmma, DescriptorsAndOperandsAreChecked) {
   EXPECT_EQ(failures(what, Kind::kMemory, "outside shared memory"), 5);
   what.spoiled_bits = 0;
   what.before += " shr.u32 %r9, %r1, 5;";
-  what.fence = "setp.eq.u32 %p4, %r9, 2; @%p4 add.s64 %d7, %d7, 8; wgmma.fence.sync.aligned;";
+  what.fence = "setp.eq.u32 %p4, %r9, 2; @%p4 add.s64 %d7, %d7, 64; wgmma.fence.sync.aligned;";
   EXPECT_EQ(failures(what, Kind::kUndefined, "different operands"), 5);
-  what.fence = "setp.eq.u32 %p4, %r1, 2; @%p4 add.s64 %d7, %d7, 8; wgmma.fence.sync.aligned;";
+  what.fence = "setp.eq.u32 %p4, %r1, 2; @%p4 add.s64 %d7, %d7, 64; wgmma.fence.sync.aligned;";
   EXPECT_EQ(failures(what, Kind::kUndefined, "different descriptors"), 5);
 }
 
