@@ -297,6 +297,7 @@ void Decoder::note_touched(std::vector<Op>& ops) {
     for (const Slot slot : used_slots_[i]) {
       if (product_slots_.contains(slot)) program_.lists.push_back(slot);
     }
+    ops[i].is_move = program_.instructions[i].opcode == "mov";
     ops[i].num_touched = static_cast<uint8_t>(program_.lists.size() - ops[i].touched);
   }
 }

@@ -100,7 +100,7 @@ void Products::check_touch(const Op& op, const Warp& warp) {
       warp.fail(MachineError::Kind::kUndefined,
                 "uses a register of a product (wgmma) that was not waited for");
     }
-    used.touched = fences_;
+    if (!op.is_move) used.touched = fences_;
   }
 }
 

@@ -75,6 +75,7 @@ struct Op {
   uint8_t register_bytes = 0, source_bytes = 0;  // of the registers, which may be wider than types
   uint8_t choice = 0;  // which of its family: an instruction's own meaning
   uint8_t num_touched = 0;
+  bool is_move = false;  // of a register: ptxas may take the same one instead
   bool has_guard = false, guard_negated = false;
   bool ftz = false, sat = false;
   bool has_count = false;       // bar.sync a, b

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cmath>
 #include <cstring>
@@ -158,12 +159,12 @@ class TritonArguments {
       box.insert(box.begin(), static_cast<uint32_t>(std::stoul(edge)));
     }
     const std::vector<uint32_t> steps(rank, 1);
-    std::vector<std::byte> map(kTensorMapBytes);
+    alignas(64) std::array<std::byte, kTensorMapBytes> map;
     EXPECT_EQ(encode_tiled(map.data(), static_cast<int>(type), rank, address, extents.data(),
                            pitches.data(), box.data(), steps.data(), 0,
                            static_cast<int>(what.number(name + ".swizzle")), 0, 0),
               0);
-    maps_[name + ".map"] = map;
+    maps_[name + ".map"].assign(map.begin(), map.end());
   }
 
   // The matrix as a pointer or as a descriptor, whichever the case wants.

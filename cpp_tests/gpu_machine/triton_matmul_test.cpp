@@ -175,7 +175,7 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(TritonSplitK);
 TEST_P(TritonSplitK, AddsTheParts) {
   const TritonCase& what = GetParam();
   std::mt19937_64 random(11);
-  const int64_t m = 40, n = 176, parts = what.number("SPLIT_K");
+  const int64_t m = 48, n = 176, parts = what.number("SPLIT_K");
   Machine machine;
   machine.load(testing::ptx_of(what));
   Matrix split = testing::draw_matrix(parts * m, n, DataType::kFloat32, random);
