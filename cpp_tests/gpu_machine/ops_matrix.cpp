@@ -16,12 +16,6 @@ constexpr uint32_t kRowBytes = 16;  // 8 elements
 constexpr int kMostDepth = 16;      // of mma
 constexpr Type kWord{'b', 32, 1};
 
-void expect_all_lanes(const Warp& warp, uint32_t mask) {
-  if (mask == kAllLanes) return;
-  warp.fail(MachineError::Kind::kUndefined, "all 32 lanes must run it together",
-            __builtin_ctz(~mask));
-}
-
 // Which element (row, column) of a matrix is half `part` of a lane's register.
 struct Place {
   int row, column;

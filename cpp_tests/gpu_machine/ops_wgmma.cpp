@@ -2,6 +2,7 @@
 #include <charconv>
 
 #include "gpu_machine/decoder.h"
+#include "gpu_machine/lanes.h"
 #include "gpu_machine/machine.h"
 #include "gpu_machine/wgmma.h"
 
@@ -10,12 +11,6 @@ namespace {
 
 constexpr Type kWord{'b', 32, 1};
 constexpr Type kDescriptor{'b', 64, 1};
-
-void expect_all_lanes(const Warp& warp, uint32_t mask) {
-  if (mask == kAllLanes) return;
-  warp.fail(MachineError::Kind::kUndefined, "all 32 lanes must run it together",
-            __builtin_ctz(~mask));
-}
 
 void begin_product(const Op& op, Warp& warp, uint32_t mask) {
   expect_all_lanes(warp, mask);

@@ -1,7 +1,5 @@
 #include "gpu_machine/products.h"
 
-#include <bit>
-
 #include "gpu_machine/machine.h"
 #include "gpu_machine/wgmma.h"
 
@@ -36,7 +34,13 @@ std::shared_ptr<Product> Warpgroup::begin(Warp& warp, uint64_t number,
   return product;
 }
 
-Products::Products(uint32_t register_bytes) : uses_(register_bytes / kRegisterAlignment + 1) {}
+Products::Products(uint32_t register_bytes)
+    : num_registers_(register_bytes / kRegisterAlignment + 1) {}
+
+Products::Use& Products::use(Slot slot) {
+  if (uses_.empty()) uses_.resize(num_registers_);
+  return uses_[slot / kRegisterAlignment];
+}
 
 void Products::begin(const Op& op, Warp& warp) {
   check_registers(op, warp);

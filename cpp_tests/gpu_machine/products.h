@@ -71,11 +71,12 @@ class Products {
     const Op* op = nullptr;               // of the last one that has it as a sum
     uint64_t touched = 0;                 // how many fences there had been when another used it
   };
-  Use& use(Slot slot) { return uses_[slot / kRegisterAlignment]; }
+  Use& use(Slot slot);
   void check_registers(const Op& op, const Warp& warp);
   void count_registers(const Op& op, const Warp& warp, int by);
 
-  std::vector<Use> uses_;
+  const size_t num_registers_;
+  std::vector<Use> uses_;  // empty before the first is needed
   uint64_t begun_ = 0;
   uint64_t fences_ = 0;
   std::vector<std::shared_ptr<Product>> open_;
