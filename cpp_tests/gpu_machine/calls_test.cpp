@@ -136,6 +136,24 @@ TEST(Calls, WhatIsNotKnownIsRefused) {
   }
 }
 
+TEST(Calls, ParametersHaveAddresses) {
+  // In 64 bits, and in the lower 32, as Triton takes the addresses of descriptors.
+  const auto got = run({kLane + R"(
+  mov.b64 %d2, test_param_0;
+  cvta.param.u64 %d3, %d2;
+  ld.u64 %d4, [%d3];
+  mov.b32 %r2, test_param_0;
+  cvt.u64.u32 %d2, %r2;
+  cvta.param.u64 %d3, %d2;
+  ld.u64 %d5, [%d3];
+  st.global.u32 [%d4], 5;
+  st.global.u32 [%d5+4], 6;
+)"},
+                       0);
+  EXPECT_EQ(got[0], 5u);
+  EXPECT_EQ(got[1], 6u);
+}
+
 TEST(Calls, LocalMemoryIsChecked) {
   using Kind = MachineError::Kind;
   const std::string local = kLane + R"(

@@ -207,13 +207,24 @@ void add_offset(const Op& op, Warp& warp, uint32_t mask) {
   store_lanes(warp, op.d, result, mask);
 }
 
+// A name of a parameter is its generic address. PTX may keep the lower 32 bits of it, and turn them
+// into an address again.
+void to_parameter(const Op& op, Warp& warp, uint32_t mask) {
+  const uint64_t* a = warp.lanes<uint64_t>(op.a);
+  uint64_t result[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    result[i] = a[i] >> kWindowBits == 0 ? a[i] + window_start(kParamWindow) : a[i];
+  }
+  store_lanes(warp, op.d, result, mask);
+}
+
 // Addresses of global memory are generic ones; those of shared and local memory lie in windows.
 void decode_address_conversion(Decoder& d) {
   Op& op = d.op();
   const bool to = d.take("to");
   const bool shared = !d.take_one({"shared", "shared::cta", "shared::cluster"}).empty();
-  const bool local = d.take("local");
-  if (!shared && !local && !d.take("global") && !d.take("param") && !d.take("const")) {
+  const bool local = d.take("local"), param = d.take("param");
+  if (!shared && !local && !param && !d.take("global") && !d.take("const")) {
     d.fail("the machine does not know this space");
   }
   const Type type = d.take_type();
@@ -224,7 +235,7 @@ void decode_address_conversion(Decoder& d) {
                                            : local ? window_start(kLocalWindow)
                                                    : 0);
   op.at.offset = to ? -window : window;
-  op.execute = add_offset;
+  op.execute = param && !to ? to_parameter : add_offset;
 }
 
 void take_modifiers(Decoder& d) {
