@@ -86,6 +86,18 @@ inline std::string ptx_of(const TritonCase& what) {
   return text.str();
 }
 
+// The same with a fence behind each mbarrier.init. CUDA's programming guide asks for one before TMA
+// signals the mbarrier; Triton has only a barrier of the CTA there, which the machine reports.
+inline std::string fenced_ptx_of(const TritonCase& what) {
+  std::string ptx = ptx_of(what);
+  const std::string fence = "\n\tfence.mbarrier_init.release.cluster;";
+  for (size_t at = 0; (at = ptx.find("mbarrier.init.", at)) != std::string::npos;) {
+    at = ptx.find(';', at) + 1;
+    ptx.insert(at, fence);
+  }
+  return ptx;
+}
+
 // A matrix in memory: element (i, j) is at i * row_stride + j * column_stride.
 struct Matrix {
   int64_t rows = 0, columns = 0, row_stride = 0, column_stride = 1;

@@ -146,8 +146,8 @@ class AllGatherMatmul {
         sizes_(what.is_true("aligned") ? Gather{40, 144, 80, 16} : Gather{37, 75, 53, 16}),
         ranks_(seed),
         random_(seed + 3) {
-    ranks_.machine().load(testing::ptx_of(what_));
-    ranks_.machine().load(testing::ptx_of(push_));
+    ranks_.machine().load(testing::fenced_ptx_of(what_));
+    ranks_.machine().load(testing::fenced_ptx_of(push_));
     const int64_t m = kRanks * sizes_.rows;
     for (int rank = 0; rank < kRanks; ++rank) {
       gathered_.push_back(
@@ -279,8 +279,8 @@ TEST_P(TritonScatter, RanksMultiplyAndAddCallAfterCall) {
   const int64_t m = kRanks * rows;
   Ranks ranks(5);
   Machine& machine = ranks.machine();
-  machine.load(testing::ptx_of(what));
-  machine.load(testing::ptx_of(reduce));
+  machine.load(testing::fenced_ptx_of(what));
+  machine.load(testing::fenced_ptx_of(reduce));
   std::mt19937_64 random(7);
   std::vector<uint64_t> slots;
   for (int rank = 0; rank < kRanks; ++rank) {
