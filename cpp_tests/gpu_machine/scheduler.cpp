@@ -37,9 +37,9 @@ void Machine::run() {
     if (!has_work) break;
     start_ctas();
     const bool copied = step_copies();
-    async_.step();
+    const bool performed = async_.step();
     const bool ran = step_warps();
-    if (copied || ran || async_.step_first()) continue;
+    if (copied || performed || ran || async_.step_first()) continue;
     const bool some_begin = std::any_of(streams_.begin(), streams_.end(), [](const Stream& s) {
       return !s.queue.empty() && !s.has_begun;
     });

@@ -80,6 +80,10 @@ std::string Warp::describe_wait() const {
     const uint64_t offset = polled_ & (window_start(1) - 1);
     text += "; the last flag it read is " + (region == nullptr ? "shared memory" : region->name) +
             " + " + std::to_string(offset) + ", by " + place_of(*launch.program, polled_pc_);
+    const auto barrier = cta.mbarriers.find(offset);
+    if (region == nullptr && barrier != cta.mbarriers.end()) {
+      text += "; this mbarrier's " + barrier->second.describe();
+    }
   }
   return text;
 }
