@@ -109,7 +109,7 @@ Case store(const std::string& fence, const std::string& wait, const std::string&
 
 TEST(Bulk, AStoreWritesWhatIsFenced) {
   const std::string fence = "fence.proxy.async.shared::cta;";
-  const std::string overwrite = "st.shared.u32 [%r2], 5;";
+  const std::string overwrite = "st.shared.u32 [%r2], 5; cp.async.bulk.wait_group 0;";
   const std::string read_back = "ld.global.u32 %r6, [%out+260]; st.global.u32 [%out], %r6;";
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     const auto got = run(store(fence, "cp.async.bulk.wait_group.read 0;", overwrite), seed);
