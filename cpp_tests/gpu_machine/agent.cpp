@@ -59,7 +59,7 @@ void Agent::fail_race(const Mark& mark, const Region& region, uint64_t offset, i
   const char* pair = accesses == Pair::kReadAfterWrite    ? "read after the write"
                      : accesses == Pair::kWriteAfterWrite ? "write after the write"
                                                           : "write after the read";
-  const std::string cause = !only_proxy                    ? "race: nothing orders"
+  const std::string cause = !only_proxy                  ? "race: nothing orders"
                             : proxy == Proxy::kTensormap ? "race: no fence.proxy.tensormap orders"
                                                          : "race: no fence.proxy.async orders";
   fail(MachineError::Kind::kRace,
@@ -117,8 +117,8 @@ void Agent::mark_writes(Region& region, uint64_t offset, uint32_t bytes, Access 
 
 void Agent::check_written(const Region& region, uint64_t offset, uint32_t bytes, int lane) const {
   const uint8_t* written = region.written.data() + offset;
-  const uint8_t* other = std::find_if(written, written + bytes,
-                                      [](uint8_t what) { return what != kWritten; });
+  const uint8_t* other =
+      std::find_if(written, written + bytes, [](uint8_t what) { return what != kWritten; });
   if (other == written + bytes) return;
   const auto place = offset + static_cast<uint64_t>(other - written);
   fail(MachineError::Kind::kMemory,

@@ -1,5 +1,5 @@
-// Whoever reads and writes memory: a warp, an asynchronous operation or a copy engine. It knows what
-// is ordered before its next access, and finds accesses that race with that, or that come by
+// Whoever reads and writes memory: a warp, an asynchronous operation or a copy engine. It knows
+// what is ordered before its next access, and finds accesses that race with that, or that come by
 // another proxy without a fence.
 #pragma once
 
@@ -57,8 +57,8 @@ class Agent {
   bool is_fenced(const Mark& mark, const Region& region) const;
   void check_race(const Mark& mark, Access access, const Region& region, uint64_t offset, int lane,
                   Pair accesses) const;
-  void fail_race(const Mark& mark, const Region& region, uint64_t offset, int lane,
-                              Pair accesses, bool only_proxy) const;
+  void fail_race(const Mark& mark, const Region& region, uint64_t offset, int lane, Pair accesses,
+                 bool only_proxy) const;
   void mark_reads(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane);
   void mark_writes(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane);
   void check_not_reserved(const Region& region, uint64_t offset, uint32_t bytes, int lane) const;

@@ -9,7 +9,8 @@ namespace axonn::gpu_machine {
 
 Identity& Identities::lease(const Warp& issuer, Key key) {
   std::deque<Identity>& known = free_and_busy_[key];
-  auto found = std::find_if(known.begin(), known.end(), [](const Identity& i) { return !i.is_busy; });
+  auto found =
+      std::find_if(known.begin(), known.end(), [](const Identity& i) { return !i.is_busy; });
   if (found == known.end()) {
     Actor actor = issuer.actor;
     actor.is_async = true;

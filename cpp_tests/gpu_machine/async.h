@@ -108,8 +108,7 @@ class AsyncQueue {
  private:
   using Pending = std::vector<std::shared_ptr<AsyncOperation>>;
   static bool may_begin(const AsyncOperation& operation) {
-    return operation.behind == nullptr ||
-           operation.behind->stage() == AsyncOperation::Stage::kDone;
+    return operation.behind == nullptr || operation.behind->stage() == AsyncOperation::Stage::kDone;
   }
   void step_one(size_t index);
   uint64_t draw_delay();

@@ -72,6 +72,18 @@ class Clock {
     }
     join_actors(other);
   }
+  // Keeps only what the other has seen, too.
+  void meet(const Clock& other) {
+    std::erase_if(launches_, [&](uint32_t launch) { return !other.has_seen_launch(launch); });
+    for (Seen& seen : actors_) {
+      const Seen* known = other.find(seen.actor);
+      const Seen& least = known == nullptr ? Seen{} : *known;
+      seen.time = std::min(seen.time, least.time);
+      for (size_t i = 0; i < kNumProxyFences; ++i) {
+        seen.fenced[i] = std::min(seen.fenced[i], least.fenced[i]);
+      }
+    }
+  }
   bool has_seen(uint32_t actor, uint32_t launch, uint32_t time) const {
     if (has_seen_launch(launch)) return true;
     const Seen* seen = find(actor);

@@ -114,10 +114,10 @@ TEST(Clusters, ABarrierLeftOutIsFound) {
     }
   }
   EXPECT_GT(unordered, 0);
-  EXPECT_EQ(failures(exchange_case("barrier.cluster.arrive.relaxed; barrier.cluster.wait;\n",
-                                   kBarrier),
-                     MachineError::Kind::kRace, {"of its cluster"}),
-            kSeeds);
+  EXPECT_EQ(
+      failures(exchange_case("barrier.cluster.arrive.relaxed; barrier.cluster.wait;\n", kBarrier),
+               MachineError::Kind::kRace, {"of its cluster"}),
+      kSeeds);
 }
 
 TEST(Clusters, GenericAddressesReachOthersAndCtaAddressesDoNot) {

@@ -3,12 +3,14 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <unordered_map>
 #include <vector>
 
 #include "gpu_machine/mbarrier.h"
 #include "gpu_machine/memory.h"
+#include "gpu_machine/products.h"
 #include "gpu_machine/warp.h"
 
 namespace axonn::gpu_machine {
@@ -39,6 +41,7 @@ struct Cta {
   std::array<Barrier, 16> barriers;
   std::unordered_map<uint64_t, MBarrier> mbarriers;  // by offset in shared memory
   std::vector<std::unique_ptr<Warp>> warps;
+  std::map<int, Warpgroup> warpgroups;  // by number, those that multiply
   Cluster& cluster;
   uint32_t free_registers = 0;  // that setmaxnreg.dec gave back
   bool has_left = false;

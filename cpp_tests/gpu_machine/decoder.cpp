@@ -10,19 +10,42 @@ namespace axonn::gpu_machine {
 namespace {
 
 constexpr uint64_t kLocalAlignment = 32;  // the largest vector
-constexpr int kAlignment = 64;            // of registers, for vector instructions of the CPU
 
-const std::set<std::string_view> kSpecials = {"%tid.x",       "%tid.y",       "%tid.z",
-                                              "%ntid.x",      "%ntid.y",      "%ntid.z",
-                                              "%ctaid.x",     "%ctaid.y",     "%ctaid.z",
-                                              "%nctaid.x",    "%nctaid.y",    "%nctaid.z",
-                                              "%laneid",      "%warpid",      "%nwarpid",
-                                              "%lanemask_eq", "%lanemask_lt", "%lanemask_le",
-                                              "%lanemask_gt", "%lanemask_ge", "%dynamic_smem_size",
-"%cluster_ctaid.x", "%cluster_ctaid.y", "%cluster_ctaid.z",
-"%cluster_nctaid.x", "%cluster_nctaid.y", "%cluster_nctaid.z",
-"%clusterid.x", "%clusterid.y", "%clusterid.z", "%nclusterid.x", "%nclusterid.y", "%nclusterid.z",
-"%cluster_ctarank", "%cluster_nctarank"};
+const std::set<std::string_view> kSpecials = {"%tid.x",
+                                              "%tid.y",
+                                              "%tid.z",
+                                              "%ntid.x",
+                                              "%ntid.y",
+                                              "%ntid.z",
+                                              "%ctaid.x",
+                                              "%ctaid.y",
+                                              "%ctaid.z",
+                                              "%nctaid.x",
+                                              "%nctaid.y",
+                                              "%nctaid.z",
+                                              "%laneid",
+                                              "%warpid",
+                                              "%nwarpid",
+                                              "%lanemask_eq",
+                                              "%lanemask_lt",
+                                              "%lanemask_le",
+                                              "%lanemask_gt",
+                                              "%lanemask_ge",
+                                              "%dynamic_smem_size",
+                                              "%cluster_ctaid.x",
+                                              "%cluster_ctaid.y",
+                                              "%cluster_ctaid.z",
+                                              "%cluster_nctaid.x",
+                                              "%cluster_nctaid.y",
+                                              "%cluster_nctaid.z",
+                                              "%clusterid.x",
+                                              "%clusterid.y",
+                                              "%clusterid.z",
+                                              "%nclusterid.x",
+                                              "%nclusterid.y",
+                                              "%nclusterid.z",
+                                              "%cluster_ctarank",
+                                              "%cluster_nctarank"};
 
 uint64_t align_up(uint64_t value, uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
@@ -65,6 +88,7 @@ void Decoder::begin(const Instruction& instruction, Op& op) {
   instruction_ = &instruction;
   op_ = &op;
   op.list = static_cast<uint32_t>(program_.lists.size());
+  used_slots_.emplace_back();
   modifiers_ = instruction.modifiers;
   used_operands_ = 0;
   if (instruction.guard.empty()) return;
@@ -159,7 +183,7 @@ const Operand& Decoder::operand(size_t index) {
 Slot Decoder::allocate(int lane_bytes) {
   const Slot place = program_.register_bytes;
   program_.register_bytes = static_cast<uint32_t>(
-      align_up(place + static_cast<uint64_t>(lane_bytes) * kLanes, kAlignment));
+      align_up(place + static_cast<uint64_t>(lane_bytes) * kLanes, kRegisterAlignment));
   return place;
 }
 
@@ -192,6 +216,11 @@ bool Decoder::is_register(const Operand& operand) const {
   return operand.kind == Operand::Kind::kName && kernel_.registers.contains(operand.name);
 }
 
+bool Decoder::is_predicate(size_t index) const {
+  const auto found = kernel_.registers.find(instruction_->operands.at(index).name);
+  return found != kernel_.registers.end() && found->second.letter == 'p';
+}
+
 bool Decoder::is_address(size_t index) const {
   return instruction_->operands.at(index).kind == Operand::Kind::kAddress;
 }
@@ -217,6 +246,7 @@ Slot Decoder::slot(const Operand& operand, Type type) {
     }
     const auto [entry, is_new] = registers_.try_emplace(operand.name, 0);
     if (is_new) entry->second = allocate(bytes);
+    used_slots_.back().push_back(entry->second);
     return entry->second;
   }
   if (kSpecials.contains(operand.name)) return special(operand.name, bytes);
@@ -253,6 +283,22 @@ int Decoder::list(size_t index, Type type) {
   const std::vector<Operand> parts = is_vector ? what.parts : std::vector<Operand>{what};
   for (const Operand& part : parts) program_.lists.push_back(slot(part, type));
   return static_cast<int>(parts.size());
+}
+
+void Decoder::note_product() {
+  product_slots_.insert(program_.lists.begin() + op_->list, program_.lists.end());
+  products_.insert(used_slots_.size() - 1);
+}
+
+void Decoder::note_touched(std::vector<Op>& ops) {
+  for (size_t i = 0; i < ops.size(); ++i) {
+    if (products_.contains(i)) continue;
+    ops[i].touched = static_cast<uint32_t>(program_.lists.size());
+    for (const Slot slot : used_slots_[i]) {
+      if (product_slots_.contains(slot)) program_.lists.push_back(slot);
+    }
+    ops[i].num_touched = static_cast<uint8_t>(program_.lists.size() - ops[i].touched);
+  }
 }
 
 Address Decoder::address(size_t index, Space space) {
@@ -302,15 +348,17 @@ Program decode(const Function& kernel, const Symbols& symbols,
   for (const Instruction& instruction : kernel.instructions) {
     Op op;
     decoder.begin(instruction, op);
-    const bool known = decode_memory(decoder) || decode_cluster(decoder) ||
-                       decode_mbarrier(decoder) || decode_bulk(decoder) || decode_control(decoder) ||
-                       decode_integer(decoder) || decode_bits(decoder) || decode_float(decoder) ||
-                       decode_compare(decoder) || decode_convert(decoder) ||
-                       decode_atomic(decoder) || decode_warp(decoder) || decode_matrix(decoder);
+    const bool known =
+        decode_memory(decoder) || decode_cluster(decoder) || decode_mbarrier(decoder) ||
+        decode_bulk(decoder) || decode_control(decoder) || decode_integer(decoder) ||
+        decode_bits(decoder) || decode_float(decoder) || decode_compare(decoder) ||
+        decode_convert(decoder) || decode_atomic(decoder) || decode_warp(decoder) ||
+        decode_matrix(decoder) || decode_async_copy(decoder) || decode_wgmma(decoder);
     if (!known) decoder.fail("the machine does not know this instruction");
     decoder.finish();
     program.ops.push_back(op);
   }
+  decoder.note_touched(program.ops);
   return program;
 }
 

@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -48,10 +49,15 @@ class Decoder {
   // The registers of an operand {a, b, ...} of so many bits each, at the end of the program's
   // lists. Returns how many there are.
   int list(size_t index, Type type);
+  // The registers of this instruction's lists are those of a product of a warpgroup.
+  void note_product();
+  // When all is decoded: tells each other Op which of those registers it uses.
+  void note_touched(std::vector<Op>& ops);
   Address address(size_t index, Space space);
   Address address(const Operand& what, Space space);
   size_t label(const Operand& operand) const;
   bool is_register(const Operand& operand) const;
+  bool is_predicate(size_t index) const;  // a register of that kind
   bool is_address(size_t index) const;
   bool is_sink(size_t index) const;  // _
   Slot constant(uint64_t bits, int bytes);
@@ -69,6 +75,9 @@ class Decoder {
   const Instruction* instruction_ = nullptr;
   Op* op_ = nullptr;
   std::vector<std::string> modifiers_;
+  std::vector<std::vector<Slot>> used_slots_;  // registers, by instruction
+  std::set<Slot> product_slots_;
+  std::set<size_t> products_;  // instructions
   size_t used_operands_ = 0;
   Symbols symbols_;
   std::map<std::string, Slot> registers_;
@@ -93,5 +102,7 @@ bool decode_cluster(Decoder& decoder);
 bool decode_mbarrier(Decoder& decoder);
 bool decode_bulk(Decoder& decoder);
 bool decode_matrix(Decoder& decoder);
+bool decode_async_copy(Decoder& decoder);
+bool decode_wgmma(Decoder& decoder);
 
 }  // namespace axonn::gpu_machine

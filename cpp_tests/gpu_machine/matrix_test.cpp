@@ -8,14 +8,20 @@
 
 #include "core/numeric/data_type.h"
 #include "gpu_machine/kernel_case.h"
+#include "gpu_machine/matrix_case.h"
 
 namespace axonn::gpu_machine {
 namespace {
 
+using testing::append_fragments;
 using testing::Case;
+using testing::draw_small;
 using testing::failures;
 using testing::kLane;
 using testing::kSeeds;
+using testing::Place;
+using testing::registers;
+using testing::value_in;
 
 // Runs an instruction whose operands are registers that each lane loads from memory: %r10 and on
 // hold the words [i][lane] of the input, and those from `results` on are stored as [i][lane].
@@ -42,10 +48,6 @@ std::vector<uint32_t> run_on_words(const std::string& instruction, const std::ve
 
 // --- mma -----------------------------------------------------------------------------------------
 
-struct Place {
-  int row, column;
-};
-
 // Element i of the fragments of lane `lane`, as the manual tells it for each shape.
 Place a_of_k16(int lane, int i) {
   return {i < 2 || (i >= 4 && i < 6) ? lane / 4 : lane / 4 + 8,
@@ -69,43 +71,6 @@ struct Product {
   Place (*b)(int, int);
 };
 
-uint32_t bits_in(const std::string& type, float value) {
-  return type == "bf16"  ? kernels::BFloat16::from_float(value).bits
-         : type == "f16" ? kernels::Float16::from_float(value).bits
-                         : kernels::bits_of(value);
-}
-float value_in(const std::string& type, uint32_t bits) {
-  return type == "bf16"  ? kernels::BFloat16{static_cast<uint16_t>(bits)}.to_float()
-         : type == "f16" ? kernels::Float16{static_cast<uint16_t>(bits)}.to_float()
-                         : kernels::float_of(bits);
-}
-
-// Puts a matrix [rows][columns] into registers of 32 bits, [register][lane].
-void append_fragments(std::vector<uint32_t>& words, const std::vector<float>& matrix, int columns,
-                      const std::string& type, Place (*place)(int, int), int elements) {
-  const int per = type == "bf16" || type == "f16" ? 2 : 1;
-  for (int i = 0; i < elements; i += per) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      uint32_t word = 0;
-      for (int part = 0; part < per; ++part) {
-        const Place at = place(lane, i + part);
-        word |= bits_in(type, matrix[static_cast<size_t>(at.row * columns + at.column)])
-                << (16 * part);
-      }
-      words.push_back(word);
-    }
-  }
-}
-
-// "{%r10,%r11}"
-std::string registers(int first, int count) {
-  std::string text = "{";
-  for (int i = 0; i < count; ++i) {
-    text += (i == 0 ? "%r" : ",%r") + std::to_string(first + i);
-  }
-  return text + "}";
-}
-
 TEST(Matrix, ProductsHaveTheManualsLayout) {
   const std::vector<Product> products = {
       {"bf16", "f32", 16, a_of_k16, b_of_k16},
@@ -118,19 +83,14 @@ TEST(Matrix, ProductsHaveTheManualsLayout) {
       {"tf32", "f32", 4, a_of_tf32_k4, b_of_tf32_k4},
   };
   std::mt19937 random(7);
-  // Small integers: every sum of them is exact in every type.
-  const auto draw = [&](int count) {
-    std::vector<float> values(static_cast<size_t>(count));
-    for (float& value : values) value = static_cast<float>(static_cast<int>(random() % 9) - 4);
-    return values;
-  };
   for (const Product& what : products) {
     const int depth = what.depth;
     const std::string instruction = "mma.sync.aligned.m16n8k" + std::to_string(depth) +
                                     ".row.col." + what.sums + "." + what.type + "." + what.type +
                                     "." + what.sums;
     SCOPED_TRACE(instruction);
-    const auto a = draw(16 * depth), b = draw(depth * 8), c = draw(16 * 8);
+    const auto a = draw_small(16 * depth, random), b = draw_small(depth * 8, random),
+               c = draw_small(16 * 8, random);
     std::vector<uint32_t> words;
     const auto num_registers = [&] { return static_cast<int>(words.size()) / kLanes; };
     append_fragments(words, a, depth, what.type, what.a, 16 * depth / kLanes);

@@ -29,8 +29,7 @@ class DescriptorReader final : public Agent {
 };
 
 TensorMap read_map(Warp& warp, const Address& from, int lane) {
-  const Warp::Place at =
-      warp.place(warp.address(from, lane), kTensorMapBytes, kMapAlignment, lane);
+  const Warp::Place at = warp.place(warp.address(from, lane), kTensorMapBytes, kMapAlignment, lane);
   DescriptorReader(warp, lane).note_read(*at.region, at.offset, kTensorMapBytes, {}, lane);
   const auto map = decode_tensor_map(at.region->bytes.data() + at.offset);
   if (!map) warp.fail(MachineError::Kind::kUndefined, "this is no descriptor of a tensor", lane);
@@ -97,8 +96,8 @@ Reduction reduction_of(const Op& op, Warp& warp, const TensorMap* map, int lane)
 // Places of shared memory, in the CTA that the address names.
 Warp::Place shared_place(Warp& warp, const Address& address, uint64_t bytes, uint64_t alignment,
                          int lane) {
-  const Warp::Place at = warp.place(warp.address(address, lane), bytes, alignment, lane,
-                                    address.reaches_cluster);
+  const Warp::Place at =
+      warp.place(warp.address(address, lane), bytes, alignment, lane, address.reaches_cluster);
   if (at.cta == nullptr) {
     warp.fail(MachineError::Kind::kUndefined, "expected an address in shared memory", lane);
   }
@@ -123,10 +122,9 @@ void begin_loads(const Op& op, Warp& warp, int lane) {
     source = from.cta;
     rows = rows_of_bytes(from, bytes);
   }
-  const Warp::Place to = shared_place(warp, op.at, rows.total_bytes,
-                                      is_tensor ? kBoxAlignment : kBulkAlignment, lane);
-  const Warp::Place signal =
-      shared_place(warp, op.signal, kMBarrierBytes, kMBarrierBytes, lane);
+  const Warp::Place to =
+      shared_place(warp, op.at, rows.total_bytes, is_tensor ? kBoxAlignment : kBulkAlignment, lane);
+  const Warp::Place signal = shared_place(warp, op.signal, kMBarrierBytes, kMBarrierBytes, lane);
   if (to.cta != signal.cta) {
     warp.fail(MachineError::Kind::kUndefined,
               "the mbarrier lies in another CTA's shared memory than the target", lane);
@@ -135,10 +133,9 @@ void begin_loads(const Op& op, Warp& warp, int lane) {
   const auto shared_rows = std::make_shared<const Rows>(std::move(rows));
   const Reduction reduction = reduction_of(op, warp, is_tensor ? &map : nullptr, lane);
   const auto begin = [&](Cta& cta) {
-    warp.machine.async().begin(
-        std::make_shared<BulkLoad>(warp, lane, shared_rows,
-                                   SharedBox{&cta, to.offset, map.swizzle_bytes}, signal.offset,
-                                   source, reduction));
+    warp.machine.async().begin(std::make_shared<BulkLoad>(
+        warp, lane, shared_rows, SharedBox{&cta, to.offset, map.swizzle_bytes}, signal.offset,
+        source, reduction));
   };
   if ((op.choice & kMulticast) == 0) return begin(*to.cta);
   const uint32_t ctas = warp.lanes<uint16_t>(op.e)[lane];
@@ -201,9 +198,8 @@ AsyncStage stage_of(const Op& op) { return op.choice == 1 ? AsyncStage::kRead : 
 
 bool are_groups_ready(const Op& op, Warp& warp, uint32_t mask) {
   bool ready = true;
-  for_each_lane(mask, [&](int i) {
-    ready &= warp.bulk_groups(i).have_reached(stage_of(op), op.target);
-  });
+  for_each_lane(mask,
+                [&](int i) { ready &= warp.bulk_groups(i).have_reached(stage_of(op), op.target); });
   return ready;
 }
 

@@ -33,8 +33,7 @@ void rank_of_address(const Op& op, Warp& warp, uint32_t mask) {
   for_each_lane(mask, [&](int i) {
     const uint64_t address = warp.lanes<T>(op.a)[i] & (window_start(1) - 1);
     const uint64_t window = address >> kSharedBits;
-    warp.lanes<uint32_t>(op.d)[i] =
-        window == 0 ? warp.cta.rank : static_cast<uint32_t>(window - 1);
+    warp.lanes<uint32_t>(op.d)[i] = window == 0 ? warp.cta.rank : static_cast<uint32_t>(window - 1);
   });
 }
 
@@ -54,8 +53,8 @@ void arrive(const Op& op, Warp& warp, uint32_t mask) {
 
 bool has_phase_ended(const Op&, Warp& warp, uint32_t mask) {
   if (const uint32_t early = mask & ~warp.cluster_arrived) {
-    warp.fail(MachineError::Kind::kUndefined,
-              "waits at barrier.cluster, where it has not arrived", std::countr_zero(early));
+    warp.fail(MachineError::Kind::kUndefined, "waits at barrier.cluster, where it has not arrived",
+              std::countr_zero(early));
   }
   bool ended = true;
   for_each_lane(mask, [&](int i) {
@@ -103,11 +102,11 @@ void do_nothing(const Op&, Warp&, uint32_t) {}
 
 Scope take_scope(Decoder& d, Scope without) {
   const std::string level = d.take_one({"cta", "gl", "gpu", "cluster", "sys"});
-  return level.empty()                        ? without
-         : level == "cta"                     ? Scope::kCta
-         : level == "cluster"                 ? Scope::kCluster
+  return level.empty()                     ? without
+         : level == "cta"                  ? Scope::kCta
+         : level == "cluster"              ? Scope::kCluster
          : level == "gl" || level == "gpu" ? Scope::kGpu
-                                              : Scope::kSystem;
+                                           : Scope::kSystem;
 }
 
 void decode_proxy_fence(Decoder& d) {

@@ -74,10 +74,10 @@ void decode_load_or_store(Decoder& d, bool loads) {
   if (count.empty()) d.fail("expected .x1, .x2 or .x4");
   op.count = static_cast<uint8_t>(count[1] - '0');
   op.choice = d.take("trans") ? 1 : 0;
-  const bool is_shared = !d.take_one({"shared", "shared::cta"}).empty();
+  const Space space = take_space(d);
   op.flow = Flow::kMeetAll;
   op.execute = loads ? load_matrices : store_matrices;
-  op.at = d.address(loads ? 1 : 0, is_shared ? Space::kShared : Space::kGeneric);
+  op.at = d.address(loads ? 1 : 0, space);
   if (d.list(loads ? 0 : 1, kWord) != op.count) d.fail("it needs a register for each matrix");
 }
 

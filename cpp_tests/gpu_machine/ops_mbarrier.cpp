@@ -49,8 +49,7 @@ class RemoteArrival final : public AsyncOperation {
  public:
   RemoteArrival(const Op& op, Warp& warp, int lane, const Warp::Place& at, uint32_t count,
                 int64_t bytes)
-      : AsyncOperation(warp, lane, Proxy::kGeneric,
-                       {static_cast<uint64_t>(at.cta->id), at.offset}),
+      : AsyncOperation(warp, lane, Proxy::kGeneric, {static_cast<uint64_t>(at.cta->id), at.offset}),
         at_(at),
         issued_(warp.time() - 1),
         issuer_(warp.actor.id),
@@ -161,8 +160,8 @@ bool has_ended(const Op& op, Warp& warp, const MBarrier& barrier, int lane) {
   if (op.choice == 0) {
     const uint32_t parity = warp.lanes<uint32_t>(op.b)[lane];
     if (parity > 1) {
-      warp.fail(MachineError::Kind::kUndefined,
-                "a parity is 0 or 1, got " + std::to_string(parity), lane);
+      warp.fail(MachineError::Kind::kUndefined, "a parity is 0 or 1, got " + std::to_string(parity),
+                lane);
     }
     return (barrier.phase() & 1u) != parity;
   }
@@ -269,9 +268,8 @@ void decode_bytes(Decoder& d, Execute execute) {
 bool decode_mbarrier(Decoder& d) {
   if (d.opcode() != "mbarrier") return false;
   Op& op = d.op();
-  const std::string what =
-      d.take_one({"init", "inval", "arrive", "arrive_drop", "expect_tx", "complete_tx", "test_wait",
-                  "try_wait", "pending_count"});
+  const std::string what = d.take_one({"init", "inval", "arrive", "arrive_drop", "expect_tx",
+                                       "complete_tx", "test_wait", "try_wait", "pending_count"});
   if (!d.take("b64")) d.fail("expected .b64");
   if (what == "init" || what == "inval") {
     op.at = d.address(0, take_barrier_space(d));

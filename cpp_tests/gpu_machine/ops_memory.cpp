@@ -141,9 +141,9 @@ Execute atomic_of(Type type, uint8_t update) {
 }  // namespace
 
 Space take_space(Decoder& d) {
-  const std::string space = d.take_one(
-      {"param", "global", "shared", "shared::cta", "shared::cluster", "local", "const",
-       "param::entry", "param::func"});
+  const std::string space =
+      d.take_one({"param", "global", "shared", "shared::cta", "shared::cluster", "local", "const",
+                  "param::entry", "param::func"});
   if (space == "shared::cluster") return Space::kSharedCluster;
   if (space.starts_with("shared")) return Space::kShared;
   if (space.starts_with("param")) return Space::kParam;

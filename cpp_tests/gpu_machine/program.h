@@ -26,6 +26,7 @@ using Ready = bool (*)(const Op& op, Warp& warp, uint32_t mask);
 // one behind the other; a predicate is a word with a bit for each lane. Immediates and special
 // registers have places there, too.
 using Slot = uint32_t;
+inline constexpr uint32_t kRegisterAlignment = 64;  // in bytes, for vector instructions of the CPU
 
 enum class Flow : uint8_t {
   kNext,
@@ -62,6 +63,7 @@ struct Op {
   Address from, signal;  // of asynchronous copies: their source or descriptor, and mbarrier
   uint32_t target = 0;   // of a branch
   uint32_t list = 0;     // where its registers begin in the program's lists
+  uint32_t touched = 0;  // likewise, those that products of warpgroups use, too
   uint32_t negated = 0;  // kAllLanes if the predicate operand is !p
   Flow flow = Flow::kNext;
   Order order = Order::kWeak;
@@ -69,9 +71,10 @@ struct Op {
   Rounding rounding = Rounding::kNearest;
   BarrierKind barrier = BarrierKind::kSync;
   Type type, source_type;
-  uint8_t count = 1;  // elements of a vector
+  uint8_t count = 1;                             // elements of a vector
   uint8_t register_bytes = 0, source_bytes = 0;  // of the registers, which may be wider than types
   uint8_t choice = 0;  // which of its family: an instruction's own meaning
+  uint8_t num_touched = 0;
   bool has_guard = false, guard_negated = false;
   bool ftz = false, sat = false;
   bool has_count = false;       // bar.sync a, b

@@ -35,15 +35,7 @@ struct Type {
   int register_bytes() const { return letter == 'p' ? 4 : bits * lanes / 8; }
 };
 
-enum class Space : uint8_t {
-  kGeneric,
-  kParam,
-  kGlobal,
-  kShared,
-  kSharedCluster,
-  kLocal,
-  kConst
-};
+enum class Space : uint8_t { kGeneric, kParam, kGlobal, kShared, kSharedCluster, kLocal, kConst };
 
 struct Operand {
   enum class Kind : uint8_t { kName, kImmediate, kAddress, kVector };

@@ -11,9 +11,9 @@ namespace {
 
 const std::set<std::string_view> kLinkage = {".visible", ".weak", ".extern"};
 // What says nothing to the machine; each is a line.
-const std::set<std::string_view> kIgnoredLines = {".version",      ".target",  ".address_size",
-                                                  ".minnctapersm", ".maxnreg", ".pragma",
-                                                  ".explicitcluster", ".maxclusterrank"};
+const std::set<std::string_view> kIgnoredLines = {
+    ".version", ".target", ".address_size",    ".minnctapersm",
+    ".maxnreg", ".pragma", ".explicitcluster", ".maxclusterrank"};
 
 std::vector<std::string> split_at_dots(const std::string& word) {
   std::vector<std::string> parts{""};

@@ -244,8 +244,10 @@ void Machine::check_is_last(const Cta& cta, const Warp& last) const {
     const Actor& other = actors_[id];
     if ((other.cta == cta.id && !other.is_async) || known.has_seen(id, other.launch, time)) return;
     last.fail(MachineError::Kind::kRace,
-              "race: the CTA leaves, and nothing orders that after " + what + " by " + (other.is_async ? "an asynchronous operation of warp " : "warp ") +
-                  std::to_string(other.warp) + (other.cta == cta.id ? "" : " of another CTA of its cluster"));
+              "race: the CTA leaves, and nothing orders that after " + what + " by " +
+                  (other.is_async ? "an asynchronous operation of warp " : "warp ") +
+                  std::to_string(other.warp) +
+                  (other.cta == cta.id ? "" : " of another CTA of its cluster"));
   };
   for (const auto& [offset, barrier] : cta.mbarriers) {
     for (const auto& arrival : barrier.remote_arrivals()) {

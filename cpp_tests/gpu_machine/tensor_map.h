@@ -47,10 +47,10 @@ struct TensorMap {
 
 // Where a row of a box lies: elements of the first dim.
 struct BoxRow {
-  uint64_t address = 0;   // of the first byte inside the tensor
-  uint32_t skipped = 0;   // bytes of the row before it, outside the tensor
-  uint32_t inside = 0;    // bytes inside; 0 if all of the row is outside
-  uint32_t shared = 0;    // offset of the row from the box's beginning in shared memory
+  uint64_t address = 0;  // of the first byte inside the tensor
+  uint32_t skipped = 0;  // bytes of the row before it, outside the tensor
+  uint32_t inside = 0;   // bytes inside; 0 if all of the row is outside
+  uint32_t shared = 0;   // offset of the row from the box's beginning in shared memory
 };
 // The rows of the box at these coordinates, in the order in which they lie in shared memory.
 std::vector<BoxRow> rows_of_box(const TensorMap& map,

@@ -4,19 +4,20 @@
 #include <bit>
 #include <cstring>
 
+#include "gpu_machine/copy_groups.h"
 #include "gpu_machine/machine.h"
+#include "gpu_machine/products.h"
 
 namespace axonn::gpu_machine {
 namespace {
 
-constexpr size_t kAlignment = 64;
-// PTX does not say how many registers ptxas gives to a thread. With the bounds that kernels which use
-// setmaxnreg have, those are as many as fit.
+// PTX does not say how many registers ptxas gives to a thread. With the bounds that kernels which
+// use setmaxnreg have, those are as many as fit.
 constexpr uint64_t kRegistersOfSm = 65536, kMostRegisters = 248;
 
 std::byte* aligned(std::byte* place) {
   const auto address = reinterpret_cast<uintptr_t>(place);
-  return place + (kAlignment - address % kAlignment) % kAlignment;
+  return place + (kRegisterAlignment - address % kRegisterAlignment) % kRegisterAlignment;
 }
 
 }  // namespace
@@ -29,18 +30,23 @@ Warp::Warp(Machine& of_machine, Launch& of_launch, Cta& of_cta, int its_index, u
       launch(of_launch),
       cta(of_cta),
       index(its_index),
-      memory_(std::make_unique<std::byte[]>(of_launch.program->register_bytes + kAlignment)),
+      memory_(
+          std::make_unique<std::byte[]>(of_launch.program->register_bytes + kRegisterAlignment)),
       registers_(aligned(memory_.get())) {
   fragments_.reserve(kLanes + 1);  // pointers to fragments stay valid
   fragments_.push_back({0, lanes, Fragment::State::kReady, 0});
   const uint64_t threads = launch.block.count();
-  registers_per_thread = static_cast<uint32_t>(
-      std::min<uint64_t>(kMostRegisters, kRegistersOfSm / threads / 8 * 8));
+  registers_per_thread =
+      static_cast<uint32_t>(std::min<uint64_t>(kMostRegisters, kRegistersOfSm / threads / 8 * 8));
   fill_constants();
+  copies_ = std::make_unique<CopyGroups>();
+  products_ = std::make_unique<Products>(launch.program->register_bytes);
   if (launch.program->local_bytes != 0) {
     local_ = std::make_unique<Region>("local memory", launch.program->local_bytes * kLanes);
   }
 }
+
+Warp::~Warp() = default;
 
 void Warp::fill_constants() {
   for (const Constant& constant : launch.program->constants) {
@@ -159,6 +165,7 @@ bool Warp::step(Fragment*& fragment) {
     const uint32_t guard = predicate(op.guard);
     mask &= op.guard_negated ? ~guard : guard;
   }
+  if (op.num_touched != 0 && mask != 0) products_->check_touch(op, *this);
   if (op.flow == Flow::kNext || mask == 0) {
     if (mask != 0) op.execute(op, *this, mask);
     ++fragment->pc;

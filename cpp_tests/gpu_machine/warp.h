@@ -18,6 +18,8 @@ namespace axonn::gpu_machine {
 struct Launch;
 struct Cta;
 struct Barrier;
+class CopyGroups;
+class Products;
 
 // Where an instruction was issued, for messages.
 struct Origin {
@@ -44,6 +46,7 @@ struct Fragment {
 class Warp final : public Agent {
  public:
   Warp(Machine& machine, Launch& launch, Cta& cta, int index, uint32_t lanes);
+  ~Warp() override;
 
   // Runs at most so many instructions. Returns how many it ran: fewer if it must wait.
   int run(int quantum);
@@ -61,9 +64,10 @@ class Warp final : public Agent {
   }
   uint32_t& predicate(Slot slot) { return *lanes<uint32_t>(slot); }
   const Slot* list(const Op& op) const;
+  const Slot* touched(const Op& op) const;
   uint64_t address(const Address& at, int lane) {
-    const uint64_t base = at.bytes == 8 ? lanes<uint64_t>(at.slot)[lane]
-                                        : uint64_t{lanes<uint32_t>(at.slot)[lane]};
+    const uint64_t base =
+        at.bytes == 8 ? lanes<uint64_t>(at.slot)[lane] : uint64_t{lanes<uint32_t>(at.slot)[lane]};
     return base + static_cast<uint64_t>(at.offset);
   }
   uint64_t address(const Op& op, int lane) { return address(op.at, lane); }
@@ -96,16 +100,19 @@ class Warp final : public Agent {
   const int index;
   uint64_t wake_at = 0;  // nanoseconds; it sleeps until then
   AsyncGroups& bulk_groups(int lane) { return bulk_groups_[static_cast<size_t>(lane)]; }
+  CopyGroups& copies() { return *copies_; }
+  Products& products() { return *products_; }
 
-  // For barrier.cluster: the lanes that have arrived and not waited yet, and which phase each waits for.
+  // For barrier.cluster: the lanes that have arrived and not waited yet, and which phase each waits
+  // for.
   uint32_t cluster_arrived = 0;
   std::array<uint64_t, kLanes> cluster_phases{};
   uint32_t registers_per_thread = 0;  // setmaxnreg
 
  private:
   Cta& cta_at(uint64_t offset, int lane, bool reaches_cluster) const;
-  Place place_of_access(const Op& op, uint64_t address, uint32_t bytes, int lane);
   Place local_place(uint64_t offset, uint64_t bytes, int lane);
+  Place place_of_access(const Op& op, uint64_t address, uint32_t bytes, int lane);
   void fill_constants();
   uint64_t special(const std::string& name, int lane) const;
 
@@ -132,6 +139,8 @@ class Warp final : public Agent {
   std::vector<Fragment> fragments_;
   uint32_t current_pc_ = 0;
   std::array<AsyncGroups, kLanes> bulk_groups_;  // by lane
+  std::unique_ptr<CopyGroups> copies_;
+  std::unique_ptr<Products> products_;
   bool in_any_order_ = false;  // this quantum keeps to a fragment that is not the hindmost
   uint64_t polled_ = 0;        // address of the last strong read
   uint32_t polled_pc_ = 0;     // its instruction

@@ -90,12 +90,15 @@ std::string Warp::describe_wait() const {
 
 const Slot* Warp::list(const Op& op) const { return launch.program->lists.data() + op.list; }
 
+const Slot* Warp::touched(const Op& op) const { return launch.program->lists.data() + op.touched; }
+
 // Outside of its own part, a lane has no local memory.
 Warp::Place Warp::local_place(uint64_t offset, uint64_t bytes, int lane) {
   const uint64_t size = launch.program->local_bytes;
-  if (offset < kVariablesStart || offset + bytes > kVariablesStart + size) return {nullptr, offset, nullptr};
-  return {local_.get(), offset - kVariablesStart + size * static_cast<uint64_t>(lane),
-          nullptr};
+  if (offset < kVariablesStart || offset + bytes > kVariablesStart + size) {
+    return {nullptr, offset, nullptr};
+  }
+  return {local_.get(), offset - kVariablesStart + size * static_cast<uint64_t>(lane), nullptr};
 }
 
 Warp::Place Warp::place(uint64_t address, uint64_t bytes, uint64_t alignment, int lane,
@@ -117,10 +120,10 @@ Warp::Place Warp::place(uint64_t address, uint64_t bytes, uint64_t alignment, in
   if (at.region == nullptr || is_reserved || at.region->freed ||
       at.offset + bytes > at.region->bytes.size()) {
     const std::string why = at.cta != nullptr ? ", of a CTA that has left" : ", which was freed";
-    const std::string near =
-        at.region == nullptr ? "no allocation"
-                             : at.region->name + " of " + std::to_string(at.region->bytes.size()) +
-                                   " bytes" + (at.region->freed ? why : "");
+    const std::string near = at.region == nullptr ? "no allocation"
+                                                  : at.region->name + " of " +
+                                                        std::to_string(at.region->bytes.size()) +
+                                                        " bytes" + (at.region->freed ? why : "");
     fail(MachineError::Kind::kMemory,
          "reaches " + std::to_string(bytes) + " bytes outside memory, at offset " +
              std::to_string(at.offset) + " of " + near,
