@@ -24,32 +24,52 @@ class CopyEngine : public Agent {
 }  // namespace
 
 void Machine::run() {
-  first_actor_ = static_cast<uint32_t>(actors_.size());
   last_change_ = instructions_;
-  for (Stream& stream : streams_) stream.clock = Clock{};
-  for (bool has_work = true; has_work;) {
-    has_work = false;
-    for (Stream& stream : streams_) {
-      if (stream.queue.empty()) continue;
-      has_work = true;
-      if (!stream.has_begun && draw(2) == 0) begin_work(stream);
-    }
-    if (!has_work) break;
-    start_ctas();
-    const bool copied = step_copies();
-    const bool performed = async_.step();
-    const bool ran = step_warps();
-    if (copied || performed || ran || async_.step_first()) continue;
-    const bool some_begin = std::any_of(streams_.begin(), streams_.end(), [](const Stream& s) {
-      return !s.queue.empty() && !s.has_begun;
-    });
-    if (!some_begin) fail_deadlock("nobody can go on");
+  for (Turn went = Turn::kWent; went != Turn::kDone;) {
+    went = turn();
+    if (went == Turn::kStuck) fail_deadlock("nobody can go on");
+  }
+  for (const Stream& stream : streams_) host_clock_.join(stream.clock);
+  forget_the_past();
+}
+
+Machine::Turn Machine::turn() {
+  bool has_work = false;
+  for (Stream& stream : streams_) {
+    if (stream.queue.empty()) continue;
+    has_work = true;
+    if (!stream.has_begun && draw(2) == 0) begin_work(stream);
+  }
+  if (!has_work) return Turn::kDone;
+  start_ctas();
+  const bool copied = step_copies();
+  const bool done = step_tasks();
+  const bool performed = async_.step();
+  const bool ran = step_warps();
+  if (copied || done || performed || ran || async_.step_first()) return Turn::kWent;
+  const bool some_begin = std::any_of(streams_.begin(), streams_.end(), [](const Stream& s) {
+    return !s.queue.empty() && !s.has_begun;
+  });
+  return some_begin ? Turn::kWent : Turn::kStuck;
+}
+
+void Machine::forget_the_past() {
+  const auto is_over = [this](const Stream& s) {
+    return s.queue.empty() && (s.last_ended == 0 || host_clock_.has_seen(0, s.last_ended, 1));
+  };
+  if (!std::all_of(streams_.begin(), streams_.end(), is_over)) return;
+  first_actor_ = static_cast<uint32_t>(actors_.size());
+  host_clock_ = Clock{};
+  for (Stream& stream : streams_) {
+    stream.clock = Clock{};
+    stream.last_ended = 0;
   }
 }
 
 void Machine::begin_work(Stream& stream) {
   stream.has_begun = true;
   Work& work = stream.queue.front();
+  stream.clock.join(work.before);
   const uint32_t id = ++launches_;
   note_change();
   if (work.launch != nullptr) {
@@ -58,6 +78,12 @@ void Machine::begin_work(Stream& stream) {
     work.launch->order.resize(work.launch->grid.count() / work.launch->cluster.count());
     std::iota(work.launch->order.begin(), work.launch->order.end(), 0u);
     std::shuffle(work.launch->order.begin(), work.launch->order.end(), random_);
+    return;
+  }
+  if (work.task != nullptr) {
+    work.task->launch = id;
+    work.task->agent =
+        std::make_unique<CopyEngine>(*this, new_actor({0, id, stream.device}), stream.clock);
     return;
   }
   Copy& copy = *work.copy;
@@ -81,7 +107,11 @@ void Machine::end_work(Stream& stream) {
   stream.queue.pop_front();
   stream.has_begun = false;
   if (work.launch != nullptr) stream.clock.join(work.launch->after);
-  stream.clock.see_launch(work.launch != nullptr ? work.launch->id : work.copy->launch);
+  if (work.task != nullptr) stream.clock.join(work.task->agent->clock);
+  stream.last_ended = work.launch != nullptr ? work.launch->id
+                      : work.copy != nullptr ? work.copy->launch
+                                             : work.task->launch;
+  stream.clock.see_launch(stream.last_ended);
   note_change();
 }
 
@@ -131,6 +161,18 @@ std::unique_ptr<Cta> Machine::make_cta(Launch& launch, Dim index, Cluster& clust
   return cta;
 }
 
+bool Machine::step_tasks() {
+  bool done = false;
+  for (Stream& stream : streams_) {
+    if (!stream.has_begun || stream.queue.front().task == nullptr) continue;
+    Task& task = *stream.queue.front().task;
+    if (!task.attempt(*task.agent)) continue;
+    end_work(stream);
+    done = true;
+  }
+  return done;
+}
+
 bool Machine::step_copies() {
   bool copied = false;
   for (Stream& stream : streams_) {
@@ -158,13 +200,18 @@ void Machine::step_copy(Stream& stream) {
       }
       return *region;
     };
-    Region& source = region_of(copy.source + begin);
     Region& target = region_of(copy.target + begin);
-    const uint64_t from = (copy.source + begin) & (window_start(1) - 1);
     const uint64_t to = (copy.target + begin) & (window_start(1) - 1);
-    copy.engine->note_read(source, from, bytes, read, -1);
-    copy.engine->note_write(target, to, bytes, write, -1);
-    std::memmove(target.bytes.data() + to, source.bytes.data() + from, bytes);
+    if (copy.fill >= 0) {
+      copy.engine->note_write(target, to, bytes, write, -1);
+      std::memset(target.bytes.data() + to, copy.fill, bytes);
+    } else {
+      Region& source = region_of(copy.source + begin);
+      const uint64_t from = (copy.source + begin) & (window_start(1) - 1);
+      copy.engine->note_read(source, from, bytes, read, -1);
+      copy.engine->note_write(target, to, bytes, write, -1);
+      std::memmove(target.bytes.data() + to, source.bytes.data() + from, bytes);
+    }
     note_change();
   }
   if (copy.pieces.empty()) end_work(stream);
@@ -286,6 +333,11 @@ void Machine::fail_deadlock(const std::string& why) {
             warp->launch.program->name + ", CTA (" + std::to_string(warp->cta.index.x) + ", " +
             std::to_string(warp->cta.index.y) + ", " + std::to_string(warp->cta.index.z) +
             "), warp " + std::to_string(warp->index) + ": " + warp->describe_wait();
+  }
+  for (const Stream& stream : streams_) {
+    if (!stream.has_begun || stream.queue.front().task == nullptr) continue;
+    text += "\n  rank " + std::to_string(stream.device) + ", stream " +
+            std::to_string(&stream - &streams_.front()) + ": " + stream.queue.front().task->what;
   }
   throw MachineError(MachineError::Kind::kDeadlock, text);
 }
