@@ -127,6 +127,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* fu
 }
 cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
   return api("cudaFuncSetAttribute", [&](Runtime& r) {
+    if (attribute == cudaFuncAttributeNonPortableClusterSizeAllowed) return cudaSuccess;
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaErrorNotSupported;
     if (value < 0 || value > kSharedOfBlock) return cudaErrorInvalidValue;
     r.shared_limits()[function] = value;

@@ -206,5 +206,31 @@ TEST(FusedCalls, ACallThatIsCutShortIsJoined) {
   EXPECT_GT(raised, 8);
 }
 
+// The GEMM of one rank cannot be launched. The rank has pushed its rows and says that its call has
+// ended, so its peer's call is right, and so are the next calls of both, on other streams.
+TEST(FusedCalls, TheCallsAfterOneThatIsCutShortAreRight) {
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    SCOPED_TRACE(seed);
+    Runtime runtime(with_seed(seed, 2));
+    std::mt19937_64 random(seed);
+    VirtualRanks ranks(2);
+    const Operands with(ranks, 8, 8, 8, random);
+    const auto first = with.outputs(8), second = with.outputs(8);
+    const auto gather = [&](int r, const DeviceMatrix& output, cudaStream_t stream) {
+      const auto rank = static_cast<size_t>(r);
+      ranks.gather(r, with.shards[rank], with.bs[rank], output, 8, 8, 8, stream);
+    };
+    runtime.fail("cudaLaunchKernel", cudaErrorMemoryAllocation, 1);
+    EXPECT_THROW(gather(0, first[0], ranks[0].compute.get()), CudaError);
+    gather(1, first[1], ranks[1].compute.get());
+    for (int r = 0; r < 2; ++r) {
+      gather(r, second[static_cast<size_t>(r)], ranks[r].other.get());
+    }
+    testing::synchronize_all(2);
+    EXPECT_EQ(first[1].read(), with.gathered[1]);
+    for (size_t rank = 0; rank < 2; ++rank) EXPECT_EQ(second[rank].read(), with.gathered[rank]);
+  }
+}
+
 }  // namespace
 }  // namespace axonn::gpu_machine

@@ -119,7 +119,7 @@ void Runtime::order_with_default_stream(cudaStream_t stream) {
   if (!stream->is_default) {
     if ((stream->flags & cudaStreamNonBlocking) != 0) return;
     const int other = default_streams_[static_cast<size_t>(stream->device)]->stream;
-    if (!machine.is_idle(other)) wait_on(stream->stream, signal_on(other), "the default stream");
+    wait_on(stream->stream, signal_on(other), "the default stream");
     return;
   }
   for (CUstream_st* other : streams) {

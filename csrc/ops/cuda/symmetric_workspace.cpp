@@ -33,11 +33,11 @@ bool reaches_all_peers(const char* op, const std::string& group_name,
   try {
     return handle.world_within_direct_access();
   } catch (const c10::Error& error) {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        false, op, ": algorithm='fused' needs GPUs that reach each other's memory, and torch's ",
-        "symmetric memory of group '", group_name,
-        "' does not tell whether they do: ", error.what_without_backtrace(),
-        "; use 'auto', 'chunked' or 'sequential'");
+    C10_THROW_ERROR(
+        NotImplementedError,
+        c10::str(op, ": algorithm='fused' needs GPUs that reach each other's memory, and torch's ",
+                 "symmetric memory of group '", group_name, "' does not tell whether they do: ",
+                 error.what_without_backtrace(), "; use 'auto', 'chunked' or 'sequential'"));
   }
 }
 
