@@ -330,7 +330,7 @@ void Machine::fail_deadlock(const std::string& why) {
       break;
     }
     text += "\n  rank " + std::to_string(warp->launch.device) + ", kernel " +
-            warp->launch.program->name + ", CTA (" + std::to_string(warp->cta.index.x) + ", " +
+            short_name(warp->launch.program->name) + ", CTA (" + std::to_string(warp->cta.index.x) + ", " +
             std::to_string(warp->cta.index.y) + ", " + std::to_string(warp->cta.index.z) +
             "), warp " + std::to_string(warp->index) + ": " + warp->describe_wait();
   }
