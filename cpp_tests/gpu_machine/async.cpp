@@ -31,8 +31,8 @@ AsyncOperation::AsyncOperation(Warp& issuer, int lane, Proxy by, Identity& ident
       identity_(identity) {}
 
 void AsyncOperation::fail(MachineError::Kind kind, const std::string& what, int) const {
-  throw MachineError(kind, "kernel " + short_name(origin_.launch.program->name) + ": " + what + "; begun by " +
-                               origin_.describe());
+  throw MachineError(kind, "kernel " + short_name(origin_.launch.program->name) + ": " + what +
+                               "; begun by " + origin_.describe());
 }
 
 void AsyncOperation::reach(Stage stage) {

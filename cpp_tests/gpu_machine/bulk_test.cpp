@@ -1,5 +1,5 @@
-// Bulk copies: what they copy, and what must order them. The machine's words for a fault are checked
-// where one wait, fence or arrival is left out.
+// Bulk copies: what they copy, and what must order them. The machine's words for a fault are
+// checked where one wait, fence or arrival is left out.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -189,7 +189,9 @@ TEST(Bulk, ReductionsJoinElements) {
   cp.async.bulk.commit_group;
   cp.async.bulk.wait_group 0;
 )",
-                    kVariables, {1, 1, 1}, {1, 1, 1}};
+                    kVariables,
+                    {1, 1, 1},
+                    {1, 1, 1}};
     for (uint64_t seed = 0; seed < kSeeds; ++seed) {
       const auto got = run(what, seed);
       EXPECT_EQ(std::vector<uint32_t>(got.begin(), got.begin() + 4), expected);
@@ -207,7 +209,9 @@ TEST(Bulk, ReductionsOfSeveralCtasAllCount) {
   cp.async.bulk.commit_group;
   cp.async.bulk.wait_group 0;
 )",
-                  kVariables, {4, 1, 1}, {1, 1, 1}};
+                  kVariables,
+                  {4, 1, 1},
+                  {1, 1, 1}};
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     for (uint32_t i = 0; i < 4; ++i) EXPECT_EQ(run(what, seed)[i], 0x40C040C0u);  // 6
   }

@@ -208,9 +208,7 @@ void store(const Op& op, Warp& warp, uint32_t mask) {
     const int first = __builtin_ctz(mask);
     uint32_t lanes = 1u << first;
     if ((op.choice & kReduces) == 0) {
-      for_each_lane(mask, [&](int i) {
-        lanes |= are_equal(op, warp, first, i) ? 1u << i : 0u;
-      });
+      for_each_lane(mask, [&](int i) { lanes |= are_equal(op, warp, first, i) ? 1u << i : 0u; });
     }
     begin_store(op, warp, first, lanes);
     mask &= ~lanes;

@@ -327,7 +327,8 @@ TEST(Tensors, ReductionsAddToTheTensor) {
   tensor.strides = {32};
   const std::vector<uint16_t> data(96, 2);  // int32 0x00020002
   const std::string body = store_body(
-      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%out, {4, 2}], [%r2];",
+      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%out, {4, 2}], "
+      "[%r2];",
       "fence.proxy.async.shared::cta;", 64);
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     const auto got = run(tensor, body, data, seed);
@@ -357,14 +358,14 @@ TEST(Tensors, IllegalDescriptorsAreRefused) {
   EXPECT_EQ(encode(map, right, 4096), 0);
   EXPECT_EQ(encode(map, right, 4104), 1);  // the base is no multiple of 16
   const std::vector<Tensor> wrong = {
-      {{64, 8}, {136}, {64, 8}, 3},           // a stride is no multiple of 16
+      {{64, 8}, {136}, {64, 8}, 3},  // a stride is no multiple of 16
       {{64, 8}, {uint64_t{1} << 40}, {64, 8}, 3},
-      {{64, 8}, {128}, {128, 8}, 3},          // 256 bytes are wider than the swizzle
+      {{64, 8}, {128}, {128, 8}, 3},  // 256 bytes are wider than the swizzle
       {{64, 8}, {128}, {64, 257}, 3},
       {{64, 8}, {128}, {64, 0}, 3},
       {{64, 0}, {128}, {64, 8}, 3},
-      {{64, 8}, {128}, {12, 8}, 0},           // 24 bytes are no multiple of 16
-      {{64, 8}, {128}, {64, 8}, 4},           // there is no such swizzle
+      {{64, 8}, {128}, {12, 8}, 0},  // 24 bytes are no multiple of 16
+      {{64, 8}, {128}, {64, 8}, 4},  // there is no such swizzle
       {{8, 2, 2, 2, 2, 2}, {16, 32, 64, 128, 256}, {8, 1, 1, 1, 1, 1}},
   };
   for (size_t i = 0; i < wrong.size(); ++i) EXPECT_EQ(encode(map, wrong[i], 4096), 1) << i;
@@ -379,15 +380,15 @@ TEST(Tensors, WrongDescriptorsAreErrors) {
   const std::vector<uint16_t> data = random_values(64, 9);
   // Another number of dims; a descriptor that was written over; one that does not exist.
   EXPECT_THROW(run(tensor, load_body("2d", "{0, 0}", 128), data, 0), MachineError);
-  EXPECT_THROW(run(tensor, "st.global.u32 [%out+24], 5; fence.proxy.tensormap::generic.acquire.cta "
-                           "[%out], 128;\n" +
-                               load_body("1d", "{0}", 128),
+  EXPECT_THROW(run(tensor,
+                   "st.global.u32 [%out+24], 5; fence.proxy.tensormap::generic.acquire.cta "
+                   "[%out], 128;\n" +
+                       load_body("1d", "{0}", 128),
                    data, 0),
                MachineError);
   // What a kernel writes of a descriptor, even the same, needs a fence.
   const std::string rewrite = "ld.global.u32 %r9, [%out]; st.global.u32 [%out], %r9;\n";
-  const std::string fence =
-      "fence.proxy.tensormap::generic.acquire.gpu [%out], 128;\n";
+  const std::string fence = "fence.proxy.tensormap::generic.acquire.gpu [%out], 128;\n";
   EXPECT_NO_THROW(run(tensor, rewrite + fence + load_body("1d", "{0}", 128), data, 0));
   try {
     run(tensor, rewrite + load_body("1d", "{0}", 128), data, 0);

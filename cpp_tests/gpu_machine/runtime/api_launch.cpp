@@ -106,8 +106,7 @@ cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void**
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function,
                                 void** arguments) {
   return api("cudaLaunchKernelExC", [&](Runtime& r) {
-    Configuration with{config->gridDim, config->blockDim, config->dynamicSmemBytes,
-                       config->stream};
+    Configuration with{config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream};
     for (unsigned i = 0; i < config->numAttrs; ++i) {
       const cudaLaunchAttribute& attribute = config->attrs[i];
       if (attribute.id != cudaLaunchAttributeClusterDimension) {

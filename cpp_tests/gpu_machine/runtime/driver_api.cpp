@@ -1,7 +1,8 @@
 // Functions of the driver that programs get by name.
+#include "gpu_machine/runtime/driver_api.h"
+
 #include <cuda.h>
 
-#include "gpu_machine/runtime/driver_api.h"
 #include "gpu_machine/tensor_map.h"
 
 namespace axonn::gpu_machine {

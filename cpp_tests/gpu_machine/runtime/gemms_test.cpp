@@ -1,5 +1,5 @@
-// The GEMMs for sm_90, of CUTLASS's kernels and host code: compiled as they are built for a GPU, and
-// executed instruction by instruction. Values are small integers, so that every sum is exact in
+// The GEMMs for sm_90, of CUTLASS's kernels and host code: compiled as they are built for a GPU,
+// and executed instruction by instruction. Values are small integers, so that every sum is exact in
 // fp32 and in bfloat16, in any order.
 #include <gtest/gtest.h>
 
@@ -85,14 +85,136 @@ TEST(Gemms, ProductsThatStay) {
   for (const Instance& instance : kernels::sm90::gemm_bf16_tn()) {
     if (instance.departs) continue;
     check_product(instance, {256, 256, 64}, false, 4, 1);
-    check_product(instance, {256, 256, 448}, true, 4, 2);   // more depth than there are stages
-    check_product(instance, {200, 136, 72}, true, 2, 3);    // ragged everywhere
+    check_product(instance, {256, 256, 448}, true, 4, 2);  // more depth than there are stages
+    check_product(instance, {200, 136, 72}, true, 2, 3);   // ragged everywhere
     check_product(instance, {8, 8, 8}, false, 2, 4);
-    check_product(instance, {640, 520, 128}, true, 4, 5);   // several tiles for each CTA
+    check_product(instance, {640, 520, 128}, true, 4, 5);  // several tiles for each CTA
+  }
+}
+
+// --- Rows that arrive, and rows that leave ----------------------------------------
+
+constexpr int kRanks = 2;
+constexpr Shape kFused{512, 64, 64};  // a chunk has 256 rows
+
+const Instance* find_instance(const FusedGemm& gemm, int64_t block_n) {
+  static const std::vector<Instance> instances = kernels::sm90::gemm_bf16_tn();
+  for (const Instance& instance : instances) {
+    if (instance.departs == (gemm.departures.num_ranks > 0) && instance.config.block_n == block_n) {
+      return &instance;
+    }
+  }
+  return nullptr;
+}
+
+// What csrc/ops gives the calls, of the tn instances alone.
+kernels::cuda::GemmBackend tn_backend() {
+  return {&kernels::sm90::why_unsupported,
+          [](const FusedGemm& gemm, const kernels::LaunchConfig& config, cudaStream_t stream) {
+            const Instance* instance = find_instance(gemm, config.block_n);
+            return instance == nullptr ? cudaErrorInvalidValue
+                                       : instance->launch(gemm, config, stream);
+          },
+          [](const kernels::cuda::SumToAll&, cudaStream_t) { return cudaErrorNotSupported; },
+          [] { return cudaSuccess; }};
+}
+
+FusedGemm fused_gemm(const DeviceMatrix& b) {
+  FusedGemm gemm{};
+  gemm.b = b.data();
+  gemm.m = kFused.m;
+  gemm.n = gemm.ldd = kFused.n;
+  gemm.k = gemm.lda = gemm.ldb = kFused.k;
+  gemm.b_transposed = true;
+  gemm.dtype = kernels::DataType::kBFloat16;
+  return gemm;
+}
+
+// One call of every rank: `enqueue` is given the rank and its call's streams.
+template <typename Enqueue>
+void call_all(testing::VirtualRanks& ranks, const Enqueue& enqueue) {
+  for (int r = 0; r < ranks.size(); ++r) {
+    const testing::DeviceGuard guard(r);
+    auto& rank = ranks[r];
+    kernels::cuda::CallOrder::Turn turn(rank.order, rank.compute.get());
+    enqueue(r, rank.copies.behind(rank.compute.get()));
+    turn.end();
+  }
+}
+
+void check_fused(int64_t block_n, bool gathers, uint64_t seed) {
+  SCOPED_TRACE((gathers ? "gather, tile of " : "sum, tile of ") + std::to_string(block_n) +
+               " columns, seed " + std::to_string(seed));
+  RuntimeOptions options;
+  options.machine.seed = seed;
+  options.devices = kRanks;
+  Runtime runtime(options);
+  testing::VirtualRanks ranks(kRanks, 0xFFFFFFFE, 1, tn_backend());  // epochs wrap
+  std::mt19937_64 random(seed);
+  const comm::ChunkPlan plan{kFused.m, kRanks, 1};
+  kernels::LaunchConfig config = kernels::sm90::gemm_bf16_tn()[0].config;
+  config.block_n = static_cast<int>(block_n);
+  config.num_ctas = 4;
+  for (int call = 0; call < 3; ++call) {
+    const Matrix whole = Matrix::random(kFused.m, kFused.k, random);
+    Matrix sum{kFused.m, kFused.n, std::vector<float>(static_cast<size_t>(kFused.m * kFused.n))};
+    std::vector<DeviceMatrix> as, bs, ds;
+    std::vector<Matrix> products;
+    for (int r = 0; r < kRanks; ++r) {
+      const testing::DeviceGuard guard(r);
+      const int64_t rows = kFused.m / kRanks;
+      const Matrix a = gathers ? whole.row_range(r * rows, (r + 1) * rows)
+                               : Matrix::random(kFused.m, kFused.k, random);
+      const Matrix b = Matrix::random(kFused.k, kFused.n, random);
+      as.emplace_back(a);
+      bs.emplace_back(transposed(b));
+      ds.emplace_back(gathers ? kFused.m : rows, kFused.n);
+      products.push_back((gathers ? whole : a) * b);
+      sum = sum + products.back();
+    }
+    kernels::cuda::CopyEnginePush push;
+    call_all(ranks, [&](int r, const kernels::cuda::CallStreams& streams) {
+      const auto at = static_cast<size_t>(r);
+      FusedGemm gemm = fused_gemm(bs[at]);
+      if (gathers) {
+        gemm.d = ds[at].data();
+        kernels::cuda::all_gather_gemm(ranks[r].peers, ranks.backend, config, gemm,
+                                       kernels::cuda::Arriving::kRows,
+                                       {as[at].data(), kFused.k * 2, plan, true}, push, streams);
+      } else {
+        gemm.a = as[at].data();
+        kernels::cuda::gemm_reduce_scatter(ranks[r].peers, ranks.backend, config, gemm,
+                                           ds[at].data(), streams);
+      }
+    });
+    for (int d = 0; d < kRanks; ++d) {
+      const testing::DeviceGuard guard(d);
+      (void)cudaDeviceSynchronize();
+      if (runtime.failure()) FAIL() << runtime.failure()->what();
+    }
+    for (int r = 0; r < kRanks; ++r) {
+      const testing::DeviceGuard guard(r);
+      const auto at = static_cast<size_t>(r);
+      const int64_t rows = kFused.m / kRanks;
+      EXPECT_EQ(ds[at].read(), gathers ? products[at] : sum.row_range(r * rows, (r + 1) * rows));
+    }
+  }
+}
+
+TEST(Gemms, RowsThatArriveAndRowsThatLeave) {
+  for (const int64_t block_n : {256, 128}) {
+    for (uint64_t seed = 0; seed < 3; ++seed) {
+      check_fused(block_n, true, seed);
+      check_fused(block_n, false, seed);
+    }
   }
 }
 
 #else
+
+TEST(Gemms, RowsThatArriveAndRowsThatLeave) {
+  GTEST_SKIP() << "CUTLASS_HOME does not lead to CUTLASS, which the GEMMs are made of";
+}
 
 TEST(Gemms, ProductsThatStay) {
   GTEST_SKIP() << "CUTLASS_HOME does not lead to CUTLASS, which the GEMMs are made of";
