@@ -5,9 +5,10 @@ environment that is kept while they are the same; the last one, which builds, is
 recompiles what changed.
 
 Checked: the modules import and register their ops; each architecture asked for has machine code; no
-kernel uses local memory (no spills) or more registers than its launch bounds promise; the GEMMs for
-sm_90, and the sums that are stored at all ranks, are made of the instructions that they are written
-for; `axonn-ext doctor` runs. Whether the kernels compute the right thing only a GPU can tell.
+kernel uses local memory (no spills) or more registers than its launch bounds promise; the kernels
+of the handshake fit on an SM beside a GEMM; the GEMMs for sm_90, and the sums that are stored at
+all ranks, are made of the instructions that they are written for; `axonn-ext doctor` runs. Whether
+the kernels compute the right thing only a GPU can tell.
 """
 
 from __future__ import annotations
@@ -59,6 +60,12 @@ MODULES = {
     # its producer warps at run time.
     "_cuda_sm90": Module(("sm_90a",), 168),
 }
+
+# What a GEMM of 384 threads of 168 registers leaves of an SM's 65,536 is 1,024: one warp of 32
+# registers. So a kernel of the handshake, which is one warp, fits beside it.
+HANDSHAKE = re.compile(r"handshake_cu.*\d(begin|raise|await|await_own|end)_kernelE")
+NUM_HANDSHAKE_KERNELS = 5
+MAX_HANDSHAKE_REGISTERS = 32
 
 # Opcodes that each GEMM must have, and what for.
 GEMM_OPCODES = {
@@ -141,10 +148,27 @@ def kernel_problems(kernels: list[Kernel], module: Module) -> list[str]:
             problems.append(
                 f"{where} uses {kernel.registers} registers, more than {module.max_registers}"
             )
+        if HANDSHAKE.search(kernel.name) and kernel.registers > MAX_HANDSHAKE_REGISTERS:
+            problems.append(
+                f"{where} uses {kernel.registers} registers, more than {MAX_HANDSHAKE_REGISTERS}: "
+                "it does not fit beside a GEMM"
+            )
     compiled = {kernel.architecture for kernel in kernels}
     problems += [
         f"there is no code for {arch}" for arch in module.architectures if arch not in compiled
     ]
+    return problems
+
+
+def handshake_problems(kernels: list[Kernel], module: Module) -> list[str]:
+    """Which architectures lack kernels of the handshake, a line each."""
+    problems = []
+    for arch in module.architectures:
+        names = {k.name for k in kernels if k.architecture == arch and HANDSHAKE.search(k.name)}
+        if len(names) != NUM_HANDSHAKE_KERNELS:
+            problems.append(
+                f"{len(names)} kernels of the handshake for {arch}, not {NUM_HANDSHAKE_KERNELS}"
+            )
     return problems
 
 
@@ -256,7 +280,10 @@ def check_kernels(path: Path) -> None:
     kernels = parse_resource_usage(output(find_cuobjdump(), "--dump-resource-usage", path))
     if not kernels:
         raise CheckError(f"{path.name} holds no kernels")
-    if problems := kernel_problems(kernels, MODULES[name]):
+    problems = kernel_problems(kernels, MODULES[name])
+    if name == "_cuda":
+        problems += handshake_problems(kernels, MODULES[name])
+    if problems:
         raise CheckError("\n".join([f"{path.name}:", *problems]))
     for architecture in sorted({kernel.architecture for kernel in kernels}):
         mine = [kernel for kernel in kernels if kernel.architecture == architecture]

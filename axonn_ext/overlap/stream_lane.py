@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -28,9 +29,9 @@ class StreamLane(Lane):
     A collective runs once the collective before it is done, and once the stream that was current
     when it was started has finished its work up to then. `wait` makes the stream wait that is
     current when `wait` is called. The tensors of a collective belong to the stream that was current
-    at its start, and are kept alive until the collective is done. The lane works while a CUDA graph
-    is captured, but then measures no times and compares nothing. `gpu` is torch.cuda, or a
-    substitute in tests.
+    at its start. Their memory is not used for anything else before the collective is done, even if
+    nobody waits for it. The lane works while a CUDA graph is captured, but then measures no times
+    and compares nothing. `gpu` is torch.cuda, or a substitute in tests.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class StreamLane(Lane):
         self._unread.append((sequence, marks))
         return _InStream(
             signature, sequence, self._watch, gpu=self._gpu, device=self._device, issued_on=current,
-            done=done, marks=marks, tensors=tensors,
+            runs_on=self._stream, done=done, marks=marks, tensors=tensors,
         )  # fmt: skip
 
     def _read_times(self) -> None:
@@ -123,10 +124,12 @@ class _InStream(Collective):
 
     def __init__(
         self, signature: str, sequence: int, watch: Watch, *, gpu: Any, device: torch.device,
-        issued_on: torch.Stream, done: torch.Event, marks: _Marks, tensors: tuple[Tensor, ...],
+        issued_on: torch.Stream, runs_on: torch.Stream, done: torch.Event, marks: _Marks,
+        tensors: tuple[Tensor, ...],
     ) -> None:  # fmt: skip
         super().__init__(signature, sequence, watch)
-        self._gpu, self._device, self._issued_on = gpu, device, issued_on
+        self._gpu, self._device = gpu, device
+        self._issued_on, self._runs_on = issued_on, runs_on
         self._done, self._marks, self._tensors = done, marks, tensors
         self._readers: list[torch.Stream] = []
 
@@ -159,14 +162,37 @@ class _InStream(Collective):
             self._watch.done(self.sequence)
         self.retired = True
 
+    def __del__(self) -> None:
+        """Orders the collective before the next use of its tensors' memory.
+
+        Waiting has done so. For a collective that nobody has waited for, the stream to which the
+        memory belongs waits now, or the allocator learns of the lane's stream.
+        """
+        if self._readers or sys.is_finalizing():
+            return
+        self._marks.dropped = True
+        with self._gpu.stream(self._issued_on):
+            capturing = bool(self._gpu.is_current_stream_capturing())
+        if capturing is not self._marks.timed:
+            self._issued_on.wait_event(self._done)
+        elif capturing:
+            # A stream that is captured cannot wait for what was started before the capture.
+            for tensor in self._tensors:
+                tensor.record_stream(self._runs_on)
+        # What was captured in a graph that is complete has memory that belongs to the graph.
+
 
 class _Marks:
     """The events that mark the times of a collective.
 
     There are none (and no clock) for a collective that is captured into a CUDA graph.
+
+    dropped: nobody will wait for the collective any more. Its times are then those of one that was
+        done when it was waited for.
     """
 
     def __init__(self, clock: StreamClock | None) -> None:
+        self.dropped = False
         self._clock = clock
         self._events: dict[str, torch.Event] = {}
 
@@ -184,13 +210,15 @@ class _Marks:
     def are_known(self) -> bool:
         if self._clock is None:
             return True
-        return "waited_from" in self._events and all(e.query() for e in self._events.values())
+        is_over = self.dropped or "waited_from" in self._events
+        return is_over and all(event.query() for event in self._events.values())
 
     def times(self, without: float) -> dict[str, float]:
         """Returns the times in seconds of `_C.Lanes.now`; without a clock, all are `without`."""
         if self._clock is None:
             return dict.fromkeys(("submitted", "finished", "waited_from", "waited_to"), without)
         times = {name: self._clock.seconds(event) for name, event in self._events.items()}
+        times.setdefault("waited_from", times["finished"])
         return {**times, "waited_to": max(times["waited_from"], times["finished"])}
 
 

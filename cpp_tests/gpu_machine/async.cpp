@@ -31,8 +31,8 @@ AsyncOperation::AsyncOperation(Warp& issuer, int lane, Proxy by, Identity& ident
       identity_(identity) {}
 
 void AsyncOperation::fail(MachineError::Kind kind, const std::string& what, int) const {
-  throw MachineError(kind, "kernel " + origin_.launch.program->name + ": " + what + "; begun by " +
-                               origin_.describe());
+  throw MachineError(kind, "kernel " + short_name(origin_.launch.program->name) + ": " + what +
+                               "; begun by " + origin_.describe());
 }
 
 void AsyncOperation::reach(Stage stage) {
@@ -88,12 +88,16 @@ void AsyncQueue::step_one(size_t index) {
   machine_.note_end(operation->launch());
 }
 
-void AsyncQueue::step() {
+bool AsyncQueue::step() {
+  bool stepped = false;
   for (size_t i = pending_.size(); i-- > 0;) {
     const AsyncOperation& operation = *pending_[i];
     if (operation.due_ns > machine_.now_ns() || !may_begin(operation)) continue;
-    if (machine_.draw(2) == 0) step_one(i);
+    if (machine_.draw(2) == 0) continue;
+    step_one(i);
+    stepped = true;
   }
+  return stepped;
 }
 
 uint64_t AsyncQueue::first_due_ns() const {

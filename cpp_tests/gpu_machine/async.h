@@ -95,8 +95,8 @@ class AsyncQueue {
   explicit AsyncQueue(Machine& machine) : machine_(machine) {}
 
   void begin(const std::shared_ptr<AsyncOperation>& operation);
-  // Some of those that are due make a step.
-  void step();
+  // Some of those that are due make a step. Returns whether one did.
+  bool step();
   // The one that is due first makes a step. Returns false if there is none.
   bool step_first();
   // When the first of them is due; the largest number if there is none.

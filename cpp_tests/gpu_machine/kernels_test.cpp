@@ -9,7 +9,6 @@
 #include "core/numeric/block_layout.h"
 #include "core/numeric/goldfish.h"
 #include "core/numeric/philox.h"
-#include "core/numeric/reduce.h"
 #include "gpu_machine/kernel_ptx.h"
 #include "gpu_machine/kernel_values.h"
 #include "gpu_machine/machine.h"
@@ -21,15 +20,13 @@ using kernels::BlockLayout;
 using kernels::DataType;
 
 using testing::device_pointer;
-using testing::draw;
 using testing::kFloats;
 using testing::mangled;
 using testing::step_of;
 using testing::value_at;
 using Kernels = testing::KernelTest;
 
-// --- fill_random
-// -----------------------------------------------------------------------------------
+// --- fill_random ---
 
 struct FillParams {  // as in fill_random.cu
   BlockLayout layout;
@@ -80,61 +77,7 @@ TEST_F(Kernels, FillRandomDrawsWhatTheCpuDraws) {
   }
 }
 
-// --- reduce
-// ----------------------------------------------------------------------------------------
-
-struct Slots {  // as in reduce.cu
-  uint64_t sources[256];
-  int64_t num_sources;
-};
-
-TEST_F(Kernels, SumsAndMaximaHaveTheCpusBits) {
-  std::mt19937_64 random(7);
-  Machine machine;
-  machine.load(ptx("reduce"));
-  const int stream = machine.new_stream(0);
-  constexpr size_t kCount = 1000;
-  for (const auto op : {kernels::ReduceOp::kSum, kernels::ReduceOp::kMax}) {
-    for (const auto dtype : {DataType::kFloat32, DataType::kFloat64, DataType::kBFloat16,
-                             DataType::kFloat16, DataType::kInt64}) {
-      for (const int64_t num_sources : {1, 3, 9}) {
-        const auto size = static_cast<size_t>(kernels::size_of(dtype));
-        std::vector<std::vector<std::byte>> values;
-        std::vector<const void*> pointers;
-        Slots slots{};
-        slots.num_sources = num_sources;
-        for (int64_t s = 0; s < num_sources; ++s) {
-          values.push_back(draw(kCount, dtype, random, 3));
-          slots.sources[s] = machine.put(values.back(), "source");
-        }
-        for (const auto& source : values) pointers.push_back(source.data());
-        const uint64_t out = machine.memory().allocate(kCount * size, "out");
-        // Vectors of 16 bytes, then the rest one by one.
-        const auto width = static_cast<int64_t>(16 / size);
-        const int64_t vectors = 900 / width;
-        const auto kernel = [&](int64_t lanes) {
-          const std::string type = dtype == DataType::kInt64 ? "Ix" : mangled(dtype);
-          return machine.kernel("reduce_kernel" + type + "Li" + std::to_string(lanes) +
-                                "ELNS0_8ReduceOpE" + std::to_string(static_cast<int>(op)));
-        };
-        machine.launch(stream, kernel(width), {3, 1, 1}, {256, 1, 1}, out, slots, vectors);
-        const auto done = static_cast<uint64_t>(vectors * width);
-        Slots rest = slots;
-        for (int64_t s = 0; s < num_sources; ++s) rest.sources[s] += done * size;
-        machine.launch(stream, kernel(1), {1, 1, 1}, {256, 1, 1}, out + done * size, rest,
-                       static_cast<int64_t>(kCount - done));
-        machine.run();
-        std::vector<std::byte> want(kCount * size);
-        kernels::reduce_slots(want.data(), pointers.data(), num_sources, kCount, dtype, op);
-        EXPECT_EQ(machine.get<std::byte>(out, kCount * size), want)
-            << name_of(dtype) << " " << num_sources;
-      }
-    }
-  }
-}
-
-// --- Goldfish
-// --------------------------------------------------------------------------------------
+// --- Goldfish ---
 
 struct GoldfishParams {  // as in goldfish.cu
   kernels::GoldfishRows rows;

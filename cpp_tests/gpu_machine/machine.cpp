@@ -94,13 +94,18 @@ void Machine::enqueue(int stream, const std::shared_ptr<const Program>& program,
       fail("parameter " + std::to_string(i) + " has " + std::to_string(expected) + " bytes, got " +
            std::to_string(args[i].size()));
     }
-    std::copy(args[i].begin(), args[i].end(),
-              launch->params->bytes.begin() + static_cast<int64_t>(offset));
+    std::copy(args[i].begin(), args[i].end(), launch->params->bytes.data() + offset);
     std::fill_n(launch->params->written.begin() + static_cast<int64_t>(offset), expected,
                 uint8_t{1});
   }
   launch->params->read_only = true;
-  streams_[static_cast<size_t>(stream)].queue.push_back({std::move(launch), nullptr});
+  push(stream, {.launch = std::move(launch), .copy = nullptr, .task = nullptr, .before = {}});
+}
+
+void Machine::push(int stream, Work work) {
+  work.before = host_clock_;
+  streams_.at(static_cast<size_t>(stream)).queue.push_back(std::move(work));
+  note_change();
 }
 
 void Machine::copy(int stream, uint64_t target, uint64_t source, uint64_t bytes) {
@@ -108,7 +113,22 @@ void Machine::copy(int stream, uint64_t target, uint64_t source, uint64_t bytes)
   copy->target = target;
   copy->source = source;
   copy->bytes = bytes;
-  streams_.at(static_cast<size_t>(stream)).queue.push_back({nullptr, std::move(copy)});
+  push(stream, {.launch = nullptr, .copy = std::move(copy), .task = nullptr, .before = {}});
+}
+
+void Machine::fill(int stream, uint64_t target, int value, uint64_t bytes) {
+  auto copy = std::make_unique<Copy>();
+  copy->target = target;
+  copy->bytes = bytes;
+  copy->fill = value & 0xFF;
+  push(stream, {.launch = nullptr, .copy = std::move(copy), .task = nullptr, .before = {}});
+}
+
+void Machine::enqueue_task(int stream, std::string what, std::function<bool(Agent&)> attempt) {
+  auto task = std::make_unique<Task>();
+  task->what = std::move(what);
+  task->attempt = std::move(attempt);
+  push(stream, {.launch = nullptr, .copy = nullptr, .task = std::move(task), .before = {}});
 }
 
 const Actor& Machine::new_actor(Actor actor) {

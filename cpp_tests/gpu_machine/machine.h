@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -46,6 +47,15 @@ struct Copy {
   uint32_t launch = 0;
   std::unique_ptr<Agent> engine;
   std::vector<std::pair<uint64_t, uint64_t>> pieces;  // begin and end, yet to come
+  int fill = -1;  // a byte that is written everywhere, in place of a source
+};
+// Something that a stream does in no time once it can: it is tried until it returns true. What it
+// learns goes into its agent's clock.
+struct Task {
+  std::string what;  // for reports of deadlocks
+  std::function<bool(Agent&)> attempt;
+  uint32_t launch = 0;
+  std::unique_ptr<Agent> agent;
 };
 
 class Machine {
@@ -56,6 +66,12 @@ class Machine {
   void load(std::string_view ptx);
   // Returns the one kernel whose name contains this. Throws std::invalid_argument otherwise.
   std::shared_ptr<const Program> kernel(std::string_view part_of_name) const;
+
+  // Returns the kernel of exactly this name, or null.
+  std::shared_ptr<const Program> kernel_named(const std::string& name) const {
+    const auto found = programs_.find(name);
+    return found == programs_.end() ? nullptr : found->second;
+  }
 
   Memory& memory() { return memory_; }
   // Allocates memory that holds these values, or that nobody has written.
@@ -87,9 +103,25 @@ class Machine {
   // Enqueues a copy by an engine, in pieces and in any order; up to 8 bytes are one piece, and a
   // release to the whole system.
   void copy(int stream, uint64_t target, uint64_t source, uint64_t bytes);
+  // Enqueues that an engine writes a byte everywhere.
+  void fill(int stream, uint64_t target, int value, uint64_t bytes);
+  void enqueue_task(int stream, std::string what, std::function<bool(Agent&)> attempt);
 
   // Runs until all that was enqueued has ended. Throws MachineError.
   void run();
+
+  // For a host that goes on while the machine runs. What the host enqueues is ordered behind what
+  // its clock has seen.
+  enum class Turn { kDone, kWent, kStuck };
+  // Runs a little of what was enqueued. It is stuck if that waits for what is yet to be enqueued.
+  Turn turn();
+  bool is_idle(int stream) const { return streams_.at(static_cast<size_t>(stream)).queue.empty(); }
+  Clock& host_clock() { return host_clock_; }
+  const Clock& clock_of(int stream) const { return streams_.at(static_cast<size_t>(stream)).clock; }
+  // Reports that what the host waits for cannot happen.
+  [[noreturn]] void fail_deadlock(const std::string& why);
+  // Forgets what is over, if the host has seen all of it.
+  void forget_the_past();
 
   uint64_t warp_instructions() const { return instructions_; }
   uint64_t now_ns() const { return now_ns_; }
@@ -110,11 +142,14 @@ class Machine {
   struct Work {
     std::unique_ptr<Launch> launch;
     std::unique_ptr<Copy> copy;
+    std::unique_ptr<Task> task;
+    Clock before;  // what the host has seen
   };
   struct Stream {
     int device;
     std::deque<Work> queue;
-    bool has_begun = false;  // the first of the queue
+    bool has_begun = false;   // the first of the queue
+    uint32_t last_ended = 0;  // the launch before it
     Clock clock;
   };
 
@@ -128,9 +163,11 @@ class Machine {
 
   void begin_work(Stream& stream);
   void end_work(Stream& stream);
+  void push(int stream, Work work);
   void start_ctas();
   void start_cluster(Launch& launch);
   std::unique_ptr<Cta> make_cta(Launch& launch, Dim index, Cluster& cluster);
+  bool step_tasks();
   bool step_copies();
   void step_copy(Stream& stream);
   bool step_warps();
@@ -138,13 +175,13 @@ class Machine {
   void retire(Warp& warp);
   void leave(Cta& cta, const Warp& last);
   void check_is_last(const Cta& cta, const Warp& last) const;
-  [[noreturn]] void fail_deadlock(const std::string& why);
 
   Options options_;
   Memory memory_;
   Symbols symbols_;
   std::map<std::string, std::shared_ptr<const Program>> programs_;
   std::deque<Stream> streams_;
+  Clock host_clock_;
   std::vector<Actor> actors_;
   uint32_t first_actor_ = 1;
   uint32_t launches_ = 0;

@@ -1,10 +1,38 @@
 #include "gpu_machine/memory.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <stdexcept>
 
 namespace axonn::gpu_machine {
+
+Memory::~Memory() {
+  while (!pinned_.empty()) free(pinned_.back());
+}
+
+// A window is larger than any allocation, and a multiple of pages.
+uint64_t Memory::allocate_pinned(uint64_t bytes, const std::string& name) {
+  const uint64_t address = window_start(kFirstWindow + regions_.size());
+  void* wanted = reinterpret_cast<void*>(address);
+  void* got = mmap(wanted, bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+  if (got != wanted) {
+    if (got != MAP_FAILED) munmap(got, bytes);
+    throw std::bad_alloc();
+  }
+  regions_.emplace_back(name, got, bytes);
+  pinned_.push_back(address);
+  return address;
+}
+
+void Memory::free(uint64_t address) {
+  Region& region = *find(address);
+  region.freed = true;
+  if (std::erase(pinned_, address) != 0) munmap(region.bytes.data(), region.bytes.size());
+}
 
 Region& Memory::region_for_host(uint64_t address, uint64_t bytes) {
   Region* region = find(address);

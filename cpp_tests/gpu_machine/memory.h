@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -53,9 +54,32 @@ struct Released {
 // What is known of a byte. Of an mbarrier's, only instructions of mbarriers may make use.
 enum : uint8_t { kUnwritten, kWritten, kReserved };
 
+// The bytes of a region: its own, or memory of the host that lies elsewhere.
+class Bytes {
+ public:
+  explicit Bytes(uint64_t size)
+      : own_(std::make_unique<std::byte[]>(size)), begin_(own_.get()), size_(size) {
+    std::fill_n(begin_, size, std::byte{0xCD});
+  }
+  Bytes(void* elsewhere, uint64_t size) : begin_(static_cast<std::byte*>(elsewhere)), size_(size) {}
+
+  std::byte* data() { return begin_; }
+  const std::byte* data() const { return begin_; }
+  std::byte* begin() { return begin_; }
+  std::byte* end() { return begin_ + size_; }
+  std::byte& operator[](uint64_t i) { return begin_[i]; }
+  const std::byte& operator[](uint64_t i) const { return begin_[i]; }
+  uint64_t size() const { return size_; }
+
+ private:
+  std::unique_ptr<std::byte[]> own_;
+  std::byte* begin_;
+  uint64_t size_;
+};
+
 struct Region {
   std::string name;
-  std::vector<std::byte> bytes;
+  Bytes bytes;
   std::vector<uint8_t> written;  // a byte each: kWritten if it was
   std::vector<Granule> granules;
   std::unordered_map<uint64_t, Released> released;  // by offset
@@ -75,20 +99,35 @@ struct Region {
 
   Region(std::string region_name, uint64_t size)
       : name(std::move(region_name)),
-        bytes(size, std::byte{0xCD}),
+        bytes(size),
         written(size, 0),
+        granules((size + kGranuleBytes - 1) / kGranuleBytes) {}
+  // Memory of the host, which may write it at any time; it counts as written.
+  Region(std::string region_name, void* host, uint64_t size)
+      : name(std::move(region_name)),
+        bytes(host, size),
+        written(size, 1),
         granules((size + kGranuleBytes - 1) / kGranuleBytes) {}
 };
 
 // The allocations of all devices: unified addresses, as with peer access between them.
 class Memory {
  public:
+  Memory() = default;
+  ~Memory();
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
   // Returns the address of `bytes` bytes that nobody has written.
   uint64_t allocate(uint64_t bytes, const std::string& name) {
     regions_.emplace_back(name, bytes);
     return window_start(kFirstWindow + regions_.size() - 1);
   }
-  void free(uint64_t address) { find(address)->freed = true; }
+  // Returns the address of zeros that the host may read and write at this same address. Throws
+  // std::bad_alloc if something else of the process lies there.
+  uint64_t allocate_pinned(uint64_t bytes, const std::string& name);
+  // The host can no longer reach pinned memory afterwards.
+  void free(uint64_t address);
 
   // Returns null if no allocation has this window.
   Region* find(uint64_t address) {
@@ -105,6 +144,7 @@ class Memory {
   Region& region_for_host(uint64_t address, uint64_t bytes);
 
   std::deque<Region> regions_;
+  std::vector<uint64_t> pinned_;  // addresses
 };
 
 }  // namespace axonn::gpu_machine

@@ -153,7 +153,8 @@ void begin_loads(const Op& op, Warp& warp, int lane) {
   }
 }
 
-void begin_store(const Op& op, Warp& warp, int lane) {
+// The operation is in the group of each lane that it belongs to.
+void begin_store(const Op& op, Warp& warp, int lane, uint32_t lanes) {
   Rows rows;
   TensorMap map;
   const bool is_tensor = (op.choice & kTensor) != 0;
@@ -179,15 +180,39 @@ void begin_store(const Op& op, Warp& warp, int lane) {
   const auto store = std::make_shared<BulkStore>(
       warp, lane, std::move(rows), SharedBox{from.cta, from.offset, map.swizzle_bytes},
       reduction_of(op, warp, is_tensor ? &map : nullptr, lane));
-  warp.bulk_groups(lane).add(store);
+  for_each_lane(lanes, [&](int i) { warp.bulk_groups(i).add(store); });
   warp.machine.async().begin(store);
 }
 
 void load(const Op& op, Warp& warp, uint32_t mask) {
   for_each_lane(mask, [&](int i) { begin_loads(op, warp, i); });
 }
+bool are_equal(const Op& op, Warp& warp, int one, int other) {
+  bool equal = warp.address(op.at, one) == warp.address(op.at, other) &&
+               warp.address(op.from, one) == warp.address(op.from, other);
+  if ((op.choice & kTensor) == 0) {
+    const uint32_t* bytes = warp.lanes<uint32_t>(op.b);
+    return equal && bytes[one] == bytes[other];
+  }
+  for (uint32_t i = 0; i < op.count; ++i) {
+    const int32_t* at = warp.lanes<int32_t>(op.vector[i]);
+    equal &= at[one] == at[other];
+  }
+  return equal;
+}
+
+// Lanes that store the same are one store: CUTLASS's epilogues let a whole warp store each tile.
+// Reductions are one for each lane, as PTX has it, since they would change the result.
 void store(const Op& op, Warp& warp, uint32_t mask) {
-  for_each_lane(mask, [&](int i) { begin_store(op, warp, i); });
+  while (mask != 0) {
+    const int first = __builtin_ctz(mask);
+    uint32_t lanes = 1u << first;
+    if ((op.choice & kReduces) == 0) {
+      for_each_lane(mask, [&](int i) { lanes |= are_equal(op, warp, first, i) ? 1u << i : 0u; });
+    }
+    begin_store(op, warp, first, lanes);
+    mask &= ~lanes;
+  }
 }
 
 void commit(const Op&, Warp& warp, uint32_t mask) {

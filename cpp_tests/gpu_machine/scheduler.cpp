@@ -24,32 +24,52 @@ class CopyEngine : public Agent {
 }  // namespace
 
 void Machine::run() {
-  first_actor_ = static_cast<uint32_t>(actors_.size());
   last_change_ = instructions_;
-  for (Stream& stream : streams_) stream.clock = Clock{};
-  for (bool has_work = true; has_work;) {
-    has_work = false;
-    for (Stream& stream : streams_) {
-      if (stream.queue.empty()) continue;
-      has_work = true;
-      if (!stream.has_begun && draw(2) == 0) begin_work(stream);
-    }
-    if (!has_work) break;
-    start_ctas();
-    const bool copied = step_copies();
-    async_.step();
-    const bool ran = step_warps();
-    if (copied || ran || async_.step_first()) continue;
-    const bool some_begin = std::any_of(streams_.begin(), streams_.end(), [](const Stream& s) {
-      return !s.queue.empty() && !s.has_begun;
-    });
-    if (!some_begin) fail_deadlock("nobody can go on");
+  for (Turn went = Turn::kWent; went != Turn::kDone;) {
+    went = turn();
+    if (went == Turn::kStuck) fail_deadlock("nobody can go on");
+  }
+  for (const Stream& stream : streams_) host_clock_.join(stream.clock);
+  forget_the_past();
+}
+
+Machine::Turn Machine::turn() {
+  bool has_work = false;
+  for (Stream& stream : streams_) {
+    if (stream.queue.empty()) continue;
+    has_work = true;
+    if (!stream.has_begun && draw(2) == 0) begin_work(stream);
+  }
+  if (!has_work) return Turn::kDone;
+  start_ctas();
+  const bool copied = step_copies();
+  const bool done = step_tasks();
+  const bool performed = async_.step();
+  const bool ran = step_warps();
+  if (copied || done || performed || ran || async_.step_first()) return Turn::kWent;
+  const bool some_begin = std::any_of(streams_.begin(), streams_.end(), [](const Stream& s) {
+    return !s.queue.empty() && !s.has_begun;
+  });
+  return some_begin ? Turn::kWent : Turn::kStuck;
+}
+
+void Machine::forget_the_past() {
+  const auto is_over = [this](const Stream& s) {
+    return s.queue.empty() && (s.last_ended == 0 || host_clock_.has_seen(0, s.last_ended, 1));
+  };
+  if (!std::all_of(streams_.begin(), streams_.end(), is_over)) return;
+  first_actor_ = static_cast<uint32_t>(actors_.size());
+  host_clock_ = Clock{};
+  for (Stream& stream : streams_) {
+    stream.clock = Clock{};
+    stream.last_ended = 0;
   }
 }
 
 void Machine::begin_work(Stream& stream) {
   stream.has_begun = true;
   Work& work = stream.queue.front();
+  stream.clock.join(work.before);
   const uint32_t id = ++launches_;
   note_change();
   if (work.launch != nullptr) {
@@ -58,6 +78,12 @@ void Machine::begin_work(Stream& stream) {
     work.launch->order.resize(work.launch->grid.count() / work.launch->cluster.count());
     std::iota(work.launch->order.begin(), work.launch->order.end(), 0u);
     std::shuffle(work.launch->order.begin(), work.launch->order.end(), random_);
+    return;
+  }
+  if (work.task != nullptr) {
+    work.task->launch = id;
+    work.task->agent =
+        std::make_unique<CopyEngine>(*this, new_actor({0, id, stream.device}), stream.clock);
     return;
   }
   Copy& copy = *work.copy;
@@ -81,7 +107,11 @@ void Machine::end_work(Stream& stream) {
   stream.queue.pop_front();
   stream.has_begun = false;
   if (work.launch != nullptr) stream.clock.join(work.launch->after);
-  stream.clock.see_launch(work.launch != nullptr ? work.launch->id : work.copy->launch);
+  if (work.task != nullptr) stream.clock.join(work.task->agent->clock);
+  stream.last_ended = work.launch != nullptr ? work.launch->id
+                      : work.copy != nullptr ? work.copy->launch
+                                             : work.task->launch;
+  stream.clock.see_launch(stream.last_ended);
   note_change();
 }
 
@@ -97,38 +127,16 @@ void Machine::start_ctas() {
   }
 }
 
-void Machine::start_cluster(Launch& launch) {
-  const uint32_t place = launch.order[launch.next_cluster++];
-  const Dim grid = launch.grid, shape = launch.cluster;
-  const Dim clusters{grid.x / shape.x, grid.y / shape.y, grid.z / shape.z};
-  const Dim first{place % clusters.x * shape.x, place / clusters.x % clusters.y * shape.y,
-                  place / clusters.x / clusters.y * shape.z};
-  launch.clusters.push_back(std::make_unique<Cluster>());
-  Cluster& cluster = *launch.clusters.back();
-  cluster.id = ctas_;
-  cluster.shape = shape;
-  for (uint32_t rank = 0; rank < shape.count(); ++rank) {
-    const Dim index{first.x + rank % shape.x, first.y + rank / shape.x % shape.y,
-                    first.z + rank / shape.x / shape.y};
-    cluster.ctas.push_back(make_cta(launch, index, cluster));
-    for (const auto& warp : cluster.ctas.back()->warps) live_.push_back(warp.get());
+bool Machine::step_tasks() {
+  bool done = false;
+  for (Stream& stream : streams_) {
+    if (!stream.has_begun || stream.queue.front().task == nullptr) continue;
+    Task& task = *stream.queue.front().task;
+    if (!task.attempt(*task.agent)) continue;
+    end_work(stream);
+    done = true;
   }
-  resident_[launch.device] += static_cast<int>(shape.count());
-  note_change();
-}
-
-std::unique_ptr<Cta> Machine::make_cta(Launch& launch, Dim index, Cluster& cluster) {
-  const uint64_t shared = launch.program->shared_bytes + launch.dynamic_shared_bytes;
-  const auto rank = static_cast<uint32_t>(cluster.ctas.size());
-  auto cta = std::make_unique<Cta>(ctas_++, index, rank, shared, cluster);
-  const auto threads = static_cast<uint32_t>(launch.block.count());
-  for (uint32_t first = 0; first < threads; first += kLanes) {
-    const uint32_t left = threads - first;
-    const uint32_t lanes = left >= kLanes ? kAllLanes : (1u << left) - 1;
-    cta->warps.push_back(
-        std::make_unique<Warp>(*this, launch, *cta, static_cast<int>(first / kLanes), lanes));
-  }
-  return cta;
+  return done;
 }
 
 bool Machine::step_copies() {
@@ -158,13 +166,18 @@ void Machine::step_copy(Stream& stream) {
       }
       return *region;
     };
-    Region& source = region_of(copy.source + begin);
     Region& target = region_of(copy.target + begin);
-    const uint64_t from = (copy.source + begin) & (window_start(1) - 1);
     const uint64_t to = (copy.target + begin) & (window_start(1) - 1);
-    copy.engine->note_read(source, from, bytes, read, -1);
-    copy.engine->note_write(target, to, bytes, write, -1);
-    std::memmove(target.bytes.data() + to, source.bytes.data() + from, bytes);
+    if (copy.fill >= 0) {
+      copy.engine->note_write(target, to, bytes, write, -1);
+      std::memset(target.bytes.data() + to, copy.fill, bytes);
+    } else {
+      Region& source = region_of(copy.source + begin);
+      const uint64_t from = (copy.source + begin) & (window_start(1) - 1);
+      copy.engine->note_read(source, from, bytes, read, -1);
+      copy.engine->note_write(target, to, bytes, write, -1);
+      std::memmove(target.bytes.data() + to, source.bytes.data() + from, bytes);
+    }
     note_change();
   }
   if (copy.pieces.empty()) end_work(stream);
@@ -208,72 +221,6 @@ Warp* Machine::choose_warp() {
   return earliest;
 }
 
-void Machine::retire(Warp& warp) {
-  live_.erase(std::find(live_.begin(), live_.end(), &warp));
-  warp.launch.after.join(warp.clock);
-  note_change();
-  Launch& launch = warp.launch;
-  Cta& cta = warp.cta;
-  if (cta.live_threads() != 0) return;
-  leave(cta, warp);
-  Cluster& cluster = cta.cluster;
-  if (cluster.live_threads() != 0) return;
-  resident_[launch.device] -= static_cast<int>(cluster.ctas.size());
-  std::erase_if(launch.clusters, [&](const auto& other) { return other.get() == &cluster; });
-  note_end(launch);
-}
-
-// Its shared memory goes: nobody may still need it.
-void Machine::leave(Cta& cta, const Warp& last) {
-  cta.has_left = true;
-  cta.shared.freed = true;
-  if (const AsyncOperation* user = async_.user_of(cta)) {
-    last.fail(MachineError::Kind::kMemory,
-              "the CTA leaves while its shared memory is in use by " + user->describe());
-  }
-  check_is_last(cta, last);
-}
-
-// What the CTA's warps know when they leave must cover all that peers and asynchronous operations
-// did in its shared memory.
-void Machine::check_is_last(const Cta& cta, const Warp& last) const {
-  Clock known;
-  for (const auto& warp : cta.warps) known.join(warp->clock);
-  const auto check = [&](uint32_t id, uint32_t time, const std::string& what) {
-    if (id == 0) return;
-    const Actor& other = actors_[id];
-    if ((other.cta == cta.id && !other.is_async) || known.has_seen(id, other.launch, time)) return;
-    last.fail(MachineError::Kind::kRace,
-              "race: the CTA leaves, and nothing orders that after " + what + " by " +
-                  (other.is_async ? "an asynchronous operation of warp " : "warp ") +
-                  std::to_string(other.warp) +
-                  (other.cta == cta.id ? "" : " of another CTA of its cluster"));
-  };
-  for (const auto& [offset, barrier] : cta.mbarriers) {
-    for (const auto& arrival : barrier.remote_arrivals()) {
-      check(arrival.actor, arrival.time,
-            "the arrival at the mbarrier at shared memory + " + std::to_string(offset));
-    }
-  }
-  Granule checked;
-  for (size_t i = 0; i < cta.shared.granules.size(); ++i) {
-    const Granule& granule = cta.shared.granules[i];
-    if (granule == checked) continue;
-    checked = granule;
-    const std::string where = " of shared memory + " + std::to_string(i * kGranuleBytes);
-    check(granule.write.actor, granule.write.time, "the write" + where);
-    for (const Mark& read : granule.reads) check(read.actor, read.time, "the read" + where);
-  }
-}
-
-void Machine::note_end(const Launch& launch) {
-  if (!launch.clusters.empty() || launch.next_cluster < launch.order.size()) return;
-  if (async_.has_any_of(launch)) return;
-  for (Stream& stream : streams_) {
-    if (stream.has_begun && stream.queue.front().launch.get() == &launch) return end_work(stream);
-  }
-}
-
 void Machine::fail_deadlock(const std::string& why) {
   std::string text = "deadlock: " + why;
   int told = 0;
@@ -283,9 +230,14 @@ void Machine::fail_deadlock(const std::string& why) {
       break;
     }
     text += "\n  rank " + std::to_string(warp->launch.device) + ", kernel " +
-            warp->launch.program->name + ", CTA (" + std::to_string(warp->cta.index.x) + ", " +
-            std::to_string(warp->cta.index.y) + ", " + std::to_string(warp->cta.index.z) +
+            short_name(warp->launch.program->name) + ", CTA (" + std::to_string(warp->cta.index.x) +
+            ", " + std::to_string(warp->cta.index.y) + ", " + std::to_string(warp->cta.index.z) +
             "), warp " + std::to_string(warp->index) + ": " + warp->describe_wait();
+  }
+  for (const Stream& stream : streams_) {
+    if (!stream.has_begun || stream.queue.front().task == nullptr) continue;
+    text += "\n  rank " + std::to_string(stream.device) + ", stream " +
+            std::to_string(&stream - &streams_.front()) + ": " + stream.queue.front().task->what;
   }
   throw MachineError(MachineError::Kind::kDeadlock, text);
 }

@@ -21,6 +21,9 @@ struct Barrier;
 class CopyGroups;
 class Products;
 
+// A kernel's name for messages: the middle of a long one is left out.
+std::string short_name(const std::string& name);
+
 // Where an instruction was issued, for messages.
 struct Origin {
   const Launch& launch;

@@ -36,6 +36,12 @@ std::string lanes_of(uint32_t mask) {
 
 }  // namespace
 
+std::string short_name(const std::string& name) {
+  constexpr size_t kEnds = 60;  // templates of CUTLASS have thousands of letters
+  if (name.size() <= 2 * kEnds) return name;
+  return name.substr(0, kEnds) + "..." + name.substr(name.size() - kEnds);
+}
+
 std::string Origin::describe() const {
   std::string text = place_of(*launch.program, pc) + ", rank " + std::to_string(launch.device) +
                      ", CTA (" + std::to_string(cta.x) + ", " + std::to_string(cta.y) + ", " +
@@ -45,8 +51,8 @@ std::string Origin::describe() const {
 }
 
 void Warp::fail(MachineError::Kind kind, const std::string& what, int lane) const {
-  throw MachineError(
-      kind, "kernel " + launch.program->name + ": " + what + "; " + origin(lane).describe());
+  throw MachineError(kind, "kernel " + short_name(launch.program->name) + ": " + what + "; " +
+                               origin(lane).describe());
 }
 
 Origin Warp::origin(int lane) const { return {launch, cta.index, index, lane, current_pc_}; }
@@ -80,6 +86,10 @@ std::string Warp::describe_wait() const {
     const uint64_t offset = polled_ & (window_start(1) - 1);
     text += "; the last flag it read is " + (region == nullptr ? "shared memory" : region->name) +
             " + " + std::to_string(offset) + ", by " + place_of(*launch.program, polled_pc_);
+    const auto barrier = cta.mbarriers.find(offset);
+    if (region == nullptr && barrier != cta.mbarriers.end()) {
+      text += "; this mbarrier's " + barrier->second.describe();
+    }
   }
   return text;
 }

@@ -235,6 +235,45 @@ def test_memory_is_kept_for_every_stream_that_reads(pool):
     assert pool(4).run(read_elsewhere) == [[True] * 4] * 4
 
 
+def drop(started_in_capture: bool, dropped_in_capture: bool) -> tuple[bool, list[bool], int]:
+    """What becomes of a collective that nobody waits for.
+
+    Whether the program's stream waits for it; for each stream that the allocator hears of, whether
+    it is the lane's; and how many later collectives have times.
+    """
+    gpu, told = Gpu(), []
+    with lanes_of_streams(gpu, StreamLane):
+        run = Orchestrator(linear(grid_of(TWO_BY_TWO), "a"))
+        lane, program = run._lanes["data"], gpu.current_stream()
+        before = lane.totals.num_tasks
+        gpu.capturing = started_in_capture
+        collective = lane.all_reduce(torch.ones(3), "something")
+        end = lane._stream.seen[id(lane._stream)]
+        gpu.capturing = dropped_in_capture
+        with mock.patch.object(torch.Tensor, "record_stream", lambda *args: told.append(args)):
+            del collective
+        waits = program.seen.get(id(lane._stream), 0) >= end
+        gpu.capturing = False
+        lane.all_reduce(torch.ones(3), "something else").wait()
+        counted = lane.totals.num_tasks - before
+    return waits, [stream is lane._stream for _, stream in told], counted
+
+
+@pytest.mark.parametrize(
+    ("started", "dropped", "waits", "told"),
+    [
+        (False, False, True, []),
+        (True, True, True, []),
+        (False, True, False, [True]),  # a captured stream must not wait for what is outside
+        (True, False, False, []),  # the memory is the graph's
+    ],
+)
+def test_a_collective_that_is_dropped_keeps_its_memory_until_it_is_done(
+    pool, started, dropped, waits, told
+):
+    assert pool(4).run(drop, started, dropped) == [(waits, told, 2)] * 4
+
+
 def diverge() -> tuple[str, str]:
     with lanes_of_streams(Gpu(), StreamLane):
         return diverge_on("cpu", TWO_BY_TWO)

@@ -68,6 +68,33 @@ def test_an_architecture_without_code_is_found(cuda_check: ModuleType) -> None:
     assert cuda_check.kernel_problems(kernels, module) == ["there is no code for sm_90"]
 
 
+def handshake_usage(architecture: str, registers: int) -> str:
+    """Resource usage of csrc/core/cuda/fused/handshake.cu as cuobjdump prints it."""
+    lines = [f"arch = {architecture}"]
+    for kernel in ("begin", "raise", "await", "await_own", "end"):
+        lines.append(
+            f" Function _ZN5axonn45_GLOBAL__N__a9_12_handshake_cu_c212{kernel}_kernelENS1_:"
+        )
+        lines.append(f"  REG:{registers} STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:560")
+    return "\n".join(lines)
+
+
+def test_a_handshake_that_does_not_fit_beside_a_gemm_is_found(cuda_check: ModuleType) -> None:
+    module = cuda_check.MODULES["_cuda"]
+    for registers, number in ((32, 0), (33, 5)):
+        text = "\n".join(handshake_usage(arch, registers) for arch in module.architectures)
+        kernels = cuda_check.parse_resource_usage(text)
+        assert cuda_check.handshake_problems(kernels, module) == []
+        problems = cuda_check.kernel_problems(kernels, module)
+        assert len(problems) == number * len(module.architectures)
+        assert all("does not fit beside a GEMM" in problem for problem in problems)
+    kernels = cuda_check.parse_resource_usage(handshake_usage("sm_90", 16).replace("raise", "lift"))
+    assert cuda_check.handshake_problems(kernels, module) == [
+        "0 kernels of the handshake for sm_80, not 5",
+        "4 kernels of the handshake for sm_90, not 5",
+    ]
+
+
 GEMM_SASS = """
         Function : _Z4gemmDepartureEpilogue
     /*0000*/  LDG.E.STRONG.SYS R2, desc[UR4][R2.64] ;

@@ -10,11 +10,11 @@ namespace axonn::cuda {
 
 class CudaError : public std::runtime_error {
  public:
-  CudaError(cudaError_t status, const char* expression, const char* file, int line)
-      : std::runtime_error(std::string(expression) + " failed with " + cudaGetErrorName(status) +
-                           ": " + cudaGetErrorString(status) + " (" + file + ":" +
+  CudaError(cudaError_t error, const char* expression, const char* file, int line)
+      : std::runtime_error(std::string(expression) + " failed with " + cudaGetErrorName(error) +
+                           ": " + cudaGetErrorString(error) + " (" + file + ":" +
                            std::to_string(line) + ")"),
-        status(status) {}
+        status(error) {}
 
   const cudaError_t status;
 };

@@ -32,6 +32,7 @@ class Event {
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
 
+  cudaEvent_t get() const { return event_; }
   void record(cudaStream_t stream) { AXONN_CUDA_CHECK(cudaEventRecord(event_, stream)); }
   // Makes what is enqueued on the stream from now on run after this point. Does not block the host.
   void block(cudaStream_t stream) const {

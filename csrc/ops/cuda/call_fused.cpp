@@ -22,6 +22,7 @@
 namespace axonn::ops::cuda {
 namespace {
 
+using kernels::cuda::CallOrder;
 using kernels::cuda::NcclChunks;
 
 // Returns whether the group's ranks run under one kernel of the operating system, even if in
@@ -64,7 +65,7 @@ class Registry {
       entry.prefix = "axonn_ext/" + call.name + "/" + std::to_string(number);
     }
     auto& order = orders_[call.device.index()];
-    if (order == nullptr) order = std::make_unique<DeviceOrder>();
+    if (order == nullptr) order = std::make_unique<CallOrder>();
     return takes_nccl(op, call, *group, entry)
                ? over_nccl(op, call, *group, entry, *order)
                : over_symmetric_memory(op, call, *group, entry, *order);
@@ -101,7 +102,7 @@ class Registry {
   }
 
   static Workspace& over_nccl(const char* op, const CallGroup& call,
-                              const c10d::ProcessGroup& group, Entry& entry, DeviceOrder& order) {
+                              const c10d::ProcessGroup& group, Entry& entry, CallOrder& order) {
     auto& workspace = entry.nccl[call.nccl_sms];
     if (workspace == nullptr) {
       check_may_begin(op, call);
@@ -114,7 +115,7 @@ class Registry {
 
   static Workspace& over_symmetric_memory(const char* op, const CallGroup& call,
                                           const c10d::ProcessGroup& group, Entry& entry,
-                                          DeviceOrder& order) {
+                                          CallOrder& order) {
     if (entry.symmetric == nullptr) {
       check_may_begin(op, call);
       entry.symmetric = std::make_unique<SymmetricWorkspace>(
@@ -124,7 +125,7 @@ class Registry {
   }
 
   std::mutex mutex_;
-  std::map<c10::DeviceIndex, std::unique_ptr<DeviceOrder>> orders_;
+  std::map<c10::DeviceIndex, std::unique_ptr<CallOrder>> orders_;
   std::map<std::string, int64_t> numbers_;
   std::map<std::pair<std::string, c10::DeviceIndex>, Entry> entries_;
 };

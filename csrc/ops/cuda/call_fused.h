@@ -34,7 +34,8 @@ struct CallGroup {
 // Raises ValueError for another transport and for too few SMs. Raises NotImplementedError where the
 // group has more ranks than kernels serve, or where its GPUs do not all reach each other's memory.
 // While a graph is captured, a first call and growth are refused: make the call once before. Memory
-// that graphs have captured is kept.
+// that graphs have captured is kept. Calls of a device run one after the other, those of replays
+// included.
 at::Tensor call_fused(const char* op, const CallGroup& group,
                       const std::function<PreparedCall(const kernels::Residency&)>& prepare);
 

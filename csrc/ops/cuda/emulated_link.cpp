@@ -7,12 +7,13 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "core/cuda/fused/peer_state.h"
 #include "ops/checks.h"
 #include "ops/cuda/fused_matmul.h"
 #include "ops/cuda/gemm_backend.h"
-#include "ops/cuda/peer_state.h"
 #include "ops/cuda/virtual_ranks.h"
 
 namespace axonn::ops::cuda {
@@ -21,7 +22,9 @@ namespace {
 using kernels::cuda::Arriving;
 using kernels::cuda::kMaxPeers;
 using kernels::cuda::kPadBytes;
+using kernels::cuda::kStateBytes;
 using kernels::cuda::Peers;
+using kernels::cuda::PinnedState;
 
 constexpr auto kLink = "EmulatedLink";
 constexpr auto kGemm = "gemm";
@@ -30,13 +33,13 @@ class EmulatedLink {
  public:
   EmulatedLink(int64_t num_ranks, int64_t workspace_bytes, double timeout_seconds, int64_t device)
       : device_(c10::kCUDA, static_cast<c10::DeviceIndex>(device)),
-        workspace_bytes_(workspace_bytes),
-        copies_(device_.index()) {
+        workspace_bytes_(workspace_bytes) {
     TORCH_CHECK_VALUE(num_ranks >= 1 && num_ranks <= kMaxPeers, kLink, ": num_ranks must be 1 to ",
                       kMaxPeers, ", got ", num_ranks);
     TORCH_CHECK_VALUE(timeout_seconds > 0, kLink, ": timeout_seconds must be positive, got ",
                       timeout_seconds);
     const c10::cuda::CUDAGuard guard(device_);
+    copies_.emplace();
     const auto bytes = at::TensorOptions().dtype(at::kByte).device(device_);
     workspace_ = at::empty({workspace_bytes}, bytes);
     pad_ = at::zeros({kPadBytes + kStateBytes}, bytes);
@@ -75,7 +78,7 @@ class EmulatedLink {
     kernels::cuda::CopyEnginePull pull(addresses);
     kernels::cuda::all_gather_gemm(
         peers_, gemm_backend(kLink, device_), call.config, gemm, Arriving::kRows, call.rows, pull,
-        copies_.behind(c10::cuda::getCurrentCUDAStream(device_.index())));
+        copies_->behind(c10::cuda::getCurrentCUDAStream(device_.index()).stream()));
     return output;
   }
 
@@ -83,7 +86,7 @@ class EmulatedLink {
   c10::Device device_;
   int64_t workspace_bytes_;
   PinnedState pinned_;
-  CopyLane copies_;
+  std::optional<kernels::cuda::CopyLane> copies_;  // made on the device
   at::Tensor workspace_, pad_;
   Peers peers_;
 };

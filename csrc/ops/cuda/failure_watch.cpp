@@ -13,6 +13,7 @@
 namespace axonn::ops::cuda {
 namespace {
 
+using kernels::cuda::PinnedState;
 using kernels::cuda::SpinFailure;
 
 class FailureWatch {
@@ -72,7 +73,7 @@ class FailureWatch {
 
 }  // namespace
 
-void watch_for_failure(std::shared_ptr<const PinnedState> state, std::string group) {
+void watch_for_failure(std::shared_ptr<const kernels::cuda::PinnedState> state, std::string group) {
   FailureWatch::failure_watch().add(std::move(state), std::move(group));
 }
 

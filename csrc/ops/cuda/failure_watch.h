@@ -5,11 +5,11 @@
 #include <memory>
 #include <string>
 
-#include "ops/cuda/peer_state.h"
+#include "core/cuda/fused/peer_state.h"
 
 namespace axonn::ops::cuda {
 
 // From now on, reports failures that `state` records of calls of `group`.
-void watch_for_failure(std::shared_ptr<const PinnedState> state, std::string group);
+void watch_for_failure(std::shared_ptr<const kernels::cuda::PinnedState> state, std::string group);
 
 }  // namespace axonn::ops::cuda

@@ -21,7 +21,7 @@ kernels::cuda::NcclChunks connect(const c10d::ProcessGroup& group, const std::st
 
 NcclWorkspace::NcclWorkspace(const c10d::ProcessGroup& group, std::string group_name,
                              const std::string& name, c10::Device device, double timeout_seconds,
-                             int64_t sms, DeviceOrder& order)
+                             int64_t sms, kernels::cuda::CallOrder& order)
     : Workspace(std::move(group_name), device, timeout_seconds, order),
       sms_(sms),
       chunks_(connect(group, name, timeout_seconds)) {
@@ -39,7 +39,7 @@ void NcclWorkspace::grow(const char* op, int64_t size, bool keep) {
   clear_front(memory_);
   auto* front = static_cast<char*>(memory_.mutable_data_ptr());
   peers_.workspaces[peers_.rank] = front + kFrontBytes;
-  set_own_pad(peers_, front);
+  kernels::cuda::set_own_pad(peers_, front);
 }
 
 }  // namespace axonn::ops::cuda

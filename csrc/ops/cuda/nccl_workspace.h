@@ -16,7 +16,8 @@ class NcclWorkspace : public Workspace {
   // Collective. `name` identifies the group in this call and in no other call of this constructor.
   // `sms` is what a GEMM leaves to NCCL, at least NcclChunks::kMostCtas.
   NcclWorkspace(const c10d::ProcessGroup& group, std::string group_name, const std::string& name,
-                c10::Device device, double timeout_seconds, int64_t sms, DeviceOrder& order);
+                c10::Device device, double timeout_seconds, int64_t sms,
+                kernels::cuda::CallOrder& order);
 
   kernels::Residency residency() const override {
     return {.ranks_per_device = 1, .producer_ctas = sms_};

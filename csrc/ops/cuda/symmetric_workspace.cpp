@@ -26,11 +26,26 @@ int64_t count_ranks_on_device(const c10d::ProcessGroup& group, const std::string
   return std::count(devices.begin(), devices.end(), own);
 }
 
+// Returns whether all ranks map each other's memory. Kinds of symmetric memory that do not tell
+// throw torch's "NYI", which would be a RuntimeError.
+bool reaches_all_peers(const char* op, const std::string& group_name,
+                       symm_mem::SymmetricMemory& handle) {
+  try {
+    return handle.world_within_direct_access();
+  } catch (const c10::Error& error) {
+    C10_THROW_ERROR(
+        NotImplementedError,
+        c10::str(op, ": algorithm='fused' needs GPUs that reach each other's memory, and torch's ",
+                 "symmetric memory of group '", group_name, "' does not tell whether they do: ",
+                 error.what_without_backtrace(), "; use 'auto', 'chunked' or 'sequential'"));
+  }
+}
+
 }  // namespace
 
 SymmetricWorkspace::SymmetricWorkspace(const c10d::ProcessGroup& group, std::string group_name,
                                        const std::string& name, c10::Device device,
-                                       double timeout_seconds, DeviceOrder& order)
+                                       double timeout_seconds, kernels::cuda::CallOrder& order)
     : Workspace(std::move(group_name), device, timeout_seconds, order) {
   ranks_on_device_ =
       count_ranks_on_device(group, group_name_, name, device.index(), timeout_seconds);
@@ -50,7 +65,7 @@ void SymmetricWorkspace::grow(const char* op, int64_t size, bool keep) {
 }
 
 void SymmetricWorkspace::set_peers(const char* op, symm_mem::SymmetricMemory& handle) {
-  TORCH_CHECK_NOT_IMPLEMENTED(handle.world_within_direct_access(), op,
+  TORCH_CHECK_NOT_IMPLEMENTED(reaches_all_peers(op, group_name_, handle), op,
                               ": algorithm='fused' needs GPUs that reach each ",
                               "other's memory, which those of group '", group_name_,
                               "' do not; use 'auto', 'chunked' or 'sequential'");
@@ -66,7 +81,7 @@ void SymmetricWorkspace::set_peers(const char* op, symm_mem::SymmetricMemory& ha
   // as the handle.
   const auto multicast = handle.has_multicast_support() ? handle.get_multicast_ptr() : nullptr;
   peers_.multicast = multicast != nullptr ? static_cast<char*>(multicast) + kFrontBytes : nullptr;
-  set_own_pad(peers_, buffers[static_cast<size_t>(peers_.rank)]);
+  kernels::cuda::set_own_pad(peers_, buffers[static_cast<size_t>(peers_.rank)]);
 }
 
 }  // namespace axonn::ops::cuda

@@ -17,7 +17,7 @@ class SymmetricWorkspace : public Workspace {
   // write into their store.
   SymmetricWorkspace(const c10d::ProcessGroup& group, std::string group_name,
                      const std::string& name, c10::Device device, double timeout_seconds,
-                     DeviceOrder& order);
+                     kernels::cuda::CallOrder& order);
 
   // Processes that share a GPU take turns on it, each with all of its SMs. Copies within the GPU
   // may be done by kernels, for which a grid that waits must leave room.

@@ -9,21 +9,24 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "core/cuda/fused/peer_state.h"
 #include "ops/checks.h"
 #include "ops/cuda/fused_matmul.h"
-#include "ops/cuda/peer_state.h"
 
 namespace axonn::ops::cuda {
 namespace {
 
 using kernels::cuda::kMaxPeers;
 using kernels::cuda::kPadBytes;
+using kernels::cuda::kStateBytes;
 using kernels::cuda::Peers;
+using kernels::cuda::PinnedState;
 
 constexpr auto kOp = "VirtualRanks";
 
@@ -42,6 +45,7 @@ class VirtualRanks {
     TORCH_CHECK_VALUE(timeout_seconds > 0, kOp, ": timeout_seconds must be positive, got ",
                       timeout_seconds);
     const c10::cuda::CUDAGuard guard(device_);
+    begun_.emplace();
     Peers peers;
     peers.num_ranks = static_cast<int32_t>(num_ranks);
     const auto bytes = at::TensorOptions().dtype(at::kByte).device(device_);
@@ -119,14 +123,12 @@ class VirtualRanks {
  private:
   struct Rank {
     Rank(const Peers& peers, c10::DeviceIndex device)
-        : peers(peers),
-          compute(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)),
-          copies(device) {}
+        : peers(peers), compute(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)) {}
 
     Peers peers;
     c10::cuda::CUDAStream compute;
-    CopyLane copies;
-    OrderEvent ended;
+    kernels::cuda::CopyLane copies;
+    axonn::cuda::Event ended;
   };
 
   int64_t size() const { return static_cast<int64_t>(ranks_.size()); }
@@ -147,12 +149,12 @@ class VirtualRanks {
   void join_with_current(bool wait) {
     const c10::cuda::CUDAGuard guard(device_);
     const auto current = c10::cuda::getCurrentCUDAStream().stream();
-    if (!wait) AXONN_CUDA_CHECK(cudaEventRecord(begun_.get(), current));
+    if (!wait) AXONN_CUDA_CHECK(cudaEventRecord(begun_->get(), current));
     for (const auto& rank : ranks_) {
       const auto stream = rank->compute.stream();
       if (wait) AXONN_CUDA_CHECK(cudaEventRecord(rank->ended.get(), stream));
       AXONN_CUDA_CHECK(wait ? cudaStreamWaitEvent(current, rank->ended.get(), 0)
-                            : cudaStreamWaitEvent(stream, begun_.get(), 0));
+                            : cudaStreamWaitEvent(stream, begun_->get(), 0));
     }
   }
 
@@ -190,9 +192,9 @@ class VirtualRanks {
       if (absent.contains(static_cast<int64_t>(index))) continue;
       const Rank& rank = *ranks_[index];
       delay(rank);
-      outputs[index] =
-          run(kOp, calls[index], {rank.peers, rank.copies.behind(rank.compute), transport_},
-              operands[index].options());
+      outputs[index] = run(kOp, calls[index],
+                           {rank.peers, rank.copies.behind(rank.compute.stream()), transport_},
+                           operands[index].options());
     }
     if (!apart_) join_with_current(/*wait=*/true);
     return outputs;
@@ -203,7 +205,7 @@ class VirtualRanks {
   bool apart_ = false;
   int64_t max_delay_cycles_ = 0;
   std::mt19937_64 generator_;
-  OrderEvent begun_;
+  std::optional<axonn::cuda::Event> begun_;  // made on the device
   kernels::cuda::CopyEnginePush transport_;
   std::vector<std::unique_ptr<PinnedState>> pinned_;
   std::vector<at::Tensor> memory_;

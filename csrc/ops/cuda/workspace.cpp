@@ -1,6 +1,7 @@
 #include "ops/cuda/workspace.h"
 
 #include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
 #include <bit>
@@ -22,10 +23,9 @@ bool is_capturing() {
 }
 
 Workspace::Workspace(std::string group_name, c10::Device device, double timeout_seconds,
-                     DeviceOrder& order)
-    : group_name_(std::move(group_name)), device_(device), copies_(device.index()), order_(order) {
+                     kernels::cuda::CallOrder& order)
+    : group_name_(std::move(group_name)), device_(device), order_(order) {
   peers_.limit = {static_cast<uint64_t>(timeout_seconds * 1e9), &pinned_->failure(), 0};
-  peers_.epoch_to_push = pinned_->epoch_to_push();
   watch_for_failure(pinned_, group_name_);
 }
 
@@ -37,27 +37,21 @@ void Workspace::require(const char* op, int64_t bytes) {
               "it");
   // Peers may still write what this rank has asked for, so all ranks wait for their calls before
   // the old memory is freed.
-  AXONN_CUDA_CHECK(cudaEventSynchronize(order_.ended.get()));
+  order_.synchronize();
   const auto size = static_cast<int64_t>(
       std::bit_ceil(std::max(static_cast<uint64_t>(bytes + kFrontBytes), kLeastBytes)));
   grow(op, size, captured_);
   captured_ = false;
-  *pinned_->epoch_to_push() = 0;
+  peers_.epoch_to_push = pinned_->epoch_to_push(memories_++);
   bytes_ = size - kFrontBytes;
 }
 
 at::Tensor Workspace::call(const PreparedCall& prepared) {
-  const auto stream = c10::cuda::getCurrentCUDAStream(device_.index());
-  const bool captured = is_capturing();
-  if (order_.last && *order_.last != stream && !captured) {
-    AXONN_CUDA_CHECK(cudaStreamWaitEvent(stream.stream(), order_.ended.get(), 0));
-  }
-  captured_ = captured_ || captured;
+  const auto stream = c10::cuda::getCurrentCUDAStream(device_.index()).stream();
+  kernels::cuda::CallOrder::Turn turn(order_, stream);
+  captured_ = captured_ || turn.is_captured();
   auto output = prepared.run({peers_, copies_.behind(stream), transport()});
-  if (!captured) {
-    AXONN_CUDA_CHECK(cudaEventRecord(order_.ended.get(), stream.stream()));
-    order_.last = stream;
-  }
+  turn.end();
   return output;
 }
 

@@ -3,22 +3,21 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/cuda/CUDAStream.h>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 
+#include "core/cuda/fused/call_order.h"
 #include "core/cuda/fused/fused_calls.h"
+#include "core/cuda/fused/peer_state.h"
 #include "core/gemm/launch_config.h"
-#include "ops/cuda/peer_state.h"
 
 namespace axonn::ops::cuda {
 
 inline constexpr int64_t kFrontBytes =  // the pad, in front of the workspace
-    kernels::cuda::kPadBytes + kStateBytes;
+    kernels::cuda::kPadBytes + kernels::cuda::kStateBytes;
 
 // Returns whether the current stream is being captured into a graph.
 bool is_capturing();
@@ -37,17 +36,10 @@ struct PreparedCall {
   std::function<at::Tensor(const CallPlace&)> run;
 };
 
-// Orders all fused calls of a device one after the other, whatever their groups and streams: each
-// fills the device with a grid that waits for peers, and two such grids would keep each other's
-// peers from running.
-struct DeviceOrder {
-  OrderEvent ended;
-  std::optional<c10::cuda::CUDAStream> last;
-};
-
 class Workspace {
  public:
-  Workspace(std::string group_name, c10::Device device, double timeout_seconds, DeviceOrder& order);
+  Workspace(std::string group_name, c10::Device device, double timeout_seconds,
+            kernels::cuda::CallOrder& order);
   virtual ~Workspace() = default;
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
@@ -77,9 +69,11 @@ class Workspace {
   kernels::cuda::Peers peers_;
 
  private:
-  std::shared_ptr<PinnedState> pinned_ = std::make_shared<PinnedState>();
-  CopyLane copies_;
-  DeviceOrder& order_;
+  std::shared_ptr<kernels::cuda::PinnedState> pinned_ =
+      std::make_shared<kernels::cuda::PinnedState>();
+  kernels::cuda::CopyLane copies_;
+  kernels::cuda::CallOrder& order_;
+  int memories_ = 0;       // that there have been
   bool captured_ = false;  // whether a graph uses the memory
   int64_t bytes_ = 0;
 };

@@ -37,6 +37,37 @@ class Call {
   bool ended_ = false;
 };
 
+// What a transport delivers on the copy stream, while the GEMM runs. What comes next on the compute
+// stream may overwrite the shard, and counts the next epoch, so it waits for the delivery, also if
+// an exception cuts the call short.
+class Delivery {
+ public:
+  explicit Delivery(const CallStreams& streams) : streams_(streams) {
+    AXONN_CUDA_CHECK(cudaEventRecord(streams.begun, streams.compute));
+    AXONN_CUDA_CHECK(cudaStreamWaitEvent(streams.copy, streams.begun, 0));
+  }
+  ~Delivery() {
+    if (!joined_) (void)enqueue_join();
+  }
+  Delivery(const Delivery&) = delete;
+  Delivery& operator=(const Delivery&) = delete;
+
+  void join() {
+    joined_ = true;
+    AXONN_CUDA_CHECK(enqueue_join());
+  }
+
+ private:
+  cudaError_t enqueue_join() {
+    const cudaError_t error = cudaEventRecord(streams_.delivered, streams_.copy);
+    return error != cudaSuccess ? error
+                                : cudaStreamWaitEvent(streams_.compute, streams_.delivered, 0);
+  }
+
+  const CallStreams& streams_;
+  bool joined_ = false;
+};
+
 void require_supported(const GemmBackend& backend, const FusedGemm& gemm) {
   if (const char* why = backend.why_unsupported(gemm)) throw std::invalid_argument(why);
 }
@@ -154,18 +185,13 @@ void all_gather_gemm(const Peers& all, const GemmBackend& backend, const LaunchC
 
   const comm::Range own = rows.plan.shard(peers.rank);
   Call call(peers, static_cast<int32_t>(rows.plan.chunks_per_shard), streams.compute);
-  AXONN_CUDA_CHECK(cudaEventRecord(streams.begun, streams.compute));
-  AXONN_CUDA_CHECK(cudaStreamWaitEvent(streams.copy, streams.begun, 0));
+  Delivery delivery(streams);
   transport.deliver(peers, rows, streams.copy);
-  AXONN_CUDA_CHECK(cudaEventRecord(streams.delivered, streams.copy));
-
   copy(at(workspace, own.begin * rows.row_bytes), rows.shard, own.size() * rows.row_bytes,
        streams.compute);
   const cudaError_t launched = backend.launch(gemm, config, streams.compute);
   transport.confirm(peers, streams.compute);
-  // What comes next on the stream may overwrite the shard, and counts the next epoch, so it waits
-  // for the delivery.
-  AXONN_CUDA_CHECK(cudaStreamWaitEvent(streams.compute, streams.delivered, 0));
+  delivery.join();
   AXONN_CUDA_CHECK(launched);
   call.end();
 }

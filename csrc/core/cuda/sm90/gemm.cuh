@@ -103,7 +103,8 @@ struct Gemm {
 
     Device device;
     if (Device::can_implement(arguments) != cutlass::Status::kSuccess ||
-        device.initialize(arguments, nullptr, stream) != cutlass::Status::kSuccess) {
+        device.initialize(arguments, nullptr, stream) != cutlass::Status::kSuccess ||
+        !are_encoded(device.params(), batches)) {
       return cudaErrorInvalidValue;
     }
     const auto status = device.run(stream);
@@ -131,6 +132,27 @@ struct Gemm {
       mainloop.dB = {cute::_1{}, gemm.ldb, whole};
     }
     mainloop.arrivals = arrival_plan(gemm, kConfig);
+  }
+
+  // Returns whether the driver has encoded every descriptor. Where it refuses one, CUTLASS leaves
+  // zeros and goes on: it asserts, which NDEBUG leaves out.
+  static bool are_encoded(const typename Kernel::Params& params, int batches) {
+    if (!is_encoded(params.mainloop.tma_load_a) || !is_encoded(params.mainloop.tma_load_b)) {
+      return false;
+    }
+    if constexpr (Departs) {
+      return std::all_of(params.epilogue.to, params.epilogue.to + batches,
+                         [](const auto& to) { return is_encoded(to.tma_store_d); });
+    } else {
+      return is_encoded(params.epilogue.tma_load_c) && is_encoded(params.epilogue.tma_store_d);
+    }
+  }
+
+  template <class Copy>
+  static bool is_encoded(const Copy& copy) {
+    const auto* bytes = reinterpret_cast<const unsigned char*>(copy.get_tma_descriptor());
+    return std::any_of(bytes, bytes + sizeof(cute::TmaDescriptor),
+                       [](unsigned char byte) { return byte != 0; });
   }
 
   static void set_result(typename Epilogue::Arguments& epilogue, const cuda::FusedGemm& gemm) {

@@ -1,0 +1,18 @@
+// What the functions of CUDA have in common.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "gpu_machine/runtime/runtime.h"
+
+// Makes a call of a function: counts it, injects its error, lets the machine run, and keeps the
+// error that it returns.
+template <typename Call>
+cudaError_t api(const char* function, Call&& call) {
+  auto& runtime = axonn::gpu_machine::Runtime::current();
+  if (const cudaError_t error = runtime.enter(function)) return error;
+  return runtime.leave(std::forward<Call>(call)(runtime));
+}

@@ -1,0 +1,194 @@
+// Graphs: capture, instantiation and replay.
+#include <cuda_runtime_api.h>
+
+#include <functional>
+#include <numeric>
+
+#include "gpu_machine/runtime/api.h"
+
+using axonn::gpu_machine::Branches;
+using axonn::gpu_machine::Capture;
+using axonn::gpu_machine::CapturePtr;
+using axonn::gpu_machine::Node;
+using axonn::gpu_machine::Runtime;
+using axonn::gpu_machine::SignalPtr;
+
+namespace {
+
+// Returns whether all that the capture's streams were given comes before the origin's last nodes.
+bool is_joined(const Runtime& runtime, const Capture& capture) {
+  std::vector<bool> before(capture.nodes.size(), false);
+  for (const size_t tip : capture.origin->tips) before[tip] = true;
+  for (size_t i = capture.nodes.size(); i-- > 0;) {
+    if (!before[i]) continue;
+    for (const size_t other : capture.nodes[i].after) before[other] = true;
+  }
+  for (const CUstream_st* stream : runtime.streams) {
+    if (stream->capture.get() != &capture) continue;
+    for (const size_t tip : stream->tips) {
+      if (!before[tip]) return false;
+    }
+  }
+  return true;
+}
+
+cudaError_t end_capture(Runtime& runtime, cudaStream_t stream, cudaGraph_t* graph) {
+  *graph = nullptr;
+  if (stream == nullptr || stream->capture == nullptr) return cudaErrorIllegalState;
+  const CapturePtr capture = stream->capture;
+  if (capture->origin != stream) return cudaErrorStreamCaptureUnmatched;
+  const bool joined = is_joined(runtime, *capture);
+  for (CUstream_st* other : runtime.streams) {
+    if (other->capture == capture) {
+      other->capture = nullptr;
+      other->tips.clear();
+    }
+  }
+  capture->is_active = false;
+  runtime.captures.erase(capture);
+  if (capture->is_broken) return cudaErrorStreamCaptureInvalidated;
+  if (!joined) return cudaErrorStreamCaptureUnjoined;
+  *graph = new CUgraph_st{capture->nodes};
+  return cudaSuccess;
+}
+
+// Returns a random order in which each node comes after those that it waits for.
+std::vector<size_t> random_order(Runtime& runtime, const std::vector<Node>& nodes) {
+  std::vector<size_t> order;
+  std::vector<bool> placed(nodes.size(), false);
+  while (order.size() < nodes.size()) {
+    std::vector<size_t> ready;
+    for (size_t i = 0; i < nodes.size(); ++i) {
+      const auto& after = nodes[i].after;
+      const bool can = std::all_of(after.begin(), after.end(), [&](size_t a) { return placed[a]; });
+      if (!placed[i] && can) ready.push_back(i);
+    }
+    order.push_back(ready[runtime.machine.draw(static_cast<uint32_t>(ready.size()))]);
+    placed[order.back()] = true;
+  }
+  return order;
+}
+
+// Waits for events see what was recorded before the launch; after it, others see what the launch
+// records, of several records of an event the last one.
+void enqueue_nodes(Runtime& runtime, CUgraphExec_st& exec, const SignalPtr& begun,
+                   const std::vector<size_t>& order, std::vector<SignalPtr>& done) {
+  std::map<cudaEvent_t, SignalPtr> before;
+  for (const Node& node : exec.nodes) {
+    if (node.kind == Node::Kind::kWait) before[node.event] = node.event->last;
+  }
+  for (const size_t i : order) {
+    const Node& node = exec.nodes[i];
+    const int on = exec.streams[i];
+    runtime.wait_on(on, begun, "the beginning of a graph");
+    for (const size_t other : node.after) runtime.wait_on(on, done[other], "a node of a graph");
+    if (node.kind == Node::Kind::kWork) node.enqueue(on);
+    if (node.kind == Node::Kind::kWait && before[node.event] != nullptr) {
+      runtime.wait_on(on, before[node.event], "an event outside of the graph");
+    }
+    done[i] = runtime.signal_on(on);
+  }
+  for (size_t i = 0; i < exec.nodes.size(); ++i) {
+    if (exec.nodes[i].kind == Node::Kind::kRecord) exec.nodes[i].event->last = done[i];
+  }
+}
+
+cudaError_t replay(Runtime& runtime, CUgraphExec_st& exec, int on) {
+  if (exec.replayed != nullptr) runtime.wait_on(on, exec.replayed, "the replay before");
+  const SignalPtr begun = runtime.signal_on(on);
+  const std::vector<size_t> order = random_order(runtime, exec.nodes);
+  if (exec.streams.empty()) {
+    exec.streams.resize(exec.nodes.size());
+    std::map<int, int> shared;  // by device
+    for (size_t i = 0; i < exec.nodes.size(); ++i) {
+      const int device = exec.nodes[i].device;
+      const bool apart = runtime.options.branches == Branches::kSideBySide;
+      if (apart || !shared.contains(device)) shared[device] = runtime.machine.new_stream(device);
+      exec.streams[i] = shared[device];
+    }
+  }
+  std::vector<SignalPtr> done(exec.nodes.size());
+  enqueue_nodes(runtime, exec, begun, order, done);
+  for (const SignalPtr& signal : done) runtime.wait_on(on, signal, "a graph");
+  exec.replayed = runtime.signal_on(on);
+  return cudaSuccess;
+}
+
+}  // namespace
+
+extern "C" {
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+  return api("cudaStreamBeginCapture", [&](Runtime& r) {
+    if (!r.streams.contains(stream)) return cudaErrorStreamCaptureUnsupported;
+    if (stream->capture != nullptr) return cudaErrorIllegalState;
+    stream->capture = std::make_shared<Capture>();
+    stream->capture->id = r.next_capture++;
+    stream->capture->origin = stream;
+    stream->capture->mode = mode;
+    r.captures.insert(stream->capture);
+    return cudaSuccess;
+  });
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  return api("cudaStreamEndCapture", [&](Runtime& r) { return end_capture(r, stream, graph); });
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  return api("cudaStreamIsCapturing", [&](Runtime& r) {
+    const CUstream_st* found = r.resolve(stream);
+    if (found == nullptr) return cudaErrorInvalidResourceHandle;
+    *status = found->capture == nullptr   ? cudaStreamCaptureStatusNone
+              : found->capture->is_broken ? cudaStreamCaptureStatusInvalidated
+                                          : cudaStreamCaptureStatusActive;
+    return cudaSuccess;
+  });
+}
+// The macro of CUDA's header names the version of the function that this header declares.
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                     unsigned long long* id, cudaGraph_t* graph,
+                                     const cudaGraphNode_t** dependencies,
+                                     const cudaGraphEdgeData** edges, size_t* num_dependencies) {
+  return api("cudaStreamGetCaptureInfo", [&](Runtime& r) {
+    const CUstream_st* found = r.resolve(stream);
+    if (found == nullptr) return cudaErrorInvalidResourceHandle;
+    if (graph != nullptr || dependencies != nullptr || edges != nullptr ||
+        num_dependencies != nullptr) {
+      return cudaErrorNotSupported;
+    }
+    *status = found->capture == nullptr   ? cudaStreamCaptureStatusNone
+              : found->capture->is_broken ? cudaStreamCaptureStatusInvalidated
+                                          : cudaStreamCaptureStatusActive;
+    if (id != nullptr && found->capture != nullptr) *id = found->capture->id;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+  return api("cudaGraphInstantiate", [&](Runtime&) {
+    *exec = new CUgraphExec_st{graph->nodes, {}, nullptr};
+    return cudaSuccess;
+  });
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+  return api("cudaGraphLaunch", [&](Runtime& r) {
+    const CUstream_st* found = r.resolve(stream);
+    if (found == nullptr) return cudaErrorInvalidResourceHandle;
+    if (found->capture != nullptr) return cudaErrorNotSupported;  // a graph in a graph
+    return r.submit(stream, [&](int on) { (void)replay(r, *exec, on); });
+  });
+}
+// Replays that were enqueued still run.
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+  return api("cudaGraphExecDestroy", [&](Runtime&) {
+    delete exec;
+    return cudaSuccess;
+  });
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  return api("cudaGraphDestroy", [&](Runtime&) {
+    delete graph;
+    return cudaSuccess;
+  });
+}
+
+}  // extern "C"

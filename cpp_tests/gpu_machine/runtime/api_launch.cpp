@@ -1,0 +1,149 @@
+// Kernels: launches, attributes and occupancy.
+#include <cuda_runtime.h>
+
+#include <cstring>
+
+#include "gpu_machine/runtime/api.h"
+
+using axonn::gpu_machine::Dim;
+using axonn::gpu_machine::Program;
+using axonn::gpu_machine::Runtime;
+
+namespace {
+
+// Of an SM of sm_90. Source: CUDA C++ Programming Guide, compute capabilities.
+constexpr int kThreadsOfSm = 2048, kBlocksOfSm = 32;
+constexpr int kSharedOfSm = 233472, kSharedOfBlock = 232448, kReservedShared = 1024;
+constexpr int kSharedWithoutAsking = 49152;
+
+Dim dim_of(dim3 d) { return {d.x, d.y, d.z}; }
+
+struct Configuration {
+  dim3 grid, block;
+  size_t shared_bytes;
+  cudaStream_t stream;
+  dim3 cluster = {1, 1, 1};
+};
+
+cudaError_t launch(Runtime& runtime, const void* function, const Configuration& with,
+                   void** arguments) {
+  const std::shared_ptr<const Program> program = runtime.kernel_of(function);
+  if (program == nullptr) return cudaErrorInvalidDeviceFunction;
+  const auto limit = runtime.shared_limits().find(function);
+  const int most = limit != runtime.shared_limits().end() ? limit->second : kSharedWithoutAsking;
+  if (program->shared_bytes + with.shared_bytes > static_cast<size_t>(most)) {
+    return cudaErrorInvalidValue;
+  }
+  if (const cudaError_t error = runtime.load_on_device(function, true)) return error;
+  std::vector<std::vector<std::byte>> values;
+  for (size_t i = 0; i < program->params.size(); ++i) {
+    const auto* from = static_cast<const std::byte*>(arguments[i]);
+    values.emplace_back(from, from + program->params[i].bytes);
+  }
+  return runtime.submit(with.stream, [&machine = runtime.machine, program, with, values](int on) {
+    machine.enqueue(on, program, dim_of(with.grid), dim_of(with.block), values, with.shared_bytes,
+                    dim_of(with.cluster));
+  });
+}
+
+bool fits(dim3 cluster, dim3 grid) {
+  const uint64_t ctas = dim_of(cluster).count();
+  return ctas != 0 && ctas <= axonn::gpu_machine::kMostClusterCtas && grid.x % cluster.x == 0 &&
+         grid.y % cluster.y == 0 && grid.z % cluster.z == 0;
+}
+
+// The configuration that a triple of angle brackets leaves for the call behind it.
+Configuration& pushed() {
+  thread_local Configuration configuration;
+  return configuration;
+}
+
+cudaError_t attributes_of(Runtime& runtime, cudaFuncAttributes* attributes, const void* function) {
+  const std::shared_ptr<const Program> program = runtime.kernel_of(function);
+  if (program == nullptr) return cudaErrorInvalidDeviceFunction;
+  if (const cudaError_t error = runtime.load_on_device(function, false)) return error;
+  std::memset(attributes, 0, sizeof *attributes);
+  attributes->sharedSizeBytes = program->shared_bytes;
+  attributes->maxThreadsPerBlock = program->max_threads != 0 ? program->max_threads : 1024;
+  attributes->ptxVersion = 90;
+  attributes->binaryVersion = 90;
+  return cudaSuccess;
+}
+
+}  // namespace
+
+extern "C" {
+
+unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared_bytes,
+                                     CUstream_st* stream) {
+  pushed() = {grid, block, shared_bytes, stream};
+  return 0;
+}
+cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_bytes,
+                                       void* stream) {
+  *grid = pushed().grid;
+  *block = pushed().block;
+  *shared_bytes = pushed().shared_bytes;
+  *static_cast<cudaStream_t*>(stream) = pushed().stream;
+  return cudaSuccess;
+}
+// A kernel's handle is its host function. nvcc's code asks once per process.
+cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
+  *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void*>(function));
+  return cudaSuccess;
+}
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments,
+                               size_t shared_bytes, cudaStream_t stream) {
+  return cudaLaunchKernel(kernel, grid, block, arguments, shared_bytes, stream);
+}
+
+cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void** arguments,
+                             size_t shared_bytes, cudaStream_t stream) {
+  return api("cudaLaunchKernel", [&](Runtime& r) {
+    return launch(r, function, {grid, block, shared_bytes, stream}, arguments);
+  });
+}
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function,
+                                void** arguments) {
+  return api("cudaLaunchKernelExC", [&](Runtime& r) {
+    Configuration with{config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream};
+    for (unsigned i = 0; i < config->numAttrs; ++i) {
+      const cudaLaunchAttribute& attribute = config->attrs[i];
+      if (attribute.id != cudaLaunchAttributeClusterDimension) {
+        return cudaErrorNotSupported;  // an attribute that the machine does not know
+      }
+      const auto& cluster = attribute.val.clusterDim;
+      with.cluster = {cluster.x, cluster.y, cluster.z};
+    }
+    if (!fits(with.cluster, with.grid)) return cudaErrorInvalidClusterSize;
+    return launch(r, function, with, arguments);
+  });
+}
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* function) {
+  return api("cudaFuncGetAttributes",
+             [&](Runtime& r) { return attributes_of(r, attributes, function); });
+}
+cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
+  return api("cudaFuncSetAttribute", [&](Runtime& r) {
+    if (attribute == cudaFuncAttributeNonPortableClusterSizeAllowed) return cudaSuccess;
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaErrorNotSupported;
+    if (value < 0 || value > kSharedOfBlock) return cudaErrorInvalidValue;
+    r.shared_limits()[function] = value;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* function,
+                                                          int threads, size_t shared_bytes) {
+  return api("cudaOccupancyMaxActiveBlocksPerMultiprocessor", [&](Runtime& r) {
+    const std::shared_ptr<const Program> program = r.kernel_of(function);
+    if (program == nullptr) return cudaErrorInvalidDeviceFunction;
+    if (threads < 1 || threads > 1024) return cudaErrorInvalidValue;
+    const auto shared = static_cast<int>(program->shared_bytes + shared_bytes) + kReservedShared;
+    *blocks = std::min({kBlocksOfSm, kThreadsOfSm / threads, kSharedOfSm / shared});
+    return cudaSuccess;
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,161 @@
+// Memory and copies.
+#include <cuda.h>
+
+#include <cstring>
+
+#include "gpu_machine/runtime/api.h"
+
+using axonn::gpu_machine::Access;
+using axonn::gpu_machine::Agent;
+using axonn::gpu_machine::MachineError;
+using axonn::gpu_machine::Order;
+using axonn::gpu_machine::Region;
+using axonn::gpu_machine::Runtime;
+using axonn::gpu_machine::Scope;
+using axonn::gpu_machine::window_start;
+
+namespace {
+
+// Addresses of the process itself, whose windows no allocation must have.
+constexpr uint64_t kMostWindow = 1024;
+
+uint64_t address_of(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
+bool is_of_machine(Runtime& runtime, const void* pointer) {
+  return runtime.machine.memory().find(address_of(pointer)) != nullptr;
+}
+
+cudaError_t allocate(Runtime& runtime, void** pointer, size_t bytes, bool is_pinned) {
+  if (const cudaError_t error = runtime.refuse_in_global_capture()) return error;
+  auto& memory = runtime.machine.memory();
+  const std::string name = (is_pinned ? "pinned memory" : "memory of device ") +
+                           (is_pinned ? "" : std::to_string(runtime.device));
+  const uint64_t address =
+      is_pinned ? memory.allocate_pinned(bytes, name) : memory.allocate(bytes, name);
+  if (address >= window_start(kMostWindow)) return cudaErrorMemoryAllocation;
+  *pointer = reinterpret_cast<void*>(address);
+  return cudaSuccess;
+}
+
+// Waits for all devices first, as CUDA does.
+cudaError_t release(Runtime& runtime, void* pointer) {
+  if (pointer == nullptr) return cudaSuccess;
+  if (!is_of_machine(runtime, pointer)) return cudaErrorInvalidValue;
+  for (int d = 0; d < runtime.options.devices; ++d) {
+    if (const cudaError_t error = runtime.wait_for_device(d)) return error;
+  }
+  runtime.machine.memory().free(address_of(pointer));
+  return cudaSuccess;
+}
+
+// Memory that the machine does not know is the host's, pageable: it is read before the call
+// returns, and is written when it returns.
+cudaError_t copy(Runtime& runtime, void* to, const void* from, size_t bytes, cudaStream_t stream) {
+  if (bytes == 0) return cudaSuccess;
+  auto& machine = runtime.machine;
+  const bool to_machine = is_of_machine(runtime, to), from_machine = is_of_machine(runtime, from);
+  if (!to_machine && !from_machine) return cudaErrorInvalidValue;
+  uint64_t target = address_of(to), source = address_of(from);
+  if (!from_machine) {
+    source = machine.memory().allocate(bytes, "staged for a copy");
+    machine.memory().write(source, from, bytes);
+  } else if (!to_machine) {
+    target = machine.memory().allocate(bytes, "staged for a copy");
+  }
+  const cudaError_t status = runtime.submit(stream, [&machine, target, source, bytes](int on) {
+    machine.copy(on, target, source, bytes);
+  });
+  if (status != cudaSuccess || to_machine) return status;
+  if (const cudaError_t error = runtime.wait_for_stream(stream)) return error;
+  machine.memory().read(target, to, bytes);
+  machine.memory().free(target);
+  return cudaSuccess;
+}
+
+// A read or write of a flag by a stream itself.
+bool reaches_value(Agent& agent, uint64_t address) {
+  Region& region = *agent.machine.region_at(address);
+  const uint64_t offset = address & (window_start(1) - 1);
+  if (region.freed || offset + 4 > region.bytes.size()) {
+    agent.fail(MachineError::Kind::kMemory, "a stream reaches outside an allocation", -1);
+  }
+  return true;
+}
+
+}  // namespace
+
+extern "C" {
+
+cudaError_t cudaMalloc(void** pointer, size_t bytes) {
+  return api("cudaMalloc", [&](Runtime& r) { return allocate(r, pointer, bytes, false); });
+}
+cudaError_t cudaFree(void* pointer) {
+  return api("cudaFree", [&](Runtime& r) { return release(r, pointer); });
+}
+cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
+  return api("cudaHostAlloc", [&](Runtime& r) { return allocate(r, pointer, bytes, true); });
+}
+cudaError_t cudaFreeHost(void* pointer) {
+  return api("cudaFreeHost", [&](Runtime& r) { return release(r, pointer); });
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+                            cudaStream_t stream) {
+  return api("cudaMemcpyAsync", [&](Runtime& r) { return copy(r, to, from, bytes, stream); });
+}
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  return api("cudaMemcpy", [&](Runtime& r) {
+    const cudaError_t status = copy(r, to, from, bytes, nullptr);
+    return status != cudaSuccess ? status : r.wait_for_stream(nullptr);
+  });
+}
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  return api("cudaMemsetAsync", [&](Runtime& r) {
+    if (bytes == 0) return cudaSuccess;
+    if (!is_of_machine(r, to)) return cudaErrorInvalidValue;
+    return r.submit(stream, [&machine = r.machine, target = address_of(to), value, bytes](int on) {
+      machine.fill(on, target, value, bytes);
+    });
+  });
+}
+
+CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned) {
+  return static_cast<CUresult>(api("cuStreamWriteValue32", [&](Runtime& r) {
+    if (r.machine.region_at(address) == nullptr || address % 4 != 0) return cudaErrorInvalidValue;
+    return r.submit(stream, [&machine = r.machine, address, value](int on) {
+      machine.enqueue_task(on, "writes a value", [address, value](Agent& agent) {
+        reaches_value(agent, address);
+        Region& region = *agent.machine.region_at(address);
+        const uint64_t offset = address & (window_start(1) - 1);
+        agent.note_write(region, offset, 4, Access{Order::kRelease, Scope::kSystem}, -1);
+        std::memcpy(region.bytes.data() + offset, &value, 4);
+        agent.machine.note_change();
+        return true;
+      });
+    });
+  }));
+}
+
+CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value,
+                             unsigned flags) {
+  return static_cast<CUresult>(api("cuStreamWaitValue32", [&](Runtime& r) {
+    if (r.machine.region_at(address) == nullptr || address % 4 != 0) return cudaErrorInvalidValue;
+    return r.submit(stream, [&machine = r.machine, address, value, flags](int on) {
+      machine.enqueue_task(on, "waits for a value", [address, value, flags](Agent& agent) {
+        reaches_value(agent, address);
+        Region& region = *agent.machine.region_at(address);
+        const uint64_t offset = address & (window_start(1) - 1);
+        uint32_t seen = 0;
+        std::memcpy(&seen, region.bytes.data() + offset, 4);
+        const bool reached = flags == CU_STREAM_WAIT_VALUE_EQ ? seen == value
+                             : flags == CU_STREAM_WAIT_VALUE_AND
+                                 ? (seen & value) != 0
+                                 : static_cast<int32_t>(seen - value) >= 0;
+        if (!reached) return false;
+        agent.note_read(region, offset, 4, Access{Order::kAcquire, Scope::kSystem}, -1);
+        return true;
+      });
+    });
+  }));
+}
+
+}  // extern "C"

@@ -1,0 +1,90 @@
+#include "gpu_machine/runtime/fat_binary.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+
+namespace axonn::gpu_machine {
+namespace {
+
+// The header of all images, and what stands in front of each.
+struct Header {
+  uint32_t magic;
+  uint16_t version, header_bytes;
+  uint64_t image_bytes;
+};
+struct Image {
+  uint16_t kind, version;
+  uint32_t header_bytes;
+  uint64_t bytes;
+};
+constexpr uint32_t kMagic = 0xBA55ED50;
+constexpr uint16_t kPtx = 1;
+
+// What nvcc's code passes for registration.
+struct Wrapper {
+  uint32_t magic, version;
+  const void* data;
+  const void* unused;
+};
+
+Registered& registry() {
+  static Registered all;
+  return all;
+}
+
+template <typename T>
+T read(const char* from) {
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+}  // namespace
+
+const Registered& registered() { return registry(); }
+
+std::string_view ptx_of(const void* fat_binary) {
+  const auto* at = static_cast<const char*>(fat_binary);
+  const auto header = read<Header>(at);
+  if (header.magic != kMagic) throw std::runtime_error("this is no fat binary");
+  at += header.header_bytes;
+  for (const char* end = at + header.image_bytes; at < end;) {
+    const auto image = read<Image>(at);
+    if (image.kind == kPtx) {
+      const std::string_view text(at + image.header_bytes, image.bytes);
+      if (text.find(".version") == text.npos) {
+        throw std::runtime_error("the PTX is compressed; build with nvcc --no-compress");
+      }
+      return text.substr(0, text.find('\0'));
+    }
+    at += image.header_bytes + image.bytes;
+  }
+  throw std::runtime_error("the fat binary has no PTX; build with code=compute_90");
+}
+
+}  // namespace axonn::gpu_machine
+
+using axonn::gpu_machine::ptx_of;
+
+extern "C" {
+
+// A handle is the module's number and one, in place of an address.
+void** __cudaRegisterFatBinary(void* wrapper) {
+  auto& all = axonn::gpu_machine::registry();
+  all.modules.push_back(ptx_of(static_cast<axonn::gpu_machine::Wrapper*>(wrapper)->data));
+  return reinterpret_cast<void**>(all.modules.size());
+}
+void __cudaRegisterFatBinaryEnd(void**) {}
+void __cudaUnregisterFatBinary(void**) {}
+
+void __cudaRegisterFunction(void** module, const char* host, char*, const char* name, int, uint3*,
+                            uint3*, dim3*, dim3*, int*) {
+  axonn::gpu_machine::registry().functions[host] = {reinterpret_cast<size_t>(module) - 1, name};
+}
+
+void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
+
+}  // extern "C"

@@ -1,0 +1,236 @@
+// The host code of fused calls, on ranks that run against each other.
+#include "core/cuda/fused/fused_calls.h"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+
+#include "gpu_machine/runtime/virtual_ranks.h"
+
+namespace axonn::gpu_machine {
+namespace {
+
+using kernels::cuda::SpinFailure;
+using testing::CudaError;
+using testing::DeviceGuard;
+using testing::DeviceMatrix;
+using testing::Matrix;
+using testing::VirtualRanks;
+
+RuntimeOptions with_seed(uint64_t seed, int devices) {
+  RuntimeOptions options;
+  options.machine.seed = seed;
+  options.devices = devices;
+  return options;
+}
+
+// Operands of the ranks, and what a gather of the a's rows and a sum must give.
+struct Operands {
+  Operands(VirtualRanks& of_ranks, int64_t rows, int64_t with_k, int64_t with_n,
+           std::mt19937_64& random)
+      : ranks(of_ranks), m(rows), k(with_k), n(with_n), whole(Matrix::random(m, k, random)) {
+    const int64_t size = ranks.size();
+    for (int r = 0; r < ranks.size(); ++r) {
+      const DeviceGuard guard(r);
+      const comm::Range own = comm::part_of(m, size, r);
+      shards.emplace_back(whole.row_range(own.begin, own.end));
+      const Matrix b = Matrix::random(k, n, random), a = Matrix::random(m, k, random);
+      bs.emplace_back(b);
+      as.emplace_back(a);
+      gathered.push_back(whole * b);
+      sum = sum ? *sum + a * b : a * b;
+    }
+  }
+
+  std::vector<DeviceMatrix> outputs(int64_t rows) const {
+    std::vector<DeviceMatrix> made;
+    for (int r = 0; r < ranks.size(); ++r) {
+      const DeviceGuard guard(r);
+      made.emplace_back(rows, n);
+    }
+    return made;
+  }
+
+  VirtualRanks& ranks;
+  int64_t m, k, n;
+  Matrix whole;
+  std::vector<DeviceMatrix> shards, as, bs;
+  std::vector<Matrix> gathered;
+  std::optional<Matrix> sum;
+};
+
+struct Shape {
+  int ranks;
+  int64_t m, k, n;
+};
+
+class EachShape : public ::testing::TestWithParam<Shape> {};
+
+// The kinds of calls follow each other in a random order, which is the same on all ranks, on a
+// random stream of each rank. The epochs begin at 0 or shortly before they wrap.
+TEST_P(EachShape, CallsGiveWhatTheCpuComputes) {
+  const Shape shape = GetParam();
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    SCOPED_TRACE(seed);
+    Runtime runtime(with_seed(seed, shape.ranks));
+    std::mt19937_64 random(seed);
+    VirtualRanks ranks(shape.ranks, seed % 2 == 0 ? 0 : 0xFFFFFFFEu);
+    const Operands with(ranks, shape.m, shape.k, shape.n, random);
+    std::vector<std::vector<DeviceMatrix>> results;
+    std::vector<uint64_t> kinds;
+    for (int call = 0; call < 4; ++call) {
+      kinds.push_back(random() % 3);  // a gather, a reduce-scatter, an all-reduce
+      results.push_back(with.outputs(kinds.back() == 1 ? shape.m / shape.ranks : shape.m));
+      for (int r = 0; r < shape.ranks; ++r) {
+        const auto rank = static_cast<size_t>(r);
+        cudaStream_t stream = random() % 2 == 0 ? ranks[r].compute.get() : ranks[r].other.get();
+        const DeviceMatrix& output = results.back()[rank];
+        if (kinds.back() == 0) {
+          ranks.gather(r, with.shards[rank], with.bs[rank], output, shape.m, shape.k, shape.n,
+                       stream);
+        } else {
+          ranks.sum(r, with.as[rank], with.bs[rank], output, shape.m, shape.k, shape.n,
+                    kinds.back() == 2, stream);
+        }
+        if (random() % 4 == 0) runtime.give_turns(static_cast<int>(random() % 3000));
+      }
+    }
+    testing::synchronize_all(shape.ranks);
+    for (size_t call = 0; call < kinds.size(); ++call) {
+      for (int r = 0; r < shape.ranks; ++r) {
+        const auto rank = static_cast<size_t>(r);
+        const int64_t rows = shape.m / shape.ranks;
+        const Matrix want = kinds[call] == 0   ? with.gathered[rank]
+                            : kinds[call] == 2 ? *with.sum
+                                               : with.sum->row_range(r * rows, (r + 1) * rows);
+        EXPECT_EQ(results[call][rank].read(), want) << "call " << call << ", rank " << r;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Calls, EachShape,
+                         ::testing::Values(Shape{1, 6, 8, 8}, Shape{2, 8, 8, 16},
+                                           Shape{2, 1024, 8, 8}, Shape{3, 9, 16, 8},
+                                           Shape{4, 12, 8, 24}));
+
+// The first rank has all its calls enqueued and runs for long before the second one comes.
+TEST(FusedCalls, ALateRankIsWaitedFor) {
+  for (uint64_t seed = 0; seed < 5; ++seed) {
+    SCOPED_TRACE(seed);
+    Runtime runtime(with_seed(seed, 2));
+    std::mt19937_64 random(seed);
+    VirtualRanks ranks(2);
+    const Operands with(ranks, 8, 8, 8, random);
+    const auto gathered = with.outputs(8), summed = with.outputs(8);
+    for (int r = 0; r < 2; ++r) {
+      const auto rank = static_cast<size_t>(r);
+      cudaStream_t stream = ranks[r].compute.get();
+      for (int i = 0; i < 2; ++i) {
+        ranks.gather(r, with.shards[rank], with.bs[rank], gathered[rank], 8, 8, 8, stream);
+        ranks.sum(r, with.as[rank], with.bs[rank], summed[rank], 8, 8, 8, true, stream);
+      }
+      runtime.give_turns(20'000);
+      EXPECT_EQ(cudaStreamQuery(stream), r == 0 ? cudaErrorNotReady : cudaSuccess);
+    }
+    testing::synchronize_all(2);
+    for (size_t rank = 0; rank < 2; ++rank) {
+      EXPECT_EQ(gathered[rank].read(), with.gathered[rank]);
+      EXPECT_EQ(summed[rank].read(), *with.sum);
+    }
+  }
+}
+
+TEST(FusedCalls, ARankThatNeverComesIsNamed) {
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    Runtime runtime(with_seed(seed, 2));
+    std::mt19937_64 random(seed);
+    VirtualRanks ranks(2, 7, 1e-4);
+    const Operands with(ranks, 8, 8, 8, random);
+    const auto outputs = with.outputs(8);
+    EXPECT_THROW(
+        {
+          ranks.gather(1, with.shards[1], with.bs[1], outputs[1], 8, 8, 8, ranks[1].compute.get());
+          testing::synchronize_all(2);
+        },
+        CudaError);
+    ASSERT_TRUE(runtime.failure());
+    EXPECT_EQ(static_cast<int>(runtime.failure()->kind()),
+              static_cast<int>(MachineError::Kind::kTrap))
+        << runtime.failure()->what();
+    const SpinFailure& failure = ranks[1].pinned.failure();
+    EXPECT_EQ(failure.state, SpinFailure::kWritten);
+    EXPECT_EQ(failure.rank, 1);
+    EXPECT_EQ(failure.peer, 0);
+    EXPECT_EQ(failure.expected, 8u);
+    EXPECT_EQ(failure.seen, 7u);
+  }
+}
+
+// Whatever call of CUDA fails on one rank, the rank raises an error, and what it enqueued before is
+// joined: a later copy into the shard does not race with the delivery.
+TEST(FusedCalls, ACallThatIsCutShortIsJoined) {
+  int raised = 0;
+  for (const std::string function :
+       {"cudaLaunchKernel", "cudaMemcpyAsync", "cudaEventRecord", "cudaStreamWaitEvent"}) {
+    for (int skipped = 0; skipped < 6; ++skipped) {
+      SCOPED_TRACE(function + ", " + std::to_string(skipped));
+      Runtime runtime(with_seed(static_cast<uint64_t>(skipped), 2));
+      std::mt19937_64 random(1);
+      VirtualRanks ranks(2, 0, 1e-4);
+      const Operands with(ranks, 8, 8, 8, random);
+      const auto outputs = with.outputs(8);
+      testing::synchronize_all(2);
+      cudaStream_t stream = ranks[0].compute.get();
+      runtime.fail(function, cudaErrorMemoryAllocation, skipped);
+      bool failed = false;
+      try {
+        ranks.gather(0, with.shards[0], with.bs[0], outputs[0], 8, 8, 8, stream);
+      } catch (const CudaError& error) {
+        failed = true;
+        EXPECT_EQ(error.status, cudaErrorMemoryAllocation) << error.what();
+      }
+      if (!failed) continue;
+      ++raised;
+      // The failure that is left is that of the peer, whose wait ends.
+      const DeviceGuard guard(0);
+      (void)cudaMemsetAsync(with.shards[0].data(), 0, 8, stream);
+      (void)cudaStreamSynchronize(stream);
+      if (runtime.failure()) {
+        EXPECT_NE(static_cast<int>(runtime.failure()->kind()),
+                  static_cast<int>(MachineError::Kind::kRace))
+            << runtime.failure()->what();
+      }
+    }
+  }
+  EXPECT_GT(raised, 8);
+}
+
+// The GEMM of one rank cannot be launched. The rank has pushed its rows and says that its call has
+// ended, so its peer's call is right, and so are the next calls of both, on other streams.
+TEST(FusedCalls, TheCallsAfterOneThatIsCutShortAreRight) {
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    SCOPED_TRACE(seed);
+    Runtime runtime(with_seed(seed, 2));
+    std::mt19937_64 random(seed);
+    VirtualRanks ranks(2);
+    const Operands with(ranks, 8, 8, 8, random);
+    const auto first = with.outputs(8), second = with.outputs(8);
+    const auto gather = [&](int r, const DeviceMatrix& output, cudaStream_t stream) {
+      const auto rank = static_cast<size_t>(r);
+      ranks.gather(r, with.shards[rank], with.bs[rank], output, 8, 8, 8, stream);
+    };
+    runtime.fail("cudaLaunchKernel", cudaErrorMemoryAllocation, 1);
+    EXPECT_THROW(gather(0, first[0], ranks[0].compute.get()), CudaError);
+    gather(1, first[1], ranks[1].compute.get());
+    for (int r = 0; r < 2; ++r) {
+      gather(r, second[static_cast<size_t>(r)], ranks[r].other.get());
+    }
+    testing::synchronize_all(2);
+    EXPECT_EQ(first[1].read(), with.gathered[1]);
+    for (size_t rank = 0; rank < 2; ++rank) EXPECT_EQ(second[rank].read(), with.gathered[rank]);
+  }
+}
+
+}  // namespace
+}  // namespace axonn::gpu_machine

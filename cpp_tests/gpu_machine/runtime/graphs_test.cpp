@@ -1,0 +1,202 @@
+// Fused calls in CUDA graphs: replays, beside other calls and beside each other.
+#include <gtest/gtest.h>
+
+#include "gpu_machine/runtime/virtual_ranks.h"
+
+namespace axonn::gpu_machine {
+namespace {
+
+using kernels::cuda::SpinFailure;
+using testing::CudaError;
+using testing::DeviceGuard;
+using testing::DeviceMatrix;
+using testing::Matrix;
+using testing::VirtualRanks;
+
+constexpr int kRanks = 2;
+constexpr int64_t kM = 8, kK = 8, kN = 8;
+
+// A gather of every rank, captured into a graph, and one that is not.
+class Gathers {
+ public:
+  Gathers(const RuntimeOptions& options, double timeout_seconds = 1)
+      : runtime_(options), random_(options.machine.seed), ranks_(kRanks, 0, timeout_seconds) {
+    const Matrix whole = Matrix::random(kM, kK, random_);
+    for (int r = 0; r < kRanks; ++r) {
+      const DeviceGuard guard(r);
+      const comm::Range own = comm::part_of(kM, kRanks, r);
+      shards_.emplace_back(whole.row_range(own.begin, own.end));
+      const Matrix b = Matrix::random(kK, kN, random_);
+      bs_.emplace_back(b);
+      wants_.push_back(whole * b);
+      eager_.emplace_back(kM, kN);
+      replayed_.emplace_back(kM, kN);
+    }
+    // A workspace must have been used once before a capture.
+    for (int r = 0; r < kRanks; ++r) call(r, eager_, ranks_[r].compute.get());
+    testing::synchronize_all(kRanks);
+    for (int r = 0; r < kRanks; ++r) capture(r);
+  }
+  ~Gathers() {
+    for (cudaGraphExec_t graph : graphs_) (void)cudaGraphExecDestroy(graph);
+  }
+
+  void replay(int r, cudaStream_t stream) {
+    AXONN_CUDA_CHECK(cudaGraphLaunch(graphs_[static_cast<size_t>(r)], stream));
+  }
+  void call_outside(int r, cudaStream_t stream) { call(r, eager_, stream); }
+  void capture_again(int r) { capture(r); }
+
+  void expect_results() {
+    testing::synchronize_all(kRanks);
+    for (size_t r = 0; r < kRanks; ++r) {
+      EXPECT_EQ(eager_[r].read(), wants_[r]);
+      EXPECT_EQ(replayed_[r].read(), wants_[r]);
+    }
+  }
+
+  Runtime& runtime() { return runtime_; }
+  VirtualRanks& ranks() { return ranks_; }
+  uint64_t draw() { return random_(); }
+
+ private:
+  void call(int r, const std::vector<DeviceMatrix>& outputs, cudaStream_t stream) {
+    const auto rank = static_cast<size_t>(r);
+    ranks_.gather(r, shards_[rank], bs_[rank], outputs[rank], kM, kK, kN, stream);
+  }
+
+  // Of two gathers, the second one on another stream.
+  void capture(int r) {
+    const DeviceGuard guard(r);
+    cudaStream_t stream = ranks_[r].compute.get(), other = ranks_[r].other.get();
+    axonn::cuda::Event forked, joined;
+    AXONN_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    forked.record(stream);
+    forked.block(other);
+    call(r, replayed_, stream);
+    call(r, replayed_, other);
+    joined.record(other);
+    joined.block(stream);
+    cudaGraph_t graph = nullptr;
+    AXONN_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+    AXONN_CUDA_CHECK(cudaGraphInstantiate(&graphs_.emplace_back(), graph, 0));
+    AXONN_CUDA_CHECK(cudaGraphDestroy(graph));
+  }
+
+  Runtime runtime_;
+  std::mt19937_64 random_;
+  VirtualRanks ranks_;
+  std::vector<DeviceMatrix> shards_, bs_, eager_, replayed_;
+  std::vector<Matrix> wants_;
+  std::vector<cudaGraphExec_t> graphs_;
+};
+
+RuntimeOptions with_seed(uint64_t seed, Branches branches = Branches::kSideBySide) {
+  RuntimeOptions options;
+  options.machine.seed = seed;
+  options.devices = kRanks;
+  options.branches = branches;
+  return options;
+}
+
+// Replays and other calls follow each other in any order, the same on all ranks, each on one of two
+// streams that nothing else orders. They share workspace, flags and epoch.
+TEST(GraphsOfFusedCalls, ReplaysComeBetweenOtherCalls) {
+  for (uint64_t seed = 0; seed < 12; ++seed) {
+    SCOPED_TRACE(seed);
+    Gathers gathers(with_seed(seed));
+    for (int step = 0; step < 5; ++step) {
+      const bool is_replay = step == 0 || gathers.draw() % 2 == 0;
+      for (int r = 0; r < kRanks; ++r) {
+        const DeviceGuard guard(r);
+        auto& rank = gathers.ranks()[r];
+        cudaStream_t stream = gathers.draw() % 2 == 0 ? rank.compute.get() : rank.other.get();
+        is_replay ? gathers.replay(r, stream) : gathers.call_outside(r, stream);
+        if (gathers.draw() % 4 == 0) {
+          gathers.runtime().give_turns(static_cast<int>(gathers.draw() % 3000));
+        }
+      }
+    }
+    gathers.expect_results();
+  }
+}
+
+// The host that waits for all calls also waits for those of replays.
+TEST(GraphsOfFusedCalls, TheHostWaitsForReplays) {
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    SCOPED_TRACE(seed);
+    Gathers gathers(with_seed(seed));
+    for (int r = 0; r < kRanks; ++r) {
+      const DeviceGuard guard(r);
+      gathers.replay(r, gathers.ranks()[r].compute.get());
+    }
+    gathers.ranks()[0].order.synchronize();
+    EXPECT_EQ(cudaStreamQuery(gathers.ranks()[0].copies.behind(nullptr).copy), cudaSuccess);
+    // The graph's last call has counted its epoch: three calls in all.
+    EXPECT_EQ(*gathers.ranks()[0].pinned.epoch_to_push(), 3u);
+    gathers.expect_results();
+  }
+}
+
+// A gather needs the GEMM and the pushes of its peers to run side by side. CUDA does not promise
+// that of a graph's branches: one after the other, the ranks wait for each other until the budget
+// ends, unless by chance all pushes come first.
+TEST(GraphsOfFusedCalls, BranchesThatRunOneAfterTheOtherEndInTime) {
+  int failed = 0, went_well = 0;
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    SCOPED_TRACE(seed);
+    Gathers gathers(with_seed(seed, Branches::kOneAfterTheOther), 1e-4);
+    try {
+      for (int r = 0; r < kRanks; ++r) {
+        const DeviceGuard guard(r);
+        gathers.replay(r, gathers.ranks()[r].compute.get());
+      }
+      gathers.expect_results();
+      ++went_well;
+    } catch (const CudaError&) {
+      ASSERT_TRUE(gathers.runtime().failure());
+      const MachineError& error = *gathers.runtime().failure();
+      EXPECT_EQ(static_cast<int>(error.kind()), static_cast<int>(MachineError::Kind::kTrap))
+          << error.what();
+      const bool is_named = gathers.ranks()[0].pinned.failure().state == SpinFailure::kWritten ||
+                            gathers.ranks()[1].pinned.failure().state == SpinFailure::kWritten;
+      EXPECT_TRUE(is_named);
+      ++failed;
+    }
+  }
+  EXPECT_GT(failed, 0);
+}
+
+// A memory that a graph has captured goes on with its own epochs, also while the workspace has
+// another one by now.
+TEST(PinnedState, EachMemoryHasAWordOfItsOwn) {
+  Runtime runtime(with_seed(0));
+  const kernels::cuda::PinnedState pinned;
+  for (int i = 0; i < kernels::cuda::PinnedState::kMostMemories; ++i) {
+    EXPECT_EQ(*pinned.epoch_to_push(i), 0u);
+    *pinned.epoch_to_push(i) = static_cast<uint32_t>(i + 1);
+    for (int before = 0; before < i; ++before) {
+      EXPECT_EQ(*pinned.epoch_to_push(before), static_cast<uint32_t>(before + 1));
+    }
+  }
+  EXPECT_EQ(pinned.failure().state, SpinFailure::kNone);
+}
+
+// Its stream is one that nobody else has.
+TEST(CopyLane, HasAStreamOfItsOwnThatEndsWithIt) {
+  Runtime runtime(with_seed(0));
+  {
+    const kernels::cuda::CopyLane first, second;
+    cudaStream_t mine = first.behind(nullptr).copy;
+    EXPECT_NE(mine, second.behind(nullptr).copy);
+    int least = 0, greatest = 0, priority = 0;
+    AXONN_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    AXONN_CUDA_CHECK(cudaStreamGetPriority(mine, &priority));
+    EXPECT_EQ(priority, greatest);
+    EXPECT_EQ(runtime.streams.size(), 2u);
+  }
+  EXPECT_TRUE(runtime.streams.empty());
+}
+
+}  // namespace
+}  // namespace axonn::gpu_machine

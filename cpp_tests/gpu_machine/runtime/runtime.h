@@ -1,0 +1,179 @@
+// A CUDA runtime in place of libcudart. Programs that are linked with it run their kernels' PTX on
+// the machine; their host code is the real one. The functions of CUDA's headers are in api_*.cpp.
+//
+// The host goes on while the machine runs: each call gives the machine a number of turns that the
+// adversary draws, and calls that wait give it as many as it takes. One thread may call.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "gpu_machine/machine.h"
+#include "gpu_machine/runtime/driver_api.h"
+
+namespace axonn::gpu_machine {
+
+// A point in a stream's work, which others wait for.
+struct Signal {
+  bool is_done = false;
+  Clock clock;  // of what came before it
+};
+using SignalPtr = std::shared_ptr<Signal>;
+
+struct Graph;
+
+// What one node of a graph enqueues on a stream of the machine.
+struct Node {
+  enum class Kind { kWork, kRecord, kWait };  // the latter two are those of external events
+  Kind kind = Kind::kWork;
+  int device = 0;
+  std::vector<size_t> after;                // nodes, all of which were added before
+  std::function<void(int stream)> enqueue;  // of kWork
+  cudaEvent_t event = nullptr;
+};
+
+// A capture that is under way or over.
+struct Capture {
+  uint64_t id = 0;
+  cudaStream_t origin = nullptr;
+  cudaStreamCaptureMode mode{};
+  bool is_active = true, is_broken = false;
+  std::vector<Node> nodes;
+};
+using CapturePtr = std::shared_ptr<Capture>;
+
+// How the branches of graphs run. CUDA promises neither.
+enum class Branches { kSideBySide, kOneAfterTheOther };
+
+struct RuntimeOptions {
+  Options machine{};
+  int devices = 2;
+  uint32_t most_turns = 64;  // of the machine in a call that does not wait
+  Branches branches = Branches::kSideBySide;
+};
+
+// One process's runtime. It is the one that CUDA's functions use as long as it lives, for these are
+// functions of C and have no other way to it; there is one at a time.
+class Runtime {
+ public:
+  explicit Runtime(const RuntimeOptions& options = {});
+  ~Runtime();
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+  static Runtime& current();
+
+  // Makes the call of this function that comes after `skipped` more do nothing but return an error.
+  void fail(const std::string& function, cudaError_t error, int skipped = 0);
+  // Gives programs a function of the driver, which they ask for by name, in place of the machine's.
+  void offer_entry_point(const std::string& name, void* function) {
+    entry_points_[name] = function;
+  }
+  void* entry_point(const std::string& name) const {
+    const auto found = entry_points_.find(name);
+    return found == entry_points_.end() ? nullptr : found->second;
+  }
+  // What ended the machine; afterwards every call fails, as after an error of a kernel on a GPU.
+  const std::optional<MachineError>& failure() const { return failure_; }
+  int calls_of(const std::string& function) const;
+  // Lets the machine run while the host does something else.
+  void give_turns(int count);
+
+  Machine machine;
+  const RuntimeOptions options;
+
+  // --- For the functions of CUDA ---
+
+  // Begins a call. An error is what the call must return at once.
+  cudaError_t enter(const char* function);
+  // Ends a call: remembers its error for cudaGetLastError.
+  cudaError_t leave(cudaError_t status);
+  cudaError_t take_last_error(bool forget);
+
+  // The stream of the machine behind a handle, which is null for a device's default stream.
+  cudaStream_t resolve(cudaStream_t stream);
+  // Enqueues work on a stream, or adds it to the graph that captures the stream.
+  cudaError_t submit(cudaStream_t stream, std::function<void(int stream)> enqueue);
+  // Runs the machine until all of a stream is over, and notes what the host then knows.
+  cudaError_t wait_for_stream(cudaStream_t stream);
+  cudaError_t wait_for_signal(const Signal& signal);
+  cudaError_t wait_for_device(int device);
+
+  // Enqueues a signal after what a stream of the machine has been given so far.
+  SignalPtr signal_on(int stream);
+  void wait_on(int stream, const SignalPtr& signal, const std::string& what);
+
+  // Whether something forbids what no capture allows, such as to wait; the capture is then broken.
+  cudaError_t refuse_in_capture(cudaStream_t stream);
+  cudaError_t refuse_in_global_capture();
+
+  // Finds the PTX kernel of a host function, and loads its module. Null if there is none.
+  std::shared_ptr<const Program> kernel_of(const void* host_function);
+  // CUDA loads a kernel when it is first launched or asked for, and may wait for all that runs.
+  cudaError_t load_on_device(const void* host_function, bool is_launch);
+  std::map<const void*, int>& shared_limits() { return shared_limits_; }
+
+  int device = 0;  // the current one
+  uint64_t next_capture = 1;
+  std::set<cudaStream_t> streams;       // all but the default ones
+  std::set<CapturePtr> captures;        // that are under way
+  std::set<std::pair<int, int>> peers;  // devices that may reach others
+
+ private:
+  friend class Turns;
+  bool run_once();
+  void order_with_default_stream(cudaStream_t stream);
+
+  std::vector<std::unique_ptr<CUstream_st>> default_streams_;
+  std::mt19937_64 random_;
+  cudaError_t last_error_ = cudaSuccess;
+  std::optional<MachineError> failure_;
+  struct Injected {
+    cudaError_t error;
+    int skipped;
+  };
+  std::map<std::string, Injected> injected_;
+  std::map<std::string, int> calls_;
+  std::map<std::string, void*> entry_points_ = driver_functions();
+  std::set<size_t> loaded_modules_;
+  std::set<std::pair<const void*, int>> loaded_functions_;  // and devices
+  std::map<const void*, int> shared_limits_;                // dynamic shared memory, by function
+};
+
+}  // namespace axonn::gpu_machine
+
+// What CUDA's headers only declare.
+struct CUstream_st {
+  int device = 0;
+  int stream = 0;  // of the machine
+  unsigned flags = 0;
+  int priority = 0;
+  bool is_default = false;
+  axonn::gpu_machine::CapturePtr capture;  // null unless it is captured
+  std::vector<size_t> tips;                // the nodes that the next one comes after
+};
+
+struct CUevent_st {
+  unsigned flags = 0;
+  int device = 0;
+  axonn::gpu_machine::SignalPtr last;  // null if it was never recorded outside a capture
+  axonn::gpu_machine::CapturePtr capture;
+  std::vector<size_t> tips;  // where it was recorded in the capture
+};
+
+struct CUgraph_st {
+  std::vector<axonn::gpu_machine::Node> nodes;
+};
+
+struct CUgraphExec_st {
+  std::vector<axonn::gpu_machine::Node> nodes;
+  std::vector<int> streams;                // of the machine, one for each node
+  axonn::gpu_machine::SignalPtr replayed;  // the replay before
+};

@@ -1,0 +1,57 @@
+// Orders all fused calls of a device one after the other, whatever their groups and streams: each
+// fills the device with a grid that waits for peers, and two such grids would keep each other's
+// peers from running. Calls that a CUDA graph captures take part in this whenever it is replayed.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <optional>
+
+#include "core/cuda/stream.h"
+
+namespace axonn::kernels::cuda {
+
+class CallOrder {
+ public:
+  // It is made on the current device.
+  CallOrder() = default;
+
+  // The time from the first to the last thing that a call enqueues on its stream. It also ends if
+  // an exception cuts the call short, because the next call must come after what was enqueued.
+  class Turn {
+   public:
+    Turn(CallOrder& order, cudaStream_t stream);
+    ~Turn();
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+    bool is_captured() const { return capture_.has_value(); }
+    void end();
+
+   private:
+    cudaError_t record_end();
+
+    CallOrder& order_;
+    cudaStream_t stream_;
+    std::optional<unsigned long long> capture_;  // its id, if a graph captures the stream
+    bool ended_ = false;
+  };
+
+  // Blocks the host until all calls have ended, those of replays included.
+  void synchronize() const { AXONN_CUDA_CHECK(cudaEventSynchronize(ended_.get())); }
+
+ private:
+  struct Captured {
+    unsigned long long capture;
+    cudaStream_t stream;
+  };
+
+  // Recorded behind each call, and by each replay behind its last call.
+  axonn::cuda::Event ended_;
+  std::optional<cudaStream_t> last_;  // the stream of the last call that no graph captured
+  // Recorded behind each captured call, for calls on other streams of the same capture.
+  axonn::cuda::Event captured_ended_;
+  std::optional<Captured> last_captured_;
+};
+
+}  // namespace axonn::kernels::cuda

@@ -1,0 +1,74 @@
+// What a rank holds on its device for fused calls, besides the workspaces.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "core/cuda/check.h"
+#include "core/cuda/fused/fused_calls.h"
+#include "core/cuda/stream.h"
+#include "core/symmetric/epoch_flag.h"
+
+namespace axonn::kernels::cuda {
+
+// Behind the flags of a pad lies what only this rank uses, each part on cache lines of its own: the
+// epoch, the counters, and room for a failure.
+inline constexpr int64_t kStateBytes = 1024;
+
+// Sets the pad of peers.rank, which is zeros at first, and the pointers to what lies in it.
+inline void set_own_pad(Peers& peers, void* pad) {
+  auto* state = static_cast<char*>(pad) + kPadBytes;
+  peers.pads[peers.rank] = pad;
+  peers.epoch = reinterpret_cast<uint32_t*>(state);
+  peers.counters = reinterpret_cast<uint32_t*>(state + kStateBytes / 2);
+}
+
+// A rank's pinned host memory. A kernel that waits in vain writes there for whom it waits; and it
+// holds the epochs that the copy engine pushes.
+class PinnedState {
+ public:
+  // How often a workspace can grow: it doubles each time, and begins with a page of 2 MiB.
+  static constexpr int kMostMemories = 43;
+
+  PinnedState() {
+    AXONN_CUDA_CHECK(
+        cudaHostAlloc(reinterpret_cast<void**>(&state_), sizeof(State), cudaHostAllocPortable));
+    *state_ = {};
+  }
+  ~PinnedState() { (void)cudaFreeHost(state_); }
+  PinnedState(const PinnedState&) = delete;
+  PinnedState& operator=(const PinnedState&) = delete;
+
+  SpinFailure& failure() const { return state_->failure; }
+  // Each memory that a workspace has had counts epochs of its own, since graphs that have captured
+  // an old memory go on with it.
+  uint32_t* epoch_to_push(int memory = 0) const { return &state_->epochs[memory].value; }
+
+ private:
+  struct alignas(comm::kFlagAlignment) Epoch {
+    uint32_t value;
+  };
+  struct State {
+    SpinFailure failure;
+    Epoch epochs[kMostMemories];
+  };
+  State* state_ = nullptr;
+};
+
+// The stream on which a rank's shard is pushed to its peers, and the events that order it. The
+// stream is nobody else's: what it shared a stream with might wait for kernels that wait for the
+// pushes.
+class CopyLane {
+ public:
+  // It is made on the current device.
+  CopyLane() = default;
+
+  CallStreams behind(cudaStream_t compute) const {
+    return {compute, stream_.get(), begun_.get(), delivered_.get()};
+  }
+
+ private:
+  axonn::cuda::HighPriorityStream stream_;
+  axonn::cuda::Event begun_, delivered_;
+};
+
+}  // namespace axonn::kernels::cuda
