@@ -7,8 +7,14 @@
 namespace axonn::gpu_machine {
 
 Clock Agent::snapshot() {
-  Clock result = clock;
-  result.actors[actor.id] = time_++;
+  clock.see(actor.id, time_++);
+  return clock;
+}
+
+Clock Agent::released_by_fence(Scope scope) const {
+  Clock result;
+  if (fence_scope_ >= scope) result = fence_clock_;
+  if (init_fence_ != 0) result.see_fenced(actor.id, init_fence_, ProxyFence::kBarrierInit);
   return result;
 }
 
@@ -17,28 +23,57 @@ bool Agent::is_ordered(const Mark& mark) const {
   return clock.has_seen(mark.actor, machine.actor(mark.actor).launch, mark.time);
 }
 
+// Whether a write that is ordered before is seen by this agent's proxy, too. What the async proxy
+// wrote is seen by all, since the completion of an asynchronous operation is a proxy fence.
+bool Agent::is_fenced(const Mark& write, const Region& region) const {
+  if (proxy == Proxy::kGeneric || static_cast<Proxy>(write.proxy) == proxy) return true;
+  if (write.actor == 0 || !machine.is_of_this_run(write.actor)) return true;
+  const ProxyFence fence = proxy == Proxy::kTensormap ? ProxyFence::kTensormap
+                           : region.is_shared         ? ProxyFence::kAsyncShared
+                                                      : ProxyFence::kAsyncGlobal;
+  return clock.has_seen_fenced(write.actor, machine.actor(write.actor).launch, write.time, fence);
+}
+
 void Agent::check_race(const Mark& mark, Access access, const Region& region, uint64_t offset,
-                       int lane, const char* accesses) const {
-  if (is_ordered(mark)) return;
+                       int lane, Pair accesses) const {
+  if (is_ordered(mark)) {
+    if (accesses == Pair::kWriteAfterRead || is_fenced(mark, region)) return;
+    fail_race(mark, region, offset, lane, accesses, true);
+  }
   const Actor& other = machine.actor(mark.actor);
   const bool both_strong =
       reaches(static_cast<Scope>(mark.scope), other, actor) && reaches(access.scope, actor, other);
-  if (both_strong) return;
+  if (!both_strong) fail_race(mark, region, offset, lane, accesses, false);
+}
+
+void Agent::fail_race(const Mark& mark, const Region& region, uint64_t offset, int lane,
+                      Pair accesses, bool only_proxy) const {
+  const Actor& other = machine.actor(mark.actor);
   const std::string cta = other.cta < 0
                               ? "a copy"
-                              : "warp " + std::to_string(other.warp) + " of " +
-                                    (other.cta == actor.cta ? "the same CTA" : "another CTA");
+                              : (other.is_async ? "an asynchronous operation of warp " : "warp ") +
+                                    std::to_string(other.warp) + " of " +
+                                    (other.cta == actor.cta           ? "the same CTA"
+                                     : other.cluster == actor.cluster ? "another CTA of its cluster"
+                                                                      : "another CTA");
+  const char* pair = accesses == Pair::kReadAfterWrite    ? "read after the write"
+                     : accesses == Pair::kWriteAfterWrite ? "write after the write"
+                                                          : "write after the read";
+  const std::string cause = !only_proxy                  ? "race: nothing orders"
+                            : proxy == Proxy::kTensormap ? "race: no fence.proxy.tensormap orders"
+                                                         : "race: no fence.proxy.async orders";
   fail(MachineError::Kind::kRace,
-       std::string("race: nothing orders this ") + accesses + " by " + cta + " of rank " +
-           std::to_string(other.device) + ", at " + region.name + " + " + std::to_string(offset),
+       cause + " this " + pair + " by " + cta + " of rank " + std::to_string(other.device) +
+           ", at " + region.name + " + " + std::to_string(offset),
        lane);
 }
 
 Mark Agent::own_mark(Access access) const {
   Mark mark;
   mark.actor = actor.id;
-  mark.time = time_ & 0x1FFFFFFFu;
+  mark.time = time_ & 0x7FFFFFFu;
   mark.scope = static_cast<uint32_t>(access.scope) & 7u;
+  mark.proxy = static_cast<uint32_t>(proxy) & 3u;
   return mark;
 }
 
@@ -46,11 +81,13 @@ Mark Agent::own_mark(Access access) const {
 void Agent::mark_reads(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane) {
   if (region.read_only || bytes == 1 || !machine.options().checks_races) return;
   const Mark mark = own_mark(access);
+  Mark checked;  // neighbours often have the same mark
   const uint64_t end = (offset + bytes + kGranuleBytes - 1) / kGranuleBytes;
   for (uint64_t i = offset / kGranuleBytes; i < end; ++i) {
     Granule& granule = region.granules[i];
-    if (granule.write.actor != actor.id) {
-      check_race(granule.write, access, region, i * kGranuleBytes, lane, "read after the write");
+    if (granule.write != checked) {
+      checked = granule.write;
+      check_race(checked, access, region, i * kGranuleBytes, lane, Pair::kReadAfterWrite);
     }
     if (granule.reads[0].actor != actor.id) granule.reads[1] = granule.reads[0];
     granule.reads[0] = mark;
@@ -60,12 +97,19 @@ void Agent::mark_reads(Region& region, uint64_t offset, uint32_t bytes, Access a
 void Agent::mark_writes(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane) {
   if (bytes == 1 || !machine.options().checks_races) return;
   const Mark mark = own_mark(access);
+  Granule checked;
   const uint64_t end = (offset + bytes + kGranuleBytes - 1) / kGranuleBytes;
   for (uint64_t i = offset / kGranuleBytes; i < end; ++i) {
     Granule& granule = region.granules[i];
-    check_race(granule.write, access, region, i * kGranuleBytes, lane, "write after the write");
-    for (const Mark& read : granule.reads) {
-      check_race(read, access, region, i * kGranuleBytes, lane, "write after the read");
+    const uint64_t place = i * kGranuleBytes;
+    if (granule.write != checked.write) {
+      checked.write = granule.write;
+      check_race(checked.write, access, region, place, lane, Pair::kWriteAfterWrite);
+    }
+    for (int read = 0; read < 2; ++read) {
+      if (granule.reads[read] == checked.reads[read]) continue;
+      checked.reads[read] = granule.reads[read];
+      check_race(checked.reads[read], access, region, place, lane, Pair::kWriteAfterRead);
     }
     granule.write = mark;
   }
@@ -73,11 +117,23 @@ void Agent::mark_writes(Region& region, uint64_t offset, uint32_t bytes, Access 
 
 void Agent::check_written(const Region& region, uint64_t offset, uint32_t bytes, int lane) const {
   const uint8_t* written = region.written.data() + offset;
-  const uint8_t* unwritten = std::find(written, written + bytes, uint8_t{0});
-  if (unwritten == written + bytes) return;
-  const auto place = offset + static_cast<uint64_t>(unwritten - written);
+  const uint8_t* other =
+      std::find_if(written, written + bytes, [](uint8_t what) { return what != kWritten; });
+  if (other == written + bytes) return;
+  const auto place = offset + static_cast<uint64_t>(other - written);
   fail(MachineError::Kind::kMemory,
-       "reads what nobody has written, at " + region.name + " + " + std::to_string(place), lane);
+       std::string(*other == kReserved ? "reads bytes of an mbarrier"
+                                       : "reads what nobody has written") +
+           ", at " + region.name + " + " + std::to_string(place),
+       lane);
+}
+
+void Agent::check_not_reserved(const Region& region, uint64_t offset, uint32_t bytes,
+                               int lane) const {
+  const uint8_t* written = region.written.data() + offset;
+  if (std::find(written, written + bytes, kReserved) == written + bytes) return;
+  fail(MachineError::Kind::kMemory,
+       "writes over an mbarrier, at " + region.name + " + " + std::to_string(offset), lane);
 }
 
 void Agent::note_read(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane) {
@@ -87,8 +143,9 @@ void Agent::note_read(Region& region, uint64_t offset, uint32_t bytes, Access ac
 }
 
 void Agent::note_write(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane) {
+  if (region.has_reserved) check_not_reserved(region, offset, bytes, lane);
   mark_writes(region, offset, bytes, access, lane);
-  std::fill_n(region.written.data() + offset, bytes, uint8_t{1});
+  region.mark(offset, bytes, kWritten);
   release(region, offset, access, false);
 }
 
@@ -100,14 +157,18 @@ void Agent::note_update(Region& region, uint64_t offset, uint32_t bytes, Access 
   release(region, offset, access, true);
 }
 
+void Agent::learn(const Clock& released, Order order) {
+  const bool acquires = order == Order::kAcquire || order == Order::kAcquireRelease;
+  (acquires ? clock : pending_).join(released);
+}
+
 void Agent::acquire(Region& region, uint64_t offset, Access access) {
   const auto found = region.released.find(offset);
   if (found == region.released.end()) return;
   const Released& released = found->second;
   const Actor& other = machine.actor(released.actor);
   if (!reaches(released.scope, other, actor) || !reaches(access.scope, actor, other)) return;
-  const bool acquires = access.order == Order::kAcquire || access.order == Order::kAcquireRelease;
-  (acquires ? clock : pending_).join(released.clock);
+  learn(released.clock, access.order);
 }
 
 void Agent::release(Region& region, uint64_t offset, Access access, bool is_update) {
@@ -123,6 +184,12 @@ void Agent::release(Region& region, uint64_t offset, Access access, bool is_upda
   Released& place = region.released[offset];
   if (is_update) now.clock.join(place.clock);
   place = now;
+}
+
+void Agent::fence_proxy(ProxyFence fence) {
+  if (fence == ProxyFence::kBarrierInit) init_fence_ = time_;
+  clock.see(actor.id, time_++);
+  clock.fence(fence);
 }
 
 void Agent::fence(Scope scope) {

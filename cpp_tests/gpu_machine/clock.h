@@ -1,44 +1,133 @@
-// Who has seen what. A clock tells which accesses of other warps are ordered before the next one of
-// its owner: those of launches that have ended, and those of a warp up to a time of that warp.
+// Who has seen what. A clock tells which accesses of others are ordered before the next one of its
+// owner: those of launches that have ended, and those of an actor up to a time of that actor.
 // Source: Flanagan and Freund, "FastTrack: efficient and precise dynamic race detection", PLDI
 // 2009, with warps in place of threads; NVIDIA, PTX ISA 9.0, section 8 (memory consistency model).
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
-#include <map>
-#include <set>
+#include <vector>
 
 namespace axonn::gpu_machine {
 
 // How far an access of the memory model reaches. Weak accesses have none.
 enum class Scope : uint8_t { kNone, kCta, kCluster, kGpu, kSystem };
 
-// Where a warp, a copy engine or the host runs, to tell whether a scope reaches it.
+// By which way an access goes to memory. What one proxy wrote another sees behind a proxy fence.
+enum class Proxy : uint8_t { kGeneric, kAsync, kTensormap };
+
+// What a proxy fence brings to the eyes of another proxy.
+enum class ProxyFence : uint8_t {
+  kAsyncShared,  // generic accesses of shared memory, for the async proxy
+  kAsyncGlobal,  // those of other memory
+  kTensormap,    // those of descriptors, for the tensormap proxy
+  kBarrierInit,  // mbarrier.init, for the cluster and the async proxy
+};
+inline constexpr size_t kNumProxyFences = 4;
+
+// Where a warp, an asynchronous operation, a copy engine or the host runs, to tell whether a scope
+// reaches it.
 struct Actor {
   uint32_t id = 0;
   uint32_t launch = 0;
   int device = 0;
-  int64_t cta = -1;  // unique over all launches; -1 for a copy engine
-  int warp = 0;      // of the CTA
+  int64_t cta = -1;      // unique over all launches; -1 for a copy engine
+  int64_t cluster = -1;  // likewise
+  int warp = 0;          // of the CTA; of an asynchronous operation, the one that began it
+  bool is_async = false;
 };
 
-struct Clock {
-  std::set<uint32_t> launches;          // that have ended, as far as the owner can know
-  std::map<uint32_t, uint32_t> actors;  // by id: the last time of theirs that it has seen
+class Clock {
+ public:
+  // Up to which time of an actor its owner has seen, and up to which time a fence of each kind
+  // lies on the way from there.
+  struct Seen {
+    uint32_t actor = 0;
+    uint32_t time = 0;
+    std::array<uint32_t, kNumProxyFences> fenced{};
+  };
 
+  // All of a launch is seen, by every proxy.
+  void see_launch(uint32_t launch) {
+    const auto place = std::lower_bound(launches_.begin(), launches_.end(), launch);
+    if (place == launches_.end() || *place != launch) launches_.insert(place, launch);
+  }
+  void see(uint32_t actor, uint32_t time) {
+    Seen& seen = entry(actor);
+    seen.time = std::max(seen.time, time);
+  }
+  void see_fenced(uint32_t actor, uint32_t time, ProxyFence fence) {
+    uint32_t& fenced = entry(actor).fenced[static_cast<size_t>(fence)];
+    fenced = std::max(fenced, time);
+  }
+  // A proxy fence: it orders all that has been seen.
+  void fence(ProxyFence fence) {
+    for (Seen& seen : actors_) seen.fenced[static_cast<size_t>(fence)] = seen.time;
+  }
   void join(const Clock& other) {
-    launches.insert(other.launches.begin(), other.launches.end());
-    for (const auto& [actor, time] : other.actors) {
-      uint32_t& own = actors[actor];
-      own = std::max(own, time);
+    if (!other.launches_.empty()) {
+      for (const uint32_t launch : other.launches_) see_launch(launch);
+    }
+    join_actors(other);
+  }
+  // Keeps only what the other has seen, too.
+  void meet(const Clock& other) {
+    std::erase_if(launches_, [&](uint32_t launch) { return !other.has_seen_launch(launch); });
+    for (Seen& seen : actors_) {
+      const Seen* known = other.find(seen.actor);
+      const Seen& least = known == nullptr ? Seen{} : *known;
+      seen.time = std::min(seen.time, least.time);
+      for (size_t i = 0; i < kNumProxyFences; ++i) {
+        seen.fenced[i] = std::min(seen.fenced[i], least.fenced[i]);
+      }
     }
   }
   bool has_seen(uint32_t actor, uint32_t launch, uint32_t time) const {
-    if (launches.contains(launch)) return true;
-    const auto found = actors.find(actor);
-    return found != actors.end() && found->second >= time;
+    if (has_seen_launch(launch)) return true;
+    const Seen* seen = find(actor);
+    return seen != nullptr && seen->time >= time;
   }
+  bool has_seen_fenced(uint32_t actor, uint32_t launch, uint32_t time, ProxyFence fence) const {
+    if (has_seen_launch(launch)) return true;
+    const Seen* seen = find(actor);
+    return seen != nullptr && seen->fenced[static_cast<size_t>(fence)] >= time;
+  }
+
+ private:
+  bool has_seen_launch(uint32_t launch) const {
+    return std::binary_search(launches_.begin(), launches_.end(), launch);
+  }
+  static bool is_before(const Seen& seen, uint32_t actor) { return seen.actor < actor; }
+  const Seen* find(uint32_t actor) const {
+    const auto place = std::lower_bound(actors_.begin(), actors_.end(), actor, is_before);
+    return place == actors_.end() || place->actor != actor ? nullptr : &*place;
+  }
+  Seen& entry(uint32_t actor) {
+    auto place = std::lower_bound(actors_.begin(), actors_.end(), actor, is_before);
+    if (place == actors_.end() || place->actor != actor) {
+      place = actors_.insert(place, Seen{actor, 0, {}});
+    }
+    return *place;
+  }
+  void join_actors(const Clock& other) {
+    size_t own = 0;
+    for (const Seen& seen : other.actors_) {
+      while (own < actors_.size() && actors_[own].actor < seen.actor) ++own;
+      if (own == actors_.size() || actors_[own].actor != seen.actor) {
+        actors_.insert(actors_.begin() + static_cast<std::ptrdiff_t>(own), seen);
+        continue;
+      }
+      actors_[own].time = std::max(actors_[own].time, seen.time);
+      for (size_t i = 0; i < kNumProxyFences; ++i) {
+        actors_[own].fenced[i] = std::max(actors_[own].fenced[i], seen.fenced[i]);
+      }
+    }
+  }
+
+  std::vector<uint32_t> launches_;  // that have ended, as far as the owner can know; sorted
+  std::vector<Seen> actors_;        // sorted
 };
 
 // Whether an access of one with this scope can reach the other.
@@ -47,8 +136,9 @@ inline bool reaches(Scope scope, const Actor& from, const Actor& to) {
     case Scope::kNone:
       return false;
     case Scope::kCta:
-    case Scope::kCluster:  // clusters are of one CTA
       return from.cta == to.cta;
+    case Scope::kCluster:
+      return from.cluster == to.cluster;
     case Scope::kGpu:
       return from.device == to.device;
     case Scope::kSystem:

@@ -9,15 +9,43 @@
 namespace axonn::gpu_machine {
 namespace {
 
-constexpr int kAlignment = 64;  // of registers, for vector instructions of the CPU
+constexpr uint64_t kLocalAlignment = 32;  // the largest vector
 
-const std::set<std::string_view> kSpecials = {"%tid.x",       "%tid.y",       "%tid.z",
-                                              "%ntid.x",      "%ntid.y",      "%ntid.z",
-                                              "%ctaid.x",     "%ctaid.y",     "%ctaid.z",
-                                              "%nctaid.x",    "%nctaid.y",    "%nctaid.z",
-                                              "%laneid",      "%warpid",      "%nwarpid",
-                                              "%lanemask_eq", "%lanemask_lt", "%lanemask_le",
-                                              "%lanemask_gt", "%lanemask_ge", "%dynamic_smem_size"};
+const std::set<std::string_view> kSpecials = {"%tid.x",
+                                              "%tid.y",
+                                              "%tid.z",
+                                              "%ntid.x",
+                                              "%ntid.y",
+                                              "%ntid.z",
+                                              "%ctaid.x",
+                                              "%ctaid.y",
+                                              "%ctaid.z",
+                                              "%nctaid.x",
+                                              "%nctaid.y",
+                                              "%nctaid.z",
+                                              "%laneid",
+                                              "%warpid",
+                                              "%nwarpid",
+                                              "%lanemask_eq",
+                                              "%lanemask_lt",
+                                              "%lanemask_le",
+                                              "%lanemask_gt",
+                                              "%lanemask_ge",
+                                              "%dynamic_smem_size",
+                                              "%cluster_ctaid.x",
+                                              "%cluster_ctaid.y",
+                                              "%cluster_ctaid.z",
+                                              "%cluster_nctaid.x",
+                                              "%cluster_nctaid.y",
+                                              "%cluster_nctaid.z",
+                                              "%clusterid.x",
+                                              "%clusterid.y",
+                                              "%clusterid.z",
+                                              "%nclusterid.x",
+                                              "%nclusterid.y",
+                                              "%nclusterid.z",
+                                              "%cluster_ctarank",
+                                              "%cluster_nctarank"};
 
 uint64_t align_up(uint64_t value, uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
@@ -37,11 +65,20 @@ void Decoder::lay_out_variables() {
     program_.param_offsets.push_back(program_.param_bytes);
     program_.param_bytes += param.bytes;
   }
+  for (const Variable& variable : kernel_.variables) {
+    if (variable.space == Space::kShared) continue;
+    // Local memory; parameters of calls are there, too, and are named without cvta.
+    program_.local_bytes = align_up(program_.local_bytes, variable.alignment);
+    const uint64_t window = variable.space == Space::kParam ? window_start(kLocalWindow) : 0;
+    symbols_[variable.name] = window + kVariablesStart + program_.local_bytes;
+    program_.local_bytes += variable.bytes;
+  }
+  program_.local_bytes = align_up(program_.local_bytes, kLocalAlignment);
   for (const bool dynamic : {false, true}) {  // dynamic shared memory lies behind the static one
     for (const Variable& variable : kernel_.variables) {
-      if (variable.is_extern != dynamic) continue;
+      if (variable.space != Space::kShared || variable.is_extern != dynamic) continue;
       program_.shared_bytes = align_up(program_.shared_bytes, variable.alignment);
-      symbols_[variable.name] = kSharedStart + program_.shared_bytes;
+      symbols_[variable.name] = kVariablesStart + program_.shared_bytes;
       if (!dynamic) program_.shared_bytes += variable.bytes;
     }
   }
@@ -50,6 +87,8 @@ void Decoder::lay_out_variables() {
 void Decoder::begin(const Instruction& instruction, Op& op) {
   instruction_ = &instruction;
   op_ = &op;
+  op.list = static_cast<uint32_t>(program_.lists.size());
+  used_slots_.emplace_back();
   modifiers_ = instruction.modifiers;
   used_operands_ = 0;
   if (instruction.guard.empty()) return;
@@ -71,6 +110,10 @@ void Decoder::fail(const std::string& what) const {
                    "`: " + what);
 }
 
+bool Decoder::has_modifier(std::string_view modifier) const {
+  return std::find(modifiers_.begin(), modifiers_.end(), modifier) != modifiers_.end();
+}
+
 bool Decoder::take(std::string_view modifier) {
   const auto found = std::find(modifiers_.begin(), modifiers_.end(), modifier);
   if (found == modifiers_.end()) return false;
@@ -83,6 +126,12 @@ std::string Decoder::take_one(std::initializer_list<std::string_view> modifiers)
     if (take(modifier)) return std::string(modifier);
   }
   return "";
+}
+
+std::string Decoder::take_first() {
+  const std::string first = modifiers_.empty() ? "" : modifiers_.front();
+  take(first);
+  return first;
 }
 
 Type Decoder::take_type() {
@@ -134,7 +183,7 @@ const Operand& Decoder::operand(size_t index) {
 Slot Decoder::allocate(int lane_bytes) {
   const Slot place = program_.register_bytes;
   program_.register_bytes = static_cast<uint32_t>(
-      align_up(place + static_cast<uint64_t>(lane_bytes) * kLanes, kAlignment));
+      align_up(place + static_cast<uint64_t>(lane_bytes) * kLanes, kRegisterAlignment));
   return place;
 }
 
@@ -167,6 +216,17 @@ bool Decoder::is_register(const Operand& operand) const {
   return operand.kind == Operand::Kind::kName && kernel_.registers.contains(operand.name);
 }
 
+bool Decoder::is_predicate(size_t index) const {
+  const auto found = kernel_.registers.find(instruction_->operands.at(index).name);
+  return found != kernel_.registers.end() && found->second.letter == 'p';
+}
+
+bool Decoder::is_address(size_t index) const {
+  return instruction_->operands.at(index).kind == Operand::Kind::kAddress;
+}
+
+bool Decoder::is_sink(size_t index) const { return instruction_->operands.at(index).name == "_"; }
+
 Slot Decoder::slot(const Operand& operand, Type type) {
   const int bytes = type.register_bytes();
   if (operand.kind == Operand::Kind::kImmediate) {
@@ -186,6 +246,7 @@ Slot Decoder::slot(const Operand& operand, Type type) {
     }
     const auto [entry, is_new] = registers_.try_emplace(operand.name, 0);
     if (is_new) entry->second = allocate(bytes);
+    used_slots_.back().push_back(entry->second);
     return entry->second;
   }
   if (kSpecials.contains(operand.name)) return special(operand.name, bytes);
@@ -216,24 +277,57 @@ Slot Decoder::any_register(const Operand& operand, uint8_t* bytes) {
   return slot(operand, declared->second);
 }
 
-void Decoder::address(size_t index, Space space) {
+int Decoder::list(size_t index, Type type) {
   const Operand& what = operand(index);
+  const bool is_vector = what.kind == Operand::Kind::kVector;
+  const std::vector<Operand> parts = is_vector ? what.parts : std::vector<Operand>{what};
+  for (const Operand& part : parts) program_.lists.push_back(slot(part, type));
+  return static_cast<int>(parts.size());
+}
+
+void Decoder::note_product() {
+  product_slots_.insert(program_.lists.begin() + op_->list, program_.lists.end());
+  products_.insert(used_slots_.size() - 1);
+}
+
+void Decoder::note_touched(std::vector<Op>& ops) {
+  for (size_t i = 0; i < ops.size(); ++i) {
+    if (products_.contains(i)) continue;
+    ops[i].touched = static_cast<uint32_t>(program_.lists.size());
+    for (const Slot slot : used_slots_[i]) {
+      if (product_slots_.contains(slot)) program_.lists.push_back(slot);
+    }
+    ops[i].is_move = program_.instructions[i].opcode == "mov";
+    ops[i].num_touched = static_cast<uint8_t>(program_.lists.size() - ops[i].touched);
+  }
+}
+
+Address Decoder::address(size_t index, Space space) {
+  const Operand& what = operand(index);
+  if (!what.parts.empty()) fail("expected one address in the brackets");
+  return address(what, space);
+}
+
+Address Decoder::address(const Operand& what, Space space) {
   if (what.kind != Operand::Kind::kAddress) fail("expected an address in brackets");
-  uint64_t window = 0;
-  if (space == Space::kShared) window = window_start(kSharedWindow);
-  op_->offset = what.offset + static_cast<int64_t>(window);
+  const bool is_shared = space == Space::kShared || space == Space::kSharedCluster;
+  const uint64_t window = is_shared                ? window_start(kSharedWindow)
+                          : space == Space::kLocal ? window_start(kLocalWindow)
+                                                   : 0;
+  Address result;
+  result.offset = what.offset + static_cast<int64_t>(window);
+  result.reaches_cluster = space == Space::kSharedCluster || space == Space::kGeneric;
   if (what.name.empty()) {
-    op_->a = constant(0, 8);
-    op_->address_bytes = 8;
+    result.slot = constant(0, 8);
   } else if (const auto address = address_of(what.name)) {
-    op_->a = constant(*address, 8);
-    op_->address_bytes = 8;
+    result.slot = constant(*address, 8);
   } else {
     Operand base;
     base.name = what.name;
-    op_->a = any_register(base, &op_->address_bytes);
-    if (op_->address_bytes < 4) fail("an address has 32 or 64 bits");
+    result.slot = any_register(base, &result.bytes);
+    if (result.bytes < 4) fail("an address has 32 or 64 bits");
   }
+  return result;
 }
 
 size_t Decoder::label(const Operand& operand) const {
@@ -248,20 +342,24 @@ Program decode(const Function& kernel, const Symbols& symbols,
   program.name = kernel.name;
   program.params = kernel.params;
   program.max_threads = kernel.max_threads;
+  program.cluster = kernel.cluster;
   program.instructions = kernel.instructions;
   program.files = std::make_shared<const std::map<int, std::string>>(files);
   Decoder decoder(kernel, symbols, program);
   for (const Instruction& instruction : kernel.instructions) {
     Op op;
     decoder.begin(instruction, op);
-    const bool known = decode_memory(decoder) || decode_control(decoder) ||
-                       decode_integer(decoder) || decode_bits(decoder) || decode_float(decoder) ||
-                       decode_compare(decoder) || decode_convert(decoder) ||
-                       decode_atomic(decoder) || decode_warp(decoder);
+    const bool known =
+        decode_memory(decoder) || decode_cluster(decoder) || decode_mbarrier(decoder) ||
+        decode_bulk(decoder) || decode_control(decoder) || decode_integer(decoder) ||
+        decode_bits(decoder) || decode_float(decoder) || decode_compare(decoder) ||
+        decode_convert(decoder) || decode_atomic(decoder) || decode_warp(decoder) ||
+        decode_matrix(decoder) || decode_async_copy(decoder) || decode_wgmma(decoder);
     if (!known) decoder.fail("the machine does not know this instruction");
     decoder.finish();
     program.ops.push_back(op);
   }
+  decoder.note_touched(program.ops);
   return program;
 }
 

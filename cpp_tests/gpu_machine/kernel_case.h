@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct Case {
   size_t words = 256;      // of the output
   bool is_written = true;  // it is zero at first
   uint64_t patience = 200'000;
+  Dim cluster{1, 1, 1};
 };
 
 inline std::vector<uint32_t> run(const Case& what, uint64_t seed) {
@@ -30,7 +32,10 @@ inline std::vector<uint32_t> run(const Case& what, uint64_t seed) {
   machine.load(kernel_of(what.body, what.variables));
   const uint64_t out = what.is_written ? machine.put(std::vector<uint32_t>(what.words, 0), "out")
                                        : machine.memory().allocate(4 * what.words, "out");
-  machine.launch(machine.new_stream(0), machine.kernel("test"), what.grid, what.block, out);
+  std::vector<std::byte> argument(sizeof(out));
+  std::memcpy(argument.data(), &out, sizeof(out));
+  machine.enqueue(machine.new_stream(0), machine.kernel("test"), what.grid, what.block, {argument},
+                  0, what.cluster);
   machine.run();
   return machine.get<uint32_t>(out, what.words);
 }

@@ -30,6 +30,12 @@ inline void store_predicate(Warp& warp, Slot slot, uint32_t values, uint32_t mas
   target = (target & ~mask) | (values & mask);
 }
 
+inline void expect_all_lanes(const Warp& warp, uint32_t mask) {
+  if (mask == kAllLanes) return;
+  warp.fail(MachineError::Kind::kUndefined, "all 32 lanes must run it together",
+            __builtin_ctz(~mask));
+}
+
 template <typename Visit>
 void for_each_lane(uint32_t mask, const Visit& visit) {
   for (; mask != 0; mask &= mask - 1) visit(__builtin_ctz(mask));

@@ -53,7 +53,7 @@ int Machine::new_stream(int device) {
 
 void Machine::enqueue(int stream, const std::shared_ptr<const Program>& program, Dim grid,
                       Dim block, const std::vector<std::vector<std::byte>>& args,
-                      uint64_t dynamic_shared_bytes) {
+                      uint64_t dynamic_shared_bytes, Dim cluster) {
   const auto fail = [&](const std::string& what) {
     throw std::invalid_argument("launch of " + program->name + ": " + what);
   };
@@ -69,10 +69,22 @@ void Machine::enqueue(int stream, const std::shared_ptr<const Program>& program,
     fail("expected at most " + std::to_string(program->max_threads) + " threads, got " +
          std::to_string(block.count()));
   }
+  if (cluster.count() == 0 || cluster.count() > kMostClusterCtas || grid.x % cluster.x != 0 ||
+      grid.y % cluster.y != 0 || grid.z % cluster.z != 0) {
+    fail("a cluster has 1 to " + std::to_string(kMostClusterCtas) +
+         " CTAs, and a grid whole clusters in each direction");
+  }
+  if (program->cluster.count() > 1 && program->cluster != cluster) {
+    fail("expected the clusters that the kernel was compiled for");
+  }
+  if (cluster.count() > static_cast<uint64_t>(options_.resident_ctas)) {
+    fail("a cluster of " + std::to_string(cluster.count()) + " CTAs does not fit the device");
+  }
   auto launch = std::make_unique<Launch>();
   launch->program = program;
   launch->grid = grid;
   launch->block = block;
+  launch->cluster = cluster;
   launch->dynamic_shared_bytes = dynamic_shared_bytes;
   launch->device = streams_.at(static_cast<size_t>(stream)).device;
   launch->params = std::make_unique<Region>("kernel parameters", program->param_bytes);
@@ -119,29 +131,10 @@ void Machine::enqueue_task(int stream, std::string what, std::function<bool(Agen
   push(stream, {.launch = nullptr, .copy = nullptr, .task = std::move(task), .before = {}});
 }
 
-const Actor& Machine::new_actor(uint32_t launch, int device, int64_t cta, int warp) {
-  actors_.push_back({static_cast<uint32_t>(actors_.size()), launch, device, cta, warp});
+const Actor& Machine::new_actor(Actor actor) {
+  actor.id = static_cast<uint32_t>(actors_.size());
+  actors_.push_back(actor);
   return actors_.back();
-}
-
-uint32_t Cta::live_threads() const {
-  uint32_t threads = 0;
-  for (const auto& warp : warps) {
-    threads += static_cast<uint32_t>(__builtin_popcount(warp->live_lanes()));
-  }
-  return threads;
-}
-
-void Cta::complete_barriers() {
-  for (uint32_t number = 0; number < barriers.size(); ++number) {
-    Barrier& barrier = barriers[number];
-    if (barrier.arrived == 0) continue;
-    const uint32_t expected = barrier.expected != 0 ? barrier.expected : live_threads();
-    if (barrier.arrived < expected) continue;
-    const Barrier complete = std::exchange(barrier, Barrier{});
-    for (Warp* warp : complete.waiting) warp->leave_barrier(number, complete);
-    warps.front()->machine.note_change();
-  }
 }
 
 }  // namespace axonn::gpu_machine

@@ -2,7 +2,6 @@
 // a seed runs a little at a time.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -14,16 +13,13 @@
 #include <string_view>
 #include <vector>
 
+#include "gpu_machine/async.h"
+#include "gpu_machine/cta.h"
 #include "gpu_machine/memory.h"
 #include "gpu_machine/program.h"
 #include "gpu_machine/warp.h"
 
 namespace axonn::gpu_machine {
-
-struct Dim {
-  uint32_t x = 1, y = 1, z = 1;
-  uint64_t count() const { return uint64_t{x} * y * z; }
-};
 
 struct Options {
   uint64_t seed = 0;
@@ -32,37 +28,16 @@ struct Options {
   bool checks_races = true;
 };
 
-struct Barrier {
-  uint32_t arrived = 0, expected = 0;  // threads; expected is 0 for all of the CTA
-  Clock clock;
-  uint32_t popc = 0;
-  bool all = true, any = false;
-  std::vector<Warp*> waiting;
-};
-
-struct Cta {
-  Cta(int64_t number, Dim place, uint64_t shared_bytes)
-      : id(number), index(place), shared("shared memory", kSharedStart + shared_bytes) {}
-  int64_t id;
-  Dim index;
-  Region shared;
-  std::array<Barrier, 16> barriers;
-  std::vector<std::unique_ptr<Warp>> warps;
-
-  uint32_t live_threads() const;
-  // Lets those go on who wait for nobody any more.
-  void complete_barriers();
-};
-
 // What a stream does in its turn.
 struct Launch {
   std::shared_ptr<const Program> program;
-  Dim grid, block;
+  Dim grid, block, cluster;  // the last in CTAs
   uint64_t dynamic_shared_bytes = 0;
   std::unique_ptr<Region> params;
-  uint64_t next_cta = 0;
-  std::vector<uint32_t> order;  // in which CTAs start
-  std::vector<std::unique_ptr<Cta>> ctas;
+  uint64_t next_cluster = 0;
+  std::vector<uint32_t> order;  // in which clusters start
+  Identities identities;
+  std::vector<std::unique_ptr<Cluster>> clusters;
   uint32_t id = 0;
   int device = 0;
   Clock before, after;
@@ -120,10 +95,11 @@ class Machine {
               const Args&... args) {
     std::vector<std::vector<std::byte>> values;
     (values.push_back(bytes_of(args)), ...);
-    enqueue(stream, program, grid, block, values, 0);
+    enqueue(stream, program, grid, block, values, 0, program->cluster);
   }
   void enqueue(int stream, const std::shared_ptr<const Program>& program, Dim grid, Dim block,
-               const std::vector<std::vector<std::byte>>& args, uint64_t dynamic_shared_bytes);
+               const std::vector<std::vector<std::byte>>& args, uint64_t dynamic_shared_bytes,
+               Dim cluster = {});
   // Enqueues a copy by an engine, in pieces and in any order; up to 8 bytes are one piece, and a
   // release to the whole system.
   void copy(int stream, uint64_t target, uint64_t source, uint64_t bytes);
@@ -154,7 +130,10 @@ class Machine {
   const Options& options() const { return options_; }
   const Actor& actor(uint32_t id) const { return actors_[id]; }
   bool is_of_this_run(uint32_t actor) const { return actor >= first_actor_; }
-  const Actor& new_actor(uint32_t launch, int device, int64_t cta, int warp);
+  const Actor& new_actor(Actor actor);  // with an id of its own
+  AsyncQueue& async() { return async_; }
+  // Ends the launch if nothing of it is left.
+  void note_end(const Launch& launch);
   Region* region_at(uint64_t address) { return memory_.find(address); }
   void note_change() { last_change_ = instructions_; }
   uint32_t draw(uint32_t below) { return static_cast<uint32_t>(random_() % below); }
@@ -186,13 +165,16 @@ class Machine {
   void end_work(Stream& stream);
   void push(int stream, Work work);
   void start_ctas();
-  void start_cta(Launch& launch);
+  void start_cluster(Launch& launch);
+  std::unique_ptr<Cta> make_cta(Launch& launch, Dim index, Cluster& cluster);
   bool step_tasks();
   bool step_copies();
   void step_copy(Stream& stream);
   bool step_warps();
   Warp* choose_warp();
   void retire(Warp& warp);
+  void leave(Cta& cta, const Warp& last);
+  void check_is_last(const Cta& cta, const Warp& last) const;
 
   Options options_;
   Memory memory_;
@@ -209,6 +191,7 @@ class Machine {
   uint64_t instructions_ = 0, last_change_ = 0, now_ns_ = 1;
   uint32_t starved_ = 0;  // which warps get fewer turns
   std::mt19937_64 random_;
+  AsyncQueue async_{*this};
 };
 
 }  // namespace axonn::gpu_machine

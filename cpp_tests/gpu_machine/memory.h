@@ -20,6 +20,7 @@ namespace axonn::gpu_machine {
 inline constexpr int kWindowBits = 36;
 inline constexpr uint64_t kParamWindow = 1;   // of the launch
 inline constexpr uint64_t kSharedWindow = 2;  // of the CTA
+inline constexpr uint64_t kLocalWindow = 3;   // of the lane
 inline constexpr uint64_t kFirstWindow = 16;  // of allocations
 
 constexpr uint64_t window_start(uint64_t window) { return window << kWindowBits; }
@@ -27,14 +28,19 @@ constexpr uint64_t window_start(uint64_t window) { return window << kWindowBits;
 // One access of a granule of memory; id 0 stands for none.
 struct Mark {
   uint32_t actor = 0;
-  uint32_t time : 29 = 0;
+  uint32_t time : 27 = 0;
   uint32_t scope : 3 = 0;  // of the access
+  uint32_t proxy : 2 = 0;
+
+  bool operator==(const Mark&) const = default;
 };
 
 // What is known of two bytes: the last write, and the last reads of two different actors.
 struct Granule {
   Mark write;
   Mark reads[2];
+
+  bool operator==(const Granule&) const = default;
 };
 inline constexpr uint64_t kGranuleBytes = 2;
 
@@ -44,6 +50,9 @@ struct Released {
   Scope scope = Scope::kNone;
   uint32_t actor = 0;
 };
+
+// What is known of a byte. Of an mbarrier's, only instructions of mbarriers may make use.
+enum : uint8_t { kUnwritten, kWritten, kReserved };
 
 // The bytes of a region: its own, or memory of the host that lies elsewhere.
 class Bytes {
@@ -67,11 +76,22 @@ class Bytes {
 struct Region {
   std::string name;
   Bytes bytes;
-  std::vector<uint8_t> written;  // a byte each: 1 if it was
+  std::vector<uint8_t> written;  // a byte each: kWritten if it was
   std::vector<Granule> granules;
   std::unordered_map<uint64_t, Released> released;  // by offset
   bool read_only = false;
   bool freed = false;
+  bool is_shared = false;  // shared memory of a CTA
+  bool has_reserved = false;
+
+  void mark(uint64_t offset, uint64_t size, uint8_t what) {
+    std::fill_n(written.begin() + static_cast<int64_t>(offset), size, what);
+  }
+  void reserve(uint64_t offset, uint64_t size) {
+    mark(offset, size, kReserved);
+    has_reserved = true;
+  }
+  void forget(uint64_t offset, uint64_t size) { mark(offset, size, kUnwritten); }
 
   Region(std::string region_name, uint64_t size)
       : name(std::move(region_name)),

@@ -203,25 +203,39 @@ void convert_pair(const Op& op, Warp& warp, uint32_t mask) {
 void add_offset(const Op& op, Warp& warp, uint32_t mask) {
   const uint64_t* a = warp.lanes<uint64_t>(op.a);
   uint64_t result[kLanes];
-  for (int i = 0; i < kLanes; ++i) result[i] = a[i] + static_cast<uint64_t>(op.offset);
+  for (int i = 0; i < kLanes; ++i) result[i] = a[i] + static_cast<uint64_t>(op.at.offset);
   store_lanes(warp, op.d, result, mask);
 }
 
-// Addresses of global memory are generic ones; those of shared memory lie in its window.
+// A name of a parameter is its generic address. PTX may keep the lower 32 bits of it, and turn them
+// into an address again.
+void to_parameter(const Op& op, Warp& warp, uint32_t mask) {
+  const uint64_t* a = warp.lanes<uint64_t>(op.a);
+  uint64_t result[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    result[i] = a[i] >> kWindowBits == 0 ? a[i] + window_start(kParamWindow) : a[i];
+  }
+  store_lanes(warp, op.d, result, mask);
+}
+
+// Addresses of global memory are generic ones; those of shared and local memory lie in windows.
 void decode_address_conversion(Decoder& d) {
   Op& op = d.op();
   const bool to = d.take("to");
-  const bool shared = d.take("shared") || d.take("shared::cta");
-  if (!shared && !d.take("global") && !d.take("param") && !d.take("const")) {
+  const bool shared = !d.take_one({"shared", "shared::cta", "shared::cluster"}).empty();
+  const bool local = d.take("local"), param = d.take("param");
+  if (!shared && !local && !param && !d.take("global") && !d.take("const")) {
     d.fail("the machine does not know this space");
   }
   const Type type = d.take_type();
   if (type.bits != 64) d.fail("addresses have 64 bits");
   op.d = d.slot(0, type);
   op.a = d.slot(1, type);
-  const auto window = static_cast<int64_t>(window_start(kSharedWindow));
-  op.offset = !shared ? 0 : to ? -window : window;
-  op.execute = add_offset;
+  const auto window = static_cast<int64_t>(shared  ? window_start(kSharedWindow)
+                                           : local ? window_start(kLocalWindow)
+                                                   : 0);
+  op.at.offset = to ? -window : window;
+  op.execute = param && !to ? to_parameter : add_offset;
 }
 
 void take_modifiers(Decoder& d) {

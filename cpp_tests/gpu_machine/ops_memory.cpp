@@ -5,22 +5,10 @@
 #include "gpu_machine/lanes.h"
 #include "gpu_machine/machine.h"
 #include "gpu_machine/narrow_float.h"
+#include "gpu_machine/updates.h"
 
 namespace axonn::gpu_machine {
 namespace {
-
-enum Update : uint8_t {
-  kAdd,
-  kExchange,
-  kCompare,
-  kAnd,
-  kOr,
-  kXor,
-  kMin,
-  kMax,
-  kIncrement,
-  kDecrement
-};
 
 void load(const Op& op, Warp& warp, uint32_t mask) {
   const uint32_t element = static_cast<uint32_t>(op.type.bits) / 8;
@@ -49,36 +37,6 @@ void store(const Op& op, Warp& warp, uint32_t mask) {
       std::memcpy(to + v * element, from, element);
     }
   });
-}
-
-template <typename T>
-T updated(uint8_t update, T old, T b, T c) {
-  switch (update) {
-    case kAdd:
-      if constexpr (std::is_integral_v<T>) {
-        return static_cast<T>(static_cast<uint64_t>(old) + static_cast<uint64_t>(b));
-      } else {
-        return old + b;
-      }
-    case kExchange:
-      return b;
-    case kCompare:
-      return old == b ? c : old;
-    case kMin:
-      return b < old ? b : old;
-    case kMax:
-      return old < b ? b : old;
-    default:
-      break;
-  }
-  if constexpr (std::is_unsigned_v<T>) {
-    if (update == kAnd) return old & b;
-    if (update == kOr) return old | b;
-    if (update == kXor) return old ^ b;
-    if (update == kIncrement) return old >= b ? 0 : old + 1;
-    if (update == kDecrement) return old == 0 || old > b ? b : old - 1;
-  }
-  return old;
 }
 
 // Lanes of the same address come one after the other, beginning with any.
@@ -118,16 +76,7 @@ void atomic_add_narrow(const Op& op, Warp& warp, uint32_t mask) {
   });
 }
 
-void run_fence(const Op& op, Warp& warp, uint32_t) { warp.fence(op.scope); }
 void do_nothing(const Op&, Warp&, uint32_t) {}
-
-Space take_space(Decoder& d) {
-  const std::string space = d.take_one(
-      {"param", "global", "shared", "shared::cta", "const", "param::entry", "param::func"});
-  if (space.starts_with("shared")) return Space::kShared;
-  if (space.starts_with("param")) return Space::kParam;
-  return space == "global" ? Space::kGlobal : space == "const" ? Space::kConst : Space::kGeneric;
-}
 
 // What tells caches how to behave, and changes no result.
 void take_cache_hints(Decoder& d) {
@@ -148,7 +97,7 @@ void decode_access(Decoder& d, bool loads) {
   op.type = d.take_type();
   if (op.type.lanes != 1) d.fail("the machine does not load packed types by this name");
   if (op.type.bits / 8 * op.count > 32) d.fail("an access has at most 32 bytes");
-  d.address(loads ? 1 : 0, space);
+  op.at = d.address(loads ? 1 : 0, space);
   const Operand& values = d.operand(loads ? 0 : 1);
   const bool is_vector = values.kind == Operand::Kind::kVector;
   const std::vector<Operand> parts = is_vector ? values.parts : std::vector<Operand>{values};
@@ -189,28 +138,20 @@ Execute atomic_of(Type type, uint8_t update) {
   return nullptr;
 }
 
-void decode_fence(Decoder& d) {
-  Op& op = d.op();
-  op.execute = run_fence;
-  const std::string level = d.take_one({"cta", "gl", "gpu", "cluster", "sys"});
-  op.scope = level == "cta"                    ? Scope::kCta
-             : level == "cluster"              ? Scope::kCluster
-             : level == "gl" || level == "gpu" ? Scope::kGpu
-                                               : Scope::kSystem;
-  if (d.opcode() != "fence") return;
-  if (d.take("proxy")) {
-    // The machine has one proxy and one address for each byte, so there is nothing to order.
-    if (d.take_one({"alias", "async", "async::global", "async::generic"}).empty()) {
-      d.fail("the machine does not know this proxy");
-    }
-    d.take_one({"global", "shared::cta", "shared::cluster"});
-    op.execute = do_nothing;
-  } else if (!d.take("sc") && !d.take("acq_rel")) {
-    d.fail("expected .sc or .acq_rel");
-  }
-}
-
 }  // namespace
+
+Space take_space(Decoder& d) {
+  const std::string space =
+      d.take_one({"param", "global", "shared", "shared::cta", "shared::cluster", "local", "const",
+                  "param::entry", "param::func"});
+  if (space == "shared::cluster") return Space::kSharedCluster;
+  if (space.starts_with("shared")) return Space::kShared;
+  if (space.starts_with("param")) return Space::kParam;
+  return space == "global"  ? Space::kGlobal
+         : space == "local" ? Space::kLocal
+         : space == "const" ? Space::kConst
+                            : Space::kGeneric;
+}
 
 bool decode_memory(Decoder& d) {
   const std::string opcode = d.opcode();
@@ -218,11 +159,10 @@ bool decode_memory(Decoder& d) {
     decode_access(d, true);
   } else if (opcode == "st") {
     decode_access(d, false);
-  } else if (opcode == "fence" || opcode == "membar") {
-    decode_fence(d);
   } else if (opcode == "prefetch") {
-    take_space(d);
-    if (d.take_one({"L1", "L2"}).empty()) d.fail("expected a cache");
+    const Space space = take_space(d);
+    if (!d.take("tensormap") && d.take_one({"L1", "L2"}).empty()) d.fail("expected a cache");
+    d.address(0, space);
     d.op().execute = do_nothing;
   } else {
     return false;
@@ -263,7 +203,7 @@ bool decode_atomic(Decoder& d) {
     op.register_bytes = static_cast<uint8_t>(op.type.register_bytes());
   }
   const size_t first = returns ? 1 : 0;
-  d.address(first, space);
+  op.at = d.address(first, space);
   op.b = d.slot(first + 1, op.type);
   if (op.choice == kCompare) op.c = d.slot(first + 2, op.type);
   return true;

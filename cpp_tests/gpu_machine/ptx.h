@@ -11,6 +11,12 @@
 
 namespace axonn::gpu_machine {
 
+struct Dim {
+  uint32_t x = 1, y = 1, z = 1;
+  uint64_t count() const { return uint64_t{x} * y * z; }
+  bool operator==(const Dim&) const = default;
+};
+
 struct SourceLine {
   int ptx = 0;        // line of the PTX text
   int file = 0;       // of the .loc directive before it; 0 if there was none
@@ -29,7 +35,7 @@ struct Type {
   int register_bytes() const { return letter == 'p' ? 4 : bits * lanes / 8; }
 };
 
-enum class Space : uint8_t { kGeneric, kParam, kGlobal, kShared, kConst };
+enum class Space : uint8_t { kGeneric, kParam, kGlobal, kShared, kSharedCluster, kLocal, kConst };
 
 struct Operand {
   enum class Kind : uint8_t { kName, kImmediate, kAddress, kVector };
@@ -40,7 +46,7 @@ struct Operand {
   char letter = 's';           // of an immediate: 's', or 'f' if it is written as a float
   int64_t offset = 0;          // of an address, in bytes
   bool negated = false;        // !p
-  std::vector<Operand> parts;  // of {a, b}, and of p|q
+  std::vector<Operand> parts;  // of {a, b}, of p|q, and of [map, {x, y}]: what comes behind the map
 };
 
 struct Instruction {
@@ -62,21 +68,30 @@ struct Variable {
   std::vector<std::byte> contents;  // empty if there is no initializer
 };
 
+// A kernel, or a function that kernels call.
 struct Function {
   std::string name;
   int max_threads = 0;  // .maxntid; 0 if it is not given
+  Dim cluster;          // .reqnctapercluster
   std::vector<Variable> params;
-  std::vector<Variable> variables;  // declared in the body
+  std::vector<Variable> results;    // of a function: at most one
+  std::vector<Variable> variables;  // declared in the body, also the parameters of its calls
   std::map<std::string, Type> registers;
   std::vector<Instruction> instructions;
   std::map<std::string, size_t> labels;  // index of the instruction behind it
 };
 
 struct Module {
-  std::map<std::string, Function> kernels;
+  std::map<std::string, Function> kernels;  // in which calls are replaced by what they call
+  std::map<std::string, Function> functions;
   std::vector<Variable> variables;
   std::map<int, std::string> files;  // of .loc
 };
+
+// Returns the function with the bodies of those that it calls in place of the calls; so each lane
+// calls for itself, and no stack is needed. Throws ParseError for a call of itself, of a function
+// without a body, or by a pointer.
+Function inline_calls(const Function& function, const std::map<std::string, Function>& functions);
 
 // Throws ParseError, which names the line.
 Module parse_ptx(std::string_view text);

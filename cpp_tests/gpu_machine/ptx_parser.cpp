@@ -11,8 +11,9 @@ namespace {
 
 const std::set<std::string_view> kLinkage = {".visible", ".weak", ".extern"};
 // What says nothing to the machine; each is a line.
-const std::set<std::string_view> kIgnoredLines = {".version",      ".target",  ".address_size",
-                                                  ".minnctapersm", ".maxnreg", ".pragma"};
+const std::set<std::string_view> kIgnoredLines = {
+    ".version", ".target", ".address_size",    ".minnctapersm",
+    ".maxnreg", ".pragma", ".explicitcluster", ".maxclusterrank"};
 
 std::vector<std::string> split_at_dots(const std::string& word) {
   std::vector<std::string> parts{""};
@@ -32,14 +33,17 @@ class Parser {
 
   Module run() {
     while (now().kind != Token::Kind::kEnd) parse_module_statement();
+    for (auto& [name, kernel] : module_.kernels) {
+      kernel = inline_calls(kernel, module_.functions);
+    }
     return std::move(module_);
   }
 
  private:
-  // A block in braces. Names that are declared in it hide those outside.
+  // A block in braces. Registers and variables that are declared in it hide those outside.
   struct Scope {
     int id = 0;
-    std::map<std::string, std::string> registers;
+    std::map<std::string, std::string> names;
   };
   struct LabelUse {
     size_t instruction;
@@ -89,11 +93,14 @@ class Parser {
     } else if (word == ".entry") {
       take();
       parse_kernel();
+    } else if (word == ".func") {
+      take();
+      parse_function();
     } else if (word == ".global" || word == ".const" || word == ".shared") {
       module_.variables.push_back(parse_variable(is_extern));
       expect(";");
     } else {
-      fail("expected a directive that the machine knows (functions that are called it does not)");
+      fail("expected a directive that the machine knows");
     }
   }
 
@@ -112,6 +119,7 @@ class Parser {
     const std::string space = take().text;
     variable.space = space == ".param"    ? Space::kParam
                      : space == ".shared" ? Space::kShared
+                     : space == ".local"  ? Space::kLocal
                      : space == ".const"  ? Space::kConst
                                           : Space::kGlobal;
     if (take_if(".align")) variable.alignment = number();
@@ -155,20 +163,43 @@ class Parser {
     if (in_braces) expect("}");
   }
 
-  void parse_kernel() {
+  // (.param .b32 a, .param .b64 b); nothing, if there are no parentheses.
+  std::vector<Variable> parse_params() {
+    std::vector<Variable> params;
+    if (!take_if("(") || take_if(")")) return params;
+    do {
+      if (!now().is(".param")) fail("expected '.param'");
+      params.push_back(parse_variable(false));
+    } while (take_if(","));
+    expect(")");
+    return params;
+  }
+
+  void begin_function() {
     kernel_ = Function{};
     scopes_.clear();
     label_uses_.clear();
     next_scope_ = 0;
     where_ = SourceLine{};
+  }
+
+  // A declaration without a body is forgotten.
+  void parse_function() {
+    begin_function();
+    kernel_.results = parse_params();
     kernel_.name = name();
-    if (take_if("(") && !take_if(")")) {
-      do {
-        if (!now().is(".param")) fail("expected '.param'");
-        kernel_.params.push_back(parse_variable(false));
-      } while (take_if(","));
-      expect(")");
+    kernel_.params = parse_params();
+    while (take_if(".noreturn")) {
     }
+    if (take_if(";")) return;
+    parse_body();
+    module_.functions[kernel_.name] = std::move(kernel_);
+  }
+
+  void parse_kernel() {
+    begin_function();
+    kernel_.name = name();
+    kernel_.params = parse_params();
     while (!now().is("{")) {
       const int line = now().line;
       if (now().is(".maxntid") || now().is(".reqntid")) {
@@ -176,18 +207,26 @@ class Parser {
         uint64_t threads = number();
         while (take_if(",")) threads *= number();
         kernel_.max_threads = static_cast<int>(threads);
+      } else if (take_if(".reqnctapercluster")) {
+        kernel_.cluster.x = static_cast<uint32_t>(number());
+        if (take_if(",")) kernel_.cluster.y = static_cast<uint32_t>(number());
+        if (take_if(",")) kernel_.cluster.z = static_cast<uint32_t>(number());
       } else if (kIgnoredLines.contains(now().text)) {
         skip_line(line);
       } else {
         fail("expected a directive of a kernel that the machine knows");
       }
     }
-    take();
+    parse_body();
+    const std::string kernel_name = kernel_.name;
+    module_.kernels[kernel_name] = std::move(kernel_);
+  }
+
+  void parse_body() {
+    expect("{");
     scopes_.push_back({next_scope_++, {}});
     while (!scopes_.empty()) parse_statement();
     resolve_labels();
-    const std::string kernel_name = kernel_.name;
-    module_.kernels[kernel_name] = std::move(kernel_);
   }
 
   void parse_statement() {
@@ -204,9 +243,11 @@ class Parser {
       skip_line(token.line);
     } else if (token.is(".reg")) {
       parse_registers();
-    } else if (token.is(".shared") || token.is(".extern")) {
+    } else if (token.is(".shared") || token.is(".extern") || token.is(".local") ||
+               token.is(".param")) {
       const bool is_extern = take_if(".extern");
       kernel_.variables.push_back(parse_variable(is_extern));
+      kernel_.variables.back().name = declare(kernel_.variables.back().name);
       expect(";");
     } else if (token.is(".pragma")) {
       skip_line(token.line);
@@ -228,28 +269,30 @@ class Parser {
     if (type.bits == 0) fail("expected the type of a register before this");
     do {
       const std::string base = name();
-      const int id = scopes_.back().id;
-      const auto declare = [&](const std::string& text) {
-        const std::string unique = id == 0 ? text : label(text, id);
-        scopes_.back().registers[text] = unique;
-        kernel_.registers[unique] = type;
-      };
       if (take_if("<")) {
         const uint64_t count = number();
-        for (uint64_t i = 0; i < count; ++i) declare(base + std::to_string(i));
+        for (uint64_t i = 0; i < count; ++i) {
+          kernel_.registers[declare(base + std::to_string(i))] = type;
+        }
         expect(">");
       } else {
-        declare(base);
+        kernel_.registers[declare(base)] = type;
       }
     } while (take_if(","));
     expect(";");
   }
 
-  // A register by its unique name; other names stay as they are.
+  // Returns the unique name of what is declared here.
+  std::string declare(const std::string& text) {
+    const int id = scopes_.back().id;
+    return scopes_.back().names[text] = id == 0 ? text : label(text, id);
+  }
+
+  // A register or variable by its unique name; other names stay as they are.
   std::string unique_name(const std::string& text) const {
     for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope) {
-      const auto found = scope->registers.find(text);
-      if (found != scope->registers.end()) return found->second;
+      const auto found = scope->names.find(text);
+      if (found != scope->names.end()) return found->second;
     }
     return text;
   }
@@ -317,12 +360,19 @@ class Parser {
     if (take_if("[")) {
       operand = parse_sum();
       operand.kind = Operand::Kind::kAddress;
+      while (take_if(",")) operand.parts.push_back(parse_simple_operand());
       expect("]");
     } else if (take_if("{")) {
       operand.kind = Operand::Kind::kVector;
       do operand.parts.push_back(parse_simple_operand());
       while (take_if(","));
       expect("}");
+    } else if (take_if("(")) {  // arguments of a call
+      operand.kind = Operand::Kind::kVector;
+      while (!take_if(")")) {
+        operand.parts.push_back(parse_simple_operand());
+        if (!now().is(")")) expect(",");
+      }
     } else if (take_if("!")) {
       operand = parse_sum();
       operand.negated = true;

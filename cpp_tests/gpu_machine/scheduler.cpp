@@ -44,8 +44,9 @@ Machine::Turn Machine::turn() {
   start_ctas();
   const bool copied = step_copies();
   const bool done = step_tasks();
+  const bool performed = async_.step();
   const bool ran = step_warps();
-  if (copied || done || ran) return Turn::kWent;
+  if (copied || done || performed || ran || async_.step_first()) return Turn::kWent;
   const bool some_begin = std::any_of(streams_.begin(), streams_.end(), [](const Stream& s) {
     return !s.queue.empty() && !s.has_begun;
   });
@@ -74,7 +75,7 @@ void Machine::begin_work(Stream& stream) {
   if (work.launch != nullptr) {
     work.launch->id = id;
     work.launch->before = stream.clock;
-    work.launch->order.resize(work.launch->grid.count());
+    work.launch->order.resize(work.launch->grid.count() / work.launch->cluster.count());
     std::iota(work.launch->order.begin(), work.launch->order.end(), 0u);
     std::shuffle(work.launch->order.begin(), work.launch->order.end(), random_);
     return;
@@ -82,13 +83,13 @@ void Machine::begin_work(Stream& stream) {
   if (work.task != nullptr) {
     work.task->launch = id;
     work.task->agent =
-        std::make_unique<CopyEngine>(*this, new_actor(id, stream.device, -1, 0), stream.clock);
+        std::make_unique<CopyEngine>(*this, new_actor({0, id, stream.device}), stream.clock);
     return;
   }
   Copy& copy = *work.copy;
   copy.launch = id;
   copy.engine =
-      std::make_unique<CopyEngine>(*this, new_actor(id, stream.device, -1, 0), stream.clock);
+      std::make_unique<CopyEngine>(*this, new_actor({0, id, stream.device}), stream.clock);
   // In up to four pieces, at even bytes.
   std::vector<uint64_t> cuts{0, copy.bytes};
   for (int i = 0; i < 3 && copy.bytes > kLargestFlag; ++i) {
@@ -110,7 +111,7 @@ void Machine::end_work(Stream& stream) {
   stream.last_ended = work.launch != nullptr ? work.launch->id
                       : work.copy != nullptr ? work.copy->launch
                                              : work.task->launch;
-  stream.clock.launches.insert(stream.last_ended);
+  stream.clock.see_launch(stream.last_ended);
   note_change();
 }
 
@@ -118,30 +119,12 @@ void Machine::start_ctas() {
   for (Stream& stream : streams_) {
     if (!stream.has_begun || stream.queue.front().launch == nullptr) continue;
     Launch& launch = *stream.queue.front().launch;
-    while (launch.next_cta < launch.order.size() &&
-           resident_[launch.device] < options_.resident_ctas) {
-      start_cta(launch);
+    const auto ctas = static_cast<int>(launch.cluster.count());
+    while (launch.next_cluster < launch.order.size() &&
+           resident_[launch.device] + ctas <= options_.resident_ctas) {
+      start_cluster(launch);
     }
   }
-}
-
-void Machine::start_cta(Launch& launch) {
-  const uint32_t place = launch.order[launch.next_cta++];
-  const Dim grid = launch.grid;
-  const Dim index{place % grid.x, place / grid.x % grid.y, place / grid.x / grid.y};
-  const uint64_t shared = launch.program->shared_bytes + launch.dynamic_shared_bytes;
-  launch.ctas.push_back(std::make_unique<Cta>(ctas_++, index, shared));
-  Cta& cta = *launch.ctas.back();
-  const auto threads = static_cast<uint32_t>(launch.block.count());
-  for (uint32_t first = 0; first < threads; first += kLanes) {
-    const uint32_t left = threads - first;
-    const uint32_t lanes = left >= kLanes ? kAllLanes : (1u << left) - 1;
-    cta.warps.push_back(
-        std::make_unique<Warp>(*this, launch, cta, static_cast<int>(first / kLanes), lanes));
-  }
-  for (const auto& warp : cta.warps) live_.push_back(warp.get());
-  ++resident_[launch.device];
-  note_change();
 }
 
 bool Machine::step_tasks() {
@@ -232,24 +215,10 @@ Warp* Machine::choose_warp() {
     if (warp->wake_at <= now_ns_) return warp;
     if (earliest == nullptr || warp->wake_at < earliest->wake_at) earliest = warp;
   }
-  if (earliest != nullptr) now_ns_ = earliest->wake_at;
+  // What is due before they wake up comes first.
+  if (earliest == nullptr || async_.first_due_ns() < earliest->wake_at) return nullptr;
+  now_ns_ = earliest->wake_at;
   return earliest;
-}
-
-void Machine::retire(Warp& warp) {
-  live_.erase(std::find(live_.begin(), live_.end(), &warp));
-  warp.launch.after.join(warp.clock);
-  note_change();
-  Launch& launch = warp.launch;
-  Cta& cta = warp.cta;
-  if (cta.live_threads() != 0) return;
-  --resident_[launch.device];
-  std::erase_if(launch.ctas,
-                [&](const std::unique_ptr<Cta>& other) { return other.get() == &cta; });
-  if (!launch.ctas.empty() || launch.next_cta < launch.order.size()) return;
-  for (Stream& stream : streams_) {
-    if (stream.has_begun && stream.queue.front().launch.get() == &launch) return end_work(stream);
-  }
 }
 
 void Machine::fail_deadlock(const std::string& why) {
@@ -261,8 +230,8 @@ void Machine::fail_deadlock(const std::string& why) {
       break;
     }
     text += "\n  rank " + std::to_string(warp->launch.device) + ", kernel " +
-            warp->launch.program->name + ", CTA (" + std::to_string(warp->cta.index.x) + ", " +
-            std::to_string(warp->cta.index.y) + ", " + std::to_string(warp->cta.index.z) +
+            short_name(warp->launch.program->name) + ", CTA (" + std::to_string(warp->cta.index.x) +
+            ", " + std::to_string(warp->cta.index.y) + ", " + std::to_string(warp->cta.index.z) +
             "), warp " + std::to_string(warp->index) + ": " + warp->describe_wait();
   }
   for (const Stream& stream : streams_) {

@@ -4,32 +4,49 @@
 #include <bit>
 #include <cstring>
 
+#include "gpu_machine/copy_groups.h"
 #include "gpu_machine/machine.h"
+#include "gpu_machine/products.h"
 
 namespace axonn::gpu_machine {
 namespace {
 
-constexpr size_t kAlignment = 64;
+// PTX does not say how many registers ptxas gives to a thread. With the bounds that kernels which
+// use setmaxnreg have, those are as many as fit.
+constexpr uint64_t kRegistersOfSm = 65536, kMostRegisters = 248;
 
 std::byte* aligned(std::byte* place) {
   const auto address = reinterpret_cast<uintptr_t>(place);
-  return place + (kAlignment - address % kAlignment) % kAlignment;
+  return place + (kRegisterAlignment - address % kRegisterAlignment) % kRegisterAlignment;
 }
 
 }  // namespace
 
 Warp::Warp(Machine& of_machine, Launch& of_launch, Cta& of_cta, int its_index, uint32_t lanes)
-    : Agent(of_machine, of_machine.new_actor(of_launch.id, of_launch.device, of_cta.id, its_index),
+    : Agent(of_machine,
+            of_machine.new_actor({0, of_launch.id, of_launch.device, of_cta.id, of_cta.cluster.id,
+                                  its_index, false}),
             of_launch.before),
       launch(of_launch),
       cta(of_cta),
       index(its_index),
-      memory_(std::make_unique<std::byte[]>(of_launch.program->register_bytes + kAlignment)),
+      memory_(
+          std::make_unique<std::byte[]>(of_launch.program->register_bytes + kRegisterAlignment)),
       registers_(aligned(memory_.get())) {
   fragments_.reserve(kLanes + 1);  // pointers to fragments stay valid
   fragments_.push_back({0, lanes, Fragment::State::kReady, 0});
+  const uint64_t threads = launch.block.count();
+  registers_per_thread =
+      static_cast<uint32_t>(std::min<uint64_t>(kMostRegisters, kRegistersOfSm / threads / 8 * 8));
   fill_constants();
+  copies_ = std::make_unique<CopyGroups>();
+  products_ = std::make_unique<Products>(launch.program->register_bytes);
+  if (launch.program->local_bytes != 0) {
+    local_ = std::make_unique<Region>("local memory", launch.program->local_bytes * kLanes);
+  }
 }
+
+Warp::~Warp() = default;
 
 void Warp::fill_constants() {
   for (const Constant& constant : launch.program->constants) {
@@ -59,6 +76,21 @@ uint64_t Warp::special(const std::string& name, int lane) const {
   if (name == "%nctaid.x") return grid.x;
   if (name == "%nctaid.y") return grid.y;
   if (name == "%nctaid.z") return grid.z;
+  const Dim shape = cta.cluster.shape;
+  if (name == "%cluster_ctaid.x") return place.x % shape.x;
+  if (name == "%cluster_ctaid.y") return place.y % shape.y;
+  if (name == "%cluster_ctaid.z") return place.z % shape.z;
+  if (name == "%cluster_nctaid.x") return shape.x;
+  if (name == "%cluster_nctaid.y") return shape.y;
+  if (name == "%cluster_nctaid.z") return shape.z;
+  if (name == "%clusterid.x") return place.x / shape.x;
+  if (name == "%clusterid.y") return place.y / shape.y;
+  if (name == "%clusterid.z") return place.z / shape.z;
+  if (name == "%nclusterid.x") return grid.x / shape.x;
+  if (name == "%nclusterid.y") return grid.y / shape.y;
+  if (name == "%nclusterid.z") return grid.z / shape.z;
+  if (name == "%cluster_ctarank") return cta.rank;
+  if (name == "%cluster_nctarank") return shape.count();
   if (name == "%laneid") return static_cast<uint64_t>(lane);
   if (name == "%warpid") return static_cast<uint64_t>(index);
   if (name == "%nwarpid") return (block.count() + kLanes - 1) / kLanes;
@@ -76,10 +108,15 @@ uint32_t Warp::live_lanes() const {
   return lanes;
 }
 
-bool Warp::is_blocked() const {
-  return std::none_of(fragments_.begin(), fragments_.end(), [](const Fragment& fragment) {
-    return fragment.state == Fragment::State::kReady;
-  });
+bool Warp::is_ready(const Fragment& fragment) {
+  if (fragment.state != Fragment::State::kWaiting) return fragment.state == Fragment::State::kReady;
+  const Op& op = launch.program->ops[fragment.pc];
+  return op.ready(op, *this, fragment.mask);
+}
+
+bool Warp::is_blocked() {
+  return std::none_of(fragments_.begin(), fragments_.end(),
+                      [&](const Fragment& fragment) { return is_ready(fragment); });
 }
 
 int Warp::run(int quantum) {
@@ -99,8 +136,9 @@ Fragment* Warp::choose() {
   uint32_t ready = 0;
   bool waits = false;
   for (Fragment& fragment : fragments_) {
-    waits |= fragment.state == Fragment::State::kAtBarrier;
-    if (fragment.state != Fragment::State::kReady) continue;
+    waits |= fragment.state == Fragment::State::kAtBarrier ||
+             fragment.state == Fragment::State::kWaiting;
+    if (!is_ready(fragment)) continue;
     ++ready;
     const bool better =
         chosen == nullptr || (in_any_order_ ? machine.draw(ready) == 0 : fragment.pc < chosen->pc);
@@ -127,6 +165,7 @@ bool Warp::step(Fragment*& fragment) {
     const uint32_t guard = predicate(op.guard);
     mask &= op.guard_negated ? ~guard : guard;
   }
+  if (op.num_touched != 0 && mask != 0) products_->check_touch(op, *this);
   if (op.flow == Flow::kNext || mask == 0) {
     if (mask != 0) op.execute(op, *this, mask);
     ++fragment->pc;
@@ -146,10 +185,16 @@ bool Warp::step(Fragment*& fragment) {
     return false;
   }
   if (mask != fragment->mask) split_off(*fragment, fragment->mask & ~mask);
-  if (!meets(*fragment, op)) {
+  if (op.flow != Flow::kWait && !meets(*fragment, op)) {
     fragment = choose();
     return fragment != nullptr;
   }
+  if (op.ready != nullptr && !op.ready(op, *this, fragment->mask)) {
+    fragment->state = Fragment::State::kWaiting;
+    fragment = choose();
+    return fragment != nullptr;
+  }
+  fragment->state = Fragment::State::kReady;
   if (op.flow == Flow::kBarrier) {
     arrive(*fragment, op);
     return false;
@@ -205,7 +250,7 @@ bool Warp::meets(Fragment& fragment, const Op& op) {
              lane);
       }
     }
-  } else if (op.choice == 0) {
+  } else if (op.flow == Flow::kBarrier && op.choice == 0) {
     return true;  // a barrier at which threads arrive one by one
   }
   if (fragment.mask == members) return true;
@@ -295,6 +340,7 @@ void Warp::exit(Fragment*& fragment, uint32_t mask) {
     if (other.state == Fragment::State::kAtMeeting) other.state = Fragment::State::kReady;
   }
   cta.complete_barriers();
+  cta.cluster.complete_barrier();
   fragment = fragments_.empty() ? nullptr : choose();
 }
 

@@ -22,6 +22,7 @@ struct Configuration {
   dim3 grid, block;
   size_t shared_bytes;
   cudaStream_t stream;
+  dim3 cluster = {1, 1, 1};
 };
 
 cudaError_t launch(Runtime& runtime, const void* function, const Configuration& with,
@@ -40,8 +41,15 @@ cudaError_t launch(Runtime& runtime, const void* function, const Configuration& 
     values.emplace_back(from, from + program->params[i].bytes);
   }
   return runtime.submit(with.stream, [&machine = runtime.machine, program, with, values](int on) {
-    machine.enqueue(on, program, dim_of(with.grid), dim_of(with.block), values, with.shared_bytes);
+    machine.enqueue(on, program, dim_of(with.grid), dim_of(with.block), values, with.shared_bytes,
+                    dim_of(with.cluster));
   });
+}
+
+bool fits(dim3 cluster, dim3 grid) {
+  const uint64_t ctas = dim_of(cluster).count();
+  return ctas != 0 && ctas <= axonn::gpu_machine::kMostClusterCtas && grid.x % cluster.x == 0 &&
+         grid.y % cluster.y == 0 && grid.z % cluster.z == 0;
 }
 
 // The configuration that a triple of angle brackets leaves for the call behind it.
@@ -98,17 +106,17 @@ cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void**
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function,
                                 void** arguments) {
   return api("cudaLaunchKernelExC", [&](Runtime& r) {
+    Configuration with{config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream};
     for (unsigned i = 0; i < config->numAttrs; ++i) {
       const cudaLaunchAttribute& attribute = config->attrs[i];
-      const auto& cluster = attribute.val.clusterDim;
-      if (attribute.id != cudaLaunchAttributeClusterDimension ||
-          cluster.x * cluster.y * cluster.z != 1) {
+      if (attribute.id != cudaLaunchAttributeClusterDimension) {
         return cudaErrorNotSupported;  // an attribute that the machine does not know
       }
+      const auto& cluster = attribute.val.clusterDim;
+      with.cluster = {cluster.x, cluster.y, cluster.z};
     }
-    return launch(r, function,
-                  {config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream},
-                  arguments);
+    if (!fits(with.cluster, with.grid)) return cudaErrorInvalidClusterSize;
+    return launch(r, function, with, arguments);
   });
 }
 

@@ -53,7 +53,8 @@ TEST(Descriptors, AGemmIsNotLaunchedWithOneThatTheDriverRefused) {
   runtime.offer_entry_point("cuTensorMapEncodeTiled", reinterpret_cast<void*>(&encode));
   for (const auto& instance : kernels::sm90::gemm_bf16_tn()) {
     const int launches = runtime.calls_of("cudaLaunchKernelExC");
-    (void)launch(instance, -1);  // the machine has no clusters yet
+    runtime.fail("cudaLaunchKernelExC", cudaErrorLaunchFailure);  // nothing shall run
+    EXPECT_EQ(launch(instance, -1), cudaErrorLaunchFailure);
     EXPECT_EQ(runtime.calls_of("cudaLaunchKernelExC"), launches + 1);
     const int descriptors = driver().calls;
     EXPECT_EQ(descriptors, 4);  // a, b, d and what is added to d, or the two destinations

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "gpu_machine/machine.h"
+#include "gpu_machine/runtime/driver_api.h"
 
 namespace axonn::gpu_machine {
 
@@ -71,7 +72,7 @@ class Runtime {
 
   // Makes the call of this function that comes after `skipped` more do nothing but return an error.
   void fail(const std::string& function, cudaError_t error, int skipped = 0);
-  // Gives programs a function of the driver, which they ask for by name.
+  // Gives programs a function of the driver, which they ask for by name, in place of the machine's.
   void offer_entry_point(const std::string& name, void* function) {
     entry_points_[name] = function;
   }
@@ -140,7 +141,7 @@ class Runtime {
   };
   std::map<std::string, Injected> injected_;
   std::map<std::string, int> calls_;
-  std::map<std::string, void*> entry_points_;
+  std::map<std::string, void*> entry_points_ = driver_functions();
   std::set<size_t> loaded_modules_;
   std::set<std::pair<const void*, int>> loaded_functions_;  // and devices
   std::map<const void*, int> shared_limits_;                // dynamic shared memory, by function

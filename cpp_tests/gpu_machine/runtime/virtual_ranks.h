@@ -103,7 +103,9 @@ class VirtualRanks {
   };
 
   // `epoch` is the number of calls that were made before.
-  explicit VirtualRanks(int count, uint32_t epoch = 0, double timeout_seconds = 1) {
+  explicit VirtualRanks(int count, uint32_t epoch = 0, double timeout_seconds = 1,
+                        const kernels::cuda::GemmBackend& with = slow_backend())
+      : backend(with) {
     using kernels::cuda::kPadBytes;
     std::vector<void*> pads, workspaces;
     for (int r = 0; r < count; ++r) {
@@ -169,7 +171,7 @@ class VirtualRanks {
     turn.end();
   }
 
-  const kernels::cuda::GemmBackend backend = slow_backend();
+  const kernels::cuda::GemmBackend backend;
   std::vector<std::unique_ptr<Rank>> ranks;
 
  private:

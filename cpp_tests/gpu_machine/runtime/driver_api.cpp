@@ -1,0 +1,27 @@
+// Functions of the driver that programs get by name.
+#include "gpu_machine/runtime/driver_api.h"
+
+#include <cuda.h>
+
+#include "gpu_machine/tensor_map.h"
+
+namespace axonn::gpu_machine {
+namespace {
+
+CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* base,
+                const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
+                const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
+                CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2_promotion,
+                CUtensorMapFloatOOBfill fill) {
+  return static_cast<CUresult>(encode_tiled(map, type, rank, reinterpret_cast<uint64_t>(base),
+                                            sizes, strides, box, element_strides, interleave,
+                                            swizzle, l2_promotion, fill));
+}
+
+}  // namespace
+
+std::map<std::string, void*> driver_functions() {
+  return {{"cuTensorMapEncodeTiled", reinterpret_cast<void*>(&encode)}};
+}
+
+}  // namespace axonn::gpu_machine

@@ -1,0 +1,244 @@
+// The project's Triton kernels, as tools/triton_ptx.py writes them for the machine.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gpu_machine/kernel_values.h"
+#include "gpu_machine/machine.h"
+#include "gpu_machine/tensor_map.h"
+
+namespace axonn::gpu_machine::testing {
+
+// A compiled kernel, with what must be known to launch it.
+struct TritonCase {
+  std::string name;
+  std::map<std::string, std::string> facts;
+  std::vector<std::pair<std::string, std::string>> params;  // name and type
+
+  const std::string& text(const std::string& fact) const { return facts.at(fact); }
+  int64_t number(const std::string& fact) const { return std::stoll(facts.at(fact)); }
+  bool is_true(const std::string& fact) const {
+    return facts.contains(fact) && facts.at(fact) == "1";
+  }
+  DataType dtype() const {
+    return text("dtype") == "bfloat16"  ? DataType::kBFloat16
+           : text("dtype") == "float16" ? DataType::kFloat16
+                                        : DataType::kFloat32;
+  }
+  bool rounds_to_tf32() const { return name.find("_tf32") != std::string::npos; }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const TritonCase& what) {
+  return out << what.name;
+}
+
+#ifdef AXONN_TRITON_FOLDER
+inline const std::string kTritonFolder = AXONN_TRITON_FOLDER;
+#else
+inline const std::string kTritonFolder = "";
+#endif
+
+// A name that GoogleTest accepts.
+inline std::string name_of_case(const ::testing::TestParamInfo<TritonCase>& info) {
+  std::string name = info.param.name;
+  std::replace_if(name.begin(), name.end(), [](char c) { return std::isalnum(c) == 0; }, '_');
+  return name;
+}
+
+// Empty where triton was not found when this was built.
+inline std::vector<TritonCase> triton_cases() {
+  std::vector<TritonCase> cases;
+  std::ifstream file(kTritonFolder + "/cases.txt");
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string kind, name, value;
+    words >> kind >> name >> value;
+    if (kind == "case") cases.push_back({name, {}, {}});
+    if (kind == "fact") cases.back().facts[name] = value;
+    if (kind == "param") cases.back().params.emplace_back(name, value);
+  }
+  return cases;
+}
+
+inline std::vector<TritonCase> triton_cases_of(const std::string& kernel) {
+  std::vector<TritonCase> cases = triton_cases();
+  std::erase_if(cases, [&](const TritonCase& one) { return one.text("kernel") != kernel; });
+  return cases;
+}
+
+inline std::string ptx_of(const TritonCase& what) {
+  std::ifstream file(kTritonFolder + "/" + what.text("file"));
+  EXPECT_TRUE(file) << what.text("file");
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// The same with a fence behind each mbarrier.init. CUDA's programming guide asks for one before TMA
+// signals the mbarrier; Triton has only a barrier of the CTA there, which the machine reports.
+inline std::string fenced_ptx_of(const TritonCase& what) {
+  std::string ptx = ptx_of(what);
+  const std::string fence = "\n\tfence.mbarrier_init.release.cluster;";
+  for (size_t at = 0; (at = ptx.find("mbarrier.init.", at)) != std::string::npos;) {
+    at = ptx.find(';', at) + 1;
+    ptx.insert(at, fence);
+  }
+  return ptx;
+}
+
+// A matrix in memory: element (i, j) is at i * row_stride + j * column_stride.
+struct Matrix {
+  int64_t rows = 0, columns = 0, row_stride = 0, column_stride = 1;
+  DataType dtype = DataType::kFloat32;
+  std::vector<double> values;  // [rows][columns]; each is a number of the dtype
+  uint64_t address = 0;
+
+  double at(int64_t i, int64_t j) const { return values[static_cast<size_t>(i * columns + j)]; }
+};
+
+// Random values, which have not yet a place in memory.
+inline Matrix draw_matrix(int64_t rows, int64_t columns, DataType dtype, std::mt19937_64& random) {
+  Matrix made{rows, columns, columns, 1, dtype, {}, 0};
+  const auto count = static_cast<size_t>(rows * columns);
+  const auto bytes = draw(count, dtype, random, 1.0);
+  for (size_t i = 0; i < count; ++i) made.values.push_back(value_at(bytes, i, dtype));
+  return made;
+}
+
+// Writes the elements to memory, and nothing between them.
+inline void place_matrix(Machine& machine, Matrix& matrix, const std::string& name) {
+  const auto size = static_cast<uint64_t>(kernels::size_of(matrix.dtype));
+  const int64_t last =
+      (matrix.rows - 1) * matrix.row_stride + (matrix.columns - 1) * matrix.column_stride;
+  matrix.address = machine.memory().allocate(static_cast<uint64_t>(last + 1) * size, name);
+  std::vector<std::byte> element(size);
+  for (int64_t i = 0; i < matrix.rows; ++i) {
+    for (int64_t j = 0; j < matrix.columns; ++j) {
+      put_value(element, 0, matrix.dtype, matrix.at(i, j));
+      const int64_t at = i * matrix.row_stride + j * matrix.column_stride;
+      machine.memory().write(matrix.address + static_cast<uint64_t>(at) * size, element.data(),
+                             size);
+    }
+  }
+}
+
+inline std::vector<double> read_values(Machine& machine, uint64_t address, size_t count,
+                                       DataType dtype) {
+  const auto bytes =
+      machine.get<std::byte>(address, count * static_cast<size_t>(kernels::size_of(dtype)));
+  std::vector<double> values;
+  for (size_t i = 0; i < count; ++i) values.push_back(value_at(bytes, i, dtype));
+  return values;
+}
+
+// The arguments of a kernel by name. Those that a case has no parameter for are constants there.
+class TritonArguments {
+ public:
+  TritonArguments() { values_["global_scratch"] = values_["profile_scratch"] = 0; }
+  void set(const std::string& name, int64_t value) { values_[name] = static_cast<uint64_t>(value); }
+  void set(const std::string& name, uint64_t value) { values_[name] = value; }
+
+  // A tensor of these sizes whose last dim is contiguous, as Triton's launcher describes it.
+  void set_descriptor(const TritonCase& what, const std::string& name, uint64_t address,
+                      const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
+    const auto rank = static_cast<uint32_t>(sizes.size());
+    const uint64_t size = static_cast<uint64_t>(kernels::size_of(what.dtype()));
+    const TensorType type = what.dtype() == DataType::kBFloat16  ? TensorType::kBFloat16
+                            : what.dtype() == DataType::kFloat16 ? TensorType::kFloat16
+                                                                 : TensorType::kFloat32;
+    std::vector<uint64_t> extents, pitches;  // the last dim first
+    for (size_t i = rank; i-- > 0;) {
+      extents.push_back(static_cast<uint64_t>(sizes[i]));
+      if (i + 1 < rank) pitches.push_back(static_cast<uint64_t>(strides[i]) * size);
+      set(name + ".shape" + std::to_string(i), sizes[i]);
+      set(name + ".stride" + std::to_string(i), strides[i]);
+    }
+    std::vector<uint32_t> box;
+    std::istringstream edges(what.text(name + ".box"));
+    for (std::string edge; std::getline(edges, edge, ',');) {
+      box.insert(box.begin(), static_cast<uint32_t>(std::stoul(edge)));
+    }
+    const std::vector<uint32_t> steps(rank, 1);
+    alignas(64) std::array<std::byte, kTensorMapBytes> map;
+    EXPECT_EQ(encode_tiled(map.data(), static_cast<int>(type), rank, address, extents.data(),
+                           pitches.data(), box.data(), steps.data(), 0,
+                           static_cast<int>(what.number(name + ".swizzle")), 0, 0),
+              0);
+    maps_[name + ".map"].assign(map.begin(), map.end());
+  }
+
+  // The matrix as a pointer or as a descriptor, whichever the case wants.
+  void set_matrix(const TritonCase& what, const std::string& name, const Matrix& matrix) {
+    if (!what.facts.contains(name + ".box")) {
+      set(name, matrix.address);
+    } else if (matrix.column_stride == 1) {
+      set_descriptor(what, name, matrix.address, {matrix.rows, matrix.columns},
+                     {matrix.row_stride, 1});
+    } else {
+      set_descriptor(what, name, matrix.address, {matrix.columns, matrix.rows},
+                     {matrix.column_stride, 1});
+    }
+  }
+
+  std::vector<std::vector<std::byte>> of(const TritonCase& what) const {
+    std::vector<std::vector<std::byte>> all;
+    for (const auto& [name, type] : what.params) {
+      if (type == "map") {
+        all.push_back(maps_.at(name));
+        continue;
+      }
+      all.emplace_back(type == "i32" ? 4 : 8);
+      std::memcpy(all.back().data(), &values_.at(name), all.back().size());
+    }
+    return all;
+  }
+
+ private:
+  std::map<std::string, uint64_t> values_;
+  std::map<std::string, std::vector<std::byte>> maps_;
+};
+
+inline void launch_triton(Machine& machine, int stream, const TritonCase& what,
+                          const TritonArguments& arguments, uint32_t programs) {
+  const auto threads = static_cast<uint32_t>(what.number("threads"));
+  machine.enqueue(stream, machine.kernel(what.text("kernel") + "_kernel"), {programs, 1, 1},
+                  {threads, 1, 1}, arguments.of(what),
+                  static_cast<uint64_t>(what.number("shared")));
+}
+
+// A float as the tensor cores read it.
+inline double as_tf32(double value) {
+  return kernels::float_of(kernels::bits_of(static_cast<float>(value)) & 0xFFFFE000u);
+}
+
+// What a product is, and how far float32 sums may be from it, in any order.
+struct Expected {
+  double value = 0, bound = 0;
+};
+inline Expected product_at(const Matrix& a, const Matrix& b, int64_t i, int64_t j, bool tf32) {
+  Expected result;
+  double magnitude = 0;
+  for (int64_t k = 0; k < a.columns; ++k) {
+    const double x = tf32 ? as_tf32(a.at(i, k)) : a.at(i, k);
+    const double y = tf32 ? as_tf32(b.at(k, j)) : b.at(k, j);
+    result.value += x * y;
+    magnitude += std::abs(x * y);
+  }
+  // Each addend passes through at most as many roundings as there are addends.
+  result.bound = static_cast<double>(a.columns + 1) * 0x1p-24 * magnitude;
+  return result;
+}
+
+}  // namespace axonn::gpu_machine::testing

@@ -1,0 +1,304 @@
+// The project's Triton matmuls, as Triton compiles them for sm_80 and sm_90, against products in
+// double.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "gpu_machine/triton_case.h"
+
+namespace axonn::gpu_machine {
+namespace {
+
+using testing::DataType;
+using testing::Expected;
+using testing::Matrix;
+using testing::TritonArguments;
+using testing::TritonCase;
+
+constexpr uint64_t kTritonSeeds = 2;
+constexpr uint32_t kPrograms = 3;  // fewer than tiles, so that some compute several
+
+TEST(Triton, KernelsWereCompiled) {
+  if (testing::kTritonFolder.empty()) {
+    GTEST_SKIP() << "triton was not found when this was built, so its kernels are not run";
+  }
+  EXPECT_FALSE(testing::triton_cases().empty()) << testing::kTritonFolder;
+}
+
+struct Sizes {
+  int64_t m, n, k;
+};
+
+// Larger than a tile or two, and multiples of 16 only if the kernel was compiled for that.
+Sizes sizes_of(const TritonCase& what) {
+  Sizes sizes = what.is_true("aligned") ? Sizes{176, 272, 272} : Sizes{133, 202, 77};
+  const std::string& ones = what.text("ones");
+  if (ones.find('m') != std::string::npos) sizes.m = 1;
+  if (ones.find('n') != std::string::npos) sizes.n = 1;
+  if (ones.find('k') != std::string::npos) sizes.k = 1;
+  return sizes;
+}
+
+void lay_out(Matrix& matrix, char layout, bool aligned) {
+  const auto pitch = [&](int64_t length) { return aligned ? length + 16 : length + 3; };
+  if (layout == 'N') {
+    matrix.row_stride = pitch(matrix.columns);
+  } else if (layout == 'T') {
+    matrix.row_stride = 1;
+    matrix.column_stride = pitch(matrix.rows);
+  } else {
+    matrix.column_stride = 2;
+    matrix.row_stride = 2 * matrix.columns + 5;
+  }
+}
+
+Expected with_bias(Expected sum, double bias) {
+  sum.value += bias;
+  sum.bound += 0x1p-24 * std::abs(sum.value);
+  return sum;
+}
+
+// Bounds: gelu grows at most by 1.13 times its argument, silu by 1.1; a few roundings of float32.
+Expected gelu(const Expected& x) {
+  const double u = std::sqrt(2 / M_PI) * (x.value + 0.044715 * std::pow(x.value, 3));
+  const double value = x.value / 2 * (1 + std::tanh(u));
+  return {value, 1.13 * x.bound + 0x1p-20 * (std::abs(value) + std::abs(x.value))};
+}
+Expected swiglu(const Expected& gate, const Expected& up) {
+  const double silu = gate.value / (1 + std::exp(-gate.value));
+  const double value = silu * up.value;
+  const double bound =
+      1.1 * gate.bound * (std::abs(up.value) + up.bound) + std::abs(silu) * up.bound;
+  return {value, bound + 0x1p-20 * std::abs(value)};
+}
+
+// What finish_tile makes of the sums of a row.
+std::vector<Expected> finished(const TritonCase& what, std::vector<Expected> sums,
+                               const Matrix& bias) {
+  for (size_t j = 0; j < sums.size(); ++j) {
+    if (what.is_true("bias")) sums[j] = with_bias(sums[j], bias.values[j]);
+  }
+  if (what.text("activation") == "gelu") {
+    for (Expected& sum : sums) sum = gelu(sum);
+  } else if (what.text("activation") == "swiglu") {
+    std::vector<Expected> halves;
+    for (size_t j = 0; j < sums.size(); j += 2) halves.push_back(swiglu(sums[j], sums[j + 1]));
+    return halves;
+  }
+  return sums;
+}
+
+void expect_row(const std::vector<double>& got, size_t row, const std::vector<Expected>& expected,
+                DataType dtype, int& wrong) {
+  for (size_t j = 0; j < expected.size(); ++j) {
+    const Expected& one = expected[j];
+    const double value = got[row * expected.size() + j];
+    const double bound = one.bound + testing::step_of(dtype) * (std::abs(one.value) + one.bound) +
+                         (dtype == DataType::kFloat16 ? 0x1p-25 : 0);
+    if (std::abs(value - one.value) <= bound) continue;
+    if (++wrong < 5) {
+      ADD_FAILURE() << "row " << row << ", column " << j << ": " << value << ", expected "
+                    << one.value << " up to " << bound;
+    }
+  }
+}
+
+// Runs the kernel of this PTX, and returns how many elements are wrong.
+int run_matmul(const TritonCase& what, const std::string& ptx, uint64_t seed) {
+  std::mt19937_64 random(seed + 1);
+  const Sizes sizes = sizes_of(what);
+  const DataType dtype = what.dtype();
+  Options options;
+  options.seed = seed;
+  Machine machine(options);
+  machine.load(ptx);
+  Matrix a = testing::draw_matrix(sizes.m, sizes.k, dtype, random);
+  Matrix b = testing::draw_matrix(sizes.k, sizes.n, dtype, random);
+  Matrix bias = testing::draw_matrix(1, sizes.n, dtype, random);
+  lay_out(a, what.text("layout")[0], what.is_true("aligned"));
+  lay_out(b, what.text("layout")[1], what.is_true("aligned"));
+  testing::place_matrix(machine, a, "a");
+  testing::place_matrix(machine, b, "b");
+  testing::place_matrix(machine, bias, "bias");
+  const int64_t parts = what.number("SPLIT_K");
+  const bool halves = what.text("activation") == "swiglu";
+  const DataType stored = parts > 1 ? DataType::kFloat32 : dtype;
+  const auto count = static_cast<size_t>(parts * sizes.m * (halves ? sizes.n / 2 : sizes.n));
+  const uint64_t c =
+      machine.memory().allocate(count * static_cast<size_t>(kernels::size_of(stored)), "c");
+  TritonArguments arguments;
+  arguments.set_matrix(what, "a", a);
+  arguments.set_matrix(what, "b", b);
+  arguments.set("c_ptr", c);
+  arguments.set("bias_ptr", bias.address);
+  arguments.set("m", sizes.m);
+  arguments.set("n", sizes.n);
+  arguments.set("k", sizes.k);
+  arguments.set("stride_am", a.row_stride);
+  arguments.set("stride_ak", a.column_stride);
+  arguments.set("stride_bk", b.row_stride);
+  arguments.set("stride_bn", b.column_stride);
+  testing::launch_triton(machine, machine.new_stream(0), what, arguments, kPrograms);
+  machine.run();
+
+  std::vector<double> got = testing::read_values(machine, c, count, stored);
+  const size_t size = count / static_cast<size_t>(parts);
+  for (size_t i = size; i < count; ++i) got[i % size] += got[i];  // the parts of a split K
+  int wrong = 0;
+  for (int64_t i = 0; i < sizes.m; ++i) {
+    std::vector<Expected> sums;
+    for (int64_t j = 0; j < sizes.n; ++j) {
+      sums.push_back(testing::product_at(a, b, i, j, what.rounds_to_tf32()));
+    }
+    expect_row(got, static_cast<size_t>(i), finished(what, sums, bias), stored, wrong);
+  }
+  return wrong;
+}
+
+class TritonMatmul : public ::testing::TestWithParam<TritonCase> {};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(TritonMatmul);
+
+TEST_P(TritonMatmul, IsTheProduct) {
+  for (uint64_t seed = 0; seed < kTritonSeeds; ++seed) {
+    EXPECT_EQ(run_matmul(GetParam(), testing::fenced_ptx_of(GetParam()), seed), 0)
+        << "seed " << seed;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TritonMatmul, ::testing::ValuesIn(testing::triton_cases_of("matmul")),
+                         testing::name_of_case);
+
+TEST_P(TritonMatmul, AFenceBehindTheInitializationOfBarriersIsMissing) {
+  const TritonCase& what = GetParam();
+  if (!what.facts.contains("a.box") || what.dtype() == DataType::kFloat32 ||
+      what.number("SPLIT_K") != 1) {
+    GTEST_SKIP() << "it has no mbarriers, or other fences behind them";
+  }
+  try {
+    run_matmul(what, testing::ptx_of(what), 0);
+    ADD_FAILURE() << "Triton has a fence there now: fenced_ptx_of is not needed any more";
+  } catch (const MachineError& error) {
+    EXPECT_NE(std::string(error.what()).find("fence.mbarrier_init"), std::string::npos)
+        << error.what();
+  }
+}
+
+class TritonSplitK : public ::testing::TestWithParam<TritonCase> {};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(TritonSplitK);
+
+TEST_P(TritonSplitK, AddsTheParts) {
+  const TritonCase& what = GetParam();
+  std::mt19937_64 random(11);
+  const int64_t m = 48, n = 176, parts = what.number("SPLIT_K");
+  Machine machine;
+  machine.load(testing::fenced_ptx_of(what));
+  Matrix split = testing::draw_matrix(parts * m, n, DataType::kFloat32, random);
+  Matrix bias = testing::draw_matrix(1, n, what.dtype(), random);
+  testing::place_matrix(machine, split, "parts");
+  testing::place_matrix(machine, bias, "bias");
+  const bool halves = what.text("activation") == "swiglu";
+  const auto count = static_cast<size_t>(m * (halves ? n / 2 : n));
+  const uint64_t c =
+      machine.memory().allocate(count * static_cast<size_t>(kernels::size_of(what.dtype())), "c");
+  TritonArguments arguments;
+  arguments.set("parts_ptr", split.address);
+  arguments.set("c_ptr", c);
+  arguments.set("bias_ptr", bias.address);
+  arguments.set("m", m);
+  arguments.set("n", n);
+  arguments.set("part_stride", m * n);
+  const auto tiles_of = [&](int64_t size, const char* block) {
+    return static_cast<uint32_t>((size + what.number(block) - 1) / what.number(block));
+  };
+  testing::launch_triton(machine, machine.new_stream(0), what, arguments,
+                         tiles_of(m, "BLOCK_M") * tiles_of(n, "BLOCK_N"));
+  machine.run();
+  const auto got = testing::read_values(machine, c, count, what.dtype());
+  int wrong = 0;
+  for (int64_t i = 0; i < m; ++i) {
+    std::vector<Expected> sums(static_cast<size_t>(n));
+    for (int64_t j = 0; j < n; ++j) {
+      Expected& sum = sums[static_cast<size_t>(j)];
+      for (int64_t part = 0; part < parts; ++part) {
+        sum.value += split.at(part * m + i, j);
+        sum.bound += static_cast<double>(parts) * 0x1p-24 * std::abs(split.at(part * m + i, j));
+      }
+    }
+    expect_row(got, static_cast<size_t>(i), finished(what, sums, bias), what.dtype(), wrong);
+  }
+  EXPECT_EQ(wrong, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TritonSplitK,
+                         ::testing::ValuesIn(testing::triton_cases_of("split_k_reduce")),
+                         testing::name_of_case);
+
+// --- Where something is left out ----------------------------------------------------
+
+// Whether one of a few seeds notices that the kernel is this instead.
+bool is_noticed(const TritonCase& what, const std::string& broken) {
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    try {
+      if (run_matmul(what, broken, seed) != 0) return true;
+    } catch (const MachineError&) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Leaves this instruction out where it is, beginning with the place `at`, once or everywhere.
+std::string without(std::string ptx, const std::string& instruction, size_t at, bool everywhere) {
+  while (at != std::string::npos) {
+    ptx.erase(at, ptx.find(';', at) + 1 - at);
+    at = everywhere ? ptx.find(instruction, at) : std::string::npos;
+  }
+  return ptx;
+}
+
+class TritonMutants : public ::testing::TestWithParam<TritonCase> {};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(TritonMutants);
+
+TEST_P(TritonMutants, AreNoticed) {
+  const std::string ptx = testing::fenced_ptx_of(GetParam());
+  ASSERT_FALSE(is_noticed(GetParam(), ptx));  // as it is, nothing is wrong
+  int tried = 0, noticed = 0;
+  std::string missed;
+  for (const std::string instruction : {"\tcp.async.wait_group", "\tbar.sync", "\twgmma.fence",
+                                        "\twgmma.wait_group", "\tfence.proxy.async"}) {
+    const size_t first = ptx.find(instruction);
+    if (first == std::string::npos) continue;
+    EXPECT_TRUE(is_noticed(GetParam(), without(ptx, instruction, first, true))) << instruction;
+    for (size_t at = first; at != std::string::npos; at = ptx.find(instruction, at + 1)) {
+      ++tried;
+      if (is_noticed(GetParam(), without(ptx, instruction, at, false))) {
+        ++noticed;
+      } else {
+        missed +=
+            instruction + " in PTX line " +
+            std::to_string(1 + std::count(ptx.begin(), ptx.begin() + static_cast<long>(at), '\n'));
+      }
+    }
+  }
+  // Triton often has several barriers or waits in a row, where each alone may be missing.
+  EXPECT_GT(tried, 3);
+  EXPECT_GE(noticed, tried / 3) << "of " << tried << ", but not" << missed;
+  std::printf("%s: %d of %d noticed%s\n", GetParam().name.c_str(), noticed, tried, missed.c_str());
+}
+
+std::vector<TritonCase> broken_cases() {
+  std::vector<TritonCase> cases = testing::triton_cases_of("matmul");
+  std::erase_if(cases, [](const TritonCase& what) {
+    return what.dtype() != DataType::kBFloat16 || what.text("layout") != "NN" ||
+           !what.is_true("aligned") || what.is_true("bias") || what.number("SPLIT_K") != 1;
+  });
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(All, TritonMutants, ::testing::ValuesIn(broken_cases()),
+                         testing::name_of_case);
+
+}  // namespace
+}  // namespace axonn::gpu_machine

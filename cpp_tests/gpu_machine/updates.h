@@ -1,0 +1,52 @@
+// What atomic operations and reductions make of an old value.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+namespace axonn::gpu_machine {
+
+enum Update : uint8_t {
+  kAdd,
+  kExchange,
+  kCompare,
+  kAnd,
+  kOr,
+  kXor,
+  kMin,
+  kMax,
+  kIncrement,
+  kDecrement
+};
+
+template <typename T>
+T updated(uint8_t update, T old, T b, T c) {
+  switch (update) {
+    case kAdd:
+      if constexpr (std::is_integral_v<T>) {
+        return static_cast<T>(static_cast<uint64_t>(old) + static_cast<uint64_t>(b));
+      } else {
+        return old + b;
+      }
+    case kExchange:
+      return b;
+    case kCompare:
+      return old == b ? c : old;
+    case kMin:
+      return b < old ? b : old;
+    case kMax:
+      return old < b ? b : old;
+    default:
+      break;
+  }
+  if constexpr (std::is_unsigned_v<T>) {
+    if (update == kAnd) return old & b;
+    if (update == kOr) return old | b;
+    if (update == kXor) return old ^ b;
+    if (update == kIncrement) return old >= b ? 0 : old + 1;
+    if (update == kDecrement) return old == 0 || old > b ? b : old - 1;
+  }
+  return old;
+}
+
+}  // namespace axonn::gpu_machine
