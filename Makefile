@@ -70,6 +70,7 @@ test-sanitizers: environment  ## run the core's tests under thread and address s
 	@$(call ctest,$(CPP_BUILD)-address,address,core_tests,)
 
 emulate: environment  ## run CUDA and Triton kernels instruction by instruction on the CPU; needs no GPU
+	@$(PYTHON) tools/bootstrap.py environment cutlass
 	@$(call ctest,$(EMULATE_BUILD),,gpu_machine_tests gpu_machine_speed,-DAXONN_GPU_MACHINE=ON)
 	@$(EMULATE_BUILD)/cpp_tests/gpu_machine/gpu_machine_speed
 

@@ -4,6 +4,7 @@
     python3 tools/bootstrap.py environment extension   and the compiled package, editable
     python3 tools/bootstrap.py environment lint        and the formatters and type checker
     python3 tools/bootstrap.py environment slow        and what the slow tests compare with
+    python3 tools/bootstrap.py environment cutlass     and CUTLASS's headers, in build/cutlass
 
 Each step keeps a digest of what it depends on in .venv/axonn-bootstrap.json and is skipped while
 that is unchanged. It runs on the Python that found it, with the standard library alone.
@@ -41,6 +42,8 @@ COMPLETE = (
 CONSTRAINTS = VENV / "constraints.txt"
 LOG = ROOT / "build" / "bootstrap.log"
 DEFAULT_TORCH = "torch==2.13.0"  # the version that the tests are run with
+STEPS = ("environment", "extension", "lint", "slow", "cutlass")
+CUTLASS, CUTLASS_WHEEL = ROOT / "build/cutlass", "nvidia-cutlass>=4.2,<5"
 CUDA_VARIABLES = ("TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "CUTLASS_HOME")
 BUILD_FILES = ("setup.py", "tools/find_cuda.py", "tools/architectures.py", "pyproject.toml")
 # Of all that pip and ninja print: ninja's count with the file's name, and setup.py's own lines.
@@ -341,6 +344,12 @@ def install_extra(target: str, packages: list[str]) -> None:
     pip("-c", CONSTRAINTS, *packages)
 
 
+def install_cutlass() -> None:
+    """Beside .venv, where it would be a reason to compile the extension again."""
+    say("installing CUTLASS's headers")
+    pip("--no-deps", "--upgrade", "--target", CUTLASS, CUTLASS_WHEEL)
+
+
 def leave_venv() -> None:
     """Starts over with the Python that .venv was made from: .venv may have to be made anew."""
     base = getattr(sys, "_base_executable", sys.executable)
@@ -351,7 +360,7 @@ def leave_venv() -> None:
 def main() -> None:
     leave_venv()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("steps", nargs="+", choices=("environment", "extension", "lint", "slow"))
+    parser.add_argument("steps", nargs="+", choices=STEPS)
     steps = parser.parse_args().steps
 
     os.environ["PATH"] = os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)])
@@ -373,6 +382,8 @@ def main() -> None:
             if extra in steps:
                 packages = project["project"]["optional-dependencies"][extra]
                 once(f"extra {extra}", digest(packages), partial(install_extra, target, packages))
+        if "cutlass" in steps:
+            once("cutlass", CUTLASS_WHEEL, install_cutlass, whole=CUTLASS.is_dir())
 
 
 if __name__ == "__main__":
