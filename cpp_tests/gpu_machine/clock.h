@@ -50,9 +50,10 @@ class Clock {
   };
 
   // All of a launch is seen, by every proxy.
-  void see_launch(uint32_t launch) {
-    const auto place = std::lower_bound(launches_.begin(), launches_.end(), launch);
-    if (place == launches_.end() || *place != launch) launches_.insert(place, launch);
+  void see_launch(uint32_t launch) { see_launch(launch, kAllFences); }
+  // What is passed on from here by a flag, and not by a stream, is behind no proxy fence.
+  void forget_fences_of_launches() {
+    for (SeenLaunch& seen : launches_) seen.fences = 0;
   }
   void see(uint32_t actor, uint32_t time) {
     Seen& seen = entry(actor);
@@ -65,16 +66,18 @@ class Clock {
   // A proxy fence: it orders all that has been seen.
   void fence(ProxyFence fence) {
     for (Seen& seen : actors_) seen.fenced[static_cast<size_t>(fence)] = seen.time;
+    for (SeenLaunch& seen : launches_) seen.fences |= bit(fence);
   }
   void join(const Clock& other) {
-    if (!other.launches_.empty()) {
-      for (const uint32_t launch : other.launches_) see_launch(launch);
-    }
+    for (const SeenLaunch& seen : other.launches_) see_launch(seen.launch, seen.fences);
     join_actors(other);
   }
   // Keeps only what the other has seen, too.
   void meet(const Clock& other) {
-    std::erase_if(launches_, [&](uint32_t launch) { return !other.has_seen_launch(launch); });
+    std::erase_if(launches_, [&](const SeenLaunch& seen) {
+      return other.find_launch(seen.launch) == nullptr;
+    });
+    for (SeenLaunch& seen : launches_) seen.fences &= other.find_launch(seen.launch)->fences;
     for (Seen& seen : actors_) {
       const Seen* known = other.find(seen.actor);
       const Seen& least = known == nullptr ? Seen{} : *known;
@@ -85,19 +88,38 @@ class Clock {
     }
   }
   bool has_seen(uint32_t actor, uint32_t launch, uint32_t time) const {
-    if (has_seen_launch(launch)) return true;
+    if (find_launch(launch) != nullptr) return true;
     const Seen* seen = find(actor);
     return seen != nullptr && seen->time >= time;
   }
   bool has_seen_fenced(uint32_t actor, uint32_t launch, uint32_t time, ProxyFence fence) const {
-    if (has_seen_launch(launch)) return true;
+    const SeenLaunch* all = find_launch(launch);
+    if (all != nullptr && (all->fences & bit(fence)) != 0) return true;
     const Seen* seen = find(actor);
     return seen != nullptr && seen->fenced[static_cast<size_t>(fence)] >= time;
   }
 
  private:
-  bool has_seen_launch(uint32_t launch) const {
-    return std::binary_search(launches_.begin(), launches_.end(), launch);
+  // Of a launch that has ended: the proxy fences on the way from there, a bit for each kind.
+  struct SeenLaunch {
+    uint32_t launch;
+    uint8_t fences;
+  };
+  static constexpr uint8_t kAllFences = (1u << kNumProxyFences) - 1;
+  static constexpr uint8_t bit(ProxyFence fence) {
+    return static_cast<uint8_t>(1u << static_cast<unsigned>(fence));
+  }
+  static bool ended_before(const SeenLaunch& seen, uint32_t launch) { return seen.launch < launch; }
+  void see_launch(uint32_t launch, uint8_t fences) {
+    auto place = std::lower_bound(launches_.begin(), launches_.end(), launch, ended_before);
+    if (place == launches_.end() || place->launch != launch) {
+      place = launches_.insert(place, {launch, 0});
+    }
+    place->fences |= fences;
+  }
+  const SeenLaunch* find_launch(uint32_t launch) const {
+    const auto place = std::lower_bound(launches_.begin(), launches_.end(), launch, ended_before);
+    return place == launches_.end() || place->launch != launch ? nullptr : &*place;
   }
   static bool is_before(const Seen& seen, uint32_t actor) { return seen.actor < actor; }
   const Seen* find(uint32_t actor) const {
@@ -126,8 +148,8 @@ class Clock {
     }
   }
 
-  std::vector<uint32_t> launches_;  // that have ended, as far as the owner can know; sorted
-  std::vector<Seen> actors_;        // sorted
+  std::vector<SeenLaunch> launches_;  // that have ended, as far as the owner can know; sorted
+  std::vector<Seen> actors_;          // sorted
 };
 
 // Whether an access of one with this scope can reach the other.

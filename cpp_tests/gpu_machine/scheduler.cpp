@@ -90,6 +90,7 @@ void Machine::begin_work(Stream& stream) {
   copy.launch = id;
   copy.engine =
       std::make_unique<CopyEngine>(*this, new_actor({0, id, stream.device}), stream.clock);
+  copy.engine->clock.forget_fences_of_launches();
   // In up to four pieces, at even bytes.
   std::vector<uint64_t> cuts{0, copy.bytes};
   for (int i = 0; i < 3 && copy.bytes > kLargestFlag; ++i) {
