@@ -213,11 +213,11 @@ TEST(Gemms, RowsThatArriveAndRowsThatLeave) {
 #else
 
 TEST(Gemms, RowsThatArriveAndRowsThatLeave) {
-  GTEST_SKIP() << "CUTLASS_HOME does not lead to CUTLASS, which the GEMMs are made of";
+  GTEST_SKIP() << "CUTLASS was not there when the tests were built: make emulate installs it";
 }
 
 TEST(Gemms, ProductsThatStay) {
-  GTEST_SKIP() << "CUTLASS_HOME does not lead to CUTLASS, which the GEMMs are made of";
+  GTEST_SKIP() << "CUTLASS was not there when the tests were built: make emulate installs it";
 }
 
 #endif
