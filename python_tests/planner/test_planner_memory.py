@@ -38,6 +38,7 @@ from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.parallel import Overlap, ParallelConfig
 from fake_ranks import fake_ranks
+from memory import peaks_beside_threads
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 POLICIES = ("none", "attention", "every:2", "every:3", "every:3/4", "full")
@@ -261,8 +262,11 @@ def mapped_bytes(optimizer: AdamW) -> int:
     return sum(s.nbytes() for s in storages.values() if s.filename is not None)
 
 
-def peak_on_cpu(job: Job, *, has_peers: bool) -> int:
-    """By torch's profile of its allocator: from nothing through the model's making and steps."""
+def peak_on_cpu(job: Job, *, has_peers: bool) -> tuple[int, int]:
+    """By torch's profile of its allocator: from nothing through the model's making and steps.
+
+    The peak is at least the first number, and at most the second one: with peers, gloo's threads
+    free some of it, which the profiler does not see."""
     gc.collect()  # lest what is left of another model is freed in between
     # The first step with overlap learns the order of weights, and keeps more of them.
     num_steps = 1 if job.options.overlap is None else 2
@@ -272,8 +276,8 @@ def peak_on_cpu(job: Job, *, has_peers: bool) -> int:
         nonlocal mapped
         mapped = run_steps(job, build(job), num_steps=num_steps, has_peers=has_peers)
 
-    peak = peak_bytes(train, "cpu")
-    return peak - mapped  # which is there from the optimizer's making to the end
+    least, most = peaks_beside_threads(train) if has_peers else (peak_bytes(train, "cpu"),) * 2
+    return least - mapped, most - mapped  # it is there from the optimizer's making to the end
 
 
 BLOCKS = ModelConfig(1024, 256, 16, 8, 64)  # 13 M parameters: 204 MB of states in fp32
@@ -350,11 +354,13 @@ WITH_PEERS = [
 ]
 
 
-def check_peak(job: Job, want: int) -> None:
-    assert want >= 200 * MEGA
+def check_peak(job: Job, want: tuple[int, int]) -> None:
+    least, most = want
+    assert least >= 200 * MEGA
     got = memory_of(job, device="cpu").total
-    print(f"{name_of(job)}: {got / want - 1:+.1%} of {want / MEGA:.0f} MB")
-    assert got == pytest.approx(want, rel=0.1)
+    off = [f"{got / peak - 1:+.1%} of {peak / MEGA:.0f} MB" for peak in want]
+    print(f"{name_of(job)}: {' to '.join(off)}")
+    assert 0.9 * least <= got <= 1.1 * most
 
 
 def check_peak_of_one(job: Job) -> None:
@@ -373,7 +379,7 @@ def test_peak_is_that_of_the_allocator_thoroughly(job):
     check_peak_of_one(job)
 
 
-def peak_among_peers(job: Job) -> int:
+def peak_among_peers(job: Job) -> tuple[int, int]:
     return peak_on_cpu(job, has_peers=True)
 
 
