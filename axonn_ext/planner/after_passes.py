@@ -67,8 +67,7 @@ class AfterPasses:
             for c, seconds in sums:
                 streams.wait_for(c.axis, streams.issue(c, seconds))
             return
-        last = [sum for sum in sums if sum[0].axis != "data" or sum[0].what == ORDER]
-        buckets = [sum for sum in sums if sum not in last]
+        buckets = [s for s in sums if _is_bucket(s[0])]
         backward = streams.now - passes.backward_s
         left = max(0.0, 1 - passes.used_s / backward) if backward else 1.0  # the wire's free share
         free = 0.0  # counts only the seconds since backward began in which the wire is free
@@ -80,8 +79,9 @@ class AfterPasses:
             start = max(free, computed + crossing_z * (filled == whole))
             free = start + seconds
             _beside_backward(streams, c, start, free, left=left, began=passes.backward_s)
-        for c, seconds in last:
-            streams.issue(c, seconds)
+        for c, seconds in sums:
+            if not _is_bucket(c):
+                streams.issue(c, seconds)
         if others and self._sums_in_each:
             forward = left * (passes.end_s / (others + 1) - backward)
             self._delay_others(streams, free - left * backward, forward)
@@ -111,6 +111,11 @@ class AfterPasses:
             name = "parameters: all_gather"
             streams.record("data", name, start + began, start + ended, ended - began)
         streams.wait_for("data", start + step.seconds)
+
+
+def _is_bucket(c: Collective) -> bool:
+    """Whether it is a bucket of gradients that crosses data, which backward may hide."""
+    return c.axis == "data" and c.what != ORDER
 
 
 def _beside_backward(
