@@ -84,7 +84,7 @@ def _of_fixed_order(
         options.schedule, stages=pipe, stage=stage, micro_batches=min(parts, _FEW * pipe),
         chunks=options.chunks,
     )  # fmt: skip
-    return _fullest(order, defers=options.defers)
+    return fullest_units(order, defers=options.defers)
 
 
 def _stage_costs(job: Job) -> tuple[float, ...]:
@@ -108,7 +108,9 @@ def _of_message_driven(
             options.schedule, [StageTimes(c, c, c) for c in costs], count, defer_weights=True,
             in_flight=[options.most_in_flight(pipe, s) for s in range(pipe)], max_deferred=most,
         )  # fmt: skip
-        return [_fullest((task for task, _, _ in run), defers=True) for run in simulation.tasks]
+        return [
+            fullest_units((task for task, _, _ in run), defers=True) for run in simulation.tasks
+        ]
 
     few, some = _FEW * pipe, _SOME * pipe
     if parts <= some:
@@ -124,8 +126,11 @@ def _longer(units: tuple[Units, ...], growth: float, most: int) -> tuple[Units, 
     return tuple(u._replace(deferred=min(most, math.ceil(u.deferred + growth))) for u in units)
 
 
-def _fullest(tasks: Iterable[Task], *, defers: bool) -> tuple[Units, ...]:
-    """Returns the moments of an order at which no other one has as much or more of everything."""
+def fullest_units(tasks: Iterable[Task], *, defers: bool) -> tuple[Units, ...]:
+    """Returns the moments of an order at which no other one has as much or more of everything.
+
+    defers: whether weight gradients are computed apart, as tasks of their own.
+    """
     in_flight = deferred = 0
     has_gradients = False
     found: set[Units] = set()

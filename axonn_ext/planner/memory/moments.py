@@ -8,7 +8,6 @@ from typing import NamedTuple
 from axonn_ext.planner.memory.activations import deferred_bytes_of
 from axonn_ext.planner.memory.divided import after_backward, kept_gradients, taken
 from axonn_ext.planner.memory.gathered import gathered_weights
-from axonn_ext.planner.memory.in_flight import units_of
 from axonn_ext.planner.memory.products import (
     backward_internals,
     block_backward,
@@ -140,7 +139,7 @@ def _other_units(stage: Stage) -> dict[bool, int]:
     kept = stage.kept.total(stage.layers, stage.options.recomputation)
     deferred = deferred_bytes_of(stage.job, stage.number) if pipeline.defers else 0
     most: dict[bool, int] = {}
-    for units in units_of(stage.job, stage.number):
+    for units in stage.units:
         held = (units.in_flight - 1) * kept + units.deferred * deferred
         held //= pipeline.chunks
         most[units.has_gradients] = max(held, most.get(units.has_gradients, 0))

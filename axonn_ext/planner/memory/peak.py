@@ -17,10 +17,12 @@ from typing import NamedTuple
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.machine import DEVICES
+from axonn_ext.planner.memory.in_flight import Units, fullest_units, units_of
 from axonn_ext.planner.memory.moments import moments
 from axonn_ext.planner.memory.stage import Stage
 from axonn_ext.planner.memory.states import FP64, StageStates, stage_states_of
 from axonn_ext.planner.shares import StageShare
+from axonn_ext.spec.pipeline import Task
 
 
 class Memory(NamedTuple):
@@ -69,9 +71,18 @@ def memory_of(job: Job, *, device: str = "cuda") -> Memory:
     return fullest(job, fullest_stages(job, device), device)
 
 
-def stage_memory_of(job: Job, stage: int, *, device: str = "cuda") -> Memory:
-    """Returns the memory of a rank of one pipe coordinate; see memory_of."""
-    return fullest(job, [stage_states_of(job, device=device)[stage]], device)
+def stage_memory_of(
+    job: Job, stage: int, *, device: str = "cuda", order: Iterable[Task] | None = None
+) -> Memory:
+    """Returns the memory of a rank of one pipe coordinate of a pipeline; see memory_of.
+
+    order: the tasks that the stage ran in a step, if they are known. Otherwise they are the
+    schedule's; those of message_driven depend on when messages come.
+    """
+    has = stage_states_of(job, device=device)[stage]
+    if order is None:
+        return fullest(job, [has], device)
+    return _memory_of(job, has, device, fullest_units(order, defers=job.options.pipeline.defers))
 
 
 def fullest_stages(job: Job, device: str) -> Sequence[StageStates]:
@@ -90,11 +101,16 @@ def fullest_stages(job: Job, device: str) -> Sequence[StageStates]:
 
 def fullest(job: Job, stages: Iterable[StageStates], device: str) -> Memory:
     """Returns what the fullest of these stages holds."""
-    return max((_memory_of(job, has, device) for has in stages), key=lambda m: m.total)
+    in_stages = job.grid.pipe > 1
+    of_each = (
+        _memory_of(job, has, device, units_of(job, has.number) if in_stages else ())
+        for has in stages
+    )
+    return max(of_each, key=lambda memory: memory.total)
 
 
-def _memory_of(job: Job, has: StageStates, device: str) -> Memory:
-    stage = Stage(job, has, device)
+def _memory_of(job: Job, has: StageStates, device: str, units: tuple[Units, ...]) -> Memory:
+    stage = Stage(job, has, device, units)
     peak = max(moments(stage), key=sum)
     return Memory(
         parameters=has.states.parameters,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.memory.activations import kept_of_share, sizes_of
+from axonn_ext.planner.memory.in_flight import Units
 from axonn_ext.planner.memory.states import FP32, StageStates
 
 
@@ -24,13 +25,14 @@ class Stage:
     num_parts  the ranks of data that divide AdamW's state; 1: each has all of it
     sums_early whether ZeRO takes gradients in the only, or in each, backward pass of a step
     stream     a micro-batch's rows of the residual stream
+    units      the micro-batches held at the fullest moments, if it is in a pipeline
     """
 
-    def __init__(self, job: Job, has: StageStates, device: str) -> None:
+    def __init__(self, job: Job, has: StageStates, device: str, units: tuple[Units, ...]) -> None:
         options, grid, size = job.options, job.grid, sizes_of(job.placed_model)
         self.job, self.number, self.share, self.elements = job, has.number, has.share, has.elements
         self.layers = self.share.num_layers
-        self.in_stages = grid.pipe > 1
+        self.in_stages, self.units = grid.pipe > 1, units
         self.running = -(-self.layers // options.pipeline.chunks) if self.in_stages else self.layers
         again, is_whole = options.recomputation, self.running == self.layers
         self.again = (again.num_blocks if is_whole else again.fewest_blocks)(self.running)
