@@ -127,12 +127,12 @@ def test_auto_is_measured_and_agreed(gpu_pool):
     assert measured == ("chunked", "sequential")
 
 
-def check_autocast() -> torch.dtype:
+def dtype_under_autocast() -> torch.dtype:
     a = torch.ones(4, 4, device="cuda")
     with torch.autocast("cuda", dtype=torch.bfloat16):
         return ops.matmul_all_reduce(a, a, dist.group.WORLD).dtype
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_autocast_changes_nothing(gpu_pool, world_size):
-    assert set(gpu_pool(world_size).run(check_autocast)) == {torch.float32}
+def test_autocast_casts_the_operands(gpu_pool, world_size):
+    assert set(gpu_pool(world_size).run(dtype_under_autocast)) == {torch.bfloat16}

@@ -22,7 +22,7 @@ from axonn_ext.planner.pipeline_simulator import StageTimes, simulate
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import Overlap
-from axonn_ext.spec.pipeline import Task
+from axonn_ext.spec.pipeline import Task, fixed_order
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.spec.stages import Stages
 from grids import grid_of
@@ -170,6 +170,15 @@ def test_deferred_weight_gradients_of_many_micro_batches_have_a_limit() -> None:
     for stage in range(4):
         found = max(units.deferred for units in units_of(job, stage))
         assert found <= 8 and found == pytest.approx(run.peak_deferred[stage], abs=2)
+
+
+def test_what_a_stage_holds_follows_the_order_of_its_tasks() -> None:
+    job, all_first = planned(4, PipelineOptions("1f1b")), planned(4, PipelineOptions("gpipe"))
+    order = fixed_order("1f1b", stages=4, stage=0, micro_batches=16)
+    assert stage_memory_of(job, 0, order=order) == stage_memory_of(job, 0)
+    order = [Task(kind, 0, number) for kind in ("forward", "backward") for number in range(16)]
+    assert stage_memory_of(job, 0, order=order) == stage_memory_of(all_first, 0)
+    assert stage_memory_of(all_first, 0) != stage_memory_of(job, 0)
 
 
 def test_the_fullest_stage_counts() -> None:
