@@ -24,6 +24,9 @@ inline constexpr uint64_t kLocalWindow = 3;   // of the lane
 inline constexpr uint64_t kFirstWindow = 16;  // of allocations
 
 constexpr uint64_t window_start(uint64_t window) { return window << kWindowBits; }
+constexpr uint64_t align_up(uint64_t value, uint64_t alignment) {
+  return (value + alignment - 1) / alignment * alignment;
+}
 
 // One access of a granule of memory; id 0 stands for none.
 struct Mark {

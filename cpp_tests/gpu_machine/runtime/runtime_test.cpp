@@ -1,75 +1,22 @@
 // The runtime itself: what CUDA promises about order, and what it does not promise.
-#include "gpu_machine/runtime/runtime.h"
-
-#include <cuda.h>
-#include <gtest/gtest.h>
-
 #include <array>
 
-#include "core/cuda/check.h"
+#include "gpu_machine/runtime/runtime_case.h"
 
 namespace axonn::gpu_machine {
 namespace {
 
-constexpr size_t kWords = 64, kBytes = 4 * kWords;
-constexpr uint64_t kSeeds = 20;
-
-RuntimeOptions with_seed(uint64_t seed) {
-  RuntimeOptions options;
-  options.machine.seed = seed;
-  return options;
-}
-
-uint32_t* device_words() {
-  void* memory = nullptr;
-  AXONN_CUDA_CHECK(cudaMalloc(&memory, kBytes));
-  return static_cast<uint32_t*>(memory);
-}
-
-uint32_t* pinned_words() {
-  void* memory = nullptr;
-  AXONN_CUDA_CHECK(cudaHostAlloc(&memory, kBytes, cudaHostAllocDefault));
-  return static_cast<uint32_t*>(memory);
-}
-
-cudaStream_t stream_with(unsigned flags) {
-  cudaStream_t stream = nullptr;
-  AXONN_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, flags));
-  return stream;
-}
-
-cudaEvent_t new_event() {
-  cudaEvent_t event = nullptr;
-  AXONN_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-  return event;
-}
-
-void fill(uint32_t* words, int value, cudaStream_t stream) {
-  AXONN_CUDA_CHECK(cudaMemsetAsync(words, value, kBytes, stream));
-}
-
-uint32_t first_word(const uint32_t* words) {
-  uint32_t value = 0;
-  AXONN_CUDA_CHECK(cudaMemcpy(&value, words, sizeof value, cudaMemcpyDefault));
-  return value;
-}
-
-// Does it with many seeds. Returns how often the machine fails in this way, and expects that it
-// fails in no other.
-template <typename Do>
-uint64_t failures(MachineError::Kind kind, Do&& what) {
-  uint64_t count = 0;
-  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-    Runtime runtime(with_seed(seed));
-    what(runtime);
-    (void)cudaDeviceSynchronize();
-    if (!runtime.failure()) continue;
-    EXPECT_EQ(static_cast<int>(runtime.failure()->kind()), static_cast<int>(kind))
-        << runtime.failure()->what();
-    ++count;
-  }
-  return count;
-}
+using testing::device_words;
+using testing::failures;
+using testing::fill;
+using testing::first_word;
+using testing::kBytes;
+using testing::kSeeds;
+using testing::kWords;
+using testing::new_event;
+using testing::pinned_words;
+using testing::stream_with;
+using testing::with_seed;
 
 TEST(RuntimeMemory, CopiesGoBetweenDevicesAndAllMemoryOfTheHost) {
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
@@ -223,97 +170,6 @@ TEST(RuntimeLaunches, WhatIsNoKernelOrNoGridIsAnError) {
             cudaErrorInvalidDeviceFunction);
   cudaFuncAttributes attributes;
   EXPECT_EQ(cudaFuncGetAttributes(&attributes, &no_kernel), cudaErrorInvalidDeviceFunction);
-}
-
-// --- Graphs ---
-
-cudaGraphExec_t instantiated(cudaStream_t stream) {
-  cudaGraph_t graph = nullptr;
-  AXONN_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-  cudaGraphExec_t exec = nullptr;
-  AXONN_CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
-  return exec;
-}
-
-// Captures two branches that fill the same words.
-cudaGraphExec_t two_branches(cudaStream_t a, cudaStream_t b, uint32_t* words, bool ordered) {
-  cudaEvent_t forked = new_event(), joined = new_event();
-  AXONN_CUDA_CHECK(cudaStreamBeginCapture(a, cudaStreamCaptureModeRelaxed));
-  AXONN_CUDA_CHECK(cudaEventRecord(forked, a));
-  AXONN_CUDA_CHECK(cudaStreamWaitEvent(b, forked, 0));
-  fill(words, 1, b);
-  if (!ordered) fill(words, 2, a);
-  AXONN_CUDA_CHECK(cudaEventRecord(joined, b));
-  AXONN_CUDA_CHECK(cudaStreamWaitEvent(a, joined, 0));
-  if (ordered) fill(words, 2, a);
-  return instantiated(a);
-}
-
-TEST(RuntimeGraphs, BranchesAreOrderedOnlyByEvents) {
-  for (const bool ordered : {false, true}) {
-    const uint64_t races = failures(MachineError::Kind::kRace, [&](Runtime&) {
-      cudaStream_t a = stream_with(cudaStreamNonBlocking), b = stream_with(cudaStreamNonBlocking);
-      uint32_t* words = device_words();
-      const cudaGraphExec_t graph = two_branches(a, b, words, ordered);
-      for (int replay = 0; replay < 3; ++replay) (void)cudaGraphLaunch(graph, b);
-      if (ordered) {
-        AXONN_CUDA_CHECK(cudaStreamSynchronize(b));
-        EXPECT_EQ(first_word(words), 0x02020202u);
-      }
-    });
-    EXPECT_EQ(races, ordered ? 0 : kSeeds);
-  }
-}
-
-// A replay waits for what an external event was recorded behind before the launch, and records it
-// for those that wait after the launch.
-TEST(RuntimeGraphs, ExternalEventsOrderReplaysWithStreams) {
-  for (const bool waits : {false, true}) {
-    for (const bool records : {false, true}) {
-      const uint64_t races = failures(MachineError::Kind::kRace, [&](Runtime&) {
-        cudaStream_t a = stream_with(cudaStreamNonBlocking), b = stream_with(cudaStreamNonBlocking);
-        uint32_t* words = device_words();
-        cudaEvent_t event = new_event();
-        AXONN_CUDA_CHECK(cudaStreamBeginCapture(a, cudaStreamCaptureModeRelaxed));
-        if (waits) AXONN_CUDA_CHECK(cudaStreamWaitEvent(a, event, cudaEventWaitExternal));
-        fill(words, 1, a);
-        if (records) AXONN_CUDA_CHECK(cudaEventRecordWithFlags(event, a, cudaEventRecordExternal));
-        const cudaGraphExec_t graph = instantiated(a);
-        for (int i = 0; i < 2; ++i) {
-          (void)cudaStreamWaitEvent(b, event, 0);
-          (void)cudaMemsetAsync(words, 2, kBytes, b);
-          (void)cudaEventRecord(event, b);
-          (void)cudaGraphLaunch(graph, a);
-        }
-      });
-      EXPECT_EQ(races, waits && records ? 0 : kSeeds) << waits << records;
-    }
-  }
-}
-
-TEST(RuntimeGraphs, WhatACaptureForbidsBreaksIt) {
-  cudaGraph_t graph = nullptr;
-  Runtime runtime;
-  cudaStream_t a = stream_with(cudaStreamNonBlocking), b = stream_with(cudaStreamNonBlocking);
-  cudaEvent_t event = new_event();
-  uint32_t* words = device_words();
-  const auto begin = [&] {
-    AXONN_CUDA_CHECK(cudaStreamBeginCapture(a, cudaStreamCaptureModeThreadLocal));
-  };
-  begin();  // to wait for a stream that is captured
-  EXPECT_EQ(cudaStreamSynchronize(a), cudaErrorStreamCaptureUnsupported);
-  EXPECT_EQ(cudaStreamEndCapture(a, &graph), cudaErrorStreamCaptureInvalidated);
-  AXONN_CUDA_CHECK(cudaEventRecord(event, b));
-  begin();  // to wait for what is outside
-  EXPECT_EQ(cudaStreamWaitEvent(a, event, 0), cudaErrorStreamCaptureIsolation);
-  EXPECT_EQ(cudaStreamEndCapture(a, &graph), cudaErrorStreamCaptureInvalidated);
-  begin();  // to leave a branch open
-  AXONN_CUDA_CHECK(cudaEventRecord(event, a));
-  AXONN_CUDA_CHECK(cudaStreamWaitEvent(b, event, 0));
-  fill(words, 1, b);
-  EXPECT_EQ(cudaStreamEndCapture(a, &graph), cudaErrorStreamCaptureUnjoined);
-  EXPECT_EQ(graph, nullptr);
-  EXPECT_EQ(cudaStreamWaitEvent(b, event, 0), cudaErrorCapturedEvent);
 }
 
 }  // namespace
