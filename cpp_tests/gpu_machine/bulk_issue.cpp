@@ -28,7 +28,7 @@ class DescriptorReader final : public Agent {
 
 TensorMap read_map(Warp& warp, const Address& from, int lane) {
   const Warp::Place at = warp.place(warp.address(from, lane), kTensorMapBytes, kMapAlignment, lane);
-  DescriptorReader(warp, lane).note_read(*at.region, at.offset, kTensorMapBytes, {}, lane);
+  DescriptorReader(warp, lane).note_read(*at.region, at.offset, kTensorMapBytes, {}, -1);
   const auto map = decode_tensor_map(at.region->bytes.data() + at.offset);
   if (!map) warp.fail(MachineError::Kind::kUndefined, "this is no descriptor of a tensor", lane);
   return *map;

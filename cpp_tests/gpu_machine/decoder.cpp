@@ -155,6 +155,8 @@ Program decode(const Function& kernel, const Symbols& symbols,
   program.name = kernel.name;
   program.params = kernel.params;
   program.max_threads = kernel.max_threads;
+  program.min_ctas = kernel.min_ctas;
+  program.max_registers = kernel.max_registers;
   program.cluster = kernel.cluster;
   program.instructions = kernel.instructions;
   program.files = std::make_shared<const std::map<int, std::string>>(files);

@@ -11,8 +11,7 @@ namespace {
 const std::set<std::string_view> kLinkage = {".visible", ".weak", ".extern"};
 // What says nothing to the machine; each is a line.
 const std::set<std::string_view> kIgnoredLines = {
-    ".version", ".target", ".address_size",    ".minnctapersm",
-    ".maxnreg", ".pragma", ".explicitcluster", ".maxclusterrank"};
+    ".version", ".target", ".address_size", ".pragma", ".explicitcluster", ".maxclusterrank"};
 
 class Parser {
  public:
@@ -92,6 +91,10 @@ class Parser {
         uint64_t threads = reader_.number();
         while (reader_.take_if(",")) threads *= reader_.number();
         made.max_threads = static_cast<int>(threads);
+      } else if (reader_.take_if(".minnctapersm")) {
+        made.min_ctas = static_cast<int>(reader_.number());
+      } else if (reader_.take_if(".maxnreg")) {
+        made.max_registers = static_cast<int>(reader_.number());
       } else if (reader_.take_if(".reqnctapercluster")) {
         made.cluster.x = static_cast<uint32_t>(reader_.number());
         if (reader_.take_if(",")) made.cluster.y = static_cast<uint32_t>(reader_.number());

@@ -11,10 +11,6 @@
 namespace axonn::gpu_machine {
 namespace {
 
-// PTX does not say how many registers ptxas gives to a thread. With the bounds that kernels which
-// use setmaxnreg have, those are as many as fit.
-constexpr uint64_t kRegistersOfSm = 65536, kMostRegisters = 248;
-
 std::byte* aligned(std::byte* place) {
   const auto address = reinterpret_cast<uintptr_t>(place);
   return place + (kRegisterAlignment - address % kRegisterAlignment) % kRegisterAlignment;
@@ -35,9 +31,7 @@ Warp::Warp(Machine& of_machine, Launch& of_launch, Cta& of_cta, int its_index, u
       registers_(aligned(memory_.get())) {
   fragments_.reserve(kLanes + 1);  // pointers to fragments stay valid
   fragments_.push_back({0, lanes, Fragment::State::kReady, 0});
-  const uint64_t threads = launch.block.count();
-  registers_per_thread =
-      static_cast<uint32_t>(std::min<uint64_t>(kMostRegisters, kRegistersOfSm / threads / 8 * 8));
+  registers_per_thread = registers_of_thread(*launch.program, launch.block.count());
   fill_constants();
   copies_ = std::make_unique<CopyGroups>();
   products_ = std::make_unique<Products>(launch.program->register_bytes);

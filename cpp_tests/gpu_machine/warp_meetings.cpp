@@ -40,6 +40,7 @@ bool Warp::meets_elsewhere(const Op& op, uint32_t members) {
     if (is_at_one(fragment)) there |= fragment.mask;
   }
   if (there != members) return false;
+  meet_lanes(members);
   for (Fragment& fragment : fragments_) {
     if (!is_at_one(fragment)) continue;
     fragment.state = Fragment::State::kReady;
@@ -85,6 +86,13 @@ void Warp::arrive(Fragment& fragment, const Op& op) {
 
 void Warp::leave_barrier(uint32_t id, const Barrier& barrier) {
   clock.join(barrier.clock);
+  uint32_t here = 0;
+  for (const Fragment& fragment : fragments_) {
+    if (fragment.state == Fragment::State::kAtBarrier && fragment.barrier == id) {
+      here |= fragment.mask;
+    }
+  }
+  meet_lanes(here);
   for (Fragment& fragment : fragments_) {
     if (fragment.state != Fragment::State::kAtBarrier || fragment.barrier != id) continue;
     const Op& op = launch.program->ops[fragment.pc];

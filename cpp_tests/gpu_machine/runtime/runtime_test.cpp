@@ -1,6 +1,8 @@
 // The runtime itself: what CUDA promises about order, and what it does not promise.
 #include <array>
 
+#include "core/cuda/reduce.h"
+#include "gpu_machine/runtime/fat_binary.h"
 #include "gpu_machine/runtime/runtime_case.h"
 
 namespace axonn::gpu_machine {
@@ -149,6 +151,71 @@ TEST(RuntimeStreams, AWaitInVainIsADeadlockThatNamesIt) {
   ASSERT_TRUE(runtime.failure());
   EXPECT_NE(std::string(runtime.failure()->what()).find("waits for a value"), std::string::npos);
   EXPECT_EQ(cudaSetDevice(0), cudaErrorUnknown);  // as all later calls
+}
+
+TEST(RuntimeMemory, OfAnotherDeviceIsReachedOnceItIsEnabled) {
+  for (const bool enabled : {false, true}) {
+    Runtime runtime;
+    constexpr auto kType = kernels::DataType::kFloat32;
+    float* near = reinterpret_cast<float*>(device_words());
+    AXONN_CUDA_CHECK(cudaSetDevice(1));
+    void* far = device_words();
+    fill(static_cast<uint32_t*>(far), 0, nullptr);
+    AXONN_CUDA_CHECK(cudaDeviceSynchronize());
+    AXONN_CUDA_CHECK(cudaSetDevice(0));
+    if (enabled) {
+      EXPECT_EQ(cudaDeviceEnablePeerAccess(1, 0), cudaSuccess);
+      EXPECT_EQ(cudaDeviceEnablePeerAccess(1, 0), cudaErrorPeerAccessAlreadyEnabled);
+    }
+    const void* sources[] = {far};
+    (void)kernels::cuda::reduce_slots(near, sources, 1, kWords, kType, kernels::ReduceOp::kSum,
+                                      nullptr);
+    EXPECT_EQ(cudaDeviceSynchronize(), enabled ? cudaSuccess : cudaErrorIllegalAddress);
+    ASSERT_EQ(runtime.failure().has_value(), !enabled);
+    if (!enabled) {
+      EXPECT_NE(std::string(runtime.failure()->what()).find("not enabled as a peer"),
+                std::string::npos);
+    }
+  }
+}
+
+TEST(RuntimeStreams, EventsTellTheTimeBetweenThem) {
+  Runtime runtime;
+  uint32_t* words = device_words();
+  fill(words, 0, nullptr);
+  cudaEvent_t begin = nullptr, end = nullptr;
+  AXONN_CUDA_CHECK(cudaEventCreate(&begin));
+  AXONN_CUDA_CHECK(cudaEventCreate(&end));
+  float milliseconds = -1;
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, begin, end), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidResourceHandle);
+  AXONN_CUDA_CHECK(cudaEventRecord(begin, nullptr));
+  const void* sources[] = {words};
+  AXONN_CUDA_CHECK(kernels::cuda::reduce_slots(
+      words, sources, 1, kWords, kernels::DataType::kFloat32, kernels::ReduceOp::kSum, nullptr));
+  AXONN_CUDA_CHECK(cudaEventRecord(end, nullptr));
+  AXONN_CUDA_CHECK(cudaEventSynchronize(end));
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, begin, end), cudaSuccess);
+  EXPECT_GT(milliseconds, 0);  // a nanosecond for each instruction of a warp
+  EXPECT_LT(milliseconds, 0.1f);
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, begin, new_event()),
+            cudaErrorInvalidResourceHandle);
+}
+
+TEST(RuntimeLaunches, ACooperativeGridMustFit) {
+  RuntimeOptions options;
+  options.machine.sms = 2;
+  Runtime runtime(options);
+  int count = 0;
+  AXONN_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
+  EXPECT_EQ(count, 2);
+  const auto* kernel = registered().functions.begin()->first;
+  int most = 0;
+  AXONN_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&most, kernel, 32, 0));
+  EXPECT_GT(most, 0);
+  const auto ctas = static_cast<unsigned>(count * most + 1);
+  EXPECT_EQ(cudaLaunchCooperativeKernel(kernel, {ctas, 1, 1}, {32, 1, 1}, nullptr, 0, nullptr),
+            cudaErrorCooperativeLaunchTooLarge);
 }
 
 TEST(RuntimeErrors, AreInjectedAtACall) {
