@@ -6,8 +6,15 @@
 
 namespace axonn::gpu_machine {
 
-Clock Agent::snapshot() {
+Clock Agent::snapshot(int lane) {
   clock.see(actor.id, time_++);
+  if (lane >= 0) {
+    Clock known = clock;
+    if (const Clock* own = learned_by(lane)) known.join(*own);
+    return known;
+  }
+  for (const auto& [other, learned] : learned_) clock.join(learned);
+  learned_.clear();
   return clock;
 }
 
@@ -18,26 +25,45 @@ Clock Agent::released_by_fence(Scope scope) const {
   return result;
 }
 
-bool Agent::is_ordered(const Mark& mark) const {
-  if (mark.actor == 0 || mark.actor == actor.id || !machine.is_of_this_run(mark.actor)) return true;
-  return clock.has_seen(mark.actor, machine.actor(mark.actor).launch, mark.time);
+const Clock* Agent::learned_by(int lane) const {
+  const auto found = std::find_if(learned_.begin(), learned_.end(),
+                                  [&](const auto& entry) { return entry.first == lane; });
+  return found == learned_.end() ? nullptr : &found->second;
+}
+
+bool Agent::is_ordered(const Mark& mark, int lane) const {
+  if (mark.actor == 0 || !machine.is_of_this_run(mark.actor)) return true;
+  if (mark.actor == actor.id) {
+    return lane < 0 || actor.is_async || mark.lane == kWholeWarp ||
+           mark.lane == static_cast<uint32_t>(lane) ||
+           mark.time <= others_seen_[static_cast<size_t>(lane)];
+  }
+  const uint32_t launch = machine.actor(mark.actor).launch;
+  if (clock.has_seen(mark.actor, launch, mark.time)) return true;
+  const Clock* own = learned_by(lane);
+  return own != nullptr && own->has_seen(mark.actor, launch, mark.time);
 }
 
 // Whether a write that is ordered before is seen by this agent's proxy, too. What the async proxy
 // wrote is seen by all, since the completion of an asynchronous operation is a proxy fence.
-bool Agent::is_fenced(const Mark& write, const Region& region) const {
+bool Agent::is_fenced(const Mark& write, const Region& region, int lane) const {
   if (proxy == Proxy::kGeneric || static_cast<Proxy>(write.proxy) == proxy) return true;
   if (write.actor == 0 || !machine.is_of_this_run(write.actor)) return true;
   const ProxyFence fence = proxy == Proxy::kTensormap ? ProxyFence::kTensormap
                            : region.is_shared         ? ProxyFence::kAsyncShared
                                                       : ProxyFence::kAsyncGlobal;
-  return clock.has_seen_fenced(write.actor, machine.actor(write.actor).launch, write.time, fence);
+  const uint32_t launch = machine.actor(write.actor).launch;
+  const Clock* own = learned_by(lane);
+  return clock.has_seen_fenced(write.actor, launch, write.time, fence) ||
+         (own != nullptr && own->has_seen_fenced(write.actor, launch, write.time, fence));
 }
 
 void Agent::check_race(const Mark& mark, Access access, const Region& region, uint64_t offset,
                        int lane, Pair accesses) const {
-  if (is_ordered(mark)) {
-    if (accesses == Pair::kWriteAfterRead || is_fenced(mark, region)) return;
+  // Lanes that write the same place by one instruction do so in some order, which CUDA allows.
+  if (accesses == Pair::kWriteAfterWrite && mark.actor == actor.id) return;
+  if (is_ordered(mark, lane)) {
+    if (accesses == Pair::kWriteAfterRead || is_fenced(mark, region, lane)) return;
     fail_race(mark, region, offset, lane, accesses, true);
   }
   const Actor& other = machine.actor(mark.actor);
@@ -68,9 +94,10 @@ void Agent::fail_race(const Mark& mark, const Region& region, uint64_t offset, i
        lane);
 }
 
-Mark Agent::own_mark(Access access) const {
+Mark Agent::own_mark(Access access, int lane) const {
   Mark mark;
-  mark.actor = actor.id;
+  mark.actor = actor.id & (kMostActors - 1);
+  mark.lane = lane < 0 ? kWholeWarp : static_cast<uint32_t>(lane) & 31u;
   mark.time = time_ & 0x7FFFFFFu;
   mark.scope = static_cast<uint32_t>(access.scope) & 7u;
   mark.proxy = static_cast<uint32_t>(proxy) & 3u;
@@ -80,7 +107,7 @@ Mark Agent::own_mark(Access access) const {
 // Single bytes are not checked for races, because their neighbours share a granule.
 void Agent::mark_reads(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane) {
   if (region.read_only || bytes == 1 || !machine.options().checks_races) return;
-  const Mark mark = own_mark(access);
+  const Mark mark = own_mark(access, lane);
   Mark checked;  // neighbours often have the same mark
   const uint64_t end = (offset + bytes + kGranuleBytes - 1) / kGranuleBytes;
   for (uint64_t i = offset / kGranuleBytes; i < end; ++i) {
@@ -96,7 +123,7 @@ void Agent::mark_reads(Region& region, uint64_t offset, uint32_t bytes, Access a
 
 void Agent::mark_writes(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane) {
   if (bytes == 1 || !machine.options().checks_races) return;
-  const Mark mark = own_mark(access);
+  const Mark mark = own_mark(access, lane);
   Granule checked;
   const uint64_t end = (offset + bytes + kGranuleBytes - 1) / kGranuleBytes;
   for (uint64_t i = offset / kGranuleBytes; i < end; ++i) {
@@ -139,39 +166,57 @@ void Agent::check_not_reserved(const Region& region, uint64_t offset, uint32_t b
 void Agent::note_read(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane) {
   check_written(region, offset, bytes, lane);
   mark_reads(region, offset, bytes, access, lane);
-  if (access.order != Order::kWeak) acquire(region, offset, access);
+  if (access.order != Order::kWeak) acquire(region, offset, access, lane);
 }
 
 void Agent::note_write(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane) {
   if (region.has_reserved) check_not_reserved(region, offset, bytes, lane);
   mark_writes(region, offset, bytes, access, lane);
+  if (region.is_host) note_host_write(region, access, lane);
   region.mark(offset, bytes, kWritten);
-  release(region, offset, access, false);
+  release(region, offset, access, false, lane);
 }
 
 void Agent::note_update(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane) {
   check_written(region, offset, bytes, lane);
-  acquire(region, offset, access);
+  acquire(region, offset, access, lane);
   mark_reads(region, offset, bytes, access, lane);
   mark_writes(region, offset, bytes, access, lane);
-  release(region, offset, access, true);
+  if (region.is_host) note_host_write(region, access, lane);
+  release(region, offset, access, true, lane);
 }
 
-void Agent::learn(const Clock& released, Order order) {
+void Agent::learn(const Clock& released, Order order, int lane) {
   const bool acquires = order == Order::kAcquire || order == Order::kAcquireRelease;
-  (acquires ? clock : pending_).join(released);
+  if (!acquires || lane < 0) return (acquires ? clock : pending_).join(released);
+  for (auto& [known, learned] : learned_) {
+    if (known == lane) return learned.join(released);
+  }
+  learned_.emplace_back(lane, released);
 }
 
-void Agent::acquire(Region& region, uint64_t offset, Access access) {
+void Agent::meet_lanes(uint32_t lanes) {
+  std::erase_if(learned_, [&](const auto& entry) {
+    const bool is_there = (lanes >> entry.first & 1u) != 0;
+    if (is_there) clock.join(entry.second);
+    return is_there;
+  });
+  for (size_t lane = 0; lane < others_seen_.size(); ++lane) {
+    if ((lanes >> lane & 1u) != 0) others_seen_[lane] = time_;
+  }
+  ++time_;
+}
+
+void Agent::acquire(Region& region, uint64_t offset, Access access, int lane) {
   const auto found = region.released.find(offset);
   if (found == region.released.end()) return;
   const Released& released = found->second;
   const Actor& other = machine.actor(released.actor);
   if (!reaches(released.scope, other, actor) || !reaches(access.scope, actor, other)) return;
-  learn(released.clock, access.order);
+  learn(released.clock, access.order, lane);
 }
 
-void Agent::release(Region& region, uint64_t offset, Access access, bool is_update) {
+void Agent::release(Region& region, uint64_t offset, Access access, bool is_update, int lane) {
   const bool releases = access.order == Order::kRelease || access.order == Order::kAcquireRelease;
   const bool behind_fence = access.order != Order::kWeak && fence_scope_ != Scope::kNone;
   if (!releases && !behind_fence) {
@@ -179,7 +224,7 @@ void Agent::release(Region& region, uint64_t offset, Access access, bool is_upda
     if (!is_update && !region.released.empty()) region.released.erase(offset);
     return;
   }
-  Released now{releases ? snapshot() : fence_clock_,
+  Released now{releases ? snapshot(lane) : fence_clock_,
                releases ? access.scope : std::min(access.scope, fence_scope_), actor.id};
   Released& place = region.released[offset];
   if (is_update) now.clock.join(place.clock);
@@ -190,9 +235,23 @@ void Agent::fence_proxy(ProxyFence fence) {
   if (fence == ProxyFence::kBarrierInit) init_fence_ = time_;
   clock.see(actor.id, time_++);
   clock.fence(fence);
+  for (auto& [lane, learned] : learned_) learned.fence(fence);
+}
+
+// The host looks at flags, which are strong writes, while kernels run.
+void Agent::note_host_write(const Region& region, Access access, int lane) {
+  const bool releases = access.order == Order::kRelease || access.order == Order::kAcquireRelease;
+  if (owes_host_ >= 0 && owes_host_ == lane && access.order != Order::kWeak && !releases) {
+    fail(MachineError::Kind::kRace,
+         "race: nothing orders this write of " + region.name +
+             " for the host behind what was written there before",
+         lane);
+  }
+  if (lane >= 0 && !actor.is_async) owes_host_ = lane;
 }
 
 void Agent::fence(Scope scope) {
+  if (scope == Scope::kSystem) owes_host_ = -1;
   clock.join(pending_);
   pending_ = Clock{};
   fence_clock_ = snapshot();

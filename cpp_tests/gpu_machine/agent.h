@@ -3,8 +3,11 @@
 // another proxy without a fence.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "gpu_machine/clock.h"
 #include "gpu_machine/errors.h"
@@ -34,12 +37,19 @@ class Agent {
   void note_update(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane);
   void fence(Scope scope);
   void fence_proxy(ProxyFence fence);
-  // A read of this order found what was released: at once, or with the next fence.
-  void learn(const Clock& released, Order order);
-  // What others know who learn of all that this agent has done until now.
-  Clock snapshot();
+  // A read of this order found what was released: at once, or with the next fence. If it was one
+  // lane's (not -1), the others of its warp know it when they meet it.
+  void learn(const Clock& released, Order order, int lane = -1);
+  // These lanes of a warp have met: each has seen what all did and learned before.
+  void meet_lanes(uint32_t lanes);
+  // What others know who learn of all that this agent, or this lane of it, has done until now. Of
+  // a lane, what the others did counts as seen; what they learned does not.
+  Clock snapshot(int lane = -1);
   // The part of it that a relaxed operation of this scope passes on: what a fence has released.
   Clock released_by_fence(Scope scope) const;
+  // The lane whose last write of the host's memory may not have come there yet, because no fence of
+  // the whole system lies behind it; -1 if there is none.
+  int lane_that_owes_host() const { return owes_host_; }
   // What others may learn of this agent from now on is later than this.
   uint32_t time() const { return time_; }
 
@@ -53,8 +63,8 @@ class Agent {
 
  private:
   enum class Pair : uint8_t { kReadAfterWrite, kWriteAfterWrite, kWriteAfterRead };
-  bool is_ordered(const Mark& mark) const;
-  bool is_fenced(const Mark& mark, const Region& region) const;
+  bool is_ordered(const Mark& mark, int lane) const;
+  bool is_fenced(const Mark& mark, const Region& region, int lane) const;
   void check_race(const Mark& mark, Access access, const Region& region, uint64_t offset, int lane,
                   Pair accesses) const;
   void fail_race(const Mark& mark, const Region& region, uint64_t offset, int lane, Pair accesses,
@@ -63,14 +73,21 @@ class Agent {
   void mark_writes(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane);
   void check_not_reserved(const Region& region, uint64_t offset, uint32_t bytes, int lane) const;
   void check_written(const Region& region, uint64_t offset, uint32_t bytes, int lane) const;
-  void acquire(Region& region, uint64_t offset, Access access);
-  void release(Region& region, uint64_t offset, Access access, bool is_update);
-  Mark own_mark(Access access) const;
+  void acquire(Region& region, uint64_t offset, Access access, int lane);
+  void release(Region& region, uint64_t offset, Access access, bool is_update, int lane);
+  Mark own_mark(Access access, int lane) const;
+  const Clock* learned_by(int lane) const;
 
   uint32_t time_;      // counts what others may learn of this agent
   Clock pending_;      // of relaxed reads, until a fence makes them acquires
   Clock fence_clock_;  // what relaxed writes release since a fence
   Scope fence_scope_ = Scope::kNone;
+  // Of a warp: up to which time each lane has seen what the others did, and what lanes have learned
+  // since they met.
+  std::array<uint32_t, 32> others_seen_{};
+  std::vector<std::pair<int, Clock>> learned_;
+  void note_host_write(const Region& region, Access access, int lane);
+  int owes_host_ = -1;
   uint32_t init_fence_ = 0;  // the time of the last fence.mbarrier_init; 0 if there was none
 };
 

@@ -25,7 +25,7 @@ AsyncOperation::AsyncOperation(Warp& issuer, int lane, Proxy by, Identities::Key
     : AsyncOperation(issuer, lane, by, issuer.launch.identities.lease(issuer, key)) {}
 
 AsyncOperation::AsyncOperation(Warp& issuer, int lane, Proxy by, Identity& identity)
-    : Agent(issuer.machine, issuer.machine.actor(identity.actor), issuer.snapshot(), by,
+    : Agent(issuer.machine, issuer.machine.actor(identity.actor), issuer.snapshot(lane), by,
             identity.time),
       origin_(issuer.origin(lane)),
       identity_(identity) {}

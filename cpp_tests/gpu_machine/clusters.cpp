@@ -5,7 +5,7 @@
 
 namespace axonn::gpu_machine {
 
-void Machine::start_cluster(Launch& launch) {
+void Machine::start_cluster(Launch& launch, const std::vector<int>& sms) {
   const uint32_t place = launch.order[launch.next_cluster++];
   const Dim grid = launch.grid, shape = launch.cluster;
   const Dim clusters{grid.x / shape.x, grid.y / shape.y, grid.z / shape.z};
@@ -19,6 +19,7 @@ void Machine::start_cluster(Launch& launch) {
     const Dim index{first.x + rank % shape.x, first.y + rank / shape.x % shape.y,
                     first.z + rank / shape.x / shape.y};
     cluster.ctas.push_back(make_cta(launch, index, cluster));
+    cluster.ctas.back()->sm = sms[rank];
     for (const auto& warp : cluster.ctas.back()->warps) live_.push_back(warp.get());
   }
   resident_[launch.device] += static_cast<int>(shape.count());
@@ -41,7 +42,7 @@ std::unique_ptr<Cta> Machine::make_cta(Launch& launch, Dim index, Cluster& clust
 
 void Machine::retire(Warp& warp) {
   live_.erase(std::find(live_.begin(), live_.end(), &warp));
-  warp.launch.after.join(warp.clock);
+  warp.launch.after.join(warp.snapshot());
   note_change();
   Launch& launch = warp.launch;
   Cta& cta = warp.cta;
@@ -50,6 +51,7 @@ void Machine::retire(Warp& warp) {
   Cluster& cluster = cta.cluster;
   if (cluster.live_threads() != 0) return;
   resident_[launch.device] -= static_cast<int>(cluster.ctas.size());
+  for (const auto& left : cluster.ctas) residency(launch.device).give(launch.footprint, left->sm);
   std::erase_if(launch.clusters, [&](const auto& other) { return other.get() == &cluster; });
   note_end(launch);
 }

@@ -45,6 +45,7 @@ struct Cta {
   Cluster& cluster;
   uint32_t free_registers = 0;  // that setmaxnreg.dec gave back
   bool has_left = false;
+  int sm = 0;  // where it is
 
   uint32_t live_threads() const;
   // Lets those go on who wait for nobody any more.

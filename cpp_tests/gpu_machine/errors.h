@@ -23,10 +23,28 @@ class MachineError : public std::runtime_error {
     kUndefined,  // an instruction whose result PTX leaves undefined
   };
 
-  MachineError(Kind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
+  // The message ends with the kind in brackets, which tools/emulate_mutants.py reads.
+  MachineError(Kind kind, const std::string& message)
+      : std::runtime_error(message + " [" + name_of(kind) + "]"), kind_(kind) {}
   Kind kind() const { return kind_; }
 
  private:
+  static std::string name_of(Kind kind) {
+    switch (kind) {
+      case Kind::kMemory:
+        return "memory";
+      case Kind::kRace:
+        return "race";
+      case Kind::kDeadlock:
+        return "deadlock";
+      case Kind::kTrap:
+        return "trap";
+      case Kind::kUndefined:
+        return "undefined";
+    }
+    return "";
+  }
+
   Kind kind_;
 };
 

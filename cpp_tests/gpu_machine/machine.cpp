@@ -53,7 +53,7 @@ int Machine::new_stream(int device) {
 
 void Machine::enqueue(int stream, const std::shared_ptr<const Program>& program, Dim grid,
                       Dim block, const std::vector<std::vector<std::byte>>& args,
-                      uint64_t dynamic_shared_bytes, Dim cluster) {
+                      uint64_t dynamic_shared_bytes, Dim cluster, bool is_cooperative) {
   const auto fail = [&](const std::string& what) {
     throw std::invalid_argument("launch of " + program->name + ": " + what);
   };
@@ -80,7 +80,16 @@ void Machine::enqueue(int stream, const std::shared_ptr<const Program>& program,
   if (cluster.count() > static_cast<uint64_t>(options_.resident_ctas)) {
     fail("a cluster of " + std::to_string(cluster.count()) + " CTAs does not fit the device");
   }
+  const Footprint footprint = footprint_of(*program, block.count(), dynamic_shared_bytes);
+  const uint64_t together = is_cooperative ? grid.count() : cluster.count();
+  if (together > static_cast<uint64_t>(ctas_of_sm(footprint) * options_.sms)) {
+    fail(std::to_string(together) + " CTAs that must be resident together do not fit the " +
+         std::to_string(options_.sms) + " SMs, of which each holds " +
+         std::to_string(ctas_of_sm(footprint)));
+  }
   auto launch = std::make_unique<Launch>();
+  launch->footprint = footprint;
+  launch->is_cooperative = is_cooperative;
   launch->program = program;
   launch->grid = grid;
   launch->block = block;
@@ -133,6 +142,7 @@ void Machine::enqueue_task(int stream, std::string what, std::function<bool(Agen
 
 const Actor& Machine::new_actor(Actor actor) {
   actor.id = static_cast<uint32_t>(actors_.size());
+  if (actor.id >= kMostActors) throw std::length_error("a run has more agents than marks can name");
   actors_.push_back(actor);
   return actors_.back();
 }

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -17,13 +18,15 @@
 #include "gpu_machine/cta.h"
 #include "gpu_machine/memory.h"
 #include "gpu_machine/program.h"
+#include "gpu_machine/residency.h"
 #include "gpu_machine/warp.h"
 
 namespace axonn::gpu_machine {
 
 struct Options {
   uint64_t seed = 0;
-  int resident_ctas = 16;         // of a device at a time; the others wait
+  int resident_ctas = 16;         // of a device at a time, however small; the others wait
+  int sms = 8;                    // of a device; what fits them is in residency.h
   uint64_t patience = 4'000'000;  // warp instructions without a change of memory: a deadlock
   bool checks_races = true;
 };
@@ -33,6 +36,8 @@ struct Launch {
   std::shared_ptr<const Program> program;
   Dim grid, block, cluster;  // the last in CTAs
   uint64_t dynamic_shared_bytes = 0;
+  Footprint footprint;          // of a CTA
+  bool is_cooperative = false;  // all CTAs are resident together
   std::unique_ptr<Region> params;
   uint64_t next_cluster = 0;
   std::vector<uint32_t> order;  // in which clusters start
@@ -99,7 +104,7 @@ class Machine {
   }
   void enqueue(int stream, const std::shared_ptr<const Program>& program, Dim grid, Dim block,
                const std::vector<std::vector<std::byte>>& args, uint64_t dynamic_shared_bytes,
-               Dim cluster = {});
+               Dim cluster = {}, bool is_cooperative = false);
   // Enqueues a copy by an engine, in pieces and in any order; up to 8 bytes are one piece, and a
   // release to the whole system.
   void copy(int stream, uint64_t target, uint64_t source, uint64_t bytes);
@@ -126,7 +131,13 @@ class Machine {
   uint64_t warp_instructions() const { return instructions_; }
   uint64_t now_ns() const { return now_ns_; }
 
+  // Lets a device reach another's memory. Returns false if it did before.
+  bool enable_peer(int device, int peer) { return peers_.emplace(device, peer).second; }
+
   // --- For warps ---
+  bool may_reach(int device, const Region& region) const {
+    return region.device < 0 || region.device == device || peers_.contains({device, region.device});
+  }
   const Options& options() const { return options_; }
   const Actor& actor(uint32_t id) const { return actors_[id]; }
   bool is_of_this_run(uint32_t actor) const { return actor >= first_actor_; }
@@ -165,7 +176,10 @@ class Machine {
   void end_work(Stream& stream);
   void push(int stream, Work work);
   void start_ctas();
-  void start_cluster(Launch& launch);
+  void start_cluster(Launch& launch, const std::vector<int>& sms);
+  Residency& residency(int device) {
+    return residency_.try_emplace(device, options_.sms).first->second;
+  }
   std::unique_ptr<Cta> make_cta(Launch& launch, Dim index, Cluster& cluster);
   bool step_tasks();
   bool step_copies();
@@ -187,6 +201,8 @@ class Machine {
   uint32_t launches_ = 0;
   int64_t ctas_ = 0;
   std::map<int, int> resident_;  // CTAs by device
+  std::map<int, Residency> residency_;
+  std::set<std::pair<int, int>> peers_;  // devices that reach others' memory
   std::vector<Warp*> live_;
   uint64_t instructions_ = 0, last_change_ = 0, now_ns_ = 1;
   uint32_t starved_ = 0;  // which warps get fewer turns

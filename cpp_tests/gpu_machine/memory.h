@@ -24,16 +24,22 @@ inline constexpr uint64_t kLocalWindow = 3;   // of the lane
 inline constexpr uint64_t kFirstWindow = 16;  // of allocations
 
 constexpr uint64_t window_start(uint64_t window) { return window << kWindowBits; }
+constexpr uint64_t align_up(uint64_t value, uint64_t alignment) {
+  return (value + alignment - 1) / alignment * alignment;
+}
 
 // One access of a granule of memory; id 0 stands for none.
 struct Mark {
-  uint32_t actor = 0;
+  uint32_t actor : 26 = 0;
+  uint32_t lane : 6 = 0;  // kWholeWarp for what is no lane's
   uint32_t time : 27 = 0;
   uint32_t scope : 3 = 0;  // of the access
   uint32_t proxy : 2 = 0;
 
   bool operator==(const Mark&) const = default;
 };
+
+inline constexpr uint32_t kWholeWarp = 63, kMostActors = 1u << 26;
 
 // What is known of two bytes: the last write, and the last reads of two different actors.
 struct Granule {
@@ -79,9 +85,11 @@ struct Region {
   std::vector<uint8_t> written;  // a byte each: kWritten if it was
   std::vector<Granule> granules;
   std::unordered_map<uint64_t, Released> released;  // by offset
+  int device = -1;  // that must be enabled as a peer by others; -1: all reach it
   bool read_only = false;
   bool freed = false;
   bool is_shared = false;  // shared memory of a CTA
+  bool is_host = false;    // memory of the host
   bool has_reserved = false;
 
   void mark(uint64_t offset, uint64_t size, uint8_t what) {
@@ -103,7 +111,8 @@ struct Region {
       : name(std::move(region_name)),
         bytes(host, size),
         written(size, 1),
-        granules((size + kGranuleBytes - 1) / kGranuleBytes) {}
+        granules((size + kGranuleBytes - 1) / kGranuleBytes),
+        is_host(true) {}
 };
 
 // The allocations of all devices: unified addresses, as with peer access between them.
@@ -115,8 +124,10 @@ class Memory {
   Memory& operator=(const Memory&) = delete;
 
   // Returns the address of `bytes` bytes that nobody has written.
-  uint64_t allocate(uint64_t bytes, const std::string& name) {
+  // It lies on a device that others must enable as a peer; -1: all reach it.
+  uint64_t allocate(uint64_t bytes, const std::string& name, int device = -1) {
     regions_.emplace_back(name, bytes);
+    regions_.back().device = device;
     return window_start(kFirstWindow + regions_.size() - 1);
   }
   // Returns the address of zeros that the host may read and write at this same address. Throws

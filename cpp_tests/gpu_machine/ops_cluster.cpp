@@ -66,6 +66,7 @@ bool has_phase_ended(const Op&, Warp& warp, uint32_t mask) {
 void leave(const Op&, Warp& warp, uint32_t mask) {
   warp.cluster_arrived &= ~mask;
   warp.clock.join(warp.cta.cluster.complete);
+  warp.meet_lanes(mask);
 }
 
 void fence(const Op& op, Warp& warp, uint32_t) { warp.fence(op.scope); }

@@ -40,8 +40,8 @@ MBarrier& barrier_at(const Op& op, Warp& warp, int lane, bool reaches_cluster = 
   return *barrier;
 }
 
-Clock released(const Op& op, Warp& warp) {
-  return op.order == Order::kRelaxed ? warp.released_by_fence(op.scope) : warp.snapshot();
+Clock released(const Op& op, Warp& warp, int lane) {
+  return op.order == Order::kRelaxed ? warp.released_by_fence(op.scope) : warp.snapshot(lane);
 }
 
 // An arrival at another CTA's mbarrier comes there some time later.
@@ -127,7 +127,7 @@ void arrive(const Op& op, Warp& warp, uint32_t mask) {
       warp.lanes<uint64_t>(op.d)[i] = phase | uint64_t{barrier.pending()} << kPhaseBits;
     }
     if (expects) barrier.expect(warp, bytes, i);
-    barrier.arrive(warp, count, (op.choice & kDrops) != 0, released(op, warp), i);
+    barrier.arrive(warp, count, (op.choice & kDrops) != 0, released(op, warp, i), i);
     if ((op.choice & kCompletesNot) != 0 && barrier.phase() != phase) {
       warp.fail(MachineError::Kind::kUndefined, "an arrival with .noComplete ended the phase", i);
     }

@@ -95,7 +95,7 @@ void active_mask(const Op& op, Warp& warp, uint32_t mask) {
   for_each_lane(mask, [&](int i) { warp.lanes<uint32_t>(op.d)[i] = mask; });
 }
 
-void nothing(const Op&, Warp&, uint32_t) {}
+void meet_all(const Op&, Warp& warp, uint32_t mask) { warp.meet_lanes(mask); }
 
 const Type kWord{'b', 32, 1};
 
@@ -195,7 +195,7 @@ bool decode_warp(Decoder& d) {
     op.execute = active_mask;
   } else if (opcode == "bar" && d.take("warp")) {
     meet(d, 0);
-    op.execute = nothing;
+    op.execute = meet_all;
     op.meets_anywhere = true;
   } else {
     return false;

@@ -104,7 +104,7 @@ struct Program {
   uint64_t shared_bytes = 0;  // of static shared memory, from kVariablesStart on
   uint64_t local_bytes = 0;   // of a lane's local memory, from kVariablesStart on
   uint32_t register_bytes = 0;
-  int max_threads = 0;
+  int max_threads = 0, min_ctas = 0, max_registers = 0;  // 0 if the kernel does not say
   Dim cluster;  // that the kernel demands; of one CTA if it demands none
   std::shared_ptr<const std::map<int, std::string>> files;
 };

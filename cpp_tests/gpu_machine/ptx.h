@@ -71,8 +71,9 @@ struct Variable {
 // A kernel, or a function that kernels call.
 struct Function {
   std::string name;
-  int max_threads = 0;  // .maxntid; 0 if it is not given
-  Dim cluster;          // .reqnctapercluster
+  // .maxntid, .minnctapersm and .maxnreg; 0 if they are not given
+  int max_threads = 0, min_ctas = 0, max_registers = 0;
+  Dim cluster;  // .reqnctapercluster
   std::vector<Variable> params;
   std::vector<Variable> results;    // of a function: at most one
   std::vector<Variable> variables;  // declared in the body, also the parameters of its calls

@@ -11,6 +11,7 @@ namespace {
 
 using testing::Case;
 using testing::failures;
+using testing::kLane;
 using testing::kSeeds;
 using testing::kThread;
 using testing::run;
@@ -53,7 +54,7 @@ TEST(Races, ABarrierOrdersSharedMemory) {
 TEST(Races, AMissingBarrierIsARaceOrAReadOfWhatIsNotWritten) {
   const Case without{exchange_in_shared(""), kBuffer, {1, 1, 1}, {128, 1, 1}};
   int races = 0, unwritten = 0;
-  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+  for (uint64_t seed = 0; seed < 5 * kSeeds; ++seed) {
     try {
       run(without, seed);
       ADD_FAILURE() << "seed " << seed << " noticed nothing";
@@ -156,6 +157,61 @@ END:
   EXPECT_EQ(
       failures({body("cta"), "", {2, 1, 1}, {1, 1, 1}}, MachineError::Kind::kRace, {"another CTA"}),
       kSeeds);
+}
+
+// Lanes are threads of their own: one sees what another did, or has learned, once they have met.
+TEST(Races, LanesOfAWarpMeetAtBarriers) {
+  const auto exchange = [](const std::string& meet) {
+    return kLane + R"(
+  setp.eq.u32 %p1, %r1, 0;
+  @%p1 st.global.u32 [%out], 7;
+  )" + meet +
+           R"(
+  ld.global.u32 %r2, [%out];
+  st.global.u32 [%d1+128], %r2;
+)";
+  };
+  for (const std::string meet : {"bar.warp.sync -1;", "bar.sync 0;"}) {
+    EXPECT_EQ(failures({exchange(meet)}, MachineError::Kind::kRace, {}), 0) << meet;
+    EXPECT_EQ(run({exchange(meet)}, 1)[63], 7u);
+  }
+  // A shuffle orders no memory.
+  for (const std::string meet : {"", "shfl.sync.idx.b32 %r3, %r1, 0, 31, -1;"}) {
+    EXPECT_EQ(failures({exchange(meet)}, MachineError::Kind::kRace, {"the same CTA", "lane 1"}),
+              kSeeds)
+        << meet;
+  }
+}
+
+TEST(Races, ALaneLearnsForOthersOnceTheyMeet) {
+  // A CTA writes a word and raises a flag. Lane 0 of another waits for it, lane 1 reads the word.
+  const auto message = [](const std::string& meet) {
+    return kLane + R"(
+  mov.u32 %r2, %ctaid.x;
+  setp.eq.u32 %p1, %r2, 1;
+  @%p1 bra READER;
+  setp.eq.u32 %p2, %r1, 0;
+  @%p2 st.global.u32 [%out], 7;
+  @%p2 st.release.gpu.global.u32 [%out+4], 1;
+  bra.uni END;
+READER:
+  setp.ne.u32 %p2, %r1, 0;
+  @%p2 bra SEEN;
+WAIT:
+  ld.acquire.gpu.global.u32 %r3, [%out+4];
+  setp.eq.u32 %p3, %r3, 0;
+  @%p3 bra WAIT;
+SEEN:
+  )" + meet +
+           R"(
+  setp.eq.u32 %p4, %r1, 1;
+  @%p4 ld.global.u32 %r4, [%out];
+END:
+)";
+  };
+  EXPECT_EQ(failures({message("bar.warp.sync -1;"), "", {2, 1, 1}}, MachineError::Kind::kRace, {}),
+            0);
+  EXPECT_EQ(failures({message(""), "", {2, 1, 1}}, MachineError::Kind::kRace, {}), kSeeds);
 }
 
 TEST(Races, AtomicsOfAllLanesCount) {

@@ -120,10 +120,20 @@ void Machine::start_ctas() {
   for (Stream& stream : streams_) {
     if (!stream.has_begun || stream.queue.front().launch == nullptr) continue;
     Launch& launch = *stream.queue.front().launch;
-    const auto ctas = static_cast<int>(launch.cluster.count());
+    const uint64_t ctas = launch.cluster.count();
+    // A cooperative grid needs room for all of it, whatever else would like to run.
+    const uint64_t together = launch.is_cooperative ? launch.grid.count() : ctas;
     while (launch.next_cluster < launch.order.size() &&
-           resident_[launch.device] + ctas <= options_.resident_ctas) {
-      start_cluster(launch);
+           (launch.is_cooperative ||
+            resident_[launch.device] + static_cast<int>(ctas) <= options_.resident_ctas)) {
+      const auto sms =
+          residency(launch.device)
+              .take(launch.footprint, together, draw(static_cast<uint32_t>(options_.sms)));
+      if (!sms) break;
+      for (uint64_t first = 0; first < together; first += ctas) {
+        const auto begin = sms->begin() + static_cast<int64_t>(first);
+        start_cluster(launch, {begin, begin + static_cast<int64_t>(ctas)});
+      }
     }
   }
 }
@@ -235,10 +245,11 @@ void Machine::fail_deadlock(const std::string& why) {
             ", " + std::to_string(warp->cta.index.y) + ", " + std::to_string(warp->cta.index.z) +
             "), warp " + std::to_string(warp->index) + ": " + warp->describe_wait();
   }
-  for (const Stream& stream : streams_) {
+  for (size_t i = 0; i < streams_.size(); ++i) {
+    const Stream& stream = streams_[i];
     if (!stream.has_begun || stream.queue.front().task == nullptr) continue;
-    text += "\n  rank " + std::to_string(stream.device) + ", stream " +
-            std::to_string(&stream - &streams_.front()) + ": " + stream.queue.front().task->what;
+    text += "\n  rank " + std::to_string(stream.device) + ", stream " + std::to_string(i) + ": " +
+            stream.queue.front().task->what;
   }
   throw MachineError(MachineError::Kind::kDeadlock, text);
 }

@@ -11,10 +11,6 @@
 namespace axonn::gpu_machine {
 namespace {
 
-// PTX does not say how many registers ptxas gives to a thread. With the bounds that kernels which
-// use setmaxnreg have, those are as many as fit.
-constexpr uint64_t kRegistersOfSm = 65536, kMostRegisters = 248;
-
 std::byte* aligned(std::byte* place) {
   const auto address = reinterpret_cast<uintptr_t>(place);
   return place + (kRegisterAlignment - address % kRegisterAlignment) % kRegisterAlignment;
@@ -35,9 +31,7 @@ Warp::Warp(Machine& of_machine, Launch& of_launch, Cta& of_cta, int its_index, u
       registers_(aligned(memory_.get())) {
   fragments_.reserve(kLanes + 1);  // pointers to fragments stay valid
   fragments_.push_back({0, lanes, Fragment::State::kReady, 0});
-  const uint64_t threads = launch.block.count();
-  registers_per_thread =
-      static_cast<uint32_t>(std::min<uint64_t>(kMostRegisters, kRegistersOfSm / threads / 8 * 8));
+  registers_per_thread = registers_of_thread(*launch.program, launch.block.count());
   fill_constants();
   copies_ = std::make_unique<CopyGroups>();
   products_ = std::make_unique<Products>(launch.program->register_bytes);
@@ -235,101 +229,6 @@ void Warp::branch(Fragment& fragment, const Op& op, uint32_t taken) {
 void Warp::split_off(Fragment& fragment, uint32_t lanes) {
   fragments_.push_back({fragment.pc + 1, lanes, Fragment::State::kReady, 0});
   fragment.mask &= ~lanes;
-}
-
-bool Warp::meets(Fragment& fragment, const Op& op) {
-  const uint32_t live = live_lanes();
-  uint32_t members = live;
-  if (op.flow == Flow::kMeet) {
-    const uint32_t* named = lanes<uint32_t>(op.members);
-    members = named[std::countr_zero(fragment.mask)] & live;
-    for (uint32_t rest = fragment.mask; rest != 0; rest &= rest - 1) {
-      const int lane = std::countr_zero(rest);
-      if ((named[lane] & live) != members || (members >> lane & 1u) == 0) {
-        fail(MachineError::Kind::kUndefined, "its membermask does not name the lanes that run it",
-             lane);
-      }
-    }
-  } else if (op.flow == Flow::kBarrier && op.choice == 0) {
-    return true;  // a barrier at which threads arrive one by one
-  }
-  if (fragment.mask == members) return true;
-  fragment.state = Fragment::State::kAtMeeting;
-  return op.meets_anywhere && meets_elsewhere(op, members);
-}
-
-// Lanes meet at any bar.warp.sync of the same members. All that are there go on.
-bool Warp::meets_elsewhere(const Op& op, uint32_t members) {
-  uint32_t there = 0;
-  const auto is_at_one = [&](const Fragment& fragment) {
-    if (fragment.state != Fragment::State::kAtMeeting) return false;
-    const Op& other = launch.program->ops[fragment.pc];
-    return other.execute == op.execute && (fragment.mask & ~members) == 0;
-  };
-  for (const Fragment& fragment : fragments_) {
-    if (is_at_one(fragment)) there |= fragment.mask;
-  }
-  if (there != members) return false;
-  for (Fragment& fragment : fragments_) {
-    if (!is_at_one(fragment)) continue;
-    fragment.state = Fragment::State::kReady;
-    ++fragment.pc;
-  }
-  return false;  // the instruction is done already
-}
-
-void Warp::arrive(Fragment& fragment, const Op& op) {
-  const int lane = std::countr_zero(fragment.mask);
-  const uint32_t id = lanes<uint32_t>(op.a)[lane];
-  if (id >= cta.barriers.size()) {
-    fail(MachineError::Kind::kUndefined, "there is no barrier " + std::to_string(id), lane);
-  }
-  Barrier& barrier = cta.barriers[id];
-  const uint32_t expected = op.has_count ? lanes<uint32_t>(op.b)[lane] : 0;
-  if (op.has_count && (expected == 0 || expected % kLanes != 0)) {
-    fail(MachineError::Kind::kUndefined, "a barrier takes whole warps of threads", lane);
-  }
-  if (barrier.arrived != 0 && barrier.expected != expected) {
-    fail(MachineError::Kind::kUndefined,
-         "others wait at barrier " + std::to_string(id) + " for another number of threads", lane);
-  }
-  barrier.expected = expected;
-  const bool whole_warp = op.choice == 1 && op.has_count;
-  barrier.arrived += whole_warp ? kLanes : static_cast<uint32_t>(std::popcount(fragment.mask));
-  barrier.clock.join(snapshot());
-  if (op.barrier != BarrierKind::kSync && op.barrier != BarrierKind::kArrive) {
-    const uint32_t votes = (predicate(op.c) ^ op.negated) & fragment.mask;
-    barrier.popc += static_cast<uint32_t>(std::popcount(votes));
-    barrier.all &= votes == fragment.mask;
-    barrier.any |= votes != 0;
-  }
-  if (op.barrier == BarrierKind::kArrive) {
-    ++fragment.pc;
-  } else {
-    fragment.state = Fragment::State::kAtBarrier;
-    fragment.barrier = id;
-    barrier.waiting.push_back(this);
-  }
-  cta.complete_barriers();
-}
-
-void Warp::leave_barrier(uint32_t id, const Barrier& barrier) {
-  clock.join(barrier.clock);
-  for (Fragment& fragment : fragments_) {
-    if (fragment.state != Fragment::State::kAtBarrier || fragment.barrier != id) continue;
-    const Op& op = launch.program->ops[fragment.pc];
-    for (uint32_t rest = fragment.mask; rest != 0; rest &= rest - 1) {
-      const int lane = std::countr_zero(rest);
-      if (op.barrier == BarrierKind::kPopc) lanes<uint32_t>(op.d)[lane] = barrier.popc;
-    }
-    if (op.barrier == BarrierKind::kAnd || op.barrier == BarrierKind::kOr) {
-      const bool result = op.barrier == BarrierKind::kAnd ? barrier.all : barrier.any;
-      uint32_t& target = predicate(op.d);
-      target = result ? target | fragment.mask : target & ~fragment.mask;
-    }
-    fragment.state = Fragment::State::kReady;
-    ++fragment.pc;
-  }
 }
 
 void Warp::exit(Fragment*& fragment, uint32_t mask) {

@@ -135,6 +135,12 @@ Warp::Place Warp::place(uint64_t address, uint64_t bytes, uint64_t alignment, in
              std::to_string(at.offset) + " of " + near,
          lane);
   }
+  if (!machine.may_reach(launch.device, *at.region)) {
+    fail(MachineError::Kind::kMemory,
+         "reaches " + at.region->name + ", which rank " + std::to_string(launch.device) +
+             " has not enabled as a peer",
+         lane);
+  }
   if (at.offset % alignment != 0) {
     fail(MachineError::Kind::kMemory,
          "is misaligned: offset " + std::to_string(at.offset) + " of " + at.region->name +

@@ -7,7 +7,7 @@ using axonn::gpu_machine::Runtime;
 
 namespace {
 
-constexpr int kSms = 132, kSharedOfBlock = 232448;  // of an H100
+constexpr int kSharedOfBlock = 232448;  // of an H100
 
 bool is_device(const Runtime& runtime, int device) {
   return device >= 0 && device < runtime.options.devices;
@@ -51,7 +51,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
         *value = 0;
         return cudaSuccess;
       case cudaDevAttrMultiProcessorCount:
-        *value = kSms;
+        *value = r.machine.options().sms;
         return cudaSuccess;
       case cudaDevAttrMaxSharedMemoryPerBlockOptin:
         *value = kSharedOfBlock;
@@ -68,14 +68,13 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     std::strcpy(properties->name, "GPU in software");
     properties->uuid.bytes[0] = static_cast<char>(device + 1);
     properties->major = 9;
-    properties->multiProcessorCount = kSms;
+    properties->multiProcessorCount = r.machine.options().sms;
     properties->sharedMemPerBlockOptin = kSharedOfBlock;
     properties->warpSize = 32;
     return cudaSuccess;
   });
 }
 
-// The machine has one address space. Peers are told apart, but access is not refused.
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   return api("cudaDeviceCanAccessPeer", [&](Runtime& r) {
     if (!is_device(r, device) || !is_device(r, peer)) return cudaErrorInvalidDevice;
@@ -86,7 +85,7 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
   return api("cudaDeviceEnablePeerAccess", [&](Runtime& r) {
     if (!is_device(r, peer) || peer == r.device) return cudaErrorInvalidDevice;
-    return r.peers.emplace(r.device, peer).second ? cudaSuccess : cudaErrorPeerAccessAlreadyEnabled;
+    return r.machine.enable_peer(r.device, peer) ? cudaSuccess : cudaErrorPeerAccessAlreadyEnabled;
   });
 }
 

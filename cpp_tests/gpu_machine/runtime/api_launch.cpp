@@ -11,9 +11,7 @@ using axonn::gpu_machine::Runtime;
 
 namespace {
 
-// Of an SM of sm_90. Source: CUDA C++ Programming Guide, compute capabilities.
-constexpr int kThreadsOfSm = 2048, kBlocksOfSm = 32;
-constexpr int kSharedOfSm = 233472, kSharedOfBlock = 232448, kReservedShared = 1024;
+constexpr int kSharedOfBlock = 232448;  // of sm_90
 constexpr int kSharedWithoutAsking = 49152;
 
 Dim dim_of(dim3 d) { return {d.x, d.y, d.z}; }
@@ -23,6 +21,7 @@ struct Configuration {
   size_t shared_bytes;
   cudaStream_t stream;
   dim3 cluster = {1, 1, 1};
+  bool is_cooperative = false;
 };
 
 cudaError_t launch(Runtime& runtime, const void* function, const Configuration& with,
@@ -35,6 +34,13 @@ cudaError_t launch(Runtime& runtime, const void* function, const Configuration& 
     return cudaErrorInvalidValue;
   }
   if (const cudaError_t error = runtime.load_on_device(function, true)) return error;
+  const auto footprint =
+      axonn::gpu_machine::footprint_of(*program, dim_of(with.block).count(), with.shared_bytes);
+  const auto most_ctas = static_cast<uint64_t>(axonn::gpu_machine::ctas_of_sm(footprint)) *
+                         static_cast<uint64_t>(runtime.machine.options().sms);
+  if (with.is_cooperative && dim_of(with.grid).count() > most_ctas) {
+    return cudaErrorCooperativeLaunchTooLarge;
+  }
   std::vector<std::vector<std::byte>> values;
   for (size_t i = 0; i < program->params.size(); ++i) {
     const auto* from = static_cast<const std::byte*>(arguments[i]);
@@ -42,7 +48,7 @@ cudaError_t launch(Runtime& runtime, const void* function, const Configuration& 
   }
   return runtime.submit(with.stream, [&machine = runtime.machine, program, with, values](int on) {
     machine.enqueue(on, program, dim_of(with.grid), dim_of(with.block), values, with.shared_bytes,
-                    dim_of(with.cluster));
+                    dim_of(with.cluster), with.is_cooperative);
   });
 }
 
@@ -64,6 +70,8 @@ cudaError_t attributes_of(Runtime& runtime, cudaFuncAttributes* attributes, cons
   if (const cudaError_t error = runtime.load_on_device(function, false)) return error;
   std::memset(attributes, 0, sizeof *attributes);
   attributes->sharedSizeBytes = program->shared_bytes;
+  attributes->numRegs = static_cast<int>(axonn::gpu_machine::registers_of_thread(
+      *program, program->max_threads != 0 ? static_cast<uint64_t>(program->max_threads) : 1024));
   attributes->maxThreadsPerBlock = program->max_threads != 0 ? program->max_threads : 1024;
   attributes->ptxVersion = 90;
   attributes->binaryVersion = 90;
@@ -103,12 +111,23 @@ cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void**
     return launch(r, function, {grid, block, shared_bytes, stream}, arguments);
   });
 }
+cudaError_t cudaLaunchCooperativeKernel(const void* function, dim3 grid, dim3 block,
+                                        void** arguments, size_t shared_bytes,
+                                        cudaStream_t stream) {
+  return api("cudaLaunchCooperativeKernel", [&](Runtime& r) {
+    return launch(r, function, {grid, block, shared_bytes, stream, {1, 1, 1}, true}, arguments);
+  });
+}
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function,
                                 void** arguments) {
   return api("cudaLaunchKernelExC", [&](Runtime& r) {
     Configuration with{config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream};
     for (unsigned i = 0; i < config->numAttrs; ++i) {
       const cudaLaunchAttribute& attribute = config->attrs[i];
+      if (attribute.id == cudaLaunchAttributeCooperative) {
+        with.is_cooperative = attribute.val.cooperative != 0;
+        continue;
+      }
       if (attribute.id != cudaLaunchAttributeClusterDimension) {
         return cudaErrorNotSupported;  // an attribute that the machine does not know
       }
@@ -140,8 +159,8 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const voi
     const std::shared_ptr<const Program> program = r.kernel_of(function);
     if (program == nullptr) return cudaErrorInvalidDeviceFunction;
     if (threads < 1 || threads > 1024) return cudaErrorInvalidValue;
-    const auto shared = static_cast<int>(program->shared_bytes + shared_bytes) + kReservedShared;
-    *blocks = std::min({kBlocksOfSm, kThreadsOfSm / threads, kSharedOfSm / shared});
+    *blocks = axonn::gpu_machine::ctas_of_sm(
+        axonn::gpu_machine::footprint_of(*program, static_cast<uint64_t>(threads), shared_bytes));
     return cudaSuccess;
   });
 }

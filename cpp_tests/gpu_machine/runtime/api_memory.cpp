@@ -29,8 +29,8 @@ cudaError_t allocate(Runtime& runtime, void** pointer, size_t bytes, bool is_pin
   auto& memory = runtime.machine.memory();
   const std::string name = (is_pinned ? "pinned memory" : "memory of device ") +
                            (is_pinned ? "" : std::to_string(runtime.device));
-  const uint64_t address =
-      is_pinned ? memory.allocate_pinned(bytes, name) : memory.allocate(bytes, name);
+  const uint64_t address = is_pinned ? memory.allocate_pinned(bytes, name)
+                                     : memory.allocate(bytes, name, runtime.device);
   if (address >= window_start(kMostWindow)) return cudaErrorMemoryAllocation;
   *pointer = reinterpret_cast<void*>(address);
   return cudaSuccess;

@@ -168,6 +168,23 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return api("cudaStreamWaitEvent",
              [&](Runtime& r) { return wait(r, stream, event, flags == cudaEventWaitExternal); });
 }
+// In the machine's time, in which only instructions of warps and sleeps take some: copies take
+// none.
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
+  return api("cudaEventElapsedTime", [&](Runtime&) {
+    for (const cudaEvent_t event : {start, end}) {
+      if (event == nullptr || event->last == nullptr || event->capture != nullptr ||
+          (event->flags & cudaEventDisableTiming) != 0) {
+        return cudaErrorInvalidResourceHandle;
+      }
+    }
+    if (start->device != end->device) return cudaErrorInvalidResourceHandle;
+    if (!start->last->is_done || !end->last->is_done) return cudaErrorNotReady;
+    const auto begin_ns = static_cast<double>(start->last->at_ns);
+    *milliseconds = static_cast<float>((static_cast<double>(end->last->at_ns) - begin_ns) * 1e-6);
+    return cudaSuccess;
+  });
+}
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return api("cudaEventSynchronize", [&](Runtime& r) {
     if (event->capture != nullptr) return cudaErrorCapturedEvent;

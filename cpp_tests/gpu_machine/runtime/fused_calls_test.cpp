@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "core/cuda/fused/copies.h"
 #include "gpu_machine/runtime/virtual_ranks.h"
 
 namespace axonn::gpu_machine {
@@ -141,16 +142,33 @@ TEST(FusedCalls, ALateRankIsWaitedFor) {
   }
 }
 
-TEST(FusedCalls, ARankThatNeverComesIsNamed) {
+// In which of its waits a rank waits in vain for another: for the call before, which has not ended
+// there, for the rows of a gather, or for those of a sum.
+enum class Waits { kForTheCallBefore, kForRows, kForAddends };
+
+void check_wait_in_vain(Waits waits) {
+  SCOPED_TRACE(static_cast<int>(waits));
   for (uint64_t seed = 0; seed < 10; ++seed) {
     Runtime runtime(with_seed(seed, 2));
     std::mt19937_64 random(seed);
     VirtualRanks ranks(2, 7, 1e-4);
     const Operands with(ranks, 8, 8, 8, random);
     const auto outputs = with.outputs(8);
+    const bool before = waits == Waits::kForTheCallBefore;
+    if (before) {
+      const uint32_t ended = 6;
+      const int64_t flag = comm::signal_offset_bytes(kernels::cuda::kDoneFlags + 0);
+      AXONN_CUDA_CHECK(cudaMemcpy(kernels::cuda::at(ranks[1].peers.pads[1], flag), &ended,
+                                  sizeof ended, cudaMemcpyDefault));
+    }
     EXPECT_THROW(
         {
-          ranks.gather(1, with.shards[1], with.bs[1], outputs[1], 8, 8, 8, ranks[1].compute.get());
+          cudaStream_t stream = ranks[1].compute.get();
+          if (waits == Waits::kForAddends) {
+            ranks.sum(1, with.as[1], with.bs[1], outputs[1], 8, 8, 8, true, stream);
+          } else {
+            ranks.gather(1, with.shards[1], with.bs[1], outputs[1], 8, 8, 8, stream);
+          }
           testing::synchronize_all(2);
         },
         CudaError);
@@ -162,9 +180,15 @@ TEST(FusedCalls, ARankThatNeverComesIsNamed) {
     EXPECT_EQ(failure.state, SpinFailure::kWritten);
     EXPECT_EQ(failure.rank, 1);
     EXPECT_EQ(failure.peer, 0);
-    EXPECT_EQ(failure.expected, 8u);
-    EXPECT_EQ(failure.seen, 7u);
+    EXPECT_EQ(failure.expected, before ? 7u : 8u);
+    EXPECT_EQ(failure.seen, before ? 6u : 7u);
   }
+}
+
+TEST(FusedCalls, ARankThatNeverComesIsNamed) {
+  check_wait_in_vain(Waits::kForTheCallBefore);
+  check_wait_in_vain(Waits::kForRows);
+  check_wait_in_vain(Waits::kForAddends);
 }
 
 // Whatever call of CUDA fails on one rank, the rank raises an error, and what it enqueued before is

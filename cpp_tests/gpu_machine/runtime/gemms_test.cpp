@@ -3,11 +3,13 @@
 // fp32 and in bfloat16, in any order.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <string>
 
 #include "core/cuda/sm90/instances.h"
 #include "core/cuda/sm90/plans.h"
+#include "core/numeric/data_type.h"
 #include "gpu_machine/runtime/virtual_ranks.h"
 
 namespace axonn::gpu_machine {
@@ -32,6 +34,12 @@ Matrix transposed(const Matrix& of) {
     }
   }
   return result;
+}
+
+// As it is stored. Addends are stored in bfloat16, too, and added in fp32, which is exact.
+Matrix stored(Matrix m) {
+  for (float& value : m.values) value = kernels::BFloat16::from_float(value).to_float();
+  return m;
 }
 
 // a @ b.T, plus a bias and a residual where they are asked for.
@@ -96,6 +104,10 @@ TEST(Gemms, ProductsThatStay) {
 
 constexpr int kRanks = 2;
 constexpr Shape kFused{512, 64, 64};  // a chunk has 256 rows
+// More depth than there are stages, ragged, and several tiles for a CTA.
+constexpr Shape kDeep{512, 248, 448};
+// Several tiles for a CTA, whose loads all fit the stages: they do not wait for the tile before.
+constexpr Shape kShallow{512, 128, 64};
 
 const Instance* find_instance(const FusedGemm& gemm, int64_t block_n) {
   static const std::vector<Instance> instances = kernels::sm90::gemm_bf16_tn();
@@ -119,12 +131,12 @@ kernels::cuda::GemmBackend tn_backend() {
           [] { return cudaSuccess; }};
 }
 
-FusedGemm fused_gemm(const DeviceMatrix& b) {
+FusedGemm fused_gemm(const DeviceMatrix& b, Shape shape) {
   FusedGemm gemm{};
   gemm.b = b.data();
-  gemm.m = kFused.m;
-  gemm.n = gemm.ldd = kFused.n;
-  gemm.k = gemm.lda = gemm.ldb = kFused.k;
+  gemm.m = shape.m;
+  gemm.n = gemm.ldd = shape.n;
+  gemm.k = gemm.lda = gemm.ldb = shape.k;
   gemm.b_transposed = true;
   gemm.dtype = kernels::DataType::kBFloat16;
   return gemm;
@@ -142,45 +154,46 @@ void call_all(testing::VirtualRanks& ranks, const Enqueue& enqueue) {
   }
 }
 
-void check_fused(int64_t block_n, bool gathers, uint64_t seed) {
+void check_fused(int64_t block_n, bool gathers, Shape shape, uint64_t seed) {
   SCOPED_TRACE((gathers ? "gather, tile of " : "sum, tile of ") + std::to_string(block_n) +
-               " columns, seed " + std::to_string(seed));
+               " columns, depth " + std::to_string(shape.k) + ", seed " + std::to_string(seed));
   RuntimeOptions options;
   options.machine.seed = seed;
   options.devices = kRanks;
   Runtime runtime(options);
-  testing::VirtualRanks ranks(kRanks, 0xFFFFFFFE, 1, tn_backend());  // epochs wrap
+  testing::VirtualRanks ranks(kRanks, 0, 1, tn_backend());
+  ranks.grow(2 * shape.m * std::max(shape.k, shape.n), 0xFFFFFFFE);  // epochs wrap
   std::mt19937_64 random(seed);
-  const comm::ChunkPlan plan{kFused.m, kRanks, 1};
+  const comm::ChunkPlan plan{shape.m, kRanks, 1};
   kernels::LaunchConfig config = kernels::sm90::gemm_bf16_tn()[0].config;
   config.block_n = static_cast<int>(block_n);
-  config.num_ctas = 4;
+  config.num_ctas = shape.n == kFused.n ? 4 : 2;
   for (int call = 0; call < 3; ++call) {
-    const Matrix whole = Matrix::random(kFused.m, kFused.k, random);
-    Matrix sum{kFused.m, kFused.n, std::vector<float>(static_cast<size_t>(kFused.m * kFused.n))};
+    const Matrix whole = Matrix::random(shape.m, shape.k, random);
+    Matrix sum{shape.m, shape.n, std::vector<float>(static_cast<size_t>(shape.m * shape.n))};
     std::vector<DeviceMatrix> as, bs, ds;
     std::vector<Matrix> products;
     for (int r = 0; r < kRanks; ++r) {
       const testing::DeviceGuard guard(r);
-      const int64_t rows = kFused.m / kRanks;
+      const int64_t rows = shape.m / kRanks;
       const Matrix a = gathers ? whole.row_range(r * rows, (r + 1) * rows)
-                               : Matrix::random(kFused.m, kFused.k, random);
-      const Matrix b = Matrix::random(kFused.k, kFused.n, random);
+                               : Matrix::random(shape.m, shape.k, random);
+      const Matrix b = Matrix::random(shape.k, shape.n, random);
       as.emplace_back(a);
       bs.emplace_back(transposed(b));
-      ds.emplace_back(gathers ? kFused.m : rows, kFused.n);
-      products.push_back((gathers ? whole : a) * b);
+      ds.emplace_back(gathers ? shape.m : rows, shape.n);
+      products.push_back(stored((gathers ? whole : a) * b));
       sum = sum + products.back();
     }
     kernels::cuda::CopyEnginePush push;
     call_all(ranks, [&](int r, const kernels::cuda::CallStreams& streams) {
       const auto at = static_cast<size_t>(r);
-      FusedGemm gemm = fused_gemm(bs[at]);
+      FusedGemm gemm = fused_gemm(bs[at], shape);
       if (gathers) {
         gemm.d = ds[at].data();
         kernels::cuda::all_gather_gemm(ranks[r].peers, ranks.backend, config, gemm,
                                        kernels::cuda::Arriving::kRows,
-                                       {as[at].data(), kFused.k * 2, plan, true}, push, streams);
+                                       {as[at].data(), shape.k * 2, plan, true}, push, streams);
       } else {
         gemm.a = as[at].data();
         kernels::cuda::gemm_reduce_scatter(ranks[r].peers, ranks.backend, config, gemm,
@@ -195,8 +208,9 @@ void check_fused(int64_t block_n, bool gathers, uint64_t seed) {
     for (int r = 0; r < kRanks; ++r) {
       const testing::DeviceGuard guard(r);
       const auto at = static_cast<size_t>(r);
-      const int64_t rows = kFused.m / kRanks;
-      EXPECT_EQ(ds[at].read(), gathers ? products[at] : sum.row_range(r * rows, (r + 1) * rows));
+      const int64_t rows = shape.m / kRanks;
+      EXPECT_EQ(ds[at].read(),
+                gathers ? products[at] : stored(sum.row_range(r * rows, (r + 1) * rows)));
     }
   }
 }
@@ -204,8 +218,12 @@ void check_fused(int64_t block_n, bool gathers, uint64_t seed) {
 TEST(Gemms, RowsThatArriveAndRowsThatLeave) {
   for (const int64_t block_n : {256, 128}) {
     for (uint64_t seed = 0; seed < 3; ++seed) {
-      check_fused(block_n, true, seed);
-      check_fused(block_n, false, seed);
+      check_fused(block_n, true, kFused, seed);
+      check_fused(block_n, false, kFused, seed);
+    }
+    for (const Shape shape : {kDeep, kShallow}) {
+      check_fused(block_n, true, shape, 3);
+      check_fused(block_n, false, shape, 3);
     }
   }
 }

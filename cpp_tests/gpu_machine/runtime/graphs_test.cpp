@@ -137,6 +137,28 @@ TEST(GraphsOfFusedCalls, TheHostWaitsForReplays) {
   }
 }
 
+// Between replays the workspace grows: a graph goes on with the memory that it has captured, and
+// with that memory's epochs.
+TEST(GraphsOfFusedCalls, AWorkspaceGrowsBetweenReplays) {
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    SCOPED_TRACE(seed);
+    Gathers gathers(with_seed(seed));
+    for (int step = 0; step < 8; ++step) {
+      const bool is_replay = step % 3 == 0 || gathers.draw() % 2 == 0;
+      if (step == 2 || step == 5) gathers.ranks().grow(gathers.ranks()[0].memory.bytes() + 1);
+      for (int r = 0; r < kRanks; ++r) {
+        const DeviceGuard guard(r);
+        auto& rank = gathers.ranks()[r];
+        cudaStream_t stream = gathers.draw() % 2 == 0 ? rank.compute.get() : rank.other.get();
+        is_replay ? gathers.replay(r, stream) : gathers.call_outside(r, stream);
+      }
+    }
+    // Of both memories that the workspace has had since, the second one was freed.
+    EXPECT_EQ(gathers.ranks()[0].peers.epoch_to_push, gathers.ranks()[0].pinned.epoch_to_push(2));
+    gathers.expect_results();
+  }
+}
+
 // A gather needs the GEMM and the pushes of its peers to run side by side. CUDA does not promise
 // that of a graph's branches: one after the other, the ranks wait for each other until the budget
 // ends, unless by chance all pushes come first.

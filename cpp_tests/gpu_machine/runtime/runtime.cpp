@@ -159,6 +159,7 @@ SignalPtr Runtime::signal_on(int stream) {
   auto signal = std::make_shared<Signal>();
   machine.enqueue_task(stream, "a signal", [signal](Agent& agent) {
     signal->is_done = true;
+    signal->at_ns = agent.machine.now_ns();
     signal->clock = agent.clock;
     return true;
   });

@@ -24,7 +24,8 @@ namespace axonn::gpu_machine {
 // A point in a stream's work, which others wait for.
 struct Signal {
   bool is_done = false;
-  Clock clock;  // of what came before it
+  uint64_t at_ns = 0;  // when it was
+  Clock clock;         // of what came before it
 };
 using SignalPtr = std::shared_ptr<Signal>;
 
@@ -123,9 +124,8 @@ class Runtime {
 
   int device = 0;  // the current one
   uint64_t next_capture = 1;
-  std::vector<cudaStream_t> streams;    // all but the default ones, as they were made
-  std::set<CapturePtr> captures;        // that are under way
-  std::set<std::pair<int, int>> peers;  // devices that may reach others
+  std::vector<cudaStream_t> streams;  // all but the default ones, as they were made
+  std::set<CapturePtr> captures;      // that are under way
 
  private:
   bool run_once();

@@ -1,75 +1,24 @@
 // The runtime itself: what CUDA promises about order, and what it does not promise.
-#include "gpu_machine/runtime/runtime.h"
-
-#include <cuda.h>
-#include <gtest/gtest.h>
-
 #include <array>
 
-#include "core/cuda/check.h"
+#include "core/cuda/reduce.h"
+#include "gpu_machine/runtime/fat_binary.h"
+#include "gpu_machine/runtime/runtime_case.h"
 
 namespace axonn::gpu_machine {
 namespace {
 
-constexpr size_t kWords = 64, kBytes = 4 * kWords;
-constexpr uint64_t kSeeds = 20;
-
-RuntimeOptions with_seed(uint64_t seed) {
-  RuntimeOptions options;
-  options.machine.seed = seed;
-  return options;
-}
-
-uint32_t* device_words() {
-  void* memory = nullptr;
-  AXONN_CUDA_CHECK(cudaMalloc(&memory, kBytes));
-  return static_cast<uint32_t*>(memory);
-}
-
-uint32_t* pinned_words() {
-  void* memory = nullptr;
-  AXONN_CUDA_CHECK(cudaHostAlloc(&memory, kBytes, cudaHostAllocDefault));
-  return static_cast<uint32_t*>(memory);
-}
-
-cudaStream_t stream_with(unsigned flags) {
-  cudaStream_t stream = nullptr;
-  AXONN_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, flags));
-  return stream;
-}
-
-cudaEvent_t new_event() {
-  cudaEvent_t event = nullptr;
-  AXONN_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-  return event;
-}
-
-void fill(uint32_t* words, int value, cudaStream_t stream) {
-  AXONN_CUDA_CHECK(cudaMemsetAsync(words, value, kBytes, stream));
-}
-
-uint32_t first_word(const uint32_t* words) {
-  uint32_t value = 0;
-  AXONN_CUDA_CHECK(cudaMemcpy(&value, words, sizeof value, cudaMemcpyDefault));
-  return value;
-}
-
-// Does it with many seeds. Returns how often the machine fails in this way, and expects that it
-// fails in no other.
-template <typename Do>
-uint64_t failures(MachineError::Kind kind, Do&& what) {
-  uint64_t count = 0;
-  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-    Runtime runtime(with_seed(seed));
-    what(runtime);
-    (void)cudaDeviceSynchronize();
-    if (!runtime.failure()) continue;
-    EXPECT_EQ(static_cast<int>(runtime.failure()->kind()), static_cast<int>(kind))
-        << runtime.failure()->what();
-    ++count;
-  }
-  return count;
-}
+using testing::device_words;
+using testing::failures;
+using testing::fill;
+using testing::first_word;
+using testing::kBytes;
+using testing::kSeeds;
+using testing::kWords;
+using testing::new_event;
+using testing::pinned_words;
+using testing::stream_with;
+using testing::with_seed;
 
 TEST(RuntimeMemory, CopiesGoBetweenDevicesAndAllMemoryOfTheHost) {
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
@@ -204,6 +153,71 @@ TEST(RuntimeStreams, AWaitInVainIsADeadlockThatNamesIt) {
   EXPECT_EQ(cudaSetDevice(0), cudaErrorUnknown);  // as all later calls
 }
 
+TEST(RuntimeMemory, OfAnotherDeviceIsReachedOnceItIsEnabled) {
+  for (const bool enabled : {false, true}) {
+    Runtime runtime;
+    constexpr auto kType = kernels::DataType::kFloat32;
+    float* near = reinterpret_cast<float*>(device_words());
+    AXONN_CUDA_CHECK(cudaSetDevice(1));
+    void* far = device_words();
+    fill(static_cast<uint32_t*>(far), 0, nullptr);
+    AXONN_CUDA_CHECK(cudaDeviceSynchronize());
+    AXONN_CUDA_CHECK(cudaSetDevice(0));
+    if (enabled) {
+      EXPECT_EQ(cudaDeviceEnablePeerAccess(1, 0), cudaSuccess);
+      EXPECT_EQ(cudaDeviceEnablePeerAccess(1, 0), cudaErrorPeerAccessAlreadyEnabled);
+    }
+    const void* sources[] = {far};
+    (void)kernels::cuda::reduce_slots(near, sources, 1, kWords, kType, kernels::ReduceOp::kSum,
+                                      nullptr);
+    EXPECT_EQ(cudaDeviceSynchronize(), enabled ? cudaSuccess : cudaErrorIllegalAddress);
+    ASSERT_EQ(runtime.failure().has_value(), !enabled);
+    if (!enabled) {
+      EXPECT_NE(std::string(runtime.failure()->what()).find("not enabled as a peer"),
+                std::string::npos);
+    }
+  }
+}
+
+TEST(RuntimeStreams, EventsTellTheTimeBetweenThem) {
+  Runtime runtime;
+  uint32_t* words = device_words();
+  fill(words, 0, nullptr);
+  cudaEvent_t begin = nullptr, end = nullptr;
+  AXONN_CUDA_CHECK(cudaEventCreate(&begin));
+  AXONN_CUDA_CHECK(cudaEventCreate(&end));
+  float milliseconds = -1;
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, begin, end), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidResourceHandle);
+  AXONN_CUDA_CHECK(cudaEventRecord(begin, nullptr));
+  const void* sources[] = {words};
+  AXONN_CUDA_CHECK(kernels::cuda::reduce_slots(
+      words, sources, 1, kWords, kernels::DataType::kFloat32, kernels::ReduceOp::kSum, nullptr));
+  AXONN_CUDA_CHECK(cudaEventRecord(end, nullptr));
+  AXONN_CUDA_CHECK(cudaEventSynchronize(end));
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, begin, end), cudaSuccess);
+  EXPECT_GT(milliseconds, 0);  // a nanosecond for each instruction of a warp
+  EXPECT_LT(milliseconds, 0.1f);
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, begin, new_event()),
+            cudaErrorInvalidResourceHandle);
+}
+
+TEST(RuntimeLaunches, ACooperativeGridMustFit) {
+  RuntimeOptions options;
+  options.machine.sms = 2;
+  Runtime runtime(options);
+  int count = 0;
+  AXONN_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
+  EXPECT_EQ(count, 2);
+  const auto* kernel = registered().functions.begin()->first;
+  int most = 0;
+  AXONN_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&most, kernel, 32, 0));
+  EXPECT_GT(most, 0);
+  const auto ctas = static_cast<unsigned>(count * most + 1);
+  EXPECT_EQ(cudaLaunchCooperativeKernel(kernel, {ctas, 1, 1}, {32, 1, 1}, nullptr, 0, nullptr),
+            cudaErrorCooperativeLaunchTooLarge);
+}
+
 TEST(RuntimeErrors, AreInjectedAtACall) {
   Runtime runtime;
   runtime.fail("cudaMalloc", cudaErrorMemoryAllocation, 1);
@@ -223,97 +237,6 @@ TEST(RuntimeLaunches, WhatIsNoKernelOrNoGridIsAnError) {
             cudaErrorInvalidDeviceFunction);
   cudaFuncAttributes attributes;
   EXPECT_EQ(cudaFuncGetAttributes(&attributes, &no_kernel), cudaErrorInvalidDeviceFunction);
-}
-
-// --- Graphs ---
-
-cudaGraphExec_t instantiated(cudaStream_t stream) {
-  cudaGraph_t graph = nullptr;
-  AXONN_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-  cudaGraphExec_t exec = nullptr;
-  AXONN_CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
-  return exec;
-}
-
-// Captures two branches that fill the same words.
-cudaGraphExec_t two_branches(cudaStream_t a, cudaStream_t b, uint32_t* words, bool ordered) {
-  cudaEvent_t forked = new_event(), joined = new_event();
-  AXONN_CUDA_CHECK(cudaStreamBeginCapture(a, cudaStreamCaptureModeRelaxed));
-  AXONN_CUDA_CHECK(cudaEventRecord(forked, a));
-  AXONN_CUDA_CHECK(cudaStreamWaitEvent(b, forked, 0));
-  fill(words, 1, b);
-  if (!ordered) fill(words, 2, a);
-  AXONN_CUDA_CHECK(cudaEventRecord(joined, b));
-  AXONN_CUDA_CHECK(cudaStreamWaitEvent(a, joined, 0));
-  if (ordered) fill(words, 2, a);
-  return instantiated(a);
-}
-
-TEST(RuntimeGraphs, BranchesAreOrderedOnlyByEvents) {
-  for (const bool ordered : {false, true}) {
-    const uint64_t races = failures(MachineError::Kind::kRace, [&](Runtime&) {
-      cudaStream_t a = stream_with(cudaStreamNonBlocking), b = stream_with(cudaStreamNonBlocking);
-      uint32_t* words = device_words();
-      const cudaGraphExec_t graph = two_branches(a, b, words, ordered);
-      for (int replay = 0; replay < 3; ++replay) (void)cudaGraphLaunch(graph, b);
-      if (ordered) {
-        AXONN_CUDA_CHECK(cudaStreamSynchronize(b));
-        EXPECT_EQ(first_word(words), 0x02020202u);
-      }
-    });
-    EXPECT_EQ(races, ordered ? 0 : kSeeds);
-  }
-}
-
-// A replay waits for what an external event was recorded behind before the launch, and records it
-// for those that wait after the launch.
-TEST(RuntimeGraphs, ExternalEventsOrderReplaysWithStreams) {
-  for (const bool waits : {false, true}) {
-    for (const bool records : {false, true}) {
-      const uint64_t races = failures(MachineError::Kind::kRace, [&](Runtime&) {
-        cudaStream_t a = stream_with(cudaStreamNonBlocking), b = stream_with(cudaStreamNonBlocking);
-        uint32_t* words = device_words();
-        cudaEvent_t event = new_event();
-        AXONN_CUDA_CHECK(cudaStreamBeginCapture(a, cudaStreamCaptureModeRelaxed));
-        if (waits) AXONN_CUDA_CHECK(cudaStreamWaitEvent(a, event, cudaEventWaitExternal));
-        fill(words, 1, a);
-        if (records) AXONN_CUDA_CHECK(cudaEventRecordWithFlags(event, a, cudaEventRecordExternal));
-        const cudaGraphExec_t graph = instantiated(a);
-        for (int i = 0; i < 2; ++i) {
-          (void)cudaStreamWaitEvent(b, event, 0);
-          (void)cudaMemsetAsync(words, 2, kBytes, b);
-          (void)cudaEventRecord(event, b);
-          (void)cudaGraphLaunch(graph, a);
-        }
-      });
-      EXPECT_EQ(races, waits && records ? 0 : kSeeds) << waits << records;
-    }
-  }
-}
-
-TEST(RuntimeGraphs, WhatACaptureForbidsBreaksIt) {
-  cudaGraph_t graph = nullptr;
-  Runtime runtime;
-  cudaStream_t a = stream_with(cudaStreamNonBlocking), b = stream_with(cudaStreamNonBlocking);
-  cudaEvent_t event = new_event();
-  uint32_t* words = device_words();
-  const auto begin = [&] {
-    AXONN_CUDA_CHECK(cudaStreamBeginCapture(a, cudaStreamCaptureModeThreadLocal));
-  };
-  begin();  // to wait for a stream that is captured
-  EXPECT_EQ(cudaStreamSynchronize(a), cudaErrorStreamCaptureUnsupported);
-  EXPECT_EQ(cudaStreamEndCapture(a, &graph), cudaErrorStreamCaptureInvalidated);
-  AXONN_CUDA_CHECK(cudaEventRecord(event, b));
-  begin();  // to wait for what is outside
-  EXPECT_EQ(cudaStreamWaitEvent(a, event, 0), cudaErrorStreamCaptureIsolation);
-  EXPECT_EQ(cudaStreamEndCapture(a, &graph), cudaErrorStreamCaptureInvalidated);
-  begin();  // to leave a branch open
-  AXONN_CUDA_CHECK(cudaEventRecord(event, a));
-  AXONN_CUDA_CHECK(cudaStreamWaitEvent(b, event, 0));
-  fill(words, 1, b);
-  EXPECT_EQ(cudaStreamEndCapture(a, &graph), cudaErrorStreamCaptureUnjoined);
-  EXPECT_EQ(graph, nullptr);
-  EXPECT_EQ(cudaStreamWaitEvent(b, event, 0), cudaErrorCapturedEvent);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 
 #include "core/cuda/fused/call_order.h"
 #include "core/cuda/fused/fused_calls.h"
-#include "core/cuda/fused/peer_state.h"
+#include "core/cuda/fused/workspace_memory.h"
 #include "gpu_machine/runtime/runtime.h"
 #include "gpu_machine/runtime/slow_gemm.h"
 
@@ -90,8 +90,6 @@ class DeviceMatrix {
   void* data_ = nullptr;
 };
 
-inline constexpr size_t kWorkspaceBytes = 1 << 16;
-
 class VirtualRanks {
  public:
   struct Rank {
@@ -99,6 +97,7 @@ class VirtualRanks {
     kernels::cuda::PinnedState pinned;
     kernels::cuda::CopyLane copies;
     kernels::cuda::CallOrder order;
+    kernels::cuda::WorkspaceMemory memory{1 << 18};  // small, to be quick
     HighPriorityStream compute, other;
   };
 
@@ -106,31 +105,50 @@ class VirtualRanks {
   explicit VirtualRanks(int count, uint32_t epoch = 0, double timeout_seconds = 1,
                         const kernels::cuda::GemmBackend& with = slow_backend())
       : backend(with) {
-    using kernels::cuda::kPadBytes;
-    std::vector<void*> pads, workspaces;
     for (int r = 0; r < count; ++r) {
       const DeviceGuard guard(r);
-      void* memory = nullptr;
-      AXONN_CUDA_CHECK(cudaMalloc(&memory, kPadBytes + kernels::cuda::kStateBytes));
-      set_words(memory, (kPadBytes + kernels::cuda::kStateBytes) / 4, 0);
-      set_words(memory, kPadBytes / 4 + 1, epoch);  // the flags, and the epoch behind them
-      pads.push_back(memory);
-      AXONN_CUDA_CHECK(cudaMalloc(&memory, kWorkspaceBytes));
-      workspaces.push_back(memory);
-    }
-    for (int r = 0; r < count; ++r) {
-      const DeviceGuard guard(r);
+      for (int other = 0; other < count; ++other) {
+        if (other != r) AXONN_CUDA_CHECK(cudaDeviceEnablePeerAccess(other, 0));
+      }
       kernels::cuda::load_kernels(backend);
       auto& rank = *ranks.emplace_back(std::make_unique<Rank>());
       rank.peers.rank = r;
       rank.peers.num_ranks = count;
-      for (size_t other = 0; other < pads.size(); ++other) {
-        rank.peers.pads[other] = pads[other];
-        rank.peers.workspaces[other] = workspaces[other];
-      }
       rank.peers.limit = {static_cast<uint64_t>(timeout_seconds * 1e9), &rank.pinned.failure(), r};
-      rank.peers.epoch_to_push = rank.pinned.epoch_to_push();
-      set_own_pad(rank.peers, pads[static_cast<size_t>(r)]);
+    }
+    grow(1, epoch);
+  }
+
+  // Gives all ranks other memory, as Workspace::require does. What no graph uses is freed at once.
+  void grow(int64_t bytes, uint32_t epoch = 0) {
+    using kernels::cuda::kPadBytes;
+    std::vector<void*> fronts, unused;
+    for (int r = 0; r < size(); ++r) {
+      const DeviceGuard guard(r);
+      (*this)[r].memory.grow(bytes, (*this)[r].order, (*this)[r].pinned, (*this)[r].peers,
+                             [&](int64_t all_bytes, bool keep) {
+                               void* front = nullptr;
+                               AXONN_CUDA_CHECK(cudaMalloc(&front, static_cast<size_t>(all_bytes)));
+                               set_words(front, kernels::cuda::kFrontBytes / 4, 0);
+                               // The flags, and the epoch behind them.
+                               set_words(front, kPadBytes / 4 + 1, epoch);
+                               fronts.push_back(front);
+                               if (!keep) unused.push_back((*this)[r].peers.pads[r]);
+                             });
+    }
+    for (int r = 0; r < size(); ++r) {
+      kernels::cuda::Peers& peers = (*this)[r].peers;
+      for (size_t other = 0; other < fronts.size(); ++other) {
+        peers.pads[other] = fronts[other];
+        peers.workspaces[other] = static_cast<char*>(fronts[other]) + kernels::cuda::kFrontBytes;
+      }
+      set_own_pad(peers, fronts[static_cast<size_t>(r)]);
+    }
+    // Not by cudaFree, which would wait for what still uses it.
+    for (void* memory : unused) {
+      if (memory != nullptr) {
+        Runtime::current().machine.memory().free(reinterpret_cast<uint64_t>(memory));
+      }
     }
   }
 
@@ -146,6 +164,7 @@ class VirtualRanks {
     gemm.d = output.data();
     const comm::ChunkPlan plan{rows, size(), kernels::cuda::chunks_per_shard(rows / size())};
     kernels::cuda::CallOrder::Turn turn(rank.order, stream);
+    rank.memory.note_call(turn.is_captured());
     kernels::cuda::CopyEnginePush push;
     kernels::cuda::all_gather_gemm(rank.peers, backend, {}, gemm, kernels::cuda::Arriving::kRows,
                                    {shard.data(), k * 2, plan, true}, push,
@@ -160,6 +179,7 @@ class VirtualRanks {
     const DeviceGuard guard(r);
     const kernels::cuda::FusedGemm gemm = gemm_of(a.data(), b, m, k, n);
     kernels::cuda::CallOrder::Turn turn(rank.order, stream);
+    rank.memory.note_call(turn.is_captured());
     const auto streams = rank.copies.behind(stream);
     if (everywhere) {
       kernels::cuda::gemm_all_reduce(rank.peers, backend, {}, gemm,

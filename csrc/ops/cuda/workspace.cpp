@@ -3,8 +3,6 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <algorithm>
-#include <bit>
 #include <utility>
 
 #include "core/cuda/check.h"
@@ -12,11 +10,6 @@
 #include "ops/cuda/failure_watch.h"
 
 namespace axonn::ops::cuda {
-namespace {
-
-constexpr uint64_t kLeastBytes = 2 << 20;  // a page of device memory
-
-}  // namespace
 
 bool is_capturing() {
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
@@ -30,26 +23,19 @@ Workspace::Workspace(std::string group_name, c10::Device device, double timeout_
 }
 
 void Workspace::require(const char* op, int64_t bytes) {
-  if (bytes <= bytes_) return;
+  if (bytes <= held_.bytes()) return;
   TORCH_CHECK(!is_capturing(), op, ": the workspace of group '", group_name_, "' must grow from ",
-              bytes_, " to ", bytes,
+              held_.bytes(), " to ", bytes,
               " bytes, which cannot be captured into a graph; make the call once before capturing "
               "it");
-  // Peers may still write what this rank has asked for, so all ranks wait for their calls before
-  // the old memory is freed.
-  order_.synchronize();
-  const auto size = static_cast<int64_t>(
-      std::bit_ceil(std::max(static_cast<uint64_t>(bytes + kFrontBytes), kLeastBytes)));
-  grow(op, size, captured_);
-  captured_ = false;
-  peers_.epoch_to_push = pinned_->epoch_to_push(memories_++);
-  bytes_ = size - kFrontBytes;
+  held_.grow(bytes, order_, *pinned_, peers_,
+             [&](int64_t size, bool keep) { grow(op, size, keep); });
 }
 
 at::Tensor Workspace::call(const PreparedCall& prepared) {
   const auto stream = c10::cuda::getCurrentCUDAStream(device_.index()).stream();
   kernels::cuda::CallOrder::Turn turn(order_, stream);
-  captured_ = captured_ || turn.is_captured();
+  held_.note_call(turn.is_captured());
   auto output = prepared.run({peers_, copies_.behind(stream), transport()});
   turn.end();
   return output;

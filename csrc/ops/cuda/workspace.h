@@ -11,13 +11,12 @@
 
 #include "core/cuda/fused/call_order.h"
 #include "core/cuda/fused/fused_calls.h"
-#include "core/cuda/fused/peer_state.h"
+#include "core/cuda/fused/workspace_memory.h"
 #include "core/gemm/launch_config.h"
 
 namespace axonn::ops::cuda {
 
-inline constexpr int64_t kFrontBytes =  // the pad, in front of the workspace
-    kernels::cuda::kPadBytes + kernels::cuda::kStateBytes;
+using kernels::cuda::kFrontBytes;
 
 // Returns whether the current stream is being captured into a graph.
 bool is_capturing();
@@ -47,7 +46,7 @@ class Workspace {
   // Returns what a GEMM must leave free on the device.
   virtual kernels::Residency residency() const = 0;
 
-  int64_t bytes() const { return bytes_; }
+  int64_t bytes() const { return held_.bytes(); }
 
   // Grows to so many bytes if there are fewer, after the host has waited for the calls before. This
   // is refused while a graph is captured. Memory that graphs have captured is kept.
@@ -73,9 +72,7 @@ class Workspace {
       std::make_shared<kernels::cuda::PinnedState>();
   kernels::cuda::CopyLane copies_;
   kernels::cuda::CallOrder& order_;
-  int memories_ = 0;       // that there have been
-  bool captured_ = false;  // whether a graph uses the memory
-  int64_t bytes_ = 0;
+  kernels::cuda::WorkspaceMemory held_;
 };
 
 }  // namespace axonn::ops::cuda

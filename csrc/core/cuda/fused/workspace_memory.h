@@ -1,0 +1,48 @@
+// When a workspace gets other memory, and what then happens in which order.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "core/cuda/fused/call_order.h"
+#include "core/cuda/fused/peer_state.h"
+
+namespace axonn::kernels::cuda {
+
+inline constexpr int64_t kFrontBytes = kPadBytes + kStateBytes;  // in front of the workspace
+
+class WorkspaceMemory {
+ public:
+  // The least memory that it gets: by default a page of device memory.
+  explicit WorkspaceMemory(uint64_t least_bytes = 2 << 20) : least_bytes_(least_bytes) {}
+
+  int64_t bytes() const { return bytes_; }  // of the workspace
+
+  // A call that uses the memory. If a graph captures it, the graph goes on with this memory.
+  void note_call(bool is_captured) { captured_ = captured_ || is_captured; }
+
+  // Replaces the memory by one with at least so many bytes for the workspace. The host waits for
+  // all calls first, because peers may still write what this rank has asked for. Then it calls
+  // renew(size, keep), which gets `size` bytes and sets the peers' addresses; `keep` says that a
+  // graph uses the old memory, which must then be kept. Each memory counts epochs of its own.
+  template <typename Grow>
+  void grow(int64_t bytes, const CallOrder& order, const PinnedState& pinned, Peers& peers,
+            Grow&& renew) {
+    order.synchronize();
+    const auto size = static_cast<int64_t>(
+        std::bit_ceil(std::max(static_cast<uint64_t>(bytes + kFrontBytes), least_bytes_)));
+    renew(size, captured_);
+    captured_ = false;
+    peers.epoch_to_push = pinned.epoch_to_push(memories_++);
+    bytes_ = size - kFrontBytes;
+  }
+
+ private:
+  uint64_t least_bytes_;
+  int memories_ = 0;       // that there have been
+  bool captured_ = false;  // whether a graph uses the memory
+  int64_t bytes_ = 0;
+};
+
+}  // namespace axonn::kernels::cuda

@@ -1,0 +1,137 @@
+"""tools/emulate_mutants.py: the table fits code and docs, and the tests' output is read right.
+
+Whether the machine notices each mutant, `make emulate-slow` tells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+
+from loading import load_all
+
+modules = load_all("tools/emulate_mutants.py")
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    return modules["emulate_mutants"]
+
+
+@pytest.fixture(scope="module")
+def table() -> ModuleType:
+    return modules["mutant_table"]
+
+
+PTX = """
+.version 9.0
+.file 1 "/somewhere/kernels.cu"
+.visible .entry first_kernel()
+{ bar.sync 0; st.release.sys.u32 [a], 1; }
+.visible .entry second_kernel()
+{ bar.sync 0; add.s32 %r1, %r2, 1; bar.sync 1; }
+\0"""
+
+
+def test_host_mutants_change_texts_that_occur(tool: ModuleType, table: ModuleType) -> None:
+    changes = [change for change in table.load_table() if change.part.is_host]
+    assert len(changes) > 40
+    for mutant in (m for change in changes for m in change.mutants()):
+        assert tool.edited_source(mutant) != (table.ROOT / mutant.change.part.source).read_text()
+
+
+def test_docs_have_the_table(table: ModuleType) -> None:
+    docs = table.DOCS.read_text()
+    assert table.with_table(docs, table.load_table()) == docs, (
+        "run python3 tools/emulate_mutants.py --write-docs"
+    )
+
+
+def change_of(table: ModuleType, **fields: object) -> object:
+    part = table.Part("part", "Tests.*", source="kernels.cu", kernel="second")
+    made = table.Change(part, "what", r"bar\.sync \d;", "", ("race",), places=2)
+    return replace(made, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"errors": ("noise",)}, "errors must be of"),
+        ({"survive": (2,), "because": "so"}, "survive must be of 0 to 1, got \\(2,\\)"),
+        ({"survive": (1,)}, "what survives needs `because`"),
+        ({"because": "so"}, "what survives needs `because`"),
+        ({"errors": ()}, "errors must be there"),
+        ({"survive": (0, 1), "because": "so"}, "errors must be there"),
+    ],
+)
+def test_rows_that_contradict_themselves_are_refused(
+    table: ModuleType, fields: dict[str, object], message: str
+) -> None:
+    table.check(change_of(table))
+    with pytest.raises(table.TableError, match=message):
+        table.check(change_of(table, **fields))
+
+
+def test_ptx_is_changed_in_one_place_and_moves_nothing(tool: ModuleType, table: ModuleType) -> None:
+    first, second = change_of(table).mutants()
+    all_places = change_of(table, together=True).mutants()
+    assert len(all_places) == 1
+    data = PTX.encode() + b"\x00\x01 behind"
+    for mutant, kept in ((first, b"bar.sync 1;"), (second, b"bar.sync 0;"), (all_places[0], b"")):
+        edited = tool.edited_ptx(data, mutant)
+        assert len(edited) == len(data) and edited.endswith(b"\x01 behind")
+        begin = edited.index(b"second_kernel")
+        assert edited[:begin] == data[: data.index(b"second_kernel")]
+        assert edited.count(b"bar.sync", begin) == (1 if kept else 0)
+        assert kept in edited[begin:]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"places": 3}, "expected 3 times"),
+        ({"new": "bar.sync 0; bar.sync 1; bar.sync 2; bar.sync 3; "}, "is longer"),
+    ],
+)
+def test_ptx_that_does_not_fit_the_table_is_an_error(
+    tool: ModuleType, table: ModuleType, fields: dict[str, object], message: str
+) -> None:
+    with pytest.raises(table.TableError, match=message):
+        tool.edited_ptx(PTX.encode(), change_of(table, **fields).mutants()[0])
+
+
+def test_a_kernel_must_be_named_without_doubt(tool: ModuleType, table: ModuleType) -> None:
+    part = table.Part("part", "Tests.*", source="kernels.cu", kernel="kernel")
+    for one in (part, replace(part, kernel="third"), replace(part, source="others.cu")):
+        with pytest.raises(table.TableError, match="expected one kernel"):
+            tool.kernel_range(PTX.encode(), one)
+
+
+FAILED = "[  FAILED  ] Tests.First (3 ms)\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "status", "verdict"),
+    [
+        ("[  PASSED  ] 3 tests.\n", 0, "survives"),
+        ("[  PASSED  ] 0 tests.\n", 0, "no test ran"),
+        (f"C++ exception: nothing orders this [race]\n{FAILED}", 1, "race"),
+        (f"deadlock: nobody can go on\n  rank 0: waits [deadlock]\n{FAILED}", 1, "deadlock"),
+        (f"a.cpp:3: Failure\nExpected equality\n{FAILED}", 1, "result"),
+        (
+            f"unknown file: Failure\nPTX line 7: expected a name\n{FAILED}",
+            1,
+            "the mutant is no PTX",
+        ),
+        ("Segmentation fault\n", -11, "the tests ended with status -11"),
+    ],
+)
+def test_the_tests_output_is_read(
+    tool: ModuleType, table: ModuleType, output: str, status: int, verdict: str
+) -> None:
+    found = tool.read_output(change_of(table).mutants()[0], output, status)
+    assert found.verdict == verdict
+    assert found.is_as_expected == (verdict == "race")
+    assert found.test == ("Tests.First" if FAILED in output else "")

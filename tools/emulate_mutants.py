@@ -1,0 +1,266 @@
+"""Breaks kernels and host code in turn, and looks whether the GPU in software notices.
+
+    python3 tools/emulate_mutants.py BUILD                  every mutant of the table, as it says
+    python3 tools/emulate_mutants.py BUILD --only TEXT      those whose name contains the text
+    python3 tools/emulate_mutants.py --write-docs           the table in docs/gpu_machine.md
+
+BUILD is the build folder of `make emulate`. The table is cpp_tests/gpu_machine/mutants.toml, whose
+head says how to add a mutant. Each mutant is a copy of a test program, or of the PTX that it reads,
+with one change; the change is undone by nothing, since the copy is thrown away. What the tests of
+the copy say is compared with the table: a mutant that is not noticed but should be, one that is
+noticed in another way, and one whose text does not occur as often as the table says are errors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from mutant_table import (
+    DOCS,
+    ERRORS,
+    RESULT,
+    ROOT,
+    SURVIVES,
+    Mutant,
+    Part,
+    TableError,
+    load_table,
+    with_table,
+)
+
+LIMIT_S = 300
+PTX = re.compile(rb"\.version [0-9]+\.[0-9]+\s[^\x00]*")
+
+
+# --- Making a mutant ------------------------------------------------------------------------------
+
+
+def modules(data: bytes, source: str) -> Iterator[re.Match[bytes]]:
+    """The PTX texts in a program, or a file, that come from this source."""
+    for module in PTX.finditer(data):
+        if source.endswith(".ptx") or f'/{source}"'.encode() in module[0]:
+            yield module
+
+
+def kernel_range(data: bytes, part: Part) -> tuple[int, int]:
+    """Where the part's kernel lies: the one whose name matches."""
+    found = []
+    for module in modules(data, part.source):
+        starts = [m.start() for m in re.finditer(rb"^[^\n/]*\.entry ", module[0], re.M)]
+        for begin, end in zip(starts, [*starts[1:], len(module[0])], strict=True):
+            name = re.match(rb"[^\n]*?\.entry\s+([\w$]+)", module[0][begin:end])
+            if name is not None and re.search(part.kernel, name[1].decode()):
+                found.append((module.start() + begin, module.start() + end))
+    if len(found) != 1:
+        raise TableError(f"{part.name}: expected one kernel '{part.kernel}', got {len(found)}")
+    return found[0]
+
+
+def edited_ptx(data: bytes, mutant: Mutant) -> bytes:
+    """The program with the change in a kernel's text, which blanks at its end fill up again."""
+    change = mutant.change
+    begin, end = kernel_range(data, change.part)
+    text = data[begin:end].decode()
+    places = list(re.finditer(change.old, text, re.M))
+    if len(places) != change.places:
+        raise TableError(
+            f"{mutant.name}: expected {change.places} times '{change.old}', got {len(places)}"
+        )
+    pieces, at = [], 0
+    for number, place in enumerate(places):
+        if mutant.place not in (None, number):
+            continue
+        pieces += [text[at : place.start()], place.expand(change.new)]
+        at = place.end()
+    edited = ("".join(pieces) + text[at:]).encode()
+    if len(edited) > end - begin:
+        raise TableError(f"{mutant.name}: '{change.new}' is longer than what it replaces")
+    return data[:begin] + edited.ljust(end - begin) + data[end:]
+
+
+def edited_source(mutant: Mutant) -> str:
+    change = mutant.change
+    text = (ROOT / change.part.source).read_text()
+    if text.count(change.old) != change.places:
+        raise TableError(
+            f"{mutant.name}: expected {change.places} times '{change.old}' in "
+            f"{change.part.source}, got {text.count(change.old)}"
+        )
+    pieces = text.split(change.old)
+    ends = [change.new if mutant.place in (None, i) else change.old for i in range(len(pieces) - 1)]
+    return "".join(piece + end for piece, end in zip(pieces, [*ends, ""], strict=True))
+
+
+def compiled(mutant: Mutant, build: Path, folder: Path) -> Path:
+    """The test program with this source in place of its own."""
+    part = mutant.change.part
+    commands = json.loads((build / "compile_commands.json").read_text())
+    entry = next(c for c in commands if c["file"] == str(ROOT / part.source))
+    words = shlex.split(entry["command"])
+    own = words[words.index("-o") + 1]
+    source, made = folder / Path(part.source).name, folder / "mutant.o"
+    source.write_text(edited_source(mutant))
+    # A variable that nobody uses any more is no mistake of a mutant.
+    words = [{own: str(made), entry["file"]: str(source)}.get(w, w) for w in words] + ["-w"]
+    run_or_fail(words, build, mutant)
+    steps = subprocess.run(
+        ["ninja", "-t", "commands", part.program], cwd=build, capture_output=True, text=True
+    )
+    link = [w for w in shlex.split(steps.stdout.splitlines()[-1]) if w not in (":", "&&")]
+    target = link.index("-o") + 1
+    link[target] = str(folder / part.program)
+    # An object comes before the libraries, so it also stands for one of theirs.
+    link = [str(made) if w == own else w for w in link]
+    if str(made) not in link:
+        link.insert(target - 1, str(made))
+    run_or_fail(link, build, mutant)
+    return folder / part.program
+
+
+def run_or_fail(command: list[str], folder: Path, mutant: Mutant) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise TableError(f"{mutant.name}: does not compile:\n{done.stderr[-2000:]}")
+
+
+def made_mutant(mutant: Mutant, build: Path, folder: Path) -> Path:
+    """The program that tests the mutant; it reads PTX files in the folder it is started in."""
+    part = mutant.change.part
+    tests = build / "cpp_tests" / "gpu_machine"
+    program = folder / part.program
+    if part.is_host:
+        return compiled(mutant, build, folder)
+    if not part.source.endswith(".ptx"):
+        program.write_bytes(edited_ptx((tests / part.program).read_bytes(), mutant))
+        program.chmod(0o755)
+        return program
+    for file in tests.rglob("*"):
+        if file.suffix in (".ptx", ".txt") and "CMakeFiles" not in file.parts:
+            copy = folder / file.relative_to(tests)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.symlink_to(file)
+    copy = folder / part.source
+    copy.unlink()
+    copy.write_bytes(edited_ptx((tests / part.source).read_bytes(), mutant))
+    return tests / part.program
+
+
+# --- Running one ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finding:
+    mutant: Mutant
+    verdict: str  # one of ERRORS, RESULT or SURVIVES; else what went wrong with the trial itself
+    test: str = ""  # that notices
+    message: str = ""
+
+    @property
+    def is_as_expected(self) -> bool:
+        return self.verdict in self.mutant.expected
+
+
+def read_output(mutant: Mutant, output: str, status: int) -> Finding:
+    """What the tests' output says of a mutant."""
+    failed = re.search(r"^\[  FAILED  \] ([^\s,]+)", output, re.M)
+    if "[  PASSED  ] 0 tests" in output and failed is None:
+        return Finding(mutant, "no test ran")
+    if status == 0:
+        return Finding(mutant, SURVIVES)
+    if failed is None:
+        return Finding(mutant, f"the tests ended with status {status}", message=output[-500:])
+    error = re.search(rf"^.*\[({'|'.join(ERRORS)})\]", output, re.M)
+    if error is None:
+        unread = re.search(r"^.*(PTX line [0-9]+[,:].*|what\(\).*)$", output, re.M)
+        if unread is not None:
+            return Finding(mutant, "the mutant is no PTX", failed[1], unread[0])
+        shown = re.search(r"^(?:Expected|.*: Failure).*(?:\n  .*)*", output, re.M)
+        return Finding(mutant, RESULT, failed[1], shown[0] if shown is not None else "")
+    return Finding(mutant, error[1], failed[1], error[0].strip())
+
+
+def try_mutant(mutant: Mutant, build: Path) -> Finding:
+    with tempfile.TemporaryDirectory(prefix="mutant-") as name:
+        folder = Path(name)
+        try:
+            program = made_mutant(mutant, build, folder)
+        except TableError as error:
+            return Finding(mutant, "the table is wrong", message=str(error))
+        command = [str(program), f"--gtest_filter={mutant.change.part.tests}", "--gtest_fail_fast"]
+        try:
+            done = subprocess.run(
+                command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S
+            )
+        except subprocess.TimeoutExpired:
+            return Finding(mutant, f"the tests ran for more than {LIMIT_S} s")
+        return read_output(mutant, done.stdout + done.stderr, done.returncode)
+
+
+def check_unchanged(parts: set[Part], build: Path) -> None:
+    """Without a change, all tests pass; else nothing that they notice says anything."""
+    folder = build / "cpp_tests" / "gpu_machine"
+    for part in parts:
+        done = subprocess.run(
+            [str(folder / part.program), f"--gtest_filter={part.tests}"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode != 0 or "[  PASSED  ] 0 tests" in done.stdout:
+            raise TableError(f"{part.name}: its tests do not pass:\n{done.stdout[-2000:]}")
+
+
+def run(build: Path, only: str, jobs: int) -> int:
+    mutants = [m for change in load_table() for m in change.mutants() if only in m.name]
+    if not mutants:
+        raise TableError(f"--only: no mutant's name contains '{only}'")
+    check_unchanged({m.change.part for m in mutants}, build)
+    wrong = 0
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        trial: Callable[[Mutant], Finding] = partial(try_mutant, build=build)
+        for found in pool.map(trial, mutants):
+            print(f"{found.mutant.name}: {found.verdict} {found.test}", flush=True)
+            if not found.is_as_expected:
+                wrong += 1
+                expected = " or ".join(found.mutant.expected)
+                print(f"  expected {expected}; {found.message}", flush=True)
+    print(f"emulate-mutants: {len(mutants)} mutants, {wrong} not as the table says")
+    return 1 if wrong else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("build", type=Path, nargs="?", help="the build folder of make emulate")
+    parser.add_argument("--only", default="", help="mutants whose name contains this")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at a time")
+    parser.add_argument("--write-docs", action="store_true", help="write the table of the docs")
+    options = parser.parse_args()
+    if options.write_docs:
+        DOCS.write_text(with_table(DOCS.read_text(), load_table()))
+        return 0
+    if options.build is None or shutil.which("ninja") is None:
+        parser.error("expected a build folder, and ninja")
+    try:
+        return run(options.build.resolve(), options.only, options.jobs)
+    except TableError as error:
+        print(f"emulate-mutants: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""The table of mutants: what is changed, what notices, and what the docs say of it.
+
+tools/emulate_mutants.py tries them. The table itself is cpp_tests/gpu_machine/mutants.toml.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE = ROOT / "cpp_tests" / "gpu_machine" / "mutants.toml"
+DOCS = ROOT / "docs" / "gpu_machine.md"
+BEGIN, END = "<!-- mutants: begin -->\n", "<!-- mutants: end -->\n"
+# What the machine appends to its errors (errors.h), what a wrong number is, and what nobody sees.
+ERRORS = ("memory", "race", "deadlock", "trap", "undefined")
+RESULT, SURVIVES = "result", "survives"
+
+
+class TableError(Exception):
+    """The table does not fit the code any more."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the code that is changed, and the tests that may notice."""
+
+    name: str
+    tests: str  # a filter of GoogleTest
+    program: str = "gpu_machine_runtime_tests"
+    source: str = ""  # of PTX: the .cu file, or the PTX file; else a file of csrc
+    kernel: str = ""  # a regular expression for the kernel's name; empty of host code
+
+    @property
+    def is_host(self) -> bool:
+        return self.source.startswith("csrc/")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One row of the table: a change, in each of its places by itself or in all together."""
+
+    part: Part
+    what: str
+    old: str  # of PTX a regular expression, of host code a text
+    new: str
+    errors: tuple[str, ...]
+    places: int = 1
+    together: bool = False
+    survive: tuple[int, ...] = ()
+    because: str = ""
+
+    def mutants(self) -> list[Mutant]:
+        places: list[int | None] = [None] if self.together else list(range(self.places))
+        return [Mutant(self, place) for place in places]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    change: Change
+    place: int | None  # which of the places; None for all of them
+
+    @property
+    def name(self) -> str:
+        place = "" if self.place is None or self.change.places == 1 else f" [{self.place}]"
+        return f"{self.change.part.name}: {self.change.what}{place}"
+
+    @property
+    def expected(self) -> tuple[str, ...]:
+        survives = (self.place or 0) in self.change.survive
+        return (SURVIVES,) if survives else self.change.errors
+
+
+def load_table(path: Path = TABLE) -> list[Change]:
+    changes = []
+    for part in tomllib.loads(path.read_text())["part"]:
+        rows = part.pop("change")
+        of = Part(**part)
+        for row in rows:
+            for name in ("errors", "survive"):
+                row[name] = tuple(row.get(name, ()))
+            change = Change(part=of, **row)
+            check(change)
+            changes.append(change)
+    return changes
+
+
+def check(change: Change) -> None:
+    """What a row must say whatever the tests find."""
+    name = f"{change.part.name}: {change.what}"
+    count = len(change.mutants())
+    if not set(change.errors) <= {*ERRORS, RESULT}:
+        raise TableError(f"{name}: errors must be of {(*ERRORS, RESULT)}, got {change.errors}")
+    if not set(change.survive) <= set(range(count)):
+        raise TableError(f"{name}: survive must be of 0 to {count - 1}, got {change.survive}")
+    if bool(change.survive) != bool(change.because):
+        raise TableError(f"{name}: what survives needs `because`, and nothing else does")
+    if (len(change.survive) < count) != bool(change.errors):
+        raise TableError(f"{name}: errors must be there if, and only if, some do not survive")
+
+
+# --- The docs -------------------------------------------------------------------------------------
+
+
+def row_of(change: Change) -> str:
+    total = len(change.mutants())
+    noticed = total - len(change.survive)
+    how = ", ".join(change.errors) if noticed else "-"
+    where = f"all {change.places}" if change.together and change.places > 1 else str(total)
+    return f"| {change.what} | {where} | {noticed} | {how} | {change.because} |\n"
+
+
+def docs_of(changes: list[Change]) -> str:
+    text, part = "", None
+    for change in changes:
+        if change.part != part:
+            part = change.part
+            tests = part.tests.replace("*", "\\*").replace(":", ", ")
+            text += f"\n**{part.name}**, by {tests}\n\n"
+            text += (
+                "| change | mutants | noticed | as | those that survive |\n|---|---|---|---|---|\n"
+            )
+        text += row_of(change)
+    return text + "\n"
+
+
+def with_table(docs: str, changes: list[Change]) -> str:
+    """The text of the docs with the table in its place."""
+    before, rest = docs.split(BEGIN)
+    return before + BEGIN + docs_of(changes) + END + rest.split(END)[1]
