@@ -45,6 +45,13 @@ void MBarrier::arrive(const Agent& who, uint32_t count, bool drops, const Clock&
   end_phase_if_complete();
 }
 
+void MBarrier::await_one_more(const Agent& who, int lane) {
+  if (pending_ == kMostMBarrierCount) {
+    who.fail(MachineError::Kind::kUndefined, "an mbarrier counts at most 1048575 arrivals", lane);
+  }
+  ++pending_;
+}
+
 void MBarrier::expect(const Agent& who, int64_t bytes, int lane) {
   bytes_ += bytes;
   if (bytes_ > kMostMBarrierCount) {

@@ -20,6 +20,8 @@ class MBarrier {
   // Each of these fails through `who` where the barrier is misused. What `released` holds is known
   // to those who wait for the end of the phase.
   void arrive(const Agent& who, uint32_t count, bool drops, const Clock& released, int lane);
+  // The phase ends one arrival later.
+  void await_one_more(const Agent& who, int lane);
   void expect(const Agent& who, int64_t bytes, int lane);
   void complete(const Agent& who, int64_t bytes, const Clock& released);
   // Nobody may use it before it has seen the initialization.

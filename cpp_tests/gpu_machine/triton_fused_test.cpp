@@ -1,12 +1,5 @@
 // The project's fused Triton kernels on virtual ranks, which run against each other.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <string>
-#include <vector>
-
-#include "gpu_machine/triton_case.h"
+#include "gpu_machine/triton_ranks.h"
 
 namespace axonn::gpu_machine {
 namespace {
@@ -17,117 +10,16 @@ using testing::Matrix;
 using testing::TritonArguments;
 using testing::TritonCase;
 
-constexpr int kRanks = 4;            // for which the cases are compiled
-constexpr int64_t kFlagStride = 32;  // words: FLAG_STRIDE of axonn_ext/triton/schedule.py
-constexpr int64_t kChunks = 2;       // of a shard
-constexpr int kCalls = 3;
-constexpr uint32_t kFirstEpoch = 0xFFFFFFFDu;  // epochs wrap behind the second call
-constexpr uint32_t kPrograms = 2;
-constexpr int64_t kBudgetNs = 1'000'000'000;
-
-// The other kernel that a fused op needs, compiled for the same.
-TritonCase partner(const TritonCase& of, const std::string& kernel) {
-  for (const TritonCase& one : testing::triton_cases_of(kernel)) {
-    if (one.text("architecture") == of.text("architecture") && one.dtype() == of.dtype() &&
-        (one.is_true("aligned") == of.is_true("aligned"))) {
-      return one;
-    }
-  }
-  throw std::invalid_argument("no " + kernel + " for " + of.name);
-}
-
-// What the kernels of four ranks share: signals, epochs and streams, as `Signals` of
-// axonn_ext/triton/signals.py has them.
-class Ranks {
- public:
-  explicit Ranks(uint64_t seed) : machine_(options_of(seed)) {
-    for (int rank = 0; rank < kRanks; ++rank) {
-      const std::string name = " of rank " + std::to_string(rank);
-      streams_.push_back(machine_.new_stream(rank));
-      flags_.push_back(machine_.put(
-          std::vector<uint32_t>(kRanks * kChunks * kFlagStride, kFirstEpoch), "flags" + name));
-      counters_.push_back(
-          machine_.put(std::vector<uint32_t>(kRanks * kChunks, 0), "counters" + name));
-      epochs_.push_back(machine_.put(std::vector<uint32_t>{kFirstEpoch}, "epoch" + name));
-      failures_.push_back(machine_.put(std::vector<uint32_t>{0}, "failure" + name));
-    }
-    flags_ptrs_ = machine_.put(flags_, "addresses of flags");
-  }
-
-  Machine& machine() { return machine_; }
-  uint32_t failure(int rank) { return machine_.get<uint32_t>(failures_[at(rank)], 1)[0]; }
-
-  // The arguments of every kernel of this rank.
-  TritonArguments arguments(int rank, int64_t chunk_tile, int64_t rows, int64_t budget) const {
-    TritonArguments made;
-    made.set("flags_ptrs", flags_ptrs_);
-    made.set("flags_ptr", flags_[at(rank)]);
-    made.set("counters_ptr", counters_[at(rank)]);
-    made.set("epoch_ptr", epochs_[at(rank)]);
-    made.set("failure_ptr", failures_[at(rank)]);
-    made.set("budget", budget);
-    made.set("rows", rows);
-    made.set("rank", int64_t{rank});
-    made.set("chunks", kChunks);
-    made.set("chunk_tile", chunk_tile);
-    return made;
-  }
-
-  // Signals.advance().
-  void advance(int rank, int call) {
-    const uint64_t next =
-        machine_.put(std::vector<uint32_t>{kFirstEpoch + 1 + static_cast<uint32_t>(call)}, "epoch");
-    machine_.copy(streams_[at(rank)], epochs_[at(rank)], next, 4);
-  }
-  void launch(int rank, const TritonCase& what, const TritonArguments& arguments) {
-    testing::launch_triton(machine_, streams_[at(rank)], what, arguments, kPrograms);
-  }
-
- private:
-  static size_t at(int rank) { return static_cast<size_t>(rank); }
-  static Options options_of(uint64_t seed) {
-    Options options;
-    options.seed = seed;
-    return options;
-  }
-
-  Machine machine_;
-  std::vector<int> streams_;
-  std::vector<uint64_t> flags_, counters_, epochs_, failures_;
-  uint64_t flags_ptrs_ = 0;
-};
-
-void expect_near(double got, const Expected& expected, DataType dtype, int& wrong,
-                 const std::string& where) {
-  const double bound = expected.bound +
-                       testing::step_of(dtype) * (std::abs(expected.value) + expected.bound) +
-                       (dtype == DataType::kFloat16 ? 0x1p-25 : 0);
-  if (std::abs(got - expected.value) <= bound) return;
-  if (++wrong < 5) {
-    ADD_FAILURE() << where << ": " << got << ", expected " << expected.value << " up to " << bound;
-  }
-}
-
-uint64_t bytes_of(const TritonCase& what, int64_t count) {
-  return static_cast<uint64_t>(count * kernels::size_of(what.dtype()));
-}
-
-Matrix drawn_b(Machine& machine, const TritonCase& what, int64_t k, int64_t n,
-               std::mt19937_64& random) {
-  Matrix b = testing::draw_matrix(k, n, what.dtype(), random);
-  if (what.text("layout")[1] == 'T') {
-    b.row_stride = 1;
-    b.column_stride = k;
-  }
-  testing::place_matrix(machine, b, "b");
-  return b;
-}
-
-void set_b(TritonArguments& arguments, const TritonCase& what, const Matrix& b) {
-  arguments.set_matrix(what, "b", b);
-  arguments.set("stride_bk", b.row_stride);
-  arguments.set("stride_bn", b.column_stride);
-}
+using testing::bytes_of;
+using testing::drawn_b;
+using testing::expect_near;
+using testing::kBudgetNs;
+using testing::kCalls;
+using testing::kChunks;
+using testing::kRanks;
+using testing::partner;
+using testing::Ranks;
+using testing::set_b;
 
 // --- all_gather_matmul ---------------------------------------------------------------------------
 
@@ -230,12 +122,15 @@ class AllGatherMatmul {
 class TritonGather : public ::testing::TestWithParam<TritonCase> {};
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(TritonGather);
 
+void gather_and_multiply(const TritonCase& what, uint64_t seed) {
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  AllGatherMatmul calls(what, seed, -1, kBudgetNs);
+  EXPECT_EQ(calls.count_wrong(), 0);
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(calls.ranks().failure(rank), 0u);
+}
+
 TEST_P(TritonGather, RanksGatherAndMultiplyCallAfterCall) {
-  for (uint64_t seed = 0; seed < 2; ++seed) {
-    AllGatherMatmul calls(GetParam(), seed, -1, kBudgetNs);
-    EXPECT_EQ(calls.count_wrong(), 0) << "seed " << seed;
-    for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(calls.ranks().failure(rank), 0u);
-  }
+  for (uint64_t seed = 0; seed < 2; ++seed) gather_and_multiply(GetParam(), seed);
 }
 
 TEST_P(TritonGather, ARankThatNeverComesIsNamed) {
@@ -261,6 +156,19 @@ TEST_P(TritonGather, ARankThatNeverComesIsNamed) {
 
 INSTANTIATE_TEST_SUITE_P(All, TritonGather,
                          ::testing::ValuesIn(testing::triton_cases_of("all_gather_matmul")),
+                         testing::name_of_case);
+
+// Every tile size, once.
+class EveryTritonGather : public TritonGather {};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(EveryTritonGather);
+
+TEST_P(EveryTritonGather, RanksGatherAndMultiplyCallAfterCall) {
+  gather_and_multiply(GetParam(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Slow, EveryTritonGather,
+                         ::testing::ValuesIn(testing::triton_cases_of("all_gather_matmul",
+                                                                      testing::kAllTritonFolder)),
                          testing::name_of_case);
 
 // --- matmul_reduce_scatter -----------------------------------------------------------------------
@@ -342,6 +250,10 @@ TEST_P(TritonScatter, RanksMultiplyAndAddCallAfterCall) {
 
 INSTANTIATE_TEST_SUITE_P(All, TritonScatter,
                          ::testing::ValuesIn(testing::triton_cases_of("multiply_and_send")),
+                         testing::name_of_case);
+INSTANTIATE_TEST_SUITE_P(Slow, TritonScatter,
+                         ::testing::ValuesIn(testing::triton_cases_of("multiply_and_send",
+                                                                      testing::kAllTritonFolder)),
                          testing::name_of_case);
 
 }  // namespace

@@ -1,0 +1,98 @@
+// A product by one of CUTLASS's GEMMs on the runtime, compared with the sum in double. Values are
+// small integers, so that every sum is exact in float32 and in 16 bits, in any order.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gpu_machine/kernel_values.h"
+#include "gpu_machine/runtime/cutlass_gemm.h"
+#include "gpu_machine/runtime/runtime.h"
+
+namespace axonn::gpu_machine::testing {
+
+struct CutlassSizes {
+  int m, n, k, num_ctas;
+};
+
+inline std::vector<double> draw_integers(int64_t count, std::mt19937_64& random) {
+  std::vector<double> values(static_cast<size_t>(count));
+  for (double& value : values) value = static_cast<double>(random() % 3) - 1;
+  return values;
+}
+
+// A packed matrix on the device, by rows or by columns; values are [rows][columns].
+inline void* put_matrix(const std::vector<double>& values, int rows, int columns, bool by_rows,
+                        DataType dtype) {
+  std::vector<std::byte> bytes(values.size() * 2);
+  for (int i = 0; i < rows; ++i) {
+    for (int j = 0; j < columns; ++j) {
+      const int at = by_rows ? i * columns + j : j * rows + i;
+      put_value(bytes, static_cast<size_t>(at), dtype,
+                values[static_cast<size_t>(i * columns + j)]);
+    }
+  }
+  void* address = nullptr;
+  EXPECT_EQ(cudaMalloc(&address, bytes.size()), cudaSuccess);
+  EXPECT_EQ(cudaMemcpy(address, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), cudaSuccess);
+  return address;
+}
+
+inline void check_cutlass_gemm(const CutlassGemm& gemm, CutlassSizes sizes, uint64_t seed) {
+  const auto [m, n, k, num_ctas] = sizes;
+  SCOPED_TRACE(std::string(gemm.name) + ", " + std::to_string(m) + " x " + std::to_string(n) +
+               " x " + std::to_string(k) + ", seed " + std::to_string(seed));
+  RuntimeOptions options;
+  options.machine.seed = seed;
+  options.devices = 1;
+  Runtime runtime(options);
+  std::mt19937_64 random(seed);
+  const DataType dtype = gemm.is_half ? DataType::kFloat16 : DataType::kBFloat16;
+  const auto a = draw_integers(int64_t{m} * k, random), b = draw_integers(int64_t{k} * n, random),
+             c = draw_integers(int64_t{m} * n, random);
+  CutlassProblem problem{};
+  problem.a = put_matrix(a, m, k, gemm.a_by_rows, dtype);
+  problem.b = put_matrix(b, k, n, gemm.b_by_rows, dtype);
+  problem.c = put_matrix(c, m, n, true, dtype);
+  const size_t bytes = c.size() * 2;
+  ASSERT_EQ(cudaMalloc(&problem.d, bytes), cudaSuccess);
+  ASSERT_EQ(cudaMalloc(&problem.workspace, kCutlassWorkspaceBytes), cudaSuccess);
+  problem.m = m;
+  problem.n = n;
+  problem.k = k;
+  problem.num_ctas = num_ctas;
+  const cudaError_t launched = gemm.run(problem, nullptr);
+  if (runtime.failure()) FAIL() << runtime.failure()->what();
+  ASSERT_EQ(launched, cudaSuccess);
+  std::vector<std::byte> got(bytes);
+  const cudaError_t status = cudaMemcpy(got.data(), problem.d, bytes, cudaMemcpyDeviceToHost);
+  if (runtime.failure()) FAIL() << runtime.failure()->what();
+  ASSERT_EQ(status, cudaSuccess);
+  int wrong = 0;
+  for (int i = 0; i < m; ++i) {
+    for (int j = 0; j < n; ++j) {
+      const auto at = static_cast<size_t>(i * n + j);
+      double sum = c[at];
+      for (int p = 0; p < k; ++p) {
+        sum += a[static_cast<size_t>(i * k + p)] * b[static_cast<size_t>(p * n + j)];
+      }
+      const double value = value_at(got, at, dtype);
+      if (value == sum || ++wrong > 4) continue;
+      ADD_FAILURE() << "row " << i << ", column " << j << ": " << value << ", expected " << sum;
+    }
+  }
+  EXPECT_EQ(wrong, 0);
+}
+
+// Whole tiles, ragged ones, more depth than there are stages, and several tiles for a CTA.
+inline void check_cutlass_gemm(const CutlassGemm& gemm) {
+  const int unit = gemm.alignment;
+  check_cutlass_gemm(gemm, {256, 128, 128, 4}, 1);
+  check_cutlass_gemm(gemm, {128 + 9 * unit, 64 + 7 * unit, 64 + 3 * unit, 4}, 2);
+  check_cutlass_gemm(gemm, {384, 192, 704, 2}, 3);
+}
+
+}  // namespace axonn::gpu_machine::testing
