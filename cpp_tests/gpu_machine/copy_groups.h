@@ -36,7 +36,9 @@ class CopyGroups {
     std::array<uint32_t, kLanes> group{};  // of each lane
     Clock seen{};
 
-    bool has_ended() const { return operation == nullptr || operation->stage() == AsyncStage::kDone; }
+    bool has_ended() const {
+      return operation == nullptr || operation->stage() == AsyncStage::kDone;
+    }
     const Clock& clock() const {
       return operation == nullptr ? seen : operation->seen_at(AsyncStage::kDone);
     }

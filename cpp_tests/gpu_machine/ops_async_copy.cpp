@@ -111,7 +111,8 @@ class WarpCopy final : public AsyncOperation {
     std::memset(to, 0, piece.bytes);
     if (piece.read_bytes == 0) return;
     Region& source = *piece.source.region;
-    note_read(source, piece.source.offset, piece.read_bytes, {}, -1);
+    note_read(source, piece.source.offset, piece.read_bytes,
+              {Order::kWeak, Scope::kNone, piece.source.alias}, -1);
     std::memcpy(to, source.bytes.data() + piece.source.offset, piece.read_bytes);
   }
 

@@ -38,7 +38,8 @@ class AsyncStore final : public AsyncOperation {
  public:
   AsyncStore(const Op& op, Warp& issuer, int lane, const Warp::Place& to, uint64_t mbarrier,
              const Bytes32& values, uint32_t bytes)
-      : AsyncOperation(issuer, lane, Proxy::kGeneric, {static_cast<uint64_t>(to.cta->id), mbarrier}),
+      : AsyncOperation(issuer, lane, Proxy::kGeneric,
+                       {static_cast<uint64_t>(to.cta->id), mbarrier}),
         to_(to),
         mbarrier_(mbarrier),
         values_(values),
@@ -134,11 +135,11 @@ void decode_reduction(Decoder& d) {
                               : kXor;
   const bool is_bitwise = op.choice == kAnd || op.choice == kOr || op.choice == kXor;
   const bool counts = op.choice == kIncrement || op.choice == kDecrement;
-  const bool is_known = is_bitwise        ? op.type.letter == 'b' && op.type.bits == 32
-                        : counts          ? op.type.letter == 'u' && op.type.bits == 32
-                        : op.type.bits == 64 ? op.type.letter == 'u' && op.choice == kAdd
-                                          : op.type.bits == 32 &&
-                                                (op.type.letter == 'u' || op.type.letter == 's');
+  const bool is_known =
+      is_bitwise           ? op.type.letter == 'b' && op.type.bits == 32
+      : counts             ? op.type.letter == 'u' && op.type.bits == 32
+      : op.type.bits == 64 ? op.type.letter == 'u' && op.choice == kAdd
+                           : op.type.bits == 32 && (op.type.letter == 'u' || op.type.letter == 's');
   if (name.empty() || !is_known) d.fail("there is no such reduction of this type");
 }
 

@@ -1,5 +1,5 @@
-// cp.async.mbarrier.arrive: an arrival at an mbarrier when the copies by cp.async that the thread has
-// begun before have ended. Source: PTX ISA 9.0, section 9.7.13.15.18.
+// cp.async.mbarrier.arrive: an arrival at an mbarrier when the copies by cp.async that the thread
+// has begun before have ended. Source: PTX ISA 9.0, section 9.7.13.15.18.
 #include <algorithm>
 
 #include "gpu_machine/copy_groups.h"
@@ -16,7 +16,7 @@ constexpr uint64_t kIdentity = 0xC1;  // tells these operations' identities from
 class CopyArrival final : public AsyncOperation {
  public:
   struct One {
-    uint64_t offset;  // of the mbarrier
+    uint64_t offset;                            // of the mbarrier
     std::vector<CopyGroups::Operation> copies;  // that it waits for
     Clock before;                               // what earlier ones have done
   };
@@ -39,9 +39,8 @@ class CopyArrival final : public AsyncOperation {
 
  private:
   static bool have_ended(const One& one) {
-    return std::all_of(one.copies.begin(), one.copies.end(), [](const auto& copy) {
-      return copy->stage() == Stage::kDone;
-    });
+    return std::all_of(one.copies.begin(), one.copies.end(),
+                       [](const auto& copy) { return copy->stage() == Stage::kDone; });
   }
   // It passes on what the copies have done, and not what the thread itself has written since.
   void arrive(const One& one) {
@@ -66,8 +65,8 @@ void begin(const Op& op, Warp& warp, uint32_t mask) {
   for_each_lane(mask, [&](int i) {
     const Warp::Place at =
         warp.place(warp.address(op, i), kMBarrierBytes, kMBarrierBytes, i, false);
-    const auto found = at.cta == nullptr ? warp.cta.mbarriers.end()
-                                         : warp.cta.mbarriers.find(at.offset);
+    const auto found =
+        at.cta == nullptr ? warp.cta.mbarriers.end() : warp.cta.mbarriers.find(at.offset);
     if (found == warp.cta.mbarriers.end()) {
       warp.fail(MachineError::Kind::kUndefined, "there is no mbarrier of this CTA", i);
     }

@@ -26,9 +26,9 @@ class AwaitedGather {
         const uint64_t own = bytes_of(what, rows * k), at = own * static_cast<uint64_t>(rank);
         const auto begin = expected_.back().begin() + static_cast<int64_t>(at);
         TritonArguments arguments = ranks_.arguments(rank, 16, rows, budget);
-        arguments.set("shard_ptr", machine.put(std::vector<std::byte>(
-                                                   begin, begin + static_cast<int64_t>(own)),
-                                               "shard"));
+        arguments.set(
+            "shard_ptr",
+            machine.put(std::vector<std::byte>(begin, begin + static_cast<int64_t>(own)), "shard"));
         arguments.set("gathered_ptrs", gathered_ptrs);
         arguments.set("k", k);
         arguments.set("half_stride", count);

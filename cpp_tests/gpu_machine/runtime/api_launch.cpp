@@ -23,6 +23,7 @@ struct Configuration {
   size_t shared_bytes;
   cudaStream_t stream;
   dim3 cluster = {1, 1, 1};
+  bool overlaps = false;  // it may begin before the kernel in front of it ends
 };
 
 cudaError_t launch(Runtime& runtime, const void* function, const Configuration& with,
@@ -42,7 +43,7 @@ cudaError_t launch(Runtime& runtime, const void* function, const Configuration& 
   }
   return runtime.submit(with.stream, [&machine = runtime.machine, program, with, values](int on) {
     machine.enqueue(on, program, dim_of(with.grid), dim_of(with.block), values, with.shared_bytes,
-                    dim_of(with.cluster));
+                    dim_of(with.cluster), with.overlaps);
   });
 }
 
@@ -109,6 +110,10 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* fu
     Configuration with{config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream};
     for (unsigned i = 0; i < config->numAttrs; ++i) {
       const cudaLaunchAttribute& attribute = config->attrs[i];
+      if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) {
+        with.overlaps = attribute.val.programmaticStreamSerializationAllowed != 0;
+        continue;
+      }
       if (attribute.id != cudaLaunchAttributeClusterDimension) {
         return cudaErrorNotSupported;  // an attribute that the machine does not know
       }

@@ -41,7 +41,9 @@ inline void* put_matrix(const std::vector<double>& values, int rows, int columns
   return address;
 }
 
-inline void check_cutlass_gemm(const CutlassGemm& gemm, CutlassSizes sizes, uint64_t seed) {
+// Calls it so often, each time adding to what the call before has made, and beginning early.
+inline void check_cutlass_gemm(const CutlassGemm& gemm, CutlassSizes sizes, uint64_t seed,
+                               int calls = 1) {
   const auto [m, n, k, num_ctas] = sizes;
   SCOPED_TRACE(std::string(gemm.name) + ", " + std::to_string(m) + " x " + std::to_string(n) +
                " x " + std::to_string(k) + ", seed " + std::to_string(seed));
@@ -58,15 +60,19 @@ inline void check_cutlass_gemm(const CutlassGemm& gemm, CutlassSizes sizes, uint
   problem.b = put_matrix(b, k, n, gemm.b_by_rows, dtype);
   problem.c = put_matrix(c, m, n, true, dtype);
   const size_t bytes = c.size() * 2;
-  ASSERT_EQ(cudaMalloc(&problem.d, bytes), cudaSuccess);
   ASSERT_EQ(cudaMalloc(&problem.workspace, kCutlassWorkspaceBytes), cudaSuccess);
   problem.m = m;
   problem.n = n;
   problem.k = k;
   problem.num_ctas = num_ctas;
-  const cudaError_t launched = gemm.run(problem, nullptr);
-  if (runtime.failure()) FAIL() << runtime.failure()->what();
-  ASSERT_EQ(launched, cudaSuccess);
+  for (int call = 0; call < calls; ++call) {
+    problem.overlaps = call > 0;
+    if (call > 0) problem.c = problem.d;
+    ASSERT_EQ(cudaMalloc(&problem.d, bytes), cudaSuccess);
+    const cudaError_t launched = gemm.run(problem, nullptr);
+    if (runtime.failure()) FAIL() << runtime.failure()->what();
+    ASSERT_EQ(launched, cudaSuccess);
+  }
   std::vector<std::byte> got(bytes);
   const cudaError_t status = cudaMemcpy(got.data(), problem.d, bytes, cudaMemcpyDeviceToHost);
   if (runtime.failure()) FAIL() << runtime.failure()->what();
@@ -75,10 +81,11 @@ inline void check_cutlass_gemm(const CutlassGemm& gemm, CutlassSizes sizes, uint
   for (int i = 0; i < m; ++i) {
     for (int j = 0; j < n; ++j) {
       const auto at = static_cast<size_t>(i * n + j);
-      double sum = c[at];
+      double product = 0;
       for (int p = 0; p < k; ++p) {
-        sum += a[static_cast<size_t>(i * k + p)] * b[static_cast<size_t>(p * n + j)];
+        product += a[static_cast<size_t>(i * k + p)] * b[static_cast<size_t>(p * n + j)];
       }
+      const double sum = c[at] + calls * product;
       const double value = value_at(got, at, dtype);
       if (value == sum || ++wrong > 4) continue;
       ADD_FAILURE() << "row " << i << ", column " << j << ": " << value << ", expected " << sum;

@@ -1,4 +1,6 @@
 // CUTLASS's GEMMs that every run of the machine's tests checks.
+// With this, CUTLASS's kernels wait for those that they may overlap.
+#define CUTLASS_ENABLE_GDC_FOR_SM90
 #include "gpu_machine/runtime/cutlass_gemm.cuh"
 
 namespace axonn::gpu_machine::testing {

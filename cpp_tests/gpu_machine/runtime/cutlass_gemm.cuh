@@ -90,8 +90,9 @@ struct Instance {
         gemm.initialize(arguments, problem.workspace, stream) != cutlass::Status::kSuccess) {
       return cudaErrorInvalidValue;
     }
-    return gemm.run(stream) == cutlass::Status::kSuccess ? cudaGetLastError()
-                                                         : cudaErrorLaunchFailure;
+    return gemm.run(stream, nullptr, problem.overlaps) == cutlass::Status::kSuccess
+               ? cudaGetLastError()
+               : cudaErrorLaunchFailure;
   }
 
   static CutlassGemm as(const char* name) {

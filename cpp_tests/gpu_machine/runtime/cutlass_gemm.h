@@ -15,6 +15,7 @@ struct CutlassProblem {
   int m, n, k;
   int num_ctas;     // of a persistent grid; stands for the number of SMs
   void* workspace;  // of kCutlassWorkspaceBytes, for instances that split sums
+  bool overlaps;    // it may begin before the kernel in front of it ends
 };
 inline constexpr size_t kCutlassWorkspaceBytes = size_t{1} << 22;
 
