@@ -24,7 +24,9 @@ class CopyArrival final : public AsyncOperation {
   CopyArrival(Warp& issuer, std::vector<One> arrivals)
       : AsyncOperation(issuer, -1, Proxy::kGeneric, {issuer.actor.id, kIdentity}),
         cta_(issuer.cta),
-        arrivals_(std::move(arrivals)) {}
+        arrivals_(std::move(arrivals)) {
+    await_a_copy();
+  }
 
   void step() override {
     for (size_t i = arrivals_.size(); i-- > 0;) {
@@ -33,11 +35,19 @@ class CopyArrival final : public AsyncOperation {
       std::swap(arrivals_[i], arrivals_.back());
       arrivals_.pop_back();
     }
-    if (arrivals_.empty()) reach(Stage::kDone);
+    if (arrivals_.empty()) return reach(Stage::kDone);
+    await_a_copy();
   }
   bool uses(const Cta& cta) const override { return &cta == &cta_; }
 
  private:
+  // Unless an arrival can come now, lets the next step wait for a copy that is under way.
+  void await_a_copy() {
+    if (std::any_of(arrivals_.begin(), arrivals_.end(), have_ended)) return;
+    const auto& copies = arrivals_.front().copies;
+    behind = *std::find_if(copies.begin(), copies.end(),
+                           [](const auto& copy) { return copy->stage() != Stage::kDone; });
+  }
   static bool have_ended(const One& one) {
     return std::all_of(one.copies.begin(), one.copies.end(),
                        [](const auto& copy) { return copy->stage() == Stage::kDone; });
