@@ -216,10 +216,12 @@ bool decode_multimem(Decoder& d) {
   Op& op = d.op();
   const std::string what = d.take_one({"ld_reduce", "st", "red"});
   if (what.empty()) d.fail("the machine does not know this operation");
-  if (what == "red") op.order = Order::kRelaxed;
+  if (what == "red") {
+    op.order = Order::kRelaxed;
+    if (d.has_modifier("weak")) d.fail("a reduction is not weak");
+  }
   d.take_order_and_scope();
-  const bool is_allowed = op.order == Order::kRelaxed ||
-                          (op.order == Order::kWeak && what != "red") ||
+  const bool is_allowed = op.order == Order::kRelaxed || op.order == Order::kWeak ||
                           op.order == (what == "ld_reduce" ? Order::kAcquire : Order::kRelease);
   if (!is_allowed) d.fail("there is no such order of this operation");
   if (op.order != Order::kWeak && op.scope == Scope::kNone) op.scope = Scope::kGpu;
