@@ -41,40 +41,57 @@ inline void* put_matrix(const std::vector<double>& values, int rows, int columns
   return address;
 }
 
+// What a GEMM is given, on the device of the current runtime.
+struct CutlassData {
+  CutlassData(const CutlassGemm& gemm, CutlassSizes sizes, uint64_t seed)
+      : random(seed),
+        a(draw_integers(int64_t{sizes.m} * sizes.k, random)),
+        b(draw_integers(int64_t{sizes.k} * sizes.n, random)),
+        c(draw_integers(int64_t{sizes.m} * sizes.n, random)),
+        dtype(gemm.is_half ? DataType::kFloat16 : DataType::kBFloat16) {
+    problem.a = put_matrix(a, sizes.m, sizes.k, gemm.a_by_rows, dtype);
+    problem.b = put_matrix(b, sizes.k, sizes.n, gemm.b_by_rows, dtype);
+    problem.c = put_matrix(c, sizes.m, sizes.n, true, dtype);
+    EXPECT_EQ(cudaMalloc(&problem.d, bytes()), cudaSuccess);
+    EXPECT_EQ(cudaMalloc(&problem.workspace, kCutlassWorkspaceBytes), cudaSuccess);
+    problem.m = sizes.m;
+    problem.n = sizes.n;
+    problem.k = sizes.k;
+    problem.num_ctas = sizes.num_ctas;
+  }
+  size_t bytes() const { return c.size() * 2; }
+
+  std::mt19937_64 random;
+  const std::vector<double> a, b, c;
+  const DataType dtype;
+  CutlassProblem problem{};
+};
+
 // Calls it so often, each time adding to what the call before has made, and beginning early.
 inline void check_cutlass_gemm(const CutlassGemm& gemm, CutlassSizes sizes, uint64_t seed,
-                               int calls = 1) {
+                               int calls = 1, bool checks_races = true) {
   const auto [m, n, k, num_ctas] = sizes;
   SCOPED_TRACE(std::string(gemm.name) + ", " + std::to_string(m) + " x " + std::to_string(n) +
                " x " + std::to_string(k) + ", seed " + std::to_string(seed));
   RuntimeOptions options;
   options.machine.seed = seed;
+  options.machine.checks_races = checks_races;
   options.devices = 1;
   Runtime runtime(options);
-  std::mt19937_64 random(seed);
-  const DataType dtype = gemm.is_half ? DataType::kFloat16 : DataType::kBFloat16;
-  const auto a = draw_integers(int64_t{m} * k, random), b = draw_integers(int64_t{k} * n, random),
-             c = draw_integers(int64_t{m} * n, random);
-  CutlassProblem problem{};
-  problem.a = put_matrix(a, m, k, gemm.a_by_rows, dtype);
-  problem.b = put_matrix(b, k, n, gemm.b_by_rows, dtype);
-  problem.c = put_matrix(c, m, n, true, dtype);
-  const size_t bytes = c.size() * 2;
-  ASSERT_EQ(cudaMalloc(&problem.workspace, kCutlassWorkspaceBytes), cudaSuccess);
-  problem.m = m;
-  problem.n = n;
-  problem.k = k;
-  problem.num_ctas = num_ctas;
+  CutlassData data(gemm, sizes, seed);
   for (int call = 0; call < calls; ++call) {
-    problem.overlaps = call > 0;
-    if (call > 0) problem.c = problem.d;
-    ASSERT_EQ(cudaMalloc(&problem.d, bytes), cudaSuccess);
-    const cudaError_t launched = gemm.run(problem, nullptr);
+    data.problem.overlaps = call > 0;
+    if (call > 0) {
+      data.problem.c = data.problem.d;
+      ASSERT_EQ(cudaMalloc(&data.problem.d, data.bytes()), cudaSuccess);
+    }
+    const cudaError_t launched = gemm.run(data.problem, nullptr);
     if (runtime.failure()) FAIL() << runtime.failure()->what();
     ASSERT_EQ(launched, cudaSuccess);
   }
-  std::vector<std::byte> got(bytes);
-  const cudaError_t status = cudaMemcpy(got.data(), problem.d, bytes, cudaMemcpyDeviceToHost);
+  std::vector<std::byte> got(data.bytes());
+  const cudaError_t status =
+      cudaMemcpy(got.data(), data.problem.d, got.size(), cudaMemcpyDeviceToHost);
   if (runtime.failure()) FAIL() << runtime.failure()->what();
   ASSERT_EQ(status, cudaSuccess);
   int wrong = 0;
@@ -83,10 +100,10 @@ inline void check_cutlass_gemm(const CutlassGemm& gemm, CutlassSizes sizes, uint
       const auto at = static_cast<size_t>(i * n + j);
       double product = 0;
       for (int p = 0; p < k; ++p) {
-        product += a[static_cast<size_t>(i * k + p)] * b[static_cast<size_t>(p * n + j)];
+        product += data.a[static_cast<size_t>(i * k + p)] * data.b[static_cast<size_t>(p * n + j)];
       }
-      const double sum = c[at] + calls * product;
-      const double value = value_at(got, at, dtype);
+      const double sum = data.c[at] + calls * product;
+      const double value = value_at(got, at, data.dtype);
       if (value == sum || ++wrong > 4) continue;
       ADD_FAILURE() << "row " << i << ", column " << j << ": " << value << ", expected " << sum;
     }
@@ -95,11 +112,12 @@ inline void check_cutlass_gemm(const CutlassGemm& gemm, CutlassSizes sizes, uint
 }
 
 // Whole tiles, ragged ones, more depth than there are stages, and several tiles for a CTA.
-inline void check_cutlass_gemm(const CutlassGemm& gemm) {
+inline void check_cutlass_gemm(const CutlassGemm& gemm, bool checks_races = true) {
   const int unit = gemm.alignment;
-  check_cutlass_gemm(gemm, {256, 128, 128, 4}, 1);
-  check_cutlass_gemm(gemm, {128 + 9 * unit, 64 + 7 * unit, 64 + 3 * unit, 4}, 2);
-  check_cutlass_gemm(gemm, {384, 192, 704, 2}, 3);
+  const CutlassSizes ragged{128 + 9 * unit, 64 + 7 * unit, 64 + 3 * unit, 4};
+  check_cutlass_gemm(gemm, {256, 128, 128, 4}, 1, 1, checks_races);
+  check_cutlass_gemm(gemm, ragged, 2, 1, checks_races);
+  check_cutlass_gemm(gemm, {384, 192, 704, 2}, 3, 1, checks_races);
 }
 
 }  // namespace axonn::gpu_machine::testing

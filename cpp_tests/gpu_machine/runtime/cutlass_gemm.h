@@ -33,5 +33,6 @@ std::vector<CutlassGemm> daily_cutlass_gemms();
 std::vector<CutlassGemm> cooperative_cutlass_gemms();
 std::vector<CutlassGemm> pingpong_cutlass_gemms();
 std::vector<CutlassGemm> stream_k_cutlass_gemms();
+CutlassGemm copy_async_cutlass_gemm();
 
 }  // namespace axonn::gpu_machine::testing
