@@ -55,7 +55,8 @@ class Agent {
  private:
   enum class Pair : uint8_t { kReadAfterWrite, kWriteAfterWrite, kWriteAfterRead };
   bool is_ordered(const Mark& mark) const;
-  // What lies not on the way from a write that is ordered before.
+  // What is missing on the way from a write to this access; of one that is ordered, at most a
+  // fence.
   enum class Lacks : uint8_t { kNothing, kOrder, kProxyFence, kAliasFence };
   Lacks fence_that_lacks(const Mark& mark, Access access, const Region& region) const;
   void check_race(const Mark& mark, Access access, const Region& region, uint64_t offset, int lane,
