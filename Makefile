@@ -28,7 +28,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help build demo test test-cpp test-python test-long test-slow test-sanitizers gpu-check \
-        cuda-check emulate triton-check matrix \
+        cuda-check emulate emulate-slow triton-check matrix \
         lint format clean \
         python environment lint-tools
 
@@ -70,9 +70,11 @@ test-sanitizers: environment  ## run the core's tests under thread and address s
 	@$(call ctest,$(CPP_BUILD)-address,address,core_tests,)
 
 emulate: environment  ## run CUDA and Triton kernels instruction by instruction on the CPU; needs no GPU
-	@$(PYTHON) tools/bootstrap.py environment cutlass
-	@$(call ctest,$(EMULATE_BUILD),,gpu_machine_tests gpu_machine_speed,-DAXONN_GPU_MACHINE=ON)
+	@$(call emulate,gpu_machine_tests gpu_machine_speed,OFF,-LE slow)
 	@$(EMULATE_BUILD)/cpp_tests/gpu_machine/gpu_machine_speed
+
+emulate-slow: environment  ## run them with more shapes, ranks and seeds
+	@$(call emulate,gpu_machine_tests,ON,-L slow)
 
 cuda-check: python  ## build the CUDA code by README's commands, and check what needs no GPU
 	@$(PYTHON) tools/cuda_check.py
@@ -101,14 +103,20 @@ clean:  ## remove what was built, not .venv (remove that by hand)
 
 # --- What the targets share -----------------------------------------------------------------------
 
-# $(call ctest,build folder,sanitizer,targets,settings of CMake)
+# $(call ctest,build folder,sanitizer,targets,settings of CMake,which tests)
 define ctest
 set -e; \
 echo "tests: $(3)$(if $(2), under $(2) sanitizer): building in $(1)"; \
 cmake -S . -B $(1) -G Ninja -DAXONN_WERROR=ON -DAXONN_SANITIZE=$(2) $(4) --log-level=WARNING >/dev/null; \
 NINJA_STATUS='[%f/%t] ' cmake --build $(1) -j $(MAX_JOBS) --target $(3) -- --quiet; \
-ctest --test-dir $(1)$(if $(4),/cpp_tests/gpu_machine) -j $(MAX_JOBS) --output-on-failure \
+ctest --test-dir $(1)$(if $(4),/cpp_tests/gpu_machine) -j $(MAX_JOBS) $(5) --output-on-failure \
   --no-tests=error --progress
+endef
+
+# $(call emulate,targets,whether what slow tests run is built,which tests)
+define emulate
+set -e; $(PYTHON) tools/bootstrap.py environment cutlass; \
+$(call ctest,$(EMULATE_BUILD),,$(1),-DAXONN_GPU_MACHINE=ON -DAXONN_GPU_MACHINE_SLOW=$(2),$(3))
 endef
 
 python:

@@ -44,36 +44,49 @@ bool Agent::is_ordered(const Mark& mark, int lane) const {
   return own != nullptr && own->has_seen(mark.actor, launch, mark.time);
 }
 
-// Whether a write that is ordered before is seen by this agent's proxy, too. What the async proxy
-// wrote is seen by all, since the completion of an asynchronous operation is a proxy fence.
-bool Agent::is_fenced(const Mark& write, const Region& region, int lane) const {
-  if (proxy == Proxy::kGeneric || static_cast<Proxy>(write.proxy) == proxy) return true;
-  if (write.actor == 0 || !machine.is_of_this_run(write.actor)) return true;
+// Whether a write that is ordered before is seen by this agent's proxy and by this address, too.
+// What the async proxy wrote is seen by all, since the completion of an asynchronous operation is a
+// proxy fence.
+Agent::Lacks Agent::fence_that_lacks(const Mark& write, Access access, const Region& region,
+                                     int lane) const {
+  const bool same_proxy = proxy == Proxy::kGeneric || static_cast<Proxy>(write.proxy) == proxy;
+  if (same_proxy && write.alias == access.alias) return Lacks::kNothing;
+  if (write.actor == 0 || !machine.is_of_this_run(write.actor)) return Lacks::kNothing;
+  const uint32_t launch = machine.actor(write.actor).launch;
+  const Clock* own = learned_by(lane);
+  const auto is_fenced = [&](ProxyFence fence) {
+    return clock.has_seen_fenced(write.actor, launch, write.time, fence) ||
+           (own != nullptr && own->has_seen_fenced(write.actor, launch, write.time, fence));
+  };
   const ProxyFence fence = proxy == Proxy::kTensormap ? ProxyFence::kTensormap
                            : region.is_shared         ? ProxyFence::kAsyncShared
                                                       : ProxyFence::kAsyncGlobal;
-  const uint32_t launch = machine.actor(write.actor).launch;
-  const Clock* own = learned_by(lane);
-  return clock.has_seen_fenced(write.actor, launch, write.time, fence) ||
-         (own != nullptr && own->has_seen_fenced(write.actor, launch, write.time, fence));
+  if (!same_proxy && !is_fenced(fence)) return Lacks::kProxyFence;
+  if (write.alias != access.alias && !is_fenced(ProxyFence::kAlias)) return Lacks::kAliasFence;
+  return Lacks::kNothing;
 }
 
 void Agent::check_race(const Mark& mark, Access access, const Region& region, uint64_t offset,
                        int lane, Pair accesses) const {
   // Lanes that write the same place by one instruction do so in some order, which CUDA allows.
-  if (accesses == Pair::kWriteAfterWrite && mark.actor == actor.id) return;
+  const bool same_warp = mark.actor == actor.id && mark.alias == access.alias;
+  if (accesses == Pair::kWriteAfterWrite && same_warp) return;
+  Lacks lacks = Lacks::kOrder;
   if (is_ordered(mark, lane)) {
-    if (accesses == Pair::kWriteAfterRead || is_fenced(mark, region, lane)) return;
-    fail_race(mark, region, offset, lane, accesses, true);
+    if (accesses == Pair::kWriteAfterRead) return;
+    lacks = fence_that_lacks(mark, access, region, lane);
+    if (lacks == Lacks::kNothing) return;
+    if (lacks == Lacks::kProxyFence) fail_race(mark, region, offset, lane, accesses, lacks);
   }
+  // Flags may be written by one address and read by another.
   const Actor& other = machine.actor(mark.actor);
   const bool both_strong =
       reaches(static_cast<Scope>(mark.scope), other, actor) && reaches(access.scope, actor, other);
-  if (!both_strong) fail_race(mark, region, offset, lane, accesses, false);
+  if (!both_strong) fail_race(mark, region, offset, lane, accesses, lacks);
 }
 
 void Agent::fail_race(const Mark& mark, const Region& region, uint64_t offset, int lane,
-                      Pair accesses, bool only_proxy) const {
+                      Pair accesses, Lacks lacks) const {
   const Actor& other = machine.actor(mark.actor);
   const std::string cta = other.cta < 0
                               ? "a copy"
@@ -85,9 +98,10 @@ void Agent::fail_race(const Mark& mark, const Region& region, uint64_t offset, i
   const char* pair = accesses == Pair::kReadAfterWrite    ? "read after the write"
                      : accesses == Pair::kWriteAfterWrite ? "write after the write"
                                                           : "write after the read";
-  const std::string cause = !only_proxy                  ? "race: nothing orders"
-                            : proxy == Proxy::kTensormap ? "race: no fence.proxy.tensormap orders"
-                                                         : "race: no fence.proxy.async orders";
+  const std::string cause = lacks == Lacks::kOrder        ? "race: nothing orders"
+                            : lacks == Lacks::kAliasFence ? "race: no fence.proxy.alias orders"
+                            : proxy == Proxy::kTensormap  ? "race: no fence.proxy.tensormap orders"
+                                                          : "race: no fence.proxy.async orders";
   fail(MachineError::Kind::kRace,
        cause + " this " + pair + " by " + cta + " of rank " + std::to_string(other.device) +
            ", at " + region.name + " + " + std::to_string(offset),
@@ -98,9 +112,10 @@ Mark Agent::own_mark(Access access, int lane) const {
   Mark mark;
   mark.actor = actor.id & (kMostActors - 1);
   mark.lane = lane < 0 ? kWholeWarp : static_cast<uint32_t>(lane) & 31u;
-  mark.time = time_ & 0x7FFFFFFu;
+  mark.time = time_ & 0x1FFFFFFu;
   mark.scope = static_cast<uint32_t>(access.scope) & 7u;
   mark.proxy = static_cast<uint32_t>(proxy) & 3u;
+  mark.alias = access.alias & 3u;
   return mark;
 }
 

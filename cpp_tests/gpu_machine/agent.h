@@ -21,6 +21,7 @@ class Machine;
 struct Access {
   Order order = Order::kWeak;
   Scope scope = Scope::kNone;
+  uint8_t alias = 0;  // by which address of the bytes
 };
 
 class Agent {
@@ -64,11 +65,14 @@ class Agent {
  private:
   enum class Pair : uint8_t { kReadAfterWrite, kWriteAfterWrite, kWriteAfterRead };
   bool is_ordered(const Mark& mark, int lane) const;
-  bool is_fenced(const Mark& mark, const Region& region, int lane) const;
+  // What is missing on the way from a write to this access; of one that is ordered, at most a
+  // fence.
+  enum class Lacks : uint8_t { kNothing, kOrder, kProxyFence, kAliasFence };
+  Lacks fence_that_lacks(const Mark& mark, Access access, const Region& region, int lane) const;
   void check_race(const Mark& mark, Access access, const Region& region, uint64_t offset, int lane,
                   Pair accesses) const;
   void fail_race(const Mark& mark, const Region& region, uint64_t offset, int lane, Pair accesses,
-                 bool only_proxy) const;
+                 Lacks lacks) const;
   void mark_reads(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane);
   void mark_writes(Region& region, uint64_t offset, uint32_t bytes, Access access, int lane);
   void check_not_reserved(const Region& region, uint64_t offset, uint32_t bytes, int lane) const;

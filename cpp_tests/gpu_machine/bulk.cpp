@@ -88,14 +88,14 @@ void join(Reduction reduction, std::byte* target, const std::byte* source, uint3
   }
 }
 
-void write(Agent& who, Reduction reduction, Region& region, uint64_t offset,
+void write(Agent& who, Reduction reduction, Region& region, uint64_t offset, uint8_t alias,
            const std::byte* source, uint32_t bytes) {
   std::byte* target = region.bytes.data() + offset;
   if (reduction.update == kExchange) {
-    who.note_write(region, offset, bytes, {}, -1);
+    who.note_write(region, offset, bytes, {Order::kWeak, Scope::kNone, alias}, -1);
     std::memcpy(target, source, bytes);
   } else {
-    who.note_update(region, offset, bytes, {Order::kRelaxed, Scope::kGpu}, -1);
+    who.note_update(region, offset, bytes, {Order::kRelaxed, Scope::kGpu, alias}, -1);
     join(reduction, target, source, bytes);
   }
 }
@@ -156,7 +156,7 @@ uint32_t BulkLoad::load_row(size_t index) {
   const uint32_t bytes = rows_->bytes_of(index);
   std::vector<std::byte> row(bytes);  // zero outside the tensor
   if (far.row.inside != 0) {
-    note_read(*far.region, far.offset, far.row.inside, {}, -1);
+    note_read(*far.region, far.offset, far.row.inside, {Order::kWeak, Scope::kNone, far.alias}, -1);
     std::memcpy(row.data() + far.row.skipped, far.region->bytes.data() + far.offset,
                 far.row.inside);
   }
@@ -169,7 +169,7 @@ uint32_t BulkLoad::load_row(size_t index) {
     return bytes;
   }
   for_each_part(to_, far.row.shared, 0, bytes, [&](uint64_t to, uint32_t place, uint32_t part) {
-    write(*this, reduction_, shared, to, row.data() + place, part);
+    write(*this, reduction_, shared, to, 0, row.data() + place, part);
   });
   return bytes;
 }
@@ -212,7 +212,7 @@ void BulkStore::read_row(size_t index) {
 void BulkStore::write_row(size_t index) {
   const FarRow& far = rows_.far[index];
   if (far.row.inside == 0) return;
-  write(*this, reduction_, *far.region, far.offset,
+  write(*this, reduction_, *far.region, far.offset, far.alias,
         bytes_.data() + far.row.shared + far.row.skipped, far.row.inside);
 }
 

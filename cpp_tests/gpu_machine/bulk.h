@@ -35,6 +35,7 @@ struct FarRow {
   Region* region = nullptr;  // null if all of it is outside a tensor
   uint64_t offset = 0;
   BoxRow row;
+  uint8_t alias = 0;
 };
 
 struct Rows {

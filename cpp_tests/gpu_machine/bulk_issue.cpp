@@ -45,7 +45,7 @@ Rows rows_of_tensor(const Op& op, Warp& warp, const TensorMap& map, int lane) {
   rows.row_bytes = map.box[0] * size_of(map.type);
   rows.total_bytes = map.box_bytes();
   for (const BoxRow& row : rows_of_box(map, at)) {
-    FarRow far{nullptr, 0, row};
+    FarRow far{nullptr, 0, row, 0};
     if (row.inside != 0) {
       const Warp::Place place = warp.place(row.address, row.inside, 1, lane);
       if (place.cta != nullptr) {
@@ -53,6 +53,7 @@ Rows rows_of_tensor(const Op& op, Warp& warp, const TensorMap& map, int lane) {
       }
       far.region = place.region;
       far.offset = place.offset;
+      far.alias = place.alias;
     }
     rows.far.push_back(far);
   }
@@ -66,7 +67,8 @@ Rows rows_of_bytes(const Warp::Place& at, uint64_t bytes) {
   rows.total_bytes = bytes;
   for (uint64_t done = 0; done < bytes; done += kBulkRow) {
     const auto part = static_cast<uint32_t>(std::min<uint64_t>(kBulkRow, bytes - done));
-    rows.far.push_back({at.region, at.offset + done, {0, 0, part, static_cast<uint32_t>(done)}});
+    rows.far.push_back(
+        {at.region, at.offset + done, {0, 0, part, static_cast<uint32_t>(done)}, at.alias});
   }
   return rows;
 }

@@ -24,8 +24,9 @@ enum class ProxyFence : uint8_t {
   kAsyncGlobal,  // those of other memory
   kTensormap,    // those of descriptors, for the tensormap proxy
   kBarrierInit,  // mbarrier.init, for the cluster and the async proxy
+  kAlias,        // accesses by one address, for those by another address of the same bytes
 };
-inline constexpr size_t kNumProxyFences = 4;
+inline constexpr size_t kNumProxyFences = 5;
 
 // Where a warp, an asynchronous operation, a copy engine or the host runs, to tell whether a scope
 // reaches it.

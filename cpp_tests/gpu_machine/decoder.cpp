@@ -164,12 +164,14 @@ Program decode(const Function& kernel, const Symbols& symbols,
   for (const Instruction& instruction : kernel.instructions) {
     Op op;
     decoder.begin(instruction, op);
-    const bool known =
-        decode_memory(decoder) || decode_cluster(decoder) || decode_mbarrier(decoder) ||
-        decode_bulk(decoder) || decode_control(decoder) || decode_integer(decoder) ||
-        decode_bits(decoder) || decode_float(decoder) || decode_compare(decoder) ||
-        decode_convert(decoder) || decode_atomic(decoder) || decode_warp(decoder) ||
-        decode_matrix(decoder) || decode_async_copy(decoder) || decode_wgmma(decoder);
+    const bool known = decode_async_store(decoder) || decode_memory(decoder) ||
+                       decode_cluster(decoder) || decode_mbarrier(decoder) ||
+                       decode_bulk(decoder) || decode_control(decoder) || decode_integer(decoder) ||
+                       decode_bits(decoder) || decode_float(decoder) || decode_compare(decoder) ||
+                       decode_convert(decoder) || decode_atomic(decoder) || decode_warp(decoder) ||
+                       decode_matrix(decoder) || decode_async_copy(decoder) ||
+                       decode_copy_arrival(decoder) || decode_wgmma(decoder) ||
+                       decode_tensormap(decoder) || decode_multimem(decoder);
     if (!known) decoder.fail("the machine does not know this instruction");
     decoder.finish();
     program.ops.push_back(op);

@@ -103,6 +103,10 @@ bool decode_mbarrier(Decoder& decoder);
 bool decode_bulk(Decoder& decoder);
 bool decode_matrix(Decoder& decoder);
 bool decode_async_copy(Decoder& decoder);
+bool decode_copy_arrival(Decoder& decoder);
+bool decode_async_store(Decoder& decoder);
+bool decode_tensormap(Decoder& decoder);
+bool decode_multimem(Decoder& decoder);
 bool decode_wgmma(Decoder& decoder);
 
 }  // namespace axonn::gpu_machine

@@ -53,7 +53,8 @@ int Machine::new_stream(int device) {
 
 void Machine::enqueue(int stream, const std::shared_ptr<const Program>& program, Dim grid,
                       Dim block, const std::vector<std::vector<std::byte>>& args,
-                      uint64_t dynamic_shared_bytes, Dim cluster, bool is_cooperative) {
+                      uint64_t dynamic_shared_bytes, Dim cluster, bool is_cooperative,
+                      bool overlaps) {
   const auto fail = [&](const std::string& what) {
     throw std::invalid_argument("launch of " + program->name + ": " + what);
   };
@@ -94,6 +95,7 @@ void Machine::enqueue(int stream, const std::shared_ptr<const Program>& program,
   launch->grid = grid;
   launch->block = block;
   launch->cluster = cluster;
+  launch->overlaps = overlaps;
   launch->dynamic_shared_bytes = dynamic_shared_bytes;
   launch->device = streams_.at(static_cast<size_t>(stream)).device;
   launch->params = std::make_unique<Region>("kernel parameters", program->param_bytes);

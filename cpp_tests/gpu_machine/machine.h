@@ -7,6 +7,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <random>
 #include <set>
 #include <stdexcept>
@@ -45,7 +46,10 @@ struct Launch {
   std::vector<std::unique_ptr<Cluster>> clusters;
   uint32_t id = 0;
   int device = 0;
-  Clock before, after;
+  // It may begin before the kernel in front of it ends. What it then has seen at its beginning is
+  // `before`; griddepcontrol.wait shows it `prior`, all that is in front of it.
+  bool overlaps = false;
+  Clock before, after, prior;
 };
 struct Copy {
   uint64_t target = 0, source = 0, bytes = 0;
@@ -104,7 +108,7 @@ class Machine {
   }
   void enqueue(int stream, const std::shared_ptr<const Program>& program, Dim grid, Dim block,
                const std::vector<std::vector<std::byte>>& args, uint64_t dynamic_shared_bytes,
-               Dim cluster = {}, bool is_cooperative = false);
+               Dim cluster = {}, bool is_cooperative = false, bool overlaps = false);
   // Enqueues a copy by an engine, in pieces and in any order; up to 8 bytes are one piece, and a
   // release to the whole system.
   void copy(int stream, uint64_t target, uint64_t source, uint64_t bytes);
@@ -162,6 +166,7 @@ class Machine {
     bool has_begun = false;   // the first of the queue
     uint32_t last_ended = 0;  // the launch before it
     Clock clock;
+    std::optional<Clock> before_last;  // of the last work, if that was a kernel
   };
 
   template <typename T>

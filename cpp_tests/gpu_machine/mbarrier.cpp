@@ -7,7 +7,11 @@
 namespace axonn::gpu_machine {
 
 MBarrier::MBarrier(Agent& init, uint32_t count)
-    : expected_(count), pending_(count), init_actor_(init.actor.id), init_time_(init.time()) {}
+    : expected_(count),
+      pending_(count),
+      init_actor_(init.actor.id),
+      init_time_(init.time()),
+      cta_(init.actor.cta) {}
 
 void MBarrier::check_initialized(const Agent& who, bool is_remote, int lane) const {
   if (who.actor.id == init_actor_) return;
@@ -41,8 +45,15 @@ void MBarrier::arrive(const Agent& who, uint32_t count, bool drops, const Clock&
   }
   pending_ -= count;
   if (drops) expected_ -= count;
-  arriving_.join(released);
+  (who.actor.cta == cta_ ? arriving_ : arriving_of_others_).join(released);
   end_phase_if_complete();
+}
+
+void MBarrier::await_one_more(const Agent& who, int lane) {
+  if (pending_ == kMostMBarrierCount) {
+    who.fail(MachineError::Kind::kUndefined, "an mbarrier counts at most 1048575 arrivals", lane);
+  }
+  ++pending_;
 }
 
 void MBarrier::expect(const Agent& who, int64_t bytes, int lane) {
@@ -71,6 +82,7 @@ void MBarrier::end_phase_if_complete() {
   ++phase_;
   pending_ = expected_;
   complete_ = arriving_;
+  complete_of_others_ = arriving_of_others_;
 }
 
 void MBarrier::note_remote_arrival(uint32_t actor, uint32_t time) {

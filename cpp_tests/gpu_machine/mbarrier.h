@@ -20,6 +20,8 @@ class MBarrier {
   // Each of these fails through `who` where the barrier is misused. What `released` holds is known
   // to those who wait for the end of the phase.
   void arrive(const Agent& who, uint32_t count, bool drops, const Clock& released, int lane);
+  // The phase ends one arrival later.
+  void await_one_more(const Agent& who, int lane);
   void expect(const Agent& who, int64_t bytes, int lane);
   void complete(const Agent& who, int64_t bytes, const Clock& released);
   // Nobody may use it before it has seen the initialization.
@@ -27,8 +29,10 @@ class MBarrier {
 
   uint64_t phase() const { return phase_; }  // how many have ended
   uint32_t pending() const { return pending_; }
-  // What those learn who see that a phase has ended.
+  // What those learn who see that a phase has ended: from their own CTA and from operations that
+  // signal bytes; and, if the scope of the wait reaches so far, from arrivals of other CTAs.
   const Clock& complete_clock() const { return complete_; }
+  const Clock& complete_clock_of_others() const { return complete_of_others_; }
   // Arrivals of other CTAs, the last of each: the CTA must not leave before it has seen them.
   struct Arrival {
     uint32_t actor, time;
@@ -44,7 +48,9 @@ class MBarrier {
   int64_t bytes_ = 0;                    // that this phase lacks; below zero if they came early
   uint64_t phase_ = 0;
   Clock arriving_, complete_;
+  Clock arriving_of_others_, complete_of_others_;
   uint32_t init_actor_, init_time_;
+  int64_t cta_;  // whose it is
   std::vector<Arrival> remote_arrivals_;
 };
 

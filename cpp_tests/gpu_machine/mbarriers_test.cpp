@@ -218,7 +218,8 @@ TEST(MBarriers, ARingOfSlotsIsFilledAndEmptied) {
 // --- Other CTAs ------------------------------------------------------------------
 
 // CTA 1 arrives at the barrier of CTA 0, which waits.
-Case remote(const std::string& after_init, const std::string& wait) {
+Case remote(const std::string& after_init, const std::string& wait,
+            const std::string& arrive = "mbarrier.arrive.release.cluster.shared::cluster") {
   Case result{R"(
   mov.u32 %r1, barrier;
   mov.u32 %r3, %cluster_ctarank;
@@ -230,7 +231,7 @@ READY:
   @%p1 bra WAITER;
   st.global.u32 [%out], 9;
   mapa.shared::cluster.u32 %r5, %r1, 0;
-  mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r5];
+  )" + arrive + R"(.b64 _, [%r5];
   bra.uni END;
 WAITER:
 )" + wait + R"(
@@ -254,6 +255,21 @@ TEST(MBarriers, ArrivalsAtAnotherCta) {
   }
   EXPECT_EQ(failures(remote("barrier.cluster.arrive.relaxed; barrier.cluster.wait;\n", wait),
                      MachineError::Kind::kRace, {"initialization"}),
+            kSeeds);
+  // Without a scope, both sides reach the cluster; a scope of the CTA, on either, does not.
+  const std::string read = "ld.global.u32 %r6, [%out]; st.global.u32 [%out+4], %r6;";
+  const std::string wait_without =
+      wait_by("mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r1], 0;") + read;
+  const std::string wait_in_cta =
+      wait_by("mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 %p3, [%r1], 0;") + read;
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    EXPECT_EQ(run(remote(both, wait_without, "mbarrier.arrive.shared::cluster"), seed)[1], 9u);
+  }
+  EXPECT_EQ(
+      failures(remote(both, wait_in_cta), MachineError::Kind::kRace, {"read after the write"}),
+      kSeeds);
+  EXPECT_EQ(failures(remote(both, wait, "mbarrier.arrive.release.cta.shared::cluster"),
+                     MachineError::Kind::kRace, {"read after the write"}),
             kSeeds);
   // CTA 0 leaves, or has left, without waiting for the arrival.
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {

@@ -15,7 +15,7 @@ Memory::~Memory() {
 
 // A window is larger than any allocation, and a multiple of pages.
 uint64_t Memory::allocate_pinned(uint64_t bytes, const std::string& name) {
-  const uint64_t address = window_start(kFirstWindow + regions_.size());
+  const uint64_t address = window_start(kFirstWindow + windows_.size());
   void* wanted = reinterpret_cast<void*>(address);
   void* got = mmap(wanted, bytes, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
@@ -24,6 +24,7 @@ uint64_t Memory::allocate_pinned(uint64_t bytes, const std::string& name) {
     throw std::bad_alloc();
   }
   regions_.emplace_back(name, got, bytes);
+  add_window({&regions_.back(), 0, {}});
   pinned_.push_back(address);
   return address;
 }
@@ -32,6 +33,20 @@ void Memory::free(uint64_t address) {
   Region& region = *find(address);
   region.freed = true;
   if (std::erase(pinned_, address) != 0) munmap(region.bytes.data(), region.bytes.size());
+}
+
+bool Memory::map(uint64_t address, Region& region) {
+  const auto free = std::find(region.is_named.begin(), region.is_named.end(), false);
+  if (free == region.is_named.end()) return false;
+  *free = true;
+  windows_[index_of(address)] = {&region, static_cast<uint8_t>(free - region.is_named.begin()), {}};
+  return true;
+}
+
+void Memory::unmap(uint64_t address) {
+  Window& window = windows_[index_of(address)];
+  if (window.region != nullptr) window.region->is_named[window.alias] = false;
+  window = {};
 }
 
 Region& Memory::region_for_host(uint64_t address, uint64_t bytes) {

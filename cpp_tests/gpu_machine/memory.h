@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -28,13 +29,18 @@ constexpr uint64_t align_up(uint64_t value, uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
 }
 
+// Memory that is mapped several times has several addresses. An alias is the number of one of them.
+inline constexpr uint8_t kMostAliases = 3;
+inline constexpr uint8_t kMulticastAlias = 3;  // of all multicast addresses
+
 // One access of a granule of memory; id 0 stands for none.
 struct Mark {
   uint32_t actor : 26 = 0;
   uint32_t lane : 6 = 0;  // kWholeWarp for what is no lane's
-  uint32_t time : 27 = 0;
+  uint32_t time : 25 = 0;
   uint32_t scope : 3 = 0;  // of the access
   uint32_t proxy : 2 = 0;
+  uint32_t alias : 2 = 0;  // by which address
 
   bool operator==(const Mark&) const = default;
 };
@@ -91,6 +97,7 @@ struct Region {
   bool is_shared = false;  // shared memory of a CTA
   bool is_host = false;    // memory of the host
   bool has_reserved = false;
+  std::array<bool, kMostAliases> is_named{};  // by this alias; memory that cuMemCreate makes
 
   void mark(uint64_t offset, uint64_t size, uint8_t what) {
     std::fill_n(written.begin() + static_cast<int64_t>(offset), size, what);
@@ -128,7 +135,7 @@ class Memory {
   uint64_t allocate(uint64_t bytes, const std::string& name, int device = -1) {
     regions_.emplace_back(name, bytes);
     regions_.back().device = device;
-    return window_start(kFirstWindow + regions_.size() - 1);
+    return add_window({&regions_.back(), 0, {}});
   }
   // Returns the address of zeros that the host may read and write at this same address. Throws
   // std::bad_alloc if something else of the process lies there.
@@ -138,9 +145,33 @@ class Memory {
 
   // Returns null if no allocation has this window.
   Region* find(uint64_t address) {
-    const uint64_t index = (address >> kWindowBits) - kFirstWindow;
-    return index < regions_.size() ? &regions_[index] : nullptr;
+    const uint64_t index = index_of(address);
+    return index < windows_.size() ? windows_[index].region : nullptr;
   }
+  // Which of its region's addresses this is; find() must have found one.
+  uint8_t alias_of(uint64_t address) const { return windows_[index_of(address)].alias; }
+  // The memory of each device that a multicast address names; null if it is none.
+  const std::vector<Region*>* team_of(uint64_t address) const {
+    const uint64_t index = index_of(address);
+    return index < windows_.size() && !windows_[index].team.empty() ? &windows_[index].team
+                                                                    : nullptr;
+  }
+
+  // --- Mappings ---
+  // Makes memory that has no address yet.
+  Region& create(uint64_t bytes, const std::string& name) {
+    return regions_.emplace_back(name, bytes);
+  }
+  // Returns an address that names nothing yet.
+  uint64_t reserve() { return add_window({}); }
+  // Lets a reserved address name a region that create() made. Returns false if the region has as
+  // many addresses as there may be.
+  bool map(uint64_t address, Region& region);
+  // Lets it name the same place in the memory of several devices.
+  void map_team(uint64_t address, const std::vector<Region*>& team) {
+    windows_[index_of(address)].team = team;
+  }
+  void unmap(uint64_t address);
 
   // What the host does between runs, when no kernel is under way. Throws std::out_of_range unless
   // the bytes lie in one allocation; reading also throws if they were not all written.
@@ -148,9 +179,22 @@ class Memory {
   void read(uint64_t address, void* target, uint64_t bytes);
 
  private:
+  // What an address names: a region, or the same place in the regions of several devices.
+  struct Window {
+    Region* region = nullptr;
+    uint8_t alias = 0;
+    std::vector<Region*> team{};
+  };
+
+  static uint64_t index_of(uint64_t address) { return (address >> kWindowBits) - kFirstWindow; }
+  uint64_t add_window(const Window& window) {
+    windows_.push_back(window);
+    return window_start(kFirstWindow + windows_.size() - 1);
+  }
   Region& region_for_host(uint64_t address, uint64_t bytes);
 
   std::deque<Region> regions_;
+  std::vector<Window> windows_;
   std::vector<uint64_t> pinned_;  // addresses
 };
 

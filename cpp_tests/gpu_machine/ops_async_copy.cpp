@@ -11,7 +11,7 @@
 namespace axonn::gpu_machine {
 
 void CopyGroups::add(const Operation& operation, uint32_t mask) {
-  entries_.push_back({operation, mask, committed_});
+  entries_.push_back({operation, mask, committed_, {}});
 }
 
 void CopyGroups::commit(uint32_t mask) {
@@ -29,7 +29,7 @@ uint32_t CopyGroups::waiting(const Entry& entry, uint32_t mask, uint32_t most) c
 
 bool CopyGroups::have_ended(uint32_t mask, uint32_t most) const {
   return std::all_of(entries_.begin(), entries_.end(), [&](const Entry& entry) {
-    return entry.operation->stage() == AsyncStage::kDone || waiting(entry, mask, most) == 0;
+    return entry.has_ended() || waiting(entry, mask, most) == 0;
   });
 }
 
@@ -37,10 +37,39 @@ void CopyGroups::learn(Agent& who, uint32_t mask, uint32_t most) {
   for (Entry& entry : entries_) {
     const uint32_t lanes = waiting(entry, mask, most);
     if (lanes == 0) continue;
-    who.clock.join(entry.operation->seen_at(AsyncStage::kDone));
+    who.clock.join(entry.clock());
+    ended_.join(entry.clock());
     entry.mask &= ~lanes;
   }
   std::erase_if(entries_, [](const Entry& entry) { return entry.mask == 0; });
+}
+
+std::vector<CopyGroups::Operation> CopyGroups::under_way(uint32_t mask) const {
+  std::vector<Operation> operations;
+  for (const Entry& entry : entries_) {
+    if ((entry.mask & mask) != 0 && !entry.has_ended()) operations.push_back(entry.operation);
+  }
+  return operations;
+}
+
+void CopyGroups::forget_ended() {
+  std::vector<Entry> kept;
+  for (Entry& entry : entries_) {
+    if (!entry.has_ended()) {
+      kept.push_back(std::move(entry));
+      continue;
+    }
+    ended_.join(entry.clock());
+    const auto same = std::find_if(kept.begin(), kept.end(), [&](const Entry& other) {
+      return other.operation == nullptr && other.mask == entry.mask && other.group == entry.group;
+    });
+    if (same != kept.end()) {
+      same->seen.join(entry.clock());
+    } else {
+      kept.push_back({nullptr, entry.mask, entry.group, entry.clock()});
+    }
+  }
+  entries_ = std::move(kept);
 }
 
 namespace {
@@ -82,7 +111,8 @@ class WarpCopy final : public AsyncOperation {
     std::memset(to, 0, piece.bytes);
     if (piece.read_bytes == 0) return;
     Region& source = *piece.source.region;
-    note_read(source, piece.source.offset, piece.read_bytes, {}, -1);
+    note_read(source, piece.source.offset, piece.read_bytes,
+              {Order::kWeak, Scope::kNone, piece.source.alias}, -1);
     std::memcpy(to, source.bytes.data() + piece.source.offset, piece.read_bytes);
   }
 

@@ -99,6 +99,8 @@ void set_registers(const Op& op, Warp& warp, uint32_t) {
   warp.machine.note_change();
 }
 
+void see_prior(const Op&, Warp& warp, uint32_t) { warp.clock.join(warp.launch.prior); }
+
 void do_nothing(const Op&, Warp&, uint32_t) {}
 
 Scope take_scope(Decoder& d, Scope without) {
@@ -114,8 +116,7 @@ void decode_proxy_fence(Decoder& d) {
   Op& op = d.op();
   op.execute = fence_proxies;
   if (d.take("alias")) {
-    // Each byte of the machine's memory has one address.
-    op.execute = do_nothing;
+    op.choice = bit(ProxyFence::kAlias);
   } else if (d.take("async")) {
     const std::string space = d.take_one({"global", "shared::cta", "shared::cluster"});
     op.choice = space == "global" ? bit(ProxyFence::kAsyncGlobal)
@@ -212,9 +213,11 @@ bool decode_cluster(Decoder& d) {
   } else if (opcode == "setmaxnreg") {
     decode_registers(d);
   } else if (opcode == "griddepcontrol") {
-    // Launches of a stream come one after the other, so a kernel's predecessors have ended.
-    if (d.take_one({"wait", "launch_dependents"}).empty()) d.fail("expected what it does");
-    d.op().execute = do_nothing;
+    // Launches of a stream come one after the other here, so there is nothing to wait for; but a
+    // kernel that was allowed to begin early has not seen what lies in front of it before the wait.
+    const std::string what = d.take_one({"wait", "launch_dependents"});
+    if (what.empty()) d.fail("expected what it does");
+    d.op().execute = what == "wait" ? see_prior : do_nothing;
   } else {
     return false;
   }

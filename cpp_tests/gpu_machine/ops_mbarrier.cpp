@@ -1,5 +1,7 @@
 // mbarrier instructions. Source: PTX ISA 9.0, section 9.7.13.15. Where no scope is given the
-// manual's is that of the CTA; kernels rely on it to reach the cluster, as hardware does.
+// manual's is that of the CTA; kernels rely on it to reach the cluster, as hardware does. A scope
+// of the CTA that is given neither passes on nor takes what comes from other CTAs. It makes no
+// difference between threads of one CTA, and only they can wait for its mbarriers.
 #include "gpu_machine/async.h"
 #include "gpu_machine/decoder.h"
 #include "gpu_machine/lanes.h"
@@ -53,7 +55,9 @@ class RemoteArrival final : public AsyncOperation {
         at_(at),
         issued_(warp.time() - 1),
         issuer_(warp.actor.id),
-        released_(op.order == Order::kRelaxed ? warp.released_by_fence(op.scope) : clock),
+        released_(op.scope == Scope::kCta       ? Clock{}
+                  : op.order == Order::kRelaxed ? warp.released_by_fence(op.scope)
+                                                : clock),
         count_(count),
         bytes_(bytes),
         drops_((op.choice & kDrops) != 0) {}
@@ -182,6 +186,7 @@ void wait(const Op& op, Warp& warp, uint32_t mask) {
     if (has_ended(op, warp, barrier, i)) {
       ended |= 1u << i;
       warp.learn(barrier.complete_clock(), op.order);
+      if (op.scope != Scope::kCta) warp.learn(barrier.complete_clock_of_others(), op.order);
     } else {
       warp.note_poll(warp.address(op, i));
     }

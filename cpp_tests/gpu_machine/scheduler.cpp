@@ -62,6 +62,7 @@ void Machine::forget_the_past() {
   host_clock_ = Clock{};
   for (Stream& stream : streams_) {
     stream.clock = Clock{};
+    stream.before_last.reset();
     stream.last_ended = 0;
   }
 }
@@ -74,7 +75,11 @@ void Machine::begin_work(Stream& stream) {
   note_change();
   if (work.launch != nullptr) {
     work.launch->id = id;
-    work.launch->before = stream.clock;
+    work.launch->prior = work.launch->before = stream.clock;
+    if (work.launch->overlaps && stream.before_last) {
+      work.launch->before = *stream.before_last;
+      work.launch->before.join(work.before);
+    }
     work.launch->order.resize(work.launch->grid.count() / work.launch->cluster.count());
     std::iota(work.launch->order.begin(), work.launch->order.end(), 0u);
     std::shuffle(work.launch->order.begin(), work.launch->order.end(), random_);
@@ -107,7 +112,11 @@ void Machine::end_work(Stream& stream) {
   Work work = std::move(stream.queue.front());
   stream.queue.pop_front();
   stream.has_begun = false;
-  if (work.launch != nullptr) stream.clock.join(work.launch->after);
+  stream.before_last.reset();
+  if (work.launch != nullptr) {
+    stream.clock.join(work.launch->after);
+    stream.before_last = std::move(work.launch->before);
+  }
   if (work.task != nullptr) stream.clock.join(work.task->agent->clock);
   stream.last_ended = work.launch != nullptr ? work.launch->id
                       : work.copy != nullptr ? work.copy->launch

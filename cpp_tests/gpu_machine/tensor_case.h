@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cstring>
 #include <random>
 #include <string>
@@ -21,15 +20,17 @@ inline constexpr uint64_t kData = 1024, kResult = 65536, kBytes = 131072;  // pl
 struct Tensor {
   std::vector<uint64_t> sizes, strides;  // the latter in bytes, of the second dim on
   std::vector<uint32_t> box;
-  int swizzle = 0;  // CU_TENSOR_MAP_SWIZZLE_NONE, _32B, _64B, _128B
-  int type = 1;     // CU_TENSOR_MAP_DATA_TYPE_UINT16
+  int swizzle = 0;                // CU_TENSOR_MAP_SWIZZLE_NONE, _32B, _64B, _128B
+  int type = 1;                   // CU_TENSOR_MAP_DATA_TYPE_UINT16
+  std::vector<uint32_t> steps{};  // along each dim; all 1 if there are none
 };
 
 inline int encode(void* map, const Tensor& tensor, uint64_t base) {
-  const std::array<uint32_t, 5> ones{1, 1, 1, 1, 1};
+  const std::vector<uint32_t> ones(tensor.sizes.size(), 1);
+  const std::vector<uint32_t>& steps = tensor.steps.empty() ? ones : tensor.steps;
   return encode_tiled(map, tensor.type, static_cast<uint32_t>(tensor.sizes.size()), base,
-                      tensor.sizes.data(), tensor.strides.data(), tensor.box.data(), ones.data(), 0,
-                      tensor.swizzle, 2, 0);
+                      tensor.sizes.data(), tensor.strides.data(), tensor.box.data(), steps.data(),
+                      0, tensor.swizzle, 2, 0);
 }
 
 // Runs a body whose %out begins with the descriptor; the tensor follows at kData.
@@ -117,7 +118,8 @@ inline std::vector<uint16_t> expected_box(const Tensor& tensor, const std::vecto
     box.push_back(element(tensor, data, place));
     more = false;
     for (size_t i = 0; i < at.size() && !more; ++i) {
-      more = ++inside[i] < tensor.box[i];
+      inside[i] += i == 0 || tensor.steps.empty() ? 1 : tensor.steps[i];  // none along the first
+      more = inside[i] < tensor.box[i];
       if (!more) inside[i] = 0;
     }
   }

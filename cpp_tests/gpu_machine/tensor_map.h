@@ -40,10 +40,32 @@ struct TensorMap {
   uint64_t base = 0;
   std::array<uint64_t, kMostTensorDims> sizes{};
   std::array<uint64_t, kMostTensorDims> strides{};  // in bytes
-  std::array<uint32_t, kMostTensorDims> box{};
+  std::array<uint32_t, kMostTensorDims> box{};      // extents in the tensor
+  std::array<uint32_t, kMostTensorDims> steps{};    // from one element of a box to the next
 
+  // Elements of a box along a dim. The first dim knows no steps.
+  uint32_t count(uint32_t dim) const {
+    return dim == 0 ? box[0] : (box[dim] + steps[dim] - 1) / steps[dim];
+  }
   uint64_t box_bytes() const;
 };
+
+// What tensormap.replace may change of a descriptor.
+enum class MapField : uint8_t {
+  kAddress,
+  kRank,  // less one
+  kBoxDim,
+  kGlobalDim,
+  kGlobalStride,
+  kElementStride,
+  kElementType,  // by PTX's numbers, which are not those of CUDA
+  kSwizzle,
+};
+// The type of elements that has this number in PTX; none if the machine does not know it.
+std::optional<TensorType> type_of_ptx(uint64_t number);
+// Replaces a field of the descriptor, of the dim `ord` where it has one for each. Returns false if
+// these bytes are no descriptor. What comes out may be illegal until more is replaced.
+bool replace_field(std::byte* bytes, MapField field, uint32_t ord, uint64_t value);
 
 // Where a row of a box lies: elements of the first dim.
 struct BoxRow {
@@ -64,12 +86,12 @@ inline uint64_t swizzled(uint64_t address, uint32_t swizzle_bytes) {
 
 // cuTensorMapEncodeTiled, with CUDA's numbers for its enums. Returns CUDA_SUCCESS (0) or
 // CUDA_ERROR_INVALID_VALUE (1). Throws std::invalid_argument for what CUDA allows and the machine
-// does not know: interleaving, strides of elements, fills other than zero, further types.
+// does not know: interleaving, fills other than zero, further types.
 int encode_tiled(void* map, int type, uint32_t rank, uint64_t base, const uint64_t* sizes,
                  const uint64_t* strides, const uint32_t* box, const uint32_t* element_strides,
                  int interleave, int swizzle, int l2_promotion, int fill);
 
-// What the descriptor says; none if these bytes are no descriptor.
+// What the descriptor says; none if these bytes are no descriptor, or an illegal one.
 std::optional<TensorMap> decode_tensor_map(const std::byte* bytes);
 
 }  // namespace axonn::gpu_machine

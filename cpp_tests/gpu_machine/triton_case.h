@@ -23,6 +23,7 @@ namespace axonn::gpu_machine::testing {
 
 // A compiled kernel, with what must be known to launch it.
 struct TritonCase {
+  std::string folder;
   std::string name;
   std::map<std::string, std::string> facts;
   std::vector<std::pair<std::string, std::string>> params;  // name and type
@@ -44,10 +45,14 @@ inline std::ostream& operator<<(std::ostream& out, const TritonCase& what) {
   return out << what.name;
 }
 
+// Where tools/triton_ptx.py has written them: one kernel of each kind, and all tile sizes, which
+// `make emulate-slow` compiles. Empty where triton was not found when this was built.
 #ifdef AXONN_TRITON_FOLDER
 inline const std::string kTritonFolder = AXONN_TRITON_FOLDER;
+inline const std::string kAllTritonFolder = AXONN_TRITON_FOLDER "_all";
 #else
 inline const std::string kTritonFolder = "";
+inline const std::string kAllTritonFolder = "";
 #endif
 
 // A name that GoogleTest accepts.
@@ -57,29 +62,30 @@ inline std::string name_of_case(const ::testing::TestParamInfo<TritonCase>& info
   return name;
 }
 
-// Empty where triton was not found when this was built.
-inline std::vector<TritonCase> triton_cases() {
+// Empty where nothing was written.
+inline std::vector<TritonCase> triton_cases(const std::string& folder = kTritonFolder) {
   std::vector<TritonCase> cases;
-  std::ifstream file(kTritonFolder + "/cases.txt");
+  std::ifstream file(folder + "/cases.txt");
   for (std::string line; std::getline(file, line);) {
     std::istringstream words(line);
     std::string kind, name, value;
     words >> kind >> name >> value;
-    if (kind == "case") cases.push_back({name, {}, {}});
+    if (kind == "case") cases.push_back({folder, name, {}, {}});
     if (kind == "fact") cases.back().facts[name] = value;
     if (kind == "param") cases.back().params.emplace_back(name, value);
   }
   return cases;
 }
 
-inline std::vector<TritonCase> triton_cases_of(const std::string& kernel) {
-  std::vector<TritonCase> cases = triton_cases();
+inline std::vector<TritonCase> triton_cases_of(const std::string& kernel,
+                                               const std::string& folder = kTritonFolder) {
+  std::vector<TritonCase> cases = triton_cases(folder);
   std::erase_if(cases, [&](const TritonCase& one) { return one.text("kernel") != kernel; });
   return cases;
 }
 
 inline std::string ptx_of(const TritonCase& what) {
-  std::ifstream file(kTritonFolder + "/" + what.text("file"));
+  std::ifstream file(what.folder + "/" + what.text("file"));
   EXPECT_TRUE(file) << what.text("file");
   std::ostringstream text;
   text << file.rdbuf();

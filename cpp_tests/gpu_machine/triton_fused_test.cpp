@@ -122,12 +122,15 @@ class AllGatherMatmul {
 class TritonGather : public ::testing::TestWithParam<TritonCase> {};
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(TritonGather);
 
+void gather_and_multiply(const TritonCase& what, uint64_t seed) {
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  AllGatherMatmul calls(what, seed, -1, kBudgetNs);
+  EXPECT_EQ(calls.count_wrong(), 0);
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(calls.ranks().failure(rank), 0u);
+}
+
 TEST_P(TritonGather, RanksGatherAndMultiplyCallAfterCall) {
-  for (uint64_t seed = 0; seed < 2; ++seed) {
-    AllGatherMatmul calls(GetParam(), seed, -1, kBudgetNs);
-    EXPECT_EQ(calls.count_wrong(), 0) << "seed " << seed;
-    for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(calls.ranks().failure(rank), 0u);
-  }
+  for (uint64_t seed = 0; seed < 2; ++seed) gather_and_multiply(GetParam(), seed);
 }
 
 TEST_P(TritonGather, ARankThatNeverComesIsNamed) {
@@ -153,6 +156,19 @@ TEST_P(TritonGather, ARankThatNeverComesIsNamed) {
 
 INSTANTIATE_TEST_SUITE_P(All, TritonGather,
                          ::testing::ValuesIn(testing::triton_cases_of("all_gather_matmul")),
+                         testing::name_of_case);
+
+// Every tile size, once.
+class EveryTritonGather : public TritonGather {};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(EveryTritonGather);
+
+TEST_P(EveryTritonGather, RanksGatherAndMultiplyCallAfterCall) {
+  gather_and_multiply(GetParam(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Slow, EveryTritonGather,
+                         ::testing::ValuesIn(testing::triton_cases_of("all_gather_matmul",
+                                                                      testing::kAllTritonFolder)),
                          testing::name_of_case);
 
 // --- matmul_reduce_scatter -----------------------------------------------------------------------
@@ -234,6 +250,10 @@ TEST_P(TritonScatter, RanksMultiplyAndAddCallAfterCall) {
 
 INSTANTIATE_TEST_SUITE_P(All, TritonScatter,
                          ::testing::ValuesIn(testing::triton_cases_of("multiply_and_send")),
+                         testing::name_of_case);
+INSTANTIATE_TEST_SUITE_P(Slow, TritonScatter,
+                         ::testing::ValuesIn(testing::triton_cases_of("multiply_and_send",
+                                                                      testing::kAllTritonFolder)),
                          testing::name_of_case);
 
 }  // namespace

@@ -170,6 +170,19 @@ TEST_P(TritonMatmul, IsTheProduct) {
 INSTANTIATE_TEST_SUITE_P(All, TritonMatmul, ::testing::ValuesIn(testing::triton_cases_of("matmul")),
                          testing::name_of_case);
 
+// Every tile size, once.
+class EveryTritonMatmul : public TritonMatmul {};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(EveryTritonMatmul);
+
+TEST_P(EveryTritonMatmul, IsTheProduct) {
+  EXPECT_EQ(run_matmul(GetParam(), testing::fenced_ptx_of(GetParam()), 0), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Slow, EveryTritonMatmul,
+                         ::testing::ValuesIn(testing::triton_cases_of("matmul",
+                                                                      testing::kAllTritonFolder)),
+                         testing::name_of_case);
+
 TEST_P(TritonMatmul, AFenceBehindTheInitializationOfBarriersIsMissing) {
   const TritonCase& what = GetParam();
   if (!what.facts.contains("a.box") || what.dtype() == DataType::kFloat32 ||
@@ -233,6 +246,10 @@ TEST_P(TritonSplitK, AddsTheParts) {
 
 INSTANTIATE_TEST_SUITE_P(All, TritonSplitK,
                          ::testing::ValuesIn(testing::triton_cases_of("split_k_reduce")),
+                         testing::name_of_case);
+INSTANTIATE_TEST_SUITE_P(Slow, TritonSplitK,
+                         ::testing::ValuesIn(testing::triton_cases_of("split_k_reduce",
+                                                                      testing::kAllTritonFolder)),
                          testing::name_of_case);
 
 }  // namespace

@@ -21,7 +21,7 @@ inline constexpr int64_t kBudgetNs = 1'000'000'000;
 
 // The other kernel that a fused op needs, compiled for the same.
 inline TritonCase partner(const TritonCase& of, const std::string& kernel) {
-  for (const TritonCase& one : testing::triton_cases_of(kernel)) {
+  for (const TritonCase& one : testing::triton_cases_of(kernel, of.folder)) {
     if (one.text("architecture") == of.text("architecture") && one.dtype() == of.dtype() &&
         (one.is_true("aligned") == of.is_true("aligned"))) {
       return one;
@@ -73,8 +73,12 @@ class Ranks {
         machine_.put(std::vector<uint32_t>{kFirstEpoch + 1 + static_cast<uint32_t>(call)}, "epoch");
     machine_.copy(streams_[at(rank)], epochs_[at(rank)], next, 4);
   }
-  void launch(int rank, const TritonCase& what, const TritonArguments& arguments) {
-    testing::launch_triton(machine_, streams_[at(rank)], what, arguments, kPrograms);
+  void launch(int rank, const TritonCase& what, const TritonArguments& arguments,
+              uint32_t programs = kPrograms) {
+    testing::launch_triton(machine_, streams_[at(rank)], what, arguments, programs);
+  }
+  void copy(int rank, uint64_t to, uint64_t from, uint64_t bytes) {
+    machine_.copy(streams_[at(rank)], to, from, bytes);
   }
 
  private:

@@ -84,7 +84,8 @@ class Warp final : public Agent {
   struct Place {
     Region* region;
     uint64_t offset;
-    Cta* cta;  // whose shared memory it is; null for other memory
+    Cta* cta;           // whose shared memory it is; null for other memory
+    uint8_t alias = 0;  // which of the memory's addresses was used
   };
   Place place(uint64_t address, uint64_t bytes, uint64_t alignment, int lane,
               bool reaches_cluster = true);

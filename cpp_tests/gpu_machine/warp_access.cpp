@@ -121,6 +121,12 @@ Warp::Place Warp::place(uint64_t address, uint64_t bytes, uint64_t alignment, in
     at = local_place(at.offset, bytes, lane);
   } else {
     at.region = machine.region_at(address);
+    if (at.region != nullptr) {
+      at.alias = machine.memory().alias_of(address);
+    } else if (machine.memory().team_of(address) != nullptr) {
+      fail(MachineError::Kind::kUndefined, "a multicast address takes multimem instructions alone",
+           lane);
+    }
   }
   const bool is_reserved = at.cta != nullptr && at.offset < kVariablesStart;
   if (at.region == nullptr || is_reserved || at.region->freed ||
@@ -175,7 +181,7 @@ void Warp::note_poll(uint64_t address) {
 
 const std::byte* Warp::read(const Op& op, uint64_t address, uint32_t bytes, int lane) {
   const Place at = place_of_access(op, address, bytes, lane);
-  note_read(*at.region, at.offset, bytes, {op.order, op.scope}, lane);
+  note_read(*at.region, at.offset, bytes, {op.order, op.scope, at.alias}, lane);
   if (op.order != Order::kWeak) note_poll(address);
   return at.region->bytes.data() + at.offset;
 }
@@ -183,14 +189,14 @@ const std::byte* Warp::read(const Op& op, uint64_t address, uint32_t bytes, int 
 std::byte* Warp::write(const Op& op, uint64_t address, uint32_t bytes, int lane) {
   const Place at = place_of_access(op, address, bytes, lane);
   if (at.region->read_only) fail(MachineError::Kind::kMemory, "writes what is read-only", lane);
-  note_write(*at.region, at.offset, bytes, {op.order, op.scope}, lane);
+  note_write(*at.region, at.offset, bytes, {op.order, op.scope, at.alias}, lane);
   return at.region->bytes.data() + at.offset;
 }
 
 std::byte* Warp::update(const Op& op, uint64_t address, uint32_t bytes, int lane) {
   const Place at = place_of_access(op, address, bytes, lane);
   if (at.region->read_only) fail(MachineError::Kind::kMemory, "writes what is read-only", lane);
-  note_update(*at.region, at.offset, bytes, {op.order, op.scope}, lane);
+  note_update(*at.region, at.offset, bytes, {op.order, op.scope, at.alias}, lane);
   note_poll(address);
   return at.region->bytes.data() + at.offset;
 }

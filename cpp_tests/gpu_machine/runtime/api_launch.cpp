@@ -22,6 +22,7 @@ struct Configuration {
   cudaStream_t stream;
   dim3 cluster = {1, 1, 1};
   bool is_cooperative = false;
+  bool overlaps = false;  // it may begin before the kernel in front of it ends
 };
 
 cudaError_t launch(Runtime& runtime, const void* function, const Configuration& with,
@@ -48,7 +49,7 @@ cudaError_t launch(Runtime& runtime, const void* function, const Configuration& 
   }
   return runtime.submit(with.stream, [&machine = runtime.machine, program, with, values](int on) {
     machine.enqueue(on, program, dim_of(with.grid), dim_of(with.block), values, with.shared_bytes,
-                    dim_of(with.cluster), with.is_cooperative);
+                    dim_of(with.cluster), with.is_cooperative, with.overlaps);
   });
 }
 
@@ -126,6 +127,10 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* fu
       const cudaLaunchAttribute& attribute = config->attrs[i];
       if (attribute.id == cudaLaunchAttributeCooperative) {
         with.is_cooperative = attribute.val.cooperative != 0;
+        continue;
+      }
+      if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) {
+        with.overlaps = attribute.val.programmaticStreamSerializationAllowed != 0;
         continue;
       }
       if (attribute.id != cudaLaunchAttributeClusterDimension) {

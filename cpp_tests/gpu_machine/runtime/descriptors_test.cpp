@@ -36,7 +36,8 @@ cudaError_t launch(const kernels::sm90::Instance& instance, int refused) {
   gemm.a = gemm.b = gemm.d = memory;
   gemm.m = gemm.n = gemm.k = 1024;
   gemm.lda = gemm.ldb = gemm.ldd = 1024;
-  gemm.b_transposed = true;
+  gemm.a_transposed = instance.a_transposed;
+  gemm.b_transposed = instance.b_transposed;
   gemm.dtype = instance.dtype;
   if (instance.departs) {
     gemm.departures.num_ranks = 2;
@@ -51,7 +52,7 @@ cudaError_t launch(const kernels::sm90::Instance& instance, int refused) {
 TEST(Descriptors, AGemmIsNotLaunchedWithOneThatTheDriverRefused) {
   Runtime runtime;
   runtime.offer_entry_point("cuTensorMapEncodeTiled", reinterpret_cast<void*>(&encode));
-  for (const auto& instance : kernels::sm90::gemm_bf16_tn()) {
+  for (const auto& instance : kernels::sm90::instances()) {
     const int launches = runtime.calls_of("cudaLaunchKernelExC");
     runtime.fail("cudaLaunchKernelExC", cudaErrorLaunchFailure);  // nothing shall run
     EXPECT_EQ(launch(instance, -1), cudaErrorLaunchFailure);

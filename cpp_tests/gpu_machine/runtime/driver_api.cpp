@@ -21,7 +21,21 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, voi
 }  // namespace
 
 std::map<std::string, void*> driver_functions() {
-  return {{"cuTensorMapEncodeTiled", reinterpret_cast<void*>(&encode)}};
+  return {
+      {"cuTensorMapEncodeTiled", reinterpret_cast<void*>(&encode)},
+      {"cuMemGetAllocationGranularity", reinterpret_cast<void*>(&cuMemGetAllocationGranularity)},
+      {"cuMemCreate", reinterpret_cast<void*>(&cuMemCreate)},
+      {"cuMemRelease", reinterpret_cast<void*>(&cuMemRelease)},
+      {"cuMemAddressReserve", reinterpret_cast<void*>(&cuMemAddressReserve)},
+      {"cuMemAddressFree", reinterpret_cast<void*>(&cuMemAddressFree)},
+      {"cuMemMap", reinterpret_cast<void*>(&cuMemMap)},
+      {"cuMemUnmap", reinterpret_cast<void*>(&cuMemUnmap)},
+      {"cuMemSetAccess", reinterpret_cast<void*>(&cuMemSetAccess)},
+      {"cuMulticastGetGranularity", reinterpret_cast<void*>(&cuMulticastGetGranularity)},
+      {"cuMulticastCreate", reinterpret_cast<void*>(&cuMulticastCreate)},
+      {"cuMulticastAddDevice", reinterpret_cast<void*>(&cuMulticastAddDevice)},
+      {"cuMulticastBindMem", reinterpret_cast<void*>(&cuMulticastBindMem)},
+  };
 }
 
 }  // namespace axonn::gpu_machine

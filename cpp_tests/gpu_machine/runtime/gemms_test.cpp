@@ -1,240 +1,276 @@
 // The GEMMs for sm_90, of CUTLASS's kernels and host code: compiled as they are built for a GPU,
-// and executed instruction by instruction. Values are small integers, so that every sum is exact in
-// fp32 and in bfloat16, in any order.
+// and executed instruction by instruction. Suites whose names begin with Slow run in
+// `make emulate-slow`.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iterator>
 #include <random>
 #include <string>
+#include <tuple>
 
-#include "core/cuda/sm90/instances.h"
-#include "core/cuda/sm90/plans.h"
-#include "core/numeric/data_type.h"
-#include "gpu_machine/runtime/virtual_ranks.h"
+#include "gpu_machine/runtime/gemm_calls.h"
 
 namespace axonn::gpu_machine {
 namespace {
 
 #ifdef AXONN_HAS_CUTLASS
 
-using kernels::cuda::FusedGemm;
-using kernels::sm90::Instance;
-using testing::DeviceMatrix;
-using testing::Matrix;
+using kernels::DataType;
+using kernels::cuda::Arriving;
+using kernels::cuda::SpinFailure;
+using testing::CudaError;
+using testing::DeviceGuard;
+using testing::GemmCall;
+using testing::GemmProblem;
+using testing::GemmRun;
+using testing::kNn;
+using testing::kNt;
+using testing::kTn;
+using testing::Layout;
+using testing::VirtualRanks;
+using testing::Way;
 
-struct Shape {
-  int64_t m, n, k;
+constexpr Way kWays[] = {Way::kStays,    Way::kGathersA,   Way::kGathersB,
+                         Way::kScatters, Way::kSumsByCopy, Way::kSumsByStores};
+constexpr Layout kLayouts[] = {kTn, kNn, kNt};
+constexpr DataType kDtypes[] = {DataType::kBFloat16, DataType::kFloat16};
+constexpr int kNumTiles = static_cast<int>(kernels::kNumSm90Tiles);
+constexpr uint32_t kBeforeTheWrap = 0xFFFFFFFD;
+
+// --- Every instance ---------------------------------------------------------------
+
+using Kind = std::tuple<DataType, Layout>;
+
+class EachKind : public ::testing::TestWithParam<Kind> {};
+
+std::string name_of(const ::testing::TestParamInfo<Kind>& info) {
+  return std::string(std::get<0>(info.param) == DataType::kFloat16 ? "float16_" : "bfloat16_") +
+         std::get<1>(info.param).name;
+}
+
+TEST_P(EachKind, ProductsThatStay) {
+  const auto [dtype, layout] = GetParam();
+  GemmRun run{.ranks = 1, .seed = 1};
+  for (int tile = 0; tile < kNumTiles; ++tile) {
+    const auto add = [&, type = dtype, as = layout](int64_t m, int64_t n, int64_t k, bool adds) {
+      run.calls.push_back({Way::kStays, type, as, m, n, k, adds, tile});
+    };
+    add(256, 256, 448, false);  // more depth than there are stages
+    add(200, 136, 72, true);    // ragged everywhere
+    add(8, 8, 8, true);
+    add(640, 520, 64, true);  // several tiles for each CTA
+  }
+  testing::check_run(run);
+}
+
+TEST_P(EachKind, OperandsThatArriveAndRowsThatLeave) {
+  const auto [dtype, layout] = GetParam();
+  GemmRun run{.seed = 2, .epoch = kBeforeTheWrap};
+  for (int tile = 0; tile < kNumTiles; ++tile) {
+    const auto add = [&, type = dtype, as = layout](Way way, int64_t m, int64_t n, int64_t k,
+                                                    bool adds = false) {
+      run.calls.push_back({way, type, as, m, n, k, adds, tile});
+    };
+    add(Way::kGathersA, 176, 72, 144, true);
+    add(Way::kGathersB, 72, 304, 80, true);
+    add(Way::kScatters, 304, 136, 72);
+    add(Way::kSumsByStores, 272, 72, 64);
+    add(Way::kSumsByCopy, 80, 264, 64);
+  }
+  testing::check_run(run);
+}
+
+INSTANTIATE_TEST_SUITE_P(Gemms, EachKind,
+                         ::testing::Combine(::testing::ValuesIn(kDtypes),
+                                            ::testing::ValuesIn(kLayouts)),
+                         name_of);
+
+class EachKindInEachWorld : public ::testing::TestWithParam<std::tuple<DataType, Layout, int>> {};
+
+// Every way, each with shapes that are drawn.
+TEST_P(EachKindInEachWorld, EveryWay) {
+  const auto [dtype, layout, ranks] = GetParam();
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    std::mt19937_64 random(seed);
+    GemmRun run{.ranks = ranks, .seed = seed, .epoch = kBeforeTheWrap};
+    for (int tile = 0; tile < kNumTiles; ++tile) {
+      for (const Way way : kWays) {
+        run.calls.push_back(testing::draw_call(way, dtype, layout, ranks, 640 / ranks, random));
+        run.calls.back().tile = tile;
+      }
+    }
+    std::shuffle(run.calls.begin(), run.calls.end(), random);
+    testing::check_run(run);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(SlowGemms, EachKindInEachWorld,
+                         ::testing::Combine(::testing::ValuesIn(kDtypes),
+                                            ::testing::ValuesIn(kLayouts),
+                                            ::testing::Values(1, 2, 4, 8)));
+
+// --- Calls of all kinds, one after the other on one workspace ---------------------
+
+struct Mix {
+  const char* name;
+  int ranks;
+  int64_t most_rows;  // of a share; 512 are two chunks
+  uint64_t num_seeds;
+  bool pulls = false;
 };
 
-Matrix transposed(const Matrix& of) {
-  Matrix result{of.columns, of.rows, std::vector<float>(of.values.size())};
-  for (int64_t i = 0; i < of.rows; ++i) {
-    for (int64_t j = 0; j < of.columns; ++j) {
-      result.values[static_cast<size_t>(j * of.rows + i)] = of.at(i, j);
+class MixedCalls : public ::testing::TestWithParam<Mix> {};
+
+// Ranks draw tiles and grids of their own. With every other seed, each rank is late for the one
+// before it.
+TEST_P(MixedCalls, GiveWhatTheCpuComputes) {
+  const Mix mix = GetParam();
+  for (uint64_t seed = 0; seed < mix.num_seeds; ++seed) {
+    std::mt19937_64 random(seed);
+    GemmRun run{.ranks = mix.ranks,
+                .seed = seed,
+                .epoch = kBeforeTheWrap,
+                .pulls = mix.pulls,
+                .is_late = seed % 2 == 1};
+    for (int i = 0; i < 6; ++i) {
+      const Way way = mix.pulls ? kWays[random() % 3] : kWays[random() % std::size(kWays)];
+      run.calls.push_back(testing::draw_call(way, kDtypes[random() % 2], kLayouts[random() % 3],
+                                             mix.ranks, mix.most_rows, random));
+    }
+    testing::check_run(run);
+  }
+}
+
+const auto kNameOfMix = [](const ::testing::TestParamInfo<Mix>& info) {
+  return std::string(info.param.name);
+};
+INSTANTIATE_TEST_SUITE_P(Gemms, MixedCalls,
+                         ::testing::Values(Mix{"of_1_rank", 1, 300, 2},
+                                           Mix{"of_2_ranks", 2, 530, 2},
+                                           Mix{"of_4_ranks", 4, 70, 2}, Mix{"of_8_ranks", 8, 20, 1},
+                                           Mix{"by_pulls", 2, 530, 2, true}),
+                         kNameOfMix);
+INSTANTIATE_TEST_SUITE_P(SlowGemms, MixedCalls,
+                         ::testing::Values(Mix{"of_1_rank", 1, 1200, 20},
+                                           Mix{"of_2_ranks", 2, 1100, 40},
+                                           Mix{"of_4_ranks", 4, 530, 20},
+                                           Mix{"of_8_ranks", 8, 270, 10},
+                                           Mix{"by_pulls", 4, 530, 20, true}),
+                         kNameOfMix);
+
+// --- Ranks that never come, and graphs --------------------------------------------
+
+// The second rank waits in vain, in the GEMM or behind it, and says for whom.
+TEST(GemmsThatWait, ARankThatNeverComesIsNamed) {
+  const GemmCall calls[] = {{Way::kGathersA, DataType::kBFloat16, kTn, 80, 72, 64},
+                            {Way::kGathersB, DataType::kFloat16, kTn, 80, 80, 64},
+                            {Way::kGathersA, DataType::kBFloat16, kNt, 80, 72, 144},
+                            {Way::kGathersB, DataType::kFloat16, kNn, 80, 72, 144},
+                            {Way::kScatters, DataType::kBFloat16, kNn, 80, 72, 64},
+                            {Way::kSumsByStores, DataType::kFloat16, kNt, 80, 72, 64}};
+  uint64_t seed = 0;
+  for (const GemmCall& call : calls) {
+    SCOPED_TRACE(call.describe());
+    Runtime runtime(testing::options_of(seed, 2));
+    std::mt19937_64 random(seed++);
+    VirtualRanks ranks(2, 7, 1e-4, testing::sm90_backend(), testing::workspace_bytes({call}));
+    GemmProblem problem(ranks, call, random);
+    EXPECT_THROW(
+        {
+          problem.enqueue(1, ranks[1].compute.get());
+          testing::synchronize_all(2);
+        },
+        CudaError);
+    ASSERT_TRUE(runtime.failure());
+    EXPECT_EQ(static_cast<int>(runtime.failure()->kind()),
+              static_cast<int>(MachineError::Kind::kTrap))
+        << runtime.failure()->what();
+    const SpinFailure& failure = ranks[1].pinned.failure();
+    EXPECT_EQ(failure.state, SpinFailure::kWritten);
+    EXPECT_EQ(failure.rank, 1);
+    EXPECT_EQ(failure.peer, 0);
+    EXPECT_EQ(failure.expected, 8u);
+    EXPECT_EQ(failure.seen, 7u);
+  }
+}
+
+// A graph of every rank: a gather, and on another stream a sum.
+class CapturedCalls {
+ public:
+  CapturedCalls(VirtualRanks& ranks, GemmProblem& gather, GemmProblem& sum) {
+    for (int r = 0; r < ranks.size(); ++r) {
+      const DeviceGuard guard(r);
+      cudaStream_t stream = ranks[r].compute.get(), other = ranks[r].other.get();
+      axonn::cuda::Event forked, joined;
+      AXONN_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+      forked.record(stream);
+      forked.block(other);
+      gather.enqueue(r, stream);
+      sum.enqueue(r, other);
+      joined.record(other);
+      joined.block(stream);
+      cudaGraph_t graph = nullptr;
+      AXONN_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+      AXONN_CUDA_CHECK(cudaGraphInstantiate(&graphs_.emplace_back(), graph, 0));
+      AXONN_CUDA_CHECK(cudaGraphDestroy(graph));
     }
   }
-  return result;
-}
-
-// As it is stored. Addends are stored in bfloat16, too, and added in fp32, which is exact.
-Matrix stored(Matrix m) {
-  for (float& value : m.values) value = kernels::BFloat16::from_float(value).to_float();
-  return m;
-}
-
-// a @ b.T, plus a bias and a residual where they are asked for.
-void check_product(const Instance& instance, Shape shape, bool adds, int ctas, uint64_t seed) {
-  SCOPED_TRACE("tile of " + std::to_string(instance.config.block_n) + " columns, " +
-               std::to_string(shape.m) + " x " + std::to_string(shape.n) + " x " +
-               std::to_string(shape.k) + ", seed " + std::to_string(seed));
-  RuntimeOptions options;
-  options.machine.seed = seed;
-  options.devices = 1;
-  Runtime runtime(options);
-  std::mt19937_64 random(seed);
-  const Matrix a = Matrix::random(shape.m, shape.k, random);
-  const Matrix b = Matrix::random(shape.k, shape.n, random);
-  const Matrix bias = Matrix::random(1, shape.n, random);
-  const Matrix residual = Matrix::random(shape.m, shape.n, random);
-  const DeviceMatrix on_device_a(a), on_device_b(transposed(b)), on_device_bias(bias),
-      on_device_residual(residual), d(shape.m, shape.n);
-  FusedGemm gemm{};
-  gemm.a = on_device_a.data();
-  gemm.b = on_device_b.data();
-  gemm.d = d.data();
-  gemm.m = shape.m;
-  gemm.n = shape.n;
-  gemm.k = gemm.lda = gemm.ldb = shape.k;
-  gemm.ldd = shape.n;
-  gemm.b_transposed = true;
-  gemm.dtype = kernels::DataType::kBFloat16;
-  if (adds) {
-    gemm.bias = on_device_bias.data();
-    gemm.residual = on_device_residual.data();
+  ~CapturedCalls() {
+    for (cudaGraphExec_t graph : graphs_) (void)cudaGraphExecDestroy(graph);
   }
-  kernels::LaunchConfig config = instance.config;
-  config.num_ctas = ctas;
-  const cudaError_t launched = instance.launch(gemm, config, nullptr);
-  if (runtime.failure()) FAIL() << runtime.failure()->what();
-  ASSERT_EQ(launched, cudaSuccess);
-  const cudaError_t status = cudaDeviceSynchronize();
-  if (runtime.failure()) FAIL() << runtime.failure()->what();
-  ASSERT_EQ(status, cudaSuccess);
-  Matrix expected = a * b;
-  for (int64_t i = 0; adds && i < shape.m; ++i) {
-    for (int64_t j = 0; j < shape.n; ++j) {
-      expected.values[static_cast<size_t>(i * shape.n + j)] += bias.at(0, j) + residual.at(i, j);
-    }
+  CapturedCalls(const CapturedCalls&) = delete;
+  CapturedCalls& operator=(const CapturedCalls&) = delete;
+
+  void replay(int r, cudaStream_t stream) {
+    const DeviceGuard guard(r);
+    AXONN_CUDA_CHECK(cudaGraphLaunch(graphs_[static_cast<size_t>(r)], stream));
   }
-  EXPECT_EQ(d.read(), expected);
-}
 
-TEST(Gemms, ProductsThatStay) {
-  for (const Instance& instance : kernels::sm90::gemm_bf16_tn()) {
-    if (instance.departs) continue;
-    check_product(instance, {256, 256, 64}, false, 4, 1);
-    check_product(instance, {256, 256, 448}, true, 4, 2);  // more depth than there are stages
-    check_product(instance, {200, 136, 72}, true, 2, 3);   // ragged everywhere
-    check_product(instance, {8, 8, 8}, false, 2, 4);
-    check_product(instance, {640, 520, 128}, true, 4, 5);  // several tiles for each CTA
-  }
-}
+ private:
+  std::vector<cudaGraphExec_t> graphs_;
+};
 
-// --- Rows that arrive, and rows that leave ----------------------------------------
+class Replays : public ::testing::TestWithParam<uint64_t> {};
 
-constexpr int kRanks = 2;
-constexpr Shape kFused{512, 64, 64};  // a chunk has 256 rows
-// More depth than there are stages, ragged, and several tiles for a CTA.
-constexpr Shape kDeep{512, 248, 448};
-// Several tiles for a CTA, whose loads all fit the stages: they do not wait for the tile before.
-constexpr Shape kShallow{512, 128, 64};
-
-const Instance* find_instance(const FusedGemm& gemm, int64_t block_n) {
-  static const std::vector<Instance> instances = kernels::sm90::gemm_bf16_tn();
-  for (const Instance& instance : instances) {
-    if (instance.departs == (gemm.departures.num_ranks > 0) && instance.config.block_n == block_n) {
-      return &instance;
-    }
-  }
-  return nullptr;
-}
-
-// What csrc/ops gives the calls, of the tn instances alone.
-kernels::cuda::GemmBackend tn_backend() {
-  return {&kernels::sm90::why_unsupported,
-          [](const FusedGemm& gemm, const kernels::LaunchConfig& config, cudaStream_t stream) {
-            const Instance* instance = find_instance(gemm, config.block_n);
-            return instance == nullptr ? cudaErrorInvalidValue
-                                       : instance->launch(gemm, config, stream);
-          },
-          [](const kernels::cuda::SumToAll&, cudaStream_t) { return cudaErrorNotSupported; },
-          [] { return cudaSuccess; }};
-}
-
-FusedGemm fused_gemm(const DeviceMatrix& b, Shape shape) {
-  FusedGemm gemm{};
-  gemm.b = b.data();
-  gemm.m = shape.m;
-  gemm.n = gemm.ldd = shape.n;
-  gemm.k = gemm.lda = gemm.ldb = shape.k;
-  gemm.b_transposed = true;
-  gemm.dtype = kernels::DataType::kBFloat16;
-  return gemm;
-}
-
-// One call of every rank: `enqueue` is given the rank and its call's streams.
-template <typename Enqueue>
-void call_all(testing::VirtualRanks& ranks, const Enqueue& enqueue) {
-  for (int r = 0; r < ranks.size(); ++r) {
-    const testing::DeviceGuard guard(r);
-    auto& rank = ranks[r];
-    kernels::cuda::CallOrder::Turn turn(rank.order, rank.compute.get());
-    enqueue(r, rank.copies.behind(rank.compute.get()));
-    turn.end();
-  }
-}
-
-void check_fused(int64_t block_n, bool gathers, Shape shape, uint64_t seed) {
-  SCOPED_TRACE((gathers ? "gather, tile of " : "sum, tile of ") + std::to_string(block_n) +
-               " columns, depth " + std::to_string(shape.k) + ", seed " + std::to_string(seed));
-  RuntimeOptions options;
-  options.machine.seed = seed;
-  options.devices = kRanks;
-  Runtime runtime(options);
-  testing::VirtualRanks ranks(kRanks, 0, 1, tn_backend());
-  ranks.grow(2 * shape.m * std::max(shape.k, shape.n), 0xFFFFFFFE);  // epochs wrap
-  std::mt19937_64 random(seed);
-  const comm::ChunkPlan plan{shape.m, kRanks, 1};
-  kernels::LaunchConfig config = kernels::sm90::gemm_bf16_tn()[0].config;
-  config.block_n = static_cast<int>(block_n);
-  config.num_ctas = shape.n == kFused.n ? 4 : 2;
-  for (int call = 0; call < 3; ++call) {
-    const Matrix whole = Matrix::random(shape.m, shape.k, random);
-    Matrix sum{shape.m, shape.n, std::vector<float>(static_cast<size_t>(shape.m * shape.n))};
-    std::vector<DeviceMatrix> as, bs, ds;
-    std::vector<Matrix> products;
-    for (int r = 0; r < kRanks; ++r) {
-      const testing::DeviceGuard guard(r);
-      const int64_t rows = shape.m / kRanks;
-      const Matrix a = gathers ? whole.row_range(r * rows, (r + 1) * rows)
-                               : Matrix::random(shape.m, shape.k, random);
-      const Matrix b = Matrix::random(shape.k, shape.n, random);
-      as.emplace_back(a);
-      bs.emplace_back(transposed(b));
-      ds.emplace_back(gathers ? shape.m : rows, shape.n);
-      products.push_back(stored((gathers ? whole : a) * b));
-      sum = sum + products.back();
-    }
-    kernels::cuda::CopyEnginePush push;
-    call_all(ranks, [&](int r, const kernels::cuda::CallStreams& streams) {
-      const auto at = static_cast<size_t>(r);
-      FusedGemm gemm = fused_gemm(bs[at], shape);
-      if (gathers) {
-        gemm.d = ds[at].data();
-        kernels::cuda::all_gather_gemm(ranks[r].peers, ranks.backend, config, gemm,
-                                       kernels::cuda::Arriving::kRows,
-                                       {as[at].data(), shape.k * 2, plan, true}, push, streams);
-      } else {
-        gemm.a = as[at].data();
-        kernels::cuda::gemm_reduce_scatter(ranks[r].peers, ranks.backend, config, gemm,
-                                           ds[at].data(), streams);
+// Replays and eager calls follow each other, each on one of two streams that nothing else orders.
+TEST_P(Replays, ComeBetweenEagerCalls) {
+  for (uint64_t seed = 0; seed < GetParam(); ++seed) {
+    SCOPED_TRACE(seed);
+    const std::vector<GemmCall> calls{
+        {Way::kGathersB, DataType::kBFloat16, kNn, 136, 72, 80},
+        {Way::kSumsByStores, DataType::kFloat16, kTn, 144, 72, 64},
+        {Way::kGathersA, DataType::kFloat16, kTn, 144, 136, 72, true}};
+    Runtime runtime(testing::options_of(seed, 2));
+    std::mt19937_64 random(seed);
+    VirtualRanks ranks(2, kBeforeTheWrap, 1, testing::sm90_backend(),
+                       testing::workspace_bytes(calls));
+    GemmProblem gather(ranks, calls[0], random), sum(ranks, calls[1], random),
+        eager(ranks, calls[2], random);
+    for (int r = 0; r < 2; ++r) eager.enqueue(r, ranks[r].compute.get());  // before any capture
+    testing::synchronize_all(2);
+    CapturedCalls graphs(ranks, gather, sum);
+    for (int step = 0; step < 4; ++step) {
+      const bool is_replay = step == 0 || random() % 2 == 0;
+      for (int r = 0; r < 2; ++r) {
+        const auto& stream = random() % 2 == 0 ? ranks[r].compute : ranks[r].other;
+        is_replay ? graphs.replay(r, stream.get()) : eager.enqueue(r, stream.get());
+        if (random() % 4 == 0) runtime.give_turns(static_cast<int>(random() % 3000));
       }
-    });
-    for (int d = 0; d < kRanks; ++d) {
-      const testing::DeviceGuard guard(d);
-      (void)cudaDeviceSynchronize();
-      if (runtime.failure()) FAIL() << runtime.failure()->what();
     }
-    for (int r = 0; r < kRanks; ++r) {
-      const testing::DeviceGuard guard(r);
-      const auto at = static_cast<size_t>(r);
-      const int64_t rows = shape.m / kRanks;
-      EXPECT_EQ(ds[at].read(),
-                gathers ? products[at] : stored(sum.row_range(r * rows, (r + 1) * rows)));
-    }
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess)
+        << (runtime.failure() ? runtime.failure()->what() : "");
+    testing::synchronize_all(2);
+    for (const GemmProblem* problem : {&gather, &sum, &eager}) problem->expect_results();
   }
 }
 
-TEST(Gemms, RowsThatArriveAndRowsThatLeave) {
-  for (const int64_t block_n : {256, 128}) {
-    for (uint64_t seed = 0; seed < 3; ++seed) {
-      check_fused(block_n, true, kFused, seed);
-      check_fused(block_n, false, kFused, seed);
-    }
-    for (const Shape shape : {kDeep, kShallow}) {
-      check_fused(block_n, true, shape, 3);
-      check_fused(block_n, false, shape, 3);
-    }
-  }
-}
+INSTANTIATE_TEST_SUITE_P(Gemms, Replays, ::testing::Values(2));
+INSTANTIATE_TEST_SUITE_P(SlowGemms, Replays, ::testing::Values(30));
 
 #else
 
-TEST(Gemms, RowsThatArriveAndRowsThatLeave) {
-  GTEST_SKIP() << "CUTLASS was not there when the tests were built: make emulate installs it";
-}
-
-TEST(Gemms, ProductsThatStay) {
+TEST(Gemms, WereNotBuilt) {
   GTEST_SKIP() << "CUTLASS was not there when the tests were built: make emulate installs it";
 }
 

@@ -18,6 +18,7 @@
 
 #include "gpu_machine/machine.h"
 #include "gpu_machine/runtime/driver_api.h"
+#include "gpu_machine/runtime/mappings.h"
 
 namespace axonn::gpu_machine {
 
@@ -121,6 +122,7 @@ class Runtime {
   // CUDA loads a kernel when it is first launched or asked for, and may wait for all that runs.
   cudaError_t load_on_device(const void* host_function, bool is_launch);
   std::map<const void*, int>& shared_limits() { return shared_limits_; }
+  Mappings& mappings() { return mappings_; }
 
   int device = 0;  // the current one
   uint64_t next_capture = 1;
@@ -145,6 +147,7 @@ class Runtime {
   std::set<size_t> loaded_modules_;
   std::set<std::pair<const void*, int>> loaded_functions_;  // and devices
   std::map<const void*, int> shared_limits_;                // dynamic shared memory, by function
+  Mappings mappings_;
 };
 
 }  // namespace axonn::gpu_machine

@@ -5,7 +5,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,82 +12,14 @@
 #include "core/cuda/fused/call_order.h"
 #include "core/cuda/fused/fused_calls.h"
 #include "core/cuda/fused/workspace_memory.h"
+#include "gpu_machine/runtime/matrices.h"
 #include "gpu_machine/runtime/runtime.h"
 #include "gpu_machine/runtime/slow_gemm.h"
 
 namespace axonn::gpu_machine::testing {
 
-using axonn::cuda::CudaError;
 using axonn::cuda::DeviceGuard;
 using axonn::cuda::HighPriorityStream;
-
-// A matrix of small integers, which bfloat16 holds and whose sums of products fp32 holds exactly.
-struct Matrix {
-  int64_t rows, columns;
-  std::vector<float> values;
-
-  static Matrix random(int64_t rows, int64_t columns, std::mt19937_64& random) {
-    Matrix m{rows, columns, std::vector<float>(static_cast<size_t>(rows * columns))};
-    for (float& value : m.values) value = static_cast<float>(random() % 5) - 2;
-    return m;
-  }
-  float at(int64_t row, int64_t column) const {
-    return values[static_cast<size_t>(row * columns + column)];
-  }
-  Matrix row_range(int64_t begin, int64_t end) const {
-    return {end - begin, columns,
-            std::vector<float>(values.begin() + begin * columns, values.begin() + end * columns)};
-  }
-  friend Matrix operator*(const Matrix& a, const Matrix& b) {
-    Matrix c{a.rows, b.columns, std::vector<float>(static_cast<size_t>(a.rows * b.columns))};
-    for (int64_t i = 0; i < a.rows; ++i) {
-      for (int64_t j = 0; j < b.columns; ++j) {
-        double sum = 0;
-        for (int64_t k = 0; k < a.columns; ++k) sum += double{a.at(i, k)} * double{b.at(k, j)};
-        c.values[static_cast<size_t>(i * b.columns + j)] = static_cast<float>(sum);
-      }
-    }
-    return c;
-  }
-  friend Matrix operator+(Matrix a, const Matrix& b) {
-    for (size_t i = 0; i < a.values.size(); ++i) a.values[i] += b.values[i];
-    return a;
-  }
-  friend bool operator==(const Matrix&, const Matrix&) = default;
-};
-
-// A matrix in bfloat16 on the current device. It is freed with the runtime.
-class DeviceMatrix {
- public:
-  DeviceMatrix(int64_t rows, int64_t columns) : rows_(rows), columns_(columns) {
-    AXONN_CUDA_CHECK(cudaMalloc(&data_, static_cast<size_t>(rows * columns) * sizeof(uint16_t)));
-  }
-  explicit DeviceMatrix(const Matrix& from) : DeviceMatrix(from.rows, from.columns) {
-    std::vector<uint16_t> narrow(from.values.size());
-    for (size_t i = 0; i < narrow.size(); ++i) {  // exact, for the lower half is zeros
-      uint32_t bits = 0;
-      std::memcpy(&bits, &from.values[i], sizeof bits);
-      narrow[i] = static_cast<uint16_t>(bits >> 16);
-    }
-    AXONN_CUDA_CHECK(cudaMemcpy(data_, narrow.data(), 2 * narrow.size(), cudaMemcpyHostToDevice));
-  }
-  void* data() const { return data_; }
-  // Throws CudaError if something ended the machine.
-  Matrix read() const {
-    std::vector<uint16_t> narrow(static_cast<size_t>(rows_ * columns_));
-    AXONN_CUDA_CHECK(cudaMemcpy(narrow.data(), data_, 2 * narrow.size(), cudaMemcpyDeviceToHost));
-    Matrix m{rows_, columns_, std::vector<float>(narrow.size())};
-    for (size_t i = 0; i < narrow.size(); ++i) {
-      const uint32_t bits = uint32_t{narrow[i]} << 16;
-      std::memcpy(&m.values[i], &bits, sizeof bits);
-    }
-    return m;
-  }
-
- private:
-  int64_t rows_, columns_;
-  void* data_ = nullptr;
-};
 
 class VirtualRanks {
  public:
@@ -103,7 +34,8 @@ class VirtualRanks {
 
   // `epoch` is the number of calls that were made before.
   explicit VirtualRanks(int count, uint32_t epoch = 0, double timeout_seconds = 1,
-                        const kernels::cuda::GemmBackend& with = slow_backend())
+                        const kernels::cuda::GemmBackend& with = slow_backend(),
+                        int64_t workspace_bytes = 1)
       : backend(with) {
     for (int r = 0; r < count; ++r) {
       const DeviceGuard guard(r);
@@ -116,7 +48,7 @@ class VirtualRanks {
       rank.peers.num_ranks = count;
       rank.peers.limit = {static_cast<uint64_t>(timeout_seconds * 1e9), &rank.pinned.failure(), r};
     }
-    grow(1, epoch);
+    grow(workspace_bytes, epoch);
   }
 
   // Gives all ranks other memory, as Workspace::require does. What no graph uses is freed at once.
@@ -150,6 +82,19 @@ class VirtualRanks {
         Runtime::current().machine.memory().free(reinterpret_cast<uint64_t>(memory));
       }
     }
+  }
+
+  // Gives the workspaces a multicast address.
+  void add_multicast() {
+    Memory& memory = Runtime::current().machine.memory();
+    std::vector<Region*> team;
+    for (int r = 0; r < size(); ++r) {
+      team.push_back(memory.find(reinterpret_cast<uint64_t>(ranks[0]->peers.workspaces[r])));
+    }
+    const uint64_t front = memory.reserve();
+    memory.map_team(front, team);
+    const uint64_t address = front + kernels::cuda::kFrontBytes;
+    for (auto& rank : ranks) rank->peers.multicast = reinterpret_cast<void*>(address);
   }
 
   int size() const { return static_cast<int>(ranks.size()); }

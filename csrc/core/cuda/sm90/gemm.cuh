@@ -90,10 +90,8 @@ struct Gemm {
     typename Device::Arguments arguments{};
     const int batches = Departs ? gemm.departures.num_ranks : 1;
     const int m = static_cast<int>(gemm.m / batches);
-    const int n = static_cast<int>(gemm.n);
-    const int k = static_cast<int>(gemm.k);
     arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
-    arguments.problem_shape = {m, n, k, batches};
+    arguments.problem_shape = {m, static_cast<int>(gemm.n), static_cast<int>(gemm.k), batches};
     arguments.hw_info.sm_count = static_cast<int>(config.num_ctas);
     set_operands(arguments.mainloop, gemm, m);
     set_result(arguments.epilogue, gemm);
@@ -125,11 +123,10 @@ struct Gemm {
     } else {
       mainloop.dA = {gemm.lda, cute::_1{}, m * gemm.lda};
     }
-    const int64_t whole = gemm.ldb * (BTransposed ? gemm.n : gemm.k);
     if constexpr (BTransposed) {
-      mainloop.dB = {gemm.ldb, cute::_1{}, whole};
+      mainloop.dB = {gemm.ldb, cute::_1{}, gemm.ldb * gemm.n};
     } else {
-      mainloop.dB = {cute::_1{}, gemm.ldb, whole};
+      mainloop.dB = {cute::_1{}, gemm.ldb, gemm.ldb * gemm.k};
     }
     mainloop.arrivals = arrival_plan(gemm, kConfig);
   }
