@@ -235,10 +235,10 @@ void Machine::fail_deadlock(const std::string& why) {
             ", " + std::to_string(warp->cta.index.y) + ", " + std::to_string(warp->cta.index.z) +
             "), warp " + std::to_string(warp->index) + ": " + warp->describe_wait();
   }
-  for (const Stream& stream : streams_) {
+  for (size_t i = 0; i < streams_.size(); ++i) {
+    const Stream& stream = streams_[i];
     if (!stream.has_begun || stream.queue.front().task == nullptr) continue;
-    text += "\n  rank " + std::to_string(stream.device) + ", stream " +
-            std::to_string(&stream - &streams_.front()) + ": " +
+    text += "\n  rank " + std::to_string(stream.device) + ", stream " + std::to_string(i) + ": " +
             stream.queue.front().task->describe();
   }
   throw MachineError(MachineError::Kind::kDeadlock, text);

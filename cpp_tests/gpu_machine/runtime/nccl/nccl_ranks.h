@@ -112,6 +112,15 @@ inline void synchronize(int devices) {
   }
 }
 
+// Runs all devices until all is over, or until something ends the machine.
+inline void run_to_the_end(int devices) {
+  for (int d = 0; d < devices; ++d) {
+    (void)cudaSetDevice(d);
+    (void)cudaDeviceSynchronize();
+  }
+  (void)cudaSetDevice(0);
+}
+
 // Expects that the machine ended with this kind of error, whose text has these parts.
 inline void expect_failure(const Runtime& runtime, MachineError::Kind kind,
                            const std::vector<std::string>& parts) {
