@@ -98,8 +98,12 @@ void on_threads(int count, const Body& body) {
   std::vector<std::thread> threads;
   for (int r = 0; r < count; ++r) {
     threads.emplace_back([&body, r] {
-      (void)cudaSetDevice(r);
-      body(r);
+      try {
+        (void)cudaSetDevice(r);
+        body(r);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "rank " << r << ": " << error.what();
+      }
     });
   }
   for (std::thread& thread : threads) thread.join();
