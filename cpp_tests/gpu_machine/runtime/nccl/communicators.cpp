@@ -1,6 +1,8 @@
 // The life of communicators: they are made, split, finalized, destroyed and aborted.
 #include "gpu_machine/runtime/nccl/communicators.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -8,15 +10,19 @@
 namespace axonn::gpu_machine::nccl {
 namespace {
 
-constexpr int kMostCtas = 64;              // Source: NCCL, MAXCHANNELS
-constexpr int kMostClusterCtas = 8;        // Source: NCCL, NCCL_MAX_CGA_CLUSTER_SIZE
-constexpr uint64_t kFrameReach = 1 << 20;  // bytes of a stack below a frame that are surely dead
+constexpr int kMostCtas = 64;        // Source: NCCL, MAXCHANNELS
+constexpr int kMostClusterCtas = 8;  // Source: NCCL, NCCL_MAX_CGA_CLUSTER_SIZE
 
-// Whether a pointer leads to a frame of this thread's stack that has been left. Stacks grow down.
-bool is_in_dead_frame(const void* pointer) {
-  const auto here = reinterpret_cast<uint64_t>(__builtin_frame_address(0));
-  const auto there = reinterpret_cast<uint64_t>(pointer);
-  return there < here && here - there < kFrameReach;
+// Whether a pointer leads to the stack of this thread.
+bool is_on_stack(const void* pointer) {
+  pthread_attr_t attributes;
+  void* begin = nullptr;
+  size_t size = 0;
+  pthread_getattr_np(pthread_self(), &attributes);
+  pthread_attr_getstack(&attributes, &begin, &size);
+  pthread_attr_destroy(&attributes);
+  const auto* at = static_cast<const char*>(pointer);
+  return at >= begin && at < static_cast<char*>(begin) + size;
 }
 
 bool is_unset(int value) { return value == NCCL_CONFIG_UNDEF_INT; }
@@ -157,12 +163,11 @@ Job Nccl::joining(const CommPtr& comm, ncclComm_t* made) {
     comm->state = ncclComm::State::kReady;
     return ncclSuccess;
   };
-  // NCCL's thread stores the communicator once more when it ends, however it ends.
+  // NCCL's thread stores the communicator once more when it ends, however it ends. By then the
+  // function that gave up waiting may have returned, so its variable is refused.
   job.cancel = [this, made] {
-    if (is_in_dead_frame(made)) {
-      (void)misuse(
-          "a communicator is aborted whose initialization is not over, and NCCL stores it "
-          "into a variable of a function that has returned");
+    if (is_on_stack(made)) {
+      (void)misuse("an initialization is aborted that stores its communicator on a stack");
     }
   };
   return job;
@@ -270,10 +275,8 @@ ncclResult_t Nccl::register_window(ncclComm& comm, void* data, size_t bytes, ncc
     return ncclSuccess;
   };
   job.cancel = [this, window] {
-    if (is_in_dead_frame(window)) {
-      (void)misuse(
-          "a communicator is aborted while it registers a window, and NCCL stores the "
-          "window into a variable of a function that has returned");
+    if (is_on_stack(window)) {
+      (void)misuse("a registration is aborted that stores its window on a stack");
     }
   };
   (void)group_start();

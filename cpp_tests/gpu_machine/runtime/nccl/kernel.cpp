@@ -6,7 +6,7 @@
 namespace axonn::gpu_machine::nccl {
 namespace {
 
-constexpr uint32_t kTurnsBetweenNaps = 8, kLongestNap = 100;  // so that others overtake a kernel
+constexpr uint32_t kTurnsBetweenNaps = 4, kLongestNap = 100;  // so that others overtake a kernel
 
 std::string list(const std::vector<Call>& calls) {
   std::string text;
@@ -131,9 +131,6 @@ Progress Kernel::attempt(Agent& agent) {
       --naps_;
       return Progress::kWent;
     }
-    if (agent.machine.draw(kTurnsBetweenNaps) == 0) {
-      naps_ = static_cast<int>(agent.machine.draw(kLongestNap));
-    }
     bool went = start_cluster();
     went = step(agent) || went;
     went = retire() || went;
@@ -142,8 +139,12 @@ Progress Kernel::attempt(Agent& agent) {
       --comm_->kernels;
       return Progress::kDone;
     }
-    if (went) agent.machine.note_change();
-    return went ? Progress::kWent : Progress::kWaits;
+    if (!went) return Progress::kWaits;
+    agent.machine.note_change();
+    if (agent.machine.draw(kTurnsBetweenNaps) == 0) {
+      naps_ = static_cast<int>(agent.machine.draw(kLongestNap));
+    }
+    return Progress::kWent;
   } catch (const MachineError& error) {
     if (error.kind() == MachineError::Kind::kMisuse) throw;
     throw MachineError(error.kind(), describe() + ": " + error.what());

@@ -155,14 +155,13 @@ TEST(NcclRules, CommunicatorsSideBySideNeedTheirSms) {
       for (int r = 0; r < 2; ++r) {
         const DeviceGuard guard(r);
         inputs.emplace_back(std::vector<float>(64, 1));
-        for (int i = 0; i < 2; ++i) outputs.emplace_back(size_t{128});
-        const auto at = static_cast<size_t>(r);
-        EXPECT_EQ(ncclAllGather(inputs[at].data(), outputs[2 * at].data(), 64, ncclFloat32, some[r],
-                                some.stream(r)),
-                  ncclSuccess);
-        EXPECT_EQ(ncclAllGather(inputs[at].data(), outputs[2 * at + 1].data(), 64, ncclFloat32,
-                                others[r], others.stream(r)),
-                  ncclSuccess);
+        for (const bool first : {r == 0, r == 1}) {
+          const Ranks& comms = first ? some : others;
+          outputs.emplace_back(size_t{128});
+          EXPECT_EQ(ncclAllGather(inputs.back().data(), outputs.back().data(), 64, ncclFloat32,
+                                  comms[r], comms.stream(r)),
+                    ncclSuccess);
+        }
       }
       testing::run_to_the_end(2);
       if (resident == 8) {
