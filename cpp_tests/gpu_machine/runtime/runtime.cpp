@@ -133,11 +133,13 @@ cudaError_t Runtime::wait_until(const std::function<bool()>& is_so, const std::s
   using Time = std::chrono::steady_clock;
   constexpr std::chrono::microseconds kPause{50};
   constexpr auto kNever = Time::time_point::max();
+  constexpr int kTurnsBetweenPauses = 64;  // while others want to call
   auto stuck_since = kNever;
+  int turns = 0;
   while (!failure_ && !is_so()) {
     if (run_once()) {
       stuck_since = kNever;
-      if (waiting_ != 0) let_others_call(kPause);
+      if (waiting_ != 0 && ++turns % kTurnsBetweenPauses == 0) let_others_call(kPause);
       continue;
     }
     if (failure_ || is_so()) break;

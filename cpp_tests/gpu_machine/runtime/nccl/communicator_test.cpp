@@ -315,5 +315,59 @@ TEST(Communicators, CallsThatWaitForEachOtherAreEndedTogether) {
   }
 }
 
+// Both ranks make a grid, a few calls, and end it, while one call of a function fails on one of them.
+// Returns how often each function was called.
+std::map<std::string, int> check_failing_call(const std::string& function, int number) {
+  SCOPED_TRACE(function + ", call " + std::to_string(number));
+  Runtime runtime(with_threads(1, 2));
+  if (!function.empty()) {
+    const bool is_nccl = function.starts_with("nccl");
+    runtime.fail(function,
+                 is_nccl ? static_cast<cudaError_t>(ncclSystemError) : cudaErrorMemoryAllocation,
+                 number);
+  }
+  const World world(2, 1);
+  std::vector<std::string> errors(2);
+  on_threads(2, [&](int rank) {
+    errors[static_cast<size_t>(rank)] = error_of([&] {
+      const auto grid = world.grid(rank, with_timeout(0.2));
+      Communicator& x = grid->axis("x");
+      const HighPriorityStream stream;
+      const Array<float> input(std::vector<float>(4, 1)), sum(size_t{4}), received(size_t{4});
+      x.register_buffer(input.data(), 16);
+      x.all_reduce(input.data(), sum.data(), 4, kFloat32, kSum, stream.get()).block(stream.get());
+      x.group_start();
+      (void)x.send(sum.data(), 4, kFloat32, 1 - rank, stream.get());
+      (void)x.receive(received.data(), 4, kFloat32, 1 - rank, stream.get());
+      x.group_end(stream.get()).block(stream.get());
+      AXONN_CUDA_CHECK(cudaStreamSynchronize(stream.get()));
+      grid->check();  // else the communicators may have been aborted
+      EXPECT_EQ(received.read(), std::vector<float>(4, 2));
+      grid->close();
+    });
+  });
+  const std::map<std::string, int> calls = testing::failing_calls(runtime);
+  // Nothing is left on the devices, and nothing has ended the machine.
+  testing::run_to_the_end(2);
+  EXPECT_FALSE(runtime.failure()) << runtime.failure()->what();
+  if (function.empty()) {
+    EXPECT_EQ(errors, std::vector<std::string>(2));
+  }
+  return calls;
+}
+
+void let_calls_fail(int every) {
+  int at = 0;
+  for (const auto& [function, count] : check_failing_call("", 0)) {
+    for (int number = 0; number < std::min(count, 8); ++number) {
+      if (at++ % every == 0) (void)check_failing_call(function, number);
+    }
+  }
+  EXPECT_GT(at, 30);
+}
+
+TEST(Communicators, SomeCallThatFailsEndsInAnError) { let_calls_fail(9); }
+TEST(SlowCommunicators, AnyCallThatFailsEndsInAnError) { let_calls_fail(1); }
+
 }  // namespace
 }  // namespace axonn::gpu_machine::nccl

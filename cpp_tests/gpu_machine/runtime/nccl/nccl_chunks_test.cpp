@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <map>
+#include <string>
 
 #include "core/ranks/errors.h"
 #include "core/schedule/partition.h"
@@ -190,7 +192,7 @@ TEST(NcclChunks, NeedTheSmsThatTheGemmLeaves) {
     for (const bool enough : {true, false}) {
       SCOPED_TRACE("seed " + std::to_string(seed) + (enough ? ", enough" : ", none left"));
       std::mt19937_64 random(seed);
-      RuntimeOptions options = testing::with_threads(seed, 2);
+      RuntimeOptions options = testing::with_threads(seed, 2, enough ? 5 : 0.5);
       options.machine.resident_ctas = enough ? kGemmCtas + NcclChunks::kMostCtas : kWaitingCtas;
       Runtime runtime(options);
       Gathers gathers(kShape, random, enough ? 1 : 1e-4);
@@ -253,6 +255,72 @@ TEST(NcclChunks, AreRefusedAfterACallThatWasCutShort) {
     testing::expect_failure(runtime, Kind::kTrap, {"trap"});
   }
 }
+
+// Two calls of both ranks, of which each function's n-th call fails. Returns how often each was
+// called.
+std::map<std::string, int> check_failing_call(const std::string& function, int number) {
+  SCOPED_TRACE(function + ", call " + std::to_string(number));
+  std::mt19937_64 random(1);
+  Runtime runtime(testing::with_threads(1, 2));
+  Gathers gathers({2, 1024, 8, 8}, random, 1e-4);
+  std::vector<std::vector<DeviceMatrix>> outputs(2);
+  std::vector<std::string> errors(2);
+  for (int r = 0; r < 2; ++r) {
+    const testing::DeviceGuard guard(r);
+    for (int i = 0; i < 2; ++i) outputs[static_cast<size_t>(r)].push_back(gathers.output());
+  }
+  const std::map<std::string, int> before = runtime.calls();
+  if (!function.empty()) {
+    const bool is_nccl = function.starts_with("nccl");
+    runtime.fail(function, is_nccl ? static_cast<cudaError_t>(ncclSystemError)
+                                   : cudaErrorMemoryAllocation,
+                 number);
+  }
+  on_threads(2, [&](int r) {
+    for (const DeviceMatrix& output : outputs[static_cast<size_t>(r)]) {
+      try {
+        gathers.call(r, output, gathers.ranks[r].compute.get());
+      } catch (const std::exception& error) {
+        errors[static_cast<size_t>(r)] += std::string(error.what()) + "; ";
+      }
+    }
+    (void)cudaDeviceSynchronize();
+  });
+  std::map<std::string, int> calls = testing::failing_calls(runtime);
+  for (auto& [name, count] : calls) {
+    const auto found = before.find(name);
+    if (found != before.end()) count -= found->second;
+  }
+  // A peer's wait may have ended by its limit; nothing else ends the machine.
+  if (runtime.failure()) {
+    EXPECT_EQ(static_cast<int>(runtime.failure()->kind()), static_cast<int>(Kind::kTrap))
+        << runtime.failure()->what();
+    EXPECT_FALSE(errors[0].empty() && errors[1].empty()) << "nobody was told";
+    return calls;
+  }
+  for (int r = 0; r < 2; ++r) {
+    if (!errors[static_cast<size_t>(r)].empty()) continue;
+    const testing::DeviceGuard guard(r);
+    for (const DeviceMatrix& output : outputs[static_cast<size_t>(r)]) {
+      EXPECT_EQ(output.read(), gathers.wants[static_cast<size_t>(r)]);
+    }
+  }
+  return calls;
+}
+
+// `every` n-th of all calls fails, each in a run of its own.
+void let_calls_fail(int every) {
+  int at = 0;
+  for (const auto& [function, count] : check_failing_call("", 0)) {
+    for (int number = 0; number < count; ++number) {
+      if (at++ % every == 0) (void)check_failing_call(function, number);
+    }
+  }
+  EXPECT_GT(at, 30);
+}
+
+TEST(NcclChunks, SomeCallThatFailsIsTold) { let_calls_fail(9); }
+TEST(SlowNcclChunks, AnyCallThatFailsIsTold) { let_calls_fail(1); }
 
 }  // namespace
 }  // namespace axonn::gpu_machine::nccl
