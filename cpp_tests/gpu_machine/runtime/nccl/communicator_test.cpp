@@ -216,31 +216,36 @@ TEST(Communicators, AGraphIsReplayedBesideOtherCalls) {
 
 // --- Failures ---------------------------------------------------------------------
 
+// NCCL may accept the call and wait in its kernel, or wait for the ranks to connect before that.
 TEST(Communicators, ARankThatNeverCallsIsNamedOnAll) {
-  Runtime runtime(with_threads(1, 2));
-  const World world(2, 1);
-  on_threads(2, [&](int rank) {
-    const auto grid = world.grid(rank, with_timeout(0.2));
-    const HighPriorityStream stream;
-    const Array<float> input(std::vector<float>(4, 1)), output(size_t{8});
-    const auto gather = [&] {
-      grid->axis("x")
-          .all_gather(input.data(), output.data(), 4, kFloat32, stream.get())
-          .block(stream.get());
-    };
-    if (rank == 0) gather();
-    const std::string failure = failure_of(*grid);
-    if (rank == 0) {
-      expect_contains(failure, {"axis x: call 1, all_gather float32[4], is not done after",
-                                "behind: rank 1, which has issued none"});
-    } else if (failure.find("axis x: NCCL reports remote process exited") == std::string::npos) {
-      expect_contains(failure, {"rank 0 reports: axis x: call 1"});
-    }
-    EXPECT_EQ(error_of(gather), failure);
-    // The kernel is ended, not left to wait for ever.
-    EXPECT_EQ(cudaStreamSynchronize(stream.get()), cudaSuccess);
-  });
-  EXPECT_FALSE(runtime.failure()) << runtime.failure()->what();
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    SCOPED_TRACE(seed);
+    Runtime runtime(with_threads(seed, 2));
+    const World world(2, 1);
+    on_threads(2, [&](int rank) {
+      const auto grid = world.grid(rank, with_timeout(0.2));
+      const HighPriorityStream stream;
+      const Array<float> input(std::vector<float>(4, 1)), output(size_t{8});
+      const auto gather = [&] {
+        grid->axis("x")
+            .all_gather(input.data(), output.data(), 4, kFloat32, stream.get())
+            .block(stream.get());
+      };
+      if (rank == 0) (void)error_of(gather);
+      const std::string failure = failure_of(*grid);
+      if (rank == 0) {
+        // Rank 1 is behind, or has not told yet how far it is.
+        expect_contains(failure,
+                        {"axis x: call 1, all_gather float32[4], is not done after 0.2", "rank 1"});
+      } else if (failure.find("axis x: NCCL reports remote process exited") == std::string::npos) {
+        expect_contains(failure, {"rank 0 reports: axis x: call 1"});
+      }
+      EXPECT_EQ(error_of(gather), failure);
+      // The kernel is ended, not left to wait for ever.
+      EXPECT_EQ(cudaStreamSynchronize(stream.get()), cudaSuccess);
+    });
+    EXPECT_FALSE(runtime.failure()) << runtime.failure()->what();
+  }
 }
 
 TEST(Communicators, CallsThatDivergeAreToldBeforeTheyAreIssued) {
@@ -283,8 +288,10 @@ TEST(Communicators, ARankThatDoesNotSplitIsNamed) {
   if (errors[0].find("unhandled system error") == std::string::npos)
     std::swap(errors[0], errors[1]);
   expect_contains(errors[0], {"splitting off axis x failed: unhandled system error"});
-  // The other rank notices that, or waits in vain.
-  expect_contains(errors[1], {"splitting off axis x"});
+  // The other rank notices that, maybe while it still connects, or waits in vain.
+  EXPECT_TRUE(errors[1].find("remote process exited") != std::string::npos ||
+              errors[1].find("splitting off axis x: not done") != std::string::npos)
+      << errors[1];
   EXPECT_FALSE(runtime.failure()) << runtime.failure()->what();
 }
 
@@ -315,8 +322,8 @@ TEST(Communicators, CallsThatWaitForEachOtherAreEndedTogether) {
   }
 }
 
-// Both ranks make a grid, a few calls, and end it, while one call of a function fails on one of them.
-// Returns how often each function was called.
+// Both ranks make a grid, a few calls, and end it, while one call of a function fails on one of
+// them. Returns how often each function was called.
 std::map<std::string, int> check_failing_call(const std::string& function, int number) {
   SCOPED_TRACE(function + ", call " + std::to_string(number));
   Runtime runtime(with_threads(1, 2));

@@ -186,6 +186,7 @@ void Nccl::choose_for(Clique& clique) {
   clique.min_ctas = std::max(1, config.min_ctas);
   const auto drawn = 1 + machine.draw(static_cast<uint32_t>(clique.max_ctas));
   clique.transfer_ctas = static_cast<int>(std::bit_ceil(drawn));  // as NCCL rounds
+  clique.connects_late = !config.blocking && machine.draw(2) == 0;
 }
 
 ncclResult_t Nccl::init_all(ncclComm_t* comms, int count, const int* devices) {

@@ -60,6 +60,10 @@ struct Clique {
   // What the adversary chooses once all have joined.
   std::vector<int> ring;
   int min_ctas = 1, max_ctas = 1, transfer_ctas = 1;
+  // Whether ranks connect at their first calls, for which NCCL's thread then waits for the peers.
+  bool connects_late = false;
+  std::set<int> connecting;                                 // ranks with a first collective
+  std::map<std::pair<int, int>, std::set<int>> to_connect;  // and those of transfers, by pair
 
   std::map<int64_t, Round> rounds;                               // by number
   std::map<std::pair<int, int>, std::deque<Transfer>> sends;     // whose receive has not begun
@@ -141,6 +145,8 @@ class Nccl {
   Group& group();
   // Does jobs and launches, at once or behind the caller's back.
   ncclResult_t carry_out(Group done);
+  // Whether the ranks of these calls are connected; says that this one wants to be.
+  bool are_connected(const ncclComm& comm, const std::vector<Call>& calls) const;
   ncclResult_t launch(const CommPtr& comm, const std::vector<Call>& calls);
   ncclResult_t submit(const CommPtr& comm, std::vector<Call> calls, cudaStream_t stream);
   bool work_in_background();

@@ -122,7 +122,10 @@ ncclResult_t Nccl::carry_out(Group done) {
       Job job;
       job.comm = comms[i];
       job.delay = static_cast<int>(runtime.machine.draw(kLongestDelay));
-      job.attempt = [this, comm = comms[i], its = calls[i]] { return launch(comm, its); };
+      job.attempt = [this, comm = comms[i], its = calls[i]]() -> std::optional<ncclResult_t> {
+        if (!are_connected(*comm, its)) return std::nullopt;
+        return launch(comm, its);
+      };
       jobs_.push_back(std::move(job));
     }
     return comms.empty() && done.jobs.empty() ? ncclSuccess : ncclInProgress;
@@ -149,6 +152,23 @@ ncclResult_t Nccl::carry_out(Group done) {
     if (first == ncclSuccess) first = result;
   }
   return first;
+}
+
+bool Nccl::are_connected(const ncclComm& comm, const std::vector<Call>& calls) const {
+  Clique& clique = *comm.clique;
+  if (!clique.connects_late) return true;
+  bool all = true;
+  for (const Call& call : calls) {
+    if (!call.is_transfer()) {
+      clique.connecting.insert(comm.rank);
+      all = all && static_cast<int>(clique.connecting.size()) == clique.size;
+    } else if (call.peer != comm.rank) {
+      auto& ends = clique.to_connect[std::minmax(comm.rank, call.peer)];
+      ends.insert(comm.rank);
+      all = all && ends.size() == 2;
+    }
+  }
+  return all;
 }
 
 ncclResult_t Nccl::launch(const CommPtr& comm, const std::vector<Call>& calls) {

@@ -33,7 +33,8 @@ struct Shape {
 // Ranks with a shard of the rows, a matrix to multiply by, and NCCL between them.
 class Gathers {
  public:
-  Gathers(Shape of_shape, std::mt19937_64& random, double timeout_seconds = 1, uint32_t epoch = 0)
+  Gathers(Shape of_shape, std::mt19937_64& random, double timeout_seconds = 1, uint32_t epoch = 0,
+          double accept_seconds = 5)
       : shape(of_shape), ranks(of_shape.ranks, epoch, timeout_seconds), chunks(ranks.ranks.size()) {
     const Matrix whole = Matrix::random(shape.m, shape.k, random);
     for (int r = 0; r < shape.ranks; ++r) {
@@ -48,11 +49,24 @@ class Gathers {
     comm::testing::InMemoryStore store;
     on_threads(shape.ranks, [&](int r) {
       chunks[static_cast<size_t>(r)] = std::make_unique<NcclChunks>(
-          r, shape.ranks, store, "nccl", std::chrono::duration<double>(5));
+          r, shape.ranks, store, "nccl", std::chrono::duration<double>(accept_seconds));
     });
   }
 
   DeviceMatrix output() const { return {shape.m, shape.n}; }
+
+  // Makes a call of all ranks, for NCCL may connect them at the first. Later calls have this limit.
+  void connect(double timeout_seconds) {
+    on_threads(shape.ranks, [&](int r) {
+      const DeviceMatrix unused = output();
+      call(r, unused, ranks[r].compute.get());
+      AXONN_CUDA_CHECK(cudaDeviceSynchronize());
+    });
+    for (int r = 0; r < shape.ranks; ++r) {
+      ranks[r].peers.limit = {static_cast<uint64_t>(timeout_seconds * 1e9),
+                              &ranks[r].pinned.failure(), r};
+    }
+  }
 
   // Enqueues this rank's gather as csrc/ops/cuda does.
   void call(int r, const DeviceMatrix& output, cudaStream_t stream) {
@@ -165,7 +179,8 @@ TEST(NcclChunks, ARankThatNeverComesIsNamed) {
   for (uint64_t seed = 0; seed < 5; ++seed) {
     std::mt19937_64 random(seed);
     Runtime runtime(testing::with_threads(seed, 2));
-    Gathers gathers({2, 8, 8, 8}, random, 1e-4);
+    Gathers gathers({2, 8, 8, 8}, random);
+    gathers.connect(1e-4);
     on_threads(2, [&](int r) {
       if (r == 0) return;
       const DeviceMatrix output = gathers.output();
@@ -195,7 +210,7 @@ TEST(NcclChunks, NeedTheSmsThatTheGemmLeaves) {
       RuntimeOptions options = testing::with_threads(seed, 2, enough ? 5 : 0.5);
       options.machine.resident_ctas = enough ? kGemmCtas + NcclChunks::kMostCtas : kWaitingCtas;
       Runtime runtime(options);
-      Gathers gathers(kShape, random, enough ? 1 : 1e-4);
+      Gathers gathers(kShape, random, enough ? 1 : 1e-4, 0, enough ? 5 : 0.2);
       std::atomic<bool> first_called = false;
       std::vector<DeviceMatrix> outputs;
       for (int r = 0; r < 2; ++r) {
@@ -236,7 +251,8 @@ TEST(NcclChunks, AreRefusedAfterACallThatWasCutShort) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
     Runtime runtime(testing::with_threads(seed, 2));
-    Gathers gathers({2, 1024, 8, 8}, random, 1e-3);
+    Gathers gathers({2, 1024, 8, 8}, random);
+    gathers.connect(1e-3);
     std::atomic<bool> failed = false;
     on_threads(2, [&](int r) {
       const DeviceMatrix output = gathers.output(), second = gathers.output();
@@ -262,7 +278,7 @@ std::map<std::string, int> check_failing_call(const std::string& function, int n
   SCOPED_TRACE(function + ", call " + std::to_string(number));
   std::mt19937_64 random(1);
   Runtime runtime(testing::with_threads(1, 2));
-  Gathers gathers({2, 1024, 8, 8}, random, 1e-4);
+  Gathers gathers({2, 1024, 8, 8}, random, 1e-4, 0, 0.3);
   std::vector<std::vector<DeviceMatrix>> outputs(2);
   std::vector<std::string> errors(2);
   for (int r = 0; r < 2; ++r) {
@@ -272,8 +288,8 @@ std::map<std::string, int> check_failing_call(const std::string& function, int n
   const std::map<std::string, int> before = runtime.calls();
   if (!function.empty()) {
     const bool is_nccl = function.starts_with("nccl");
-    runtime.fail(function, is_nccl ? static_cast<cudaError_t>(ncclSystemError)
-                                   : cudaErrorMemoryAllocation,
+    runtime.fail(function,
+                 is_nccl ? static_cast<cudaError_t>(ncclSystemError) : cudaErrorMemoryAllocation,
                  number);
   }
   on_threads(2, [&](int r) {

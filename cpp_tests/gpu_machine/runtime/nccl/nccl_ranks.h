@@ -118,13 +118,13 @@ inline void synchronize(int devices) {
   }
 }
 
-// How often each function that a test may let fail was called: all but those that give up what there
-// is, whose errors nobody could make up for.
+// How often each function that a test may let fail was called: all but those that give up what
+// there is, whose errors nobody could make up for.
 inline std::map<std::string, int> failing_calls(const Runtime& runtime) {
   std::map<std::string, int> calls = runtime.calls();
-  for (const char* function :
-       {"ncclCommAbort", "cudaStreamDestroy", "cudaEventDestroy", "cudaFreeHost", "cudaGetDevice", "cudaSetDevice",
-        "cudaMalloc", "cudaMemcpy", "cudaDeviceSynchronize", "cudaStreamSynchronize"}) {
+  for (const char* function : {"ncclCommAbort", "cudaStreamDestroy", "cudaEventDestroy",
+                               "cudaFreeHost", "cudaGetDevice", "cudaSetDevice", "cudaMalloc",
+                               "cudaMemcpy", "cudaDeviceSynchronize", "cudaStreamSynchronize"}) {
     calls.erase(function);
   }
   return calls;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/cuda/nccl/nccl.h"
+#include "core/cuda/nccl/nccl_connect.h"
 
 namespace axonn::comm {
 namespace {
@@ -148,6 +149,12 @@ PendingCall Communicator::launch(Kind kind, const std::string& signature, cudaSt
       numbered.watched->add(sequence, signature, [end] { return end->is_done(); });
     }
     return {sequence, std::move(end)};
+  } catch (const NotAccepted&) {  // at their first calls, NCCL waits for all ranks to connect
+    numbered.log->publish();
+    const std::string why =
+        numbered.log->explain_timeout(sequence, signature, grid_.options_.timeout.count());
+    grid_.watch_->fail(why);
+    throw CommunicationError(why);
   } catch (const std::exception& error) {
     grid_.watch_->fail(error.what());  // peers have issued the call, or will: end their wait
     throw;
