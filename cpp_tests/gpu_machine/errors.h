@@ -21,6 +21,7 @@ class MachineError : public std::runtime_error {
     kDeadlock,   // nobody can go on, or nothing has changed for long
     kTrap,       // a trap was executed
     kUndefined,  // an instruction whose result PTX leaves undefined
+    kMisuse,     // calls of a library that break its rules
   };
 
   // The message ends with the kind in brackets, which tools/emulate_mutants.py reads.

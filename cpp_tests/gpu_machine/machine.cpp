@@ -135,11 +135,26 @@ void Machine::fill(int stream, uint64_t target, int value, uint64_t bytes) {
   push(stream, {.launch = nullptr, .copy = std::move(copy), .task = nullptr, .before = {}});
 }
 
-void Machine::enqueue_task(int stream, std::string what, std::function<bool(Agent&)> attempt) {
+void Machine::enqueue_task(int stream, std::function<std::string()> describe,
+                           std::function<Progress(Agent&)> attempt) {
   auto task = std::make_unique<Task>();
-  task->what = std::move(what);
+  task->describe = std::move(describe);
   task->attempt = std::move(attempt);
   push(stream, {.launch = nullptr, .copy = nullptr, .task = std::move(task), .before = {}});
+}
+
+void Machine::enqueue_task(int stream, std::string what, std::function<bool(Agent&)> attempt) {
+  enqueue_task(
+      stream, [what = std::move(what)] { return what; },
+      [attempt = std::move(attempt)](Agent& agent) {
+        return attempt(agent) ? Progress::kDone : Progress::kWaits;
+      });
+}
+
+bool Machine::take_ctas(int device, int count) {
+  if (resident_[device] + count > options_.resident_ctas) return false;
+  resident_[device] += count;
+  return true;
 }
 
 const Actor& Machine::new_actor(Actor actor) {

@@ -58,11 +58,12 @@ struct Copy {
   std::vector<std::pair<uint64_t, uint64_t>> pieces;  // begin and end, yet to come
   int fill = -1;  // a byte that is written everywhere, in place of a source
 };
-// Something that a stream does in no time once it can: it is tried until it returns true. What it
+// Something that a stream does and that is no kernel, a little of it at each attempt. What it
 // learns goes into its agent's clock.
+enum class Progress { kWaits, kWent, kDone };
 struct Task {
-  std::string what;  // for reports of deadlocks
-  std::function<bool(Agent&)> attempt;
+  std::function<std::string()> describe;  // for reports of deadlocks
+  std::function<Progress(Agent&)> attempt;
   uint32_t launch = 0;
   std::unique_ptr<Agent> agent;
 };
@@ -114,7 +115,14 @@ class Machine {
   void copy(int stream, uint64_t target, uint64_t source, uint64_t bytes);
   // Enqueues that an engine writes a byte everywhere.
   void fill(int stream, uint64_t target, int value, uint64_t bytes);
+  void enqueue_task(int stream, std::function<std::string()> describe,
+                    std::function<Progress(Agent&)> attempt);
+  // Enqueues a task that takes no time once it can: it is tried until it returns true.
   void enqueue_task(int stream, std::string what, std::function<bool(Agent&)> attempt);
+
+  // Takes places of CTAs for a task that needs SMs. Returns false, and takes none, if not all fit.
+  bool take_ctas(int device, int count);
+  void give_ctas(int device, int count) { resident_[device] -= count; }
 
   // Runs until all that was enqueued has ended. Throws MachineError.
   void run();

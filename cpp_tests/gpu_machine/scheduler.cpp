@@ -148,15 +148,15 @@ void Machine::start_ctas() {
 }
 
 bool Machine::step_tasks() {
-  bool done = false;
+  bool went = false;
   for (Stream& stream : streams_) {
     if (!stream.has_begun || stream.queue.front().task == nullptr) continue;
     Task& task = *stream.queue.front().task;
-    if (!task.attempt(*task.agent)) continue;
-    end_work(stream);
-    done = true;
+    const Progress progress = task.attempt(*task.agent);
+    if (progress == Progress::kDone) end_work(stream);
+    went = went || progress != Progress::kWaits;
   }
-  return done;
+  return went;
 }
 
 bool Machine::step_copies() {
@@ -258,7 +258,7 @@ void Machine::fail_deadlock(const std::string& why) {
     const Stream& stream = streams_[i];
     if (!stream.has_begun || stream.queue.front().task == nullptr) continue;
     text += "\n  rank " + std::to_string(stream.device) + ", stream " + std::to_string(i) + ": " +
-            stream.queue.front().task->what;
+            stream.queue.front().task->describe();
   }
   throw MachineError(MachineError::Kind::kDeadlock, text);
 }

@@ -45,7 +45,7 @@ class InMemoryStore : public KeyValueStore {
     while (true) {
       {
         const Lock lock(table_);
-        if (const Entry* entry = table_->find(key)) return entry->value;
+        if (const Entry* entry = table_->find(key)) return entry->text();
       }
       if (std::chrono::steady_clock::now() > deadline) {
         throw std::runtime_error("timed out waiting for key " + key);
@@ -62,7 +62,7 @@ class InMemoryStore : public KeyValueStore {
   int64_t add(const std::string& key, int64_t amount) override {
     const Lock lock(table_);
     const Entry* entry = table_->find(key);
-    const int64_t sum = (entry == nullptr ? 0 : std::stoll(entry->value)) + amount;
+    const int64_t sum = (entry == nullptr ? 0 : std::stoll(entry->text())) + amount;
     table_->write(key, std::to_string(sum));
     return sum;
   }
@@ -73,6 +73,9 @@ class InMemoryStore : public KeyValueStore {
   struct Entry {
     char key[96];
     char value[416];
+    size_t size;
+
+    std::string text() const { return {value, size}; }
   };
 
   struct Table {
@@ -95,9 +98,9 @@ class InMemoryStore : public KeyValueStore {
         entry = &entries[count++];
         std::memcpy(entry->key, key.c_str(), key.size() + 1);
       }
-      if (value.size() >= sizeof(Entry::value))
-        throw std::runtime_error("value too long: " + value);
-      std::memcpy(entry->value, value.c_str(), value.size() + 1);
+      if (value.size() > sizeof(Entry::value)) throw std::runtime_error("value too long: " + value);
+      std::memcpy(entry->value, value.data(), value.size());
+      entry->size = value.size();
     }
   };
 

@@ -13,6 +13,7 @@
 template <typename Call>
 cudaError_t api(const char* function, Call&& call) {
   auto& runtime = axonn::gpu_machine::Runtime::current();
+  const axonn::gpu_machine::RuntimeLock lock(runtime);
   if (const cudaError_t error = runtime.enter(function)) return error;
   return runtime.leave(std::forward<Call>(call)(runtime));
 }

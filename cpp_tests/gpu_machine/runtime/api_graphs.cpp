@@ -43,9 +43,10 @@ cudaError_t end_capture(Runtime& runtime, cudaStream_t stream, cudaGraph_t* grap
   }
   capture->is_active = false;
   runtime.captures.erase(capture);
+  std::vector<Node> nodes = std::exchange(capture->nodes, {});  // events still hold the capture
   if (capture->is_broken) return cudaErrorStreamCaptureInvalidated;
   if (!joined) return cudaErrorStreamCaptureUnjoined;
-  *graph = new CUgraph_st{capture->nodes};
+  *graph = new CUgraph_st{std::move(nodes)};
   return cudaSuccess;
 }
 
@@ -124,12 +125,19 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
     stream->capture->id = r.next_capture++;
     stream->capture->origin = stream;
     stream->capture->mode = mode;
+    stream->capture->thread = std::this_thread::get_id();
     r.captures.insert(stream->capture);
     return cudaSuccess;
   });
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   return api("cudaStreamEndCapture", [&](Runtime& r) { return end_capture(r, stream, graph); });
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  return api("cudaThreadExchangeStreamCaptureMode", [&](Runtime& r) {
+    std::swap(r.capture_mode, *mode);
+    return cudaSuccess;
+  });
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   return api("cudaStreamIsCapturing", [&](Runtime& r) {

@@ -3,6 +3,7 @@
 
 using axonn::gpu_machine::Node;
 using axonn::gpu_machine::Runtime;
+using axonn::gpu_machine::SignalPtr;
 
 namespace {
 
@@ -189,7 +190,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return api("cudaEventSynchronize", [&](Runtime& r) {
     if (event->capture != nullptr) return cudaErrorCapturedEvent;
     if (const cudaError_t error = r.refuse_in_global_capture()) return error;
-    return event->last == nullptr ? cudaSuccess : r.wait_for_signal(*event->last);
+    const SignalPtr last = event->last;  // another thread may record or destroy the event meanwhile
+    return last == nullptr ? cudaSuccess : r.wait_for_signal(*last);
   });
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {

@@ -40,6 +40,9 @@ Runtime::Runtime(const RuntimeOptions& with)
     default_streams_.back()->stream = machine.new_stream(d);
     default_streams_.back()->is_default = true;
   }
+  device = 0;
+  capture_mode = cudaStreamCaptureModeGlobal;
+  last_error_ = cudaSuccess;
   current_runtime() = this;
 }
 
@@ -66,16 +69,20 @@ int Runtime::calls_of(const std::string& function) const {
   return found == calls_.end() ? 0 : found->second;
 }
 
-cudaError_t Runtime::enter(const char* function) {
+int Runtime::count_call(const char* function) {
   ++calls_[function];
-  if (failure_) return leave(error_of(failure_->kind()));
   const auto found = injected_.find(function);
-  if (found != injected_.end() && found->second.skipped-- == 0) {
-    const cudaError_t error = found->second.error;
-    injected_.erase(found);
-    return leave(error);
-  }
-  give_turns(static_cast<int>(random_() % (options.most_turns + 1)));
+  if (found == injected_.end() || found->second.skipped-- != 0) return 0;
+  const cudaError_t error = found->second.error;
+  injected_.erase(found);
+  return error;
+}
+
+cudaError_t Runtime::enter(const char* function) {
+  const int injected = count_call(function);
+  if (failure_) return leave(error_of(failure_->kind()));
+  if (injected != 0) return leave(static_cast<cudaError_t>(injected));
+  give_some_turns();
   return failure_ ? leave(error_of(failure_->kind())) : cudaSuccess;
 }
 
@@ -93,7 +100,8 @@ cudaError_t Runtime::take_last_error(bool forget) {
 bool Runtime::run_once() {
   if (failure_) return false;
   try {
-    return machine.turn() == Machine::Turn::kWent;
+    const bool did = background != nullptr && background();
+    return machine.turn() == Machine::Turn::kWent || did;
   } catch (const MachineError& error) {
     failure_ = error;
     return false;
@@ -103,6 +111,55 @@ bool Runtime::run_once() {
 void Runtime::give_turns(int count) {
   while (count-- > 0 && run_once()) {
   }
+}
+
+// --- Threads of the host ---
+
+RuntimeLock::RuntimeLock(Runtime& runtime) : runtime_(runtime) {
+  ++runtime_.waiting_;
+  runtime_.mutex_.lock();
+  --runtime_.waiting_;
+}
+
+RuntimeLock::~RuntimeLock() { runtime_.mutex_.unlock(); }
+
+void Runtime::let_others_call(std::chrono::microseconds pause) {
+  mutex_.unlock();
+  std::this_thread::sleep_for(pause);
+  mutex_.lock();
+}
+
+cudaError_t Runtime::wait_until(const std::function<bool()>& is_so, const std::string& what) {
+  using Time = std::chrono::steady_clock;
+  constexpr std::chrono::microseconds kPause{50};
+  constexpr auto kNever = Time::time_point::max();
+  constexpr int kTurnsBetweenPauses = 64;  // while others want to call
+  auto stuck_since = kNever;
+  int turns = 0;
+  while (!failure_ && !is_so()) {
+    if (run_once()) {
+      stuck_since = kNever;
+      if (waiting_ != 0 && ++turns % kTurnsBetweenPauses == 0) let_others_call(kPause);
+      continue;
+    }
+    if (failure_ || is_so()) break;
+    stuck_since = std::min(stuck_since, Time::now());
+    if (Time::now() - stuck_since >= options.patience) {
+      try {
+        machine.fail_deadlock(what);
+      } catch (const MachineError& error) {
+        failure_ = error;
+      }
+      break;
+    }
+    let_others_call(kPause);
+  }
+  return failure_ ? error_of(failure_->kind()) : cudaSuccess;
+}
+
+cudaError_t Runtime::end(const MachineError& error) {
+  if (!failure_) failure_ = error;
+  return error_of(failure_->kind());
 }
 
 // --- Streams ---
@@ -174,16 +231,9 @@ void Runtime::wait_on(int stream, const SignalPtr& signal, const std::string& wh
 }
 
 cudaError_t Runtime::wait_for_signal(const Signal& signal) {
-  while (!signal.is_done && run_once()) {
-  }
-  if (!signal.is_done && !failure_) {
-    try {
-      machine.fail_deadlock("the host waits for what cannot happen");
-    } catch (const MachineError& error) {
-      failure_ = error;
-    }
-  }
-  if (failure_) return error_of(failure_->kind());
+  const cudaError_t status =
+      wait_until([&] { return signal.is_done; }, "the host waits for what cannot happen");
+  if (status != cudaSuccess) return status;
   machine.host_clock().join(signal.clock);
   return cudaSuccess;
 }
@@ -193,10 +243,11 @@ cudaError_t Runtime::wait_for_stream(cudaStream_t handle) {
   if (stream == nullptr) return cudaErrorInvalidResourceHandle;
   if (const cudaError_t error = refuse_in_capture(stream)) return error;
   order_with_default_stream(stream);
-  const SignalPtr end = signal_on(stream->stream);
+  const int of_machine = stream->stream;  // another thread may destroy the handle meanwhile
+  const SignalPtr end = signal_on(of_machine);
   const cudaError_t status = wait_for_signal(*end);
   if (status == cudaSuccess) {
-    machine.host_clock().join(machine.clock_of(stream->stream));
+    machine.host_clock().join(machine.clock_of(of_machine));
     machine.forget_the_past();
   }
   return status;
@@ -223,9 +274,14 @@ cudaError_t Runtime::refuse_in_capture(cudaStream_t stream) {
   return cudaErrorStreamCaptureUnsupported;
 }
 
+// Captures of other threads matter if both they and this thread are in the global mode.
 cudaError_t Runtime::refuse_in_global_capture() {
+  if (capture_mode == cudaStreamCaptureModeRelaxed) return cudaSuccess;
   for (const CapturePtr& capture : captures) {
     if (capture->mode == cudaStreamCaptureModeRelaxed) continue;
+    const bool both_global =
+        capture_mode == cudaStreamCaptureModeGlobal && capture->mode == cudaStreamCaptureModeGlobal;
+    if (capture->thread != std::this_thread::get_id() && !both_global) continue;
     capture->is_broken = true;
     return cudaErrorStreamCaptureUnsupported;
   }

@@ -2,18 +2,24 @@
 // the machine; their host code is the real one. The functions of CUDA's headers are in api_*.cpp.
 //
 // The host goes on while the machine runs: each call gives the machine a number of turns that the
-// adversary draws, and calls that wait give it as many as it takes. One thread may call.
+// adversary draws, and calls that wait give it as many as it takes. Several threads may call; a
+// call has the runtime for itself, except while it waits.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <random>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gpu_machine/machine.h"
@@ -47,6 +53,7 @@ struct Capture {
   uint64_t id = 0;
   cudaStream_t origin = nullptr;
   cudaStreamCaptureMode mode{};
+  std::thread::id thread;  // that began it
   bool is_active = true, is_broken = false;
   std::vector<Node> nodes;
 };
@@ -60,6 +67,22 @@ struct RuntimeOptions {
   int devices = 2;
   uint32_t most_turns = 64;  // of the machine in a call that does not wait
   Branches branches = Branches::kSideBySide;
+  // How long a call waits, when the machine can do nothing, for other threads of the host to call.
+  // After that it is a deadlock. A test whose host has one thread leaves it at 0.
+  std::chrono::duration<double> patience{0};
+};
+
+class Runtime;
+// Has the runtime for itself. Calls of the same thread do not nest.
+class RuntimeLock {
+ public:
+  explicit RuntimeLock(Runtime& runtime);
+  ~RuntimeLock();
+  RuntimeLock(const RuntimeLock&) = delete;
+  RuntimeLock& operator=(const RuntimeLock&) = delete;
+
+ private:
+  Runtime& runtime_;
 };
 
 // One process's runtime. It is the one that CUDA's functions use as long as it lives, for these are
@@ -85,6 +108,8 @@ class Runtime {
   // What ended the machine; afterwards every call fails, as after an error of a kernel on a GPU.
   const std::optional<MachineError>& failure() const { return failure_; }
   int calls_of(const std::string& function) const;
+  // How often each function was called so far.
+  const std::map<std::string, int>& calls() const { return calls_; }
   // Lets the machine run while the host does something else.
   void give_turns(int count);
 
@@ -93,8 +118,11 @@ class Runtime {
 
   // --- For the functions of CUDA ---
 
+  // Counts a call, and returns the error that a test injects into it, or 0.
+  int count_call(const char* function);
   // Begins a call. An error is what the call must return at once.
   cudaError_t enter(const char* function);
+  void give_some_turns() { give_turns(static_cast<int>(random_() % (options.most_turns + 1))); }
   // Ends a call: remembers its error for cudaGetLastError.
   cudaError_t leave(cudaError_t status);
   cudaError_t take_last_error(bool forget);
@@ -105,6 +133,11 @@ class Runtime {
   cudaError_t submit(cudaStream_t stream, std::function<void(int stream)> enqueue);
   // Runs the machine until all of a stream is over, and notes what the host then knows.
   cudaError_t wait_for_stream(cudaStream_t stream);
+  // Runs the machine until this is so, for a call that blocks the host. If it cannot come to that,
+  // the machine ends with a deadlock that `what` describes.
+  cudaError_t wait_until(const std::function<bool()>& is_so, const std::string& what);
+  // Ends the machine with an error that no kernel made.
+  cudaError_t end(const MachineError& error);
   cudaError_t wait_for_signal(const Signal& signal);
   cudaError_t wait_for_device(int device);
 
@@ -124,18 +157,27 @@ class Runtime {
   std::map<const void*, int>& shared_limits() { return shared_limits_; }
   Mappings& mappings() { return mappings_; }
 
-  int device = 0;  // the current one
+  // What CUDA keeps for each thread: the current device, and which calls captures forbid.
+  inline static thread_local int device = 0;
+  inline static thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+  // What threads of a library do behind a call's back; returns whether there was something to do.
+  std::function<bool()> background;
+  std::shared_ptr<void> nccl;  // what nccl/ keeps
   uint64_t next_capture = 1;
   std::vector<cudaStream_t> streams;  // all but the default ones, as they were made
   std::set<CapturePtr> captures;      // that are under way
 
  private:
+  friend class RuntimeLock;
   bool run_once();
+  void let_others_call(std::chrono::microseconds pause);
   void order_with_default_stream(cudaStream_t stream);
 
   std::vector<std::unique_ptr<CUstream_st>> default_streams_;
   std::mt19937_64 random_;
-  cudaError_t last_error_ = cudaSuccess;
+  inline static thread_local cudaError_t last_error_ = cudaSuccess;
+  std::mutex mutex_;
+  std::atomic<int> waiting_ = 0;  // threads for the mutex
   std::optional<MachineError> failure_;
   struct Injected {
     cudaError_t error;

@@ -71,7 +71,11 @@ void Watchdog::run() {
     {
       std::unique_lock lock(mutex_);
       wake_.wait_for(lock, options_.poll_interval, [this] { return stop_; });
-      if (stop_) return;
+      if (stop_ && (failure_.empty() || told_)) return;
+      if (stop_) {  // a rank that fails often ends at once, but its peers must learn of it
+        lock.unlock();
+        return exchange();
+      }
     }
     try {
       poll();

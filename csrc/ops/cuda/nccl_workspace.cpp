@@ -30,13 +30,19 @@ NcclWorkspace::NcclWorkspace(const c10d::ProcessGroup& group, std::string group_
   peers_.limit.rank = peers_.rank;
 }
 
-// Each rank does this alone, because flags and epochs are its own.
+// Each rank does this alone, because flags and epochs are its own. If this rank has no memory left,
+// its peers make the call nevertheless.
 void NcclWorkspace::grow(const char* op, int64_t size, bool keep) {
   (void)op;
   if (keep) retired_.push_back(std::move(memory_));
   memory_ = at::Tensor();
-  memory_ = at::empty({size}, at::TensorOptions().dtype(at::kByte).device(device_));
-  clear_front(memory_);
+  try {
+    memory_ = at::empty({size}, at::TensorOptions().dtype(at::kByte).device(device_));
+    clear_front(memory_);
+  } catch (...) {
+    chunks_.give_up();
+    throw;
+  }
   auto* front = static_cast<char*>(memory_.mutable_data_ptr());
   peers_.workspaces[peers_.rank] = front + kFrontBytes;
   kernels::cuda::set_own_pad(peers_, front);

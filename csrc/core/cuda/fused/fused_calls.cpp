@@ -68,6 +68,26 @@ class Delivery {
   bool joined_ = false;
 };
 
+// Brings the rows, or tells the transport that an exception has kept this rank from that.
+class Bringing {
+ public:
+  explicit Bringing(ShardTransport& transport) : transport_(transport) {}
+  ~Bringing() {
+    if (!delivered_) transport_.give_up();
+  }
+  Bringing(const Bringing&) = delete;
+  Bringing& operator=(const Bringing&) = delete;
+
+  void deliver(const Peers& peers, const GatheredRows& rows, cudaStream_t stream) {
+    transport_.deliver(peers, rows, stream);
+    delivered_ = true;
+  }
+
+ private:
+  ShardTransport& transport_;
+  bool delivered_ = false;
+};
+
 void require_supported(const GemmBackend& backend, const FusedGemm& gemm) {
   if (const char* why = backend.why_unsupported(gemm)) throw std::invalid_argument(why);
 }
@@ -184,9 +204,10 @@ void all_gather_gemm(const Peers& all, const GemmBackend& backend, const LaunchC
   require_supported(backend, gemm);
 
   const comm::Range own = rows.plan.shard(peers.rank);
+  Bringing bringing(transport);
   Call call(peers, static_cast<int32_t>(rows.plan.chunks_per_shard), streams.compute);
   Delivery delivery(streams);
-  transport.deliver(peers, rows, streams.copy);
+  bringing.deliver(peers, rows, streams.copy);
   copy(at(workspace, own.begin * rows.row_bytes), rows.shard, own.size() * rows.row_bytes,
        streams.compute);
   const cudaError_t launched = backend.launch(gemm, config, streams.compute);

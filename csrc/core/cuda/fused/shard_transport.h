@@ -31,6 +31,10 @@ class ShardTransport {
   // running.
   virtual void deliver(const Peers& peers, const GatheredRows& rows, cudaStream_t stream) = 0;
 
+  // Is called in place of deliver, or after it has thrown, if a call is cut short on this rank
+  // alone: the peers' deliveries of that call get no answer.
+  virtual void give_up() noexcept {}
+
   // If deliver's stream waits for peers, enqueues, after the GEMM, what bounds that wait.
   virtual void confirm(const Peers& peers, cudaStream_t stream) {
     (void)peers;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/cuda/nccl/nccl.h"
+#include "core/cuda/nccl/nccl_connect.h"
 
 namespace axonn::comm {
 namespace {
@@ -148,6 +149,12 @@ PendingCall Communicator::launch(Kind kind, const std::string& signature, cudaSt
       numbered.watched->add(sequence, signature, [end] { return end->is_done(); });
     }
     return {sequence, std::move(end)};
+  } catch (const NotAccepted&) {  // at their first calls, NCCL waits for all ranks to connect
+    numbered.log->publish();
+    const std::string why =
+        numbered.log->explain_timeout(sequence, signature, grid_.options_.timeout.count());
+    grid_.watch_->fail(why);
+    throw CommunicationError(why);
   } catch (const std::exception& error) {
     grid_.watch_->fail(error.what());  // peers have issued the call, or will: end their wait
     throw;
@@ -175,18 +182,18 @@ void Communicator::register_buffer(void* data, int64_t bytes) {
   void* handle = nullptr;
   grid_.settle(ncclCommRegister(comm_, data, static_cast<size_t>(bytes), &handle), comm_,
                "axis " + axis_ + ": ncclCommRegister");
-  registrations_.push_back({data, handle, false});
+  registrations_.push_back({.data = data, .handle = handle});
 }
 
 void Communicator::register_window(void* data, int64_t bytes) {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
   grid_.check();
   const std::lock_guard lock(mutex_);
-  ncclWindow_t window = nullptr;
-  grid_.settle(ncclCommWindowRegister(comm_, data, static_cast<size_t>(bytes), &window,
+  Registration& made = registrations_.emplace_back();
+  grid_.settle(ncclCommWindowRegister(comm_, data, static_cast<size_t>(bytes), &made.window,
                                       NCCL_WIN_COLL_SYMMETRIC),
                comm_, "axis " + axis_ + ": ncclCommWindowRegister");
-  registrations_.push_back({data, window, true});
+  made.data = data;
 #else
   (void)data, (void)bytes;
   throw std::invalid_argument("windows need NCCL 2.27 or newer at build time");
@@ -204,8 +211,8 @@ void Communicator::deregister(void* data) {
   registrations_.erase(found);
   if (comm_ == nullptr) return;
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
-  if (gone.window) {
-    grid_.settle(ncclCommWindowDeregister(comm_, static_cast<ncclWindow_t>(gone.handle)), comm_,
+  if (gone.window != nullptr) {
+    grid_.settle(ncclCommWindowDeregister(comm_, gone.window), comm_,
                  "axis " + axis_ + ": ncclCommWindowDeregister");
     return;
   }

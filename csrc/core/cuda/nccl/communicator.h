@@ -5,6 +5,9 @@
 // enqueued so far, runs the collective, and marks its end; the caller lets a stream wait for that
 // mark when it needs the result. The host never waits, except for NCCL to accept the call.
 //
+// Calls may be captured in graphs, whose replays nobody watches. The graphs must be destroyed
+// before the grid is closed or destroyed, because NCCL waits for that when it ends a communicator.
+//
 // A thread watches all of them. The first error, and the first call that takes longer than the
 // timeout, aborts every communicator of the grid on every rank; from then on every call throws the
 // CommunicationError that says what happened.
@@ -15,7 +18,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -116,9 +121,11 @@ class Communicator {
   friend class CommunicatorGrid;
   using Issue = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
   struct Registration {
-    void* data;
-    void* handle;
-    bool window;
+    void* data = nullptr;
+    void* handle = nullptr;
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+    ncclWindow_t window = nullptr;  // if it is one
+#endif
   };
 
   Communicator(CommunicatorGrid& grid, const AxisRanks& axis, ncclComm_t comm);
@@ -150,7 +157,8 @@ class Communicator {
   std::vector<Issue> grouped_;
   std::string grouped_signature_;
   Kind grouped_kind_ = Kind::kCollective;
-  std::vector<Registration> registrations_;
+  // NCCL stores a window here, maybe after this rank has given up waiting for it.
+  std::list<Registration> registrations_;
   Numbered collectives_, transfers_;
 };
 
@@ -195,6 +203,9 @@ class CommunicatorGrid {
   const int64_t rank_;
   const std::string prefix_;
   const std::shared_ptr<KeyValueStore> store_, watch_store_;
+  // Where NCCL stores communicators that it makes. It may do so after this rank has given up
+  // waiting.
+  std::deque<ncclComm_t> made_;
   std::mutex parent_mutex_;
   ncclComm_t parent_ = nullptr;
   std::vector<std::unique_ptr<Communicator>> communicators_;

@@ -81,7 +81,7 @@ void CommunicatorGrid::close() {
 ncclComm_t CommunicatorGrid::connect(int64_t rank, int64_t world_size, const std::string& prefix) {
   const ncclUniqueId id = share_nccl_id(*store_, prefix + "/nccl", rank, options_.timeout);
   ncclConfig_t settings = config();
-  ncclComm_t comm = nullptr;
+  ncclComm_t& comm = made_.emplace_back(nullptr);
   const ncclResult_t result = ncclCommInitRankConfig(&comm, static_cast<int>(world_size), id,
                                                      static_cast<int>(rank), &settings);
   parent_ = comm;  // it is aborted if the next line throws
@@ -92,7 +92,7 @@ ncclComm_t CommunicatorGrid::connect(int64_t rank, int64_t world_size, const std
 // An axis shares no resources with the parent, because they run at the same time.
 std::unique_ptr<Communicator> CommunicatorGrid::split(const AxisRanks& axis) {
   ncclConfig_t settings = config();
-  ncclComm_t comm = nullptr;
+  ncclComm_t& comm = made_.emplace_back(nullptr);
   const std::string what = "splitting off axis " + axis.name;
   try {
     settle(ncclCommSplit(parent_, colour_of(axis), key_of(axis, rank_), &comm, &settings), parent_,
@@ -135,10 +135,16 @@ void CommunicatorGrid::check_health() {
   for (const auto& one : communicators_) one->check_async();
 }
 
+// An abort waits for the communicator's own kernels, which may be enqueued behind those of another
+// axis. In a group, NCCL tells the kernels of all before it waits for any.
 void CommunicatorGrid::abort_all() {
+  const bool grouped = ncclGroupStart() == ncclSuccess;
   for (const auto& one : communicators_) one->abort();
-  const std::lock_guard lock(parent_mutex_);
-  if (parent_ != nullptr) (void)ncclCommAbort(std::exchange(parent_, nullptr));
+  {
+    const std::lock_guard lock(parent_mutex_);
+    if (parent_ != nullptr) (void)ncclCommAbort(std::exchange(parent_, nullptr));
+  }
+  if (grouped) (void)ncclGroupEnd();
 }
 
 }  // namespace axonn::comm

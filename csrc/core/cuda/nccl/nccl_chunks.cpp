@@ -6,6 +6,7 @@
 #include "core/cuda/fused/copies.h"
 #include "core/cuda/nccl/nccl.h"
 #include "core/cuda/nccl/nccl_connect.h"
+#include "core/ranks/errors.h"
 #include "core/schedule/chunk_exchange.h"
 
 namespace axonn::kernels::cuda {
@@ -56,6 +57,11 @@ void NcclChunks::deliver(const Peers& peers, const GatheredRows& rows, cudaStrea
   // If shards differ in size, sends and receives do not match.
   if (rows.plan.count % rows.plan.num_shards != 0) {
     throw std::invalid_argument("the ranks' shards differ in size");
+  }
+  if (gave_up_) {
+    throw comm::CommunicationError(
+        "NCCL brings no more rows to rank " + std::to_string(peers.rank) +
+        ": an earlier call was cut short on this rank, and its peers are ahead of it");
   }
   const auto layout = comm::SignalLayout::of(rows.plan, 1);
   const int64_t own = rows.plan.shard(peers.rank).begin;

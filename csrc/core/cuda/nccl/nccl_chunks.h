@@ -4,6 +4,7 @@
 
 #include <nccl.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
@@ -35,7 +36,11 @@ class NcclChunks : public ShardTransport {
   NcclChunks& operator=(const NcclChunks&) = delete;
 
   bool writes_to_peers() const override { return false; }
+  // Throws CommunicationError if NCCL refuses a chunk, and ever after a call was given up.
   void deliver(const Peers& peers, const GatheredRows& rows, cudaStream_t stream) override;
+  // Sends and receives are matched by their order. After a call that this rank has not finished,
+  // its next chunk would be taken for one of that call.
+  void give_up() noexcept override { gave_up_ = true; }
   // A send waits for the peer that receives it. This waits for the sends in a kernel of one warp,
   // within the time budget.
   void confirm(const Peers& peers, cudaStream_t stream) override;
@@ -52,6 +57,7 @@ class NcclChunks : public ShardTransport {
 
   const std::chrono::duration<double> timeout_;
   std::mutex mutex_;  // NCCL takes one call at a time
+  std::atomic<bool> gave_up_ = false;
   ncclComm_t comm_ = nullptr;
 };
 

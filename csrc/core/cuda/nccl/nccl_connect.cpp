@@ -43,7 +43,7 @@ void settle_nccl(ncclResult_t result, ncclComm_t comm, const std::string& what,
     if (result != ncclInProgress) break;
     if (check) check();
     if (Clock::now() > end) {
-      throw CommunicationError(what + ": not done " + after_timeout(timeout.count()));
+      throw NotAccepted(what + ": not done " + after_timeout(timeout.count()));
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, std::chrono::microseconds(1000));

@@ -7,6 +7,7 @@
 #include <functional>
 #include <string>
 
+#include "core/ranks/errors.h"
 #include "core/ranks/key_value_store.h"
 
 namespace axonn::comm {
@@ -16,8 +17,15 @@ namespace axonn::comm {
 ncclUniqueId share_nccl_id(KeyValueStore& store, const std::string& key, int64_t rank,
                            std::chrono::duration<double> timeout);
 
+// NCCL has not accepted a call within the timeout, since a peer has not come to it.
+class NotAccepted : public CommunicationError {
+ public:
+  using CommunicationError::CommunicationError;
+};
+
 // Waits until NCCL has accepted what returned `result`; `check` is called meanwhile, and may throw.
-// Throws CommunicationError naming `what` if NCCL refuses it or is not done within the timeout.
+// Throws CommunicationError naming `what` if NCCL refuses it, and NotAccepted if it is not done
+// within the timeout.
 void settle_nccl(ncclResult_t result, ncclComm_t comm, const std::string& what,
                  std::chrono::duration<double> timeout, const std::function<void()>& check = {});
 

@@ -1,0 +1,183 @@
+// NCCL on the runtime: communicators of virtual ranks in one process. nccl.h declares its
+// functions, which are in api_nccl.cpp. Source of what they do: NVIDIA, NCCL 2.30, src/init.cc,
+// group.cc and enqueue.cc.
+//
+// Each rank stands for a process of its own: nothing that one rank does makes NCCL do anything for
+// another one, except over the "wire".
+#pragma once
+
+#include <nccl.h>
+
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "gpu_machine/runtime/nccl/meeting.h"
+#include "gpu_machine/runtime/runtime.h"
+
+struct ncclComm;
+
+namespace axonn::gpu_machine::nccl {
+
+class Nccl;
+using CommPtr = std::shared_ptr<ncclComm>;
+
+// What a configuration asks for, after NCCL's defaults.
+struct Config {
+  bool blocking = true;
+  int min_ctas = 0, max_ctas = 0;  // 0: as NCCL chooses
+  int cluster = 4;                 // CTAs that start together; on sm_90
+  bool shares = false;             // whether what is split off shares resources
+  bool no_ctas = false;            // copy engines move what lies in windows
+};
+
+// Collectives that all ranks call as one group.
+struct Round {
+  int first = 0;  // the rank that came first
+  std::vector<Call> calls;
+  std::vector<MeetingPtr> meetings;
+  std::set<int> ranks;  // that have come
+};
+
+// A transfer of which one end or both have come.
+struct Transfer {
+  Call call;
+  int rank = 0;  // of the end that came first
+  MeetingPtr meeting;
+};
+
+// The ranks of a communicator.
+struct Clique {
+  std::string name;
+  int size = 0;
+  std::map<int, ncclComm*> members;  // by rank; those that have joined
+  // What the adversary chooses once all have joined.
+  std::vector<int> ring;
+  int min_ctas = 1, max_ctas = 1, transfer_ctas = 1;
+  // Whether ranks connect at their first calls, for which NCCL's thread then waits for the peers.
+  bool connects_late = false;
+  std::set<int> connecting;                                 // ranks with a first collective
+  std::map<std::pair<int, int>, std::set<int>> to_connect;  // and those of transfers, by pair
+
+  std::map<int64_t, Round> rounds;                               // by number
+  std::map<std::pair<int, int>, std::deque<Transfer>> sends;     // whose receive has not begun
+  std::map<std::pair<int, int>, std::deque<Transfer>> receives;  // whose send has not begun
+  std::map<int64_t, std::map<int, ncclComm*>> windows;           // ranks that register the n-th one
+  std::map<int64_t, std::map<int, std::pair<int, int>>> splits;  // colour and key of the n-th one
+  std::map<std::pair<int64_t, int>, std::shared_ptr<Clique>> parts;  // by split and colour
+};
+
+// The order of a communicator's kernels, which NCCL keeps in the order of the calls, whatever their
+// streams. Communicators that share resources have one.
+struct LaunchOrder {
+  SignalPtr last;        // the end of the kernel before
+  uint64_t capture = 0;  // in which the kernel before lies, and its node
+  size_t node = 0;
+};
+
+// Work of a communicator that is not a kernel, and ends some time later: returns nothing as long
+// as it cannot.
+struct Job {
+  CommPtr comm;  // whose state it is
+  int delay = 0;
+  std::function<std::optional<ncclResult_t>()> attempt;
+  std::function<void()> cancel = [] {};  // what NCCL does when the communicator is aborted before
+  std::string waits_for = {};            // for reports of deadlocks
+  bool always_blocks = false;            // even if the communicator does not
+};
+
+// What a thread has called since ncclGroupStart.
+struct Group {
+  const Nccl* of = nullptr;
+  int depth = 0;
+  ncclResult_t error = ncclSuccess;
+  std::vector<std::pair<CommPtr, Call>> calls;
+  std::vector<Job> jobs;
+};
+
+// The state of NCCL, for one Runtime.
+class Nccl {
+ public:
+  explicit Nccl(Runtime& of_runtime);
+  static Nccl& current();
+
+  // --- api_nccl.cpp calls these ---
+  ncclResult_t unique_id(ncclUniqueId& id);
+  ncclResult_t init(ncclComm_t* comm, int size, const ncclUniqueId& id, int rank,
+                    const ncclConfig_t* config);
+  ncclResult_t init_all(ncclComm_t* comms, int count, const int* devices);
+  ncclResult_t split(ncclComm& parent, int colour, int key, ncclComm_t* made,
+                     const ncclConfig_t* config);
+  ncclResult_t finalize(ncclComm& comm);
+  ncclResult_t destroy(ncclComm& comm);
+  ncclResult_t abort(ncclComm& comm);
+  ncclResult_t async_error(ncclComm& comm, ncclResult_t& state);
+  ncclResult_t register_window(ncclComm& comm, void* data, size_t bytes, ncclWindow_t* window);
+  ncclResult_t call(ncclComm& comm, const Call& call);
+  ncclResult_t group_start();
+  ncclResult_t group_end();
+  // In a group, an error is that of the group, too. Returns the result that it is given.
+  ncclResult_t fail_group(ncclResult_t result);
+
+  // Returns the communicator, or null, having ended the machine, for one that is none any more.
+  CommPtr find(ncclComm_t comm, const char* function);
+  // Remembers why a call is refused, for ncclGetLastError.
+  ncclResult_t refuse(ncclResult_t result, const std::string& why);
+  ncclResult_t misuse(const std::string& what);
+  const std::string& last_error() const { return last_error_; }
+
+  Runtime& runtime;
+  std::map<uint64_t, uint64_t> allocations;  // of ncclMemAlloc: address and bytes
+
+ private:
+  friend class Kernel;
+  CommPtr make_comm(std::shared_ptr<Clique> clique, int rank, int device, const Config& config);
+  Job joining(const CommPtr& comm, ncclComm_t* made);
+  Job ending(const CommPtr& comm, const char* what, bool frees);
+  ncclResult_t check_usable(const ncclComm& comm, const char* what);
+  void choose_for(Clique& clique);
+  Group& group();
+  // Does jobs and launches, at once or behind the caller's back.
+  ncclResult_t carry_out(Group done);
+  // Whether the ranks of these calls are connected; says that this one wants to be.
+  bool are_connected(const ncclComm& comm, const std::vector<Call>& calls) const;
+  ncclResult_t launch(const CommPtr& comm, const std::vector<Call>& calls);
+  ncclResult_t submit(const CommPtr& comm, std::vector<Call> calls, cudaStream_t stream);
+  bool work_in_background();
+  void tell_peers_of_abort(const ncclComm& comm);
+
+  std::vector<CommPtr> comms_;
+  std::map<std::string, std::shared_ptr<Clique>> cliques_;  // by unique id
+  std::list<Job> jobs_;                                     // of communicators that do not block
+  int64_t ids_ = 0;
+  std::string last_error_ = "no error";
+};
+
+}  // namespace axonn::gpu_machine::nccl
+
+// What nccl.h only declares: a communicator of one rank.
+struct ncclComm : std::enable_shared_from_this<ncclComm> {
+  enum class State { kJoining, kReady, kFinalized, kGone };
+
+  std::shared_ptr<axonn::gpu_machine::nccl::Clique> clique;
+  int rank = 0, device = 0;
+  axonn::gpu_machine::nccl::Config config;
+  State state = State::kJoining;
+  bool aborted = false;
+  ncclResult_t async = ncclInProgress;
+  int remote_error_in = -1;  // looks at the state until a peer's end is noticed; -1: it never is
+  int64_t rounds = 0, splits = 0, windows_begun = 0;
+  int kernels = 0;  // enqueued, and not over
+  std::shared_ptr<axonn::gpu_machine::nccl::LaunchOrder> order;
+  std::vector<std::weak_ptr<void>> graphs;  // that hold kernels of this communicator
+  std::map<void*, std::pair<uint64_t, uint64_t>> registered, windows;  // address and bytes
+
+  bool has_graphs() const;
+  std::string name() const { return clique->name + " on rank " + std::to_string(rank); }
+};
