@@ -30,7 +30,7 @@ class Communicators:
     def __init__(self, axes: Mapping[str, Sequence[int]], *, library: Any = _library.cuda) -> None:
         self._axes = {axis: list(ranks) for axis, ranks in axes.items()}
         self._library = library
-        self._made: dict[tuple[bool, int], CommunicatorGrid | None] = {}
+        self._made: dict[int, CommunicatorGrid | str] = {}  # by max_ctas; or why there are none
 
     def get(
         self, device: torch.device, *, required: bool = False, max_ctas: int = 0
@@ -62,10 +62,14 @@ class Communicators:
             raise ValueError(f"max_ctas must be >= 0, got {max_ctas}")
         if not self._axes:
             return None
-        key = (required, max_ctas)
-        if key not in self._made:
-            self._made[key] = self._make(device, required, max_ctas)
-        return self._made[key]
+        if max_ctas not in self._made:
+            self._made[max_ctas] = self._make(device, required, max_ctas)
+        made = self._made[max_ctas]
+        if not isinstance(made, str):
+            return made
+        if required:
+            raise RuntimeError(f"{made}; axonn-ext doctor says more")
+        return None
 
     def close(self) -> None:
         """Ends the communicators behind all their collectives. All ranks must call this.
@@ -74,11 +78,12 @@ class Communicators:
         a rank does not come within AXONN_TIMEOUT_SECONDS.
         """
         for made in self._made.values():
-            if made is not None:
+            if not isinstance(made, str):
                 made.close()
         self._made.clear()
 
-    def _make(self, device: torch.device, required: bool, max_ctas: int) -> CommunicatorGrid | None:
+    def _make(self, device: torch.device, required: bool, max_ctas: int) -> CommunicatorGrid | str:
+        """Makes the communicators; returns why not, on all ranks, if some rank cannot have them."""
         world, loaded = dist.group.WORLD, settings.load()
         assert world is not None, "a Grid needs an initialised process group"
         asks = f"max_ctas={max_ctas}" + (", required" if required else "")
@@ -98,14 +103,10 @@ class Communicators:
                 "NCCL communicators: all ranks must ask for the same ones, got "
                 + "; ".join(f"{theirs} on {_name(ranks)}" for theirs, ranks in asked.items())
             )
-        if missing and required:
-            raise RuntimeError(
-                "NCCL communicators of our own were asked for, but cannot be had: "
-                + "; ".join(f"{_name(ranks)}: {problem}" for problem, ranks in missing.items())
-                + "; axonn-ext doctor says more"
-            )
         if missing:
-            return None
+            return "NCCL communicators of our own were asked for, but cannot be had: " + "; ".join(
+                f"{_name(ranks)}: {problem}" for problem, ranks in missing.items()
+            )
         made: CommunicatorGrid = self._library.CommunicatorGrid(
             world.group_name,
             list(self._axes.items()),

@@ -158,11 +158,29 @@ def test_ranks_that_ask_for_different_ones(pool):
         assert "max_ctas=8 on ranks 0, 1, 3; max_ctas=4 on rank 2" in got and made == []
 
 
+def ask_in_vain() -> list[str]:
+    """What those hear who ask again and must have what could not be made."""
+    communicators = Communicators(AXES, library=None)
+    heard = []
+    assert communicators.get(GPU) is None
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="cannot be had") as error:
+            communicators.get(GPU, required=True)
+        heard.append(str(error.value))
+    communicators.close()
+    return heard
+
+
+def test_what_cannot_be_made_is_an_error_each_time(pool):
+    for first, second in pool(2).run(ask_in_vain):
+        assert first == second and "ranks 0, 1: this build of axonn_ext has no CUDA parts" in first
+
+
 def ask_often() -> tuple[int, int, int]:
     """How many were made; closed; and made again."""
     library = FakeLibrary()
     communicators = Communicators(AXES, library=library)
-    for options in ({}, {"max_ctas": 2}, {}, {"max_ctas": 2}):
+    for options in ({}, {"max_ctas": 2}, {"required": True}, {"max_ctas": 2}):
         assert communicators.get(GPU, **options) is library
     made = len(library.made)
     communicators.close()
