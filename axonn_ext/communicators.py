@@ -1,67 +1,187 @@
-"""Makes NCCL communicators for the axes of a grid on CUDA, without c10d."""
+"""NCCL communicators of our own for the axes of a grid on CUDA, beside those of c10d's groups."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import DistError, PrefixStore, Store
 
 from axonn_ext import _library, settings
-from axonn_ext.grid import Grid
 
 if TYPE_CHECKING:
     from axonn_ext._cuda import CommunicatorGrid
 
-AXES = ("x", "y", "z", "data")
+MIN_NCCL = (2, 18)  # the first that can split a communicator
 
 
-def connect(
-    grid: Grid,
-    device: torch.device | int,
-    *,
-    min_ctas: int = 0,
-    max_ctas: int = 0,
-    zero_cta: bool = False,
-) -> CommunicatorGrid:
-    """Returns an NCCL communicator with its own stream for each axis of more than one rank.
+class Communicators:
+    """The communicators of one grid: made when they are first asked for, and then kept.
 
-    All ranks must call this. Collectives are ordered with the current stream by events, and a
-    thread watches them: one that fails, or takes longer than AXONN_TIMEOUT_SECONDS, makes every
-    rank abort all communicators. With AXONN_DEBUG_COLLECTIVES=1 every collective is compared with
-    those of the peers before it is issued.
-
-    device              this rank's GPU
-    min_ctas, max_ctas  how many CTAs, and thus SMs, a collective uses; 0: NCCL chooses
-    zero_cta            use copy engines instead of SMs where NCCL can, on registered windows
-
-    Raises: RuntimeError if the CUDA parts are not built, or if a rank does not call this in time;
-    ValueError for a device that is not a GPU, or limits that contradict each other.
+    axes: the ranks along each axis of several ranks, in the order of the axis. All ranks have the
+        same axes in the same order, and this rank is among the ranks of each.
+    library: the compiled module; None in a build without CUDA parts. Tests hand in a substitute.
     """
-    device = torch.device("cuda", device) if isinstance(device, int) else device
-    if device.type != "cuda" or device.index is None:
-        raise ValueError(f"device must be a GPU with its index, such as cuda:0, got {device}")
-    if min_ctas < 0 or max_ctas < 0 or 0 < max_ctas < min_ctas:
-        raise ValueError(
-            f"min_ctas and max_ctas must be 0 or in ascending order, got {min_ctas} and {max_ctas}"
+
+    def __init__(self, axes: Mapping[str, Sequence[int]], *, library: Any = _library.cuda) -> None:
+        self._axes = {axis: list(ranks) for axis, ranks in axes.items()}
+        self._library = library
+        self._made: dict[int, CommunicatorGrid | str] = {}  # by max_ctas; or why there are none
+
+    def get(
+        self, device: torch.device, *, required: bool = False, max_ctas: int = 0
+    ) -> CommunicatorGrid | None:
+        """Returns an NCCL communicator, with a stream of its own, for each axis of several ranks.
+
+        Returns None, on all ranks, if some rank cannot have them and they are not `required`, and
+        if no axis has several ranks.
+
+        All ranks must ask for the same, in the same order; the first time, they meet in c10d's
+        store and in NCCL. The communicators are split from one of all ranks. A collective begins
+        behind what the current stream was given before it, and what is returned makes a stream
+        wait for its end. A thread watches: after a failure, or a collective that takes longer than
+        AXONN_TIMEOUT_SECONDS, every rank aborts all communicators of the grid, and their next
+        calls raise RuntimeError with the axis, the collective and the ranks that are behind.
+
+        device    this rank's GPU; one and the same in all calls
+        required  whether to raise instead of returning None
+        max_ctas  the most CTAs, and thus SMs, that a collective uses; 0: NCCL chooses
+
+        Raises:
+            ValueError: the device is not a GPU with its index, or max_ctas is negative.
+            RuntimeError: they are required, and a rank cannot have them; ranks ask for different
+                ones; a rank does not come within AXONN_TIMEOUT_SECONDS.
+        """
+        if device.type != "cuda" or device.index is None:
+            raise ValueError(f"device must be a GPU with its index, such as cuda:0, got {device}")
+        if max_ctas < 0:
+            raise ValueError(f"max_ctas must be >= 0, got {max_ctas}")
+        if not self._axes:
+            return None
+        if max_ctas not in self._made:
+            self._made[max_ctas] = self._make(device, required, max_ctas)
+        made = self._made[max_ctas]
+        if not isinstance(made, str):
+            return made
+        if required:
+            raise RuntimeError(f"{made}; axonn-ext doctor says more")
+        return None
+
+    def close(self) -> None:
+        """Ends the communicators behind all their collectives. All ranks must call this.
+
+        Without it they are aborted with the process. Raises RuntimeError if one has failed, or if
+        a rank does not come within AXONN_TIMEOUT_SECONDS.
+        """
+        for made in self._made.values():
+            if not isinstance(made, str):
+                made.close()
+        self._made.clear()
+
+    def _make(self, device: torch.device, required: bool, max_ctas: int) -> CommunicatorGrid | str:
+        """Makes the communicators; returns why not, on all ranks, if some rank cannot have them."""
+        world, loaded = dist.group.WORLD, settings.load()
+        assert world is not None, "a Grid needs an initialised process group"
+        asks = f"max_ctas={max_ctas}" + (", required" if required else "")
+        said = said_by_all(
+            world.get_group_store(), world.rank(), world.size(),
+            json.dumps([asks, why_none(self._library)]), timeout_s=loaded.timeout_seconds,
+        )  # fmt: skip
+        asked: dict[str, list[int]] = {}
+        missing: dict[str, list[int]] = {}
+        for text, ranks in said.items():
+            theirs, problem = json.loads(text)
+            asked[theirs] = sorted(asked.get(theirs, []) + ranks)
+            if problem:
+                missing[problem] = sorted(missing.get(problem, []) + ranks)
+        if len(asked) > 1:
+            raise RuntimeError(
+                "NCCL communicators: all ranks must ask for the same ones, got "
+                + "; ".join(f"{theirs} on {_name(ranks)}" for theirs, ranks in asked.items())
+            )
+        if missing:
+            return "NCCL communicators of our own were asked for, but cannot be had: " + "; ".join(
+                f"{_name(ranks)}: {problem}" for problem, ranks in missing.items()
+            )
+        made: CommunicatorGrid = self._library.CommunicatorGrid(
+            world.group_name,
+            list(self._axes.items()),
+            device=device.index,
+            max_ctas=max_ctas,
+            compare_calls=loaded.debug_collectives,
+            timeout_seconds=loaded.timeout_seconds,
         )
-    if _library.cuda is None:
+        return made
+
+
+def why_none(library: Any) -> str:
+    """Returns why this process cannot have communicators of our own; "" if it can.
+
+    library: the compiled module, or None.
+    """
+    if library is None:
+        return "this build of axonn_ext has no CUDA parts"
+    version = str(library.build_info()["nccl"])
+    if tuple(int(part) for part in version.split(".") if part)[:2] < MIN_NCCL:
+        needed = ".".join(map(str, MIN_NCCL))
+        return f"NCCL {version or 'of unknown version'} is loaded, and {needed} is the oldest"
+    return ""
+
+
+def said_by_all(
+    store: Store, rank: int, size: int, text: str, *, timeout_s: float
+) -> dict[str, list[int]]:
+    """Returns, on every rank, the ranks that said each text, by text.
+
+    Rank 0 reads what the others say and tells all of them, so that the store serves each rank a few
+    times only. All ranks must call this equally often.
+
+    Raises RuntimeError that names the ranks that do not come within timeout_s seconds.
+    """
+    number = store.add(f"axonn/communicators/calls/{rank}", 1)
+    here = PrefixStore(f"axonn/communicators/{number}", store)
+    here.set(f"said/{rank}", text)
+    if rank == 0:
+        here.set("answer", json.dumps(_collect(here, size, timeout_s)))
+    elif not _comes(here, ["answer"], timeout_s):
         raise RuntimeError(
-            "this build of axonn_ext has no CUDA parts, which its NCCL communicators are among; "
-            "axonn-ext doctor says what is missing"
+            f"NCCL communicators: rank {rank} has heard nothing of rank 0 for {timeout_s:g} s "
+            "(AXONN_TIMEOUT_SECONDS)"
         )
-    world = dist.group.WORLD
-    assert world is not None, "a Grid needs an initialised process group"
-    loaded = settings.load()
-    members = [(axis, dist.get_process_group_ranks(grid.group(axis))) for axis in AXES]
-    communicators: CommunicatorGrid = _library.cuda.CommunicatorGrid(
-        world.group_name,
-        [(axis, ranks) for axis, ranks in members if len(ranks) > 1],
-        device=device.index,
-        min_ctas=min_ctas,
-        max_ctas=max_ctas,
-        zero_cta=zero_cta,
-        compare_calls=loaded.debug_collectives,
-        timeout_seconds=loaded.timeout_seconds,
-    )
-    return communicators
+    answer = json.loads(here.get("answer"))
+    if isinstance(answer, str):
+        raise RuntimeError(answer)
+    return {said: list(ranks) for said, ranks in answer.items()}
+
+
+def _collect(store: Store, size: int, timeout_s: float) -> dict[str, list[int]] | str:
+    """Returns the ranks by what they say, or, if some do not come, what every rank is to raise."""
+    keys = [f"said/{rank}" for rank in range(size)]
+    if not _comes(store, keys, timeout_s):
+        absent = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        if absent:
+            return (
+                f"NCCL communicators: {_name(absent)} did not ask for them within {timeout_s:g} s "
+                "(AXONN_TIMEOUT_SECONDS)"
+            )
+    said: dict[str, list[int]] = {}
+    for rank, key in enumerate(keys):
+        said.setdefault(store.get(key).decode(), []).append(rank)
+    return said
+
+
+def _comes(store: Store, keys: Sequence[str], timeout_s: float) -> bool:
+    try:
+        store.wait(list(keys), timedelta(seconds=timeout_s))
+    except DistError:
+        return False
+    return True
+
+
+def _name(ranks: Sequence[int]) -> str:
+    """Returns "rank 3" or "ranks 0, 1, 5"."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

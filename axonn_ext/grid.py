@@ -19,8 +19,9 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from axonn_ext import ops, settings  # noqa: F401  (ops registers torch.ops.axonn)
+from axonn_ext.communicators import Communicators
 from axonn_ext.side_groups import SideGroups
-from axonn_ext.spec.grid import AXES, GridShape
+from axonn_ext.spec.grid import AXES, SUM_ORDER, GridShape
 
 _WATCHDOG_SECONDS = 30.0  # c10d's watchdog ends a process so long after AXONN_TIMEOUT_SECONDS
 Dims = Mapping[int, Sequence[str]]  # tensor dim -> the axes that split it, slowest first
@@ -86,6 +87,13 @@ class Grid:
         self._ends = self._make_ends(strides[AXES.index("pipe")])
         self._mesh: DeviceMesh | None = None
         self.side_groups = SideGroups()
+        self.communicators = Communicators(
+            {
+                axis: dist.get_process_group_ranks(self.group(axis))
+                for axis in SUM_ORDER
+                if self.size(axis) > 1
+            }
+        )
 
     def _make_model_group(self) -> AxisGroup:
         """Makes the group of the ranks of x, y and z, which hold one copy of the model.

@@ -319,6 +319,7 @@ def _verdict(verdict: stamps.Verdict) -> str:
 def find_algorithms(*, can_share: bool, cuda_kernels: set[str]) -> list[Finding]:
     """Returns which algorithms each op uses on CPU and CUDA tensors, and why."""
     from axonn_ext import _library
+    from axonn_ext.communicators import why_none
     from axonn_ext.ops.specs import SPECS, linear, matmuls
 
     default = "fused" if can_share else "sequential"
@@ -334,6 +335,9 @@ def find_algorithms(*, can_share: bool, cuda_kernels: set[str]) -> list[Finding]
     over = f"over c10d's {library}" if nccl else f"torch has no {library}"
     if not _machine.runs_cuda():
         findings.append(Finding("algorithms", "ROCm", ROCM))
+    why = why_none(_library.cuda)
+    text = f"over c10d's {library}, since {why}" if why else "over NCCL communicators of our own"
+    findings.append(Finding("algorithms", "collectives of axonn_ext.overlap on CUDA", text))
     products = {spec.name for spec in (*matmuls.SPECS, *linear.SPECS)}
     for op, spec in SPECS.items():
         there = op in cuda_kernels

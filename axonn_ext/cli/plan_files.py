@@ -92,12 +92,14 @@ def config_as_json(estimate: Estimate, machine: Machine, budget: Budget) -> Json
 def _options_as_json(options: Options, *, pipe: int) -> Json:
     """Returns the options that were searched.
 
-    Algorithms and Overlap.wait_at_once are left out, since they change no prediction.
+    Algorithms, and how an overlap's collectives travel and are waited for, are left out: they
+    change no prediction.
     """
     values = dataclasses.asdict(options)
     del values["algorithm"]
     if values["overlap"] is not None:
-        del values["overlap"]["wait_at_once"]
+        for name in ("wait_at_once", "communicators", "max_ctas"):
+            del values["overlap"][name]
     if pipe == 1:
         values["pipeline"] = None
     return values

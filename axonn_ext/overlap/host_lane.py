@@ -14,6 +14,7 @@ from torch import Tensor
 from axonn_ext import _C
 from axonn_ext.grid import AxisGroup
 from axonn_ext.overlap.lane import ORDER, Collective, Lane, first_line, orders_differ
+from axonn_ext.overlap.transport import C10dTransport, Started
 from axonn_ext.overlap.watch import POLL_SECONDS, Watch
 
 
@@ -27,7 +28,7 @@ class HostLane(Lane):
     _check: tuple[Collective, torch.Tensor] | None = None
 
     def __init__(self, axis: AxisGroup, lanes: _C.Lanes, watch: Watch) -> None:
-        super().__init__(axis, lanes, watch)
+        super().__init__(axis, lanes, watch, C10dTransport(axis))
         self._link = _C.emulated_link(axis.name) if axis.size > 1 else None
 
     def start_check(self) -> None:
@@ -48,14 +49,16 @@ class HostLane(Lane):
 
     def _start(
         self, signature: str, sequence: int, tensors: tuple[Tensor, ...],
-        start: Callable[[], dist.Work], *, sent_bytes: int,
+        start: Callable[[], Started], *, sent_bytes: int,
     ) -> Collective:  # fmt: skip
         transfer = None
         if self._link is not None:
             submitted = self._lanes.now()
             transfer = _Transfer(self._link, self._link.begin(sent_bytes), submitted)
+        work = start()
+        assert isinstance(work, dist.Work)  # of c10d
         return _OnHost(
-            signature, sequence, self._watch, lanes=self._lanes, lane=self._lane, work=start(),
+            signature, sequence, self._watch, lanes=self._lanes, lane=self._lane, work=work,
             transfer=transfer,
         )  # fmt: skip
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-import torch.distributed as dist
 from torch import Tensor
 
 from axonn_ext import _C
 from axonn_ext.grid import AxisGroup
+from axonn_ext.overlap.transport import Started, Transport
 from axonn_ext.overlap.watch import CommunicationError, Watch
 
 ORDER = "the order of collectives"
@@ -48,11 +48,13 @@ class Lane(ABC):
     wait_at_once: each collective is waited for as soon as it is started; nothing else changes.
     """
 
-    def __init__(self, axis: AxisGroup, lanes: _C.Lanes, watch: Watch) -> None:
+    def __init__(
+        self, axis: AxisGroup, lanes: _C.Lanes, watch: Watch, transport: Transport
+    ) -> None:
         self.axis = axis
         self.wait_at_once = False
         self._lanes, self._watch = lanes, watch
-        self._group = axis.process_group
+        self._transport = transport
         self._lane = lanes.add_lane(axis.axis)
 
     @property
@@ -69,24 +71,24 @@ class Lane(ABC):
     def all_gather(self, output: Tensor, shard: Tensor, what: str) -> Collective:
         """Starts an all-gather of the shards into `output`, in rank order. Both are contiguous."""
 
-        def start() -> dist.Work:
-            return self._group._allgather_base(output, shard)
+        def start() -> Started:
+            return self._transport.all_gather(output, shard)
 
         return self._issue("all_gather", what, (shard, output), output.nbytes, start)
 
     def all_to_all(self, output: Tensor, input: Tensor, what: str) -> Collective:
         """Starts an all-to-all: `input` has one block for each rank, `output` one from each."""
 
-        def start() -> dist.Work:
-            return self._group.alltoall_base(output, input, [], [])
+        def start() -> Started:
+            return self._transport.all_to_all(output, input)
 
         return self._issue("reduce_scatter", what, (input, output), input.nbytes, start)
 
     def all_reduce(self, tensor: Tensor, what: str) -> Collective:
         """Starts an all-reduce in place."""
 
-        def start() -> dist.Work:
-            return self._group.allreduce([tensor])
+        def start() -> Started:
+            return self._transport.all_reduce(tensor)
 
         return self._issue("all_reduce", what, (tensor,), tensor.nbytes, start)
 
@@ -112,7 +114,7 @@ class Lane(ABC):
     @abstractmethod
     def _start(
         self, signature: str, sequence: int, tensors: tuple[Tensor, ...],
-        start: Callable[[], dist.Work], *, sent_bytes: int,
+        start: Callable[[], Started], *, sent_bytes: int,
     ) -> Collective:  # fmt: skip
         """Calls `start`, which issues a collective that reads and writes the tensors.
 
@@ -121,7 +123,7 @@ class Lane(ABC):
 
     def _issue(
         self, kind: str, what: str, tensors: tuple[Tensor, ...], num_bytes: int,
-        start: Callable[[], dist.Work],
+        start: Callable[[], Started],
     ) -> Collective:  # fmt: skip
         passed_in = tensors[0]
         dtype = str(passed_in.dtype).removeprefix("torch.")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +21,15 @@ from axonn_ext.overlap.host_lane import HostLane
 from axonn_ext.overlap.lane import Lane
 from axonn_ext.overlap.stream_lane import StreamLane
 from axonn_ext.overlap.sums import BucketedSums, ScatteredSums
+from axonn_ext.overlap.transport import C10dTransport, NcclTransport
 from axonn_ext.overlap.watch import Watch
 from axonn_ext.overlap.weights import GatheredWeights
 from axonn_ext.spec.grid import SUM_ORDER
 from axonn_ext.spec.parallel import Overlap
 from axonn_ext.zero import BlockingExchange, all_shards, shards_of
+
+if TYPE_CHECKING:
+    from axonn_ext._cuda import CommunicatorGrid
 
 
 class Orchestrator:
@@ -50,6 +55,10 @@ class Orchestrator:
     matter. Ranks that run the same program therefore issue the same collectives. All sums have a
     fixed order, and `wait_at_once` does not change any bit.
 
+    On GPUs, collectives go over the grid's NCCL communicators of our own, or over its c10d groups:
+    see Overlap. With the former, a failed collective aborts those of all ranks, who all get an
+    error; with the latter, c10d ends the process.
+
     All ranks must make the same orchestrators in the same order. A process may have several, each
     for its own modules. torch.utils.checkpoint can be used. Gradients must be computed by
     `backward`, not by torch.autograd.grad. A CUDA graph may capture a whole step, from `end_step`
@@ -57,7 +66,9 @@ class Orchestrator:
 
     Raises:
         ValueError: the parameters lie on several grids or devices, or belong to another
-            orchestrator already.
+            orchestrator already; or options of GPUs are set for parameters on the CPU.
+        RuntimeError: communicators of our own are asked for, and some rank cannot have them; or a
+            rank does not come to make them within AXONN_TIMEOUT_SECONDS.
         CommunicationError (from any later call, backward included; on GPUs from `sync_gradients`
             and `settle`): a collective failed, took more than AXONN_TIMEOUT_SECONDS, or ranks
             issued different collectives.
@@ -111,12 +122,30 @@ class Orchestrator:
         ]
         for watch in watches:
             watch.siblings = [other for other in watches if other is not watch]
-        return {watch.axis: self._make_lane(grid.axis(watch.axis), watch) for watch in watches}
+        own = self._own_communicators(grid)
+        return {watch.axis: self._make_lane(grid.axis(watch.axis), watch, own) for watch in watches}
 
-    def _make_lane(self, axis: AxisGroup, watch: Watch) -> Lane:
+    def _make_lane(self, axis: AxisGroup, watch: Watch, own: CommunicatorGrid | None) -> Lane:
         if self._device.type == "cpu":
             return HostLane(axis, self._recorder, watch)
-        return StreamLane(axis, self._recorder, watch, device=self._device)
+        transport = C10dTransport(axis) if own is None else NcclTransport(axis, own)
+        return StreamLane(axis, self._recorder, watch, transport=transport, device=self._device)
+
+    def _own_communicators(self, grid: Grid) -> CommunicatorGrid | None:
+        """Returns the grid's NCCL communicators; None where c10d's groups are used."""
+        overlap = self.overlap
+        if self._device.type == "cpu":
+            if overlap.needs_own_communicators:
+                raise ValueError(
+                    f"Orchestrator: communicators={overlap.communicators!r} with "
+                    f"max_ctas={overlap.max_ctas} is for GPUs, but the parameters lie on the cpu"
+                )
+            return None
+        if overlap.communicators == "c10d":
+            return None
+        return grid.communicators.get(
+            self._device, required=overlap.needs_own_communicators, max_ctas=overlap.max_ctas
+        )
 
     def __enter__(self) -> Orchestrator:
         return self

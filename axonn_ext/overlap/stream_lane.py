@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from axonn_ext import _C
 from axonn_ext.grid import AxisGroup
 from axonn_ext.overlap.clock import StreamClock
 from axonn_ext.overlap.lane import ORDER, Collective, Lane, first_line, orders_differ
-from axonn_ext.overlap.watch import POLL_SECONDS, Watch
+from axonn_ext.overlap.transport import Started, Transport
+from axonn_ext.overlap.watch import POLL_SECONDS, CommunicationError, Watch
 
 _SLEEP_SECONDS = 2e-4
 _MANY = 256  # the number of collectives with unread times at which the lane reads them
 
 
 class StreamLane(Lane):
-    """Runs c10d's collectives on tensors of a GPU, each on the lane's own stream.
+    """Runs collectives on tensors of a GPU, ordered by the lane's own stream.
 
     A collective runs once the collective before it is done, and once the stream that was current
     when it was started has finished its work up to then. `wait` makes the stream wait that is
@@ -35,10 +35,10 @@ class StreamLane(Lane):
     """
 
     def __init__(
-        self, axis: AxisGroup, lanes: _C.Lanes, watch: Watch, *, device: torch.device,
-        gpu: Any = torch.cuda,
+        self, axis: AxisGroup, lanes: _C.Lanes, watch: Watch, *, transport: Transport,
+        device: torch.device, gpu: Any = torch.cuda,
     ) -> None:  # fmt: skip
-        super().__init__(axis, lanes, watch)
+        super().__init__(axis, lanes, watch, transport)
         self._gpu, self._device = gpu, device
         self._stream = gpu.Stream(device)
         self._clock = StreamClock(device, gpu)
@@ -68,6 +68,7 @@ class StreamLane(Lane):
         own = torch.full((1,), self._watch.digest, dtype=torch.int64, device=self._device)
         digests = own.new_empty(self.axis.size)
         check = self.all_gather(digests, own, ORDER)
+        assert isinstance(check, _InStream)
         check.wait()
         differs = (digests != own).any().to("cpu", non_blocking=True)
         copied = self._clock.mark(self._gpu.current_stream(self._device))
@@ -79,13 +80,13 @@ class StreamLane(Lane):
         if self._check is None or self.capturing:
             return
         check, self._check = self._check, None
-        wait_on_host(check.copied, check.collective, self._watch)
+        check.collective.wait_on_host(check.copied)
         if check.differs:
             raise orders_differ(check.collective)
 
     def _start(
         self, signature: str, sequence: int, tensors: tuple[Tensor, ...],
-        start: Callable[[], dist.Work], *, sent_bytes: int,
+        start: Callable[[], Started], *, sent_bytes: int,
     ) -> Collective:  # fmt: skip
         if len(self._unread) >= _MANY:
             self._read_times()
@@ -102,6 +103,7 @@ class StreamLane(Lane):
         return _InStream(
             signature, sequence, self._watch, gpu=self._gpu, device=self._device, issued_on=current,
             runs_on=self._stream, done=done, marks=marks, tensors=tensors,
+            transport=self._transport,
         )  # fmt: skip
 
     def _read_times(self) -> None:
@@ -125,16 +127,17 @@ class _InStream(Collective):
     def __init__(
         self, signature: str, sequence: int, watch: Watch, *, gpu: Any, device: torch.device,
         issued_on: torch.Stream, runs_on: torch.Stream, done: torch.Event, marks: _Marks,
-        tensors: tuple[Tensor, ...],
+        tensors: tuple[Tensor, ...], transport: Transport,
     ) -> None:  # fmt: skip
         super().__init__(signature, sequence, watch)
+        self._transport = transport
         self._gpu, self._device = gpu, device
         self._issued_on, self._runs_on = issued_on, runs_on
         self._done, self._marks, self._tensors = done, marks, tensors
         self._readers: list[torch.Stream] = []
 
     def wait(self) -> None:
-        """See `Collective`. After an error of the network, c10d's watchdog ends the process.
+        """See `Collective`. On c10d's groups, an error of the network ends the process.
 
         Raises: RuntimeError if the collective was started outside of the capture of a CUDA graph
             and is waited for inside, or the reverse.
@@ -158,9 +161,40 @@ class _InStream(Collective):
             for tensor in self._tensors:
                 tensor.record_stream(current)
         if self._watch.compares and self._marks.timed and not self.retired:
-            wait_on_host(self._done, self, self._watch)
+            self.wait_on_host(self._done)
             self._watch.done(self.sequence)
         self.retired = True
+
+    def wait_on_host(self, event: torch.Event) -> None:
+        """Waits until the GPU has passed an event behind the collective, and looks for failures.
+
+        Raises: CommunicationError after AXONN_TIMEOUT_SECONDS, or if a peer or NCCL has failed.
+        """
+        began = time.monotonic()
+        try:
+            while not event.query():
+                if time.monotonic() - began > POLL_SECONDS:
+                    with self._watch.noted_wait(self.sequence, self.signature, POLL_SECONDS):
+                        self._wait_for_long(event)
+                time.sleep(_SLEEP_SECONDS)
+            self._transport.check()  # what was aborted ends, too, but its results mean nothing
+        except CommunicationError:
+            raise
+        except RuntimeError as error:  # of a GPU, too
+            raise self.failed(first_line(error)) from error
+
+    def _wait_for_long(self, event: torch.Event) -> None:
+        began = looked = time.monotonic()
+        while not event.query():
+            now = time.monotonic()
+            if now - began > self._watch.timeout_s - POLL_SECONDS:
+                raise self.took_too_long()
+            if now - looked > POLL_SECONDS:
+                looked = now
+                self._transport.check()
+                if self._watch.someone_failed() and not event.query():
+                    raise self.failed("given up, since another rank has failed")
+            time.sleep(_SLEEP_SECONDS)
 
     def __del__(self) -> None:
         """Orders the collective before the next use of its tensors' memory.
@@ -226,35 +260,6 @@ class _Marks:
 class _Check:
     """A check of the order of collectives, whose result the host reads later."""
 
-    collective: Collective
+    collective: _InStream
     differs: Tensor  # in pinned memory; valid once the GPU has passed `copied`
     copied: torch.Event
-
-
-def wait_on_host(event: torch.Event, collective: Collective, watch: Watch) -> None:
-    """Waits until the GPU has passed the event.
-
-    Raises: CommunicationError for `collective` after AXONN_TIMEOUT_SECONDS, or if a peer failed.
-    """
-    began = time.monotonic()
-    try:
-        while not event.query():
-            if time.monotonic() - began > POLL_SECONDS:
-                with watch.noted_wait(collective.sequence, collective.signature, POLL_SECONDS):
-                    _wait_for_long(event, collective, watch)
-            time.sleep(_SLEEP_SECONDS)
-    except torch.AcceleratorError as error:
-        raise collective.failed(first_line(error)) from error
-
-
-def _wait_for_long(event: torch.Event, collective: Collective, watch: Watch) -> None:
-    began = looked = time.monotonic()
-    while not event.query():
-        now = time.monotonic()
-        if now - began > watch.timeout_s - POLL_SECONDS:
-            raise collective.took_too_long()
-        if now - looked > POLL_SECONDS:
-            looked = now
-            if watch.someone_failed() and not event.query():
-                raise collective.failed("given up, since another rank has failed")
-        time.sleep(_SLEEP_SECONDS)

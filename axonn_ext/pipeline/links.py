@@ -38,7 +38,7 @@ from axonn_ext.pipeline.wires import (
     open_channels,
 )
 from axonn_ext.side_groups import SideGroups
-from axonn_ext.tracing import record_message
+from axonn_ext.tracing import record_issued
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Links:
             )
         if self._delay is not None:
             job.due += self._delay(message.direction, message.stage, message.micro_batch)
-        record_message(f"pipeline {message.direction}", tensor, self._stages)
+        record_issued("send", f"pipeline {message.direction}", tensor, self._stages)
         self._senders[message.direction].add(job)
 
     def wait_for_sends(self) -> None:

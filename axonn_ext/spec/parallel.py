@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
@@ -12,6 +12,7 @@ LAYOUTS = ("sharded", "replicated")
 ALGORITHMS = ("auto", "fused", "chunked", "sequential")  # how the fused ops can run
 # The role of a Linear -> the axes (r, s) that split its out and in features; see nn.Linear.
 ROLES = MappingProxyType({"expand": ("x", "y"), "contract": ("y", "x")})
+COMMUNICATORS = ("auto", "own", "c10d")  # what collectives on GPUs go over
 # The size of a bucket of gradients that one collective sums. At this size the latency of the
 # collective does not matter, nor does the memory of the bucket compared with that of a model.
 BUCKET_BYTES = 32 << 20
@@ -72,8 +73,13 @@ class Overlap:
     bucket_bytes    the bytes of gradients that one collective sums
     wait_at_once    every collective is waited for where it is started, for comparison: collectives
                     and bits are the same, but nothing overlaps
+    communicators   on GPUs, what collectives go over: "own", NCCL communicators of axonn_ext;
+                    "c10d", the grid's process groups; "auto": own if all ranks can have them
+    max_ctas        on GPUs, the most CTAs, and thus SMs, that a collective uses; 0: NCCL chooses.
+                    Communicators are then "own"
 
-    Raises ValueError for a negative number, and for bucket_bytes=0.
+    Raises ValueError for a negative number, for bucket_bytes=0, for unknown communicators, and for
+    max_ctas with "c10d".
     """
 
     prefetch: int = 1
@@ -81,13 +87,25 @@ class Overlap:
     deferred: int = 2
     bucket_bytes: int = BUCKET_BYTES
     wait_at_once: bool = False
+    communicators: str = "auto"
+    max_ctas: int = 0
 
     def __post_init__(self) -> None:
-        for option in fields(self):
-            value = getattr(self, option.name)
-            least = 1 if option.name == "bucket_bytes" else 0
-            if option.name != "wait_at_once" and value < least:
-                raise ValueError(f"Overlap: {option.name} must be >= {least}, got {value}")
+        for name in ("prefetch", "gathered_bytes", "deferred", "bucket_bytes", "max_ctas"):
+            value = getattr(self, name)
+            least = 1 if name == "bucket_bytes" else 0
+            if value < least:
+                raise ValueError(f"Overlap: {name} must be >= {least}, got {value}")
+        check_choice("Overlap: communicators", self.communicators, COMMUNICATORS)
+        if self.max_ctas and self.communicators == "c10d":
+            raise ValueError(
+                f"Overlap: max_ctas={self.max_ctas} needs communicators 'own' or 'auto', got 'c10d'"
+            )
+
+    @property
+    def needs_own_communicators(self) -> bool:
+        """Whether c10d's groups would not do."""
+        return self.communicators == "own" or self.max_ctas > 0
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -3,7 +3,7 @@
 from axonn_ext.tracing.trace import (
     CommunicationRecord,
     CommunicationTrace,
-    record_message,
+    record_issued,
     trace_communication,
 )
 from axonn_ext.tracing.waiting import waited_seconds
@@ -11,7 +11,7 @@ from axonn_ext.tracing.waiting import waited_seconds
 __all__ = [
     "CommunicationRecord",
     "CommunicationTrace",
-    "record_message",
+    "record_issued",
     "trace_communication",
     "waited_seconds",
 ]

@@ -150,12 +150,17 @@ class _Recorder(TorchDispatchMode):
         ]
 
 
-def record_message(op: str, tensor: torch.Tensor, axis: AxisGroup) -> None:
-    """Records, in the traces of this thread, a tensor that another thread will send along the axis.
+def record_issued(kind: str, op: str, tensor: torch.Tensor, axis: AxisGroup) -> None:
+    """Records, in the traces of this thread, a collective along the axis that is no op of torch.
 
-    op: what issued it. A thread's own ops are not traced where it was started outside.
+    It goes over a communicator of our own, or is a message that another thread will send: ops of a
+    thread that was started outside the trace are not traced.
+
+    kind: what CommunicationRecord.collective says
+    op: what issued it
+    tensor: what a rank passes in
     """
-    sent = Collective("send", axis.name, axis.size, tensor.numel(), tensor.dtype)
+    sent = Collective(kind, axis.name, axis.size, tensor.numel(), tensor.dtype)
     for mode in _get_current_dispatch_mode_stack():
         if isinstance(mode, _Recorder):
             mode.add(op, [sent])

@@ -14,7 +14,13 @@ from axonn_ext.spec.goldfish import WINDOWS, Goldfish
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.optimizer import BUCKET_ELEMENTS, OFFLOADS, OptimizerOptions
-from axonn_ext.spec.parallel import ALGORITHMS, LAYOUTS, Overlap, ParallelConfig
+from axonn_ext.spec.parallel import (
+    ALGORITHMS,
+    COMMUNICATORS,
+    LAYOUTS,
+    Overlap,
+    ParallelConfig,
+)
 from axonn_ext.spec.pipeline import SCHEDULES
 from axonn_ext.spec.pipeline_options import TRANSPORTS, PipelineOptions
 from axonn_ext.spec.presets import DEFAULT_MODEL
@@ -233,6 +239,12 @@ class OverlapTable:
     )
     deferred: int = _key(Overlap.deferred, "weight gradients under way over z", minimum=0)
     bucket_bytes: int = _key(Overlap.bucket_bytes, "of gradients that cross together", minimum=1)
+    communicators: str = _key(
+        Overlap.communicators, "of NCCL, on GPUs; auto: own if they can be", choices=COMMUNICATORS
+    )
+    max_ctas: int = _key(
+        Overlap.max_ctas, "SMs that a collective takes at most; 0: NCCL chooses", minimum=0
+    )
 
 
 @dataclass(frozen=True)
@@ -387,4 +399,6 @@ class Config:
             deferred=table.deferred,
             bucket_bytes=table.bucket_bytes,
             wait_at_once=table.mode == "at_once",
+            communicators=table.communicators,
+            max_ctas=table.max_ctas,
         )

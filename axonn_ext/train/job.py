@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from axonn_ext import models
+from axonn_ext import _library, models
+from axonn_ext.communicators import why_none
 from axonn_ext.data import Source, StoredVocabulary, Vocabulary, padded_size, vocabulary_of
 from axonn_ext.optim import LossScaler
 from axonn_ext.planner.model_files import read_config
@@ -90,6 +91,7 @@ def prepare(config: Config, *, world_size: int, local_world_size: int | None = N
     try:
         shape = config.grid_shape()
         parallel, pipeline = config.parallel_config(), config.pipeline_options()
+        config.overlap_options()
         sources = sources_of(config)
         vocabulary, model = vocabulary_and_model(config, sources)
         stages = config.stages(model)
@@ -220,13 +222,18 @@ def _goldfish_problems(config: Config) -> list[str]:
 
 
 def _device_problems(job: Job, local_world_size: int) -> list[str]:
+    overlap = job.config.overlap_options()
+    needs_own = overlap is not None and overlap.needs_own_communicators
     if job.device == "cpu":
-        return []
+        text = "overlap.communicators own and overlap.max_ctas are for GPUs, and the device is cpu"
+        return [text] if needs_own else []
     if not torch.cuda.is_available():
         return ["train.device cuda: torch sees no GPU here; use cpu or auto"]
-    if job.parallel.algorithm == "fused":
-        return _fused_problems(job, local_world_size)
-    return []
+    problems = _fused_problems(job, local_world_size) if job.parallel.algorithm == "fused" else []
+    why = why_none(_library.cuda) if needs_own else ""
+    if why:
+        problems.append(f"overlap.communicators own, or overlap.max_ctas: {why}")
+    return problems
 
 
 def _fused_problems(job: Job, local_world_size: int) -> list[str]:

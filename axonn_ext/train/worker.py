@@ -167,6 +167,7 @@ def run_worker(
         else:
             with run.watched():
                 _train(run)
+        grid.communicators.close()
 
 
 def _train(run: _Run) -> None:

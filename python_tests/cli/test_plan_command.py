@@ -269,6 +269,7 @@ def test_written_configuration_is_what_was_planned_and_can_be_prepared(
         assert getattr(config.parallel, key) == best[key]
     overlap = dataclasses.asdict(config.overlap)
     mode = overlap.pop("mode")
+    assert (overlap.pop("communicators"), overlap.pop("max_ctas")) == ("auto", 0)
     assert (mode, overlap) == ("on", best["overlap"]) if best["overlap"] else mode == "off"
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
+import time
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 
-from axonn_ext import Grid, GridShape
+from axonn_ext import Grid, GridShape, _library
 from axonn_ext.models import ParallelConfig
 from axonn_ext.nn import Linear
 from axonn_ext.overlap import Orchestrator, Overlap
+from axonn_ext.overlap.transport import C10dTransport, NcclTransport
 from axonn_ext.train.exposure import Exposure
 from grids import grid_of, relative_error
 from model_cases import GPT2, LLAMA
@@ -29,13 +31,70 @@ CASES = {
 }
 
 
+OURS_OR_C10D = [
+    "c10d",
+    pytest.param(
+        "own", marks=pytest.mark.skipif(_library.cuda is None, reason="no CUDA parts are built")
+    ),
+]
+
+
+@pytest.mark.parametrize("communicators", OURS_OR_C10D)
 @pytest.mark.parametrize("case", list(CASES))
 @pytest.mark.parametrize("shape", [GridShape(z=2), GridShape(z=2, data=2), GridShape(x=2, z=2)])
-def test_the_same_bits_on_and_off(gpu_pool, case, shape):
-    on_gpu = dataclasses.replace(CASES[case], device="cuda")
+def test_the_same_bits_on_and_off(gpu_pool, case, shape, communicators):
+    on_gpu = dataclasses.replace(CASES[case], device="cuda", communicators=communicators)
     for differing, error in gpu_pool(shape.size).run(compare, shape, on_gpu):
         assert differing == []
         assert error < LIMITS[on_gpu.dtype]
+
+
+def transports_used() -> list[type]:
+    """By default; with a limit of SMs; on c10d's groups."""
+    model = stack(grid_of(GridShape(z=2)), 64, 1)
+    used = []
+    for overlap in (Overlap(), Overlap(max_ctas=2), Overlap(communicators="c10d")):
+        with Orchestrator(model, overlap) as run:
+            model(torch.ones(8, 64, device="cuda")).sum().backward()
+            run.sync_gradients()
+            used += [type(lane._transport) for lane in run._lanes.values()]
+    return used
+
+
+@pytest.mark.skipif(_library.cuda is None, reason="no CUDA parts are built")
+def test_communicators_of_our_own_are_the_default(gpu_pool):
+    assert gpu_pool(2).run(transports_used) == [[NcclTransport, NcclTransport, C10dTransport]] * 2
+
+
+def stay_away(communicators: str) -> tuple[str, float]:
+    """What rank 0 hears of a rank that does not come to a step's collectives, and when."""
+    with mock.patch.dict(os.environ, AXONN_TIMEOUT_SECONDS="5"):
+        grid = Grid(z=2)
+        model, x = stack(grid, 64, 1), torch.ones(8, 64, device="cuda")
+        run = Orchestrator(model, Overlap(communicators=communicators))
+        model(x).sum().backward()
+        run.sync_gradients()
+        run.settle()
+        began = time.monotonic()
+        try:
+            if grid.rank == 0:
+                model(x).sum().backward()
+                run.sync_gradients()
+                run.settle()
+            else:
+                while time.monotonic() - began < 40:
+                    run._lanes["z"]._transport.check()
+                    time.sleep(0.1)
+        except RuntimeError as error:
+            return str(error), time.monotonic() - began
+    return "", time.monotonic() - began
+
+
+@pytest.mark.skipif(_library.cuda is None, reason="no CUDA parts are built")
+def test_a_rank_that_stays_away_is_named_on_all_ranks(gpu_pool):
+    for message, seconds in gpu_pool(2).run(stay_away, "own"):
+        assert "axis z" in message and "rank 1" in message
+        assert 2 < seconds < 30
 
 
 def test_ranks_that_differ_learn_of_it_a_step_later(gpu_pool):
@@ -145,10 +204,10 @@ def test_collectives_are_compared(gpu_pool):
         assert differing == []
 
 
-def replay(shape: GridShape, capture_error_mode: str) -> list[float]:
+def replay(shape: GridShape, capture_error_mode: str, communicators: str) -> list[float]:
     """Gradients of a step that was captured, on values that came later, against a step as usual."""
     model, x = stack(grid_of(shape), 256, 3), torch.randn(64, 256, device="cuda")
-    with Orchestrator(model, Overlap(bucket_bytes=4096)) as run:
+    with Orchestrator(model, Overlap(bucket_bytes=4096, communicators=communicators)) as run:
 
         def step() -> None:
             model(x).square().sum().backward()
@@ -179,8 +238,9 @@ def replay(shape: GridShape, capture_error_mode: str) -> list[float]:
     return [relative_error(c.cpu(), u.cpu()) for c, u in zip(captured, usual, strict=True)]
 
 
+@pytest.mark.parametrize("communicators", OURS_OR_C10D)
 @pytest.mark.parametrize("mode", ["thread_local", "global"])
 @pytest.mark.parametrize("shape", [GridShape(z=2), GridShape(z=2, data=2)])
-def test_a_step_in_a_graph(gpu_pool, shape, mode):
-    for errors in gpu_pool(shape.size).run(replay, shape, mode):
+def test_a_step_in_a_graph(gpu_pool, shape, mode, communicators):
+    for errors in gpu_pool(shape.size).run(replay, shape, mode, communicators):
         assert len(errors) == 6 and max(errors) == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -12,11 +12,15 @@ from unittest import mock
 import pytest
 import torch
 
-from axonn_ext import GridShape
+from axonn_ext import GridShape, trace_communication
+from axonn_ext.grid import AxisGroup
 from axonn_ext.models import ParallelConfig
-from axonn_ext.overlap import Orchestrator, Overlap, orchestrator
+from axonn_ext.overlap import CommunicationError, Orchestrator, Overlap, orchestrator
 from axonn_ext.overlap.lane import Lane
 from axonn_ext.overlap.stream_lane import StreamLane
+from axonn_ext.overlap.transport import C10dTransport, NcclTransport, Transport
+from axonn_ext.overlap.watch import Watch
+from fake_communicators import FakeCommunicators
 from grids import grid_of
 from model_cases import GPT2, LLAMA
 from overlap_cases import LIMITS, Case, compare, diverge_on, linear, train
@@ -108,8 +112,17 @@ class Checked(StreamLane):
 
 
 @contextmanager
-def lanes_of_streams(gpu: Gpu, lane: type[Lane] = Checked) -> Iterator[None]:
-    make = partial(lane, device=torch.device("cpu"), gpu=gpu)
+def lanes_of_streams(
+    gpu: Gpu,
+    lane: type[StreamLane] = Checked,
+    transport_of: Callable[[AxisGroup], Transport] = C10dTransport,
+) -> Iterator[None]:
+    def make(axis: AxisGroup, lanes: Any, watch: Watch) -> Lane:
+        transport = transport_of(axis)
+        return lane(
+            axis, lanes, watch, transport=transport, device=torch.device("cpu"), gpu=gpu
+        )  # fmt: skip
+
     with mock.patch.object(orchestrator, "HostLane", make):
         yield
 
@@ -283,3 +296,105 @@ def test_ranks_that_differ_learn_of_it_a_step_later(pool):
     for first, second in pool(4).run(diverge):
         assert first == ""
         assert "axis data" in second and "ranks have issued different collectives" in second
+
+
+# --- Over communicators of our own ---------------------------------------------------------------
+
+
+class OnOurs(Checked):
+    """Sees that its transport is used on the lane's stream only."""
+
+    calls: list[str]
+
+    def __init__(self, axis: AxisGroup, lanes: Any, watch: Watch, **options: Any) -> None:
+        self.calls = []
+        ours = FakeCommunicators({axis.axis: axis.process_group}, self._look)
+        options["transport"] = NcclTransport(axis, ours)
+        super().__init__(axis, lanes, watch, **options)
+        self.ours = ours
+
+    def _look(self, call: str) -> None:
+        assert self._gpu.current_stream() is self._stream
+        self.calls.append(call)
+
+
+def bits_and_traces_of_both(case: Case) -> tuple[list[str], list[Any], set[str]]:
+    """What differs between both transports; what was issued, by transport; calls of ours."""
+    results, traces, calls = [], [], set()
+    for lane in (Checked, OnOurs):
+        seen: list[Any] = []
+        with lanes_of_streams(Gpu(), partial(_kept, lane, seen)), trace_communication() as trace:
+            results.append(train(grid_of(TWO_BY_TWO), case, Overlap(prefetch=2, bucket_bytes=4096)))
+        calls |= {call for one in seen for call in getattr(one, "calls", ())}
+        key = lambda r: (r.axis, r.collective, r.bytes_per_rank, r.dtype, r.group_size)  # noqa: E731
+        traces.append([key(record) for record in trace.records])
+    differing = [name for name in results[0] if not torch.equal(results[0][name], results[1][name])]
+    return differing, traces, calls
+
+
+def _kept(lane: type[StreamLane], seen: list[Any], *args: Any, **options: Any) -> StreamLane:
+    seen.append(lane(*args, **options))
+    return seen[-1]
+
+
+def test_ours_and_c10d_agree_in_bits_and_in_the_trace(pool):
+    case = Case(LLAMA, dtype=torch.float64)
+    for differing, (c10d, ours), calls in pool(4).run(bits_and_traces_of_both, case):
+        assert differing == []
+        assert len(c10d) > 50 and c10d == ours
+        assert calls == {"all_gather", "all_to_all", "all_reduce", "wait"}
+
+
+def fail_with(when: str) -> list[str]:
+    """What this rank hears after all communicators were aborted."""
+    gpu = Gpu()
+    with lanes_of_streams(gpu, OnOurs):
+        run = Orchestrator(linear(grid_of(TWO_BY_TWO), "a"))
+        lane, heard = run._lanes["data"], []
+        lane.all_reduce(torch.ones(3), "something").wait()
+        lane.start_check()
+        gpu.behind = when == "waiting"
+        lane.ours.failure = "axis z: call 7, all_gather float32[3], is not done after 3 s\nmore"
+        for act in (lane.settle, partial(lane.all_reduce, torch.ones(3), "something else")):
+            try:
+                act()
+            except CommunicationError as error:
+                heard.append(str(error))
+            gpu.behind = False
+    return heard
+
+
+@pytest.mark.parametrize("when", ["done", "waiting"])
+def test_an_abort_is_an_error_of_settle_and_of_the_next_collective(pool, when):
+    """What was aborted is over, so the GPU passes its event, but the result means nothing."""
+    for rank, heard in enumerate(pool(4).run(fail_with, when)):
+        settled, issued = heard
+        for message in heard:
+            assert f"axis data, rank {rank} " in message
+            assert "axis z: call 7, all_gather float32[3], is not done after 3 s" in message
+        assert "the order of collectives" in settled and "something else" in issued
+
+
+@pytest.mark.parametrize("options", [{"communicators": "own"}, {"max_ctas": 4}])
+def test_options_of_gpus_are_refused_on_the_cpu(pool, options):
+    for message in pool(4).run(refused_on_the_cpu, options):
+        assert "is for GPUs, but the parameters lie on the cpu" in message
+
+
+def refused_on_the_cpu(options: dict[str, Any]) -> str:
+    with pytest.raises(ValueError, match="Orchestrator: communicators=") as error:
+        Orchestrator(linear(grid_of(TWO_BY_TWO), "a"), Overlap(**options))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"communicators": "nccl"}, "communicators must be one of auto, own, c10d, got 'nccl'"),
+        ({"max_ctas": -1}, "max_ctas must be >= 0, got -1"),
+        ({"communicators": "c10d", "max_ctas": 4}, "max_ctas=4 needs communicators 'own' or"),
+    ],
+)
+def test_what_overlap_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        Overlap(**options)

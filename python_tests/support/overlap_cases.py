@@ -34,6 +34,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     micro_batches: int = 1
     device: str = "cpu"
+    communicators: str = "auto"
 
 
 def train(grid: Grid, case: Case, overlap: Overlap | None) -> dict[str, Tensor]:
@@ -77,7 +78,8 @@ def backward(model: Any, grid: Grid, case: Case, orchestrator: Orchestrator | No
 def compare(shape: GridShape, case: Case) -> tuple[list[str], float]:
     """What differs in any bit between overlap on and off, and the largest error against without."""
     grid = grid_of(shape)
-    on, off, without = (train(grid, case, overlap) for overlap in (ON, OFF, None))
+    on, off = (dataclasses.replace(o, communicators=case.communicators) for o in (ON, OFF))
+    on, off, without = (train(grid, case, overlap) for overlap in (on, off, None))
     assert on.keys() == off.keys() == without.keys()
     differing = [name for name in on if not torch.equal(on[name], off[name])]
     return differing, max(relative_error(on[name], without[name]) for name in on)

@@ -271,6 +271,24 @@ def test_fused_on_gpus_is_refused_in_the_words_of_the_op(monkeypatch: pytest.Mon
         assert on_gpus(monkeypatch, parallel__algorithm="auto") == []
 
 
+@pytest.mark.skipif(_library.cuda is not None, reason="the CUDA parts are built")
+@pytest.mark.parametrize("option", [{"communicators": "own"}, {"max_ctas": "4"}])
+def test_communicators_that_cannot_be_had_are_refused(
+    monkeypatch: pytest.MonkeyPatch, option: dict[str, str]
+) -> None:
+    asked = {f"overlap__{key}": text for key, text in option.items()}
+    others = {"parallel__algorithm": "auto", **asked}
+    assert on_gpus(monkeypatch, overlap__mode="off", **others) == []
+    [problem] = on_gpus(monkeypatch, overlap__mode="on", **others)
+    assert problem.endswith("max_ctas: this build of axonn_ext has no CUDA parts")
+    [problem] = on_gpus(monkeypatch, overlap__mode="on", train__device="cpu", **others)
+    assert "max_ctas are for GPUs, and the device is cpu" in problem
+    asked["overlap__communicators"] = "c10d"
+    problems = on_gpus(monkeypatch, overlap__mode="on", parallel__algorithm="auto", **asked)
+    refused = ["Overlap: max_ctas=4 needs communicators 'own' or 'auto', got 'c10d'"]
+    assert problems == (refused if "max_ctas" in option else [])
+
+
 def test_job_measures_the_text_before_it_reads_it(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(b"x" * 1000)
     path = str(tmp_path / "short")

@@ -45,12 +45,6 @@ void check_pair(const char* op, const at::Tensor& output, const at::Tensor& inpu
                     ", expected a ratio of ", output_parts, " to ", input_parts);
 }
 
-kernels::ReduceOp reduce_op(const char* op, const std::string& name) {
-  TORCH_CHECK_VALUE(name == "sum" || name == "max", op, ": reduce_op must be 'sum' or 'max', got '",
-                    name, "'");
-  return name == "sum" ? kernels::ReduceOp::kSum : kernels::ReduceOp::kMax;
-}
-
 // A call under way. It keeps its tensors until the stream that issued the call was made to wait. If
 // that never happens, or if another stream waits, it tells the allocator which stream still uses
 // them. It also keeps the grid, which owns that stream.
@@ -79,8 +73,6 @@ class Work {
     if (waiting != issued_on_) record_use();
     tensors_.clear();
   }
-  bool is_done() const { return call_.is_done(); }
-  int64_t sequence() const { return call_.sequence(); }
 
  private:
   void record_use() const {
@@ -103,85 +95,45 @@ class Axis {
   Axis(std::shared_ptr<comm::CommunicatorGrid> grid, const std::string& name)
       : grid_(std::move(grid)), axis_(grid_->axis(name)) {}
 
-  int64_t rank() const { return axis_.rank(); }
-  int64_t size() const { return axis_.size(); }
-
   std::unique_ptr<Work> all_gather(const at::Tensor& output, const at::Tensor& input) {
     check_pair("all_gather", output, input, axis_.size(), 1, grid_->device());
     return work(axis_.all_gather(input.data_ptr(), output.data_ptr(), input.numel(),
                                  data_type(input.scalar_type()), current_stream(grid_->device())),
-                {output, input});
+                output, input);
   }
-  std::unique_ptr<Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                       const std::string& op) {
-    check_pair("reduce_scatter", output, input, 1, axis_.size(), grid_->device());
-    return work(
-        axis_.reduce_scatter(input.data_ptr(), output.data_ptr(), output.numel(),
-                             data_type(input.scalar_type()), reduce_op("reduce_scatter", op),
-                             current_stream(grid_->device())),
-        {output, input});
+  std::unique_ptr<Work> all_to_all(const at::Tensor& output, const at::Tensor& input) {
+    check_pair("all_to_all", output, input, 1, 1, grid_->device());
+    TORCH_CHECK_VALUE(input.numel() % axis_.size() == 0, "all_to_all: input has ", input.numel(),
+                      " elements, expected a block for each of ", axis_.size(), " ranks");
+    TORCH_CHECK_VALUE(input.numel() == 0 || input.data_ptr() != output.data_ptr(),
+                      "all_to_all: output must have memory of its own, got that of input");
+    return work(axis_.all_to_all(input.data_ptr(), output.data_ptr(), input.numel() / axis_.size(),
+                                 data_type(input.scalar_type()), current_stream(grid_->device())),
+                output, input);
   }
-  std::unique_ptr<Work> all_reduce(const at::Tensor& output, const at::Tensor& input,
-                                   const std::string& op) {
+  std::unique_ptr<Work> all_reduce(const at::Tensor& output, const at::Tensor& input) {
     check_pair("all_reduce", output, input, 1, 1, grid_->device());
     return work(axis_.all_reduce(input.data_ptr(), output.data_ptr(), input.numel(),
-                                 data_type(input.scalar_type()), reduce_op("all_reduce", op),
+                                 data_type(input.scalar_type()), kernels::ReduceOp::kSum,
                                  current_stream(grid_->device())),
-                {output, input});
+                output, input);
   }
-  std::unique_ptr<Work> send(const at::Tensor& input, int64_t peer) {
-    check_peer("send", "input", input, peer);
-    return work(axis_.send(input.data_ptr(), input.numel(), data_type(input.scalar_type()), peer,
-                           current_stream(grid_->device())),
-                {input});
-  }
-  std::unique_ptr<Work> receive(const at::Tensor& output, int64_t peer) {
-    check_peer("receive", "output", output, peer);
-    return work(axis_.receive(output.data_ptr(), output.numel(), data_type(output.scalar_type()),
-                              peer, current_stream(grid_->device())),
-                {output});
-  }
-  void group_start() {
-    axis_.group_start();
-    grouping_ = true;
-  }
-  std::unique_ptr<Work> group_end() {
-    grouping_ = false;
-    auto tensors = std::exchange(grouped_, {});
-    return std::make_unique<Work>(grid_, axis_.group_end(current_stream(grid_->device())),
-                                  axis_.stream(), std::move(tensors));
-  }
-  void register_memory(const at::Tensor& tensor, bool window) {
-    check_buffer("register_memory", "tensor", tensor, grid_->device());
-    const auto bytes = static_cast<int64_t>(tensor.nbytes());
-    window ? axis_.register_window(tensor.data_ptr(), bytes)
-           : axis_.register_buffer(tensor.data_ptr(), bytes);
-  }
-  void deregister_memory(const at::Tensor& tensor) { axis_.deregister(tensor.data_ptr()); }
 
  private:
-  void check_peer(const char* op, const char* name, const at::Tensor& t, int64_t peer) const {
-    check_buffer(op, name, t, grid_->device());
-    TORCH_CHECK_VALUE(0 <= peer && peer < axis_.size() && peer != axis_.rank(), op, ": peer=", peer,
-                      " must be another rank of the axis' ", axis_.size());
-  }
-  // Returns null inside a group of calls, because only the group's end can be waited for.
-  std::unique_ptr<Work> work(comm::PendingCall call, std::vector<at::Tensor> tensors) {
-    if (!grouping_) return std::make_unique<Work>(grid_, std::move(call), axis_.stream(), tensors);
-    grouped_.insert(grouped_.end(), tensors.begin(), tensors.end());
-    return nullptr;
+  std::unique_ptr<Work> work(comm::PendingCall call, const at::Tensor& output,
+                             const at::Tensor& input) {
+    return std::make_unique<Work>(grid_, std::move(call), axis_.stream(),
+                                  std::vector<at::Tensor>{output, input});
   }
 
   std::shared_ptr<comm::CommunicatorGrid> grid_;
   comm::Communicator& axis_;
-  bool grouping_ = false;
-  std::vector<at::Tensor> grouped_;
 };
 
 std::shared_ptr<comm::CommunicatorGrid> make_grid(
     const std::string& group_name,
     const std::vector<std::pair<std::string, std::vector<int64_t>>>& axes, int64_t device,
-    int64_t min_ctas, int64_t max_ctas, bool zero_cta, bool compare_calls, double timeout_seconds) {
+    int64_t max_ctas, bool compare_calls, double timeout_seconds) {
   const auto group = c10d::resolve_process_group(group_name);
   const auto store = group->getStore();
   std::vector<comm::AxisRanks> ranks;
@@ -199,9 +151,7 @@ std::shared_ptr<comm::CommunicatorGrid> make_grid(
   };
   return {new comm::CommunicatorGrid(
               comm::CommunicatorOptions{.device = static_cast<int>(device),
-                                        .min_ctas = static_cast<int>(min_ctas),
                                         .max_ctas = static_cast<int>(max_ctas),
-                                        .zero_cta = zero_cta,
                                         .compare_calls = compare_calls,
                                         .timeout = std::chrono::duration<double>(timeout_seconds)},
               group->getRank(), group->getSize(), ranks, "axonn/nccl/" + std::to_string(instance),
@@ -215,30 +165,16 @@ void bind_communicators(py::module_& m) {
   using Grid = comm::CommunicatorGrid;
   const py::call_guard<py::gil_scoped_release> no_gil;
   py::class_<Work>(m, "CommunicatorWork", "A collective under way on a communicator's stream.")
-      .def("wait", &Work::wait, no_gil, "Makes the current stream wait; not the host.")
-      .def("is_done", &Work::is_done, no_gil)
-      .def_property_readonly("sequence", &Work::sequence);
+      .def("wait", &Work::wait, no_gil, "Makes the current stream wait; not the host.");
   py::class_<Axis>(m, "Communicator",
                    "The ranks along one axis; see csrc/core/cuda/nccl/communicator.h.")
-      .def_property_readonly("rank", &Axis::rank)
-      .def_property_readonly("size", &Axis::size)
       .def("all_gather", &Axis::all_gather, no_gil, py::arg("output"), py::arg("input"))
-      .def("reduce_scatter", &Axis::reduce_scatter, no_gil, py::arg("output"), py::arg("input"),
-           py::arg("reduce_op") = "sum")
-      .def("all_reduce", &Axis::all_reduce, no_gil, py::arg("output"), py::arg("input"),
-           py::arg("reduce_op") = "sum")
-      .def("send", &Axis::send, no_gil, py::arg("input"), py::arg("peer"))
-      .def("receive", &Axis::receive, no_gil, py::arg("output"), py::arg("peer"))
-      .def("group_start", &Axis::group_start, no_gil)
-      .def("group_end", &Axis::group_end, no_gil)
-      .def("register_memory", &Axis::register_memory, no_gil, py::arg("tensor"), py::kw_only(),
-           py::arg("window") = false)
-      .def("deregister_memory", &Axis::deregister_memory, no_gil, py::arg("tensor"));
+      .def("all_to_all", &Axis::all_to_all, no_gil, py::arg("output"), py::arg("input"))
+      .def("all_reduce", &Axis::all_reduce, no_gil, py::arg("output"), py::arg("input"));
   py::class_<Grid, std::shared_ptr<Grid>>(m, "CommunicatorGrid")
       .def(py::init(&make_grid), no_gil, py::arg("group_name"), py::arg("axes"), py::kw_only(),
-           py::arg("device"), py::arg("min_ctas") = 0, py::arg("max_ctas") = 0,
-           py::arg("zero_cta") = false, py::arg("compare_calls") = false,
-           py::arg("timeout_seconds") = 600.0)
+           py::arg("device"), py::arg("max_ctas"), py::arg("compare_calls"),
+           py::arg("timeout_seconds"))
       .def("axis",
            [](std::shared_ptr<Grid> grid, const std::string& name) {
              return std::make_unique<Axis>(std::move(grid), name);

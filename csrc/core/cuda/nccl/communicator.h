@@ -98,6 +98,9 @@ class Communicator {
                              kernels::DataType dtype, kernels::ReduceOp op, cudaStream_t caller);
   PendingCall all_reduce(const void* input, void* output, int64_t count, kernels::DataType dtype,
                          kernels::ReduceOp op, cudaStream_t caller);
+  // Block r of input, of count elements, becomes block `rank` of rank r's output.
+  PendingCall all_to_all(const void* input, void* output, int64_t count, kernels::DataType dtype,
+                         cudaStream_t caller);
   // If a rank both sends and receives, the calls must be in a group, or the ranks wait for each
   // other.
   PendingCall send(const void* input, int64_t count, kernels::DataType dtype, int64_t peer,
