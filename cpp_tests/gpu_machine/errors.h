@@ -42,6 +42,8 @@ class MachineError : public std::runtime_error {
         return "trap";
       case Kind::kUndefined:
         return "undefined";
+      case Kind::kMisuse:
+        return "misuse";
     }
     return "";
   }
