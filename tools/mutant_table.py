@@ -14,7 +14,7 @@ TABLE = ROOT / "cpp_tests" / "gpu_machine" / "mutants.toml"
 DOCS = ROOT / "docs" / "gpu_machine.md"
 BEGIN, END = "<!-- mutants: begin -->\n", "<!-- mutants: end -->\n"
 # What the machine appends to its errors (errors.h), what a wrong number is, and what nobody sees.
-ERRORS = ("memory", "race", "deadlock", "trap", "undefined")
+ERRORS = ("memory", "race", "deadlock", "trap", "undefined", "misuse")
 RESULT, SURVIVES = "result", "survives"
 
 
