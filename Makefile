@@ -115,7 +115,7 @@ endef
 
 # $(call emulate,targets,whether what slow tests run is built,which tests)
 define emulate
-set -e; $(PYTHON) tools/bootstrap.py environment cutlass; \
+set -e; $(PYTHON) tools/bootstrap.py environment headers; \
 $(call ctest,$(EMULATE_BUILD),,$(1),-DAXONN_GPU_MACHINE=ON -DAXONN_GPU_MACHINE_SLOW=$(2),$(3))
 endef
 

@@ -4,7 +4,7 @@
     python3 tools/bootstrap.py environment extension   and the compiled package, editable
     python3 tools/bootstrap.py environment lint        and the formatters and type checker
     python3 tools/bootstrap.py environment slow        and what the slow tests compare with
-    python3 tools/bootstrap.py environment cutlass     and CUTLASS's headers, in build/cutlass
+    python3 tools/bootstrap.py environment headers     and CUTLASS's and NCCL's headers, in build
 
 Each step keeps a digest of what it depends on in .venv/axonn-bootstrap.json and is skipped while
 that is unchanged. It runs on the Python that found it, with the standard library alone.
@@ -42,8 +42,9 @@ COMPLETE = (
 CONSTRAINTS = VENV / "constraints.txt"
 LOG = ROOT / "build" / "bootstrap.log"
 DEFAULT_TORCH = "torch==2.13.0"  # the version that the tests are run with
-STEPS = ("environment", "extension", "lint", "slow", "cutlass")
+STEPS = ("environment", "extension", "lint", "slow", "headers")
 CUTLASS, CUTLASS_WHEEL = ROOT / "build/cutlass", "nvidia-cutlass>=4.2,<5"
+NCCL, NCCL_WHEEL = ROOT / "build/nccl", "nvidia-nccl-cu13>=2.28,<3"
 CUDA_VARIABLES = ("TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "CUTLASS_HOME")
 BUILD_FILES = ("setup.py", "tools/find_cuda.py", "tools/architectures.py", "pyproject.toml")
 # Of all that pip and ninja print: ninja's count with the file's name, and setup.py's own lines.
@@ -350,6 +351,13 @@ def install_cutlass() -> None:
     pip("--no-deps", "--upgrade", "--target", CUTLASS, CUTLASS_WHEEL)
 
 
+def install_nccl() -> None:
+    """The headers alone: the library has 300 MB, and needs a GPU."""
+    say("installing NCCL's headers (a download of 300 MB)")
+    pip("--no-deps", "--upgrade", "--target", NCCL, NCCL_WHEEL)
+    shutil.rmtree(NCCL / "nvidia/nccl/lib")
+
+
 def leave_venv() -> None:
     """Starts over with the Python that .venv was made from: .venv may have to be made anew."""
     base = getattr(sys, "_base_executable", sys.executable)
@@ -382,8 +390,9 @@ def main() -> None:
             if extra in steps:
                 packages = project["project"]["optional-dependencies"][extra]
                 once(f"extra {extra}", digest(packages), partial(install_extra, target, packages))
-        if "cutlass" in steps:
+        if "headers" in steps:
             once("cutlass", CUTLASS_WHEEL, install_cutlass, whole=CUTLASS.is_dir())
+            once("nccl", NCCL_WHEEL, install_nccl, whole=NCCL.is_dir())
 
 
 if __name__ == "__main__":
