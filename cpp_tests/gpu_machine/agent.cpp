@@ -256,17 +256,19 @@ void Agent::fence_proxy(ProxyFence fence) {
 // The host looks at flags, which are strong writes, while kernels run.
 void Agent::note_host_write(const Region& region, Access access, int lane) {
   const bool releases = access.order == Order::kRelease || access.order == Order::kAcquireRelease;
-  if (owes_host_ >= 0 && owes_host_ == lane && access.order != Order::kWeak && !releases) {
+  if (lane < 0 || actor.is_async) return;
+  const uint32_t bit = 1u << lane;
+  if ((owe_host_ & bit) != 0 && access.order != Order::kWeak && !releases) {
     fail(MachineError::Kind::kRace,
          "race: nothing orders this write of " + region.name +
              " for the host behind what was written there before",
          lane);
   }
-  if (lane >= 0 && !actor.is_async) owes_host_ = lane;
+  owe_host_ |= bit;
 }
 
 void Agent::fence(Scope scope) {
-  if (scope == Scope::kSystem) owes_host_ = -1;
+  if (scope == Scope::kSystem) owe_host_ = 0;
   clock.join(pending_);
   pending_ = Clock{};
   fence_clock_ = snapshot();

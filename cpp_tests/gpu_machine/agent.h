@@ -48,9 +48,13 @@ class Agent {
   Clock snapshot(int lane = -1);
   // The part of it that a relaxed operation of this scope passes on: what a fence has released.
   Clock released_by_fence(Scope scope) const;
-  // The lane whose last write of the host's memory may not have come there yet, because no fence of
-  // the whole system lies behind it; -1 if there is none.
-  int lane_that_owes_host() const { return owes_host_; }
+  // The lanes whose writes of the host's memory may not have come there yet, because no fence of
+  // the whole system lies behind them.
+  uint32_t lanes_that_owe_host() const { return owe_host_; }
+  // An update by this lane has changed nothing, so it owes only what it owed before.
+  void forget_host_write(int lane, uint32_t owed_before) {
+    owe_host_ = (owe_host_ & ~(1u << lane)) | (owed_before & 1u << lane);
+  }
   // What others may learn of this agent from now on is later than this.
   uint32_t time() const { return time_; }
 
@@ -91,7 +95,7 @@ class Agent {
   std::array<uint32_t, 32> others_seen_{};
   std::vector<std::pair<int, Clock>> learned_;
   void note_host_write(const Region& region, Access access, int lane);
-  int owes_host_ = -1;
+  uint32_t owe_host_ = 0;    // lanes
   uint32_t init_fence_ = 0;  // the time of the last fence.mbarrier_init; 0 if there was none
 };
 

@@ -8,10 +8,11 @@ namespace {
 
 void trap(const Op&, Warp& warp, uint32_t mask) {
   if (mask == 0) return;
-  const int owes = warp.lane_that_owes_host();
-  if (owes >= 0 && (mask >> owes & 1u) != 0) {
+  const uint32_t owing = warp.lanes_that_owe_host() & mask;
+  if (owing != 0) {
     warp.fail(MachineError::Kind::kRace,
-              "race: nothing makes what was written for the host come there before the trap", owes);
+              "race: nothing makes what was written for the host come there before the trap",
+              __builtin_ctz(owing));
   }
   warp.fail(MachineError::Kind::kTrap, "a trap ended the kernel", __builtin_ctz(mask));
 }

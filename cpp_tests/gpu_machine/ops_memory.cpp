@@ -46,13 +46,18 @@ void atomic(const Op& op, Warp& warp, uint32_t mask) {
   for (int step = 0; step < kLanes; ++step) {
     const int i = (first + step) % kLanes;
     if ((mask >> i & 1u) == 0) continue;
+    const uint32_t owed = warp.lanes_that_owe_host();
     std::byte* place = warp.update(op, warp.address(op, i), sizeof(T), i);
     T old;
     std::memcpy(&old, place, sizeof(T));
     const T b = warp.lanes<T>(op.b)[i];
     const T c = op.choice == kCompare ? warp.lanes<T>(op.c)[i] : T{};
     const T now = updated<T>(op.choice, old, b, c);
-    if (std::memcmp(&now, &old, sizeof(T)) != 0) warp.machine.note_change();
+    if (std::memcmp(&now, &old, sizeof(T)) != 0) {
+      warp.machine.note_change();
+    } else if (op.choice == kCompare) {
+      warp.forget_host_write(i, owed);
+    }
     std::memcpy(place, &now, sizeof(T));
     if (op.register_bytes != 0) warp.lanes<T>(op.d)[i] = old;
   }
