@@ -1,6 +1,7 @@
 #include "gpu_machine/runtime/gemm_calls.h"
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 
 #ifdef AXONN_HAS_CUTLASS
@@ -88,7 +89,7 @@ GemmProblem::GemmProblem(VirtualRanks& ranks, const GemmCall& call, std::mt19937
     const auto tile =
         call.tile ? static_cast<size_t>(*call.tile) : random() % kernels::kNumSm90Tiles;
     LaunchConfig config = kernels::config_of(kernels::kSm90Tiles[tile], kernels::kSm90ElementBytes);
-    config.num_ctas = static_cast<int>(2 + random() % 5);
+    config.num_ctas = call.ctas ? *call.ctas : static_cast<int>(2 + random() % 5);
     operands_.push_back(
         {DeviceMatrix(own(stored(a, call.layout.a_transposed), call.way == Way::kGathersA),
                       call.dtype),
@@ -256,8 +257,14 @@ void check_run(const GemmRun& run) {
     std::vector<GemmProblem> problems;
     problems.reserve(run.calls.size());
     for (const GemmCall& call : run.calls) problems.emplace_back(ranks, call, random);
+    const auto begin = std::chrono::steady_clock::now();
     enqueue_all(run, ranks, problems, runtime, random);
     synchronize_all(run.ranks);
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    const auto instructions = static_cast<double>(runtime.machine.warp_instructions());
+    ::testing::Test::RecordProperty("warp_instructions", std::to_string(instructions));
+    ::testing::Test::RecordProperty("warp_instructions_a_second",
+                                    std::to_string(instructions / seconds.count()));
     for (const GemmProblem& problem : problems) problem.expect_results();
   } catch (const CudaError& error) {
     ADD_FAILURE() << error.what() << ": "

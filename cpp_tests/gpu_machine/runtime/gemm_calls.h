@@ -41,6 +41,7 @@ struct GemmCall {
   int64_t m, n, k;
   bool adds = false;          // a bias and a residual, where the result stays
   std::optional<int> tile{};  // of the list; if not set, each rank draws its own
+  std::optional<int> ctas{};  // the same holds of the grid
 
   std::string describe() const;
   kernels::cuda::Arriving arriving() const;
