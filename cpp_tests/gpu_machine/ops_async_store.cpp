@@ -125,14 +125,7 @@ void decode_reduction(Decoder& d) {
   if (!d.take("relaxed") || !d.take("cluster")) d.fail("expected .relaxed.cluster");
   const std::string name = d.take_one({"add", "min", "max", "inc", "dec", "and", "or", "xor"});
   op.type = d.take_type();
-  op.choice = name == "add"   ? kAdd
-              : name == "min" ? kMin
-              : name == "max" ? kMax
-              : name == "inc" ? kIncrement
-              : name == "dec" ? kDecrement
-              : name == "and" ? kAnd
-              : name == "or"  ? kOr
-                              : kXor;
+  op.choice = update_of(name);
   const bool is_bitwise = op.choice == kAnd || op.choice == kOr || op.choice == kXor;
   const bool counts = op.choice == kIncrement || op.choice == kDecrement;
   const bool is_known =

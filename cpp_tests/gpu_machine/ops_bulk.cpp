@@ -56,14 +56,7 @@ void take_reduction(Decoder& d) {
   Op& op = d.op();
   op.choice |= kReduces;
   const std::string name = d.take_one({"add", "min", "max", "inc", "dec", "and", "or", "xor"});
-  const Update update = name == "add"   ? kAdd
-                        : name == "min" ? kMin
-                        : name == "max" ? kMax
-                        : name == "inc" ? kIncrement
-                        : name == "dec" ? kDecrement
-                        : name == "and" ? kAnd
-                        : name == "or"  ? kOr
-                                        : kXor;
+  const Update update = update_of(name);
   if (name.empty()) d.fail("the machine does not know this reduction");
   op.register_bytes = update;
   if ((op.choice & kTensor) == 0) {

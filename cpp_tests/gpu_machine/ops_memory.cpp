@@ -186,16 +186,7 @@ bool decode_atomic(Decoder& d) {
   d.take("noftz");
   const std::string update =
       d.take_one({"add", "exch", "cas", "and", "or", "xor", "min", "max", "inc", "dec"});
-  op.choice = update == "add"    ? kAdd
-              : update == "exch" ? kExchange
-              : update == "cas"  ? kCompare
-              : update == "and"  ? kAnd
-              : update == "or"   ? kOr
-              : update == "xor"  ? kXor
-              : update == "min"  ? kMin
-              : update == "max"  ? kMax
-              : update == "inc"  ? kIncrement
-                                 : kDecrement;
+  op.choice = update_of(update);
   if (update.empty()) d.fail("the machine does not know this operation");
   op.type = d.take_type();
   op.execute = atomic_of(op.type, op.choice);

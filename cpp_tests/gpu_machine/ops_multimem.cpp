@@ -201,12 +201,7 @@ void take_type_and_vector(Decoder& d) {
 uint8_t take_update(Decoder& d) {
   const std::string name = d.take_one({"add", "min", "max", "and", "or", "xor"});
   if (name.empty()) d.fail("the machine does not know this reduction");
-  return name == "add"   ? kAdd
-         : name == "min" ? kMin
-         : name == "max" ? kMax
-         : name == "and" ? kAnd
-         : name == "or"  ? kOr
-                         : kXor;
+  return update_of(name);
 }
 
 }  // namespace

@@ -183,12 +183,23 @@ INSTANTIATE_TEST_SUITE_P(Slow, EveryTritonMatmul,
                                                                       testing::kAllTritonFolder)),
                          testing::name_of_case);
 
-TEST_P(TritonMatmul, AFenceBehindTheInitializationOfBarriersIsMissing) {
+// Those with mbarriers, and with no other fences behind them.
+std::vector<TritonCase> cases_by_tma() {
+  std::vector<TritonCase> cases = testing::triton_cases_of("matmul");
+  std::erase_if(cases, [](const TritonCase& what) {
+    return !what.facts.contains("a.box") || what.dtype() == DataType::kFloat32 ||
+           what.number("SPLIT_K") != 1;
+  });
+  return cases;
+}
+
+class TritonMatmulByTma : public ::testing::TestWithParam<TritonCase> {};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(TritonMatmulByTma);
+INSTANTIATE_TEST_SUITE_P(All, TritonMatmulByTma, ::testing::ValuesIn(cases_by_tma()),
+                         testing::name_of_case);
+
+TEST_P(TritonMatmulByTma, AFenceBehindTheInitializationOfBarriersIsMissing) {
   const TritonCase& what = GetParam();
-  if (!what.facts.contains("a.box") || what.dtype() == DataType::kFloat32 ||
-      what.number("SPLIT_K") != 1) {
-    GTEST_SKIP() << "it has no mbarriers, or other fences behind them";
-  }
   try {
     run_matmul(what, testing::ptx_of(what), 0);
     ADD_FAILURE() << "Triton has a fence there now: fenced_ptx_of is not needed any more";

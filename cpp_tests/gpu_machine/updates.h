@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
+#include <string>
 #include <type_traits>
+#include <utility>
 
 namespace axonn::gpu_machine {
 
@@ -18,6 +21,23 @@ enum Update : uint8_t {
   kIncrement,
   kDecrement
 };
+
+// What PTX calls a reduction; `add` for a name that is none.
+inline Update update_of(const std::string& name) {
+  for (const auto& [known, update] :
+       std::initializer_list<std::pair<const char*, Update>>{{"exch", kExchange},
+                                                             {"cas", kCompare},
+                                                             {"and", kAnd},
+                                                             {"or", kOr},
+                                                             {"xor", kXor},
+                                                             {"min", kMin},
+                                                             {"max", kMax},
+                                                             {"inc", kIncrement},
+                                                             {"dec", kDecrement}}) {
+    if (name == known) return update;
+  }
+  return kAdd;
+}
 
 template <typename T>
 T updated(uint8_t update, T old, T b, T c) {

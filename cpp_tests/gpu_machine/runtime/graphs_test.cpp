@@ -66,20 +66,8 @@ class Gathers {
 
   // Of two gathers, the second one on another stream.
   void capture(int r) {
-    const DeviceGuard guard(r);
-    cudaStream_t stream = ranks_[r].compute.get(), other = ranks_[r].other.get();
-    axonn::cuda::Event forked, joined;
-    AXONN_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    forked.record(stream);
-    forked.block(other);
-    call(r, replayed_, stream);
-    call(r, replayed_, other);
-    joined.record(other);
-    joined.block(stream);
-    cudaGraph_t graph = nullptr;
-    AXONN_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-    AXONN_CUDA_CHECK(cudaGraphInstantiate(&graphs_.emplace_back(), graph, 0));
-    AXONN_CUDA_CHECK(cudaGraphDestroy(graph));
+    const auto gather = [&](cudaStream_t stream) { call(r, replayed_, stream); };
+    graphs_.push_back(ranks_.capture(r, gather, gather));
   }
 
   Runtime runtime_;

@@ -136,6 +136,27 @@ class VirtualRanks {
     turn.end();
   }
 
+  // A graph of what `one` and `other` enqueue on two streams of the rank.
+  template <typename One, typename Other>
+  cudaGraphExec_t capture(int r, One&& one, Other&& other) {
+    const DeviceGuard guard(r);
+    cudaStream_t stream = (*this)[r].compute.get(), second = (*this)[r].other.get();
+    axonn::cuda::Event forked, joined;
+    AXONN_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    forked.record(stream);
+    forked.block(second);
+    one(stream);
+    other(second);
+    joined.record(second);
+    joined.block(stream);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t made = nullptr;
+    AXONN_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+    AXONN_CUDA_CHECK(cudaGraphInstantiate(&made, graph, 0));
+    AXONN_CUDA_CHECK(cudaGraphDestroy(graph));
+    return made;
+  }
+
   const kernels::cuda::GemmBackend backend;
   std::vector<std::unique_ptr<Rank>> ranks;
 
@@ -166,6 +187,22 @@ inline void synchronize_all(int devices) {
     const DeviceGuard guard(d);
     AXONN_CUDA_CHECK(cudaDeviceSynchronize());
   }
+}
+
+// A trap has ended the machine, and rank 1 has said that it saw `seen` where rank 0 should have set
+// `expected`.
+inline void expect_wait_in_vain(Runtime& runtime, VirtualRanks& ranks, uint32_t expected,
+                                uint32_t seen) {
+  ASSERT_TRUE(runtime.failure());
+  EXPECT_EQ(static_cast<int>(runtime.failure()->kind()),
+            static_cast<int>(MachineError::Kind::kTrap))
+      << runtime.failure()->what();
+  const kernels::cuda::SpinFailure& failure = ranks[1].pinned.failure();
+  EXPECT_EQ(failure.state, kernels::cuda::SpinFailure::kWritten);
+  EXPECT_EQ(failure.rank, 1);
+  EXPECT_EQ(failure.peer, 0);
+  EXPECT_EQ(failure.expected, expected);
+  EXPECT_EQ(failure.seen, seen);
 }
 
 }  // namespace axonn::gpu_machine::testing

@@ -114,8 +114,7 @@ class Axis {
   std::unique_ptr<Work> all_reduce(const at::Tensor& output, const at::Tensor& input) {
     check_pair("all_reduce", output, input, 1, 1, grid_->device());
     return work(axis_.all_reduce(input.data_ptr(), output.data_ptr(), input.numel(),
-                                 data_type(input.scalar_type()), kernels::ReduceOp::kSum,
-                                 current_stream(grid_->device())),
+                                 data_type(input.scalar_type()), current_stream(grid_->device())),
                 output, input);
   }
 

@@ -143,57 +143,6 @@ const char* ncclGetLastError(ncclComm_t) {
   return text.c_str();
 }
 
-// --- Memory -----------------------------------------------------------------------
-
-ncclResult_t ncclMemAlloc(void** pointer, size_t bytes) {
-  if (cudaMalloc(pointer, bytes) != cudaSuccess) return ncclUnhandledCudaError;
-  return api("ncclMemAlloc", [&](Nccl& nccl) {
-    nccl.allocations[reinterpret_cast<uint64_t>(*pointer)] = bytes;
-    return ncclSuccess;
-  });
-}
-ncclResult_t ncclMemFree(void* pointer) {
-  const ncclResult_t result = api("ncclMemFree", [&](Nccl& nccl) {
-    const bool was = nccl.allocations.erase(reinterpret_cast<uint64_t>(pointer)) != 0;
-    return was ? ncclSuccess : nccl.refuse(ncclInvalidUsage, "memory that is not of ncclMemAlloc");
-  });
-  if (result != ncclSuccess) return result;
-  return cudaFree(pointer) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
-}
-ncclResult_t ncclCommRegister(const ncclComm_t comm, void* data, size_t bytes, void** handle) {
-  return api_of("ncclCommRegister", comm, [&](Nccl& nccl, ncclComm& found) {
-    const auto address = reinterpret_cast<uint64_t>(data);
-    if (nccl.runtime.machine.region_at(address) == nullptr) {
-      return nccl.refuse(ncclInvalidArgument, "memory to be registered is not of a device");
-    }
-    found.registered[data] = {address, bytes};
-    *handle = data;
-    return ncclSuccess;
-  });
-}
-ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle) {
-  return api_of("ncclCommDeregister", comm, [&](Nccl& nccl, ncclComm& found) {
-    return found.registered.erase(handle) != 0
-               ? ncclSuccess
-               : nccl.refuse(ncclInvalidUsage, "memory that is not registered");
-  });
-}
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
-ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* data, size_t bytes, ncclWindow_t* window,
-                                    int) {
-  return api_of("ncclCommWindowRegister", comm, [&](Nccl& nccl, ncclComm& found) {
-    return nccl.register_window(found, data, bytes, window);
-  });
-}
-ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
-  return api_of("ncclCommWindowDeregister", comm, [&](Nccl& nccl, ncclComm& found) {
-    return found.windows.erase(window) != 0
-               ? ncclSuccess
-               : nccl.refuse(ncclInvalidUsage, "a window that is not registered");
-  });
-}
-#endif
-
 // --- Calls ------------------------------------------------------------------------
 
 ncclResult_t ncclGroupStart() {

@@ -25,7 +25,6 @@ using testing::on_threads;
 using testing::with_threads;
 
 constexpr auto kFloat32 = kernels::DataType::kFloat32;
-constexpr auto kSum = kernels::ReduceOp::kSum;
 
 // A store that all ranks share, and each rank's grid of x and y.
 struct World {
@@ -83,7 +82,7 @@ void expect_contains(const std::string& text, const std::vector<std::string>& pa
   }
 }
 
-// Sums of both axes, each made of the other's result, and gathers and transfers beside them. The
+// Gathers, sums and exchanges of both axes, each made of the other's result. The
 // caller's stream waits for what it needs, and the host for nothing.
 void run_calls(CommunicatorGrid& grid, int rank, const World& world, int rounds) {
   Communicator& x = grid.axis("x");
@@ -91,28 +90,26 @@ void run_calls(CommunicatorGrid& grid, int rank, const World& world, int rounds)
   const HighPriorityStream stream;
   const auto nx = static_cast<size_t>(world.x);
   const Array<float> input(std::vector<float>(4, static_cast<float>(rank + 1)));
-  const Array<float> gathered(4 * nx), sum(4 * nx), own(size_t{4}), received(size_t{4});
+  const Array<float> gathered(4 * nx), sum(4 * nx), columns(4 * nx), added(size_t{4});
   for (int i = 0; i < rounds; ++i) {
     x.all_gather(input.data(), gathered.data(), 4, kFloat32, stream.get()).block(stream.get());
-    y.all_reduce(gathered.data(), sum.data(), static_cast<int64_t>(4 * nx), kFloat32, kSum,
-                 stream.get())
+    y.all_reduce(gathered.data(), sum.data(), static_cast<int64_t>(4 * nx), kFloat32, stream.get())
         .block(stream.get());
-    const PendingCall scattered =
-        x.reduce_scatter(sum.data(), own.data(), 4, kFloat32, kSum, stream.get());
-    y.group_start();
-    (void)y.send(input.data(), 4, kFloat32, (y.rank() + 1) % y.size(), stream.get());
-    (void)y.receive(received.data(), 4, kFloat32, (y.rank() + y.size() - 1) % y.size(),
-                    stream.get());
-    y.group_end(stream.get()).block(stream.get());
-    scattered.block(stream.get());
+    const PendingCall exchanged =
+        x.all_to_all(sum.data(), columns.data(), 4, kFloat32, stream.get());
+    y.all_reduce(input.data(), added.data(), 4, kFloat32, stream.get()).block(stream.get());
+    exchanged.block(stream.get());
   }
   AXONN_CUDA_CHECK(cudaStreamSynchronize(stream.get()));
-  // Rank r of x holds column r; the sum over y of its rank + 1, times the ranks that add it.
-  const auto nx_ = static_cast<float>(world.x), ny = static_cast<float>(world.y);
-  const float column = ny * static_cast<float>(rank % world.x + 1) + nx_ * ny * (ny - 1) / 2;
-  EXPECT_EQ(own.read(), std::vector<float>(4, nx_ * column));
-  const int from = (rank + world.size() - world.x) % world.size();
-  EXPECT_EQ(received.read(), std::vector<float>(4, static_cast<float>(from + 1)));
+  // The sum over y of rank + 1, in the column of this rank of x. Every rank of x sends it.
+  const auto column_of = [&](int column) {
+    float total = 0;
+    for (int row = 0; row < world.y; ++row) total += static_cast<float>(row * world.x + column + 1);
+    return total;
+  };
+  const float own = column_of(rank % world.x);
+  EXPECT_EQ(columns.read(), std::vector<float>(4 * nx, own));
+  EXPECT_EQ(added.read(), std::vector<float>(4, own));
 }
 
 TEST(Communicators, CallsOfTwoAxesFollowEachOther) {
@@ -129,7 +126,7 @@ TEST(Communicators, CallsOfTwoAxesFollowEachOther) {
   }
 }
 
-// A rank that comes late is waited for, and buffers may be registered meanwhile.
+// A rank that comes late is waited for.
 TEST(Communicators, ALateRankIsWaitedFor) {
   Runtime runtime(with_threads(1, 2));
   const World world(2, 1);
@@ -138,42 +135,11 @@ TEST(Communicators, ALateRankIsWaitedFor) {
     Communicator& x = grid->axis("x");
     const HighPriorityStream stream;
     const Array<float> input(std::vector<float>(4, static_cast<float>(rank))), output(size_t{8});
-    x.register_buffer(input.data(), 16);
     if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
     x.all_gather(input.data(), output.data(), 4, kFloat32, stream.get()).block(stream.get());
     AXONN_CUDA_CHECK(cudaStreamSynchronize(stream.get()));
     EXPECT_EQ(output.read(), (std::vector<float>{0, 0, 0, 0, 1, 1, 1, 1}));
-    x.deregister(input.data());
     grid->close();
-  });
-  EXPECT_FALSE(runtime.failure()) << runtime.failure()->what();
-}
-
-// Copy engines move what lies in windows, while no SM is free.
-TEST(Communicators, WindowsNeedNoSms) {
-  RuntimeOptions options = with_threads(1, 2);
-  options.machine.resident_ctas = 0;
-  Runtime runtime(options);
-  const World world(2, 1);
-  on_threads(2, [&](int rank) {
-    CommunicatorOptions with = with_timeout(20);
-    with.zero_cta = true;
-    const auto grid = world.grid(rank, with);
-    const HighPriorityStream stream;
-    void* window = nullptr;
-    ASSERT_EQ(ncclMemAlloc(&window, 64), ncclSuccess);
-    grid->axis("x").register_window(window, 64);
-    auto* all = static_cast<float*>(window);
-    const std::vector<float> own(4, static_cast<float>(rank));
-    AXONN_CUDA_CHECK(
-        cudaMemcpyAsync(all + 8, own.data(), 16, cudaMemcpyHostToDevice, stream.get()));
-    grid->axis("x").all_gather(all + 8, all, 4, kFloat32, stream.get()).block(stream.get());
-    std::vector<float> got(8);
-    AXONN_CUDA_CHECK(cudaMemcpyAsync(got.data(), all, 32, cudaMemcpyDeviceToHost, stream.get()));
-    EXPECT_EQ(got, (std::vector<float>{0, 0, 0, 0, 1, 1, 1, 1}));
-    grid->axis("x").deregister(window);
-    grid->close();
-    EXPECT_EQ(ncclMemFree(window), ncclSuccess);
   });
   EXPECT_FALSE(runtime.failure()) << runtime.failure()->what();
 }
@@ -194,14 +160,13 @@ TEST(Communicators, AGraphIsReplayedBesideOtherCalls) {
       cudaGraphExec_t replay = nullptr;
       AXONN_CUDA_CHECK(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal));
       x.all_gather(input.data(), gathered.data(), 4, kFloat32, stream.get()).block(stream.get());
-      x.all_reduce(input.data(), sum.data(), 4, kFloat32, kSum, stream.get()).block(stream.get());
+      x.all_reduce(input.data(), sum.data(), 4, kFloat32, stream.get()).block(stream.get());
       AXONN_CUDA_CHECK(cudaStreamEndCapture(stream.get(), &graph));
       AXONN_CUDA_CHECK(cudaGraphInstantiate(&replay, graph, 0));
       AXONN_CUDA_CHECK(cudaGraphDestroy(graph));
       for (int i = 0; i < 3; ++i) {
         AXONN_CUDA_CHECK(cudaGraphLaunch(replay, stream.get()));
-        x.all_reduce(input.data(), outside.data(), 4, kFloat32, kSum, stream.get())
-            .block(stream.get());
+        x.all_reduce(input.data(), outside.data(), 4, kFloat32, stream.get()).block(stream.get());
       }
       AXONN_CUDA_CHECK(cudaStreamSynchronize(stream.get()));
       EXPECT_EQ(gathered.read(), (std::vector<float>{1, 1, 1, 1, 2, 2, 2, 2}));
@@ -341,12 +306,8 @@ std::map<std::string, int> check_failing_call(const std::string& function, int n
       Communicator& x = grid->axis("x");
       const HighPriorityStream stream;
       const Array<float> input(std::vector<float>(4, 1)), sum(size_t{4}), received(size_t{4});
-      x.register_buffer(input.data(), 16);
-      x.all_reduce(input.data(), sum.data(), 4, kFloat32, kSum, stream.get()).block(stream.get());
-      x.group_start();
-      (void)x.send(sum.data(), 4, kFloat32, 1 - rank, stream.get());
-      (void)x.receive(received.data(), 4, kFloat32, 1 - rank, stream.get());
-      x.group_end(stream.get()).block(stream.get());
+      x.all_reduce(input.data(), sum.data(), 4, kFloat32, stream.get()).block(stream.get());
+      x.all_to_all(sum.data(), received.data(), 2, kFloat32, stream.get()).block(stream.get());
       AXONN_CUDA_CHECK(cudaStreamSynchronize(stream.get()));
       grid->check();  // else the communicators may have been aborted
       EXPECT_EQ(received.read(), std::vector<float>(4, 2));

@@ -44,9 +44,6 @@ bool read_config(const ncclConfig_t* from, Config& config) {
   if (!is_unset(from->maxCTAs)) config.max_ctas = from->maxCTAs;
   if (!is_unset(from->cgaClusterSize)) config.cluster = from->cgaClusterSize;
   if (!is_unset(from->splitShare)) config.shares = from->splitShare == 1;
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
-  config.no_ctas = from->CTAPolicy == NCCL_CTA_POLICY_ZERO;
-#endif
   return config.max_ctas == 0 || config.min_ctas <= config.max_ctas;
 }
 
@@ -248,38 +245,6 @@ ncclResult_t Nccl::split(ncclComm& parent, int colour, int key, ncclComm_t* made
     return ncclSuccess;
   };
   job.cancel = joining(of, made).cancel;
-  (void)group_start();
-  group().jobs.push_back(std::move(job));
-  return group_end();
-}
-
-ncclResult_t Nccl::register_window(ncclComm& comm, void* data, size_t bytes, ncclWindow_t* window) {
-  if (const ncclResult_t result = check_usable(comm, "ncclCommWindowRegister")) return result;
-  *window = nullptr;
-  const auto address = reinterpret_cast<uint64_t>(data);
-  const auto above = allocations.upper_bound(address);
-  if (above == allocations.begin() ||
-      std::prev(above)->first + std::prev(above)->second < address + bytes) {
-    return refuse(ncclInvalidArgument, "a window lies outside the memory of ncclMemAlloc");
-  }
-  const int64_t number = comm.windows_begun++;
-  const CommPtr of = comm.shared_from_this();
-  Job job;
-  job.comm = of;
-  job.waits_for = of->name() + " waits for its other ranks";
-  job.attempt = [=]() -> std::optional<ncclResult_t> {
-    auto& ranks = of->clique->windows[number];
-    ranks[of->rank] = of.get();
-    if (static_cast<int>(ranks.size()) < of->clique->size) return std::nullopt;
-    of->windows[data] = {address, bytes};
-    *window = static_cast<ncclWindow_t>(data);
-    return ncclSuccess;
-  };
-  job.cancel = [this, window] {
-    if (is_on_stack(window)) {
-      (void)misuse("a registration is aborted that stores its window on a stack");
-    }
-  };
   (void)group_start();
   group().jobs.push_back(std::move(job));
   return group_end();

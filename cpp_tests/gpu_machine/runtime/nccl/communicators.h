@@ -34,7 +34,6 @@ struct Config {
   int min_ctas = 0, max_ctas = 0;  // 0: as NCCL chooses
   int cluster = 4;                 // CTAs that start together; on sm_90
   bool shares = false;             // whether what is split off shares resources
-  bool no_ctas = false;            // copy engines move what lies in windows
 };
 
 // Collectives that all ranks call as one group.
@@ -68,7 +67,6 @@ struct Clique {
   std::map<int64_t, Round> rounds;                               // by number
   std::map<std::pair<int, int>, std::deque<Transfer>> sends;     // whose receive has not begun
   std::map<std::pair<int, int>, std::deque<Transfer>> receives;  // whose send has not begun
-  std::map<int64_t, std::map<int, ncclComm*>> windows;           // ranks that register the n-th one
   std::map<int64_t, std::map<int, std::pair<int, int>>> splits;  // colour and key of the n-th one
   std::map<std::pair<int64_t, int>, std::shared_ptr<Clique>> parts;  // by split and colour
 };
@@ -118,7 +116,6 @@ class Nccl {
   ncclResult_t destroy(ncclComm& comm);
   ncclResult_t abort(ncclComm& comm);
   ncclResult_t async_error(ncclComm& comm, ncclResult_t& state);
-  ncclResult_t register_window(ncclComm& comm, void* data, size_t bytes, ncclWindow_t* window);
   ncclResult_t call(ncclComm& comm, const Call& call);
   ncclResult_t group_start();
   ncclResult_t group_end();
@@ -133,7 +130,6 @@ class Nccl {
   const std::string& last_error() const { return last_error_; }
 
   Runtime& runtime;
-  std::map<uint64_t, uint64_t> allocations;  // of ncclMemAlloc: address and bytes
 
  private:
   friend class Kernel;
@@ -172,11 +168,10 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   bool aborted = false;
   ncclResult_t async = ncclInProgress;
   int remote_error_in = -1;  // looks at the state until a peer's end is noticed; -1: it never is
-  int64_t rounds = 0, splits = 0, windows_begun = 0;
+  int64_t rounds = 0, splits = 0;
   int kernels = 0;  // enqueued, and not over
   std::shared_ptr<axonn::gpu_machine::nccl::LaunchOrder> order;
   std::vector<std::weak_ptr<void>> graphs;  // that hold kernels of this communicator
-  std::map<void*, std::pair<uint64_t, uint64_t>> registered, windows;  // address and bytes
 
   bool has_graphs() const;
   std::string name() const { return clique->name + " on rank " + std::to_string(rank); }

@@ -21,14 +21,6 @@ std::string list(const std::vector<Call>& calls) {
                          theirs + " where rank " + std::to_string(comm.rank) + " calls " + ours);
 }
 
-bool lies_in(const std::map<void*, std::pair<uint64_t, uint64_t>>& ranges, const void* data) {
-  const auto address = reinterpret_cast<uint64_t>(data);
-  return std::any_of(ranges.begin(), ranges.end(), [&](const auto& entry) {
-    const auto& [begin, bytes] = entry.second;
-    return address >= begin && address < begin + bytes;
-  });
-}
-
 }  // namespace
 
 Kernel::Kernel(Nccl& nccl, CommPtr comm, std::vector<Call> calls)
@@ -44,11 +36,6 @@ Choices Kernel::choose(const Call& call) const {
   const auto range = static_cast<uint32_t>(clique.max_ctas - clique.min_ctas + 1);
   choices.channels = call.is_transfer() ? clique.transfer_ctas
                                         : clique.min_ctas + static_cast<int>(machine.draw(range));
-  // Copy engines gather and exchange what lies in windows; they cannot add.
-  if (comm_->config.no_ctas && !call.is_sum() && !call.is_transfer() &&
-      lies_in(comm_->windows, call.input) && lies_in(comm_->windows, call.output)) {
-    choices.channels = 0;
-  }
   choices.buffers = machine.draw(2) == 0;
   choices.rounding = machine.draw(2) == 0 ? Rounding::kOnce : Rounding::kAtEachRank;
   for (uint32_t cuts = machine.draw(4); cuts > 0; --cuts) {

@@ -20,10 +20,8 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <list>
 #include <memory>
 #include <mutex>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -38,11 +36,7 @@ namespace axonn::comm {
 
 struct CommunicatorOptions {
   int device = 0;
-  int min_ctas = 0;  // 0: as NCCL chooses
-  int max_ctas = 0;
-  // Whether NCCL uses copy engines instead of SMs where it can; this needs windows of registered
-  // memory and NCCL >= 2.28.
-  bool zero_cta = false;
+  int max_ctas = 0;            // 0: as NCCL chooses
   bool compare_calls = false;  // each call is compared with the peers' before it is issued
   std::chrono::duration<double> timeout = std::chrono::minutes(10);
 };
@@ -56,29 +50,19 @@ struct AxisRanks {
 // A call under way, with the point on the communicator's stream at which it ends.
 class PendingCall {
  public:
-  PendingCall(int64_t sequence, std::shared_ptr<cuda::Event> end)
-      : sequence_(sequence), end_(std::move(end)) {}
+  explicit PendingCall(std::shared_ptr<cuda::Event> end) : end_(std::move(end)) {}
 
-  int64_t sequence() const { return sequence_; }
   // Lets what is enqueued on the stream from now on see the result.
-  void block(cudaStream_t stream) const { end().block(stream); }
-  bool is_done() const { return end().is_done(); }
+  void block(cudaStream_t stream) const { end_->block(stream); }
 
  private:
-  const cuda::Event& end() const {
-    if (end_ == nullptr) throw std::logic_error("a call of a group is not issued before its end");
-    return *end_;
-  }
-
-  int64_t sequence_;
   std::shared_ptr<cuda::Event> end_;
 };
 
 class CommunicatorGrid;
 
 // The communicator of one axis. One thread at a time issues calls, and all ranks issue them in the
-// same order. Buffers must stay valid until the call has ended; counts are in elements. Sends and
-// receives concern only two ranks, so they are numbered separately and never compared.
+// same order. Buffers must stay valid until the call has ended; counts are in elements.
 class Communicator {
  public:
   ~Communicator();
@@ -93,58 +77,20 @@ class Communicator {
   // output[r * count + i] = input[i] of rank r
   PendingCall all_gather(const void* input, void* output, int64_t count, kernels::DataType dtype,
                          cudaStream_t caller);
-  // output[i] = sum over ranks of input[rank * count + i], in dtype and in NCCL's order.
-  PendingCall reduce_scatter(const void* input, void* output, int64_t count,
-                             kernels::DataType dtype, kernels::ReduceOp op, cudaStream_t caller);
+  // output[i] = sum over ranks of input[i], in dtype and in NCCL's order.
   PendingCall all_reduce(const void* input, void* output, int64_t count, kernels::DataType dtype,
-                         kernels::ReduceOp op, cudaStream_t caller);
+                         cudaStream_t caller);
   // Block r of input, of count elements, becomes block `rank` of rank r's output.
   PendingCall all_to_all(const void* input, void* output, int64_t count, kernels::DataType dtype,
                          cudaStream_t caller);
-  // If a rank both sends and receives, the calls must be in a group, or the ranks wait for each
-  // other.
-  PendingCall send(const void* input, int64_t count, kernels::DataType dtype, int64_t peer,
-                   cudaStream_t caller);
-  PendingCall receive(void* output, int64_t count, kernels::DataType dtype, int64_t peer,
-                      cudaStream_t caller);
-
-  // The calls in between are issued as one, at group_end; before that, what they returned marks
-  // nothing.
-  void group_start();
-  PendingCall group_end(cudaStream_t caller);
-
-  // Registered memory is moved without a copy through NCCL's own buffers. register_window is
-  // collective and needs memory of ncclMemAlloc at the same offset on all ranks, and NCCL >= 2.27;
-  // zero_cta needs it. The registration is valid until it is ended or the communicator is gone.
-  void register_buffer(void* data, int64_t bytes);
-  void register_window(void* data, int64_t bytes);
-  void deregister(void* data);
 
  private:
   friend class CommunicatorGrid;
   using Issue = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
-  struct Registration {
-    void* data = nullptr;
-    void* handle = nullptr;
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
-    ncclWindow_t window = nullptr;  // if it is one
-#endif
-  };
-
   Communicator(CommunicatorGrid& grid, const AxisRanks& axis, ncclComm_t comm);
 
-  // Calls that all ranks of the axis make, and calls of two ranks.
-  enum class Kind { kCollective, kTransfer };
-  struct Numbered {
-    std::shared_ptr<CallLog> log;
-    std::shared_ptr<WatchedCalls> watched;
-  };
-
-  static Numbered numbered(CallLogOptions options, KeyValueStore& store);
-  PendingCall issue(Kind kind, const std::string& signature, cudaStream_t caller, Issue call);
-  PendingCall launch(Kind kind, const std::string& signature, cudaStream_t caller,
-                     const std::vector<Issue>& calls);
-  void enqueue(const std::string& signature, const std::vector<Issue>& calls);
+  PendingCall issue(const std::string& signature, cudaStream_t caller, const Issue& call);
+  void enqueue(const std::string& signature, const Issue& call);
   void check_async();
   void abort() noexcept;
   void close();
@@ -156,13 +102,8 @@ class Communicator {
   const cuda::HighPriorityStream stream_;
   std::mutex mutex_;  // guards comm_: NCCL takes one call at a time
   ncclComm_t comm_;
-  bool grouping_ = false;
-  std::vector<Issue> grouped_;
-  std::string grouped_signature_;
-  Kind grouped_kind_ = Kind::kCollective;
-  // NCCL stores a window here, maybe after this rank has given up waiting for it.
-  std::list<Registration> registrations_;
-  Numbered collectives_, transfers_;
+  std::shared_ptr<CallLog> log_;
+  std::shared_ptr<WatchedCalls> watched_;
 };
 
 class CommunicatorGrid {

@@ -44,8 +44,7 @@ CommunicatorGrid::CommunicatorGrid(CommunicatorOptions options, int64_t rank, in
       WatchdogOptions{.prefix = prefix, .rank = rank, .timeout = options_.timeout}, *watch_store_,
       [this] { check_health(); }, [this] { abort_all(); });
   for (const auto& one : communicators_) {
-    watch_->watch(one->collectives_.watched);
-    watch_->watch(one->transfers_.watched);
+    watch_->watch(one->watched_);
   }
 }
 
@@ -109,15 +108,7 @@ ncclConfig_t CommunicatorGrid::config() const {
   ncclConfig_t settings = NCCL_CONFIG_INITIALIZER;
   settings.blocking = 0;
   settings.splitShare = 0;
-  if (options_.min_ctas > 0) settings.minCTAs = options_.min_ctas;
   if (options_.max_ctas > 0) settings.maxCTAs = options_.max_ctas;
-  if (options_.zero_cta) {
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
-    settings.CTAPolicy = NCCL_CTA_POLICY_ZERO;
-#else
-    throw std::invalid_argument("zero_cta needs NCCL 2.28 or newer at build time");
-#endif
-  }
   return settings;
 }
 

@@ -34,10 +34,6 @@ inline ncclDataType_t nccl_type(kernels::DataType dtype) {
   throw std::invalid_argument("NCCL knows no such dtype");
 }
 
-inline ncclRedOp_t nccl_op(kernels::ReduceOp op) {
-  return op == kernels::ReduceOp::kSum ? ncclSum : ncclMax;
-}
-
 }  // namespace axonn::comm
 
 #define AXONN_NCCL_CHECK(expression)                                            \
