@@ -83,7 +83,7 @@ TEST_P(EachKind, OperandsThatArriveAndRowsThatLeave) {
 // Several tiles for a CTA: deeper than the stages and ragged, or so shallow that all loads fit the
 // stages and do not wait for the tile before.
 TEST(Gemms, CallsThatAreDeepOrShallow) {
-  for (uint64_t seed = 0; seed < 2; ++seed) {
+  for (uint64_t seed = 0; seed < 10; ++seed) {
     GemmRun run{.seed = seed, .epoch = kBeforeTheWrap};
     for (int tile = 0; tile < kNumTiles; ++tile) {
       for (const Way way : {Way::kStays, Way::kGathersA, Way::kScatters}) {
@@ -100,7 +100,15 @@ INSTANTIATE_TEST_SUITE_P(Gemms, EachKind,
                                             ::testing::ValuesIn(kLayouts)),
                          name_of);
 
-class EachKindInEachWorld : public ::testing::TestWithParam<std::tuple<DataType, Layout, int>> {};
+using KindInWorld = std::tuple<DataType, Layout, int>;
+
+class EachKindInEachWorld : public ::testing::TestWithParam<KindInWorld> {};
+
+std::string name_in_world(const ::testing::TestParamInfo<KindInWorld>& info) {
+  const auto [dtype, layout, ranks] = info.param;
+  return name_of({{dtype, layout}, info.index}) + "_of_" + std::to_string(ranks) +
+         (ranks == 1 ? "_rank" : "_ranks");
+}
 
 // Every way, each with shapes that are drawn; on 8 ranks once, because that takes long.
 TEST_P(EachKindInEachWorld, EveryWay) {
@@ -122,7 +130,28 @@ TEST_P(EachKindInEachWorld, EveryWay) {
 INSTANTIATE_TEST_SUITE_P(SlowGemms, EachKindInEachWorld,
                          ::testing::Combine(::testing::ValuesIn(kDtypes),
                                             ::testing::ValuesIn(kLayouts),
-                                            ::testing::Values(1, 2, 4, 8)));
+                                            ::testing::Values(1, 2, 4, 8)),
+                         name_in_world);
+
+// Sums that reach all ranks by one store at a multicast address, between calls that use the same
+// workspaces by their plain addresses.
+void check_multicast(int ranks, uint64_t num_seeds) {
+  for (uint64_t seed = 0; seed < num_seeds; ++seed) {
+    std::mt19937_64 random(seed);
+    GemmRun run{.ranks = ranks, .seed = seed, .epoch = kBeforeTheWrap, .is_late = seed % 2 == 1};
+    for (int i = 0; i < 5; ++i) {
+      const Way way = i % 2 == 0 ? Way::kSumsByMulticast : kWays[1 + random() % 5];
+      run.calls.push_back(testing::draw_call(way, kDtypes[random() % 2], kLayouts[random() % 3],
+                                             ranks, 160 / ranks, random));
+    }
+    testing::check_run(run);
+  }
+}
+TEST(SumsByMulticast, OfTwoRanks) { check_multicast(2, 4); }
+TEST(SumsByMulticast, OfFourRanks) { check_multicast(4, 1); }
+TEST(SlowSumsByMulticast, OfThreeRanks) { check_multicast(3, 10); }
+TEST(SlowSumsByMulticast, OfFourRanks) { check_multicast(4, 10); }
+TEST(SlowSumsByMulticast, OfEightRanks) { check_multicast(8, 4); }
 
 // --- Calls of all kinds, one after the other on one workspace ---------------------
 
