@@ -66,13 +66,15 @@ void AsyncGroups::learn(Agent& who, AsyncStage stage, uint32_t most) {
   while (committed_.size() > most) committed_.pop_front();
 }
 
-// Most follow soon; some stay back for as long as a kernel may take.
-uint64_t AsyncQueue::draw_delay() {
+// Most follow soon; some stay back for as long as a part of a kernel may take, and very few until a
+// CTA has ended that should have waited for them.
+uint64_t AsyncQueue::draw_delay(const AsyncOperation& operation) {
+  if (operation.may_outlast_its_cta() && machine_.draw(32) == 0) return machine_.draw(1'000'000);
   return machine_.draw(5) == 0 ? machine_.draw(20'000) : machine_.draw(300);
 }
 
 void AsyncQueue::begin(const std::shared_ptr<AsyncOperation>& operation) {
-  operation->due_ns = machine_.now_ns() + draw_delay();
+  operation->due_ns = machine_.now_ns() + draw_delay(*operation);
   pending_.push_back(operation);
   machine_.note_change();
 }
@@ -80,7 +82,7 @@ void AsyncQueue::begin(const std::shared_ptr<AsyncOperation>& operation) {
 void AsyncQueue::step_one(size_t index) {
   const std::shared_ptr<AsyncOperation> operation = pending_[index];
   operation->step();
-  operation->due_ns = machine_.now_ns() + draw_delay() / 4;
+  operation->due_ns = machine_.now_ns() + draw_delay(*operation) / 4;
   machine_.note_change();
   if (operation->stage() != AsyncOperation::Stage::kDone) return;
   pending_[index] = std::move(pending_.back());

@@ -63,6 +63,8 @@ class AsyncOperation : public Agent {
   virtual void step() = 0;
   // Whether it will still read or write shared memory of this CTA, or arrive there.
   virtual bool uses(const Cta& cta) const = 0;
+  // Whether some stay back until their CTA may have ended.
+  virtual bool may_outlast_its_cta() const { return false; }
 
   Stage stage() const { return stage_; }
   // What is known to whoever has waited for this stage, which must have been reached.
@@ -111,7 +113,7 @@ class AsyncQueue {
     return operation.behind == nullptr || operation.behind->stage() == AsyncOperation::Stage::kDone;
   }
   void step_one(size_t index);
-  uint64_t draw_delay();
+  uint64_t draw_delay(const AsyncOperation& operation);
 
   Machine& machine_;
   Pending pending_;

@@ -74,6 +74,7 @@ class RemoteArrival final : public AsyncOperation {
     reach(Stage::kDone);
   }
   bool uses(const Cta& cta) const override { return &cta == at_.cta; }
+  bool may_outlast_its_cta() const override { return true; }
 
  private:
   const Warp::Place at_;

@@ -95,6 +95,20 @@ TEST(Gemms, CallsThatAreDeepOrShallow) {
   }
 }
 
+// K arrives in one chunk of each rank or in several, whose ends lie within blocks of K.
+TEST(Gemms, KThatArrivesInChunks) {
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    GemmRun run{.seed = seed, .epoch = kBeforeTheWrap, .is_late = seed % 2 == 1};
+    for (int tile = 0; tile < kNumTiles; ++tile) {
+      for (const int64_t k : {144, 1120}) {
+        run.calls.push_back({Way::kGathersB, DataType::kBFloat16, kNn, 136, 264, k, true, tile});
+        run.calls.push_back({Way::kGathersA, DataType::kBFloat16, kNt, 136, 264, k, true, tile});
+      }
+    }
+    testing::check_run(run);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Gemms, EachKind,
                          ::testing::Combine(::testing::ValuesIn(kDtypes),
                                             ::testing::ValuesIn(kLayouts)),

@@ -8,6 +8,7 @@
 
 #include "core/cuda/check.h"
 #include "ops/checks.h"
+#include "ops/cuda/direct_access.h"
 #include "ops/cuda/exchange.h"
 
 namespace axonn::ops::cuda {
@@ -24,21 +25,6 @@ int64_t count_ranks_on_device(const c10d::ProcessGroup& group, const std::string
   const std::string own(properties.uuid.bytes, sizeof(properties.uuid.bytes));
   const auto devices = exchange(group, name, prefix, "device", own, timeout_seconds);
   return std::count(devices.begin(), devices.end(), own);
-}
-
-// Returns whether all ranks map each other's memory. Kinds of symmetric memory that do not tell
-// throw torch's "NYI", which would be a RuntimeError.
-bool reaches_all_peers(const char* op, const std::string& group_name,
-                       symm_mem::SymmetricMemory& handle) {
-  try {
-    return handle.world_within_direct_access();
-  } catch (const c10::Error& error) {
-    C10_THROW_ERROR(
-        NotImplementedError,
-        c10::str(op, ": algorithm='fused' needs GPUs that reach each other's memory, and torch's ",
-                 "symmetric memory of group '", group_name, "' does not tell whether they do: ",
-                 error.what_without_backtrace(), "; use 'auto', 'chunked' or 'sequential'"));
-  }
 }
 
 }  // namespace
