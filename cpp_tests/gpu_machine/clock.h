@@ -43,11 +43,22 @@ struct Actor {
 class Clock {
  public:
   // Up to which time of an actor its owner has seen, and up to which time a fence of each kind
-  // lies on the way from there.
-  struct Seen {
+  // lies on the way from there. Clocks of many actors are joined all the time, so that this is as
+  // large as a vector register, and all of it is combined at once.
+  struct alignas(32) Seen {
     uint32_t actor = 0;
     uint32_t time = 0;
     std::array<uint32_t, kNumProxyFences> fenced{};
+
+    uint32_t key() const { return actor; }
+    void add(const Seen& other) {
+      time = std::max(time, other.time);
+      for (size_t i = 0; i < kNumProxyFences; ++i) fenced[i] = std::max(fenced[i], other.fenced[i]);
+    }
+    void keep(const Seen& other) {
+      time = std::min(time, other.time);
+      for (size_t i = 0; i < kNumProxyFences; ++i) fenced[i] = std::min(fenced[i], other.fenced[i]);
+    }
   };
 
   // All of a launch is seen, by every proxy.
@@ -70,23 +81,13 @@ class Clock {
     for (SeenLaunch& seen : launches_) seen.fences |= bit(fence);
   }
   void join(const Clock& other) {
-    for (const SeenLaunch& seen : other.launches_) see_launch(seen.launch, seen.fences);
-    join_actors(other);
+    join(launches_, other.launches_);
+    join(actors_, other.actors_);
   }
   // Keeps only what the other has seen, too.
   void meet(const Clock& other) {
-    std::erase_if(launches_, [&](const SeenLaunch& seen) {
-      return other.find_launch(seen.launch) == nullptr;
-    });
-    for (SeenLaunch& seen : launches_) seen.fences &= other.find_launch(seen.launch)->fences;
-    for (Seen& seen : actors_) {
-      const Seen* known = other.find(seen.actor);
-      const Seen& least = known == nullptr ? Seen{} : *known;
-      seen.time = std::min(seen.time, least.time);
-      for (size_t i = 0; i < kNumProxyFences; ++i) {
-        seen.fenced[i] = std::min(seen.fenced[i], least.fenced[i]);
-      }
-    }
+    meet(launches_, other.launches_);
+    meet(actors_, other.actors_);
   }
   bool has_seen(uint32_t actor, uint32_t launch, uint32_t time) const {
     if (find_launch(launch) != nullptr) return true;
@@ -103,8 +104,12 @@ class Clock {
  private:
   // Of a launch that has ended: the proxy fences on the way from there, a bit for each kind.
   struct SeenLaunch {
-    uint32_t launch;
-    uint8_t fences;
+    uint32_t launch = 0;
+    uint8_t fences = 0;
+
+    uint32_t key() const { return launch; }
+    void add(const SeenLaunch& other) { fences |= other.fences; }
+    void keep(const SeenLaunch& other) { fences &= other.fences; }
   };
   static constexpr uint8_t kAllFences = (1u << kNumProxyFences) - 1;
   static constexpr uint8_t bit(ProxyFence fence) {
@@ -134,19 +139,41 @@ class Clock {
     }
     return *place;
   }
-  void join_actors(const Clock& other) {
-    size_t own = 0;
-    for (const Seen& seen : other.actors_) {
-      while (own < actors_.size() && actors_[own].actor < seen.actor) ++own;
-      if (own == actors_.size() || actors_[own].actor != seen.actor) {
-        actors_.insert(actors_.begin() + static_cast<std::ptrdiff_t>(own), seen);
-        continue;
-      }
-      actors_[own].time = std::max(actors_[own].time, seen.time);
-      for (size_t i = 0; i < kNumProxyFences; ++i) {
-        actors_[own].fenced[i] = std::max(actors_[own].fenced[i], seen.fenced[i]);
+  // Adds the other's entries, and combines those that both have. Lists are sorted by key.
+  template <typename Entry>
+  static void join(std::vector<Entry>& own, const std::vector<Entry>& other) {
+    size_t at = 0, missing = 0;
+    for (const Entry& entry : other) {
+      while (at < own.size() && own[at].key() < entry.key()) ++at;
+      if (at < own.size() && own[at].key() == entry.key()) {
+        own[at].add(entry);
+      } else {
+        ++missing;
       }
     }
+    if (missing == 0) return;
+    size_t from = own.size();
+    own.resize(from + missing);
+    // From behind, so that each entry moves once.
+    size_t to = own.size();
+    for (size_t i = other.size(); from != to;) {
+      const Entry& entry = other[--i];
+      while (from > 0 && own[from - 1].key() > entry.key()) own[--to] = own[--from];
+      own[--to] = from > 0 && own[from - 1].key() == entry.key() ? own[--from] : entry;
+    }
+  }
+  // Keeps the entries that both have, and combines them.
+  template <typename Entry>
+  static void meet(std::vector<Entry>& own, const std::vector<Entry>& other) {
+    size_t kept = 0;
+    auto known = other.begin();
+    for (const Entry& entry : own) {
+      while (known != other.end() && known->key() < entry.key()) ++known;
+      if (known == other.end() || known->key() != entry.key()) continue;
+      own[kept] = entry;
+      own[kept++].keep(*known);
+    }
+    own.resize(kept);
   }
 
   std::vector<SeenLaunch> launches_;  // that have ended, as far as the owner can know; sorted
