@@ -45,13 +45,14 @@ void AsyncOperation::reach(Stage stage) {
 }
 
 void AsyncGroups::commit() {
-  committed_.push_back(std::move(open_));
+  committed_.push_back({std::move(open_)});
   open_.clear();
 }
 
 bool AsyncGroups::have_reached(AsyncStage stage, uint32_t most) const {
   for (size_t i = 0; i + most < committed_.size(); ++i) {
-    for (const Operation& operation : committed_[i]) {
+    if (committed_[i].learned >= stage) continue;
+    for (const Operation& operation : committed_[i].operations) {
       if (operation->stage() < stage) return false;
     }
   }
@@ -60,7 +61,10 @@ bool AsyncGroups::have_reached(AsyncStage stage, uint32_t most) const {
 
 void AsyncGroups::learn(Agent& who, AsyncStage stage, uint32_t most) {
   for (size_t i = 0; i + most < committed_.size(); ++i) {
-    for (const Operation& operation : committed_[i]) who.clock.join(operation->seen_at(stage));
+    Group& group = committed_[i];
+    if (group.learned >= stage) continue;
+    for (const Operation& operation : group.operations) who.clock.join(operation->seen_at(stage));
+    group.learned = stage;
   }
   if (stage != AsyncStage::kDone) return;
   while (committed_.size() > most) committed_.pop_front();

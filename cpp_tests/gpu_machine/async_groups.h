@@ -28,8 +28,13 @@ class AsyncGroups {
   void learn(Agent& who, AsyncStage stage, uint32_t most);
 
  private:
+  struct Group {
+    std::vector<Operation> operations;
+    AsyncStage learned = AsyncStage::kBegun;  // for which it was waited already
+  };
+
   std::vector<Operation> open_;
-  std::deque<std::vector<Operation>> committed_;
+  std::deque<Group> committed_;
 };
 
 }  // namespace axonn::gpu_machine

@@ -182,15 +182,24 @@ bool has_ended(const Op& op, Warp& warp, const MBarrier& barrier, int lane) {
 
 void wait(const Op& op, Warp& warp, uint32_t mask) {
   uint32_t ended = 0;
+  const MBarrier* barrier = nullptr;  // most often all lanes wait for the same one
+  uint64_t address = 0;
+  bool is_learned = false;
   for_each_lane(mask, [&](int i) {
-    const MBarrier& barrier = barrier_at(op, warp, i);
-    if (has_ended(op, warp, barrier, i)) {
-      ended |= 1u << i;
-      warp.learn(barrier.complete_clock(), op.order);
-      if (op.scope != Scope::kCta) warp.learn(barrier.complete_clock_of_others(), op.order);
-    } else {
-      warp.note_poll(warp.address(op, i));
+    if (barrier == nullptr || warp.address(op, i) != address) {
+      barrier = &barrier_at(op, warp, i);
+      address = warp.address(op, i);
+      is_learned = false;
     }
+    if (!has_ended(op, warp, *barrier, i)) {
+      warp.note_poll(address);
+      return;
+    }
+    ended |= 1u << i;
+    if (is_learned) return;
+    warp.learn(barrier->complete_clock(), op.order);
+    if (op.scope != Scope::kCta) warp.learn(barrier->complete_clock_of_others(), op.order);
+    is_learned = true;
   });
   store_predicate(warp, op.d, ended, mask);
   if (ended != mask && op.has_count) {
