@@ -30,8 +30,7 @@ struct Rates {
   Quantity l2_bytes_per_cycle{
       "L2 to an SM", 43, "byte/cycle/SM", false,
       "what kernel 6 of fast.cu needs at least: tiles of 192 x 192 that no cluster shares, at the "
-      "rate of its tensor cores; plain loads reach 28 (chipsandcheese.com, 2023-07-02: 5.5 to 5.7 "
-      "TB/s of 114 SMs)"};
+      "rate of its tensor cores"};
   Quantity load_us{"first load of a tile that waited", 0.8, "us", true,
                    "L2 and HBM latencies of 0.3 to 0.5 us, twice"};
   Quantity epilogue_us{"epilogue besides its bytes", 0.65, "us", true,
@@ -50,8 +49,6 @@ struct Rates {
                         "arXiv:2602.21548 has 5 to 7 us in all, part of which is the engine's"};
   Quantity host_call_us{"host: an event, or a write of a value", 1, "us", true,
                         "a fraction of a launch"};
-  Quantity host_collective_us{"host: a collective of c10d", 12, "us", true,
-                              "checks, events and a launch"};
 
   // --- Copy engines and NVLink ------------------------------------------------------------------
   Quantity copy_gbps{"peer copies", 376, "GB/s", false,
@@ -111,7 +108,6 @@ inline std::vector<Quantity> all(const Rates& r) {
           r.host_launch_us,
           r.host_copy_us,
           r.host_call_us,
-          r.host_collective_us,
           r.copy_gbps,
           r.copy_us,
           r.host_read_us,
