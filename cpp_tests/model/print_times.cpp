@@ -50,7 +50,7 @@ void print_steps() {
     const std::vector<double> gain = gains(step.call, before, after);
     const auto [least, most] = std::minmax_element(gain.begin(), gain.end());
     std::printf("| (%c) | %s | %s | %.2f | %.2f | %.2f | %.0f | %.0f |\n", step.letter,
-                name_of(step.call), step.on_top_of.empty() ? "now" : step.on_top_of.c_str(),
+                name_of(step.call), step.on_top_of.empty() ? "nothing" : step.on_top_of.c_str(),
                 median(gain), *least, *most, modelled(step.call, before)[kShown],
                 modelled(step.call, after)[kShown]);
   }
@@ -73,7 +73,7 @@ void print_speedups() {
     for (const std::string& letters : line.designs) {
       const Speedup over = speedup(line.call, with(letters));
       std::printf("| %s | %s | %.2f | %.2f |\n", name_of(line.call),
-                  letters.empty() ? "now" : letters.c_str(), over.median, over.worst);
+                  letters.empty() ? "before (m)" : letters.c_str(), over.median, over.worst);
     }
   }
 }

@@ -71,6 +71,7 @@ TEST(Sums, TakeTheWholeGpuOrWait) {
 
 // The configurations that csrc would choose are those with which calls are modelled.
 TEST(Choices, AreThoseOfCsrc) {
+  EXPECT_EQ(kernels::kSm90.l2_bytes_per_cycle, kH100.l2_bytes_per_cycle) << "(m)";
   const Work work{8192, 3584, 8192};
   const auto plain = choices(work, {}, false);
   ASSERT_EQ(plain.size(), 1u);

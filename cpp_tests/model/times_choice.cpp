@@ -63,7 +63,7 @@ std::vector<TileKind> choices(const Work& work, const Design& design, bool depar
     return result;
   }
   auto limits = kernels::kSm90;
-  limits.l2_bytes_per_cycle = design.likely_l2 ? kH100.l2_bytes_per_cycle.value : kGuessedL2;
+  if (!design.likely_l2) limits.l2_bytes_per_cycle = kGuessedL2;
   const auto best = kernels::best_config({.m = work.m, .n = work.n, .k = work.k}, {}, limits);
   return {{best.value(), Schedule::kCooperative}};
 }
