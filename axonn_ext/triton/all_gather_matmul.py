@@ -58,9 +58,7 @@ def all_gather_matmul_kernel(
             m, n, k, k, 1, stride_bk, stride_bn,
             BLOCK_M, BLOCK_N, BLOCK_K, DESCRIPTORS, False, TRANSPOSED_B, PRECISION, UPCAST,
         )  # fmt: skip
-        store_tile(
-            c_ptr, acc, row, tile_n * BLOCK_N, m, n, stride_cm, stride_cn, BLOCK_M, BLOCK_N
-        )
+        store_tile(c_ptr, acc, row, tile_n * BLOCK_N, m, n, stride_cm, stride_cn, BLOCK_M, BLOCK_N)
 
 
 @triton.jit(

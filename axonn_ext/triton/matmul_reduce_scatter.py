@@ -62,7 +62,8 @@ def multiply_and_send_kernel(
         row = tile_m * BLOCK_M  # within the owner's share
         col = tile_n * BLOCK_N
         acc = multiply_tile(
-            tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32), a, b, owner * rows + row, col, 0, blocks,
+            tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32), a, b,
+            owner * rows + row, col, 0, blocks,
             rows * WORLD, n, k, stride_am, stride_ak, stride_bk, stride_bn,
             BLOCK_M, BLOCK_N, BLOCK_K, DESCRIPTORS, TRANSPOSED_A, TRANSPOSED_B, PRECISION, UPCAST,
         )  # fmt: skip

@@ -42,9 +42,7 @@ def register_fused(library: Library, dispatch_key: str) -> None:
     ) -> None:  # fmt: skip
         from axonn_ext.triton import fused
 
-        arrivals = fused.Arrivals(
-            rank, num_ranks, chunks, chunk_tile, pad, epoch, failure, timeout
-        )
+        arrivals = fused.Arrivals(rank, num_ranks, chunks, chunk_tile, pad, epoch, failure, timeout)
         fused.gather(a, b, d, arriving, arrivals, max_programs=max_programs)
 
     def scatter(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 
@@ -51,12 +51,17 @@ def groups(num_gpus: int) -> list[Group]:
     """Returns all groups for that many GPUs; those of one GPU come first."""
     compile_seconds = TRITON_SECONDS if gemm_source() == "triton" else 0.0
 
-    def group(name: str, kernel: str, target: str, **fields: float) -> Group:
-        made = Group(name, kernel, f"{__name__}:{target}", **fields)
-        if kernel != FUSED:
-            return made
-        seconds = made.seconds + compile_seconds
-        return replace(made, seconds=seconds, compile_seconds=compile_seconds)
+    def group(
+        name: str,
+        kernel: str,
+        target: str,
+        *,
+        num_ranks: int = 1,
+        gpus: int = 1,
+        seconds: float = 40.0,
+    ) -> Group:
+        more = compile_seconds if kernel == FUSED else 0.0
+        return Group(name, kernel, f"{__name__}:{target}", num_ranks, gpus, seconds + more, more)
 
     found = [
         group("fused_sm90: products", "fused_sm90", "fused_sm90_products"),

@@ -200,8 +200,7 @@ TEST_P(TritonGather, ARankThatNeverComesIsNamedBeforeTheTrap) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, TritonGather, ::testing::ValuesIn(gathers()),
-                         testing::name_of_case);
+INSTANTIATE_TEST_SUITE_P(All, TritonGather, ::testing::ValuesIn(gathers()), testing::name_of_case);
 
 // Every tile size, once.
 class EveryTritonGather : public TritonGather {};
@@ -329,15 +328,15 @@ TEST_P(TritonScatter, RanksMultiplyAndSendCallAfterCall) {
     const Scattered made = multiply_and_send(ranks, what, sizes, workspaces, call, random);
     for (int rank = 0; rank < kRanks; ++rank) {
       EXPECT_EQ(ranks.counters(rank), std::vector<uint32_t>(kRanks * kChunks, 0));
-      const auto got = testing::read_values(
-          machine, made.collected[static_cast<size_t>(rank)],
-          static_cast<size_t>(kRanks * sizes.rows * sizes.n), what.dtype());
+      const auto got =
+          testing::read_values(machine, made.collected[static_cast<size_t>(rank)],
+                               static_cast<size_t>(kRanks * sizes.rows * sizes.n), what.dtype());
       for (int64_t at = 0; at < kRanks * sizes.rows * sizes.n; ++at) {
         const int64_t source = at / sizes.n / sizes.rows, i = at / sizes.n % sizes.rows;
         expect_near(got[static_cast<size_t>(at)],
                     testing::product_at(made.a[static_cast<size_t>(source)],
-                                        made.b[static_cast<size_t>(source)],
-                                        rank * sizes.rows + i, at % sizes.n, false),
+                                        made.b[static_cast<size_t>(source)], rank * sizes.rows + i,
+                                        at % sizes.n, false),
                     what.dtype(), wrong,
                     "call " + std::to_string(call) + ", from rank " + std::to_string(source) +
                         " to rank " + std::to_string(rank));

@@ -14,7 +14,7 @@
 
 namespace axonn::gpu_machine::testing {
 
-inline constexpr int kRanks = 4;      // for which the cases are compiled
+inline constexpr int kRanks = 4;       // for which the cases are compiled
 inline constexpr int64_t kChunks = 2;  // of a shard
 inline constexpr int kCalls = 3;
 inline constexpr uint32_t kFirstEpoch = 0xFFFFFFFDu;  // epochs wrap behind the second call
@@ -35,8 +35,7 @@ class Ranks {
       counters_.push_back(
           machine_.put(std::vector<uint32_t>(kRanks * kChunks, 0), "counters" + name));
       epochs_.push_back(machine_.put(std::vector<uint32_t>{kFirstEpoch}, "epoch" + name));
-      records_.push_back(
-          machine_.put(std::vector<kernels::cuda::SpinFailure>(1), "record" + name));
+      records_.push_back(machine_.put(std::vector<kernels::cuda::SpinFailure>(1), "record" + name));
     }
   }
 

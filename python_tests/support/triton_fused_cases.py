@@ -67,7 +67,9 @@ class Ranks:
         dtype = DTYPES[case.dtype]
         self.workspaces = [shared(*workspace, dtype=dtype) for _ in range(world)]
         # Behind the flags of chunks lies one for each rank that has ended its call.
-        self.pads = [shared(flags + world, FLAG_STRIDE.value, dtype=torch.int32) for _ in range(world)]
+        self.pads = [
+            shared(flags + world, FLAG_STRIDE.value, dtype=torch.int32) for _ in range(world)
+        ]
         self.epochs = [shared(1, dtype=torch.int32) for _ in range(world)]
         self.counters = [shared(flags, dtype=torch.int32) for _ in range(world)]
         self.records = [shared(len(RECORD), dtype=torch.int32) for _ in range(world)]
@@ -259,7 +261,8 @@ def run_scatter(case: FusedCase) -> list[str]:
             for flag in [flag for flag in missing if int(ranks.pads[rank][flag, 0]) == epoch]:
                 source = flag // case.chunks
                 begin, end = (
-                    row - source * rows for row in chunk_rows(replace(by_tiles, arriving="rows"), flag)
+                    row - source * rows
+                    for row in chunk_rows(replace(by_tiles, arriving="rows"), flag)
                 )
                 got[source, begin:end] = ranks.workspaces[rank][source, begin:end]
                 missing.remove(flag)
@@ -272,9 +275,7 @@ def run_scatter(case: FusedCase) -> list[str]:
             dawdle(case.seed + 10 * call + rank)
             epoch = ranks.begin(rank)
             a, b = addend_of(case, rank, call)
-            scatter(
-                a, b, ranks.departures(rank), max_programs=case.programs, config=case.config
-            )
+            scatter(a, b, ranks.departures(rank), max_programs=case.programs, config=case.config)
             slots = receive(rank, epoch)
             for source, slot in enumerate(slots):
                 x, y = addend_of(case, source, call)

@@ -27,9 +27,7 @@ constexpr GemmSource gemm_source(const GemmSources& sources) {
 }
 
 constexpr const char* name_of(GemmSource source) {
-  return source == GemmSource::kCutlass  ? "cutlass"
-         : source == GemmSource::kTriton ? "triton"
-                                         : "";
+  return source == GemmSource::kCutlass ? "cutlass" : source == GemmSource::kTriton ? "triton" : "";
 }
 
 // Returns why there are none; an empty text if there are.

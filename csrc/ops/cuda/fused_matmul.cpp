@@ -209,10 +209,10 @@ at::Tensor run(const char* op, const MatmulSum& call, const CallPlace& place,
   const auto& backend = gemm_backend(op, options.device());
   enqueue(op, [&] {
     if (call.everywhere) {
-      const SumBroadcast way = call.sum_broadcast
-                                   ? *call.sum_broadcast
-                                   : choose_sum_broadcast(
-                                         sum_broadcast_problem(peers, backend, call.gemm));
+      const SumBroadcast way =
+          call.sum_broadcast
+              ? *call.sum_broadcast
+              : choose_sum_broadcast(sum_broadcast_problem(peers, backend, call.gemm));
       gemm_all_reduce(peers, backend, call.config, call.gemm, way, output.mutable_data_ptr(),
                       place.streams);
     } else {

@@ -15,9 +15,9 @@
 namespace axonn::ops::cuda {
 namespace {
 
-using kernels::cuda::FusedGemm;
 using kernels::GemmSource;
 using kernels::GemmSources;
+using kernels::cuda::FusedGemm;
 using kernels::cuda::GemmBackend;
 
 int attribute(cudaDeviceAttr name, c10::Device device) {

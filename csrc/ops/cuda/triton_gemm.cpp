@@ -52,8 +52,8 @@ at::Tensor matrix(const void* data, int64_t rows, int64_t columns, bool transpos
                   kernels::DataType dtype) {
   const c10::Device device(c10::kCUDA, c10::cuda::current_device());
   const auto type = dtype == kernels::DataType::kFloat16 ? at::kHalf : at::kBFloat16;
-  const std::vector<int64_t> strides = transposed ? std::vector<int64_t>{1, leading}
-                                                  : std::vector<int64_t>{leading, 1};
+  const std::vector<int64_t> strides =
+      transposed ? std::vector<int64_t>{1, leading} : std::vector<int64_t>{leading, 1};
   return at::for_blob(const_cast<void*>(data), {rows, columns})
       .strides(strides)
       .options(at::TensorOptions().dtype(type).device(device))

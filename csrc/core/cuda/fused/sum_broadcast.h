@@ -18,8 +18,8 @@ enum class SumBroadcast : int32_t {
 
 struct SumBroadcastProblem {
   int32_t num_ranks;
-  int64_t slot_bytes;  // of the rows that one rank adds up
-  bool has_multicast;  // the workspaces have a multicast address
+  int64_t slot_bytes;      // of the rows that one rank adds up
+  bool has_multicast;      // the workspaces have a multicast address
   bool has_kernel = true;  // there is one that stores at every rank what it adds
 };
 
