@@ -176,9 +176,24 @@ TEST_P(TritonGather, RanksGatherAndMultiplyCallAfterCall) {
   for (uint64_t seed = 0; seed < 2; ++seed) gather_and_multiply(GetParam(), seed);
 }
 
-TEST_P(TritonGather, ARankThatNeverComesIsNamedBeforeTheTrap) {
+// One dtype and layout tells it, by pointers and by descriptors.
+std::vector<TritonCase> gathers_that_wait_in_vain() {
+  std::vector<TritonCase> cases = gathers();
+  std::erase_if(cases, [](const TritonCase& what) {
+    return what.dtype() != DataType::kBFloat16 || what.text("layout") != "NN" ||
+           !what.is_true("aligned");
+  });
+  return cases;
+}
+
+class TritonGatherInVain : public TritonGather {};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(TritonGatherInVain);
+INSTANTIATE_TEST_SUITE_P(All, TritonGatherInVain, ::testing::ValuesIn(gathers_that_wait_in_vain()),
+                         testing::name_of_case);
+
+TEST_P(TritonGatherInVain, ARankThatNeverComesIsNamedBeforeTheTrap) {
   constexpr int kAbsent = 2;
-  for (uint64_t seed = 0; seed < 4; ++seed) {
+  for (uint64_t seed = 0; seed < 2; ++seed) {
     GatherMatmul calls(GetParam(), seed);
     try {
       calls.run(kAbsent, /*budget=*/100'000);

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -237,6 +237,21 @@ def gather_without_a_peer(case: FusedCase) -> dict[str, int]:
     return ranks.record(0)
 
 
+def gather_by_op(case: FusedCase) -> list[str]:
+    """One rank's gather through the op that C++ calls; all has arrived."""
+    ranks = Ranks(case, *case.gathered)
+    epoch, rows, other = ranks.begin(0), torch.cat(shards_of(case, 0)), other_of(case, 0, 0)
+    ranks.workspaces[0].copy_(rows)
+    ranks.pads[0][: case.chunks, 0] = epoch
+    out = torch.empty(case.m, case.n, dtype=rows.dtype)
+    torch.ops.axonn._fused_gather_triton(
+        *operands(case, ranks.workspaces[0], other), out, case.arriving,
+        *astuple(ranks.arrivals(0)), case.programs,
+    )  # fmt: skip
+    x, y = operands(case, rows.double(), other.double())
+    return check_error(f"{case} by its op", out, x @ y, case.k, 1)
+
+
 # --- What leaves ----------------------------------------------------------------------------------
 
 
@@ -288,3 +303,14 @@ def run_scatter(case: FusedCase) -> list[str]:
         return failures
 
     return [text for found in run_ranks(world, on_rank) for text in found]
+
+
+def scatter_by_op(case: FusedCase) -> list[str]:
+    """One rank's product, which it sends to itself, through the op that C++ calls."""
+    ranks = Ranks(case, 1, case.m, case.n)
+    epoch, (a, b) = ranks.begin(0), addend_of(case, 0, 0)
+    torch.ops.axonn._fused_scatter_triton(a, b, *astuple(ranks.departures(0)), case.programs)
+    flags = ranks.pads[0][: case.chunks, 0].tolist()
+    failures = [] if flags == [epoch] * case.chunks else [f"flags {flags}, expected {epoch}"]
+    want = a.double() @ b.double()
+    return failures + check_error(f"{case} by its op", ranks.workspaces[0][0], want, case.k, 1)

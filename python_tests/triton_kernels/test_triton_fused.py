@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from torch.library import Library
 
 from axonn_ext.triton.tile_configs import TileConfig
 from triton_interpreter import Interpreter
@@ -113,3 +115,22 @@ def test_a_chunk_that_does_not_come_is_recorded(cases, arriving):
     assert cases("gather_without_a_peer", 2, 80, 80, 80, **fields) == {
         "state": 2, "rank": 0, "peer": 1, "chunk": 1, "expected": 7, "seen": 6
     }  # fmt: skip
+
+
+def through_the_ops() -> list[str]:
+    """What csrc/ops/cuda/triton_gemm.cpp calls, here for CPU tensors."""
+    register = importlib.import_module("axonn_ext.triton.register")
+    cases = importlib.import_module("triton_fused_cases")
+    library = Library("axonn", "IMPL")
+    register.register_fused(library, "CPU")
+    case = cases.FusedCase(1, 80, 48, 64, chunks=1, chunk_tile=1)
+    try:
+        gathers = [replace(case, arriving=arriving, chunks=3) for arriving in FORMS]
+        found = [text for each in gathers for text in cases.gather_by_op(each)]
+        return found + cases.scatter_by_op(case)
+    finally:
+        library._destroy()
+
+
+def test_the_ops_that_are_registered(interpreter):
+    assert interpreter.run(through_the_ops) == []
