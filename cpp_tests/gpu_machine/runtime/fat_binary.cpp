@@ -46,6 +46,13 @@ T read(const char* from) {
 
 const Registered& registered() { return registry(); }
 
+const Module& registered_module(size_t number) {
+  static std::map<size_t, Module> parsed;
+  const auto found = parsed.find(number);
+  if (found != parsed.end()) return found->second;
+  return parsed.emplace(number, parse_ptx(registry().modules.at(number))).first->second;
+}
+
 std::string_view ptx_of(const void* fat_binary) {
   const auto* at = static_cast<const char*>(fat_binary);
   const auto header = read<Header>(at);

@@ -259,6 +259,8 @@ cudaError_t Runtime::wait_for_device(int which) {
   for (const CUstream_st* stream : streams) {
     if (stream->device == which) all.push_back(stream->stream);
   }
+  const std::vector<int> destroyed = std::exchange(destroyed_streams[which], {});
+  all.insert(all.end(), destroyed.begin(), destroyed.end());
   for (const int stream : all) {
     const SignalPtr end = signal_on(stream);
     if (const cudaError_t error = wait_for_signal(*end)) return error;
@@ -294,7 +296,7 @@ std::shared_ptr<const Program> Runtime::kernel_of(const void* host_function) {
   const auto found = registered().functions.find(host_function);
   if (found == registered().functions.end()) return nullptr;
   const auto& [module, name] = found->second;
-  if (loaded_modules_.insert(module).second) machine.load(registered().modules[module]);
+  if (loaded_modules_.insert(module).second) machine.load(registered_module(module));
   return machine.kernel_named(name);
 }
 
