@@ -18,7 +18,7 @@ TEST(GemmSource, CutlassServesSm90AndTritonAllElseFromSm80On) {
       const auto other = has_triton ? GemmSource::kTriton : GemmSource::kNone;
       EXPECT_EQ(gemm_source(sources(9, 0, has_cutlass, has_triton)),
                 has_cutlass ? GemmSource::kCutlass : other);
-      for (const auto [major, minor] : {std::pair{8, 0}, {8, 6}, {8, 9}, {10, 0}, {12, 1}}) {
+      for (const auto& [major, minor] : {std::pair{8, 0}, {8, 6}, {8, 9}, {10, 0}, {12, 1}}) {
         EXPECT_EQ(gemm_source(sources(major, minor, has_cutlass, has_triton)), other);
       }
       EXPECT_EQ(gemm_source(sources(7, 5, has_cutlass, has_triton)), GemmSource::kNone);
