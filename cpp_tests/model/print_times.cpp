@@ -62,10 +62,10 @@ void print_speedups() {
     std::vector<std::string> designs;
   };
   const std::vector<Line> lines = {
-      {Call::kGather, {"", "m", "mc", "mcg", "mcgk"}},
+      {Call::kGather, {"", "m", "mo", "mog", "mcg", "mogk"}},
       {Call::kScatter, {"", "m", "ma", "mae", "maeg"}},
       {Call::kSum, {"", "m", "ma", "mal", "male", "maleg", "malegn", "malegj"}},
-      {Call::kBoth, {"", "mac", "mace", "maceh", "macehg"}},
+      {Call::kBoth, {"", "m", "mo", "moa", "moae", "moaeh", "moaehg"}},
       {Call::kHostsGather, {"", "m", "mf"}},
       {Call::kHostsScatter, {"m", "mi"}}};
   std::puts("\n| call | design | speed-up over libraries: median | worst |\n|---|---|---|---|");

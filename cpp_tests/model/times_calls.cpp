@@ -27,14 +27,17 @@ void end_call(Node& node) { node.kernel(0); }
 
 // Returns when each chunk is seen by a warp that waits for it, by its ordinal.
 std::vector<double> push_chunks(Node& node, const ChunkPlan& plan, int64_t row_bytes,
-                                double ready_us, bool write_values) {
+                                double ready_us, const Design& design) {
+  const Raise raise = design.write_values   ? Raise::kWrittenValue
+                      : design.device_flags ? Raise::kDeviceWord
+                                            : Raise::kHostWord;
   std::vector<double> seen(static_cast<std::size_t>(plan.num_chunks()), 0);
   for (int64_t step = plan.chunks_per_shard; step < plan.num_chunks(); ++step) {
     // This rank's push at a step is, on the peer, the arrival of the chunk visited at that step.
     const ChunkIndex index = plan.gather_visit(0, step);
     const auto queue = static_cast<std::size_t>(step / plan.chunks_per_shard);
     seen[static_cast<std::size_t>(plan.ordinal(index))] =
-        node.push(queue, ready_us, plan.chunk(index).size() * row_bytes, write_values) +
+        node.push(queue, ready_us, plan.chunk(index).size() * row_bytes, raise) +
         node.rates().seen_us;
   }
   return seen;
@@ -223,9 +226,7 @@ CallTimes all_gather_gemm(const Work& work, const Design& design, const TileKind
   node.enqueue(2 * kH100.host_call_us);
   std::vector<double> seen;
   double enqueued = 0;
-  const auto push = [&] {
-    seen = push_chunks(node, plan, work.k * kElementBytes, ready, design.write_values);
-  };
+  const auto push = [&] { seen = push_chunks(node, plan, work.k * kElementBytes, ready, design); };
   if (!design.gemm_first) push();
   if (!design.own_in_place) node.copy(plan.shard(0).size() * work.k * kElementBytes);
   enqueued = node.enqueue(kH100.host_launch_us);
@@ -244,7 +245,7 @@ CallTimes gather_gemm_scatter(const Work& work, int32_t gathers, const Design& d
     Node node(kH100, Host::kAhead);
     const ChunkPlan plan{work.m, gathers, kernels::cuda::chunks_per_shard(work.m / gathers)};
     const double ready = node.kernel_begin(0) + kH100.peer_us + kH100.seen_us + kH100.event_us;
-    const auto seen = push_chunks(node, plan, work.k * kElementBytes, ready, design.write_values);
+    const auto seen = push_chunks(node, plan, work.k * kElementBytes, ready, design);
     if (!design.own_in_place) node.copy(plan.shard(0).size() * work.k * kElementBytes);
     const GemmGrid grid = grid_of(work, Flow::kDeparts, kind);
     const Scatter scatter = run_scatter(node, work, design, kind, arrival_of(plan, grid, seen));

@@ -15,6 +15,9 @@ namespace axonn::times {
 // one in front of it ends, or a call finds the host and the GPU idle.
 enum class Host { kAhead, kIdle };
 
+// How a flag is raised behind a copy.
+enum class Raise { kHostWord, kDeviceWord, kWrittenValue };
+
 class Node {
  public:
   Node(const Rates& rates, Host host, int num_engines = 1)
@@ -46,7 +49,7 @@ class Node {
   }
 
   // Pushes bytes to a peer and raises a flag there. Returns when the peer can see the flag.
-  double push(std::size_t queue, double ready_us, int64_t bytes, bool write_value) {
+  double push(std::size_t queue, double ready_us, int64_t bytes, Raise raise_by) {
     Server& engine = engines_[queue % engines_.size()];
     const double begin = std::max(ready_us, enqueue(rates_.host_copy_us));
     const Interval started = engine.serve(begin, rates_.copy_us);
@@ -54,7 +57,7 @@ class Node {
     const Interval sent = out_.serve(started.end, copy_us);
     engine.serve(sent.end, 0);
     pushed_bytes_ += bytes;
-    return raise(engine, sent.end, write_value) + rates_.peer_us;
+    return raise(engine, sent.end, raise_by) + rates_.peer_us;
   }
 
   double engines_free_us() const {
@@ -65,13 +68,14 @@ class Node {
   int64_t pushed_bytes() const { return pushed_bytes_; }
 
  private:
-  double raise(Server& engine, double ready_us, bool write_value) {
-    if (write_value) {
+  double raise(Server& engine, double ready_us, Raise by) {
+    if (by == Raise::kWrittenValue) {
       const double begin = std::max(ready_us, enqueue(rates_.host_call_us));
       return engine.serve(begin, rates_.write_value_us).end;
     }
     const double begin = std::max(ready_us, enqueue(rates_.host_copy_us));
-    return engine.serve(begin, rates_.copy_us + rates_.host_read_us).end;
+    const double read_us = by == Raise::kHostWord ? rates_.host_read_us : rates_.device_read_us;
+    return engine.serve(begin, rates_.copy_us + read_us).end;
   }
 
   const Rates& rates_;

@@ -83,16 +83,13 @@ std::vector<double> modelled_libraries(Call call) {
 
 const std::vector<Step>& steps() {
   static const std::vector<Step> result = {
-      {'m', Call::kGather, ""},       {'c', Call::kGather, "m"},
-      {'b', Call::kGather, "mc"},     {'d', Call::kGather, "mc"},
-      {'k', Call::kGather, "mc"},     {'g', Call::kGather, "mc"},
-      {'m', Call::kScatter, ""},      {'a', Call::kScatter, "m"},
-      {'e', Call::kScatter, "ma"},    {'n', Call::kScatter, "mae"},
-      {'g', Call::kScatter, "mae"},   {'m', Call::kSum, ""},
-      {'a', Call::kSum, "m"},         {'l', Call::kSum, "ma"},
-      {'e', Call::kSum, "mal"},       {'n', Call::kSum, "male"},
-      {'g', Call::kSum, "male"},      {'j', Call::kSum, "male"},
-      {'h', Call::kBoth, "mace"},     {'f', Call::kHostsGather, "m"},
+      {'m', Call::kGather, ""},       {'o', Call::kGather, "m"},    {'c', Call::kGather, "m"},
+      {'b', Call::kGather, "mo"},     {'d', Call::kGather, "mo"},   {'k', Call::kGather, "mo"},
+      {'g', Call::kGather, "mo"},     {'m', Call::kScatter, ""},    {'a', Call::kScatter, "m"},
+      {'e', Call::kScatter, "ma"},    {'n', Call::kScatter, "mae"}, {'g', Call::kScatter, "mae"},
+      {'m', Call::kSum, ""},          {'a', Call::kSum, "m"},       {'l', Call::kSum, "ma"},
+      {'e', Call::kSum, "mal"},       {'n', Call::kSum, "male"},    {'g', Call::kSum, "male"},
+      {'j', Call::kSum, "male"},      {'h', Call::kBoth, "maoe"},   {'f', Call::kHostsGather, "m"},
       {'i', Call::kHostsScatter, "m"}};
   return result;
 }

@@ -29,8 +29,9 @@ TEST(Ranking, HasEveryLetterWithTimesBeforeAndAfter) {
 // What docs/kernel_model.md says of the letters that are worth the work: none makes a layer slower
 // by more than the tiles' quantisation, and each makes some layer clearly faster.
 TEST(Ranking, WhatIsWorthItMakesNothingSlower) {
-  const std::map<char, double> some = {{'m', 1.08}, {'c', 1.2}, {'g', 1.3},  {'a', 1.05},
-                                       {'e', 1.04}, {'l', 1.1}, {'h', 1.25}, {'j', 1.6}};
+  const std::map<char, double> some = {{'m', 1.08}, {'o', 1.05}, {'c', 1.2},
+                                       {'g', 1.3},  {'a', 1.05}, {'e', 1.04},
+                                       {'l', 1.1},  {'h', 1.25}, {'j', 1.6}};
   for (const Step& step : steps()) {
     if (some.count(step.letter) == 0) continue;
     const Design before = with(step.on_top_of);
@@ -44,7 +45,7 @@ TEST(Ranking, WhatIsWorthItMakesNothingSlower) {
 }
 
 TEST(Ranking, WhatIsNotWorthItGainsLittle) {
-  EXPECT_LT(most(gains(Call::kGather, with("mc"), with("mcd"))), 1.03);
+  EXPECT_LT(most(gains(Call::kGather, with("mo"), with("mod"))), 1.03);
   EXPECT_LT(median(gains(Call::kScatter, with("mae"), with("maen"))), 1);
 }
 

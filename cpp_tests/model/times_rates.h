@@ -56,6 +56,8 @@ struct Rates {
   Quantity copy_us{"start of a copy", 1.5, "us", true, "as from a kernel to the next"};
   Quantity host_read_us{"copy engine: a word from the host's memory", 1.4, "us", true,
                         "a round trip over PCIe 5"};
+  Quantity device_read_us{"copy engine: a word from its GPU's memory", 0.5, "us", true,
+                          "the latency of HBM"};
   Quantity write_value_us{"copy queue: a write of a value", 0.6, "us", true,
                           "a posted write of the front end; no engine starts"};
   Quantity store_gbps{"TMA stores to peers", 333, "GB/s", false,
@@ -111,6 +113,7 @@ inline std::vector<Quantity> all(const Rates& r) {
           r.copy_gbps,
           r.copy_us,
           r.host_read_us,
+          r.device_read_us,
           r.write_value_us,
           r.store_gbps,
           r.multicast_gbps,
