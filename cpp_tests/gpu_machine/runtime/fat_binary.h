@@ -4,20 +4,19 @@
 #include <map>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace axonn::gpu_machine {
 
 struct Registered {
   struct Function {
-    size_t module;
+    const void* fat_binary;
     std::string name;  // in PTX
   };
-  std::vector<std::string_view> modules;  // their PTX
   std::map<const void*, Function> functions;
 };
 
-// What was registered so far. The list is complete when main begins.
+// What was registered so far. The list is complete when main begins, unless libraries are opened
+// later.
 const Registered& registered();
 
 // The PTX of a fat binary that was built with --no-compress. Throws std::runtime_error if there is
