@@ -129,6 +129,11 @@ void Runtime::give_turns(int count) {
   }
 }
 
+void Runtime::run_while_alone() {
+  while (waiting_ == 0 && run_once()) {
+  }
+}
+
 // --- Threads of the host ---
 
 RuntimeLock::RuntimeLock(Runtime& runtime) : runtime_(runtime) {

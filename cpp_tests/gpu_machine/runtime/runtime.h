@@ -83,6 +83,8 @@ struct RuntimeOptions {
   uint64_t device_bytes = uint64_t{64} << 30;  // of memory on each device
   // Files of PTX that kernels are looked up in, by their names; empty: in the fat binaries.
   std::string ptx_folder;
+  // A folder in memory where NCCL's ranks in several processes meet; empty: all are in this one.
+  std::string wire_folder;
   // Finds functions of the driver that the machine itself does not offer by name.
   std::function<void*(const std::string& name)> other_entry_points;
 };
@@ -130,6 +132,8 @@ class Runtime {
   const std::map<std::string, int>& calls() const { return calls_; }
   // Lets the machine run while the host does something else.
   void give_turns(int count);
+  // Gives it turns as long as it can go on and no call waits.
+  void run_while_alone();
 
   Machine machine;
   const RuntimeOptions options;

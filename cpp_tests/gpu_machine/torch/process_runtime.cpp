@@ -2,10 +2,14 @@
 // environment says, and never destroyed, because destructors at its end still call CUDA.
 #include <dlfcn.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 #include <string>
+#include <thread>
 
 #include "gpu_machine/runtime/runtime.h"
 
@@ -24,11 +28,41 @@ std::filesystem::path folder() {
   return std::filesystem::path(info.dli_fname).parent_path();
 }
 
+// Lets the machine run while the host does something else, or waits for another process.
+class Engine {
+ public:
+  explicit Engine(Runtime& runtime) : thread_([this, &runtime] { run(runtime); }) {}
+  void stop() {
+    stops_ = true;
+    thread_.join();
+  }
+
+ private:
+  void run(Runtime& runtime) {
+    constexpr std::chrono::microseconds kPause{200};
+    while (!stops_) {
+      std::this_thread::sleep_for(kPause);
+      const RuntimeLock lock(runtime);
+      runtime.run_while_alone();
+    }
+  }
+
+  std::atomic<bool> stops_ = false;
+  std::thread thread_;
+};
+
+Engine*& engine() {
+  static Engine* of_process = nullptr;
+  return of_process;
+}
+
 Runtime* make() {
   RuntimeOptions options;
   options.devices = static_cast<int>(number("GPU_MACHINE_DEVICES", 2));
   options.device_bytes = number("GPU_MACHINE_BYTES", uint64_t{4} << 30);
   options.machine.seed = number("GPU_MACHINE_SEED", 0);
+  options.machine.sleeps_for_real = true;
+  options.machine.patience = std::numeric_limits<uint64_t>::max();
   options.patience = std::chrono::seconds(number("GPU_MACHINE_PATIENCE", 60));
   options.host_reaches_devices = true;
   options.ptx_folder = folder() / "ptx";
@@ -42,7 +76,12 @@ Runtime* make() {
     std::fprintf(stderr, "the GPU in software: %s\n", dlerror());
     std::abort();
   }
-  return new Runtime(options);
+  const char* wire = std::getenv("GPU_MACHINE_WIRE");
+  options.wire_folder = wire == nullptr ? "" : wire;
+  auto* runtime = new Runtime(options);
+  engine() = new Engine(*runtime);
+  std::atexit([] { engine()->stop(); });  // what it runs is destroyed later
+  return runtime;
 }
 
 const bool is_set = (Runtime::make_by(&make), true);
