@@ -1,8 +1,8 @@
-"""`make emulate-torch`: runs the tests marked gpu on PyTorch's own CUDA build and a GPU in software.
+"""`make emulate-torch`: runs tests marked gpu on PyTorch's own CUDA build and a GPU in software.
 
-It builds what `make cuda-check` builds, in .venv-cuda, and the GPU in software as the libraries that
-this PyTorch asks for; neither a GPU nor a driver is needed. docs/emulate_torch.md tells how it works,
-and cpp_tests/gpu_machine/torch/left_out.toml which tests are not run, and why.
+It builds what `make cuda-check` builds, in .venv-cuda, and the GPU in software as the libraries
+that this PyTorch asks for; neither a GPU nor a driver is needed. docs/emulate_torch.md tells how it
+works, and cpp_tests/gpu_machine/torch/left_out.toml which tests are not run, and why.
 
     tools/emulate_torch.py [ARGUMENTS OF PYTEST]      by default those of python_tests/gpu
     tools/emulate_torch.py --run COMMAND ...          another command of .venv-cuda, on it
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from pathlib import Path
@@ -94,19 +95,30 @@ def build() -> None:
         extract_ptx()
 
 
-def environment() -> dict[str, str]:
-    """That of a process whose CUDA is the GPU in software."""
+def environment(wire: str) -> dict[str, str]:
+    """That of a process whose CUDA is the GPU in software.
+
+    wire  a folder in which its ranks meet
+    """
     preload = os.pathsep.join(str(LIBRARIES / f"lib{name}") for name in PRELOADED)
     return {
         **{name: text for name, text in os.environ.items() if not name.startswith("PYTHON")},
         "LD_PRELOAD": preload,
         "GPU_MACHINE_DEVICES": os.environ.get("GPU_MACHINE_DEVICES", str(DEVICES)),
+        "GPU_MACHINE_WIRE": wire,
         "PYTHONPATH": str(ROOT / "tools"),
     }
 
 
+def command_of(arguments: list[str]) -> list[str | Path]:
+    if arguments[:1] == ["--run"]:
+        return [BIN / arguments[1], *arguments[2:]]
+    options = ("-p", "emulate_torch_plugin", "-m", "gpu", "--durations=15")
+    place = ("--rootdir", ROOT, "-c", ROOT / "pyproject.toml", "-p", "no:cacheprovider")
+    return [BIN / "pytest", *options, *place, *(arguments or [TESTS])]
+
+
 def main() -> int:
-    arguments = sys.argv[1:]
     start = time.monotonic()
     try:
         build()
@@ -114,13 +126,12 @@ def main() -> int:
         print(f"emulate-torch: error: {error}")
         return 1
     say(f"built after {time.monotonic() - start:.0f} s")
-    if arguments[:1] == ["--run"]:
-        command: list[str | Path] = [BIN / arguments[1], *arguments[2:]]
-    else:
-        command = [BIN / "pytest", "-p", "emulate_torch_plugin", "-m", "gpu", "--durations=15",
-                   "--rootdir", ROOT, "-c", ROOT / "pyproject.toml", *(arguments or [TESTS])]  # fmt: skip
-    # Outside the checkout, so that the installed package counts.
-    return subprocess.run(command, cwd=LIBRARIES, env=environment(), check=False).returncode
+    command = command_of(sys.argv[1:])
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="axonn-wire-", dir=memory) as wire:
+        # Outside the checkout, so that the installed package counts.
+        result = subprocess.run(command, cwd=LIBRARIES, env=environment(wire), check=False)
+    return result.returncode
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A plugin of pytest: leaves out the tests that the GPU in software does not run, each with its reason."""
+"""A plugin of pytest: leaves out what the GPU in software does not run, each with its reason."""
 
 from __future__ import annotations
 

@@ -126,8 +126,8 @@ struct Region {
   int device = -1;  // that must be enabled as a peer by others; -1: all reach it
   bool read_only = false;
   bool freed = false;
-  bool is_shared = false;  // shared memory of a CTA
-  bool is_host = false;    // memory of the host
+  bool is_shared = false;          // shared memory of a CTA
+  bool is_host = false;            // memory of the host
   bool counts_as_written = false;  // all of it, as the host may write it at any time
   bool has_reserved = false;
   std::array<bool, kMostAliases> is_named{};  // by this alias; memory that cuMemCreate makes

@@ -27,8 +27,8 @@ RuntimeOptions for_host() {
 
 void copy_by_kernel(uint32_t* to, const uint32_t* from) {
   const void* sources[] = {from};
-  AXONN_CUDA_CHECK(kernels::cuda::reduce_slots(
-      to, sources, 1, kWords, kernels::DataType::kFloat32, kernels::ReduceOp::kSum, nullptr));
+  AXONN_CUDA_CHECK(kernels::cuda::reduce_slots(to, sources, 1, kWords, kernels::DataType::kFloat32,
+                                               kernels::ReduceOp::kSum, nullptr));
 }
 
 TEST(HostAccess, HostAndKernelsUseTheSameMemory) {
@@ -88,8 +88,8 @@ TEST(HostAccess, AFunctionOfTheHostComesInItsPlaceInAStream) {
     uint32_t *from = device_words(), *to = device_words();
     if (captured) AXONN_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
     fill(from, 1, stream);
-    AXONN_CUDA_CHECK(cudaLaunchHostFunc(
-        stream, [](void* words) { ++*static_cast<uint32_t*>(words); }, from));
+    AXONN_CUDA_CHECK(
+        cudaLaunchHostFunc(stream, [](void* words) { ++*static_cast<uint32_t*>(words); }, from));
     AXONN_CUDA_CHECK(cudaMemcpyAsync(to, from, kBytes, cudaMemcpyDefault, stream));
     if (captured) {
       cudaGraph_t graph = nullptr;

@@ -172,8 +172,8 @@ class Runtime {
   cudaError_t refuse_in_capture(cudaStream_t stream);
   cudaError_t refuse_in_global_capture();
 
-  // Finds the PTX kernel of a host function, and loads its module. Null if it is no kernel, or has no
-  // PTX, which why_not() then says.
+  // Finds the PTX kernel of a host function, and loads its module. Null if it is no kernel, or has
+  // no PTX, which why_not() then says.
   std::shared_ptr<const Program> kernel_of(const void* host_function);
   // CUDA loads a kernel when it is first launched or asked for, and may wait for all that runs.
   cudaError_t load_on_device(const void* host_function, bool is_launch);

@@ -96,8 +96,8 @@ void store(void* to, int64_t i, cudaDataType_t dtype, float value) {
     std::memcpy(at, &value, sizeof value);
     return;
   }
-  const uint16_t bits = dtype == CUDA_R_16BF ? BFloat16::from_float(value).bits
-                                             : Float16::from_float(value).bits;
+  const uint16_t bits =
+      dtype == CUDA_R_16BF ? BFloat16::from_float(value).bits : Float16::from_float(value).bits;
   std::memcpy(at, &bits, sizeof bits);
 }
 
@@ -219,10 +219,12 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 }
 
 // Every second algorithm splits K, where that is allowed and has its workspace.
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
-    cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
-    cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatmulPreference_t preference,
-    int wanted, cublasLtMatmulHeuristicResult_t* results, int* count) {
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t,
+                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                              cublasLtMatmulPreference_t preference, int wanted,
+                                              cublasLtMatmulHeuristicResult_t* results,
+                                              int* count) {
   const auto kept = read<Preference>(preference);
   const bool splits = (kept.reductions & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) != 0 &&
                       kept.workspace_bytes >= kWorkspaceBytes;

@@ -1,12 +1,12 @@
-// Functions that PyTorch's libraries name and that nothing has called here yet. A process that calls
-// one ends with its name.
+// Functions that PyTorch's libraries name and that nothing has called here yet. A process that
+// calls one ends with its name.
 #include <cstdio>
 #include <cstdlib>
 
-#define AXONN_MISSING(name)                                                               \
-  extern "C" void name() {                                                                \
-    std::fprintf(stderr, "the GPU in software has no %s\n", #name);                       \
-    std::abort();                                                                         \
+#define AXONN_MISSING(name)                                         \
+  extern "C" void name() {                                          \
+    std::fprintf(stderr, "the GPU in software has no %s\n", #name); \
+    std::abort();                                                   \
   }
 
 AXONN_MISSING(cudaDeviceGetDefaultMemPool)

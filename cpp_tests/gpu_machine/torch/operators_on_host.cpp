@@ -3,10 +3,9 @@
 // computed by the latter, on the same memory: the host reaches devices' memory at its addresses.
 // What only copies, allocates or makes views stays as PyTorch has it.
 #include <ATen/ATen.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/cuda/CUDAContextLight.h>
-#include <ATen/cuda/CUDAGraphsUtils.cuh>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/copy_native.h>
 #include <c10/cuda/CUDAStream.h>
@@ -14,6 +13,7 @@
 #include <cuda_runtime_api.h>
 #include <torch/library.h>
 
+#include <ATen/cuda/CUDAGraphsUtils.cuh>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -31,9 +31,12 @@ using c10::OperatorHandle;
 using torch::jit::Stack;
 
 // They have kernels for both, but do on a device what they shall do there, without kernels.
-const std::set<std::string> kStay = {
-    "aten::_local_scalar_dense", "aten::empty",   "aten::empty_strided", "aten::resize_",
-    "aten::set_",                "aten::is_set_to"};
+const std::set<std::string> kStay = {"aten::_local_scalar_dense",
+                                     "aten::empty",
+                                     "aten::empty_strided",
+                                     "aten::resize_",
+                                     "aten::set_",
+                                     "aten::is_set_to"};
 
 c10::DispatchKeySet cpu_keys() { return c10::DispatchKeySet(c10::DispatchKey::CPU); }
 
@@ -127,8 +130,8 @@ class Arguments {
 
 void copy_bytes(const at::Tensor& to, const at::Tensor& from) {
   if (from.numel() == 0) return;
-  const size_t bytes = at::detail::computeStorageNbytes(from.sizes(), from.strides(),
-                                                        from.dtype().itemsize());
+  const size_t bytes =
+      at::detail::computeStorageNbytes(from.sizes(), from.strides(), from.dtype().itemsize());
   std::memcpy(to.data_ptr(), from.data_ptr(), bytes);
 }
 
@@ -267,21 +270,13 @@ void copy_or_on_host(const OperatorHandle& op, Stack* stack) {
   const at::Tensor self = stack->at(stack->size() - 3).toTensor();
   const at::Tensor source = stack->at(stack->size() - 2).toTensor();
   const bool as_bytes = self.dtype() == source.dtype() && self.sizes() == source.sizes() &&
-                        self.strides() == source.strides() &&
-                        self.is_non_overlapping_and_dense() &&
+                        self.strides() == source.strides() && self.is_non_overlapping_and_dense() &&
                         self.is_conj() == source.is_conj() && self.is_neg() == source.is_neg();
   if (!as_bytes) return on_host(op, stack);
   at::Tensor to = self;
   const bool non_blocking = stack->back().toBool();
   stack->erase(stack->end() - 3, stack->end());
   stack->emplace_back(at::native::copy_(to, source, non_blocking));
-}
-
-// Attention is composed of operators that both have.
-int64_t choose_composed_attention(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                  const std::optional<at::Tensor>&, double, bool,
-                                  std::optional<double>, bool) {
-  return 0;  // SDPBackend.MATH
 }
 
 // --- Registration --------------------------------------------------------------------------------
@@ -300,20 +295,23 @@ class Quiet : public c10::WarningHandler {
 torch::Library* make_library() {
   Quiet quiet;  // about kernels that are replaced
   const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
-  auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__,
-                                     __LINE__);
+  auto* library =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::CUDA)) {
     const auto op = dispatcher.findSchema(name);
     if (!op || name.name.rfind("aten::", 0) != 0 || kStay.count(name.name) != 0) continue;
     if (!op->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) continue;
-    if (returns_views(op->schema()) || name.name == "aten::_fused_sdp_choice") continue;
-    const std::string full = name.name.substr(6) + (name.overload_name.empty() ? "" : ".") +
-                             name.overload_name;
+    if (returns_views(op->schema())) continue;
+    const std::string full =
+        name.name.substr(6) + (name.overload_name.empty() ? "" : ".") + name.overload_name;
     library->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&on_host>());
   }
   library->impl("copy_", torch::CppFunction::makeFromBoxedFunction<&copy_or_on_host>());
-  library->impl("_fused_sdp_choice", &choose_composed_attention);
+  // Attention is composed of operators that both have.
+  at::globalContext().setSDPUseFlash(false);
+  at::globalContext().setSDPUseMemEfficient(false);
+  at::globalContext().setSDPUseCuDNN(false);
   return library;
 }
 

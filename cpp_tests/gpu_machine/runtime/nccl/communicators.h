@@ -175,7 +175,7 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   int remote_error_in = -1;  // looks at the state until a peer's end is noticed; -1: it never is
   int64_t rounds = 0, splits = 0;
   std::map<std::pair<int, int>, int64_t> transfers;  // so far, by source and sink
-  int kernels = 0;  // enqueued, and not over
+  int kernels = 0;                                   // enqueued, and not over
   std::shared_ptr<axonn::gpu_machine::nccl::LaunchOrder> order;
   std::vector<std::weak_ptr<void>> graphs;  // that hold kernels of this communicator
 

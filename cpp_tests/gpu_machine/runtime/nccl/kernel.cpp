@@ -38,8 +38,8 @@ Choices Kernel::choose(const Call& call, const std::string& meeting) const {
   Choices choices;
   choices.ring = clique.ring;
   const auto range = static_cast<uint32_t>(clique.max_ctas - clique.min_ctas + 1);
-  choices.channels = call.is_transfer() ? clique.transfer_ctas
-                                        : clique.min_ctas + static_cast<int>(draw(range));
+  choices.channels =
+      call.is_transfer() ? clique.transfer_ctas : clique.min_ctas + static_cast<int>(draw(range));
   choices.buffers = draw(2) == 0;
   choices.rounding = draw(2) == 0 ? Rounding::kOnce : Rounding::kAtEachRank;
   for (uint32_t cuts = draw(4); cuts > 0; --cuts) {
