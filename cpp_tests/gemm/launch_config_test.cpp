@@ -200,13 +200,15 @@ TEST(Cost, IsWavesTimesTheTimeOfATile) {
 
 TEST(Cost, ClustersShareLoads) {
   // 64 x 128 x 64: 256 cycles of math, 24 KB that take 384 cycles to load; 16 KB of them in pairs.
+  auto limits = kSm90;
+  limits.l2_bytes_per_cycle = 64;
   LaunchConfig alone{64, 128, 64, 8, 4, 4, 1, 1, 132};
   auto pair = alone;
   pair.cluster_m = 2;
-  const auto tile_us = [](const LaunchConfig& config) {
+  const auto tile_us = [&](const LaunchConfig& config) {
     auto shallow = kLarge;
     shallow.k = 0;
-    return cost_us(config, kLarge, kSm90) - cost_us(config, shallow, kSm90);
+    return cost_us(config, kLarge, limits) - cost_us(config, shallow, limits);
   };
   EXPECT_NEAR(tile_us(pair) / tile_us(alone), 256.0 / 384, 1e-9);
 }
@@ -222,6 +224,20 @@ TEST(BestConfig, LargeProblemsTakeLargeTilesAndSmallOnesSmall) {
   const auto ampere = best_config(narrow, {}, kSm80);
   ASSERT_TRUE(ampere);
   EXPECT_EQ(ampere->block_m * ampere->block_n, 64 * 64);
+}
+
+// Small tiles load more than L2 gives while they multiply. They are worth it only where large ones
+// would leave much of the last wave idle.
+TEST(BestConfig, SmallTilesMustSaveMoreThanTheirLoadsCost) {
+  const auto columns = [](int64_t m, int64_t n, int64_t k) {
+    const auto best = best_config({.m = m, .n = n, .k = k}, {}, kSm90);
+    return best.has_value() ? best->block_n : 0;
+  };
+  // 15 columns of 64 rows of tiles are 7.3 waves, and 29 columns 14.1.
+  EXPECT_EQ(columns(8192, 3696, 8192), 256);
+  EXPECT_EQ(columns(16384, 6144, 12288), 256);
+  EXPECT_EQ(columns(8192, 12288, 6144), 256);
+  EXPECT_EQ(columns(1024, 1376, 4096), 128);  // one wave of either, and most of it idle
 }
 
 TEST(BestConfig, IsTheLegalCandidateOfLeastCost) {

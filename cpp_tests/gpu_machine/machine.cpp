@@ -5,6 +5,19 @@
 #include <utility>
 
 namespace axonn::gpu_machine {
+namespace {
+
+// The kernel, which has the module's shared variables.
+std::shared_ptr<const Program> decoded(const Function& kernel, const Module& module,
+                                       const Symbols& symbols) {
+  Function whole = kernel;
+  for (const Variable& variable : module.variables) {
+    if (variable.space == Space::kShared) whole.variables.push_back(variable);
+  }
+  return std::make_shared<const Program>(decode(whole, symbols, module.files));
+}
+
+}  // namespace
 
 Machine::Machine(const Options& options) : options_(options), random_(options.seed) {
   actors_.emplace_back();  // 0 stands for none
@@ -12,6 +25,21 @@ Machine::Machine(const Options& options) : options_(options), random_(options.se
 
 void Machine::load(std::string_view ptx) {
   const Module module = parse_ptx(ptx);
+  add_variables(module);
+  for (const auto& [name, kernel] : module.kernels) {
+    programs_[name] = decoded(kernel, module, symbols_);
+  }
+}
+
+void Machine::load(const Module& module) {
+  add_variables(module);
+  const auto symbols = std::make_shared<const Symbols>(symbols_);
+  for (const auto& [name, kernel] : module.kernels) {
+    undecoded_.insert_or_assign(name, Undecoded{&module, &kernel, symbols});
+  }
+}
+
+void Machine::add_variables(const Module& module) {
   for (const Variable& variable : module.variables) {
     if (variable.space == Space::kShared) continue;
     const uint64_t address = memory_.allocate(variable.bytes, variable.name);
@@ -21,13 +49,16 @@ void Machine::load(std::string_view ptx) {
     memory_.find(address)->read_only = variable.space == Space::kConst;
     symbols_[variable.name] = address;
   }
-  for (const auto& [name, kernel] : module.kernels) {
-    Function whole = kernel;
-    for (const Variable& variable : module.variables) {
-      if (variable.space == Space::kShared) whole.variables.push_back(variable);
-    }
-    programs_[name] = std::make_shared<const Program>(decode(whole, symbols_, module.files));
+}
+
+std::shared_ptr<const Program> Machine::kernel_named(const std::string& name) {
+  if (const auto found = undecoded_.find(name); found != undecoded_.end()) {
+    const auto& [module, kernel, symbols] = found->second;
+    programs_[name] = decoded(*kernel, *module, *symbols);
+    undecoded_.erase(found);
   }
+  const auto found = programs_.find(name);
+  return found == programs_.end() ? nullptr : found->second;
 }
 
 std::shared_ptr<const Program> Machine::kernel(std::string_view part_of_name) const {

@@ -60,7 +60,8 @@ struct Copy {
   uint32_t launch = 0;
   std::unique_ptr<Agent> engine;
   std::vector<std::pair<uint64_t, uint64_t>> pieces;  // begin and end, yet to come
-  int fill = -1;  // a byte that is written everywhere, in place of a source
+  int fill = -1;               // a byte that is written everywhere, in place of a source
+  uint32_t turns_a_piece = 1;  // on average
 };
 // Something that a stream does and that is no kernel, a little of it at each attempt. What it
 // learns goes into its agent's clock.
@@ -78,14 +79,15 @@ class Machine {
 
   // Adds the kernels and variables of a PTX text.
   void load(std::string_view ptx);
-  // Returns the one kernel whose name contains this. Throws std::invalid_argument otherwise.
+  // Adds those of a module, which lives as long as the machine. Each kernel is decoded when it is
+  // first asked for by kernel_named.
+  void load(const Module& module);
+  // Returns the one kernel of texts whose name contains this. Throws std::invalid_argument
+  // otherwise.
   std::shared_ptr<const Program> kernel(std::string_view part_of_name) const;
 
   // Returns the kernel of exactly this name, or null.
-  std::shared_ptr<const Program> kernel_named(const std::string& name) const {
-    const auto found = programs_.find(name);
-    return found == programs_.end() ? nullptr : found->second;
-  }
+  std::shared_ptr<const Program> kernel_named(const std::string& name);
 
   Memory& memory() { return memory_; }
   // Allocates memory that holds these values, or that nobody has written.
@@ -166,6 +168,7 @@ class Machine {
   uint32_t draw(uint32_t below) { return static_cast<uint32_t>(random_() % below); }
 
  private:
+  void add_variables(const Module& module);
   struct Work {
     std::unique_ptr<Launch> launch;
     std::unique_ptr<Copy> copy;
@@ -211,6 +214,12 @@ class Machine {
   Memory memory_;
   Symbols symbols_;
   std::map<std::string, std::shared_ptr<const Program>> programs_;
+  struct Undecoded {
+    const Module* module;
+    const Function* kernel;
+    std::shared_ptr<const Symbols> symbols;  // those that there were when the module was loaded
+  };
+  std::map<std::string, Undecoded> undecoded_;
   std::deque<Stream> streams_;
   Clock host_clock_;
   std::vector<Actor> actors_;

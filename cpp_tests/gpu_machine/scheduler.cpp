@@ -12,6 +12,9 @@ namespace {
 constexpr uint32_t kLongestTurn = 64;     // warp instructions
 constexpr uint64_t kLargestFlag = 8;      // bytes that a copy engine writes as one
 constexpr uint32_t kStarvedTurns = 4096;  // about so many turns until others are starved
+constexpr uint32_t kTurnsOfCopy = 4;      // about so many turns of warps until a copy's next piece
+constexpr uint32_t kSlowCopies = 8;       // one copy of so many is slow
+constexpr uint32_t kSlowestCopy = 8;      // it is up to 2 to this power as slow
 
 class CopyEngine : public Agent {
  public:
@@ -96,6 +99,8 @@ void Machine::begin_work(Stream& stream) {
   copy.engine =
       std::make_unique<CopyEngine>(*this, new_actor({0, id, stream.device}), stream.clock);
   copy.engine->clock.forget_fences_of_launches();
+  copy.turns_a_piece = kTurnsOfCopy;
+  if (draw(kSlowCopies) == 0) copy.turns_a_piece <<= draw(kSlowestCopy + 1);
   // In up to four pieces, at even bytes.
   std::vector<uint64_t> cuts{0, copy.bytes};
   for (int i = 0; i < 3 && copy.bytes > kLargestFlag; ++i) {
@@ -164,7 +169,7 @@ bool Machine::step_copies() {
   for (Stream& stream : streams_) {
     if (!stream.has_begun || stream.queue.front().copy == nullptr) continue;
     copied = true;
-    if (draw(4) == 0) step_copy(stream);
+    if (draw(stream.queue.front().copy->turns_a_piece) == 0) step_copy(stream);
   }
   return copied;
 }

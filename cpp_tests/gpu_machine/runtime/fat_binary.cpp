@@ -46,6 +46,13 @@ T read(const char* from) {
 
 const Registered& registered() { return registry(); }
 
+const Module& module_of(const void* fat_binary) {
+  static std::map<const void*, Module> parsed;
+  const auto found = parsed.find(fat_binary);
+  if (found != parsed.end()) return found->second;
+  return parsed.emplace(fat_binary, parse_ptx(ptx_of(fat_binary))).first->second;
+}
+
 std::string_view ptx_of(const void* fat_binary) {
   const auto* at = static_cast<const char*>(fat_binary);
   const auto header = read<Header>(at);

@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "gpu_machine/ptx.h"
+
 namespace axonn::gpu_machine {
 
 struct Registered {
@@ -18,6 +20,9 @@ struct Registered {
 // What was registered so far. The list is complete when main begins, unless libraries are opened
 // later.
 const Registered& registered();
+// The module of a fat binary, which is parsed when it is first asked for. Not for several threads
+// at a time. Throws as ptx_of does.
+const Module& module_of(const void* fat_binary);
 
 // The PTX of a fat binary that was built with --no-compress. Throws std::runtime_error if there is
 // none. Source: the layout as fatbinary of CUDA 13.0 writes it.

@@ -80,39 +80,64 @@ TEST_P(EachKind, OperandsThatArriveAndRowsThatLeave) {
   testing::check_run(run);
 }
 
-// Several tiles for a CTA: deeper than the stages and ragged, or so shallow that all loads fit the
-// stages and do not wait for the tile before.
-TEST(Gemms, CallsThatAreDeepOrShallow) {
-  for (uint64_t seed = 0; seed < 10; ++seed) {
-    GemmRun run{.seed = seed, .epoch = kBeforeTheWrap};
-    for (int tile = 0; tile < kNumTiles; ++tile) {
-      for (const Way way : {Way::kStays, Way::kGathersA, Way::kScatters}) {
-        run.calls.push_back({way, DataType::kBFloat16, kTn, 512, 248, 448, false, tile, 2});
-        run.calls.push_back({way, DataType::kBFloat16, kTn, 512, 128, 64, false, tile, 2});
-      }
-    }
-    testing::check_run(run);
-  }
-}
-
-// K arrives in one chunk of each rank or in several, whose ends lie within blocks of K.
-TEST(Gemms, KThatArrivesInChunks) {
-  for (uint64_t seed = 0; seed < 4; ++seed) {
-    GemmRun run{.seed = seed, .epoch = kBeforeTheWrap, .is_late = seed % 2 == 1};
-    for (int tile = 0; tile < kNumTiles; ++tile) {
-      for (const int64_t k : {144, 1120}) {
-        run.calls.push_back({Way::kGathersB, DataType::kBFloat16, kNn, 136, 264, k, true, tile});
-        run.calls.push_back({Way::kGathersA, DataType::kBFloat16, kNt, 136, 264, k, true, tile});
-      }
-    }
-    testing::check_run(run);
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(Gemms, EachKind,
                          ::testing::Combine(::testing::ValuesIn(kDtypes),
                                             ::testing::ValuesIn(kLayouts)),
                          name_of);
+
+// --- Calls of one way and tile, often ---------------------------------------------
+
+using WayAndTile = std::tuple<Way, int>;
+
+std::string name_of_way(const ::testing::TestParamInfo<WayAndTile>& info) {
+  const auto [way, tile] = info.param;
+  const std::string name = way == Way::kStays      ? "stays"
+                           : way == Way::kGathersA ? "gathers_A"
+                           : way == Way::kGathersB ? "gathers_B"
+                                                   : "scatters";
+  const int columns = kernels::kSm90Tiles[static_cast<size_t>(tile)].block_n;
+  return name + "_" + std::to_string(columns) + "_columns";
+}
+
+class DeepOrShallow : public ::testing::TestWithParam<WayAndTile> {};
+
+// Several tiles for a CTA: deeper than the stages and ragged, or so shallow that all loads fit the
+// stages and do not wait for the tile before.
+TEST_P(DeepOrShallow, Calls) {
+  const auto [way, tile] = GetParam();
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    GemmRun run{.seed = seed, .epoch = kBeforeTheWrap};
+    run.calls.push_back({way, DataType::kBFloat16, kTn, 512, 248, 448, false, tile, 2});
+    run.calls.push_back({way, DataType::kBFloat16, kTn, 512, 128, 64, false, tile, 2});
+    testing::check_run(run);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Gemms, DeepOrShallow,
+                         ::testing::Combine(::testing::Values(Way::kStays, Way::kGathersA,
+                                                              Way::kGathersB, Way::kScatters),
+                                            ::testing::Range(0, kNumTiles)),
+                         name_of_way);
+
+class KThatArrives : public ::testing::TestWithParam<WayAndTile> {};
+
+// K arrives in one chunk of each rank or in several, whose ends lie within blocks of K.
+TEST_P(KThatArrives, InChunks) {
+  const auto [way, tile] = GetParam();
+  const Layout layout = way == Way::kGathersB ? kNn : kNt;
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    GemmRun run{.seed = seed, .epoch = kBeforeTheWrap, .is_late = seed % 2 == 1};
+    for (const int64_t k : {144, 1120, 144, 1120}) {
+      run.calls.push_back({way, DataType::kBFloat16, layout, 136, 264, k, true, tile});
+    }
+    testing::check_run(run);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Gemms, KThatArrives,
+                         ::testing::Combine(::testing::Values(Way::kGathersB, Way::kGathersA),
+                                            ::testing::Range(0, kNumTiles)),
+                         name_of_way);
+
+// --- Every instance on many ranks -------------------------------------------------
 
 using KindInWorld = std::tuple<DataType, Layout, int>;
 

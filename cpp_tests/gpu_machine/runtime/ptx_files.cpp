@@ -6,11 +6,21 @@
 #include <stdexcept>
 
 namespace axonn::gpu_machine {
+namespace {
 
 std::string text_of_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) throw std::runtime_error("cannot read " + path);
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+}  // namespace
+
+const Module& module_of_file(const std::string& path) {
+  static std::map<std::string, Module> parsed;
+  const auto found = parsed.find(path);
+  if (found != parsed.end()) return found->second;
+  return parsed.emplace(path, parse_ptx(text_of_file(path))).first->second;
 }
 
 std::map<std::string, std::string> files_of_kernels(const std::string& folder) {

@@ -4,12 +4,15 @@
 #include <map>
 #include <string>
 
+#include "gpu_machine/ptx.h"
+
 namespace axonn::gpu_machine {
 
 // Returns the file of each kernel in the *.ptx of a folder, by the kernel's name in PTX.
 std::map<std::string, std::string> files_of_kernels(const std::string& folder);
 
-// Throws std::runtime_error if it cannot be read.
-std::string text_of_file(const std::string& path);
+// The module of a file, which is parsed when it is first asked for. Not for several threads at a
+// time. Throws std::runtime_error if the file cannot be read.
+const Module& module_of_file(const std::string& path);
 
 }  // namespace axonn::gpu_machine

@@ -280,6 +280,8 @@ cudaError_t Runtime::wait_for_device(int which) {
   for (const CUstream_st* stream : streams) {
     if (stream->device == which) all.push_back(stream->stream);
   }
+  const std::vector<int> destroyed = std::exchange(destroyed_streams[which], {});
+  all.insert(all.end(), destroyed.begin(), destroyed.end());
   for (const int stream : all) {
     const SignalPtr end = signal_on(stream);
     if (const cudaError_t error = wait_for_signal(*end)) return error;
@@ -316,25 +318,26 @@ std::shared_ptr<const Program> Runtime::kernel_of(const void* host_function) {
   const auto found = registered().functions.find(host_function);
   if (found == registered().functions.end()) return nullptr;
   const auto& [fat_binary, name] = found->second;
-  if (auto loaded = machine.kernel_named(name)) return loaded;
   try {
+    if (auto loaded = machine.kernel_named(name)) return loaded;
     load_module_of(name, fat_binary);
+    return machine.kernel_named(name);
   } catch (const std::exception& error) {
     why_not_ = "kernel " + name + ": " + error.what();
     std::fprintf(stderr, "the GPU in software: %s\n", why_not_.c_str());
+    return nullptr;
   }
-  return machine.kernel_named(name);
 }
 
 void Runtime::load_module_of(const std::string& kernel, const void* fat_binary) {
   if (options.ptx_folder.empty()) {
-    if (loaded_modules_.insert(fat_binary).second) machine.load(ptx_of(fat_binary));
+    if (loaded_modules_.insert(fat_binary).second) machine.load(module_of(fat_binary));
     return;
   }
   if (!files_of_kernels_) files_of_kernels_ = files_of_kernels(options.ptx_folder);
   const auto file = files_of_kernels_->find(kernel);
   if (file == files_of_kernels_->end()) throw std::runtime_error("its PTX is not at hand");
-  if (loaded_files_.insert(file->second).second) machine.load(text_of_file(file->second));
+  if (loaded_files_.insert(file->second).second) machine.load(module_of_file(file->second));
 }
 
 cudaError_t Runtime::load_on_device(const void* host_function, bool is_launch) {

@@ -190,7 +190,9 @@ class Runtime {
   std::shared_ptr<void> nccl;  // what nccl/ keeps
   uint64_t next_capture = 1;
   std::vector<cudaStream_t> streams;  // all but the default ones, as they were made
-  std::set<CapturePtr> captures;      // that are under way
+  // By device, the machine's numbers of streams that are gone, whose work may not be over.
+  std::map<int, std::vector<int>> destroyed_streams;
+  std::set<CapturePtr> captures;  // that are under way
   // Copies of the host's pageable memory, and the streams of the machine that read them.
   std::vector<std::pair<uint64_t, int>> staged;
   std::map<int, uint64_t> allocated_bytes;  // by device

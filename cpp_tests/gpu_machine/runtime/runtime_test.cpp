@@ -117,6 +117,18 @@ TEST(RuntimeStreams, TheDefaultStreamAndBlockingOnesWaitForEachOther) {
   }
 }
 
+TEST(RuntimeStreams, ADeviceIsWaitedForWithTheStreamsThatAreGone) {
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    Runtime runtime(with_seed(seed));
+    uint32_t* pinned = pinned_words();
+    cudaStream_t stream = stream_with(cudaStreamNonBlocking);
+    for (int i = 1; i <= 20; ++i) AXONN_CUDA_CHECK(cudaMemsetAsync(pinned, i, kBytes, stream));
+    AXONN_CUDA_CHECK(cudaStreamDestroy(stream));
+    AXONN_CUDA_CHECK(cudaDeviceSynchronize());
+    EXPECT_EQ(pinned[0], 0x14141414u);
+  }
+}
+
 TEST(RuntimeStreams, TheHostGoesOnWhileAStreamWaits) {
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     Runtime runtime(with_seed(seed));

@@ -46,6 +46,7 @@ class VirtualRanks {
       auto& rank = *ranks.emplace_back(std::make_unique<Rank>());
       rank.peers.rank = r;
       rank.peers.num_ranks = count;
+      rank.peers.alone = true;
       rank.peers.limit = {static_cast<uint64_t>(timeout_seconds * 1e9), &rank.pinned.failure(), r};
     }
     grow(workspace_bytes, epoch);

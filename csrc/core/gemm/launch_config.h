@@ -80,7 +80,7 @@ inline constexpr DeviceLimits kSm80{.architecture = 80,
                                     .l2_bytes_per_cycle = 47};
 
 // NVIDIA H100 SXM. Source: as above; H100 whitepaper (989 TFLOP/s = 132 SMs * 1.83 GHz * 4096). The
-// L2 bandwidth of 64 bytes per cycle and SM is a guess, until it is measured.
+// L2 bandwidth is the least with which a published kernel is possible (docs/kernel_model.md).
 inline constexpr DeviceLimits kSm90{.architecture = 90,
                                     .num_sms = 132,
                                     .shared_bytes_per_block = 227 * 1024,
@@ -94,7 +94,7 @@ inline constexpr DeviceLimits kSm90{.architecture = 90,
                                     .max_accumulators = 192,
                                     .clock_ghz = 1.83,
                                     .flops_per_cycle = 4096,
-                                    .l2_bytes_per_cycle = 64};
+                                    .l2_bytes_per_cycle = 43};
 
 inline constexpr int64_t kBarrierBytes = 1024;  // mbarriers of the stages, scheduler, alignment
 

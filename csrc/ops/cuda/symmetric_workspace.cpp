@@ -35,6 +35,7 @@ SymmetricWorkspace::SymmetricWorkspace(const c10d::ProcessGroup& group, std::str
     : Workspace(std::move(group_name), device, timeout_seconds, order) {
   ranks_on_device_ =
       count_ranks_on_device(group, group_name_, name, device.index(), timeout_seconds);
+  peers_.alone = ranks_on_device_ == 1;
 }
 
 void SymmetricWorkspace::grow(const char* op, int64_t size, bool keep) {

@@ -18,10 +18,12 @@ inline void copy(void* to, const void* from, int64_t bytes, cudaStream_t stream)
       cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream));
 }
 
-// Raises a flag of a rank after what the stream has done before.
+// Raises a flag of a rank after what the stream has done before. The epoch is nearer in this
+// device's memory, but only what goes to another device may come from there.
 inline void push_flag(const Peers& peers, int32_t to, int64_t flag, cudaStream_t stream) {
-  copy(at(peers.pads[to], comm::signal_offset_bytes(flag)), peers.epoch_to_push, sizeof(uint32_t),
-       stream);
+  const bool leaves = peers.alone && to != peers.rank;
+  copy(at(peers.pads[to], comm::signal_offset_bytes(flag)),
+       leaves ? peers.epoch : peers.epoch_to_push, sizeof(uint32_t), stream);
 }
 
 // Returns the ranks that need this rank's rows, beginning with the one that needs them first. Each

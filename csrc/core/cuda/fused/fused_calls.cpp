@@ -1,6 +1,5 @@
 #include "core/cuda/fused/fused_calls.h"
 
-#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -169,11 +168,6 @@ void load_kernels(const GemmBackend& backend) {
   for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat16}) {
     AXONN_CUDA_CHECK(load_reduce_slots(dtype));
   }
-}
-
-int32_t chunks_per_shard(int64_t shard_rows) {
-  return static_cast<int32_t>(
-      std::clamp<int64_t>(shard_rows / kChunkRows, 1, comm::kMaxChunksPerShard));
 }
 
 int64_t gather_workspace_bytes(const GatheredRows& rows) {

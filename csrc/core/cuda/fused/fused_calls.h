@@ -34,9 +34,6 @@ struct CallStreams {
   cudaEvent_t delivered;
 };
 
-// Returns the number of chunks per shard, which is the same on all ranks.
-int32_t chunks_per_shard(int64_t shard_rows);
-
 int64_t gather_workspace_bytes(const GatheredRows& rows);
 int64_t reduce_scatter_workspace_bytes(const FusedGemm& gemm, int32_t num_ranks);
 int64_t all_reduce_workspace_bytes(const FusedGemm& gemm, int32_t num_ranks);

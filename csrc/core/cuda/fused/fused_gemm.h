@@ -7,6 +7,7 @@
 // the other; a flag there announces each chunk.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/cuda/fused/flags.h"
@@ -24,6 +25,12 @@ static_assert(kMaxChunks <= 32, "a lane for each");
 // built. It is a constant, because ranks that multiply with different columns may choose different
 // configs.
 inline constexpr int64_t kChunkRows = 256;
+
+// Returns the number of chunks per shard, which is the same on all ranks.
+constexpr int32_t chunks_per_shard(int64_t shard_rows) {
+  return static_cast<int32_t>(
+      std::clamp<int64_t>(shard_rows / kChunkRows, 1, comm::kMaxChunksPerShard));
+}
 
 // The alignment that TMA requires of addresses, and of the distance between rows.
 inline constexpr int64_t kLoadBytes = 16;

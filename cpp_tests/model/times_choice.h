@@ -1,0 +1,31 @@
+// The tiles that a product may be cut into, and the grids of tiles that csrc/core makes of them.
+#pragma once
+
+#include <vector>
+
+#include "core/cuda/fused/fused_gemm.h"
+#include "model/times_designs.h"
+#include "model/times_gemm.h"
+#include "model/times_work.h"
+
+namespace axonn::times {
+
+// What best_config assumed of the L2 rate before (m), in bytes per cycle and SM.
+inline constexpr double kGuessedL2 = 64;
+
+enum class Flow { kStays, kArrives, kDeparts };
+
+// The product as csrc/core describes it, on rank 0.
+kernels::cuda::FusedGemm gemm_of(const Work& work, Flow flow);
+
+// The order of its tiles, by tile_grid (core/cuda/sm90/plans.h).
+GemmGrid grid_of(const Work& work, Flow flow, const TileKind& kind);
+
+// The tiles among which a call of this design chooses: what best_config answers, or with (g) all
+// that its kernel could have. `departs`: a chunk of rows must be whole clusters of tiles.
+std::vector<TileKind> choices(const Work& work, const Design& design, bool departs);
+
+// The tiles among which a library is assumed to choose as well as can be.
+std::vector<TileKind> library_tiles();
+
+}  // namespace axonn::times

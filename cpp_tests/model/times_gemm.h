@@ -1,0 +1,76 @@
+// Modelled times of the tiles of a persistent GEMM: when each is multiplied, stored and announced.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "core/gemm/launch_config.h"
+#include "core/schedule/tile_order.h"
+#include "model/times_rates.h"
+#include "model/times_timeline.h"
+
+namespace axonn::times {
+
+// CUTLASS's schedules. The math warpgroups share a tile, or take tiles in turn, so that one
+// multiplies while the other stores.
+enum class Schedule { kCooperative, kPingpong };
+
+struct TileKind {
+  kernels::LaunchConfig config;
+  Schedule schedule = Schedule::kCooperative;
+};
+
+// The times of one tile that waits for nothing.
+struct TileTimes {
+  double mainloop_us;
+  double epilogue_us;
+};
+TileTimes tile_times(const TileKind& kind, int64_t k, const Rates& rates);
+
+// A grid of tiles in the order in which clusters take them. All ranks run the same grid at the same
+// time, up to a rotation, so one rank stands for all: what it sends is what it receives.
+struct GemmGrid {
+  TileKind kind;
+  kernels::TileOrder order;
+  bool along_columns = false;
+  // With more than one, part after part of every batch takes its turn, not batch after batch.
+  uint32_t turns = 1;
+  int64_t m = 0;  // of one batch
+  int64_t n = 0;
+  int64_t k = 0;
+};
+
+// Returns the place of the cluster of tiles at a position in the grid.
+kernels::TileOrder::Place place_of(const GemmGrid& grid, uint32_t index);
+
+// One CTA's tile. Tiles beyond the edge, which fill up a cluster, take time and are not listed.
+struct TileRecord {
+  kernels::TileOrder::Place place;  // of its cluster
+  int64_t tile_m;                   // in its batch, counted in tiles
+  double begin_us;                  // of the mainloop
+  double end_us;                    // of the epilogue; of the remote write, where there is one
+  double announced_us;              // when the flag's counter knows of it
+};
+
+struct Departing {
+  int64_t own_batch = -1;        // whose tiles stay on this rank
+  bool announce_behind = false;  // a tile is announced behind the next one's epilogue
+  Server* port = nullptr;        // the way out of this GPU
+};
+
+struct GemmRun {
+  double begin_us;
+  double end_us;                  // of the last tile, announced if it departs
+  std::vector<TileRecord> tiles;  // in the order in which they end
+  std::vector<double> free_us;    // when each CTA has no more tiles
+  double flops = 0;               // that are asked for
+  double departed_bytes = 0;
+};
+
+// Runs the grid from a time on. `arrival` says when a cluster's operands are there.
+using Arrival = std::function<double(const kernels::TileOrder::Place&)>;
+GemmRun run_gemm(const GemmGrid& grid, double begin_us, const Arrival& arrival,
+                 const Departing& departing, const Rates& rates);
+
+}  // namespace axonn::times

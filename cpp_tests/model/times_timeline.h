@@ -1,0 +1,33 @@
+// Things that serve one request after the other, and when they do.
+#pragma once
+
+#include <algorithm>
+
+namespace axonn::times {
+
+struct Interval {
+  double begin;
+  double end;
+};
+
+// A direction of a link, a copy engine, or a thread of the host. Requests come in the order in
+// which they are served.
+class Server {
+ public:
+  // Serves a request that is ready at a time and keeps the server for so long.
+  Interval serve(double ready_us, double for_us) {
+    const double begin = std::max(ready_us, free_us_);
+    free_us_ = begin + for_us;
+    busy_us_ += for_us;
+    return {begin, free_us_};
+  }
+
+  double free_us() const { return free_us_; }
+  double busy_us() const { return busy_us_; }
+
+ private:
+  double free_us_ = 0;
+  double busy_us_ = 0;
+};
+
+}  // namespace axonn::times
