@@ -2,6 +2,7 @@
 // a seed runs a little at a time.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -30,6 +31,9 @@ struct Options {
   int sms = 8;                    // of a device; what fits them is in residency.h
   uint64_t patience = 4'000'000;  // warp instructions without a change of memory: a deadlock
   bool checks_races = true;
+  // Warps do not wake up before that time has passed on the host, too: they may wait for another
+  // process.
+  bool sleeps_for_real = false;
 };
 
 // What a stream does in its turn.
@@ -230,6 +234,7 @@ class Machine {
   uint64_t instructions_ = 0, last_change_ = 0, now_ns_ = 1;
   uint32_t starved_ = 0;  // which warps get fewer turns
   std::mt19937_64 random_;
+  const std::chrono::steady_clock::time_point made_ = std::chrono::steady_clock::now();
   AsyncQueue async_{*this};
 };
 

@@ -242,6 +242,10 @@ Warp* Machine::choose_warp() {
   }
   // What is due before they wake up comes first.
   if (earliest == nullptr || async_.first_due_ns() < earliest->wake_at) return nullptr;
+  const auto passed = std::chrono::steady_clock::now() - made_;
+  if (options_.sleeps_for_real && std::chrono::nanoseconds(earliest->wake_at) > passed) {
+    return nullptr;
+  }
   now_ns_ = earliest->wake_at;
   return earliest;
 }

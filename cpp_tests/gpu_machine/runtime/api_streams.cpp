@@ -143,6 +143,18 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   });
 }
 
+// The function runs while the machine does; as on a GPU, it must not call CUDA.
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+  return api("cudaLaunchHostFunc", [&](Runtime& r) {
+    return r.submit(stream, [&machine = r.machine, function, data](int on) {
+      machine.enqueue_task(on, "calls the host", [function, data](axonn::gpu_machine::Agent&) {
+        function(data);
+        return true;
+      });
+    });
+  });
+}
+
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   return api("cudaEventCreateWithFlags", [&](Runtime& r) {
