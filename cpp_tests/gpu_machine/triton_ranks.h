@@ -125,7 +125,7 @@ inline Matrix drawn(const TritonCase& what, size_t operand, int64_t rows, int64_
 
 inline void set_operand(TritonArguments& arguments, const TritonCase& what, const std::string& name,
                         const Matrix& matrix) {
-  arguments.set_matrix(what, name, matrix);
+  testing::set_matrix(arguments, what, name, matrix);
   arguments.set(name == "a" ? "stride_am" : "stride_bk", matrix.row_stride);
   arguments.set(name == "a" ? "stride_ak" : "stride_bn", matrix.column_stride);
 }
