@@ -28,7 +28,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help build demo test test-cpp test-python test-long test-slow test-sanitizers gpu-check \
-        cuda-check emulate emulate-slow triton-check matrix \
+        cuda-check emulate emulate-slow emulate-torch triton-check matrix \
         lint format clean \
         python environment lint-tools
 
@@ -75,6 +75,10 @@ emulate: environment  ## run CUDA and Triton kernels instruction by instruction 
 
 emulate-slow: environment  ## run them with more shapes, ranks and seeds
 	@$(call emulate,gpu_machine_tests,ON,-L slow)
+
+emulate-torch: environment  ## run tests marked gpu on PyTorch's CUDA build and a GPU in software
+	@$(PYTHON) tools/bootstrap.py environment headers
+	@$(PYTHON) tools/emulate_torch.py
 
 cuda-check: python  ## build the CUDA code by README's commands, and check what needs no GPU
 	@$(PYTHON) tools/cuda_check.py

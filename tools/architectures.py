@@ -55,11 +55,12 @@ def kernel_modules(sources: Sequence[str], arch_list: str | None) -> list[Kernel
     """The modules that the .cu files go to: _cuda, and _cuda_sm90 for files named *_sm90.cu.
 
     Those use what only that architecture has, and must not meet the flags of another; from 9.0 on
-    such code is for that version alone (sm_90a). Modules whose architecture is not asked for are
-    left out.
+    such code is for that version alone (sm_90a). PTX comes with it where it is asked for. Modules
+    whose architecture is not asked for are left out.
     """
     flags = gencode_flags(arch_list)
     asked = {match[1] for flag in flags if (match := re.search(r"code=sm_(\d+)", flag))}
+    with_ptx = {match[1] for flag in flags if (match := re.search(r"code=compute_(\d+)", flag))}
     modules = {"": KernelModule("axonn_ext._cuda", flags)}
     for source in sources:
         match = re.search(r"_sm(\d+)\.cu$", source)
@@ -68,7 +69,8 @@ def kernel_modules(sources: Sequence[str], arch_list: str | None) -> list[Kernel
             continue
         if number not in modules:
             real = number + ("a" if int(number) >= 90 else "")
-            only = (f"-gencode=arch=compute_{real},code=sm_{real}",)
+            codes = (f"sm_{real}", *([f"compute_{real}"] if number in with_ptx else []))
+            only = tuple(f"-gencode=arch=compute_{real},code={code}" for code in codes)
             modules[number] = KernelModule(f"axonn_ext._cuda_sm{number}", only)
         modules[number].sources.append(source)
     return list(modules.values())

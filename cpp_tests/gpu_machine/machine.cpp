@@ -137,8 +137,7 @@ void Machine::enqueue(int stream, const std::shared_ptr<const Program>& program,
            std::to_string(args[i].size()));
     }
     std::copy(args[i].begin(), args[i].end(), launch->params->bytes.data() + offset);
-    std::fill_n(launch->params->written.begin() + static_cast<int64_t>(offset), expected,
-                uint8_t{1});
+    launch->params->mark(offset, expected, kWritten);
   }
   launch->params->read_only = true;
   push(stream, {.launch = std::move(launch), .copy = nullptr, .task = nullptr, .before = {}});

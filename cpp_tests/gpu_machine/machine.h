@@ -2,6 +2,7 @@
 // a seed runs a little at a time.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -30,6 +31,9 @@ struct Options {
   int sms = 8;                    // of a device; what fits them is in residency.h
   uint64_t patience = 4'000'000;  // warp instructions without a change of memory: a deadlock
   bool checks_races = true;
+  // Warps do not wake up before that time has passed on the host, too: they may wait for another
+  // process.
+  bool sleeps_for_real = false;
 };
 
 // What a stream does in its turn.
@@ -57,7 +61,7 @@ struct Copy {
   std::unique_ptr<Agent> engine;
   std::vector<std::pair<uint64_t, uint64_t>> pieces;  // begin and end, yet to come
   int fill = -1;               // a byte that is written everywhere, in place of a source
-  uint32_t turns_a_piece = 1;  // on average
+  uint32_t turns_a_piece = 0;  // on average; drawn when it begins
 };
 // Something that a stream does and that is no kernel, a little of it at each attempt. What it
 // learns goes into its agent's clock.
@@ -78,8 +82,9 @@ class Machine {
   // Adds those of a module, which lives as long as the machine. Each kernel is decoded when it is
   // first asked for by kernel_named.
   void load(const Module& module);
-  // Returns the one kernel of texts whose name contains this. Throws std::invalid_argument
-  // otherwise.
+  void load(Module&& module) = delete;
+  // Returns the one kernel whose name contains this; of modules, it knows those that kernel_named
+  // was asked for. Throws std::invalid_argument otherwise.
   std::shared_ptr<const Program> kernel(std::string_view part_of_name) const;
 
   // Returns the kernel of exactly this name, or null.
@@ -229,6 +234,7 @@ class Machine {
   uint64_t instructions_ = 0, last_change_ = 0, now_ns_ = 1;
   uint32_t starved_ = 0;  // which warps get fewer turns
   std::mt19937_64 random_;
+  const std::chrono::steady_clock::time_point made_ = std::chrono::steady_clock::now();
   AsyncQueue async_{*this};
 };
 

@@ -10,29 +10,49 @@
 namespace axonn::gpu_machine {
 
 Memory::~Memory() {
-  while (!pinned_.empty()) free(pinned_.back());
+  while (!of_host_.empty()) free(of_host_.back());
+}
+
+uint64_t Memory::take_window() {
+  constexpr size_t kNewWindows = 512;  // a use of freed memory is noticed until it is used again
+  if (windows_.size() < kNewWindows || freed_.empty()) return add_window({});
+  const uint64_t address = freed_.front();
+  freed_.pop_front();
+  return address;
+}
+
+Region& Memory::place(uint64_t address, Region region) {
+  Window& window = windows_[index_of(address)];
+  if (window.region == nullptr) {
+    window.region = &regions_.emplace_back(std::move(region));
+  } else {
+    *window.region = std::move(region);
+  }
+  return *window.region;
 }
 
 // A window is larger than any allocation, and a multiple of pages.
-uint64_t Memory::allocate_pinned(uint64_t bytes, const std::string& name) {
-  const uint64_t address = window_start(kFirstWindow + windows_.size());
+uint64_t Memory::allocate_for_host(uint64_t bytes, const std::string& name, int device) {
+  const uint64_t address = take_window();
   void* wanted = reinterpret_cast<void*>(address);
   void* got = mmap(wanted, bytes, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
   if (got != wanted) {
     if (got != MAP_FAILED) munmap(got, bytes);
     throw std::bad_alloc();
   }
-  regions_.emplace_back(name, got, bytes);
-  add_window({&regions_.back(), 0, {}});
-  pinned_.push_back(address);
+  Region& region = place(address, Region(name, got, bytes));
+  region.is_host = device < 0;
+  region.device = device;
+  of_host_.push_back(address);
   return address;
 }
 
 void Memory::free(uint64_t address) {
   Region& region = *find(address);
-  region.freed = true;
-  if (std::erase(pinned_, address) != 0) munmap(region.bytes.data(), region.bytes.size());
+  if (std::erase(of_host_, address) != 0) munmap(region.bytes.data(), region.bytes.size());
+  region.release();
+  freed_.push_back(address);
 }
 
 bool Memory::map(uint64_t address, Region& region) {
@@ -62,15 +82,14 @@ void Memory::write(uint64_t address, const void* source, uint64_t bytes) {
   Region& region = region_for_host(address, bytes);
   const uint64_t offset = address & (window_start(1) - 1);
   if (bytes != 0) std::memcpy(region.bytes.data() + offset, source, bytes);
-  std::fill_n(region.written.begin() + static_cast<int64_t>(offset), bytes, uint8_t{1});
+  region.mark(offset, bytes, kWritten);
 }
 
 void Memory::read(uint64_t address, void* target, uint64_t bytes) {
   const Region& region = region_for_host(address, bytes);
   const uint64_t offset = address & (window_start(1) - 1);
-  const auto begin = region.written.begin() + static_cast<int64_t>(offset);
-  if (std::find(begin, begin + static_cast<int64_t>(bytes), uint8_t{0}) !=
-      begin + static_cast<int64_t>(bytes)) {
+  const uint8_t* begin = region.written.begin() + offset;
+  if (!region.counts_as_written && std::find(begin, begin + bytes, kUnwritten) != begin + bytes) {
     throw std::out_of_range("the host reads bytes of " + region.name + " that nobody has written");
   }
   if (bytes != 0) std::memcpy(target, region.bytes.data() + offset, bytes);

@@ -6,8 +6,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <deque>
 #include <memory>
+#include <new>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -66,6 +68,31 @@ struct Released {
 // What is known of a byte. Of an mbarrier's, only instructions of mbarriers may make use.
 enum : uint8_t { kUnwritten, kWritten, kReserved };
 
+// An array of zeros. Pages of it that nobody writes take no memory.
+template <typename T>
+class Zeros {
+ public:
+  explicit Zeros(uint64_t size)
+      : begin_(static_cast<T*>(std::calloc(std::max<uint64_t>(size, 1), sizeof(T)))), size_(size) {
+    if (begin_ == nullptr) throw std::bad_alloc();
+  }
+
+  T* data() { return begin_.get(); }
+  const T* data() const { return begin_.get(); }
+  T* begin() { return begin_.get(); }
+  const T* begin() const { return begin_.get(); }
+  T& operator[](uint64_t i) { return begin_[i]; }
+  const T& operator[](uint64_t i) const { return begin_[i]; }
+  uint64_t size() const { return size_; }
+
+ private:
+  struct Free {
+    void operator()(T* begin) const { std::free(begin); }
+  };
+  std::unique_ptr<T[], Free> begin_;
+  uint64_t size_;
+};
+
 // The bytes of a region: its own, or memory of the host that lies elsewhere.
 class Bytes {
  public:
@@ -78,6 +105,11 @@ class Bytes {
   std::byte* data() { return begin_; }
   const std::byte* data() const { return begin_; }
   uint64_t size() const { return size_; }
+  // Nobody reads or writes them any more; their number is still known.
+  void release() {
+    own_.reset();
+    begin_ = nullptr;
+  }
 
  private:
   std::unique_ptr<std::byte[]> own_;
@@ -88,19 +120,20 @@ class Bytes {
 struct Region {
   std::string name;
   Bytes bytes;
-  std::vector<uint8_t> written;  // a byte each: kWritten if it was
-  std::vector<Granule> granules;
+  Zeros<uint8_t> written;  // a byte each: kWritten if it was
+  Zeros<Granule> granules;
   std::unordered_map<uint64_t, Released> released;  // by offset
   int device = -1;  // that must be enabled as a peer by others; -1: all reach it
   bool read_only = false;
   bool freed = false;
-  bool is_shared = false;  // shared memory of a CTA
-  bool is_host = false;    // memory of the host
+  bool is_shared = false;          // shared memory of a CTA
+  bool is_host = false;            // memory of the host
+  bool counts_as_written = false;  // all of it, as the host may write it at any time
   bool has_reserved = false;
   std::array<bool, kMostAliases> is_named{};  // by this alias; memory that cuMemCreate makes
 
   void mark(uint64_t offset, uint64_t size, uint8_t what) {
-    std::fill_n(written.begin() + static_cast<int64_t>(offset), size, what);
+    if (!counts_as_written) std::fill_n(written.begin() + offset, size, what);
   }
   void reserve(uint64_t offset, uint64_t size) {
     mark(offset, size, kReserved);
@@ -111,15 +144,24 @@ struct Region {
   Region(std::string region_name, uint64_t size)
       : name(std::move(region_name)),
         bytes(size),
-        written(size, 0),
+        written(size),
         granules((size + kGranuleBytes - 1) / kGranuleBytes) {}
-  // Memory of the host, which may write it at any time; it counts as written.
+  // Memory that lies elsewhere, where the host may write it at any time.
   Region(std::string region_name, void* host, uint64_t size)
       : name(std::move(region_name)),
         bytes(host, size),
-        written(size, 1),
+        written(0),
         granules((size + kGranuleBytes - 1) / kGranuleBytes),
-        is_host(true) {}
+        counts_as_written(true) {}
+
+  // It is not used any more: what it takes is given back.
+  void release() {
+    freed = true;
+    bytes.release();
+    written = Zeros<uint8_t>(0);
+    granules = Zeros<Granule>(0);
+    released.clear();
+  }
 };
 
 // The allocations of all devices: unified addresses, as with peer access between them.
@@ -133,14 +175,16 @@ class Memory {
   // Returns the address of `bytes` bytes that nobody has written.
   // It lies on a device that others must enable as a peer; -1: all reach it.
   uint64_t allocate(uint64_t bytes, const std::string& name, int device = -1) {
-    regions_.emplace_back(name, bytes);
-    regions_.back().device = device;
-    return add_window({&regions_.back(), 0, {}});
+    const uint64_t address = take_window();
+    Region& region = place(address, Region(name, bytes));
+    region.device = device;
+    return address;
   }
-  // Returns the address of zeros that the host may read and write at this same address. Throws
-  // std::bad_alloc if something else of the process lies there.
-  uint64_t allocate_pinned(uint64_t bytes, const std::string& name);
-  // The host can no longer reach pinned memory afterwards.
+  // Returns the address of zeros that the host may read and write at this same address; device -1
+  // is the host itself, whose memory it then is. Throws std::bad_alloc if something else of the
+  // process lies there.
+  uint64_t allocate_for_host(uint64_t bytes, const std::string& name, int device);
+  // The host can no longer reach what it could afterwards.
   void free(uint64_t address);
 
   // Returns null if no allocation has this window.
@@ -191,11 +235,16 @@ class Memory {
     windows_.push_back(window);
     return window_start(kFirstWindow + windows_.size() - 1);
   }
+  // Returns an address for an allocation: a new one, or, if many are given away, the one that was
+  // freed first.
+  uint64_t take_window();
+  Region& place(uint64_t address, Region region);
   Region& region_for_host(uint64_t address, uint64_t bytes);
 
   std::deque<Region> regions_;
   std::vector<Window> windows_;
-  std::vector<uint64_t> pinned_;  // addresses
+  std::vector<uint64_t> of_host_;  // addresses of memory that the host reaches
+  std::deque<uint64_t> freed_;     // addresses, the first one first
 };
 
 }  // namespace axonn::gpu_machine

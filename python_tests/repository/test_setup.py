@@ -178,6 +178,12 @@ def test_each_architecture_with_files_of_its_own_has_a_module(architectures: Mod
     # 10.0 was not asked for; what is for one architecture alone sees no flag of another.
     assert modules["axonn_ext._cuda_sm90"].flags == ("-gencode=arch=compute_90a,code=sm_90a",)
     assert modules["axonn_ext._cuda_sm80"].flags == ("-gencode=arch=compute_80,code=sm_80",)
+    with_ptx = {m.name: m for m in architectures.kernel_modules(sources, "8.0;9.0+PTX")}
+    assert with_ptx["axonn_ext._cuda_sm80"].flags == ("-gencode=arch=compute_80,code=sm_80",)
+    assert with_ptx["axonn_ext._cuda_sm90"].flags == (
+        "-gencode=arch=compute_90a,code=sm_90a",
+        "-gencode=arch=compute_90a,code=compute_90a",
+    )
 
 
 def test_modules_that_are_left_out_are_named(architectures: ModuleType) -> None:

@@ -1,5 +1,8 @@
 // Devices, errors and properties.
+#include <climits>
+#include <cstdio>
 #include <cstring>
+#include <string>
 
 #include "gpu_machine/runtime/api.h"
 
@@ -7,7 +10,8 @@ using axonn::gpu_machine::Runtime;
 
 namespace {
 
-constexpr int kSharedOfBlock = 232448;  // of an H100
+// Shared memory of an H100.
+constexpr int kSharedOfBlock = 232448, kSharedWithoutAsking = 49152, kSharedOfSm = 233472;
 
 bool is_device(const Runtime& runtime, int device) {
   return device >= 0 && device < runtime.options.devices;
@@ -67,12 +71,36 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     std::memset(properties, 0, sizeof *properties);
     std::strcpy(properties->name, "GPU in software");
     properties->uuid.bytes[0] = static_cast<char>(device + 1);
+    properties->pciBusID = device + 1;
     properties->major = 9;
     properties->multiProcessorCount = r.machine.options().sms;
+    properties->totalGlobalMem = r.options.device_bytes;
+    properties->sharedMemPerBlock = kSharedWithoutAsking;
     properties->sharedMemPerBlockOptin = kSharedOfBlock;
+    properties->sharedMemPerMultiprocessor = kSharedOfSm;
+    properties->regsPerBlock = properties->regsPerMultiprocessor = 65536;
+    properties->maxThreadsPerBlock = 1024;
+    properties->maxThreadsPerMultiProcessor = 2048;
+    properties->maxThreadsDim[0] = properties->maxThreadsDim[1] = 1024;
+    properties->maxThreadsDim[2] = 64;
+    properties->maxGridSize[0] = INT_MAX;
+    properties->maxGridSize[1] = properties->maxGridSize[2] = 65535;
     properties->warpSize = 32;
     return cudaSuccess;
   });
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char* id, int size, int device) {
+  return api("cudaDeviceGetPCIBusId", [&](Runtime& r) {
+    if (!is_device(r, device)) return cudaErrorInvalidDevice;
+    std::snprintf(id, static_cast<size_t>(size), "0000:%02x:00.0", device + 1);
+    return cudaSuccess;
+  });
+}
+cudaError_t cudaDriverGetVersion(int* version) { return cudaRuntimeGetVersion(version); }
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
 }
 
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
@@ -112,13 +140,28 @@ const char* cudaGetErrorName(cudaError_t error) {
       return "cudaErrorIllegalAddress";
     case cudaErrorMemoryAllocation:
       return "cudaErrorMemoryAllocation";
+    case cudaErrorInvalidDeviceFunction:
+      return "cudaErrorInvalidDeviceFunction";
+    case cudaErrorNotSupported:
+      return "cudaErrorNotSupported";
+    case cudaErrorInvalidValue:
+      return "cudaErrorInvalidValue";
+    case cudaErrorIllegalState:
+      return "cudaErrorIllegalState";
     default:
-      return "an error of CUDA";
+      break;
   }
+  thread_local std::string text;
+  text = "error " + std::to_string(static_cast<int>(error)) + " of CUDA";
+  return text.c_str();
 }
 const char* cudaGetErrorString(cudaError_t error) {
-  const auto& failure = Runtime::current().failure();
-  return failure && error != cudaSuccess ? failure->what() : cudaGetErrorName(error);
+  const Runtime& runtime = Runtime::current();
+  if (runtime.failure() && error != cudaSuccess) return runtime.failure()->what();
+  const bool asks_too_much =
+      error == cudaErrorInvalidDeviceFunction || error == cudaErrorNotSupported;
+  return asks_too_much && !runtime.why_not().empty() ? runtime.why_not().c_str()
+                                                     : cudaGetErrorName(error);
 }
 
 }  // extern "C"

@@ -46,7 +46,8 @@ cudaError_t end_capture(Runtime& runtime, cudaStream_t stream, cudaGraph_t* grap
   std::vector<Node> nodes = std::exchange(capture->nodes, {});  // events still hold the capture
   if (capture->is_broken) return cudaErrorStreamCaptureInvalidated;
   if (!joined) return cudaErrorStreamCaptureUnjoined;
-  *graph = new CUgraph_st{std::move(nodes)};
+  capture->graph->nodes = std::move(nodes);
+  *graph = capture->graph.release();
   return cudaSuccess;
 }
 
@@ -126,6 +127,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
     stream->capture->origin = stream;
     stream->capture->mode = mode;
     stream->capture->thread = std::this_thread::get_id();
+    stream->capture->graph = std::make_unique<CUgraph_st>();
     r.captures.insert(stream->capture);
     return cudaSuccess;
   });
@@ -160,13 +162,18 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatu
   return api("cudaStreamGetCaptureInfo", [&](Runtime& r) {
     const CUstream_st* found = r.resolve(stream);
     if (found == nullptr) return cudaErrorInvalidResourceHandle;
-    if (graph != nullptr || dependencies != nullptr || num_dependencies != nullptr) {
-      return cudaErrorNotSupported;
-    }
+    if (graph != nullptr && found->capture != nullptr) *graph = found->capture->graph.get();
     *status = found->capture == nullptr   ? cudaStreamCaptureStatusNone
               : found->capture->is_broken ? cudaStreamCaptureStatusInvalidated
                                           : cudaStreamCaptureStatusActive;
     if (id != nullptr && found->capture != nullptr) *id = found->capture->id;
+    // A node's handle is its number and one. They are good until the thread asks again, as CUDA's
+    // are until the stream is given more.
+    thread_local std::vector<cudaGraphNode_t> tips;
+    tips.clear();
+    for (const size_t tip : found->tips) tips.push_back(reinterpret_cast<cudaGraphNode_t>(tip + 1));
+    if (dependencies != nullptr) *dependencies = tips.data();
+    if (num_dependencies != nullptr) *num_dependencies = tips.size();
     return cudaSuccess;
   });
 }
@@ -174,6 +181,18 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatu
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
   return api("cudaGraphInstantiate", [&](Runtime&) {
     *exec = new CUgraphExec_st{graph->nodes, {}, nullptr};
+    return cudaSuccess;
+  });
+}
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* exec, cudaGraph_t graph,
+                                          unsigned long long flags) {
+  return cudaGraphInstantiate(exec, graph, flags);
+}
+// Tells their number only.
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
+  return api("cudaGraphGetNodes", [&](Runtime&) {
+    if (nodes != nullptr) return cudaErrorNotSupported;
+    *count = graph->nodes.size();
     return cudaSuccess;
   });
 }

@@ -27,11 +27,18 @@ bool is_of_machine(Runtime& runtime, const void* pointer) {
 cudaError_t allocate(Runtime& runtime, void** pointer, size_t bytes, bool is_pinned) {
   if (const cudaError_t error = runtime.refuse_in_global_capture()) return error;
   auto& memory = runtime.machine.memory();
-  const std::string name = (is_pinned ? "pinned memory" : "memory of device ") +
-                           (is_pinned ? "" : std::to_string(runtime.device));
-  const uint64_t address = is_pinned ? memory.allocate_pinned(bytes, name)
-                                     : memory.allocate(bytes, name, runtime.device);
+  const int device = is_pinned ? -1 : runtime.device;
+  uint64_t& allocated = runtime.allocated_bytes[device];
+  if (!is_pinned && allocated + bytes > runtime.options.device_bytes) {
+    return cudaErrorMemoryAllocation;
+  }
+  const std::string name =
+      is_pinned ? "pinned memory" : "memory of device " + std::to_string(device);
+  const bool for_host = is_pinned || runtime.options.host_reaches_devices;
+  const uint64_t address = for_host ? memory.allocate_for_host(bytes, name, device)
+                                    : memory.allocate(bytes, name, device);
   if (address >= window_start(kMostWindow)) return cudaErrorMemoryAllocation;
+  allocated += bytes;
   *pointer = reinterpret_cast<void*>(address);
   return cudaSuccess;
 }
@@ -43,8 +50,39 @@ cudaError_t release(Runtime& runtime, void* pointer) {
   for (int d = 0; d < runtime.options.devices; ++d) {
     if (const cudaError_t error = runtime.wait_for_device(d)) return error;
   }
+  const Region& region = *runtime.machine.memory().find(address_of(pointer));
+  if (region.freed) return cudaErrorInvalidValue;
+  runtime.allocated_bytes[region.device] -= region.bytes.size();
   runtime.machine.memory().free(address_of(pointer));
   return cudaSuccess;
+}
+
+// Frees what was staged for copies that are over.
+void free_staged(Runtime& runtime) {
+  std::erase_if(runtime.staged, [&](const auto& copy) {
+    if (!runtime.machine.is_idle(copy.second)) return false;
+    runtime.machine.memory().free(copy.first);
+    return true;
+  });
+}
+
+// Enqueues a copy of the host's pageable memory, which is read before the call returns. A graph
+// keeps what it read.
+cudaError_t copy_from_host(Runtime& runtime, uint64_t target, const void* from, size_t bytes,
+                           cudaStream_t stream) {
+  auto& machine = runtime.machine;
+  free_staged(runtime);
+  const uint64_t source = machine.memory().allocate(bytes, "staged for a copy");
+  machine.memory().write(source, from, bytes);
+  machine.memory().find(source)->read_only = true;
+  const cudaError_t status = runtime.submit(stream, [&machine, target, source, bytes](int on) {
+    machine.copy(on, target, source, bytes);
+  });
+  const CUstream_st* found = runtime.resolve(stream);
+  if (status == cudaSuccess && found->capture == nullptr) {
+    runtime.staged.emplace_back(source, found->stream);
+  }
+  return status;
 }
 
 // Memory that the machine does not know is the host's, pageable: it is read before the call
@@ -54,13 +92,10 @@ cudaError_t copy(Runtime& runtime, void* to, const void* from, size_t bytes, cud
   auto& machine = runtime.machine;
   const bool to_machine = is_of_machine(runtime, to), from_machine = is_of_machine(runtime, from);
   if (!to_machine && !from_machine) return cudaErrorInvalidValue;
-  uint64_t target = address_of(to), source = address_of(from);
-  if (!from_machine) {
-    source = machine.memory().allocate(bytes, "staged for a copy");
-    machine.memory().write(source, from, bytes);
-  } else if (!to_machine) {
-    target = machine.memory().allocate(bytes, "staged for a copy");
-  }
+  uint64_t target = address_of(to);
+  const uint64_t source = address_of(from);
+  if (!from_machine) return copy_from_host(runtime, target, from, bytes, stream);
+  if (!to_machine) target = machine.memory().allocate(bytes, "staged for a copy");
   const cudaError_t status = runtime.submit(stream, [&machine, target, source, bytes](int on) {
     machine.copy(on, target, source, bytes);
   });
@@ -110,6 +145,37 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
   return api("cudaMemcpy", [&](Runtime& r) {
     const cudaError_t status = copy(r, to, from, bytes, nullptr);
     return status != cudaSuccess ? status : r.wait_for_stream(nullptr);
+  });
+}
+cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t bytes,
+                                cudaStream_t stream) {
+  return api("cudaMemcpyPeerAsync", [&](Runtime& r) { return copy(r, to, from, bytes, stream); });
+}
+cudaError_t cudaMemset(void* to, int value, size_t bytes) {
+  const cudaError_t status = cudaMemsetAsync(to, value, bytes, nullptr);
+  return status != cudaSuccess ? status : cudaStreamSynchronize(nullptr);
+}
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  return api("cudaMemGetInfo", [&](Runtime& r) {
+    *total = r.options.device_bytes;
+    *free = *total - r.allocated_bytes[r.device];
+    return cudaSuccess;
+  });
+}
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
+  return api("cudaPointerGetAttributes", [&](Runtime& r) {
+    *attributes = {};
+    const Region* region = r.machine.memory().find(address_of(pointer));
+    if (region == nullptr || region->freed) {
+      attributes->type = cudaMemoryTypeUnregistered;
+      attributes->hostPointer = const_cast<void*>(pointer);
+      return cudaSuccess;
+    }
+    attributes->type = region->is_host ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
+    attributes->device = region->is_host ? r.device : region->device;
+    attributes->devicePointer = const_cast<void*>(pointer);
+    attributes->hostPointer = region->is_host ? const_cast<void*>(pointer) : nullptr;
+    return cudaSuccess;
   });
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {

@@ -122,7 +122,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return api("cudaStreamDestroy", [&](Runtime& r) {
     if (std::erase(r.streams, stream) == 0) return cudaErrorInvalidResourceHandle;
     if (stream->capture != nullptr) stream->capture->is_broken = true;
-    r.destroyed_streams[stream->device].push_back(stream->stream);
+    r.keep_waiting_for(*stream);
     delete stream;
     return cudaSuccess;
   });
@@ -140,6 +140,18 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
     if (!r.machine.is_idle(found->stream)) return cudaErrorNotReady;
     r.machine.host_clock().join(r.machine.clock_of(found->stream));
     return cudaSuccess;
+  });
+}
+
+// The function runs while the machine does; as on a GPU, it must not call CUDA.
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+  return api("cudaLaunchHostFunc", [&](Runtime& r) {
+    return r.submit(stream, [&machine = r.machine, function, data](int on) {
+      machine.enqueue_task(on, "calls the host", [function, data](axonn::gpu_machine::Agent&) {
+        function(data);
+        return true;
+      });
+    });
   });
 }
 

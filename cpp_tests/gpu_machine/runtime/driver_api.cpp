@@ -23,6 +23,8 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, voi
 std::map<std::string, void*> driver_functions() {
   return {
       {"cuTensorMapEncodeTiled", reinterpret_cast<void*>(&encode)},
+      {"cuStreamWriteValue32", reinterpret_cast<void*>(&cuStreamWriteValue32)},
+      {"cuStreamWaitValue32", reinterpret_cast<void*>(&cuStreamWaitValue32)},
       {"cuMemGetAllocationGranularity", reinterpret_cast<void*>(&cuMemGetAllocationGranularity)},
       {"cuMemCreate", reinterpret_cast<void*>(&cuMemCreate)},
       {"cuMemRelease", reinterpret_cast<void*>(&cuMemRelease)},

@@ -46,11 +46,11 @@ T read(const char* from) {
 
 const Registered& registered() { return registry(); }
 
-const Module& registered_module(size_t number) {
-  static std::map<size_t, Module> parsed;
-  const auto found = parsed.find(number);
+const Module& module_of(const void* fat_binary) {
+  static std::map<const void*, Module> parsed;
+  const auto found = parsed.find(fat_binary);
   if (found != parsed.end()) return found->second;
-  return parsed.emplace(number, parse_ptx(registry().modules.at(number))).first->second;
+  return parsed.emplace(fat_binary, parse_ptx(ptx_of(fat_binary))).first->second;
 }
 
 std::string_view ptx_of(const void* fat_binary) {
@@ -74,22 +74,18 @@ std::string_view ptx_of(const void* fat_binary) {
 
 }  // namespace axonn::gpu_machine
 
-using axonn::gpu_machine::ptx_of;
-
 extern "C" {
 
-// A handle is the module's number and one, in place of an address.
-void** __cudaRegisterFatBinary(void* wrapper) {
-  auto& all = axonn::gpu_machine::registry();
-  all.modules.push_back(ptx_of(static_cast<axonn::gpu_machine::Wrapper*>(wrapper)->data));
-  return reinterpret_cast<void**>(all.modules.size());
-}
+// A handle is what nvcc's code passes.
+void** __cudaRegisterFatBinary(void* wrapper) { return static_cast<void**>(wrapper); }
 void __cudaRegisterFatBinaryEnd(void**) {}
+char __cudaInitModule(void**) { return 1; }
 void __cudaUnregisterFatBinary(void**) {}
 
 void __cudaRegisterFunction(void** module, const char* host, char*, const char* name, int, uint3*,
                             uint3*, dim3*, dim3*, int*) {
-  axonn::gpu_machine::registry().functions[host] = {reinterpret_cast<size_t>(module) - 1, name};
+  const auto* wrapper = reinterpret_cast<const axonn::gpu_machine::Wrapper*>(module);
+  axonn::gpu_machine::registry().functions[host] = {wrapper->data, name};
 }
 
 void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}

@@ -4,7 +4,6 @@
 #include <map>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "gpu_machine/ptx.h"
 
@@ -12,18 +11,18 @@ namespace axonn::gpu_machine {
 
 struct Registered {
   struct Function {
-    size_t module;
+    const void* fat_binary;
     std::string name;  // in PTX
   };
-  std::vector<std::string_view> modules;  // their PTX
   std::map<const void*, Function> functions;
 };
 
-// What was registered so far. The list is complete when main begins.
+// What was registered so far. The list is complete when main begins, unless libraries are opened
+// later.
 const Registered& registered();
-// A module that was registered, which is parsed when it is first asked for. Not for several threads
-// at a time.
-const Module& registered_module(size_t number);
+// The module of a fat binary, which is parsed when it is first asked for. Not for several threads
+// at a time. Throws as ptx_of does.
+const Module& module_of(const void* fat_binary);
 
 // The PTX of a fat binary that was built with --no-compress. Throws std::runtime_error if there is
 // none. Source: the layout as fatbinary of CUDA 13.0 writes it.

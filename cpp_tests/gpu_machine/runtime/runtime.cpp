@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "gpu_machine/runtime/fat_binary.h"
+#include "gpu_machine/runtime/ptx_files.h"
 
 namespace axonn::gpu_machine {
 namespace {
@@ -16,6 +17,11 @@ namespace {
 Runtime*& current_runtime() {
   static Runtime* current = nullptr;
   return current;
+}
+
+Runtime* (*&maker_of_runtime())() {
+  static Runtime* (*maker)() = nullptr;
+  return maker;
 }
 
 cudaError_t error_of(MachineError::Kind kind) {
@@ -52,6 +58,10 @@ Runtime::~Runtime() {
 }
 
 Runtime& Runtime::current() {
+  if (current_runtime() == nullptr && maker_of_runtime() != nullptr) {
+    static Runtime* const of_process = maker_of_runtime()();  // never destroyed: see make_by
+    return *of_process;
+  }
   if (current_runtime() == nullptr) {
     // CUDA's functions have no way to say so: exceptions would end in destructors that call them.
     std::fputs("a function of CUDA was called without a Runtime\n", stderr);
@@ -59,6 +69,8 @@ Runtime& Runtime::current() {
   }
   return *current_runtime();
 }
+
+void Runtime::make_by(Runtime* (*maker)()) { maker_of_runtime() = maker; }
 
 void Runtime::fail(const std::string& function, cudaError_t error, int skipped) {
   injected_[function] = {error, skipped};
@@ -71,6 +83,7 @@ int Runtime::calls_of(const std::string& function) const {
 
 int Runtime::count_call(const char* function) {
   ++calls_[function];
+  last_call_ = function;
   const auto found = injected_.find(function);
   if (found == injected_.end() || found->second.skipped-- != 0) return 0;
   const cudaError_t error = found->second.error;
@@ -88,6 +101,9 @@ cudaError_t Runtime::enter(const char* function) {
 
 cudaError_t Runtime::leave(cudaError_t status) {
   if (status != cudaSuccess && status != cudaErrorNotReady) last_error_ = status;
+  if (status == cudaErrorNotSupported) {
+    why_not_ = last_call_ + ": the GPU in software does not support this use of it";
+  }
   return status;
 }
 
@@ -110,6 +126,11 @@ bool Runtime::run_once() {
 
 void Runtime::give_turns(int count) {
   while (count-- > 0 && run_once()) {
+  }
+}
+
+void Runtime::run_while_alone() {
+  while (waiting_ == 0 && run_once()) {
   }
 }
 
@@ -212,6 +233,13 @@ cudaError_t Runtime::submit(cudaStream_t handle, std::function<void(int stream)>
   return cudaSuccess;
 }
 
+void Runtime::keep_waiting_for(const CUstream_st& stream) {
+  destroyed_streams_[stream.device].push_back(stream.stream);
+  if ((stream.flags & cudaStreamNonBlocking) != 0) return;
+  const int of_default = default_streams_[static_cast<size_t>(stream.device)]->stream;
+  wait_on(of_default, signal_on(stream.stream), "a blocking stream that is gone");
+}
+
 SignalPtr Runtime::signal_on(int stream) {
   auto signal = std::make_shared<Signal>();
   machine.enqueue_task(stream, "a signal", [signal](Agent& agent) {
@@ -259,7 +287,7 @@ cudaError_t Runtime::wait_for_device(int which) {
   for (const CUstream_st* stream : streams) {
     if (stream->device == which) all.push_back(stream->stream);
   }
-  const std::vector<int> destroyed = std::exchange(destroyed_streams[which], {});
+  const std::vector<int> destroyed = std::exchange(destroyed_streams_[which], {});
   all.insert(all.end(), destroyed.begin(), destroyed.end());
   for (const int stream : all) {
     const SignalPtr end = signal_on(stream);
@@ -293,11 +321,30 @@ cudaError_t Runtime::refuse_in_global_capture() {
 // --- Kernels ---
 
 std::shared_ptr<const Program> Runtime::kernel_of(const void* host_function) {
+  why_not_.clear();
   const auto found = registered().functions.find(host_function);
   if (found == registered().functions.end()) return nullptr;
-  const auto& [module, name] = found->second;
-  if (loaded_modules_.insert(module).second) machine.load(registered_module(module));
-  return machine.kernel_named(name);
+  const auto& [fat_binary, name] = found->second;
+  try {
+    if (auto loaded = machine.kernel_named(name)) return loaded;
+    load_module_of(name, fat_binary);
+    return machine.kernel_named(name);
+  } catch (const std::exception& error) {
+    why_not_ = "kernel " + name + ": " + error.what();
+    std::fprintf(stderr, "the GPU in software: %s\n", why_not_.c_str());
+    return nullptr;
+  }
+}
+
+void Runtime::load_module_of(const std::string& kernel, const void* fat_binary) {
+  if (options.ptx_folder.empty()) {
+    if (loaded_modules_.insert(fat_binary).second) machine.load(module_of(fat_binary));
+    return;
+  }
+  if (!files_of_kernels_) files_of_kernels_ = files_of_kernels(options.ptx_folder);
+  const auto file = files_of_kernels_->find(kernel);
+  if (file == files_of_kernels_->end()) throw std::runtime_error("its PTX is not at hand");
+  if (loaded_files_.insert(file->second).second) machine.load(module_of_file(file->second));
 }
 
 cudaError_t Runtime::load_on_device(const void* host_function, bool is_launch) {

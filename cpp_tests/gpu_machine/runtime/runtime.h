@@ -36,8 +36,6 @@ struct Signal {
 };
 using SignalPtr = std::shared_ptr<Signal>;
 
-struct Graph;
-
 // What one node of a graph enqueues on a stream of the machine.
 struct Node {
   enum class Kind { kWork, kRecord, kWait };  // the latter two are those of external events
@@ -48,6 +46,15 @@ struct Node {
   cudaEvent_t event = nullptr;
 };
 
+}  // namespace axonn::gpu_machine
+
+// What CUDA's headers only declare.
+struct CUgraph_st {
+  std::vector<axonn::gpu_machine::Node> nodes;
+};
+
+namespace axonn::gpu_machine {
+
 // A capture that is under way or over.
 struct Capture {
   uint64_t id = 0;
@@ -56,6 +63,7 @@ struct Capture {
   std::thread::id thread;  // that began it
   bool is_active = true, is_broken = false;
   std::vector<Node> nodes;
+  std::unique_ptr<CUgraph_st> graph;  // that will have them
 };
 using CapturePtr = std::shared_ptr<Capture>;
 
@@ -70,6 +78,15 @@ struct RuntimeOptions {
   // How long a call waits, when the machine can do nothing, for other threads of the host to call.
   // After that it is a deadlock. A test whose host has one thread leaves it at 0.
   std::chrono::duration<double> patience{0};
+  // Whether the host reads and writes devices' memory at its addresses, as it does pinned memory.
+  bool host_reaches_devices = false;
+  uint64_t device_bytes = uint64_t{64} << 30;  // of memory on each device
+  // Files of PTX that kernels are looked up in, by their names; empty: in the fat binaries.
+  std::string ptx_folder;
+  // A folder in memory where NCCL's ranks in several processes meet; empty: all are in this one.
+  std::string wire_folder;
+  // Finds functions of the driver that the machine itself does not offer by name.
+  std::function<void*(const std::string& name)> other_entry_points;
 };
 
 class Runtime;
@@ -94,6 +111,8 @@ class Runtime {
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
   static Runtime& current();
+  // What makes the runtime of a process at its first call, if no test has made one.
+  static void make_by(Runtime* (*maker)());
 
   // Makes the call of this function that comes after `skipped` more do nothing but return an error.
   void fail(const std::string& function, cudaError_t error, int skipped = 0);
@@ -103,7 +122,8 @@ class Runtime {
   }
   void* entry_point(const std::string& name) const {
     const auto found = entry_points_.find(name);
-    return found == entry_points_.end() ? nullptr : found->second;
+    if (found != entry_points_.end()) return found->second;
+    return options.other_entry_points ? options.other_entry_points(name) : nullptr;
   }
   // What ended the machine; afterwards every call fails, as after an error of a kernel on a GPU.
   const std::optional<MachineError>& failure() const { return failure_; }
@@ -112,6 +132,8 @@ class Runtime {
   const std::map<std::string, int>& calls() const { return calls_; }
   // Lets the machine run while the host does something else.
   void give_turns(int count);
+  // Gives it turns as long as it can go on and no call waits.
+  void run_while_alone();
 
   Machine machine;
   const RuntimeOptions options;
@@ -143,6 +165,8 @@ class Runtime {
 
   // Enqueues a signal after what a stream of the machine has been given so far.
   SignalPtr signal_on(int stream);
+  // Lets its device, and the default stream if it blocks, wait for a stream that is destroyed.
+  void keep_waiting_for(const CUstream_st& stream);
   void wait_on(int stream, const SignalPtr& signal, const std::string& what);
 
   // What no capture allows, such as to wait for the host, breaks the stream's capture, or any that
@@ -150,10 +174,13 @@ class Runtime {
   cudaError_t refuse_in_capture(cudaStream_t stream);
   cudaError_t refuse_in_global_capture();
 
-  // Finds the PTX kernel of a host function, and loads its module. Null if there is none.
+  // Finds the PTX kernel of a host function, and loads its module. Null if it is no kernel, or has
+  // no PTX, which why_not() then says.
   std::shared_ptr<const Program> kernel_of(const void* host_function);
   // CUDA loads a kernel when it is first launched or asked for, and may wait for all that runs.
   cudaError_t load_on_device(const void* host_function, bool is_launch);
+  // Of the last call that asked for what the machine does not have.
+  const std::string& why_not() const { return why_not_; }
   std::map<const void*, int>& shared_limits() { return shared_limits_; }
   Mappings& mappings() { return mappings_; }
 
@@ -165,15 +192,19 @@ class Runtime {
   std::shared_ptr<void> nccl;  // what nccl/ keeps
   uint64_t next_capture = 1;
   std::vector<cudaStream_t> streams;  // all but the default ones, as they were made
-  // By device, the machine's numbers of streams that are gone, whose work may not be over.
-  std::map<int, std::vector<int>> destroyed_streams;
-  std::set<CapturePtr> captures;  // that are under way
+  std::set<CapturePtr> captures;      // that are under way
+  // Copies of the host's pageable memory, and the streams of the machine that read them.
+  std::vector<std::pair<uint64_t, int>> staged;
+  std::map<int, uint64_t> allocated_bytes;  // by device
 
  private:
   friend class RuntimeLock;
+  void load_module_of(const std::string& kernel, const void* fat_binary);
   bool run_once();
   void let_others_call(std::chrono::microseconds pause);
   void order_with_default_stream(cudaStream_t stream);
+  // By device, the machine's numbers of streams that are gone, whose work may not be over.
+  std::map<int, std::vector<int>> destroyed_streams_;
 
   std::vector<std::unique_ptr<CUstream_st>> default_streams_;
   std::mt19937_64 random_;
@@ -188,7 +219,10 @@ class Runtime {
   std::map<std::string, Injected> injected_;
   std::map<std::string, int> calls_;
   std::map<std::string, void*> entry_points_ = driver_functions();
-  std::set<size_t> loaded_modules_;
+  std::set<std::string> loaded_files_;
+  std::set<const void*> loaded_modules_;
+  std::optional<std::map<std::string, std::string>> files_of_kernels_;
+  std::string last_call_, why_not_;
   std::set<std::pair<const void*, int>> loaded_functions_;  // and devices
   std::map<const void*, int> shared_limits_;                // dynamic shared memory, by function
   Mappings mappings_;
@@ -196,7 +230,7 @@ class Runtime {
 
 }  // namespace axonn::gpu_machine
 
-// What CUDA's headers only declare.
+// Likewise.
 struct CUstream_st {
   int device = 0;
   int stream = 0;  // of the machine
@@ -213,10 +247,6 @@ struct CUevent_st {
   axonn::gpu_machine::SignalPtr last;  // null if it was never recorded outside a capture
   axonn::gpu_machine::CapturePtr capture;
   std::vector<size_t> tips;  // where it was recorded in the capture
-};
-
-struct CUgraph_st {
-  std::vector<axonn::gpu_machine::Node> nodes;
 };
 
 struct CUgraphExec_st {

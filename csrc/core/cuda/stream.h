@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <utility>
 
 #include "core/cuda/check.h"
@@ -61,14 +62,19 @@ class HighPriorityStream {
     AXONN_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     AXONN_CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest));
   }
-  ~HighPriorityStream() { (void)cudaStreamDestroy(stream_); }
+  ~HighPriorityStream() {
+    if (!stays_) (void)cudaStreamDestroy(stream_);
+  }
   HighPriorityStream(const HighPriorityStream&) = delete;
   HighPriorityStream& operator=(const HighPriorityStream&) = delete;
 
   cudaStream_t get() const { return stream_; }
+  // It is not destroyed with this object: somebody will still use it, nobody knows for how long.
+  void stay() { stays_ = true; }
 
  private:
   cudaStream_t stream_ = nullptr;
+  std::atomic<bool> stays_ = false;
 };
 
 }  // namespace axonn::cuda

@@ -50,12 +50,12 @@ void check_pair(const char* op, const at::Tensor& output, const at::Tensor& inpu
 // them. It also keeps the grid, which owns that stream.
 class Work {
  public:
-  Work(std::shared_ptr<comm::CommunicatorGrid> grid, comm::PendingCall call, cudaStream_t stream,
-       std::vector<at::Tensor> tensors)
+  Work(std::shared_ptr<comm::CommunicatorGrid> grid, comm::PendingCall call,
+       comm::Communicator& axis, std::vector<at::Tensor> tensors)
       : grid_(std::move(grid)),
         issued_on_(current_stream(grid_->device())),
         call_(std::move(call)),
-        stream_(stream),
+        axis_(axis),
         tensors_(std::move(tensors)) {}
   ~Work() {
     try {
@@ -75,17 +75,19 @@ class Work {
   }
 
  private:
-  void record_use() const {
+  // Whoever frees the memory then records an event on that stream, be it after the grid's end.
+  void record_use() {
     for (const auto& t : tensors_) {
-      c10::cuda::CUDACachingAllocator::recordStream(
-          t.storage().data_ptr(), c10::cuda::getStreamFromExternal(stream_, t.device().index()));
+      const auto stream =
+          c10::cuda::getStreamFromExternal(axis_.stream_that_stays(), t.device().index());
+      c10::cuda::CUDACachingAllocator::recordStream(t.storage().data_ptr(), stream);
     }
   }
 
   std::shared_ptr<comm::CommunicatorGrid> grid_;
   cudaStream_t issued_on_;
   comm::PendingCall call_;
-  cudaStream_t stream_;
+  comm::Communicator& axis_;
   std::vector<at::Tensor> tensors_;
 };
 
@@ -121,7 +123,7 @@ class Axis {
  private:
   std::unique_ptr<Work> work(comm::PendingCall call, const at::Tensor& output,
                              const at::Tensor& input) {
-    return std::make_unique<Work>(grid_, std::move(call), axis_.stream(),
+    return std::make_unique<Work>(grid_, std::move(call), axis_,
                                   std::vector<at::Tensor>{output, input});
   }
 

@@ -144,6 +144,19 @@ TEST(Communicators, ALateRankIsWaitedFor) {
   EXPECT_FALSE(runtime.failure()) << runtime.failure()->what();
 }
 
+// A stream that an allocator was told of outlives the communicator that has made it.
+TEST(Communicators, AStreamThatIsStillUsedStays) {
+  Runtime runtime(with_threads(1, 2));
+  const World world(2, 1);
+  on_threads(2, [&](int rank) {
+    auto grid = world.grid(rank, with_timeout(20));
+    const cudaStream_t stream = grid->axis("x").stream_that_stays();
+    grid->close();
+    grid.reset();
+    EXPECT_EQ(cudaStreamQuery(stream), cudaSuccess);
+  });
+}
+
 // Replays of a graph beside calls that are in none.
 TEST(Communicators, AGraphIsReplayedBesideOtherCalls) {
   for (uint64_t seed = 0; seed < 3; ++seed) {

@@ -2,10 +2,13 @@
 #include "gpu_machine/runtime/nccl/communicators.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cstring>
+#include <sstream>
 
 namespace axonn::gpu_machine::nccl {
 namespace {
@@ -45,6 +48,25 @@ bool read_config(const ncclConfig_t* from, Config& config) {
   if (!is_unset(from->cgaClusterSize)) config.cluster = from->cgaClusterSize;
   if (!is_unset(from->splitShare)) config.shares = from->splitShare == 1;
   return config.max_ctas == 0 || config.min_ctas <= config.max_ctas;
+}
+
+// A rank's colour and key in the n-th split.
+std::string wish_of(int64_t split, int rank) {
+  return "split" + std::to_string(split) + "." + std::to_string(rank);
+}
+
+void tell_by_wire(const Wire& wire, int64_t split, int rank, std::pair<int, int> wish) {
+  wire.put(wish_of(split, rank), std::to_string(wish.first) + " " + std::to_string(wish.second));
+}
+
+void ask_by_wire(const Wire& wire, int64_t split, int size,
+                 std::map<int, std::pair<int, int>>& wishes) {
+  for (int rank = 0; rank < size; ++rank) {
+    const auto text = wire.text(wish_of(split, rank));
+    if (!text) continue;
+    std::istringstream numbers(*text);
+    numbers >> wishes[rank].first >> wishes[rank].second;
+  }
 }
 
 }  // namespace
@@ -97,12 +119,24 @@ ncclResult_t Nccl::check_usable(const ncclComm& comm, const char* what) {
 // --- Making -----------------------------------------------------------------------
 
 ncclResult_t Nccl::unique_id(ncclUniqueId& id) {
-  const std::string text = "id " + std::to_string(++ids_);
+  std::string text = "id " + std::to_string(++ids_);
+  if (!runtime.options.wire_folder.empty()) {
+    text += " of process " + std::to_string(getpid()) + " at " +
+            std::to_string(std::chrono::system_clock::now().time_since_epoch().count());
+  }
   std::memset(&id, 0, sizeof id);
   std::memcpy(id.internal, text.data(), text.size());
-  cliques_[text] = std::make_shared<Clique>();
-  cliques_[text]->name = "communicator " + std::to_string(ids_);
+  cliques_[text] = make_clique("communicator " + std::to_string(ids_));
+  if (cliques_[text]->wire != nullptr) cliques_.erase(text);  // init makes it, in each process
   return ncclSuccess;
+}
+
+std::shared_ptr<Clique> Nccl::make_clique(const std::string& name) {
+  auto clique = std::make_shared<Clique>();
+  clique->name = name;
+  const std::string& folder = runtime.options.wire_folder;
+  if (!folder.empty()) clique->wire = std::make_shared<Wire>(folder, name);
+  return clique;
 }
 
 CommPtr Nccl::make_comm(std::shared_ptr<Clique> clique, int rank, int device,
@@ -125,6 +159,9 @@ ncclResult_t Nccl::init(ncclComm_t* made, int size, const ncclUniqueId& id, int 
   if (size < 1 || rank < 0 || rank >= size) {
     return refuse(ncclInvalidArgument,
                   "rank " + std::to_string(rank) + " of " + std::to_string(size) + " is invalid");
+  }
+  if (!runtime.options.wire_folder.empty() && !cliques_.contains(id.internal)) {
+    cliques_[id.internal] = make_clique(std::string("communicator of ") + id.internal);
   }
   const auto found = cliques_.find(id.internal);
   if (found == cliques_.end()) return refuse(ncclInvalidArgument, "an id is none of NCCL's");
@@ -155,7 +192,7 @@ Job Nccl::joining(const CommPtr& comm, ncclComm_t* made) {
     if (first.min_ctas != comm->config.min_ctas || first.max_ctas != comm->config.max_ctas) {
       return misuse("ranks of " + clique.name + " have different configurations");
     }
-    if (static_cast<int>(clique.members.size()) < clique.size) return std::nullopt;
+    if (!have_all_joined(*comm)) return std::nullopt;
     if (clique.ring.empty()) choose_for(clique);
     comm->state = ncclComm::State::kReady;
     return ncclSuccess;
@@ -170,20 +207,36 @@ Job Nccl::joining(const CommPtr& comm, ncclComm_t* made) {
   return job;
 }
 
+bool Nccl::have_all_joined(const ncclComm& comm) const {
+  const Clique& clique = *comm.clique;
+  if (clique.wire == nullptr) return static_cast<int>(clique.members.size()) == clique.size;
+  const std::string own = "member" + std::to_string(comm.rank);
+  if (!clique.wire->has(own)) clique.wire->put(own);
+  for (int rank = 0; rank < clique.size; ++rank) {
+    if (!clique.wire->has("member" + std::to_string(rank))) return false;
+  }
+  return true;
+}
+
+// What ranks in several processes must choose alike comes from the name that all know.
 void Nccl::choose_for(Clique& clique) {
-  Machine& machine = runtime.machine;
+  auto random = random_of(clique.name);
+  const auto draw = [&](uint32_t below) {
+    return clique.wire == nullptr ? runtime.machine.draw(below)
+                                  : static_cast<uint32_t>(random() % below);
+  };
   for (int rank = 0; rank < clique.size; ++rank) clique.ring.push_back(rank);
   for (size_t i = clique.ring.size(); i > 1; --i) {
-    std::swap(clique.ring[i - 1], clique.ring[machine.draw(static_cast<uint32_t>(i))]);
+    std::swap(clique.ring[i - 1], clique.ring[draw(static_cast<uint32_t>(i))]);
   }
   // Unless it is told, NCCL takes a small part of the GPU.
   const Config& config = clique.members.begin()->second->config;
-  const int usual = std::max(1, machine.options().resident_ctas / 4);
+  const int usual = std::max(1, runtime.machine.options().resident_ctas / 4);
   clique.max_ctas = config.max_ctas != 0 ? config.max_ctas : std::max(usual, config.min_ctas);
   clique.min_ctas = std::max(1, config.min_ctas);
-  const auto drawn = 1 + machine.draw(static_cast<uint32_t>(clique.max_ctas));
+  const auto drawn = 1 + draw(static_cast<uint32_t>(clique.max_ctas));
   clique.transfer_ctas = static_cast<int>(std::bit_ceil(drawn));  // as NCCL rounds
-  clique.connects_late = !config.blocking && machine.draw(2) == 0;
+  clique.connects_late = clique.wire == nullptr && !config.blocking && draw(2) == 0;
 }
 
 ncclResult_t Nccl::init_all(ncclComm_t* comms, int count, const int* devices) {
@@ -214,7 +267,11 @@ ncclResult_t Nccl::split(ncclComm& parent, int colour, int key, ncclComm_t* made
   job.attempt = [=, this]() -> std::optional<ncclResult_t> {
     Clique& clique = *of->clique;
     auto& wishes = clique.splits[number];
-    wishes[of->rank] = {colour, key};
+    if (clique.wire != nullptr) ask_by_wire(*clique.wire, number, clique.size, wishes);
+    if (!wishes.contains(of->rank)) {
+      wishes[of->rank] = {colour, key};
+      if (clique.wire != nullptr) tell_by_wire(*clique.wire, number, of->rank, wishes[of->rank]);
+    }
     if (static_cast<int>(wishes.size()) < clique.size) return std::nullopt;
     if (colour == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
     std::vector<std::pair<int, int>> members;  // key and rank
@@ -224,10 +281,9 @@ ncclResult_t Nccl::split(ncclComm& parent, int colour, int key, ncclComm_t* made
     std::sort(members.begin(), members.end());
     auto& part = clique.parts[{number, colour}];
     if (part == nullptr) {
-      part = std::make_shared<Clique>();
+      part = make_clique(clique.name + ", split " + std::to_string(number) + ", colour " +
+                         std::to_string(colour));
       part->size = static_cast<int>(members.size());
-      part->name =
-          clique.name + ", split " + std::to_string(number) + ", colour " + std::to_string(colour);
     }
     const auto own = std::find(members.begin(), members.end(), std::pair(key, of->rank));
     if (!part->members.contains(static_cast<int>(own - members.begin()))) {
@@ -236,9 +292,9 @@ ncclResult_t Nccl::split(ncclComm& parent, int colour, int key, ncclComm_t* made
       if (of->config.shares) child->order = of->order;
       part->members[child->rank] = child.get();
     }
-    if (static_cast<int>(part->members.size()) < part->size) return std::nullopt;
-    if (part->ring.empty()) choose_for(*part);
     ncclComm* child = part->members[static_cast<int>(own - members.begin())];
+    if (!have_all_joined(*child)) return std::nullopt;
+    if (part->ring.empty()) choose_for(*part);
     child->state = ncclComm::State::kReady;
     child->async = ncclSuccess;
     *made = child;
@@ -299,6 +355,7 @@ ncclResult_t Nccl::abort(ncclComm& comm) {
 
 // Some notice, over the network, that a peer has gone. Nobody promises it.
 void Nccl::tell_peers_of_abort(const ncclComm& comm) {
+  if (comm.clique->wire != nullptr) comm.clique->wire->put("aborted");
   for (const auto& [rank, peer] : comm.clique->members) {
     if (peer == &comm || peer->aborted || runtime.machine.draw(2) == 0) continue;
     peer->remote_error_in = static_cast<int>(runtime.machine.draw(4));
@@ -307,6 +364,9 @@ void Nccl::tell_peers_of_abort(const ncclComm& comm) {
 
 ncclResult_t Nccl::async_error(ncclComm& comm, ncclResult_t& state) {
   if (comm.remote_error_in >= 0 && comm.remote_error_in-- == 0) comm.async = ncclRemoteError;
+  if (comm.clique->wire != nullptr && comm.clique->wire->has("aborted")) {
+    comm.async = ncclRemoteError;
+  }
   state = comm.async;
   return ncclSuccess;
 }

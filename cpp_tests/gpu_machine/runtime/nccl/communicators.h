@@ -14,11 +14,13 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "gpu_machine/runtime/nccl/meeting.h"
+#include "gpu_machine/runtime/nccl/wire.h"
 #include "gpu_machine/runtime/runtime.h"
 
 struct ncclComm;
@@ -55,7 +57,8 @@ struct Transfer {
 struct Clique {
   std::string name;
   int size = 0;
-  std::map<int, ncclComm*> members;  // by rank; those that have joined
+  std::shared_ptr<Wire> wire;        // null if all ranks are in this process
+  std::map<int, ncclComm*> members;  // by rank; those of this process that have joined
   // What the adversary chooses once all have joined.
   std::vector<int> ring;
   int min_ctas = 1, max_ctas = 1, transfer_ctas = 1;
@@ -135,6 +138,8 @@ class Nccl {
   friend class Kernel;
   CommPtr make_comm(std::shared_ptr<Clique> clique, int rank, int device, const Config& config);
   Job joining(const CommPtr& comm, ncclComm_t* made);
+  bool have_all_joined(const ncclComm& comm) const;
+  std::shared_ptr<Clique> make_clique(const std::string& name);
   Job ending(const CommPtr& comm, const char* what, bool frees);
   ncclResult_t check_usable(const ncclComm& comm, const char* what);
   void choose_for(Clique& clique);
@@ -169,7 +174,8 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   ncclResult_t async = ncclInProgress;
   int remote_error_in = -1;  // looks at the state until a peer's end is noticed; -1: it never is
   int64_t rounds = 0, splits = 0;
-  int kernels = 0;  // enqueued, and not over
+  std::map<std::pair<int, int>, int64_t> transfers;  // so far, by source and sink
+  int kernels = 0;                                   // enqueued, and not over
   std::shared_ptr<axonn::gpu_machine::nccl::LaunchOrder> order;
   std::vector<std::weak_ptr<void>> graphs;  // that hold kernels of this communicator
 

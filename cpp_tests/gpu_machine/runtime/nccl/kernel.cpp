@@ -28,21 +28,31 @@ Kernel::Kernel(Nccl& nccl, CommPtr comm, std::vector<Call> calls)
   ++comm_->kernels;
 }
 
-Choices Kernel::choose(const Call& call) const {
-  Machine& machine = nccl_.runtime.machine;
+Choices Kernel::choose(const Call& call, const std::string& meeting) const {
   const Clique& clique = *comm_->clique;
+  auto random = random_of(clique.name + meeting);
+  const auto draw = [&](uint32_t below) {
+    return clique.wire == nullptr ? nccl_.runtime.machine.draw(below)
+                                  : static_cast<uint32_t>(random() % below);
+  };
   Choices choices;
   choices.ring = clique.ring;
   const auto range = static_cast<uint32_t>(clique.max_ctas - clique.min_ctas + 1);
-  choices.channels = call.is_transfer() ? clique.transfer_ctas
-                                        : clique.min_ctas + static_cast<int>(machine.draw(range));
-  choices.buffers = machine.draw(2) == 0;
-  choices.rounding = machine.draw(2) == 0 ? Rounding::kOnce : Rounding::kAtEachRank;
-  for (uint32_t cuts = machine.draw(4); cuts > 0; --cuts) {
-    choices.cuts.push_back(machine.draw(1000) / 1000.0);
+  choices.channels =
+      call.is_transfer() ? clique.transfer_ctas : clique.min_ctas + static_cast<int>(draw(range));
+  choices.buffers = draw(2) == 0;
+  choices.rounding = draw(2) == 0 ? Rounding::kOnce : Rounding::kAtEachRank;
+  for (uint32_t cuts = draw(4); cuts > 0; --cuts) {
+    choices.cuts.push_back(draw(1000) / 1000.0);
   }
   std::sort(choices.cuts.begin(), choices.cuts.end());
   return choices;
+}
+
+MeetingPtr Kernel::make_meeting(const Call& call, const std::string& name) const {
+  const Clique& clique = *comm_->clique;
+  return std::make_shared<Meeting>(call, comm_->rank, clique.size, choose(call, name),
+                                   Meeting::Place{name.empty() ? nullptr : clique.wire, name});
 }
 
 void Kernel::begin() {
@@ -75,8 +85,9 @@ void Kernel::meet_collectives(const std::vector<Call>& collectives) {
     round.first = comm_->rank;
     round.calls = collectives;
     for (const Call& call : collectives) {
-      round.meetings.push_back(
-          std::make_shared<Meeting>(call, comm_->rank, clique.size, choose(call)));
+      const std::string name =
+          "round" + std::to_string(number) + "." + std::to_string(round.meetings.size());
+      round.meetings.push_back(make_meeting(call, name));
     }
   }
   bool equal = round.calls.size() == collectives.size();
@@ -88,7 +99,8 @@ void Kernel::meet_collectives(const std::vector<Call>& collectives) {
     parts_.push_back({collectives[i], round.meetings[i]});
   }
   round.ranks.insert(comm_->rank);
-  if (static_cast<int>(round.ranks.size()) == clique.size) clique.rounds.erase(number);
+  const bool have_all_come = static_cast<int>(round.ranks.size()) == clique.size;
+  if (have_all_come || clique.wire != nullptr) clique.rounds.erase(number);
 }
 
 MeetingPtr Kernel::meet_transfer(const Call& call) {
@@ -97,8 +109,13 @@ MeetingPtr Kernel::meet_transfer(const Call& call) {
   const std::pair<int, int> pair =
       sends ? std::pair(comm_->rank, call.peer) : std::pair(call.peer, comm_->rank);
   auto& others = (sends ? clique.receives : clique.sends)[pair];
+  if (clique.wire != nullptr && call.peer != comm_->rank) {
+    return make_meeting(call, "transfer" + std::to_string(pair.first) + "-" +
+                                  std::to_string(pair.second) + "." +
+                                  std::to_string(comm_->transfers[pair]++));
+  }
   if (others.empty()) {
-    auto meeting = std::make_shared<Meeting>(call, comm_->rank, clique.size, choose(call));
+    auto meeting = make_meeting(call, "");
     (sends ? clique.sends : clique.receives)[pair].push_back({call, comm_->rank, meeting});
     return meeting;
   }

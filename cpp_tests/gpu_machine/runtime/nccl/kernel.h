@@ -28,7 +28,9 @@ class Kernel {
   void begin();
   void meet_collectives(const std::vector<Call>& collectives);
   MeetingPtr meet_transfer(const Call& call);
-  Choices choose(const Call& call) const;
+  // What ranks in several processes must choose alike comes from the name of their meeting.
+  Choices choose(const Call& call, const std::string& meeting) const;
+  MeetingPtr make_meeting(const Call& call, const std::string& name) const;
   bool start_cluster();
   bool step(Agent& agent);
   bool retire();

@@ -13,8 +13,8 @@ bool has(const std::vector<int>& ranks, int rank) {
 }
 
 // Bytes of an allocation, which a rank reads or writes as a kernel does.
-struct Place {
-  Place(Agent& agent, const void* base, int64_t at, int64_t bytes) {
+struct Span {
+  Span(Agent& agent, const void* base, int64_t at, int64_t bytes) {
     const uint64_t address = reinterpret_cast<uint64_t>(base) + static_cast<uint64_t>(at);
     region = agent.machine.region_at(address);
     offset = address & (window_start(1) - 1);
@@ -31,8 +31,8 @@ struct Place {
 
 }  // namespace
 
-Meeting::Meeting(const Call& call, int rank, int num_ranks, Choices choices)
-    : first_(call), choices_(std::move(choices)) {
+Meeting::Meeting(const Call& call, int rank, int num_ranks, Choices choices, Place place)
+    : first_(call), choices_(std::move(choices)), place_(std::move(place)) {
   int next = 0;
   for (const Block& block : blocks_of(call, rank, num_ranks)) {
     int64_t begin = 0;
@@ -58,24 +58,73 @@ bool Meeting::takes(const Piece& piece, int rank) const {
   return has(piece.block.sinks, rank) && !piece.taken.contains(rank);
 }
 
+// --- Ranks in other processes ---
+
+std::string Meeting::given_name(size_t piece, int rank) const {
+  return place_.name + ".piece" + std::to_string(piece) + ".given" + std::to_string(rank);
+}
+
+std::string Meeting::taken_name(size_t piece, int rank) const {
+  return place_.name + ".piece" + std::to_string(piece) + ".taken" + std::to_string(rank);
+}
+
+bool Meeting::have_all_given(size_t index, int64_t bytes, const Agent& agent) {
+  Piece& piece = pieces_[index];
+  if (place_.wire != nullptr) {
+    for (const int source : piece.block.sources) {
+      if (piece.given.contains(source)) continue;
+      auto read = place_.wire->get(given_name(index, source));
+      if (!read) return false;
+      if (static_cast<int64_t>(read->size()) != bytes) {
+        agent.fail(MachineError::Kind::kMisuse,
+                   "NCCL: rank " + std::to_string(source) + " gives " +
+                       std::to_string(read->size()) + " bytes, not " + std::to_string(bytes),
+                   -1);
+      }
+      piece.given[source].bytes = std::move(*read);
+    }
+  }
+  return piece.given.size() == piece.block.sources.size();
+}
+
+// The last that takes clears the wire: first what was given, whose absence tells the sources.
+void Meeting::note_taken(size_t index, int rank) {
+  Piece& piece = pieces_[index];
+  piece.taken.insert(rank);
+  if (place_.wire == nullptr) return;
+  place_.wire->put(taken_name(index, rank));
+  for (const int sink : piece.block.sinks) {
+    if (!place_.wire->has(taken_name(index, sink))) return;
+  }
+  for (const int source : piece.block.sources) place_.wire->remove(given_name(index, source));
+  for (const int sink : piece.block.sinks) place_.wire->remove(taken_name(index, sink));
+}
+
+bool Meeting::have_all_taken(size_t index, int rank) const {
+  const Piece& piece = pieces_[index];
+  if (place_.wire != nullptr) return !place_.wire->has(given_name(index, rank));
+  return piece.taken.size() == piece.block.sinks.size();
+}
+
 bool Meeting::step(size_t index, int rank, const Call& call, Agent& agent) {
   Piece& piece = pieces_[index];
   const int64_t size = size_of(call.dtype), bytes = piece.count * size;
   if (gives(piece, rank) && call.kind != Kind::kReceive) {
     Piece::Given given{std::vector<std::byte>(static_cast<size_t>(bytes)), {}};
     if (bytes > 0) {
-      const Place from(agent, call.input, (piece.block.input + piece.begin) * size, bytes);
+      const Span from(agent, call.input, (piece.block.input + piece.begin) * size, bytes);
       agent.note_read(*from.region, from.offset, static_cast<uint32_t>(bytes), Access{}, -1);
       std::memcpy(given.bytes.data(), from.data(), given.bytes.size());
     }
     given.clock = agent.snapshot();
+    if (place_.wire != nullptr) place_.wire->put(given_name(index, rank), given.bytes);
     piece.given.emplace(rank, std::move(given));
     return true;
   }
   if (!takes(piece, rank) || call.kind == Kind::kSend) return false;
-  if (piece.given.size() < piece.block.sources.size()) return false;
+  if (!have_all_given(index, bytes, agent)) return false;
   for (const auto& [source, given] : piece.given) agent.clock.join(given.clock);
-  piece.taken.insert(rank);
+  note_taken(index, rank);
   // In place, a rank's own block is there already.
   const int64_t input = (piece.block.input + piece.begin) * size;
   const int64_t output = (piece.block.output + piece.begin) * size;
@@ -83,7 +132,7 @@ bool Meeting::step(size_t index, int rank, const Call& call, Agent& agent) {
                         static_cast<const char*>(call.input) + input ==
                             static_cast<const char*>(call.output) + output;
   if (bytes > 0 && !is_there) {
-    const Place to(agent, call.output, output, bytes);
+    const Span to(agent, call.output, output, bytes);
     agent.note_write(*to.region, to.offset, static_cast<uint32_t>(bytes), Access{}, -1);
     std::memcpy(to.data(), result(piece).data(), static_cast<size_t>(bytes));
   }
@@ -112,7 +161,7 @@ bool Meeting::is_over(size_t index, int rank) const {
   const Piece& piece = pieces_[index];
   if (gives(piece, rank) || takes(piece, rank)) return false;
   const bool waits = !choices_.buffers && has(piece.block.sources, rank);
-  return !waits || piece.taken.size() == piece.block.sinks.size();
+  return !waits || have_all_taken(index, rank);
 }
 
 void Meeting::add_awaited(int rank, std::set<int>& awaited) const {

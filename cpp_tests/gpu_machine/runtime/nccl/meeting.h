@@ -11,6 +11,7 @@
 #include "gpu_machine/agent.h"
 #include "gpu_machine/runtime/nccl/calls.h"
 #include "gpu_machine/runtime/nccl/sums.h"
+#include "gpu_machine/runtime/nccl/wire.h"
 
 namespace axonn::gpu_machine::nccl {
 
@@ -25,8 +26,13 @@ struct Choices {
 
 class Meeting {
  public:
-  // Made by the rank that comes first, of its call.
-  Meeting(const Call& call, int rank, int num_ranks, Choices choices);
+  // By which ranks in other processes meet, and the name of the meeting there.
+  struct Place {
+    std::shared_ptr<const Wire> wire;
+    std::string name;
+  };
+  // Made by the rank that comes first, of its call; with a wire, by each.
+  Meeting(const Call& call, int rank, int num_ranks, Choices choices, Place place = {});
 
   struct Piece {
     Block block;
@@ -56,9 +62,16 @@ class Meeting {
   bool gives(const Piece& piece, int rank) const;
   bool takes(const Piece& piece, int rank) const;
   std::vector<std::byte> result(const Piece& piece) const;
+  std::string given_name(size_t piece, int rank) const;
+  std::string taken_name(size_t piece, int rank) const;
+  // Whether all have given; brings what came by wire.
+  bool have_all_given(size_t piece, int64_t bytes, const Agent& agent);
+  void note_taken(size_t piece, int rank);
+  bool have_all_taken(size_t piece, int rank) const;
 
   const Call first_;
   const Choices choices_;
+  const Place place_;
   std::vector<Piece> pieces_;
 };
 using MeetingPtr = std::shared_ptr<Meeting>;

@@ -73,6 +73,11 @@ class Communicator {
   int64_t rank() const { return rank_; }
   int64_t size() const { return size_; }
   cudaStream_t stream() const { return stream_.get(); }
+  // The stream for one who will use it even after this communicator has ended.
+  cudaStream_t stream_that_stays() {
+    stream_.stay();
+    return stream_.get();
+  }
 
   // output[r * count + i] = input[i] of rank r
   PendingCall all_gather(const void* input, void* output, int64_t count, kernels::DataType dtype,
@@ -99,7 +104,7 @@ class Communicator {
   const std::string axis_;
   int64_t rank_ = 0;
   const int64_t size_;
-  const cuda::HighPriorityStream stream_;
+  cuda::HighPriorityStream stream_;
   std::mutex mutex_;  // guards comm_: NCCL takes one call at a time
   ncclComm_t comm_;
   std::shared_ptr<CallLog> log_;

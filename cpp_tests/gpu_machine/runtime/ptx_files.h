@@ -1,0 +1,18 @@
+// PTX that lies in files, apart from the programs whose kernels it holds.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "gpu_machine/ptx.h"
+
+namespace axonn::gpu_machine {
+
+// Returns the file of each kernel in the *.ptx of a folder, by the kernel's name in PTX.
+std::map<std::string, std::string> files_of_kernels(const std::string& folder);
+
+// The module of a file, which is parsed when it is first asked for. Not for several threads at a
+// time. Throws std::runtime_error if the file cannot be read.
+const Module& module_of_file(const std::string& path);
+
+}  // namespace axonn::gpu_machine

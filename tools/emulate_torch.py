@@ -1,0 +1,138 @@
+"""`make emulate-torch`: runs tests marked gpu on PyTorch's own CUDA build and a GPU in software.
+
+It builds what `make cuda-check` builds, in .venv-cuda, and the GPU in software as the libraries
+that this PyTorch asks for; neither a GPU nor a driver is needed. docs/emulate_torch.md tells how it
+works, and cpp_tests/gpu_machine/torch/left_out.toml which tests are not run, and why.
+
+    tools/emulate_torch.py [ARGUMENTS OF PYTEST]      by default those of python_tests/gpu
+    tools/emulate_torch.py --run COMMAND ...          another command of .venv-cuda, on it
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+
+from bootstrap import BIN as BUILD_BIN
+from bootstrap import (
+    BUILD_PROGRESS,
+    ROOT,
+    SetupError,
+    digest,
+    exclusive,
+    install_tools,
+    requirements,
+    run_logged,
+    say,
+)
+from cuda_check import BIN, VENV, find_cuobjdump, readme_commands, run_commands
+
+BUILD = ROOT / "build" / "emulate"
+LIBRARIES = BUILD / "cpp_tests" / "gpu_machine" / "torch"
+PTX = LIBRARIES / "ptx"
+PRELOADED = ("cudart.so.13", "cuda.so.1", "nccl.so.2")
+TARGETS = ("machine_cudart", "machine_cuda", "machine_nccl", "machine_operators")
+TESTS = ROOT / "python_tests" / "gpu"
+DEVICES = 4
+
+
+def site_packages() -> Path:
+    return next(VENV.glob("lib/python3.*/site-packages"))
+
+
+def install_test_packages() -> None:
+    """Beside what README's commands installed there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = requirements(project, "test")
+    done, key = VENV / "test-packages", digest(packages)
+    if done.exists() and done.read_text() == key:
+        return
+    say("installing what the tests need")
+    run_logged([BIN / "python", "-m", "pip", "install", "--progress-bar", "off", *packages])
+    done.write_text(key)
+
+
+def build_libraries() -> None:
+    say("building the GPU in software as PyTorch's CUDA libraries")
+    configure = ["cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DAXONN_GPU_MACHINE=ON",
+                 "-DAXONN_WERROR=ON", f"-DAXONN_TORCH_SITE={site_packages()}"]  # fmt: skip
+    environment = dict(os.environ) | {"PATH": f"{BUILD_BIN}{os.pathsep}{os.environ['PATH']}"}
+    run_logged(configure, environment=environment)
+    jobs = os.environ.get("MAX_JOBS") or str(os.cpu_count())
+    build = ["cmake", "--build", BUILD, "-j", jobs, "--target", *TARGETS]
+    run_logged(build, environment=environment, show=BUILD_PROGRESS)
+
+
+def extract_ptx() -> None:
+    """Puts the PTX of our extension beside the libraries, if it is not that of these modules."""
+    modules = sorted((site_packages() / "axonn_ext").glob("_cuda*.so"))
+    key = digest([(path, path.stat().st_mtime_ns) for path in modules])
+    done = PTX / "complete"
+    if done.exists() and done.read_text() == key:
+        return
+    PTX.mkdir(parents=True, exist_ok=True)
+    for path in PTX.iterdir():
+        path.unlink()
+    for module in modules:
+        subprocess.run(
+            [find_cuobjdump(), "--extract-ptx", "all", module], cwd=PTX, check=True,
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+    done.write_text(key)
+
+
+def build() -> None:
+    with exclusive():
+        install_tools()
+        run_commands(readme_commands((ROOT / "README.md").read_text()))
+        install_test_packages()
+        build_libraries()
+        extract_ptx()
+
+
+def environment(wire: str) -> dict[str, str]:
+    """That of a process whose CUDA is the GPU in software.
+
+    wire  a folder in which its ranks meet
+    """
+    preload = os.pathsep.join(str(LIBRARIES / f"lib{name}") for name in PRELOADED)
+    return {
+        **{name: text for name, text in os.environ.items() if not name.startswith("PYTHON")},
+        "LD_PRELOAD": preload,
+        "GPU_MACHINE_DEVICES": os.environ.get("GPU_MACHINE_DEVICES", str(DEVICES)),
+        "GPU_MACHINE_WIRE": wire,
+        "PYTHONPATH": str(ROOT / "tools"),
+    }
+
+
+def command_of(arguments: list[str]) -> list[str | Path]:
+    if arguments[:1] == ["--run"]:
+        return [BIN / arguments[1], *arguments[2:]]
+    options = ("-p", "emulate_torch_plugin", "-m", "gpu", "--durations=15")
+    place = ("--rootdir", ROOT, "-c", ROOT / "pyproject.toml", "-p", "no:cacheprovider")
+    return [BIN / "pytest", *options, *place, *(arguments or [TESTS])]
+
+
+def main() -> int:
+    start = time.monotonic()
+    try:
+        build()
+    except SetupError as error:
+        print(f"emulate-torch: error: {error}")
+        return 1
+    say(f"built after {time.monotonic() - start:.0f} s")
+    command = command_of(sys.argv[1:])
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="axonn-wire-", dir=memory) as wire:
+        # Outside the checkout, so that the installed package counts.
+        result = subprocess.run(command, cwd=LIBRARIES, env=environment(wire), check=False)
+    return result.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
