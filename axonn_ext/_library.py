@@ -97,6 +97,8 @@ def stamp_keys() -> list[stamps.Key]:
     if not gpus:
         return []
     modules = [Path(str(module.__file__)) for module in (cuda, cuda_sm90) if module is not None]
+    # "fused" runs Triton's kernels where there are none of CUTLASS.
+    modules += sorted((Path(__file__).parent / "triton").glob("*.py"))
     checksum = 0
     for path in modules:
         checksum = zlib.crc32(path.read_bytes(), checksum)

@@ -34,7 +34,7 @@ class Key:
     torch: str
     nccl: str
     triton: str  # empty if it is not installed
-    axonn_ext: str  # the version, and a checksum of the modules with CUDA code
+    axonn_ext: str  # the version, and a checksum of the modules with CUDA code, and Triton's
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import itertools
 import json
 import os
 import re
@@ -57,8 +58,8 @@ def modules(data: bytes, source: str) -> Iterator[re.Match[bytes]]:
             yield module
 
 
-def kernel_range(data: bytes, part: Part) -> tuple[int, int]:
-    """Where the part's kernel lies: the one whose name matches."""
+def kernel_ranges(data: bytes, part: Part) -> list[tuple[int, int]]:
+    """Where the part's kernels lie: those whose names match."""
     found = []
     for module in modules(data, part.source):
         starts = [m.start() for m in re.finditer(rb"^[^\n/]*\.entry ", module[0], re.M)]
@@ -66,31 +67,33 @@ def kernel_range(data: bytes, part: Part) -> tuple[int, int]:
             name = re.match(rb"[^\n]*?\.entry\s+([\w$]+)", module[0][begin:end])
             if name is not None and re.search(part.kernel, name[1].decode()):
                 found.append((module.start() + begin, module.start() + end))
-    if len(found) != 1:
-        raise TableError(f"{part.name}: expected one kernel '{part.kernel}', got {len(found)}")
-    return found[0]
+    if len(found) != part.kernels:
+        expected = f"{part.kernels} kernel(s) '{part.kernel}'"
+        raise TableError(f"{part.name}: expected {expected}, got {len(found)}")
+    return found
 
 
 def edited_ptx(data: bytes, mutant: Mutant) -> bytes:
     """The program with the change in a kernel's text, which blanks at its end fill up again."""
     change = mutant.change
-    begin, end = kernel_range(data, change.part)
-    text = data[begin:end].decode()
-    places = list(re.finditer(change.old, text, re.M))
-    if len(places) != change.places:
+    texts = [(begin, data[begin:end].decode()) for begin, end in kernel_ranges(data, change.part)]
+    count = sum(len(re.findall(change.old, text, re.M)) for _, text in texts)
+    if count != change.places:
         raise TableError(
-            f"{mutant.name}: expected {change.places} times '{change.old}', got {len(places)}"
+            f"{mutant.name}: expected {change.places} times '{change.old}', got {count}"
         )
-    pieces, at = [], 0
-    for number, place in enumerate(places):
-        if mutant.place not in (None, number):
-            continue
-        pieces += [text[at : place.start()], place.expand(change.new)]
-        at = place.end()
-    edited = ("".join(pieces) + text[at:]).encode()
-    if len(edited) > end - begin:
-        raise TableError(f"{mutant.name}: '{change.new}' is longer than what it replaces")
-    return data[:begin] + edited.ljust(end - begin) + data[end:]
+    numbers = itertools.count()
+
+    def replaced(place: re.Match[str]) -> str:
+        return place.expand(change.new) if mutant.place in (None, next(numbers)) else place[0]
+
+    for begin, text in texts:
+        edited = re.sub(change.old, replaced, text, flags=re.M).encode()
+        if len(edited) > len(text.encode()):
+            raise TableError(f"{mutant.name}: '{change.new}' is longer than what it replaces")
+        end = begin + len(text.encode())
+        data = data[:begin] + edited.ljust(end - begin) + data[end:]
+    return data
 
 
 def edited_source(mutant: Mutant) -> str:
@@ -110,7 +113,9 @@ def compiled(mutant: Mutant, build: Path, folder: Path) -> Path:
     """The test program with this source in place of its own."""
     part = mutant.change.part
     commands = json.loads((build / "compile_commands.json").read_text())
-    entry = next(c for c in commands if c["file"] == str(ROOT / part.source))
+    entry = next((c for c in commands if c["file"] == str(ROOT / part.source)), None)
+    if entry is None:
+        raise TableError(f"{part.name}: nothing compiles {part.source}")
     words = shlex.split(entry["command"])
     own = words[words.index("-o") + 1]
     source, made = folder / Path(part.source).name, folder / "mutant.o"
@@ -214,7 +219,7 @@ def try_mutant(mutant: Mutant, build: Path) -> Finding:
 def check_unchanged(parts: set[Part], build: Path) -> None:
     """Without a change, all tests pass; else nothing that they notice says anything."""
     folder = build / "cpp_tests" / "gpu_machine"
-    for part in parts:
+    for part in {(part.program, part.tests): part for part in parts}.values():
         done = subprocess.run(
             [str(folder / part.program), f"--gtest_filter={part.tests}"],
             cwd=folder,

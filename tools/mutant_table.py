@@ -31,6 +31,7 @@ class Part:
     program: str = "gpu_machine_runtime_tests"
     source: str = ""  # of PTX: the .cu file, or the PTX file; else a file of csrc
     kernel: str = ""  # a regular expression for the kernel's name; empty of host code
+    kernels: int = 1  # so many kernels have such a name
 
     @property
     def is_host(self) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
+import itertools
 import multiprocessing
 import os
 import re
@@ -47,12 +48,12 @@ from axonn_ext.triton.tile_configs import Problem, TileConfig  # noqa: E402
 KERNELS = {
     "matmul": matmul.matmul_kernel,
     "split_k_reduce": matmul.split_k_reduce_kernel,
-    "push_shard": all_gather_matmul.push_shard_kernel,
-    "await_chunks": all_gather_matmul.await_chunks_kernel,
     "all_gather_matmul": all_gather_matmul.all_gather_matmul_kernel,
+    "inner_gather_matmul": all_gather_matmul.inner_gather_matmul_kernel,
     "multiply_and_send": matmul_reduce_scatter.multiply_and_send_kernel,
-    "reduce_slots": matmul_reduce_scatter.reduce_slots_kernel,
 }
+GATHERS = ("all_gather_matmul", "inner_gather_matmul")
+FUSED = (*GATHERS, "multiply_and_send")
 NVIDIA = (tile_configs.SM80.name, tile_configs.SM90.name)
 AMD = tuple(tile_configs.AMD_LIMITS)
 LIMITS = {
@@ -61,13 +62,10 @@ LIMITS = {
 }
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 # What a thread may use: with 8 warps the whole register file is 255 each.
-MAX_REGISTERS = {
-    "split_k_reduce": 96, "push_shard": 112, "await_chunks": 32, "reduce_slots": 168
-}  # fmt: skip
-MAX_SHARED = {
-    "split_k_reduce": 4096, "push_shard": 1024, "await_chunks": 1024, "reduce_slots": 1024
-}  # fmt: skip
-INDICES = {"m", "n", "k", "rows", "rank", "chunks", "chunk_tile", "budget"}
+MAX_REGISTERS = {"split_k_reduce": 96}
+MAX_SHARED = {"split_k_reduce": 4096}
+# Addresses that are numbers, and times.
+WIDE = re.compile(r"(pad|slot)\d?|epoch_at|failure|counters|timeout")
 WORLD_SIZE = 4
 
 
@@ -85,6 +83,7 @@ class Variant:
     tf32: bool = True
     ones: tuple[str, ...] = ()  # arguments that are 1, which Triton makes constants
     aligned: bool = True  # addresses and sizes are multiples of 16
+    columns: bool = False  # the result of the gather is stored by columns
 
     @property
     def name(self) -> str:
@@ -95,6 +94,7 @@ class Variant:
             words += [self.layout, self.config.name]
         words += ["bias"] * self.bias + [self.activation] * bool(self.activation)
         words += [f"{name}=1" for name in self.ones] + ["unaligned"] * (not self.aligned)
+        words += ["columns"] * self.columns
         return " ".join(str(word) for word in words)
 
 
@@ -131,12 +131,8 @@ def variants() -> Iterator[Variant]:
     for architecture in NVIDIA:
         for dtype in SHORT:
             yield from matmul_variants(architecture, dtype)
-            for kernel in ("all_gather_matmul", "multiply_and_send"):
-                yield from fused_variants(Variant(kernel, architecture, dtype))
-            for kernel in ("push_shard", "reduce_slots"):
-                yield Variant(kernel, architecture, dtype)
-                yield Variant(kernel, architecture, dtype, aligned=False)
-        yield Variant("await_chunks", architecture)
+        for kernel, dtype in itertools.product(FUSED, ("bfloat16", "float16")):
+            yield from fused_variants(Variant(kernel, architecture, dtype))
 
 
 def amd_variants(architecture: str) -> Iterator[Variant]:
@@ -159,7 +155,14 @@ def fused_variants(base: Variant) -> Iterator[Variant]:
     every = base.dtype == "bfloat16"  # of the others, what the heuristic takes first
     for config in sample(configs) if every else configs[:1]:
         yield replace(base, config=config)
-    yield replace(base, config=configs[0], layout="NT")
+    # K arrives in an operand whose other dimension is contiguous, so not in this layout.
+    layouts = ("TT", "TN") if base.kernel == "inner_gather_matmul" else ("NT",)
+    for layout in layouts:
+        yield replace(base, config=configs[0], layout=layout)
+    if base.kernel == "multiply_and_send":
+        yield replace(base, config=configs[0], layout="TN")
+    if base.kernel == "all_gather_matmul":
+        yield replace(base, config=configs[0], layout="NT", columns=True)
     scattered = configs_of(base.architecture, base.dtype, fused=True, aligned=False)
     for config in scattered[:2] if every else scattered[:1]:
         yield replace(base, config=config, aligned=False)
@@ -201,7 +204,9 @@ def constants_of(variant: Variant) -> dict[str, Any]:
     constants: dict[str, Any] = dict.fromkeys(variant.ones, 1)
     constants |= {
         "HAS_BIAS": variant.bias, "ACTIVATION": variant.activation,
-        "WORLD": WORLD_SIZE, "INTERPRET": False, "UPCAST": False, "BLOCK": 4096,
+        "WORLD": WORLD_SIZE, "INTERPRET": False, "UPCAST": False,
+        "DTYPE": getattr(triton.language, variant.dtype), "ALIGNED": variant.aligned,
+        "stride_cm" if variant.columns else "stride_cn": 1,
         "TRANSPOSED_A": variant.layout[0] == "T", "TRANSPOSED_B": variant.layout[1] == "T",
         "PRECISION": "tf32" if variant.dtype == "float32" and variant.tf32 else "ieee",
         "BLOCK_M": matmul.REDUCE_M, "BLOCK_N": matmul.REDUCE_N, "SPLIT_K": 4,
@@ -230,18 +235,12 @@ def type_of(name: str, variant: Variant) -> str:
             (config.block_m, config.block_k) if name == "a" else (config.block_k, config.block_n)
         )
         box = [columns, rows] if variant.layout["ab".index(name)] == "T" else [rows, columns]
-        if name == "a" and variant.kernel == "all_gather_matmul":
-            box = [1, *box]
         return f"tensordesc<{dtype}{box}>"
-    if name.endswith("_ptrs"):
-        return "*i64"
-    if name in ("flags_ptr", "epoch_ptr", "failure_ptr", "counters_ptr"):
-        return "*i32"
     if name == "parts_ptr" or (name == "c_ptr" and config and config.split_k > 1):
         return "*fp32"
     if name in ("a", "b") or name.endswith("_ptr"):
         return f"*{dtype}"
-    return "i64" if name in ("half_stride", "budget") else "i32"
+    return "i64" if WIDE.fullmatch(name) else "i32"
 
 
 def compile_variant(variant: Variant) -> Any:
@@ -257,7 +256,7 @@ def compile_variant(variant: Variant) -> Any:
         specialised = variant.aligned and name not in getattr(kernel, "do_not_specialize", ())
         if specialised and not signature[name].startswith("tensordesc"):
             attributes[(index,)] = [["tt.divisibility", 16]]
-    options = {"num_warps": 8 if variant.kernel == "push_shard" else 4}
+    options = {"num_warps": 4}
     if variant.config:
         options = {
             "num_warps": variant.config.num_warps, "num_stages": variant.config.num_stages
@@ -298,15 +297,16 @@ def wanted_code(variant: Variant) -> list[tuple[str, str, str]]:
         wanted.append(("sass", r"\bUTMALDG\.", "TMA loads"))
     elif config and variant.aligned:
         wanted.append(("sass", r"\bLDGSTS\.", "asynchronous copies"))
-    if variant.kernel in ("all_gather_matmul", "await_chunks", "reduce_slots"):
+    if variant.kernel in GATHERS:
         wanted += [
             ("ptx", r"ld\S*\.sys\.acquire|ld\.acquire\.sys", "acquire of flags"),
             ("sass", r"\bCCTL\.IVALL", "L1 cache invalidated behind it"),
             ("ptx", r"%globaltimer", "a clock that bounds waits"),
+            ("sass", r"\bBPT\.TRAP", "a trap where a wait is in vain"),
         ]
-    if variant.kernel == "all_gather_matmul" and config and config.descriptors:
+    if variant.kernel in GATHERS and config and config.descriptors:
         wanted.append(("ptx", r"fence\.proxy\.async", "a fence before TMA loads"))
-    if variant.kernel in ("push_shard", "multiply_and_send"):
+    if variant.kernel == "multiply_and_send":
         wanted += [
             ("ptx", r"atom\S*\.acq_rel\.sys\.|atom\S*\.sys\S*\.acq_rel\.", "a count of parts"),
             ("ptx", r"(atom|red)\S*\.release\.sys\.|atom\S*\.sys\S*\.release\.", "release"),

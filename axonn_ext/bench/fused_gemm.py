@@ -157,6 +157,8 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     why = torch.ops.axonn._why_no_fused_here(device, DTYPES[args.dtype], 1, False)
     if why:
         raise UserError(f"bench gemm needs a GPU of sm_90: {why} (see axonn-ext doctor)")
+    if _library.cuda is None or _library.cuda.gemm_source(device.index) != "cutlass":
+        raise UserError("bench gemm needs a GPU of sm_90, and CUTLASS (see axonn-ext doctor)")
     print(f"{'M,N,K':>20} {'layout':>7} {'torch us':>10} {'fused us':>10} {'waiting us':>11} "
           f"{'fused/torch':>12} {'waiting/fused':>14}")  # fmt: skip
     rows = []

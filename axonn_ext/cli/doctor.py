@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.metadata
+import importlib.util
 import json
 import mmap
 import os
@@ -148,7 +149,7 @@ def find_versions() -> list[Finding]:
     try:
         triton = Finding("versions", "triton", importlib.metadata.version("triton"))
     except importlib.metadata.PackageNotFoundError:
-        triton = Finding("versions", "triton", "none; only axonn_ext.triton needs it")
+        triton = Finding("versions", "triton", "none; it has kernels for products and for fused")
     return [
         Finding("versions", "axonn_ext", axonn_ext.__version__),
         Finding("versions", "python", platform.python_version()),
@@ -339,12 +340,15 @@ def find_algorithms(*, can_share: bool, cuda_kernels: set[str]) -> list[Finding]
     text = f"over c10d's {library}, since {why}" if why else "over NCCL communicators of our own"
     findings.append(Finding("algorithms", "collectives of axonn_ext.overlap on CUDA", text))
     products = {spec.name for spec in (*matmuls.SPECS, *linear.SPECS)}
+    cutlass, triton = _library.cuda_sm90 is not None, importlib.util.find_spec("triton") is not None
+    sources = [*(["on sm_90 by CUTLASS"] * cutlass), *(["from sm_80 on by Triton"] * triton)]
+    fused = f'; "fused" {", else ".join(sources)}' if sources else ""
     for op, spec in SPECS.items():
         there = op in cuda_kernels
         collective = "algorithm" in spec.arguments
         text = "no CUDA kernel in this build" if not there else over if collective else "our kernel"
-        if op in products and collective and _library.cuda_sm90 is not None:
-            text += '; "fused" on sm_90'
+        if op in products and collective and _library.cuda is not None:
+            text += fused
         findings.append(Finding("algorithms", f"{op} on CUDA", text, OK if there else NOTE))
     return findings
 

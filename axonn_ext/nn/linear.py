@@ -13,10 +13,7 @@ from typing import NamedTuple, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from axonn_ext import (
-    _product_kernels,  # noqa: F401  kernels that its products may choose
-    collectives,
-)
+from axonn_ext import collectives
 from axonn_ext.grid import Dims, Grid
 from axonn_ext.nn.adapter import Adapter
 from axonn_ext.nn.sharded import Init, ParameterSpec, ShardedModule, initialize, rows_over

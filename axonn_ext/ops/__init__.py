@@ -20,10 +20,11 @@ casts its own. Sums over ranks accumulate in float32 (float64 for float64); data
 the tensors' own dtype.
 
 On GPUs, NCCL accumulates sums over ranks in the tensors' own dtype. There "fused" is for bfloat16
-and float16 on up to 8 ranks, each with a GPU of sm_90 that can access its peers' memory. It
-accumulates sums in float32, and raises NotImplementedError where it cannot run. "auto" measures it
-only where `axonn-ext verify` has found its results correct. Once "auto" has chosen, no call makes
-the host wait.
+and float16 on up to 8 ranks, each with a GPU of sm_80 or later that can access its peers' memory.
+Its kernels are CUTLASS's on sm_90 where they are built, and Triton's elsewhere. It accumulates sums
+in float32, and raises NotImplementedError where it cannot run. "auto" measures it only where
+`axonn-ext verify` has found its results correct. Once "auto" has chosen, no call makes the host
+wait.
 
 Every op raises ValueError or TypeError for arguments that do not fit, and names the op, the
 argument, the expected and the given value. It raises RuntimeError if a peer dies, fails, makes a
@@ -42,6 +43,7 @@ from torch.distributed import ProcessGroup
 from axonn_ext.ops._arguments import check_tensor
 from axonn_ext.ops.specs import SPECS
 from axonn_ext.spec.parallel import ALGORITHMS
+from axonn_ext.triton import register  # noqa: F401  gives the ops their kernels in Triton
 
 __all__ = [
     "ALGORITHMS",

@@ -156,9 +156,9 @@ def num_programs(config: TileConfig, limits: DeviceLimits, dtype: torch.dtype, t
     return min(limits.num_sms * max(per_sm, 1), tiles)
 
 
-def check_operands(name: str, a: Tensor, b: Tensor, *, a_name: str = "a") -> None:
+def check_operands(name: str, a: Tensor, b: Tensor) -> None:
     """Raises TypeError or ValueError for operands that our kernels do not support."""
-    for argument, tensor in ((a_name, a), ("b", b)):
+    for argument, tensor in (("a", a), ("b", b)):
         if tensor.dim() != 2:
             raise ValueError(f"{name}: {argument} must have 2 dims, got {tuple(tensor.shape)}")
         if tensor.dtype not in DTYPES:
@@ -177,10 +177,9 @@ def check_operands(name: str, a: Tensor, b: Tensor, *, a_name: str = "a") -> Non
             )
     if a.size(1) != b.size(0):
         raise ValueError(
-            f"{name}: {a_name}.size(1) must be b.size(0), got {tuple(a.shape)} and {tuple(b.shape)}"
+            f"{name}: a.size(1) must be b.size(0), got {tuple(a.shape)} and {tuple(b.shape)}"
         )
     if a.dtype != b.dtype or a.device != b.device:
         raise TypeError(
-            f"{name}: {a_name} and b must agree, got {a.dtype} on {a.device} and {b.dtype} on "
-            f"{b.device}"
+            f"{name}: a and b must agree, got {a.dtype} on {a.device} and {b.dtype} on {b.device}"
         )

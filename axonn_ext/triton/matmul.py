@@ -60,21 +60,21 @@ def matmul_kernel(
         row = (group * GROUP_M + in_group % rows_in_group) * BLOCK_M
         col = in_group // rows_in_group * BLOCK_N
         acc = multiply_tile(
-            a, b, 0, row, col,
+            tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32), a, b, row, col,
             part_begin(blocks, SPLIT_K, part), part_begin(blocks, SPLIT_K, part + 1),
             m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
             BLOCK_M, BLOCK_N, BLOCK_K, DESCRIPTORS, TRANSPOSED_A, TRANSPOSED_B,
-            False, PRECISION, UPCAST,
+            PRECISION, UPCAST,
         )  # fmt: skip
         if SPLIT_K > 1:
             part_ptr = c_ptr + part.to(tl.int64) * m * n
-            store_tile(part_ptr, acc, row, col, m, n, n, BLOCK_M, BLOCK_N)
+            store_tile(part_ptr, acc, row, col, m, n, n, 1, BLOCK_M, BLOCK_N)
         else:
             out = finish_tile(acc, bias_ptr, col, n, BLOCK_M, BLOCK_N, HAS_BIAS, ACTIVATION)
             if ACTIVATION == "swiglu":
-                store_tile(c_ptr, out, row, col // 2, m, n // 2, n // 2, BLOCK_M, BLOCK_N // 2)
+                store_tile(c_ptr, out, row, col // 2, m, n // 2, n // 2, 1, BLOCK_M, BLOCK_N // 2)
             else:
-                store_tile(c_ptr, out, row, col, m, n, n, BLOCK_M, BLOCK_N)
+                store_tile(c_ptr, out, row, col, m, n, n, 1, BLOCK_M, BLOCK_N)
 
 
 @triton.jit
@@ -101,9 +101,9 @@ def split_k_reduce_kernel(
         acc += tl.load(pointers, mask=mask, other=0.0)
     out = finish_tile(acc, bias_ptr, col, n, BLOCK_M, BLOCK_N, HAS_BIAS, ACTIVATION)
     if ACTIVATION == "swiglu":
-        store_tile(c_ptr, out, row, col // 2, m, n // 2, n // 2, BLOCK_M, BLOCK_N // 2)
+        store_tile(c_ptr, out, row, col // 2, m, n // 2, n // 2, 1, BLOCK_M, BLOCK_N // 2)
     else:
-        store_tile(c_ptr, out, row, col, m, n, n, BLOCK_M, BLOCK_N)
+        store_tile(c_ptr, out, row, col, m, n, n, 1, BLOCK_M, BLOCK_N)
 
 
 def problem_of(a: Tensor, b: Tensor, *, bias: Tensor | None, activation: str | None) -> Problem:

@@ -64,9 +64,6 @@ class Problem:
     tf32: bool = False  # whether float32 may be rounded to tf32 for the tensor cores
     aligned: bool = True  # whether tensor descriptors can read both operands
     vectors: bool = True  # whether pointers can read both in vectors, not element by element
-    # Chunks along m begin at multiples of this, where tiles must begin, too. 0 means that there are
-    # no chunks, or that they may begin anywhere.
-    chunk_tile_m: int = 0
     fused: bool = False  # whether it is fused with a collective; then without split-K and epilogue
 
     @property
@@ -247,8 +244,6 @@ def _why_illegal_problem(config: TileConfig, problem: Problem) -> str:
         workspace = config.split_k * problem.m * problem.n * 4
         if workspace > MAX_WORKSPACE_BYTES:
             return f"partial sums of {workspace} bytes, at most {MAX_WORKSPACE_BYTES} are taken"
-    if problem.chunk_tile_m % config.block_m:
-        return f"edges of chunks ({problem.chunk_tile_m} rows) must be edges of tiles"
     return ""
 
 

@@ -2,8 +2,7 @@
 """What our Triton matmuls share: loading operands, the loop over K, and epilogues.
 
 Shapes: M, N, K of the product, R rows and C columns of any matrix. A matrix is given as a pointer
-with two strides, or as a tensor descriptor of its contiguous rows, or columns (TRANSPOSED). If a
-buffer has two halves that are used in turns, the descriptor covers both (HALVES).
+with two strides, or as a tensor descriptor of its contiguous rows, or columns (TRANSPOSED).
 """
 
 from __future__ import annotations
@@ -15,16 +14,14 @@ import triton.language as tl
 @triton.jit
 def load_tile(
     source,  # pointer to [R, C], or a descriptor: see DESCRIPTOR
-    half, row, col, rows, cols, stride_row, stride_col,
+    row, col, rows, cols, stride_row, stride_col,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
-    DESCRIPTOR: tl.constexpr,  # of [R, C], of [C, R] if TRANSPOSED, of [2, R, C] if HALVES
-    TRANSPOSED: tl.constexpr, HALVES: tl.constexpr,
+    DESCRIPTOR: tl.constexpr,  # of [R, C], of [C, R] if TRANSPOSED
+    TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
     """Loads a tile [BLOCK_R, BLOCK_C], with zeros beyond the matrix."""
     if DESCRIPTOR:
-        if HALVES:
-            tile = tl.reshape(source.load([half, row, col]), (BLOCK_R, BLOCK_C))
-        elif TRANSPOSED:
+        if TRANSPOSED:
             tile = source.load([col, row]).T
         else:
             tile = source.load([row, col])
@@ -38,35 +35,35 @@ def load_tile(
 
 @triton.jit
 def store_tile(
-    target_ptr,  # [R, C], rows contiguous
-    tile, row, col, rows, cols, stride_row,
+    target_ptr,  # [R, C]
+    tile, row, col, rows, cols, stride_row, stride_col,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Stores the part of the tile that lies in the matrix, cast to its dtype."""
     r = row + tl.arange(0, BLOCK_R)
     c = col + tl.arange(0, BLOCK_C)
-    offsets = r.to(tl.int64)[:, None] * stride_row + c.to(tl.int64)[None, :]
+    offsets = r.to(tl.int64)[:, None] * stride_row + c.to(tl.int64)[None, :] * stride_col
     mask = (r < rows)[:, None] & (c < cols)[None, :]
     tl.store(target_ptr + offsets, tile.to(target_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def multiply_tile(
+    acc,  # fp32 [BLOCK_M, BLOCK_N]
     a, b,  # [M, K], [K, N]: see load_tile
-    half, row, col, first, last,
+    row, col, first, last,
     m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     DESCRIPTORS: tl.constexpr, TRANSPOSED_A: tl.constexpr, TRANSPOSED_B: tl.constexpr,
-    HALVES_A: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Returns fp32 [BLOCK_M, BLOCK_N], the product at (row, col) of blocks [first, last) of K."""
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    """Returns acc plus the product at (row, col) of blocks [first, last) of K."""
     for block in tl.range(first, last):
         depth = block * BLOCK_K
-        x = load_tile(a, half, row, depth, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K,
-                      DESCRIPTORS, TRANSPOSED_A, HALVES_A)  # fmt: skip
-        y = load_tile(b, 0, depth, col, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N,
-                      DESCRIPTORS, TRANSPOSED_B, False)  # fmt: skip
+        x = load_tile(a, row, depth, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K,
+                      DESCRIPTORS, TRANSPOSED_A)  # fmt: skip
+        y = load_tile(b, depth, col, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N,
+                      DESCRIPTORS, TRANSPOSED_B)  # fmt: skip
         if UPCAST:  # the interpreter would multiply the bits of 16-bit floats, or sum in them
             x = x.to(tl.float32)
             y = y.to(tl.float32)

@@ -23,15 +23,19 @@ Check = tuple[str, Callable[[], None]]
 
 MAX_FAILURES = 20  # the most failures of a group that are reported
 MAX_RANKS = 8
+# A guess: up to about 60 kernels in a group, of some seconds each.
+TRITON_SECONDS = 200.0
 
 
 @dataclass(frozen=True)
 class Group:
     """Cases of one kernel that run in the same processes, which a crash would end for all of them.
 
-    target   module:function
-    gpus     the number of GPUs, one for each rank; 1: all ranks share one GPU
-    seconds  the time after which the group is ended
+    target           module:function
+    gpus             the number of GPUs, one for each rank; 1: all ranks share one GPU
+    seconds          the time after which the group is ended
+    compile_seconds  the part of it in which kernels are compiled, for which the command takes
+                     longer
     """
 
     name: str
@@ -40,13 +44,24 @@ class Group:
     num_ranks: int = 1
     gpus: int = 1
     seconds: float = 40.0
+    compile_seconds: float = 0.0
 
 
 def groups(num_gpus: int) -> list[Group]:
     """Returns all groups for that many GPUs; those of one GPU come first."""
+    compile_seconds = TRITON_SECONDS if gemm_source() == "triton" else 0.0
 
-    def group(name: str, kernel: str, target: str, **fields: int) -> Group:
-        return Group(name, kernel, f"{__name__}:{target}", **fields)
+    def group(
+        name: str,
+        kernel: str,
+        target: str,
+        *,
+        num_ranks: int = 1,
+        gpus: int = 1,
+        seconds: float = 40.0,
+    ) -> Group:
+        more = compile_seconds if kernel == FUSED else 0.0
+        return Group(name, kernel, f"{__name__}:{target}", num_ranks, gpus, seconds + more, more)
 
     found = [
         group("fused_sm90: products", "fused_sm90", "fused_sm90_products"),
@@ -97,8 +112,26 @@ def fused_module() -> ModuleType:
     return _library.cuda
 
 
-def plain_gemms() -> Found:
+def gemm_source() -> str:
+    """Returns whose fused GEMMs the current GPU has: "cutlass", "triton" or, if none, ""."""
+    if _library.cuda is None or not torch.cuda.is_available():
+        return ""
+    return str(_library.cuda.gemm_source(torch.cuda.current_device()))
+
+
+def sm90_module() -> ModuleType:
+    """Returns axonn_ext._cuda where the GEMMs for sm_90 (CUTLASS) run.
+
+    Raises NotImplementedError elsewhere.
+    """
     cuda = fused_module()
+    if gemm_source() != "cutlass":
+        raise NotImplementedError("the fused kernels of this GPU are Triton's")
+    return cuda
+
+
+def plain_gemms() -> Found:
+    cuda = sm90_module()
 
     def checks() -> Iterator[Check]:
         for dtype in virtual.DTYPES:
@@ -114,12 +147,18 @@ def plain_gemms() -> Found:
     return run_checks(checks())
 
 
+def shapes_of(dtype: torch.dtype) -> tuple[virtual.Shape, ...]:
+    """Returns the shapes to check; of Triton's kernels, which have to be compiled, one in fp16."""
+    few = gemm_source() == "triton" and dtype == torch.float16
+    return virtual.SHAPES[:1] if few else virtual.SHAPES
+
+
 def virtual_gathers() -> Found:
     cuda = fused_module()
 
     def checks() -> Iterator[Check]:
         for dtype, arriving in itertools.product(virtual.DTYPES, virtual.ARRIVING):
-            for shape, size in itertools.product(virtual.SHAPES, (1, 2, 4)):
+            for shape, size in itertools.product(shapes_of(dtype), (1, 2, 4)):
                 yield (
                     f"{arriving} {shape} {dtype} {size} ranks",
                     partial(virtual.check_gather, cuda, size, shape, dtype, arriving=arriving),
@@ -133,10 +172,11 @@ def virtual_sums() -> Found:
 
     def checks() -> Iterator[Check]:
         for dtype, size in itertools.product(virtual.DTYPES, (2, 4)):
-            for shape in virtual.SHAPES:
+            for shape in shapes_of(dtype):
                 name = f"{shape} {dtype} {size} ranks"
-                sum_broadcasts = partial(virtual.check_sum_broadcasts, cuda, size, shape, dtype)
-                yield f"sum broadcasts {name}", sum_broadcasts
+                if gemm_source() == "cutlass":
+                    sum_broadcasts = partial(virtual.check_sum_broadcasts, cuda, size, shape, dtype)
+                    yield f"sum broadcasts {name}", sum_broadcasts
                 for transposed, everywhere in itertools.product(virtual.LAYOUTS, (False, True)):
                     if not virtual.is_summable(size, shape, transposed):
                         continue
@@ -150,7 +190,9 @@ def virtual_sums() -> Found:
 
 def virtual_calls() -> Found:
     cuda = fused_module()
-    return run_checks(iter([("300 calls", partial(virtual.check_calls_keep_apart, cuda, 300))]))
+    ways = ("copy_engine", *(("peer_stores",) if gemm_source() == "cutlass" else ()))
+    check = partial(virtual.check_calls_keep_apart, cuda, 300, sum_broadcasts=ways)
+    return run_checks(iter([("300 calls", check)]))
 
 
 def fused_ops() -> Found:
@@ -186,7 +228,7 @@ def fused_linears() -> Found:
 
 
 def fused_sm90_products() -> Found:
-    fused_module()
+    sm90_module()
     return _products("fused_sm90", virtual.SHAPES, products.HALF, products.LAYOUTS)
 
 

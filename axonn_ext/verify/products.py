@@ -7,10 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from axonn_ext import (
-    _product_kernels,  # noqa: F401  triton's
-    ops,  # noqa: F401  registers torch.ops.axonn
-)
+from axonn_ext import ops  # noqa: F401  registers torch.ops.axonn
 from axonn_ext.verify.accuracy import bound, relative_error
 
 HALF = (torch.bfloat16, torch.float16)

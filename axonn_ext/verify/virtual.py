@@ -6,7 +6,7 @@ module axonn_ext._cuda. Every check raises AssertionError.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -173,7 +173,12 @@ def check_sum_broadcasts(cuda: ModuleType, size: int, shape: Shape, dtype: torch
         check_same_bits(mine, want[0])
 
 
-def check_calls_keep_apart(cuda: ModuleType, num_calls: int) -> None:
+def check_calls_keep_apart(
+    cuda: ModuleType,
+    num_calls: int,
+    *,
+    sum_broadcasts: Sequence[str] = ("copy_engine", "peer_stores"),
+) -> None:
     """Checks that no call reads what another wrote, or writes what another reads.
 
     Calls of all kinds run on ranks that wait only for each other's flags, with random delays.
@@ -186,7 +191,7 @@ def check_calls_keep_apart(cuda: ModuleType, num_calls: int) -> None:
             shards, others, _, _ = gathered(size, shape, arriving, dtype, seed=100 * seed)
             calls.append(partial(virtual.all_gather_matmul, shards, others, arriving=arriving))
         a, b = summands(size, shape, dtype, seed=seed)
-        for everywhere, way in ((False, "auto"), (True, "copy_engine"), (True, "peer_stores")):
+        for everywhere, way in ((False, "auto"), *((True, way) for way in sum_broadcasts)):
             add = partial(virtual.matmul_sum, a, b, everywhere=everywhere, sum_broadcast=way)
             calls.append(add)
     first = [call() for call in calls]

@@ -33,6 +33,15 @@ TEST(SumBroadcast, StoresNeedWholeVectorsAndMulticastItsAddress) {
   }
 }
 
+TEST(SumBroadcast, WithoutAKernelThatStoresEverywhereSumsAreCopied) {
+  const SumBroadcastProblem problem{4, 48, /*has_multicast=*/true, /*has_kernel=*/false};
+  EXPECT_EQ(choose_sum_broadcast(problem), SumBroadcast::kCopyEngine);
+  EXPECT_EQ(why(SumBroadcast::kCopyEngine, problem), "");
+  for (const SumBroadcast way : {SumBroadcast::kPeerStores, SumBroadcast::kMulticast}) {
+    EXPECT_NE(why(way, problem).find("only kernels for sm_90"), std::string::npos);
+  }
+}
+
 TEST(SumBroadcast, MulticastIsTakenWhereItSavesSomething) {
   for (const int32_t ranks : {3, 4, 8}) {
     for (const int64_t bytes : {int64_t{16}, kMiB, 512 * kMiB}) {

@@ -61,8 +61,9 @@ class Clock {
     }
   };
 
-  // All of a launch is seen, by every proxy.
-  void see_launch(uint32_t launch) { see_launch(launch, kAllFences); }
+  // All of a launch is seen, by every proxy. CUDA does not say that its end is a fence between
+  // addresses of the same memory.
+  void see_launch(uint32_t launch) { see_launch(launch, kFencesOfEnd); }
   // What is passed on from here by a flag, and not by a stream, is behind no proxy fence.
   void forget_fences_of_launches() {
     for (SeenLaunch& seen : launches_) seen.fences = 0;
@@ -111,10 +112,11 @@ class Clock {
     void add(const SeenLaunch& other) { fences |= other.fences; }
     void keep(const SeenLaunch& other) { fences &= other.fences; }
   };
-  static constexpr uint8_t kAllFences = (1u << kNumProxyFences) - 1;
   static constexpr uint8_t bit(ProxyFence fence) {
     return static_cast<uint8_t>(1u << static_cast<unsigned>(fence));
   }
+  static constexpr uint8_t kFencesOfEnd =
+      ((1u << kNumProxyFences) - 1) & ~(1u << static_cast<unsigned>(ProxyFence::kAlias));
   static bool ended_before(const SeenLaunch& seen, uint32_t launch) { return seen.launch < launch; }
   void see_launch(uint32_t launch, uint8_t fences) {
     auto place = std::lower_bound(launches_.begin(), launches_.end(), launch, ended_before);

@@ -61,7 +61,7 @@ struct Copy {
   std::unique_ptr<Agent> engine;
   std::vector<std::pair<uint64_t, uint64_t>> pieces;  // begin and end, yet to come
   int fill = -1;               // a byte that is written everywhere, in place of a source
-  uint32_t turns_a_piece = 1;  // on average
+  uint32_t turns_a_piece = 0;  // on average; drawn when it begins
 };
 // Something that a stream does and that is no kernel, a little of it at each attempt. What it
 // learns goes into its agent's clock.
@@ -82,8 +82,9 @@ class Machine {
   // Adds those of a module, which lives as long as the machine. Each kernel is decoded when it is
   // first asked for by kernel_named.
   void load(const Module& module);
-  // Returns the one kernel of texts whose name contains this. Throws std::invalid_argument
-  // otherwise.
+  void load(Module&& module) = delete;
+  // Returns the one kernel whose name contains this; of modules, it knows those that kernel_named
+  // was asked for. Throws std::invalid_argument otherwise.
   std::shared_ptr<const Program> kernel(std::string_view part_of_name) const;
 
   // Returns the kernel of exactly this name, or null.

@@ -14,7 +14,7 @@ constexpr uint64_t kLargestFlag = 8;      // bytes that a copy engine writes as 
 constexpr uint32_t kStarvedTurns = 4096;  // about so many turns until others are starved
 constexpr uint32_t kTurnsOfCopy = 4;      // about so many turns of warps until a copy's next piece
 constexpr uint32_t kSlowCopies = 8;       // one copy of so many is slow
-constexpr uint32_t kSlowestCopy = 8;      // it is up to 2 to this power as slow
+constexpr uint32_t kSlowestCopyLog2 = 8;  // it is up to 2 to this power as slow
 
 class CopyEngine : public Agent {
  public:
@@ -100,7 +100,7 @@ void Machine::begin_work(Stream& stream) {
       std::make_unique<CopyEngine>(*this, new_actor({0, id, stream.device}), stream.clock);
   copy.engine->clock.forget_fences_of_launches();
   copy.turns_a_piece = kTurnsOfCopy;
-  if (draw(kSlowCopies) == 0) copy.turns_a_piece <<= draw(kSlowestCopy + 1);
+  if (draw(kSlowCopies) == 0) copy.turns_a_piece <<= draw(kSlowestCopyLog2 + 1);
   // In up to four pieces, at even bytes.
   std::vector<uint64_t> cuts{0, copy.bytes};
   for (int i = 0; i < 3 && copy.bytes > kLargestFlag; ++i) {

@@ -129,8 +129,8 @@ int run_matmul(const TritonCase& what, const std::string& ptx, uint64_t seed) {
   const uint64_t c =
       machine.memory().allocate(count * static_cast<size_t>(kernels::size_of(stored)), "c");
   TritonArguments arguments;
-  arguments.set_matrix(what, "a", a);
-  arguments.set_matrix(what, "b", b);
+  testing::set_matrix(arguments, what, "a", a);
+  testing::set_matrix(arguments, what, "b", b);
   arguments.set("c_ptr", c);
   arguments.set("bias_ptr", bias.address);
   arguments.set("m", sizes.m);

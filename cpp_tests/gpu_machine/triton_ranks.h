@@ -1,4 +1,5 @@
-// Four virtual ranks that run the project's fused Triton kernels against each other.
+// Four virtual ranks that run the project's fused Triton kernels, and what the host code of
+// csrc/core/cuda/fused gives the kernels.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -7,78 +8,79 @@
 #include <string>
 #include <vector>
 
+#include "core/cuda/fused/flags.h"
+#include "core/symmetric/signal_layout.h"
 #include "gpu_machine/triton_case.h"
 
 namespace axonn::gpu_machine::testing {
 
-inline constexpr int kRanks = 4;            // for which the cases are compiled
-inline constexpr int64_t kFlagStride = 32;  // words: FLAG_STRIDE of axonn_ext/triton/schedule.py
-inline constexpr int64_t kChunks = 2;       // of a shard
+inline constexpr int kRanks = 4;       // for which the cases are compiled
+inline constexpr int64_t kChunks = 2;  // of a shard
 inline constexpr int kCalls = 3;
 inline constexpr uint32_t kFirstEpoch = 0xFFFFFFFDu;  // epochs wrap behind the second call
 inline constexpr uint32_t kPrograms = 2;
 inline constexpr int64_t kBudgetNs = 1'000'000'000;
 
-// The other kernel that a fused op needs, compiled for the same.
-inline TritonCase partner(const TritonCase& of, const std::string& kernel) {
-  for (const TritonCase& one : testing::triton_cases_of(kernel, of.folder)) {
-    if (one.text("architecture") == of.text("architecture") && one.dtype() == of.dtype() &&
-        (one.is_true("aligned") == of.is_true("aligned"))) {
-      return one;
-    }
-  }
-  throw std::invalid_argument("no " + kernel + " for " + of.name);
-}
-
-// What the kernels of four ranks share: signals, epochs and streams, as `Signals` of
-// axonn_ext/triton/signals.py has them.
+// Flags, epochs, counters and records of four ranks, each with a stream for its kernels and one for
+// its copy engine. Every call runs to its end before the next one begins.
 class Ranks {
  public:
   explicit Ranks(uint64_t seed) : machine_(options_of(seed)) {
+    const auto num_words = static_cast<size_t>(kRanks * kChunks * comm::kSignalStride / 4);
     for (int rank = 0; rank < kRanks; ++rank) {
       const std::string name = " of rank " + std::to_string(rank);
       streams_.push_back(machine_.new_stream(rank));
-      flags_.push_back(machine_.put(
-          std::vector<uint32_t>(kRanks * kChunks * kFlagStride, kFirstEpoch), "flags" + name));
+      copies_.push_back(machine_.new_stream(rank));
+      pads_.push_back(machine_.put(std::vector<uint32_t>(num_words, kFirstEpoch), "flags" + name));
       counters_.push_back(
           machine_.put(std::vector<uint32_t>(kRanks * kChunks, 0), "counters" + name));
       epochs_.push_back(machine_.put(std::vector<uint32_t>{kFirstEpoch}, "epoch" + name));
-      failures_.push_back(machine_.put(std::vector<uint32_t>{0}, "failure" + name));
+      records_.push_back(machine_.put(std::vector<kernels::cuda::SpinFailure>(1), "record" + name));
     }
-    flags_ptrs_ = machine_.put(flags_, "addresses of flags");
   }
 
+  static uint32_t epoch_of(int call) { return kFirstEpoch + 1 + static_cast<uint32_t>(call); }
+
   Machine& machine() { return machine_; }
-  uint32_t failure(int rank) { return machine_.get<uint32_t>(failures_[at(rank)], 1)[0]; }
+  int stream(int rank) const { return streams_[at(rank)]; }
+  uint64_t pad(int rank) const { return pads_[at(rank)]; }
+  kernels::cuda::SpinFailure record(int rank) {
+    return machine_.get<kernels::cuda::SpinFailure>(records_[at(rank)], 1)[0];
+  }
+  std::vector<uint32_t> counters(int rank) {
+    return machine_.get<uint32_t>(counters_[at(rank)], kRanks * kChunks);
+  }
 
   // The arguments of every kernel of this rank.
-  TritonArguments arguments(int rank, int64_t chunk_tile, int64_t rows, int64_t budget) const {
+  TritonArguments arguments(int rank, int64_t rows) const {
     TritonArguments made;
-    made.set("flags_ptrs", flags_ptrs_);
-    made.set("flags_ptr", flags_[at(rank)]);
-    made.set("counters_ptr", counters_[at(rank)]);
-    made.set("epoch_ptr", epochs_[at(rank)]);
-    made.set("failure_ptr", failures_[at(rank)]);
-    made.set("budget", budget);
+    made.set("counters", counters_[at(rank)]);
+    made.set("epoch_at", epochs_[at(rank)]);
+    made.set("failure", records_[at(rank)]);
+    made.set("pad", pads_[at(rank)]);
+    for (int other = 0; other < 8; ++other) {
+      made.set("pad" + std::to_string(other), pads_[at(other < kRanks ? other : 0)]);
+    }
     made.set("rows", rows);
     made.set("rank", int64_t{rank});
     made.set("chunks", kChunks);
-    made.set("chunk_tile", chunk_tile);
     return made;
   }
 
-  // Signals.advance().
-  void advance(int rank, int call) {
-    const uint64_t next =
-        machine_.put(std::vector<uint32_t>{kFirstEpoch + 1 + static_cast<uint32_t>(call)}, "epoch");
-    machine_.copy(streams_[at(rank)], epochs_[at(rank)], next, 4);
+  // Counts the call, in front of its kernels and copies.
+  void begin(int rank, int call) {
+    epoch_ = machine_.put(std::vector<uint32_t>{epoch_of(call)}, "epoch");
+    machine_.copy(stream(rank), epochs_[at(rank)], epoch_, 4);
   }
-  void launch(int rank, const TritonCase& what, const TritonArguments& arguments,
-              uint32_t programs = kPrograms) {
-    testing::launch_triton(machine_, streams_[at(rank)], what, arguments, programs);
+  // Copies a chunk to a peer as its copy engine does, or to the rank itself, and raises its flag.
+  void bring(int from, int to, int64_t chunk, uint64_t target, uint64_t source, uint64_t bytes) {
+    const int by = from == to ? stream(from) : copies_[at(from)];
+    if (bytes > 0) machine_.copy(by, target, source, bytes);
+    const int64_t flag = from * kChunks + chunk;
+    machine_.copy(by, pad(to) + static_cast<uint64_t>(comm::signal_offset_bytes(flag)), epoch_, 4);
   }
-  void copy(int rank, uint64_t to, uint64_t from, uint64_t bytes) {
-    machine_.copy(streams_[at(rank)], to, from, bytes);
+  void launch(int rank, const TritonCase& what, const TritonArguments& arguments) {
+    testing::launch_triton(machine_, stream(rank), what, arguments, kPrograms);
   }
 
  private:
@@ -90,9 +92,9 @@ class Ranks {
   }
 
   Machine machine_;
-  std::vector<int> streams_;
-  std::vector<uint64_t> flags_, counters_, epochs_, failures_;
-  uint64_t flags_ptrs_ = 0;
+  std::vector<int> streams_, copies_;
+  std::vector<uint64_t> pads_, counters_, epochs_, records_;
+  uint64_t epoch_ = 0;  // of the call, from which copy engines take it
 };
 
 inline void expect_near(double got, const Expected& expected, DataType dtype, int& wrong,
@@ -110,21 +112,22 @@ inline uint64_t bytes_of(const TritonCase& what, int64_t count) {
   return static_cast<uint64_t>(count * kernels::size_of(what.dtype()));
 }
 
-inline Matrix drawn_b(Machine& machine, const TritonCase& what, int64_t k, int64_t n,
-                      std::mt19937_64& random) {
-  Matrix b = testing::draw_matrix(k, n, what.dtype(), random);
-  if (what.text("layout")[1] == 'T') {
-    b.row_stride = 1;
-    b.column_stride = k;
+// Draws a matrix that lies by rows (N) or columns (T), as the case says of operand 0 or 1.
+inline Matrix drawn(const TritonCase& what, size_t operand, int64_t rows, int64_t columns,
+                    std::mt19937_64& random) {
+  Matrix made = testing::draw_matrix(rows, columns, what.dtype(), random);
+  if (what.text("layout")[operand] == 'T') {
+    made.row_stride = 1;
+    made.column_stride = rows;
   }
-  testing::place_matrix(machine, b, "b");
-  return b;
+  return made;
 }
 
-inline void set_b(TritonArguments& arguments, const TritonCase& what, const Matrix& b) {
-  arguments.set_matrix(what, "b", b);
-  arguments.set("stride_bk", b.row_stride);
-  arguments.set("stride_bn", b.column_stride);
+inline void set_operand(TritonArguments& arguments, const TritonCase& what, const std::string& name,
+                        const Matrix& matrix) {
+  testing::set_matrix(arguments, what, name, matrix);
+  arguments.set(name == "a" ? "stride_am" : "stride_bk", matrix.row_stride);
+  arguments.set(name == "a" ? "stride_ak" : "stride_bn", matrix.column_stride);
 }
 
 }  // namespace axonn::gpu_machine::testing

@@ -48,6 +48,21 @@ TORCH_LIBRARY(axonn, m) {
       "_why_no_fused_here(Device device, ScalarType dtype, int group_size, bool across_hosts) -> "
       "str");
 
+  // Launch the Triton kernels of the fused forms on the current stream, for devices without
+  // CUTLASS's (ops/cuda/triton_gemm.cpp). Both multiply a [m, k] @ b [k, n] in at most so many
+  // programs, and tell peers by flags at these addresses. In the first, what arrives in a or b is
+  // this rank's workspace, and d [m, n] is the result. In the second, the rows of the result leave
+  // for slots, one at each rank.
+  m.def(
+      "_fused_gather_triton(Tensor a, Tensor b, Tensor(d!) d, str arriving, int rank, int "
+      "num_ranks, "
+      "int chunks_per_shard, int chunk_tile, int pad, int epoch, int failure, int timeout_ns, int "
+      "max_programs) -> ()");
+  m.def(
+      "_fused_scatter_triton(Tensor a, Tensor b, int rank, int chunks_per_shard, int[] slots, "
+      "int[] "
+      "pads, int counters, int epoch, int max_programs) -> ()");
+
   // Return a product a @ b, plus bias in each row, computed in one of several ways
   // (ops/tuning/product.h), and the name under which the choice between them is kept.
   m.def("_tuned_mm(Tensor a, Tensor b, Tensor? bias, str variant) -> Tensor");

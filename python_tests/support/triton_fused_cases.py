@@ -1,85 +1,113 @@
 """The Triton kernels that are fused with a collective, on ranks that share memory.
 
-Ranks are processes in the interpreter, and streams of one process on a GPU (test_gpu_triton.py).
-Imports triton: only for processes that have chosen how kernels run.
+Ranks are processes in the interpreter. What the host code of csrc/core/cuda/fused does around the
+kernels (it counts the epoch, brings the rows, waits for the end of the call before) is done here in
+Python. Imports triton: only for processes that have chosen how kernels run.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import torch
 from torch import Tensor
 
-from axonn_ext.triton.all_gather_matmul import all_gather_matmul, push_shard
-from axonn_ext.triton.matmul_reduce_scatter import multiply_and_send, reduce_slots
-from axonn_ext.triton.signals import Signals
+from axonn_ext.triton.fused import Arrivals, Departures, gather, scatter
+from axonn_ext.triton.schedule import FLAG_STRIDE
 from axonn_ext.triton.tile_configs import TileConfig
 from grids import bound, relative_error
 from triton_cases import DTYPES, draw, laid_out
 from triton_interpreter import dawdle, run_ranks, shared
 
 PLENTY = 1_000_000  # looks at a flag: minutes
+RECORD = ("state", "rank", "peer", "chunk", "expected", "seen")  # the words of a SpinFailure
 
 
 @dataclass(frozen=True)
 class FusedCase:
-    """A call on `world_size` ranks, repeated; `rows` are those of one rank."""
+    """A call on `world_size` ranks, repeated. The whole product is [m, n] = [m, k] @ [k, n]."""
 
     world_size: int
-    rows: int
+    m: int
     n: int
     k: int
-    dtype: str = "fp32"
-    layout: str = "NN"
+    arriving: str = "rows"
+    dtype: str = "bf16"
+    layout: str = "NN"  # of a and b; what arrives is laid out as it must
     chunks: int = 2
-    chunk_tile: int = 16
+    chunk_tile: int = 1
     config: TileConfig | None = TileConfig(16, 16, 16, 4, 2)  # noqa: RUF009  (frozen)
+    programs: int = 3
     calls: int = 3
     first_epoch: int = 0
     seed: int = 0
     pause_s: float = 0.01  # between two chunks that arrive from outside
-    device: str = "cpu"
+    timeout: int = PLENTY
+
+    @property
+    def gathered(self) -> tuple[int, int]:
+        """The rows that all ranks have together, and their length."""
+        return {
+            "rows": (self.m, self.k),
+            "columns": (self.n, self.k),
+            "inner": (self.k, self.n),
+            "inner_a": (self.k, self.m),
+        }[self.arriving]
 
 
 class Ranks:
-    """Flags, counters and buffers of all ranks, in memory that they share."""
+    """Workspaces, flags, counters, epochs and records of all ranks, in memory that they share."""
 
-    def __init__(self, case: FusedCase, *buffer_shape: int) -> None:
+    def __init__(self, case: FusedCase, *workspace: int) -> None:
         world, flags = case.world_size, case.world_size * case.chunks
         self.case = case
-        self.start = torch.tensor([case.first_epoch], dtype=torch.int64).to(torch.int32)
-        self.buffers = [self._zeros(*buffer_shape, dtype=DTYPES[case.dtype]) for _ in range(world)]
-        self.flags = [self._zeros(flags, 32, dtype=torch.int32) for _ in range(world)]
-        self.failures = [self._zeros(1, dtype=torch.int32) for _ in range(world)]
-        for buffer, words in zip(self.buffers, self.flags, strict=True):
-            buffer.fill_(float("nan"))
-            words.fill_(int(self.start))
+        self.start = int(torch.tensor(case.first_epoch, dtype=torch.int64).to(torch.int32))
+        dtype = DTYPES[case.dtype]
+        self.workspaces = [shared(*workspace, dtype=dtype) for _ in range(world)]
+        # Behind the flags of chunks lies one for each rank that has ended its call.
+        self.pads = [
+            shared(flags + world, FLAG_STRIDE.value, dtype=torch.int32) for _ in range(world)
+        ]
+        self.epochs = [shared(1, dtype=torch.int32) for _ in range(world)]
+        self.counters = [shared(flags, dtype=torch.int32) for _ in range(world)]
+        self.records = [shared(len(RECORD), dtype=torch.int32) for _ in range(world)]
+        for one in (*self.pads, *self.epochs):
+            one.fill_(self.start)
+        for one in self.workspaces:
+            one.fill_(float("nan"))
 
-    def _zeros(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        if self.case.device == "cpu":
-            return shared(*shape, dtype=dtype)
-        return torch.zeros(*shape, dtype=dtype, device=self.case.device)
+    def begin(self, rank: int) -> int:
+        """Waits for the ends of the peers' calls before, counts the call, and returns its epoch."""
+        flags = self.case.world_size * self.case.chunks
+        before = self.epochs[rank].clone()
+        while not torch.equal(self.pads[rank][flags:, 0], before.expand(self.case.world_size)):
+            time.sleep(0.001)
+        self.epochs[rank].add_(1)  # wraps around
+        return int(self.epochs[rank])
 
-    def pointers(self, tensors: list[Tensor]) -> Tensor:
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        return torch.tensor(addresses, dtype=torch.int64, device=self.case.device)
+    def end(self, rank: int) -> None:
+        for pad in self.pads:
+            pad[self.case.world_size * self.case.chunks + rank, 0] = self.epochs[rank][0]
 
-    def signals(self, rank: int, timeout: int = PLENTY) -> Signals:
-        count = self.case.world_size * self.case.chunks
-        return Signals(
-            rank=rank,
-            world_size=self.case.world_size,
-            chunks_per_shard=self.case.chunks,
-            flags=self.flags[rank],
-            flags_ptrs=self.pointers(self.flags),
-            counters=torch.zeros(count, dtype=torch.int32, device=self.case.device),
-            epoch=self.start.to(self.case.device, copy=True),
-            failure=self.failures[rank],
-            timeout_ns=timeout,
-        )
+    def arrivals(self, rank: int) -> Arrivals:
+        case = self.case
+        return Arrivals(
+            rank, case.world_size, case.chunks, case.chunk_tile, self.pads[rank].data_ptr(),
+            self.epochs[rank].data_ptr(), self.records[rank].data_ptr(), case.timeout,
+        )  # fmt: skip
+
+    def departures(self, rank: int) -> Departures:
+        return Departures(
+            rank, self.case.chunks,
+            [workspace[rank].data_ptr() for workspace in self.workspaces],
+            [pad.data_ptr() for pad in self.pads],
+            self.counters[rank].data_ptr(), self.epochs[rank].data_ptr(),
+        )  # fmt: skip
+
+    def record(self, rank: int) -> dict[str, int]:
+        return dict(zip(RECORD, self.records[rank].tolist(), strict=True))
 
 
 def check_error(name: str, got: Tensor, want: Tensor, terms: int, roundings: int) -> list[str]:
@@ -89,46 +117,83 @@ def check_error(name: str, got: Tensor, want: Tensor, terms: int, roundings: int
     return [] if error <= limit else [f"{name}: {error:.2e} > {limit:.2e}"]
 
 
-# --- All-gather -> matmul ------------------------------------------------------------------------
+# --- What arrives ---------------------------------------------------------------------------------
 
 
-def shard_of(case: FusedCase, rank: int, call: int) -> Tensor:
-    seed = 100 * call + rank
-    return draw(case.rows, case.k, dtype=DTYPES[case.dtype], device=case.device, seed=seed)
+def shards_of(case: FusedCase, call: int) -> list[Tensor]:
+    rows = draw(*case.gathered, dtype=DTYPES[case.dtype], device="cpu", seed=100 * call)
+    return list(rows.chunk(case.world_size))
 
 
-def weight_of(case: FusedCase, rank: int, call: int) -> Tensor:
-    seed = 7000 + 100 * call + rank
-    weight = draw(case.k, case.n, dtype=DTYPES[case.dtype], device=case.device, seed=seed)
-    return laid_out(weight, case.layout[1])
+def other_of(case: FusedCase, rank: int, call: int) -> Tensor:
+    is_a = case.arriving in ("rows", "inner_a")
+    sizes = (case.k, case.n) if is_a else (case.m, case.k)
+    other = draw(*sizes, dtype=DTYPES[case.dtype], device="cpu", seed=7000 + 100 * call + rank)
+    return laid_out(other, case.layout[1 if is_a else 0])
 
 
-def run_all_gather(case: FusedCase) -> list[str]:
+def operands(case: FusedCase, rows: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """a and b, given the rows of what is gathered and the other operand."""
+    return {
+        "rows": (rows, other),
+        "columns": (other, rows.t()),
+        "inner": (other, rows),
+        "inner_a": (rows.t(), other),
+    }[case.arriving]
+
+
+def chunk_rows(case: FusedCase, flag: int) -> tuple[int, int]:
+    """Rows of a chunk, by the definition in core/schedule/chunk_plan.h."""
+    shard, chunk = divmod(flag, case.chunks)
+    rows = case.gathered[0] // case.world_size
+    tiles = -(-rows // case.chunk_tile)
+    quotient, remainder = divmod(tiles, case.chunks)
+    edges = [i * quotient + min(i, remainder) for i in (chunk, chunk + 1)]
+    begin, end = (min(edge * case.chunk_tile, rows) for edge in edges)
+    return shard * rows + begin, shard * rows + end
+
+
+def run_gather(case: FusedCase) -> list[str]:
     """Ranks send and multiply, several calls in a row, each a little late."""
-    ranks = Ranks(case, 2, case.world_size * case.rows, case.k)
+    ranks = Ranks(case, *case.gathered)
+    rows = case.gathered[0] // case.world_size
+
+    def send(rank: int, shard: Tensor, epoch: int) -> None:
+        """As a copy engine does, to the own workspace first and in chunks."""
+        for step in range(case.world_size):
+            peer = (rank - step) % case.world_size
+            for flag in range(rank * case.chunks, (rank + 1) * case.chunks):
+                begin, end = chunk_rows(case, flag)
+                ranks.workspaces[peer][begin:end] = shard[begin - rank * rows : end - rank * rows]
+                ranks.pads[peer][flag, 0] = epoch
 
     def on_rank(rank: int) -> list[str]:
-        signals, failures = ranks.signals(rank), []
+        failures = []
         for call in range(case.calls):
             dawdle(case.seed + 10 * call + rank)
-            signals.advance()
-            push_shard(
-                shard_of(case, rank, call), ranks.buffers[rank], ranks.pointers(ranks.buffers),
-                signals, chunk_tile=case.chunk_tile, num_programs=2,
-            )  # fmt: skip
-            b = weight_of(case, rank, call)
-            out = all_gather_matmul(
-                ranks.buffers[rank], b, signals, chunk_tile=case.chunk_tile, config=case.config
-            )
-            signals.raise_failure("all_gather_matmul")
-            rows = torch.cat([shard_of(case, r, call) for r in range(case.world_size)])
-            name = f"{case} rank {rank} call {call}"
-            failures += check_error(name, out, rows.double() @ b.double(), case.k, 1)
-            if signals.counters.any():
-                failures.append(f"{name}: counters {signals.counters.tolist()} are left")
+            shards = shards_of(case, call)
+            epoch = ranks.begin(rank)
+            send(rank, shards[rank], epoch)
+            failures += multiply(case, ranks, rank, call, torch.cat(shards))
+            ranks.end(rank)
         return failures
 
     return [text for found in run_ranks(case.world_size, on_rank) for text in found]
+
+
+def multiply(case: FusedCase, ranks: Ranks, rank: int, call: int, rows: Tensor) -> list[str]:
+    """Runs the kernel, and returns what is wrong with its result."""
+    other = other_of(case, rank, call)
+    a, b = operands(case, ranks.workspaces[rank], other)
+    out = torch.full((case.m, case.n), float("nan"), dtype=a.dtype)
+    gather(
+        a, b, out, case.arriving, ranks.arrivals(rank), max_programs=case.programs,
+        config=case.config,
+    )  # fmt: skip
+    if ranks.record(rank)["state"]:
+        return [f"{case} rank {rank} call {call}: {ranks.record(rank)}"]
+    x, y = operands(case, rows.double(), other.double())
+    return check_error(f"{case} rank {rank} call {call}", out, x @ y, case.k, 1)
 
 
 def gather_in_order(case: FusedCase, order: list[int]) -> list[str]:
@@ -136,175 +201,116 @@ def gather_in_order(case: FusedCase, order: list[int]) -> list[str]:
 
     Rows that have not arrived are NaN, so a tile that does not wait for them shows.
     """
-    ranks = Ranks(case, 2, case.world_size * case.rows, case.k)
-    rows = torch.cat([shard_of(case, r, 0) for r in range(case.world_size)])
-    b = weight_of(case, 1, 0)
-    epoch = case.first_epoch + 1
+    ranks = Ranks(case, *case.gathered)
+    rows = torch.cat(shards_of(case, 0))
 
     def on_rank(rank: int) -> list[str]:
         if rank == 0:  # a copy engine
             for flag in order:
                 time.sleep(case.pause_s)
                 begin, end = chunk_rows(case, flag)
-                ranks.buffers[1][epoch % 2, begin:end] = rows[begin:end]
-                ranks.flags[1][flag, 0] = epoch
+                ranks.workspaces[1][begin:end] = rows[begin:end]
+                ranks.pads[1][flag, 0] = case.first_epoch + 1
             return []
-        signals = ranks.signals(1)
-        signals.advance()
-        out = all_gather_matmul(
-            ranks.buffers[1], b, signals, chunk_tile=case.chunk_tile, config=case.config
-        )
-        signals.raise_failure("all_gather_matmul")
-        return check_error(f"{case} {order}", out, rows.double() @ b.double(), case.k, 1)
+        ranks.begin(1)
+        return multiply(case, ranks, 1, 0, rows)
 
     return [text for found in run_ranks(2, on_rank) for text in found]
-
-
-def chunk_rows(case: FusedCase, flag: int) -> tuple[int, int]:
-    """Rows of a chunk, by the definition in core/schedule/chunk_plan.h."""
-    shard, chunk = divmod(flag, case.chunks)
-    tiles = -(-case.rows // case.chunk_tile)
-    quotient, remainder = divmod(tiles, case.chunks)
-    edges = [i * quotient + min(i, remainder) for i in (chunk, chunk + 1)]
-    begin, end = (min(edge * case.chunk_tile, case.rows) for edge in edges)
-    return shard * case.rows + begin, shard * case.rows + end
 
 
 def gather_orders(case: FusedCase) -> list[str]:
-    return [text for order in orders_of(case) for text in gather_in_order(case, order)]
-
-
-def orders_of(case: FusedCase) -> list[list[int]]:
     """Flags forwards, backwards (what arrives first is needed last), and shuffled."""
     flags = list(range(case.world_size * case.chunks))
-    return [flags, flags[::-1], random.Random(case.seed).sample(flags, len(flags))]
+    orders = [flags, flags[::-1], random.Random(case.seed).sample(flags, len(flags))]
+    return [text for order in orders for text in gather_in_order(case, order)]
 
 
-def gather_without_a_peer(case: FusedCase) -> list[str]:
-    """What rank 0 raises where rank 1 sends its first chunk and no other."""
-    ranks = Ranks(case, 2, case.world_size * case.rows, case.k)
-    signals = ranks.signals(0, timeout=50)
-    signals.advance()
-    push_shard(
-        shard_of(case, 0, 0), ranks.buffers[0], ranks.pointers(ranks.buffers), signals,
-        chunk_tile=case.chunk_tile, num_programs=2,
+def gather_without_a_peer(case: FusedCase) -> dict[str, int]:
+    """The record of rank 0 where rank 1 sends its first chunk and no other."""
+    ranks = Ranks(case, *case.gathered)
+    epoch = ranks.begin(0)
+    for flag in range(case.chunks + 1):
+        begin, end = chunk_rows(case, flag)
+        ranks.workspaces[0][begin:end] = 1
+        ranks.pads[0][flag, 0] = epoch
+    multiply(case, ranks, 0, 0, torch.cat(shards_of(case, 0)))
+    return ranks.record(0)
+
+
+def gather_by_op(case: FusedCase) -> list[str]:
+    """One rank's gather through the op that C++ calls; all has arrived."""
+    ranks = Ranks(case, *case.gathered)
+    epoch, rows, other = ranks.begin(0), torch.cat(shards_of(case, 0)), other_of(case, 0, 0)
+    ranks.workspaces[0].copy_(rows)
+    ranks.pads[0][: case.chunks, 0] = epoch
+    out = torch.empty(case.m, case.n, dtype=rows.dtype)
+    torch.ops.axonn._fused_gather_triton(
+        *operands(case, ranks.workspaces[0], other), out, case.arriving,
+        *astuple(ranks.arrivals(0)), case.programs,
     )  # fmt: skip
-    ranks.flags[0][case.chunks, 0] = 1
-    b = weight_of(case, 0, 0)
-    all_gather_matmul(ranks.buffers[0], b, signals, chunk_tile=case.chunk_tile, config=case.config)
-    try:
-        signals.raise_failure("all_gather_matmul")
-    except RuntimeError as error:
-        return [str(error)]
-    return []
+    x, y = operands(case, rows.double(), other.double())
+    return check_error(f"{case} by its op", out, x @ y, case.k, 1)
 
 
-# --- Matmul -> reduce-scatter --------------------------------------------------------------------
+# --- What leaves ----------------------------------------------------------------------------------
 
 
 def addend_of(case: FusedCase, rank: int, call: int) -> tuple[Tensor, Tensor]:
-    dtype, m = DTYPES[case.dtype], case.world_size * case.rows
-    a = draw(m, case.k, dtype=dtype, device=case.device, seed=100 * call + rank)
-    return laid_out(a, case.layout[0]), weight_of(case, rank, call)
+    dtype, seed = DTYPES[case.dtype], 100 * call + rank
+    a = draw(case.m, case.k, dtype=dtype, device="cpu", seed=seed)
+    b = draw(case.k, case.n, dtype=dtype, device="cpu", seed=7000 + seed)
+    return laid_out(a, case.layout[0]), laid_out(b, case.layout[1])
 
 
-def reduce_scatter_calls(case: FusedCase) -> list[tuple[list[str], list[Tensor]]]:
-    """By rank: what is wrong, and the results of every call."""
-    ranks = Ranks(case, 2, case.world_size, case.rows, case.n)
+def run_scatter(case: FusedCase) -> list[str]:
+    """Ranks multiply and send; each copies a chunk of a slot when its flag is raised."""
+    world, rows = case.world_size, case.m // case.world_size
+    ranks = Ranks(case, world, rows, case.n)
+    by_tiles = replace(case, chunk_tile=case.config.block_m if case.config else 1)
 
-    def on_rank(rank: int) -> tuple[list[str], list[Tensor]]:
-        signals, failures, outputs = ranks.signals(rank), [], []
-        share = slice(rank * case.rows, (rank + 1) * case.rows)
-        for call in range(case.calls):
-            dawdle(case.seed + 10 * call + rank)
-            signals.advance()
-            a, b = addend_of(case, rank, call)
-            slots = ranks.buffers[rank]
-            multiply_and_send(
-                a, b, slots, ranks.pointers(ranks.buffers), signals,
-                chunk_tile=case.chunk_tile, config=case.config,
-            )  # fmt: skip
-            out = reduce_slots(slots, signals, chunk_tile=case.chunk_tile)
-            signals.raise_failure("reduce_slots")
-            pairs = [addend_of(case, r, call) for r in range(case.world_size)]
-            want = sum(x.double()[share] @ y.double() for x, y in pairs)
-            name = f"{case} rank {rank} call {call}"
-            terms = case.k * case.world_size
-            failures += check_error(name, out, want, terms, 1 + case.world_size)
-            # In fp32: the interpreter rounds to bfloat16 towards zero.
-            whole = reduce_slots(slots, signals, chunk_tile=case.chunk_tile, dtype=torch.float32)
-            in_order = torch.zeros(case.rows, case.n)
-            for addend in slots[int(signals.epoch) % 2]:
-                in_order += addend.float()
-            if not torch.equal(whole, in_order):
-                failures.append(f"{name}: not the sum of the slots in the order of ranks")
-            if signals.counters.any():
-                failures.append(f"{name}: counters {signals.counters.tolist()} are left")
-            outputs.append(out)
-        return failures, outputs
-
-    return run_ranks(case.world_size, on_rank)
-
-
-def run_reduce_scatter(case: FusedCase) -> list[str]:
-    return [text for failures, _ in reduce_scatter_calls(case) for text in failures]
-
-
-def repeat_reduce_scatter(case: FusedCase) -> list[str]:
-    """The same calls with other delays: the same bits."""
-    runs = [reduce_scatter_calls(replace(case, seed=seed)) for seed in (1, 2)]
-    failures = [text for run in runs for found, _ in run for text in found]
-    for rank in range(case.world_size):
-        for call in range(case.calls):
-            first, *others = (run[rank][1][call] for run in runs)
-            if not all(torch.equal(first, other) for other in others):
-                failures.append(f"{case} rank {rank} call {call}: other bits")
-    return failures
-
-
-def reduce_in_order(case: FusedCase, order: list[int]) -> list[str]:
-    """Rank 1's sum alone, while addends arrive in any order; NaN where they have not."""
-    ranks = Ranks(case, 2, case.world_size, case.rows, case.n)
-    dtype = DTYPES[case.dtype]
-    addends = draw(case.world_size, case.rows, case.n, dtype=dtype, device="cpu", seed=case.seed)
-    epoch = case.first_epoch + 1
+    def receive(rank: int, epoch: int) -> Tensor:
+        """The slots of this rank, each chunk as it is when its flag says that it is there."""
+        got = torch.empty(world, rows, case.n, dtype=DTYPES[case.dtype])
+        missing = list(range(world * case.chunks))
+        while missing:
+            for flag in [flag for flag in missing if int(ranks.pads[rank][flag, 0]) == epoch]:
+                source = flag // case.chunks
+                begin, end = (
+                    row - source * rows
+                    for row in chunk_rows(replace(by_tiles, arriving="rows"), flag)
+                )
+                got[source, begin:end] = ranks.workspaces[rank][source, begin:end]
+                missing.remove(flag)
+        return got
 
     def on_rank(rank: int) -> list[str]:
-        if rank == 0:
-            for flag in order:
-                time.sleep(case.pause_s)
-                source = flag // case.chunks
-                begin, end = (row - source * case.rows for row in chunk_rows(case, flag))
-                ranks.buffers[1][epoch % 2, source, begin:end] = addends[source, begin:end]
-                ranks.flags[1][flag, 0] = epoch
-            return []
-        signals = ranks.signals(1)
-        signals.advance()
-        out = reduce_slots(ranks.buffers[1], signals, chunk_tile=case.chunk_tile)
-        signals.raise_failure("reduce_slots")
-        want = addends.double().sum(0)
-        return check_error(f"{case} {order}", out, want, case.world_size, 1)
+        failures = []
+        share = slice(rank * rows, (rank + 1) * rows)
+        for call in range(case.calls):
+            dawdle(case.seed + 10 * call + rank)
+            epoch = ranks.begin(rank)
+            a, b = addend_of(case, rank, call)
+            scatter(a, b, ranks.departures(rank), max_programs=case.programs, config=case.config)
+            slots = receive(rank, epoch)
+            for source, slot in enumerate(slots):
+                x, y = addend_of(case, source, call)
+                name = f"{case} call {call}: what rank {rank} gets from rank {source}"
+                want = x.double()[share] @ y.double()
+                failures += check_error(name, slot, want, case.k, 1)
+            if ranks.counters[rank].any():
+                failures.append(f"{case}: counters {ranks.counters[rank].tolist()} are left")
+            ranks.end(rank)
+        return failures
 
-    return [text for found in run_ranks(2, on_rank) for text in found]
+    return [text for found in run_ranks(world, on_rank) for text in found]
 
 
-def reduce_orders(case: FusedCase) -> list[str]:
-    return [text for order in orders_of(case) for text in reduce_in_order(case, order)]
-
-
-def reduce_without_a_peer(case: FusedCase) -> list[str]:
-    """What rank 0 raises where no peer ever sends."""
-    ranks = Ranks(case, 2, case.world_size, case.rows, case.n)
-    signals = ranks.signals(0, timeout=50)
-    signals.advance()
-    a, b = addend_of(case, 0, 0)
-    multiply_and_send(
-        a, b, ranks.buffers[0], ranks.pointers(ranks.buffers), signals,
-        chunk_tile=case.chunk_tile, config=case.config,
-    )  # fmt: skip
-    reduce_slots(ranks.buffers[0], signals, chunk_tile=case.chunk_tile)
-    try:
-        signals.raise_failure("reduce_slots")
-    except RuntimeError as error:
-        return [str(error)]
-    return []
+def scatter_by_op(case: FusedCase) -> list[str]:
+    """One rank's product, which it sends to itself, through the op that C++ calls."""
+    ranks = Ranks(case, 1, case.m, case.n)
+    epoch, (a, b) = ranks.begin(0), addend_of(case, 0, 0)
+    torch.ops.axonn._fused_scatter_triton(a, b, *astuple(ranks.departures(0)), case.programs)
+    flags = ranks.pads[0][: case.chunks, 0].tolist()
+    failures = [] if flags == [epoch] * case.chunks else [f"flags {flags}, expected {epoch}"]
+    want = a.double() @ b.double()
+    return failures + check_error(f"{case} by its op", ranks.workspaces[0][0], want, case.k, 1)

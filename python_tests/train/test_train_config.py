@@ -265,9 +265,9 @@ def test_fused_on_gpus_is_refused_in_the_words_of_the_op(monkeypatch: pytest.Mon
         [problem] = on_gpus(monkeypatch, grid="x=2,y=2,z=2", local_world_size=4, **bf16)
         assert "all-reduces need GPUs that reach each other's memory" in problem
         assert asked[-1] == (torch.device("cuda", 0), torch.bfloat16, "any", 2)
-    with fused_kernels("fused kernels exist for sm_90 only, and it is of sm_80"):
+    with fused_kernels("fused kernels exist from sm_80 on, and it is of sm_75"):
         [problem] = on_gpus(monkeypatch)
-        assert problem.startswith("parallel.algorithm fused: fused kernels exist for sm_90 only")
+        assert problem.startswith("parallel.algorithm fused: fused kernels exist from sm_80 on")
         assert on_gpus(monkeypatch, parallel__algorithm="auto") == []
 
 

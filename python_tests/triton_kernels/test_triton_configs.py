@@ -74,7 +74,6 @@ def test_what_no_device_runs(changes, reason):
          "that are not empty"),
         (HOPPER, {"dtype": "float32"}, "descriptors feed tensor cores, which do not multiply full "
          "float32"),
-        (HOPPER, {"chunk_tile_m": 64}, "edges of chunks (64 rows) must be edges of tiles"),
         (replace(HOPPER, split_k=4), {"m": 64, "k": 192}, "split_k=4 leaves a part empty: K has 3 "
          "blocks"),
         (replace(HOPPER, split_k=4), {"m": 64, "fused": True}, "a matmul that is fused with a "

@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.library import Library
 
-from axonn_ext import _library, _product_kernels, nn, settings, tuning
+from axonn_ext import _library, nn, settings, tuning
+from axonn_ext.triton import register
 from axonn_ext.verify.products import laid_out
 from grids import bound, relative_error
 from product_cases import CPU_VARIANTS, K, M, N, linear_and_input
@@ -295,7 +296,7 @@ def triton_products() -> list[str]:
     """The Triton matmul as the C++ side sees it; what is wrong with it."""
     products = importlib.import_module("axonn_ext.triton.products")
     library = Library("axonn", "IMPL")
-    _product_kernels.register_triton(library, "CPU")
+    register.register_products(library, "CPU")
     mm, problems = torch.ops.axonn._tuned_mm, []
     try:
         for layout, with_bias in [("NT", True), ("NN", False), ("TN", True)]:

@@ -122,7 +122,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return api("cudaStreamDestroy", [&](Runtime& r) {
     if (std::erase(r.streams, stream) == 0) return cudaErrorInvalidResourceHandle;
     if (stream->capture != nullptr) stream->capture->is_broken = true;
-    r.destroyed_streams[stream->device].push_back(stream->stream);
+    r.keep_waiting_for(*stream);
     delete stream;
     return cudaSuccess;
   });

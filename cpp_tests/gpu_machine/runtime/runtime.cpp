@@ -233,6 +233,13 @@ cudaError_t Runtime::submit(cudaStream_t handle, std::function<void(int stream)>
   return cudaSuccess;
 }
 
+void Runtime::keep_waiting_for(const CUstream_st& stream) {
+  destroyed_streams_[stream.device].push_back(stream.stream);
+  if ((stream.flags & cudaStreamNonBlocking) != 0) return;
+  const int of_default = default_streams_[static_cast<size_t>(stream.device)]->stream;
+  wait_on(of_default, signal_on(stream.stream), "a blocking stream that is gone");
+}
+
 SignalPtr Runtime::signal_on(int stream) {
   auto signal = std::make_shared<Signal>();
   machine.enqueue_task(stream, "a signal", [signal](Agent& agent) {
@@ -280,7 +287,7 @@ cudaError_t Runtime::wait_for_device(int which) {
   for (const CUstream_st* stream : streams) {
     if (stream->device == which) all.push_back(stream->stream);
   }
-  const std::vector<int> destroyed = std::exchange(destroyed_streams[which], {});
+  const std::vector<int> destroyed = std::exchange(destroyed_streams_[which], {});
   all.insert(all.end(), destroyed.begin(), destroyed.end());
   for (const int stream : all) {
     const SignalPtr end = signal_on(stream);

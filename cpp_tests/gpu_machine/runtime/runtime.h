@@ -165,6 +165,8 @@ class Runtime {
 
   // Enqueues a signal after what a stream of the machine has been given so far.
   SignalPtr signal_on(int stream);
+  // Lets its device, and the default stream if it blocks, wait for a stream that is destroyed.
+  void keep_waiting_for(const CUstream_st& stream);
   void wait_on(int stream, const SignalPtr& signal, const std::string& what);
 
   // What no capture allows, such as to wait for the host, breaks the stream's capture, or any that
@@ -190,9 +192,7 @@ class Runtime {
   std::shared_ptr<void> nccl;  // what nccl/ keeps
   uint64_t next_capture = 1;
   std::vector<cudaStream_t> streams;  // all but the default ones, as they were made
-  // By device, the machine's numbers of streams that are gone, whose work may not be over.
-  std::map<int, std::vector<int>> destroyed_streams;
-  std::set<CapturePtr> captures;  // that are under way
+  std::set<CapturePtr> captures;      // that are under way
   // Copies of the host's pageable memory, and the streams of the machine that read them.
   std::vector<std::pair<uint64_t, int>> staged;
   std::map<int, uint64_t> allocated_bytes;  // by device
@@ -203,6 +203,8 @@ class Runtime {
   bool run_once();
   void let_others_call(std::chrono::microseconds pause);
   void order_with_default_stream(cudaStream_t stream);
+  // By device, the machine's numbers of streams that are gone, whose work may not be over.
+  std::map<int, std::vector<int>> destroyed_streams_;
 
   std::vector<std::unique_ptr<CUstream_st>> default_streams_;
   std::mt19937_64 random_;

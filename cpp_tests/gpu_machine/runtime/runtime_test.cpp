@@ -129,6 +129,19 @@ TEST(RuntimeStreams, ADeviceIsWaitedForWithTheStreamsThatAreGone) {
   }
 }
 
+TEST(RuntimeStreams, TheDefaultStreamWaitsForABlockingOneThatIsGone) {
+  for (const unsigned flags : {cudaStreamDefault, cudaStreamNonBlocking}) {
+    const uint64_t races = failures(MachineError::Kind::kRace, [&](Runtime&) {
+      cudaStream_t other = stream_with(flags);
+      uint32_t* words = device_words();
+      fill(words, 1, other);
+      AXONN_CUDA_CHECK(cudaStreamDestroy(other));
+      (void)cudaMemsetAsync(words, 2, kBytes, nullptr);
+    });
+    EXPECT_EQ(races, flags == cudaStreamNonBlocking ? kSeeds : 0);
+  }
+}
+
 TEST(RuntimeStreams, TheHostGoesOnWhileAStreamWaits) {
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     Runtime runtime(with_seed(seed));

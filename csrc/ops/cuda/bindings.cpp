@@ -11,6 +11,7 @@
 #include "core/gemm/launch_config.h"
 #include "ops/cuda/call_fused.h"
 #include "ops/cuda/communicator.h"
+#include "ops/cuda/gemm_backend.h"
 #include "ops/cuda/virtual_ranks.h"
 
 namespace {
@@ -70,6 +71,10 @@ PYBIND11_MODULE(_cuda, m) {
   pybind11::register_local_exception_translator(&translate);
   m.def("build_info", &build_info);
   m.def("gemm_candidates_sm90", &gemm_candidates_sm90);
+  m.def("gemm_source", [](int64_t device) {
+    const c10::Device cuda(c10::kCUDA, static_cast<c10::DeviceIndex>(device));
+    return axonn::kernels::name_of(axonn::ops::cuda::gemm_source(cuda));
+  });
   m.def("symmetric_workspace_bytes", &axonn::ops::cuda::symmetric_workspace_bytes);
   axonn::ops::cuda::bind_communicators(m);
   axonn::ops::cuda::bind_virtual_ranks(m);

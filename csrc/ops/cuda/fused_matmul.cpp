@@ -165,6 +165,9 @@ FusedGemm describe_product(const char* op, const at::Tensor& a, const at::Tensor
 }
 
 void launch_product(const char* op, const FusedGemm& gemm, c10::Device device) {
+  TORCH_CHECK_NOT_IMPLEMENTED(gemm_source(device) == kernels::GemmSource::kCutlass, op,
+                              ": a product without a collective is computed by the kernels for ",
+                              "sm_90 (CUTLASS) alone");
   require_supported(op, gemm, device);
   const LaunchConfig config = choose_config(op, gemm, device, {});
   const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
@@ -206,9 +209,10 @@ at::Tensor run(const char* op, const MatmulSum& call, const CallPlace& place,
   const auto& backend = gemm_backend(op, options.device());
   enqueue(op, [&] {
     if (call.everywhere) {
-      const SumBroadcast way = call.sum_broadcast
-                                   ? *call.sum_broadcast
-                                   : choose_sum_broadcast(sum_broadcast_problem(peers, call.gemm));
+      const SumBroadcast way =
+          call.sum_broadcast
+              ? *call.sum_broadcast
+              : choose_sum_broadcast(sum_broadcast_problem(peers, backend, call.gemm));
       gemm_all_reduce(peers, backend, call.config, call.gemm, way, output.mutable_data_ptr(),
                       place.streams);
     } else {

@@ -74,7 +74,8 @@ MatmulSum prepare_sum(const char* op, const at::Tensor& a, const at::Tensor& b, 
 // dtype. Raises as prepare_sum does, except for what no kernel computes.
 kernels::cuda::FusedGemm describe_product(const char* op, const at::Tensor& a, const at::Tensor& b);
 
-// Enqueues a product on the current stream. Raises NotImplementedError for what no kernel computes.
+// Enqueues a product on the current stream. Raises NotImplementedError for what no kernel computes,
+// and where the kernels are Triton's, which are all fused with a collective.
 void launch_product(const char* op, const kernels::cuda::FusedGemm& gemm, c10::Device device);
 
 // These enqueue the call. The result is allocated on the current stream, which must be the compute

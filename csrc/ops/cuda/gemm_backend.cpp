@@ -10,10 +10,13 @@
 
 #include "core/cuda/check.h"
 #include "ops/checks.h"
+#include "ops/cuda/triton_gemm.h"
 
 namespace axonn::ops::cuda {
 namespace {
 
+using kernels::GemmSource;
+using kernels::GemmSources;
 using kernels::cuda::FusedGemm;
 using kernels::cuda::GemmBackend;
 
@@ -24,8 +27,15 @@ int attribute(cudaDeviceAttr name, c10::Device device) {
 }
 
 // The module of the architecture registers it; that module may not be built.
-std::optional<c10::OperatorHandle> find_backend() {
+std::optional<c10::OperatorHandle> find_cutlass() {
   return c10::Dispatcher::singleton().findSchema({"axonn::_gemm_backend_sm90", ""});
+}
+
+GemmSources sources_for(c10::Device device) {
+  return {.major = attribute(cudaDevAttrComputeCapabilityMajor, device),
+          .minor = attribute(cudaDevAttrComputeCapabilityMinor, device),
+          .has_cutlass = find_cutlass().has_value(),
+          .has_triton = has_triton_gemms()};
 }
 
 // The backends of devices whose kernels are loaded. Every call looks here several times.
@@ -57,16 +67,14 @@ LoadedBackends& loaded_backends() {
 
 }  // namespace
 
+GemmSource gemm_source(c10::Device device) {
+  return device.is_cuda() ? kernels::gemm_source(sources_for(device)) : GemmSource::kNone;
+}
+
 std::string why_no_gemm_backend(c10::Device device) {
   if (!device.is_cuda()) return "it is no CUDA device";
   if (loaded_backends().find(device) != nullptr) return "";
-  const int major = attribute(cudaDevAttrComputeCapabilityMajor, device);
-  const int minor = attribute(cudaDevAttrComputeCapabilityMinor, device);
-  if (major != 9 || minor != 0) {
-    return "fused kernels exist for sm_90 only, and it is of sm_" + std::to_string(major) +
-           std::to_string(minor);
-  }
-  return find_backend() ? "" : "axonn_ext was built without axonn_ext._cuda_sm90 (CUTLASS)";
+  return kernels::why_no_gemm_source(sources_for(device));
 }
 
 const GemmBackend& gemm_backend(const char* op, c10::Device device) {
@@ -74,7 +82,10 @@ const GemmBackend& gemm_backend(const char* op, c10::Device device) {
   const std::string why = why_no_gemm_backend(device);
   TORCH_CHECK_NOT_IMPLEMENTED(why.empty(), op, ": no fused kernels for ", device, ": ", why,
                               "; use 'auto', 'chunked' or 'sequential'");
-  const auto address = find_backend()->typed<int64_t()>().call();
+  if (gemm_source(device) == GemmSource::kTriton) {
+    return loaded_backends().load(triton_gemms(), device);
+  }
+  const auto address = find_cutlass()->typed<int64_t()>().call();
   return loaded_backends().load(*reinterpret_cast<const GemmBackend*>(address), device);
 }
 
@@ -82,6 +93,13 @@ kernels::LaunchConfig choose_config(const char* op, const FusedGemm& gemm, c10::
                                     const kernels::Residency& residency) {
   kernels::DeviceLimits limits = kernels::kSm90;
   limits.num_sms = attribute(cudaDevAttrMultiProcessorCount, device);
+  if (gemm_backend(op, device).chooses_tiles) {
+    kernels::LaunchConfig grid{};
+    grid.num_ctas = max_ctas(grid, residency, limits);
+    TORCH_CHECK_NOT_IMPLEMENTED(grid.num_ctas > 0, op, ": no SM is left for a product on ",
+                                limits.num_sms, " SMs for ", residency.ranks_per_device, " ranks");
+    return grid;
+  }
   const kernels::GemmProblem problem{
       .m = gemm.m, .n = gemm.n, .k = gemm.k, .element_bytes = kernels::size_of(gemm.dtype)};
   const auto config = kernels::best_config(problem, residency, limits);

@@ -6,9 +6,13 @@
 #include <string>
 
 #include "core/cuda/fused/fused_calls.h"
+#include "core/gemm/gemm_source.h"
 #include "core/gemm/launch_config.h"
 
 namespace axonn::ops::cuda {
+
+// Returns who has the device's fused GEMMs.
+kernels::GemmSource gemm_source(c10::Device device);
 
 // Returns why the device has no fused GEMMs; an empty text if it has.
 std::string why_no_gemm_backend(c10::Device device);
@@ -18,7 +22,8 @@ std::string why_no_gemm_backend(c10::Device device);
 const kernels::cuda::GemmBackend& gemm_backend(const char* op, c10::Device device);
 
 // Returns the config with the least modelled cost, on the largest grid that leaves room on the
-// device for those that it waits for. Raises NotImplementedError if none is legal.
+// device for those that it waits for; the grid alone for a backend that chooses tiles by itself.
+// Raises NotImplementedError if none is legal.
 kernels::LaunchConfig choose_config(const char* op, const kernels::cuda::FusedGemm& gemm,
                                     c10::Device device, const kernels::Residency& residency);
 

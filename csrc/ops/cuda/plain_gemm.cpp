@@ -28,7 +28,7 @@ bool is_dense(const at::Tensor& t) { return t.is_contiguous() || t.t().is_contig
 bool takes(const at::Tensor& a, const at::Tensor& b) {
   const bool half = a.scalar_type() == at::kBFloat16 || a.scalar_type() == at::kHalf;
   if (!half || !is_dense(a) || !is_dense(b)) return false;
-  if (!why_no_gemm_backend(a.device()).empty()) return false;
+  if (gemm_source(a.device()) != kernels::GemmSource::kCutlass) return false;
   const auto gemm = describe_product(kOp, a, b);
   return gemm_backend(kOp, a.device()).why_unsupported(gemm) == nullptr;
 }

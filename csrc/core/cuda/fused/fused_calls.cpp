@@ -223,16 +223,18 @@ void gemm_reduce_scatter(const Peers& peers, const GemmBackend& backend, const L
   call.end();
 }
 
-SumBroadcastProblem sum_broadcast_problem(const Peers& peers, const FusedGemm& gemm) {
+SumBroadcastProblem sum_broadcast_problem(const Peers& peers, const GemmBackend& backend,
+                                          const FusedGemm& gemm) {
   return {.num_ranks = peers.num_ranks,
           .slot_bytes = slot_bytes(gemm, peers.num_ranks),
-          .has_multicast = peers.multicast != nullptr};
+          .has_multicast = peers.multicast != nullptr,
+          .has_kernel = backend.sum_to_all != nullptr};
 }
 
 void gemm_all_reduce(const Peers& peers, const GemmBackend& backend, const LaunchConfig& config,
                      FusedGemm gemm, SumBroadcast way, void* output, const CallStreams& streams) {
   const comm::SignalLayout layout{2, peers.num_ranks, chunks_per_shard(gemm.m / peers.num_ranks)};
-  if (const char* why = why_no_sum_broadcast(way, sum_broadcast_problem(peers, gemm))) {
+  if (const char* why = why_no_sum_broadcast(way, sum_broadcast_problem(peers, backend, gemm))) {
     throw std::invalid_argument(why);
   }
   const int64_t bytes = slot_bytes(gemm, peers.num_ranks);

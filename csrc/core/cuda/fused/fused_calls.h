@@ -14,12 +14,13 @@
 
 namespace axonn::kernels::cuda {
 
-// The kernels of an architecture, from the extension module that holds them.
+// The kernels of an architecture, from the extension module that holds them, or from Triton.
 struct GemmBackend {
   const char* (*why_unsupported)(const FusedGemm& gemm);
   cudaError_t (*launch)(const FusedGemm& gemm, const LaunchConfig& config, cudaStream_t stream);
-  cudaError_t (*sum_to_all)(const SumToAll& sum, cudaStream_t stream);
+  cudaError_t (*sum_to_all)(const SumToAll& sum, cudaStream_t stream);  // null: there is none
   cudaError_t (*load)();
+  bool chooses_tiles = false;  // by itself: of a config, it reads num_ctas alone
 };
 
 // Loads every kernel of a fused call onto the current device. It is to be called before the first
@@ -51,7 +52,8 @@ void gemm_reduce_scatter(const Peers& peers, const GemmBackend& backend, const L
                          FusedGemm gemm, void* output, const CallStreams& streams);
 
 // Describes the sum broadcast for an all-reduce of these rows.
-SumBroadcastProblem sum_broadcast_problem(const Peers& peers, const FusedGemm& gemm);
+SumBroadcastProblem sum_broadcast_problem(const Peers& peers, const GemmBackend& backend,
+                                          const FusedGemm& gemm);
 
 // Sets output [m, n] to the sum over ranks of A @ B, by a reduce-scatter whose sums are broadcast
 // to all ranks. Throws std::invalid_argument for a sum broadcast that why_no_sum_broadcast refuses.

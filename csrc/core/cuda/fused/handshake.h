@@ -23,11 +23,11 @@ struct Peers {
   // in each of them. It is null if the GPUs, or the links between them, have no multicast.
   void* multicast = nullptr;
   bool apart = false;         // no rank maps another's, so calls begin and end without signals
-  bool alone = false;         // on its device: a copy to a peer is none within a device
+  bool alone = false;         // no other rank is on this device, so a copy to a peer leaves it
   uint32_t* epoch = nullptr;  // on this device: calls begun, in step on all ranks
-  // The same number in pinned host memory, from which the copy engine takes it for flags on this
-  // device. A copy within a device may be done by a kernel, for which a grid that fills the device
-  // leaves no room.
+  // The same number in pinned host memory. The copy engine takes it from there for flags on this
+  // device, and for all flags where ranks share a device: a copy within a device may be made by a
+  // kernel, for which a grid that fills the device leaves no room.
   uint32_t* epoch_to_push = nullptr;
   uint32_t* counters = nullptr;  // on this device: kMaxChunks zeros
   SpinLimit limit{};

@@ -18,8 +18,9 @@ enum class SumBroadcast : int32_t {
 
 struct SumBroadcastProblem {
   int32_t num_ranks;
-  int64_t slot_bytes;  // of the rows that one rank adds up
-  bool has_multicast;  // the workspaces have a multicast address
+  int64_t slot_bytes;      // of the rows that one rank adds up
+  bool has_multicast;      // the workspaces have a multicast address
+  bool has_kernel = true;  // there is one that stores at every rank what it adds
 };
 
 inline constexpr int64_t kStoreBytes = 16;
@@ -32,6 +33,7 @@ inline constexpr int64_t kPeerStoreBytes = 1 << 20;
 // them store the same bytes in the same place and raise the same flags.
 constexpr const char* why_no_sum_broadcast(SumBroadcast way, const SumBroadcastProblem& problem) {
   if (way == SumBroadcast::kCopyEngine) return nullptr;
+  if (!problem.has_kernel) return "only kernels for sm_90 store at every rank what they add up";
   if (problem.slot_bytes % kStoreBytes != 0) {
     return "a rank's rows must be a multiple of 16 bytes, to be stored as they are added up";
   }
