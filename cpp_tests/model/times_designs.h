@@ -8,7 +8,7 @@
 namespace axonn::times {
 
 struct Design {
-  bool announce_behind = false;  // (a) a tile is announced behind the next one's epilogue
+  bool announce_behind = false;  // (a) a tile is announced in front of the next one's stores
   bool gemm_first = false;       // (b) the host enqueues the GEMM in front of the copies
   bool write_values = false;     // (c) the copy queue writes flags itself, by cuStreamWriteValue32
   bool own_in_place = false;     // (d) the own shard is read where it lies, not copied first

@@ -26,7 +26,7 @@ double cycles_to_us(double cycles, const Rates& rates) { return cycles / rates.c
 struct Worker {
   uint32_t next;                         // index in the order
   double end = 0;                        // of the last tile
-  double staging_free = 0;               // when the last tile on its way out has left shared memory
+  double left = 0;                       // when the last tile has arrived where it goes
   std::vector<std::size_t> unannounced;  // records of the last tile
   bool started = false;
 };
@@ -103,14 +103,17 @@ class Simulation {
   void store(std::size_t index, double multiplied) {
     Worker& worker = workers_[index];
     const TileOrder::Place place = place_of(grid_, worker.next);
-    const double stored = std::max(multiplied, worker.staging_free) + times_.epilogue_us;
-    announce(worker, stored);
-    const double begun = multiplied - times_.mainloop_us;
-    const double left = record_tiles(worker, place, begun, stored);
+    double ready = std::max(multiplied, worker.end);  // epilogues take turns, too
+    if (departing_.announce_behind && !worker.unannounced.empty()) {
+      const double arrived = std::max(ready, worker.left);
+      announce(worker, arrived);
+      ready = arrived + rates_.announce_us;
+    }
+    const double stored = ready + times_.epilogue_us;
+    worker.left = record_tiles(worker, place, multiplied - times_.mainloop_us, stored);
     const bool waits = departing_.port != nullptr && !departing_.announce_behind;
-    const double end = waits ? left + rates_.announce_us : stored;
-    if (waits) announce(worker, left);
-    worker.staging_free = left > stored ? left - rates_.peer_us : stored;
+    if (waits || departing_.port == nullptr) announce(worker, worker.left);
+    const double end = waits ? worker.left + rates_.announce_us : stored;
     const double end_before = std::exchange(worker.end, end);
     worker.next += static_cast<uint32_t>(workers_.size());
     const bool pingpong = grid_.kind.schedule == Schedule::kPingpong;

@@ -55,7 +55,7 @@ struct TileRecord {
 
 struct Departing {
   int64_t own_batch = -1;        // whose tiles stay on this rank
-  bool announce_behind = false;  // a tile is announced behind the next one's epilogue
+  bool announce_behind = false;  // a tile is announced in front of the next one's epilogue
   Server* port = nullptr;        // the way out of this GPU
 };
 

@@ -9,7 +9,8 @@
 namespace axonn::kernels::sm90 {
 
 // Wraps CUTLASS's TMA epilogue, with one set of descriptors per destination; the batch index
-// selects it.
+// selects it. A tile is announced in front of the next one's stores, or at the end: by then its own
+// are complete, or nearly so, and the warps that multiply have not waited for them.
 template <class Base>
 class DepartureEpilogue : public Base {
  public:
@@ -64,19 +65,32 @@ class DepartureEpilogue : public Base {
                             TensorStorage& shared, int subtile = -1) {
     const auto [m, n, k, rank] = coord;
     const auto [size_m, size_n, size_k, batches] = shape;
+    announce_stored();
     Base base(params_.to[rank], shared);
     const auto next =
         base.store(load_pipeline, load_state, store_pipeline, store_state,
                    cute::make_shape(size_m, size_n, size_k, 1), tile, cute::make_coord(m, n, k, 0),
                    accumulators, mma, thread_idx, shared, subtile);
     const bool beyond = m * kBlockM >= size_m || n * kBlockN >= size_n;  // fills up a cluster
-    if (thread_idx < cutlass::NumThreadsPerWarp && !beyond) {
-      announce(rank, m);
-    }
+    if (thread_idx < cutlass::NumThreadsPerWarp && !beyond) stored_ = m * cuda::kMaxPeers + rank;
+    return next;
+  }
+
+  // All math warps call this behind their last tile.
+  CUTLASS_DEVICE auto store_tail(LoadPipeline load_pipeline, LoadPipelineState load_state,
+                                 StorePipeline store_pipeline, StorePipelineState store_state) {
+    const auto next = Base::store_tail(load_pipeline, load_state, store_pipeline, store_state);
+    announce_stored();
     return next;
   }
 
  private:
+  CUTLASS_DEVICE void announce_stored() {
+    if (stored_ < 0) return;
+    announce(stored_ % cuda::kMaxPeers, stored_ / cuda::kMaxPeers);
+    stored_ = -1;
+  }
+
   // The warp that issued the tile's stores calls this. The CTA that stores the last tile of a chunk
   // raises the chunk's flag at the destination.
   CUTLASS_DEVICE void announce(int rank, int row_of_tiles) const {
@@ -99,6 +113,7 @@ class DepartureEpilogue : public Base {
   }
 
   const Params& params_;
+  int stored_ = -1;  // row of tiles and rank of a tile that this warp has stored, not announced
 };
 
 }  // namespace axonn::kernels::sm90
