@@ -23,7 +23,7 @@ from axonn_ext.cli import verify as command
 from axonn_ext.settings import worker_environment
 from axonn_ext.stamps import Stamp, Verdict
 from axonn_ext.terminal.errors import UserError
-from axonn_ext.verify import groups, run
+from axonn_ext.verify import groups, run, virtual
 from axonn_ext.verify.groups import Group
 from axonn_ext.verify.run import FAILED, NOT_RUN, PASSED, Outcome
 from axonn_ext.verify.worker import NOT_RUN_STATUS, Task
@@ -219,6 +219,19 @@ def test_groups_for_the_gpus_that_there_are():
             module, _, function = g.target.partition(":")
             assert module == groups.__name__ and callable(getattr(groups, function))
             assert g.num_ranks in (g.gpus, 2)
+
+
+def test_kernels_that_triton_compiles_get_the_time_for_it(monkeypatch: pytest.MonkeyPatch):
+    plain = groups.groups(2)
+    assert not any(g.compile_seconds for g in plain)
+    monkeypatch.setattr(groups, "gemm_source", lambda: "triton")
+    for before, now in zip(plain, groups.groups(2), strict=True):
+        more = groups.TRITON_SECONDS if now.kernel == stamps.FUSED else 0.0
+        assert now == dataclasses.replace(
+            before, seconds=before.seconds + more, compile_seconds=more
+        )
+    assert groups.shapes_of(torch.float16) == virtual.SHAPES[:1]
+    assert groups.shapes_of(torch.bfloat16) == virtual.SHAPES
 
 
 # In a process of its own, for it is said once a process.
