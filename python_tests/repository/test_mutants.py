@@ -5,6 +5,7 @@ Whether the machine notices each mutant, `make emulate-slow` tells.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import ModuleType
 
@@ -102,11 +103,27 @@ def test_ptx_that_does_not_fit_the_table_is_an_error(
         tool.edited_ptx(PTX.encode(), change_of(table, **fields).mutants()[0])
 
 
-def test_a_kernel_must_be_named_without_doubt(tool: ModuleType, table: ModuleType) -> None:
+def test_a_change_may_be_of_several_kernels(tool: ModuleType, table: ModuleType) -> None:
+    part = table.Part("part", "Tests.*", source="kernels.cu", kernel="(first|second)", kernels=2)
+    change = change_of(table, part=part, places=3, new="nop.sync 0;")
+    data = PTX.encode()
+    for number, mutant in enumerate(change.mutants()):
+        edited = tool.edited_ptx(data, mutant)
+        places = [m.start() for m in re.finditer(rb"bar\.sync", data)]
+        assert len(edited) == len(data)
+        assert [edited[at : at + 8] == b"bar.sync" for at in places] == [
+            place != number for place in range(3)
+        ]
+    (together,) = change_of(table, part=part, places=3, together=True).mutants()
+    assert b"bar.sync" not in tool.edited_ptx(data, together)
+
+
+def test_kernels_must_be_named_without_doubt(tool: ModuleType, table: ModuleType) -> None:
     part = table.Part("part", "Tests.*", source="kernels.cu", kernel="kernel")
     for one in (part, replace(part, kernel="third"), replace(part, source="others.cu")):
-        with pytest.raises(table.TableError, match="expected one kernel"):
-            tool.kernel_range(PTX.encode(), one)
+        with pytest.raises(table.TableError, match=r"expected 1 kernel\(s\)"):
+            tool.kernel_ranges(PTX.encode(), one)
+    assert len(tool.kernel_ranges(PTX.encode(), replace(part, kernels=2))) == 2
 
 
 FAILED = "[  FAILED  ] Tests.First (3 ms)\n"
