@@ -139,7 +139,8 @@ def amd_limits(gfx: str, num_sms: int) -> DeviceLimits:
 
 
 # block_m, block_n, block_k in bytes of a row, warps, stages, for both architectures; `why_illegal`
-# says which are legal. The smallest has two stages: with three, ptxas spills in the gather on sm_80.
+# says which are legal. The last one has two stages: with three, ptxas spills in the gather for
+# sm_80.
 _TILES = (
     (128, 256, 128, 8, 3),
     (256, 128, 128, 8, 3),
