@@ -9,7 +9,7 @@ from __future__ import annotations
 from axonn_ext.planner.events import Timeline
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.prepared_step import PreparedStep
-from axonn_ext.planner.simulation import Passes
+from axonn_ext.planner.rank_run import Passes
 from axonn_ext.planner.step.gradients import ORDER
 from axonn_ext.planner.step.tasks import Collective
 from axonn_ext.planner.streams import Streams
@@ -37,7 +37,11 @@ class AfterPasses:
         What the sums of earlier micro-batches (zero=2) delay is added here, too, as one piece.
         """
         streams = Streams(
-            passes.end_s, passes.compute_s, passes.exposed_s, micro_batch=self._others
+            passes.end_s,
+            passes.compute_s,
+            passes.exposed_s,
+            micro_batch=self._others,
+            records=self._records,
         )
         streams.free["z"] = passes.z_free_s
         self._sum_gradients(streams, passes)
@@ -48,7 +52,7 @@ class AfterPasses:
         self._update(streams)
         return Timeline(
             streams.now, streams.computed, dict(streams.exposed), self._optimizer.update_s,
-            (*passes.events, *streams.events) if self._records else (),
+            (*passes.events, *streams.events),
         )  # fmt: skip
 
     def _sum_gradients(self, streams: Streams, passes: Passes) -> None:

@@ -55,9 +55,14 @@ class Costs:
         axes = [a for a in COMMUNICATING if self._size[a] > 1]
         self._links = {a: machine.link(grid, a) for a in axes}
         self.wires = {a: machine.wire(grid, a) for a in axes}
+        self._seconds: dict[Collective, float] = {}
 
     def collective(self, c: Collective) -> float:
-        return self._machine.collective_seconds(c, self._links[c.axis], self._size[c.axis])
+        seconds = self._seconds.get(c)
+        if seconds is None:  # many are alike
+            link, size = self._links[c.axis], self._size[c.axis]
+            seconds = self._seconds[c] = self._machine.collective_seconds(c, link, size)
+        return seconds
 
     def all_reduce(self, axis: str, num_bytes: int) -> float:
         """Returns the seconds of an all-reduce of that many bytes on every rank."""

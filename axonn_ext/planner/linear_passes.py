@@ -107,6 +107,7 @@ class LinearPasses:
         self._orchestrated = options.overlap is not None and job.grid.z > 1
         self._saves_input = options.sharded and options.save_gathered
         self._least_chunk_bytes = _LEAST_CHUNK_BYTES[machine.device]
+        self._passes: dict[tuple[object, ...], tuple[Pass, ...]] = {}  # of tasks without names
 
     def units(self, tasks: Sequence[Task]) -> list[Unit]:
         """Returns the tasks in their order; dgrad and wgrad are one pass unless they run apart."""
@@ -120,14 +121,26 @@ class LinearPasses:
 
     def _unit(self, tasks: tuple[Task, ...]) -> Unit:
         first = tasks[0]
-        if first.matmul is None:
-            passes, over_z = self._passes_of_other(first)
-            return Unit(tasks, first.gather is not None, passes, over_z)
         uses_weight = first.gather is not None
-        uses_weight = uses_weight or (self._orchestrated and not _is(first, "TN"))
-        return Unit(tasks, uses_weight, (self._linear(tasks),), ())
+        over_z: tuple[Collective, ...] = ()
+        if first.matmul is None:
+            over_z = tuple(c for c in (*first.before, *first.after) if c.axis == "z")
+        else:
+            uses_weight = uses_weight or (self._orchestrated and not _is(first, "TN"))
+        if self._records:
+            return Unit(tasks, uses_weight, self._passes_of(tasks), over_z)
+        key = tuple(task[1:] for task in tasks)
+        if key not in self._passes:
+            self._passes[key] = self._passes_of(tasks)
+        return Unit(tasks, uses_weight, self._passes[key], over_z)
 
-    def _passes_of_other(self, task: Task) -> tuple[tuple[Pass, ...], tuple[Collective, ...]]:
+    def _passes_of(self, tasks: tuple[Task, ...]) -> tuple[Pass, ...]:
+        """Returns what runs on the path, of the tasks of a unit."""
+        if tasks[0].matmul is None:
+            return self._passes_of_other(tasks[0])
+        return (self._linear(tasks),)
+
+    def _passes_of_other(self, task: Task) -> tuple[Pass, ...]:
         """Returns what a task runs that is no Linear's, cut at its collectives over z."""
         steps: list[Collective | None] = [*task.before, None, *task.after]  # None: computation
         cuts = [i for i, c in enumerate(steps) if c is not None and c.axis == "z"]
@@ -140,8 +153,7 @@ class LinearPasses:
                 else:
                     clock.move(task.name, c)
             passes.append(clock.passed())
-        over_z = tuple(c for c in steps if c is not None and c.axis == "z")
-        return tuple(passes), over_z
+        return tuple(passes)
 
     def _linear(self, tasks: Sequence[Task]) -> Pass:
         if self._algorithm == "sequential" or not any(t.before or t.after for t in tasks):

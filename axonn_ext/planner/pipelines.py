@@ -13,17 +13,16 @@ from typing import NamedTuple
 from axonn_ext.planner.costs import Costs
 from axonn_ext.planner.events import Event, Timeline
 from axonn_ext.planner.job import Job
-from axonn_ext.planner.linear_passes import LinearPasses, Unit
+from axonn_ext.planner.linear_passes import Unit
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.memory.in_flight import most_deferred
 from axonn_ext.planner.pipeline_simulator import Simulation, StageTimes, simulate
+from axonn_ext.planner.prepared_step import PreparedStep
 from axonn_ext.planner.shared_cores import on_shared_cores
 from axonn_ext.planner.shares import shares_of
 from axonn_ext.planner.step.messages import messages
-from axonn_ext.planner.step.program import make_program
 from axonn_ext.planner.step.rank import Rank
-from axonn_ext.planner.step.tasks import Program
-from axonn_ext.planner.timeline import simulate_parts
+from axonn_ext.planner.timeline import prepare, simulate_parts
 from axonn_ext.spec.pipeline import Task as ScheduledTask
 from axonn_ext.spec.pipeline_options import PipelineOptions
 
@@ -91,9 +90,9 @@ class StageSteps:
         return self._kept[key]
 
     def _simulate(self, job: Job, stage: int) -> StageStep:
-        program = make_program(job, stage)
-        one, after = simulate_parts(job, program, self.machine)
-        return StageStep(one, after, _stage_times(job, program, self.machine, one.step_time_s))
+        step = prepare(job, self.machine, stage=stage)
+        one, after = simulate_parts(job, step)
+        return StageStep(one, after, _stage_times(job, step, one.step_time_s))
 
 
 def simulate_pipeline(
@@ -156,13 +155,12 @@ def _sum(each: Mapping[str, float], once: Mapping[str, float], times: int) -> di
     return {a: times * each.get(a, 0.0) + once.get(a, 0.0) for a in {**each, **once}}
 
 
-def _stage_times(job: Job, program: Program, machine: Machine, seconds: float) -> StageTimes:
+def _stage_times(job: Job, step: PreparedStep, seconds: float) -> StageTimes:
     """Splits the seconds of a stage for a micro-batch like those of its tasks on the path."""
-    costs = Costs(machine, job.grid, job.options.dtype)
-    passes = LinearPasses(job, machine, costs)
+    program, costs = step.program, step.costs
     forward = backward = weight = 0.0
-    for i, (tasks, repeats) in enumerate(program.micro_batch()):
-        for unit in passes.units(tasks):
+    for i, (units, (_, repeats)) in enumerate(zip(step.units, program.micro_batch(), strict=True)):
+        for unit in units:
             spent = repeats * _on_path(job, costs, unit)
             if i < program.parts.num_forward:
                 forward += spent

@@ -57,7 +57,10 @@ class WireAxes(NamedTuple):
 
 
 class PreparedStep:
-    """A program and its times, for which the numbers of Overlap do not matter."""
+    """A program and its times, for which the numbers of Overlap do not matter.
+
+    units, items: of each part of the program, in their order.
+    """
 
     def __init__(self, job: Job, program: Program, machine: Machine, *, records: bool) -> None:
         self.program, self._job = program, job
@@ -65,9 +68,10 @@ class PreparedStep:
         self.axes = WireAxes(self.costs.beside("z"), self.costs.beside("data"))
         passes = LinearPasses(job, machine, self.costs, records=records)
         again = program.parts.recomputed_backward
+        self.units = [passes.units(tasks) for tasks in program.parts]
         self.items = [
-            self._items_of(passes.units(tasks), recomputes=tasks is again and bool(again))
-            for tasks in program.parts
+            self._items_of(units, recomputes=tasks is again and bool(again))
+            for units, tasks in zip(self.units, program.parts, strict=True)
         ]
 
     def _items_of(self, units: Sequence[Unit], *, recomputes: bool) -> list[Item]:

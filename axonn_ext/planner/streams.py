@@ -16,16 +16,23 @@ class Streams:
     now        the time of computation
     computed   the seconds of it that were computation
     exposed    axis -> the seconds for which computation waited for it
+    events     none unless they are recorded
     """
 
     def __init__(
-        self, now: float, computed: float, exposed: Mapping[str, float], *, micro_batch: int
+        self,
+        now: float,
+        computed: float,
+        exposed: Mapping[str, float],
+        *,
+        micro_batch: int,
+        records: bool,
     ) -> None:
         self.now, self.computed = now, computed
         self.exposed = defaultdict(float, exposed)
         self.free = dict.fromkeys(COMMUNICATING, 0.0)
         self.events: list[Event] = []
-        self._micro_batch = micro_batch
+        self._micro_batch, self._records = micro_batch, records
 
     def compute(self, name: str, seconds: float) -> None:
         if seconds:
@@ -46,4 +53,5 @@ class Streams:
             self.now = end
 
     def record(self, stream: str, name: str, start: float, end: float, busy_s: float) -> None:
-        self.events.append(Event(stream, name, start, end, busy_s, self._micro_batch))
+        if self._records:
+            self.events.append(Event(stream, name, start, end, busy_s, self._micro_batch))

@@ -9,7 +9,6 @@ from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.prepared_step import PreparedStep
 from axonn_ext.planner.simulation import Simulation
 from axonn_ext.planner.step.program import make_program
-from axonn_ext.planner.step.tasks import Program
 
 
 def timeline(job: Job, machine: Machine) -> Timeline:
@@ -25,9 +24,12 @@ def timeline(job: Job, machine: Machine) -> Timeline:
     return AfterPasses(job, step, records=True).finish(passes)
 
 
-def prepare(job: Job, machine: Machine) -> PreparedStep:
-    """Returns what `simulate` needs of a job, whatever the numbers of its Overlap are."""
-    return PreparedStep(job, make_program(job), machine, records=False)
+def prepare(job: Job, machine: Machine, *, stage: int = 0) -> PreparedStep:
+    """Returns what `simulate` needs of a job, whatever the numbers of its Overlap are.
+
+    stage: the pipe coordinate.
+    """
+    return PreparedStep(job, make_program(job, stage), machine, records=False)
 
 
 def simulate(job: Job, machine: Machine, *, step: PreparedStep | None = None) -> Timeline:
@@ -47,31 +49,31 @@ def simulate(job: Job, machine: Machine, *, step: PreparedStep | None = None) ->
     parts = step.program.num_micro_batches
     one, two = (2, 3) if parts > 3 else (parts, parts)
     simulation = Simulation(job, step, records=False)
-    passes = simulation.run_all_layers(one)
     if two > one:
-        passes = passes.extended(simulation.run_all_layers(two), (parts - one) / (two - one))
+        short, long = simulation.run_all_layers((one, two))
+        passes = short.extended(long, (parts - one) / (two - one))
+    else:
+        (passes,) = simulation.run_all_layers((parts,))
     return AfterPasses(job, step, records=False).finish(passes)
 
 
-def simulate_parts(job: Job, program: Program, machine: Machine) -> tuple[Timeline, Timeline]:
+def simulate_parts(job: Job, step: PreparedStep) -> tuple[Timeline, Timeline]:
     """Simulates one rank of a stage by itself, as if it always had the messages that it needs.
 
-    program: the step of the rank.
+    step: that of the rank.
 
     Returns one micro-batch, forward and backward, among others like it; and what follows once a
     step after the last one, of which the optimizer is a part.
     """
-    prepared = PreparedStep(job, program, machine, records=False)
-    simulation = Simulation(job, prepared, records=False)
-    before = simulation.run_all_layers(2)
-    one = before.less(simulation.run_all_layers(3))
-    step = AfterPasses(job, prepared, records=False).finish(before)
+    before, longer = Simulation(job, step, records=False).run_all_layers((2, 3))
+    one = before.less(longer)
+    whole = AfterPasses(job, step, records=False).finish(before)
     return (
         Timeline(one.end_s, one.compute_s, one.exposed_s, 0.0, ()),
         Timeline(
-            step.step_time_s - before.end_s, step.compute_s - before.compute_s,
+            whole.step_time_s - before.end_s, whole.compute_s - before.compute_s,
             {axis: seconds - before.exposed_s.get(axis, 0.0)
-             for axis, seconds in step.exposed_s.items()},
-            step.optimizer_s, (),
+             for axis, seconds in whole.exposed_s.items()},
+            whole.optimizer_s, (),
         ),
     )  # fmt: skip

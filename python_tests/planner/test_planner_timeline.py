@@ -13,7 +13,9 @@ from axonn_ext.planner.closed_forms import ClosedForms
 from axonn_ext.planner.costs import Costs
 from axonn_ext.planner.job import violations
 from axonn_ext.planner.linear_passes import SUM_OF_BLOCKS
+from axonn_ext.planner.simulation import Simulation
 from axonn_ext.planner.step.program import make_program
+from axonn_ext.planner.timeline import prepare
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import Overlap
@@ -125,6 +127,23 @@ def test_few_layers_and_micro_batches_tell_the_time_of_all() -> None:
             assert quick.step_time_s == pytest.approx(whole.step_time_s, rel=0.02), job
             assert quick.compute_s == pytest.approx(whole.compute_s, rel=1e-6)
             assert not quick.events
+
+
+def test_steps_that_are_simulated_together_are_what_each_is_by_itself() -> None:
+    machine = machine_of()
+    overlaps = [Overlap(n, 1 << size, deferred=2) for n in (0, 1, 8) for size in (0, 18, 21, 30)]
+    staged = [
+        job_of(grid, layout=layout, overlap=overlap, micro_batches=8, recompute="every:2")
+        for grid in (GridShape(2, 1, 4), GridShape(2, 1, 2, 2, pipe=2), GridShape(y=2, z=2, pipe=4))
+        for layout in ("sharded", "replicated")
+        for overlap in overlaps
+    ]
+    for job in (*jobs()[::11], *staged):
+        for stage in range(job.grid.pipe):
+            step = prepare(job, machine, stage=stage)
+            simulation = Simulation(job, step, records=False)
+            apart = [passes for n in (1, 2, 3) for passes in simulation.run_all_layers((n,))]
+            assert simulation.run_all_layers((1, 2, 3)) == apart, (job, stage)
 
 
 def test_closed_forms_are_the_schedule_where_nothing_overlaps() -> None:

@@ -25,13 +25,10 @@ def gradient_sums(rank: Rank) -> Iterator[Collective]:
     overlap = rank.options.overlap
     width = rank.width if overlap is None else FP32
     bucket_bytes = BUCKET_BYTES if overlap is None else overlap.bucket_bytes
-    for axis in SUM_ORDER:
-        if rank.size[axis] == 1:
-            continue
+    parameters = list(parameters_by_axes(rank))
+    for axis in (axis for axis in SUM_ORDER if rank.size[axis] > 1):
         elements = 0
-        for count, axes in parameters_by_axes(rank):
-            if axis not in axes:
-                continue
+        for count in (count for count, axes in parameters if axis in axes):
             if elements and (elements + count) * rank.width > bucket_bytes:
                 yield from _sum_of_bucket(rank, axis, elements, width)
                 elements = 0
@@ -48,7 +45,7 @@ def order_checks(rank: Rank) -> tuple[Collective, ...]:
     if rank.options.overlap is None:
         count = len(list(parameters_by_axes(rank))) if rank.num_parts > 1 else 0
         return present([rank.collective("all_gather", "data", count, FP64, ORDER)])
-    used = {"z"}.union(*(axes for _, axes in parameters_by_axes(rank)))
+    used = {"z"}.union(*{axes for _, axes in parameters_by_axes(rank)})
     compared = (axis for axis in SUM_ORDER if axis in used)
     return present([rank.collective("all_gather", axis, 1, 8, ORDER) for axis in compared])
 

@@ -30,8 +30,7 @@ def parameters_by_axes(rank: Rank) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Yields this rank's elements of each parameter, in the model's order, and the axes over
     which its gradient must be summed after backward."""
     for gradients, times in _gradients(rank.model, rank.job.grid, rank.share, rank.options.sharded):
-        for _ in range(times):
-            yield from ((gradient.elements, gradient.axes) for gradient in gradients)
+        yield from [(gradient.elements, gradient.axes) for gradient in gradients] * times
 
 
 class Group(NamedTuple):
