@@ -12,15 +12,18 @@ from axonn_ext.planner.job import Job, Options
 from axonn_ext.planner.linear_passes import LinearPasses, Unit
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.shares import shares_of
-from axonn_ext.planner.step.blocks import attention_forward, block_backward, block_forward
+from axonn_ext.planner.step.blocks import block_backward, block_forward
 from axonn_ext.planner.step.linears import collective_of_weight
 from axonn_ext.planner.step.optimizer import optimizer_work
 from axonn_ext.planner.step.parameters import parameters_of_rank
 from axonn_ext.planner.step.program import ends_of
 from axonn_ext.planner.step.rank import Rank
 from axonn_ext.planner.updates import closed_form_s as closed_form_of_optimizer
+from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.pipeline import bubble_seconds
 from axonn_ext.spec.recompute import Recomputation
+
+_NONE, _FULL = Recomputation(), Recomputation(blocks=1)
 
 
 class Pieces(NamedTuple):
@@ -73,22 +76,30 @@ class ClosedForms:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        self._numbers: dict[ModelConfig, int] = {}  # of models, which are quicker keys than these
+        self._last: tuple[ModelConfig, int] | None = None
         self._paths: dict[tuple[object, ...], _Path] = {}
         self._over_z: dict[tuple[object, ...], _OverZ] = {}
         self._whole: dict[tuple[object, ...], Pieces] = {}
         self._updates: dict[tuple[object, ...], float] = {}
 
-    def seconds(self, job: Job) -> float:
-        """Returns the seconds of a step of a legal job."""
-        return closed_form_s(self._pieces_of(job), job) + self._optimizer_s(job)
+    def seconds(self, job: Job, *, all_held: bool = False) -> float:
+        """Returns the seconds of a step of a legal job; all_held: see closed_form_s."""
+        return closed_form_s(self._pieces_of(job), job, all_held=all_held) + self._optimizer_s(job)
 
-    def least_seconds(self, job: Job) -> float:
+    def least_seconds(self, job: Job, *, all_held: bool = False) -> float:
         """Returns a time that `seconds` reaches with every policy of recomputation."""
-        return least_s(self._pieces_of(job), job) + self._optimizer_s(job)
+        return least_s(self._pieces_of(job), job, all_held=all_held) + self._optimizer_s(job)
+
+    def _number_of(self, model: ModelConfig) -> int:
+        """Returns a number of its own for each model."""
+        if self._last is None or self._last[0] is not model:
+            self._last = model, self._numbers.setdefault(model, len(self._numbers))
+        return self._last[1]
 
     def _pieces_of(self, job: Job) -> Pieces:
-        options = job.options
-        key = (job.model, job.grid, options.layout, options.save_gathered, options.algorithm,
+        options, number = job.options, self._number_of(job.model)
+        key = (number, job.grid, options.layout, options.save_gathered, options.algorithm,
                options.micro_batches, options.dtype, options.pipeline, job.batch_size)  # fmt: skip
         if key not in self._whole:
             self._whole[key] = self._with_ends(job, self.blocks_of(job))
@@ -97,8 +108,8 @@ class ClosedForms:
     def _optimizer_s(self, job: Job) -> float:
         """Returns the seconds of AdamW; in a pipeline, those of the last stage."""
         options, last = job.options, job.grid.pipe - 1
-        overlaps = options.overlap is not None
-        key = (job.model, job.grid, options.layout, options.dtype, options.optimizer, overlaps,
+        overlaps, number = options.overlap is not None, self._number_of(job.model)
+        key = (number, job.grid, options.layout, options.dtype, options.optimizer, overlaps,
                options.pipeline.chunks)  # fmt: skip
         if key not in self._updates:
             costs = Costs(self._machine, job.grid, options.dtype)
@@ -112,7 +123,7 @@ class ClosedForms:
         So closed_form_s is with them at most what it is with all pieces.
         """
         grid, path = job.grid, self._path_of(job)
-        key = (grid.size, grid.x, grid.y, grid.z, job.options.dtype, job.model)
+        key = (grid.size, grid.x, grid.y, grid.z, job.options.dtype, self._number_of(job.model))
         if key not in self._over_z:
             costs, rank = Costs(self._machine, grid, job.options.dtype), Rank(_plain(job))
             gather, scatter = (
@@ -133,10 +144,10 @@ class ClosedForms:
 
     def _path_of(self, job: Job) -> _Path:
         """Returns the times of a block on the path, which z does not change."""
-        grid, options = job.grid, job.options
+        grid, options, number = job.grid, job.options, self._number_of(job.model)
         defers = grid.pipe > 1 and options.pipeline.defers
         splits = grid.x * grid.y > 1  # if not, blocks are the same in every layout
-        key = (job.model, grid.size, grid.x, grid.y, job.rows, options.dtype, defers,
+        key = (number, grid.size, grid.x, grid.y, job.rows, options.dtype, defers,
                splits and (options.layout, options.save_gathered, options.algorithm))  # fmt: skip
         if key not in self._paths:
             self._paths[key] = self._make_path(_plain(job))
@@ -147,7 +158,7 @@ class ClosedForms:
         passes = LinearPasses(job, self._machine, costs)
         forward = passes.units(block_forward(rank))
         backward = passes.units(block_backward(rank))
-        (attention,) = passes.units((attention_forward(rank),))
+        attention = next(unit for unit in forward if unit.tasks[0].scores is not None)
         return _Path(
             sum(unit.seconds for unit in forward), sum(unit.seconds for unit in backward),
             attention.seconds, _busy(forward), _busy(backward),
@@ -190,8 +201,10 @@ def _busy(units: Iterable[Unit]) -> dict[str, float]:
     return busy
 
 
-def closed_form_s(pieces: Pieces, job: Job) -> float:
+def closed_form_s(pieces: Pieces, job: Job, *, all_held: bool = False) -> float:
     """Returns the seconds of a step without the optimizer.
+
+    all_held: whether, with overlap, all weights are held gathered, as if the budget had no limit.
 
     Products and the collectives of activations are on the path. The collectives of weights and
     gradients run beside them as far as the path is long enough. In a pipeline, the bubble is that
@@ -201,27 +214,29 @@ def closed_form_s(pieces: Pieces, job: Job) -> float:
     bubble_seconds.
     """
     again = job.options.recomputation
-    return _step_s(pieces, job, again=again, hides=again)
+    return _step_s(pieces, job, again=again, hides=again, all_held=all_held)
 
 
-def least_s(pieces: Pieces, job: Job) -> float:
+def least_s(pieces: Pieces, job: Job, *, all_held: bool = False) -> float:
     """Returns a time that closed_form_s reaches with every policy of recomputation."""
-    return _step_s(pieces, job, again=Recomputation(), hides=Recomputation(blocks=1))
+    return _step_s(pieces, job, again=_NONE, hides=_FULL, all_held=all_held)
 
 
-def _step_s(pieces: Pieces, job: Job, *, again: Recomputation, hides: Recomputation) -> float:
+def _step_s(
+    pieces: Pieces, job: Job, *, again: Recomputation, hides: Recomputation, all_held: bool
+) -> float:
     """Returns closed_form_s where `again` takes time, and `hides` hides sums of gradients."""
     options, parts = job.options, job.options.micro_batches
     shares = shares_of(job)
     if job.grid.pipe == 1:
         layers = job.model.num_layers
-        passes = _passes_s(pieces, job, layers, parts, again)
+        passes = _passes_s(pieces, job, layers, parts, again, all_held)
     else:
         layers = max(share.num_layers for share in shares)
         without_ends = pieces._replace(fixed=0.0, fixed_z=0.0, wire_fixed=0.0)
         one = max(
-            _passes_s(pieces, job, shares[-1].num_layers, 1, again),
-            _passes_s(without_ends, job, layers, 1, again),
+            _passes_s(pieces, job, shares[-1].num_layers, 1, again, all_held),
+            _passes_s(without_ends, job, layers, 1, again, all_held),
         )
         passes = parts * one + _bubble_s(job, one)
     beside = 0.0
@@ -255,7 +270,9 @@ def _again_s(pieces: Pieces, again: Recomputation, layers: int) -> float:
     return again.num_blocks(layers) * pieces.forward + of_attention
 
 
-def _passes_s(pieces: Pieces, job: Job, layers: int, parts: int, again: Recomputation) -> float:
+def _passes_s(
+    pieces: Pieces, job: Job, layers: int, parts: int, again: Recomputation, all_held: bool
+) -> float:
     """Returns the seconds of the forward and backward passes of `parts` micro-batches."""
     options, recomputed = job.options, again.num_blocks(layers)
     on_path = pieces.fixed + layers * (pieces.forward + pieces.backward)
@@ -266,9 +283,10 @@ def _passes_s(pieces: Pieces, job: Job, layers: int, parts: int, again: Recomput
         return parts * (on_path + over_z)
     # Each pass gathers the weights once, except those that the budget keeps at the turn between two
     # passes.
-    again_z = share_gathered_again(job) * recomputed / layers
-    has_table = job.grid.pipe == 1
-    held = held_share(job, layers, has_table=has_table)
+    again_z, held = 0.0, 1.0
+    if job.grid.z > 1 and not all_held:
+        again_z = share_gathered_again(job) * recomputed / layers if recomputed else 0.0
+        held = held_share(job, layers, has_table=job.grid.pipe == 1)
     passes = (2 + again_z) * parts - (2 * parts - 1) * held
     over_z = parts * (pieces.fixed_z + layers * pieces.scatter) + passes * layers * pieces.gather
     if over_z:

@@ -49,28 +49,32 @@ def broken_rules(
     whether several ranks of x may share a key-value head. The rules are exact: a model that keeps
     all of them runs, any other raises an error (the rules are listed in docs/architecture.md).
     """
-    sharded, tokens = parallel.sharded, batch_size * model.sequence_length
-    over_y = sharded and not parallel.heads_over_y
-    rules: list[tuple[str, int, tuple[str, ...]]] = [
-        (_SEQUENCES, batch_size, ("data", "z", "y") if over_y else ("data", "z")),
-        ("hidden_size", model.hidden_size, ("y", "z")),
-        ("qkv features", model.qkv_size, ("x", "z")),
-        ("intermediate_size", model.mlp_size, ("x",)),
-        ("up features", model.up_size, ("x", "z")),
-    ]
-    if sharded:
-        rules += [
-            ("tokens of a micro-batch (residual rows)", tokens, ("data", "z", "x")),
-            ("tokens of a micro-batch (MLP rows)", tokens, ("data", "z", "y")),
-        ]
-    shares = shared_heads and not parallel.heads_over_y
-    if not shares or not ranks_of_a_kv_head(model.num_heads, model.kv_heads, grid.x):
-        over = ("x", "y") if parallel.heads_over_y else ("x",)
-        rules.insert(1, ("num_kv_heads", model.kv_heads, over))
-    for what, value, axes in rules:
-        parts = math.prod(getattr(grid, axis) for axis in axes)
+    for what, value, axes in _rules(model, parallel, grid, batch_size, shared_heads):
+        parts = 1
+        for axis in axes:
+            parts *= getattr(grid, axis)
         if value % parts:
             yield BrokenRule(what, value, axes, parts, grid)
+
+
+def _rules(
+    model: ModelConfig, parallel: ParallelConfig, grid: GridShape, batch_size: int,
+    shared_heads: bool,
+) -> Iterator[tuple[str, int, tuple[str, ...]]]:  # fmt: skip
+    """Yields what has a size that must be divisible, the size, and the axes that divide it."""
+    sharded, tokens = parallel.sharded, batch_size * model.sequence_length
+    over_y = sharded and not parallel.heads_over_y
+    yield _SEQUENCES, batch_size, ("data", "z", "y") if over_y else ("data", "z")
+    shares = shared_heads and not parallel.heads_over_y
+    if not shares or not ranks_of_a_kv_head(model.num_heads, model.kv_heads, grid.x):
+        yield "num_kv_heads", model.kv_heads, ("x", "y") if parallel.heads_over_y else ("x",)
+    yield "hidden_size", model.hidden_size, ("y", "z")
+    yield "qkv features", model.qkv_size, ("x", "z")
+    yield "intermediate_size", model.mlp_size, ("x",)
+    yield "up features", model.up_size, ("x", "z")
+    if sharded:
+        yield "tokens of a micro-batch (residual rows)", tokens, ("data", "z", "x")
+        yield "tokens of a micro-batch (MLP rows)", tokens, ("data", "z", "y")
 
 
 def check(

@@ -136,16 +136,47 @@ def kept_of(job: Job, stage: int = 0) -> Kept:
 
 def kept_of_share(job: Job, size: ModelSizes, share: StageShare) -> Kept:
     """Returns what each rank with that share of the model keeps of one micro-batch."""
+    options, grid, m = job.options, job.grid, job.rows
+    mx, my = (m // grid.x, m // grid.y) if options.sharded else (m, m)
+    of_block = kept_of_block(job, size)
+    positions = 0 if size.rotary else mx * _INT64
+    first = m * (_INT64 + _BOOL) + positions
+    loss = my * (size.vocab // grid.x * options.width + 2 * _FP32) + m * _INT64 + _FP32
+    # torch's LayerNorm keeps its input, and so does recomputation. It is that of the first block.
+    by_block = options.recomputation.blocks or not (size.rms_norm or grid.y > 1)
+    return Kept(
+        block=of_block.whole,
+        block_input=of_block.stream,
+        ends=of_block.norm * share.has_last + first * share.has_first,
+        loss=loss * share.has_last,
+        weights=_kept_weights(job, size, share) * options.width,
+        received=0 if by_block else of_block.stream * share.backward_sends,
+    )
+
+
+class KeptOfBlock(NamedTuple):
+    """The bytes that a block keeps, if it is not recomputed as a whole.
+
+    whole   all of them
+    norm    those of a norm, which are part of it
+    stream  those of its input, a rank's rows of the residual stream
+    """
+
+    whole: int
+    norm: int
+    stream: int
+
+
+def kept_of_block(job: Job, size: ModelSizes) -> KeptOfBlock:
+    """Returns what each rank keeps of one block for one micro-batch."""
     options, grid = job.options, job.grid
     x, y, width, m = grid.x, grid.y, options.width, job.rows
-    sharded = options.layout == "sharded"
+    sharded = options.sharded
     mx, my = (m // x, m // y) if sharded else (m, m)
     gathered = sharded and options.save_gathered
-    h = size.hidden // y
-    stream = stream_bytes(job)
-    wide_stream = m * h * width if gathered else stream  # a Linear's input
-    statistics = mx * (_FP32 if size.rms_norm or y > 1 else 2 * width)
-    norm = stream + statistics + wide_stream
+    stream = mx * (size.hidden // y) * width
+    wide_stream = m * (size.hidden // y) * width if gathered else stream  # a Linear's input
+    norm = stream + mx * (_FP32 if size.rms_norm or y > 1 else 2 * width) + wide_stream
 
     # Attention keeps the result of qkv, and its own, which is the input of the Linear after it.
     of_x = my * width // x
@@ -161,20 +192,7 @@ def kept_of_share(job: Job, size: ModelSizes, share: StageShare) -> Kept:
         attention += whole * size.attention
         # The gathered input is kept instead of the rank's part, which only ReLU needs, too.
         mlp += (whole if size.relu else whole - of_x) * size.mlp
-
-    positions = 0 if size.rotary else mx * _INT64
-    first = m * (_INT64 + _BOOL) + positions
-    loss = my * (size.vocab // x * width + 2 * _FP32) + m * _INT64 + _FP32
-    # torch's LayerNorm keeps its input, and so does recomputation. It is that of the first block.
-    by_block = options.recomputation.blocks or not (size.rms_norm or y > 1)
-    return Kept(
-        block=2 * norm + attention + mlp,
-        block_input=stream,
-        ends=norm * share.has_last + first * share.has_first,
-        loss=loss * share.has_last,
-        weights=_kept_weights(job, size, share) * width,
-        received=0 if by_block else stream * share.backward_sends,
-    )
+    return KeptOfBlock(2 * norm + attention + mlp, norm, stream)
 
 
 def _between_linears(size: ModelSizes, rows: int, x: int, width: int) -> int:

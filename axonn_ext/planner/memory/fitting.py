@@ -2,16 +2,18 @@
 
 Of two variants, one mostly holds less than the other; only single moments of it may have a little
 more. So if the fullest variant has room for that much, all fit, and if the emptiest one is too full
-by more than that, none does.
+by more than that, none does. And what fits with large micro-batches fits with smaller ones, and on
+more ranks of z.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from axonn_ext.planner.job import Job, Options
-from axonn_ext.planner.memory.activations import ModelSizes, kept_of_share, sizes_of, stream_bytes
+from axonn_ext.planner.memory.activations import ModelSizes, kept_of_block, sizes_of, stream_bytes
+from axonn_ext.planner.memory.in_flight import units_of
 from axonn_ext.planner.memory.peak import fullest, fullest_stages
 from axonn_ext.planner.memory.states import FP32, StageStates
 
@@ -27,42 +29,119 @@ class Fitting(NamedTuple):
     missing: int
 
 
-def those_that_fit(jobs: Sequence[Job], limit: int, *, device: str = "cuda") -> Fitting:
+class Roomy(NamedTuple):
+    """A job that fits with room to spare: its rows, its ranks of z, and the limit."""
+
+    rows: int
+    z: int
+    limit: int
+
+
+class RoomyKinds:
+    """Jobs that surely fit, by what they are like and by kinds of variants.
+
+    Those fit, too, that have fewer rows in a micro-batch and more ranks of z. All jobs have one
+    model and batch, and options that differ as those of those_that_fit; grids, layouts,
+    micro-batches, schedules and AdamW's options may differ, too.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._found: dict[tuple[object, ...], dict[int, Roomy]] = {}
+
+    def like(self, job: Job, stages: Sequence[StageStates]) -> dict[int, Roomy]:
+        """Returns those like the job by their kinds, to which others are to be added.
+
+        These must have _rounded_bytes to spare. Each moment holds at least as much if there are
+        more rows, provided that as many micro-batches are there at a time and messages are cut
+        alike. Only what is subtracted for a part of a block that has not run is rounded otherwise
+        than what it is subtracted from. Where weight gradients wait, some moments have no
+        micro-batch of which it could be subtracted.
+
+        More ranks of z divide parameters, gradients and the state of AdamW, and with one rank of
+        data fewer gradients are summed. But on CPUs, the copies of two buckets may need more if a
+        bucket is smaller, and ZeRO has fewer ranks of data then.
+        """
+        options, grid = job.options, job.grid
+        if grid.pipe > 1 and options.pipeline.defers:
+            return {}
+        in_stages: tuple[object, ...] = ()
+        if grid.pipe > 1:
+            in_stages = (job.rows % grid.x == 0, *(units_of(job, s.number) for s in stages))
+        is_divided = job.updates_in_buckets or self._device == "cpu"
+        key = (grid.x, grid.y, grid.pipe, (grid.z, grid.data) if is_divided else grid.z > 1,
+               job.placed_model.vocab_size, options.layout, options.optimizer,
+               options.pipeline.chunks, options.micro_batches == 1, in_stages)  # fmt: skip
+        return self._found.setdefault(key, {})
+
+
+def those_that_fit(
+    jobs: Sequence[Job], limit: int, *, device: str = "cuda", known: RoomyKinds | None = None
+) -> Fitting:
     """Returns which jobs have a memory_of of at most `limit` bytes.
 
     jobs: legal jobs that differ alone in kept inputs, kept weights, whether there is overlap, and
-    whether recomputation is "none" or "full"; all may have another policy of it.
+    whether recomputation is "none" or "full"; all may have another policy of it. known: what
+    has been found on the same device, to which what is found is added.
     """
     stages = fullest_stages(jobs[0], device)
     at_once = max(_states_at_once(jobs[0], stage) for stage in stages)
     if at_once > limit:
         return Fitting([False] * len(jobs), at_once - limit)
+    kinds = [_kind(job.options) for job in jobs]
+    roomy = {} if known is None else known.like(jobs[0], stages)
+    own = Roomy(jobs[0].rows, jobs[0].grid.z, limit)
+    fits = [kind in roomy and _holds_less(own, roomy[kind]) for kind in kinds]
+    missing = _NOTHING_MISSING
+    if all(fits):
+        return Fitting(fits, missing)
     size = sizes_of(jobs[0].placed_model)
     comparable, excess = _comparable(jobs[0], stages), _excess(jobs[0])
-    kinds = [_kind(job.options) for job in jobs]
-    fits, missing = [False] * len(jobs), _NOTHING_MISSING
     counted: list[tuple[int, int]] = []  # (kind, total; or a bound above the limit)
     for number in _order(kinds):
         kind = kinds[number]
-        for other, total in counted:
-            differ = kind ^ other
-            if differ & ~comparable:
-                continue
-            if kind & differ == 0 and total + excess[differ] <= limit:
-                fits[number] = True
-                break
-            if other & differ == 0 and total - excess[differ] > limit:
-                missing = min(missing, total - excess[differ] - limit)
-                break
-        else:
-            total = _at_least(jobs[number], stages[0], size)
-            if total <= limit:
-                total = fullest(jobs[number], stages, device).total
-            counted.append((kind, total))
-            fits[number] = total <= limit
-            if not fits[number]:
-                missing = min(missing, total - limit)
+        if fits[number]:
+            continue
+        most = _known_from(counted, kind, limit, comparable, excess)
+        if most is None:
+            most = _at_least(jobs[number], stages[0], size)
+            if most <= limit:
+                most = fullest(jobs[number], stages, device).total
+            counted.append((kind, most))
+        fits[number] = most <= limit
+        if not fits[number]:
+            missing = min(missing, most - limit)
+        elif most + _rounded_bytes(size) <= limit:
+            roomy[kind] = own
     return Fitting(fits, missing)
+
+
+def _holds_less(job: Roomy, other: Roomy) -> bool:
+    """Whether a job surely fits because another one does, which is like it."""
+    return job.rows <= other.rows and job.z >= other.z and job.limit >= other.limit
+
+
+def _known_from(
+    counted: Sequence[tuple[int, int]],
+    kind: int,
+    limit: int,
+    comparable: int,
+    excess: Mapping[int, int],
+) -> int | None:
+    """Returns a bound of a variant's bytes that says whether it fits; None if none follows.
+
+    counted: the kinds of other variants, and what they hold.
+    """
+    for other, total in counted:
+        differ = kind ^ other
+        if differ & ~comparable:
+            continue
+        extra = sum(num_bytes for bit, num_bytes in excess.items() if differ & bit)
+        if kind & differ == 0 and total + extra <= limit:
+            return total + extra
+        if other & differ == 0 and total - extra > limit:
+            return total - extra
+    return None
 
 
 def may_fit_without_state(jobs: Sequence[Job], limit: int, *, device: str = "cuda") -> bool:
@@ -110,11 +189,12 @@ def _order(kinds: Sequence[int]) -> list[int]:
 
 def _at_least(job: Job, stage: StageStates, size: ModelSizes) -> int:
     """Returns bytes that a rank of the stage has at once: states, and what its blocks keep."""
-    kept = kept_of_share(job, size, stage.share)
+    of_block = kept_of_block(job, size)
     # Of several virtual stages on a rank, at least the one that is running is there.
     chunks = job.options.pipeline.chunks if job.grid.pipe > 1 else 1
     count = stage.share.num_layers // chunks
-    blocks = kept.blocks(count, job.options.recomputation.num_blocks(count))
+    again = job.options.recomputation.num_blocks(count)
+    blocks = again * of_block.stream + (count - again) * of_block.whole
     return stage.states.parameters + stage.states.optimizer + blocks
 
 
@@ -142,8 +222,8 @@ def _comparable(job: Job, stages: Sequence[StageStates]) -> int:
     return _KEEPS_ACTIVATIONS | _KEEPS_INPUTS | _KEEPS_WEIGHTS
 
 
-def _excess(job: Job) -> list[int]:
-    """Returns, by what it does not keep, how many bytes a variant may hold beyond one that does.
+def _excess(job: Job) -> dict[int, int]:
+    """Returns how many bytes a variant may hold beyond one that keeps a thing which it does not.
 
     That is the input of a block that is recomputed, beside what it keeps then; the input of a
     Linear that is gathered again in backward; and a weight that is.
@@ -151,6 +231,13 @@ def _excess(job: Job) -> list[int]:
     size, (x, y), width = sizes_of(job.placed_model), (job.grid.x, job.grid.y), job.options.width
     gathered_input = job.rows * max(size.hidden // y, size.mlp // x) * width
     gathered_weight = max(size.runs[1], size.vocab * size.hidden) // (x * y) * width
-    bytes_of = {_KEEPS_ACTIVATIONS: stream_bytes(job), _KEEPS_INPUTS: gathered_input,
-                _KEEPS_WEIGHTS: gathered_weight}  # fmt: skip
-    return [sum(b for bit, b in bytes_of.items() if kinds & bit) for kinds in range(8)]
+    return {_KEEPS_ACTIVATIONS: stream_bytes(job), _KEEPS_INPUTS: gathered_input,
+            _KEEPS_WEIGHTS: gathered_weight}  # fmt: skip
+
+
+def _rounded_bytes(size: ModelSizes) -> int:
+    """Returns by how much rounding may make a block hold more with fewer rows.
+
+    That is one byte for each feature of an MLP that may be kept.
+    """
+    return size.up + 3 * size.mlp

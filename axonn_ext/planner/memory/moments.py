@@ -57,8 +57,8 @@ def _moments_of_passes(stage: Stage) -> Iterator[Moment]:
         return
     messages = _messages(stage)
     for has_gradients, others in _other_units(stage).items():
-        for g, w, a, n, b in _moments_with(stage, has_gradients=has_gradients):
-            yield Moment(g, w, a + others, n, b + messages)
+        g, w, a, n, b = max(_moments_with(stage, has_gradients=has_gradients), key=sum)
+        yield Moment(g, w, a + others, n, b + messages)
 
 
 def _moments_with(stage: Stage, *, has_gradients: bool) -> Iterator[Moment]:

@@ -6,10 +6,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import compress, islice, product
+from typing import NamedTuple
 
 from axonn_ext.planner.job import Job, Options, pipeline_violations
 from axonn_ext.planner.memory.activations import deferred_bytes_of
-from axonn_ext.planner.memory.fitting import freed_by_offload, may_fit_without_state, those_that_fit
+from axonn_ext.planner.memory.fitting import (
+    RoomyKinds,
+    freed_by_offload,
+    may_fit_without_state,
+    those_that_fit,
+)
 from axonn_ext.planner.search.optimizers import (
     that_differ_on,
     with_each,
@@ -17,7 +23,7 @@ from axonn_ext.planner.search.optimizers import (
 )
 from axonn_ext.planner.search.request import Request
 from axonn_ext.planner.shares import shares_of
-from axonn_ext.spec.grid import divisors, grids_of
+from axonn_ext.spec.grid import GridShape, divisors, grids_of
 from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.parallel import Overlap
 from axonn_ext.spec.pipeline_options import PipelineOptions
@@ -42,6 +48,7 @@ def jobs_of(request: Request) -> Iterator[Job]:
         for grid in grids_of(request.num_ranks, pipe=pipe):
             if not request.axes.allow(grid, request.machine):
                 continue
+            optimizer = that_differ_on(grid, request.optimizers)[0]
             for layout in layouts:
                 for micro_batches in parts:
                     # heads_over_y moves as many bytes; it helps where y does not divide the
@@ -49,10 +56,7 @@ def jobs_of(request: Request) -> Iterator[Job]:
                     sequences = request.batch_size // micro_batches
                     undivided = grid.y > 1 and sequences % (grid.data * grid.z * grid.y) != 0
                     over_y = layout == "sharded" and bool(undivided if heads is None else heads)
-                    options = _options(
-                        layout, over_y, request.dtype, micro_batches,
-                        that_differ_on(grid, request.optimizers)[0],
-                    )  # fmt: skip
+                    options = _options(layout, over_y, request.dtype, micro_batches, optimizer)
                     if pipe > 1:
                         options = _with_pipeline(options, _first_pipeline(request.pipelines))
                     yield Job(request.model, grid, options, request.batch_size)
@@ -79,14 +83,15 @@ def _options(
     )  # fmt: skip
 
 
+def num_variants_of(request: Request, job: Job) -> int:
+    """Returns how many variants_of the job has."""
+    return len(_values(job.options.sharded, tuple(request.fixed.items()), _splits(job.grid)))
+
+
 def variants_of(request: Request, job: Job) -> tuple[Options, ...]:
     """Returns all values of the options that change neither legality nor products."""
-    grid, parts = job.grid, job.options
-    variants = _given(
-        parts, tuple(request.fixed.items()), splits_linears=grid.x * grid.y > 1,
-        splits_weights=grid.z > 1, splits_batch=grid.z * grid.data > 1, in_stages=grid.pipe > 1,
-    )  # fmt: skip
-    if grid.pipe == 1:
+    variants = _given(job.options, tuple(request.fixed.items()), _splits(job.grid))
+    if job.grid.pipe == 1:
         return variants
     first = _first_pipeline(request.pipelines)
     return tuple(_with_pipeline(options, first) for options in variants)
@@ -199,28 +204,43 @@ def _beside_recomputation(options: Options) -> tuple[bool, ...]:
     return options.save_gathered, options.reshard_after_forward, options.overlap is None
 
 
+class _Splits(NamedTuple):
+    """What a grid splits, by which options that concern only axes of one rank are not varied."""
+
+    linears: bool
+    weights: bool
+    batch: bool
+    in_stages: bool
+
+
+def _splits(grid: GridShape) -> _Splits:
+    return _Splits(grid.x * grid.y > 1, grid.z > 1, grid.z * grid.data > 1, grid.pipe > 1)
+
+
 @cache
 def _given(
-    options: Options,
-    fixed: tuple[tuple[str, object], ...],
-    *,
-    splits_linears: bool,
-    splits_weights: bool,
-    splits_batch: bool,
-    in_stages: bool,
+    options: Options, fixed: tuple[tuple[str, object], ...], splits: _Splits
 ) -> tuple[Options, ...]:
-    """Returns all variants of the options that are not fixed.
+    """Returns all variants of the options that are not fixed."""
+    return tuple(
+        replace(options, **values)  # type: ignore[arg-type]
+        for values in _values(options.sharded, fixed, splits)
+    )
 
-    Options that concern only axes of one rank are not varied.
-    """
+
+@cache
+def _values(
+    sharded: bool, fixed: tuple[tuple[str, object], ...], splits: _Splits
+) -> tuple[dict[str, object], ...]:
+    """Returns the values of options that tell the variants of a job apart."""
     choices: dict[str, tuple[object, ...]] = {
         "recompute": ("none", "full"),
-        "save_gathered": (False, True) if options.sharded and splits_linears else (False,),
-        "overlap": (Overlap(), None) if splits_batch else (None,),
-        "reshard_after_forward": (True, False) if splits_weights else (True,),
+        "save_gathered": (False, True) if sharded and splits.linears else (False,),
+        "overlap": (Overlap(), None) if splits.batch else (None,),
+        "reshard_after_forward": (True, False) if splits.weights else (True,),
     }
-    if in_stages:  # fewer, lest the search take long
-        of_overlap: tuple[object, ...] = (Overlap(),) if splits_batch else (None,)
+    if splits.in_stages:  # fewer, lest the search take long
+        of_overlap: tuple[object, ...] = (Overlap(),) if splits.batch else (None,)
         choices |= {"save_gathered": (False,), "overlap": of_overlap,
                     "reshard_after_forward": (True,)}  # fmt: skip
     given = {name: (value,) for name, value in fixed if name in choices}
@@ -229,7 +249,7 @@ def _given(
     choices.update(given)
     variants = (dict(zip(choices, values, strict=True)) for values in product(*choices.values()))
     return tuple(
-        replace(options, **v)  # type: ignore[arg-type]
+        v
         for v in variants
         # With overlap, the budget of gathered bytes decides instead of reshard_after_forward.
         if v["overlap"] is None
@@ -238,8 +258,16 @@ def _given(
     )
 
 
-def fitting_with_some(request: Request, job: Job, variants: tuple[Options, ...]) -> list[Job]:
-    """Returns those variants of a job that fit, each with the first options of AdamW that do."""
+def fitting_with_some(
+    request: Request,
+    job: Job,
+    variants: tuple[Options, ...],
+    known: RoomyKinds | None = None,
+) -> list[Job]:
+    """Returns those variants of a job that fit, each with the first options of AdamW that do.
+
+    known: see those_that_fit.
+    """
     limit, device = request.memory_limit_on(job.grid), request.machine.device
     found: list[Job] = []
     left = [_with_options(job, options) for options in variants]
@@ -252,7 +280,7 @@ def fitting_with_some(request: Request, job: Job, variants: tuple[Options, ...])
             if missing[optimizer.zero] > freed_by_offload(kept, device=device):
                 continue
         tried = [with_optimizer(j, optimizer) for j in left]
-        fits, lacking = those_that_fit(tried, limit, device=device)
+        fits, lacking = those_that_fit(tried, limit, device=device, known=known)
         found += compress(tried, fits)
         left = [j for j, fit in zip(left, fits, strict=True) if not fit]
         if not left:

@@ -13,6 +13,7 @@ from axonn_ext.planner.closed_forms import ClosedForms, Pieces, closed_form_s, l
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate, estimate
 from axonn_ext.planner.job import ZERO_2_IN_STAGES, Job, violations
+from axonn_ext.planner.memory.fitting import RoomyKinds
 from axonn_ext.planner.memory.peak import memory_of
 from axonn_ext.planner.pipelines import StageSteps
 from axonn_ext.planner.prepared_step import PreparedStep
@@ -20,6 +21,7 @@ from axonn_ext.planner.search.choices import (
     fitting_jobs,
     fitting_with_some,
     jobs_of,
+    num_variants_of,
     other_pipelines,
     variants_of,
     without_needless,
@@ -29,7 +31,6 @@ from axonn_ext.planner.search.overlaps import (
     fastest_overlap,
     is_as_fast,
     is_searched,
-    with_all_held,
     with_default_numbers,
     with_least_numbers,
 )
@@ -90,17 +91,17 @@ def plan(request: Request) -> Plan:
     """
     rejected: Counter[str] = Counter()
     found: list[_Candidate] = []
-    forms = ClosedForms(request.machine)
+    forms, known = ClosedForms(request.machine), RoomyKinds(request.machine.device)
     num_considered = num_fitting = 0
     for job in jobs_of(request):
-        options = variants_of(request, job)
-        num_considered += len(options)
+        num_variants = num_variants_of(request, job)
+        num_considered += num_variants
         reason = next(violations(job), None)
         if reason is not None:
-            rejected[_rule(reason)] += len(options)
+            rejected[_rule(reason)] += num_variants
             continue
-        fitting = fitting_with_some(request, job, options)
-        rejected[NO_MEMORY] += len(options) - len(fitting)
+        fitting = fitting_with_some(request, job, variants_of(request, job), known)
+        rejected[NO_MEMORY] += num_variants - len(fitting)
         if fitting:
             found += _candidates(request, forms, without_needless(fitting))
             num_fitting += len(fitting)
@@ -126,9 +127,9 @@ def _candidates(
         saves = job.options.save_gathered
         if saves not in blocks:
             blocks[saves] = forms.blocks_of(job)
-        held = with_all_held(job) if is_searched(request, job) else job
         bound = least_s if job.options.recompute == "full" else closed_form_s
-        yield _Candidate(bound(blocks[saves], held), job)
+        least = bound(blocks[saves], job, all_held=is_searched(request, job))
+        yield _Candidate(least, job)
 
 
 class _Predictions:

@@ -22,7 +22,6 @@ from axonn_ext.spec.parallel import Overlap
 
 PREFETCHES, DEFERRED = (1, 2, 4, 8), (2, 4, 8)
 _MIB = 1 << 20
-_ALL = 1 << 60  # more than the gathered weights of any rank
 _EQUAL = 1e-3  # see is_as_fast
 # Where computation waits for z for a smaller share of the step, there is nothing to gain.
 _NO_WAIT = 1e-3
@@ -37,11 +36,6 @@ def is_searched(request: Request, job: Job) -> bool:
 def is_as_fast(found: Estimate, step_time_s: float) -> bool:
     """Whether a step takes at most 0.1 % longer, which the model is not exact enough to tell."""
     return found.step_time_s <= step_time_s * (1 + _EQUAL)
-
-
-def with_all_held(job: Job) -> Job:
-    """Returns the job with all weights held, whether they fit or not: a bound for any budget."""
-    return _with(job, gathered_bytes=_ALL)
 
 
 def with_default_numbers(job: Job) -> Job:

@@ -15,7 +15,7 @@ from axonn_ext.planner.search.choices import (
     with_more_recomputation,
 )
 from axonn_ext.planner.search.optimizers import with_each
-from axonn_ext.planner.search.overlaps import is_searched, with_all_held, with_most_held
+from axonn_ext.planner.search.overlaps import is_searched, with_most_held
 from axonn_ext.planner.search.request import Request
 from axonn_ext.spec.pipeline import SCHEDULES
 
@@ -57,7 +57,7 @@ def least_of_ways(request: Request, job: Job, forms: ClosedForms) -> float:
 
 def _least_s(request: Request, job: Job, forms: ClosedForms) -> float:
     """Returns a time that the job reaches with its own options of AdamW."""
-    return forms.least_seconds(with_all_held(job) if is_searched(request, job) else job)
+    return forms.least_seconds(job, all_held=is_searched(request, job))
 
 
 class _Ways:
@@ -79,7 +79,7 @@ class _Ways:
         best = min((with_most_held(request, way) for way in ways), key=self.rank)
         # To recompute more can only help where more weights can then be held.
         for way in with_more_recomputation(request, best):
-            if forms.seconds(with_all_held(way)) >= forms.seconds(best):
+            if forms.seconds(way, all_held=True) >= forms.seconds(best):
                 continue
             for fitting in fitting_jobs(request, way, (way.options,)):
                 best = min(best, with_most_held(request, fitting), key=self.rank)
