@@ -208,9 +208,11 @@ def try_mutant(mutant: Mutant, build: Path) -> Finding:
             return Finding(mutant, "the table is wrong", message=str(error))
         command = [str(program), f"--gtest_filter={mutant.change.part.tests}", "--gtest_fail_fast"]
         try:
+            # A mutant may print bytes of memory that nobody has written.
             done = subprocess.run(
-                command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S
-            )
+                command, cwd=folder, capture_output=True, text=True, errors="replace",
+                timeout=LIMIT_S,
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
             return Finding(mutant, f"the tests ran for more than {LIMIT_S} s")
         return read_output(mutant, done.stdout + done.stderr, done.returncode)
