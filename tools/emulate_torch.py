@@ -10,12 +10,17 @@ works, and cpp_tests/gpu_machine/torch/left_out.toml which tests are not run, an
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bootstrap import BIN as BUILD_BIN
@@ -107,15 +112,74 @@ def environment(wire: str) -> dict[str, str]:
         "GPU_MACHINE_DEVICES": os.environ.get("GPU_MACHINE_DEVICES", str(DEVICES)),
         "GPU_MACHINE_WIRE": wire,
         "PYTHONPATH": str(ROOT / "tools"),
+        "PYTHONSAFEPATH": "1",  # what tests start has the installed package, too
+        # Triton hands its driver what its ptxas makes, which has to stay PTX here.
+        "TRITON_PTXAS_PATH": str(ROOT / "cpp_tests/gpu_machine/torch/ptxas"),
+        "TRITON_LIBCUDA_PATH": str(LIBRARIES),
+        "TRITON_CACHE_DIR": str(LIBRARIES / "triton"),
     }
 
 
-def command_of(arguments: list[str]) -> list[str | Path]:
-    if arguments[:1] == ["--run"]:
-        return [BIN / arguments[1], *arguments[2:]]
+def tests_command(arguments: Sequence[str | Path]) -> list[str | Path]:
     options = ("-p", "emulate_torch_plugin", "-m", "gpu", "--durations=15")
     place = ("--rootdir", ROOT, "-c", ROOT / "pyproject.toml", "-p", "no:cacheprovider")
-    return [BIN / "pytest", *options, *place, *(arguments or [TESTS])]
+    return [BIN / "pytest", *options, *place, *arguments]
+
+
+@dataclass
+class Counts:
+    """Of tests, as the plugin writes them; `ended` are files whose process did not come so far."""
+
+    passed: int = 0
+    failed: list[str] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    ended: list[str] = field(default_factory=list)
+
+    def add(self, written: Path, of: str) -> None:
+        if not written.exists():
+            self.ended.append(of)
+            return
+        found = json.loads(written.read_text())
+        self.passed += found["passed"]
+        self.failed += found["failed"]
+        self.skipped.update(found["skipped"])
+
+    def show(self) -> None:
+        run = self.passed + len(self.failed)
+        print(f"emulate-torch: {run} tests marked gpu ran, {self.passed} passed")
+        for reason, number in self.skipped.most_common():
+            print(f"emulate-torch: {number:4} not run: {reason}")
+        for name in self.failed:
+            print(f"emulate-torch: failed: {name}")
+        for name in self.ended:
+            print(f"emulate-torch: {name}: pytest ended before its end")
+
+
+def run_file(path: Path, scratch: Path) -> tuple[Path, str]:
+    """Runs the tests of one file; returns what pytest printed."""
+    wire = scratch / f"wire-{path.stem}"
+    wire.mkdir()
+    command = tests_command([path, "-q", "--counts", scratch / f"{path.stem}.json"])
+    # Outside the checkout, so that the installed package counts.
+    done = subprocess.run(
+        command, cwd=LIBRARIES, env=environment(str(wire)), check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    return path, done.stdout
+
+
+def run_all_tests(scratch: Path) -> int:
+    """Runs each file of tests by itself, a few at a time, and prints what came of it."""
+    counts, jobs = Counts(), int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
+    # Those with the longest tests first, lest one of them is left to run alone at the end.
+    files = sorted(TESTS.glob("test_*.py"), key=lambda path: -path.stat().st_size)
+    with ThreadPoolExecutor(jobs) as pool:
+        for done in as_completed([pool.submit(run_file, path, scratch) for path in files]):
+            path, output = done.result()
+            print(f"\n--- {path.name}\n{output}", flush=True)
+            counts.add(scratch / f"{path.stem}.json", path.name)
+    counts.show()
+    return 1 if counts.failed or counts.ended or not counts.passed else 0
 
 
 def main() -> int:
@@ -126,12 +190,17 @@ def main() -> int:
         print(f"emulate-torch: error: {error}")
         return 1
     say(f"built after {time.monotonic() - start:.0f} s")
-    command = command_of(sys.argv[1:])
+    arguments = sys.argv[1:]
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="axonn-wire-", dir=memory) as wire:
-        # Outside the checkout, so that the installed package counts.
-        result = subprocess.run(command, cwd=LIBRARIES, env=environment(wire), check=False)
-    return result.returncode
+    with tempfile.TemporaryDirectory(prefix="axonn-wire-", dir=memory) as scratch:
+        if not arguments:
+            return run_all_tests(Path(scratch))
+        if arguments[0] == "--run":
+            command = [BIN / arguments[1], *arguments[2:]]
+        else:
+            command = tests_command(arguments)
+        done = subprocess.run(command, cwd=LIBRARIES, env=environment(scratch), check=False)
+        return done.returncode
 
 
 if __name__ == "__main__":

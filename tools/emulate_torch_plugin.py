@@ -1,14 +1,28 @@
-"""A plugin of pytest: leaves out what the GPU in software does not run, each with its reason."""
+"""A plugin of pytest: leaves out what the GPU in software does not run, each with its reason.
+
+With --counts FILE it writes how many tests passed, failed and were left out or skipped, and why.
+"""
 
 from __future__ import annotations
 
+import json
 import tomllib
+from collections import Counter
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
 LEFT_OUT = Path(__file__).parents[1] / "cpp_tests/gpu_machine/torch/left_out.toml"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--counts", type=Path, help="where to write how many tests passed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.counts is not None:
+        config.pluginmanager.register(Counts(config.option.counts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -19,3 +33,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             # Brackets of parameters are no set of characters here.
             if any(fnmatchcase(name, tests.replace("[", "[[]")) for tests in entry["tests"]):
                 item.add_marker(pytest.mark.skip(reason=f"left out: {entry['because']}"))
+
+
+class Counts:
+    """Of one session, by outcome; skipped tests by their reason."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.passed = 0
+        self.failed: list[str] = []
+        self.skipped: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
+        elif report.skipped and isinstance(report.longrepr, tuple):
+            self.skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
+        elif report.passed and report.when == "call":
+            self.passed += 1
+
+    def pytest_sessionfinish(self) -> None:
+        found = {"passed": self.passed, "failed": self.failed, "skipped": self.skipped}
+        self.path.write_text(json.dumps(found))

@@ -22,6 +22,7 @@ class MachineError : public std::runtime_error {
     kTrap,       // a trap was executed
     kUndefined,  // an instruction whose result PTX leaves undefined
     kMisuse,     // calls of a library that break its rules
+    kGone,       // the GPU does not answer any more, because a test says so
   };
 
   // The message ends with the kind in brackets, which tools/emulate_mutants.py reads.
@@ -44,6 +45,8 @@ class MachineError : public std::runtime_error {
         return "undefined";
       case Kind::kMisuse:
         return "misuse";
+      case Kind::kGone:
+        return "gone";
     }
     return "";
   }

@@ -24,11 +24,17 @@ Machine::Machine(const Options& options) : options_(options), random_(options.se
 }
 
 void Machine::load(std::string_view ptx) {
+  for (auto& [name, program] : load_apart(ptx)) programs_[name] = std::move(program);
+}
+
+std::map<std::string, std::shared_ptr<const Program>> Machine::load_apart(std::string_view ptx) {
   const Module module = parse_ptx(ptx);
   add_variables(module);
+  std::map<std::string, std::shared_ptr<const Program>> programs;
   for (const auto& [name, kernel] : module.kernels) {
-    programs_[name] = decoded(kernel, module, symbols_);
+    programs[name] = decoded(kernel, module, symbols_);
   }
+  return programs;
 }
 
 void Machine::load(const Module& module) {
@@ -179,6 +185,12 @@ void Machine::enqueue_task(int stream, std::string what, std::function<bool(Agen
       [attempt = std::move(attempt)](Agent& agent) {
         return attempt(agent) ? Progress::kDone : Progress::kWaits;
       });
+}
+
+void Machine::enqueue_order(int stream, const std::string& what,
+                            std::function<bool(Agent&)> attempt) {
+  enqueue_task(stream, what, std::move(attempt));
+  streams_.at(static_cast<size_t>(stream)).queue.back().task->only_orders = true;
 }
 
 bool Machine::take_ctas(int device, int count) {

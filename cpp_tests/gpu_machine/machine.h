@@ -69,6 +69,7 @@ enum class Progress { kWaits, kWent, kDone };
 struct Task {
   std::function<std::string()> describe;  // for reports of deadlocks
   std::function<Progress(Agent&)> attempt;
+  bool only_orders = false;  // it reaches no memory, so nobody has to remember it
   uint32_t launch = 0;
   std::unique_ptr<Agent> agent;
 };
@@ -79,6 +80,8 @@ class Machine {
 
   // Adds the kernels and variables of a PTX text.
   void load(std::string_view ptx);
+  // Returns those of a PTX text by their names; others of the same names stay what they are.
+  std::map<std::string, std::shared_ptr<const Program>> load_apart(std::string_view ptx);
   // Adds those of a module, which lives as long as the machine. Each kernel is decoded when it is
   // first asked for by kernel_named.
   void load(const Module& module);
@@ -126,6 +129,8 @@ class Machine {
                     std::function<Progress(Agent&)> attempt);
   // Enqueues a task that takes no time once it can: it is tried until it returns true.
   void enqueue_task(int stream, std::string what, std::function<bool(Agent&)> attempt);
+  // The same for a task that only orders others: it passes on its clock, or learns from another.
+  void enqueue_order(int stream, const std::string& what, std::function<bool(Agent&)> attempt);
 
   // Takes places of CTAs for a task that needs SMs. Returns false, and takes none, if not all fit.
   bool take_ctas(int device, int count);

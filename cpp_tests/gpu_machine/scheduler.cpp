@@ -74,8 +74,13 @@ void Machine::begin_work(Stream& stream) {
   stream.has_begun = true;
   Work& work = stream.queue.front();
   stream.clock.join(work.before);
-  const uint32_t id = ++launches_;
   note_change();
+  if (work.task != nullptr && work.task->only_orders) {
+    const Actor nobody{.device = stream.device};
+    work.task->agent = std::make_unique<CopyEngine>(*this, nobody, stream.clock);
+    return;
+  }
+  const uint32_t id = ++launches_;
   if (work.launch != nullptr) {
     work.launch->id = id;
     work.launch->prior = work.launch->before = stream.clock;
@@ -123,11 +128,12 @@ void Machine::end_work(Stream& stream) {
     stream.before_last = std::move(work.launch->before);
   }
   if (work.task != nullptr) stream.clock.join(work.task->agent->clock);
+  note_change();
+  if (work.task != nullptr && work.task->only_orders) return;
   stream.last_ended = work.launch != nullptr ? work.launch->id
                       : work.copy != nullptr ? work.copy->launch
                                              : work.task->launch;
   stream.clock.see_launch(stream.last_ended);
-  note_change();
 }
 
 void Machine::start_ctas() {

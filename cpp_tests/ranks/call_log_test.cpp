@@ -147,10 +147,11 @@ TEST(CallLog, AFailureElsewhereEndsTheWait) {
 struct WatchedRank {
   WatchedRank(
       int64_t rank, int64_t size, KeyValueStore& store, std::chrono::duration<double> timeout,
-      std::function<void()> health = [] {})
+      std::function<void()> health = [] {},
+      std::chrono::duration<double> store_interval = milliseconds(5))
       : log(std::make_shared<CallLog>(log_options(rank, size, false), store)),
         calls(std::make_shared<WatchedCalls>(log)),
-        watch({"test", rank, timeout, milliseconds(2), milliseconds(5)}, store, std::move(health),
+        watch({"test", rank, timeout, milliseconds(2), store_interval}, store, std::move(health),
               [this] { ++aborts; }) {
     watch.watch(calls);
   }
@@ -214,6 +215,22 @@ TEST(Watchdog, AnAsynchronousErrorIsAFailure) {
   rank.watch.check();
   broken = true;
   EXPECT_EQ(rank.await_failure(), "axis z: remote error");
+}
+
+// The second looks into the store once at its start, and then only because its communicator broke.
+TEST(Watchdog, APeerThatHearsOfTheAbortFirstSaysWhy) {
+  testing::InMemoryStore store;
+  WatchedRank first(0, 2, store, milliseconds(150));
+  WatchedRank second(
+      1, 2, store, std::chrono::seconds(60),
+      [&] {
+        if (first.aborts > 0) throw CommunicationError("axis z: remote error");
+      },
+      std::chrono::seconds(60));
+  first.issue("all_gather float32[8]");
+  const std::string why = first.await_failure();
+  EXPECT_NE(why.find("behind: rank 10"), std::string::npos) << why;
+  EXPECT_EQ(second.await_failure(), "rank 0 reports: " + why);
 }
 
 }  // namespace

@@ -24,27 +24,15 @@ GRIDS = [
     GridShape(y=2, data=2),
     GridShape(z=2, data=2),
 ]
-# Sums of two or four numbers in fp32, in another order: a few units in the last place. AdamW then
-# divides small gradients by roots of their squares, which can magnify that. Gradients of bf16 are
-# rounded to 2**-9 wherever sums over micro-batches or ranks are, those of fp16 to 2**-12. ZeRO
-# rounds other partial sums than what it is compared with: twice three of up to twice the total's
-# size, because gradients of up to four parts partly cancel.
-ROUNDINGS = 2 * 3**0.5 * 2
-CLOSE = {torch.float32: 1e-5, torch.bfloat16: ROUNDINGS / 2**9, torch.float16: ROUNDINGS / 2**12}
-# AdamW's first steps move each weight by about the learning rate, whatever the size of its
-# gradient. If gradients are wrong by a share d of their root mean square, about a share d of them
-# may have the wrong sign, so that updates, and vectors that began with zeros, differ by up to the
-# root of d.
-CLOSE_WEIGHTS = {dtype: d if dtype == torch.float32 else d**0.5 for dtype, d in CLOSE.items()}
 
 
 def check(pool: Pool, setup: Setup) -> None:
     for found in pool(setup.shape.size).run(zero_cases.compare, setup):
         assert found["left"] == 0  # whole gradients are gone
-        bound = CLOSE[setup.dtype]
+        bound = zero_cases.CLOSE[setup.dtype]
         assert found["gradients"] < bound
         assert found["metrics"] < bound
-        assert found["weights"] < CLOSE_WEIGHTS[setup.dtype]
+        assert found["weights"] < zero_cases.CLOSE_WEIGHTS[setup.dtype]
         # Low-precision weights have masters anyway; of fp32 ones the parts have copies.
         masters = 1.5 if setup.dtype == torch.float32 else 1.0
         assert found["state"] < masters / setup.shape.data + 0.05
@@ -80,7 +68,7 @@ def test_adapters_and_recomputed_blocks(pool: Pool, adapters: bool, recompute: s
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("zero", [1, 2])
-@pytest.mark.parametrize("dtype", list(CLOSE))
+@pytest.mark.parametrize("dtype", list(zero_cases.CLOSE))
 @pytest.mark.parametrize(("index", "shape"), list(enumerate(GRIDS)))
 def test_all_options(
     pool: Pool, index: int, shape: GridShape, dtype: torch.dtype, zero: int, overlap: bool,

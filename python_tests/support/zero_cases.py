@@ -28,6 +28,19 @@ from grids import grid_of
 from model_cases import GPT2, random_batch
 from steps import compute_gradients
 
+# Sums of two or four numbers in fp32, in another order: a few units in the last place. AdamW then
+# divides small gradients by roots of their squares, which can magnify that. Gradients of bf16 are
+# rounded to 2**-9 wherever sums over micro-batches or ranks are, those of fp16 to 2**-12. ZeRO
+# rounds other partial sums than what it is compared with: twice three of up to twice the total's
+# size, because gradients of up to four parts partly cancel.
+ROUNDINGS = 2 * 3**0.5 * 2
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: ROUNDINGS / 2**9, torch.float16: ROUNDINGS / 2**12}
+# AdamW's first steps move each weight by about the learning rate, whatever the size of its
+# gradient. If gradients are wrong by a share d of their root mean square, about a share d of them
+# may have the wrong sign, so that updates, and vectors that began with zeros, differ by up to the
+# root of d.
+CLOSE_WEIGHTS = {dtype: d if dtype == torch.float32 else d**0.5 for dtype, d in CLOSE.items()}
+
 STEPS = 4
 OVERLAP = Overlap(prefetch=2, deferred=2, bucket_bytes=4096)
 

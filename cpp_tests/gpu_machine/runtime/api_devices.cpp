@@ -10,8 +10,7 @@ using axonn::gpu_machine::Runtime;
 
 namespace {
 
-// Shared memory of an H100.
-constexpr int kSharedOfBlock = 232448, kSharedWithoutAsking = 49152, kSharedOfSm = 233472;
+constexpr int kSharedWithoutAsking = 49152, kRegistersOfSm = 65536;
 
 bool is_device(const Runtime& runtime, int device) {
   return device >= 0 && device < runtime.options.devices;
@@ -49,16 +48,30 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     if (!is_device(r, device)) return cudaErrorInvalidDevice;
     switch (attribute) {
       case cudaDevAttrComputeCapabilityMajor:
-        *value = 9;
+        *value = r.options.capability.major();
         return cudaSuccess;
       case cudaDevAttrComputeCapabilityMinor:
-        *value = 0;
+        *value = r.options.capability.minor();
         return cudaSuccess;
       case cudaDevAttrMultiProcessorCount:
         *value = r.machine.options().sms;
         return cudaSuccess;
       case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-        *value = kSharedOfBlock;
+        *value = r.options.capability.shared_of_block;
+        return cudaSuccess;
+      case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+        *value = r.options.capability.shared_of_sm;
+        return cudaSuccess;
+      case cudaDevAttrMaxRegistersPerBlock:
+        *value = kRegistersOfSm;
+        return cudaSuccess;
+      case cudaDevAttrWarpSize:
+        *value = 32;
+        return cudaSuccess;
+      case cudaDevAttrClockRate:
+      case cudaDevAttrMemoryClockRate:
+      case cudaDevAttrGlobalMemoryBusWidth:
+        *value = 1;  // time is virtual
         return cudaSuccess;
       default:
         return cudaErrorNotSupported;
@@ -72,13 +85,14 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     std::strcpy(properties->name, "GPU in software");
     properties->uuid.bytes[0] = static_cast<char>(device + 1);
     properties->pciBusID = device + 1;
-    properties->major = 9;
+    properties->major = r.options.capability.major();
+    properties->minor = r.options.capability.minor();
     properties->multiProcessorCount = r.machine.options().sms;
     properties->totalGlobalMem = r.options.device_bytes;
     properties->sharedMemPerBlock = kSharedWithoutAsking;
-    properties->sharedMemPerBlockOptin = kSharedOfBlock;
-    properties->sharedMemPerMultiprocessor = kSharedOfSm;
-    properties->regsPerBlock = properties->regsPerMultiprocessor = 65536;
+    properties->sharedMemPerBlockOptin = r.options.capability.shared_of_block;
+    properties->sharedMemPerMultiprocessor = r.options.capability.shared_of_sm;
+    properties->regsPerBlock = properties->regsPerMultiprocessor = kRegistersOfSm;
     properties->maxThreadsPerBlock = 1024;
     properties->maxThreadsPerMultiProcessor = 2048;
     properties->maxThreadsDim[0] = properties->maxThreadsDim[1] = 1024;
@@ -134,6 +148,8 @@ const char* cudaGetErrorName(cudaError_t error) {
   switch (error) {
     case cudaSuccess:
       return "cudaSuccess";
+    case cudaErrorECCUncorrectable:
+      return "cudaErrorECCUncorrectable";
     case cudaErrorLaunchFailure:
       return "cudaErrorLaunchFailure";
     case cudaErrorIllegalAddress:

@@ -6,6 +6,14 @@
 
 using axonn::gpu_machine::Runtime;
 
+namespace {
+
+CUcontext context_of(int device) {
+  return reinterpret_cast<CUcontext>(static_cast<intptr_t>(device) + 1);
+}
+
+}  // namespace
+
 extern "C" {
 
 CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
@@ -15,13 +23,29 @@ CUresult cuDeviceGet(CUdevice* device, int number) {
   return number >= 0 && number < Runtime::current().options.devices ? CUDA_SUCCESS
                                                                     : CUDA_ERROR_INVALID_DEVICE;
 }
+CUresult cuDriverGetVersion(int* version) {
+  return static_cast<CUresult>(cudaDriverGetVersion(version));
+}
+// The attributes have the same numbers in both.
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  return static_cast<CUresult>(
+      cudaDeviceGetAttribute(value, static_cast<cudaDeviceAttr>(attribute), device));
+}
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  *context = context_of(device);
+  return CUDA_SUCCESS;
+}
 CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* is_active) {
   *flags = 0;
   *is_active = 1;
   return CUDA_SUCCESS;
 }
 CUresult cuCtxGetCurrent(CUcontext* context) {
-  *context = reinterpret_cast<CUcontext>(static_cast<intptr_t>(Runtime::device) + 1);
+  *context = context_of(Runtime::device);
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxGetDevice(CUdevice* device) {
+  *device = Runtime::device;
   return CUDA_SUCCESS;
 }
 CUresult cuCtxSetCurrent(CUcontext context) {

@@ -11,7 +11,6 @@ using axonn::gpu_machine::Runtime;
 
 namespace {
 
-constexpr int kSharedOfBlock = 232448;  // of sm_90
 constexpr int kSharedWithoutAsking = 49152;
 
 Dim dim_of(dim3 d) { return {d.x, d.y, d.z}; }
@@ -152,7 +151,7 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
   return api("cudaFuncSetAttribute", [&](Runtime& r) {
     if (attribute == cudaFuncAttributeNonPortableClusterSizeAllowed) return cudaSuccess;
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaErrorNotSupported;
-    if (value < 0 || value > kSharedOfBlock) return cudaErrorInvalidValue;
+    if (value < 0 || value > r.options.capability.shared_of_block) return cudaErrorInvalidValue;
     r.shared_limits()[function] = value;
     return cudaSuccess;
   });

@@ -2,6 +2,7 @@
 #include <cuda.h>
 
 #include <cstring>
+#include <new>
 
 #include "gpu_machine/runtime/api.h"
 
@@ -26,6 +27,8 @@ bool is_of_machine(Runtime& runtime, const void* pointer) {
 
 cudaError_t allocate(Runtime& runtime, void** pointer, size_t bytes, bool is_pinned) {
   if (const cudaError_t error = runtime.refuse_in_global_capture()) return error;
+  *pointer = nullptr;
+  if (bytes == 0) return cudaSuccess;
   auto& memory = runtime.machine.memory();
   const int device = is_pinned ? -1 : runtime.device;
   uint64_t& allocated = runtime.allocated_bytes[device];
@@ -35,8 +38,13 @@ cudaError_t allocate(Runtime& runtime, void** pointer, size_t bytes, bool is_pin
   const std::string name =
       is_pinned ? "pinned memory" : "memory of device " + std::to_string(device);
   const bool for_host = is_pinned || runtime.options.host_reaches_devices;
-  const uint64_t address = for_host ? memory.allocate_for_host(bytes, name, device)
-                                    : memory.allocate(bytes, name, device);
+  uint64_t address = 0;
+  try {
+    address = for_host ? memory.allocate_for_host(bytes, name, device)
+                       : memory.allocate(bytes, name, device);
+  } catch (const std::bad_alloc&) {  // of the host, where a byte takes several
+    return cudaErrorMemoryAllocation;
+  }
   if (address >= window_start(kMostWindow)) return cudaErrorMemoryAllocation;
   allocated += bytes;
   *pointer = reinterpret_cast<void*>(address);

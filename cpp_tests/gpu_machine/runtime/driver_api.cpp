@@ -5,24 +5,21 @@
 
 #include "gpu_machine/tensor_map.h"
 
-namespace axonn::gpu_machine {
-namespace {
-
-CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* base,
-                const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
-                const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
-                CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2_promotion,
-                CUtensorMapFloatOOBfill fill) {
-  return static_cast<CUresult>(encode_tiled(map, type, rank, reinterpret_cast<uint64_t>(base),
-                                            sizes, strides, box, element_strides, interleave,
-                                            swizzle, l2_promotion, fill));
+extern "C" CUresult cuTensorMapEncodeTiled(
+    CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* base,
+    const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
+    const cuuint32_t* element_strides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+    CUtensorMapL2promotion l2_promotion, CUtensorMapFloatOOBfill fill) {
+  return static_cast<CUresult>(axonn::gpu_machine::encode_tiled(
+      map, type, rank, reinterpret_cast<uint64_t>(base), sizes, strides, box, element_strides,
+      interleave, swizzle, l2_promotion, fill));
 }
 
-}  // namespace
+namespace axonn::gpu_machine {
 
 std::map<std::string, void*> driver_functions() {
   return {
-      {"cuTensorMapEncodeTiled", reinterpret_cast<void*>(&encode)},
+      {"cuTensorMapEncodeTiled", reinterpret_cast<void*>(&cuTensorMapEncodeTiled)},
       {"cuStreamWriteValue32", reinterpret_cast<void*>(&cuStreamWriteValue32)},
       {"cuStreamWaitValue32", reinterpret_cast<void*>(&cuStreamWaitValue32)},
       {"cuMemGetAllocationGranularity", reinterpret_cast<void*>(&cuMemGetAllocationGranularity)},

@@ -8,8 +8,9 @@
 
 namespace axonn::gpu_machine {
 
-// Returns the file of each kernel in the *.ptx of a folder, by the kernel's name in PTX.
-std::map<std::string, std::string> files_of_kernels(const std::string& folder);
+// Returns the file of each kernel in the *.ptx of a folder, by the kernel's name in PTX, but for
+// those that are for one compute capability alone, and not for `sm`.
+std::map<std::string, std::string> files_of_kernels(const std::string& folder, int sm);
 
 // The module of a file, which is parsed when it is first asked for. Not for several threads at a
 // time. Throws std::runtime_error if the file cannot be read.

@@ -30,6 +30,8 @@ cudaError_t error_of(MachineError::Kind kind) {
       return cudaErrorLaunchFailure;
     case MachineError::Kind::kMemory:
       return cudaErrorIllegalAddress;
+    case MachineError::Kind::kGone:
+      return cudaErrorECCUncorrectable;
     default:
       return cudaErrorUnknown;  // what no GPU notices
   }
@@ -94,6 +96,9 @@ int Runtime::count_call(const char* function) {
 cudaError_t Runtime::enter(const char* function) {
   const int injected = count_call(function);
   if (failure_) return leave(error_of(failure_->kind()));
+  if (injected == cudaErrorECCUncorrectable) {
+    (void)end({MachineError::Kind::kGone, std::string(function) + ": the GPU is gone"});
+  }
   if (injected != 0) return leave(static_cast<cudaError_t>(injected));
   give_some_turns();
   return failure_ ? leave(error_of(failure_->kind())) : cudaSuccess;
@@ -242,7 +247,7 @@ void Runtime::keep_waiting_for(const CUstream_st& stream) {
 
 SignalPtr Runtime::signal_on(int stream) {
   auto signal = std::make_shared<Signal>();
-  machine.enqueue_task(stream, "a signal", [signal](Agent& agent) {
+  machine.enqueue_order(stream, "a signal", [signal](Agent& agent) {
     signal->is_done = true;
     signal->at_ns = agent.machine.now_ns();
     signal->clock = agent.clock;
@@ -252,7 +257,7 @@ SignalPtr Runtime::signal_on(int stream) {
 }
 
 void Runtime::wait_on(int stream, const SignalPtr& signal, const std::string& what) {
-  machine.enqueue_task(stream, "waits for " + what, [signal](Agent& agent) {
+  machine.enqueue_order(stream, "waits for " + what, [signal](Agent& agent) {
     if (signal->is_done) agent.clock.join(signal->clock);
     return signal->is_done;
   });
@@ -322,6 +327,9 @@ cudaError_t Runtime::refuse_in_global_capture() {
 
 std::shared_ptr<const Program> Runtime::kernel_of(const void* host_function) {
   why_not_.clear();
+  if (const auto own = kernels_of_modules_.find(host_function); own != kernels_of_modules_.end()) {
+    return own->second;
+  }
   const auto found = registered().functions.find(host_function);
   if (found == registered().functions.end()) return nullptr;
   const auto& [fat_binary, name] = found->second;
@@ -341,7 +349,8 @@ void Runtime::load_module_of(const std::string& kernel, const void* fat_binary) 
     if (loaded_modules_.insert(fat_binary).second) machine.load(module_of(fat_binary));
     return;
   }
-  if (!files_of_kernels_) files_of_kernels_ = files_of_kernels(options.ptx_folder);
+  if (!files_of_kernels_)
+    files_of_kernels_ = files_of_kernels(options.ptx_folder, options.capability.sm);
   const auto file = files_of_kernels_->find(kernel);
   if (file == files_of_kernels_->end()) throw std::runtime_error("its PTX is not at hand");
   if (loaded_files_.insert(file->second).second) machine.load(module_of_file(file->second));

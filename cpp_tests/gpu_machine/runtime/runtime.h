@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "gpu_machine/machine.h"
+#include "gpu_machine/runtime/capability.h"
 #include "gpu_machine/runtime/driver_api.h"
 #include "gpu_machine/runtime/mappings.h"
 
@@ -80,6 +81,7 @@ struct RuntimeOptions {
   std::chrono::duration<double> patience{0};
   // Whether the host reads and writes devices' memory at its addresses, as it does pinned memory.
   bool host_reaches_devices = false;
+  Capability capability;                       // of every device
   uint64_t device_bytes = uint64_t{64} << 30;  // of memory on each device
   // Files of PTX that kernels are looked up in, by their names; empty: in the fat binaries.
   std::string ptx_folder;
@@ -115,6 +117,7 @@ class Runtime {
   static void make_by(Runtime* (*maker)());
 
   // Makes the call of this function that comes after `skipped` more do nothing but return an error.
+  // Behind cudaErrorECCUncorrectable the machine does nothing any more, and all calls fail.
   void fail(const std::string& function, cudaError_t error, int skipped = 0);
   // Gives programs a function of the driver, which they ask for by name, in place of the machine's.
   void offer_entry_point(const std::string& name, void* function) {
@@ -174,14 +177,18 @@ class Runtime {
   cudaError_t refuse_in_capture(cudaStream_t stream);
   cudaError_t refuse_in_global_capture();
 
-  // Finds the PTX kernel of a host function, and loads its module. Null if it is no kernel, or has
-  // no PTX, which why_not() then says.
+  // Finds the PTX kernel of a host function or of a module's handle, and loads its module. Null if
+  // it is no kernel, or has no PTX, which why_not() then says.
   std::shared_ptr<const Program> kernel_of(const void* host_function);
   // CUDA loads a kernel when it is first launched or asked for, and may wait for all that runs.
   cudaError_t load_on_device(const void* host_function, bool is_launch);
   // Of the last call that asked for what the machine does not have.
   const std::string& why_not() const { return why_not_; }
   std::map<const void*, int>& shared_limits() { return shared_limits_; }
+  // The kernels of modules that a program has loaded itself, by their handles.
+  std::map<const void*, std::shared_ptr<const Program>>& kernels_of_modules() {
+    return kernels_of_modules_;
+  }
   Mappings& mappings() { return mappings_; }
 
   // What CUDA keeps for each thread: the current device, and which calls captures forbid.
@@ -224,7 +231,8 @@ class Runtime {
   std::optional<std::map<std::string, std::string>> files_of_kernels_;
   std::string last_call_, why_not_;
   std::set<std::pair<const void*, int>> loaded_functions_;  // and devices
-  std::map<const void*, int> shared_limits_;                // dynamic shared memory, by function
+  std::map<const void*, std::shared_ptr<const Program>> kernels_of_modules_;
+  std::map<const void*, int> shared_limits_;  // dynamic shared memory, by function
   Mappings mappings_;
 };
 

@@ -165,9 +165,36 @@ IValue on_device(const IValue& v, const Arguments& arguments, New& made) {
   return result;
 }
 
+// --- Products by tensor cores --------------------------------------------------------------------
+
+// Matrix products, by how many of their first arguments are added and not multiplied.
+const std::map<std::string, size_t> kProducts = {
+    {"aten::mm", 0}, {"aten::bmm", 0}, {"aten::addmm", 1}, {"aten::baddbmm", 1}};
+
+// fp32 as tensor cores read it: they ignore the last 13 bits.
+at::Tensor as_tf32(const at::Tensor& t) {
+  return t.clone().view(at::kInt).bitwise_and_(~0x1fff).view(at::kFloat);
+}
+
+// What the product reads where PyTorch lets tensor cores round its fp32 operands.
+void round_operands(const OperatorHandle& op, Stack& arguments) {
+  const auto product = kProducts.find(op.operator_name().name);
+  const bool rounds =
+      product != kProducts.end() &&
+      at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
+          at::Float32Precision::TF32;
+  if (!rounds) return;
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  for (const size_t i : {product->second, product->second + 1}) {
+    const at::Tensor t = arguments[i].toTensor();
+    if (t.scalar_type() == at::kFloat) arguments[i] = as_tf32(t);
+  }
+}
+
 // --- Calls ---------------------------------------------------------------------------------------
 
 void call_cpu(const OperatorHandle& op, Stack& stack) {
+  round_operands(op, stack);
   const at::AutoDispatchBelowADInplaceOrView guard;
   op.redispatchBoxed(cpu_keys(), &stack);
 }

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
+#include <sstream>
 #include <string>
 #include <thread>
 
@@ -56,9 +57,23 @@ Engine*& engine() {
   return of_process;
 }
 
+// What GPU_MACHINE_FAIL says: RANK:FUNCTION:ERROR:SKIPPED, as Runtime::fail takes them.
+void inject_error(Runtime& runtime) {
+  const char* text = std::getenv("GPU_MACHINE_FAIL");
+  if (text == nullptr) return;
+  std::istringstream fields(text);
+  std::string rank, function, error, skipped;
+  std::getline(std::getline(std::getline(fields, rank, ':'), function, ':'), error, ':');
+  std::getline(fields, skipped);
+  const char* own = std::getenv("RANK");
+  if (own == nullptr || rank != own) return;
+  runtime.fail(function, static_cast<cudaError_t>(std::stoi(error)), std::stoi(skipped));
+}
+
 Runtime* make() {
   RuntimeOptions options;
   options.devices = static_cast<int>(number("GPU_MACHINE_DEVICES", 2));
+  options.capability = capability_of(static_cast<int>(number("GPU_MACHINE_SM", 90)));
   options.device_bytes = number("GPU_MACHINE_BYTES", uint64_t{4} << 30);
   options.machine.seed = number("GPU_MACHINE_SEED", 0);
   options.machine.sleeps_for_real = true;
@@ -79,6 +94,7 @@ Runtime* make() {
   const char* wire = std::getenv("GPU_MACHINE_WIRE");
   options.wire_folder = wire == nullptr ? "" : wire;
   auto* runtime = new Runtime(options);
+  inject_error(*runtime);
   engine() = new Engine(*runtime);
   std::atexit([] { engine()->stop(); });  // what it runs is destroyed later
   return runtime;
@@ -88,3 +104,15 @@ const bool is_set = (Runtime::make_by(&make), true);
 
 }  // namespace
 }  // namespace axonn::gpu_machine
+
+// For tests, which call these through ctypes.
+extern "C" void gpu_machine_fail(const char* function, int error, int skipped) {
+  auto& runtime = axonn::gpu_machine::Runtime::current();
+  const axonn::gpu_machine::RuntimeLock lock(runtime);
+  runtime.fail(function, static_cast<cudaError_t>(error), skipped);
+}
+extern "C" int gpu_machine_calls(const char* function) {
+  auto& runtime = axonn::gpu_machine::Runtime::current();
+  const axonn::gpu_machine::RuntimeLock lock(runtime);
+  return runtime.calls_of(function);
+}

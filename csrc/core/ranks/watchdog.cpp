@@ -106,14 +106,30 @@ void Watchdog::poll() {
     if (!failure_.empty()) return;  // after a failure, aborted calls report nothing new
     calls = calls_;
   }
-  health_();
+  check_health();
   for (const auto& one : calls) one->poll(options_.timeout);
+}
+
+// A rank reports its failure before it aborts its communicators, so a peer that learns of the abort
+// first finds the reason in the store.
+void Watchdog::check_health() {
+  try {
+    health_();
+  } catch (const std::exception&) {
+    std::string report;
+    try {
+      if (store_.has(failure_key())) report = store_.get(failure_key());
+    } catch (const std::exception&) {  // without the store, there is only what was thrown here
+    }
+    if (!report.empty()) throw CommunicationError(report);
+    throw;
+  }
 }
 
 // Tells the peers how far this rank is, and whether it has failed; learns whether a peer has
 // failed.
 void Watchdog::exchange() {
-  const std::string key = options_.prefix + "/failure";
+  const std::string key = failure_key();
   std::vector<std::shared_ptr<WatchedCalls>> calls;
   std::string failure;
   {

@@ -52,7 +52,8 @@ struct WatchdogOptions {
 
 class Watchdog {
  public:
-  // `health` is called at each poll and throws if a communicator has failed. `abort` ends every
+  // `health` is called at each poll and throws if a communicator has failed, which may be because a
+  // peer has aborted it: if a peer has reported why, its report is the failure. `abort` ends every
   // call of every axis; it is called once, at the first failure, on this rank or on a peer. Both
   // run on the watching thread. `store` must outlive this object, and no other thread should wait
   // in it.
@@ -73,7 +74,9 @@ class Watchdog {
  private:
   void run();
   void poll();
+  void check_health();
   void exchange();
+  std::string failure_key() const { return options_.prefix + "/failure"; }
 
   const WatchdogOptions options_;
   KeyValueStore& store_;

@@ -1,0 +1,149 @@
+"""Failures that only the GPU in software can be told to have: out of memory at each allocation of a
+training step, a GPU that dies, an error of NCCL. They are named, and nothing hangs or stays behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from axonn_ext import GridShape, models
+from axonn_ext.optim import AdamW
+from commands import AXONN, processes_with, run, small
+from grids import grid_of
+from model_cases import GPT2, random_batch
+from worker_pool import WorkerPool
+
+IN_SOFTWARE = hasattr(ctypes.CDLL(None), "gpu_machine_fail")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not IN_SOFTWARE, reason="no GPU in software (make emulate-torch)"),
+]
+
+OUT_OF_MEMORY, GONE = 2, 214  # cudaErrorMemoryAllocation, cudaErrorECCUncorrectable
+REMOTE_ERROR = 6  # ncclRemoteError
+
+
+# --- Out of memory -------------------------------------------------------------------------------
+
+
+class Step:
+    """A training step of a small GPT-2 that can be done again from the same state."""
+
+    def __init__(self) -> None:
+        grid = grid_of(GridShape())
+        self.model = models.build(GPT2, grid, models.ParallelConfig()).to("cuda")
+        self.optimizer = AdamW(self.model, lr=1e-2)
+        self.ids, self.labels = (t.to("cuda") for t in random_batch())
+        self.whole()
+        self.start = [p.detach().cpu() for p in self.model.parameters()]
+
+    def gradients(self) -> float:
+        self.optimizer.zero_grad()
+        loss = self.model.loss(self.ids, self.labels, 64.0)
+        loss.backward()
+        return loss.item()
+
+    def whole(self) -> None:
+        self.gradients()
+        self.optimizer.step()
+
+    def rewind(self) -> None:
+        with torch.no_grad():
+            for parameter, value in zip(self.model.parameters(), self.start, strict=True):
+                parameter.copy_(value)
+
+    def is_at_start(self) -> bool:
+        pairs = zip(self.model.parameters(), self.start, strict=True)
+        return all(torch.equal(parameter.detach().cpu(), value) for parameter, value in pairs)
+
+
+def allocations_of(body: Callable[[], object]) -> int:
+    machine = ctypes.CDLL(None)
+    before = machine.gpu_machine_calls(b"cudaMalloc")
+    body()
+    return machine.gpu_machine_calls(b"cudaMalloc") - before
+
+
+def error_of(body: Callable[[], object]) -> str:
+    try:
+        body()
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+def fail_at_each_allocation() -> tuple[int, list[str]]:
+    """How many allocations a step has, and what went wrong when each one of them failed."""
+    machine, step, wrong = ctypes.CDLL(None), Step(), []
+    want = step.gradients()
+    of_gradients, count = allocations_of(step.gradients), allocations_of(step.whole)
+    for n in range(count):
+        step.rewind()
+        step.optimizer.zero_grad()
+        machine.gpu_machine_fail(b"cudaMalloc", OUT_OF_MEMORY, n)
+        heard = error_of(step.whole)
+        if "cudaErrorMemoryAllocation" not in heard:
+            wrong.append(f"allocation {n}: {heard}")
+        if n < of_gradients and not step.is_at_start():
+            wrong.append(f"allocation {n}: parameters changed")
+        step.rewind()
+        if step.gradients() != want:
+            wrong.append(f"allocation {n}: the next step has another loss")
+    return count, wrong
+
+
+@pytest.fixture
+def rank_that_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool]:
+    """PyTorch asks CUDA for the memory of each tensor, and gives it back at once."""
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    pool = WorkerPool(1, device="cuda")
+    yield pool
+    pool.close()
+
+
+def test_each_allocation_of_a_step(rank_that_keeps_no_memory: WorkerPool) -> None:
+    [(count, wrong)] = rank_that_keeps_no_memory.run(fail_at_each_allocation)
+    assert count > 100
+    assert not wrong, "\n".join(wrong)
+
+
+# --- Jobs ----------------------------------------------------------------------------------------
+
+
+def run_job(monkeypatch: pytest.MonkeyPatch, folder: Path, failure: str) -> tuple[int, str]:
+    """The status and output of a job of two ranks, the second of which meets this failure."""
+    monkeypatch.setenv("GPU_MACHINE_FAIL", f"1:{failure}")
+    monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "30")
+    command = [*AXONN, "train", "--grid", "x=2", "--out", str(folder)]
+    options = small(**{"train.device": "cuda", "parallel.algorithm": "sequential"})
+    done = run([*command, *options], timeout_s=200)
+    assert not processes_with(str(folder)), done.output
+    return done.status, done.output
+
+
+@pytest.mark.parametrize("skipped", [0, 40, 400])
+def test_a_job_whose_rank_is_out_of_memory(monkeypatch, tmp_path, skipped: int) -> None:
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    status, output = run_job(monkeypatch, tmp_path / "run", f"cudaMalloc:{OUT_OF_MEMORY}:{skipped}")
+    assert status != 0
+    assert "rank 1" in output and "cudaErrorMemoryAllocation" in output, output
+
+
+def test_a_job_whose_gpu_dies(monkeypatch, tmp_path) -> None:
+    status, output = run_job(monkeypatch, tmp_path / "run", f"cudaEventRecord:{GONE}:100")
+    assert status != 0
+    assert "rank 1" in output and "the GPU is gone" in output, output
+
+
+@pytest.mark.parametrize("skipped", [0, 10])
+def test_a_job_with_an_error_of_nccl(monkeypatch, tmp_path, skipped: int) -> None:
+    status, output = run_job(
+        monkeypatch, tmp_path / "run", f"ncclAllReduce:{REMOTE_ERROR}:{skipped}"
+    )
+    assert status != 0
+    assert "rank 1" in output and "NCCL" in output, output

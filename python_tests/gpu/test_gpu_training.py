@@ -1,0 +1,67 @@
+"""Training by the command on GPUs: what CPUs learn, and the same bits each time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from axonn_ext.train.metrics import read_metrics
+from commands import AXONN, run, small
+
+pytestmark = pytest.mark.gpu
+
+PARTS = {"train.micro_batches": 2, "train.eval_batches": 4, "model.num_layers": 2}
+RUNS = {
+    "x=2,z=2": {"overlap.mode": "on", "parallel.algorithm": "chunked"},
+    "y=2,data=2": {
+        "parallel.layout": "replicated", "optim.zero": 1, "parallel.algorithm": "sequential"
+    },
+    "pipe=2,z=2": {
+        "pipeline.schedule": "1f1b", "overlap.mode": "on", "parallel.algorithm": "sequential"
+    },
+}  # fmt: skip
+# A GPU's matrix products and exponentials round otherwise than a CPU's: 1e-7 at a step.
+FP32_ERROR = 1e-5
+# 8 bits of mantissa: a rounding of 2^-9 in each of some hundred operations, at random, and again in
+# each of six steps; the losses, of about 5, differ by less than this part.
+BF16_ERROR = 2e-2
+
+
+def train(folder: Path, device: str, grid: str, options: dict[str, object]) -> list[float]:
+    chosen = PARTS | options | {"train.device": device}
+    command = [*AXONN, "train", "--grid", grid, "--out", str(folder), *small(**chosen)]
+    done = run(command, timeout_s=400)
+    assert done.status == 0, done.output
+    found = read_metrics(folder)
+    return [m.loss for m in found.steps] + [m.eval_loss for m in found.evaluations]
+
+
+def norms(folder: Path) -> list[float]:
+    return [m.grad_norm for m in read_metrics(folder).steps]
+
+
+@pytest.mark.parametrize("grid", RUNS)
+def test_gpus_learn_what_cpus_learn(tmp_path: Path, grid: str) -> None:
+    here, there = (train(tmp_path / d, d, grid, RUNS[grid]) for d in ("cuda", "cpu"))
+    assert len(here) == 9
+    assert here == pytest.approx(there, rel=FP32_ERROR)
+    assert norms(tmp_path / "cuda") == pytest.approx(norms(tmp_path / "cpu"), rel=10 * FP32_ERROR)
+
+
+def test_the_same_bits_again(tmp_path: Path) -> None:
+    first, again = (train(tmp_path / n, "cuda", "x=2,z=2", RUNS["x=2,z=2"]) for n in ("1", "2"))
+    assert first == again
+    assert norms(tmp_path / "1") == norms(tmp_path / "2")
+
+
+def test_with_fused_ops(tmp_path: Path) -> None:
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("the fused kernels are for sm_80 and later")
+    options = {"train.dtype": "bf16", "model.hidden_size": 64, "train.steps": 3}
+    fused = RUNS["x=2,z=2"] | options | {"parallel.algorithm": "fused"}
+    here = train(tmp_path / "fused", "cuda", "x=2,z=2", fused)
+    there = train(tmp_path / "cpu", "cpu", "x=2,z=2", RUNS["x=2,z=2"] | options)
+    assert here == pytest.approx(there, rel=BF16_ERROR)
+    assert train(tmp_path / "again", "cuda", "x=2,z=2", fused) == here
