@@ -45,7 +45,6 @@ AXONN_MISSING(cudaStreamUpdateCaptureDependencies)
 AXONN_MISSING(cudaUserObjectCreate)
 AXONN_MISSING(cudaUserObjectRelease)
 
-AXONN_MISSING(ncclBcast)
 AXONN_MISSING(ncclCommDeregister)
 AXONN_MISSING(ncclCommGetUniqueId)
 AXONN_MISSING(ncclCommGrow)
