@@ -181,6 +181,11 @@ void Machine::enqueue_task(int stream, std::string what, std::function<bool(Agen
       });
 }
 
+void Machine::enqueue_order(int stream, std::string what, std::function<bool(Agent&)> attempt) {
+  enqueue_task(stream, std::move(what), std::move(attempt));
+  streams_.at(static_cast<size_t>(stream)).queue.back().task->only_orders = true;
+}
+
 bool Machine::take_ctas(int device, int count) {
   if (resident_[device] + count > options_.resident_ctas) return false;
   resident_[device] += count;

@@ -15,6 +15,11 @@ CUresult cuDeviceGet(CUdevice* device, int number) {
   return number >= 0 && number < Runtime::current().options.devices ? CUDA_SUCCESS
                                                                     : CUDA_ERROR_INVALID_DEVICE;
 }
+// The attributes have the same numbers in both.
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  return static_cast<CUresult>(
+      cudaDeviceGetAttribute(value, static_cast<cudaDeviceAttr>(attribute), device));
+}
 CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* is_active) {
   *flags = 0;
   *is_active = 1;

@@ -46,6 +46,7 @@ Runtime::Runtime(const RuntimeOptions& with)
     default_streams_.back()->stream = machine.new_stream(d);
     default_streams_.back()->is_default = true;
   }
+  if (options.host_reaches_devices) machine.memory().let_host_reach_files();
   device = 0;
   capture_mode = cudaStreamCaptureModeGlobal;
   last_error_ = cudaSuccess;
@@ -242,7 +243,7 @@ void Runtime::keep_waiting_for(const CUstream_st& stream) {
 
 SignalPtr Runtime::signal_on(int stream) {
   auto signal = std::make_shared<Signal>();
-  machine.enqueue_task(stream, "a signal", [signal](Agent& agent) {
+  machine.enqueue_order(stream, "a signal", [signal](Agent& agent) {
     signal->is_done = true;
     signal->at_ns = agent.machine.now_ns();
     signal->clock = agent.clock;
@@ -252,7 +253,7 @@ SignalPtr Runtime::signal_on(int stream) {
 }
 
 void Runtime::wait_on(int stream, const SignalPtr& signal, const std::string& what) {
-  machine.enqueue_task(stream, "waits for " + what, [signal](Agent& agent) {
+  machine.enqueue_order(stream, "waits for " + what, [signal](Agent& agent) {
     if (signal->is_done) agent.clock.join(signal->clock);
     return signal->is_done;
   });
