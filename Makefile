@@ -63,7 +63,7 @@ test-slow: build  ## run the slow Python tests
 	$(VENV)/bin/python -m pytest -m "slow and not gpu" --durations=15
 
 gpu-check:  ## build, test, time and train on this machine's GPUs (STAGE=build|test|sanitize|bench|published|train)
-	@STAGE=$(STAGE) $(PYTHON) tools/gpu_check.py
+	@STAGE=$(STAGE) RESULTS=$(RESULTS) $(PYTHON) tools/gpu_check.py
 
 test-sanitizers: environment  ## run the core's tests under thread and address sanitizer
 	@$(call ctest,$(CPP_BUILD)-thread,thread,core_tests,)

@@ -40,8 +40,11 @@ from cuda_check import BIN, VENV, find_cuobjdump, readme_commands, run_commands
 BUILD = ROOT / "build" / "emulate"
 LIBRARIES = BUILD / "cpp_tests" / "gpu_machine" / "torch"
 PTX = LIBRARIES / "ptx"
-PRELOADED = ("cudart.so.13", "cuda.so.1", "nccl.so.2")
-TARGETS = ("machine_cudart", "machine_cuda", "machine_nccl", "machine_operators")
+PRELOADED = ("cudart.so.13", "cuda.so.1", "nccl.so.2", "nvidia-ml.so.1")
+TARGETS = (
+    *("machine_cudart", "machine_cuda", "machine_nccl", "machine_nvidia-ml"),
+    "machine_operators",
+)
 TESTS = ROOT / "python_tests" / "gpu"
 DEVICES = 4
 

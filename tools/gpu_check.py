@@ -1,8 +1,8 @@
 """`make gpu-check`: builds, tests, times and trains on the GPUs of this machine.
 
 STAGE=build|test|sanitize|bench|published|train|all (default all). Needs a CUDA torch in the Python
-that runs it, and no network. Writes benchmarks/results/<gpu>.json after every case; at the end a
-table, there and on the terminal, and charts. What cannot be run here is listed with the reason,
+that runs it, and no network. Writes <gpu>.json after every case, in benchmarks/results or the
+folder that RESULTS names; at the end a table, there and on the terminal, and charts. What cannot be run here is listed with the reason,
 never counted as passed. Exit status: 0 nothing failed; 1 something did; 2 there is no GPU, or no
 such stage. docs/gpu_check.md tells more.
 """
@@ -398,14 +398,14 @@ def main(settings: Mapping[str, str]) -> int:
         print(f"gpu-check: {problem}; nothing was run", file=sys.stderr)
         return 2
     machine = describe()
-    path = RESULTS / file_name(machine["gpu"])
+    path = Path(settings.get("RESULTS") or RESULTS) / file_name(machine["gpu"])
     check = Check(stages, path, Report(machine), read(path))
     check.run()
     check.draw()
     page = path.with_suffix(".md")
     page.write_text(markdown_of(check.content), encoding="utf-8")
     show(check.content)
-    print(f"written: {path.relative_to(ROOT)}, {page.relative_to(ROOT)}")
+    print(f"written: {path}, {page}")
     return int(check.report.failed)
 
 

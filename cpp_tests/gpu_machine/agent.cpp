@@ -224,6 +224,10 @@ void Agent::meet_lanes(uint32_t lanes) {
 }
 
 void Agent::acquire(Region& region, uint64_t offset, Access access, int lane) {
+  // Another process may have written this, after all that it was told.
+  if (region.is_of_processes() && access.scope == Scope::kSystem) {
+    learn(machine.told_to_others(), access.order, lane);
+  }
   const auto found = region.released.find(offset);
   if (found == region.released.end()) return;
   const Released& released = found->second;
@@ -242,6 +246,9 @@ void Agent::release(Region& region, uint64_t offset, Access access, bool is_upda
   }
   Released now{releases ? snapshot(lane) : fence_clock_,
                releases ? access.scope : std::min(access.scope, fence_scope_), actor.id};
+  if (region.is_of_processes() && now.scope == Scope::kSystem) {
+    machine.told_to_others().join(now.clock);
+  }
   Released& place = region.released[offset];
   if (is_update) now.clock.join(place.clock);
   place = now;

@@ -85,6 +85,22 @@ class Clock {
     join(launches_, other.launches_);
     join(actors_, other.actors_);
   }
+  // Forgets actors that the end of their launch stands for, unless a fence that counts beyond it
+  // lies on the way from them. Returns whether there were any.
+  template <typename IsOver>
+  bool forget_actors(const IsOver& is_over) {
+    bool any = false;
+    std::erase_if(actors_, [&](const Seen& seen) {
+      if (!is_over(seen.actor)) return false;
+      any = true;
+      const auto is_fenced = [&](ProxyFence fence) {
+        return seen.fenced[static_cast<size_t>(fence)] != 0;
+      };
+      return !is_fenced(ProxyFence::kAsyncGlobal) && !is_fenced(ProxyFence::kTensormap) &&
+             !is_fenced(ProxyFence::kAlias);
+    });
+    return any;
+  }
   // Keeps only what the other has seen, too.
   void meet(const Clock& other) {
     meet(launches_, other.launches_);

@@ -187,9 +187,8 @@ void Machine::enqueue_task(int stream, std::string what, std::function<bool(Agen
       });
 }
 
-void Machine::enqueue_order(int stream, const std::string& what,
-                            std::function<bool(Agent&)> attempt) {
-  enqueue_task(stream, what, std::move(attempt));
+void Machine::enqueue_order(int stream, std::string what, std::function<bool(Agent&)> attempt) {
+  enqueue_task(stream, std::move(what), std::move(attempt));
   streams_.at(static_cast<size_t>(stream)).queue.back().task->only_orders = true;
 }
 

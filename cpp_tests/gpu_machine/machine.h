@@ -31,8 +31,7 @@ struct Options {
   int sms = 8;                    // of a device; what fits them is in residency.h
   uint64_t patience = 4'000'000;  // warp instructions without a change of memory: a deadlock
   bool checks_races = true;
-  // Warps do not wake up before that time has passed on the host, too: they may wait for another
-  // process.
+  // When all warps sleep, time passes as on the host: they may wait for another process.
   bool sleeps_for_real = false;
 };
 
@@ -69,7 +68,7 @@ enum class Progress { kWaits, kWent, kDone };
 struct Task {
   std::function<std::string()> describe;  // for reports of deadlocks
   std::function<Progress(Agent&)> attempt;
-  bool only_orders = false;  // it reaches no memory, so nobody has to remember it
+  bool only_orders = false;  // it reads and writes nothing
   uint32_t launch = 0;
   std::unique_ptr<Agent> agent;
 };
@@ -129,8 +128,8 @@ class Machine {
                     std::function<Progress(Agent&)> attempt);
   // Enqueues a task that takes no time once it can: it is tried until it returns true.
   void enqueue_task(int stream, std::string what, std::function<bool(Agent&)> attempt);
-  // The same for a task that only orders others: it passes on its clock, or learns from another.
-  void enqueue_order(int stream, const std::string& what, std::function<bool(Agent&)> attempt);
+  // Likewise one that reads and writes nothing, but orders others.
+  void enqueue_order(int stream, std::string what, std::function<bool(Agent&)> attempt);
 
   // Takes places of CTAs for a task that needs SMs. Returns false, and takes none, if not all fit.
   bool take_ctas(int device, int count);
@@ -171,6 +170,8 @@ class Machine {
   void note_end(const Launch& launch);
   Region* region_at(uint64_t address) { return memory_.find(address); }
   void note_change() { last_change_ = instructions_; }
+  // What was released where other processes may acquire it. What they answer comes after it.
+  Clock& told_to_others() { return told_to_others_; }
   uint32_t draw(uint32_t below) { return static_cast<uint32_t>(random_() % below); }
 
  private:
@@ -200,6 +201,7 @@ class Machine {
 
   void begin_work(Stream& stream);
   void end_work(Stream& stream);
+  void note_end_of(uint32_t launch, Clock& clock);
   void push(int stream, Work work);
   void start_ctas();
   void start_cluster(Launch& launch, const std::vector<int>& sms);
@@ -212,6 +214,7 @@ class Machine {
   void step_copy(Stream& stream);
   bool step_warps();
   Warp* choose_warp();
+  bool sleep_until(uint64_t wake_at_ns);
   void retire(Warp& warp);
   void leave(Cta& cta, const Warp& last);
   void check_is_last(const Cta& cta, const Warp& last) const;
@@ -227,7 +230,7 @@ class Machine {
   };
   std::map<std::string, Undecoded> undecoded_;
   std::deque<Stream> streams_;
-  Clock host_clock_;
+  Clock host_clock_, told_to_others_;
   std::vector<Actor> actors_;
   uint32_t first_actor_ = 1;
   uint32_t launches_ = 0;
@@ -239,7 +242,8 @@ class Machine {
   uint64_t instructions_ = 0, last_change_ = 0, now_ns_ = 1;
   uint32_t starved_ = 0;  // which warps get fewer turns
   std::mt19937_64 random_;
-  const std::chrono::steady_clock::time_point made_ = std::chrono::steady_clock::now();
+  std::optional<std::chrono::steady_clock::time_point> asleep_since_;  // all warps
+  uint64_t asleep_at_ns_ = 0;                                          // the time at that moment
   AsyncQueue async_{*this};
 };
 

@@ -6,11 +6,13 @@
 #include <cstring>
 #include <new>
 #include <stdexcept>
+#include <utility>
 
 namespace axonn::gpu_machine {
 
 Memory::~Memory() {
   while (!of_host_.empty()) free(of_host_.back());
+  for (uint64_t i = 0; i < windows_.size(); ++i) unmap(window_start(kFirstWindow + i));
 }
 
 uint64_t Memory::take_window() {
@@ -58,15 +60,51 @@ void Memory::free(uint64_t address) {
 bool Memory::map(uint64_t address, Region& region) {
   const auto free = std::find(region.is_named.begin(), region.is_named.end(), false);
   if (free == region.is_named.end()) return false;
+  if (host_reaches_files_ && region.file != nullptr &&
+      !region.file->map_at(address, region.bytes.size())) {
+    return false;
+  }
   *free = true;
-  windows_[index_of(address)] = {&region, static_cast<uint8_t>(free - region.is_named.begin()), {}};
+  const auto alias = static_cast<uint8_t>(free - region.is_named.begin());
+  windows_[index_of(address)] = {&region, alias, {}, nullptr};
+  keep(region);
   return true;
 }
 
 void Memory::unmap(uint64_t address) {
   Window& window = windows_[index_of(address)];
-  if (window.region != nullptr) window.region->is_named[window.alias] = false;
+  if (Region* const region = window.region) {
+    region->is_named[window.alias] = false;
+    if (host_reaches_files_ && region->file != nullptr) {
+      munmap(reinterpret_cast<void*>(address), region->bytes.size());
+    }
+    let_go(*region);
+  }
+  forget_team(address);
   window = {};
+}
+
+void Memory::forget_team(uint64_t address) {
+  for (Region* region : std::exchange(windows_[index_of(address)].team, {})) let_go(*region);
+}
+
+const std::vector<Region*>* Memory::team_of(uint64_t address) {
+  const uint64_t index = index_of(address);
+  if (index >= windows_.size()) return nullptr;
+  Window& window = windows_[index];
+  if (window.team.empty() && window.find_team != nullptr) {
+    window.team = window.find_team();
+    for (Region* region : window.team) keep(*region);
+  }
+  return window.team.empty() ? nullptr : &window.team;
+}
+
+Region& Memory::of_file(const std::shared_ptr<const SharedFile>& file, uint64_t bytes,
+                        const std::string& name, bool others_reach_it) {
+  for (Region& region : regions_) {
+    if (region.file != nullptr && region.file->identity() == file->identity()) return region;
+  }
+  return regions_.emplace_back(name, file, bytes, others_reach_it);
 }
 
 Region& Memory::region_for_host(uint64_t address, uint64_t bytes) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <new>
 #include <string>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "gpu_machine/clock.h"
+#include "gpu_machine/shared_file.h"
 
 namespace axonn::gpu_machine {
 
@@ -93,13 +95,15 @@ class Zeros {
   uint64_t size_;
 };
 
-// The bytes of a region: its own, or memory of the host that lies elsewhere.
+// The bytes of a region: its own, a part of a file, or memory of the host that lies elsewhere.
 class Bytes {
  public:
   explicit Bytes(uint64_t size)
       : own_(std::make_unique<std::byte[]>(size)), begin_(own_.get()), size_(size) {
     std::fill_n(begin_, size, std::byte{0xCD});
   }
+  Bytes(std::shared_ptr<std::byte> mapped, uint64_t size)
+      : mapped_(std::move(mapped)), begin_(mapped_.get()), size_(size) {}
   Bytes(void* elsewhere, uint64_t size) : begin_(static_cast<std::byte*>(elsewhere)), size_(size) {}
 
   std::byte* data() { return begin_; }
@@ -108,11 +112,13 @@ class Bytes {
   // Nobody reads or writes them any more; their number is still known.
   void release() {
     own_.reset();
+    mapped_.reset();
     begin_ = nullptr;
   }
 
  private:
   std::unique_ptr<std::byte[]> own_;
+  std::shared_ptr<std::byte> mapped_;
   std::byte* begin_;
   uint64_t size_;
 };
@@ -123,15 +129,21 @@ struct Region {
   Zeros<uint8_t> written;  // a byte each: kWritten if it was
   Zeros<Granule> granules;
   std::unordered_map<uint64_t, Released> released;  // by offset
-  int device = -1;  // that must be enabled as a peer by others; -1: all reach it
+  int device = -1;   // that must be enabled as a peer by others; -1: all reach it
+  int lies_on = -1;  // the device of memory that all reach
   bool read_only = false;
   bool freed = false;
   bool is_shared = false;          // shared memory of a CTA
   bool is_host = false;            // memory of the host
   bool counts_as_written = false;  // all of it, as the host may write it at any time
   bool has_reserved = false;
-  std::array<bool, kMostAliases> is_named{};  // by this alias; memory that cuMemCreate makes
+  // Of memory that cuMemCreate makes:
+  std::array<bool, kMostAliases> is_named{};  // by this alias
+  std::shared_ptr<const SharedFile> file;     // that has the bytes
+  int users = 0;                              // names, handles and teams; without any it is freed
 
+  // Whether other processes may read and write it at any time.
+  bool is_of_processes() const { return file != nullptr && counts_as_written; }
   void mark(uint64_t offset, uint64_t size, uint8_t what) {
     if (!counts_as_written) std::fill_n(written.begin() + offset, size, what);
   }
@@ -153,6 +165,15 @@ struct Region {
         written(0),
         granules((size + kGranuleBytes - 1) / kGranuleBytes),
         counts_as_written(true) {}
+  // The first bytes of a file, which other processes may write at any time if they reach it.
+  Region(std::string region_name, std::shared_ptr<const SharedFile> of_file, uint64_t size,
+         bool others_reach_it)
+      : name(std::move(region_name)),
+        bytes(of_file->map(0, size), size),
+        written(others_reach_it ? 0 : size),
+        granules((size + kGranuleBytes - 1) / kGranuleBytes),
+        counts_as_written(others_reach_it),
+        file(std::move(of_file)) {}
 
   // It is not used any more: what it takes is given back.
   void release() {
@@ -161,6 +182,7 @@ struct Region {
     written = Zeros<uint8_t>(0);
     granules = Zeros<Granule>(0);
     released.clear();
+    file.reset();
   }
 };
 
@@ -194,12 +216,8 @@ class Memory {
   }
   // Which of its region's addresses this is; find() must have found one.
   uint8_t alias_of(uint64_t address) const { return windows_[index_of(address)].alias; }
-  // The memory of each device that a multicast address names; null if it is none.
-  const std::vector<Region*>* team_of(uint64_t address) const {
-    const uint64_t index = index_of(address);
-    return index < windows_.size() && !windows_[index].team.empty() ? &windows_[index].team
-                                                                    : nullptr;
-  }
+  // The memory of each device that a multicast address names; null if it names none yet.
+  const std::vector<Region*>* team_of(uint64_t address);
 
   // --- Mappings ---
   // Makes memory that has no address yet.
@@ -213,9 +231,28 @@ class Memory {
   bool map(uint64_t address, Region& region);
   // Lets it name the same place in the memory of several devices.
   void map_team(uint64_t address, const std::vector<Region*>& team) {
-    windows_[index_of(address)].team = team;
+    map_team(address, [team] { return team; });
   }
+  // Does so when it is used, since other processes may yet bring their memory: until then, `find`
+  // returns an empty team.
+  void map_team(uint64_t address, std::function<std::vector<Region*>()> find) {
+    windows_[index_of(address)].find_team = std::move(find);
+  }
+  // Finds the team again when it is next used.
+  void forget_team(uint64_t address);
   void unmap(uint64_t address);
+
+  // --- Files ---
+  // Makes memory that has no address yet, of a file's first bytes; or finds it, if it is there.
+  Region& of_file(const std::shared_ptr<const SharedFile>& file, uint64_t bytes,
+                  const std::string& name, bool others_reach_it);
+  // Memory of files lives as long as somebody uses it, be it a name that map() gave or others.
+  static void keep(Region& region) { ++region.users; }
+  static void let_go(Region& region) {
+    if (--region.users == 0 && region.file != nullptr) region.release();
+  }
+  // Lets the host read and write memory of files that is mapped from now on, at its addresses.
+  void let_host_reach_files() { host_reaches_files_ = true; }
 
   // What the host does between runs, when no kernel is under way. Throws std::out_of_range unless
   // the bytes lie in one allocation; reading also throws if they were not all written.
@@ -228,6 +265,7 @@ class Memory {
     Region* region = nullptr;
     uint8_t alias = 0;
     std::vector<Region*> team{};
+    std::function<std::vector<Region*>()> find_team{};
   };
 
   static uint64_t index_of(uint64_t address) { return (address >> kWindowBits) - kFirstWindow; }
@@ -245,6 +283,7 @@ class Memory {
   std::vector<Window> windows_;
   std::vector<uint64_t> of_host_;  // addresses of memory that the host reaches
   std::deque<uint64_t> freed_;     // addresses, the first one first
+  bool host_reaches_files_ = false;
 };
 
 }  // namespace axonn::gpu_machine

@@ -1,6 +1,7 @@
 // Clusters of CTAs and their barrier, fences between proxies, and what a kernel says about its
 // registers and its successor. Source: PTX ISA 9.0, sections 9.7.9.22 to 9.7.9.24, 9.7.13.4,
 // 9.7.13.6, 9.7.13.14 and 9.7.20.
+#include <atomic>
 #include <bit>
 
 #include "gpu_machine/decoder.h"
@@ -69,10 +70,14 @@ void leave(const Op&, Warp& warp, uint32_t mask) {
   warp.meet_lanes(mask);
 }
 
-void fence(const Op& op, Warp& warp, uint32_t) { warp.fence(op.scope); }
+// For other processes it is a fence of the host.
+void fence(const Op& op, Warp& warp, uint32_t) {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  warp.fence(op.scope);
+}
 // What the fence's kind is: a bit for each.
-void fence_proxies(const Op& op, Warp& warp, uint32_t) {
-  if (op.scope != Scope::kNone) warp.fence(op.scope);
+void fence_proxies(const Op& op, Warp& warp, uint32_t mask) {
+  if (op.scope != Scope::kNone) fence(op, warp, mask);
   for (size_t i = 0; i < kNumProxyFences; ++i) {
     if ((op.choice >> i & 1u) != 0) warp.fence_proxy(static_cast<ProxyFence>(i));
   }

@@ -5,6 +5,7 @@
 #include "gpu_machine/lanes.h"
 #include "gpu_machine/machine.h"
 #include "gpu_machine/narrow_float.h"
+#include "gpu_machine/strong.h"
 #include "gpu_machine/updates.h"
 
 namespace axonn::gpu_machine {
@@ -12,11 +13,16 @@ namespace {
 
 void load(const Op& op, Warp& warp, uint32_t mask) {
   const uint32_t element = static_cast<uint32_t>(op.type.bits) / 8;
+  const bool is_strong = op.order != Order::kWeak && element <= sizeof(uint64_t);
   for_each_lane(mask, [&](int i) {
     const std::byte* from = warp.read(op, warp.address(op, i), element * op.count, i);
     for (uint32_t v = 0; v < op.count; ++v) {
       uint64_t bits = 0;
-      std::memcpy(&bits, from + v * element, element);
+      if (is_strong) {
+        load_strong(&bits, from + v * element, element);
+      } else {
+        std::memcpy(&bits, from + v * element, element);
+      }
       if (op.type.is_signed() && element < op.register_bytes) {
         const int unused = 64 - op.type.bits;
         bits = static_cast<uint64_t>(static_cast<int64_t>(bits << unused) >> unused);
@@ -29,12 +35,17 @@ void load(const Op& op, Warp& warp, uint32_t mask) {
 
 void store(const Op& op, Warp& warp, uint32_t mask) {
   const uint32_t element = static_cast<uint32_t>(op.type.bits) / 8;
+  const bool is_strong = op.order != Order::kWeak && element <= sizeof(uint64_t);
   for_each_lane(mask, [&](int i) {
     std::byte* to = warp.write(op, warp.address(op, i), element * op.count, i);
     for (uint32_t v = 0; v < op.count; ++v) {
       const std::byte* from = warp.lanes<std::byte>(op.vector[v]) + i * op.register_bytes;
       if (std::memcmp(to + v * element, from, element) != 0) warp.machine.note_change();
-      std::memcpy(to + v * element, from, element);
+      if (is_strong) {
+        store_strong(to + v * element, from, element);
+      } else {
+        std::memcpy(to + v * element, from, element);
+      }
     }
   });
 }
@@ -48,17 +59,16 @@ void atomic(const Op& op, Warp& warp, uint32_t mask) {
     if ((mask >> i & 1u) == 0) continue;
     const uint32_t owed = warp.lanes_that_owe_host();
     std::byte* place = warp.update(op, warp.address(op, i), sizeof(T), i);
-    T old;
-    std::memcpy(&old, place, sizeof(T));
     const T b = warp.lanes<T>(op.b)[i];
     const T c = op.choice == kCompare ? warp.lanes<T>(op.c)[i] : T{};
-    const T now = updated<T>(op.choice, old, b, c);
+    const auto change = [&](T before) { return updated<T>(op.choice, before, b, c); };
+    const T old = update_strong<T>(place, change);
+    const T now = change(old);
     if (std::memcmp(&now, &old, sizeof(T)) != 0) {
       warp.machine.note_change();
     } else if (op.choice == kCompare) {
       warp.forget_host_write(i, owed);
     }
-    std::memcpy(place, &now, sizeof(T));
     if (op.register_bytes != 0) warp.lanes<T>(op.d)[i] = old;
   }
 }
@@ -70,11 +80,9 @@ void atomic_add_narrow(const Op& op, Warp& warp, uint32_t mask) {
     const auto bytes = static_cast<uint32_t>(op.type.register_bytes());
     std::byte* place = warp.update(op, warp.address(op, i), bytes, i);
     for (int part = 0; part < op.type.lanes; ++part) {
-      T old;
-      std::memcpy(&old, place + 2 * part, 2);
       const T b = warp.lanes<T>(op.b)[i * op.type.lanes + part];
-      const T now = narrow<T>(old.wide() + b.wide());
-      std::memcpy(place + 2 * part, &now, 2);
+      const T old = update_strong<T>(place + 2 * part,
+                                     [&](T before) { return narrow<T>(before.wide() + b.wide()); });
       if (op.register_bytes != 0) warp.lanes<T>(op.d)[i * op.type.lanes + part] = old;
     }
     warp.machine.note_change();

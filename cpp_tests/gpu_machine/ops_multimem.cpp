@@ -8,6 +8,7 @@
 #include "gpu_machine/lanes.h"
 #include "gpu_machine/machine.h"
 #include "gpu_machine/narrow_float.h"
+#include "gpu_machine/strong.h"
 #include "gpu_machine/updates.h"
 
 namespace axonn::gpu_machine {
@@ -57,23 +58,28 @@ Values operand_of(const Op& op, Warp& warp, int lane) {
 // Of each type: its numbers, and those in which sums of it are kept.
 template <typename T, typename Sum>
 struct Joined {
-  static Sum load(const std::byte* from) {
-    T value;
-    std::memcpy(&value, from, sizeof(T));
+  static Sum wide(T value) {
     if constexpr (std::is_arithmetic_v<T>) {
       return static_cast<Sum>(value);
     } else {
       return static_cast<Sum>(value.wide());
     }
   }
-  static void store(std::byte* to, Sum value) {
-    T stored;
+  static T stored(Sum value) {
     if constexpr (std::is_arithmetic_v<T>) {
-      stored = static_cast<T>(value);
+      return static_cast<T>(value);
     } else {
-      stored = narrow<T>(static_cast<double>(value));
+      return narrow<T>(static_cast<double>(value));
     }
-    std::memcpy(to, &stored, sizeof(T));
+  }
+  static Sum load(const std::byte* from) {
+    T value;
+    std::memcpy(&value, from, sizeof(T));
+    return wide(value);
+  }
+  static void store(std::byte* to, Sum value) {
+    const T element = stored(value);
+    std::memcpy(to, &element, sizeof(T));
   }
 };
 
@@ -89,7 +95,9 @@ void load_and_reduce(const Op& op, Warp& warp, uint32_t mask) {
     for (const Warp::Place& at : places(op, warp, bytes, i)) {
       warp.note_read(*at.region, at.offset, bytes, {op.order, op.scope, at.alias}, i);
       for (uint32_t e = 0; e < elements; ++e) {
-        const Sum value = Each::load(at.region->bytes.data() + at.offset + e * sizeof(T));
+        T element;
+        load_strong(&element, at.region->bytes.data() + at.offset + e * sizeof(T), sizeof(T));
+        const Sum value = Each::wide(element);
         sums[e] = is_first ? value : updated<Sum>(op.choice, sums[e], value, Sum{});
         if constexpr (kRoundsEach) {
           Values rounded{};
@@ -122,7 +130,9 @@ void reduce(const Op& op, Warp& warp, uint32_t mask) {
       for (uint32_t e = 0; e < elements; ++e) {
         std::byte* place = at.region->bytes.data() + at.offset + e * sizeof(T);
         const Sum value = Each::load(values.data() + e * sizeof(T));
-        Each::store(place, updated<Sum>(op.choice, Each::load(place), value, Sum{}));
+        update_strong<T>(place, [&](T before) {
+          return Each::stored(updated<Sum>(op.choice, Each::wide(before), value, Sum{}));
+        });
       }
     }
   });
@@ -130,12 +140,14 @@ void reduce(const Op& op, Warp& warp, uint32_t mask) {
 }
 
 void store(const Op& op, Warp& warp, uint32_t mask) {
-  const uint32_t bytes = bytes_of(op);
+  const uint32_t bytes = bytes_of(op), element = std::min<uint32_t>(bytes, op.register_bytes);
   for_each_lane(mask, [&](int i) {
     const Values values = operand_of(op, warp, i);
     for (const Warp::Place& at : places(op, warp, bytes, i)) {
       warp.note_write(*at.region, at.offset, bytes, {op.order, op.scope, at.alias}, i);
-      std::memcpy(at.region->bytes.data() + at.offset, values.data(), bytes);
+      for (uint32_t from = 0; from < bytes; from += element) {
+        store_strong(at.region->bytes.data() + at.offset + from, values.data() + from, element);
+      }
     }
   });
   warp.machine.note_change();

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "gpu_machine/machine.h"
+#include "gpu_machine/strong.h"
 
 namespace axonn::gpu_machine {
 namespace {
@@ -62,7 +63,7 @@ void Machine::forget_the_past() {
   };
   if (!std::all_of(streams_.begin(), streams_.end(), is_over)) return;
   first_actor_ = static_cast<uint32_t>(actors_.size());
-  host_clock_ = Clock{};
+  host_clock_ = told_to_others_ = Clock{};
   for (Stream& stream : streams_) {
     stream.clock = Clock{};
     stream.before_last.reset();
@@ -133,7 +134,16 @@ void Machine::end_work(Stream& stream) {
   stream.last_ended = work.launch != nullptr ? work.launch->id
                       : work.copy != nullptr ? work.copy->launch
                                              : work.task->launch;
-  stream.clock.see_launch(stream.last_ended);
+  note_end_of(stream.last_ended, stream.clock);
+}
+
+// From now on the launch counts as a whole: what was known of its parts, which are many, would fill
+// all clocks. Its warps stay, because a copy still asks which of them are behind a fence.
+void Machine::note_end_of(uint32_t launch, Clock& clock) {
+  const auto is_its = [&](uint32_t actor) { return actors_[actor].launch == launch; };
+  clock.forget_actors([&](uint32_t actor) { return is_its(actor) && actors_[actor].is_async; });
+  clock.see_launch(launch);
+  if (told_to_others_.forget_actors(is_its)) told_to_others_.see_launch(launch);
 }
 
 void Machine::start_ctas() {
@@ -207,7 +217,14 @@ void Machine::step_copy(Stream& stream) {
       const uint64_t from = (copy.source + begin) & (window_start(1) - 1);
       copy.engine->note_read(source, from, bytes, read, -1);
       copy.engine->note_write(target, to, bytes, write, -1);
-      std::memmove(target.bytes.data() + to, source.bytes.data() + from, bytes);
+      const bool is_word = (bytes == 4 || bytes == 8) && to % bytes == 0 && from % bytes == 0;
+      if (is_flag && is_word) {
+        uint64_t flag = 0;
+        load_strong(&flag, source.bytes.data() + from, bytes);
+        store_strong(target.bytes.data() + to, &flag, bytes);
+      } else {
+        std::memmove(target.bytes.data() + to, source.bytes.data() + from, bytes);
+      }
     }
     note_change();
   }
@@ -219,6 +236,7 @@ bool Machine::step_warps() {
   if (draw(kStarvedTurns) == 0) starved_ = draw(8);
   Warp* warp = choose_warp();
   if (warp == nullptr) return false;
+  asleep_since_.reset();
   const int ran = warp->run(static_cast<int>(1 + draw(kLongestTurn)));
   instructions_ += static_cast<uint64_t>(ran);
   now_ns_ += static_cast<uint64_t>(ran);
@@ -248,12 +266,23 @@ Warp* Machine::choose_warp() {
   }
   // What is due before they wake up comes first.
   if (earliest == nullptr || async_.first_due_ns() < earliest->wake_at) return nullptr;
-  const auto passed = std::chrono::steady_clock::now() - made_;
-  if (options_.sleeps_for_real && std::chrono::nanoseconds(earliest->wake_at) > passed) {
-    return nullptr;
+  return sleep_until(earliest->wake_at) ? earliest : nullptr;
+}
+
+// Returns whether it is that time, now that all warps sleep.
+bool Machine::sleep_until(uint64_t wake_at_ns) {
+  if (!options_.sleeps_for_real) {
+    now_ns_ = wake_at_ns;
+    return true;
   }
-  now_ns_ = earliest->wake_at;
-  return earliest;
+  const auto now = std::chrono::steady_clock::now();
+  if (!asleep_since_) {
+    asleep_since_ = now;
+    asleep_at_ns_ = now_ns_;
+  }
+  const std::chrono::nanoseconds passed = now - *asleep_since_;
+  now_ns_ = std::max(now_ns_, asleep_at_ns_ + static_cast<uint64_t>(passed.count()));
+  return now_ns_ >= wake_at_ns;
 }
 
 void Machine::fail_deadlock(const std::string& why) {

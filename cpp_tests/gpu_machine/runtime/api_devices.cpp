@@ -1,4 +1,6 @@
 // Devices, errors and properties.
+#include <cuda.h>
+
 #include <climits>
 #include <cstdio>
 #include <cstring>
@@ -46,7 +48,13 @@ cudaError_t cudaDeviceSynchronize() {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   return api("cudaDeviceGetAttribute", [&](Runtime& r) {
     if (!is_device(r, device)) return cudaErrorInvalidDevice;
-    switch (attribute) {
+    switch (static_cast<int>(attribute)) {
+      case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED:
+        *value = 1;
+        return cudaSuccess;
+      case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED:
+        *value = 0;
+        return cudaSuccess;
       case cudaDevAttrComputeCapabilityMajor:
         *value = r.options.capability.major();
         return cudaSuccess;

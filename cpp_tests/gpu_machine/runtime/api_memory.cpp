@@ -5,14 +5,17 @@
 #include <new>
 
 #include "gpu_machine/runtime/api.h"
+#include "gpu_machine/strong.h"
 
 using axonn::gpu_machine::Access;
 using axonn::gpu_machine::Agent;
+using axonn::gpu_machine::load_strong;
 using axonn::gpu_machine::MachineError;
 using axonn::gpu_machine::Order;
 using axonn::gpu_machine::Region;
 using axonn::gpu_machine::Runtime;
 using axonn::gpu_machine::Scope;
+using axonn::gpu_machine::store_strong;
 using axonn::gpu_machine::window_start;
 
 namespace {
@@ -180,7 +183,9 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
       return cudaSuccess;
     }
     attributes->type = region->is_host ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
-    attributes->device = region->is_host ? r.device : region->device;
+    attributes->device = region->is_host        ? r.device
+                         : region->lies_on >= 0 ? region->lies_on
+                                                : region->device;
     attributes->devicePointer = const_cast<void*>(pointer);
     attributes->hostPointer = region->is_host ? const_cast<void*>(pointer) : nullptr;
     return cudaSuccess;
@@ -204,7 +209,7 @@ CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t v
         const Flag flag(agent, address);
         agent.note_write(flag.region, flag.offset, sizeof value,
                          Access{Order::kRelease, Scope::kSystem}, -1);
-        std::memcpy(flag.data(), &value, sizeof value);
+        store_strong(flag.data(), &value, sizeof value);
         agent.machine.note_change();
         return true;
       });
@@ -220,7 +225,7 @@ CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t va
       machine.enqueue_task(on, "waits for a value", [address, value, flags](Agent& agent) {
         const Flag flag(agent, address);
         uint32_t seen = 0;
-        std::memcpy(&seen, flag.data(), sizeof seen);
+        load_strong(&seen, flag.data(), sizeof seen);
         const bool reached = flags == CU_STREAM_WAIT_VALUE_EQ ? seen == value
                              : flags == CU_STREAM_WAIT_VALUE_AND
                                  ? (seen & value) != 0

@@ -34,6 +34,11 @@ std::map<std::string, void*> driver_functions() {
       {"cuMulticastCreate", reinterpret_cast<void*>(&cuMulticastCreate)},
       {"cuMulticastAddDevice", reinterpret_cast<void*>(&cuMulticastAddDevice)},
       {"cuMulticastBindMem", reinterpret_cast<void*>(&cuMulticastBindMem)},
+      {"cuMulticastBindAddr", reinterpret_cast<void*>(&cuMulticastBindAddr)},
+      {"cuMulticastUnbind", reinterpret_cast<void*>(&cuMulticastUnbind)},
+      {"cuMemExportToShareableHandle", reinterpret_cast<void*>(&cuMemExportToShareableHandle)},
+      {"cuMemImportFromShareableHandle", reinterpret_cast<void*>(&cuMemImportFromShareableHandle)},
+      {"cuDeviceGetAttribute", reinterpret_cast<void*>(&cuDeviceGetAttribute)},
   };
 }
 

@@ -48,6 +48,7 @@ Runtime::Runtime(const RuntimeOptions& with)
     default_streams_.back()->stream = machine.new_stream(d);
     default_streams_.back()->is_default = true;
   }
+  if (options.host_reaches_devices) machine.memory().let_host_reach_files();
   device = 0;
   capture_mode = cudaStreamCaptureModeGlobal;
   last_error_ = cudaSuccess;

@@ -184,6 +184,10 @@ ncclResult_t ncclBroadcast(const void* input, void* output, size_t count, ncclDa
       "ncclBroadcast", comm,
       {Kind::kBroadcast, input, output, static_cast<int64_t>(count), dtype, ncclSum, root, stream});
 }
+ncclResult_t ncclBcast(void* data, size_t count, ncclDataType_t dtype, int root, ncclComm_t comm,
+                       cudaStream_t stream) {
+  return ncclBroadcast(data, data, count, dtype, root, comm, stream);
+}
 ncclResult_t ncclReduce(const void* input, void* output, size_t count, ncclDataType_t dtype,
                         ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
   return call("ncclReduce", comm,

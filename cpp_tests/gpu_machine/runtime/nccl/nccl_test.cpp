@@ -35,7 +35,8 @@ TEST_P(Collectives, GiveWhatTheirNamesSay) {
     const Ranks comms(ranks);
     const int root = static_cast<int>(random() % n);
     std::vector<std::vector<float>> inputs;
-    std::vector<Array<float>> on_device, gathered, scattered, reduced, sent, rooted, exchanged;
+    std::vector<Array<float>> on_device, gathered, scattered, reduced, sent, sent_in_place, rooted;
+    std::vector<Array<float>> exchanged;
     for (int r = 0; r < ranks; ++r) {
       const DeviceGuard guard(r);
       inputs.push_back(integers(n * count, random));
@@ -45,6 +46,7 @@ TEST_P(Collectives, GiveWhatTheirNamesSay) {
       reduced.emplace_back(n * count);
       sent.emplace_back(count);
       rooted.emplace_back(inputs.back());
+      sent_in_place.emplace_back(inputs.back());
       exchanged.emplace_back(n * count);
     }
     for (int r = 0; r < ranks; ++r) {
@@ -61,6 +63,8 @@ TEST_P(Collectives, GiveWhatTheirNamesSay) {
           ncclAllReduce(in, reduced[at].data(), n * count, ncclFloat32, ncclMax, comm, stream),
           ncclSuccess);
       EXPECT_EQ(ncclBroadcast(in, sent[at].data(), count, ncclFloat32, root, comm, stream),
+                ncclSuccess);
+      EXPECT_EQ(ncclBcast(sent_in_place[at].data(), n * count, ncclFloat32, root, comm, stream),
                 ncclSuccess);
       EXPECT_EQ(ncclReduce(rooted[at].data(), rooted[at].data(), n * count, ncclFloat32, ncclSum,
                            root, comm, stream),
@@ -93,6 +97,7 @@ TEST_P(Collectives, GiveWhatTheirNamesSay) {
       EXPECT_EQ(scattered[r].read(), part(sum, r * count));
       EXPECT_EQ(reduced[r].read(), largest);
       EXPECT_EQ(sent[r].read(), part(inputs[static_cast<size_t>(root)], 0));
+      EXPECT_EQ(sent_in_place[r].read(), inputs[static_cast<size_t>(root)]);
       EXPECT_EQ(rooted[r].read(), static_cast<int>(r) == root ? sum : inputs[r]);
       std::vector<float> from_all;
       for (const auto& input : inputs) {
