@@ -33,7 +33,8 @@ TORCH_LIBRARY(axonn, m) {
   // The fused forms of these on CUDA, which the ops above call. `arriving` says which rows `shard`
   // holds: "rows" of a, "columns" of b, or, along K, "inner" of b or "inner_a" of a. `transport` is
   // "copy_engine", "nccl" or "auto". With `everywhere` it is an all-reduce, whose sums are handed
-  // out by "auto", "copy_engine", "peer_stores" or "multicast".
+  // out by "auto", "copy_engine", "peer_stores" or "multicast"; or, with bits that may differ from
+  // call to call, added up in the "switch", or in whatever way is best for "any_order".
   m.def(
       "_fused_all_gather_matmul(Tensor shard, Tensor other, str arriving, str transport, int "
       "nccl_sms, str group_name, int group_size, float timeout_seconds) -> Tensor");
