@@ -27,8 +27,8 @@ TORCH_LIBRARY(axonn, m) {
       "matmul_reduce_scatter(Tensor a, Tensor b, int scatter_dim, str group_name, int group_size, "
       "str algorithm) -> Tensor");
   m.def(
-      "matmul_all_reduce(Tensor a, Tensor b, str group_name, int group_size, str algorithm) -> "
-      "Tensor");
+      "matmul_all_reduce(Tensor a, Tensor b, str group_name, int group_size, str algorithm, "
+      "bool deterministic=True) -> Tensor");
 
   // The fused forms of these on CUDA, which the ops above call. `arriving` says which rows `shard`
   // holds: "rows" of a, "columns" of b, or, along K, "inner" of b or "inner_a" of a. `transport` is
