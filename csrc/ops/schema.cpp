@@ -28,7 +28,7 @@ TORCH_LIBRARY(axonn, m) {
       "str algorithm) -> Tensor");
   m.def(
       "matmul_all_reduce(Tensor a, Tensor b, str group_name, int group_size, str algorithm, "
-      "bool deterministic=True) -> Tensor");
+      "bool deterministic) -> Tensor");
 
   // The fused forms of these on CUDA, which the ops above call. `arriving` says which rows `shard`
   // holds: "rows" of a, "columns" of b, or, along K, "inner" of b or "inner_a" of a. `transport` is
@@ -86,11 +86,13 @@ TORCH_LIBRARY(axonn, m) {
   m.def(
       "linear_forward(Tensor x, Tensor weight, Tensor? bias, str[] group_names, "
       "int[] group_sizes, bool sharded, int gather_dim, int scatter_dim, bool save_input, "
-      "bool save_weight, str algorithm) -> (Tensor y, Tensor full_x, Tensor full_weight)");
+      "bool save_weight, str algorithm, bool deterministic) -> (Tensor y, Tensor full_x, "
+      "Tensor full_weight)");
   m.def(
       "linear_backward(Tensor dy, Tensor x, Tensor weight, bool x_is_full, bool weight_is_full, "
       "bool[3] output_mask, str[] group_names, int[] group_sizes, bool sharded, int gather_dim, "
-      "int scatter_dim, str algorithm) -> (Tensor dx, Tensor dweight, Tensor dbias)");
+      "int scatter_dim, str algorithm, bool deterministic) -> (Tensor dx, Tensor dweight, "
+      "Tensor dbias)");
 
   // Finds ids of a vocabulary in this rank's rows of a table, which begin with row `first`. Returns
   // the rows, clamped to those that exist, and whether each id is among them. On the CPU, and

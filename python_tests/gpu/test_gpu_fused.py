@@ -112,8 +112,9 @@ def test_sums_are_the_same_bits_however_handed_out(cuda, dtype, shape, size):
 
 def test_sum_broadcasts_that_there_are_not(ranks):
     a = [draw(64, 64, seed=r, dtype=torch.bfloat16) for r in range(2)]
-    with pytest.raises(NotImplementedError, match="no multicast address"):
-        ranks(2).matmul_sum(a, a, everywhere=True, sum_broadcast="multicast")
+    for way in ("multicast", "switch"):
+        with pytest.raises(NotImplementedError, match="no multicast address"):
+            ranks(2).matmul_sum(a, a, everywhere=True, sum_broadcast=way)
     with pytest.raises(ValueError, match="sum_broadcast must be 'auto'"):
         ranks(2).matmul_sum(a, a, everywhere=True, sum_broadcast="ring")
 

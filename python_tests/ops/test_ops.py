@@ -220,13 +220,13 @@ def check_opcheck() -> None:
     ):
         linear = (names, sizes, sharded, *dims)
         wide_bias = draw(8 * sizes[2], dtype=torch.float32, rank=rank)
-        forward = (a, b, wide_bias, *linear, save, save, algorithm)
+        forward = (a, b, wide_bias, *linear, save, save, algorithm, True)
         samples.append((axonn.linear_forward, forward))
         y, full_x, full_weight = (t.detach() for t in axonn.linear_forward(*forward))
         kept = (save and sizes[0] > 1, save and sizes[2] > 1)
         x, weight = full_x if kept[0] else a, full_weight if kept[1] else b
         backward = (torch.randn_like(y), x.detach(), weight.detach(), *kept, [True] * 3)
-        samples.append((axonn.linear_backward, (*backward, *linear, algorithm)))
+        samples.append((axonn.linear_backward, (*backward, *linear, algorithm, True)))
     covered = {op.default._schema.name for op, _ in samples}
     # With an underscore: what kernels of the others call, on CUDA only, below autograd.
     public = {name for name in torch._C._dispatch_get_all_op_names()
