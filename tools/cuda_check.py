@@ -86,6 +86,11 @@ SUM_OPCODES = {
     "Lb0E": (r"STG\.E\.128 ", "stores of 16 bytes"),
     "Lb1E": (r"STG\.E\.128\.STRONG\.SYS", "multicast stores of 16 bytes"),
 }
+# Loads of a kernel whose sums the switch makes, by dtype.
+SWITCH_SUM_OPCODES = {
+    "nv_bfloat16": (r"LDGMC\.E\.F32ADD\.BF16x8", "sums of all ranks, added in fp32"),
+    "6__half": (r"LDGMC\.E\.F32ADD\.F16x8", "sums of all ranks, added in fp32"),
+}
 
 IMPORT = """
 import pathlib, sys
@@ -202,6 +207,22 @@ def sum_problems(sums: dict[str, str]) -> list[str]:
     return problems
 
 
+def switch_sum_problems(sums: dict[str, str]) -> list[str]:
+    """What the kernels whose sums the switch makes lack in their machine code, a line each."""
+    problems = []
+    for dtype, (load, what) in SWITCH_SUM_OPCODES.items():
+        mine = {name: sass for name, sass in sums.items() if dtype in name}
+        if len(mine) != 1:
+            problems.append(f"{len(mine)} sums in the switch of the dtype {dtype}, not one")
+        for opcode, why in ((load, what), SUM_OPCODES["Lb1E"]):
+            problems += [
+                f"{name} has no {opcode}: {why}"
+                for name, sass in mine.items()
+                if not re.search(opcode, sass)
+            ]
+    return problems
+
+
 def parse_sass(text: str) -> dict[str, str]:
     """The machine code of each function of `cuobjdump --dump-sass`."""
     parts = re.split(r"^\s*Function : (\S+)$", text, flags=re.MULTILINE)
@@ -301,11 +322,14 @@ def check_gemms(path: Path) -> None:
         raise CheckError(f"{path.name}: {departing} of {len(gemms)} GEMMs send their result")
     problems = [line for name, sass in gemms.items() for line in gemm_problems(name, sass)]
     problems += sum_problems({n: s for n, s in functions.items() if "sum_to_all_kernel" in n})
+    problems += switch_sum_problems(
+        {n: s for n, s in functions.items() if "switch_sum_kernel" in n}
+    )
     if problems:
         raise CheckError("\n".join([f"{path.name}:", *problems]))
     print(
         f"cuda-check: {path.name}: {len(gemms)} GEMMs of wgmma and bulk copies, {departing} of "
-        "which send their result, and sums stored at all ranks, by multicast too"
+        "which send their result, and sums stored at all ranks, by multicast and by the switch too"
     )
 
 

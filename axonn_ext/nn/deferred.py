@@ -229,10 +229,10 @@ class _Call:
         weight_is_full: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns dx, dW and db; those that the mask leaves out are empty."""
-        names, sizes, sharded, gather_dim, scatter_dim, _, _, algorithm = self.options
+        names, sizes, sharded, gather_dim, scatter_dim, _, _, *chosen = self.options
         found: tuple[Tensor, Tensor, Tensor] = torch.ops.axonn.linear_backward.default(
             dy, x, weight, self.x_is_full, weight_is_full, mask,
-            names, sizes, sharded, gather_dim, scatter_dim, algorithm,
+            names, sizes, sharded, gather_dim, scatter_dim, *chosen,
         )  # fmt: skip
         return found
 

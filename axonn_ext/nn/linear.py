@@ -36,6 +36,7 @@ class ProductOptions(NamedTuple):
     save_input: bool
     save_weight: bool
     algorithm: str
+    deterministic: bool
 
 
 class Deferral(Protocol):
@@ -74,6 +75,8 @@ class Linear(ShardedModule):
         gather_dim, scatter_dim: the dim of x that is gathered over r, and the dim of y that is
             scattered over s. With 1 instead of 0, x is [m, K / (Gs Gr)], or y [m, N / (Gr Gs)];
             the collective moves as many bytes.
+        deterministic: whether all-reduces of y and dx, in layout "replicated", give the same bits
+            from call to call; see `axonn_ext.ops.matmul_all_reduce`.
         init: the distribution of the weight's initial values; default as in torch.nn.Linear.
         seed, name: the initial values of the weight depend on (seed, name + ".weight"), so Linears
             with equal names start equal. `initialize(model, seed=...)` uses the full names of all
@@ -103,6 +106,7 @@ class Linear(ShardedModule):
         gather_dim: int = 0,
         scatter_dim: int = 0,
         algorithm: str = "auto",
+        deterministic: bool = True,
         init: Init | None = None,
         seed: int | None = 0,
         name: str = "",
@@ -117,6 +121,7 @@ class Linear(ShardedModule):
         self.role, self.layout = role, layout
         self.save_gathered, self.reshard_after_forward = save_gathered, reshard_after_forward
         self.gather_dim, self.scatter_dim, self.algorithm = gather_dim, scatter_dim, algorithm
+        self.deterministic = deterministic
         self._r, self._s = ROLES[role]
         axes = [*(grid.axis(axis) for axis in (self._r, self._s, "z")), grid.model_group]
         self._group_names = [axis.name for axis in axes]
@@ -219,6 +224,7 @@ class Linear(ShardedModule):
             self.save_gathered and keeps,
             not self.reshard_after_forward and keeps,
             self.algorithm,
+            self.deterministic,
         )
         if self.deferral is not None:
             deferred = self.deferral.multiply(x, weight, self.bias, options)

@@ -108,11 +108,16 @@ def matmul_reduce_scatter(
 
 @_documented
 def matmul_all_reduce(
-    a: Tensor, b: Tensor, group: ProcessGroup | str, *, algorithm: str = "auto"
+    a: Tensor,
+    b: Tensor,
+    group: ProcessGroup | str,
+    *,
+    algorithm: str = "auto",
+    deterministic: bool = True,
 ) -> Tensor:
     check_tensor("matmul_all_reduce", "a", a)
     check_tensor("matmul_all_reduce", "b", b)
-    return torch.ops.axonn.matmul_all_reduce(a, b, *_resolve(group), algorithm)
+    return torch.ops.axonn.matmul_all_reduce(a, b, *_resolve(group), algorithm, deterministic)
 
 
 def _resolve(group: ProcessGroup | str) -> tuple[str, int]:

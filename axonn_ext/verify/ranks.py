@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -127,11 +128,15 @@ def op_failures(
                 y.backward(own_dy.to(dtype))
                 limit = limit_of(dtype, max(m, k, n) * size, size)
                 name = f"{op} {dim=} {(m, k, n)} {dtype} {layout}"
-                for output, got, expected in (
+                results = [
                     ("y", y, want[rank]),
                     ("da", a.grad, leaves[rank][0].grad),
                     ("db", b.grad, leaves[rank][1].grad),
-                ):
+                ]
+                if op == "matmul_all_reduce":
+                    any_order = case.run(partial(function, deterministic=False), a, b)
+                    results.append(("y in any order", any_order, want[rank]))
+                for output, got, expected in results:
                     assert got is not None and expected is not None
                     error = relative_error(got.cpu(), expected.cpu())
                     if not error <= limit:

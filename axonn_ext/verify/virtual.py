@@ -168,9 +168,9 @@ def check_sum_broadcasts(cuda: ModuleType, size: int, shape: Shape, dtype: torch
     a, b = summands(size, shape, dtype)
     virtual = virtual_ranks(cuda, size)
     want = virtual.matmul_sum(a, b, everywhere=True, sum_broadcast="copy_engine")
-    got = virtual.matmul_sum(a, b, everywhere=True, sum_broadcast="peer_stores")
-    for mine in (*got, *virtual.matmul_sum(a, b, everywhere=True)):
-        check_same_bits(mine, want[0])
+    for way in ("peer_stores", "auto", "any_order"):  # one GPU has no switch to add
+        for mine in virtual.matmul_sum(a, b, everywhere=True, sum_broadcast=way):
+            check_same_bits(mine, want[0])
 
 
 def check_calls_keep_apart(

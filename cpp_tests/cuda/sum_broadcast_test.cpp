@@ -37,7 +37,8 @@ TEST(SumBroadcast, WithoutAKernelThatStoresEverywhereSumsAreCopied) {
   const SumBroadcastProblem problem{4, 48, /*has_multicast=*/true, /*has_kernel=*/false};
   EXPECT_EQ(choose_sum_broadcast(problem), SumBroadcast::kCopyEngine);
   EXPECT_EQ(why(SumBroadcast::kCopyEngine, problem), "");
-  for (const SumBroadcast way : {SumBroadcast::kPeerStores, SumBroadcast::kMulticast}) {
+  for (const SumBroadcast way :
+       {SumBroadcast::kPeerStores, SumBroadcast::kMulticast, SumBroadcast::kSwitch}) {
     EXPECT_NE(why(way, problem).find("only kernels for sm_90"), std::string::npos);
   }
 }
@@ -51,6 +52,20 @@ TEST(SumBroadcast, MulticastIsTakenWhereItSavesSomething) {
   }
   // Two ranks would each get their own rows back, and send no less.
   EXPECT_EQ(choose_sum_broadcast({2, 512 * kMiB, true}), SumBroadcast::kCopyEngine);
+}
+
+TEST(SumBroadcast, TheSwitchAddsOnlyWhereTheOrderDoesNotMatter) {
+  for (const int32_t ranks : {2, 3, 8}) {
+    SumBroadcastProblem problem{.num_ranks = ranks, .slot_bytes = kMiB, .has_multicast = true};
+    EXPECT_EQ(why(SumBroadcast::kSwitch, problem), "");
+    EXPECT_NE(choose_sum_broadcast(problem), SumBroadcast::kSwitch);
+    problem.any_order = true;
+    // Two ranks would move half as much again as by copies.
+    EXPECT_EQ(choose_sum_broadcast(problem) == SumBroadcast::kSwitch, ranks > 2);
+    problem.has_multicast = false;
+    EXPECT_NE(why(SumBroadcast::kSwitch, problem).find("no multicast address"), std::string::npos);
+    EXPECT_NE(choose_sum_broadcast(problem), SumBroadcast::kSwitch);
+  }
 }
 
 TEST(SumBroadcast, FewBytesAreStoredAndManyCopied) {

@@ -64,7 +64,7 @@ void print_speedups() {
   const std::vector<Line> lines = {
       {Call::kGather, {"", "m", "mo", "mog", "mcg", "mogk"}},
       {Call::kScatter, {"", "m", "ma", "mae", "maeg"}},
-      {Call::kSum, {"", "m", "ma", "mal", "male", "maleg", "malegn", "malegj"}},
+      {Call::kSum, {"", "m", "ma", "mal", "male", "maleg", "malegn", "maj", "maej", "malegj"}},
       {Call::kBoth, {"", "m", "mo", "moa", "moae", "moaeh", "moaehg"}},
       {Call::kHostsGather, {"", "m", "mf"}},
       {Call::kHostsScatter, {"m", "mi"}}};

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <map>
 
+#include "core/cuda/fused/switch_sum.h"
 #include "core/schedule/chunk_plan.h"
 #include "model/times_choice.h"
 
@@ -14,11 +15,8 @@ using comm::ChunkIndex;
 using comm::ChunkPlan;
 using kernels::TileOrder;
 
-// (n), and (j) with (e): SMs that no GEMM takes, for the sums. Assumed; arXiv:2511.13940 fills the
-// link from 15 SMs.
+// (n): SMs that no GEMM takes, for the sums. Assumed; arXiv:2511.13940 fills the link from 15 SMs.
 constexpr int64_t kSumSms = 16;
-// (j) with (e): the parts in which the sums follow the GEMM. Assumed.
-constexpr int kMultimemParts = 32;
 
 // begin_call: a kernel of a warp waits until the peers have ended the call before, which they do
 // when this rank does.
@@ -119,6 +117,12 @@ void sum_chunks(Node& node, const Scatter& scatter, const Design& design, double
   node.kernel(sum_us);
 }
 
+// (j): what the switch reads and what it stores share each way of the links: a rank gets the rows
+// of all, and the addends' sum of its share.
+double multimem_us(const Work& work, double bytes) {
+  return us_of(bytes * (work.ranks + 1) / work.ranks, kH100.multicast_gbps);
+}
+
 double sum_traffic_us(const Work& work, const Rates& rates) {
   const auto slot = static_cast<double>(work.result_bytes() / work.ranks);
   return us_of(slot * (work.ranks + 1), rates.hbm_gbps);
@@ -141,39 +145,82 @@ CallTimes reduce_scatter(const Work& work, const Design& design, const TileKind&
   return times_of(node, scatter.run, kind);
 }
 
-// (j): the product stays on its rank; the switch adds up what it reads from all ranks.
-CallTimes multimem_all_reduce(const Work& work, const Design& design, TileKind kind, Host host) {
+// (j) without (e): the switch adds up behind the GEMM.
+CallTimes multimem_behind(const Work& work, const Design& design, const TileKind& kind, Host host) {
   Node node(kH100, host);
-  const double bytes = static_cast<double>(work.result_bytes());
-  const double sum_us = us_of(bytes * (work.ranks + 1) / work.ranks, kH100.multicast_gbps);
   begin_call(node);
-  if (design.sums_early) kind.config.num_ctas -= kSumSms;
-  const GemmGrid grid = grid_of(work, Flow::kStays, kind);
   const double begin = node.kernel_begin(node.enqueue(kH100.host_launch_us));
-  const GemmRun run = run_gemm(grid, begin, {}, {}, kH100);
-  const int parts = design.sums_early ? kMultimemParts : 1;
-  Server link;
-  for (int part = 1; part <= parts; ++part) {
-    const std::size_t last =
-        run.tiles.size() * static_cast<std::size_t>(part) / static_cast<std::size_t>(parts);
-    const double ready = run.tiles[std::max<std::size_t>(last, 1) - 1].end_us + kH100.announce_us +
-                         kH100.peer_us + kH100.seen_us;
-    link.serve(ready, sum_us / parts);
-  }
+  const GemmRun run = run_gemm(grid_of(work, Flow::kStays, kind), begin, {}, {}, kH100);
   node.until(run.end_us);
-  if (!design.sums_early) node.kernel(0);
-  node.kernel(0);
-  node.until(link.free_us() + (design.sums_early ? 0 : 2 * kH100.kernel_us));
+  node.kernel(kH100.peer_us);                  // tells the peers of the product
+  node.kernel(kH100.peer_us + kH100.seen_us);  // waits for theirs
+  node.kernel(multimem_us(work, static_cast<double>(work.result_bytes())));
+  node.kernel(kH100.peer_us);  // the same for the sums
   node.kernel(kH100.peer_us + kH100.seen_us);
   if (!design.result_in_place) node.copy(work.result_bytes());
   end_call(node);
   CallTimes times = times_of(node, run, kind);
-  times.sent_bytes = bytes;
+  times.sent_bytes = static_cast<double>(work.result_bytes());
+  return times;
+}
+
+// Returns when each part of the product is announced to all ranks.
+std::vector<double> parts_announced(const Work& work, const GemmGrid& grid, const GemmRun& run) {
+  const auto parts = kernels::cuda::SwitchParts::of(work.m);
+  const ChunkPlan plan{work.m, parts.batches, parts.chunks_per_batch, grid.kind.config.block_m};
+  std::vector<double> announced(static_cast<std::size_t>(parts.count()), run.begin_us);
+  for (const TileRecord& tile : run.tiles) {
+    const int64_t row =
+        static_cast<int64_t>(tile.place.batch) * grid.m + tile.tile_m * grid.kind.config.block_m;
+    double& latest = announced[static_cast<std::size_t>(plan.ordinal(plan.at(row)))];
+    latest = std::max(latest, tile.announced_us + kH100.seen_us + kH100.peer_us);
+  }
+  return announced;
+}
+
+// (j) with (e): on SMs of its own, a kernel adds up part after part, and copies what is added up.
+CallTimes multimem_beside(const Work& work, const Design& design, TileKind kind, Host host) {
+  Node node(kH100, host);
+  begin_call(node);
+  node.enqueue(2 * kH100.host_call_us);
+  const auto sum_ctas = static_cast<double>(kernels::cuda::switch_sum_ctas(kind.config.num_ctas));
+  kind.config = kernels::cuda::beside_switch_sum(kind.config);
+  const GemmGrid grid = grid_of(work, Flow::kInParts, kind);
+  const double begin = node.kernel_begin(node.enqueue(kH100.host_launch_us));
+  const Departing announced_here{-1, design.announce_behind, &node.out(), true};
+  const GemmRun run = run_gemm(grid, begin, {}, announced_here, kH100);
+  const double copy_share = std::min(1.0, sum_ctas / static_cast<double>(kH100.sms_for_hbm));
+  Server link, copies;
+  const auto parts = kernels::cuda::SwitchParts::of(work.m);
+  int64_t row = 0;
+  node.enqueue(kH100.host_launch_us);
+  const std::vector<double> announced = parts_announced(work, grid, run);
+  for (int32_t part = 0; part < parts.count(); ++part) {
+    const int64_t end = parts.row_end(work.m, kind.config.block_m, part);
+    const auto bytes = static_cast<double>((end - row) * work.n * kElementBytes);
+    row = end;
+    const double ready = announced[static_cast<std::size_t>(part)] + kH100.seen_us;
+    const double added = link.serve(ready, multimem_us(work, bytes)).end + kH100.announce_us +
+                         kH100.peer_us + kH100.seen_us;
+    if (!design.result_in_place) {
+      copies.serve(added, us_of(2 * bytes, kH100.hbm_gbps) / copy_share);
+    }
+    node.until(std::max(added, copies.free_us()));
+  }
+  node.until(run.end_us);
+  node.until(node.now() + kH100.event_us);  // of the stream that adds up
+  node.enqueue(2 * kH100.host_call_us);
+  end_call(node);
+  CallTimes times = times_of(node, run, kind);
+  times.sent_bytes = static_cast<double>(work.result_bytes());
   return times;
 }
 
 CallTimes all_reduce(const Work& work, const Design& design, const TileKind& kind, Host host) {
-  if (design.multimem) return multimem_all_reduce(work, design, kind, host);
+  if (design.multimem) {
+    return design.sums_early ? multimem_beside(work, design, kind, host)
+                             : multimem_behind(work, design, kind, host);
+  }
   Node node(kH100, host);
   const Scatter scatter = run_scatter(node, work, design, kind);
   // Each rank's rows reach every rank, its own included, through one multicast.

@@ -1,5 +1,8 @@
 #include "model/times_choice.h"
 
+#include <algorithm>
+
+#include "core/cuda/fused/switch_sum.h"
 #include "core/cuda/sm90/plans.h"
 #include "core/gemm/launch_config.h"
 
@@ -29,13 +32,19 @@ FusedGemm gemm_of(const Work& work, Flow flow) {
   } else if (flow == Flow::kDeparts) {
     gemm.departures.num_ranks = work.ranks;
     gemm.departures.chunks_per_shard = chunks;
+  } else if (flow == Flow::kInParts) {
+    const auto parts = kernels::cuda::SwitchParts::of(work.m);
+    gemm.departures.num_ranks = parts.batches;
+    gemm.departures.rank = parts.batches - 1;
+    gemm.departures.chunks_per_shard = parts.chunks_per_batch;
   }
   return gemm;
 }
 
 GemmGrid grid_of(const Work& work, Flow flow, const TileKind& kind) {
-  const auto grid = kernels::sm90::tile_grid(gemm_of(work, flow), kind.config);
-  const int64_t batches = flow == Flow::kDeparts ? work.ranks : 1;
+  const FusedGemm gemm = gemm_of(work, flow);
+  const auto grid = kernels::sm90::tile_grid(gemm, kind.config);
+  const int64_t batches = std::max(gemm.departures.num_ranks, 1);
   return {kind, grid.order, grid.along_columns, 1, work.m / batches, work.n, work.k};
 }
 

@@ -13,7 +13,7 @@ namespace axonn::times {
 // What best_config assumed of the L2 rate before (m), in bytes per cycle and SM.
 inline constexpr double kGuessedL2 = 64;
 
-enum class Flow { kStays, kArrives, kDeparts };
+enum class Flow { kStays, kArrives, kDeparts, kInParts };  // stays, and is announced in parts
 
 // The product as csrc/core describes it, on rank 0.
 kernels::cuda::FusedGemm gemm_of(const Work& work, Flow flow);

@@ -125,8 +125,8 @@ class Simulation {
     const LaunchConfig& config = grid_.kind.config;
     const auto row = static_cast<int64_t>(grid_.along_columns ? place.across : place.along);
     const auto column = static_cast<int64_t>(grid_.along_columns ? place.along : place.across);
-    const bool departs =
-        departing_.port != nullptr && static_cast<int64_t>(place.batch) != departing_.own_batch;
+    const bool departs = departing_.port != nullptr && !departing_.all_stay &&
+                         static_cast<int64_t>(place.batch) != departing_.own_batch;
     double left = stored;
     for (int64_t cta = 0; cta < config.cluster_m * config.cluster_n; ++cta) {
       const int64_t tile_m = row * config.cluster_m + cta % config.cluster_m;

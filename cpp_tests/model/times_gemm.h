@@ -57,6 +57,7 @@ struct Departing {
   int64_t own_batch = -1;        // whose tiles stay on this rank
   bool announce_behind = false;  // a tile is announced in front of the next one's epilogue
   Server* port = nullptr;        // the way out of this GPU
+  bool all_stay = false;         // no tile departs; they are announced as those that do
 };
 
 struct GemmRun {

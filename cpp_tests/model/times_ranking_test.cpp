@@ -26,6 +26,11 @@ TEST(Ranking, HasEveryLetterWithTimesBeforeAndAfter) {
   for (const Letter& each : kLetters) EXPECT_TRUE(ranked.count(each.letter)) << each.letter;
 }
 
+// Of (j), only what is added up beside the GEMM is worth it, which (e) stands for.
+bool is_behind_the_gemm(const Step& step) {
+  return step.letter == 'j' && step.on_top_of.find('e') == std::string::npos;
+}
+
 // What docs/kernel_model.md says of the letters that are worth the work: none makes a layer slower
 // by more than the tiles' quantisation, and each makes some layer clearly faster.
 TEST(Ranking, WhatIsWorthItMakesNothingSlower) {
@@ -33,7 +38,7 @@ TEST(Ranking, WhatIsWorthItMakesNothingSlower) {
                                        {'g', 1.3},  {'a', 1.04}, {'e', 1.04},
                                        {'l', 1.1},  {'h', 1.25}, {'j', 1.6}};
   for (const Step& step : steps()) {
-    if (some.count(step.letter) == 0) continue;
+    if (some.count(step.letter) == 0 || is_behind_the_gemm(step)) continue;
     const Design before = with(step.on_top_of);
     const auto gain = gains(step.call, before, with(std::string(1, step.letter), before));
     EXPECT_GE(least(gain), step.letter == 'm' ? 0.95 : 0.999) << step.letter;
@@ -47,6 +52,7 @@ TEST(Ranking, WhatIsWorthItMakesNothingSlower) {
 TEST(Ranking, WhatIsNotWorthItGainsLittle) {
   EXPECT_LT(most(gains(Call::kGather, with("mo"), with("mod"))), 1.03);
   EXPECT_LT(median(gains(Call::kScatter, with("mae"), with("maen"))), 1);
+  EXPECT_LT(median(gains(Call::kSum, with("ma"), with("maj"))), 1);
 }
 
 // (b) gains nothing while the host is ahead; it is for calls that find the host idle.
@@ -62,9 +68,9 @@ TEST(Ranking, TheOrderOfEnqueueingMattersToAnIdleHost) {
 TEST(Ranking, ReachesTheAimsButForAllReduce) {
   EXPECT_GE(speedup(Call::kGather, with("mcg")).median, 1.34);
   EXPECT_GE(speedup(Call::kScatter, with("ma")).median, 1.3);
-  const double sum = speedup(Call::kSum, with("malegj")).median;
-  EXPECT_GE(sum, 1.5);
-  EXPECT_LT(sum, 1.8);
+  EXPECT_GE(speedup(Call::kSum, with("maej")).median, 1.3);
+  EXPECT_GE(speedup(Call::kSum, with("maej")).worst, 1);
+  EXPECT_LT(speedup(Call::kSum, with("malegj")).median, 1.8);
 }
 
 TEST(Designs, LettersSwitchOneThingEach) {

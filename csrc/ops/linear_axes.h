@@ -20,6 +20,7 @@ struct LinearAxes {
   int64_t gather_dim;   // of x along r, and of dx
   int64_t scatter_dim;  // of y along s, and of dy
   AskedAlgorithm asked;
+  bool deterministic;  // or the bits of all-reduces may differ from call to call
   c10::Device device;
 
   bool gathers() const { return sharded && r.size > 1; }

@@ -27,13 +27,14 @@ TORCH_LIBRARY(axonn, m) {
       "matmul_reduce_scatter(Tensor a, Tensor b, int scatter_dim, str group_name, int group_size, "
       "str algorithm) -> Tensor");
   m.def(
-      "matmul_all_reduce(Tensor a, Tensor b, str group_name, int group_size, str algorithm) -> "
-      "Tensor");
+      "matmul_all_reduce(Tensor a, Tensor b, str group_name, int group_size, str algorithm, "
+      "bool deterministic) -> Tensor");
 
   // The fused forms of these on CUDA, which the ops above call. `arriving` says which rows `shard`
   // holds: "rows" of a, "columns" of b, or, along K, "inner" of b or "inner_a" of a. `transport` is
   // "copy_engine", "nccl" or "auto". With `everywhere` it is an all-reduce, whose sums are handed
-  // out by "auto", "copy_engine", "peer_stores" or "multicast".
+  // out by "auto", "copy_engine", "peer_stores" or "multicast"; or, with bits that may differ from
+  // call to call, added up in the "switch", or in whatever way is best for "any_order".
   m.def(
       "_fused_all_gather_matmul(Tensor shard, Tensor other, str arriving, str transport, int "
       "nccl_sms, str group_name, int group_size, float timeout_seconds) -> Tensor");
@@ -85,11 +86,13 @@ TORCH_LIBRARY(axonn, m) {
   m.def(
       "linear_forward(Tensor x, Tensor weight, Tensor? bias, str[] group_names, "
       "int[] group_sizes, bool sharded, int gather_dim, int scatter_dim, bool save_input, "
-      "bool save_weight, str algorithm) -> (Tensor y, Tensor full_x, Tensor full_weight)");
+      "bool save_weight, str algorithm, bool deterministic) -> (Tensor y, Tensor full_x, "
+      "Tensor full_weight)");
   m.def(
       "linear_backward(Tensor dy, Tensor x, Tensor weight, bool x_is_full, bool weight_is_full, "
       "bool[3] output_mask, str[] group_names, int[] group_sizes, bool sharded, int gather_dim, "
-      "int scatter_dim, str algorithm) -> (Tensor dx, Tensor dweight, Tensor dbias)");
+      "int scatter_dim, str algorithm, bool deterministic) -> (Tensor dx, Tensor dweight, "
+      "Tensor dbias)");
 
   // Finds ids of a vocabulary in this rank's rows of a table, which begin with row `first`. Returns
   // the rows, clamped to those that exist, and whether each id is among them. On the CPU, and

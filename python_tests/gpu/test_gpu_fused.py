@@ -112,8 +112,9 @@ def test_sums_are_the_same_bits_however_handed_out(cuda, dtype, shape, size):
 
 def test_sum_broadcasts_that_there_are_not(ranks):
     a = [draw(64, 64, seed=r, dtype=torch.bfloat16) for r in range(2)]
-    with pytest.raises(NotImplementedError, match="no multicast address"):
-        ranks(2).matmul_sum(a, a, everywhere=True, sum_broadcast="multicast")
+    for way in ("multicast", "switch"):
+        with pytest.raises(NotImplementedError, match="no multicast address"):
+            ranks(2).matmul_sum(a, a, everywhere=True, sum_broadcast=way)
     with pytest.raises(ValueError, match="sum_broadcast must be 'auto'"):
         ranks(2).matmul_sum(a, a, everywhere=True, sum_broadcast="ring")
 
@@ -250,6 +251,51 @@ def test_sums_by_multicast_are_those_by_copies(cuda, gpu_pool, world_size):
     if torch.cuda.device_count() < world_size:
         pytest.skip(f"multicast is between GPUs: {world_size} are needed")
     answers = gpu_pool(world_size).run(check_sum_broadcasts)
+    for _, failures in answers:
+        assert not failures, "\n".join(failures)
+    if answers[0][0]:
+        pytest.skip(answers[0][0])
+
+
+def check_sums_in_the_switch() -> tuple[str, list[str]]:
+    """Why there is no multicast, or "", and what is further from float64 than roundings explain.
+
+    Each addend is rounded to the dtype once, and so is the sum. In fp32, a product has K roundings
+    and a sum W - 1, each of at most 2^-24 (2^-23, should the switch cut off) of the magnitudes.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = dist.group.WORLD.group_name
+    failures = []
+    for dtype in DTYPES:
+        for m, n, k in [(64, 64, 192), (1040, 72, 64), (4096, 1024, 256)]:
+            m = m // size * size
+            each_a = [draw(m, k, seed=r, dtype=dtype) for r in range(size)]
+            each_b = [draw(k, n, seed=50 + r, dtype=dtype) for r in range(size)]
+            addends = [a.double() @ b.double() for a, b in zip(each_a, each_b, strict=True)]
+            want = sum(addends)
+            magnitude = sum(
+                a.double().abs() @ b.double().abs() for a, b in zip(each_a, each_b, strict=True)
+            )
+            narrow = torch.finfo(dtype).eps / 2 * (sum(x.abs() for x in addends) + want.abs())
+            limit = 1.01 * narrow + (k + size) * 2.0**-23 * magnitude
+            for step in range(10):
+                for way in ("switch", "any_order"):
+                    try:
+                        got = torch.ops.axonn._fused_matmul_sum(
+                            each_a[rank], each_b[rank], True, way, group, size, 60.0
+                        )
+                    except NotImplementedError as error:
+                        return str(error), failures
+                    if not bool(((got.double() - want).abs() <= limit).all()):
+                        failures.append(f"rank {rank}: {way}, {step}, {dtype}, {(m, n, k)}")
+    return "", failures
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_sums_in_the_switch_are_as_exact_as_roundings_allow(cuda, gpu_pool, world_size):
+    if torch.cuda.device_count() < world_size:
+        pytest.skip(f"multicast is between GPUs: {world_size} are needed")
+    answers = gpu_pool(world_size).run(check_sums_in_the_switch)
     for _, failures in answers:
         assert not failures, "\n".join(failures)
     if answers[0][0]:

@@ -104,14 +104,16 @@ OPTIONS = [
     {"gather_dim": 1},
     {"scatter_dim": 1},
     {"gather_dim": 1, "scatter_dim": 1},
+    {"layout": "replicated", "deterministic": False},
 ]
 
 
 def check_options(role: str) -> list[str]:
     failures = []
     for shape in (GridShape(x=4), GridShape(2, 2), GridShape(1, 2, 2), GridShape(y=4)):
-        for options in OPTIONS:
-            errors = check_linear(shape, role, "sharded", torch.float64, **options)
+        for each in OPTIONS:
+            options = {"layout": "sharded", "dtype": torch.float64} | each
+            errors = check_linear(shape, role, **options)
             limit = bound(torch.float64, ROWS)
             failures += [f"{shape} {options} {n}: {e}" for n, e in errors.items() if not e <= limit]
     return failures

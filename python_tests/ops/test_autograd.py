@@ -47,7 +47,7 @@ def test_autocast_casts_the_operands_as_it_does_those_of_matmuls(pool, op, dtype
 
 def autocast_of(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     with torch.autocast("cpu", dtype=dtype):
-        return axonn.matmul_all_reduce(a, b, "none", 1, "fused")
+        return axonn.matmul_all_reduce(a, b, "none", 1, "fused", True)
 
 
 def test_autocast_leaves_what_torch_leaves() -> None:
@@ -221,12 +221,12 @@ def test_a_tangent_is_refused_not_dropped() -> None:
 
 
 def linear_backward(dy: Tensor, x: Tensor, weight: Tensor) -> None:
-    groups = (["r", "s", "z"], [1, 1, 1], True, 0, 0, "auto")
+    groups = (["r", "s", "z"], [1, 1, 1], True, 0, 0, "auto", True)
     axonn.linear_backward(dy, x, weight, True, True, [True, True, False], *groups)
 
 
 def linear_forward(x: Tensor, weight: Tensor, bias: Tensor) -> None:
-    groups = (["r", "s", "z"], [1, 1, 1], True, 0, 0, False, False, "auto")
+    groups = (["r", "s", "z"], [1, 1, 1], True, 0, 0, False, False, "auto", True)
     axonn.linear_forward(x, weight, bias, *groups)
 
 
@@ -260,7 +260,7 @@ def linear_forward(x: Tensor, weight: Tensor, bias: Tensor) -> None:
         ),
         (
             lambda: axonn.matmul_all_reduce(
-                torch.ones(2, 2).int(), torch.ones(2, 2).int(), "none", 1, "auto"
+                torch.ones(2, 2).int(), torch.ones(2, 2).int(), "none", 1, "auto", True
             ),
             TypeError,
             "matmul_all_reduce: a has dtype Int, expected float32, float64, bfloat16 or float16",

@@ -138,7 +138,7 @@ def make_legal_differences() -> None:
         assert torch.equal(y, torch.full((4, 3 + rank), 4.0))
         y.sum().backward()
         y = ops.matmul_all_reduce(
-            ones(4, 2 + rank, grad=rank == 0), ones(2 + rank, 4), *where, algorithm
+            ones(4, 2 + rank, grad=rank == 0), ones(2 + rank, 4), *where, algorithm, True
         )
         assert torch.equal(y, torch.full((4, 4), 5.0))
         with torch.set_grad_enabled(rank == 0):  # nothing here needs a gradient
@@ -400,7 +400,8 @@ def run_program(case: Case, rank: int, group: Any) -> str:
             for tensor, needed in zip(operands, call.gradients, strict=False):
                 tensor.requires_grad_(needed)
             wanted = [t for t in operands if t.requires_grad]
-            result = getattr(ops, call.op)(*operands, *call.arguments(), *where, call.algorithm)
+            arguments = (*call.arguments(), *where, call.algorithm, *call.options())
+            result = getattr(ops, call.op)(*operands, *arguments)
             backward = case.backward and bool(wanted) and call.reduce_op == "sum"
             given = cotangent(call, result, rank)
             grads = torch.autograd.grad(result, wanted, given) if backward else ()

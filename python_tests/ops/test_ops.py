@@ -143,6 +143,33 @@ def test_same_bits_on_every_rank_and_every_call(pool):
     assert all(result == results[0] for result in results)
 
 
+def sums_in_any_order(algorithm: str) -> tuple[bool, str]:
+    """Whether it gives what the deterministic sum does, and the error of ranks that differ."""
+    rank = dist.get_rank()
+    results = []
+    for deterministic in (True, False):
+        a = draw(64, 96, dtype=torch.float32, rank=rank)
+        b = draw(96, 32, dtype=torch.float32, rank=rank)
+        y = ops.matmul_all_reduce(a, b, world(), algorithm=algorithm, deterministic=deterministic)
+        y.sum().backward()
+        results.append((y, a.grad, b.grad))
+    group = dist.new_group()
+    message = "no error"
+    try:
+        ops.matmul_all_reduce(a, b, group, algorithm=algorithm, deterministic=rank == 0)
+    except RuntimeError as error:
+        message = str(error)
+    return all(torch.equal(*pair) for pair in zip(*results, strict=True)), message
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "fused", "chunked", "sequential"])
+def test_on_a_cpu_sums_are_deterministic_in_any_case(pool, algorithm):
+    answers = pool(2).run(sums_in_any_order, algorithm)
+    assert all(equal for equal, _ in answers)
+    assert all("matmul_all_reduce" in message for _, message in answers)
+    assert any("deterministic=0" in message for _, message in answers)
+
+
 def samples_of_documented_shapes(*group: object) -> list[tuple[object, tuple[object, ...]]]:
     """A call for each line of shapes in the documentation of the ops of one group."""
     known = dict(zip(("group_name", "group_size", "algorithm"), group, strict=True))
@@ -154,7 +181,8 @@ def samples_of_documented_shapes(*group: object) -> list[tuple[object, tuple[obj
                 name: draw(*shape, dtype=torch.float32, rank=dist.get_rank())
                 for name, shape in shapes.tensors.items()
             }
-            arguments = {"reduce_op": "sum"} | known | shapes.arguments | tensors
+            options = {"reduce_op": "sum", "deterministic": True}
+            arguments = options | known | shapes.arguments | tensors
             values = tuple(arguments[name] for name in spec.arguments)
             samples.append((getattr(torch.ops.axonn, spec.name), values))
     return samples
@@ -192,13 +220,13 @@ def check_opcheck() -> None:
     ):
         linear = (names, sizes, sharded, *dims)
         wide_bias = draw(8 * sizes[2], dtype=torch.float32, rank=rank)
-        forward = (a, b, wide_bias, *linear, save, save, algorithm)
+        forward = (a, b, wide_bias, *linear, save, save, algorithm, True)
         samples.append((axonn.linear_forward, forward))
         y, full_x, full_weight = (t.detach() for t in axonn.linear_forward(*forward))
         kept = (save and sizes[0] > 1, save and sizes[2] > 1)
         x, weight = full_x if kept[0] else a, full_weight if kept[1] else b
         backward = (torch.randn_like(y), x.detach(), weight.detach(), *kept, [True] * 3)
-        samples.append((axonn.linear_backward, (*backward, *linear, algorithm)))
+        samples.append((axonn.linear_backward, (*backward, *linear, algorithm, True)))
     covered = {op.default._schema.name for op, _ in samples}
     # With an underscore: what kernels of the others call, on CUDA only, below autograd.
     public = {name for name in torch._C._dispatch_get_all_op_names()

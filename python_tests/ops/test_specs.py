@@ -91,7 +91,7 @@ def meta_arguments(spec: OpSpec, shapes: Shapes, sizes: dict[str, int]) -> dict[
         "group_names": ["r", "s", "z"], "group_sizes": groups, "sharded": True,
         "gather_dim": 0, "scatter_dim": 0, "bias": None, "save_input": False, "save_weight": False,
         "x_is_full": False, "weight_is_full": False, "output_mask": [True, True, True],
-        "first_column": 0, "ignore_index": -100, "in_place": False,
+        "first_column": 0, "ignore_index": -100, "in_place": False, "deterministic": True,
     }  # fmt: skip
     tensors = {name: torch.empty(size, device="meta") for name, size in shapes.tensors.items()}
     known = others | shapes.arguments | tensors

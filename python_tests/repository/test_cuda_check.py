@@ -163,6 +163,35 @@ def test_sums_for_all_ranks_must_have_their_stores(
     assert all(any(problem in line for line in found) for problem in problems)
 
 
+SWITCH_SUM_SASS = """
+        Function : _Z17switch_sum_kernelI6__halfEv
+    /*0000*/  LDGMC.E.F32ADD.F16x8.RN.STRONG.SYS R32, [R62.64+URZ] ;
+    /*0010*/  STG.E.128.STRONG.SYS desc[UR4][R16.64], R32 ;
+        Function : _Z17switch_sum_kernelI13__nv_bfloat16Ev
+    /*0000*/  LDGMC.E.F32ADD.BF16x8.RN.STRONG.SYS R32, [R62.64+URZ] ;
+    /*0010*/  STG.E.128.STRONG.SYS desc[UR4][R16.64], R32 ;
+"""
+
+
+@pytest.mark.parametrize(
+    ("part", "other", "problems"),
+    [
+        ("", "", []),
+        ("F32ADD.F16x8", "ADD.F16x8", ["has no LDGMC", "added in fp32"]),
+        ("F32ADD.BF16x8", "ADD.BF16x8", ["has no LDGMC", "added in fp32"]),
+        (".128.STRONG.SYS", ".STRONG.SYS", ["multicast stores of 16 bytes"]),
+        ("6__half", "float", ["0 sums in the switch of the dtype 6__half, not one"]),
+    ],
+)
+def test_sums_in_the_switch_must_have_their_loads(
+    cuda_check: ModuleType, part: str, other: str, problems: list[str]
+) -> None:
+    text = SWITCH_SUM_SASS.replace(part, other) if part else SWITCH_SUM_SASS
+    found = cuda_check.switch_sum_problems(cuda_check.parse_sass(text))
+    assert bool(found) == bool(problems)
+    assert all(any(problem in line for line in found) for problem in problems)
+
+
 README = """
 ## Two commands
 

@@ -87,6 +87,10 @@ class CallSpec:
             return ()
         return (self.reduce_op,) if self.op == "all_reduce" else (self.dim,)
 
+    def options(self) -> tuple[object, ...]:
+        """Behind the algorithm."""
+        return (True,) if self.op == "matmul_all_reduce" else ()  # deterministic
+
     def operands(self, rank: int, world: int) -> list[Tensor]:
         """This rank's, without history."""
         generator = torch.Generator().manual_seed(1000 * self.seed + rank)

@@ -93,7 +93,8 @@ def trace_ops(algorithm: str, dtype: torch.dtype) -> None:
         a, b = (torch.ones(s, dtype=dtype, requires_grad=True) for s in (a_shape, b_shape))
         with trace_communication() as trace:
             dims = () if dim is None else (dim,)
-            getattr(axonn, op)(a, b, *dims, *group).sum().backward()
+            options = (True,) if op == "matmul_all_reduce" else ()  # deterministic
+            getattr(axonn, op)(a, b, *dims, *group, *options).sum().backward()
         want = []
         for collective, elements in issued if w > 1 else []:
             crossing = torch.float32 if wide and collective != "all_gather" else dtype

@@ -103,7 +103,7 @@ sharded=False                x [M, K]       weight [N / Z, K]   y [M, N]""",
 {_LEGEND}
 bias [N] is added once, to the sum. With save_input, full_x is the gathered x [M, K] if it was
 gathered (`sharded` and R > 1). With save_weight, full_weight is the gathered weight [N, K] if
-Z > 1. Otherwise they are empty, of shape [0].""",
+Z > 1. Otherwise they are empty, of shape [0]. deterministic is that of matmul_all_reduce.""",
         backward="linear_backward",
         collectives=_forward_collectives,
         traffic="all-gather of weight over z; if sharded, all-gather of x over r and "

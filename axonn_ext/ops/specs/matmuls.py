@@ -83,6 +83,9 @@ Raises ValueError if a and b do not fit, or W does not divide the scattered dime
         shapes="a [M, K]   b [K, N]   result [M, N]",
         details=f"""\
 {SUMS}
+With deterministic=False, bits may differ from call to call where that is faster: the fused kernels
+let the switch between more than two GPUs add, if it can. They are the same on all ranks. Elsewhere
+it changes nothing.
 dy, the gradient of the result, must be whole and equal on every rank. It is if all ranks compute
 the same from the result.
 Raises ValueError if a and b do not fit.""",

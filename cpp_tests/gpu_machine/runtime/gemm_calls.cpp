@@ -9,6 +9,7 @@
 #include "core/cuda/sm90/instances.h"
 #include "core/cuda/sm90/plans.h"
 #include "core/cuda/sm90/sum_to_all.h"
+#include "core/cuda/sm90/switch_sum.h"
 
 namespace axonn::gpu_machine::testing {
 
@@ -19,8 +20,8 @@ using kernels::cuda::SumBroadcast;
 
 std::string GemmCall::describe() const {
   static constexpr const char* kWays[] = {
-      "stays",        "gathers A",      "gathers B",        "scatters",
-      "sums by copy", "sums by stores", "sums by multicast"};
+      "stays",        "gathers A",      "gathers B",         "scatters",
+      "sums by copy", "sums by stores", "sums by multicast", "sums in the switch"};
   const std::string shape = std::to_string(m) + " x " + std::to_string(n) + " x " +
                             std::to_string(k) + (adds ? ", adds" : "");
   return std::string(kWays[static_cast<int>(way)]) + ", " + layout.name + ", " +
@@ -173,6 +174,7 @@ void GemmProblem::enqueue(int rank, cudaStream_t stream, bool pulls) {
   } else {
     const SumBroadcast broadcast = call_.way == Way::kSumsByCopy     ? SumBroadcast::kCopyEngine
                                    : call_.way == Way::kSumsByStores ? SumBroadcast::kPeerStores
+                                   : call_.way == Way::kSumsInSwitch ? SumBroadcast::kSwitch
                                                                      : SumBroadcast::kMulticast;
     kernels::cuda::gemm_all_reduce(of.peers, ranks_.backend, with.config, gemm, broadcast,
                                    with.d.data(), streams);
@@ -197,7 +199,8 @@ void GemmProblem::expect_results() const {
 
 kernels::cuda::GemmBackend sm90_backend() {
   namespace sm90 = kernels::sm90;
-  return {&sm90::why_unsupported, &sm90::fused_gemm, &sm90::sum_to_all, &sm90::load};
+  return {&sm90::why_unsupported, &sm90::fused_gemm, &sm90::sum_to_all, &sm90::sum_in_switch,
+          &sm90::load};
 }
 
 int64_t workspace_bytes(const std::vector<GemmCall>& calls) {
@@ -251,7 +254,7 @@ void check_run(const GemmRun& run) {
   try {
     VirtualRanks ranks(run.ranks, run.epoch, 1, sm90_backend(), workspace_bytes(run.calls));
     if (std::any_of(run.calls.begin(), run.calls.end(),
-                    [](const GemmCall& c) { return c.way == Way::kSumsByMulticast; })) {
+                    [](const GemmCall& c) { return c.way >= Way::kSumsByMulticast; })) {
       ranks.add_multicast();
     }
     std::vector<GemmProblem> problems;

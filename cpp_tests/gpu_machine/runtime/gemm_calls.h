@@ -23,6 +23,7 @@ enum class Way {
   kSumsByCopy,  // and sends the sums to all ranks, in one of three ways
   kSumsByStores,
   kSumsByMulticast,
+  kSumsInSwitch,  // the switch adds up what stays on its rank, in any order
 };
 inline bool gathers(Way way) { return way == Way::kGathersA || way == Way::kGathersB; }
 inline bool leaves(Way way) { return way >= Way::kScatters; }

@@ -89,7 +89,7 @@ cudaError_t load() {
 }  // namespace
 
 kernels::cuda::GemmBackend slow_backend() {
-  return {&why_unsupported, &launch, &sum_to_all, &load};
+  return {&why_unsupported, &launch, &sum_to_all, nullptr, &load};
 }
 
 }  // namespace axonn::gpu_machine

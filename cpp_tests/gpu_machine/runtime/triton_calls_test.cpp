@@ -95,6 +95,7 @@ kernels::cuda::GemmBackend triton_backend() {
   return {.why_unsupported = [](const FusedGemm&) -> const char* { return nullptr; },
           .launch = &launch,
           .sum_to_all = nullptr,
+          .sum_in_switch = nullptr,
           .load = [] { return cudaSuccess; },
           .chooses_tiles = true};
 }

@@ -25,22 +25,24 @@ struct LinearArguments {
   int64_t gather_dim;
   int64_t scatter_dim;
   std::string algorithm;
+  bool deterministic;
 
   void save(AutogradContext* ctx) const {
     ctx->saved_data["group_names"] = group_names;
     ctx->saved_data["group_sizes"] = group_sizes;
-    ctx->saved_data["layout"] = std::make_tuple(sharded, gather_dim, scatter_dim);
+    ctx->saved_data["layout"] = std::make_tuple(sharded, gather_dim, scatter_dim, deterministic);
     ctx->saved_data["algorithm"] = algorithm;
   }
   static LinearArguments load(AutogradContext* ctx) {
-    const auto [sharded, gather_dim, scatter_dim] =
-        ctx->saved_data["layout"].to<std::tuple<bool, int64_t, int64_t>>();
+    const auto [sharded, gather_dim, scatter_dim, deterministic] =
+        ctx->saved_data["layout"].to<std::tuple<bool, int64_t, int64_t, bool>>();
     return {ctx->saved_data["group_names"].to<std::vector<std::string>>(),
             ctx->saved_data["group_sizes"].toIntVector(),
             sharded,
             gather_dim,
             scatter_dim,
-            ctx->saved_data["algorithm"].toStringRef()};
+            ctx->saved_data["algorithm"].toStringRef(),
+            deterministic};
   }
 };
 
@@ -49,9 +51,9 @@ Triple call_forward(const Tensor& x, const Tensor& weight, const std::optional<T
   static const auto op =
       find<Triple(const Tensor&, const Tensor&, const std::optional<Tensor>&,
                   const std::vector<std::string>&, at::IntArrayRef, bool, int64_t, int64_t, bool,
-                  bool, const std::string&)>("axonn::linear_forward");
+                  bool, const std::string&, bool)>("axonn::linear_forward");
   return op.call(x, weight, bias, a.group_names, a.group_sizes, a.sharded, a.gather_dim,
-                 a.scatter_dim, save_input, save_weight, a.algorithm);
+                 a.scatter_dim, save_input, save_weight, a.algorithm, a.deterministic);
 }
 
 Triple call_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, bool x_is_full,
@@ -59,9 +61,9 @@ Triple call_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, bo
   static const auto op =
       find<Triple(const Tensor&, const Tensor&, const Tensor&, bool, bool, std::array<bool, 3>,
                   const std::vector<std::string>&, at::IntArrayRef, bool, int64_t, int64_t,
-                  const std::string&)>("axonn::linear_backward");
+                  const std::string&, bool)>("axonn::linear_backward");
   return op.call(dy, x, weight, x_is_full, weight_is_full, mask, a.group_names, a.group_sizes,
-                 a.sharded, a.gather_dim, a.scatter_dim, a.algorithm);
+                 a.sharded, a.gather_dim, a.scatter_dim, a.algorithm, a.deterministic);
 }
 
 struct LinearNode : Function<LinearNode> {
@@ -113,9 +115,9 @@ struct LinearNode : Function<LinearNode> {
 Triple linear_forward(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                       const std::vector<std::string>& group_names, at::IntArrayRef group_sizes,
                       bool sharded, int64_t gather_dim, int64_t scatter_dim, bool save_input,
-                      bool save_weight, const std::string& algorithm) {
-  const LinearArguments arguments{group_names, group_sizes.vec(), sharded,
-                                  gather_dim,  scatter_dim,       algorithm};
+                      bool save_weight, const std::string& algorithm, bool deterministic) {
+  const LinearArguments arguments{group_names, group_sizes.vec(), sharded,      gather_dim,
+                                  scatter_dim, algorithm,         deterministic};
   constexpr auto kOp = "linear_forward";
   check_dense(kOp, "x", x);
   check_dense(kOp, "weight", weight);
@@ -152,9 +154,9 @@ Triple linear_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, 
                        bool weight_is_full, std::array<bool, 3> mask,
                        const std::vector<std::string>& group_names, at::IntArrayRef group_sizes,
                        bool sharded, int64_t gather_dim, int64_t scatter_dim,
-                       const std::string& algorithm) {
-  const LinearArguments arguments{group_names, group_sizes.vec(), sharded,
-                                  gather_dim,  scatter_dim,       algorithm};
+                       const std::string& algorithm, bool deterministic) {
+  const LinearArguments arguments{group_names, group_sizes.vec(), sharded,      gather_dim,
+                                  scatter_dim, algorithm,         deterministic};
   constexpr auto kOp = "linear_backward";
   check_dense(kOp, "dy", dy);
   check_device(kOp, "dy", dy, "x", x);

@@ -14,7 +14,7 @@ namespace {
 using MatmulSignature = Tensor(const Tensor&, const Tensor&, int64_t, const std::string&, int64_t,
                                const std::string&);
 using MatmulAllReduceSignature = Tensor(const Tensor&, const Tensor&, const std::string&, int64_t,
-                                        const std::string&);
+                                        const std::string&, bool);
 
 Tensor all_gather_matmul(const Tensor& a, const Tensor& b, int64_t dim, const GroupArguments& g) {
   static const auto op = find<MatmulSignature>("axonn::all_gather_matmul");
@@ -30,9 +30,11 @@ Tensor matmul_reduce_scatter(const Tensor& a, const Tensor& b, int64_t dim,
   static const auto op = find<MatmulSignature>("axonn::matmul_reduce_scatter");
   return op.call(a, b, dim, g.name, g.size, g.algorithm);
 }
-Tensor matmul_all_reduce(const Tensor& a, const Tensor& b, int64_t, const GroupArguments& g) {
+// It has no dimension; the number says whether it is deterministic.
+Tensor matmul_all_reduce(const Tensor& a, const Tensor& b, int64_t deterministic,
+                         const GroupArguments& g) {
   static const auto op = find<MatmulAllReduceSignature>("axonn::matmul_all_reduce");
-  return op.call(a, b, g.name, g.size, g.algorithm);
+  return op.call(a, b, g.name, g.size, g.algorithm, deterministic != 0);
 }
 
 using Matmul = Tensor (*)(const Tensor&, const Tensor&, int64_t, const GroupArguments&);
@@ -132,8 +134,9 @@ Tensor matmul(const Tensor& a, const Tensor& b, int64_t dim, const std::string& 
 }
 
 Tensor differentiable_matmul_all_reduce(const Tensor& a, const Tensor& b, const std::string& name,
-                                        int64_t size, const std::string& algorithm) {
-  return matmul_with<MatmulAllReduce>(a, b, 0, {name, size, algorithm});
+                                        int64_t size, const std::string& algorithm,
+                                        bool deterministic) {
+  return matmul_with<MatmulAllReduce>(a, b, deterministic, {name, size, algorithm});
 }
 
 }  // namespace

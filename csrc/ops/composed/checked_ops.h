@@ -20,7 +20,7 @@ at::Tensor matmul_all_gather_rhs_in(Group& group, const at::Tensor& a, const at:
 at::Tensor matmul_reduce_scatter_in(Group& group, const at::Tensor& a, const at::Tensor& b,
                                     int64_t scatter_dim, AskedAlgorithm asked);
 at::Tensor matmul_all_reduce_in(Group& group, const at::Tensor& a, const at::Tensor& b,
-                                AskedAlgorithm asked);
+                                AskedAlgorithm asked, bool deterministic);
 
 // These run one algorithm ("fused" is CUDA's) in a group whose agreement the caller has made.
 at::Tensor all_gather_matmul_by(const Group& group, const at::Tensor& a_shard, const at::Tensor& b,
@@ -30,6 +30,6 @@ at::Tensor matmul_all_gather_rhs_by(const Group& group, const at::Tensor& a,
 at::Tensor matmul_reduce_scatter_by(const Group& group, const at::Tensor& a, const at::Tensor& b,
                                     int64_t scatter_dim, Algorithm how);
 at::Tensor matmul_all_reduce_by(const Group& group, const at::Tensor& a, const at::Tensor& b,
-                                Algorithm how);
+                                Algorithm how, bool deterministic);
 
 }  // namespace axonn::ops

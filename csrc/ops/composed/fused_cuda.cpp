@@ -108,10 +108,12 @@ at::Tensor gather(const Group& group, const at::Tensor& shard, const at::Tensor&
 
 // Returns the sum of a @ b over ranks: the whole sum if `everywhere`, else each rank's share of the
 // rows.
-at::Tensor sum(const Group& group, const at::Tensor& a, const at::Tensor& b, bool everywhere) {
+at::Tensor sum(const Group& group, const at::Tensor& a, const at::Tensor& b, bool everywhere,
+               const char* sum_broadcast = "auto") {
   const auto left = left_operand(a, group.size);
   const auto right = is_by_rows(left) ? right_operand(b) : by_rows(b);
-  return sum_op().call(left, right, everywhere, "auto", group.name, group.size, timeout_seconds());
+  return sum_op().call(left, right, everywhere, sum_broadcast, group.name, group.size,
+                       timeout_seconds());
 }
 
 // Returns whether ranks share out rows to add them up. If the group size does not divide the rows,
@@ -200,11 +202,13 @@ at::Tensor fused_matmul_reduce_scatter(const Group& group, const at::Tensor& a, 
                           : sum(group, b.t(), a.t(), /*everywhere=*/false).t().contiguous();
 }
 
-at::Tensor fused_matmul_all_reduce(const Group& group, const at::Tensor& a, const at::Tensor& b) {
+at::Tensor fused_matmul_all_reduce(const Group& group, const at::Tensor& a, const at::Tensor& b,
+                                   bool deterministic) {
   if (is_empty(a, b)) return c10d_all_reduce(group, at::mm(a, b), /*maximum=*/false);
+  const char* sum_broadcast = deterministic ? "auto" : "any_order";
   return is_summed_by_rows(a.size(0), b.size(1), group.size)
-             ? sum(group, a, b, /*everywhere=*/true)
-             : sum(group, b.t(), a.t(), /*everywhere=*/true).t().contiguous();
+             ? sum(group, a, b, /*everywhere=*/true, sum_broadcast)
+             : sum(group, b.t(), a.t(), /*everywhere=*/true, sum_broadcast).t().contiguous();
 }
 
 }  // namespace axonn::ops

@@ -60,6 +60,8 @@ at::Tensor fused_matmul_all_gather_rhs(const Group& group, const at::Tensor& a,
                                        const at::Tensor& b_shard, int64_t gather_dim);
 at::Tensor fused_matmul_reduce_scatter(const Group& group, const at::Tensor& a, const at::Tensor& b,
                                        int64_t scatter_dim);
-at::Tensor fused_matmul_all_reduce(const Group& group, const at::Tensor& a, const at::Tensor& b);
+// Unless `deterministic`, bits may differ from call to call, where that is faster.
+at::Tensor fused_matmul_all_reduce(const Group& group, const at::Tensor& a, const at::Tensor& b,
+                                   bool deterministic);
 
 }  // namespace axonn::ops

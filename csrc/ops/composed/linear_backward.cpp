@@ -89,7 +89,7 @@ LinearGradients composed_backward(LinearAxes& axes, const BackwardInput& in, Ask
   } else if (in.mask[0]) {
     const auto full_weight = in.weight_is_full ? in.weight : gather(in.weight, axes.z, 0, how);
     result.dx = multiply(products_of(axes, "mm_dgrad"), full_dy, full_weight, axes.r, axes.sharded,
-                         axes.gather_dim, how);
+                         axes.gather_dim, how, axes.deterministic);
   }
   if (in.mask[1]) {
     const auto full_x =
@@ -128,9 +128,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(
     const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, bool x_is_full,
     bool weight_is_full, std::array<bool, 3> output_mask,
     const std::vector<std::string>& group_names, at::IntArrayRef group_sizes, bool sharded,
-    int64_t gather_dim, int64_t scatter_dim, const std::string& algorithm) {
+    int64_t gather_dim, int64_t scatter_dim, const std::string& algorithm, bool deterministic) {
   auto axes = resolve_axes(kOp, group_names, group_sizes, sharded, gather_dim, scatter_dim,
-                           algorithm, dy.device());
+                           algorithm, deterministic, dy.device());
   const BackwardInput in{dy, x, weight, x_is_full, weight_is_full, output_mask};
   const auto sizes = check_operands(axes, in);
   auto signature = signature_of(kOp, axes);

@@ -51,7 +51,7 @@ LinearOutput composed_forward(LinearAxes& axes, const at::Tensor& x, const at::T
   } else {
     y = feed ? feed_lhs(x, full_weight.t(), axes.gather_dim, axes.r, how)
              : multiply(products, full_x, full_weight.t(), axes.s, axes.sharded, axes.scatter_dim,
-                        how);
+                        how, axes.deterministic);
     add_bias(axes, y, bias);
   }
   return {y, axes.gathers() && save_input ? full_x : nothing(x),
@@ -82,9 +82,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_forward(
     const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
     const std::vector<std::string>& group_names, at::IntArrayRef group_sizes, bool sharded,
     int64_t gather_dim, int64_t scatter_dim, bool save_input, bool save_weight,
-    const std::string& algorithm) {
+    const std::string& algorithm, bool deterministic) {
   auto axes = resolve_axes(kOp, group_names, group_sizes, sharded, gather_dim, scatter_dim,
-                           algorithm, x.device());
+                           algorithm, deterministic, x.device());
   const auto sizes = check_operands(axes, x, weight, bias);
   auto signature = signature_of(kOp, axes);
   signature.tensor("x", x)

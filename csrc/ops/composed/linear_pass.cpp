@@ -10,7 +10,8 @@ namespace axonn::ops::linear {
 
 LinearAxes resolve_axes(const char* op, const std::vector<std::string>& names,
                         at::IntArrayRef sizes, bool sharded, int64_t gather_dim,
-                        int64_t scatter_dim, const std::string& algorithm, c10::Device device) {
+                        int64_t scatter_dim, const std::string& algorithm, bool deterministic,
+                        c10::Device device) {
   const auto asked = parse_algorithm(op, algorithm, device, /*fused_on_cuda=*/true);
   TORCH_CHECK_VALUE(
       names.size() == sizes.size() && (names.size() == 3 || names.size() == 4), op,
@@ -37,6 +38,7 @@ LinearAxes resolve_axes(const char* op, const std::vector<std::string>& names,
                   .gather_dim = gather_dim,
                   .scatter_dim = scatter_dim,
                   .asked = asked,
+                  .deterministic = deterministic,
                   .device = device};
   if (names.size() == 4 && asked == kAuto) axes.all = resolve(3);
   return axes;
@@ -50,13 +52,15 @@ void check_scatter(const char* op, const char* what, std::array<int64_t, 2> size
 }
 
 Signature signature_of(const char* op, const LinearAxes& axes) {
-  return Signature(op)
-      .option("r", axes.r.size)
-      .option("s", axes.s.size)
-      .option("z", axes.z.size)
-      .option("sharded", axes.sharded)
-      .option("gather_dim", axes.gather_dim)
-      .option("scatter_dim", axes.scatter_dim);
+  auto signature = Signature(op)
+                       .option("r", axes.r.size)
+                       .option("s", axes.s.size)
+                       .option("z", axes.z.size)
+                       .option("sharded", axes.sharded)
+                       .option("gather_dim", axes.gather_dim)
+                       .option("scatter_dim", axes.scatter_dim);
+  if (!axes.deterministic) signature.option("deterministic", 0);
+  return signature;
 }
 
 std::string why_no_fused_linear(const LinearAxes& axes, const PassSizes& sizes) {

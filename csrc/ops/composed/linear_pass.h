@@ -23,7 +23,8 @@ namespace axonn::ops::linear {
 // Resolves the axes and checks the arguments; `op` opens the messages.
 LinearAxes resolve_axes(const char* op, const std::vector<std::string>& names,
                         at::IntArrayRef sizes, bool sharded, int64_t gather_dim,
-                        int64_t scatter_dim, const std::string& algorithm, c10::Device device);
+                        int64_t scatter_dim, const std::string& algorithm, bool deterministic,
+                        c10::Device device);
 
 // Checks that the ranks of an axis can share out the rows or features of a sum.
 void check_scatter(const char* op, const char* what, std::array<int64_t, 2> sizes, int64_t dim,

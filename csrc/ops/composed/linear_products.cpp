@@ -18,7 +18,8 @@ ProductChoice products_of(const LinearAxes& axes, const char* name) {
 }
 
 at::Tensor multiply(const ProductChoice& products, const at::Tensor& a, const at::Tensor& b,
-                    Group& axis, bool scatter, int64_t dim, AskedAlgorithm how) {
+                    Group& axis, bool scatter, int64_t dim, AskedAlgorithm how,
+                    bool deterministic) {
   if (axis.size == 1) return products.mm(a, b);
   if (how == Algorithm::kSequential) {
     const auto product = products.mm(a, b);
@@ -27,10 +28,10 @@ at::Tensor multiply(const ProductChoice& products, const at::Tensor& a, const at
   }
   if (how == kAuto) {
     return scatter ? matmul_reduce_scatter_in(axis, a, b, dim, how)
-                   : matmul_all_reduce_in(axis, a, b, how);
+                   : matmul_all_reduce_in(axis, a, b, how, deterministic);
   }
   return scatter ? matmul_reduce_scatter_by(axis, a, b, dim, *how)
-                 : matmul_all_reduce_by(axis, a, b, *how);
+                 : matmul_all_reduce_by(axis, a, b, *how, deterministic);
 }
 
 at::Tensor feed_rhs(const at::Tensor& a, const at::Tensor& b_shard, int64_t dim, Group& axis,

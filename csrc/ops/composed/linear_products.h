@@ -18,9 +18,10 @@ at::Tensor gather(const at::Tensor& t, Group& axis, int64_t dim, AskedAlgorithm 
 ProductChoice products_of(const LinearAxes& axes, const char* name);
 
 // Returns a @ b, summed over an axis. With `scatter`, each rank gets its share of the sum along
-// `dim`.
+// `dim`. Only without it can the bits be other than deterministic.
 at::Tensor multiply(const ProductChoice& products, const at::Tensor& a, const at::Tensor& b,
-                    Group& axis, bool scatter, int64_t dim, AskedAlgorithm how);
+                    Group& axis, bool scatter, int64_t dim, AskedAlgorithm how,
+                    bool deterministic = true);
 
 // Returns a product whose right operand is gathered along z.
 at::Tensor feed_rhs(const at::Tensor& a, const at::Tensor& b_shard, int64_t dim, Group& axis,

@@ -32,10 +32,10 @@ at::Tensor chunked(const Group& group, const at::Tensor& a, const at::Tensor& b)
 }  // namespace
 
 at::Tensor matmul_all_reduce_by(const Group& group, const at::Tensor& a, const at::Tensor& b,
-                                Algorithm how) {
+                                Algorithm how, bool deterministic) {
   switch (how) {
     case Algorithm::kFused:
-      return fused_matmul_all_reduce(group, a, b);
+      return fused_matmul_all_reduce(group, a, b, deterministic);
     case Algorithm::kChunked:
       return chunked(group, a, b);
     case Algorithm::kSequential:
@@ -45,47 +45,48 @@ at::Tensor matmul_all_reduce_by(const Group& group, const at::Tensor& a, const a
 }
 
 at::Tensor matmul_all_reduce_in(Group& group, const at::Tensor& a, const at::Tensor& b,
-                                AskedAlgorithm asked) {
+                                AskedAlgorithm asked, bool deterministic) {
   // The gradients need no collective, so ranks may differ in which of them they need.
-  const auto signature = Signature(kOp)
-                             .dtype(a)
-                             .option("M", a.size(0))
-                             .option("N", b.size(1))
-                             .own_tensor(a)
-                             .own_tensor(b)
-                             .device(a.device());
-  return run_algorithm(group, asked,
-                       {.device = a.device(),
-                        .can_fuse = group.can_fuse(),
-                        .is_empty = a.size(0) * b.size(1) == 0,
-                        .why_no_fused =
-                            [&] {
-                              const auto product =
-                                  all_reduce_product(a.sizes(), b.sizes(), group.size);
-                              return why_no_fused(a.device(), a.scalar_type(), product, group.size);
-                            }},
-                       signature, [&](Algorithm how) {
-                         const auto call = signature.call(name_of(how));
-                         if (how == Algorithm::kFused && a.is_cpu()) {
-                           return cpu::matmul_all_reduce(group, call, a, b);
-                         }
-                         return agreed(call, a.device(), {&group},
-                                       [&] { return matmul_all_reduce_by(group, a, b, how); });
-                       });
+  auto signature = Signature(kOp)
+                       .dtype(a)
+                       .option("M", a.size(0))
+                       .option("N", b.size(1))
+                       .own_tensor(a)
+                       .own_tensor(b)
+                       .device(a.device());
+  if (!deterministic) signature.option("deterministic", 0);
+  return run_algorithm(
+      group, asked,
+      {.device = a.device(),
+       .can_fuse = group.can_fuse(),
+       .is_empty = a.size(0) * b.size(1) == 0,
+       .why_no_fused =
+           [&] {
+             const auto product = all_reduce_product(a.sizes(), b.sizes(), group.size);
+             return why_no_fused(a.device(), a.scalar_type(), product, group.size);
+           }},
+      signature, [&](Algorithm how) {
+        const auto call = signature.call(name_of(how));
+        if (how == Algorithm::kFused && a.is_cpu()) {
+          return cpu::matmul_all_reduce(group, call, a, b);
+        }
+        return agreed(call, a.device(), {&group},
+                      [&] { return matmul_all_reduce_by(group, a, b, how, deterministic); });
+      });
 }
 
 namespace {
 
 at::Tensor matmul_all_reduce(const at::Tensor& a, const at::Tensor& b,
                              const std::string& group_name, int64_t group_size,
-                             const std::string& algorithm) {
+                             const std::string& algorithm, bool deterministic) {
   check_group_size(kOp, group_size);
   check_matmul(kOp, "a", a, "b", b);
   check_inner(kOp, "a.size(1)", a.size(1), "b.size(0)", b.size(0));
   const auto asked = parse_algorithm(kOp, algorithm, a.device(), /*fused_on_cuda=*/true);
   if (group_size == 1) return at::mm(a, b);
   auto group = resolve_group(kOp, group_name, group_size, asked, a.device());
-  return matmul_all_reduce_in(group, a, b, asked);
+  return matmul_all_reduce_in(group, a, b, asked, deterministic);
 }
 
 }  // namespace

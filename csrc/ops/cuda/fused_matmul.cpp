@@ -101,14 +101,15 @@ GatheredPlace gathered_place(const char* op, const std::string& name) {
   return {Arriving::kInner, false};
 }
 
-std::optional<SumBroadcast> named_sum_broadcast(const char* op, const std::string& name) {
-  if (name == "copy_engine") return SumBroadcast::kCopyEngine;
-  if (name == "peer_stores") return SumBroadcast::kPeerStores;
-  if (name == "multicast") return SumBroadcast::kMulticast;
-  TORCH_CHECK_VALUE(name == "auto", op,
-                    ": sum_broadcast must be 'auto', 'copy_engine', 'peer_stores' ",
-                    "or 'multicast', got '", name, "'");
-  return std::nullopt;
+AskedSumBroadcast named_sum_broadcast(const char* op, const std::string& name) {
+  if (name == "copy_engine") return {SumBroadcast::kCopyEngine};
+  if (name == "peer_stores") return {SumBroadcast::kPeerStores};
+  if (name == "multicast") return {SumBroadcast::kMulticast};
+  if (name == "switch") return {SumBroadcast::kSwitch};
+  TORCH_CHECK_VALUE(name == "auto" || name == "any_order", op,
+                    ": sum_broadcast must be 'auto', 'any_order', 'copy_engine', 'peer_stores', ",
+                    "'multicast' or 'switch', got '", name, "'");
+  return {std::nullopt, name == "any_order"};
 }
 
 GatherMatmul prepare_gather(const char* op, const at::Tensor& shard, const at::Tensor& other,
@@ -175,7 +176,7 @@ void launch_product(const char* op, const FusedGemm& gemm, c10::Device device) {
 }
 
 MatmulSum prepare_sum(const char* op, const at::Tensor& a, const at::Tensor& b, bool everywhere,
-                      std::optional<SumBroadcast> sum_broadcast, int64_t num_ranks,
+                      const AskedSumBroadcast& sum_broadcast, int64_t num_ranks,
                       const Residency& residency) {
   const FusedGemm gemm = describe_product(op, a, b);
   TORCH_CHECK_NOT_IMPLEMENTED(gemm.m % num_ranks == 0, op, ": algorithm='fused' needs a number of ",
@@ -209,10 +210,10 @@ at::Tensor run(const char* op, const MatmulSum& call, const CallPlace& place,
   const auto& backend = gemm_backend(op, options.device());
   enqueue(op, [&] {
     if (call.everywhere) {
-      const SumBroadcast way =
-          call.sum_broadcast
-              ? *call.sum_broadcast
-              : choose_sum_broadcast(sum_broadcast_problem(peers, backend, call.gemm));
+      const AskedSumBroadcast& asked = call.sum_broadcast;
+      const SumBroadcast way = asked.way ? *asked.way
+                                         : choose_sum_broadcast(sum_broadcast_problem(
+                                               peers, backend, call.gemm, asked.any_order));
       gemm_all_reduce(peers, backend, call.config, call.gemm, way, output.mutable_data_ptr(),
                       place.streams);
     } else {

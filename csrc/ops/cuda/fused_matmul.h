@@ -29,10 +29,15 @@ struct GatheredPlace {
 };
 GatheredPlace gathered_place(const char* op, const std::string& name);
 
-// Returns how sums are broadcast, by name: "copy_engine", "peer_stores" or "multicast"; nothing
-// for "auto". Raises ValueError for other names.
-std::optional<kernels::cuda::SumBroadcast> named_sum_broadcast(const char* op,
-                                                               const std::string& name);
+// How the sums of an all-reduce are broadcast, or added up in the switch.
+struct AskedSumBroadcast {
+  std::optional<kernels::cuda::SumBroadcast> way;  // none: the best one is chosen
+  bool any_order = false;  // among those, too, whose bits may differ from call to call
+};
+
+// Returns what a name asks for: "copy_engine", "peer_stores", "multicast", "switch"; or "auto" and
+// "any_order", which choose. Raises ValueError for other names.
+AskedSumBroadcast named_sum_broadcast(const char* op, const std::string& name);
 
 // A product a [M, K] @ b [K, N], one operand of which is gathered. That operand lies by rows, and
 // this rank's rows are in `shard`.
@@ -62,12 +67,12 @@ struct MatmulSum {
   kernels::cuda::FusedGemm gemm;
   kernels::LaunchConfig config;
   bool everywhere;  // each rank gets the whole sum; otherwise its share of the rows
-  std::optional<kernels::cuda::SumBroadcast> sum_broadcast;  // none: the best one is chosen
+  AskedSumBroadcast sum_broadcast;
   int64_t workspace_bytes;
 };
 
 MatmulSum prepare_sum(const char* op, const at::Tensor& a, const at::Tensor& b, bool everywhere,
-                      std::optional<kernels::cuda::SumBroadcast> sum_broadcast, int64_t num_ranks,
+                      const AskedSumBroadcast& sum_broadcast, int64_t num_ranks,
                       const kernels::Residency& residency);
 
 // Describes a [M, K] @ b [K, N] with nothing arriving and nothing leaving: sets operands, sizes and

@@ -126,6 +126,7 @@ const GemmBackend& triton_gemms() {
   static constexpr GemmBackend kBackend{.why_unsupported = &why_unsupported,
                                         .launch = &launch,
                                         .sum_to_all = nullptr,
+                                        .sum_in_switch = nullptr,
                                         .load = &load,
                                         .chooses_tiles = true};
   return kBackend;

@@ -7,6 +7,7 @@
 #include "core/cuda/sm90/instances.h"
 #include "core/cuda/sm90/plans.h"
 #include "core/cuda/sm90/sum_to_all.h"
+#include "core/cuda/sm90/switch_sum.h"
 
 namespace axonn::ops::cuda_sm90 {
 namespace {
@@ -16,7 +17,8 @@ using kernels::cuda::GemmBackend;
 // Modules do not see each other's symbols, so the functions are passed as an address.
 int64_t gemm_backend() {
   static constexpr GemmBackend kBackend{&kernels::sm90::why_unsupported, &kernels::sm90::fused_gemm,
-                                        &kernels::sm90::sum_to_all, &kernels::sm90::load};
+                                        &kernels::sm90::sum_to_all, &kernels::sm90::sum_in_switch,
+                                        &kernels::sm90::load};
   return reinterpret_cast<int64_t>(&kBackend);
 }
 

@@ -36,9 +36,9 @@ class Call {
   bool ended_ = false;
 };
 
-// What a transport delivers on the copy stream, while the GEMM runs. What comes next on the compute
-// stream may overwrite the shard, and counts the next epoch, so it waits for the delivery, also if
-// an exception cuts the call short.
+// What a transport delivers, or the switch adds up, on the copy stream, while the GEMM runs. What
+// comes next on the compute stream may overwrite the shard, and counts the next epoch, so it waits
+// for the delivery, also if an exception cuts the call short.
 class Delivery {
  public:
   explicit Delivery(const CallStreams& streams) : streams_(streams) {
@@ -160,6 +160,57 @@ void reduce_to_all(const Peers& peers, const GemmBackend& backend, const FusedGe
   AXONN_CUDA_CHECK(raise_chunks(peers, layout, 1, stream));
 }
 
+// Returns the product that stays in this rank's workspace, and whose parts, in the order of rows,
+// raise flags of this rank alone: its batches leave for this rank itself.
+FusedGemm announced_in_parts(FusedGemm gemm, const Peers& peers, SwitchParts parts,
+                             const comm::SignalLayout& layout) {
+  Departures& departures = gemm.departures;
+  departures.num_ranks = parts.batches;
+  departures.rank = parts.batches - 1;  // the last batch comes last
+  departures.chunks_per_shard = parts.chunks_per_batch;
+  departures.counters = peers.counters;
+  departures.epoch = peers.epoch;
+  const int64_t batch_bytes = slot_bytes(gemm, parts.batches);
+  for (int32_t batch = 0; batch < parts.batches; ++batch) {
+    departures.slots[batch] = at(peers.workspaces[peers.rank], batch * batch_bytes);
+    // The GEMM takes the flags of one rank, `departures.rank`, whatever the batch.
+    const int64_t first = layout.flag(kMultiplied, {0, 0}) +
+                          (batch - departures.rank) * int64_t{parts.chunks_per_batch};
+    departures.pads[batch] = at(peers.pads[peers.rank], comm::signal_offset_bytes(first));
+  }
+  gemm.ldd = gemm.n;
+  return gemm;
+}
+
+// Adds up in the switch what all ranks multiply, part after part beside the GEMM.
+void all_reduce_in_switch(const Peers& peers, const GemmBackend& backend,
+                          const LaunchConfig& config, FusedGemm gemm, void* output,
+                          const CallStreams& streams) {
+  const SwitchParts parts = SwitchParts::of(gemm.m);
+  const comm::SignalLayout layout{kNumSwitchPhases, peers.num_ranks, parts.count()};
+  const int64_t row_bytes = gemm.n * size_of(gemm.dtype);
+  const int64_t sums = gemm.m * row_bytes;  // behind the products
+  SwitchSum sum{.addends = peers.multicast,
+                .sums = at(peers.multicast, sums),
+                .own_sums = at(peers.workspaces[peers.rank], sums),
+                .output = output,
+                .dtype = gemm.dtype,
+                .num_parts = parts.count(),
+                .part_end = {},
+                .num_ctas = static_cast<int32_t>(switch_sum_ctas(config.num_ctas))};
+  for (int32_t part = 0; part < sum.num_parts; ++part) {
+    sum.part_end[part] = parts.row_end(gemm.m, config.block_m, part) * row_bytes / kStoreBytes;
+  }
+  gemm = announced_in_parts(gemm, peers, parts, layout);
+  require_supported(backend, gemm);
+  Call call(peers, 0, streams.compute);
+  Delivery delivery(streams);
+  AXONN_CUDA_CHECK(backend.launch(gemm, beside_switch_sum(config), streams.compute));
+  AXONN_CUDA_CHECK(backend.sum_in_switch(peers, sum, streams.copy));
+  delivery.join();
+  call.end();
+}
+
 }  // namespace
 
 void load_kernels(const GemmBackend& backend) {
@@ -224,11 +275,12 @@ void gemm_reduce_scatter(const Peers& peers, const GemmBackend& backend, const L
 }
 
 SumBroadcastProblem sum_broadcast_problem(const Peers& peers, const GemmBackend& backend,
-                                          const FusedGemm& gemm) {
+                                          const FusedGemm& gemm, bool any_order) {
   return {.num_ranks = peers.num_ranks,
           .slot_bytes = slot_bytes(gemm, peers.num_ranks),
           .has_multicast = peers.multicast != nullptr,
-          .has_kernel = backend.sum_to_all != nullptr};
+          .has_kernel = backend.sum_to_all != nullptr,
+          .any_order = any_order};
 }
 
 void gemm_all_reduce(const Peers& peers, const GemmBackend& backend, const LaunchConfig& config,
@@ -236,6 +288,10 @@ void gemm_all_reduce(const Peers& peers, const GemmBackend& backend, const Launc
   const comm::SignalLayout layout{2, peers.num_ranks, chunks_per_shard(gemm.m / peers.num_ranks)};
   if (const char* why = why_no_sum_broadcast(way, sum_broadcast_problem(peers, backend, gemm))) {
     throw std::invalid_argument(why);
+  }
+  if (way == SumBroadcast::kSwitch) {
+    all_reduce_in_switch(peers, backend, config, gemm, output, streams);
+    return;
   }
   const int64_t bytes = slot_bytes(gemm, peers.num_ranks);
   const int64_t sums = peers.num_ranks * bytes;  // behind the slots, the sums of all shards

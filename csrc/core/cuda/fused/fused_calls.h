@@ -11,6 +11,7 @@
 #include "core/cuda/fused/handshake.h"
 #include "core/cuda/fused/shard_transport.h"
 #include "core/cuda/fused/sum_broadcast.h"
+#include "core/cuda/fused/switch_sum.h"
 
 namespace axonn::kernels::cuda {
 
@@ -19,6 +20,8 @@ struct GemmBackend {
   const char* (*why_unsupported)(const FusedGemm& gemm);
   cudaError_t (*launch)(const FusedGemm& gemm, const LaunchConfig& config, cudaStream_t stream);
   cudaError_t (*sum_to_all)(const SumToAll& sum, cudaStream_t stream);  // null: there is none
+  // The sum that the switch adds up; null if sum_to_all is.
+  cudaError_t (*sum_in_switch)(const Peers& peers, const SwitchSum& sum, cudaStream_t stream);
   cudaError_t (*load)();
   bool chooses_tiles = false;  // by itself: of a config, it reads num_ctas alone
 };
@@ -51,12 +54,14 @@ void all_gather_gemm(const Peers& peers, const GemmBackend& backend, const Launc
 void gemm_reduce_scatter(const Peers& peers, const GemmBackend& backend, const LaunchConfig& config,
                          FusedGemm gemm, void* output, const CallStreams& streams);
 
-// Describes the sum broadcast for an all-reduce of these rows.
+// Describes the sum broadcast for an all-reduce of these rows. `any_order` says that its bits need
+// not be the same from call to call.
 SumBroadcastProblem sum_broadcast_problem(const Peers& peers, const GemmBackend& backend,
-                                          const FusedGemm& gemm);
+                                          const FusedGemm& gemm, bool any_order = false);
 
 // Sets output [m, n] to the sum over ranks of A @ B, by a reduce-scatter whose sums are broadcast
-// to all ranks. Throws std::invalid_argument for a sum broadcast that why_no_sum_broadcast refuses.
+// to all ranks; or, with kSwitch, by the switch, in parts that follow the GEMM. Throws
+// std::invalid_argument for a sum broadcast that why_no_sum_broadcast refuses.
 void gemm_all_reduce(const Peers& peers, const GemmBackend& backend, const LaunchConfig& config,
                      FusedGemm gemm, SumBroadcast way, void* output, const CallStreams& streams);
 

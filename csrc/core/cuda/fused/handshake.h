@@ -29,7 +29,7 @@ struct Peers {
   // device, and for all flags where ranks share a device: a copy within a device may be made by a
   // kernel, for which a grid that fills the device leaves no room.
   uint32_t* epoch_to_push = nullptr;
-  uint32_t* counters = nullptr;  // on this device: kMaxChunks zeros
+  uint32_t* counters = nullptr;  // on this device: kMaxChunks zeros for a GEMM, as many for a sum
   SpinLimit limit{};
 };
 

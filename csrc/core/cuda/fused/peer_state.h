@@ -13,6 +13,7 @@ namespace axonn::kernels::cuda {
 // Behind the flags of a pad lies what only this rank uses, each part on cache lines of its own: the
 // epoch, the counters, and room for a failure.
 inline constexpr int64_t kStateBytes = 1024;
+static_assert(2 * kMaxChunks * sizeof(uint32_t) <= kStateBytes / 2, "the counters must fit");
 
 // Sets the pad of peers.rank, which is zeros at first, and the pointers to what lies in it.
 inline void set_own_pad(Peers& peers, void* pad) {

@@ -14,6 +14,7 @@ enum class SumBroadcast : int32_t {
   kCopyEngine,  // one copy to each peer, behind the sum
   kPeerStores,  // the kernel that adds stores each row at every rank
   kMulticast,   // it stores each row once; the switch between the GPUs stores it at every rank
+  kSwitch,      // the switch also adds, in an order of its own; so bits may differ
 };
 
 struct SumBroadcastProblem {
@@ -21,6 +22,7 @@ struct SumBroadcastProblem {
   int64_t slot_bytes;      // of the rows that one rank adds up
   bool has_multicast;      // the workspaces have a multicast address
   bool has_kernel = true;  // there is one that stores at every rank what it adds
+  bool any_order = false;  // bits may depend on the way, and differ from call to call
 };
 
 inline constexpr int64_t kStoreBytes = 16;
@@ -30,14 +32,16 @@ inline constexpr int64_t kStoreBytes = 16;
 inline constexpr int64_t kPeerStoreBytes = 1 << 20;
 
 // Returns why a way cannot be used, or null if it can. Ranks may use different ways, because all of
-// them store the same bytes in the same place and raise the same flags.
+// them store the same bytes in the same place and raise the same flags; all but kSwitch, in which
+// ranks need each other.
 constexpr const char* why_no_sum_broadcast(SumBroadcast way, const SumBroadcastProblem& problem) {
   if (way == SumBroadcast::kCopyEngine) return nullptr;
   if (!problem.has_kernel) return "only kernels for sm_90 store at every rank what they add up";
   if (problem.slot_bytes % kStoreBytes != 0) {
     return "a rank's rows must be a multiple of 16 bytes, to be stored as they are added up";
   }
-  if (way == SumBroadcast::kMulticast && !problem.has_multicast) {
+  const bool multicasts = way == SumBroadcast::kMulticast || way == SumBroadcast::kSwitch;
+  if (multicasts && !problem.has_multicast) {
     return "the memory of these ranks has no multicast address";
   }
   return nullptr;
@@ -45,8 +49,13 @@ constexpr const char* why_no_sum_broadcast(SumBroadcast way, const SumBroadcastP
 
 // A rank's rows reach every rank as the same number of bytes with each way. Multicast sends them
 // once where the others send them num_ranks - 1 times, but it sends them back to their owner, too;
-// so it saves nothing between two ranks.
+// so it saves nothing between two ranks. Where the switch adds, a rank's rows enter each GPU once,
+// not once as addends and once as sums.
 constexpr SumBroadcast choose_sum_broadcast(const SumBroadcastProblem& problem) {
+  if (problem.any_order && problem.num_ranks > 2 &&
+      why_no_sum_broadcast(SumBroadcast::kSwitch, problem) == nullptr) {
+    return SumBroadcast::kSwitch;
+  }
   if (problem.num_ranks > 2 && why_no_sum_broadcast(SumBroadcast::kMulticast, problem) == nullptr) {
     return SumBroadcast::kMulticast;
   }

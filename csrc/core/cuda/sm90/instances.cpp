@@ -2,6 +2,7 @@
 
 #include "core/cuda/sm90/plans.h"
 #include "core/cuda/sm90/sum_to_all.h"
+#include "core/cuda/sm90/switch_sum.h"
 
 namespace axonn::kernels::sm90 {
 namespace {
@@ -33,7 +34,8 @@ cudaError_t load() {
   for (const Instance& instance : instances()) {
     if (const cudaError_t error = instance.load(); error != cudaSuccess) return error;
   }
-  return load_sum_to_all();
+  const cudaError_t error = load_sum_to_all();
+  return error != cudaSuccess ? error : load_switch_sum();
 }
 
 cudaError_t fused_gemm(const cuda::FusedGemm& gemm, const LaunchConfig& config,

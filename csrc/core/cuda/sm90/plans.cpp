@@ -22,6 +22,10 @@ static_assert(every_sm90_tile([](const LaunchConfig& c) {
                        cuda::kChunkRows % (c.block_n * c.cluster_n) == 0;
               }),
               "kSm90Tiles: a chunk of kChunkRows rows must be whole clusters of tiles");
+static_assert(every_sm90_tile([](const LaunchConfig& c) {
+                return c.block_m == kSm90Tiles[0].block_m;
+              }),
+              "kSm90Tiles: ranks whose tiles differ must cut SwitchParts alike");
 
 // Returns how many tiles of `block` take turns where a chunk has `chunk` elements: no more than
 // arrive (or leave) together, because otherwise the first would wait for the last.

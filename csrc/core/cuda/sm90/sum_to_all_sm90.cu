@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/cuda/accumulator.cuh"
+#include "core/cuda/sm90/multicast.cuh"
 #include "core/cuda/sm90/sum_to_all.h"
 
 namespace axonn::kernels::sm90 {
@@ -18,15 +19,6 @@ constexpr int64_t kMaxBlocks = 4096;
 
 template <typename T>
 using Pack = cuda::Vector<T, kStoreBytes / sizeof(T)>;
-
-// Stores at all ranks at once. A multicast address takes only these stores, and these stores take
-// only multicast addresses. The type only says how many bytes move; nothing is rounded.
-__device__ void store_multicast(void* address, const uint4& bits) {
-  asm volatile("multimem.st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address),
-               "f"(__uint_as_float(bits.x)), "f"(__uint_as_float(bits.y)),
-               "f"(__uint_as_float(bits.z)), "f"(__uint_as_float(bits.w))
-               : "memory");
-}
 
 template <typename T, bool kMulticast>
 __global__ void __launch_bounds__(kThreads)

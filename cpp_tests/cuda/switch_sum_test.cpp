@@ -1,0 +1,83 @@
+#include "core/cuda/fused/switch_sum.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/cuda/sm90/plans.h"
+#include "core/gemm/sm90_tiles.h"
+#include "core/symmetric/signal_layout.h"
+
+namespace axonn::kernels::cuda {
+namespace {
+
+TEST(SwitchSum, PartsFollowEachOtherAndCoverAllRows) {
+  for (int64_t rows = 1; rows <= 20'000; rows += rows < 3000 ? 1 : 97) {
+    const SwitchParts parts = SwitchParts::of(rows);
+    ASSERT_GE(parts.count(), 1) << rows;
+    ASSERT_LE(parts.count(), kMaxChunks) << rows;
+    ASSERT_EQ(rows % parts.batches, 0) << rows;
+    int64_t before = 0;
+    for (int32_t part = 0; part < parts.count(); ++part) {
+      const int64_t end = parts.row_end(rows, kSm90Tiles[0].block_m, part);
+      ASSERT_GE(end, before) << rows;
+      before = end;
+    }
+    ASSERT_EQ(before, rows);
+  }
+}
+
+TEST(SwitchSum, ManyRowsAreManyParts) {
+  EXPECT_EQ(SwitchParts::of(255).count(), 1);
+  EXPECT_EQ(SwitchParts::of(512).count(), 2);
+  EXPECT_EQ(SwitchParts::of(1024).count(), 4);
+  EXPECT_EQ(SwitchParts::of(4096).count(), 16);
+  EXPECT_EQ(SwitchParts::of(8192).count(), kMaxChunks);
+  EXPECT_EQ(SwitchParts::of(1 << 20).count(), kMaxChunks);
+  EXPECT_EQ(SwitchParts::of(8191).count(), 4) << "what cannot be batches is chunks of one";
+}
+
+// The chunks that a GEMM announces are the parts, and its tiles come in the order of rows.
+TEST(SwitchSum, PartsAreTheChunksOfTheGemm) {
+  for (const int64_t rows : {80, 512, 1040, 2048, 8192, 12'344}) {
+    const SwitchParts parts = SwitchParts::of(rows);
+    FusedGemm gemm{};
+    gemm.m = rows;
+    gemm.n = 512;
+    gemm.departures.num_ranks = parts.batches;
+    gemm.departures.rank = parts.batches - 1;
+    gemm.departures.chunks_per_shard = parts.chunks_per_batch;
+    for (const Sm90Tile& tile : kSm90Tiles) {
+      const LaunchConfig config = config_of(tile, kSm90ElementBytes);
+      EXPECT_EQ(sm90::tile_grid(gemm, config).order.first_batch, 0u);
+      const auto plan = sm90::departure_plan(gemm, config);
+      for (int32_t part = 0; part < parts.count(); ++part) {
+        const int64_t batch = part / parts.chunks_per_batch, batch_rows = rows / parts.batches;
+        const int64_t end = plan.row_end[part % parts.chunks_per_batch] * config.block_m;
+        EXPECT_EQ(parts.row_end(rows, config.block_m, part),
+                  batch * batch_rows + std::min(end, batch_rows));
+      }
+    }
+  }
+}
+
+TEST(SwitchSum, LeavesItsSmsAndTheGemmACluster) {
+  LaunchConfig config = config_of(kSm90Tiles[0], kSm90ElementBytes);
+  for (const int64_t ctas : {2, 4, 8, 100, 132}) {
+    config.num_ctas = ctas;
+    const int64_t left = beside_switch_sum(config).num_ctas;
+    EXPECT_EQ(left % (config.cluster_m * config.cluster_n), 0);
+    EXPECT_GE(left, 2);
+    EXPECT_LE(left, std::max<int64_t>(ctas - switch_sum_ctas(ctas), 2));
+  }
+  EXPECT_EQ(beside_switch_sum(config).num_ctas, 116);
+}
+
+TEST(SwitchSum, FlagsFitAPad) {
+  const comm::SignalLayout layout{kNumSwitchPhases, kMaxPeers, kMaxChunks};
+  EXPECT_LE(layout.num_flags(), comm::kNumSignals - kMaxPeers);
+}
+
+}  // namespace
+}  // namespace axonn::kernels::cuda

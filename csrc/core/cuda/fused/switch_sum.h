@@ -1,0 +1,71 @@
+// An all-reduce that the switch between the GPUs adds up: in which parts, and what a kernel needs
+// for it. This is plain host code without CUDA headers, so that CPU tests cover it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/cuda/fused/fused_gemm.h"
+#include "core/cuda/fused/sum_broadcast.h"
+#include "core/gemm/launch_config.h"
+#include "core/numeric/data_type.h"
+#include "core/schedule/partition.h"
+
+namespace axonn::kernels::cuda {
+
+// The rows of the product, cut into parts that are added up one after the other while the GEMM
+// works on the next ones. The GEMM announces chunks of equal batches. They depend on the number of
+// rows alone, because all ranks must cut alike.
+struct SwitchParts {
+  int32_t batches;
+  int32_t chunks_per_batch;
+
+  constexpr int32_t count() const { return batches * chunks_per_batch; }
+
+  static constexpr SwitchParts of(int64_t rows) {
+    int32_t batches = kMaxPeers;
+    // A batch of a transposed A begins at an address that TMA can load from.
+    constexpr int64_t kAligned = kLoadBytes / 2;
+    while (batches > 1 && (rows % (batches * kAligned) != 0 || rows / batches < kChunkRows)) {
+      batches /= 2;
+    }
+    return {batches, chunks_per_shard(rows / batches)};
+  }
+
+  // Returns the row behind a part, if the GEMM's tiles have so many rows.
+  constexpr int64_t row_end(int64_t rows, int64_t block_m, int32_t part) const {
+    const comm::ChunkPlan plan{rows, batches, chunks_per_batch, block_m};
+    return plan.chunk(plan.from_ordinal(part)).end;
+  }
+};
+
+// The CTAs that add up beside the GEMM, each on an SM of its own: an eighth of the SMs. 15 SMs of
+// an H100 fill its links (arXiv:2511.13940).
+constexpr int64_t switch_sum_ctas(int64_t num_ctas) { return std::max<int64_t>(num_ctas / 8, 1); }
+
+// Returns the grid that leaves SMs to the sum, but keeps a cluster.
+constexpr LaunchConfig beside_switch_sum(LaunchConfig config) {
+  const int64_t cluster = config.cluster_m * config.cluster_n;
+  const int64_t left = config.num_ctas - switch_sum_ctas(config.num_ctas);
+  config.num_ctas = std::max(left / cluster, int64_t{1}) * cluster;
+  return config;
+}
+
+// A part has three kinds of flags: those that the GEMM of a rank raises at that rank alone; those
+// that tell all ranks that a rank's addends are there; and those that tell all ranks that the sums
+// of a rank are there.
+enum SwitchPhase : int32_t { kAddends, kSums, kMultiplied, kNumSwitchPhases };
+
+// Each rank adds up an equal share of each part. Addresses are multiples of kStoreBytes.
+struct SwitchSum {
+  const void* addends;   // multicast address of the ranks' products
+  void* sums;            // multicast address of what they add up to
+  const void* own_sums;  // this rank's own address of that
+  void* output;          // to which this rank copies it
+  DataType dtype;
+  int32_t num_parts;
+  int64_t part_end[kMaxChunks];  // in kStoreBytes
+  int32_t num_ctas;
+};
+
+}  // namespace axonn::kernels::cuda
