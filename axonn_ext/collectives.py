@@ -1,5 +1,7 @@
 """Differentiable collectives along an axis of the grid. On an axis of one rank they cost nothing.
 
+With algorithm "fused" they are NCCL's on GPUs, for there is no matmul to fuse them with.
+
 The gradient of a sum over ranks depends on what the ranks do with the sum, so there are two kinds:
 
     function       forward      backward     use
@@ -23,6 +25,14 @@ from axonn_ext.grid import AxisGroup
 from axonn_ext.ops._arguments import check_tensor
 
 
+def algorithm_of_collective(algorithm: str, input: Tensor) -> str:
+    """Returns the algorithm of a collective beside which nothing is computed.
+
+    "fused" is one through symmetric memory, which there is on CPUs; GPUs have NCCL's, "sequential".
+    """
+    return "sequential" if algorithm == "fused" and input.is_cuda else algorithm
+
+
 def all_gather(shard: Tensor, axis: AxisGroup, *, dim: int = 0, algorithm: str = "auto") -> Tensor:
     """Returns the shards of all ranks of the axis, concatenated along `dim`.
 
@@ -31,6 +41,7 @@ def all_gather(shard: Tensor, axis: AxisGroup, *, dim: int = 0, algorithm: str =
     check_tensor("all_gather", "shard", shard)
     if axis.size == 1:
         return shard
+    algorithm = algorithm_of_collective(algorithm, shard)
     return torch.ops.axonn.all_gather(shard, dim, axis.name, axis.size, algorithm)
 
 
@@ -44,6 +55,7 @@ def reduce_scatter(
     check_tensor("reduce_scatter", "input", input)
     if axis.size == 1:
         return input
+    algorithm = algorithm_of_collective(algorithm, input)
     return torch.ops.axonn.reduce_scatter(input, dim, axis.name, axis.size, algorithm)
 
 
@@ -57,6 +69,7 @@ def all_reduce(
     check_tensor("all_reduce", "input", input)
     if axis.size == 1:
         return input
+    algorithm = algorithm_of_collective(algorithm, input)
     return torch.ops.axonn.all_reduce(input, reduce_op, axis.name, axis.size, algorithm)
 
 
@@ -69,6 +82,7 @@ def reduce_from(input: Tensor, axis: AxisGroup, *, algorithm: str = "auto") -> T
     if axis.size == 1:
         return input
     refuse_transforms("reduce_from")
+    algorithm = algorithm_of_collective(algorithm, input)
     return _ReduceFrom.apply(input, axis.name, axis.size, algorithm)
 
 
@@ -81,6 +95,7 @@ def copy_to(input: Tensor, axis: AxisGroup, *, algorithm: str = "auto") -> Tenso
     if axis.size == 1:
         return input
     refuse_transforms("copy_to")
+    algorithm = algorithm_of_collective(algorithm, input)
     return _CopyTo.apply(input, axis.name, axis.size, algorithm)
 
 

@@ -2,9 +2,9 @@
 
 STAGE=build|test|sanitize|bench|published|train|all (default all). Needs a CUDA torch in the Python
 that runs it, and no network. Writes <gpu>.json after every case, in benchmarks/results or the
-folder that RESULTS names; at the end a table, there and on the terminal, and charts. What cannot be run here is listed with the reason,
-never counted as passed. Exit status: 0 nothing failed; 1 something did; 2 there is no GPU, or no
-such stage. docs/gpu_check.md tells more.
+folder that RESULTS names; at the end a table, there and on the terminal, and charts. What cannot be
+run here is listed with the reason, never counted as passed. Exit status: 0 nothing failed; 1
+something did; 2 there is no GPU, or no such stage. docs/gpu_check.md tells more.
 """
 
 from __future__ import annotations

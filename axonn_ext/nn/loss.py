@@ -91,7 +91,8 @@ class CrossEntropy(nn.Module):
         losses: Tensor = torch.ops.axonn.cross_entropy_forward(
             logits, labels, axis.rank * logits.shape[1], IGNORE_INDEX,
             self._in_place and not torch.compiler.is_compiling(),
-            axis.name, axis.size, self._algorithm,
+            axis.name, axis.size,
+            collectives.algorithm_of_collective(self._algorithm, logits),
         )[0]  # fmt: skip
         return losses.sum()
 

@@ -73,8 +73,9 @@ class RMSNorm(_Norm):
         self._check_input(x)
         axis = self.grid.axis("y")
         collectives.refuse_transforms("RMSNorm")
+        algorithm = collectives.algorithm_of_collective(self.algorithm, x)
         return _Normalize.apply(
-            x, self.weight, None, self.features, self.eps, axis.name, axis.size, self.algorithm
+            x, self.weight, None, self.features, self.eps, axis.name, axis.size, algorithm
         )
 
 
@@ -93,8 +94,9 @@ class LayerNorm(_Norm):
         if axis.size == 1:
             return F.layer_norm(x, (self.features,), self.weight, self.bias, self.eps)
         collectives.refuse_transforms("LayerNorm")
+        algorithm = collectives.algorithm_of_collective(self.algorithm, x)
         return _Normalize.apply(
-            x, self.weight, self.bias, self.features, self.eps, axis.name, axis.size, self.algorithm
+            x, self.weight, self.bias, self.features, self.eps, axis.name, axis.size, algorithm
         )
 
 
