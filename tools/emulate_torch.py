@@ -4,8 +4,10 @@ It builds what `make cuda-check` builds, in .venv-cuda, and the GPU in software 
 that this PyTorch asks for; neither a GPU nor a driver is needed. docs/emulate_torch.md tells how it
 works, and cpp_tests/gpu_machine/torch/left_out.toml which tests are not run, and why.
 
-    tools/emulate_torch.py [ARGUMENTS OF PYTEST]      by default those of python_tests/gpu
-    tools/emulate_torch.py --run COMMAND ...          another command of .venv-cuda, on it
+    tools/emulate_torch.py                          all of python_tests/gpu that are not slow
+    tools/emulate_torch.py --slow-too               slow ones, too
+    tools/emulate_torch.py ARGUMENTS OF PYTEST      others, with whole paths
+    tools/emulate_torch.py --run COMMAND ...        another command of .venv-cuda, on it
 """
 
 from __future__ import annotations
@@ -158,11 +160,11 @@ class Counts:
             print(f"emulate-torch: {name}: pytest ended before its end")
 
 
-def run_file(path: Path, scratch: Path) -> tuple[Path, str]:
+def run_file(path: Path, scratch: Path, options: Sequence[str]) -> tuple[Path, str]:
     """Runs the tests of one file; returns what pytest printed."""
     wire = scratch / f"wire-{path.stem}"
     wire.mkdir()
-    command = tests_command([path, "-q", "--counts", scratch / f"{path.stem}.json"])
+    command = tests_command([path, "-q", *options, "--counts", scratch / f"{path.stem}.json"])
     # Outside the checkout, so that the installed package counts.
     done = subprocess.run(
         command, cwd=LIBRARIES, env=environment(str(wire)), check=False,
@@ -171,13 +173,13 @@ def run_file(path: Path, scratch: Path) -> tuple[Path, str]:
     return path, done.stdout
 
 
-def run_all_tests(scratch: Path) -> int:
+def run_all_tests(scratch: Path, options: Sequence[str]) -> int:
     """Runs each file of tests by itself, a few at a time, and prints what came of it."""
     counts, jobs = Counts(), int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
     # Those with the longest tests first, lest one of them is left to run alone at the end.
     files = sorted(TESTS.glob("test_*.py"), key=lambda path: -path.stat().st_size)
     with ThreadPoolExecutor(jobs) as pool:
-        for done in as_completed([pool.submit(run_file, path, scratch) for path in files]):
+        for done in as_completed([pool.submit(run_file, path, scratch, options) for path in files]):
             path, output = done.result()
             print(f"\n--- {path.name}\n{output}", flush=True)
             counts.add(scratch / f"{path.stem}.json", path.name)
@@ -196,8 +198,8 @@ def main() -> int:
     arguments = sys.argv[1:]
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="axonn-wire-", dir=memory) as scratch:
-        if not arguments:
-            return run_all_tests(Path(scratch))
+        if arguments in ([], ["--slow-too"]):
+            return run_all_tests(Path(scratch), arguments)
         if arguments[0] == "--run":
             command = [BIN / arguments[1], *arguments[2:]]
         else:

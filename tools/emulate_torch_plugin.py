@@ -1,6 +1,7 @@
 """A plugin of pytest: leaves out what the GPU in software does not run, each with its reason.
 
-With --counts FILE it writes how many tests passed, failed and were left out or skipped, and why.
+With --slow-too it runs those that are left out because they are slow. With --counts FILE it writes
+how many tests passed, failed and were left out or skipped, and why.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ LEFT_OUT = Path(__file__).parents[1] / "cpp_tests/gpu_machine/torch/left_out.tom
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--counts", type=Path, help="where to write how many tests passed")
+    parser.addoption("--slow-too", action="store_true", help="run slow tests, too")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,8 +27,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Counts(config.option.counts))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = tomllib.loads(LEFT_OUT.read_text())["left_out"]
+    if config.option.slow_too:
+        left_out = [entry for entry in left_out if not entry.get("slow")]
     for item in items:
         name = f"{item.path.name}::{item.name}"
         for entry in left_out:

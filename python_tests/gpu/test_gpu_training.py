@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,18 +43,34 @@ def norms(folder: Path) -> list[float]:
     return [m.grad_norm for m in read_metrics(folder).steps]
 
 
+@pytest.fixture(scope="module")
+def on_gpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, list[float]]]:
+    """`on_gpus(grid)`: the folder and the losses of a run on GPUs, which is made once."""
+    done: dict[str, tuple[Path, list[float]]] = {}
+
+    def get(grid: str) -> tuple[Path, list[float]]:
+        if grid not in done:
+            folder = tmp_path_factory.mktemp("gpus") / "run"
+            done[grid] = folder, train(folder, "cuda", grid, RUNS[grid])
+        return done[grid]
+
+    return get
+
+
 @pytest.mark.parametrize("grid", RUNS)
-def test_gpus_learn_what_cpus_learn(tmp_path: Path, grid: str) -> None:
-    here, there = (train(tmp_path / d, d, grid, RUNS[grid]) for d in ("cuda", "cpu"))
+def test_gpus_learn_what_cpus_learn(on_gpus, tmp_path: Path, grid: str) -> None:
+    folder, here = on_gpus(grid)
+    there = train(tmp_path / "cpu", "cpu", grid, RUNS[grid])
     assert len(here) == 9
     assert here == pytest.approx(there, rel=FP32_ERROR)
-    assert norms(tmp_path / "cuda") == pytest.approx(norms(tmp_path / "cpu"), rel=10 * FP32_ERROR)
+    assert norms(folder) == pytest.approx(norms(tmp_path / "cpu"), rel=10 * FP32_ERROR)
 
 
-def test_the_same_bits_again(tmp_path: Path) -> None:
-    first, again = (train(tmp_path / n, "cuda", "x=2,z=2", RUNS["x=2,z=2"]) for n in ("1", "2"))
-    assert first == again
-    assert norms(tmp_path / "1") == norms(tmp_path / "2")
+def test_the_same_bits_again(on_gpus, tmp_path: Path) -> None:
+    grid = "x=2,z=2"
+    folder, first = on_gpus(grid)
+    assert train(tmp_path / "again", "cuda", grid, RUNS[grid]) == first
+    assert norms(tmp_path / "again") == norms(folder)
 
 
 def test_with_fused_ops(tmp_path: Path) -> None:
