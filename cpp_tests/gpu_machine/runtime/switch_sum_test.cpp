@@ -92,8 +92,8 @@ TEST(SumsInSwitch, OfEightParts) { check_many_parts(2048, 1); }
 TEST(SlowSumsInSwitch, OfEightParts) { check_many_parts(2048, 10); }
 TEST(SlowSumsInSwitch, OfAllParts) { check_many_parts(8192, 4); }
 
-// A rank waits in vain for the addends of the other, and says so. It waits in vain for its own sums,
-// too, which lack them; but it does not name itself.
+// A rank waits in vain for the addends of the other, and says so. It waits in vain for its own
+// sums, too, which lack them; but it does not name itself.
 TEST(SumsInSwitch, ARankThatNeverComesIsNamed) {
   for (uint64_t seed = 0; seed < 6; ++seed) {
     const int present = seed % 2 == 0 ? 1 : 0;
