@@ -131,6 +131,13 @@ def tests_command(arguments: Sequence[str | Path]) -> list[str | Path]:
     return [BIN / "pytest", *options, *place, *arguments]
 
 
+def command_of(arguments: Sequence[str]) -> list[str | Path]:
+    """The command that the arguments of this program ask for."""
+    if arguments[0] == "--run":
+        return [BIN / arguments[1], *arguments[2:]]
+    return tests_command(arguments)
+
+
 @dataclass
 class Counts:
     """Of tests, as the plugin writes them; `ended` are files whose process did not come so far."""
@@ -200,11 +207,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="axonn-wire-", dir=memory) as scratch:
         if arguments in ([], ["--slow-too"]):
             return run_all_tests(Path(scratch), arguments)
-        if arguments[0] == "--run":
-            command = [BIN / arguments[1], *arguments[2:]]
-        else:
-            command = tests_command(arguments)
-        done = subprocess.run(command, cwd=LIBRARIES, env=environment(scratch), check=False)
+        done = subprocess.run(
+            command_of(arguments), cwd=LIBRARIES, env=environment(scratch), check=False
+        )
         return done.returncode
 
 

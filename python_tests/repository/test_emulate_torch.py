@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -36,7 +37,21 @@ def test_commands_run_outside_of_the_checkout(emulate_torch: ModuleType) -> None
     assert command == [emulate_torch.BIN / "axonn-ext", "doctor"]
     some = emulate_torch.command_of(["file.py", "-k", "x"])
     assert some[0] == emulate_torch.BIN / "pytest" and some[-3:] == ["file.py", "-k", "x"]
-    assert emulate_torch.command_of([])[-1] == ROOT / "python_tests" / "gpu"
+
+
+def test_counts_of_several_files_are_added(
+    emulate_torch: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = emulate_torch.Counts()
+    for name, failed in (("one", []), ("two", ["two.py::test_it"])):
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps({"passed": 3, "failed": failed, "skipped": {"slow": 2}}))
+        counts.add(path, f"{name}.py")
+    counts.add(tmp_path / "absent.json", "three.py")
+    counts.show()
+    shown = capsys.readouterr().out
+    assert "7 tests marked gpu ran, 6 passed" in shown and "4 not run: slow" in shown
+    assert "failed: two.py::test_it" in shown and "three.py: pytest ended" in shown
 
 
 def test_only_the_machine_is_preloaded(
@@ -46,6 +61,6 @@ def test_only_the_machine_is_preloaded(
     monkeypatch.setenv("GPU_MACHINE_DEVICES", "3")
     found = emulate_torch.environment("/a/folder")
     names = [Path(path).name for path in found["LD_PRELOAD"].split(":")]
-    assert names == ["libcudart.so.13", "libcuda.so.1", "libnccl.so.2"]
+    assert names == ["libcudart.so.13", "libcuda.so.1", "libnccl.so.2", "libnvidia-ml.so.1"]
     assert found["GPU_MACHINE_DEVICES"] == "3" and found["GPU_MACHINE_WIRE"] == "/a/folder"
     assert found["PYTHONPATH"] == str(ROOT / "tools")
