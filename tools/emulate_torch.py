@@ -6,7 +6,7 @@ works, and cpp_tests/gpu_machine/torch/left_out.toml which tests are not run, an
 
     tools/emulate_torch.py                          all of python_tests/gpu that are not slow
     tools/emulate_torch.py --slow-too               slow ones, too
-    tools/emulate_torch.py ARGUMENTS OF PYTEST      others, with whole paths
+    tools/emulate_torch.py ARGUMENTS OF PYTEST      others
     tools/emulate_torch.py --run COMMAND ...        another command of .venv-cuda, on it
 """
 
@@ -131,8 +131,15 @@ def tests_command(arguments: Sequence[str | Path]) -> list[str | Path]:
     return [BIN / "pytest", *options, *place, *arguments]
 
 
+def whole_path(argument: str) -> str:
+    """The same, if it begins with a file that is there, from wherever it is run."""
+    path, mark, rest = argument.partition("::")
+    return f"{Path(path).resolve()}{mark}{rest}" if Path(path).is_file() else argument
+
+
 def command_of(arguments: Sequence[str]) -> list[str | Path]:
     """The command that the arguments of this program ask for."""
+    arguments = [whole_path(argument) for argument in arguments]
     if arguments[0] == "--run":
         return [BIN / arguments[1], *arguments[2:]]
     return tests_command(arguments)
@@ -140,18 +147,20 @@ def command_of(arguments: Sequence[str]) -> list[str | Path]:
 
 @dataclass
 class Counts:
-    """Of tests, as the plugin writes them; `ended` are files whose process did not come so far."""
+    """Of tests, as the plugin writes them; `ended` are files whose process did not end as usual."""
 
     passed: int = 0
     failed: list[str] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
     ended: list[str] = field(default_factory=list)
 
-    def add(self, written: Path, of: str) -> None:
-        if not written.exists():
-            self.ended.append(of)
+    def add(self, written: Path, of: str, status: int) -> None:
+        found = json.loads(written.read_text()) if written.exists() else None
+        usual = {0, 5} if found is None or not found["failed"] else {1}  # 5: nothing is selected
+        if found is None or status not in usual:
+            self.ended.append(f"{of}: pytest ended with {status}")
+        if found is None:
             return
-        found = json.loads(written.read_text())
         self.passed += found["passed"]
         self.failed += found["failed"]
         self.skipped.update(found["skipped"])
@@ -164,11 +173,11 @@ class Counts:
         for name in self.failed:
             print(f"emulate-torch: failed: {name}")
         for name in self.ended:
-            print(f"emulate-torch: {name}: pytest ended before its end")
+            print(f"emulate-torch: {name}")
 
 
-def run_file(path: Path, scratch: Path, options: Sequence[str]) -> tuple[Path, str]:
-    """Runs the tests of one file; returns what pytest printed."""
+def run_file(path: Path, scratch: Path, options: Sequence[str]) -> tuple[Path, int, str]:
+    """Runs the tests of one file; returns it, pytest's status, and what it printed."""
     wire = scratch / f"wire-{path.stem}"
     wire.mkdir()
     command = tests_command([path, "-q", *options, "--counts", scratch / f"{path.stem}.json"])
@@ -177,7 +186,7 @@ def run_file(path: Path, scratch: Path, options: Sequence[str]) -> tuple[Path, s
         command, cwd=LIBRARIES, env=environment(str(wire)), check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    return path, done.stdout
+    return path, done.returncode, done.stdout
 
 
 def run_all_tests(scratch: Path, options: Sequence[str]) -> int:
@@ -187,9 +196,9 @@ def run_all_tests(scratch: Path, options: Sequence[str]) -> int:
     files = sorted(TESTS.glob("test_*.py"), key=lambda path: -path.stat().st_size)
     with ThreadPoolExecutor(jobs) as pool:
         for done in as_completed([pool.submit(run_file, path, scratch, options) for path in files]):
-            path, output = done.result()
+            path, status, output = done.result()
             print(f"\n--- {path.name}\n{output}", flush=True)
-            counts.add(scratch / f"{path.stem}.json", path.name)
+            counts.add(scratch / f"{path.stem}.json", path.name, status)
     counts.show()
     return 1 if counts.failed or counts.ended or not counts.passed else 0
 

@@ -48,6 +48,10 @@ class Counts:
         self.failed: list[str] = []
         self.skipped: Counter[str] = Counter()
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self.failed.append(report.nodeid)

@@ -76,7 +76,7 @@ class Linear(ShardedModule):
             scattered over s. With 1 instead of 0, x is [m, K / (Gs Gr)], or y [m, N / (Gr Gs)];
             the collective moves as many bytes.
         deterministic: whether all-reduces of y and dx, in layout "replicated", give the same bits
-            from call to call; see `axonn_ext.ops.matmul_all_reduce`.
+            from call to call; the same on all ranks. See `axonn_ext.ops.matmul_all_reduce`.
         init: the distribution of the weight's initial values; default as in torch.nn.Linear.
         seed, name: the initial values of the weight depend on (seed, name + ".weight"), so Linears
             with equal names start equal. `initialize(model, seed=...)` uses the full names of all

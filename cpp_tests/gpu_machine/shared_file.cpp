@@ -6,13 +6,16 @@
 #include <unistd.h>
 
 #include <new>
+#include <stdexcept>
 #include <string>
 
 namespace axonn::gpu_machine {
 
 SharedFile::SharedFile(int descriptor) : descriptor_(descriptor) {
   struct stat status{};
-  if (descriptor < 0 || fstat(descriptor, &status) != 0) throw std::bad_alloc();
+  if (descriptor < 0 || fstat(descriptor, &status) != 0) {
+    throw std::invalid_argument("expected the descriptor of an open file");
+  }
   bytes_ = static_cast<uint64_t>(status.st_size);
   identity_ = {status.st_dev, status.st_ino};
 }

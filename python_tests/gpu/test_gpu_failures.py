@@ -5,6 +5,7 @@ training step, a GPU that dies, an error of NCCL. They are named, and nothing ha
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -48,6 +49,9 @@ class Step:
         loss.backward()
         return loss.item()
 
+    def all_gradients(self) -> list[torch.Tensor]:
+        return [p.grad.cpu() for p in self.model.parameters() if p.grad is not None]
+
     def whole(self) -> None:
         self.gradients()
         self.optimizer.step()
@@ -80,7 +84,7 @@ def error_of(body: Callable[[], object]) -> str:
 def fail_at_each_allocation() -> tuple[int, list[str]]:
     """How many allocations a step has, and what went wrong when each one of them failed."""
     machine, step, wrong = ctypes.CDLL(None), Step(), []
-    want = step.gradients()
+    want = step.gradients(), step.all_gradients()
     of_gradients, count = allocations_of(step.gradients), allocations_of(step.whole)
     for n in range(count):
         step.rewind()
@@ -92,8 +96,13 @@ def fail_at_each_allocation() -> tuple[int, list[str]]:
         if n < of_gradients and not step.is_at_start():
             wrong.append(f"allocation {n}: parameters changed")
         step.rewind()
-        if step.gradients() != want:
-            wrong.append(f"allocation {n}: the next step has another loss")
+        again = step.gradients(), step.all_gradients()
+        if again[0] != want[0] or not all(map(torch.equal, again[1], want[1])):
+            wrong.append(f"allocation {n}: the next step has another loss or other gradients")
+        if (heard := error_of(step.optimizer.step)) != "no error" or step.is_at_start():
+            wrong.append(f"allocation {n}: the next step changes nothing: {heard}")
+        if not all(p.isfinite().all() for p in step.model.parameters()):
+            wrong.append(f"allocation {n}: the next step makes parameters that are not finite")
     return count, wrong
 
 
@@ -131,13 +140,15 @@ def test_a_job_whose_rank_is_out_of_memory(monkeypatch, tmp_path, skipped: int) 
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
     status, output = run_job(monkeypatch, tmp_path / "run", f"cudaMalloc:{OUT_OF_MEMORY}:{skipped}")
     assert status != 0
-    assert "rank 1" in output and "cudaErrorMemoryAllocation" in output, output
+    assert re.search(r"\[rank 1\].*cudaErrorMemoryAllocation", output), output
+    assert "error: rank 1 (pid " in output, output
 
 
 def test_a_job_whose_gpu_dies(monkeypatch, tmp_path) -> None:
     status, output = run_job(monkeypatch, tmp_path / "run", f"cudaEventRecord:{GONE}:100")
     assert status != 0
-    assert "rank 1" in output and "the GPU is gone" in output, output
+    assert re.search(r"\[rank 1\].*cudaEventRecord: the GPU is gone", output), output
+    assert "error: rank 1 (pid " in output, output
 
 
 @pytest.mark.parametrize("skipped", [0, 10])
@@ -146,4 +157,4 @@ def test_a_job_with_an_error_of_nccl(monkeypatch, tmp_path, skipped: int) -> Non
         monkeypatch, tmp_path / "run", f"ncclAllReduce:{REMOTE_ERROR}:{skipped}"
     )
     assert status != 0
-    assert "rank 1" in output and "NCCL" in output, output
+    assert re.search(r"\[rank 1\].*NCCL error.*remote process exited", output), output

@@ -285,6 +285,8 @@ def check_sums_in_the_switch() -> tuple[str, list[str]]:
                             each_a[rank], each_b[rank], True, way, group, size, 60.0
                         )
                     except NotImplementedError as error:
+                        if "no multicast address" not in str(error):
+                            raise
                         return str(error), failures
                     if not bool(((got.double() - want).abs() <= limit).all()):
                         failures.append(f"rank {rank}: {way}, {step}, {dtype}, {(m, n, k)}")

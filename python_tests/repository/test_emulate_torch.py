@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -35,8 +38,10 @@ def test_what_is_left_out_exists_and_has_a_reason() -> None:
 def test_commands_run_outside_of_the_checkout(emulate_torch: ModuleType) -> None:
     command = emulate_torch.command_of(["--run", "axonn-ext", "doctor"])
     assert command == [emulate_torch.BIN / "axonn-ext", "doctor"]
-    some = emulate_torch.command_of(["file.py", "-k", "x"])
-    assert some[0] == emulate_torch.BIN / "pytest" and some[-3:] == ["file.py", "-k", "x"]
+    here = os.path.relpath(__file__)
+    some = emulate_torch.command_of([f"{here}::test_it", "-k", "x"])
+    assert some[0] == emulate_torch.BIN / "pytest"
+    assert some[-3:] == [f"{Path(__file__).resolve()}::test_it", "-k", "x"]
 
 
 def test_counts_of_several_files_are_added(
@@ -46,12 +51,27 @@ def test_counts_of_several_files_are_added(
     for name, failed in (("one", []), ("two", ["two.py::test_it"])):
         path = tmp_path / f"{name}.json"
         path.write_text(json.dumps({"passed": 3, "failed": failed, "skipped": {"slow": 2}}))
-        counts.add(path, f"{name}.py")
-    counts.add(tmp_path / "absent.json", "three.py")
+        counts.add(path, f"{name}.py", 1 if failed else 0)
+    counts.add(tmp_path / "absent.json", "three.py", 139)
+    counts.add(tmp_path / "one.json", "four.py", 2)  # no test failed, and pytest was not content
     counts.show()
     shown = capsys.readouterr().out
-    assert "7 tests marked gpu ran, 6 passed" in shown and "4 not run: slow" in shown
-    assert "failed: two.py::test_it" in shown and "three.py: pytest ended" in shown
+    assert "10 tests marked gpu ran, 9 passed" in shown and "6 not run: slow" in shown
+    assert "failed: two.py::test_it" in shown
+    assert counts.ended == ["three.py: pytest ended with 139", "four.py: pytest ended with 2"]
+
+
+def test_a_file_that_cannot_be_imported_is_a_failure(tmp_path: Path) -> None:
+    broken = tmp_path / "test_broken.py"
+    broken.write_text("import no_such_module\n")
+    written = tmp_path / "counts.json"
+    options = ["-p", "emulate_torch_plugin", "-c", os.devnull, "--counts", written]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", broken, *options], cwd=tmp_path, capture_output=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tools")}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert len(json.loads(written.read_text())["failed"]) == 1
 
 
 def test_only_the_machine_is_preloaded(

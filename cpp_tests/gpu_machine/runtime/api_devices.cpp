@@ -50,7 +50,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     if (!is_device(r, device)) return cudaErrorInvalidDevice;
     switch (static_cast<int>(attribute)) {
       case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED:
-        *value = 1;
+        *value = r.options.capability.sm >= 90;
         return cudaSuccess;
       case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED:
         *value = 0;

@@ -7,6 +7,8 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <new>
+#include <stdexcept>
 #include <vector>
 
 #include "gpu_machine/runtime/api.h"
@@ -24,8 +26,15 @@ constexpr size_t kGranularity = size_t{1} << 21;
 
 template <typename Body>
 CUresult driver(const char* name, const Body& body) {
-  return static_cast<CUresult>(
-      api(name, [&](Runtime& r) { return static_cast<cudaError_t>(body(r, r.mappings())); }));
+  return static_cast<CUresult>(api(name, [&](Runtime& r) {
+    try {
+      return static_cast<cudaError_t>(body(r, r.mappings()));
+    } catch (const std::bad_alloc&) {
+      return cudaErrorMemoryAllocation;
+    } catch (const std::invalid_argument&) {
+      return cudaErrorInvalidValue;
+    }
+  }));
 }
 
 bool is_device(const Runtime& runtime, int device) {
@@ -130,7 +139,8 @@ CUresult bind(Runtime& runtime, Mappings& mappings, CUmemGenericAllocationHandle
   if (!to->description->has(from->lies_on)) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult error = wait_for_team(runtime, *to)) return error;
   Mappings::Handle* const still = mappings.find(multicast);
-  if (still == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  // Another thread may have released either of them meanwhile.
+  if (still == nullptr || from->file == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (multicast_offset != 0 || memory_offset != 0 || size != still->description->bytes() ||
       size != from->bytes.size()) {
     return CUDA_ERROR_NOT_SUPPORTED;

@@ -86,10 +86,7 @@ CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* 
 }
 CUresult cuModuleUnload(CUmodule module) {
   return as_driver(api("cuModuleUnload", [&](Runtime& r) {
-    for (const auto& [name, function] : module->functions) {
-      r.kernels_of_modules().erase(&function);
-      r.shared_limits().erase(&function);
-    }
+    for (const auto& [name, function] : module->functions) r.forget_kernel(&function);
     delete module;
     return cudaSuccess;
   }));

@@ -80,8 +80,7 @@ std::vector<std::shared_ptr<const SharedFile>> Description::bound() const {
   return all;
 }
 
-// --- Handles
-// --------------------------------------------------------------------------------------
+// --- Handles -------------------------------------------------------------------------------------
 
 uint64_t Mappings::create(Memory& memory, const Description& description, bool is_shareable) {
   const uint64_t bytes = description.is_multicast() ? 0 : description.bytes();
@@ -123,7 +122,10 @@ Mappings::Handle* Mappings::find(uint64_t handle) {
 void Mappings::release(uint64_t handle) {
   Handle& gone = *find(handle);
   if (gone.region != nullptr) Memory::let_go(*gone.region);
-  for (Region* region : gone.bound) Memory::let_go(*region);
+  for (Region* region : gone.bound) {
+    gone.description->unbind(region->lies_on);  // before the file's descriptor may be another's
+    Memory::let_go(*region);
+  }
   handles.erase(handle);
 }
 

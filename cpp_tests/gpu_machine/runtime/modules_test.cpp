@@ -2,8 +2,13 @@
 #include <cuda.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
 #include <string>
 
+#include "gpu_machine/runtime/capability.h"
+#include "gpu_machine/runtime/ptx_files.h"
 #include "gpu_machine/runtime/runtime_case.h"
 
 namespace axonn::gpu_machine {
@@ -100,6 +105,40 @@ TEST(Faults, AGpuThatIsGoneAnswersNothing) {
   EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorECCUncorrectable);
   EXPECT_NE(std::string(cudaGetErrorString(cudaErrorECCUncorrectable)).find("the GPU is gone"),
             std::string::npos);
+}
+
+TEST(PtxFiles, KernelsForAnotherGpuAloneAreLeftOut) {
+  const auto folder = std::filesystem::path(::testing::TempDir()) / "ptx_files";
+  std::filesystem::create_directories(folder);
+  std::string own = writes(1);
+  own.replace(own.find("sm_90"), 5, "sm_90a");
+  std::ofstream(folder / "own.ptx") << own;
+  std::string other = writes(2);
+  other.replace(other.find("entry write"), 11, "entry other");
+  std::ofstream(folder / "any.ptx") << other;
+  EXPECT_TRUE(files_of_kernels(folder, 90).contains("write"));
+  const auto found = files_of_kernels(folder, 80);
+  EXPECT_FALSE(found.contains("write"));
+  EXPECT_TRUE(found.contains("other"));
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Capability, IsWhatTheDeviceSays) {
+  EXPECT_THROW(capability_of(70), std::invalid_argument);
+  RuntimeOptions options;
+  options.capability = capability_of(80);
+  Runtime runtime(options);
+  const auto attribute = [](cudaDeviceAttr what) {
+    int value = -1;
+    EXPECT_EQ(cudaDeviceGetAttribute(&value, what, 0), cudaSuccess);
+    return value;
+  };
+  EXPECT_EQ(attribute(cudaDevAttrComputeCapabilityMajor), 8);
+  EXPECT_EQ(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), 166912);
+  int multicast = -1;
+  EXPECT_EQ(cuDeviceGetAttribute(&multicast, CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, 0),
+            CUDA_SUCCESS);
+  EXPECT_EQ(multicast, 0);
 }
 
 }  // namespace

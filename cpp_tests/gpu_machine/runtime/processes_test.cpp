@@ -208,6 +208,11 @@ TEST(Processes, MisuseIsRefused) {
                                             reinterpret_cast<void*>(static_cast<intptr_t>(other)),
                                             kDescriptor) == CUDA_ERROR_INVALID_VALUE,
              "it is no memory of a device");
+    p.expect(close(other) == 0, "close");
+    p.expect(cuMemImportFromShareableHandle(&imported,
+                                            reinterpret_cast<void*>(static_cast<intptr_t>(other)),
+                                            kDescriptor) == CUDA_ERROR_INVALID_VALUE,
+             "it is closed");
     int value = 0;
     p.succeeds(cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, 0), "asked");
     p.expect(value == 1, "there is multicast");

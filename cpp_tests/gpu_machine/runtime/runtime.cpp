@@ -345,6 +345,12 @@ std::shared_ptr<const Program> Runtime::kernel_of(const void* host_function) {
   }
 }
 
+void Runtime::forget_kernel(const void* handle) {
+  kernels_of_modules_.erase(handle);
+  shared_limits_.erase(handle);
+  std::erase_if(loaded_functions_, [&](const auto& one) { return one.first == handle; });
+}
+
 void Runtime::load_module_of(const std::string& kernel, const void* fat_binary) {
   if (options.ptx_folder.empty()) {
     if (loaded_modules_.insert(fat_binary).second) machine.load(module_of(fat_binary));

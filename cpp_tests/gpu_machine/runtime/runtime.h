@@ -189,6 +189,8 @@ class Runtime {
   std::map<const void*, std::shared_ptr<const Program>>& kernels_of_modules() {
     return kernels_of_modules_;
   }
+  // Another kernel may have this handle next.
+  void forget_kernel(const void* handle);
   Mappings& mappings() { return mappings_; }
 
   // What CUDA keeps for each thread: the current device, and which calls captures forbid.

@@ -14,8 +14,9 @@
 namespace axonn::kernels::cuda {
 
 // The rows of the product, cut into parts that are added up one after the other while the GEMM
-// works on the next ones. The GEMM announces chunks of equal batches. They depend on the number of
-// rows alone, because all ranks must cut alike.
+// works on the next ones. The GEMM announces chunks of equal batches. All ranks must cut alike: how
+// many there are depends on the rows alone, and where they end on the tiles' rows, too, which all
+// tiles share (sm90/plans.cpp).
 struct SwitchParts {
   int32_t batches;
   int32_t chunks_per_batch;
