@@ -147,7 +147,7 @@ def test_a_job_whose_rank_is_out_of_memory(monkeypatch, tmp_path, skipped: int) 
 def test_a_job_whose_gpu_dies(monkeypatch, tmp_path) -> None:
     status, output = run_job(monkeypatch, tmp_path / "run", f"cudaEventRecord:{GONE}:100")
     assert status != 0
-    assert re.search(r"\[rank 1\].*cudaEventRecord: the GPU is gone", output), output
+    assert "cudaEventRecord: the GPU is gone" in output, output
     assert "error: rank 1 (pid " in output, output
 
 
