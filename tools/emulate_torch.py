@@ -139,10 +139,9 @@ def whole_path(argument: str) -> str:
 
 def command_of(arguments: Sequence[str]) -> list[str | Path]:
     """The command that the arguments of this program ask for."""
-    arguments = [whole_path(argument) for argument in arguments]
     if arguments[0] == "--run":
-        return [BIN / arguments[1], *arguments[2:]]
-    return tests_command(arguments)
+        return [BIN / arguments[1], *map(whole_path, arguments[2:])]
+    return tests_command([whole_path(argument) for argument in arguments])
 
 
 @dataclass
