@@ -4,7 +4,7 @@ It builds what `make cuda-check` builds, in .venv-cuda, and the GPU in software 
 that this PyTorch asks for; neither a GPU nor a driver is needed. docs/emulate_torch.md tells how it
 works, and cpp_tests/gpu_machine/torch/left_out.toml which tests are not run, and why.
 
-    tools/emulate_torch.py                          all of python_tests/gpu that are not slow
+    tools/emulate_torch.py                          those that emulate_torch_runs.py lists
     tools/emulate_torch.py --slow-too               slow ones, too
     tools/emulate_torch.py ARGUMENTS OF PYTEST      others
     tools/emulate_torch.py --run COMMAND ...        another command of .venv-cuda, on it

@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
-TESTS = Path(__file__).parents[1] / "python_tests" / "gpu"
+from gpu_runs import ROOT, gpu_tests
+
 # Those with the longest tests begin first, lest one of them runs alone at the end.
 LONGEST = ("fused", "training", "overlap", "failures", "products", "triton", "optim", "pipeline")
 
@@ -35,36 +36,31 @@ OLDER = Machine("4 GPUs of sm_80", (("GPU_MACHINE_SM", "80"),))
 
 @dataclass(frozen=True)
 class Run:
-    """The tests of a file, test_gpu_{subject}.py, on a machine; with `only`, some of them."""
+    """The tests marked gpu of a file on a machine; with `only`, some of them."""
 
-    subject: str
+    path: str  # from the root
     machine: Machine = WHOLE
     only: str = ""
 
     @property
-    def path(self) -> Path:
-        return TESTS / f"test_gpu_{self.subject}.py"
-
-    @property
     def name(self) -> str:
-        return f"{self.path.name} on {self.machine.name}"
+        return f"{Path(self.path).name} on {self.machine.name}"
 
 
 # Ranks that share a GPU, and the fused ops where there are Triton's kernels alone.
 ON_OTHERS = (
-    Run("training", OLDER, "fused"),
-    Run("fused", ONE, "values_and_gradients"),
-    Run("layers", ONE),
-    Run("communicators", ONE),
+    Run("python_tests/gpu/test_gpu_training.py", OLDER, "fused"),
+    Run("python_tests/gpu/test_gpu_fused.py", ONE, "values_and_gradients"),
+    Run("python_tests/gpu/test_gpu_layers.py", ONE),
+    Run("python_tests/gpu/test_gpu_communicators.py", ONE),
 )
 
 
 def all_runs() -> list[Run]:
     """In the order in which they begin."""
-    subjects = [path.stem.removeprefix("test_gpu_") for path in TESTS.glob("test_gpu_*.py")]
-    place = {subject: number for number, subject in enumerate(LONGEST)}
-    whole = [Run(subject) for subject in sorted(subjects)]
-    return sorted([*whole, *ON_OTHERS], key=lambda run: place.get(run.subject, len(LONGEST)))
+    place = {f"test_gpu_{subject}": number for number, subject in enumerate(LONGEST)}
+    runs = [*map(Run, gpu_tests()), *ON_OTHERS]
+    return sorted(runs, key=lambda run: place.get(Path(run.path).stem, len(place)))
 
 
 @dataclass
@@ -117,7 +113,7 @@ def execute(run: Run, counted: Path, options: Sequence[str], starter: Starter) -
     wire.mkdir()
     selection = ["-k", run.only] if run.only else []
     done = subprocess.run(
-        starter.command([run.path, "-q", *selection, *options, "--counts", counted]),
+        starter.command([ROOT / run.path, "-q", *selection, *options, "--counts", counted]),
         cwd=starter.folder, env=starter.environment(str(wire)) | dict(run.machine.variables),
         check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
