@@ -16,6 +16,7 @@ using cuda::Arriving;
 using cuda::FusedGemm;
 
 const LaunchConfig kConfig{128, 256, 64, 4, 8, 4, 2, 1, 132};
+const LaunchConfig kAcross{128, 128, 64, 6, 8, 4, 1, 2, 132, Schedule::kPingpong};
 char memory[64];
 
 void* address() {
@@ -184,6 +185,22 @@ TEST(TileGrid, StartsWithTheOwnRowsAndEndsWithThem) {
     EXPECT_EQ(scatter.order.place(scatter.order.num_tiles() - 1).batch,
               static_cast<uint32_t>(rank));
   }
+}
+
+// A cluster that shares A has one row of tiles, and 256 columns.
+TEST(TileGrid, OfClustersAlongColumns) {
+  const ChunkPlan rows{4096, 4, 2};
+  const auto gather = tile_grid(arriving(Arriving::kRows, rows, 1), kAcross);
+  EXPECT_EQ(gather.order.along, 4096 / 128);
+  EXPECT_EQ(gather.order.across, 1024 / 256);
+  EXPECT_EQ(gather.order.first, 1024 / 128);
+  EXPECT_EQ(gather.order.group, 4U);  // a chunk has 512 rows
+  const auto columns = tile_grid(arriving(Arriving::kColumns, rows, 1), kAcross);
+  EXPECT_EQ(columns.order.along, 4096 / 256);
+  EXPECT_EQ(columns.order.across, 512 / 128);
+  const auto scatter = tile_grid(departing(1024, 600, 8, 1, 1), kAcross);
+  EXPECT_EQ(scatter.order.along, 1U);
+  EXPECT_EQ(scatter.order.across, 3U);
 }
 
 TEST(WhyUnsupported, NamesWhatIsWrong) {

@@ -74,6 +74,26 @@ TEST(SwitchSum, LeavesItsSmsAndTheGemmACluster) {
   EXPECT_EQ(beside_switch_sum(config).num_ctas, 116);
 }
 
+// The best tile of the SMs that are left, on the grid of all SMs.
+TEST(SwitchSum, TheTileIsChosenForTheSmsThatAreLeft) {
+  int differ = 0;
+  for (const int64_t m : {1024, 2048, 4096, 8192}) {
+    for (const int64_t n : {4096, 8192, 12'288, 16'384}) {
+      const GemmProblem problem{.m = m, .n = n, .k = 3584};
+      const auto beside = best_config_beside_switch_sum(problem, {}, kSm90);
+      ASSERT_TRUE(beside);
+      EXPECT_EQ(beside->num_ctas, max_ctas(*beside, {}, kSm90));
+      DeviceLimits left = kSm90;
+      left.num_sms = 116;
+      const auto best = best_config(problem, {}, left);
+      EXPECT_EQ(beside_switch_sum(*beside).describe(), best->describe());
+      differ += best->block_n != best_config(problem, {}, kSm90)->block_n;
+    }
+  }
+  EXPECT_GT(differ, 0);
+  EXPECT_FALSE(best_config_beside_switch_sum({.m = 8, .n = 8, .k = 3}, {}, kSm90));
+}
+
 TEST(SwitchSum, FlagsFitAPad) {
   const comm::SignalLayout layout{kNumSwitchPhases, kMaxPeers, kMaxChunks};
   EXPECT_LE(layout.num_flags(), comm::kNumSignals - kMaxPeers);

@@ -70,16 +70,23 @@ TEST(Sm90Tiles, HaveAsManyStagesAsFit) {
 // The rules that a line of the list must pass, or it does not compile.
 TEST(Sm90Tiles, RulesTellWhatTheHardwareCannotRun) {
   const auto with = [](int block_m, int block_n, int num_stages, int cluster_m) {
-    return config_of({block_m, block_n, num_stages, cluster_m, 1}, 2);
+    return config_of({block_m, block_n, num_stages, cluster_m, 1, Schedule::kCooperative}, 2);
+  };
+  const auto in_turn = [](int block_m, int block_n) {
+    return config_of({block_m, block_n, 4, 2, 1, Schedule::kPingpong}, 2);
   };
   const auto edges = [](const LaunchConfig& c) { return edges_are_whole_instructions(c, kSm90); };
   EXPECT_TRUE(edges(with(128, 256, 4, 2)));
   EXPECT_FALSE(edges(with(64, 256, 4, 2)));  // one warpgroup's rows, for two of them
+  EXPECT_TRUE(edges(in_turn(64, 256)));
+  EXPECT_FALSE(edges(in_turn(96, 256)));
   EXPECT_FALSE(edges(with(192, 128, 4, 2)));
   EXPECT_FALSE(edges(with(128, 132, 4, 2)));
   EXPECT_FALSE(has_positive_sizes(with(128, 256, 4, 0)));
   EXPECT_FALSE(fits_one_load(with(128, 264, 3, 2), kSm90));
   EXPECT_FALSE(fits_registers(with(256, 256, 2, 2), kSm90));
+  EXPECT_TRUE(fits_registers(in_turn(128, 128), kSm90));
+  EXPECT_FALSE(fits_registers(in_turn(128, 256), kSm90));  // of one warpgroup
   EXPECT_FALSE(has_possible_stages(with(128, 128, 1, 2)));
   EXPECT_FALSE(has_possible_stages(with(128, 64, 9, 2)));
   EXPECT_FALSE(fits_shared_memory(with(128, 256, 5, 2), 2, kSm90));
@@ -131,6 +138,9 @@ TEST(LaunchConfig, RefusesProblemsThatItCannotLoad) {
   problem = kLarge;
   problem.element_bytes = 8;
   EXPECT_NE(why(hopper(), problem).find("2 or 4 bytes, got 8"), std::string::npos);
+  problem = kLarge;
+  problem.batches = 0;
+  EXPECT_NE(why(hopper(), problem).find("rows in 0 batches"), std::string::npos);
   problem = kLarge;
   problem.m = 1001;  // ragged rows are legal
   EXPECT_EQ(why(hopper(), problem), "");
@@ -198,6 +208,24 @@ TEST(Cost, IsWavesTimesTheTimeOfATile) {
   EXPECT_LT(wave, 1.1 * 2.0 * 128 * 256 * 4096 / 4096 / 1830);
 }
 
+// Of two waves in pingpong, the first one's epilogue runs beside the second one's math.
+TEST(Cost, PingpongHidesEpilogues) {
+  LaunchConfig config{128, 128, 64, 6, 8, 4, 2, 1, 132};
+  auto pingpong = config;
+  pingpong.schedule = Schedule::kPingpong;
+  const auto waves_us = [](const LaunchConfig& of, int64_t waves, int64_t k) {
+    return cost_us(of, {.m = 132 * 128 * waves, .n = 128, .k = k}, kSm90);
+  };
+  EXPECT_NEAR(waves_us(pingpong, 1, 4096), waves_us(config, 1, 4096), 1e-9);
+  const double epilogue = waves_us(config, 1, 0) - waves_us(config, 0, 0);
+  for (const int64_t waves : {2, 3, 10}) {
+    const auto hidden = static_cast<double>(waves - 1) * epilogue;
+    EXPECT_NEAR(waves_us(pingpong, waves, 4096), waves_us(config, waves, 4096) - hidden, 1e-9);
+    EXPECT_GT(waves_us(pingpong, waves, 64), waves_us(config, waves, 64) - hidden)
+        << "the math is shorter than the epilogue";
+  }
+}
+
 TEST(Cost, ClustersShareLoads) {
   // 64 x 128 x 64: 256 cycles of math, 24 KB that take 384 cycles to load; 16 KB of them in pairs.
   auto limits = kSm90;
@@ -238,6 +266,21 @@ TEST(BestConfig, SmallTilesMustSaveMoreThanTheirLoadsCost) {
   EXPECT_EQ(columns(16384, 6144, 12288), 256);
   EXPECT_EQ(columns(8192, 12288, 6144), 256);
   EXPECT_EQ(columns(1024, 1376, 4096), 128);  // one wave of either, and most of it idle
+}
+
+// Of 1024 rows that leave to eight ranks, each rank gets 128. A cluster of 256 rows would compute
+// as many that nobody asked for.
+TEST(BestConfig, RowsThatLeaveAreNotFilledUp) {
+  GemmProblem problem{.m = 1024, .n = 8192, .k = 3584};
+  const auto rows = [&] {
+    const auto best = best_config(problem, {}, kSm90);
+    return best ? best->block_m * best->cluster_m : 0;
+  };
+  EXPECT_EQ(rows(), 256);
+  problem.batches = 8;
+  EXPECT_EQ(rows(), 128);
+  problem.m = 8192;
+  EXPECT_EQ(rows(), 256);
 }
 
 TEST(BestConfig, IsTheLegalCandidateOfLeastCost) {

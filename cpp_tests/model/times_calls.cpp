@@ -13,6 +13,7 @@ namespace {
 
 using comm::ChunkIndex;
 using comm::ChunkPlan;
+using kernels::LaunchConfig;
 using kernels::TileOrder;
 
 // (n): SMs that no GEMM takes, for the sums. Assumed; arXiv:2511.13940 fills the link from 15 SMs.
@@ -43,7 +44,7 @@ std::vector<double> push_chunks(Node& node, const ChunkPlan& plan, int64_t row_b
 
 // Returns when the operands of a cluster of tiles are there.
 Arrival arrival_of(const ChunkPlan& plan, const GemmGrid& grid, const std::vector<double>& seen) {
-  const int64_t rows = grid.kind.config.block_m * grid.kind.config.cluster_m;
+  const int64_t rows = grid.config.block_m * grid.config.cluster_m;
   return [&plan, &seen, rows, batch_rows = grid.m](const TileOrder::Place& place) {
     const int64_t begin = static_cast<int64_t>(place.batch) * batch_rows +
                           std::min(static_cast<int64_t>(place.along) * rows, batch_rows - 1);
@@ -60,10 +61,10 @@ Arrival arrival_of(const ChunkPlan& plan, const GemmGrid& grid, const std::vecto
 // sends them at the step at which this rank sends to the destination that is as far away.
 std::vector<double> addends(const GemmRun& run, const GemmGrid& grid, int64_t chunks,
                             const Rates& rates) {
-  const ChunkPlan rows{grid.m, 1, chunks, grid.kind.config.block_m};
+  const ChunkPlan rows{grid.m, 1, chunks, grid.config.block_m};
   std::vector<double> arrived(static_cast<std::size_t>(chunks), run.begin_us);
   for (const TileRecord& tile : run.tiles) {
-    const auto chunk = rows.at(tile.tile_m * grid.kind.config.block_m).chunk;
+    const auto chunk = rows.at(tile.tile_m * grid.config.block_m).chunk;
     double& latest = arrived[static_cast<std::size_t>(chunk)];
     latest = std::max(latest, tile.announced_us + rates.peer_us);
   }
@@ -71,10 +72,10 @@ std::vector<double> addends(const GemmRun& run, const GemmGrid& grid, int64_t ch
 }
 
 template <class Call>
-CallTimes fastest(const std::vector<TileKind>& kinds, Call&& call) {
+CallTimes fastest(const std::vector<LaunchConfig>& tiles, Call&& call) {
   CallTimes best;
-  for (const TileKind& kind : kinds) {
-    const CallTimes times = call(kind);
+  for (const LaunchConfig& tile : tiles) {
+    const CallTimes times = call(tile);
     if (best.device_us == 0 || times.device_us < best.device_us) best = times;
   }
   return best;
@@ -86,11 +87,11 @@ struct Scatter {
   std::vector<double> arrived;  // the addends of each chunk
 };
 
-Scatter run_scatter(Node& node, const Work& work, const Design& design, TileKind kind,
+Scatter run_scatter(Node& node, const Work& work, const Design& design, LaunchConfig tile,
                     const Arrival& arrival = {}) {
   const int64_t chunks = gemm_of(work, Flow::kDeparts).departures.chunks_per_shard;
-  if (design.in_turns) kind.config.num_ctas -= kSumSms;
-  Scatter result{grid_of(work, Flow::kDeparts, kind), {}, {}};
+  if (design.in_turns) tile.num_ctas -= kSumSms;
+  Scatter result{grid_of(work, Flow::kDeparts, tile), {}, {}};
   if (design.in_turns && result.grid.order.along % chunks == 0) {
     result.grid.turns = static_cast<uint32_t>(chunks);
   }
@@ -128,29 +129,31 @@ double sum_traffic_us(const Work& work, const Rates& rates) {
   return us_of(slot * (work.ranks + 1), rates.hbm_gbps);
 }
 
-CallTimes times_of(const Node& node, const GemmRun& run, const TileKind& kind) {
+CallTimes times_of(const Node& node, const GemmRun& run, const LaunchConfig& tile) {
   return {.device_us = node.now(),
           .host_us = node.host_us(),
           .gemm_us = run.end_us - run.begin_us,
           .flops = run.flops,
           .sent_bytes = run.departed_bytes + static_cast<double>(node.pushed_bytes()),
-          .config = kind.config};
+          .config = tile};
 }
 
-CallTimes reduce_scatter(const Work& work, const Design& design, const TileKind& kind, Host host) {
+CallTimes reduce_scatter(const Work& work, const Design& design, const LaunchConfig& tile,
+                         Host host) {
   Node node(kH100, host);
-  const Scatter scatter = run_scatter(node, work, design, kind);
+  const Scatter scatter = run_scatter(node, work, design, tile);
   sum_chunks(node, scatter, design, sum_traffic_us(work, kH100));
   end_call(node);
-  return times_of(node, scatter.run, kind);
+  return times_of(node, scatter.run, tile);
 }
 
 // (j) without (e): the switch adds up behind the GEMM.
-CallTimes multimem_behind(const Work& work, const Design& design, const TileKind& kind, Host host) {
+CallTimes multimem_behind(const Work& work, const Design& design, const LaunchConfig& tile,
+                          Host host) {
   Node node(kH100, host);
   begin_call(node);
   const double begin = node.kernel_begin(node.enqueue(kH100.host_launch_us));
-  const GemmRun run = run_gemm(grid_of(work, Flow::kStays, kind), begin, {}, {}, kH100);
+  const GemmRun run = run_gemm(grid_of(work, Flow::kStays, tile), begin, {}, {}, kH100);
   node.until(run.end_us);
   node.kernel(kH100.peer_us);                  // tells the peers of the product
   node.kernel(kH100.peer_us + kH100.seen_us);  // waits for theirs
@@ -159,7 +162,7 @@ CallTimes multimem_behind(const Work& work, const Design& design, const TileKind
   node.kernel(kH100.peer_us + kH100.seen_us);
   if (!design.result_in_place) node.copy(work.result_bytes());
   end_call(node);
-  CallTimes times = times_of(node, run, kind);
+  CallTimes times = times_of(node, run, tile);
   times.sent_bytes = static_cast<double>(work.result_bytes());
   return times;
 }
@@ -167,11 +170,11 @@ CallTimes multimem_behind(const Work& work, const Design& design, const TileKind
 // Returns when each part of the product is announced to all ranks.
 std::vector<double> parts_announced(const Work& work, const GemmGrid& grid, const GemmRun& run) {
   const auto parts = kernels::cuda::SwitchParts::of(work.m);
-  const ChunkPlan plan{work.m, parts.batches, parts.chunks_per_batch, grid.kind.config.block_m};
+  const ChunkPlan plan{work.m, parts.batches, parts.chunks_per_batch, grid.config.block_m};
   std::vector<double> announced(static_cast<std::size_t>(parts.count()), run.begin_us);
   for (const TileRecord& tile : run.tiles) {
     const int64_t row =
-        static_cast<int64_t>(tile.place.batch) * grid.m + tile.tile_m * grid.kind.config.block_m;
+        static_cast<int64_t>(tile.place.batch) * grid.m + tile.tile_m * grid.config.block_m;
     double& latest = announced[static_cast<std::size_t>(plan.ordinal(plan.at(row)))];
     latest = std::max(latest, tile.announced_us + kH100.seen_us + kH100.peer_us);
   }
@@ -179,13 +182,13 @@ std::vector<double> parts_announced(const Work& work, const GemmGrid& grid, cons
 }
 
 // (j) with (e): on SMs of its own, a kernel adds up part after part, and copies what is added up.
-CallTimes multimem_beside(const Work& work, const Design& design, TileKind kind, Host host) {
+CallTimes multimem_beside(const Work& work, const Design& design, LaunchConfig tile, Host host) {
   Node node(kH100, host);
   begin_call(node);
   node.enqueue(2 * kH100.host_call_us);
-  const auto sum_ctas = static_cast<double>(kernels::cuda::switch_sum_ctas(kind.config.num_ctas));
-  kind.config = kernels::cuda::beside_switch_sum(kind.config);
-  const GemmGrid grid = grid_of(work, Flow::kInParts, kind);
+  const auto sum_ctas = static_cast<double>(kernels::cuda::switch_sum_ctas(tile.num_ctas));
+  tile = kernels::cuda::beside_switch_sum(tile);
+  const GemmGrid grid = grid_of(work, Flow::kInParts, tile);
   const double begin = node.kernel_begin(node.enqueue(kH100.host_launch_us));
   const Departing announced_here{-1, design.announce_behind, &node.out(), true};
   const GemmRun run = run_gemm(grid, begin, {}, announced_here, kH100);
@@ -196,7 +199,7 @@ CallTimes multimem_beside(const Work& work, const Design& design, TileKind kind,
   node.enqueue(kH100.host_launch_us);
   const std::vector<double> announced = parts_announced(work, grid, run);
   for (int32_t part = 0; part < parts.count(); ++part) {
-    const int64_t end = parts.row_end(work.m, kind.config.block_m, part);
+    const int64_t end = parts.row_end(work.m, tile.block_m, part);
     const auto bytes = static_cast<double>((end - row) * work.n * kElementBytes);
     row = end;
     const double ready = announced[static_cast<std::size_t>(part)] + kH100.seen_us;
@@ -211,18 +214,18 @@ CallTimes multimem_beside(const Work& work, const Design& design, TileKind kind,
   node.until(node.now() + kH100.event_us);  // of the stream that adds up
   node.enqueue(2 * kH100.host_call_us);
   end_call(node);
-  CallTimes times = times_of(node, run, kind);
+  CallTimes times = times_of(node, run, tile);
   times.sent_bytes = static_cast<double>(work.result_bytes());
   return times;
 }
 
-CallTimes all_reduce(const Work& work, const Design& design, const TileKind& kind, Host host) {
+CallTimes all_reduce(const Work& work, const Design& design, const LaunchConfig& tile, Host host) {
   if (design.multimem) {
-    return design.sums_early ? multimem_beside(work, design, kind, host)
-                             : multimem_behind(work, design, kind, host);
+    return design.sums_early ? multimem_beside(work, design, tile, host)
+                             : multimem_behind(work, design, tile, host);
   }
   Node node(kH100, host);
-  const Scatter scatter = run_scatter(node, work, design, kind);
+  const Scatter scatter = run_scatter(node, work, design, tile);
   // Each rank's rows reach every rank, its own included, through one multicast.
   const auto received = static_cast<double>(work.result_bytes());
   const double sum_us =
@@ -235,7 +238,7 @@ CallTimes all_reduce(const Work& work, const Design& design, const TileKind& kin
   node.kernel(kH100.peer_us + kH100.seen_us);  // waits for those of the peers
   if (!design.result_in_place) node.copy(work.result_bytes());
   end_call(node);
-  CallTimes times = times_of(node, scatter.run, kind);
+  CallTimes times = times_of(node, scatter.run, tile);
   times.sent_bytes += received;
   return times;
 }
@@ -264,9 +267,10 @@ double sums_end_us(const std::vector<double>& arrived_us, std::vector<double> fr
   return now;
 }
 
-CallTimes all_gather_gemm(const Work& work, const Design& design, const TileKind& kind, Host host) {
+CallTimes all_gather_gemm(const Work& work, const Design& design, const LaunchConfig& tile,
+                          Host host) {
   Node node(kH100, host, design.two_queues ? 2 : 1);
-  const GemmGrid grid = grid_of(work, Flow::kArrives, kind);
+  const GemmGrid grid = grid_of(work, Flow::kArrives, tile);
   const ChunkPlan plan = gemm_of(work, Flow::kArrives).arrivals.plan;
   begin_call(node);
   const double ready = node.now() + kH100.event_us;
@@ -284,37 +288,39 @@ CallTimes all_gather_gemm(const Work& work, const Design& design, const TileKind
   node.enqueue(2 * kH100.host_call_us);
   node.until(node.engines_free_us() + kH100.event_us);
   end_call(node);
-  return times_of(node, run, kind);
+  return times_of(node, run, tile);
 }
 
 CallTimes gather_gemm_scatter(const Work& work, int32_t gathers, const Design& design) {
-  return fastest(choices(work, design, true), [&](const TileKind& kind) {
+  return fastest(choices(work, design, true), [&](const LaunchConfig& tile) {
     Node node(kH100, Host::kAhead);
     const ChunkPlan plan{work.m, gathers, kernels::cuda::chunks_per_shard(work.m / gathers)};
     const double ready = node.kernel_begin(0) + kH100.peer_us + kH100.seen_us + kH100.event_us;
     const auto seen = push_chunks(node, plan, work.k * kElementBytes, ready, design);
     if (!design.own_in_place) node.copy(plan.shard(0).size() * work.k * kElementBytes);
-    const GemmGrid grid = grid_of(work, Flow::kDeparts, kind);
-    const Scatter scatter = run_scatter(node, work, design, kind, arrival_of(plan, grid, seen));
+    const GemmGrid grid = grid_of(work, Flow::kDeparts, tile);
+    const Scatter scatter = run_scatter(node, work, design, tile, arrival_of(plan, grid, seen));
     sum_chunks(node, scatter, design, sum_traffic_us(work, kH100));
     end_call(node);
-    return times_of(node, scatter.run, kind);
+    return times_of(node, scatter.run, tile);
   });
 }
 
 CallTimes all_gather_gemm(const Work& work, const Design& design, Host host) {
-  return fastest(choices(work, design, false),
-                 [&](const TileKind& kind) { return all_gather_gemm(work, design, kind, host); });
+  return fastest(choices(work, design, false), [&](const LaunchConfig& tile) {
+    return all_gather_gemm(work, design, tile, host);
+  });
 }
 
 CallTimes gemm_reduce_scatter(const Work& work, const Design& design, Host host) {
-  return fastest(choices(work, design, true),
-                 [&](const TileKind& kind) { return reduce_scatter(work, design, kind, host); });
+  return fastest(choices(work, design, true), [&](const LaunchConfig& tile) {
+    return reduce_scatter(work, design, tile, host);
+  });
 }
 
 CallTimes gemm_all_reduce(const Work& work, const Design& design, Host host) {
   return fastest(choices(work, design, true),
-                 [&](const TileKind& kind) { return all_reduce(work, design, kind, host); });
+                 [&](const LaunchConfig& tile) { return all_reduce(work, design, tile, host); });
 }
 
 }  // namespace axonn::times

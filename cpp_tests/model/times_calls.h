@@ -33,7 +33,8 @@ CallTimes gemm_all_reduce(const Work& work, const Design& design, Host host = Ho
 CallTimes gather_gemm_scatter(const Work& work, int32_t gathers, const Design& design);
 
 // The same with given tiles.
-CallTimes all_gather_gemm(const Work& work, const Design& design, const TileKind& kind, Host host);
+CallTimes all_gather_gemm(const Work& work, const Design& design, const kernels::LaunchConfig& tile,
+                          Host host);
 
 // Returns when the sums of all chunks are done if they start as the chunks arrive, on SMs that have
 // no more tiles. Each takes `chunk_us` where enough SMs are free.

@@ -75,9 +75,9 @@ TEST(Choices, AreThoseOfCsrc) {
   const Work work{8192, 3584, 8192};
   const auto plain = choices(work, {}, false);
   ASSERT_EQ(plain.size(), 1u);
-  EXPECT_EQ(plain[0].config.num_ctas, 132);
-  for (const TileKind& kind : choices(work, with("g"), true)) {
-    EXPECT_EQ(kernels::cuda::kChunkRows % (kind.config.block_m * kind.config.cluster_m), 0);
+  EXPECT_EQ(plain[0].num_ctas, 132);
+  for (const kernels::LaunchConfig& tile : choices(work, with("g"), true)) {
+    EXPECT_EQ(kernels::cuda::kChunkRows % (tile.block_m * tile.cluster_m), 0);
   }
 }
 

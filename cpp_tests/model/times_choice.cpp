@@ -10,11 +10,13 @@ namespace axonn::times {
 namespace {
 
 using kernels::LaunchConfig;
+using kernels::Schedule;
 using kernels::cuda::FusedGemm;
 
-LaunchConfig config(int64_t block_m, int64_t block_n, int64_t cluster_m, int64_t cluster_n) {
+LaunchConfig tile_of(int64_t block_m, int64_t block_n, int64_t cluster_m, int64_t cluster_n,
+                     Schedule schedule) {
   const int64_t ctas = cluster_m * cluster_n;
-  return {block_m, block_n, 64, 4, 8, 4, cluster_m, cluster_n, kNumSms / ctas * ctas};
+  return {block_m, block_n, 64, 4, 8, 4, cluster_m, cluster_n, kNumSms / ctas * ctas, schedule};
 }
 
 }  // namespace
@@ -41,40 +43,44 @@ FusedGemm gemm_of(const Work& work, Flow flow) {
   return gemm;
 }
 
-GemmGrid grid_of(const Work& work, Flow flow, const TileKind& kind) {
+GemmGrid grid_of(const Work& work, Flow flow, const LaunchConfig& config) {
   const FusedGemm gemm = gemm_of(work, flow);
-  const auto grid = kernels::sm90::tile_grid(gemm, kind.config);
+  const auto grid = kernels::sm90::tile_grid(gemm, config);
   const int64_t batches = std::max(gemm.departures.num_ranks, 1);
-  return {kind, grid.order, grid.along_columns, 1, work.m / batches, work.n, work.k};
+  return {config, grid.order, grid.along_columns, 1, work.m / batches, work.n, work.k};
 }
 
-std::vector<TileKind> library_tiles() {
-  std::vector<TileKind> result;
+std::vector<LaunchConfig> library_tiles() {
+  std::vector<LaunchConfig> result;
   for (const auto& [m, n] : {std::pair{128, 256}, {256, 128}, {128, 192}, {128, 128}}) {
-    result.push_back({config(m, n, 2, 1), Schedule::kCooperative});
-    result.push_back({config(m, n, 1, 2), Schedule::kCooperative});
+    result.push_back(tile_of(m, n, 2, 1, Schedule::kCooperative));
+    result.push_back(tile_of(m, n, 1, 2, Schedule::kCooperative));
   }
   for (const auto& [m, n] : {std::pair{64, 256}, {64, 192}, {64, 128}, {128, 128}}) {
-    result.push_back({config(m, n, 2, 1), Schedule::kPingpong});
-    result.push_back({config(m, n, 1, 2), Schedule::kPingpong});
-    result.push_back({config(m, n, 1, 1), Schedule::kPingpong});
+    result.push_back(tile_of(m, n, 2, 1, Schedule::kPingpong));
+    result.push_back(tile_of(m, n, 1, 2, Schedule::kPingpong));
+    result.push_back(tile_of(m, n, 1, 1, Schedule::kPingpong));
   }
   return result;
 }
 
-std::vector<TileKind> choices(const Work& work, const Design& design, bool departs) {
+std::vector<LaunchConfig> choices(const Work& work, const Design& design, bool departs) {
   if (design.more_tiles) {
-    std::vector<TileKind> result;
-    for (const TileKind& kind : library_tiles()) {
-      const int64_t rows = kind.config.block_m * kind.config.cluster_m;
-      if (!departs || kernels::cuda::kChunkRows % rows == 0) result.push_back(kind);
+    std::vector<LaunchConfig> result;
+    for (const LaunchConfig& tile : library_tiles()) {
+      const int64_t rows = tile.block_m * tile.cluster_m;
+      if (!departs || kernels::cuda::kChunkRows % rows == 0) result.push_back(tile);
     }
     return result;
   }
   auto limits = kernels::kSm90;
   if (!design.likely_l2) limits.l2_bytes_per_cycle = kGuessedL2;
-  const auto best = kernels::best_config({.m = work.m, .n = work.n, .k = work.k}, {}, limits);
-  return {{best.value(), Schedule::kCooperative}};
+  const kernels::GemmProblem problem{
+      .m = work.m, .n = work.n, .k = work.k, .batches = departs ? work.ranks : 1};
+  const bool beside = design.multimem && design.sums_early;
+  const auto best = beside ? kernels::cuda::best_config_beside_switch_sum(problem, {}, limits)
+                           : kernels::best_config(problem, {}, limits);
+  return {best.value()};
 }
 
 }  // namespace axonn::times

@@ -19,13 +19,13 @@ enum class Flow { kStays, kArrives, kDeparts, kInParts };  // stays, and is anno
 kernels::cuda::FusedGemm gemm_of(const Work& work, Flow flow);
 
 // The order of its tiles, by tile_grid (core/cuda/sm90/plans.h).
-GemmGrid grid_of(const Work& work, Flow flow, const TileKind& kind);
+GemmGrid grid_of(const Work& work, Flow flow, const kernels::LaunchConfig& config);
 
 // The tiles among which a call of this design chooses: what best_config answers, or with (g) all
 // that its kernel could have. `departs`: a chunk of rows must be whole clusters of tiles.
-std::vector<TileKind> choices(const Work& work, const Design& design, bool departs);
+std::vector<kernels::LaunchConfig> choices(const Work& work, const Design& design, bool departs);
 
 // The tiles among which a library is assumed to choose as well as can be.
-std::vector<TileKind> library_tiles();
+std::vector<kernels::LaunchConfig> library_tiles();
 
 }  // namespace axonn::times

@@ -50,8 +50,8 @@ class Simulation {
         arrival_(arrival),
         departing_(departing),
         rates_(rates),
-        times_(tile_times(grid.kind, grid.k, rates)) {
-    const LaunchConfig& config = grid.kind.config;
+        times_(tile_times(grid.config, grid.k, rates)) {
+    const LaunchConfig& config = grid.config;
     const int64_t ctas = config.cluster_m * config.cluster_n;
     const auto most = static_cast<uint32_t>(config.num_ctas / ctas);
     const uint32_t count = std::min(most, grid.order.num_tiles());
@@ -74,7 +74,7 @@ class Simulation {
       }
     }
     run_.end_us = run_.begin_us;
-    const LaunchConfig& config = grid_.kind.config;
+    const LaunchConfig& config = grid_.config;
     const auto ctas = static_cast<std::size_t>(config.cluster_m * config.cluster_n);
     for (std::size_t i = 0; i < workers_.size(); ++i) {
       const double end = finish(workers_[i]);
@@ -111,18 +111,19 @@ class Simulation {
     }
     const double stored = ready + times_.epilogue_us;
     worker.left = record_tiles(worker, place, multiplied - times_.mainloop_us, stored);
-    const bool waits = departing_.port != nullptr && !departing_.announce_behind;
+    const bool pingpong = grid_.config.schedule == kernels::Schedule::kPingpong;
+    // In pingpong, a warpgroup announces its tile while the other one multiplies.
+    const bool waits = departing_.port != nullptr && (pingpong || !departing_.announce_behind);
     if (waits || departing_.port == nullptr) announce(worker, worker.left);
     const double end = waits ? worker.left + rates_.announce_us : stored;
     const double end_before = std::exchange(worker.end, end);
     worker.next += static_cast<uint32_t>(workers_.size());
-    const bool pingpong = grid_.kind.schedule == Schedule::kPingpong;
     push(pingpong ? std::max(multiplied, end_before) : end, index, false);
   }
 
   // Lists the tiles of a cluster and sends them where they go. Returns when they are there.
   double record_tiles(Worker& worker, const TileOrder::Place& place, double begun, double stored) {
-    const LaunchConfig& config = grid_.kind.config;
+    const LaunchConfig& config = grid_.config;
     const auto row = static_cast<int64_t>(grid_.along_columns ? place.across : place.along);
     const auto column = static_cast<int64_t>(grid_.along_columns ? place.along : place.across);
     const bool departs = departing_.port != nullptr && !departing_.all_stay &&
@@ -188,8 +189,7 @@ TileOrder::Place place_of(const GemmGrid& grid, uint32_t index) {
   return place;
 }
 
-TileTimes tile_times(const TileKind& kind, int64_t k, const Rates& rates) {
-  const LaunchConfig& config = kind.config;
+TileTimes tile_times(const LaunchConfig& config, int64_t k, const Rates& rates) {
   const double row_bytes = d(config.block_k) * kElementBytes;
   const double tensor =
       2 * d(config.block_m * config.block_n * config.block_k) / rates.flops_per_cycle;

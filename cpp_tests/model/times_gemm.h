@@ -12,26 +12,17 @@
 
 namespace axonn::times {
 
-// CUTLASS's schedules. The math warpgroups share a tile, or take tiles in turn, so that one
-// multiplies while the other stores.
-enum class Schedule { kCooperative, kPingpong };
-
-struct TileKind {
-  kernels::LaunchConfig config;
-  Schedule schedule = Schedule::kCooperative;
-};
-
 // The times of one tile that waits for nothing.
 struct TileTimes {
   double mainloop_us;
   double epilogue_us;
 };
-TileTimes tile_times(const TileKind& kind, int64_t k, const Rates& rates);
+TileTimes tile_times(const kernels::LaunchConfig& config, int64_t k, const Rates& rates);
 
 // A grid of tiles in the order in which clusters take them. All ranks run the same grid at the same
 // time, up to a rotation, so one rank stands for all: what it sends is what it receives.
 struct GemmGrid {
-  TileKind kind;
+  kernels::LaunchConfig config;
   kernels::TileOrder order;
   bool along_columns = false;
   // With more than one, part after part of every batch takes its turn, not batch after batch.

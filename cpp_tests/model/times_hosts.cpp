@@ -23,7 +23,7 @@ double network_us(int64_t bytes, int64_t groups, const Rates& rates) {
 }  // namespace
 
 double hosts_gather_us(const Work& work, const Design& design, const Rates& rates) {
-  const TileKind kind = choices(work, design, false).front();
+  const kernels::LaunchConfig tile = choices(work, design, false).front();
   const ChunkPlan plan = gemm_of(work, Flow::kArrives).arrivals.plan;
   std::vector<double> seen(static_cast<std::size_t>(plan.num_chunks()), 0);
   Server network;
@@ -41,7 +41,7 @@ double hosts_gather_us(const Work& work, const Design& design, const Rates& rate
     }
   }
   for (double& each : seen) each += rates.copy_us + rates.host_read_us + rates.seen_us;
-  const int64_t rows = kind.config.block_m * kind.config.cluster_m;
+  const int64_t rows = tile.block_m * tile.cluster_m;
   const auto arrival = [&](const TileOrder::Place& place) {
     const int64_t begin = static_cast<int64_t>(place.along) * rows;
     const auto span = plan.needed({begin, std::min(begin + rows, plan.count)});
@@ -49,15 +49,15 @@ double hosts_gather_us(const Work& work, const Design& design, const Rates& rate
   };
   const double begin =
       3 * rates.kernel_us + us_of(2 * d(work.gathered_bytes() / work.ranks), rates.hbm_gbps);
-  return run_gemm(grid_of(work, Flow::kArrives, kind), begin, arrival, {}, rates).end_us +
+  return run_gemm(grid_of(work, Flow::kArrives, tile), begin, arrival, {}, rates).end_us +
          rates.kernel_us;
 }
 
 double hosts_scatter_us(const Work& work, const Design& design, const Rates& rates) {
   const int64_t sent = work.result_bytes() / work.ranks * (work.ranks - 1);
   if (!design.over_hosts) return hosts_library_us(work, sent, rates);
-  const TileKind kind = choices(work, design, true).front();
-  const GemmGrid grid = grid_of(work, Flow::kDeparts, kind);
+  const kernels::LaunchConfig tile = choices(work, design, true).front();
+  const GemmGrid grid = grid_of(work, Flow::kDeparts, tile);
   const GemmRun run = run_gemm(grid, 2 * rates.kernel_us, {}, {}, rates);
   const int64_t chunks = gemm_of(work, Flow::kDeparts).departures.chunks_per_shard;
   // Chunks of the other ranks' rows are finished one after the other, at the pace of the tiles.

@@ -9,8 +9,8 @@ namespace axonn::times {
 
 double cublas_us(const Work& work, const Rates& rates) {
   double best = std::numeric_limits<double>::infinity();
-  for (const TileKind& kind : library_tiles()) {
-    const GemmRun run = run_gemm(grid_of(work, Flow::kStays, kind), 0, {}, {}, rates);
+  for (const kernels::LaunchConfig& tile : library_tiles()) {
+    const GemmRun run = run_gemm(grid_of(work, Flow::kStays, tile), 0, {}, {}, rates);
     best = std::min(best, run.end_us);
   }
   // A small product is bounded by what it reads and writes at least once.

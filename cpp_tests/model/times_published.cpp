@@ -65,10 +65,9 @@ std::vector<Published> all_published() {
 
 double tiles_us(const Published& entry) {
   const Tiles& tiles = entry.tiles;
-  const TileKind kind{
-      {tiles.block_m, tiles.block_n, 64, 4, 8, 4, tiles.cluster_m, 1, tiles.num_ctas},
-      Schedule::kCooperative};
-  return run_gemm(grid_of(entry.work, Flow::kStays, kind), 0, {}, {}, kH100).end_us;
+  const kernels::LaunchConfig tile{tiles.block_m, tiles.block_n, 64, 4, 8, 4, tiles.cluster_m, 1,
+                                   tiles.num_ctas};
+  return run_gemm(grid_of(entry.work, Flow::kStays, tile), 0, {}, {}, kH100).end_us;
 }
 
 }  // namespace

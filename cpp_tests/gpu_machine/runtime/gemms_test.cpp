@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <random>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "gpu_machine/runtime/gemm_calls.h"
 
@@ -20,6 +22,7 @@ using kernels::DataType;
 using kernels::cuda::Arriving;
 using testing::CudaError;
 using testing::DeviceGuard;
+using testing::DeviceMatrix;
 using testing::GemmCall;
 using testing::GemmProblem;
 using testing::GemmRun;
@@ -136,6 +139,50 @@ INSTANTIATE_TEST_SUITE_P(Gemms, KThatArrives,
                          ::testing::Combine(::testing::Values(Way::kGathersB, Way::kGathersA),
                                             ::testing::Range(0, kNumTiles)),
                          name_of_way);
+
+// --- Bits -------------------------------------------------------------------------
+
+// The second half of K takes away what the first one adds. So the result is what rounding left,
+// which depends on the order of additions.
+TEST(Gemms, BitsDoNotDependOnTheTile) {
+  Runtime runtime(testing::options_of(1, 1));
+  std::mt19937_64 random(1);
+  const auto operand = [&](int64_t rows, int64_t columns, float sign) {
+    testing::Matrix values = testing::Matrix::zeros(rows, columns);
+    const int64_t half = columns / 2;
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < half; ++j) {
+        values.at(i, j) =
+            std::ldexp(static_cast<float>(random() % 255) - 127, static_cast<int>(random() % 12));
+        values.at(i, half + j) = sign * values.at(i, j);
+      }
+    }
+    return DeviceMatrix(values);
+  };
+  const int64_t m = 72, n = 264, k = 464;
+  const DeviceMatrix a = operand(m, k, 1), b = operand(n, k, -1);
+  kernels::cuda::FusedGemm gemm{};
+  gemm.m = m;
+  gemm.n = gemm.ldd = n;
+  gemm.k = gemm.lda = gemm.ldb = k;
+  gemm.b_transposed = true;
+  gemm.dtype = DataType::kBFloat16;
+  gemm.a = a.data();
+  gemm.b = b.data();
+  std::vector<testing::Matrix> results;
+  for (const kernels::Sm90Tile& tile : kernels::kSm90Tiles) {
+    const DeviceMatrix d(m, n);
+    gemm.d = d.data();
+    kernels::LaunchConfig config = kernels::config_of(tile, kernels::kSm90ElementBytes);
+    config.num_ctas = 2;
+    AXONN_CUDA_CHECK(testing::sm90_backend().launch(gemm, config, nullptr));
+    AXONN_CUDA_CHECK(cudaDeviceSynchronize());
+    results.push_back(d.read());
+  }
+  for (const testing::Matrix& result : results) EXPECT_TRUE(result == results[0]);
+  const auto is_zero = [](float value) { return value == 0; };
+  EXPECT_FALSE(std::all_of(results[0].values.begin(), results[0].values.end(), is_zero));
+}
 
 // --- Every instance on many ranks -------------------------------------------------
 

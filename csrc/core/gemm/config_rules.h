@@ -13,9 +13,19 @@ namespace axonn::kernels {
 inline constexpr int64_t kThreadsPerWarp = 32;
 inline constexpr int64_t kMaxStages = 8;
 
-// Returns the number of groups of warps that each issue instructions of their own.
+// Returns how many tiles a CTA works on at a time.
+constexpr int64_t tiles_in_turn(const LaunchConfig& config) {
+  return config.schedule == Schedule::kPingpong ? 2 : 1;
+}
+
+// Returns the warps that share the accumulators of a tile.
+constexpr int64_t math_warps_per_tile(const LaunchConfig& config) {
+  return config.num_math_warps / tiles_in_turn(config);
+}
+
+// Returns the number of groups of a tile's warps that each issue instructions of their own.
 constexpr int64_t num_math_groups(const LaunchConfig& config, const DeviceLimits& limits) {
-  return config.num_math_warps / limits.warps_per_mma;
+  return math_warps_per_tile(config) / limits.warps_per_mma;
 }
 
 // A tile has a multiple of so many rows: on sm_90 the warpgroups split the rows, and on sm_80 the
@@ -29,7 +39,7 @@ constexpr int64_t num_instructions(const LaunchConfig& config, const DeviceLimit
 }
 
 constexpr int64_t accumulators_per_thread(const LaunchConfig& config) {
-  return config.block_m * config.block_n / (config.num_math_warps * kThreadsPerWarp);
+  return config.block_m * config.block_n / (math_warps_per_tile(config) * kThreadsPerWarp);
 }
 
 constexpr int64_t threads_per_block(const LaunchConfig& config) {
@@ -54,7 +64,7 @@ constexpr bool depth_is_whole_instructions(const LaunchConfig& config, int64_t e
 }
 
 constexpr bool warps_are_whole_groups(const LaunchConfig& config, const DeviceLimits& limits) {
-  return config.num_math_warps % limits.warps_per_mma == 0;
+  return config.num_math_warps % (limits.warps_per_mma * tiles_in_turn(config)) == 0;
 }
 
 constexpr bool edges_are_whole_instructions(const LaunchConfig& config,

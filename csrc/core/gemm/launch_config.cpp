@@ -87,6 +87,7 @@ std::string why_illegal_problem(const LaunchConfig& config, const GemmProblem& p
   if (problem.m < 0 || problem.n < 0 || problem.k < 0) {
     return text("sizes must not be negative, got ", problem.m, ", ", problem.n, ", ", problem.k);
   }
+  if (problem.batches < 1) return text("rows in ", problem.batches, " batches");
   for (const int64_t size : {problem.n, problem.k}) {
     const int64_t row_bytes = size * problem.element_bytes;
     if (row_bytes % kLoadBytes != 0) {
@@ -105,7 +106,8 @@ std::string why_illegal_problem(const LaunchConfig& config, const GemmProblem& p
 
 std::string LaunchConfig::describe() const {
   return text("launch config ", block_m, "x", block_n, "x", block_k, ", ", num_stages, " stages, ",
-              num_math_warps, "+", num_producer_warps, " warps, cluster ", cluster_m, "x",
+              num_math_warps, "+", num_producer_warps, " warps",
+              schedule == Schedule::kPingpong ? " in pingpong" : "", ", cluster ", cluster_m, "x",
               cluster_n, ", ", num_ctas, " CTAs");
 }
 
@@ -138,11 +140,14 @@ std::string why_illegal(const LaunchConfig& config, const GemmProblem& problem,
 double cost_us(const LaunchConfig& config, const GemmProblem& problem, const DeviceLimits& limits) {
   // A cluster works on neighbouring tiles, even on those beyond the edge, whose results are
   // dropped.
+  const auto tiles = [](int64_t size, int64_t block, int64_t cluster) {
+    return ceil_div(size, block * cluster) * cluster;
+  };
   const int64_t tiles_m =
-      ceil_div(ceil_div(problem.m, config.block_m), config.cluster_m) * config.cluster_m;
-  const int64_t tiles_n =
-      ceil_div(ceil_div(problem.n, config.block_n), config.cluster_n) * config.cluster_n;
-  const auto waves = static_cast<double>(ceil_div(tiles_m * tiles_n, config.num_ctas));
+      tiles(ceil_div(problem.m, problem.batches), config.block_m, config.cluster_m) *
+      problem.batches;
+  const int64_t tiles_n = tiles(problem.n, config.block_n, config.cluster_n);
+  const int64_t waves = ceil_div(tiles_m * tiles_n, config.num_ctas);
 
   const auto bytes = static_cast<double>(problem.element_bytes);
   const auto block_m = static_cast<double>(config.block_m);
@@ -153,8 +158,13 @@ double cost_us(const LaunchConfig& config, const GemmProblem& problem, const Dev
                              block_n / static_cast<double>(config.cluster_m);
   const double load_cycles = loaded_rows * depth * bytes / limits.l2_bytes_per_cycle;
   const double store_cycles = block_m * block_n * bytes / limits.l2_bytes_per_cycle;
-  const double tile_cycles = std::max(math_cycles, load_cycles) + store_cycles + kTileCycles;
-  return kLaunchUs + waves * tile_cycles / (limits.clock_ghz * 1e3);
+  const double mainloop_cycles = std::max(math_cycles, load_cycles);
+  const double epilogue_cycles = store_cycles + kTileCycles;
+  double cycles = static_cast<double>(waves) * (mainloop_cycles + epilogue_cycles);
+  if (config.schedule == Schedule::kPingpong && waves > 1) {
+    cycles -= static_cast<double>(waves - 1) * std::min(mainloop_cycles, epilogue_cycles);
+  }
+  return kLaunchUs + cycles / (limits.clock_ghz * 1e3);
 }
 
 std::vector<LaunchConfig> candidates(const DeviceLimits& limits, int64_t element_bytes) {

@@ -9,6 +9,10 @@
 
 namespace axonn::kernels {
 
+// CUTLASS's schedules. Cooperative: the math warps share each tile. Pingpong: two halves of them
+// take tiles in turn, so that one multiplies while the other stores.
+enum class Schedule { kCooperative, kPingpong };
+
 // There is one CTA per SM, because the tiles and stages of a persistent GEMM fill it.
 struct LaunchConfig {
   int64_t block_m;
@@ -20,6 +24,7 @@ struct LaunchConfig {
   int64_t cluster_m = 1;       // CTAs that share loads of B
   int64_t cluster_n = 1;       // CTAs that share loads of A
   int64_t num_ctas = 0;        // of the persistent grid
+  Schedule schedule = Schedule::kCooperative;
 
   std::string describe() const;
 };
@@ -34,6 +39,8 @@ struct GemmProblem {
   // is cut anywhere; a gather's may be, since its tiles wait for every chunk that they touch.
   int64_t chunk_tile_m = 0;
   int64_t chunk_tile_n = 0;
+  // Rows that leave: each of so many equal parts of m begins with a cluster of tiles of its own.
+  int64_t batches = 1;
 };
 
 // What else must run on the device while the GEMM spins on flags. Whoever raises the flags needs an
@@ -116,8 +123,9 @@ std::string why_illegal(const LaunchConfig& config, const GemmProblem& problem,
                         const Residency& residency, const DeviceLimits& limits);
 
 // Returns modelled, not measured, microseconds of the GEMM alone: waves of tiles times the time of
-// a tile. A tile takes as long as its math or as its loads from L2, whichever is longer. The model
-// is good for ranking configs. The config must be legal.
+// a tile. A tile takes as long as its math or as its loads from L2, whichever is longer, and then
+// as long as its epilogue, which in pingpong overlaps the next tile. The model is good for ranking
+// configs. The config must be legal.
 double cost_us(const LaunchConfig& config, const GemmProblem& problem, const DeviceLimits& limits);
 
 // Returns the configs that kernels are built for, with num_ctas not set; for sm_90 they are those

@@ -17,17 +17,18 @@ struct Sm90Tile {
   int num_stages;  // as many as fit; gemm.cuh compares it with what CUTLASS makes of the tile
   int cluster_m;   // CTAs that share loads of B
   int cluster_n;   // CTAs that share loads of A
+  Schedule schedule;
 };
 
 inline constexpr Sm90Tile kSm90Tiles[] = {
-    // block_m, block_n, num_stages, cluster_m, cluster_n
-    {128, 256, 4, 2, 1},
-    {128, 128, 6, 2, 1},
+    // block_m, block_n, num_stages, cluster_m, cluster_n, schedule
+    {128, 256, 4, 2, 1, Schedule::kCooperative},
+    {128, 128, 6, 1, 2, Schedule::kPingpong},
 };
 
 inline constexpr std::size_t kNumSm90Tiles = sizeof(kSm90Tiles) / sizeof(Sm90Tile);
 
-// Two warpgroups multiply and one loads, as in CUTLASS's cooperative schedule.
+// Two warpgroups multiply and one loads, in each of CUTLASS's schedules.
 inline constexpr int64_t kSm90MathWarps = 8;
 inline constexpr int64_t kSm90ProducerWarps = 4;
 // A row of a stage is one swizzled line of TMA.
@@ -37,9 +38,15 @@ inline constexpr int64_t kSm90ElementBytes = 2;
 
 // Returns the tile's config for elements of this size; num_ctas is not set.
 constexpr LaunchConfig config_of(const Sm90Tile& tile, int64_t element_bytes) {
-  return {tile.block_m,    tile.block_n,   kSm90StageRowBytes / element_bytes,
-          tile.num_stages, kSm90MathWarps, kSm90ProducerWarps,
-          tile.cluster_m,  tile.cluster_n};
+  return {.block_m = tile.block_m,
+          .block_n = tile.block_n,
+          .block_k = kSm90StageRowBytes / element_bytes,
+          .num_stages = tile.num_stages,
+          .num_math_warps = kSm90MathWarps,
+          .num_producer_warps = kSm90ProducerWarps,
+          .cluster_m = tile.cluster_m,
+          .cluster_n = tile.cluster_n,
+          .schedule = tile.schedule};
 }
 
 // Returns whether `rule(config)` holds for every tile of the list.
@@ -58,8 +65,8 @@ static_assert(every_sm90_tile([](const LaunchConfig& c) {
                        warps_are_whole_groups(c, kSm90) && edges_are_whole_instructions(c, kSm90) &&
                        groups_share_evenly(c, kSm90);
               }),
-              "kSm90Tiles: block_m must be a multiple of 64 rows for each of the two warpgroups "
-              "that multiply, and block_n a multiple of 8");
+              "kSm90Tiles: block_m must be a multiple of 64 rows for each of the warpgroups that "
+              "share a tile (one in pingpong, otherwise two), and block_n a multiple of 8");
 static_assert(every_sm90_tile([](const LaunchConfig& c) { return fits_one_load(c, kSm90); }),
               "kSm90Tiles: block_m and block_n must be at most 256, the edge of one TMA load");
 static_assert(every_sm90_tile([](const LaunchConfig& c) { return fits_registers(c, kSm90); }),

@@ -183,7 +183,9 @@ MatmulSum prepare_sum(const char* op, const at::Tensor& a, const at::Tensor& b, 
                               "rows that ", num_ranks, " ranks divide, got ", gemm.m,
                               "; use 'auto', 'chunked' or 'sequential'");
   require_supported(op, gemm, a.device());
-  const LaunchConfig config = choose_config(op, gemm, a.device(), residency);
+  const bool in_switch = sum_broadcast.any_order || sum_broadcast.way == SumBroadcast::kSwitch;
+  const LaunchConfig config =
+      choose_config(op, gemm, a.device(), residency, {num_ranks, everywhere && in_switch});
   const auto ranks = static_cast<int32_t>(num_ranks);
   const int64_t bytes = everywhere ? kernels::cuda::all_reduce_workspace_bytes(gemm, ranks)
                                    : kernels::cuda::reduce_scatter_workspace_bytes(gemm, ranks);

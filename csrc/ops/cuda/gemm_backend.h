@@ -21,10 +21,17 @@ std::string why_no_gemm_backend(c10::Device device);
 // message. The first call for a device loads its kernels.
 const kernels::cuda::GemmBackend& gemm_backend(const char* op, c10::Device device);
 
+// How the rows of a product leave.
+struct Leaving {
+  int64_t num_ranks = 1;   // to which they go
+  bool in_switch = false;  // where they are added up, which may take SMs of its own
+};
+
 // Returns the config with the least modelled cost, on the largest grid that leaves room on the
 // device for those that it waits for; the grid alone for a backend that chooses tiles by itself.
 // Raises NotImplementedError if none is legal.
 kernels::LaunchConfig choose_config(const char* op, const kernels::cuda::FusedGemm& gemm,
-                                    c10::Device device, const kernels::Residency& residency);
+                                    c10::Device device, const kernels::Residency& residency,
+                                    const Leaving& leaving = {});
 
 }  // namespace axonn::ops::cuda

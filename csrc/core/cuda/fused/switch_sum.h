@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include "core/cuda/fused/fused_gemm.h"
 #include "core/cuda/fused/sum_broadcast.h"
@@ -49,6 +50,19 @@ constexpr LaunchConfig beside_switch_sum(LaunchConfig config) {
   const int64_t cluster = config.cluster_m * config.cluster_n;
   const int64_t left = config.num_ctas - switch_sum_ctas(config.num_ctas);
   config.num_ctas = std::max(left / cluster, int64_t{1}) * cluster;
+  return config;
+}
+
+// Returns what best_config chooses for the product in parts, on the grid that is left beside the
+// sum, with the grid of which beside_switch_sum leaves that.
+inline std::optional<LaunchConfig> best_config_beside_switch_sum(GemmProblem problem,
+                                                                 const Residency& residency,
+                                                                 const DeviceLimits& limits) {
+  problem.batches = SwitchParts::of(problem.m).batches;
+  DeviceLimits left = limits;
+  left.num_sms -= switch_sum_ctas(limits.num_sms);
+  auto config = best_config(problem, residency, left);
+  if (config) config->num_ctas = max_ctas(*config, residency, limits);
   return config;
 }
 

@@ -9,9 +9,11 @@
 namespace axonn::kernels::sm90 {
 
 // Wraps CUTLASS's TMA epilogue, with one set of descriptors per destination; the batch index
-// selects it. A tile is announced in front of the next one's stores, or at the end: by then its own
-// are complete, or nearly so, and the warps that multiply have not waited for them.
-template <class Base>
+// selects it. The cooperative kernel calls store_tail at the end alone. So a tile is announced in
+// front of the next one's stores, or at the end: by then its own are complete, or nearly so, and
+// the warps that multiply have not waited for them. The pingpong kernel has a tail behind each
+// tile. So a tile is announced there, while the other warpgroup multiplies.
+template <class Base, bool TailBehindEachTile>
 class DepartureEpilogue : public Base {
  public:
   using LoadPipeline = typename Base::LoadPipeline;
@@ -56,7 +58,7 @@ class DepartureEpilogue : public Base {
   CUTLASS_DEVICE DepartureEpilogue(const Params& params, TensorStorage& shared)
       : Base(params.to[0], shared), params_(params) {}
 
-  // All math warps call this.
+  // All math warps that share the tile call this.
   template <class ProblemShape, class Tile, class TileCoord, class Accumulators, class TiledMma>
   CUTLASS_DEVICE auto store(LoadPipeline load_pipeline, LoadPipelineState load_state,
                             StorePipeline store_pipeline, StorePipelineState store_state,
@@ -65,7 +67,7 @@ class DepartureEpilogue : public Base {
                             TensorStorage& shared, int subtile = -1) {
     const auto [m, n, k, rank] = coord;
     const auto [size_m, size_n, size_k, batches] = shape;
-    announce_stored();
+    if constexpr (!TailBehindEachTile) announce_stored();
     Base base(params_.to[rank], shared);
     const auto next =
         base.store(load_pipeline, load_state, store_pipeline, store_state,
@@ -76,7 +78,7 @@ class DepartureEpilogue : public Base {
     return next;
   }
 
-  // All math warps call this behind their last tile.
+  // All math warps call this behind their last tile, or behind each tile.
   CUTLASS_DEVICE auto store_tail(LoadPipeline load_pipeline, LoadPipelineState load_state,
                                  StorePipeline store_pipeline, StorePipelineState store_state) {
     const auto next = Base::store_tail(load_pipeline, load_state, store_pipeline, store_state);
@@ -91,8 +93,8 @@ class DepartureEpilogue : public Base {
     stored_ = -1;
   }
 
-  // The warp that issued the tile's stores calls this. The CTA that stores the last tile of a chunk
-  // raises the chunk's flag at the destination.
+  // The warp that issued the tile's stores calls this; in pingpong, each warpgroup has such a warp.
+  // Whoever counts the last tile of a chunk raises the chunk's flag at the destination.
   CUTLASS_DEVICE void announce(int rank, int row_of_tiles) const {
     // Waits until the stores are complete, not only read from shared memory.
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
@@ -104,7 +106,7 @@ class DepartureEpilogue : public Base {
     int chunk = 0;
     while (departures.row_end[chunk] <= row_of_tiles) ++chunk;
     uint32_t* counter = departures.counters + rank * departures.chunks_per_shard + chunk;
-    // The add acquires and releases: the last CTA has seen all others' tiles when it raises the
+    // The add acquires and releases: the last warp has seen all others' tiles when it raises the
     // flag, and by causality so has whoever acquires the flag.
     if (cuda::add_acq_rel(counter, 1) + 1 != departures.num_tiles[chunk]) return;
     *counter = 0;  // for the next call, whose kernel starts behind this one

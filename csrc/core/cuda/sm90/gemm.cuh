@@ -43,8 +43,12 @@ struct Gemm {
   using LayoutB = std::conditional_t<BTransposed, ColumnMajor, RowMajor>;
   static constexpr int kAlignment = 16 / sizeof(Element);  // TMA's
 
-  using Schedule = cutlass::gemm::KernelTmaWarpSpecializedCooperative;
-  using EpilogueSchedule = cutlass::epilogue::TmaWarpSpecializedCooperative;
+  static constexpr bool kPingpong = Tiles::kListed.schedule == Schedule::kPingpong;
+  using MainloopSchedule =
+      std::conditional_t<kPingpong, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
+                         cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
+  using EpilogueSchedule = std::conditional_t<kPingpong, cutlass::epilogue::TmaWarpSpecialized,
+                                              cutlass::epilogue::TmaWarpSpecializedCooperative>;
   // This is added to D where it stays. What leaves is a part of a sum, to which nothing is added.
   using Source = std::conditional_t<Departs, void, Element>;
   using Fusion = std::conditional_t<
@@ -54,13 +58,14 @@ struct Gemm {
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
       cutlass::epilogue::collective::EpilogueTileAuto, float, float, Source, RowMajor, kAlignment,
       Element, RowMajor, kAlignment, EpilogueSchedule, Fusion>::CollectiveOp;
-  using Epilogue = std::conditional_t<Departs, DepartureEpilogue<PlainEpilogue>, PlainEpilogue>;
+  using Epilogue =
+      std::conditional_t<Departs, DepartureEpilogue<PlainEpilogue, kPingpong>, PlainEpilogue>;
   using Mainloop = ArrivalMainloop<typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, LayoutA, kAlignment, Element,
       LayoutB, kAlignment, float, Tile, Cluster,
       cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(
           sizeof(typename PlainEpilogue::SharedStorage))>,
-      Schedule>::CollectiveOp>;
+      MainloopSchedule>::CollectiveOp>;
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
                                                       Epilogue, OrderedTilesTag>;
   using Device = cutlass::gemm::device::GemmUniversalAdapter<Kernel>;
@@ -70,15 +75,17 @@ struct Gemm {
       .block_n = cute::size<1>(Tile{}),
       .block_k = cute::size<2>(Tile{}),
       .num_stages = Mainloop::DispatchPolicy::Stages,
-      .num_math_warps = Kernel::NumMMAThreads / 32,
-      .num_producer_warps = 4,
+      .num_math_warps = Kernel::MaxThreadsPerBlock / 32 - kSm90ProducerWarps,
+      .num_producer_warps = kSm90ProducerWarps,
       .cluster_m = cute::size<0>(Cluster{}),
       .cluster_n = cute::size<1>(Cluster{}),
+      .schedule = Tiles::kListed.schedule,
   };
   static_assert(sizeof(Element) == kSm90ElementBytes);
   static_assert(kConfig.num_stages == Tiles::kListed.num_stages,
                 "kSm90Tiles: num_stages must be what CUTLASS fits beside the tile on its way out");
   static_assert(kConfig.num_math_warps == Tiles::kListed.num_math_warps);
+  static_assert(Kernel::NumMMAThreads / 32 == math_warps_per_tile(Tiles::kListed));
 
   static cudaError_t load() {
     cudaFuncAttributes attributes;

@@ -13,7 +13,8 @@ bool matches(const Instance& instance, const cuda::FusedGemm& gemm, const Launch
          instance.b_transposed == gemm.b_transposed &&
          instance.departs == (gemm.departures.num_ranks > 0) && built.block_m == config.block_m &&
          built.block_n == config.block_n && built.block_k == config.block_k &&
-         built.cluster_m == config.cluster_m && built.cluster_n == config.cluster_n;
+         built.cluster_m == config.cluster_m && built.cluster_n == config.cluster_n &&
+         built.schedule == config.schedule;
 }
 
 }  // namespace

@@ -58,19 +58,25 @@ class OrderedTiles : public cutlass::gemm::kernel::detail::PersistentTileSchedul
   CUTLASS_DEVICE explicit OrderedTiles(const Params& params)
       : params_(params), index_(blockIdx.y / kClusterN), step_(gridDim.y / kClusterN) {}
 
-  CUTLASS_DEVICE WorkTileInfo initial_work_tile_info(ClusterShape) const { return current(); }
+  CUTLASS_DEVICE WorkTileInfo initial_work_tile_info(ClusterShape) const {
+    return get_current_work();
+  }
 
+  // The cooperative kernel calls these.
   CUTLASS_DEVICE auto fetch_next_work(WorkTileInfo) {
-    index_ += step_;
-    return cute::make_tuple(current(), true);
+    advance_to_next_work();
+    return cute::make_tuple(get_current_work(), true);
   }
   template <class Pipeline, class PipelineState>
   CUTLASS_DEVICE auto fetch_next_work(WorkTileInfo tile, Pipeline&, PipelineState) {
     return fetch_next_work(tile);
   }
 
- private:
-  CUTLASS_DEVICE WorkTileInfo current() const {
+  // The pingpong kernel calls these. Its warpgroups that multiply begin with one tile each, and
+  // advance by two.
+  CUTLASS_DEVICE void advance_to_next_work(uint32_t count = 1) { index_ += count * step_; }
+
+  CUTLASS_DEVICE WorkTileInfo get_current_work() const {
     if (index_ >= params_.num_tiles) return WorkTileInfo::invalid_work_tile();
     const TileOrder::Place at = params_.order.place(index_);
     const dim3 cta = cute::block_id_in_cluster();
@@ -80,6 +86,7 @@ class OrderedTiles : public cutlass::gemm::kernel::detail::PersistentTileSchedul
             static_cast<int32_t>(n * kClusterN + cta.y), static_cast<int32_t>(at.batch), true};
   }
 
+ private:
   const Params& params_;
   uint32_t index_;
   uint32_t step_;
