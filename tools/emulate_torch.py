@@ -4,7 +4,7 @@ It builds what `make cuda-check` builds, in .venv-cuda, and the GPU in software 
 that this PyTorch asks for; neither a GPU nor a driver is needed. docs/emulate_torch.md tells how it
 works, and cpp_tests/gpu_machine/torch/left_out.toml which tests are not run, and why.
 
-    tools/emulate_torch.py                          all of python_tests/gpu that are not slow
+    tools/emulate_torch.py                          those that emulate_torch_runs.py lists
     tools/emulate_torch.py --slow-too               slow ones, too
     tools/emulate_torch.py ARGUMENTS OF PYTEST      others
     tools/emulate_torch.py --run COMMAND ...        another command of .venv-cuda, on it
@@ -12,17 +12,13 @@ works, and cpp_tests/gpu_machine/torch/left_out.toml which tests are not run, an
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
-from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from bootstrap import BIN as BUILD_BIN
@@ -38,6 +34,7 @@ from bootstrap import (
     say,
 )
 from cuda_check import BIN, VENV, find_cuobjdump, readme_commands, run_commands
+from emulate_torch_runs import Starter, run_all
 
 BUILD = ROOT / "build" / "emulate"
 LIBRARIES = BUILD / "cpp_tests" / "gpu_machine" / "torch"
@@ -47,7 +44,6 @@ TARGETS = (
     *("machine_cudart", "machine_cuda", "machine_nccl", "machine_nvidia-ml"),
     "machine_operators",
 )
-TESTS = ROOT / "python_tests" / "gpu"
 DEVICES = 4
 
 
@@ -144,64 +140,6 @@ def command_of(arguments: Sequence[str]) -> list[str | Path]:
     return tests_command([whole_path(argument) for argument in arguments])
 
 
-@dataclass
-class Counts:
-    """Of tests, as the plugin writes them; `ended` are files whose process did not end as usual."""
-
-    passed: int = 0
-    failed: list[str] = field(default_factory=list)
-    skipped: Counter[str] = field(default_factory=Counter)
-    ended: list[str] = field(default_factory=list)
-
-    def add(self, written: Path, of: str, status: int) -> None:
-        found = json.loads(written.read_text()) if written.exists() else None
-        usual = {0, 5} if found is None or not found["failed"] else {1}  # 5: nothing is selected
-        if found is None or status not in usual:
-            self.ended.append(f"{of}: pytest ended with {status}")
-        if found is None:
-            return
-        self.passed += found["passed"]
-        self.failed += found["failed"]
-        self.skipped.update(found["skipped"])
-
-    def show(self) -> None:
-        run = self.passed + len(self.failed)
-        print(f"emulate-torch: {run} tests marked gpu ran, {self.passed} passed")
-        for reason, number in self.skipped.most_common():
-            print(f"emulate-torch: {number:4} not run: {reason}")
-        for name in self.failed:
-            print(f"emulate-torch: failed: {name}")
-        for name in self.ended:
-            print(f"emulate-torch: {name}")
-
-
-def run_file(path: Path, scratch: Path, options: Sequence[str]) -> tuple[Path, int, str]:
-    """Runs the tests of one file; returns it, pytest's status, and what it printed."""
-    wire = scratch / f"wire-{path.stem}"
-    wire.mkdir()
-    command = tests_command([path, "-q", *options, "--counts", scratch / f"{path.stem}.json"])
-    # Outside the checkout, so that the installed package counts.
-    done = subprocess.run(
-        command, cwd=LIBRARIES, env=environment(str(wire)), check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    return path, done.returncode, done.stdout
-
-
-def run_all_tests(scratch: Path, options: Sequence[str]) -> int:
-    """Runs each file of tests by itself, a few at a time, and prints what came of it."""
-    counts, jobs = Counts(), int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
-    # Those with the longest tests first, lest one of them is left to run alone at the end.
-    files = sorted(TESTS.glob("test_*.py"), key=lambda path: -path.stat().st_size)
-    with ThreadPoolExecutor(jobs) as pool:
-        for done in as_completed([pool.submit(run_file, path, scratch, options) for path in files]):
-            path, status, output = done.result()
-            print(f"\n--- {path.name}\n{output}", flush=True)
-            counts.add(scratch / f"{path.stem}.json", path.name, status)
-    counts.show()
-    return 1 if counts.failed or counts.ended or not counts.passed else 0
-
-
 def main() -> int:
     start = time.monotonic()
     try:
@@ -214,7 +152,8 @@ def main() -> int:
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="axonn-wire-", dir=memory) as scratch:
         if arguments in ([], ["--slow-too"]):
-            return run_all_tests(Path(scratch), arguments)
+            starter = Starter(tests_command, environment, LIBRARIES)
+            return run_all(Path(scratch), arguments, starter)
         done = subprocess.run(
             command_of(arguments), cwd=LIBRARIES, env=environment(scratch), check=False
         )

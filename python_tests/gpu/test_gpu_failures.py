@@ -5,19 +5,24 @@ training step, a GPU that dies, an error of NCCL. They are named, and nothing ha
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
+import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from axonn_ext import GridShape, models
+from axonn_ext.ops import matmul_reduce_scatter
 from axonn_ext.optim import AdamW
-from commands import AXONN, processes_with, run, small
+from commands import AXONN, processes_with, run, shared_segments, small
 from grids import grid_of
 from model_cases import GPT2, random_batch
-from worker_pool import WorkerPool
+from worker_pool import WorkerError, WorkerPool
 
 IN_SOFTWARE = hasattr(ctypes.CDLL(None), "gpu_machine_fail")
 pytestmark = [
@@ -158,3 +163,36 @@ def test_a_job_with_an_error_of_nccl(monkeypatch, tmp_path, skipped: int) -> Non
     )
     assert status != 0
     assert re.search(r"\[rank 1\].*NCCL error.*remote process exited", output), output
+
+
+# --- A rank that is killed -----------------------------------------------------------------------
+
+
+def fused_calls_without_end() -> None:
+    """Fused calls one after the other, amid which rank 1 is killed."""
+    a = torch.ones(256, 128, device="cuda", dtype=torch.bfloat16)
+    b = torch.ones(128, 128, device="cuda", dtype=torch.bfloat16)
+    for count in itertools.count():
+        if count == 3 and dist.get_rank() == 1:
+            signal.setitimer(signal.ITIMER_REAL, 0.3)  # nobody handles it: the process ends
+        try:
+            matmul_reduce_scatter(a, b, dist.group.WORLD, algorithm="fused")
+            torch.cuda.synchronize()
+        except RuntimeError:
+            time.sleep(1.0)  # a thread looks ten times a second whether there is a name to report
+            raise
+
+
+def test_a_rank_that_is_killed_in_a_fused_call(monkeypatch, capfd) -> None:
+    monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "5")
+    before = shared_segments()
+    pool = WorkerPool(2, device="cuda")
+    try:
+        with pytest.raises(WorkerError) as found:
+            pool.run(fused_calls_without_end)
+    finally:
+        pool.close()
+    assert "rank 1: the process ended" in str(found.value)
+    assert "CUDA error" in str(found.value)  # of rank 0
+    assert "fused op of rank 0 in group '0' waited in vain for rank 1" in capfd.readouterr().err
+    assert shared_segments() <= before

@@ -170,7 +170,7 @@ def test_calls_replay_in_a_graph(cuda):
 ABSENT = """
 import json, torch
 from axonn_ext import _library
-ranks = _library.cuda.VirtualRanks(2, workspace_bytes=1 << 20, timeout_seconds=0.5)
+ranks = _library.cuda.VirtualRanks(2, workspace_bytes=1 << 20, timeout_seconds=0.1)
 shards = [torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)] * 2
 try:
     {call}
@@ -205,9 +205,10 @@ def test_a_rank_that_does_not_come_is_named(cuda, call, failure):
 
 @pytest.mark.parametrize("op, dim", OPS)
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_values_and_gradients_of_the_ops(cuda, gpu_pool, world_size, op, dim):
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_values_and_gradients_of_the_ops(cuda, gpu_pool, size, world_size, op, dim):
     """Through torch's symmetric memory; on fewer GPUs than ranks, which then take turns."""
-    shapes = [(128, 256, 128), (64, 64, 192), (1024, 512, 512)]
+    shapes = {"small": [(128, 256, 128), (64, 64, 192)], "large": [(1024, 512, 512)]}[size]
     for failures in gpu_pool(world_size).run(op_failures, op, dim, "fused", shapes, DTYPES):
         assert not failures, "\n".join(failures)
 
@@ -337,7 +338,7 @@ def test_replays_are_ordered_with_other_calls(cuda, gpu_pool, world_size):
         assert equal == [True] * 21
 
 
-def check_gathers_over_nccl() -> None:
+def check_gathers_over_nccl(shape: tuple[int, int, int]) -> None:
     """All forms, several calls in flight, between calls over symmetric memory."""
     rank, size = dist.get_rank(), dist.get_world_size()
 
@@ -348,24 +349,24 @@ def check_gathers_over_nccl() -> None:
 
     for dtype in DTYPES:
         for arriving in ("rows", "columns", "inner", "inner_a"):
-            for shape in [(64 * size, 64, 192), (2048, 1536, 1024)]:
-                shards, others, want, torchs = gathered(size, shape, arriving, dtype, seed=7)
-                mine = shards[rank], others[rank], arriving
-                got = [call(*mine, "nccl") for _ in range(3)]
-                check(call(*mine, "copy_engine"), want[rank], torchs[rank])
-                got.append(call(*mine, "nccl"))
-                for result in got:
-                    check(result, want[rank], torchs[rank])
-                    assert torch.equal(result, got[0])
+            shards, others, want, torchs = gathered(size, shape, arriving, dtype, seed=7)
+            mine = shards[rank], others[rank], arriving
+            got = [call(*mine, "nccl") for _ in range(3)]
+            check(call(*mine, "copy_engine"), want[rank], torchs[rank])
+            got.append(call(*mine, "nccl"))
+            for result in got:
+                check(result, want[rank], torchs[rank])
+                assert torch.equal(result, got[0])
 
 
+@pytest.mark.parametrize("shape", [(256, 64, 192), (2048, 1536, 1024)], ids=name_of)
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_gathers_over_nccl(cuda, gpu_pool, world_size):
+def test_gathers_over_nccl(cuda, gpu_pool, world_size, shape):
     # Processes that share a GPU take turns, and NCCL's kernels on it must run side by side with
     # those that wait for them.
     if torch.cuda.device_count() < world_size:
         pytest.skip(f"a GPU is needed for each of {world_size} ranks")
-    gpu_pool(world_size).run(check_gathers_over_nccl)
+    gpu_pool(world_size).run(check_gathers_over_nccl, shape)
 
 
 def test_transports_that_there_are_not(cuda):
@@ -395,12 +396,13 @@ def test_linear_on_every_grid(cuda, gpu_pool, world_size, layout):
 # --- Over PCIe -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("shape", [(512, 512, 256), (2048, 8192, 1024)], ids=name_of)
 @pytest.mark.parametrize("size", [2, 4])
-def test_rows_that_come_from_the_host(cuda, size):
+def test_rows_that_come_from_the_host(cuda, size, shape):
     link = cuda.EmulatedLink(size, workspace_bytes=WORKSPACE)
     for seed in range(3):  # new rows each time: old ones lie where they come
         shards, others, want, torchs = gathered(
-            size, (2048, 8192, 1024), "rows", torch.bfloat16, seed=1000 * seed
+            size, shape, "rows", torch.bfloat16, seed=1000 * seed
         )
         shards = shards[:1] + [shard.cpu().pin_memory() for shard in shards[1:]]
         check(link.all_gather_matmul(shards, others[0]), want[0], torchs[0])

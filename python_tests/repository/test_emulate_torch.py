@@ -21,8 +21,18 @@ PYTHON_TESTS = sorted((ROOT / "python_tests").rglob("test_*.py"))
 
 
 @pytest.fixture(scope="module")
-def emulate_torch() -> ModuleType:
-    return load_all("tools/emulate_torch.py")["emulate_torch"]
+def tools() -> dict[str, ModuleType]:
+    return load_all("tools/emulate_torch.py")
+
+
+@pytest.fixture
+def emulate_torch(tools: dict[str, ModuleType]) -> ModuleType:
+    return tools["emulate_torch"]
+
+
+@pytest.fixture
+def runs(tools: dict[str, ModuleType]) -> ModuleType:
+    return tools["emulate_torch_runs"]
 
 
 def test_what_is_left_out_exists_and_has_a_reason() -> None:
@@ -45,20 +55,46 @@ def test_commands_run_outside_of_the_checkout(emulate_torch: ModuleType) -> None
 
 
 def test_counts_of_several_files_are_added(
-    emulate_torch: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    counts = emulate_torch.Counts()
+    counts = runs.Counts()
     for name, failed in (("one", []), ("two", ["two.py::test_it"])):
         path = tmp_path / f"{name}.json"
         path.write_text(json.dumps({"passed": 3, "failed": failed, "skipped": {"slow": 2}}))
         counts.add(path, f"{name}.py", 1 if failed else 0)
     counts.add(tmp_path / "absent.json", "three.py", 139)
     counts.add(tmp_path / "one.json", "four.py", 2)  # no test failed, and pytest was not content
-    counts.show()
+    counts.show("2 GPUs")
     shown = capsys.readouterr().out
-    assert "10 tests marked gpu ran, 9 passed" in shown and "6 not run: slow" in shown
+    assert "2 GPUs: 10 tests marked gpu ran, 9 passed" in shown and "6 not run: slow" in shown
     assert "failed: two.py::test_it" in shown
     assert counts.ended == ["three.py: pytest ended with 139", "four.py: pytest ended with 2"]
+    assert not counts.is_right()
+
+
+def test_every_file_runs_on_the_whole_machine(runs: ModuleType) -> None:
+    found = runs.all_runs()
+    whole = {run.path for run in found if run.machine == runs.WHOLE}
+    assert {
+        f"python_tests/gpu/{path.name}" for path in (ROOT / "python_tests/gpu").glob("test_*")
+    } < whole
+    assert {run.path for run in found} == whole
+    assert all((ROOT / path).exists() for path in whole)
+    longest = [f"python_tests/gpu/test_gpu_{subject}.py" for subject in runs.LONGEST]
+    assert list(dict.fromkeys(run.path for run in found))[: len(longest)] == longest
+
+
+def test_a_run_has_the_variables_of_its_machine(runs: ModuleType, tmp_path: Path) -> None:
+    starter = runs.Starter(
+        command=lambda arguments: ["env"],
+        environment=lambda wire: {"PATH": os.environ["PATH"], "WIRE": wire},
+        folder=tmp_path,
+    )
+    run = runs.Run("python_tests/gpu/test_gpu_loss.py", runs.ONE)
+    status, output = runs.execute(run, tmp_path / "1.json", [], starter)
+    assert status == 0 and "GPU_MACHINE_DEVICES=1" in output.splitlines()
+    assert f"WIRE={tmp_path / '1.wire'}" in output.splitlines()
+    assert "test_gpu_loss.py on 1 GPU of sm_90: " in output
 
 
 def test_a_file_that_cannot_be_imported_is_a_failure(tmp_path: Path) -> None:

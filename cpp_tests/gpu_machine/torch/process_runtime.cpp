@@ -76,6 +76,8 @@ Runtime* make() {
   options.capability = capability_of(static_cast<int>(number("GPU_MACHINE_SM", 90)));
   options.device_bytes = number("GPU_MACHINE_BYTES", uint64_t{4} << 30);
   options.machine.seed = number("GPU_MACHINE_SEED", 0);
+  options.machine.sms = static_cast<int>(number("GPU_MACHINE_SMS", 32));
+  options.machine.resident_ctas = 2 * options.machine.sms;
   options.machine.sleeps_for_real = true;
   options.machine.patience = std::numeric_limits<uint64_t>::max();
   options.patience = std::chrono::seconds(number("GPU_MACHINE_PATIENCE", 60));

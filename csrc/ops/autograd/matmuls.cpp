@@ -30,19 +30,17 @@ Tensor matmul_reduce_scatter(const Tensor& a, const Tensor& b, int64_t dim,
   static const auto op = find<MatmulSignature>("axonn::matmul_reduce_scatter");
   return op.call(a, b, dim, g.name, g.size, g.algorithm);
 }
-// It has no dimension; the number says whether it is deterministic.
-Tensor matmul_all_reduce(const Tensor& a, const Tensor& b, int64_t deterministic,
+Tensor matmul_all_reduce(const Tensor& a, const Tensor& b, bool deterministic,
                          const GroupArguments& g) {
   static const auto op = find<MatmulAllReduceSignature>("axonn::matmul_all_reduce");
-  return op.call(a, b, g.name, g.size, g.algorithm, deterministic != 0);
+  return op.call(a, b, g.name, g.size, g.algorithm, deterministic);
 }
 
-using Matmul = Tensor (*)(const Tensor&, const Tensor&, int64_t, const GroupArguments&);
-
-// The gradients of y = op(a, b), given dy.
+// The gradients of y = op(a, b, option, group), given dy.
 struct AllGatherMatmul {
   static constexpr const char *kOp = "all_gather_matmul", *kA = "a_shard", *kB = "b";
-  static constexpr Matmul op = all_gather_matmul;
+  using Option = int64_t;  // the dimension
+  static constexpr auto op = all_gather_matmul;
   static Tensor da(const Tensor& dy, const Tensor& b, int64_t dim, const GroupArguments& g) {
     return matmul_reduce_scatter(dy, b.t(), dim, g);
   }
@@ -53,7 +51,8 @@ struct AllGatherMatmul {
 
 struct MatmulAllGatherRhs {
   static constexpr const char *kOp = "matmul_all_gather_rhs", *kA = "a", *kB = "b_shard";
-  static constexpr Matmul op = matmul_all_gather_rhs;
+  using Option = int64_t;  // the dimension
+  static constexpr auto op = matmul_all_gather_rhs;
   static Tensor da(const Tensor& dy, const Tensor& b, int64_t dim, const GroupArguments& g) {
     return matmul_all_gather_rhs(dy, b.t(), 1 - dim, g);
   }
@@ -64,7 +63,8 @@ struct MatmulAllGatherRhs {
 
 struct MatmulReduceScatter {
   static constexpr const char *kOp = "matmul_reduce_scatter", *kA = "a", *kB = "b";
-  static constexpr Matmul op = matmul_reduce_scatter;
+  using Option = int64_t;  // the dimension
+  static constexpr auto op = matmul_reduce_scatter;
   static Tensor da(const Tensor& dy, const Tensor& b, int64_t dim, const GroupArguments& g) {
     return all_gather_matmul(dy, b.t(), dim, g);
   }
@@ -75,32 +75,33 @@ struct MatmulReduceScatter {
 
 struct MatmulAllReduce {
   static constexpr const char *kOp = "matmul_all_reduce", *kA = "a", *kB = "b";
-  static constexpr Matmul op = matmul_all_reduce;
-  static Tensor da(const Tensor& dy, const Tensor& b, int64_t, const GroupArguments&) {
+  using Option = bool;  // whether it is deterministic
+  static constexpr auto op = matmul_all_reduce;
+  static Tensor da(const Tensor& dy, const Tensor& b, bool, const GroupArguments&) {
     return at::mm(dy, b.t());
   }
-  static Tensor db(const Tensor& a, const Tensor& dy, int64_t, const GroupArguments&) {
+  static Tensor db(const Tensor& a, const Tensor& dy, bool, const GroupArguments&) {
     return at::mm(a.t(), dy);
   }
 };
 
 template <typename Rule>
 struct MatmulNode : Function<MatmulNode<Rule>> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& a, const Tensor& b, int64_t dim,
-                        const GroupArguments& group) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& a, const Tensor& b,
+                        typename Rule::Option option, const GroupArguments& group) {
     // Each operand is saved for the gradient of the other.
     ctx->save_for_backward({b.requires_grad() ? a : Tensor(), a.requires_grad() ? b : Tensor()});
-    ctx->saved_data["dim"] = dim;
+    ctx->saved_data["option"] = option;
     group.save(ctx);
     const BelowAutograd below;
-    return Rule::op(a, b, dim, group);
+    return Rule::op(a, b, option, group);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
     const auto group = GroupArguments::load(ctx);
-    const auto dim = ctx->saved_data["dim"].toInt();
-    return {ctx->needs_input_grad(0) ? Rule::da(grads[0], saved[1], dim, group) : Tensor(),
-            ctx->needs_input_grad(1) ? Rule::db(saved[0], grads[0], dim, group) : Tensor(),
+    const auto option = ctx->saved_data["option"].to<typename Rule::Option>();
+    return {ctx->needs_input_grad(0) ? Rule::da(grads[0], saved[1], option, group) : Tensor(),
+            ctx->needs_input_grad(1) ? Rule::db(saved[0], grads[0], option, group) : Tensor(),
             {},
             {}};
   }
@@ -108,23 +109,27 @@ struct MatmulNode : Function<MatmulNode<Rule>> {
 
 // With one rank, torch's own matmul does everything, gradients included. Operands that do not fit
 // are passed to the op, whose error says what is wrong.
-bool is_plain_matmul(const Tensor& a, const Tensor& b, int64_t dim, const GroupArguments& group) {
+bool is_plain_matmul(const Tensor& a, const Tensor& b, const GroupArguments& group) {
   const bool symbolic = a.unsafeGetTensorImpl()->has_symbolic_sizes_strides() ||
                         b.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
   return group.size == 1 && group.algorithm == "auto" && a.dim() == 2 && b.dim() == 2 &&
-         (dim == 0 || dim == 1) && a.scalar_type() == b.scalar_type() &&
-         is_matmul_dtype(a.scalar_type()) && (symbolic || a.size(1) == b.size(0));
+         a.scalar_type() == b.scalar_type() && is_matmul_dtype(a.scalar_type()) &&
+         (symbolic || a.size(1) == b.size(0));
 }
 
+bool is_known(int64_t dim) { return dim == 0 || dim == 1; }
+bool is_known(bool) { return true; }
+
 template <typename Rule>
-Tensor matmul_with(const Tensor& a, const Tensor& b, int64_t dim, const GroupArguments& group) {
+Tensor matmul_with(const Tensor& a, const Tensor& b, typename Rule::Option option,
+                   const GroupArguments& group) {
   check_dense(Rule::kOp, Rule::kA, a);
   check_dense(Rule::kOp, Rule::kB, b);
   check_device(Rule::kOp, Rule::kA, a, Rule::kB, b);
-  if (is_plain_matmul(a, b, dim, group)) return at::mm(a, b);
-  if (needs_grad(Rule::kOp, {&a, &b})) return MatmulNode<Rule>::apply(a, b, dim, group);
+  if (is_known(option) && is_plain_matmul(a, b, group)) return at::mm(a, b);
+  if (needs_grad(Rule::kOp, {&a, &b})) return MatmulNode<Rule>::apply(a, b, option, group);
   const at::AutoDispatchBelowADInplaceOrView below;
-  return Rule::op(a, b, dim, group);
+  return Rule::op(a, b, option, group);
 }
 
 template <typename Rule>

@@ -1,0 +1,139 @@
+"""What `make emulate-torch` runs: each file of tests by itself, on some of the machines below.
+
+It prints, for each machine, how many tests ran and passed, and how many did not run and why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpu_runs import ROOT, gpu_tests
+
+# Those with the longest tests begin first, lest one of them runs alone at the end.
+LONGEST = ("fused", "training", "overlap", "failures", "products", "triton", "optim", "pipeline")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine in software: its name, and what it has other than by default."""
+
+    name: str
+    variables: tuple[tuple[str, str], ...] = ()
+
+
+WHOLE = Machine("4 GPUs of sm_90")
+ONE = Machine("1 GPU of sm_90", (("GPU_MACHINE_DEVICES", "1"),))
+OLDER = Machine("4 GPUs of sm_80", (("GPU_MACHINE_SM", "80"),))
+
+
+@dataclass(frozen=True)
+class Run:
+    """The tests marked gpu of a file on a machine; with `only`, some of them."""
+
+    path: str  # from the root
+    machine: Machine = WHOLE
+    only: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{Path(self.path).name} on {self.machine.name}"
+
+
+# Ranks that share a GPU, and the fused ops where there are Triton's kernels alone.
+ON_OTHERS = (
+    Run("python_tests/gpu/test_gpu_training.py", OLDER, "fused"),
+    Run("python_tests/gpu/test_gpu_fused.py", ONE, "values_and_gradients"),
+    Run("python_tests/gpu/test_gpu_layers.py", ONE),
+    Run("python_tests/gpu/test_gpu_communicators.py", ONE),
+)
+
+
+def all_runs() -> list[Run]:
+    """In the order in which they begin."""
+    place = {f"test_gpu_{subject}": number for number, subject in enumerate(LONGEST)}
+    runs = [*map(Run, gpu_tests()), *ON_OTHERS]
+    return sorted(runs, key=lambda run: place.get(Path(run.path).stem, len(place)))
+
+
+@dataclass
+class Counts:
+    """Of tests, as the plugin writes them; `ended` are files whose process did not end as usual."""
+
+    passed: int = 0
+    failed: list[str] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    ended: list[str] = field(default_factory=list)
+
+    def add(self, written: Path, of: str, status: int) -> None:
+        found = json.loads(written.read_text()) if written.exists() else None
+        usual = {0, 5} if found is None or not found["failed"] else {1}  # 5: nothing is selected
+        if found is None or status not in usual:
+            self.ended.append(f"{of}: pytest ended with {status}")
+        if found is None:
+            return
+        self.passed += found["passed"]
+        self.failed += found["failed"]
+        self.skipped.update(found["skipped"])
+
+    def is_right(self) -> bool:
+        return bool(self.passed) and not self.failed and not self.ended
+
+    def show(self, machine: str) -> None:
+        run = self.passed + len(self.failed)
+        print(f"emulate-torch: {machine}: {run} tests marked gpu ran, {self.passed} passed")
+        for reason, number in self.skipped.most_common():
+            print(f"emulate-torch: {number:4} not run: {reason}")
+        for name in self.failed:
+            print(f"emulate-torch: failed: {name}")
+        for name in self.ended:
+            print(f"emulate-torch: {name}")
+
+
+@dataclass(frozen=True)
+class Starter:
+    """How pytest is started: its command by its arguments, its environment by the ranks' folder."""
+
+    command: Callable[[Sequence[str | Path]], list[str | Path]]
+    environment: Callable[[str], dict[str, str]]
+    folder: Path  # outside the checkout, so that the installed package counts
+
+
+def execute(run: Run, counted: Path, options: Sequence[str], starter: Starter) -> tuple[int, str]:
+    """Returns pytest's status and what it printed; the counts are in the file of that name."""
+    start = time.monotonic()
+    wire = counted.with_suffix(".wire")
+    wire.mkdir()
+    selection = ["-k", run.only] if run.only else []
+    done = subprocess.run(
+        starter.command([ROOT / run.path, "-q", *selection, *options, "--counts", counted]),
+        cwd=starter.folder, env=starter.environment(str(wire)) | dict(run.machine.variables),
+        check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    took = f"{run.name}: {time.monotonic() - start:.0f} s\n"
+    return done.returncode, done.stdout + took
+
+
+def run_all(scratch: Path, options: Sequence[str], starter: Starter) -> int:
+    """Runs a few at a time, and prints what came of it. Returns the status of the command."""
+    counts: dict[str, Counts] = {}
+    jobs = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
+    with ThreadPoolExecutor(jobs) as pool:
+        started = {}
+        for number, run in enumerate(all_runs()):
+            counted = scratch / f"{number}.json"
+            started[pool.submit(execute, run, counted, options, starter)] = run, counted
+        for done in as_completed(started):
+            (run, counted), (status, output) = started[done], done.result()
+            print(f"\n--- {run.name}\n{output}", flush=True)
+            counts.setdefault(run.machine.name, Counts()).add(counted, run.name, status)
+    for machine in sorted(counts, key=lambda name: name != WHOLE.name):
+        counts[machine].show(machine)
+    return 0 if all(found.is_right() for found in counts.values()) else 1
