@@ -71,10 +71,10 @@ TEST(RunGemm, ComputesEveryTileOnceInItsOrder) {
                                                   comm::ceil_div(work.n, config.block_n));
       EXPECT_EQ(run.tiles.size(), tiles);
       EXPECT_EQ(run.flops, 2.0 * static_cast<double>(work.m * work.n * work.k));
-      for (const TileRecord& tile : run.tiles) {
-        EXPECT_GE(tile.begin_us, 5);
-        EXPECT_GT(tile.end_us, tile.begin_us);
-        EXPECT_GE(tile.announced_us, tile.end_us);
+      for (const TileRecord& record : run.tiles) {
+        EXPECT_GE(record.begin_us, 5);
+        EXPECT_GT(record.end_us, record.begin_us);
+        EXPECT_GE(record.announced_us, record.end_us);
       }
       const double peak = kNumSms * kH100.flops_per_cycle * kH100.clock_ghz * 1e3;
       EXPECT_GE(run.end_us - 5, run.flops / peak) << "faster than the tensor cores";
@@ -103,7 +103,9 @@ TEST(RunGemm, WaitsForWhatArrives) {
     return place.along >= 8 ? 1e4 : 0;
   };
   const GemmRun run = run_gemm(grid, 0, late, {}, kH100);
-  for (const TileRecord& tile : run.tiles) EXPECT_GE(tile.begin_us, late(tile.place));
+  for (const TileRecord& record : run.tiles) {
+    EXPECT_GE(record.begin_us, late(record.place));
+  }
   const GemmRun free = run_gemm(grid, 0, {}, {}, kH100);
   EXPECT_GE(run.end_us, 1e4);
   EXPECT_LE(run.end_us, 1e4 + free.end_us);

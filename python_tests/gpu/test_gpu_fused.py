@@ -308,10 +308,10 @@ def test_sums_in_the_switch_are_as_exact_as_roundings_allow(cuda, gpu_pool, worl
     check_between_gpus(gpu_pool, world_size, check_sums_in_the_switch)
 
 
-def calls_and_replays_in_turn() -> list[bool]:
+def calls_and_replays_in_turn(features: int, num_replays: int) -> list[bool]:
     """Whether their results are right, on two streams that nothing else orders."""
     group, rank = dist.group.WORLD.group_name, dist.get_rank()
-    a, b = (draw(512, 512, seed=rank + first, dtype=torch.bfloat16) for first in (0, 50))
+    a, b = (draw(features, features, seed=rank + first, dtype=torch.bfloat16) for first in (0, 50))
 
     def total() -> Tensor:
         return torch.ops.axonn._fused_matmul_sum(
@@ -324,7 +324,7 @@ def calls_and_replays_in_turn() -> list[bool]:
         replayed = total()
     torch.cuda.synchronize()
     results = []
-    for _ in range(20):
+    for _ in range(num_replays):
         with torch.cuda.stream(other):
             graph.replay()
         results.append(total())
@@ -332,10 +332,11 @@ def calls_and_replays_in_turn() -> list[bool]:
     return [torch.equal(result, want) for result in (*results, replayed)]
 
 
+@pytest.mark.parametrize(("features", "num_replays"), [(64, 5), (512, 20)])
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_replays_are_ordered_with_other_calls(cuda, gpu_pool, world_size):
-    for equal in gpu_pool(world_size).run(calls_and_replays_in_turn):
-        assert equal == [True] * 21
+def test_replays_are_ordered_with_other_calls(cuda, gpu_pool, world_size, features, num_replays):
+    for equal in gpu_pool(world_size).run(calls_and_replays_in_turn, features, num_replays):
+        assert equal == [True] * (num_replays + 1)
 
 
 def check_gathers_over_nccl(shape: tuple[int, int, int]) -> None:

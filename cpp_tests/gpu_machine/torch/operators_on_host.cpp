@@ -52,16 +52,19 @@ at::Tensor alias_of(const at::Tensor& t) {
   return at::from_blob(t.data_ptr(), t.sizes(), t.strides(), options);
 }
 
-// A generator of CPUs in place of one of CUDA, from the same seed.
-at::Generator generator_for(const at::Generator& of_cuda) {
-  static std::map<c10::GeneratorImpl*, std::pair<uint64_t, at::Generator>> known;
-  const uint64_t seed = of_cuda.current_seed();
-  auto& [known_seed, generator] = known[of_cuda.unsafeGetGeneratorImpl()];
-  if (!generator.defined() || known_seed != seed) {
-    known_seed = seed;
-    generator = at::detail::createCPUGenerator(seed);
+// A generator of CPUs in place of one of CUDA. As on a GPU, its numbers follow from the seed and
+// the offset, which each call moves on: whoever seeds again, or sets a state, gets the same
+// numbers. A graph knows no offset, so all calls that it captures begin with the seed.
+at::Generator generator_for(at::Generator of_cuda) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const auto stream = c10::cuda::getCurrentCUDAStream().stream();
+  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess ||
+      status != cudaStreamCaptureStatusNone) {
+    return at::detail::createCPUGenerator(of_cuda.current_seed());
   }
-  return generator;
+  const uint64_t offset = of_cuda.get_offset();
+  of_cuda.set_offset(offset + 4);
+  return at::detail::createCPUGenerator(of_cuda.current_seed() + 0x9E3779B97F4A7C15u * offset);
 }
 
 // The arguments of a call, as the CPU's kernel gets them.
