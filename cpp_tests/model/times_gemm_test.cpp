@@ -46,9 +46,9 @@ TEST(TileTimes, AreThoseOfTheScarcestResource) {
   EXPECT_NEAR(us(128, 128, 2), 192 * 128 / kH100.l2_bytes_per_cycle * cycle, 1e-9);  // L2
   EXPECT_GT(us(128, 256, 1), us(128, 256, 2));
   // A tile twice as deep takes twice as long.
-  const LaunchConfig config{128, 256, 64, 4, 8, 4, 2, 1, 132};
-  EXPECT_NEAR(tile_times(config, 8192, kH100).mainloop_us,
-              2 * tile_times(config, 4096, kH100).mainloop_us, 1e-9);
+  const LaunchConfig tile{128, 256, 64, 4, 8, 4, 2, 1, 132};
+  EXPECT_NEAR(tile_times(tile, 8192, kH100).mainloop_us,
+              2 * tile_times(tile, 4096, kH100).mainloop_us, 1e-9);
 }
 
 // FP8 tiles of 128 bytes of K take as many cycles and bytes as these. Their ratio is published:
@@ -56,19 +56,19 @@ TEST(TileTimes, AreThoseOfTheScarcestResource) {
 TEST(TileTimes, SmallerTilesCostWhatIsPublished) {
   const Work work{8192, 8192, 8192};
   const auto us = [&](int64_t block_n) {
-    const LaunchConfig config{128, block_n, 64, 4, 8, 4, 2, 1, 132};
-    return run_gemm(grid_of(work, Flow::kStays, config), 0, {}, {}, kH100).end_us;
+    const LaunchConfig tile{128, block_n, 64, 4, 8, 4, 2, 1, 132};
+    return run_gemm(grid_of(work, Flow::kStays, tile), 0, {}, {}, kH100).end_us;
   };
   EXPECT_NEAR(us(128) / us(256), 1480.0 / 1300, 0.05);
 }
 
 TEST(RunGemm, ComputesEveryTileOnceInItsOrder) {
   for (const Work& work : kWorks) {
-    for (const LaunchConfig& config : library_tiles()) {
-      const GemmGrid grid = grid_of(work, Flow::kStays, config);
+    for (const LaunchConfig& tile : library_tiles()) {
+      const GemmGrid grid = grid_of(work, Flow::kStays, tile);
       const GemmRun run = run_gemm(grid, 5, {}, {}, kH100);
-      const auto tiles = static_cast<std::size_t>(comm::ceil_div(work.m, config.block_m) *
-                                                  comm::ceil_div(work.n, config.block_n));
+      const auto tiles = static_cast<std::size_t>(comm::ceil_div(work.m, tile.block_m) *
+                                                  comm::ceil_div(work.n, tile.block_n));
       EXPECT_EQ(run.tiles.size(), tiles);
       EXPECT_EQ(run.flops, 2.0 * static_cast<double>(work.m * work.n * work.k));
       for (const TileRecord& record : run.tiles) {
@@ -83,9 +83,9 @@ TEST(RunGemm, ComputesEveryTileOnceInItsOrder) {
 }
 
 TEST(RunGemm, TakesLongerForMore) {
-  const LaunchConfig config = library_tiles().front();
+  const LaunchConfig tile = library_tiles().front();
   const auto us = [&](const Work& work) {
-    return run_gemm(grid_of(work, Flow::kStays, config), 0, {}, {}, kH100).end_us;
+    return run_gemm(grid_of(work, Flow::kStays, tile), 0, {}, {}, kH100).end_us;
   };
   double before = 0;
   for (int64_t m = 256; m <= 16384; m *= 2) {
@@ -97,8 +97,8 @@ TEST(RunGemm, TakesLongerForMore) {
 }
 
 TEST(RunGemm, WaitsForWhatArrives) {
-  const LaunchConfig config = library_tiles().front();
-  const GemmGrid grid = grid_of({4096, 4096, 4096}, Flow::kArrives, config);
+  const LaunchConfig tile = library_tiles().front();
+  const GemmGrid grid = grid_of({4096, 4096, 4096}, Flow::kArrives, tile);
   const auto late = [](const kernels::TileOrder::Place& place) {
     return place.along >= 8 ? 1e4 : 0;
   };
