@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Iterator
@@ -119,6 +120,46 @@ def overwrite_at_once() -> list[bool]:
 def test_ordered_with_the_current_stream(gpu_pool):
     for right in gpu_pool(2).run(overwrite_at_once):
         assert all(right)
+
+
+def keep_a_tensor() -> bool:
+    """A call is not waited for, and its tensor is kept until the communicators are gone."""
+    kept = torch.ones(1 << 20, device="cuda")
+    with connected(GridShape(x=dist.get_world_size())) as grid:
+        grid.axis("x").all_reduce(kept, kept)
+        torch.cuda.synchronize()
+        del grid
+    gc.collect()
+    del kept
+    again = torch.zeros(1 << 20, device="cuda")
+    torch.cuda.synchronize()
+    return not again.any().item()
+
+
+def test_a_tensor_outlives_the_communicators(gpu_pool):
+    assert gpu_pool(2).run(keep_a_tensor) == [True, True]
+
+
+def connect_alone() -> tuple[str, float]:
+    """Rank 0 waits for a rank that does not connect; what it hears, and what CUDA then computes."""
+    if dist.get_rank() != 0:
+        return "", 2.0
+    assert _library.cuda is not None
+    heard = ""
+    try:
+        _library.cuda.CommunicatorGrid(
+            dist.group.WORLD.group_name, [("x", [0, 1])], device=torch.cuda.current_device(),
+            max_ctas=0, compare_calls=False, timeout_seconds=1.0,
+        )  # fmt: skip
+    except RuntimeError as error:
+        heard = str(error)
+    return heard, (torch.ones(4, device="cuda") + 1).mean().item()
+
+
+def test_a_rank_that_does_not_connect_leaves_cuda_as_it_was(gpu_pool):
+    (heard, computed), _ = gpu_pool(2).run(connect_alone)
+    assert "connecting 2 ranks: not done" in heard
+    assert computed == 2.0
 
 
 def pass_wrong_tensors() -> None:

@@ -1,11 +1,12 @@
 """Failures that only the GPU in software can be told to have: out of memory at each allocation of a
-training step, a GPU that dies, an error of NCCL. They are named, and nothing hangs or stays behind.
+training step, a GPU that dies, an error of NCCL, a rank that is killed. They are named, and nothing
+hangs or stays behind.
 """
 
 from __future__ import annotations
 
-import ctypes
 import itertools
+import os
 import re
 import signal
 import time
@@ -19,19 +20,22 @@ import torch.distributed as dist
 from axonn_ext import GridShape, models
 from axonn_ext.ops import matmul_reduce_scatter
 from axonn_ext.optim import AdamW
-from commands import AXONN, processes_with, run, shared_segments, small
+from commands import AXONN, processes_with, run, small
+from gpu_in_software import (
+    GONE,
+    NCCL_REMOTE_ERROR,
+    NCCL_SYSTEM_ERROR,
+    OUT_OF_MEMORY,
+    calls_of,
+    fail,
+    only_in_software,
+)
 from grids import grid_of
 from model_cases import GPT2, random_batch
+from test_gpu_communicators import connected
 from worker_pool import WorkerError, WorkerPool
 
-IN_SOFTWARE = hasattr(ctypes.CDLL(None), "gpu_machine_fail")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not IN_SOFTWARE, reason="no GPU in software (make emulate-torch)"),
-]
-
-OUT_OF_MEMORY, GONE = 2, 214  # cudaErrorMemoryAllocation, cudaErrorECCUncorrectable
-REMOTE_ERROR = 6  # ncclRemoteError
+pytestmark = [pytest.mark.gpu, only_in_software]
 
 
 # --- Out of memory -------------------------------------------------------------------------------
@@ -72,10 +76,9 @@ class Step:
 
 
 def allocations_of(body: Callable[[], object]) -> int:
-    machine = ctypes.CDLL(None)
-    before = machine.gpu_machine_calls(b"cudaMalloc")
+    before = calls_of("cudaMalloc")
     body()
-    return machine.gpu_machine_calls(b"cudaMalloc") - before
+    return calls_of("cudaMalloc") - before
 
 
 def error_of(body: Callable[[], object]) -> str:
@@ -88,13 +91,13 @@ def error_of(body: Callable[[], object]) -> str:
 
 def fail_at_each_allocation() -> tuple[int, list[str]]:
     """How many allocations a step has, and what went wrong when each one of them failed."""
-    machine, step, wrong = ctypes.CDLL(None), Step(), []
+    step, wrong = Step(), []
     want = step.gradients(), step.all_gradients()
     of_gradients, count = allocations_of(step.gradients), allocations_of(step.whole)
     for n in range(count):
         step.rewind()
         step.optimizer.zero_grad()
-        machine.gpu_machine_fail(b"cudaMalloc", OUT_OF_MEMORY, n)
+        fail("cudaMalloc", OUT_OF_MEMORY, skipped=n)
         heard = error_of(step.whole)
         if "cudaErrorMemoryAllocation" not in heard:
             wrong.append(f"allocation {n}: {heard}")
@@ -159,21 +162,45 @@ def test_a_job_whose_gpu_dies(monkeypatch, tmp_path) -> None:
 @pytest.mark.parametrize("skipped", [0, 10])
 def test_a_job_with_an_error_of_nccl(monkeypatch, tmp_path, skipped: int) -> None:
     status, output = run_job(
-        monkeypatch, tmp_path / "run", f"ncclAllReduce:{REMOTE_ERROR}:{skipped}"
+        monkeypatch, tmp_path / "run", f"ncclAllReduce:{NCCL_REMOTE_ERROR}:{skipped}"
     )
     assert status != 0
     assert re.search(r"\[rank 1\].*NCCL error.*remote process exited", output), output
 
 
-# --- A rank that is killed -----------------------------------------------------------------------
+# --- Ranks of which one fails ------------------------------------------------------------------
 
 
-def fused_calls_without_end() -> None:
+def end_at_once() -> str:
+    """Rank 1's call is refused, and it ends its communicators; what each rank then hears."""
+    try:
+        with connected(GridShape(x=2), AXONN_TIMEOUT_SECONDS="20") as grid:
+            own, end = torch.ones(4, device="cuda"), time.monotonic() + 60
+            if dist.get_rank() == 1:
+                fail("ncclAllReduce", NCCL_SYSTEM_ERROR)
+            grid.axis("x").all_reduce(own, own)
+            while time.monotonic() < end:
+                grid.check()
+                time.sleep(0.1)
+    except RuntimeError as error:  # of the call or the look, or of the communicators' end
+        return str(error)
+    return "nothing"
+
+
+def test_a_rank_that_fails_and_ends_tells_why(gpu_pool) -> None:
+    heard, own = gpu_pool(2).run(end_at_once)
+    assert "axis x: all_reduce float32[4] failed" in own
+    assert "rank 1 reports: axis x: all_reduce float32[4] failed" in heard
+
+
+def fused_calls_without_end(folder: Path) -> None:
     """Fused calls one after the other, amid which rank 1 is killed."""
+    (folder / str(os.getpid())).touch()
     a = torch.ones(256, 128, device="cuda", dtype=torch.bfloat16)
     b = torch.ones(128, 128, device="cuda", dtype=torch.bfloat16)
     for count in itertools.count():
         if count == 3 and dist.get_rank() == 1:
+            assert mapped_memory(os.getpid())  # what must not stay
             signal.setitimer(signal.ITIMER_REAL, 0.3)  # nobody handles it: the process ends
         try:
             matmul_reduce_scatter(a, b, dist.group.WORLD, algorithm="fused")
@@ -183,16 +210,23 @@ def fused_calls_without_end() -> None:
             raise
 
 
-def test_a_rank_that_is_killed_in_a_fused_call(monkeypatch, capfd) -> None:
+def mapped_memory(pid: int) -> set[str]:
+    """The inodes of symmetric memory of GPUs that the process maps."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {line.split()[4] for line in lines if "memory of a GPU in software" in line}
+
+
+def test_a_rank_that_is_killed_in_a_fused_call(monkeypatch, capfd, tmp_path) -> None:
     monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "5")
-    before = shared_segments()
     pool = WorkerPool(2, device="cuda")
     try:
         with pytest.raises(WorkerError) as found:
-            pool.run(fused_calls_without_end)
+            pool.run(fused_calls_without_end, tmp_path)
     finally:
         pool.close()
     assert "rank 1: the process ended" in str(found.value)
     assert "CUDA error" in str(found.value)  # of rank 0
     assert "fused op of rank 0 in group '0' waited in vain for rank 1" in capfd.readouterr().err
-    assert shared_segments() <= before
+    # Their memory has no name, so it ends with the processes that map it.
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(pids) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in pids)

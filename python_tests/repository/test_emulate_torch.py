@@ -63,12 +63,12 @@ def test_counts_of_several_files_are_added(
         path.write_text(json.dumps({"passed": 3, "failed": failed, "skipped": {"slow": 2}}))
         counts.add(path, f"{name}.py", 1 if failed else 0)
     counts.add(tmp_path / "absent.json", "three.py", 139)
-    counts.add(tmp_path / "one.json", "four.py", 2)  # no test failed, and pytest was not content
+    counts.add(tmp_path / "one.json", "four.py", 5)  # no test is of that name any more
     counts.show("2 GPUs")
     shown = capsys.readouterr().out
     assert "2 GPUs: 10 tests marked gpu ran, 9 passed" in shown and "6 not run: slow" in shown
     assert "failed: two.py::test_it" in shown
-    assert counts.ended == ["three.py: pytest ended with 139", "four.py: pytest ended with 2"]
+    assert counts.ended == ["three.py: pytest ended with 139", "four.py: pytest ended with 5"]
     assert not counts.is_right()
 
 
@@ -84,15 +84,19 @@ def test_every_file_runs_on_the_whole_machine(runs: ModuleType) -> None:
     assert list(dict.fromkeys(run.path for run in found))[: len(longest)] == longest
 
 
-def test_a_run_has_the_variables_of_its_machine(runs: ModuleType, tmp_path: Path) -> None:
+def test_a_run_has_the_variables_of_its_machine(
+    runs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     starter = runs.Starter(
         command=lambda arguments: ["env"],
-        environment=lambda wire: {"PATH": os.environ["PATH"], "WIRE": wire},
+        environment=lambda wire: os.environ | {"WIRE": wire},
         folder=tmp_path,
     )
     run = runs.Run("python_tests/gpu/test_gpu_loss.py", runs.ONE)
+    monkeypatch.setenv("GPU_MACHINE_SM", "80")
     status, output = runs.execute(run, tmp_path / "1.json", [], starter)
-    assert status == 0 and "GPU_MACHINE_DEVICES=1" in output.splitlines()
+    assert status == 0
+    assert {"GPU_MACHINE_DEVICES=1", "GPU_MACHINE_SM=90"} <= set(output.splitlines())
     assert f"WIRE={tmp_path / '1.wire'}" in output.splitlines()
     assert "test_gpu_loss.py on 1 GPU of sm_90: " in output
 

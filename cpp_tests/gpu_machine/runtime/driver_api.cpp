@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include "gpu_machine/runtime/runtime.h"
 #include "gpu_machine/tensor_map.h"
 
 extern "C" CUresult cuTensorMapEncodeTiled(
@@ -10,6 +11,11 @@ extern "C" CUresult cuTensorMapEncodeTiled(
     const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
     const cuuint32_t* element_strides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
     CUtensorMapL2promotion l2_promotion, CUtensorMapFloatOOBfill fill) {
+  auto& runtime = axonn::gpu_machine::Runtime::current();
+  const axonn::gpu_machine::RuntimeLock lock(runtime);
+  // As the driver does, it leaves no last error of the runtime.
+  const int injected = runtime.count_call("cuTensorMapEncodeTiled");
+  if (injected != 0) return static_cast<CUresult>(injected);
   return static_cast<CUresult>(axonn::gpu_machine::encode_tiled(
       map, type, rank, reinterpret_cast<uint64_t>(base), sizes, strides, box, element_strides,
       interleave, swizzle, l2_promotion, fill));
