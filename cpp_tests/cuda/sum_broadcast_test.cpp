@@ -68,6 +68,22 @@ TEST(SumBroadcast, TheSwitchAddsOnlyWhereTheOrderDoesNotMatter) {
   }
 }
 
+// Before the memory is known, all but its multicast address is.
+TEST(SumBroadcast, TheSwitchMayAddWhereAMulticastAddressIsAllThatLacks) {
+  const SumBroadcastProblem problem{
+      .num_ranks = 3, .slot_bytes = kMiB, .has_multicast = false, .any_order = true};
+  EXPECT_TRUE(may_add_in_switch(problem));
+  const auto refused = [&](auto&& change) {
+    SumBroadcastProblem other = problem;
+    change(other);
+    EXPECT_FALSE(may_add_in_switch(other));
+  };
+  refused([](auto& p) { p.num_ranks = 2; });
+  refused([](auto& p) { p.slot_bytes += 8; });
+  refused([](auto& p) { p.has_kernel = false; });
+  refused([](auto& p) { p.any_order = false; });
+}
+
 TEST(SumBroadcast, FewBytesAreStoredAndManyCopied) {
   EXPECT_EQ(choose_sum_broadcast({2, kPeerStoreBytes, false}), SumBroadcast::kPeerStores);
   EXPECT_EQ(choose_sum_broadcast({2, kPeerStoreBytes + 16, false}), SumBroadcast::kCopyEngine);

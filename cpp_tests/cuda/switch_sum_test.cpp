@@ -94,6 +94,21 @@ TEST(SwitchSum, TheTileIsChosenForTheSmsThatAreLeft) {
   EXPECT_FALSE(best_config_beside_switch_sum({.m = 8, .n = 8, .k = 3}, {}, kSm90));
 }
 
+// Of 24 SMs, each of eight ranks has three, and two of them beside its producer: a cluster. Without
+// an eighth of the SMs, one would be left, which is none.
+TEST(SwitchSum, AGridOfOneClusterIsKept) {
+  const GemmProblem problem{.m = 1024, .n = 512, .k = 256};
+  const Residency residency{.ranks_per_device = 8, .producer_ctas = 1};
+  DeviceLimits limits = kSm90;
+  limits.num_sms = 24;
+  const auto config = best_config_beside_switch_sum(problem, residency, limits);
+  ASSERT_TRUE(config);
+  EXPECT_EQ(config->num_ctas, 2);
+  EXPECT_EQ(beside_switch_sum(*config).num_ctas, 2);
+  limits.num_sms = 16;
+  EXPECT_FALSE(best_config_beside_switch_sum(problem, residency, limits));
+}
+
 TEST(SwitchSum, FlagsFitAPad) {
   const comm::SignalLayout layout{kNumSwitchPhases, kMaxPeers, kMaxChunks};
   EXPECT_LE(layout.num_flags(), comm::kNumSignals - kMaxPeers);

@@ -113,6 +113,11 @@ TEST(LaunchConfig, RefusesWhatDoesNotFit) {
   refused([](auto& c) { c.num_producer_warps = -1; }, "every size must be positive");
   refused([](auto& c) { c.block_k = 24; }, "block_k of 48 bytes must be a multiple of 32");
   refused([](auto& c) { c.num_math_warps = 6; }, "num_math_warps=6 must be a multiple of 4");
+  const auto in_turn = [](auto& c) {
+    c.schedule = Schedule::kPingpong;
+    c.num_math_warps = 4;  // of which each of two tiles in turn would get half a warpgroup
+  };
+  refused(in_turn, "num_math_warps=4 must be a multiple of 8");
   refused([](auto& c) { c.block_m = 192; }, "must be multiples of 128 and 8");
   refused([](auto& c) { c.block_n = 260; }, "must be multiples of 128 and 8");
   refused([](auto& c) { c.block_n = 512; }, "must be at most 256");

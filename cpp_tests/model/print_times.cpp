@@ -2,9 +2,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "core/cuda/fused/fused_gemm.h"
 #include "model/times_calls.h"
+#include "model/times_choice.h"
 #include "model/times_published.h"
 #include "model/times_ranking.h"
 #include "model/times_rates.h"
@@ -78,6 +81,58 @@ void print_speedups() {
   }
 }
 
+// What lists of tiles come to, each as if its fastest tile were known; first, what is chosen now.
+void print_tiles() {
+  using kernels::LaunchConfig;
+  constexpr auto kCooperative = kernels::Schedule::kCooperative;
+  constexpr auto kPingpong = kernels::Schedule::kPingpong;
+  const LaunchConfig large = tile_of(128, 256, 2, 1, kCooperative);
+  const LaunchConfig smaller = tile_of(128, 128, 1, 2, kPingpong);
+  const LaunchConfig flat = tile_of(64, 256, 2, 1, kPingpong);
+  const LaunchConfig least = tile_of(64, 128, 2, 1, kPingpong);
+  std::vector<LaunchConfig> all, of_128_rows;
+  for (const LaunchConfig& tile : library_tiles()) {
+    if (kernels::cuda::kChunkRows % (tile.block_m * tile.cluster_m) != 0) continue;
+    if (kernels::cuda::kChunkRows % (tile.block_n * tile.cluster_n) != 0) continue;
+    all.push_back(tile);
+    if (tile.block_m == large.block_m) of_128_rows.push_back(tile);
+  }
+  struct Line {
+    std::string name;
+    std::vector<LaunchConfig> tiles;
+  };
+  const std::vector<Line> lines = {
+      {"those built, as chosen", {}},
+      {"those built: L, 128 x 128 pingpong (1 x 2)", {large, smaller}},
+      {"before (g): L, 128 x 128 cooperative (2 x 1)",
+       {large, tile_of(128, 128, 2, 1, kCooperative)}},
+      {"L, 128 x 128 cooperative (1 x 2)", {large, tile_of(128, 128, 1, 2, kCooperative)}},
+      {"all " + std::to_string(of_128_rows.size()) + " kinds of 128 rows", of_128_rows},
+      {"L, 64 x 256 pingpong (2 x 1)", {large, flat}},
+      {"L, 64 x 256 pingpong (2 x 1), 64 x 128 pingpong (2 x 1)", {large, flat, least}},
+      {"those built, 64 x 128 pingpong (2 x 1)", {large, smaller, least}},
+      {"all " + std::to_string(all.size()) + " kinds", all}};
+  std::puts(
+      "\n| tiles | can be built | all-gather, `mo` | reduce-scatter, `ma` | all-reduce, `ma` |"
+      " all-reduce, `maej` |\n|---|---|---|---|---|---|");
+  for (const Line& line : lines) {
+    const bool alike = std::all_of(line.tiles.begin(), line.tiles.end(), [&](const auto& tile) {
+      return tile.block_m == line.tiles.front().block_m;
+    });
+    std::printf("| %s | %s |", line.name.c_str(), alike ? "yes" : "no");
+    for (const auto& [call, letters] : {std::pair{Call::kGather, "mo"},
+                                        {Call::kScatter, "ma"},
+                                        {Call::kSum, "ma"},
+                                        {Call::kSum, "maej"}}) {
+      Design design = with(letters);
+      design.tiles = line.tiles;
+      const Speedup over = speedup(call, design);
+      std::printf(" %.2f, %.2f |", over.median, over.worst);
+    }
+    std::puts("");
+  }
+}
+
 // What the host costs a call that finds it idle, without and with (b).
 void print_idle() {
   std::puts("\n| M | now, host ahead, us | now, host idle, us | (b), host idle, us | host, us |");
@@ -99,6 +154,7 @@ int main() {
   axonn::times::print_published();
   axonn::times::print_steps();
   axonn::times::print_speedups();
+  axonn::times::print_tiles();
   axonn::times::print_idle();
   return 0;
 }

@@ -319,7 +319,8 @@ CallTimes gemm_reduce_scatter(const Work& work, const Design& design, Host host)
 }
 
 CallTimes gemm_all_reduce(const Work& work, const Design& design, Host host) {
-  return fastest(choices(work, design, true),
+  const bool stays = design.multimem && !design.sums_early;  // until the switch adds it up
+  return fastest(choices(work, design, !stays),
                  [&](const LaunchConfig& tile) { return all_reduce(work, design, tile, host); });
 }
 

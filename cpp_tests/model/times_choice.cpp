@@ -7,7 +7,6 @@
 #include "core/gemm/launch_config.h"
 
 namespace axonn::times {
-namespace {
 
 using kernels::LaunchConfig;
 using kernels::Schedule;
@@ -18,8 +17,6 @@ LaunchConfig tile_of(int64_t block_m, int64_t block_n, int64_t cluster_m, int64_
   const int64_t ctas = cluster_m * cluster_n;
   return {block_m, block_n, 64, 4, 8, 4, cluster_m, cluster_n, kNumSms / ctas * ctas, schedule};
 }
-
-}  // namespace
 
 FusedGemm gemm_of(const Work& work, Flow flow) {
   FusedGemm gemm{};
@@ -65,6 +62,7 @@ std::vector<LaunchConfig> library_tiles() {
 }
 
 std::vector<LaunchConfig> choices(const Work& work, const Design& design, bool departs) {
+  if (!design.tiles.empty()) return design.tiles;
   if (design.more_tiles) {
     std::vector<LaunchConfig> result;
     for (const LaunchConfig& tile : library_tiles()) {

@@ -22,8 +22,13 @@ kernels::cuda::FusedGemm gemm_of(const Work& work, Flow flow);
 GemmGrid grid_of(const Work& work, Flow flow, const kernels::LaunchConfig& config);
 
 // The tiles among which a call of this design chooses: what best_config answers, or with (g) all
-// that its kernel could have. `departs`: a chunk of rows must be whole clusters of tiles.
+// that its kernel could have; or the design's own. `departs`: a chunk of rows must be whole
+// clusters of tiles.
 std::vector<kernels::LaunchConfig> choices(const Work& work, const Design& design, bool departs);
+
+// A tile on all SMs; it need not be one that is built.
+kernels::LaunchConfig tile_of(int64_t block_m, int64_t block_n, int64_t cluster_m,
+                              int64_t cluster_n, kernels::Schedule schedule);
 
 // The tiles among which a library is assumed to choose as well as can be.
 std::vector<kernels::LaunchConfig> library_tiles();

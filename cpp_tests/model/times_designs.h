@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "core/gemm/launch_config.h"
+
 namespace axonn::times {
 
 struct Design {
@@ -23,6 +25,7 @@ struct Design {
   bool likely_l2 = false;        // (m) best_config reckons with the L2 rate of this model
   bool device_flags = false;     // (o) flags are copied from this GPU's memory, not the host's
   bool in_turns = false;  // (n) chunk after chunk leaves to every rank; SMs are kept for sums
+  std::vector<kernels::LaunchConfig> tiles{};  // if any: the fastest of these is taken, and known
 };
 
 // A design's letter and how to switch it on.

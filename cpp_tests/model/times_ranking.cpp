@@ -83,14 +83,15 @@ std::vector<double> modelled_libraries(Call call) {
 
 const std::vector<Step>& steps() {
   static const std::vector<Step> result = {
-      {'m', Call::kGather, ""},    {'o', Call::kGather, "m"},      {'c', Call::kGather, "m"},
-      {'b', Call::kGather, "mo"},  {'d', Call::kGather, "mo"},     {'k', Call::kGather, "mo"},
-      {'g', Call::kGather, "mo"},  {'m', Call::kScatter, ""},      {'a', Call::kScatter, "m"},
-      {'e', Call::kScatter, "ma"}, {'n', Call::kScatter, "mae"},   {'g', Call::kScatter, "mae"},
-      {'m', Call::kSum, ""},       {'a', Call::kSum, "m"},         {'l', Call::kSum, "ma"},
-      {'e', Call::kSum, "mal"},    {'n', Call::kSum, "male"},      {'g', Call::kSum, "male"},
-      {'j', Call::kSum, "ma"},     {'j', Call::kSum, "mae"},       {'j', Call::kSum, "male"},
-      {'h', Call::kBoth, "maoe"},  {'f', Call::kHostsGather, "m"}, {'i', Call::kHostsScatter, "m"}};
+      {'m', Call::kGather, ""},       {'o', Call::kGather, "m"},     {'c', Call::kGather, "m"},
+      {'b', Call::kGather, "mo"},     {'d', Call::kGather, "mo"},    {'k', Call::kGather, "mo"},
+      {'g', Call::kGather, "mo"},     {'m', Call::kScatter, ""},     {'a', Call::kScatter, "m"},
+      {'e', Call::kScatter, "ma"},    {'n', Call::kScatter, "mae"},  {'g', Call::kScatter, "mae"},
+      {'m', Call::kSum, ""},          {'a', Call::kSum, "m"},        {'l', Call::kSum, "ma"},
+      {'e', Call::kSum, "mal"},       {'n', Call::kSum, "male"},     {'g', Call::kSum, "male"},
+      {'j', Call::kSum, "ma"},        {'j', Call::kSum, "mae"},      {'j', Call::kSum, "male"},
+      {'h', Call::kBoth, "maoe"},     {'m', Call::kHostsGather, ""}, {'f', Call::kHostsGather, "m"},
+      {'i', Call::kHostsScatter, "m"}};
   return result;
 }
 

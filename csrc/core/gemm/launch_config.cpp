@@ -34,7 +34,7 @@ std::string why_illegal_tile(const LaunchConfig& config, int64_t element_bytes,
   }
   if (!warps_are_whole_groups(config, limits)) {
     return text("num_math_warps=", config.num_math_warps, " must be a multiple of ",
-                limits.warps_per_mma);
+                limits.warps_per_mma * tiles_in_turn(config));
   }
   if (!edges_are_whole_instructions(config, limits)) {
     return text("block_m=", config.block_m, " and block_n=", config.block_n,

@@ -124,7 +124,10 @@ std::string why_illegal(const LaunchConfig& config, const GemmProblem& problem,
 
 // Returns modelled, not measured, microseconds of the GEMM alone: waves of tiles times the time of
 // a tile. A tile takes as long as its math or as its loads from L2, whichever is longer, and then
-// as long as its epilogue, which in pingpong overlaps the next tile. The model is good for ranking
+// as long as its epilogue, which in pingpong overlaps the next tile. Left out is the time until a
+// tile that leaves has arrived and is counted, some 2 us, for which pingpong holds up the next
+// epilogue (sm90/departure_epilogue.cuh): only where K is below some 600 does it add to each tile,
+// otherwise to the last one alone, as in the cooperative schedule. The model is good for ranking
 // configs. The config must be legal.
 double cost_us(const LaunchConfig& config, const GemmProblem& problem, const DeviceLimits& limits);
 

@@ -75,6 +75,19 @@ void enqueue(const char* op, Call&& call) {
   }
 }
 
+// Returns whether an all-reduce is added up in the switch, if it can be. Otherwise the GEMM has all
+// SMs, and its tile must be chosen for them.
+bool may_add_in_switch(const char* op, const FusedGemm& gemm, const AskedSumBroadcast& asked,
+                       int32_t num_ranks, c10::Device device) {
+  if (asked.way) return *asked.way == SumBroadcast::kSwitch;
+  return kernels::cuda::may_add_in_switch(
+      {.num_ranks = num_ranks,
+       .slot_bytes = kernels::cuda::reduce_scatter_workspace_bytes(gemm, num_ranks) / num_ranks,
+       .has_multicast = true,
+       .has_kernel = gemm_backend(op, device).sum_to_all != nullptr,
+       .any_order = asked.any_order});
+}
+
 }  // namespace
 
 std::string why_no_dtype(at::ScalarType dtype) {
@@ -183,10 +196,11 @@ MatmulSum prepare_sum(const char* op, const at::Tensor& a, const at::Tensor& b, 
                               "rows that ", num_ranks, " ranks divide, got ", gemm.m,
                               "; use 'auto', 'chunked' or 'sequential'");
   require_supported(op, gemm, a.device());
-  const bool in_switch = sum_broadcast.any_order || sum_broadcast.way == SumBroadcast::kSwitch;
-  const LaunchConfig config =
-      choose_config(op, gemm, a.device(), residency, {num_ranks, everywhere && in_switch});
   const auto ranks = static_cast<int32_t>(num_ranks);
+  const bool in_switch =
+      everywhere && may_add_in_switch(op, gemm, sum_broadcast, ranks, a.device());
+  const LaunchConfig config =
+      choose_config(op, gemm, a.device(), residency, {num_ranks, in_switch});
   const int64_t bytes = everywhere ? kernels::cuda::all_reduce_workspace_bytes(gemm, ranks)
                                    : kernels::cuda::reduce_scatter_workspace_bytes(gemm, ranks);
   return {gemm, config, everywhere, sum_broadcast, bytes};

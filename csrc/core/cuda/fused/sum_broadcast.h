@@ -65,6 +65,13 @@ constexpr SumBroadcast choose_sum_broadcast(const SumBroadcastProblem& problem) 
              : SumBroadcast::kCopyEngine;
 }
 
+// Returns whether the switch would add up if the memory had a multicast address. That is known only
+// when the workspaces are there, and their size depends on a product that is described before.
+constexpr bool may_add_in_switch(SumBroadcastProblem problem) {
+  problem.has_multicast = true;
+  return choose_sum_broadcast(problem) == SumBroadcast::kSwitch;
+}
+
 // What an architecture's kernel adds up and stores at every rank: `bytes` of bfloat16 or float16.
 // `bytes` and all addresses are multiples of kStoreBytes. It adds in the order of sources, in fp32,
 // and gives the bits of reduce_slots (reduce.h).

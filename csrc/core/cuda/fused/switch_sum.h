@@ -54,7 +54,8 @@ constexpr LaunchConfig beside_switch_sum(LaunchConfig config) {
 }
 
 // Returns what best_config chooses for the product in parts, on the grid that is left beside the
-// sum, with the grid of which beside_switch_sum leaves that.
+// sum, with the grid of which beside_switch_sum leaves that. Where no cluster would be left, it
+// chooses for the whole grid, of which beside_switch_sum keeps one.
 inline std::optional<LaunchConfig> best_config_beside_switch_sum(GemmProblem problem,
                                                                  const Residency& residency,
                                                                  const DeviceLimits& limits) {
@@ -62,7 +63,8 @@ inline std::optional<LaunchConfig> best_config_beside_switch_sum(GemmProblem pro
   DeviceLimits left = limits;
   left.num_sms -= switch_sum_ctas(limits.num_sms);
   auto config = best_config(problem, residency, left);
-  if (config) config->num_ctas = max_ctas(*config, residency, limits);
+  if (!config) return best_config(problem, residency, limits);
+  config->num_ctas = max_ctas(*config, residency, limits);
   return config;
 }
 

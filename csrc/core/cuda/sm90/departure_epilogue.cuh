@@ -12,7 +12,10 @@ namespace axonn::kernels::sm90 {
 // selects it. The cooperative kernel calls store_tail at the end alone. So a tile is announced in
 // front of the next one's stores, or at the end: by then its own are complete, or nearly so, and
 // the warps that multiply have not waited for them. The pingpong kernel has a tail behind each
-// tile. So a tile is announced there, while the other warpgroup multiplies.
+// tile. So a tile is announced there, while the other warpgroup multiplies. But the other one's
+// epilogue is held up until then, because the kernel lets it begin (math_wg_order_barrier) behind
+// the tail. This costs time where a tile's math is shorter than its epilogue and its way to the
+// destination.
 template <class Base, bool TailBehindEachTile>
 class DepartureEpilogue : public Base {
  public:
