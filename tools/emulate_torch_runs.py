@@ -55,8 +55,8 @@ class Run:
 
 # Ranks that share a GPU, and the fused ops where there are Triton's kernels alone.
 ON_OTHERS = (
-    Run("python_tests/gpu/test_gpu_training.py", OLDER, "fused"),
-    Run("python_tests/gpu/test_gpu_fused.py", ONE, "values_and_gradients"),
+    Run("python_tests/gpu/test_gpu_training.py", OLDER, "fused and not again"),
+    Run("python_tests/gpu/test_gpu_fused.py", ONE, "values_and_gradients and small-2"),
     Run("python_tests/gpu/test_gpu_layers.py", ONE),
     Run("python_tests/gpu/test_gpu_communicators.py", ONE),
 )

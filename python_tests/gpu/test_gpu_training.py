@@ -73,12 +73,25 @@ def test_the_same_bits_again(on_gpus, tmp_path: Path) -> None:
     assert norms(tmp_path / "again") == norms(folder)
 
 
-def test_with_fused_ops(tmp_path: Path) -> None:
+FUSED_OPTIONS = {"train.dtype": "bf16", "model.hidden_size": 64, "train.steps": 2}
+
+
+def train_with_fused_ops(folder: Path) -> list[float]:
     if torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("the fused kernels are for sm_80 and later")
-    options = {"train.dtype": "bf16", "model.hidden_size": 64, "train.steps": 2}
-    fused = RUNS["x=2,z=2"] | options | {"parallel.algorithm": "fused"}
-    here = train(tmp_path / "fused", "cuda", "x=2,z=2", fused)
-    there = train(tmp_path / "cpu", "cpu", "x=2,z=2", RUNS["x=2,z=2"] | options)
-    assert here == pytest.approx(there, rel=BF16_ERROR)
-    assert train(tmp_path / "again", "cuda", "x=2,z=2", fused) == here
+    fused = RUNS["x=2,z=2"] | FUSED_OPTIONS | {"parallel.algorithm": "fused"}
+    return train(folder, "cuda", "x=2,z=2", fused)
+
+
+@pytest.fixture(scope="module")
+def losses_with_fused_ops(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return train_with_fused_ops(tmp_path_factory.mktemp("fused") / "run")
+
+
+def test_with_fused_ops(losses_with_fused_ops, tmp_path: Path) -> None:
+    there = train(tmp_path / "cpu", "cpu", "x=2,z=2", RUNS["x=2,z=2"] | FUSED_OPTIONS)
+    assert losses_with_fused_ops == pytest.approx(there, rel=BF16_ERROR)
+
+
+def test_with_fused_ops_the_same_bits_again(losses_with_fused_ops, tmp_path: Path) -> None:
+    assert train_with_fused_ops(tmp_path / "again") == losses_with_fused_ops
