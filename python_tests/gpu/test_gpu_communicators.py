@@ -18,6 +18,7 @@ from axonn_ext import GridShape, _library
 from axonn_ext.communicators import Communicators
 from axonn_ext.spec.grid import SUM_ORDER
 from grids import grid_of
+from worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from axonn_ext._cuda import CommunicatorGrid
@@ -156,8 +157,12 @@ def connect_alone() -> tuple[str, float]:
     return heard, (torch.ones(4, device="cuda") + 1).mean().item()
 
 
-def test_a_rank_that_does_not_connect_leaves_cuda_as_it_was(gpu_pool):
-    (heard, computed), _ = gpu_pool(2).run(connect_alone)
+def test_a_rank_that_does_not_connect_leaves_cuda_as_it_was():
+    pool = WorkerPool(2, device="cuda")  # of its own: its ranks have made other numbers of grids
+    try:
+        (heard, computed), _ = pool.run(connect_alone)
+    finally:
+        pool.close()
     assert "connecting 2 ranks: not done" in heard
     assert computed == 2.0
 
