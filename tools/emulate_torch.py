@@ -34,7 +34,7 @@ from bootstrap import (
     say,
 )
 from cuda_check import BIN, VENV, find_cuobjdump, readme_commands, run_commands
-from emulate_torch_runs import Starter, run_all
+from emulate_torch_runs import WHOLE, Starter, run_all
 
 BUILD = ROOT / "build" / "emulate"
 LIBRARIES = BUILD / "cpp_tests" / "gpu_machine" / "torch"
@@ -44,7 +44,6 @@ TARGETS = (
     *("machine_cudart", "machine_cuda", "machine_nccl", "machine_nvidia-ml"),
     "machine_operators",
 )
-DEVICES = 4
 
 
 def site_packages() -> Path:
@@ -110,7 +109,7 @@ def environment(wire: str) -> dict[str, str]:
     return {
         **{name: text for name, text in os.environ.items() if not name.startswith("PYTHON")},
         "LD_PRELOAD": preload,
-        "GPU_MACHINE_DEVICES": os.environ.get("GPU_MACHINE_DEVICES", str(DEVICES)),
+        "GPU_MACHINE_DEVICES": os.environ.get("GPU_MACHINE_DEVICES", str(WHOLE.devices)),
         "GPU_MACHINE_WIRE": wire,
         "PYTHONPATH": str(ROOT / "tools"),
         "PYTHONSAFEPATH": "1",  # what tests start has the installed package, too
