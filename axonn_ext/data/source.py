@@ -22,9 +22,12 @@ _NOT_LIBRARY_CODE = frozenset({"site-packages", "dist-packages", "test", "tests"
 def python_sources() -> list[Path]:
     """Returns the .py files of the standard library without its tests, in a fixed order."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = (path.relative_to(root) for path in root.rglob("*.py"))
-    kept = (path for path in files if not _NOT_LIBRARY_CODE.intersection(path.parts[:-1]))
-    return [root / path for path in sorted(kept)]
+    found: list[Path] = []
+    for folder, below, names in os.walk(root):
+        # Not looked through: site-packages may hold a hundred thousand files.
+        below[:] = [name for name in below if name not in _NOT_LIBRARY_CODE]
+        found += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted(found)
 
 
 def find_text(path: str) -> list[Path]:
