@@ -233,5 +233,17 @@ TEST(Watchdog, APeerThatHearsOfTheAbortFirstSaysWhy) {
   EXPECT_EQ(second.await_failure(), "rank 0 reports: " + why);
 }
 
+// Likewise by a call that its own thread issues, which the abort makes fail.
+TEST(Watchdog, TheReasonOfAnErrorIsWhatAPeerHasReported) {
+  testing::InMemoryStore store;
+  WatchedRank first(0, 2, store, std::chrono::seconds(60));
+  WatchedRank second(1, 2, store, std::chrono::seconds(60), [] {}, std::chrono::seconds(60));
+  EXPECT_EQ(second.watch.reason("remote error"), "remote error");
+  first.watch.fail("refused");
+  EXPECT_EQ(first.await_failure(), "refused");
+  EXPECT_EQ(second.watch.reason("remote error"), "rank 0 reports: refused");
+  EXPECT_EQ(first.watch.reason("remote error"), "refused");
+}
+
 }  // namespace
 }  // namespace axonn::comm

@@ -110,19 +110,27 @@ void Watchdog::poll() {
   for (const auto& one : calls) one->poll(options_.timeout);
 }
 
-// A rank reports its failure before it aborts its communicators, so a peer that learns of the abort
-// first finds the reason in the store.
 void Watchdog::check_health() {
   try {
     health_();
-  } catch (const std::exception&) {
-    std::string report;
-    try {
-      if (store_.has(failure_key())) report = store_.get(failure_key());
-    } catch (const std::exception&) {  // without the store, there is only what was thrown here
-    }
-    if (!report.empty()) throw CommunicationError(report);
+  } catch (const std::exception& error) {
+    const std::string why = reason(error.what());
+    if (why != error.what()) throw CommunicationError(why);
     throw;
+  }
+}
+
+// A rank reports its failure before it aborts its communicators, so a peer that learns of the abort
+// first finds the reason in the store.
+std::string Watchdog::reason(const std::string& error) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.empty()) return failure_;
+  }
+  try {
+    return store_.has(failure_key()) ? store_.get(failure_key()) : error;
+  } catch (const std::exception&) {  // without the store, there is only the error
+    return error;
   }
 }
 

@@ -105,7 +105,9 @@ PendingCall Communicator::issue(const std::string& signature, cudaStream_t calle
     grid_.watch_->fail(why);
     throw CommunicationError(why);
   } catch (const std::exception& error) {
-    grid_.watch_->fail(error.what());  // peers have issued the call, or will: end their wait
+    const std::string why = grid_.watch_->reason(error.what());
+    grid_.watch_->fail(why);  // peers have issued the call, or will: end their wait
+    if (why != error.what()) throw CommunicationError(why);
     throw;
   }
 }
