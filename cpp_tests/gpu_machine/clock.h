@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace axonn::gpu_machine {
@@ -63,10 +64,11 @@ class Clock {
 
   // All of a launch is seen, by every proxy. CUDA does not say that its end is a fence between
   // addresses of the same memory.
-  void see_launch(uint32_t launch) { see_launch(launch, kFencesOfEnd); }
-  // What is passed on from here by a flag, and not by a stream, is behind no proxy fence.
-  void forget_fences_of_launches() {
-    for (SeenLaunch& seen : launches_) seen.fences = 0;
+  void see_launch(uint32_t launch) { add_launches({{launch, launch + 1, kEnd}}); }
+  // What is passed on from here by a flag, and not by a stream, is behind no proxy fence, unless an
+  // instruction was one.
+  void forget_fences_of_ends() {
+    change_fences([](uint8_t fences) { return static_cast<uint8_t>(fences & ~kEnd); });
   }
   void see(uint32_t actor, uint32_t time) {
     Seen& seen = entry(actor);
@@ -79,10 +81,10 @@ class Clock {
   // A proxy fence: it orders all that has been seen.
   void fence(ProxyFence fence) {
     for (Seen& seen : actors_) seen.fenced[static_cast<size_t>(fence)] = seen.time;
-    for (SeenLaunch& seen : launches_) seen.fences |= bit(fence);
+    change_fences([&](uint8_t fences) { return static_cast<uint8_t>(fences | bit(fence)); });
   }
   void join(const Clock& other) {
-    join(launches_, other.launches_);
+    add_launches(other.launches_);
     join(actors_, other.actors_);
   }
   // Forgets actors that the end of their launch stands for, unless a fence that counts beyond it
@@ -103,7 +105,7 @@ class Clock {
   }
   // Keeps only what the other has seen, too.
   void meet(const Clock& other) {
-    meet(launches_, other.launches_);
+    launches_ = combined<true>(launches_, other.launches_);
     meet(actors_, other.actors_);
   }
   bool has_seen(uint32_t actor, uint32_t launch, uint32_t time) const {
@@ -112,38 +114,76 @@ class Clock {
     return seen != nullptr && seen->time >= time;
   }
   bool has_seen_fenced(uint32_t actor, uint32_t launch, uint32_t time, ProxyFence fence) const {
-    const SeenLaunch* all = find_launch(launch);
-    if (all != nullptr && (all->fences & bit(fence)) != 0) return true;
+    const SeenLaunches* all = find_launch(launch);
+    const uint8_t either = bit(fence) | (fence == ProxyFence::kAlias ? 0 : kEnd);
+    if (all != nullptr && (all->fences & either) != 0) return true;
     const Seen* seen = find(actor);
     return seen != nullptr && seen->fenced[static_cast<size_t>(fence)] >= time;
   }
 
  private:
-  // Of a launch that has ended: the proxy fences on the way from there, a bit for each kind.
-  struct SeenLaunch {
-    uint32_t launch = 0;
+  // Launches that have ended, from the first to before the end, whose numbers follow each other: of
+  // a long job, a clock has seen thousands. The proxy fences on the way from there, a bit for each
+  // kind and one for the end of the launch, are the same for all of them.
+  struct SeenLaunches {
+    uint32_t first = 0;
+    uint32_t end = 0;
     uint8_t fences = 0;
-
-    uint32_t key() const { return launch; }
-    void add(const SeenLaunch& other) { fences |= other.fences; }
-    void keep(const SeenLaunch& other) { fences &= other.fences; }
   };
   static constexpr uint8_t bit(ProxyFence fence) {
     return static_cast<uint8_t>(1u << static_cast<unsigned>(fence));
   }
-  static constexpr uint8_t kFencesOfEnd =
-      ((1u << kNumProxyFences) - 1) & ~(1u << static_cast<unsigned>(ProxyFence::kAlias));
-  static bool ended_before(const SeenLaunch& seen, uint32_t launch) { return seen.launch < launch; }
-  void see_launch(uint32_t launch, uint8_t fences) {
-    auto place = std::lower_bound(launches_.begin(), launches_.end(), launch, ended_before);
-    if (place == launches_.end() || place->launch != launch) {
-      place = launches_.insert(place, {launch, 0});
-    }
-    place->fences |= fences;
+  static constexpr uint8_t kEnd = 1u << kNumProxyFences;
+  static bool ends_by(const SeenLaunches& seen, uint32_t launch) { return seen.end <= launch; }
+  const SeenLaunches* find_launch(uint32_t launch) const {
+    const auto place = std::lower_bound(launches_.begin(), launches_.end(), launch, ends_by);
+    return place == launches_.end() || place->first > launch ? nullptr : &*place;
   }
-  const SeenLaunch* find_launch(uint32_t launch) const {
-    const auto place = std::lower_bound(launches_.begin(), launches_.end(), launch, ended_before);
-    return place == launches_.end() || place->launch != launch ? nullptr : &*place;
+  static void append(std::vector<SeenLaunches>& to, const SeenLaunches& more) {
+    if (!to.empty() && to.back().end == more.first && to.back().fences == more.fences) {
+      to.back().end = more.end;
+    } else {
+      to.push_back(more);
+    }
+  }
+  template <typename Change>
+  void change_fences(const Change& change) {
+    std::vector<SeenLaunches> changed;
+    for (const SeenLaunches& seen : launches_) {
+      append(changed, {seen.first, seen.end, change(seen.fences)});
+    }
+    launches_ = std::move(changed);
+  }
+  void add_launches(const std::vector<SeenLaunches>& others) {
+    const bool are_known = std::all_of(others.begin(), others.end(), [&](const auto& seen) {
+      const SeenLaunches* own = find_launch(seen.first);
+      return own != nullptr && own->end >= seen.end && (own->fences | seen.fences) == own->fences;
+    });
+    if (!are_known) launches_ = combined<false>(launches_, others);
+  }
+  // Those of either list, behind the fences of both; or those of both, behind the fences that both
+  // know. From left to right, by pieces in which each list has all or nothing.
+  template <bool kOfBoth>
+  static std::vector<SeenLaunches> combined(const std::vector<SeenLaunches>& a,
+                                            const std::vector<SeenLaunches>& b) {
+    constexpr SeenLaunches kNone{UINT32_MAX, UINT32_MAX, 0};
+    std::vector<SeenLaunches> result;
+    auto in_a = a.begin(), in_b = b.begin();
+    for (uint32_t at = 0;;) {
+      while (in_a != a.end() && in_a->end <= at) ++in_a;
+      while (in_b != b.end() && in_b->end <= at) ++in_b;
+      if (in_a == a.end() && in_b == b.end()) return result;
+      const SeenLaunches& of_a = in_a == a.end() ? kNone : *in_a;
+      const SeenLaunches& of_b = in_b == b.end() ? kNone : *in_b;
+      const bool a_has = of_a.first <= at, b_has = of_b.first <= at;
+      const uint32_t end = std::min(a_has ? of_a.end : of_a.first, b_has ? of_b.end : of_b.first);
+      if (kOfBoth ? a_has && b_has : a_has || b_has) {
+        const int either = (a_has ? of_a.fences : 0) | (b_has ? of_b.fences : 0);
+        append(result,
+               {at, end, static_cast<uint8_t>(kOfBoth ? of_a.fences & of_b.fences : either)});
+      }
+      at = end;
+    }
   }
   static bool is_before(const Seen& seen, uint32_t actor) { return seen.actor < actor; }
   const Seen* find(uint32_t actor) const {
@@ -194,8 +234,8 @@ class Clock {
     own.resize(kept);
   }
 
-  std::vector<SeenLaunch> launches_;  // that have ended, as far as the owner can know; sorted
-  std::vector<Seen> actors_;          // sorted
+  std::vector<SeenLaunches> launches_;  // that have ended, as far as the owner can know; sorted
+  std::vector<Seen> actors_;            // sorted
 };
 
 // Whether an access of one with this scope can reach the other.

@@ -1,5 +1,6 @@
 #include "gpu_machine/ptx_lexer.h"
 
+#include <algorithm>
 #include <bit>
 #include <cctype>
 
@@ -36,11 +37,23 @@ class Lexer {
         at_ += 2;
       } else if (std::isspace(static_cast<unsigned char>(text_[at_])) != 0) {
         step();
+      } else if (starts_with(".section")) {
+        skip_section();
       } else {
         return true;
       }
     }
     return false;
+  }
+
+  // A section is what debuggers read: bytes in braces, often more than half of the text.
+  void skip_section() {
+    const size_t end = text_.find('}', at_);
+    if (end == text_.npos) {
+      throw ParseError("PTX line " + std::to_string(line_) + ": .section: expected '}'");
+    }
+    line_ += static_cast<int>(std::count(text_.begin() + at_, text_.begin() + end, '\n'));
+    at_ = end + 1;
   }
 
   void step() {

@@ -38,8 +38,6 @@ class Parser {
       const int id = static_cast<int>(reader_.number());
       module_.files[id] = reader_.take().text;
       reader_.skip_line(line);
-    } else if (word == ".section") {
-      reader_.skip_block();
     } else if (word == ".entry") {
       reader_.take();
       parse_kernel();

@@ -36,18 +36,6 @@ void PtxReader::skip_line(int line) {
   while (now().line == line && now().kind != Token::Kind::kEnd) take();
 }
 
-void PtxReader::skip_block() {
-  while (!now().is("{")) {
-    if (now().kind == Token::Kind::kEnd) fail("expected '{'");
-    take();
-  }
-  take();
-  for (int depth = 1; depth > 0; take()) {
-    if (now().kind == Token::Kind::kEnd) fail("expected '}'");
-    depth += now().is("{") ? 1 : now().is("}") ? -1 : 0;
-  }
-}
-
 std::string PtxReader::text_since(size_t place) const {
   std::string text;
   for (size_t i = place; i < at_; ++i) {

@@ -23,7 +23,6 @@ class PtxReader {
   uint64_t number();
   std::string name();
   void skip_line(int line);
-  void skip_block();
   // What was taken since this place, as text with few blanks.
   size_t place() const { return at_; }
   std::string text_since(size_t place) const;

@@ -104,7 +104,7 @@ void Machine::begin_work(Stream& stream) {
   copy.launch = id;
   copy.engine =
       std::make_unique<CopyEngine>(*this, new_actor({0, id, stream.device}), stream.clock);
-  copy.engine->clock.forget_fences_of_launches();
+  copy.engine->clock.forget_fences_of_ends();
   copy.turns_a_piece = kTurnsOfCopy;
   if (draw(kSlowCopies) == 0) copy.turns_a_piece <<= draw(kSlowestCopyLog2 + 1);
   // In up to four pieces, at even bytes.
@@ -138,10 +138,10 @@ void Machine::end_work(Stream& stream) {
 }
 
 // From now on the launch counts as a whole: what was known of its parts, which are many, would fill
-// all clocks. Its warps stay, because a copy still asks which of them are behind a fence.
+// all clocks.
 void Machine::note_end_of(uint32_t launch, Clock& clock) {
   const auto is_its = [&](uint32_t actor) { return actors_[actor].launch == launch; };
-  clock.forget_actors([&](uint32_t actor) { return is_its(actor) && actors_[actor].is_async; });
+  clock.forget_actors(is_its);
   clock.see_launch(launch);
   if (told_to_others_.forget_actors(is_its)) told_to_others_.see_launch(launch);
 }

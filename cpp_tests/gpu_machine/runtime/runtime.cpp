@@ -135,9 +135,10 @@ void Runtime::give_turns(int count) {
   }
 }
 
-void Runtime::run_while_alone() {
-  while (waiting_ == 0 && run_once()) {
-  }
+bool Runtime::run_while_alone() {
+  bool went = false;
+  while (waiting_ == 0 && run_once()) went = true;
+  return went;
 }
 
 // --- Threads of the host ---
@@ -158,15 +159,16 @@ void Runtime::let_others_call(std::chrono::microseconds pause) {
 
 cudaError_t Runtime::wait_until(const std::function<bool()>& is_so, const std::string& what) {
   using Time = std::chrono::steady_clock;
-  constexpr std::chrono::microseconds kPause{50};
   constexpr auto kNever = Time::time_point::max();
   constexpr int kTurnsBetweenPauses = 64;  // while others want to call
   auto stuck_since = kNever;
+  Pause pause;
   int turns = 0;
   while (!failure_ && !is_so()) {
     if (run_once()) {
       stuck_since = kNever;
-      if (waiting_ != 0 && ++turns % kTurnsBetweenPauses == 0) let_others_call(kPause);
+      pause = {};
+      if (waiting_ != 0 && ++turns % kTurnsBetweenPauses == 0) let_others_call(pause.next());
       continue;
     }
     if (failure_ || is_so()) break;
@@ -179,7 +181,7 @@ cudaError_t Runtime::wait_until(const std::function<bool()>& is_so, const std::s
       }
       break;
     }
-    let_others_call(kPause);
+    let_others_call(pause.next());
   }
   return failure_ ? error_of(failure_->kind()) : cudaSuccess;
 }

@@ -8,6 +8,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -20,6 +21,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "gpu_machine/machine.h"
@@ -36,6 +38,17 @@ struct Signal {
   Clock clock;         // of what came before it
 };
 using SignalPtr = std::shared_ptr<Signal>;
+
+// How long a thread pauses that has nothing to do: longer each time, because what it waits for is
+// often done by other processes, which need the cores.
+class Pause {
+ public:
+  std::chrono::microseconds next() { return std::exchange(now_, std::min(2 * now_, kLongest)); }
+
+ private:
+  static constexpr std::chrono::microseconds kLongest{1000};
+  std::chrono::microseconds now_{50};
+};
 
 // What one node of a graph enqueues on a stream of the machine.
 struct Node {
@@ -136,7 +149,8 @@ class Runtime {
   // Lets the machine run while the host does something else.
   void give_turns(int count);
   // Gives it turns as long as it can go on and no call waits.
-  void run_while_alone();
+  // Returns whether it went on.
+  bool run_while_alone();
 
   Machine machine;
   const RuntimeOptions options;

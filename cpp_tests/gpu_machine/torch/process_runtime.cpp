@@ -40,11 +40,11 @@ class Engine {
 
  private:
   void run(Runtime& runtime) {
-    constexpr std::chrono::microseconds kPause{200};
+    Pause pause;
     while (!stops_) {
-      std::this_thread::sleep_for(kPause);
+      std::this_thread::sleep_for(pause.next());
       const RuntimeLock lock(runtime);
-      runtime.run_while_alone();
+      if (runtime.run_while_alone()) pause = {};
     }
   }
 
