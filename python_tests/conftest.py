@@ -59,9 +59,10 @@ def gpu_pool() -> Iterator[Callable[[int], WorkerPool]]:
     def get(world_size: int) -> WorkerPool:
         if world_size in pools and pools[world_size].usable:
             return pools[world_size]
-        for started in pools.values():  # lest idle ranks take turns on the GPU with busy ones
-            started.close()
-        pools.clear()
+        # Where ranks share a GPU, idle ones would take turns on it with busy ones.
+        share = max([world_size, *pools]) > torch.cuda.device_count()
+        for number in [number for number in pools if share or number == world_size]:
+            pools.pop(number).close()
         pools[world_size] = WorkerPool(world_size, device="cuda")
         return pools[world_size]
 

@@ -1,4 +1,4 @@
-"""What `make emulate-torch` runs: each file of tests by itself, on some of the machines below.
+"""What `make emulate-torch` runs: files of tests, on some of the machines below.
 
 It prints, for each machine, how many tests ran and passed, and how many did not run and why.
 """
@@ -17,7 +17,8 @@ from pathlib import Path
 
 from gpu_runs import ROOT, gpu_tests
 
-# Those with the longest tests begin first, lest one of them runs alone at the end.
+# These begin first, each by itself, lest one of them runs alone at the end. The others share a
+# process and its ranks, whose start takes longer than many a test.
 LONGEST = ("fused", "training", "overlap", "failures", "products", "triton", "optim", "pipeline")
 
 
@@ -42,31 +43,34 @@ WHOLE, ONE, OLDER = Machine(), Machine(devices=1), Machine(capability=80)
 
 @dataclass(frozen=True)
 class Run:
-    """The tests marked gpu of a file on a machine; with `only`, some of them."""
+    """The tests marked gpu of some files on a machine; with `only`, some of them."""
 
-    path: str  # from the root
+    paths: tuple[str, ...]  # from the root
     machine: Machine = WHOLE
     only: str = ""
 
     @property
     def name(self) -> str:
-        return f"{Path(self.path).name} on {self.machine.name}"
+        return f"{', '.join(Path(path).name for path in self.paths)} on {self.machine.name}"
+
+
+def files(*subjects: str) -> tuple[str, ...]:
+    return tuple(f"python_tests/gpu/test_gpu_{subject}.py" for subject in subjects)
 
 
 # Ranks that share a GPU, and the fused ops where there are Triton's kernels alone.
-ON_OTHERS = (
-    Run("python_tests/gpu/test_gpu_training.py", OLDER, "fused and not again"),
-    Run("python_tests/gpu/test_gpu_fused.py", ONE, "values_and_gradients and small-2"),
-    Run("python_tests/gpu/test_gpu_layers.py", ONE),
-    Run("python_tests/gpu/test_gpu_communicators.py", ONE),
-)
+OLDER_TRAINING = Run(files("training"), OLDER, "fused and not again")
+SHARED = Run(
+    files("communicators", "layers", "fused"), ONE,
+    "test_gpu_communicators or test_gpu_layers or (values_and_gradients and small-2)",
+)  # fmt: skip
 
 
 def all_runs() -> list[Run]:
     """In the order in which they begin."""
-    place = {f"test_gpu_{subject}": number for number, subject in enumerate(LONGEST)}
-    runs = [*map(Run, gpu_tests()), *ON_OTHERS]
-    return sorted(runs, key=lambda run: place.get(Path(run.path).stem, len(place)))
+    longest = [Run((path,)) for path in files(*LONGEST)]
+    rest = tuple(path for path in gpu_tests() if path not in files(*LONGEST))
+    return [*longest[:2], Run(rest), OLDER_TRAINING, *longest[2:], SHARED]
 
 
 @dataclass
@@ -117,8 +121,9 @@ def execute(run: Run, counted: Path, options: Sequence[str], starter: Starter) -
     wire = counted.with_suffix(".wire")
     wire.mkdir()
     selection = ["-k", run.only] if run.only else []
+    paths = [ROOT / path for path in run.paths]
     done = subprocess.run(
-        starter.command([ROOT / run.path, "-q", *selection, *options, "--counts", counted]),
+        starter.command([*paths, "-q", *selection, *options, "--counts", counted]),
         cwd=starter.folder, env=starter.environment(str(wire)) | run.machine.variables,
         check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip

@@ -16,11 +16,12 @@ pytestmark = pytest.mark.gpu
 def test_labels_equal_those_of_the_cpu(k: int, window: str) -> None:
     generator = torch.Generator().manual_seed(k)
     # The last one has more targets than all threads of a launch, of which some loop.
-    for shape in ((1,), (0, 5), (7, 2), (3, 40), (2, 3, 257), (3, 1_000_001)):
+    many = (3, 1_000_001)
+    for shape in ((1,), (0, 5), (7, 2), (3, 40), (2, 3, 257), many):
         tokens = torch.randint(50, shape, generator=generator)
         documents = (torch.randint(30, shape, generator=generator) == 0).cumsum(-1)
-        for h in (1, 13, 40):
-            for numbers in (None, documents):
+        for h in (13,) if shape == many else (1, 13, 40):
+            for numbers in (documents,) if shape == many else (None, documents):
                 goldfish = Goldfish(k, h, window)
                 want = goldfish_labels(tokens, goldfish, documents=numbers)
                 own = tokens.cuda(), None if numbers is None else numbers.cuda()

@@ -74,14 +74,16 @@ def test_counts_of_several_files_are_added(
 
 def test_every_file_runs_on_the_whole_machine(runs: ModuleType) -> None:
     found = runs.all_runs()
-    whole = {run.path for run in found if run.machine == runs.WHOLE}
+    whole = [path for run in found if run.machine == runs.WHOLE for path in run.paths]
     assert {
         f"python_tests/gpu/{path.name}" for path in (ROOT / "python_tests/gpu").glob("test_*")
-    } < whole
-    assert {run.path for run in found} == whole
+    } < set(whole)
+    assert {path for run in found for path in run.paths} == set(whole)
+    assert len(set(whole)) == len(whole)
     assert all((ROOT / path).exists() for path in whole)
-    longest = [f"python_tests/gpu/test_gpu_{subject}.py" for subject in runs.LONGEST]
-    assert list(dict.fromkeys(run.path for run in found))[: len(longest)] == longest
+    longest = runs.files(*runs.LONGEST)
+    assert [run.paths for run in found[:2]] == [(path,) for path in longest[:2]]
+    assert {path for run in found if len(run.paths) == 1 for path in run.paths} == set(longest)
 
 
 def test_a_run_has_the_variables_of_its_machine(
@@ -92,7 +94,7 @@ def test_a_run_has_the_variables_of_its_machine(
         environment=lambda wire: os.environ | {"WIRE": wire},
         folder=tmp_path,
     )
-    run = runs.Run("python_tests/gpu/test_gpu_loss.py", runs.ONE)
+    run = runs.Run(runs.files("loss"), runs.ONE)
     monkeypatch.setenv("GPU_MACHINE_SM", "80")
     status, output = runs.execute(run, tmp_path / "1.json", [], starter)
     assert status == 0

@@ -11,6 +11,8 @@ from typing import Any
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+import rank_start
+
 START_TIMEOUT_S = 120.0  # eight imports of torch on two busy cores take about 20 s
 
 
@@ -36,7 +38,7 @@ class WorkerPool:
         for rank in range(world_size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve,
+                target=rank_start.serve_rank,
                 args=(rank, world_size, self._store.port, theirs, device),
                 daemon=True,
             )
@@ -133,7 +135,8 @@ def serve(pipe: Any) -> None:
         pipe.send(answer)
 
 
-def _serve(rank: int, world_size: int, port: int, pipe: Connection, device: str) -> None:
+def serve_rank(rank: int, world_size: int, port: int, pipe: Connection, device: str) -> None:
+    """Joins the world of number 0, and calls what comes through the pipe until that is closed."""
     import torch
 
     from axonn_ext import settings
