@@ -59,7 +59,8 @@ def gpu_pool() -> Iterator[Callable[[int], WorkerPool]]:
     def get(world_size: int) -> WorkerPool:
         if world_size in pools and pools[world_size].usable:
             return pools[world_size]
-        # Where ranks share a GPU, idle ones would take turns on it with busy ones.
+        # Where a pool's own ranks share a GPU, idle pools would take turns on it. Elsewhere they
+        # stay, since it takes long to start them.
         share = max([world_size, *pools]) > torch.cuda.device_count()
         for number in [number for number in pools if share or number == world_size]:
             pools.pop(number).close()

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from gpu_runs import ROOT, gpu_tests
 
-# These begin first, each by itself, lest one of them runs alone at the end. The others share a
-# process and its ranks, whose start takes longer than many a test.
+# Each of these files runs by itself, from the longest on. The others share a process and its ranks,
+# whose start takes longer than many a test.
 LONGEST = ("fused", "training", "overlap", "failures", "products", "triton", "optim", "pipeline")
 
 
@@ -58,24 +58,28 @@ def files(*subjects: str) -> tuple[str, ...]:
     return tuple(f"python_tests/gpu/test_gpu_{subject}.py" for subject in subjects)
 
 
-# Ranks that share a GPU, and the fused ops where there are Triton's kernels alone.
+# The fused ops where there are Triton's kernels alone.
 OLDER_TRAINING = Run(files("training"), OLDER, "fused and not again")
+# Ranks that share a GPU: all tests of two files, and some of a third.
+_WHOLE_FILES = ("communicators", "layers")
 SHARED = Run(
-    files("communicators", "layers", "fused"), ONE,
-    "test_gpu_communicators or test_gpu_layers or (values_and_gradients and small-2)",
+    files(*_WHOLE_FILES, "fused"), ONE,
+    " or ".join([*(f"test_gpu_{subject}" for subject in _WHOLE_FILES),
+                 "(values_and_gradients and small-2)"]),
 )  # fmt: skip
 
 
 def all_runs() -> list[Run]:
-    """In the order in which they begin."""
+    """In the order in which they begin: long ones first, lest one of them ends alone."""
     longest = [Run((path,)) for path in files(*LONGEST)]
     rest = tuple(path for path in gpu_tests() if path not in files(*LONGEST))
-    return [*longest[:2], Run(rest), OLDER_TRAINING, *longest[2:], SHARED]
+    num_longer = 2  # than all the others together
+    return [*longest[:num_longer], Run(rest), *longest[num_longer:], OLDER_TRAINING, SHARED]
 
 
 @dataclass
 class Counts:
-    """Of tests, as the plugin writes them; `ended` are files whose process did not end as usual."""
+    """Of tests, as the plugin writes them; `ended` are runs that did not end as usual."""
 
     passed: int = 0
     failed: list[str] = field(default_factory=list)

@@ -242,7 +242,7 @@ def _parser(first: Sequence[str]) -> Parser:
 
 
 def _load(command: str) -> ModuleType:
-    """Imports a command. Python's collector of reference cycles does not look through it, ever.
+    """Returns the module of a command, which Python's collector of cycles does not look through.
 
     Torch is half a million objects, which stay. To look through them again and again while they
     are made, at each large round later, and four times at the end takes a third of a short run.

@@ -51,7 +51,6 @@ class Clock {
     uint32_t time = 0;
     std::array<uint32_t, kNumProxyFences> fenced{};
 
-    uint32_t key() const { return actor; }
     void add(const Seen& other) {
       time = std::max(time, other.time);
       for (size_t i = 0; i < kNumProxyFences; ++i) fenced[i] = std::max(fenced[i], other.fenced[i]);
@@ -103,7 +102,8 @@ class Clock {
     });
     return any;
   }
-  // Keeps only what the other has seen, too.
+  // Keeps only what the other has seen, too. An actor is lost of which one of the two knows only
+  // that its launch has ended; products, which ask for this, read what their own launch wrote.
   void meet(const Clock& other) {
     launches_ = combined<true>(launches_, other.launches_);
     meet(actors_, other.actors_);
@@ -115,8 +115,8 @@ class Clock {
   }
   bool has_seen_fenced(uint32_t actor, uint32_t launch, uint32_t time, ProxyFence fence) const {
     const SeenLaunches* all = find_launch(launch);
-    const uint8_t either = bit(fence) | (fence == ProxyFence::kAlias ? 0 : kEnd);
-    if (all != nullptr && (all->fences & either) != 0) return true;
+    const uint8_t enough = bit(fence) | (fence == ProxyFence::kAlias ? 0 : kEnd);
+    if (all != nullptr && (all->fences & enough) != 0) return true;
     const Seen* seen = find(actor);
     return seen != nullptr && seen->fenced[static_cast<size_t>(fence)] >= time;
   }
@@ -161,8 +161,8 @@ class Clock {
     });
     if (!are_known) launches_ = combined<false>(launches_, others);
   }
-  // Those of either list, behind the fences of both; or those of both, behind the fences that both
-  // know. From left to right, by pieces in which each list has all or nothing.
+  // Returns the launches of either list with the fences of either, or those of both with the fences
+  // of both. From left to right, by pieces of which each list has all or nothing.
   template <bool kOfBoth>
   static std::vector<SeenLaunches> combined(const std::vector<SeenLaunches>& a,
                                             const std::vector<SeenLaunches>& b) {
@@ -178,9 +178,9 @@ class Clock {
       const bool a_has = of_a.first <= at, b_has = of_b.first <= at;
       const uint32_t end = std::min(a_has ? of_a.end : of_a.first, b_has ? of_b.end : of_b.first);
       if (kOfBoth ? a_has && b_has : a_has || b_has) {
-        const int either = (a_has ? of_a.fences : 0) | (b_has ? of_b.fences : 0);
-        append(result,
-               {at, end, static_cast<uint8_t>(kOfBoth ? of_a.fences & of_b.fences : either)});
+        const int fences_a = a_has ? of_a.fences : 0, fences_b = b_has ? of_b.fences : 0;
+        const int fences = kOfBoth ? fences_a & fences_b : fences_a | fences_b;
+        append(result, {at, end, static_cast<uint8_t>(fences)});
       }
       at = end;
     }
@@ -197,13 +197,12 @@ class Clock {
     }
     return *place;
   }
-  // Adds the other's entries, and combines those that both have. Lists are sorted by key.
-  template <typename Entry>
-  static void join(std::vector<Entry>& own, const std::vector<Entry>& other) {
+  // Adds the other's entries, and combines those that both have.
+  static void join(std::vector<Seen>& own, const std::vector<Seen>& other) {
     size_t at = 0, missing = 0;
-    for (const Entry& entry : other) {
-      while (at < own.size() && own[at].key() < entry.key()) ++at;
-      if (at < own.size() && own[at].key() == entry.key()) {
+    for (const Seen& entry : other) {
+      while (at < own.size() && own[at].actor < entry.actor) ++at;
+      if (at < own.size() && own[at].actor == entry.actor) {
         own[at].add(entry);
       } else {
         ++missing;
@@ -215,19 +214,18 @@ class Clock {
     // From behind, so that each entry moves once.
     size_t to = own.size();
     for (size_t i = other.size(); from != to;) {
-      const Entry& entry = other[--i];
-      while (from > 0 && own[from - 1].key() > entry.key()) own[--to] = own[--from];
-      own[--to] = from > 0 && own[from - 1].key() == entry.key() ? own[--from] : entry;
+      const Seen& entry = other[--i];
+      while (from > 0 && own[from - 1].actor > entry.actor) own[--to] = own[--from];
+      own[--to] = from > 0 && own[from - 1].actor == entry.actor ? own[--from] : entry;
     }
   }
   // Keeps the entries that both have, and combines them.
-  template <typename Entry>
-  static void meet(std::vector<Entry>& own, const std::vector<Entry>& other) {
+  static void meet(std::vector<Seen>& own, const std::vector<Seen>& other) {
     size_t kept = 0;
     auto known = other.begin();
-    for (const Entry& entry : own) {
-      while (known != other.end() && known->key() < entry.key()) ++known;
-      if (known == other.end() || known->key() != entry.key()) continue;
+    for (const Seen& entry : own) {
+      while (known != other.end() && known->actor < entry.actor) ++known;
+      if (known == other.end() || known->actor != entry.actor) continue;
       own[kept] = entry;
       own[kept++].keep(*known);
     }

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <map>
 #include <random>
 #include <set>
@@ -77,6 +78,7 @@ TEST(Clock, LaunchesAreThoseOfEachByItself) {
   std::mt19937 random(7);
   const auto draw = [&](uint32_t below) { return static_cast<uint32_t>(random() % below); };
   for (int round = 0; round < 200; ++round) {
+    SCOPED_TRACE(round);
     std::vector<Pair> pairs(4);
     for (int step = 0; step < 60; ++step) {
       Pair& one = pairs[draw(4)];
@@ -96,6 +98,29 @@ TEST(Clock, LaunchesAreThoseOfEachByItself) {
       one.expect_the_same();
     }
   }
+}
+
+// When a launch has ended, its actors are forgotten, unless a fence of their own lies on the way.
+TEST(Clock, FencesOfActorsOutliveTheirLaunch) {
+  constexpr uint32_t kLaunch = 5, kFenced = 7, kUnfenced = 8;
+  Clock clock;
+  clock.see(kFenced, 1);
+  clock.fence(ProxyFence::kAsyncGlobal);
+  clock.see(kFenced, 2);
+  clock.see(kUnfenced, 1);
+  EXPECT_TRUE(clock.forget_actors([](uint32_t) { return true; }));
+  clock.see_launch(kLaunch);
+  const auto fenced = [&](uint32_t actor, uint32_t time) {
+    return clock.has_seen_fenced(actor, kLaunch, time, ProxyFence::kAsyncGlobal);
+  };
+  EXPECT_TRUE(fenced(kFenced, 2) && fenced(kUnfenced, 1));  // the end is a fence
+  clock.forget_fences_of_ends();
+  EXPECT_TRUE(clock.has_seen(kFenced, kLaunch, 2) && clock.has_seen(kUnfenced, kLaunch, 1));
+  EXPECT_TRUE(fenced(kFenced, 1));
+  EXPECT_FALSE(fenced(kFenced, 2));
+  EXPECT_FALSE(fenced(kUnfenced, 1));
+  clock.fence(ProxyFence::kAsyncGlobal);
+  EXPECT_TRUE(fenced(kFenced, 2) && fenced(kUnfenced, 1));
 }
 
 }  // namespace

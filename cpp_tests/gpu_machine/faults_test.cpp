@@ -1,6 +1,7 @@
 // What the machine refuses and reports: deadlocks, wrong accesses, unknown PTX, wrong launches.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -168,6 +169,29 @@ TEST(Parser, SaysWhatItDoesNotKnow) {
       EXPECT_NE(std::string(error.what()).find(named), std::string::npos) << error.what();
     }
   }
+}
+
+TEST(Parser, SectionsForDebuggersAreSkipped) {
+  const std::string section = "\n.section .debug_str\n{\n$L_a:\n.b8 97, 0\n\n}\n";
+  std::string text = testing::kernel_of("add.s32 %r1, %r2;", section);
+  const auto error_of = [](const std::string& ptx) -> std::string {
+    try {
+      Machine().load(ptx);
+    } catch (const ParseError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  // Its lines count.
+  const auto line = 1 + std::count(text.begin(), text.begin() + text.find("add.s32"), '\n');
+  EXPECT_NE(error_of(text).find("PTX line " + std::to_string(line) + ","), std::string::npos)
+      << error_of(text);
+  EXPECT_EQ(error_of(testing::kernel_of("", section)), "");
+  EXPECT_EQ(error_of(testing::kernel_of("") + section), "");
+  EXPECT_NE(error_of(testing::kernel_of("") + ".section .debug_str {").find("expected"),
+            std::string::npos);
+  EXPECT_NE(error_of(testing::kernel_of("") + ".section .debug_str").find("expected"),
+            std::string::npos);
 }
 
 TEST(Parser, NamesInBlocksHideThoseOutside) {

@@ -48,9 +48,9 @@ class Lexer {
 
   // A section is what debuggers read: bytes in braces, often more than half of the text.
   void skip_section() {
-    const size_t end = text_.find('}', at_);
+    const size_t end = text_.find('}', std::min(text_.find('{', at_), text_.size()));
     if (end == text_.npos) {
-      throw ParseError("PTX line " + std::to_string(line_) + ": .section: expected '}'");
+      throw ParseError("PTX line " + std::to_string(line_) + ": .section: expected '{' and '}'");
     }
     line_ += static_cast<int>(std::count(text_.begin() + at_, text_.begin() + end, '\n'));
     at_ = end + 1;

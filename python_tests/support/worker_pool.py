@@ -38,7 +38,7 @@ class WorkerPool:
         for rank in range(world_size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=rank_start.serve_rank,
+                target=rank_start.start_rank,
                 args=(rank, world_size, self._store.port, theirs, device),
                 daemon=True,
             )

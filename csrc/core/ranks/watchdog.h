@@ -71,8 +71,8 @@ class Watchdog {
   // Reports a failure that the issuing thread has met. Only the first failure is kept.
   void fail(const std::string& why);
 
-  // Returns why a communicator failed with `error`: the first failure of this rank or, since a peer
-  // that fails breaks it, what a peer has reported. If there is neither, `error` is the reason.
+  // Returns why NCCL failed with `error` here: the first failure of this rank or, since a peer that
+  // fails breaks its communicators, what a peer has reported. If there is neither, it is `error`.
   std::string reason(const std::string& error);
 
  private:

@@ -88,7 +88,13 @@ PendingCall Communicator::issue(const std::string& signature, cudaStream_t calle
     cuda::Event ready;
     ready.record(caller);
     ready.block(stream_.get());
-    enqueue(signature, call);
+    try {
+      enqueue(signature, call);
+    } catch (const NotAccepted&) {
+      throw;
+    } catch (const CommunicationError& error) {
+      throw CommunicationError(grid_.watch_->reason(error.what()));
+    }
     auto end = std::make_shared<cuda::Event>();
     end->record(stream_.get());
     // An event of a capture cannot be queried, and a graph that is replayed is not watched.
@@ -105,9 +111,7 @@ PendingCall Communicator::issue(const std::string& signature, cudaStream_t calle
     grid_.watch_->fail(why);
     throw CommunicationError(why);
   } catch (const std::exception& error) {
-    const std::string why = grid_.watch_->reason(error.what());
-    grid_.watch_->fail(why);  // peers have issued the call, or will: end their wait
-    if (why != error.what()) throw CommunicationError(why);
+    grid_.watch_->fail(error.what());  // peers have issued the call, or will: end their wait
     throw;
   }
 }
