@@ -242,10 +242,11 @@ def _parser(first: Sequence[str]) -> Parser:
 
 
 def _load(command: str) -> ModuleType:
-    """Returns the module of a command, which Python's collector of cycles does not look through.
+    """Returns the module of a command, imported with Python's collector of cycles off.
 
-    Torch is half a million objects, which stay. To look through them again and again while they
-    are made, at each large round later, and four times at the end takes a third of a short run.
+    Torch is half a million objects, which stay: the collector would look through them again and
+    again while they are made. They are not exempt from it afterwards, since some bindings complain
+    about objects that are left at the end.
     """
     name = f"axonn_ext.cli.{command}"
     if name in sys.modules or not gc.isenabled():
@@ -254,7 +255,6 @@ def _load(command: str) -> ModuleType:
     try:
         return import_module(name)
     finally:
-        gc.freeze()
         gc.enable()
 
 
