@@ -19,7 +19,7 @@ from gpu_runs import ROOT, gpu_tests
 
 # Each of these files runs by itself, from the longest on. The others share a process and its ranks,
 # whose start takes longer than many a test.
-LONGEST = ("fused", "training", "overlap", "failures", "products", "triton", "optim", "pipeline")
+LONGEST = ("fused", "overlap", "training", "triton", "products", "failures", "optim", "pipeline")
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,10 @@ SHARED = Run(
 
 
 def all_runs() -> list[Run]:
-    """In the order in which they begin: long ones first, lest one of them ends alone."""
+    """In the order in which they begin: long ones first, lest one of them runs alone at the end."""
     longest = [Run((path,)) for path in files(*LONGEST)]
     rest = tuple(path for path in gpu_tests() if path not in files(*LONGEST))
-    num_longer = 2  # than all the others together
-    return [*longest[:num_longer], Run(rest), *longest[num_longer:], OLDER_TRAINING, SHARED]
+    return [Run(rest), *longest, OLDER_TRAINING, SHARED]
 
 
 @dataclass

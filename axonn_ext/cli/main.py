@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import gc
 import os
 import signal
 import sys
@@ -12,7 +11,6 @@ import time
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 from axonn_ext import settings
@@ -235,27 +233,10 @@ def _parser(first: Sequence[str]) -> Parser:
     )
     for name, summary in COMMANDS.items():
         if name in first:
-            _load(name).add_parser(commands)
+            import_module(f"axonn_ext.cli.{name}").add_parser(commands)
         else:
             commands.add_parser(name, help=summary)
     return parser
-
-
-def _load(command: str) -> ModuleType:
-    """Returns the module of a command, imported with Python's collector of cycles off.
-
-    Torch is half a million objects, which stay: the collector would look through them again and
-    again while they are made. They are not exempt from it afterwards, since some bindings complain
-    about objects that are left at the end.
-    """
-    name = f"axonn_ext.cli.{command}"
-    if name in sys.modules or not gc.isenabled():
-        return import_module(name)
-    gc.disable()
-    try:
-        return import_module(name)
-    finally:
-        gc.enable()
 
 
 def _say_farewell() -> None:
