@@ -133,19 +133,36 @@ TEST(DeparturePlan, CountsTheTilesOfEachChunk) {
     for (const int32_t ranks : {1, 2, 8}) {
       for (const int32_t chunks : {1, 2, 4}) {
         const auto gemm = departing(rows * ranks, 600, ranks, 0, chunks);
-        const auto plan = departure_plan(gemm, kConfig);
-        std::vector<uint32_t> stored(static_cast<size_t>(chunks));
-        for (int m = 0; m < comm::ceil_div(rows, kConfig.block_m); ++m) {
-          int chunk = 0;
-          while (plan.row_end[chunk] <= m) ++chunk;
-          ASSERT_LT(chunk, chunks);
-          stored[static_cast<size_t>(chunk)] += 3;  // ceil(600 / 256)
+        for (const LaunchConfig& config : candidates(kSm90, 2)) {
+          const auto plan = departure_plan(gemm, config);
+          std::vector<uint32_t> stored(static_cast<size_t>(chunks));
+          for (int m = 0; m < comm::ceil_div(rows, config.block_m); ++m) {
+            int chunk = 0;
+            while (plan.row_end[chunk] <= m) ++chunk;
+            ASSERT_LT(chunk, chunks);
+            stored[static_cast<size_t>(chunk)] +=
+                static_cast<uint32_t>(comm::ceil_div(600, config.block_n));
+          }
+          for (int32_t chunk = 0; chunk < chunks; ++chunk) {
+            ASSERT_EQ(plan.num_tiles[chunk], stored[static_cast<size_t>(chunk)]);
+          }
+          ASSERT_EQ(plan.row_end[chunks - 1], comm::ceil_div(rows, config.block_m));
         }
-        for (int32_t chunk = 0; chunk < chunks; ++chunk) {
-          ASSERT_EQ(plan.num_tiles[chunk], stored[static_cast<size_t>(chunk)]);
-        }
-        ASSERT_EQ(plan.row_end[chunks - 1], comm::ceil_div(rows, kConfig.block_m));
       }
+    }
+  }
+}
+
+// Ranks whose tiles differ wait for each other's chunks, so these end at the same rows.
+TEST(DeparturePlan, AllTilesCutAlike) {
+  for (const int64_t rows : {300, 600, 1111, 2048}) {
+    const auto gemm = departing(2 * rows, 600, 2, 0, cuda::chunks_per_shard(rows));
+    for (int32_t chunk = 0; chunk + 1 < gemm.departures.chunks_per_shard; ++chunk) {
+      std::set<int64_t> ends;
+      for (const LaunchConfig& config : candidates(kSm90, 2)) {
+        ends.insert(departure_plan(gemm, config).row_end[chunk] * config.block_m);
+      }
+      EXPECT_EQ(ends.size(), 1U) << rows << ", chunk " << chunk;
     }
   }
 }

@@ -20,7 +20,7 @@ TEST(SwitchSum, PartsFollowEachOtherAndCoverAllRows) {
     ASSERT_EQ(rows % parts.batches, 0) << rows;
     int64_t before = 0;
     for (int32_t part = 0; part < parts.count(); ++part) {
-      const int64_t end = parts.row_end(rows, kSm90Tiles[0].block_m, part);
+      const int64_t end = parts.row_end(rows, part);
       ASSERT_GE(end, before) << rows;
       before = end;
     }
@@ -55,8 +55,7 @@ TEST(SwitchSum, PartsAreTheChunksOfTheGemm) {
       for (int32_t part = 0; part < parts.count(); ++part) {
         const int64_t batch = part / parts.chunks_per_batch, batch_rows = rows / parts.batches;
         const int64_t end = plan.row_end[part % parts.chunks_per_batch] * config.block_m;
-        EXPECT_EQ(parts.row_end(rows, config.block_m, part),
-                  batch * batch_rows + std::min(end, batch_rows));
+        EXPECT_EQ(parts.row_end(rows, part), batch * batch_rows + std::min(end, batch_rows));
       }
     }
   }

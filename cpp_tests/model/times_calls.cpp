@@ -61,7 +61,7 @@ Arrival arrival_of(const ChunkPlan& plan, const GemmGrid& grid, const std::vecto
 // sends them at the step at which this rank sends to the destination that is as far away.
 std::vector<double> addends(const GemmRun& run, const GemmGrid& grid, int64_t chunks,
                             const Rates& rates) {
-  const ChunkPlan rows{grid.m, 1, chunks, grid.config.block_m};
+  const ChunkPlan rows{grid.m, 1, chunks, kernels::cuda::kPartRows};
   std::vector<double> arrived(static_cast<std::size_t>(chunks), run.begin_us);
   for (const TileRecord& tile : run.tiles) {
     const auto chunk = rows.at(tile.tile_m * grid.config.block_m).chunk;
@@ -170,7 +170,7 @@ CallTimes multimem_behind(const Work& work, const Design& design, const LaunchCo
 // Returns when each part of the product is announced to all ranks.
 std::vector<double> parts_announced(const Work& work, const GemmGrid& grid, const GemmRun& run) {
   const auto parts = kernels::cuda::SwitchParts::of(work.m);
-  const ChunkPlan plan{work.m, parts.batches, parts.chunks_per_batch, grid.config.block_m};
+  const ChunkPlan plan{work.m, parts.batches, parts.chunks_per_batch, kernels::cuda::kPartRows};
   std::vector<double> announced(static_cast<std::size_t>(parts.count()), run.begin_us);
   for (const TileRecord& tile : run.tiles) {
     const int64_t row =
@@ -199,7 +199,7 @@ CallTimes multimem_beside(const Work& work, const Design& design, LaunchConfig t
   node.enqueue(kH100.host_launch_us);
   const std::vector<double> announced = parts_announced(work, grid, run);
   for (int32_t part = 0; part < parts.count(); ++part) {
-    const int64_t end = parts.row_end(work.m, tile.block_m, part);
+    const int64_t end = parts.row_end(work.m, part);
     const auto bytes = static_cast<double>((end - row) * work.n * kElementBytes);
     row = end;
     const double ready = announced[static_cast<std::size_t>(part)] + kH100.seen_us;
@@ -292,7 +292,7 @@ CallTimes all_gather_gemm(const Work& work, const Design& design, const LaunchCo
 }
 
 CallTimes gather_gemm_scatter(const Work& work, int32_t gathers, const Design& design) {
-  return fastest(choices(work, design, true), [&](const LaunchConfig& tile) {
+  return fastest(choices(work, design, Flow::kDeparts), [&](const LaunchConfig& tile) {
     Node node(kH100, Host::kAhead);
     const ChunkPlan plan{work.m, gathers, kernels::cuda::chunks_per_shard(work.m / gathers)};
     const double ready = node.kernel_begin(0) + kH100.peer_us + kH100.seen_us + kH100.event_us;
@@ -307,20 +307,22 @@ CallTimes gather_gemm_scatter(const Work& work, int32_t gathers, const Design& d
 }
 
 CallTimes all_gather_gemm(const Work& work, const Design& design, Host host) {
-  return fastest(choices(work, design, false), [&](const LaunchConfig& tile) {
+  return fastest(choices(work, design, Flow::kArrives), [&](const LaunchConfig& tile) {
     return all_gather_gemm(work, design, tile, host);
   });
 }
 
 CallTimes gemm_reduce_scatter(const Work& work, const Design& design, Host host) {
-  return fastest(choices(work, design, true), [&](const LaunchConfig& tile) {
+  return fastest(choices(work, design, Flow::kDeparts), [&](const LaunchConfig& tile) {
     return reduce_scatter(work, design, tile, host);
   });
 }
 
 CallTimes gemm_all_reduce(const Work& work, const Design& design, Host host) {
-  const bool stays = design.multimem && !design.sums_early;  // until the switch adds it up
-  return fastest(choices(work, design, !stays),
+  const Flow flow = !design.multimem    ? Flow::kDeparts
+                    : design.sums_early ? Flow::kInParts
+                                        : Flow::kStays;  // until the switch adds it up
+  return fastest(choices(work, design, flow),
                  [&](const LaunchConfig& tile) { return all_reduce(work, design, tile, host); });
 }
 

@@ -2,10 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <utility>
 #include <vector>
 
+#include "core/gemm/sm90_tiles.h"
 #include "model/times_choice.h"
 #include "model/times_library.h"
+#include "model/times_ranking.h"
 
 namespace axonn::times {
 namespace {
@@ -69,14 +73,45 @@ TEST(Sums, TakeTheWholeGpuOrWait) {
   EXPECT_NEAR(sums_end_us({0}, few, 5, kH100), 20, 1e-6);
 }
 
+// The costs by which csrc chooses a tile are rougher than this model, but the tile is the fastest
+// one, or nearly so.
+TEST(Choices, AreNearlyTheFastest) {
+  for (const auto& [call, letters] : {std::pair{Call::kGather, "mop"},
+                                      {Call::kScatter, "map"},
+                                      {Call::kSum, "map"},
+                                      {Call::kSum, "maejp"}}) {
+    const std::vector<double> chosen = modelled(call, with(letters));
+    std::vector<double> fastest = chosen;
+    for (const kernels::Sm90Tile& tile : kernels::kSm90Tiles) {
+      Design design = with(letters);
+      design.tiles = {
+          tile_of(tile.block_m, tile.block_n, tile.cluster_m, tile.cluster_n, tile.schedule)};
+      const std::vector<double> times = modelled(call, design);
+      for (std::size_t i = 0; i < times.size(); ++i) fastest[i] = std::min(fastest[i], times[i]);
+    }
+    double sum = 0;
+    for (std::size_t i = 0; i < chosen.size(); ++i) {
+      EXPECT_LE(chosen[i], 1.05 * fastest[i]) << name_of(call) << " " << i;
+      sum += chosen[i] / fastest[i];
+    }
+    EXPECT_LE(sum, 1.01 * static_cast<double>(chosen.size())) << name_of(call) << letters;
+  }
+}
+
 // The configurations that csrc would choose are those with which calls are modelled.
 TEST(Choices, AreThoseOfCsrc) {
   EXPECT_EQ(kernels::kSm90.l2_bytes_per_cycle, kH100.l2_bytes_per_cycle) << "(m)";
+  EXPECT_EQ(kernels::kSm90.clock_ghz, kH100.clock_ghz);
+  EXPECT_EQ(kernels::kNvlink.copy_gbps, kH100.copy_gbps);
+  EXPECT_EQ(kernels::kNvlink.store_gbps, kH100.store_gbps);
+  EXPECT_EQ(kernels::kNvlink.chunk_us, 2 * kH100.copy_us + kH100.device_read_us);
+  EXPECT_EQ(kernels::kNetwork.copy_gbps, kH100.network_gbps);
+  EXPECT_EQ(kernels::kNetwork.chunk_us, kH100.nccl_send_us);
   const Work work{8192, 3584, 8192};
-  const auto plain = choices(work, {}, false);
+  const auto plain = choices(work, {}, Flow::kArrives);
   ASSERT_EQ(plain.size(), 1u);
   EXPECT_EQ(plain[0].num_ctas, 132);
-  for (const kernels::LaunchConfig& tile : choices(work, with("g"), true)) {
+  for (const kernels::LaunchConfig& tile : choices(work, with("g"), Flow::kDeparts)) {
     EXPECT_EQ(kernels::cuda::kChunkRows % (tile.block_m * tile.cluster_m), 0);
   }
 }

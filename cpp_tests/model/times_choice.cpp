@@ -61,7 +61,9 @@ std::vector<LaunchConfig> library_tiles() {
   return result;
 }
 
-std::vector<LaunchConfig> choices(const Work& work, const Design& design, bool departs) {
+std::vector<LaunchConfig> choices(const Work& work, const Design& design, Flow flow,
+                                  const kernels::Link& link) {
+  const bool departs = flow == Flow::kDeparts || flow == Flow::kInParts;
   if (!design.tiles.empty()) return design.tiles;
   if (design.more_tiles) {
     std::vector<LaunchConfig> result;
@@ -73,11 +75,18 @@ std::vector<LaunchConfig> choices(const Work& work, const Design& design, bool d
   }
   auto limits = kernels::kSm90;
   if (!design.likely_l2) limits.l2_bytes_per_cycle = kGuessedL2;
-  const kernels::GemmProblem problem{
+  kernels::GemmProblem problem{
       .m = work.m, .n = work.n, .k = work.k, .batches = departs ? work.ranks : 1};
-  const bool beside = design.multimem && design.sums_early;
-  const auto best = beside ? kernels::cuda::best_config_beside_switch_sum(problem, {}, limits)
-                           : kernels::best_config(problem, {}, limits);
+  if (design.informed && flow == Flow::kArrives) {
+    problem.arriving =
+        arriving_chunks(kernels::cuda::Arriving::kRows, gemm_of(work, flow).arrivals.plan,
+                        work.k * kElementBytes, link);
+  }
+  if (design.informed && departs) problem.leaving = kernels::cuda::leaving_rows(work.ranks, link);
+  const kernels::Residency residency{.link = design.informed ? link : kernels::Link{1e9, 0, 1e9}};
+  const auto best = flow == Flow::kInParts
+                        ? kernels::cuda::best_config_beside_switch_sum(problem, residency, limits)
+                        : kernels::best_config(problem, residency, limits);
   return {best.value()};
 }
 

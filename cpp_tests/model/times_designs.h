@@ -24,6 +24,7 @@ struct Design {
   bool result_in_place = false;  // (l) an all-reduce's result stays in the workspace
   bool likely_l2 = false;        // (m) best_config reckons with the L2 rate of this model
   bool device_flags = false;     // (o) flags are copied from this GPU's memory, not the host's
+  bool informed = false;         // (p) best_config knows when rows arrive and leave
   bool in_turns = false;  // (n) chunk after chunk leaves to every rank; SMs are kept for sums
   std::vector<kernels::LaunchConfig> tiles{};  // if any: the fastest of these is taken, and known
 };
@@ -38,7 +39,8 @@ inline constexpr Letter kLetters[] = {
     {'d', &Design::own_in_place},    {'e', &Design::sums_early}, {'f', &Design::grouped},
     {'g', &Design::more_tiles},      {'h', &Design::both},       {'i', &Design::over_hosts},
     {'j', &Design::multimem},        {'k', &Design::two_queues}, {'l', &Design::result_in_place},
-    {'m', &Design::likely_l2},       {'n', &Design::in_turns},   {'o', &Design::device_flags}};
+    {'m', &Design::likely_l2},       {'n', &Design::in_turns},   {'o', &Design::device_flags},
+    {'p', &Design::informed}};
 
 // Returns the design with these letters on top of another, as in with("mce").
 inline Design with(const std::string& letters, Design design = {}) {

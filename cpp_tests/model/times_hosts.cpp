@@ -23,7 +23,8 @@ double network_us(int64_t bytes, int64_t groups, const Rates& rates) {
 }  // namespace
 
 double hosts_gather_us(const Work& work, const Design& design, const Rates& rates) {
-  const kernels::LaunchConfig tile = choices(work, design, false).front();
+  const kernels::LaunchConfig tile =
+      choices(work, design, Flow::kArrives, kernels::kNetwork).front();
   const ChunkPlan plan = gemm_of(work, Flow::kArrives).arrivals.plan;
   std::vector<double> seen(static_cast<std::size_t>(plan.num_chunks()), 0);
   Server network;
@@ -56,7 +57,8 @@ double hosts_gather_us(const Work& work, const Design& design, const Rates& rate
 double hosts_scatter_us(const Work& work, const Design& design, const Rates& rates) {
   const int64_t sent = work.result_bytes() / work.ranks * (work.ranks - 1);
   if (!design.over_hosts) return hosts_library_us(work, sent, rates);
-  const kernels::LaunchConfig tile = choices(work, design, true).front();
+  const kernels::LaunchConfig tile =
+      choices(work, design, Flow::kDeparts, kernels::kNetwork).front();
   const GemmGrid grid = grid_of(work, Flow::kDeparts, tile);
   const GemmRun run = run_gemm(grid, 2 * rates.kernel_us, {}, {}, rates);
   const int64_t chunks = gemm_of(work, Flow::kDeparts).departures.chunks_per_shard;

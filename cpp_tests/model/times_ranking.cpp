@@ -83,15 +83,21 @@ std::vector<double> modelled_libraries(Call call) {
 
 const std::vector<Step>& steps() {
   static const std::vector<Step> result = {
-      {'m', Call::kGather, ""},       {'o', Call::kGather, "m"},     {'c', Call::kGather, "m"},
-      {'b', Call::kGather, "mo"},     {'d', Call::kGather, "mo"},    {'k', Call::kGather, "mo"},
-      {'g', Call::kGather, "mo"},     {'m', Call::kScatter, ""},     {'a', Call::kScatter, "m"},
-      {'e', Call::kScatter, "ma"},    {'n', Call::kScatter, "mae"},  {'g', Call::kScatter, "mae"},
-      {'m', Call::kSum, ""},          {'a', Call::kSum, "m"},        {'l', Call::kSum, "ma"},
-      {'e', Call::kSum, "mal"},       {'n', Call::kSum, "male"},     {'g', Call::kSum, "male"},
-      {'j', Call::kSum, "ma"},        {'j', Call::kSum, "mae"},      {'j', Call::kSum, "male"},
-      {'h', Call::kBoth, "maoe"},     {'m', Call::kHostsGather, ""}, {'f', Call::kHostsGather, "m"},
-      {'i', Call::kHostsScatter, "m"}};
+      {'m', Call::kGather, "p"},       {'o', Call::kGather, "m"},
+      {'c', Call::kGather, "m"},       {'b', Call::kGather, "mo"},
+      {'d', Call::kGather, "mo"},      {'k', Call::kGather, "mo"},
+      {'g', Call::kGather, "mo"},      {'m', Call::kScatter, "p"},
+      {'a', Call::kScatter, "m"},      {'e', Call::kScatter, "ma"},
+      {'n', Call::kScatter, "mae"},    {'g', Call::kScatter, "mae"},
+      {'m', Call::kSum, "p"},          {'a', Call::kSum, "m"},
+      {'l', Call::kSum, "ma"},         {'e', Call::kSum, "mal"},
+      {'n', Call::kSum, "male"},       {'g', Call::kSum, "male"},
+      {'j', Call::kSum, "ma"},         {'j', Call::kSum, "mae"},
+      {'j', Call::kSum, "male"},       {'h', Call::kBoth, "maoe"},
+      {'m', Call::kHostsGather, "p"},  {'f', Call::kHostsGather, "m"},
+      {'i', Call::kHostsScatter, "m"}, {'p', Call::kGather, "mo"},
+      {'p', Call::kScatter, "ma"},     {'p', Call::kSum, "ma"},
+      {'p', Call::kSum, "maej"},       {'p', Call::kHostsGather, "m"}};
   return result;
 }
 

@@ -31,43 +31,19 @@ bool is_behind_the_gemm(const Step& step) {
   return step.letter == 'j' && step.on_top_of.find('e') == std::string::npos;
 }
 
-struct Least {
-  double each;    // layer's gain
-  double median;  // gain
-};
-
-// What a letter that is worth the work gains at least. (m) takes large tiles more often. That is
-// right for the product alone, but small layers lose by what comes before and behind it.
-Least least_gain(const Step& step) {
-  if (step.letter != 'm') return {0.999, 1};
-  switch (step.call) {
-    case Call::kGather:  // Small tiles end sooner behind the last rows that arrive.
-      return {0.82, 1};
-    case Call::kScatter:
-      // The last wave of tiles leaves behind the product, and has twice as much of the result in
-      // large tiles; without (a), their warps also wait for each tile's way.
-      return {0.88, 1};
-    case Call::kSum:  // As for the reduce-scatter, in a call that takes longer.
-      return {0.93, 1};
-    default:
-      // Over hosts, as for the gather; but rows arrive so late that long products gain nothing.
-      return {0.91, 0.98};
-  }
-}
-
-// What docs/kernel_model.md says of the letters that are worth the work: none but (m) makes a layer
-// slower, and each makes some layer clearly faster.
+// What docs/kernel_model.md says of the letters that are worth the work: none but (p) makes a layer
+// slower, for its costs are rougher than this model, and each makes some layer clearly faster.
 TEST(Ranking, WhatIsWorthItMakesNothingSlowerThanSaid) {
-  const std::map<char, double> some = {{'m', 1.08}, {'o', 1.05}, {'c', 1.2},
-                                       {'g', 1.08}, {'a', 1.04}, {'e', 1.04},
-                                       {'l', 1.1},  {'h', 1.25}, {'j', 1.5}};
+  const std::map<char, double> some = {{'m', 1.08}, {'o', 1.05}, {'c', 1.2}, {'g', 1.08},
+                                       {'a', 1.04}, {'e', 1.04}, {'l', 1.1}, {'h', 1.25},
+                                       {'j', 1.5},  {'p', 1.05}};
   for (const Step& step : steps()) {
     if (some.count(step.letter) == 0 || is_behind_the_gemm(step)) continue;
     const Design before = with(step.on_top_of);
     const auto gain = gains(step.call, before, with(std::string(1, step.letter), before));
-    EXPECT_GE(least(gain), least_gain(step).each) << step.letter << name_of(step.call);
-    EXPECT_GE(median(gain), least_gain(step).median) << step.letter << name_of(step.call);
-    if (step.call == Call::kGather || step.letter != 'm') {
+    EXPECT_GE(least(gain), step.letter == 'p' ? 0.96 : 0.999) << step.letter << name_of(step.call);
+    EXPECT_GE(median(gain), 0.999) << step.letter << name_of(step.call);
+    if (step.call != Call::kHostsGather || step.letter != 'm') {
       EXPECT_GE(most(gain), some.at(step.letter)) << step.letter << name_of(step.call);
     }
   }

@@ -102,6 +102,83 @@ std::string why_illegal_problem(const LaunchConfig& config, const GemmProblem& p
   return "";
 }
 
+// A GEMM by itself, in waves of as many tiles as there are CTAs.
+struct Waves {
+  int64_t count;
+  int64_t num_tiles;
+  double first_us;  // of the first one
+  double next_us;   // of each of the others
+
+  // Returns when so many of them are stored.
+  double end_us(int64_t number) const {
+    return kLaunchUs + (number > 0 ? first_us + static_cast<double>(number - 1) * next_us : 0);
+  }
+  double end_us() const { return end_us(count); }
+};
+
+Waves waves_of(const LaunchConfig& config, const GemmProblem& problem, const DeviceLimits& limits) {
+  // A cluster works on neighbouring tiles, even on those beyond the edge, whose results are
+  // dropped.
+  const auto tiles = [](int64_t size, int64_t block, int64_t cluster) {
+    return ceil_div(size, block * cluster) * cluster;
+  };
+  const int64_t tiles_m =
+      tiles(ceil_div(problem.m, problem.batches), config.block_m, config.cluster_m) *
+      problem.batches;
+  const int64_t tiles_n = tiles(problem.n, config.block_n, config.cluster_n);
+
+  const auto bytes = static_cast<double>(problem.element_bytes);
+  const auto block_m = static_cast<double>(config.block_m);
+  const auto block_n = static_cast<double>(config.block_n);
+  const auto depth = static_cast<double>(ceil_div(problem.k, config.block_k) * config.block_k);
+  const double math_cycles = 2 * block_m * block_n * depth * bytes / 2 / limits.flops_per_cycle;
+  const double loaded_rows = block_m / static_cast<double>(config.cluster_n) +
+                             block_n / static_cast<double>(config.cluster_m);
+  const double load_cycles = loaded_rows * depth * bytes / limits.l2_bytes_per_cycle;
+  const double store_cycles = block_m * block_n * bytes / limits.l2_bytes_per_cycle;
+  const double mainloop_cycles = std::max(math_cycles, load_cycles);
+  const double epilogue_cycles = store_cycles + kTileCycles;
+  const double tile_cycles = mainloop_cycles + epilogue_cycles;
+  const bool overlap = config.schedule == Schedule::kPingpong;
+  const double next_cycles = overlap ? std::max(mainloop_cycles, epilogue_cycles) : tile_cycles;
+  const double cycles_per_us = limits.clock_ghz * 1e3;
+  return {.count = ceil_div(tiles_m * tiles_n, config.num_ctas),
+          .num_tiles = tiles_m * tiles_n,
+          .first_us = tile_cycles / cycles_per_us,
+          .next_us = next_cycles / cycles_per_us};
+}
+
+// Returns when the product is done whose chunks arrive: behind each chunk, it still takes the time
+// of the product of those that had not arrived before.
+double arriving_us(const LaunchConfig& config, const GemmProblem& problem,
+                   const DeviceLimits& limits) {
+  const ArrivingChunks& arriving = problem.arriving;
+  double us = 0;
+  for (int64_t chunk = arriving.own; chunk < arriving.count; ++chunk) {
+    GemmProblem rest = problem;
+    int64_t& size = arriving.columns ? rest.n : rest.m;
+    size = ceil_div(size * (arriving.count - chunk), arriving.count);
+    const double arrived = static_cast<double>(chunk + 1 - arriving.own) * arriving.each_us;
+    us = std::max(us, arrived + waves_of(config, rest, limits).end_us());
+  }
+  return us;
+}
+
+// Returns when all that leaves has left: behind each wave, what it and those behind it compute.
+double leaving_us(const GemmProblem& problem, const Waves& waves, int64_t num_ctas) {
+  const LeavingRows& leaving = problem.leaving;
+  const double bytes = static_cast<double>(problem.m * problem.n * problem.element_bytes);
+  const double wave_bytes =
+      bytes * static_cast<double>(num_ctas) / static_cast<double>(waves.num_tiles);
+  double us = 0;
+  for (int64_t wave = 0; wave < waves.count; ++wave) {
+    const double left = bytes * leaving.share - static_cast<double>(wave) * wave_bytes;
+    if (left <= 0) break;
+    us = std::max(us, waves.end_us(wave + 1) + left / (leaving.gbps * 1e3));
+  }
+  return us;
+}
+
 }  // namespace
 
 std::string LaunchConfig::describe() const {
@@ -138,33 +215,9 @@ std::string why_illegal(const LaunchConfig& config, const GemmProblem& problem,
 }
 
 double cost_us(const LaunchConfig& config, const GemmProblem& problem, const DeviceLimits& limits) {
-  // A cluster works on neighbouring tiles, even on those beyond the edge, whose results are
-  // dropped.
-  const auto tiles = [](int64_t size, int64_t block, int64_t cluster) {
-    return ceil_div(size, block * cluster) * cluster;
-  };
-  const int64_t tiles_m =
-      tiles(ceil_div(problem.m, problem.batches), config.block_m, config.cluster_m) *
-      problem.batches;
-  const int64_t tiles_n = tiles(problem.n, config.block_n, config.cluster_n);
-  const int64_t waves = ceil_div(tiles_m * tiles_n, config.num_ctas);
-
-  const auto bytes = static_cast<double>(problem.element_bytes);
-  const auto block_m = static_cast<double>(config.block_m);
-  const auto block_n = static_cast<double>(config.block_n);
-  const auto depth = static_cast<double>(ceil_div(problem.k, config.block_k) * config.block_k);
-  const double math_cycles = 2 * block_m * block_n * depth * bytes / 2 / limits.flops_per_cycle;
-  const double loaded_rows = block_m / static_cast<double>(config.cluster_n) +
-                             block_n / static_cast<double>(config.cluster_m);
-  const double load_cycles = loaded_rows * depth * bytes / limits.l2_bytes_per_cycle;
-  const double store_cycles = block_m * block_n * bytes / limits.l2_bytes_per_cycle;
-  const double mainloop_cycles = std::max(math_cycles, load_cycles);
-  const double epilogue_cycles = store_cycles + kTileCycles;
-  double cycles = static_cast<double>(waves) * (mainloop_cycles + epilogue_cycles);
-  if (config.schedule == Schedule::kPingpong && waves > 1) {
-    cycles -= static_cast<double>(waves - 1) * std::min(mainloop_cycles, epilogue_cycles);
-  }
-  return kLaunchUs + cycles / (limits.clock_ghz * 1e3);
+  const Waves waves = waves_of(config, problem, limits);
+  return std::max({waves.end_us(), arriving_us(config, problem, limits),
+                   leaving_us(problem, waves, config.num_ctas)});
 }
 
 std::vector<LaunchConfig> candidates(const DeviceLimits& limits, int64_t element_bytes) {

@@ -29,6 +29,31 @@ struct LaunchConfig {
   std::string describe() const;
 };
 
+// The link by which the rows of other ranks come and go, as cost_us models it.
+struct Link {
+  double copy_gbps;   // GB/s, at which chunks arrive
+  double chunk_us;    // that each takes besides its bytes
+  double store_gbps;  // at which a kernel's stores leave
+};
+
+// NVLink of an H100, and a network of 400 Gbit/s or PCIe 5. Source: docs/kernel_model.md.
+inline constexpr Link kNvlink{.copy_gbps = 376, .chunk_us = 3.5, .store_gbps = 333};
+inline constexpr Link kNetwork{.copy_gbps = 48, .chunk_us = 12, .store_gbps = 48};
+
+// What arrives while the GEMM computes: A's rows, or B's columns, in chunks of equal size.
+struct ArrivingChunks {
+  int64_t count = 0;     // 0: everything is there
+  int64_t own = 0;       // are there at the beginning; the others follow, one by one
+  double each_us = 0;    // after the one before
+  bool columns = false;  // of B, instead of rows of A
+};
+
+// What leaves while the GEMM computes: the first rows; the rest stays.
+struct LeavingRows {
+  double share = 0;  // of the rows
+  double gbps = 1;
+};
+
 // C [m, n] = A [m, k] @ B [k, n], accumulated in fp32.
 struct GemmProblem {
   int64_t m;
@@ -41,6 +66,9 @@ struct GemmProblem {
   int64_t chunk_tile_n = 0;
   // Rows that leave: each of so many equal parts of m begins with a cluster of tiles of its own.
   int64_t batches = 1;
+  // For the model in cost_us.
+  ArrivingChunks arriving{};
+  LeavingRows leaving{};
 };
 
 // What else must run on the device while the GEMM spins on flags. Whoever raises the flags needs an
@@ -49,6 +77,7 @@ struct GemmProblem {
 struct Residency {
   int64_t ranks_per_device = 1;  // virtual ranks, each with its own share of the SMs
   int64_t producer_ctas = 0;     // per rank; 0: the copy engine, which needs none
+  Link link = kNvlink;           // by which they bring and fetch rows
 };
 
 struct DeviceLimits {
@@ -87,7 +116,8 @@ inline constexpr DeviceLimits kSm80{.architecture = 80,
                                     .l2_bytes_per_cycle = 47};
 
 // NVIDIA H100 SXM. Source: as above; H100 whitepaper (989 TFLOP/s = 132 SMs * 1.83 GHz * 4096). The
-// L2 bandwidth is the least with which a published kernel is possible (docs/kernel_model.md).
+// clock is the one that it keeps under load, and the L2 bandwidth the least with which a published
+// kernel is possible (docs/kernel_model.md).
 inline constexpr DeviceLimits kSm90{.architecture = 90,
                                     .num_sms = 132,
                                     .shared_bytes_per_block = 227 * 1024,
@@ -99,7 +129,7 @@ inline constexpr DeviceLimits kSm90{.architecture = 90,
                                     .warps_per_mma = 4,
                                     .max_box = 256,
                                     .max_accumulators = 192,
-                                    .clock_ghz = 1.83,
+                                    .clock_ghz = 1.48,
                                     .flops_per_cycle = 4096,
                                     .l2_bytes_per_cycle = 43};
 
@@ -122,13 +152,20 @@ int64_t max_ctas(const LaunchConfig& config, const Residency& residency,
 std::string why_illegal(const LaunchConfig& config, const GemmProblem& problem,
                         const Residency& residency, const DeviceLimits& limits);
 
-// Returns modelled, not measured, microseconds of the GEMM alone: waves of tiles times the time of
-// a tile. A tile takes as long as its math or as its loads from L2, whichever is longer, and then
-// as long as its epilogue, which in pingpong overlaps the next tile. Left out is the time until a
-// tile that leaves has arrived and is counted, some 2 us, for which pingpong holds up the next
-// epilogue (sm90/departure_epilogue.cuh): only where K is below some 600 does it add to each tile,
-// otherwise to the last one alone, as in the cooperative schedule. The model is good for ranking
-// configs. The config must be legal.
+// Returns modelled, not measured, microseconds of the GEMM, until what leaves has left.
+//
+// Alone, it takes waves of tiles times the time of a tile. A tile takes as long as its math or as
+// its loads from L2, whichever is longer, and then as long as its epilogue, which in pingpong
+// overlaps the next tile. Left out is the time until a tile that leaves has arrived and is counted,
+// some 2 us, for which pingpong holds up the next epilogue (sm90/departure_epilogue.cuh): only
+// where K is below some 600 does it add to each tile, otherwise to the last one alone, as in the
+// cooperative schedule.
+//
+// The product of the last chunks cannot begin before they have arrived, nor can the rows of the
+// last tiles leave before those are computed. So small tiles may be best with few rows, even where
+// large ones are faster alone.
+//
+// The model is good for ranking configs. The config must be legal.
 double cost_us(const LaunchConfig& config, const GemmProblem& problem, const DeviceLimits& limits);
 
 // Returns the configs that kernels are built for, with num_ctas not set; for sm_90 they are those

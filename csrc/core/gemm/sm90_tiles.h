@@ -14,7 +14,7 @@ namespace axonn::kernels {
 struct Sm90Tile {
   int block_m;
   int block_n;
-  int num_stages;  // as many as fit; gemm.cuh compares it with what CUTLASS makes of the tile
+  int num_stages;  // as many as fit; gemm.cuh compares it with the shared memory that CUTLASS needs
   int cluster_m;   // CTAs that share loads of B
   int cluster_n;   // CTAs that share loads of A
   Schedule schedule;
@@ -24,6 +24,7 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     // block_m, block_n, num_stages, cluster_m, cluster_n, schedule
     {128, 256, 4, 2, 1, Schedule::kCooperative},
     {128, 128, 6, 1, 2, Schedule::kPingpong},
+    {64, 128, 8, 2, 1, Schedule::kPingpong},
 };
 
 inline constexpr std::size_t kNumSm90Tiles = sizeof(kSm90Tiles) / sizeof(Sm90Tile);

@@ -68,7 +68,7 @@ class EmulatedLink {
     }
     const c10::cuda::CUDAGuard guard(device_);
     const auto call = prepare_gather(kLink, shards[0], b, Arriving::kRows, /*shard_is_a=*/true,
-                                     peers_.num_ranks, {.ranks_per_device = 1, .producer_ctas = 0});
+                                     peers_.num_ranks, {.link = kernels::kNetwork});
     TORCH_CHECK_VALUE(call.workspace_bytes <= workspace_bytes_, kLink,
                       ": workspace_bytes=", workspace_bytes_, " but the call needs ",
                       call.workspace_bytes);

@@ -155,12 +155,14 @@ GatherMatmul prepare_gather(const char* op, const at::Tensor& shard, const at::T
   }
   gemm.ldd = gemm.n;
   require_supported(op, gemm, shard.device());
-  const LaunchConfig config = choose_config(op, gemm, shard.device(), residency);
   const GatheredRows rows{
       .shard = shard.const_data_ptr(),
       .row_bytes = width * static_cast<int64_t>(shard.element_size()),
       .plan = {count, num_ranks, kernels::cuda::chunks_per_shard(shard.size(0))},
       .is_a = shard_is_a};
+  const auto arrives = arriving_chunks(arriving, rows.plan, rows.row_bytes, residency.link);
+  const LaunchConfig config =
+      choose_config(op, gemm, shard.device(), residency, {.arriving = arrives});
   return {gemm, arriving, rows, config, kernels::cuda::gather_workspace_bytes(rows)};
 }
 
@@ -199,8 +201,8 @@ MatmulSum prepare_sum(const char* op, const at::Tensor& a, const at::Tensor& b, 
   const auto ranks = static_cast<int32_t>(num_ranks);
   const bool in_switch =
       everywhere && may_add_in_switch(op, gemm, sum_broadcast, ranks, a.device());
-  const LaunchConfig config =
-      choose_config(op, gemm, a.device(), residency, {num_ranks, in_switch});
+  const LaunchConfig config = choose_config(op, gemm, a.device(), residency,
+                                            {.num_ranks = num_ranks, .in_switch = in_switch});
   const int64_t bytes = everywhere ? kernels::cuda::all_reduce_workspace_bytes(gemm, ranks)
                                    : kernels::cuda::reduce_scatter_workspace_bytes(gemm, ranks);
   return {gemm, config, everywhere, sum_broadcast, bytes};

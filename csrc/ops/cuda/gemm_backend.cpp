@@ -91,7 +91,7 @@ const GemmBackend& gemm_backend(const char* op, c10::Device device) {
 }
 
 kernels::LaunchConfig choose_config(const char* op, const FusedGemm& gemm, c10::Device device,
-                                    const kernels::Residency& residency, const Leaving& leaving) {
+                                    const kernels::Residency& residency, const Flow& flow) {
   kernels::DeviceLimits limits = kernels::kSm90;
   limits.num_sms = attribute(cudaDevAttrMultiProcessorCount, device);
   if (gemm_backend(op, device).chooses_tiles) {
@@ -105,8 +105,10 @@ kernels::LaunchConfig choose_config(const char* op, const FusedGemm& gemm, c10::
                                      .n = gemm.n,
                                      .k = gemm.k,
                                      .element_bytes = kernels::size_of(gemm.dtype),
-                                     .batches = leaving.num_ranks};
-  const auto config = leaving.in_switch
+                                     .batches = flow.num_ranks,
+                                     .arriving = flow.arriving,
+                                     .leaving = leaving_rows(flow.num_ranks, residency.link)};
+  const auto config = flow.in_switch
                           ? kernels::cuda::best_config_beside_switch_sum(problem, residency, limits)
                           : kernels::best_config(problem, residency, limits);
   TORCH_CHECK_NOT_IMPLEMENTED(config.has_value(), op, ": no kernel for a product of M=", gemm.m,

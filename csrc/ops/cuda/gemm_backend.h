@@ -21,9 +21,10 @@ std::string why_no_gemm_backend(c10::Device device);
 // message. The first call for a device loads its kernels.
 const kernels::cuda::GemmBackend& gemm_backend(const char* op, c10::Device device);
 
-// How the rows of a product leave.
-struct Leaving {
-  int64_t num_ranks = 1;   // to which they go
+// What of a product arrives, and how its rows leave.
+struct Flow {
+  kernels::ArrivingChunks arriving{};
+  int64_t num_ranks = 1;   // to which the rows go
   bool in_switch = false;  // where they are added up, which may take SMs of its own
 };
 
@@ -32,6 +33,6 @@ struct Leaving {
 // Raises NotImplementedError if none is legal.
 kernels::LaunchConfig choose_config(const char* op, const kernels::cuda::FusedGemm& gemm,
                                     c10::Device device, const kernels::Residency& residency,
-                                    const Leaving& leaving = {});
+                                    const Flow& flow = {});
 
 }  // namespace axonn::ops::cuda

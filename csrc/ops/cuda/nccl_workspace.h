@@ -20,7 +20,7 @@ class NcclWorkspace : public Workspace {
                 kernels::cuda::CallOrder& order);
 
   kernels::Residency residency() const override {
-    return {.ranks_per_device = 1, .producer_ctas = sms_};
+    return {.ranks_per_device = 1, .producer_ctas = sms_, .link = kernels::kNetwork};
   }
 
  private:

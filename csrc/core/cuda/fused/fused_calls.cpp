@@ -199,7 +199,7 @@ void all_reduce_in_switch(const Peers& peers, const GemmBackend& backend,
                 .part_end = {},
                 .num_ctas = static_cast<int32_t>(switch_sum_ctas(config.num_ctas))};
   for (int32_t part = 0; part < sum.num_parts; ++part) {
-    sum.part_end[part] = parts.row_end(gemm.m, config.block_m, part) * row_bytes / kStoreBytes;
+    sum.part_end[part] = parts.row_end(gemm.m, part) * row_bytes / kStoreBytes;
   }
   gemm = announced_in_parts(gemm, peers, parts, layout);
   require_supported(backend, gemm);

@@ -26,6 +26,9 @@ static_assert(kMaxChunks <= 32, "a lane for each");
 // configs.
 inline constexpr int64_t kChunkRows = 256;
 
+// Chunks of rows that leave end at multiples of these rows, which are whole tiles of every config.
+inline constexpr int64_t kPartRows = 128;
+
 // Returns the number of chunks per shard, which is the same on all ranks.
 constexpr int32_t chunks_per_shard(int64_t shard_rows) {
   return static_cast<int32_t>(
@@ -62,6 +65,23 @@ struct Departures {
   uint32_t* counters = nullptr;     // kMaxChunks zeros on this device, which are left zeros
   const uint32_t* epoch = nullptr;  // of this call, in device memory
 };
+
+// Returns what arrives while a gather's product is computed. Along K nothing does, as no tile ends
+// before all has arrived.
+constexpr ArrivingChunks arriving_chunks(Arriving dim, const comm::ChunkPlan& plan,
+                                         int64_t row_bytes, const Link& link) {
+  if (dim != Arriving::kRows && dim != Arriving::kColumns) return {};
+  const auto bytes = static_cast<double>(comm::ceil_div(plan.count, plan.num_chunks()) * row_bytes);
+  return {.count = plan.num_chunks(),
+          .own = plan.chunks_per_shard,
+          .each_us = bytes / (link.copy_gbps * 1e3) + link.chunk_us,
+          .columns = dim == Arriving::kColumns};
+}
+
+// Returns what leaves to so many ranks: all rows but the own ones, which come last.
+constexpr LeavingRows leaving_rows(int64_t num_ranks, const Link& link) {
+  return {1 - 1 / static_cast<double>(num_ranks), link.store_gbps};
+}
 
 struct FusedGemm {
   const void* a;

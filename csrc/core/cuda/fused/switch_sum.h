@@ -15,9 +15,8 @@
 namespace axonn::kernels::cuda {
 
 // The rows of the product, cut into parts that are added up one after the other while the GEMM
-// works on the next ones. The GEMM announces chunks of equal batches. All ranks must cut alike: how
-// many there are depends on the rows alone, and where they end on the tiles' rows, too, which all
-// tiles share (sm90/plans.cpp).
+// works on the next ones. The GEMM announces chunks of equal batches. All ranks must cut alike,
+// also those whose tiles differ: how many there are and where they end depends on the rows alone.
 struct SwitchParts {
   int32_t batches;
   int32_t chunks_per_batch;
@@ -34,9 +33,9 @@ struct SwitchParts {
     return {batches, chunks_per_shard(rows / batches)};
   }
 
-  // Returns the row behind a part, if the GEMM's tiles have so many rows.
-  constexpr int64_t row_end(int64_t rows, int64_t block_m, int32_t part) const {
-    const comm::ChunkPlan plan{rows, batches, chunks_per_batch, block_m};
+  // Returns the row behind a part.
+  constexpr int64_t row_end(int64_t rows, int32_t part) const {
+    const comm::ChunkPlan plan{rows, batches, chunks_per_batch, kPartRows};
     return plan.chunk(plan.from_ordinal(part)).end;
   }
 };
@@ -60,6 +59,7 @@ inline std::optional<LaunchConfig> best_config_beside_switch_sum(GemmProblem pro
                                                                  const Residency& residency,
                                                                  const DeviceLimits& limits) {
   problem.batches = SwitchParts::of(problem.m).batches;
+  problem.leaving = {1, residency.link.store_gbps};
   DeviceLimits left = limits;
   left.num_sms -= switch_sum_ctas(limits.num_sms);
   auto config = best_config(problem, residency, left);

@@ -63,8 +63,7 @@ struct Gemm {
   using Mainloop = ArrivalMainloop<typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, LayoutA, kAlignment, Element,
       LayoutB, kAlignment, float, Tile, Cluster,
-      cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(
-          sizeof(typename PlainEpilogue::SharedStorage))>,
+      cutlass::gemm::collective::StageCount<static_cast<int>(Tiles::kListed.num_stages)>,
       MainloopSchedule>::CollectiveOp>;
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
                                                       Epilogue, OrderedTilesTag>;
@@ -82,8 +81,10 @@ struct Gemm {
       .schedule = Tiles::kListed.schedule,
   };
   static_assert(sizeof(Element) == kSm90ElementBytes);
-  static_assert(kConfig.num_stages == Tiles::kListed.num_stages,
-                "kSm90Tiles: num_stages must be what CUTLASS fits beside the tile on its way out");
+  static_assert(kConfig.num_stages == Tiles::kListed.num_stages);
+  static_assert(static_cast<int64_t>(sizeof(typename Kernel::SharedStorage)) <=
+                    kSm90.shared_bytes_per_block,
+                "kSm90Tiles: num_stages must fit beside the tile on its way out, as CUTLASS has it");
   static_assert(kConfig.num_math_warps == Tiles::kListed.num_math_warps);
   static_assert(Kernel::NumMMAThreads / 32 == math_warps_per_tile(Tiles::kListed));
 

@@ -23,9 +23,9 @@ static_assert(every_sm90_tile([](const LaunchConfig& c) {
               }),
               "kSm90Tiles: a chunk of kChunkRows rows must be whole clusters of tiles");
 static_assert(every_sm90_tile([](const LaunchConfig& c) {
-                return c.block_m == kSm90Tiles[0].block_m;
+                return cuda::kPartRows % c.block_m == 0;
               }),
-              "kSm90Tiles: ranks whose tiles differ must cut SwitchParts alike");
+              "kSm90Tiles: the rows that leave are cut at kPartRows, which must be whole tiles");
 
 // Returns how many tiles of `block` take turns where a chunk has `chunk` elements: no more than
 // arrive (or leave) together, because otherwise the first would wait for the last.
@@ -67,7 +67,7 @@ DeparturePlan departure_plan(const cuda::FusedGemm& gemm, const LaunchConfig& co
   result.rank = departures.rank;
   result.chunks_per_shard = departures.chunks_per_shard;
   const comm::ChunkPlan rows{gemm.m / departures.num_ranks, 1, departures.chunks_per_shard,
-                             config.block_m};
+                             cuda::kPartRows};
   for (int64_t chunk = 0; chunk < departures.chunks_per_shard; ++chunk) {
     const comm::Range range = rows.chunk({0, chunk});
     result.row_end[chunk] = static_cast<int32_t>(ceil_div(range.end, config.block_m));
