@@ -82,9 +82,9 @@ struct Gemm {
   };
   static_assert(sizeof(Element) == kSm90ElementBytes);
   static_assert(kConfig.num_stages == Tiles::kListed.num_stages);
-  static_assert(static_cast<int64_t>(sizeof(typename Kernel::SharedStorage)) <=
-                    kSm90.shared_bytes_per_block,
-                "kSm90Tiles: num_stages must fit beside the tile on its way out, as CUTLASS has it");
+  static_assert(
+      static_cast<int64_t>(sizeof(typename Kernel::SharedStorage)) <= kSm90.shared_bytes_per_block,
+      "kSm90Tiles: num_stages must fit beside the tile on its way out, as CUTLASS has it");
   static_assert(kConfig.num_math_warps == Tiles::kListed.num_math_warps);
   static_assert(Kernel::NumMMAThreads / 32 == math_warps_per_tile(Tiles::kListed));
 
