@@ -160,7 +160,8 @@ GatherMatmul prepare_gather(const char* op, const at::Tensor& shard, const at::T
       .row_bytes = width * static_cast<int64_t>(shard.element_size()),
       .plan = {count, num_ranks, kernels::cuda::chunks_per_shard(shard.size(0))},
       .is_a = shard_is_a};
-  const auto arrives = arriving_chunks(arriving, rows.plan, rows.row_bytes, residency.link);
+  const auto arrives =
+      kernels::cuda::arriving_chunks(arriving, rows.plan, rows.row_bytes, residency.link);
   const LaunchConfig config =
       choose_config(op, gemm, shard.device(), residency, {.arriving = arrives});
   return {gemm, arriving, rows, config, kernels::cuda::gather_workspace_bytes(rows)};

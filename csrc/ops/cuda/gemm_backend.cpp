@@ -101,13 +101,14 @@ kernels::LaunchConfig choose_config(const char* op, const FusedGemm& gemm, c10::
                                 limits.num_sms, " SMs for ", residency.ranks_per_device, " ranks");
     return grid;
   }
-  const kernels::GemmProblem problem{.m = gemm.m,
-                                     .n = gemm.n,
-                                     .k = gemm.k,
-                                     .element_bytes = kernels::size_of(gemm.dtype),
-                                     .batches = flow.num_ranks,
-                                     .arriving = flow.arriving,
-                                     .leaving = leaving_rows(flow.num_ranks, residency.link)};
+  const kernels::GemmProblem problem{
+      .m = gemm.m,
+      .n = gemm.n,
+      .k = gemm.k,
+      .element_bytes = kernels::size_of(gemm.dtype),
+      .batches = flow.num_ranks,
+      .arriving = flow.arriving,
+      .leaving = kernels::cuda::leaving_rows(flow.num_ranks, residency.link)};
   const auto config = flow.in_switch
                           ? kernels::cuda::best_config_beside_switch_sum(problem, residency, limits)
                           : kernels::best_config(problem, residency, limits);
