@@ -64,7 +64,7 @@ void print_speedups() {
     std::vector<std::string> designs;
   };
   const std::vector<Line> lines = {
-      {Call::kGather, {"m", "mo", "mop", "mopg", "mcpg", "mopgk"}},
+      {Call::kGather, {"m", "mo", "mop", "mcp", "mcpg", "mcpgk"}},
       {Call::kScatter, {"m", "ma", "map", "mae", "maeg"}},
       {Call::kSum, {"m", "ma", "mal", "male", "maleg", "malegn", "maj", "maej", "maejp", "malegj"}},
       {Call::kBoth, {"m", "mo", "moa", "moae", "moaeh", "moaehg"}},

@@ -77,6 +77,7 @@ TEST(Sums, TakeTheWholeGpuOrWait) {
 // one, or nearly so.
 TEST(Choices, AreNearlyTheFastest) {
   for (const auto& [call, letters] : {std::pair{Call::kGather, "mop"},
+                                      {Call::kGather, "mcp"},
                                       {Call::kScatter, "map"},
                                       {Call::kSum, "map"},
                                       {Call::kSum, "maejp"}}) {
@@ -104,7 +105,7 @@ TEST(Choices, AreThoseOfCsrc) {
   EXPECT_EQ(kernels::kSm90.clock_ghz, kH100.clock_ghz);
   EXPECT_EQ(kernels::kNvlink.copy_gbps, kH100.copy_gbps);
   EXPECT_EQ(kernels::kNvlink.store_gbps, kH100.store_gbps);
-  EXPECT_EQ(kernels::kNvlink.chunk_us, 2 * kH100.copy_us + kH100.device_read_us);
+  EXPECT_EQ(kernels::kNvlink.chunk_us, kH100.copy_us + kH100.write_value_us);
   EXPECT_EQ(kernels::kNetwork.copy_gbps, kH100.network_gbps);
   EXPECT_EQ(kernels::kNetwork.chunk_us, kH100.nccl_send_us);
   const Work work{8192, 3584, 8192};

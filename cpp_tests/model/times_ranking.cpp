@@ -84,7 +84,7 @@ std::vector<double> modelled_libraries(Call call) {
 const std::vector<Step>& steps() {
   static const std::vector<Step> result = {
       {'m', Call::kGather, "p"},       {'o', Call::kGather, "m"},
-      {'c', Call::kGather, "m"},       {'b', Call::kGather, "mo"},
+      {'c', Call::kGather, "mop"},     {'b', Call::kGather, "mo"},
       {'d', Call::kGather, "mo"},      {'k', Call::kGather, "mo"},
       {'g', Call::kGather, "mop"},     {'m', Call::kScatter, "p"},
       {'a', Call::kScatter, "m"},      {'e', Call::kScatter, "ma"},

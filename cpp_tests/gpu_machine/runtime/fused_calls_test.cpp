@@ -67,8 +67,9 @@ struct Shape {
 class EachShape : public ::testing::TestWithParam<Shape> {};
 
 // The kinds of calls follow each other in a random order, which is the same on all ranks, on a
-// random stream of each rank. The epochs begin at 0 or shortly before they wrap. In every third run
-// flags come from the host's memory, as if the ranks shared a device.
+// random stream of each rank. The epochs begin at 0 or shortly before they wrap. In the first two
+// runs the streams' queues write the flags. In the others they are copied, as where a graph counts
+// calls, too; in every third run from the host's memory, as if the ranks shared a device.
 TEST_P(EachShape, CallsGiveWhatTheCpuComputes) {
   const Shape shape = GetParam();
   for (uint64_t seed = 0; seed < 6; ++seed) {
@@ -76,7 +77,10 @@ TEST_P(EachShape, CallsGiveWhatTheCpuComputes) {
     Runtime runtime(with_seed(seed, shape.ranks));
     std::mt19937_64 random(seed);
     VirtualRanks ranks(shape.ranks, seed % 2 == 0 ? 0 : 0xFFFFFFFEu);
-    for (int r = 0; r < shape.ranks; ++r) ranks[r].peers.alone = seed % 3 != 0;
+    for (int r = 0; r < shape.ranks; ++r) {
+      ranks[r].peers.alone = seed % 3 != 0;
+      ranks[r].peers.host_counts = seed < 2;
+    }
     const Operands with(ranks, shape.m, shape.k, shape.n, random);
     std::vector<std::vector<DeviceMatrix>> results;
     std::vector<uint64_t> kinds;

@@ -164,7 +164,7 @@ void GemmProblem::enqueue(int rank, cudaStream_t stream, bool pulls) {
     return;
   }
   kernels::cuda::CallOrder::Turn turn(of.order, stream);
-  of.memory.note_call(turn.is_captured());
+  of.memory.begin_call(turn.is_captured(), of.peers);
   const kernels::cuda::CallStreams streams = of.copies.behind(stream);
   if (gathers(call_.way)) {
     enqueue_gather(of, with, gemm, streams, pulls);
@@ -179,6 +179,7 @@ void GemmProblem::enqueue(int rank, cudaStream_t stream, bool pulls) {
     kernels::cuda::gemm_all_reduce(of.peers, ranks_.backend, with.config, gemm, broadcast,
                                    with.d.data(), streams);
   }
+  of.memory.end_call();
   turn.end();
 }
 
@@ -257,6 +258,7 @@ void check_run(const GemmRun& run) {
                     [](const GemmCall& c) { return c.way >= Way::kSumsByMulticast; })) {
       ranks.add_multicast();
     }
+    for (auto& rank : ranks.ranks) rank->peers.host_counts = run.seed % 2 == 0;
     std::vector<GemmProblem> problems;
     problems.reserve(run.calls.size());
     for (const GemmCall& call : run.calls) problems.emplace_back(ranks, call, random);

@@ -176,6 +176,38 @@ TEST(GraphsOfFusedCalls, BranchesThatRunOneAfterTheOtherEndInTime) {
   EXPECT_GT(failed, 0);
 }
 
+// Flags are written by the streams' queues only where the host counts what the device counts.
+TEST(WorkspaceMemory, TheHostCountsUntilAGraphDoesOrACallIsCutShort) {
+  Runtime runtime(with_seed(0));
+  const kernels::cuda::PinnedState pinned;
+  const kernels::cuda::CallOrder order;
+  kernels::cuda::WorkspaceMemory memory;
+  kernels::cuda::Peers peers;
+  const auto grow = [&] {
+    memory.grow(memory.bytes() + 1, order, pinned, peers, [](int64_t, bool) {});
+    EXPECT_TRUE(peers.host_counts);
+    EXPECT_EQ(peers.host_epoch, 0u);
+  };
+  const auto call = [&](bool is_captured, uint32_t epoch, bool counts) {
+    memory.begin_call(is_captured, peers);
+    EXPECT_EQ(peers.host_counts, counts);
+    EXPECT_EQ(peers.host_epoch, epoch);
+  };
+  grow();
+  for (uint32_t i = 1; i < 4; ++i) {
+    call(false, i, true);
+    memory.end_call();
+  }
+  call(true, 4, false);  // it counts when it is replayed, not now
+  memory.end_call();
+  call(false, 5, false);
+  grow();  // while that call, which was cut short, has not ended
+  call(false, 1, true);
+  call(false, 2, false);  // the call before was cut short
+  memory.end_call();
+  call(false, 3, false);
+}
+
 // A memory that a graph has captured goes on with its own epochs, also while the workspace has
 // another one by now.
 TEST(PinnedState, EachMemoryHasAWordOfItsOwn) {

@@ -76,6 +76,7 @@ class VirtualRanks {
         peers.workspaces[other] = static_cast<char*>(fronts[other]) + kernels::cuda::kFrontBytes;
       }
       set_own_pad(peers, fronts[static_cast<size_t>(r)]);
+      peers.host_epoch = epoch;
     }
     // Not by cudaFree, which would wait for what still uses it.
     for (void* memory : unused) {
@@ -110,11 +111,12 @@ class VirtualRanks {
     gemm.d = output.data();
     const comm::ChunkPlan plan{rows, size(), kernels::cuda::chunks_per_shard(rows / size())};
     kernels::cuda::CallOrder::Turn turn(rank.order, stream);
-    rank.memory.note_call(turn.is_captured());
+    rank.memory.begin_call(turn.is_captured(), rank.peers);
     kernels::cuda::CopyEnginePush push;
     kernels::cuda::all_gather_gemm(rank.peers, backend, {}, gemm, kernels::cuda::Arriving::kRows,
                                    {shard.data(), k * 2, plan, true}, push,
                                    rank.copies.behind(stream));
+    rank.memory.end_call();
     turn.end();
   }
 
@@ -125,7 +127,7 @@ class VirtualRanks {
     const DeviceGuard guard(r);
     const kernels::cuda::FusedGemm gemm = gemm_of(a.data(), b, m, k, n);
     kernels::cuda::CallOrder::Turn turn(rank.order, stream);
-    rank.memory.note_call(turn.is_captured());
+    rank.memory.begin_call(turn.is_captured(), rank.peers);
     const auto streams = rank.copies.behind(stream);
     if (everywhere) {
       kernels::cuda::gemm_all_reduce(rank.peers, backend, {}, gemm,
@@ -134,6 +136,7 @@ class VirtualRanks {
     } else {
       kernels::cuda::gemm_reduce_scatter(rank.peers, backend, {}, gemm, output.data(), streams);
     }
+    rank.memory.end_call();
     turn.end();
   }
 

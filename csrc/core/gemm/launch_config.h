@@ -37,7 +37,7 @@ struct Link {
 };
 
 // NVLink of an H100, and a network of 400 Gbit/s or PCIe 5. Source: docs/kernel_model.md.
-inline constexpr Link kNvlink{.copy_gbps = 376, .chunk_us = 3.5, .store_gbps = 333};
+inline constexpr Link kNvlink{.copy_gbps = 376, .chunk_us = 2.1, .store_gbps = 333};
 inline constexpr Link kNetwork{.copy_gbps = 48, .chunk_us = 12, .store_gbps = 48};
 
 // What arrives while the GEMM computes: A's rows, or B's columns, in chunks of equal size.

@@ -1,4 +1,4 @@
-// Copies that the copy engine makes, and flags that it raises after them.
+// Copies that the copy engine makes, and flags that are raised after them.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,6 +7,7 @@
 
 #include "core/cuda/check.h"
 #include "core/cuda/fused/handshake.h"
+#include "core/cuda/fused/write_value.h"
 
 namespace axonn::kernels::cuda {
 
@@ -18,12 +19,17 @@ inline void copy(void* to, const void* from, int64_t bytes, cudaStream_t stream)
       cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream));
 }
 
-// Raises a flag of a rank after what the stream has done before. The epoch is nearer in this
-// device's memory, but only what goes to another device may come from there.
+// Raises a flag of a rank after what the stream has done before. If the host knows the epoch, the
+// stream's queue writes it. Otherwise the copy engine copies it. It is nearer in this device's
+// memory, but only what goes to another device may come from there.
 inline void push_flag(const Peers& peers, int32_t to, int64_t flag, cudaStream_t stream) {
+  void* address = at(peers.pads[to], comm::signal_offset_bytes(flag));
+  if (peers.host_counts && can_write_values()) {
+    AXONN_CUDA_CHECK(write_value(address, peers.host_epoch, stream));
+    return;
+  }
   const bool leaves = peers.alone && to != peers.rank;
-  copy(at(peers.pads[to], comm::signal_offset_bytes(flag)),
-       leaves ? peers.epoch : peers.epoch_to_push, sizeof(uint32_t), stream);
+  copy(address, leaves ? peers.epoch : peers.epoch_to_push, sizeof(uint32_t), stream);
 }
 
 // Returns the ranks that need this rank's rows, beginning with the one that needs them first. Each

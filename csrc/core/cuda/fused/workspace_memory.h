@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <utility>
 
 #include "core/cuda/fused/call_order.h"
 #include "core/cuda/fused/peer_state.h"
@@ -19,8 +20,15 @@ class WorkspaceMemory {
 
   int64_t bytes() const { return bytes_; }  // of the workspace
 
-  // A call that uses the memory. If a graph captures it, the graph goes on with this memory.
-  void note_call(bool is_captured) { captured_ = captured_ || is_captured; }
+  // Begins a call that uses the memory, and counts its epoch. If a graph captures it, the graph
+  // goes on with this memory. From then on the host does not know the epoch, nor does it behind a
+  // call that was cut short and has not ended, which may or may not have been counted.
+  void begin_call(bool is_captured, Peers& peers) {
+    captured_ = captured_ || is_captured;
+    if (captured_ || std::exchange(in_call_, true)) peers.host_counts = false;
+    ++peers.host_epoch;
+  }
+  void end_call() { in_call_ = false; }
 
   // Replaces the memory by one with at least so many bytes for the workspace. The host waits for
   // all calls first, because peers may still write what this rank has asked for. Then it calls
@@ -33,8 +41,10 @@ class WorkspaceMemory {
     const auto size = static_cast<int64_t>(
         std::bit_ceil(std::max(static_cast<uint64_t>(bytes + kFrontBytes), least_bytes_)));
     renew(size, captured_);
-    captured_ = false;
+    captured_ = in_call_ = false;
     peers.epoch_to_push = pinned.epoch_to_push(memories_++);
+    peers.host_epoch = 0;
+    peers.host_counts = true;
     bytes_ = size - kFrontBytes;
   }
 
@@ -42,6 +52,7 @@ class WorkspaceMemory {
   uint64_t least_bytes_;
   int memories_ = 0;       // that there have been
   bool captured_ = false;  // whether a graph uses the memory
+  bool in_call_ = false;   // whether a call has begun and not ended
   int64_t bytes_ = 0;
 };
 
