@@ -77,10 +77,8 @@ TEST_P(EachShape, CallsGiveWhatTheCpuComputes) {
     Runtime runtime(with_seed(seed, shape.ranks));
     std::mt19937_64 random(seed);
     VirtualRanks ranks(shape.ranks, seed % 2 == 0 ? 0 : 0xFFFFFFFEu);
-    for (int r = 0; r < shape.ranks; ++r) {
-      ranks[r].peers.alone = seed % 3 != 0;
-      ranks[r].peers.host_counts = seed < 2;
-    }
+    for (int r = 0; r < shape.ranks; ++r) ranks[r].peers.alone = seed % 3 != 0;
+    ranks.copies_flags = seed > 1;
     const Operands with(ranks, shape.m, shape.k, shape.n, random);
     std::vector<std::vector<DeviceMatrix>> results;
     std::vector<uint64_t> kinds;

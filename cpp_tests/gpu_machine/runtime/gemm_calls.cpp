@@ -163,24 +163,21 @@ void GemmProblem::enqueue(int rank, cudaStream_t stream, bool pulls) {
     AXONN_CUDA_CHECK(ranks_.backend.launch(gemm, with.config, stream));
     return;
   }
-  kernels::cuda::CallOrder::Turn turn(of.order, stream);
-  of.memory.begin_call(turn.is_captured(), of.peers);
-  const kernels::cuda::CallStreams streams = of.copies.behind(stream);
-  if (gathers(call_.way)) {
-    enqueue_gather(of, with, gemm, streams, pulls);
-  } else if (call_.way == Way::kScatters) {
-    kernels::cuda::gemm_reduce_scatter(of.peers, ranks_.backend, with.config, gemm, with.d.data(),
-                                       streams);
-  } else {
-    const SumBroadcast broadcast = call_.way == Way::kSumsByCopy     ? SumBroadcast::kCopyEngine
-                                   : call_.way == Way::kSumsByStores ? SumBroadcast::kPeerStores
-                                   : call_.way == Way::kSumsInSwitch ? SumBroadcast::kSwitch
-                                                                     : SumBroadcast::kMulticast;
-    kernels::cuda::gemm_all_reduce(of.peers, ranks_.backend, with.config, gemm, broadcast,
-                                   with.d.data(), streams);
-  }
-  of.memory.end_call();
-  turn.end();
+  ranks_.call(rank, stream, [&](const kernels::cuda::CallStreams& streams) {
+    if (gathers(call_.way)) {
+      enqueue_gather(of, with, gemm, streams, pulls);
+    } else if (call_.way == Way::kScatters) {
+      kernels::cuda::gemm_reduce_scatter(of.peers, ranks_.backend, with.config, gemm, with.d.data(),
+                                         streams);
+    } else {
+      const SumBroadcast broadcast = call_.way == Way::kSumsByCopy     ? SumBroadcast::kCopyEngine
+                                     : call_.way == Way::kSumsByStores ? SumBroadcast::kPeerStores
+                                     : call_.way == Way::kSumsInSwitch ? SumBroadcast::kSwitch
+                                                                       : SumBroadcast::kMulticast;
+      kernels::cuda::gemm_all_reduce(of.peers, ranks_.backend, with.config, gemm, broadcast,
+                                     with.d.data(), streams);
+    }
+  });
 }
 
 void GemmProblem::expect_results() const {
@@ -258,7 +255,7 @@ void check_run(const GemmRun& run) {
                     [](const GemmCall& c) { return c.way >= Way::kSumsByMulticast; })) {
       ranks.add_multicast();
     }
-    for (auto& rank : ranks.ranks) rank->peers.host_counts = run.seed % 2 == 0;
+    ranks.copies_flags = run.seed % 2 == 1;
     std::vector<GemmProblem> problems;
     problems.reserve(run.calls.size());
     for (const GemmCall& call : run.calls) problems.emplace_back(ranks, call, random);

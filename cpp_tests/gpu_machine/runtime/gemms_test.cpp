@@ -98,8 +98,8 @@ std::string name_of_way(const ::testing::TestParamInfo<WayAndTile>& info) {
                            : way == Way::kGathersA ? "gathers_A"
                            : way == Way::kGathersB ? "gathers_B"
                                                    : "scatters";
-  const int columns = kernels::kSm90Tiles[static_cast<size_t>(tile)].block_n;
-  return name + "_" + std::to_string(columns) + "_columns";
+  const kernels::Sm90Tile& listed = kernels::kSm90Tiles[static_cast<size_t>(tile)];
+  return name + "_" + std::to_string(listed.block_m) + "x" + std::to_string(listed.block_n);
 }
 
 class DeepOrShallow : public ::testing::TestWithParam<WayAndTile> {};

@@ -185,7 +185,7 @@ TEST(WorkspaceMemory, TheHostCountsUntilAGraphDoesOrACallIsCutShort) {
   kernels::cuda::Peers peers;
   const auto grow = [&] {
     memory.grow(memory.bytes() + 1, order, pinned, peers, [](int64_t, bool) {});
-    EXPECT_TRUE(peers.host_counts);
+    EXPECT_FALSE(peers.host_counts) << "outside of calls";
     EXPECT_EQ(peers.host_epoch, 0u);
   };
   const auto call = [&](bool is_captured, uint32_t epoch, bool counts) {
@@ -196,15 +196,15 @@ TEST(WorkspaceMemory, TheHostCountsUntilAGraphDoesOrACallIsCutShort) {
   grow();
   for (uint32_t i = 1; i < 4; ++i) {
     call(false, i, true);
-    memory.end_call();
+    memory.end_call(peers);
   }
   call(true, 4, false);  // it counts when it is replayed, not now
-  memory.end_call();
+  memory.end_call(peers);
   call(false, 5, false);
   grow();  // while that call, which was cut short, has not ended
   call(false, 1, true);
   call(false, 2, false);  // the call before was cut short
-  memory.end_call();
+  memory.end_call(peers);
   call(false, 3, false);
 }
 

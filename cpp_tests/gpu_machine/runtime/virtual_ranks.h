@@ -102,7 +102,19 @@ class VirtualRanks {
   int size() const { return static_cast<int>(ranks.size()); }
   Rank& operator[](int rank) { return *ranks[static_cast<size_t>(rank)]; }
 
-  // Enqueues this rank's part of all_gather(shards) @ b on a stream, as Workspace::call does.
+  // Enqueues a rank's call on a stream, as Workspace::call does.
+  template <typename Enqueue>
+  void call(int r, cudaStream_t stream, Enqueue&& enqueue) {
+    Rank& rank = (*this)[r];
+    kernels::cuda::CallOrder::Turn turn(rank.order, stream);
+    rank.memory.begin_call(turn.is_captured(), rank.peers);
+    if (copies_flags) rank.peers.host_counts = false;
+    enqueue(rank.copies.behind(stream));
+    rank.memory.end_call(rank.peers);
+    turn.end();
+  }
+
+  // Enqueues this rank's part of all_gather(shards) @ b on a stream.
   void gather(int r, const DeviceMatrix& shard, const DeviceMatrix& b, const DeviceMatrix& output,
               int64_t rows, int64_t k, int64_t n, cudaStream_t stream) {
     Rank& rank = (*this)[r];
@@ -110,14 +122,11 @@ class VirtualRanks {
     kernels::cuda::FusedGemm gemm = gemm_of(nullptr, b, rows, k, n);
     gemm.d = output.data();
     const comm::ChunkPlan plan{rows, size(), kernels::cuda::chunks_per_shard(rows / size())};
-    kernels::cuda::CallOrder::Turn turn(rank.order, stream);
-    rank.memory.begin_call(turn.is_captured(), rank.peers);
     kernels::cuda::CopyEnginePush push;
-    kernels::cuda::all_gather_gemm(rank.peers, backend, {}, gemm, kernels::cuda::Arriving::kRows,
-                                   {shard.data(), k * 2, plan, true}, push,
-                                   rank.copies.behind(stream));
-    rank.memory.end_call();
-    turn.end();
+    call(r, stream, [&](const kernels::cuda::CallStreams& streams) {
+      kernels::cuda::all_gather_gemm(rank.peers, backend, {}, gemm, kernels::cuda::Arriving::kRows,
+                                     {shard.data(), k * 2, plan, true}, push, streams);
+    });
   }
 
   // Enqueues this rank's part of the sum of a @ b over ranks: all of it, or only its own rows.
@@ -126,18 +135,15 @@ class VirtualRanks {
     Rank& rank = (*this)[r];
     const DeviceGuard guard(r);
     const kernels::cuda::FusedGemm gemm = gemm_of(a.data(), b, m, k, n);
-    kernels::cuda::CallOrder::Turn turn(rank.order, stream);
-    rank.memory.begin_call(turn.is_captured(), rank.peers);
-    const auto streams = rank.copies.behind(stream);
-    if (everywhere) {
-      kernels::cuda::gemm_all_reduce(rank.peers, backend, {}, gemm,
-                                     kernels::cuda::SumBroadcast::kCopyEngine, output.data(),
-                                     streams);
-    } else {
-      kernels::cuda::gemm_reduce_scatter(rank.peers, backend, {}, gemm, output.data(), streams);
-    }
-    rank.memory.end_call();
-    turn.end();
+    call(r, stream, [&](const kernels::cuda::CallStreams& streams) {
+      if (everywhere) {
+        kernels::cuda::gemm_all_reduce(rank.peers, backend, {}, gemm,
+                                       kernels::cuda::SumBroadcast::kCopyEngine, output.data(),
+                                       streams);
+      } else {
+        kernels::cuda::gemm_reduce_scatter(rank.peers, backend, {}, gemm, output.data(), streams);
+      }
+    });
   }
 
   // A graph of what `one` and `other` enqueue on two streams of the rank.
@@ -162,6 +168,7 @@ class VirtualRanks {
   }
 
   const kernels::cuda::GemmBackend backend;
+  bool copies_flags = false;  // always, as if the driver could not write values
   std::vector<std::unique_ptr<Rank>> ranks;
 
  private:

@@ -37,7 +37,7 @@ at::Tensor Workspace::call(const PreparedCall& prepared) {
   kernels::cuda::CallOrder::Turn turn(order_, stream);
   held_.begin_call(turn.is_captured(), peers_);
   auto output = prepared.run({peers_, copies_.behind(stream), transport()});
-  held_.end_call();
+  held_.end_call(peers_);
   turn.end();
   return output;
 }

@@ -81,11 +81,11 @@ class Gathers {
     gemm.dtype = kernels::DataType::kBFloat16;
     const comm::ChunkPlan plan{shape.m, shape.ranks,
                                kernels::cuda::chunks_per_shard(shape.m / shape.ranks)};
-    kernels::cuda::CallOrder::Turn turn(rank.order, stream);
-    kernels::cuda::all_gather_gemm(
-        rank.peers, ranks.backend, {}, gemm, kernels::cuda::Arriving::kRows,
-        {shards[at].data(), shape.k * 2, plan, true}, *chunks[at], rank.copies.behind(stream));
-    turn.end();
+    ranks.call(r, stream, [&](const kernels::cuda::CallStreams& streams) {
+      kernels::cuda::all_gather_gemm(
+          rank.peers, ranks.backend, {}, gemm, kernels::cuda::Arriving::kRows,
+          {shards[at].data(), shape.k * 2, plan, true}, *chunks[at], streams);
+    });
   }
 
   const Shape shape;

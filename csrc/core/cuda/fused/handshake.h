@@ -29,7 +29,8 @@ struct Peers {
   // device, and for all flags where ranks share a device: a copy within a device may be made by a
   // kernel, for which a grid that fills the device leaves no room.
   uint32_t* epoch_to_push = nullptr;
-  // The same number on the host, if `host_counts`: if no graph counts calls whenever it is replayed.
+  // The same number on the host, if `host_counts`: in a call, unless a graph counts, too, whenever
+  // it is replayed (WorkspaceMemory).
   uint32_t host_epoch = 0;
   bool host_counts = false;
   uint32_t* counters = nullptr;  // on this device: kMaxChunks zeros for a GEMM, as many for a sum

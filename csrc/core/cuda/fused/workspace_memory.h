@@ -25,10 +25,11 @@ class WorkspaceMemory {
   // call that was cut short and has not ended, which may or may not have been counted.
   void begin_call(bool is_captured, Peers& peers) {
     captured_ = captured_ || is_captured;
-    if (captured_ || std::exchange(in_call_, true)) peers.host_counts = false;
+    was_cut_short_ = was_cut_short_ || std::exchange(in_call_, true);
+    peers.host_counts = !captured_ && !was_cut_short_;
     ++peers.host_epoch;
   }
-  void end_call() { in_call_ = false; }
+  void end_call(Peers& peers) { in_call_ = peers.host_counts = false; }
 
   // Replaces the memory by one with at least so many bytes for the workspace. The host waits for
   // all calls first, because peers may still write what this rank has asked for. Then it calls
@@ -41,10 +42,10 @@ class WorkspaceMemory {
     const auto size = static_cast<int64_t>(
         std::bit_ceil(std::max(static_cast<uint64_t>(bytes + kFrontBytes), least_bytes_)));
     renew(size, captured_);
-    captured_ = in_call_ = false;
+    captured_ = in_call_ = was_cut_short_ = false;
     peers.epoch_to_push = pinned.epoch_to_push(memories_++);
     peers.host_epoch = 0;
-    peers.host_counts = true;
+    peers.host_counts = false;
     bytes_ = size - kFrontBytes;
   }
 
@@ -53,6 +54,7 @@ class WorkspaceMemory {
   int memories_ = 0;       // that there have been
   bool captured_ = false;  // whether a graph uses the memory
   bool in_call_ = false;   // whether a call has begun and not ended
+  bool was_cut_short_ = false;
   int64_t bytes_ = 0;
 };
 
