@@ -136,10 +136,10 @@ void print_idle() {
   std::puts("|---|---|---|---|---|");
   for (const int64_t m : kRows) {
     const Work work{m, 28672 / 8, 8192};
-    const CallTimes now = all_gather_gemm(work, with("m"), Host::kIdle);
+    const CallTimes now = all_gather_gemm(work, with("mcp"), Host::kIdle);
     std::printf("| %lld | %.0f | %.0f | %.0f | %.0f |\n", static_cast<long long>(m),
-                all_gather_gemm(work, with("m")).us(), now.us(),
-                all_gather_gemm(work, with("mb"), Host::kIdle).us(), now.host_us);
+                all_gather_gemm(work, with("mcp")).us(), now.us(),
+                all_gather_gemm(work, with("mbcp"), Host::kIdle).us(), now.host_us);
   }
 }
 

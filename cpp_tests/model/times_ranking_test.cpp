@@ -35,7 +35,7 @@ bool is_behind_the_gemm(const Step& step) {
 // slower, for its costs are rougher than this model, and each makes some layer clearly faster.
 TEST(Ranking, WhatIsWorthItMakesNothingSlowerThanSaid) {
   const std::map<char, double> some = {{'m', 1.08}, {'o', 1.05}, {'c', 1.15}, {'g', 1.04},
-                                       {'a', 1.04}, {'e', 1.04}, {'l', 1.1}, {'h', 1.25},
+                                       {'a', 1.04}, {'e', 1.04}, {'l', 1.1},  {'h', 1.25},
                                        {'j', 1.5},  {'p', 1.05}};
   for (const Step& step : steps()) {
     if (some.count(step.letter) == 0 || is_behind_the_gemm(step)) continue;

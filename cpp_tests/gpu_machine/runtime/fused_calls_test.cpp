@@ -193,8 +193,8 @@ TEST(FusedCalls, ARankThatNeverComesIsNamed) {
 // joined: a later copy into the shard does not race with the delivery.
 TEST(FusedCalls, ACallThatIsCutShortIsJoined) {
   int raised = 0;
-  for (const std::string function :
-       {"cudaLaunchKernel", "cudaMemcpyAsync", "cudaEventRecord", "cudaStreamWaitEvent"}) {
+  for (const std::string function : {"cudaLaunchKernel", "cudaMemcpyAsync", "cuStreamWriteValue32",
+                                     "cudaEventRecord", "cudaStreamWaitEvent"}) {
     for (int skipped = 0; skipped < 6; ++skipped) {
       SCOPED_TRACE(function + ", " + std::to_string(skipped));
       Runtime runtime(with_seed(static_cast<uint64_t>(skipped), 2));
