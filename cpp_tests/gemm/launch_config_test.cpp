@@ -263,8 +263,9 @@ TEST(Cost, WaitsForTheLastThatArrives) {
   }
 }
 
-// Chunks that arrive faster than they are multiplied only hold up the first of the others.
-TEST(Cost, FastArrivalsCostOneChunk) {
+// Chunks that arrive faster than they are multiplied cost nothing, if there is work in front of
+// them.
+TEST(Cost, FastArrivalsCostNothingBehindTheOwnChunk) {
   const auto config = hopper();
   GemmProblem problem{.m = 8 * 4096, .n = 4096, .k = 4096};
   const double alone = cost_us(config, problem, kSm90);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/cuda/fused/switch_sum.h"
+#include "core/cuda/fused/tile_choice.h"
 #include "core/cuda/sm90/plans.h"
 #include "core/gemm/launch_config.h"
 
@@ -75,18 +76,16 @@ std::vector<LaunchConfig> choices(const Work& work, const Design& design, Flow f
   }
   auto limits = kernels::kSm90;
   if (!design.likely_l2) limits.l2_bytes_per_cycle = kGuessedL2;
-  kernels::GemmProblem problem{
-      .m = work.m, .n = work.n, .k = work.k, .batches = departs ? work.ranks : 1};
+  kernels::cuda::Traffic traffic{.num_ranks = departs ? work.ranks : 1,
+                                 .in_switch = flow == Flow::kInParts};
   if (design.informed && flow == Flow::kArrives) {
-    problem.arriving =
+    traffic.arriving =
         arriving_chunks(kernels::cuda::Arriving::kRows, gemm_of(work, flow).arrivals.plan,
                         work.k * kElementBytes, link);
   }
-  if (design.informed && departs) problem.leaving = kernels::cuda::leaving_rows(work.ranks, link);
-  const kernels::Residency residency{.link = design.informed ? link : kernels::Link{1e9, 0, 1e9}};
-  const auto best = flow == Flow::kInParts
-                        ? kernels::cuda::best_config_beside_switch_sum(problem, residency, limits)
-                        : kernels::best_config(problem, residency, limits);
+  constexpr kernels::Link kNoTime{.copy_gbps = 1e9, .chunk_us = 0, .store_gbps = 1e9};
+  const auto best = kernels::cuda::choose_tile(gemm_of(work, Flow::kStays), traffic,
+                                               {.link = design.informed ? link : kNoTime}, limits);
   return {best.value()};
 }
 

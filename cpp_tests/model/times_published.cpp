@@ -115,7 +115,8 @@ double modelled_us(const Published& entry) {
     case Timed::kLibraryScatter:
       return library_scatter_us(work);
     case Timed::kFluxGather:
-      // Its flags are written by cuStreamWriteValue32, and its tiles are tuned.
+      // Its flags are written by cuStreamWriteValue32. It is assumed to take the tile that is best
+      // for the product alone.
       return all_gather_gemm(work, with("cm")).us();
     case Timed::kFluxScatter:
       return gemm_reduce_scatter(work, with("m")).us();

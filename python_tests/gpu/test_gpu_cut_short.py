@@ -1,8 +1,6 @@
-"""Which functions of CUDA and NCCL fused calls use, and what follows if one of them fails."""
+"""Fused calls that an error of CUDA or NCCL cuts short: what follows them is right, or refused."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,20 +10,13 @@ from torch import Tensor
 from axonn_ext import _library
 from axonn_ext.verify.accuracy import check
 from axonn_ext.verify.virtual import WORKSPACE, draw, gathered
-from gpu_in_software import NCCL_SYSTEM_ERROR, OUT_OF_MEMORY, calls_of, fail, only_in_software
+from gpu_in_software import NCCL_SYSTEM_ERROR, OUT_OF_MEMORY, counted, fail, only_in_software
 from worker_pool import WorkerPool
 
 pytestmark = [pytest.mark.gpu, only_in_software]
 
 COPY, DESCRIPTOR = "cudaMemcpyAsync", "cuTensorMapEncodeTiled"
-WRITE = "cuStreamWriteValue32"
 SHAPE = (256, 64, 192)
-
-
-def counted(function: str, call: Callable[[], object]) -> int:
-    before = calls_of(function)
-    call()
-    return calls_of(function) - before
 
 
 @pytest.fixture
@@ -82,43 +73,6 @@ def cut_short_on_one_stream() -> list[bool]:
 def test_a_call_that_is_cut_short_is_in_front_of_the_next(cuda, gpu_pool):
     [right] = gpu_pool(1).run(cut_short_on_one_stream)
     assert right and all(right)
-
-
-def flags_written_by_the_queue() -> list[int]:
-    """How many, of a call in front of a graph, in its capture and replay, and behind it."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    shards, others, want, torchs = gathered(size, SHAPE, "rows", torch.bfloat16, seed=7)
-    group = dist.group.WORLD.group_name
-
-    def call() -> Tensor:
-        return torch.ops.axonn._fused_all_gather_matmul(
-            shards[rank], others[rank], "rows", "copy_engine", 0, group, size, 5.0
-        )
-
-    results, graph = [call()], torch.cuda.CUDAGraph()
-    counts = [counted(WRITE, lambda: results.append(call()))]
-    torch.cuda.synchronize()
-
-    def capture() -> None:
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            results.append(call())
-
-    counts += [counted(WRITE, capture), counted(WRITE, graph.replay)]
-    counts.append(counted(WRITE, lambda: results.append(call())))
-    for result in results:
-        check(result, want[rank], torchs[rank])
-    return counts
-
-
-def test_queues_write_flags_until_a_graph_counts_calls(cuda):
-    if torch.cuda.device_count() < 2:
-        pytest.skip("a GPU is needed for each of 2 ranks")
-    pool = WorkerPool(2, device="cuda")  # of its own: in others, graphs have captured calls
-    try:
-        found = pool.run(flags_written_by_the_queue)
-    finally:
-        pool.close()
-    assert found == [[1, 0, 0, 0]] * 2
 
 
 def gathers_over_nccl() -> list[str]:

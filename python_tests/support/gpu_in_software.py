@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import pytest
 
@@ -23,3 +24,10 @@ def fail(function: str, error: int, *, skipped: int = 0) -> None:
 def calls_of(function: str) -> int:
     """How often this process has called it."""
     return int(_PROCESS.gpu_machine_calls(function.encode()))
+
+
+def counted(function: str, call: Callable[[], object]) -> int:
+    """How often `call` calls it."""
+    before = calls_of(function)
+    call()
+    return calls_of(function) - before

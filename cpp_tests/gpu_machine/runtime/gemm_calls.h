@@ -96,8 +96,8 @@ int64_t workspace_bytes(const std::vector<GemmCall>& calls);
 RuntimeOptions options_of(uint64_t seed, int ranks);
 
 // Runs the calls one after the other on the same workspaces, on random streams, and compares all
-// results. With even seeds the streams' queues write the flags of gathers; otherwise they are
-// copied.
+// results. With seeds 0, 3, 4, 7 and so on the streams' queues write the flags of gathers; with the
+// others they are copied.
 void check_run(const GemmRun& run);
 
 }  // namespace axonn::gpu_machine::testing

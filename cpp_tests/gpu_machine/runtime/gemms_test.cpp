@@ -40,6 +40,12 @@ constexpr DataType kDtypes[] = {DataType::kBFloat16, DataType::kFloat16};
 constexpr int kNumTiles = static_cast<int>(kernels::kNumSm90Tiles);
 constexpr uint32_t kBeforeTheWrap = 0xFFFFFFFD;
 
+// A block of K more than there are stages.
+int64_t deeper_than_stages(int tile) {
+  const kernels::Sm90Tile& listed = kernels::kSm90Tiles[static_cast<size_t>(tile)];
+  return (listed.num_stages + 1) * kernels::config_of(listed, kernels::kSm90ElementBytes).block_k;
+}
+
 // --- Every instance ---------------------------------------------------------------
 
 using Kind = std::tuple<DataType, Layout>;
@@ -58,8 +64,8 @@ TEST_P(EachKind, ProductsThatStay) {
     const auto add = [&, type = dtype, as = layout](int64_t m, int64_t n, int64_t k, bool adds) {
       run.calls.push_back({Way::kStays, type, as, m, n, k, adds, tile});
     };
-    add(256, 256, 448, false);  // more depth than there are stages
-    add(200, 136, 72, true);    // ragged everywhere
+    add(256, 256, deeper_than_stages(tile), false);
+    add(200, 136, 72, true);  // ragged everywhere
     add(8, 8, 8, true);
     add(640, 520, 64, true);  // several tiles for each CTA
   }
@@ -110,7 +116,8 @@ TEST_P(DeepOrShallow, Calls) {
   const auto [way, tile] = GetParam();
   for (uint64_t seed = 0; seed < 10; ++seed) {
     GemmRun run{.seed = seed, .epoch = kBeforeTheWrap};
-    run.calls.push_back({way, DataType::kBFloat16, kTn, 512, 248, 448, false, tile, 2});
+    const int64_t k = deeper_than_stages(tile);
+    run.calls.push_back({way, DataType::kBFloat16, kTn, 512, 248, k, false, tile, 2});
     run.calls.push_back({way, DataType::kBFloat16, kTn, 512, 128, 64, false, tile, 2});
     testing::check_run(run);
   }
@@ -159,7 +166,7 @@ TEST(Gemms, BitsDoNotDependOnTheTile) {
     }
     return DeviceMatrix(values);
   };
-  const int64_t m = 72, n = 264, k = 464;
+  const int64_t m = 72, n = 264, k = 600;
   const DeviceMatrix a = operand(m, k, 1), b = operand(n, k, -1);
   kernels::cuda::FusedGemm gemm{};
   gemm.m = m;

@@ -189,22 +189,22 @@ TEST(WorkspaceMemory, TheHostCountsUntilAGraphDoesOrACallIsCutShort) {
     EXPECT_EQ(peers.host_epoch, 0u);
   };
   const auto call = [&](bool is_captured, uint32_t epoch, bool counts) {
-    memory.begin_call(is_captured, peers);
+    memory.enter_call(is_captured, peers);
     EXPECT_EQ(peers.host_counts, counts);
     EXPECT_EQ(peers.host_epoch, epoch);
   };
   grow();
   for (uint32_t i = 1; i < 4; ++i) {
     call(false, i, true);
-    memory.end_call(peers);
+    memory.leave_call(peers);
   }
   call(true, 4, false);  // it counts when it is replayed, not now
-  memory.end_call(peers);
+  memory.leave_call(peers);
   call(false, 5, false);
   grow();  // while that call, which was cut short, has not ended
   call(false, 1, true);
   call(false, 2, false);  // the call before was cut short
-  memory.end_call(peers);
+  memory.leave_call(peers);
   call(false, 3, false);
 }
 

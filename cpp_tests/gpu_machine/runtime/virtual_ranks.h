@@ -107,10 +107,10 @@ class VirtualRanks {
   void call(int r, cudaStream_t stream, Enqueue&& enqueue) {
     Rank& rank = (*this)[r];
     kernels::cuda::CallOrder::Turn turn(rank.order, stream);
-    rank.memory.begin_call(turn.is_captured(), rank.peers);
+    rank.memory.enter_call(turn.is_captured(), rank.peers);
     if (copies_flags) rank.peers.host_counts = false;
     enqueue(rank.copies.behind(stream));
-    rank.memory.end_call(rank.peers);
+    rank.memory.leave_call(rank.peers);
     turn.end();
   }
 

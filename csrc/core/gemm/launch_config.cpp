@@ -1,6 +1,7 @@
 #include "core/gemm/launch_config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <sstream>
 
 #include "core/gemm/config_rules.h"
@@ -164,16 +165,20 @@ double arriving_us(const LaunchConfig& config, const GemmProblem& problem,
   return us;
 }
 
-// Returns when all that leaves has left: behind each wave, what it and those behind it compute.
+// Returns when all that leaves has left: behind the first wave, all of it; behind the last one that
+// leaves, what that one computes. In between, each wave is as long as what it leaves takes.
 double leaving_us(const GemmProblem& problem, const Waves& waves, int64_t num_ctas) {
   const LeavingRows& leaving = problem.leaving;
-  const double bytes = static_cast<double>(problem.m * problem.n * problem.element_bytes);
+  const double bytes =
+      static_cast<double>(problem.m * problem.n * problem.element_bytes) * leaving.share;
+  if (bytes <= 0) return 0;
+  const double all_bytes = bytes / leaving.share;
   const double wave_bytes =
-      bytes * static_cast<double>(num_ctas) / static_cast<double>(waves.num_tiles);
+      all_bytes * static_cast<double>(num_ctas) / static_cast<double>(waves.num_tiles);
+  const auto last = static_cast<int64_t>(std::ceil(bytes / wave_bytes)) - 1;
   double us = 0;
-  for (int64_t wave = 0; wave < waves.count; ++wave) {
-    const double left = bytes * leaving.share - static_cast<double>(wave) * wave_bytes;
-    if (left <= 0) break;
+  for (const int64_t wave : {int64_t{0}, last}) {
+    const double left = bytes - static_cast<double>(wave) * wave_bytes;
     us = std::max(us, waves.end_us(wave + 1) + left / (leaving.gbps * 1e3));
   }
   return us;

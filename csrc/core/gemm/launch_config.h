@@ -36,7 +36,8 @@ struct Link {
   double store_gbps;  // at which a kernel's stores leave
 };
 
-// NVLink of an H100, and a network of 400 Gbit/s or PCIe 5. Source: docs/kernel_model.md.
+// NVLink of an H100, and NCCL over a network of 400 Gbit/s. Source: docs/kernel_model.md. A guess
+// takes the first for all GPUs that reach each other's memory, and the second for PCIe 5.
 inline constexpr Link kNvlink{.copy_gbps = 376, .chunk_us = 2.1, .store_gbps = 333};
 inline constexpr Link kNetwork{.copy_gbps = 48, .chunk_us = 12, .store_gbps = 48};
 
@@ -71,9 +72,9 @@ struct GemmProblem {
   LeavingRows leaving{};
 };
 
-// What else must run on the device while the GEMM spins on flags. Whoever raises the flags needs an
-// SM that no spinning CTA holds, because CTAs of a persistent grid end only when all their tiles
-// are done.
+// What a GEMM shares a device and a link with while it spins on flags. Whoever raises the flags
+// needs an SM that no spinning CTA holds, because CTAs of a persistent grid end only when all their
+// tiles are done.
 struct Residency {
   int64_t ranks_per_device = 1;  // virtual ranks, each with its own share of the SMs
   int64_t producer_ctas = 0;     // per rank; 0: the copy engine, which needs none

@@ -14,7 +14,7 @@ namespace axonn::kernels {
 struct Sm90Tile {
   int block_m;
   int block_n;
-  int num_stages;  // as many as fit; gemm.cuh compares it with the shared memory that CUTLASS needs
+  int num_stages;  // as many as fit, at most kMaxStages; gemm.cuh checks that CUTLASS fits them
   int cluster_m;   // CTAs that share loads of B
   int cluster_n;   // CTAs that share loads of A
   Schedule schedule;

@@ -9,7 +9,6 @@
 #include <optional>
 
 #include "core/cuda/check.h"
-#include "core/cuda/fused/switch_sum.h"
 #include "ops/checks.h"
 #include "ops/cuda/triton_gemm.h"
 
@@ -91,7 +90,8 @@ const GemmBackend& gemm_backend(const char* op, c10::Device device) {
 }
 
 kernels::LaunchConfig choose_config(const char* op, const FusedGemm& gemm, c10::Device device,
-                                    const kernels::Residency& residency, const Flow& flow) {
+                                    const kernels::Residency& residency,
+                                    const kernels::cuda::Traffic& traffic) {
   kernels::DeviceLimits limits = kernels::kSm90;
   limits.num_sms = attribute(cudaDevAttrMultiProcessorCount, device);
   if (gemm_backend(op, device).chooses_tiles) {
@@ -101,17 +101,7 @@ kernels::LaunchConfig choose_config(const char* op, const FusedGemm& gemm, c10::
                                 limits.num_sms, " SMs for ", residency.ranks_per_device, " ranks");
     return grid;
   }
-  const kernels::GemmProblem problem{
-      .m = gemm.m,
-      .n = gemm.n,
-      .k = gemm.k,
-      .element_bytes = kernels::size_of(gemm.dtype),
-      .batches = flow.num_ranks,
-      .arriving = flow.arriving,
-      .leaving = kernels::cuda::leaving_rows(flow.num_ranks, residency.link)};
-  const auto config = flow.in_switch
-                          ? kernels::cuda::best_config_beside_switch_sum(problem, residency, limits)
-                          : kernels::best_config(problem, residency, limits);
+  const auto config = kernels::cuda::choose_tile(gemm, traffic, residency, limits);
   TORCH_CHECK_NOT_IMPLEMENTED(config.has_value(), op, ": no kernel for a product of M=", gemm.m,
                               ", N=", gemm.n, ", K=", gemm.k, " on ", limits.num_sms, " SMs for ",
                               residency.ranks_per_device, " ranks");

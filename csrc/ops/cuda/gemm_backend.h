@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/cuda/fused/fused_calls.h"
+#include "core/cuda/fused/tile_choice.h"
 #include "core/gemm/gemm_source.h"
 #include "core/gemm/launch_config.h"
 
@@ -21,18 +22,10 @@ std::string why_no_gemm_backend(c10::Device device);
 // message. The first call for a device loads its kernels.
 const kernels::cuda::GemmBackend& gemm_backend(const char* op, c10::Device device);
 
-// What of a product arrives, and how its rows leave.
-struct Flow {
-  kernels::ArrivingChunks arriving{};
-  int64_t num_ranks = 1;   // to which the rows go
-  bool in_switch = false;  // where they are added up, which may take SMs of its own
-};
-
-// Returns the config with the least modelled cost, on the largest grid that leaves room on the
-// device for those that it waits for; the grid alone for a backend that chooses tiles by itself.
+// Returns what choose_tile does; the grid alone for a backend that chooses tiles by itself.
 // Raises NotImplementedError if none is legal.
 kernels::LaunchConfig choose_config(const char* op, const kernels::cuda::FusedGemm& gemm,
                                     c10::Device device, const kernels::Residency& residency,
-                                    const Flow& flow = {});
+                                    const kernels::cuda::Traffic& traffic = {});
 
 }  // namespace axonn::ops::cuda

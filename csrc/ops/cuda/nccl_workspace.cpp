@@ -34,15 +34,16 @@ NcclWorkspace::NcclWorkspace(const c10d::ProcessGroup& group, std::string group_
 // its peers make the call nevertheless.
 void NcclWorkspace::grow(const char* op, int64_t size, bool keep) {
   (void)op;
-  if (keep) retired_.push_back(std::move(memory_));
-  memory_ = at::Tensor();
+  at::Tensor memory;
   try {
-    memory_ = at::empty({size}, at::TensorOptions().dtype(at::kByte).device(device_));
-    clear_front(memory_);
+    memory = at::empty({size}, at::TensorOptions().dtype(at::kByte).device(device_));
+    clear_front(memory);
   } catch (...) {
     chunks_.give_up();
     throw;
   }
+  if (keep) retired_.push_back(std::move(memory_));
+  memory_ = std::move(memory);
   auto* front = static_cast<char*>(memory_.mutable_data_ptr());
   peers_.workspaces[peers_.rank] = front + kFrontBytes;
   kernels::cuda::set_own_pad(peers_, front);

@@ -35,9 +35,9 @@ void Workspace::require(const char* op, int64_t bytes) {
 at::Tensor Workspace::call(const PreparedCall& prepared) {
   const auto stream = c10::cuda::getCurrentCUDAStream(device_.index()).stream();
   kernels::cuda::CallOrder::Turn turn(order_, stream);
-  held_.begin_call(turn.is_captured(), peers_);
+  held_.enter_call(turn.is_captured(), peers_);
   auto output = prepared.run({peers_, copies_.behind(stream), transport()});
-  held_.end_call(peers_);
+  held_.leave_call(peers_);
   turn.end();
   return output;
 }

@@ -20,13 +20,17 @@ inline void copy(void* to, const void* from, int64_t bytes, cudaStream_t stream)
 }
 
 // Raises a flag of a rank after what the stream has done before. If the host knows the epoch, the
-// stream's queue writes it. Otherwise the copy engine copies it. It is nearer in this device's
-// memory, but only what goes to another device may come from there.
+// stream's queue writes it. Otherwise the copy engine copies the epoch. This device's memory has it
+// nearer than the host's, but only what goes to another device may come from there.
 inline void push_flag(const Peers& peers, int32_t to, int64_t flag, cudaStream_t stream) {
   void* address = at(peers.pads[to], comm::signal_offset_bytes(flag));
-  if (peers.host_counts && can_write_values()) {
-    AXONN_CUDA_CHECK(write_value(address, peers.host_epoch, stream));
-    return;
+  if (peers.host_counts) {
+    const cudaError_t error = write_value(address, peers.host_epoch, stream);
+    if (error != cudaErrorNotSupported) {
+      AXONN_CUDA_CHECK(error);
+      return;
+    }
+    (void)cudaGetLastError();  // else the next launch may report it
   }
   const bool leaves = peers.alone && to != peers.rank;
   copy(address, leaves ? peers.epoch : peers.epoch_to_push, sizeof(uint32_t), stream);

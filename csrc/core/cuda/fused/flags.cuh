@@ -1,5 +1,5 @@
 // Kernels of different ranks signal each other by flags in device memory. A flag holds the epoch of
-// the last call that reached it (core/symmetric/epoch_flag.h); peers or the copy engine write it.
+// the last call that reached it (core/symmetric/epoch_flag.h); peers write it, or push_flag does.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace axonn::kernels::cuda {
 
-// Pairs with store_release and with the copy engine's writes: what the flag's writer wrote before
+// Pairs with store_release and with push_flag: what the flag's writer wrote before
 // is visible to this thread afterwards.
 __device__ inline uint32_t load_acquire(const uint32_t* flag) {
   uint32_t value;

@@ -5,6 +5,7 @@
 
 #include "core/cuda/check.h"
 #include "core/cuda/fused/copies.h"
+#include "core/cuda/fused/write_value.h"
 #include "core/cuda/reduce.h"
 #include "core/schedule/partition.h"
 
@@ -215,6 +216,7 @@ void all_reduce_in_switch(const Peers& peers, const GemmBackend& backend,
 
 void load_kernels(const GemmBackend& backend) {
   AXONN_CUDA_CHECK(backend.load());
+  load_write_value();
   AXONN_CUDA_CHECK(load_handshake());
   for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat16}) {
     AXONN_CUDA_CHECK(load_reduce_slots(dtype));

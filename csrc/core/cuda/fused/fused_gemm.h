@@ -26,7 +26,8 @@ static_assert(kMaxChunks <= 32, "a lane for each");
 // configs.
 inline constexpr int64_t kChunkRows = 256;
 
-// Chunks of rows that leave end at multiples of these rows, which are whole tiles of every config.
+// Chunks of rows that leave end at multiples of these rows, but for the last one. They are whole
+// tiles of every config for sm_90, and a constant for the same reason as kChunkRows.
 inline constexpr int64_t kPartRows = 128;
 
 // Returns the number of chunks per shard, which is the same on all ranks.

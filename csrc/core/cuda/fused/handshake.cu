@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kWarp)
 }
 
 __global__ void await_own_kernel(const __grid_constant__ Peers peers) {
-  // Pairs with the copy engine's write, which comes last on its stream.
+  // Pairs with push_flag, which comes last on its stream.
   await_flag(flag_at(peers.pads[peers.rank], kDoneFlags + peers.rank), *peers.epoch, peers.limit,
              {1, peers.rank});
 }

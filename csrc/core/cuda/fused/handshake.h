@@ -29,8 +29,9 @@ struct Peers {
   // device, and for all flags where ranks share a device: a copy within a device may be made by a
   // kernel, for which a grid that fills the device leaves no room.
   uint32_t* epoch_to_push = nullptr;
-  // The same number on the host, if `host_counts`: in a call, unless a graph counts, too, whenever
-  // it is replayed (WorkspaceMemory).
+  // The epoch of the call that is being enqueued, as the host has counted it. It is valid only if
+  // `host_counts`: within a call, on memory that no graph has captured, and behind no call that was
+  // cut short (WorkspaceMemory).
   uint32_t host_epoch = 0;
   bool host_counts = false;
   uint32_t* counters = nullptr;  // on this device: kMaxChunks zeros for a GEMM, as many for a sum

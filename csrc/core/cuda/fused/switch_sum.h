@@ -59,7 +59,7 @@ inline std::optional<LaunchConfig> best_config_beside_switch_sum(GemmProblem pro
                                                                  const Residency& residency,
                                                                  const DeviceLimits& limits) {
   problem.batches = SwitchParts::of(problem.m).batches;
-  problem.leaving = {1, residency.link.store_gbps};
+  problem.leaving = {1, residency.link.store_gbps};  // the switch reads this rank's own rows, too
   DeviceLimits left = limits;
   left.num_sms -= switch_sum_ctas(limits.num_sms);
   auto config = best_config(problem, residency, left);

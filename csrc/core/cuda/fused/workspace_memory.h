@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <utility>
 
 #include "core/cuda/fused/call_order.h"
 #include "core/cuda/fused/peer_state.h"
@@ -20,16 +19,19 @@ class WorkspaceMemory {
 
   int64_t bytes() const { return bytes_; }  // of the workspace
 
-  // Begins a call that uses the memory, and counts its epoch. If a graph captures it, the graph
-  // goes on with this memory. From then on the host does not know the epoch, nor does it behind a
-  // call that was cut short and has not ended, which may or may not have been counted.
-  void begin_call(bool is_captured, Peers& peers) {
+  // Notes that a call begins which uses the memory, and counts it. If a graph captures it, the
+  // graph goes on with this memory. From then on the host does not know the epoch, because replays
+  // count, too. Nor does it know the epoch behind a call that was cut short, since nobody tells
+  // whether the device has counted that one.
+  void enter_call(bool is_captured, Peers& peers) {
     captured_ = captured_ || is_captured;
-    was_cut_short_ = was_cut_short_ || std::exchange(in_call_, true);
+    was_cut_short_ = was_cut_short_ || in_call_;
+    in_call_ = true;
     peers.host_counts = !captured_ && !was_cut_short_;
     ++peers.host_epoch;
   }
-  void end_call(Peers& peers) { in_call_ = peers.host_counts = false; }
+  // Notes that all of the call has been enqueued.
+  void leave_call(Peers& peers) { in_call_ = peers.host_counts = false; }
 
   // Replaces the memory by one with at least so many bytes for the workspace. The host waits for
   // all calls first, because peers may still write what this rank has asked for. Then it calls

@@ -8,29 +8,33 @@ namespace {
 using WriteValue = decltype(&cuStreamWriteValue32);
 
 // The runtime finds it, so that nothing links to the driver, which machines without a GPU lack.
-WriteValue find() {
-  constexpr unsigned kVersion = 12000;  // whose form of it every GPU has
+WriteValue find_write_value() {
+  // From this version of CUDA on, the function needs no setting of the kernel's module.
+  constexpr unsigned kVersion = 12000;
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result{};
   const cudaError_t error = cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", &function,
                                                              kVersion, cudaEnableDefault, &result);
+  if (error != cudaSuccess) (void)cudaGetLastError();  // else the next launch reports it
   if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) return nullptr;
   return reinterpret_cast<WriteValue>(function);
 }
 
-WriteValue driver() {
-  static const WriteValue found = find();
+WriteValue found_write_value() {
+  static const WriteValue found = find_write_value();
   return found;
 }
 
 }  // namespace
 
-bool can_write_values() { return driver() != nullptr; }
+void load_write_value() { (void)found_write_value(); }
 
 cudaError_t write_value(void* to, uint32_t value, cudaStream_t stream) {
+  const WriteValue write = found_write_value();
+  if (write == nullptr) return cudaErrorNotSupported;
   // Errors of the driver have the numbers of the runtime's.
   return static_cast<cudaError_t>(
-      driver()(stream, reinterpret_cast<CUdeviceptr>(to), value, CU_STREAM_WRITE_VALUE_DEFAULT));
+      write(stream, reinterpret_cast<CUdeviceptr>(to), value, CU_STREAM_WRITE_VALUE_DEFAULT));
 }
 
 }  // namespace axonn::kernels::cuda

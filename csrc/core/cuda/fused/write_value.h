@@ -7,12 +7,14 @@
 
 namespace axonn::kernels::cuda {
 
-// Returns whether the driver has write_value.
-bool can_write_values();
+// Finds the driver's function. It is to be called before the first write.
+void load_write_value();
 
-// Enqueues a write of `value` to device memory of this GPU or of one that it reaches. Whoever sees
-// the value sees what the stream did before. The value is fixed now, also where a graph captures
-// the write. Source: cuStreamWriteValue32 in the CUDA driver's manual.
+// Enqueues a write of `value` to memory of this GPU, or of one whose memory this one has mapped.
+// Whoever sees the value sees what the stream did before. The value is fixed now, also where a
+// graph captures the write. Returns cudaErrorNotSupported, and enqueues nothing, where the driver
+// has no such writes. Source: cuStreamWriteValue32 in the CUDA driver's manual, which says nothing
+// of other GPUs' memory; NCCL (src/ce_coll.cc) and DeepEP write flags there in this way.
 cudaError_t write_value(void* to, uint32_t value, cudaStream_t stream);
 
 }  // namespace axonn::kernels::cuda

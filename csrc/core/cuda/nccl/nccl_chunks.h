@@ -14,8 +14,8 @@
 
 namespace axonn::kernels::cuda {
 
-// Each chunk is a send and a receive, issued as one, after which the copy engine raises the flag in
-// this rank's own pad.
+// Each chunk is a send and a receive, issued as one, after which push_flag raises the flag in this
+// rank's own pad.
 //
 // Unlike the copy engine, NCCL's kernels need SMs while the GEMM waits for them. So the GEMM must
 // leave kMostCtas SMs free, and as many for every other kernel that waits for a peer at the same

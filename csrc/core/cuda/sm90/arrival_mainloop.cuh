@@ -108,8 +108,8 @@ struct ArrivalMainloop : Base {
     return __popc(__ballot_sync(0xffffffff, before));
   }
 
-  // Each lane waits for one chunk. Pairs with the release of whoever delivers: the copy engine's
-  // write of the flag after its copy, or store_release.
+  // Each lane waits for one chunk. Pairs with the release of whoever delivers: push_flag after a
+  // copy, or store_release.
   CUTLASS_DEVICE void await(const ArrivalPlan& arrivals, uint32_t wanted) {
     wanted &= ~arrived_;
     if (wanted == 0) return;

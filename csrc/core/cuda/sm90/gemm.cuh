@@ -81,7 +81,6 @@ struct Gemm {
       .schedule = Tiles::kListed.schedule,
   };
   static_assert(sizeof(Element) == kSm90ElementBytes);
-  static_assert(kConfig.num_stages == Tiles::kListed.num_stages);
   static_assert(
       static_cast<int64_t>(sizeof(typename Kernel::SharedStorage)) <= kSm90.shared_bytes_per_block,
       "kSm90Tiles: num_stages must fit beside the tile on its way out, as CUTLASS has it");

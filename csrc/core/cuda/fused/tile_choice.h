@@ -1,0 +1,38 @@
+// Chooses the tile of a fused GEMM. This is plain host code without CUDA headers, so that CPU tests
+// cover it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "core/cuda/fused/fused_gemm.h"
+#include "core/cuda/fused/switch_sum.h"
+#include "core/gemm/launch_config.h"
+#include "core/numeric/data_type.h"
+
+namespace axonn::kernels::cuda {
+
+// What of a product arrives while it is computed, and how its rows leave.
+struct Traffic {
+  ArrivingChunks arriving{};
+  int64_t num_ranks = 1;   // to which the rows go
+  bool in_switch = false;  // where they are added up, which may take SMs of its own
+};
+
+// Returns the config with the least modelled cost, on the largest grid that leaves room on the
+// device for those that it waits for; none if no config is legal.
+inline std::optional<LaunchConfig> choose_tile(const FusedGemm& gemm, const Traffic& traffic,
+                                               const Residency& residency,
+                                               const DeviceLimits& limits) {
+  const GemmProblem problem{.m = gemm.m,
+                            .n = gemm.n,
+                            .k = gemm.k,
+                            .element_bytes = size_of(gemm.dtype),
+                            .batches = traffic.num_ranks,
+                            .arriving = traffic.arriving,
+                            .leaving = leaving_rows(traffic.num_ranks, residency.link)};
+  return traffic.in_switch ? best_config_beside_switch_sum(problem, residency, limits)
+                           : best_config(problem, residency, limits);
+}
+
+}  // namespace axonn::kernels::cuda
