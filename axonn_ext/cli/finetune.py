@@ -12,10 +12,8 @@ from axonn_ext.cli import train
 from axonn_ext.data import RowGroup, find_sources
 from axonn_ext.data.vocabulary import StoredVocabulary
 from axonn_ext.inputs.errors import InputError
-from axonn_ext.launch import process
 from axonn_ext.planner.model_files import read_config
 from axonn_ext.terminal.arguments import MOST_PROCESSES, number, whole
-from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.checkpoints import AUTO
 from axonn_ext.train.config import EXAMPLES
@@ -114,8 +112,9 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         raise UserError("--resume auto goes on with the run in --out FOLDER: name that folder")
     given = train.parse_overrides(extra, "finetune")
     overrides = _overrides(args) + given
+    note = ""
     if not any(override.key == "train.steps" for override in overrides):
-        steps = _steps(args, overrides)
+        steps, note = _steps(args, overrides)
         overrides += (Override("train.steps", str(steps)),)
         if not any(override.key == "optim.warmup_steps" for override in given):
             warmup = min(int(DEFAULTS["optim.warmup_steps"]), steps // 10)
@@ -127,7 +126,8 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         out=args.out or Path("runs") / f"finetune-{time.strftime('%Y%m%d-%H%M%S')}",
         overwrite=args.overwrite, profile=False, print_config=False,
     )  # fmt: skip
-    return train.run(here, [f"--{override.key}={override.text}" for override in overrides])
+    arguments = [f"--{override.key}={override.text}" for override in overrides]
+    return train.run(here, arguments, note=note)
 
 
 def _overrides(args: argparse.Namespace) -> tuple[Override, ...]:
@@ -153,8 +153,8 @@ def _overrides(args: argparse.Namespace) -> tuple[Override, ...]:
     return tuple(Override(key, str(value)) for key, value in values.items())
 
 
-def _steps(args: argparse.Namespace, overrides: tuple[Override, ...]) -> int:
-    """Returns the steps in which all examples are seen as often as was asked for."""
+def _steps(args: argparse.Namespace, overrides: tuple[Override, ...]) -> tuple[int, str]:
+    """Returns the steps in which all examples are seen as often as was asked for, and says so."""
     epochs = args.epochs or 3
     config = load_config(None, overrides=overrides)
     try:
@@ -168,6 +168,4 @@ def _steps(args: argparse.Namespace, overrides: tuple[Override, ...]) -> int:
     examples = examples_of(config, encoder, model.vocab_size, source=sources[0])
     batches = packed_batches(config, examples, RowGroup())
     sequences, steps = batches.num_sequences(epochs), batches.num_steps(epochs)
-    if process.this_process() is None:
-        say(Console(), f"{epochs} epochs are {sequences:,} sequences, or {steps:,} steps")
-    return steps
+    return steps, f"{epochs} epochs are {sequences:,} sequences, or {steps:,} steps"

@@ -14,6 +14,7 @@ from torch.distributed import Store
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
+from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.terminal.grids import check_processes
 from axonn_ext.train.checkpoints import AUTO
@@ -85,8 +86,11 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
-    """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
+def run(args: argparse.Namespace, extra: Sequence[str], *, note: str = "") -> int:
+    """Runs the command; raises what `axonn_ext.cli.main` turns into messages.
+
+    note: a line that the command shows above the run's, once nothing is found to be wrong
+    """
     # Until a watchdog listens, the signal would end the process.
     signal.signal(SIGNAL, signal.SIG_IGN)
     overrides = parse_overrides(extra)
@@ -110,10 +114,15 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         return 0
     world_size = _world_size(config, args.nproc)
     if world_size == 1:
-        run_worker(config, Process(), folder=folder, overwrite=args.overwrite, profile=args.profile)
+        run_worker(
+            config, Process(), folder=folder, overwrite=args.overwrite, profile=args.profile,
+            note=note,
+        )  # fmt: skip
         return 0
     check_folder(folder, overwrite=args.overwrite, resumes=resumes)
     check_memory(prepare(config, world_size=world_size), ranks_here=world_size)
+    if note:
+        say(Console(), note)
     _launch(world_size, _worker_arguments(args, config, folder, overrides), config, folder)
     return 0
 

@@ -109,6 +109,7 @@ def prepare(config: Config, *, world_size: int, local_world_size: int | None = N
     # Whether the grid fits the model is checked only if the number of processes is right.
     problems = _process_problems(job, world_size) or _fit_problems(job)
     problems += _device_problems(job, local_world_size or world_size) + _goldfish_problems(config)
+    problems += _lora_problems(job)
     problems += text_problems(config, vocabulary, sources)
     if problems:
         raise UserError(*problems)
@@ -219,6 +220,13 @@ def _goldfish_problems(config: Config) -> list[str]:
         f"goldfish.h: expected at most {length} (model.sequence_length), got {table.h}: "
         "the first h tokens of a sequence are always learned"
     ]
+
+
+def _lora_problems(job: Job) -> list[str]:
+    rank, largest = job.config.lora.rank, job.model.hidden_size
+    if rank <= largest:
+        return []
+    return [f"lora.rank: expected at most {largest}, the model's features, got {rank}"]
 
 
 def _device_problems(job: Job, local_world_size: int) -> list[str]:

@@ -127,12 +127,14 @@ class _Run:
 
 
 def run_worker(
-    config: Config, here: Process, *, folder: Path, overwrite: bool, profile: bool = False
-) -> None:
+    config: Config, here: Process, *, folder: Path, overwrite: bool, profile: bool = False,
+    note: str = "",
+) -> None:  # fmt: skip
     """Trains as one process of the job; rank 0 writes `folder` and shows the progress.
 
-    profile: rank 0 also writes a Chrome trace of a few steps. If checkpoints are saved, SIGTERM
-    and SIGUSR1 save one more and end the run. SIGUSR2 makes all ranks report what they wait for.
+    profile: rank 0 also writes a Chrome trace of a few steps. note: a line that rank 0 shows above
+    all else. If checkpoints are saved, SIGTERM and SIGUSR1 save one more and end the run. SIGUSR2
+    makes all ranks report what they wait for.
 
     Raises: UserError for a mistake of the user, found here or on another rank; TrainingError.
     """
@@ -163,7 +165,7 @@ def run_worker(
         grid = Grid(**job.grid_shape.as_dict())
         run = _Run(job, grid, corpus, folder, resumed, watch, preemption)
         if here.rank == 0:
-            _train_and_show(run, threads=threads, profile=profile)
+            _train_and_show(run, threads=threads, profile=profile, note=note)
         else:
             with run.watched():
                 _train(run)
@@ -182,17 +184,19 @@ def _train(run: _Run) -> None:
         run.save(trainer)
 
 
-def _train_and_show(run: _Run, *, threads: int, profile: bool) -> None:
+def _train_and_show(run: _Run, *, threads: int, profile: bool, note: str) -> None:
     """Trains on rank 0, which also shows the progress and writes the files and the picture."""
     console, job, folder = Console(), run.job, run.folder
     tell = partial(say, console)
     sinks: list[MetricsSink] = []
     with run.watched():
         continues = run.resumed is not None and folder.resolve() in run.resumed.parents
-        print_header(console, job, run.corpus, threads=threads, folder=str(folder))
         trainer = run.make_trainer(
             sinks=sinks, profile=folder / PROFILE_FILE if profile else None, say=tell
         )
+        if note:  # not before, since the model's files, or adapters, may not fit
+            tell(note)
+        print_header(console, job, run.corpus, threads=threads, folder=str(folder))
         create_folder(folder, job.config, resumes=continues)  # now that nothing is missing
         if run.resumed is not None:
             _resume_and_show(trainer, run.resumed, tell)

@@ -131,6 +131,8 @@ def test_four_processes_have_the_losses_of_one(model, data, tmp_path, lora) -> N
         (["--sequence-length", "128"], "model.sequence_length: expected at most 64"),
         (["--model.hidden_size", "64"], "model.hidden_size: expected nothing beside model."),
         (["--lora", "4", "--parallel.heads_over_y", "true"], "heads_over_y: expected false with"),
+        (["--lora", "33"], "lora.rank: expected at most 32, the model's features, got 33"),
+        (["--out", "/dev/null"], "--out /dev/null: expected a folder, got a file"),
         (["--lora-alpha", "4"], "--lora-alpha and --lora-targets need --lora RANK"),
         (["--epochs", "0"], "--epochs: expected a whole number >= 1"),
         (["--grid", "x=8"], "num_kv_heads: 4 must be divisible by 8"),
@@ -145,16 +147,19 @@ def test_four_processes_have_the_losses_of_one(model, data, tmp_path, lora) -> N
 )
 def test_mistakes_are_named(options, message, model, data, tmp_path, capsys) -> None:
     assert finetune(model, data, tmp_path / "run", *options) == 2
-    assert message in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.out == ""
     assert not (tmp_path / "run").exists()
 
 
 def test_a_target_that_the_model_does_not_have(model, data, tmp_path, capsys) -> None:
     options = ("--lora", 4, "--lora-targets", "q_proj, c_attn")
     assert finetune(model, data, tmp_path / "run", *options) == 2
+    captured = capsys.readouterr()
     assert "error: lora.targets: add_adapters: targets must be all-linear, or some of" in (
-        capsys.readouterr().err
+        captured.err
     )
+    assert captured.out == "", "how many epochs, or a header, of a run that cannot begin"
     assert not (tmp_path / "run").exists()
 
 
