@@ -100,8 +100,8 @@ class DeviceLimits:
         return f"gfx{self.architecture:x}" if self.is_amd else f"sm_{self.architecture}"
 
 
-# Source: CUDA C programming guide, compute capabilities; the whitepapers of A100 and H100. The clock
-# and the L2 bandwidth of sm_90 are those of csrc/core/gemm/launch_config.h.
+# Source: CUDA C programming guide, compute capabilities; the whitepapers of A100 and H100. Clock
+# and L2 bandwidth of sm_90 are those of csrc/core/gemm/launch_config.h.
 SM80 = DeviceLimits(80, 108, 163 * 1024, 128, 1.41, 2048, 47)
 SM90 = DeviceLimits(90, 132, 227 * 1024, 128, 1.48, 4096, 43)
 # Source: AMD's data sheets of MI250X (one of its two dies) and MI300X. It is a guess that a compute
