@@ -34,8 +34,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         name = f"{item.path.name}::{item.name}"
         for entry in left_out:
+            marked = "marker" in entry and item.get_closest_marker(entry["marker"])
             # Brackets of parameters are no set of characters here.
-            if any(fnmatchcase(name, tests.replace("[", "[[]")) for tests in entry["tests"]):
+            patterns = [tests.replace("[", "[[]") for tests in entry.get("tests", ())]
+            if marked or any(fnmatchcase(name, pattern) for pattern in patterns):
                 item.add_marker(pytest.mark.skip(reason=f"left out: {entry['because']}"))
 
 

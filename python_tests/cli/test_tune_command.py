@@ -142,6 +142,7 @@ def test_the_command_tunes_shapes(tune: Path, capsys: Capture):
     assert f"{content['worst_speedup']:.3f} in the worst" in capsys.readouterr().out
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_winner_is_timed_again_in_turns(device: str):
     a, b = torch.ones(128, 2048, device=device), torch.ones(2048, 64, device=device)

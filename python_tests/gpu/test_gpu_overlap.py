@@ -154,6 +154,7 @@ def measure_steps(folder: str) -> tuple[dict[str, tuple[int, float, float]], boo
     return {a: (t.num_tasks, t.busy, t.exposed) for a, t in totals.items()}, profile.exists()
 
 
+@pytest.mark.timing
 def test_times_are_those_of_the_streams(gpu_pool, tmp_path):
     for totals, profiled in gpu_pool(2).run(measure_steps, str(tmp_path)):
         assert profiled

@@ -47,6 +47,7 @@ def test_every_kernel_is_right(
     assert count > 0 or kind != "cublaslt"
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("dtype", HALF)
 def test_all_are_measured_and_none_is_found_wrong(
     dtype: torch.dtype, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -62,6 +63,7 @@ def test_all_are_measured_and_none_is_found_wrong(
     assert torch.equal(torch.cuda.get_rng_state(), state)
 
 
+@pytest.mark.timing
 def test_what_is_on_disk_is_what_runs(tmp_path: Path):
     a, b, _ = operands((512, 768, 1024), "NT", torch.bfloat16)
     for name in ("cublaslt", "triton"):
@@ -79,6 +81,7 @@ def test_what_is_on_disk_is_what_runs(tmp_path: Path):
             assert (kept.algorithm, kept.source) == (offered[-1], "disk")
 
 
+@pytest.mark.timing
 def test_kernels_left_out_by_the_settings_are_another_record(tmp_path: Path):
     a, b, _ = operands((512, 768, 1024), "NN", torch.bfloat16)
     signatures = []
@@ -124,6 +127,7 @@ def test_every_kernel_can_be_captured(dtype: torch.dtype):
             assert torch.equal(got, want), name
 
 
+@pytest.mark.timing
 def test_tf32_is_measured_apart():
     a, b, _ = operands((256, 256, 256), "NN", torch.float32)
     before = torch.backends.cuda.matmul.fp32_precision

@@ -11,7 +11,7 @@ import torch
 from axonn_ext.train.metrics import read_metrics
 from commands import AXONN, run, small
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.gpu, pytest.mark.long, pytest.mark.timeout(900)]
 
 PARTS = {"train.micro_batches": 2, "train.eval_batches": 4, "model.num_layers": 2}
 RUNS = {

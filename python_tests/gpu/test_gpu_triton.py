@@ -96,6 +96,7 @@ def test_offsets_have_64_bits():
     assert torch.equal(matmul(a, eye), a)
 
 
+@pytest.mark.timing
 def test_a_tuner_measures_and_a_graph_does_not():
     autotune, matmul = load("axonn_ext.triton.autotune"), load("axonn_ext.triton.matmul").matmul
     a, b = (torch.randn(1024, 1024, dtype=torch.bfloat16, device="cuda") for _ in range(2))

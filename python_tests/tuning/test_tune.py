@@ -209,6 +209,7 @@ def linear_of_one_gpu() -> list[tuple[str, str]]:
 
 
 @pytest.mark.gpu
+@pytest.mark.timing
 def test_a_linear_of_one_gpu_measures_its_products(gpu_pool):
     names = [[("", "mm_dgrad"), ("", "mm_forward"), ("", "mm_wgrad")]]
     assert gpu_pool(1).run(linear_of_one_gpu) == names
