@@ -62,8 +62,8 @@ test-slow: build  ## run the slow Python tests
 	@$(PYTHON) tools/bootstrap.py environment slow
 	$(VENV)/bin/python -m pytest -m "slow and not gpu" --durations=15
 
-gpu-check:  ## build, test, time and train on this machine's GPUs (STAGE=build|test|sanitize|bench|published|train)
-	@STAGE=$(STAGE) RESULTS=$(RESULTS) $(PYTHON) tools/gpu_check.py
+gpu-check:  ## build, test, time and train on this machine's GPUs (BUDGET=seconds STAGE=... RESULTS=folder)
+	@BUDGET='$(BUDGET)' STAGE='$(STAGE)' RESULTS='$(RESULTS)' ANYWAY='$(ANYWAY)' $(PYTHON) tools/gpu_check.py
 
 test-sanitizers: environment  ## run the core's tests under thread and address sanitizer
 	@$(call ctest,$(CPP_BUILD)-thread,thread,core_tests,)

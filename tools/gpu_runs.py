@@ -1,155 +1,148 @@
-"""What gpu_check.py starts, in processes of its own, and what it asks about this machine."""
+"""Runs a stage of gpu_check.py: a command, in its time, of which nothing is left at the end."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import time
-import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from gpu_cases import TRAINING, Case
 
 ROOT = Path(__file__).resolve().parent.parent
-CASES_SCRIPT = ROOT / "tools" / "gpu_cases.py"
-CASE_SECONDS = 120
-TUNE_SECONDS = 300  # cold: Triton compiles, too
+GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL; a part of a command's time
+KILL_SECONDS = 5.0  # after which a process that SIGKILL does not end is left, as in a hung driver
+MAX_LOG_BYTES = 1_000_000
+MARK = "GPU_CHECK_RUN"  # a variable that tells whose child a process is, also in another session
 
-Json = dict[str, Any]
 
+class Run:
+    """A command and all that it starts, in a session of its own; its output goes to a file."""
 
-def execute(command: Sequence[str], deadline: float) -> int:
-    """The exit status; 124 when the time was up. What the command has started ends with it."""
-    seconds = max(deadline - time.monotonic(), 1.0)
-    with subprocess.Popen(command, cwd=ROOT, env=environment(), start_new_session=True) as process:
-        try:
-            return process.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # a launcher ends its ranks
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=10)
-            return 124
-        finally:
+    def __init__(
+        self, command: Sequence[str], seconds: float, log: Path, variables: Mapping[str, str]
+    ) -> None:
+        """Raises OSError if the command cannot be started."""
+        self.began = time.monotonic()
+        self.time_was_up = False
+        self._asked_at = self.began + max(seconds - GRACE_SECONDS, 0.0)
+        self._log, self._mark = log, uuid.uuid4().hex
+        with log.open("wb") as output:
+            output.write(f"$ {' '.join(command)}\n".encode())
+            output.flush()
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env={**variables, MARK: self._mark}, stdin=subprocess.DEVNULL,
+                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def has_ended(self) -> bool:
+        """Whether the command has ended, which it must when its time is up."""
+        now = time.monotonic()
+        if self.process.poll() is not None or now >= self._asked_at + GRACE_SECONDS:
+            self.end()
+            return True
+        if now >= self._asked_at and not self.time_was_up:
+            self.ask_to_end()
+        return False
+
+    def ask_to_end(self) -> None:
+        """Says that the time is up; the command is killed if it goes on for GRACE_SECONDS."""
+        self.time_was_up, self._asked_at = True, time.monotonic()
+        self.process.terminate()  # a launcher ends its ranks
+
+    def end(self) -> None:
+        """Kills what is left of it."""
+        for _ in range(100):  # a process may start others meanwhile
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(self.process.pid, signal.SIGKILL)
+            if not _kill_marked(f"{MARK}={self._mark}".encode()):
+                break
+            time.sleep(0.01)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=KILL_SECONDS)
+        _shorten(self._log)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    @property
+    def status(self) -> int | None:
+        """The command's exit status, or minus the signal; None if nothing could end it."""
+        return self.process.returncode
 
 
-def environment() -> dict[str, str]:
-    """This process's, with the checkout in front and no measurements of earlier runs."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    # Ranks of one process have streams that wait for each other: none may share a queue.
-    queues = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-    return {**os.environ, **queues, "PYTHONPATH": path, "AXONN_CACHE_DIR": ""}
+def _kill_marked(variable: bytes) -> int:
+    """Kills the processes with this variable, whatever their session; returns how many."""
+    killed = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if variable in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)
+                killed += 1
+        except OSError:  # it has ended, or is another user's
+            continue
+    return killed
 
 
-def count_tests(xml: str) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Passed and failed tests, and the name and reason of each that was skipped."""
-    counts = {"passed": 0, "failed": 0}
-    skipped = []
-    for case in ElementTree.fromstring(xml).iter("testcase"):
-        skip = case.find("skipped")
-        if skip is not None:
-            name = f"{case.get('classname')}.{case.get('name')}"
-            skipped.append((name, skip.get("message") or "no reason given"))
-        elif case.find("failure") is not None or case.find("error") is not None:
-            counts["failed"] += 1
-        else:
-            counts["passed"] += 1
-    if not any(counts.values()) and not skipped:
-        counts["failed"] = 1  # nothing was collected
-    return counts, skipped
+def _shorten(log: Path) -> None:
+    """Keeps the beginning and the end of a long file."""
+    size = log.stat().st_size
+    if size <= MAX_LOG_BYTES:
+        return
+    with log.open("rb+") as file:
+        head = file.read(MAX_LOG_BYTES // 3)
+        file.seek(size - MAX_LOG_BYTES * 2 // 3)
+        tail = file.read()
+        file.seek(0)
+        file.truncate()
+        file.write(head + b"\n[...]\n" + tail)
 
 
-def run_case(case: Case) -> list[Json] | None:
-    """The rows of a case, from processes of its own; None if one failed or took too long."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-                f"--nproc-per-node={case.ranks}"]  # fmt: skip
-    encoded = json.dumps(dataclasses.asdict(case))
-    return measured([*launcher, str(CASES_SCRIPT), "--case", encoded])
+def execute(command: Sequence[str], seconds: float, log: Path) -> int | None:
+    """Runs a command to its end; returns its exit status, or None if its time was up."""
+    run = Run(command, seconds, log, environment())
+    try:
+        while not run.has_ended():
+            time.sleep(0.02)
+    finally:
+        run.end()
+    return None if run.time_was_up else run.status
 
 
-def run_training(grid: str, steps: int, overlap: str, deadline: float) -> Json | None:
-    """The first and last loss and the last speed of a short run; None if it failed."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "run"
-        chosen = TRAINING | {"train.steps": steps, "overlap.mode": overlap}
-        settings = [f"--{key}={value}" for key, value in chosen.items()]
-        command = [sys.executable, "-m", "axonn_ext", "train", "--grid", grid, "--out", str(out),
-                   *settings]  # fmt: skip
-        if execute(command, deadline) != 0:
-            return None
-        lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    metrics = [json.loads(line) for line in lines]
-    last = metrics[-1]
+def environment(cache: Path | None = None) -> dict[str, str]:
+    """This process's, with the checkout in front and no measurements of earlier runs.
+
+    cache  where `axonn-ext verify` leaves what it found, and later commands what they measured
+    """
+    folders = [str(ROOT), str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")]
     return {
-        "grid": grid, "overlap": overlap, "steps": steps, "first_loss": metrics[0]["loss"],
-        "last_loss": last["loss"], "tokens_per_s": last["tokens_per_s"], "tflops": last["tflops"],
-        "memory_bytes": last["memory_bytes"],
-    }  # fmt: skip
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(folders).rstrip(os.pathsep),
+        "PYTHONUNBUFFERED": "1",
+        # Ranks of one process have streams that wait for each other: none may share a queue.
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+        "AXONN_CACHE_DIR": str(cache or ""),
+        "COLUMNS": "160",
+    }
+
+
+def how_it_ended(status: int | None) -> str:
+    """As "ended with status 3" or "was killed by SIGSEGV"."""
+    if status is None:
+        return "could not be ended"
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with status {status}"
 
 
 def gpu_tests() -> list[str]:
-    """The files that hold tests marked gpu; first those of our kernels, if the time is short."""
+    """The files that hold tests marked gpu; first those of our kernels."""
     files = [
         path for path in sorted((ROOT / "python_tests").rglob("test_*.py"))
         if "mark.gpu" in path.read_text(encoding="utf-8")
     ]  # fmt: skip
     files.sort(key=lambda path: path.name not in ("test_gpu_fused.py", "test_gpu_products.py"))
     return [str(path.relative_to(ROOT)) for path in files]
-
-
-def find_sanitizer() -> str | None:
-    folders = [os.path.join(os.environ.get(name, ""), "bin") for name in ("CUDA_HOME", "CUDA_PATH")]
-    search = os.pathsep.join([*folders, os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
-    return shutil.which("compute-sanitizer", path=search)
-
-
-def why_no_fused() -> str:
-    """Why the fused GEMMs cannot run here; empty if they can."""
-    program = (
-        f"import sys; sys.path.insert(0, {str(CASES_SCRIPT.parent)!r}); "
-        "import gpu_cases; print(gpu_cases.why_no_fused())"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return found.stdout.strip() if found.returncode == 0 else found.stderr.strip()[-200:]
-
-
-def measured(
-    command: Sequence[str], *, option: str = "--rows", seconds: float = CASE_SECONDS
-) -> Any:
-    """What a command writes into the JSON file that it is given; None if it failed or was late.
-
-    A command that ends with 1 because it says, row by row, which results are wrong has not failed.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "found.json"
-        status = execute([*command, option, str(path)], time.monotonic() + seconds)
-        if status not in (0, 1) or not path.exists():
-            return None
-        content = json.loads(path.read_text(encoding="utf-8"))
-    rows = content["rows"] if isinstance(content, dict) else content
-    return content if status == 0 or not all_right(rows) else None
-
-
-def written(command: Sequence[str], deadline: float) -> tuple[int, list[Json]]:
-    """The status of a command, and the rows that it had written until it ended."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "found.json"
-        status = execute([*command, "--rows", str(path)], deadline)
-        return status, json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-
-
-def all_right(rows: Sequence[Json]) -> bool:
-    return all(row.get("correct", True) for row in rows)

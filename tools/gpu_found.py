@@ -1,0 +1,128 @@
+"""What a stage of gpu_check.py found, in one line, from the files that it wrote."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu_tests_plugin import read_lines
+
+MOST_NAMES = 4
+MAX_LINE = 300
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The line of a stage; whether something in it is wrong; whether anything ran at all."""
+
+    line: str
+    wrong: bool = False
+    ran: bool = True
+
+
+@dataclass(frozen=True)
+class Tests:
+    """What came of tests; `not_reached` is None before they have been collected."""
+
+    passed: int
+    failed: list[str]
+    skipped: int
+    not_reached: int | None
+
+    def sentence(self) -> str:
+        names = f" ({some(name.rpartition('/')[2] for name in self.failed)})" if self.failed else ""
+        left = "no test was" if self.not_reached is None else f"{self.not_reached} not"
+        return (
+            f"{self.passed} passed, {len(self.failed)} failed{names}, {self.skipped} skipped, "
+            f"{left} reached"
+        )
+
+
+def some(of: Iterable[str]) -> str:
+    """The first few of the names, and how many there are besides."""
+    names = list(of)
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def count_tests(path: Path, began_at: int = 0) -> Tests:
+    """Counts the tests that have a line behind that byte; `not_reached` is of the whole file."""
+    rows = read_lines(path)
+    collected = next((row["collected"] for row in rows if "collected" in row), None)
+    reached = {row["test"] for row in rows if "test" in row}
+    new = [row for row in read_lines(path, began_at) if "outcome" in row]
+    counts = Counter(row["outcome"] for row in new)
+    failed = [row.get("test") or row["beside"] for row in new if row["outcome"] == "failed"]
+    left = None if collected is None else max(collected - len(reached), 0)
+    return Tests(counts["passed"], failed, counts["skipped"], left)
+
+
+def of_tests(path: Path, began_at: int) -> Found:
+    """Skipped tests have not passed."""
+    tests = count_tests(path, began_at)
+    return Found(tests.sentence(), bool(tests.failed), ran=bool(tests.passed or tests.failed))
+
+
+def of_training(metrics: Path, log: Path) -> Found:
+    """The loss, which must fall, and the speed, as the median over the second half of the steps."""
+    steps = [row for row in read_lines(metrics) if "loss" in row]
+    if not steps:
+        return Found(f"no step has ended: {last_line(log)}", ran=False)
+    half = steps[len(steps) // 2 :]
+    speed = statistics.median(row["tokens_per_s"] for row in half)
+    tflops = statistics.median(row["tflops"] for row in half)
+    first, last = steps[0]["loss"], steps[-1]["loss"]
+    line = (
+        f"loss {first:.3f} -> {last:.3f} in {len(steps)} steps, {speed:,.0f} tokens/s, "
+        f"{tflops:.1f} Tflop/s, {steps[-1]['memory_bytes'] / 2**30:.1f} GiB"
+    )
+    return Found(line, wrong=len(steps) > 1 and not last < first)
+
+
+def of_rows(path: Path, log: Path) -> Found:
+    """The last line that the command printed, with the number of rows that it wrote."""
+    rows = read_rows(path)
+    last = last_line(log)
+    if rows and "status" in rows[0]:  # groups of `axonn-ext verify`
+        by_status: dict[str, list[str]] = {}
+        for row in rows:
+            by_status.setdefault(row["status"], []).append(name_of(row))
+        failed = by_status.pop("failed", [])
+        counts = [f"{len(names)} groups {status}" for status, names in by_status.items()]
+        counts += [f"{len(failed)} failed ({some(failed)})"] if failed else []
+        return Found(", ".join(counts), bool(failed), ran=bool(failed or by_status.get("passed")))
+    wrong = [row for row in rows if row.get("correct") is False]
+    words = f"{len(rows)} rows: " if rows else ""
+    words += f"{len(wrong)} WRONG: " if wrong else ""
+    return Found(words + last, bool(wrong))
+
+
+def name_of(row: Json) -> str:
+    group = row.get("group", row)
+    return str(group["name"] if isinstance(group, dict) else group)
+
+
+def read_rows(path: Path) -> list[Json]:
+    """The rows or groups of a command's JSON; none if there is no file, or half of one."""
+    if not path.exists():
+        return []
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return []
+    if isinstance(content, dict):
+        content = content.get("rows") or content.get("groups") or []
+    return [row for row in content if isinstance(row, dict)]
+
+
+def last_line(log: Path) -> str:
+    """Behind the first line, which is the command."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[1:]
+    return next((line.strip()[:MAX_LINE] for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,91 @@
+"""Asks what this machine and this checkout have; writes it as JSON into a file.
+
+    gpu_probe.py FILE
+
+In a process of its own, which a driver that hangs or a module that crashes ends alone. `problem`
+says why there is nothing to run here, `extension` why the compiled modules cannot be used; both
+are empty if all is well. Exit status: 0 there is a GPU, 2 there is none.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def describe() -> dict[str, Any]:
+    """The GPUs and the software, without a look into the package, which may not be built yet."""
+    if not importlib.util.find_spec("torch"):
+        return {"problem": f"{sys.executable} has no torch"}
+    import torch
+
+    if torch.version.hip is not None:
+        text = f"torch {torch.__version__} is built for ROCm, and these are NVIDIA's GPUs' checks"
+        return {"problem": text}
+    if not torch.cuda.is_available():
+        cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+        return {"problem": f"torch {torch.__version__} ({cuda}) sees no GPU on this machine"}
+    count = torch.cuda.device_count()
+    versions = {torch.cuda.get_device_capability(device) for device in range(count)}
+    torch.ones(8, device="cuda").sum().item()  # an answer
+    return {
+        "problem": "",
+        "gpu": torch.cuda.get_device_name(),
+        "gpus": count,
+        "architectures": [f"{major}.{minor}" for major, minor in sorted(versions)],
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+        "nccl": ".".join(str(part) for part in torch.cuda.nccl.version()),
+        "python": sys.version.split()[0],
+    }
+
+
+def why_no_extension(architectures: list[str]) -> str:
+    """Why the compiled modules of this checkout cannot be used on GPUs of these versions."""
+    try:
+        from axonn_ext import _library
+    except ImportError as error:
+        return str(error)
+    for name, module in (("_cuda", _library.cuda), ("_cuda_sm90", _library.cuda_sm90)):
+        if module is None and (name == "_cuda" or "9.0" in architectures):
+            why = _library.left_out().get(name, "its file is missing")
+            return f"axonn_ext.{name} is not built: {why}"
+    assert _library.cuda is not None
+    built = str(_library.cuda.build_info()["architectures"])
+    names = {f"sm_{version.replace('.', '')}" for version in architectures}
+    if not names <= {name.rstrip("af") for name in built.split(",")}:
+        return f"axonn_ext._cuda is built for {built}, and these GPUs are {', '.join(names)}"
+    return ""
+
+
+def has_fused() -> bool:
+    """Whether the algorithm "fused" runs on these GPUs."""
+    import torch
+
+    import axonn_ext.ops  # noqa: F401  registers torch.ops.axonn
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    return not torch.ops.axonn._why_no_fused_here(device, torch.bfloat16, 1, False)
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    path.write_text(json.dumps(found), encoding="utf-8")
+
+
+def main(path: Path) -> int:
+    write(path, {"problem": "torch did not find out in time what GPUs there are"})
+    found = describe()
+    if found["problem"]:
+        write(path, found)
+        return 2
+    write(path, {**found, "extension": "loading it did not end, or ended the process"})
+    found["extension"] = why_no_extension(found["architectures"])
+    write(path, {**found, "fused": not found["extension"] and has_fused()})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,173 @@
+"""Runs stages of gpu_check.py, each in its time, and keeps what they found."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpu_found import Found, last_line, of_rows, of_tests, of_training
+from gpu_runs import Run, environment, how_it_ended
+from gpu_stages import HANG, Row, Stage
+
+LAST_SECONDS = 2.0  # for the table
+LEAST_SECONDS = 8.0  # of a stage: what its processes take to start
+LEAST_HANG_SECONDS = 40.0  # of a test with ranks, which take long to start
+OK, FAILED, CUT = "ok", "failed", "time was up"
+NOT_RUN, NO_TIME = "not run", "no time left"
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a stage went; `found` is one line."""
+
+    status: str
+    seconds: float
+    found: str
+    exit_status: int | None = None
+
+
+@dataclass
+class Check:
+    """Runs rows of stages, each in its time, and keeps what they found.
+
+    results   the folder of their files
+    cache     AXONN_CACHE_DIR of the commands
+    deadline  on the monotonic clock; None: there is none
+    scale     what a stage's seconds are multiplied by; None: each has ample time
+    earlier   of a run before, by stage
+    """
+
+    results: Path
+    cache: Path
+    deadline: float | None = None
+    scale: float | None = None
+    machine: Json = field(default_factory=dict)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    earlier: dict[str, Outcome] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+
+    def say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.began:6.1f}] {text}", flush=True)
+
+    def left(self) -> float:
+        """The seconds that a stage may still take."""
+        if self.deadline is None:
+            return math.inf
+        return self.deadline - LAST_SECONDS - time.monotonic()
+
+    def seconds_of(self, stage: Stage) -> float:
+        share = None if self.scale is None else max(stage.seconds * self.scale, LEAST_SECONDS)
+        return min(stage.ample_seconds if share is None else share, self.left())
+
+    def keep(self, stage: Stage, outcome: Outcome) -> None:
+        self.outcomes[stage.name] = outcome
+        self.say(f"{stage.name}: {outcome.status}, {outcome.seconds} s: {outcome.found}")
+        self.write()
+
+    def run_row(self, row: Row) -> None:
+        """Runs the stages of a row at the same time, to their ends."""
+        if self.left() < LEAST_SECONDS:
+            for stage in row:
+                self.keep(stage, Outcome(NO_TIME, 0, ""))
+            return
+        running: list[tuple[Stage, Run, int]] = []
+        try:
+            for stage in row:
+                began_at = stage.rows.stat().st_size if stage.rows.exists() else 0
+                if run := self._start(stage):
+                    running.append((stage, run, began_at))
+            while running:
+                time.sleep(0.02)
+                for each in [each for each in running if each[1].has_ended()]:
+                    running.remove(each)
+                    self._ended(*each)
+        finally:
+            for _, run, _ in running:
+                run.end()
+
+    def _start(self, stage: Stage) -> Run | None:
+        seconds = self.seconds_of(stage)
+        hang = f"{max(LEAST_HANG_SECONDS, seconds / 2):.0f}"
+        command = [hang if word == HANG else word for word in stage.command]
+        try:
+            return Run(command, seconds, self.log_of(stage), environment(self.cache))
+        except OSError as error:
+            self.keep(stage, Outcome(FAILED, 0, f"it could not be started: {error}"))
+            return None
+
+    def log_of(self, stage: Stage) -> Path:
+        return self.results / f"{stage.name}.log"
+
+    def _ended(self, stage: Stage, run: Run, began_at: int) -> None:
+        seconds, found = round(run.seconds, 1), self._found(stage, began_at)
+        if run.time_was_up:
+            status = FAILED if found.wrong else CUT
+        elif run.status == 0:
+            status = FAILED if found.wrong else OK if found.ran else NOT_RUN
+        else:
+            status = FAILED
+        line, last = found.line, last_line(self.log_of(stage))
+        if status == FAILED and run.status not in (0, 1) and not run.time_was_up:
+            line = f"{how_it_ended(run.status)}: {line}"
+        if status == FAILED and last not in line:
+            line = f"{line}: {last}"
+        self.keep(stage, Outcome(status, seconds, line, run.status))
+
+    def _found(self, stage: Stage, began_at: int) -> Found:
+        try:
+            if stage.kind == "train":
+                if stage.rows.exists():
+                    shutil.copy(stage.rows, self.results / f"{stage.name}.jsonl")
+                return of_training(stage.rows, self.log_of(stage))
+            if stage.kind in ("test", "sanitize"):
+                return of_tests(stage.rows, began_at)
+            return of_rows(stage.rows, self.log_of(stage))
+        except (KeyError, TypeError, ValueError) as error:  # a file of another form
+            return Found(f"{stage.rows.name} cannot be read: {error!r}", wrong=True)
+
+    def skip(self, stage: Stage, reason: str) -> None:
+        self.keep(stage, Outcome(NOT_RUN, 0, reason))
+
+    def write(self) -> None:
+        """Replaces the summary whole: a reader, or a stop in between, never sees half of it."""
+        path = self.results / "summary.json"
+        part = path.with_suffix(".part")
+        outcomes = self.earlier | self.outcomes
+        stages = {name: dataclasses.asdict(outcome) for name, outcome in outcomes.items()}
+        content = {"machine": self.machine, "stages": stages}
+        part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        part.replace(path)
+
+    @property
+    def right(self) -> bool:
+        """Whether nothing has failed and something has passed."""
+        statuses = {outcome.status for outcome in self.outcomes.values()}
+        return OK in statuses and FAILED not in statuses
+
+    def show(self) -> None:
+        """The table."""
+        print(f"\n{'stage':<22} {'status':<13} {'s':>6}  found")
+        for name, outcome in self.outcomes.items():
+            found = " ".join(outcome.found.split())
+            print(f"{name:<22} {outcome.status:<13} {outcome.seconds:>6}  {found[:230]}")
+        print(f"in all {time.monotonic() - self.began:.0f} s; files in {self.results}", flush=True)
+
+
+def read_earlier(path: Path, machine: Json) -> dict[str, Outcome]:
+    """What an earlier run found on such a machine, by stage."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        differ = {**content["machine"], "extension": ""} != {**machine, "extension": ""}
+        if differ:  # another GPU, or other software
+            return {}
+        return {name: Outcome(**values) for name, values in content["stages"].items()}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
