@@ -19,6 +19,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -45,7 +46,8 @@ from gpu_stages import (
 )
 
 RESULTS = ROOT / "benchmarks" / "results"
-PROBE_SECONDS = 90.0  # torch may come from a cold disk
+PROBE_SHARE = 1 / 6  # of the budget, at most; torch may come from a cold disk
+AMPLE_PROBE_SECONDS = 5 * 60.0
 MAX_RANKS = 8  # of a group that "fused" serves
 
 Json = dict[str, Any]
@@ -111,6 +113,10 @@ def look(log: Path, seconds: float) -> Json:
     return machine
 
 
+def seconds_of_probe(budget: float | None) -> float:
+    return AMPLE_PROBE_SECONDS if budget is None else budget * PROBE_SHARE
+
+
 def file_name(gpu: str) -> str:
     """As nvidia-h100-80gb-hbm3."""
     return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
@@ -166,9 +172,12 @@ def run_all(check: Check, rows: Sequence[Row], request: Request, scratch: Path) 
                 check.skip(stage, reason)
         chosen = tuple(stage for stage, reason in reasons.items() if not reason)
         check.run_row(chosen)
-        if any(stage.kind == "build" for stage in chosen) and check.left() > 0:
-            seconds = min(PROBE_SECONDS, check.left())
-            check.machine = look(scratch / "probe-built.log", seconds) | {"problem": ""}
+        if any(stage.kind == "build" for stage in chosen):
+            seconds = min(seconds_of_probe(request.budget), check.left())
+            found = look(scratch / "probe-built.log", seconds)
+            extension = found.get("extension", found["problem"])
+            check.machine |= {"extension": extension, "fused": found.get("fused", False)}
+            check.say(f"behind the build: {extension or 'the compiled modules load'}")
 
 
 def make_check(request: Request, machine: Json, scratch: Path, began: float) -> Check:
@@ -184,13 +193,15 @@ def make_check(request: Request, machine: Json, scratch: Path, began: float) -> 
 
 def check_machine(request: Request, began: float, scratch: Path) -> int:
     """Looks at the machine, and runs the stages; returns the exit status."""
-    machine = look(scratch / "probe.log", min(PROBE_SECONDS, request.budget or PROBE_SECONDS))
+    machine = look(scratch / "probe.log", seconds_of_probe(request.budget))
     if machine["problem"] and not request.anyway:
         print(f"gpu-check: {machine['problem']}; nothing was run", file=sys.stderr)
         return 2
     ranks = min(1 << (int(machine.get("gpus", 1)).bit_length() - 1), MAX_RANKS)
     check = make_check(request, machine, scratch, began)
-    check.say(f"{machine.get('gpu', machine['problem'])}")
+    shutil.copy(scratch / "probe.log", check.results / "machine.log")
+    told = {key: text for key, text in machine.items() if text and key != "extension"}
+    check.say(", ".join(f"{key} {text}" for key, text in told.items()))
     versions = tuple(machine.get("architectures", ("9.0",)))
     fused = bool(machine.get("fused", True))
     table = StageMaker(check.results, scratch, versions, ranks, fused=fused).table()

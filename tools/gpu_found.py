@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_tests_plugin import read_lines
+from gpu_lines import read_lines
 
 MOST_NAMES = 4
 MAX_LINE = 300
+WRONG = {"failed", "problem"}  # of a group, of a finding
 
 Json = dict[str, Any]
 
@@ -90,18 +91,18 @@ def of_rows(path: Path, log: Path) -> Found:
     """The last line that the command printed, with the number of rows that it wrote."""
     rows = read_rows(path)
     last = last_line(log)
-    if rows and "status" in rows[0]:  # groups of `axonn-ext verify`
+    if rows and "status" in rows[0]:  # groups of `axonn-ext verify`, findings of doctor
         by_status: dict[str, list[str]] = {}
         for row in rows:
             by_status.setdefault(row["status"], []).append(name_of(row))
-        failed = by_status.pop("failed", [])
-        counts = [f"{len(names)} groups {status}" for status, names in by_status.items()]
-        counts += [f"{len(failed)} failed ({some(failed)})"] if failed else []
-        return Found(", ".join(counts), bool(failed), ran=bool(failed or by_status.get("passed")))
-    wrong = [row for row in rows if row.get("correct") is False]
-    words = f"{len(rows)} rows: " if rows else ""
-    words += f"{len(wrong)} WRONG: " if wrong else ""
-    return Found(words + last, bool(wrong))
+        wrong = sorted(WRONG.intersection(by_status))
+        words = [f"{len(names)} {status}" for status, names in by_status.items()]
+        words += [f"{status}: {some(by_status[status])}" for status in wrong]
+        return Found(", ".join(words), bool(wrong), ran=set(by_status) != {"not run"})
+    incorrect = [row for row in rows if row.get("correct") is False]
+    line = f"{len(rows)} rows: " if rows else ""
+    line += f"{len(incorrect)} WRONG: " if incorrect else ""
+    return Found(line + last, bool(incorrect))
 
 
 def name_of(row: Json) -> str:
@@ -110,7 +111,7 @@ def name_of(row: Json) -> str:
 
 
 def read_rows(path: Path) -> list[Json]:
-    """The rows or groups of a command's JSON; none if there is no file, or half of one."""
+    """The rows, groups or findings of a command's JSON; none where there is no whole file."""
     if not path.exists():
         return []
     try:
@@ -118,7 +119,8 @@ def read_rows(path: Path) -> list[Json]:
     except ValueError:
         return []
     if isinstance(content, dict):
-        content = content.get("rows") or content.get("groups") or []
+        lists = (content.get(name) for name in ("rows", "groups", "findings"))
+        content = next((found for found in lists if found), [])
     return [row for row in content if isinstance(row, dict)]
 
 

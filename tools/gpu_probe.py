@@ -11,9 +11,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+# What explains times, for people: it goes to the log.
+SURROUNDINGS = (
+    "nvidia-smi", "nvidia-smi -q -d CLOCK,POWER,PERFORMANCE", "nvidia-smi topo -m", "lscpu",
+    "free -g", "df -h . /tmp /dev/shm", "nvcc --version", "c++ --version",
+)  # fmt: skip
 
 
 def describe() -> dict[str, Any]:
@@ -84,6 +91,9 @@ def main(path: Path) -> int:
     write(path, {**found, "extension": "loading it did not end, or ended the process"})
     found["extension"] = why_no_extension(found["architectures"])
     write(path, {**found, "fused": not found["extension"] and has_fused()})
+    for command in SURROUNDINGS:
+        print("$", command, flush=True)
+        subprocess.run(command, shell=True, check=False)
     return 0
 
 

@@ -122,6 +122,8 @@ def environment(cache: Path | None = None) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(folders).rstrip(os.pathsep),
         "PYTHONUNBUFFERED": "1",
+        # The host's name need not resolve; looking it up in vain takes gloo long.
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         # Ranks of one process have streams that wait for each other: none may share a queue.
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
         "AXONN_CACHE_DIR": str(cache or ""),

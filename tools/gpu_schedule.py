@@ -18,6 +18,7 @@ from gpu_stages import HANG, Row, Stage
 LAST_SECONDS = 2.0  # for the table
 LEAST_SECONDS = 8.0  # of a stage: what its processes take to start
 LEAST_HANG_SECONDS = 40.0  # of a test with ranks, which take long to start
+TESTS = ("test", "sanitize")  # kinds of stages
 OK, FAILED, CUT = "ok", "failed", "time was up"
 NOT_RUN, NO_TIME = "not run", "no time left"
 
@@ -89,16 +90,20 @@ class Check:
                 for each in [each for each in running if each[1].has_ended()]:
                     running.remove(each)
                     self._ended(*each)
-        finally:
-            for _, run, _ in running:
+        finally:  # this program itself is to end
+            for stage, run, began_at in running:
+                run.time_was_up = True
                 run.end()
+                self._ended(stage, run, began_at)
 
     def _start(self, stage: Stage) -> Run | None:
         seconds = self.seconds_of(stage)
         hang = f"{max(LEAST_HANG_SECONDS, seconds / 2):.0f}"
         command = [hang if word == HANG else word for word in stage.command]
+        # Tests see no measurements but their own.
+        cache = None if stage.kind in TESTS else self.cache
         try:
-            return Run(command, seconds, self.log_of(stage), environment(self.cache))
+            return Run(command, seconds, self.log_of(stage), environment(cache))
         except OSError as error:
             self.keep(stage, Outcome(FAILED, 0, f"it could not be started: {error}"))
             return None
@@ -127,7 +132,7 @@ class Check:
                 if stage.rows.exists():
                     shutil.copy(stage.rows, self.results / f"{stage.name}.jsonl")
                 return of_training(stage.rows, self.log_of(stage))
-            if stage.kind in ("test", "sanitize"):
+            if stage.kind in TESTS:
                 return of_tests(stage.rows, began_at)
             return of_rows(stage.rows, self.log_of(stage))
         except (KeyError, TypeError, ValueError) as error:  # a file of another form
@@ -165,8 +170,8 @@ def read_earlier(path: Path, machine: Json) -> dict[str, Outcome]:
     """What an earlier run found on such a machine, by stage."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        differ = {**content["machine"], "extension": ""} != {**machine, "extension": ""}
-        if differ:  # another GPU, or other software
+        of_build = {"extension": "", "fused": ""}
+        if content["machine"] | of_build != machine | of_build:  # another GPU, or other software
             return {}
         return {name: Outcome(**values) for name, values in content["stages"].items()}
     except (OSError, ValueError, KeyError, TypeError):

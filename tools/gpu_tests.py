@@ -21,8 +21,8 @@ from types import FrameType
 from typing import NoReturn
 
 from gpu_found import count_tests
+from gpu_lines import LOST_STATUS, add_line, file_of_running, read_lines
 from gpu_runs import ROOT, gpu_tests, how_it_ended
-from gpu_tests_plugin import LOST_STATUS, add_line, file_of_running, read_lines
 
 START_SECONDS = 60.0  # more than HANG_SECONDS for the first sign: torch comes from a cold disk
 

@@ -10,14 +10,10 @@ Lanes follow from markers and fixtures, so that a new test is in one of them:
 
 A process whose CUDA context is lost is ended, lest every later test fail in it; gpu_tests.py
 starts another one, which leaves out the tests that have a line already.
-
-A line has `test`, its `outcome` (passed, failed, skipped), its `seconds` and the `reason`. The
-first line has the number of tests, as `collected`; a failure of no test has `beside` for `test`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections import Counter
@@ -26,7 +22,8 @@ from typing import Any
 
 import pytest
 
-LOST_STATUS = 77
+from gpu_lines import LOST_STATUS, add_line, file_of_running, read_lines
+
 LANES = ("one", "ranks", "jobs", "timing")
 SAMPLE = 2  # cases of each test function that come before all others
 MAX_REASON = 6000  # characters
@@ -90,30 +87,6 @@ def num_ranks(item: pytest.Item) -> int:
     parameters = callspec.params if callspec else {}
     shape = parameters.get("shape")
     return int(parameters.get("world_size") or getattr(shape, "size", 2))
-
-
-# --- Lines ----------------------------------------------------------------------------------------
-
-
-def add_line(path: Path, **row: object) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
-
-
-def read_lines(path: Path, began_at: int = 0) -> list[dict[str, Any]]:
-    """The rows behind that byte; a line that is not whole is no row."""
-    rows = []
-    for line in path.read_bytes()[began_at:].splitlines() if path.exists() else ():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue
-    return rows
-
-
-def file_of_running(results: Path) -> Path:
-    """The file with the name of the test that runs."""
-    return results.with_suffix(".running")
 
 
 class Results:

@@ -153,12 +153,16 @@ def test_the_stages_end_with_the_check(tmp_path: Path):
     process.terminate()
     assert process.wait() == 128 + signal.SIGTERM
     assert not is_alive(pid)
+    stages = json.loads((tmp_path / "summary.json").read_text())["stages"]
+    assert stages["sleeps"]["status"] == "time was up"
 
 
-def test_commands_have_a_cache_of_this_run_alone(check, tmp_path: Path, monkeypatch):
+def test_commands_have_a_cache_of_this_run_and_tests_have_none(check, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("AXONN_CACHE_DIR", "/somewhere/else")
-    check.run_row((stage(tmp_path, "tells", "echo $AXONN_CACHE_DIR"),))
-    assert check.outcomes["tells"].found == str(tmp_path / "cache")
+    for kind in ("bench", "test"):
+        check.run_row((stage(tmp_path, kind, "echo cache: $AXONN_CACHE_DIR", kind=kind),))
+    assert gpu_found.last_line(tmp_path / "bench.log") == f"cache: {tmp_path / 'cache'}"
+    assert gpu_found.last_line(tmp_path / "test.log") == "cache:"
 
 
 def test_the_time_after_which_a_test_hangs_follows_from_the_stage(check, tmp_path: Path):
@@ -194,11 +198,13 @@ def rows_stage(folder: Path, content: object, *, status: int = 0, ending: str = 
         ({"rows": [{"correct": False}, {"correct": True}]}, 1, "failed",
          "2 rows: 1 WRONG: the last line"),
         ({"findings": []}, 0, "ok", "the last line"),
+        ({"findings": [{"name": "cuda:0", "status": "problem"}] + [{"name": "torch",
+          "status": "ok"}] * 3}, 1, "failed", "1 problem, 3 ok, problem: cuda:0: the last line"),
         ({"groups": [{"group": {"name": "fused: sums"}, "status": "failed"},
                      {"group": {"name": "fused: ops"}, "status": "passed"}]}, 1, "failed",
-         "1 groups passed, 1 failed (fused: sums): the last line"),
+         "1 failed, 1 passed, failed: fused: sums: the last line"),
         ({"groups": [{"group": {"name": "triton"}, "status": "not run"}]}, 0, "not run",
-         "1 groups not run"),
+         "1 not run"),
         ("no rows", 0, "ok", "the last line"),
     ],
 )  # fmt: skip
