@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from gpu_lines import LOST_STATUS, add_line, file_of_running, read_lines
 
 LANES = ("one", "ranks", "jobs", "timing")
