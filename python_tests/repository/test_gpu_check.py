@@ -237,11 +237,10 @@ def test_stages_run_in_order_until_the_budget_is_spent(tmp_path: Path):
     def sh(name: str, script: str, seconds: float):
         return gpu_stages.Stage(name, "bench", seconds, ("sh", "-c", script), tmp_path / name, ())
 
-    check = gpu_schedule.Check(
-        tmp_path, tmp_path, deadline=time.monotonic() + 11.0, scale=1.0, machine=dict(MACHINE)
-    )
     rows = [(sh("hangs", "sleep 1000", 400),),
             (sh("next", "echo 2", 1), stages_of(tmp_path)["ops-published"])]  # fmt: skip
+    check = gpu_schedule.Check(tmp_path, tmp_path, scale=1.0, machine=dict(MACHINE))
+    check.deadline = time.monotonic() + 16.0
     gpu_check.run_all(check, rows, Request(frozenset()), tmp_path)
     statuses = {name: outcome.status for name, outcome in check.outcomes.items()}
     assert statuses == {

@@ -14,6 +14,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,8 @@ from loading import ROOT, load_all
 modules = load_all("tools/gpu_check.py")
 gpu_found, gpu_stages = modules["gpu_found"], modules["gpu_stages"]
 TOOLS = ROOT / "tools"
-HANG_SECONDS = 6  # no test below takes that long but the one that never ends
+HANG_SECONDS = 30  # what a test that never ends is given, if there is one
+LONG_SECONDS = 3600
 
 BEGIN = """
 import ctypes, os, pathlib, signal, sys, time, types
@@ -39,8 +41,10 @@ def write(folder: Path, tests: str, name: str = "test_some.py") -> Path:
     return path
 
 
-def command(results: Path, *files: Path, lane: str = "one", part: str = "1/1") -> list[str]:
-    words = (results, lane, part, HANG_SECONDS, *files)
+def command(
+    results: Path, *files: Path, lane: str = "one", part: str = "1/1", hang: int = LONG_SECONDS
+) -> list[str]:
+    words = (results, lane, part, hang, *files)
     return [sys.executable, str(TOOLS / "gpu_tests.py"), *map(str, words)]
 
 
@@ -49,7 +53,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
 
 
-def run(results: Path, *files: Path, **options: str) -> subprocess.CompletedProcess[str]:
+def run(results: Path, *files: Path, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(results, *files, **options), env=environment(), capture_output=True, text=True
     )
@@ -87,7 +91,7 @@ def test_has_a_process_of_its_own(): assert "torch" not in sys.modules
 @pytest.mark.long
 def test_each_test_costs_itself_alone(tmp_path: Path):
     results = tmp_path / "rows.jsonl"
-    done = run(results, write(tmp_path, EVERY_END))
+    done = run(results, write(tmp_path, EVERY_END), hang=HANG_SECONDS)
     rows = rows_of(results)
     assert done.returncode == 1
     last = done.stdout.splitlines()[-1]
