@@ -85,10 +85,10 @@ def test_sigterm_that_is_ignored(tmp_path: Path):
 
 @pytest.mark.parametrize("ending", ["exit 0", "exit 3", "kill -KILL $$", HANGS])
 def test_nothing_outlives_a_stage(tmp_path: Path, ending: str):
-    """Neither a child nor one in a session of its own, that has no parent any more."""
+    """Neither a child without our variables nor one in a session of its own, without a parent."""
     pids = [tmp_path / "child", tmp_path / "other"]
     script = f"""
-        sleep 1000 & echo $! > {pids[0]}
+        env -i sleep 1000 & echo $! > {pids[0]}
         setsid sh -c 'sleep 1000 & echo $! > {pids[1]}' &
         while ! [ -s {pids[1]} ]; do sleep 0.01; done
         {ending}
