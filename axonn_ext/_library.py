@@ -56,8 +56,11 @@ keep_measurement = _C.keep_measurement
 left_out = _C.left_out
 
 
-def configure(loaded: settings.Settings) -> None:
-    """Hands the settings to C++. They hold for groups and signatures that are used from now on."""
+def configure(loaded: settings.Settings, *, suggest_verify: bool = True) -> None:
+    """Hands the settings to C++. They hold for groups and signatures that are used from now on.
+
+    suggest_verify: rank 0 warns once if "auto" could measure more after `axonn-ext verify`
+    """
     links = [f"{axis} emulated at {speed:g} GB/s" for axis, speed in loaded.emulated_links.items()]
     cores = f"{len(os.sched_getaffinity(0))} cores"
     parts = [_machine.processor(), cores, *_machine.nvidia_gpus(), *_machine.amd_gpus(), *links]
@@ -71,7 +74,9 @@ def configure(loaded: settings.Settings) -> None:
         product_kernels=list(unlocked.product_kernels),
         unverified_kernels=list(unlocked.unverified),
         verified_fused_ranks=unlocked.fused_ranks,
-        suggest_verify=unlocked.suggest_verify and (launch is None or launch.rank == 0),
+        suggest_verify=suggest_verify
+        and unlocked.suggest_verify
+        and (launch is None or launch.rank == 0),
         machine=", ".join(parts),
         torch=torch.__version__,
         axonn_ext=__version__,

@@ -55,10 +55,15 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Stamp:
-    """The results on one kind of GPU, without kernels that were not run."""
+    """The results on one kind of GPU, without kernels that were not run.
+
+    complete    whether a run with all groups has come to its end; False if it was cut short, or if
+                only some groups were asked for
+    """
 
     key: Key
     verdicts: Mapping[str, Verdict]
+    complete: bool = True
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,12 @@ def find(cache_dir: str | Path, key: Key) -> Stamp | None:
 
 def encode(stamp: Stamp) -> str:
     """Returns the stamp as JSON."""
-    document = {"format": FORMAT, "key": asdict(stamp.key), **as_document(stamp.verdicts)}
+    document = {
+        "format": FORMAT,
+        "key": asdict(stamp.key),
+        "complete": stamp.complete,
+        **as_document(stamp.verdicts),
+    }
     return json.dumps(document, indent=1) + "\n"
 
 
@@ -148,9 +158,12 @@ def decode(text: str) -> Stamp:
             raise ValueError(f"format {document['format']!r}")
         key = Key(**{f.name: _text(document["key"][f.name]) for f in fields(Key)})
         verdicts = {name: _verdict(v) for name, v in document["kernels"].items()}
+        complete = document["complete"]
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a stamp: {type(error).__name__}: {error}") from None
-    return Stamp(key, verdicts)
+    if type(complete) is not bool:
+        raise ValueError(f"complete {complete!r}")
+    return Stamp(key, verdicts, complete)
 
 
 def unlocked(asked: Sequence[str] | None, stamps: Sequence[Stamp | None]) -> Unlocked:

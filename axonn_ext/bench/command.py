@@ -13,10 +13,10 @@ import torch
 from axonn_ext import ops
 from axonn_ext.bench import symm_mem
 from axonn_ext.bench.case import Spec
-from axonn_ext.bench.output import check_outputs, subtitle, write_files
+from axonn_ext.bench.output import check_outputs, subtitle, write_plot
 from axonn_ext.bench.plot import plot_rows
-from axonn_ext.bench.report import print_rows
-from axonn_ext.bench.results import Row, read_rows, write_json
+from axonn_ext.bench.report import print_group, print_legend
+from axonn_ext.bench.results import Row, content_of, read_rows, write_json
 from axonn_ext.bench.summary import compare
 from axonn_ext.bench.worker import Plan, run_worker
 from axonn_ext.calibrate.measure import ROUNDS
@@ -47,6 +47,7 @@ from axonn_ext.terminal.arguments import MOST_PROCESSES, MOST_THREADS, whole
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
 from axonn_ext.terminal.grids import check_processes, parse_grid
+from axonn_ext.terminal.rows import RowsFile, is_replaceable
 from axonn_ext.train.memory import memory_problem
 
 DEFAULT_WORLD = 2
@@ -149,9 +150,14 @@ def _add_options(parser: argparse.ArgumentParser, op: str) -> None:
         add("--role", choices=tuple(ROLES), default="expand", help="(default: %(default)s)")
     if op in ("linear", "block"):
         add("--layout", choices=LAYOUTS, default="sharded", help="(default: %(default)s)")
-    add("--json", type=Path, metavar="FILE", help="write machine and rows to a JSON file")
+    add(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write machine and rows to a JSON file, after each shape",
+    )
     add("--plot", type=Path, metavar="FILE", help="draw a bar chart: .png, .svg or .pdf")
-    # The processes that this command starts write their rows to this file instead of showing them.
+    # In this file, the processes that this command starts leave the rows of all grids so far.
     add("--rows", type=Path, help=argparse.SUPPRESS)
 
 
@@ -161,16 +167,47 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     here = process.this_process()
     args.device = args.device or default_device()
     plan = make_plan(args, here)
-    check_outputs(args)
+    if here is None or here.rank == 0:
+        check_outputs(args)
     if here is None:
         return _launch(args, plan)
-    rows = run_worker(plan, here)
-    if here.rank == 0:
-        if args.rows is not None:
-            write_json(args.rows, {}, rows)
-        else:
-            _report(args, rows)
+    cases = _Cases(args)
+    rows = run_worker(plan, here, on_case=cases.add)
+    if here.rank == 0 and args.rows is None:
+        _report(args, rows)
     return 0 if args.rows is not None else _status(rows)
+
+
+class _Cases:
+    """Shows and writes the rows of each case, a grid and a shape, as soon as they are known.
+
+    A --json that cannot be replaced, such as a pipe, is left to `_report`.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        is_written = args.json is not None and is_replaceable(args.json)
+        self._files = (
+            RowsFile("--json", args.json if is_written else None), RowsFile("--rows", args.rows)
+        )  # fmt: skip
+        self._console = _console()
+        has_earlier = args.rows is not None and args.rows.exists()  # of grids before this one
+        self._rows = read_rows(args.rows) if has_earlier else []
+
+    def add(self, case: Sequence[Row]) -> None:
+        self._rows += case
+        machine = describe_machine(threads=case[0].threads, device=self._args.device)
+        for file in self._files:
+            file.write(content_of(machine, self._rows, compare(self._rows)))
+        of_gpus = self._args.device == "cuda"
+        counts = {"gpus": torch.cuda.device_count()} if of_gpus else {"cores": num_cores()}
+        print_group(self._console, case, **counts)
+
+
+def _console() -> Console:
+    console = Console()
+    console.width = max(console.width, MIN_WIDTH)
+    return console
 
 
 def make_plan(args: argparse.Namespace, here: Process | None) -> Plan:
@@ -257,15 +294,15 @@ def _launch(args: argparse.Namespace, plan: Plan) -> int:
     from axonn_ext.launch.launcher import launch
 
     rows: list[Row] = []
-    try:
-        with tempfile.TemporaryDirectory(prefix="axonn_ext_bench_") as folder:
-            path = Path(folder) / "rows.json"
+    with tempfile.TemporaryDirectory(prefix="axonn_ext_bench_") as folder:
+        path = Path(folder) / "rows.json"  # of all grids so far
+        try:
             for grid in plan.grids:
                 launch(grid.size, [*_worker_arguments(args, grid), "--rows", str(path)])
-                rows += read_rows(path)
-    finally:
-        if rows:  # if a grid failed, the rows of the grids before it are shown
-            _report(args, rows)
+        finally:
+            if path.exists():  # if a grid failed, what was measured before is reported
+                rows = read_rows(path)
+                _report(args, rows)
     return _status(rows)
 
 
@@ -275,28 +312,25 @@ def _worker_arguments(args: argparse.Namespace, grid: GridShape) -> list[str]:
     for key in ("device", "algorithms", "dtype", "threads", "rounds", "role", "layout"):
         if getattr(args, key, None) is not None:
             arguments += [f"--{key}", str(getattr(args, key))]
+    if args.json is not None:
+        arguments += ["--json", str(args.json)]
     for name in getattr(args, "baseline", ()):
         arguments += ["--baseline", name]
     return arguments + (["--shapes", *args.shapes] if args.shapes else [])
 
 
 def _report(args: argparse.Namespace, rows: Sequence[Row]) -> None:
-    """Prints the table, and writes the files that were asked for."""
-    console = Console()
-    console.width = max(console.width, MIN_WIDTH)
+    """Prints what is below the tables, and writes the files that were asked for."""
+    console = _console()
     machine = describe_machine(threads=rows[0].threads, device=args.device)
-    if args.device == "cuda":
-        print_rows(console, rows, gpus=torch.cuda.device_count())
-    else:
-        print_rows(console, rows, cores=num_cores())
+    print_legend(console, rows)
     summary = compare(rows)
     for line in summary:
         say(console, line.sentence())
     title = subtitle(machine, f"{machine['threads_per_rank']} threads a rank")
-    write_files(
-        args, console, machine=machine, rows=rows, summary=summary,
-        draw=lambda path: plot_rows(rows, path, subtitle=title),
-    )  # fmt: skip
+    if args.json is not None and not is_replaceable(args.json):  # else it is written already
+        write_json(args.json, machine, rows, summary)
+    write_plot(args, console, draw=lambda path: plot_rows(rows, path, subtitle=title))
 
 
 def _status(rows: Sequence[Row]) -> int:

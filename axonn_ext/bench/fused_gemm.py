@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,12 @@ from torch import Tensor
 
 from axonn_ext import _library
 from axonn_ext.bench.link_overlap import MAX_DIFFERENCE, parse_sizes, time_us
-from axonn_ext.bench.results import write_json
+from axonn_ext.bench.results import content_of
 from axonn_ext.calibrate.shapes import is_published, published_shapes
 from axonn_ext.calibrate.this_machine import describe_machine
 from axonn_ext.terminal.errors import UserError, refuse_extra
 from axonn_ext.terminal.files import check_writable
+from axonn_ext.terminal.rows import RowsFile
 
 # BLAS's names of the layouts of y = x @ weight.t(), dx = dy @ weight, dweight = dy.t() @ x.
 LAYOUTS = {"tn": (False, True), "nn": (False, False), "nt": (True, False)}
@@ -131,7 +133,10 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS),
                         help="(default: all)")  # fmt: skip
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write machine and rows to a file"
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write machine and rows to a file, after each of them",
     )
     parser.set_defaults(run=run)
 
@@ -161,19 +166,22 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         raise UserError("bench gemm needs a GPU of sm_90, and CUTLASS (see axonn-ext doctor)")
     print(f"{'M,N,K':>20} {'layout':>7} {'torch us':>10} {'fused us':>10} {'waiting us':>11} "
           f"{'fused/torch':>12} {'waiting/fused':>14}")  # fmt: skip
-    rows = []
-    for shape in shapes:
-        for layout in args.layouts:
-            row = measure_gemm(*shape, args.dtype, layout)
-            rows.append(row)
-            print(f"{','.join(map(str, shape)):>20} {layout:>7} {row.torch_us:>10,.1f} "
-                  f"{row.fused_us:>10,.1f} {row.waiting_us:>11,.1f} {row.fused_over_torch:>12.3f} "
-                  f"{row.waiting_over_fused:>14.3f}", flush=True)  # fmt: skip
-    summary = summarize(rows)
+    rows: list[GemmRow] = []
+    machine = describe_machine(threads=torch.get_num_threads(), device="cuda")
+    with RowsFile("--json", args.json) as file:
+        for (m, n, k), layout in itertools.product(shapes, args.layouts):
+            rows.append(measure_gemm(m, n, k, args.dtype, layout))
+            _show(rows[-1])
+            summary = summarize(rows)
+            file.write(content_of(machine, rows, [summary] if summary else []))
     if summary is not None:
         print(summary.sentence())
-    if args.json is not None:
-        machine = describe_machine(threads=torch.get_num_threads(), device="cuda")
-        write_json(args.json, machine, rows, [summary] if summary else [])
     # cuBLAS may add in another order, so results may differ by two roundings.
     return 0 if max(row.max_difference for row in rows) <= MAX_DIFFERENCE else 1
+
+
+def _show(row: GemmRow) -> None:
+    sizes = ",".join(map(str, row.shape.values()))
+    print(f"{sizes:>20} {row.layout:>7} {row.torch_us:>10,.1f} {row.fused_us:>10,.1f} "
+          f"{row.waiting_us:>11,.1f} {row.fused_over_torch:>12.3f} "
+          f"{row.waiting_over_fused:>14.3f}", flush=True)  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,10 +44,13 @@ class Plan:
         return tuple(dict.fromkeys(spec.grid for spec in self.specs))
 
 
-def run_worker(plan: Plan, here: Process) -> list[Row]:
+def run_worker(
+    plan: Plan, here: Process, *, on_case: Callable[[Sequence[Row]], None] = lambda rows: None
+) -> list[Row]:
     """Times all specs of the plan, whose grids must have all ranks; rank 0 shows progress.
 
-    All ranks must call this, and get the same rows.
+    All ranks must call this, and get the same rows. Rank 0 calls `on_case` with those of each spec
+    as soon as they are known.
     Raises: UserError if another rank has found a mistake of the user.
     """
     store = process.open_store(here)
@@ -61,7 +64,11 @@ def run_worker(plan: Plan, here: Process) -> list[Row]:
         for spec in plan.specs:
             progress.begin(spec)
             case = build_case(spec, grids[spec.grid])
-            rows += run_case(case, ranks, rounds=plan.rounds, on_round=progress.advance)
+            found = run_case(case, ranks, rounds=plan.rounds, on_round=progress.advance)
+            rows += found
+            if here.rank == 0:
+                progress.hide()
+                on_case(found)
     return rows
 
 
@@ -81,8 +88,14 @@ class _Bar:
 
     def begin(self, spec: Spec) -> None:
         if self._progress is not None:
+            self._progress.start()
             text = f"{spec.op}  {spec.grid.short()}  {','.join(map(str, spec.shape))}"
             self._progress.update(self._task, description=text, refresh=True)
+
+    def hide(self) -> None:
+        """Removes the bar until the next spec begins."""
+        if self._progress is not None:
+            self._progress.stop()
 
     def advance(self) -> None:
         if self._progress is not None:

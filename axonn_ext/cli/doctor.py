@@ -279,36 +279,32 @@ def find_shared_memory() -> Finding:
 
 
 def find_verified(loaded: settings.Settings) -> list[Finding]:
-    """Returns what `axonn-ext verify` has found on this machine's GPUs."""
+    """Returns what `axonn-ext verify` has found on this machine's GPUs, and would unlock."""
     from axonn_ext import _library
+    from axonn_ext.locked import find_locks
 
+    seen = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    keys = _library.stamp_keys()
+    locks = find_locks()
     findings = []
-    for key in _library.stamp_keys():
+    for key in keys:
         stamp = stamps.find(loaded.cache_dir, key) if loaded.cache_dir else None
         verdicts = stamp.verdicts if stamp else {}
         words = [
             f"{name} {_verdict(verdicts[name])}" for name in stamps.KERNELS if name in verdicts
         ]
-        unknown = " and ".join(name for name in stamps.LOCKED if name not in verdicts)
-        why = why_no_fused_on(key.gpu) if unknown else ""
-        if why:
-            words.append(f"no {unknown} here: {why}")
-        remedy = f"axonn-ext verify, for auto to measure {unknown}" if unknown and not why else ""
+        lock = locks.get(key.gpu)
+        if key.gpu not in seen and (len(keys) > 1 or not seen):
+            words.append("torch does not see it")
+        elif lock is not None and not lock.remedy:
+            words.append(lock.line())
+        remedy = lock.line() if lock is not None and lock.remedy else ""
         right = not remedy and all(v.passed for v in verdicts.values())
         text = ", ".join(words) or "not run"
         findings.append(Finding("verify", key.gpu, text, OK if right else NOTE, remedy))
+    if not keys:  # the driver's files are missing
+        findings += [Finding("verify", gpu, lock.line(), NOTE) for gpu, lock in locks.items()]
     return findings
-
-
-def why_no_fused_on(gpu: str) -> str:
-    """Returns why `axonn-ext verify` has no kernels for GPUs of a model; "" if it has some."""
-    if not torch.cuda.is_available():
-        return "torch sees no GPU"
-    names = [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())]
-    if gpu not in names:
-        return "torch sees no such GPU"
-    device = torch.device("cuda", names.index(gpu))
-    return str(torch.ops.axonn._why_no_fused_here(device, torch.bfloat16, 1, False))
 
 
 def _verdict(verdict: stamps.Verdict) -> str:

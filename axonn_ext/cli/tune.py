@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 
 from axonn_ext import models, settings
 from axonn_ext.calibrate.products import ProductRow, gain, measure_product, sizes
@@ -32,10 +30,11 @@ from axonn_ext.spec.parallel import ROLES, ParallelConfig
 from axonn_ext.spec.presets import PRESETS
 from axonn_ext.spec.products import Product, linear_products, products_of_linears
 from axonn_ext.terminal.arguments import MOST_THREADS, whole
-from axonn_ext.terminal.console import Console, plain_table, print_table, say
+from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
-from axonn_ext.terminal.files import check_writable, write_text
+from axonn_ext.terminal.files import check_writable
 from axonn_ext.terminal.grids import parse_grid
+from axonn_ext.terminal.rows import Column, RowsFile, RowsTable
 from axonn_ext.train.config_file import load_config
 from axonn_ext.train.job import prepare
 from axonn_ext.train.memory import memory_problem
@@ -113,7 +112,12 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="N",
         help="of the job's ranks (default: torch's)",
     )
-    add("--json", type=Path, metavar="FILE", help="write machine and rows to a JSON file")
+    add(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write machine and rows to a JSON file, after each product",
+    )
     parser.set_defaults(run=run)
 
 
@@ -132,10 +136,16 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     console = Console()
-    rows = measure_all(console, request)
+    say(console, _title(request))
+    rows, table = [], _table(console, request)
+    machine = describe_machine(threads=torch.get_num_threads(), device=request.device)
+    with RowsFile("--json", args.json) as file:
+        for row in measure_all(console, request):
+            rows.append(row)
+            _show(table, row)
+            file.write(_document(machine, request, rows))
     report(console, request, rows)
     if args.json is not None:
-        _write_json(args.json, request, rows)
         say(console, f"written: {args.json}")
     return 0
 
@@ -229,9 +239,8 @@ def _request_of_file(args: argparse.Namespace, device: str) -> Request:
     return Request(args.model, tuple(products), grid, batch_size, config.train.dtype, device)
 
 
-def measure_all(console: Console, request: Request) -> list[ProductRow]:
-    """Returns a row for each product; a terminal shows a bar while they are measured."""
-    rows = []
+def measure_all(console: Console, request: Request) -> Iterator[ProductRow]:
+    """Yields a row for each product; a terminal shows a bar while they are measured."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
@@ -239,21 +248,12 @@ def measure_all(console: Console, request: Request) -> list[ProductRow]:
         task = progress.add_task("", total=len(request.products))
         for product in request.products:
             progress.update(task, description=f"{product.product_pass} {sizes(product)}")
-            rows.append(measure_product(product, DTYPES[request.dtype], request.device))
+            yield measure_product(product, DTYPES[request.dtype], request.device)
             progress.advance(task)
-    return rows
 
 
 def report(console: Console, request: Request, rows: Sequence[ProductRow]) -> None:
-    """Prints the table, the gain over all products, and where the choices are kept."""
-    what = f"{request.name} on {request.grid}"
-    if request.batch_size is not None:
-        what += f", {request.batch_size} sequences a micro-batch"
-    kind = f"{request.dtype} on {request.device}"
-    if request.device == "cpu":
-        kind += f", {torch.get_num_threads()} threads"
-    say(console, f"{what}; {kind}")
-    print_table(console, _table(rows))
+    """Prints the gain over all products, and where the choices are kept."""
     lines = []
     if (won := gain(rows)) is not None:
         lines.append(won.sentence())
@@ -265,21 +265,41 @@ def report(console: Console, request: Request, rows: Sequence[ProductRow]) -> No
         say(console, line)
 
 
-def _table(rows: Sequence[ProductRow]) -> Table:
-    table = plain_table(padding=(0, 1))
-    numbers = ("m,n,k", "direct us", "winner us", "speedup")
-    for name in ("pass", "Linears", "m,n,k", "layout", "direct us", "winner", *numbers[2:], ""):
-        table.add_column(name, justify="right" if name in numbers else "left", no_wrap=True)
-    for row in rows:
-        product = row.product
-        table.add_row(
-            product.product_pass, _linears(product), sizes(product),
-            product.layout + (" + bias" if product.bias else ""), _number(row.direct_us),
-            row.winner, _number(row.winner_us),
-            "-" if row.speedup is None else f"{row.speedup:.3f}", REMARKS[row.source],
-            style="green" if row.winner != "direct" else "",
-        )  # fmt: skip
-    return table
+def _title(request: Request) -> str:
+    what = f"{request.name} on {request.grid}"
+    if request.batch_size is not None:
+        what += f", {request.batch_size} sequences a micro-batch"
+    kind = f"{request.dtype} on {request.device}"
+    if request.device == "cpu":
+        kind += f", {torch.get_num_threads()} threads"
+    return f"{what}; {kind}"
+
+
+def _table(console: Console, request: Request) -> RowsTable:
+    known = [_known_cells(product) for product in request.products]
+    widths = [max(map(len, cells)) for cells in zip(*known, strict=True)]
+    columns = [
+        Column(title, width, is_number=title == "m,n,k")
+        for title, width in zip(("pass", "Linears", "m,n,k", "layout"), widths, strict=True)
+    ]
+    times = [Column(title, 11, is_number=True) for title in ("direct us", "winner us")]
+    return RowsTable(
+        console, [*columns, *times, Column("speedup", is_number=True), Column("winner")]
+    )
+
+
+def _known_cells(product: Product) -> tuple[str, ...]:
+    """Returns the cells that are known before a product is measured."""
+    layout = product.layout + (" + bias" if product.bias else "")
+    return product.product_pass, _linears(product), sizes(product), layout
+
+
+def _show(table: RowsTable, row: ProductRow) -> None:
+    speedup = "-" if row.speedup is None else f"{row.speedup:.3f}"
+    remark = REMARKS[row.source]
+    winner = f"{row.winner} ({remark})" if remark else row.winner
+    cells = (*_known_cells(row.product), _number(row.direct_us), _number(row.winner_us), speedup)
+    table.add([*cells, winner], "green" if row.winner != "direct" else "")
 
 
 def _number(value: float | None) -> str:
@@ -290,10 +310,13 @@ def _linears(product: Product) -> str:
     return ", ".join(name.rpartition(".")[2] for name in product.linears)
 
 
-def _write_json(path: Path, request: Request, rows: Sequence[ProductRow]) -> None:
+def _document(
+    machine: dict[str, Any], request: Request, rows: Sequence[ProductRow]
+) -> dict[str, Any]:
+    """Returns the content of --json."""
     won = gain(rows)
-    content = {
-        "machine": describe_machine(threads=torch.get_num_threads(), device=request.device),
+    return {
+        "machine": machine,
         "model": request.name,
         "grid": request.grid.as_dict(),
         "batch": request.batch_size,
@@ -303,7 +326,6 @@ def _write_json(path: Path, request: Request, rows: Sequence[ProductRow]) -> Non
         "worst_speedup": None if won is None else won.worst_speedup,
         "rows": [dataclasses.asdict(row.product) | _times(row) for row in rows],
     }
-    write_text("--json", path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def _times(row: ProductRow) -> dict[str, Any]:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import json
+import re
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from axonn_ext import settings
+from axonn_ext.launch.parent import end_with
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
 
 if TYPE_CHECKING:
     from axonn_ext.stamps import Key, Verdict
+    from axonn_ext.terminal.rows import RowsTable
+    from axonn_ext.verify.groups import Group
+    from axonn_ext.verify.record import Record
     from axonn_ext.verify.run import Outcome
 
 # Device files of the drivers of NVIDIA, Tegra, Windows (WSL) and AMD. If there are none, there is
@@ -31,52 +35,94 @@ Runs the fused ops and the kernels that compete for matrix products on the GPUs 
 on random data beside float64 references, each group of cases in processes of its own, in under 3
 minutes. What is right is kept in AXONN_CACHE_DIR, for GPUs of this model and the installed driver,
 torch, NCCL, triton and axonn_ext: algorithm "auto" then measures "fused" and "fused_sm90", too.
-What is wrong is kept as well, and not used. Exit status: 0 nothing failed, 1 something did, 2
-there is no GPU."""
+What is wrong is kept as well, and not used. A run that is cut short keeps the kernels that it has
+checked as a whole. Exit status: 0 nothing failed, 1 something did, 2 there is no GPU."""
+
+EPILOG = """\
+examples:
+  axonn-ext verify
+  axonn-ext verify --json verify.json
+  axonn-ext verify --only fused_sm90           the groups of fused_sm90
+  axonn-ext verify --only "fused:,triton"      those of fused and of triton
+"""
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
     parser = commands.add_parser(
-        "verify", description=DESCRIPTION,
+        "verify", description=DESCRIPTION, epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found to a file")
+    parser.add_argument(
+        "--only", metavar="PATTERN[,...]",
+        help="run only the groups whose names begin with one of these, separated by commas without "
+        "a space (default: all groups)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write what was found to a file, after each group"
+    )
+    # The process that started this one, and with which it ends.
+    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Runs the command; raises UserError where there is no GPU."""
     refuse_extra("verify", extra)
+    if args.parent is not None:
+        end_with(args.parent)
     here = settings.launch_environment()
     if here is not None and here.world_size > 1:
         raise UserError("verify starts its own processes; start it without torchrun")
     if not any(True for pattern in DEVICE_FILES for _ in Path("/dev").glob(pattern)):
         raise UserError(NO_GPU.format("this machine has none"))
-    return _verify(args.json)
+    return _verify(args.json, args.only)
 
 
-def _verify(json_file: Path | None) -> int:
-    from axonn_ext.terminal.console import Console
+def _verify(json_file: Path | None, only: str | None) -> int:
     from axonn_ext.terminal.files import check_writable
+    from axonn_ext.terminal.rows import RowsFile
     from axonn_ext.verify.groups import groups
-    from axonn_ext.verify.run import FAILED, PASSED, verdicts_of
+    from axonn_ext.verify.record import Record
+    from axonn_ext.verify.run import FAILED
 
     num_gpus, gpu = find_gpus()
+    all_groups = groups(num_gpus)
+    asked = all_groups if only is None else groups_named(all_groups, only)
     check_writable("--json", json_file)
-    console = Console()
+    console, key = Console(), key_of(gpu)
     start = time.monotonic()
-    outcomes = show_progress(console, gpu, groups(num_gpus))
-    verdicts = verdicts_of(outcomes)
-    key = key_of(gpu)
-    console.print(table_of(outcomes))
+    record, table = Record(key, all_groups), _table(console, asked)
+    with RowsFile("--json", json_file) as file:
+        for outcome in show_progress(console, gpu, asked):
+            record.add(outcome)
+            _show(table, outcome)
+            file.write(_document(key, record))
     say(console, f"{time.monotonic() - start:.0f} s")
-    passed = {outcome.group.name for outcome in outcomes if outcome.status == PASSED}
-    stamp, known = keep(console, key, verdicts, passed=passed)
-    print_verdicts(console, verdicts, known)
-    if json_file is not None:
-        _write_json(json_file, key, stamp, verdicts, outcomes)
-    return 1 if any(outcome.status == FAILED for outcome in outcomes) else 0
+    if record.kept.path is not None:
+        say(console, f"kept: {record.kept.path}")
+    else:
+        say(console, f"not kept, so that nothing changes for auto: {record.kept.why_not}")
+    print_verdicts(console, record.verdicts, record.kept.known)
+    return 1 if any(outcome.status == FAILED for outcome in record.outcomes) else 0
+
+
+def groups_named(all_groups: Sequence[Group], patterns: str) -> list[Group]:
+    """Returns the groups whose names begin with one of the patterns.
+
+    Names have commas, too, but with a space after them. Raises UserError for a pattern without a
+    group.
+    """
+    # A space after a comma is part of a name.
+    beginnings = re.split(r",(?! )", patterns)
+    for beginning in beginnings:
+        if not beginning or not any(g.name.startswith(beginning) for g in all_groups):
+            names = "; ".join(group.name for group in all_groups)
+            raise UserError(
+                f"--only: expected how a group's name begins, got {beginning!r}; the groups here "
+                f"are: {names}"
+            )
+    return [group for group in all_groups if group.name.startswith(tuple(beginnings))]
 
 
 def find_gpus() -> tuple[int, str]:
@@ -114,8 +160,8 @@ def key_of(gpu: str) -> Key | None:
     return keys[0] if len(keys) == 1 else next((key for key in keys if key.gpu == gpu), None)
 
 
-def show_progress(console: Console, gpu: str, groups: Sequence[Any]) -> list[Outcome]:
-    """Runs the groups, with a bar on a terminal."""
+def show_progress(console: Console, gpu: str, groups: Sequence[Group]) -> Iterator[Outcome]:
+    """Runs the groups and yields their outcomes; a terminal shows a bar meanwhile."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from axonn_ext.verify.run import run_groups
@@ -123,36 +169,36 @@ def show_progress(console: Console, gpu: str, groups: Sequence[Any]) -> list[Out
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     )  # fmt: skip
-    outcomes = []
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         task = progress.add_task(f"{gpu}: {groups[0].name}", total=len(groups))
         for number, outcome in enumerate(run_groups(groups), start=1):
-            outcomes.append(outcome)
+            yield outcome
             next_name = groups[number].name if number < len(groups) else "done"
             progress.update(task, advance=1, description=f"{gpu}: {next_name}")
-    return outcomes
 
 
-def table_of(outcomes: Iterable[Outcome]) -> Any:
-    """Returns a table with a row for each group."""
-    from rich.text import Text
+def _table(console: Console, groups: Iterable[Group]) -> RowsTable:
+    from axonn_ext.terminal.rows import Column, RowsTable
+    from axonn_ext.verify.run import STATUSES
 
-    from axonn_ext.terminal.console import plain_table
+    columns = (
+        Column("cases", max(len(group.name) for group in groups)),
+        Column("", max(map(len, STATUSES))),
+        Column("number", is_number=True), Column("seconds", is_number=True), Column("why"),
+    )  # fmt: skip
+    return RowsTable(console, columns)
+
+
+def _show(table: RowsTable, outcome: Outcome) -> None:
     from axonn_ext.verify.run import FAILED, PASSED
 
-    table = plain_table()
-    for column in ("cases", "", "number", "seconds", "why"):
-        table.add_column(column, justify="right" if column in ("number", "seconds") else "left")
-    styles = {PASSED: "green", FAILED: "red"}
-    for outcome in outcomes:
-        table.add_row(
-            outcome.group.name,
-            Text(outcome.status, style=styles.get(outcome.status, "yellow")),
-            str(outcome.cases or ""),
-            f"{outcome.seconds:.1f}",
-            Text(outcome.reason),
-        )
-    return table
+    cells = (
+        outcome.group.name, outcome.status, str(outcome.cases or ""), f"{outcome.seconds:.1f}",
+        outcome.reason,
+    )  # fmt: skip
+    table.add(cells, {PASSED: "green", FAILED: "red"}.get(outcome.status, "yellow"))
 
 
 def print_verdicts(
@@ -189,51 +235,13 @@ def _effect(kernel: str, found: Verdict | None, known: Verdict, asked: Sequence[
     return f'{old}"auto" measures it'
 
 
-def keep(
-    console: Console, key: Key | None, verdicts: Mapping[str, Verdict], *, passed: Collection[str]
-) -> tuple[Path | None, dict[str, Verdict] | None]:
-    """Writes all verdicts so far into the stamp, or prints why there is none."""
-    from axonn_ext import stamps
-
-    cache_dir = settings.load().cache_dir
-    if key is None:
-        why = f"{_driver_folder()} does not tell this GPU's model, by which it would be found"
-    elif not cache_dir:
-        why = "AXONN_CACHE_DIR is empty"
-    else:
-        old = stamps.find(cache_dir, key)
-        known = stamps.merged(old.verdicts if old else {}, verdicts, passed=passed)
-        try:
-            path = stamps.keep(cache_dir, stamps.Stamp(key, known))
-        except OSError as error:
-            why = f"{error.filename or cache_dir}: {error.strerror}"
-        else:
-            say(console, f"kept: {path}")
-            return path, known
-    say(console, f"not kept, so that nothing changes for auto: {why}")
-    return None, None
-
-
-def _driver_folder() -> Path:
-    from axonn_ext import _machine
-
-    return _machine.DRIVER
-
-
-def _write_json(
-    path: Path,
-    key: Key | None,
-    stamp: Path | None,
-    verdicts: Mapping[str, Verdict],
-    outcomes: Sequence[Outcome],
-) -> None:
+def _document(key: Key | None, record: Record) -> dict[str, Any]:
+    """Returns the content of --json."""
     from axonn_ext.stamps import as_document
-    from axonn_ext.terminal.files import write_text
 
-    document = {
+    return {
         "key": asdict(key) if key else None,
-        "stamp": str(stamp) if stamp else None,
-        **as_document(verdicts),
-        "groups": [asdict(outcome) for outcome in outcomes],
+        "stamp": str(record.kept.path) if record.kept.path else None,
+        **as_document(record.verdicts),
+        "groups": [asdict(outcome) for outcome in record.outcomes],
     }
-    write_text("--json", path, json.dumps(document, indent=1) + "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -139,6 +139,46 @@ def settled_by_rank_0(
     return text
 
 
+def once_per_host(
+    store: Store, process: Process, work: Callable[[Callable[[], None]], None], *, topic: str
+) -> None:
+    """Calls `work` in the first process of each host; all processes return when all hosts are done.
+
+    work: may take longer than AXONN_TIMEOUT_SECONDS, as long as it calls its argument more often,
+        which tells the waiting ranks that this process is alive
+    topic: a name that no other call of the job has
+
+    Raises: MeetingError if a rank gives no sign of life for AXONN_TIMEOUT_SECONDS.
+    """
+    done = [f"{topic}/done/{rank}" for rank in range(process.world_size)]
+    signs = [f"{topic}/alive/{rank}" for rank in range(process.world_size)]
+
+    def alive() -> None:
+        store.add(signs[process.rank], 1)
+
+    with _store_needed():
+        if process.is_first_of_host:
+            alive()
+            work(alive)
+        store.set(done[process.rank], "")
+        seen = [0] * process.world_size
+        while (found := _wait_or_look(store, done, signs)) is not None:
+            late = [rank for rank, key in enumerate(done) if not store.check([key])]
+            silent = [rank for rank in late if found[rank] == seen[rank]]
+            if silent:
+                raise _no_word_of(silent)
+            seen = found
+
+
+def _wait_or_look(store: Store, done: list[str], signs: list[str]) -> list[int] | None:
+    """Waits for all keys of `done`; returns the ranks' counts of signs of life if that is long."""
+    try:
+        store.wait(done, _patience())
+    except DistStoreError:
+        return [store.add(sign, 0) for sign in signs]
+    return None
+
+
 @contextmanager
 def process_group(process: Process, store: Store, device: str = "cpu") -> Iterator[None]:
     """Initialises torch.distributed for tensors on "cpu" or "cuda", and destroys it at the end.
@@ -205,11 +245,15 @@ def _wait(store: Store, keys: list[str]) -> None:
     try:
         store.wait(keys, _patience())
     except DistStoreError:
-        late = ", ".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
-        seconds = f"{settings.load().timeout_seconds:g} s (AXONN_TIMEOUT_SECONDS)"
-        raise MeetingError(
-            f"cannot meet the other ranks: no word of rank {late} after {seconds}"
-        ) from None
+        late = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        raise _no_word_of(late) from None
+
+
+def _no_word_of(ranks: Sequence[int]) -> MeetingError:
+    seconds = f"{settings.load().timeout_seconds:g} s (AXONN_TIMEOUT_SECONDS)"
+    return MeetingError(
+        f"cannot meet the other ranks: no word of rank {', '.join(map(str, ranks))} after {seconds}"
+    )
 
 
 def _first_line(error: Exception) -> str:

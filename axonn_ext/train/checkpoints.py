@@ -27,7 +27,7 @@ NOTHING = "none"  # what `find_resumed` says if there is nothing to go on from
 # Tables and keys that may differ between a run and the one that goes on from it.
 _FREE_TABLES = ("grid", "parallel", "overlap", "pipeline", "checkpoint")
 _FREE_KEYS = {
-    *("train.threads", "train.device", "train.eval_interval"),
+    *("train.threads", "train.device", "train.verify", "train.eval_interval"),
     *("train.eval_batches", "train.micro_batches"),
     *("optim.zero", "optim.offload", "optim.bucket_elements", "optim.offload_folder"),
 }

@@ -178,6 +178,10 @@ class TrainTable:
     device: str = _key(
         "auto", "cpu, cuda, or auto: cuda where there are GPUs", choices=("auto", "cpu", "cuda")
     )
+    verify: str = _key(
+        "off", "auto: begin with axonn-ext verify on machines without its results; off: do not",
+        choices=("off", "auto"),
+    )  # fmt: skip
     on_nonfinite: str = _key(
         "stop", "a loss or gradient is not finite: end the run, or skip the step",
         choices=("stop", "skip"),

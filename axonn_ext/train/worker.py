@@ -27,6 +27,7 @@ from axonn_ext.train.checkpoints import AUTO, NOTHING, find_resumed
 from axonn_ext.train.config import Config
 from axonn_ext.train.corpora import load
 from axonn_ext.train.job import Job, prepare
+from axonn_ext.train.kernels import settle_kernels
 from axonn_ext.train.memory import check_memory
 from axonn_ext.train.metrics import (
     METRICS_FILE,
@@ -146,6 +147,8 @@ def run_worker(
     corpus = load(job)
     store = process.open_store(here)
     process.meet(store, here)
+    tell = partial(say, Console())
+    locked = settle_kernels(job, store, here, say=tell)
     # A folder with the time in its name may differ between ranks.
     folder = Path(process.settled_by_rank_0(store, here, lambda: str(folder), topic="folder"))
     found = process.settled_by_rank_0(
@@ -154,7 +157,6 @@ def run_worker(
     resumed = None if found == NOTHING else Path(found)
     threads = process.set_threads(here, config.train.threads)
     with process.process_group(here, store, job.device):
-        tell = partial(say, Console())
         preemption = None
         if config.checkpoint.interval:
             preemption = Preemption(store, here, say=tell if here.rank == 0 else None)
@@ -165,7 +167,7 @@ def run_worker(
         grid = Grid(**job.grid_shape.as_dict())
         run = _Run(job, grid, corpus, folder, resumed, watch, preemption)
         if here.rank == 0:
-            _train_and_show(run, threads=threads, profile=profile, note=note)
+            _train_and_show(run, threads=threads, profile=profile, notes=[note, locked])
         else:
             with run.watched():
                 _train(run)
@@ -184,8 +186,11 @@ def _train(run: _Run) -> None:
         run.save(trainer)
 
 
-def _train_and_show(run: _Run, *, threads: int, profile: bool, note: str) -> None:
-    """Trains on rank 0, which also shows the progress and writes the files and the picture."""
+def _train_and_show(run: _Run, *, threads: int, profile: bool, notes: Sequence[str]) -> None:
+    """Trains on rank 0, which also shows the progress and writes the files and the picture.
+
+    notes: lines that are shown above all else, but for empty ones
+    """
     console, job, folder = Console(), run.job, run.folder
     tell = partial(say, console)
     sinks: list[MetricsSink] = []
@@ -194,7 +199,7 @@ def _train_and_show(run: _Run, *, threads: int, profile: bool, note: str) -> Non
         trainer = run.make_trainer(
             sinks=sinks, profile=folder / PROFILE_FILE if profile else None, say=tell
         )
-        if note:  # not before, since the model's files, or adapters, may not fit
+        for note in filter(None, notes):  # not before: the model's files may not fit
             tell(note)
         print_header(console, job, run.corpus, threads=threads, folder=str(folder))
         create_folder(folder, job.config, resumes=continues)  # now that nothing is missing

@@ -7,4 +7,5 @@ virtual.py      the fused GEMM, alone and between virtual ranks of one GPU
 ranks.py        the ops between real ranks;  linears.py: a Linear on every grid
 products.py     the kernels among which Linears choose for a product
 groups.py       the cases in groups;  worker.py: one group in its processes;  run.py: all groups
+record.py       the stamp, written after every group
 """

@@ -24,7 +24,7 @@ from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.verify.groups import MAX_FAILURES, Group
 from axonn_ext.verify.worker import Task
 
-PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
+STATUSES = PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 TOTAL_SECONDS = 170.0
 LEAST_SECONDS = 8.0  # the time that a process takes to start
 GRACE_SECONDS = 3.0  # the time that peers of a failed process have to report their own failure

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from axonn_ext import settings
+from axonn_ext.launch.parent import end_with
 
-PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 NOT_RUN_STATUS = 3
 # Errors with these texts are caused by the machine, or by another job on it, not by a kernel.
 OF_THE_MACHINE = ("out of memory", "alloc_failed", "busy or unavailable", "find c compiler")
@@ -107,16 +105,9 @@ def _write(task: Task, found: dict[str, object]) -> None:
     Path(task.result).write_text(json.dumps(found), encoding="utf-8")
 
 
-def _end_with(parent: int) -> None:
-    """Makes Linux kill this process when its parent ends, which may already have happened."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def main(argv: Sequence[str]) -> None:
     task = Task(**json.loads(argv[0]))
-    _end_with(task.parent)
+    end_with(task.parent)
     status = run(task)
     if status:
         os._exit(status)  # leaving the group normally might wait for the peers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import axonn_ext
 import commands
 from axonn_ext import _library, settings, stamps
 from axonn_ext.cli import doctor, main
+from pretend_gpus import pretend_gpus
 
 
 def test_report_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,39 +118,47 @@ def test_an_amd_gpu_is_named_by_its_own_architecture(
 
 
 def test_what_verify_has_found_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = stamps.Key("NVIDIA H200", "580.65.06", "2.13", "2.29.7", "3.9.0", "0.1.0+0")
-    loaded = dataclasses.replace(settings.load(), cache_dir=str(tmp_path))
-    monkeypatch.setattr(_library, "stamp_keys", lambda: [key])
-    monkeypatch.setattr(doctor, "why_no_fused_on", lambda gpu: "")
-    [finding] = doctor.find_verified(loaded)
+    monkeypatch.setenv("AXONN_CACHE_DIR", str(tmp_path))
+    pretend_gpus(monkeypatch, ["NVIDIA H200"])
+    [finding] = doctor.find_verified(settings.load())
     assert (finding.value, finding.status) == ("not run", doctor.NOTE)
-    assert finding.remedy == "axonn-ext verify, for auto to measure fused and fused_sm90"
-    wrong = stamps.Verdict(reasons={"products": "wrong"})
-    verdicts = {"fused": stamps.Verdict(ranks=4), "fused_sm90": stamps.Verdict(), "triton": wrong}
+    assert finding.remedy == (
+        "fused kernels: not verified on NVIDIA H200; `axonn-ext verify` (3 minutes, once per "
+        "machine) unlocks them"
+    )
+    [key] = _library.stamp_keys()
+    verdicts = {"fused": stamps.Verdict(ranks=4), "fused_sm90": stamps.Verdict()}
     stamps.keep(tmp_path, stamps.Stamp(key, verdicts))
-    [finding] = doctor.find_verified(loaded)
+    [finding] = doctor.find_verified(settings.load())
+    assert finding.value == "fused right on 4 GPUs, fused_sm90 right"
+    assert (finding.status, finding.remedy) == (doctor.OK, "")
+    wrong = stamps.Verdict(reasons={"products": "wrong"})
+    stamps.keep(tmp_path, stamps.Stamp(key, verdicts | {"triton": wrong}))
+    [finding] = doctor.find_verified(settings.load())
     assert finding.value == "fused right on 4 GPUs, triton FAILED, fused_sm90 right"
     assert (finding.status, finding.remedy) == (doctor.NOTE, "")
 
 
-def test_what_verify_cannot_find_is_not_advised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    key = stamps.Key("NVIDIA A100", "580.65.06", "2.13", "2.29.7", "3.9.0", "0.1.0+0")
-    loaded = dataclasses.replace(settings.load(), cache_dir=str(tmp_path))
-    monkeypatch.setattr(_library, "stamp_keys", lambda: [key])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
-    monkeypatch.setattr(
-        torch.ops.axonn, "_why_no_fused_here", lambda *_: "it needs sm_90", raising=False
-    )
-    [finding] = doctor.find_verified(loaded)
-    assert finding.value == "no fused and fused_sm90 here: it needs sm_90"
+def test_what_verify_cannot_find_is_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, ["NVIDIA V100"], why_none="it needs sm_80")
+    [finding] = doctor.find_verified(settings.load())
+    assert finding.value == "fused kernels: none on NVIDIA V100: it needs sm_80"
     assert (finding.status, finding.remedy) == (doctor.OK, "")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    [finding] = doctor.find_verified(loaded)
-    assert finding.value == "no fused and fused_sm90 here: torch sees no GPU"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    [finding] = doctor.find_verified(settings.load())
+    assert (finding.value, finding.status) == ("torch does not see it", doctor.OK)
+
+
+def test_a_gpu_that_the_driver_does_not_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, ["NVIDIA H200"], driver_names=[])
+    [finding] = doctor.find_verified(settings.load())
+    assert finding.name == "NVIDIA H200" and "does not name this GPU" in finding.value
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_said_of_verify() -> None:
+    assert doctor.find_verified(settings.load()) == []
 
 
 WITHOUT = """

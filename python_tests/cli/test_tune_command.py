@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+import commands
 from axonn_ext import GridShape, _library, settings, tuning
 from axonn_ext.calibrate.products import ProductRow, gain, time_in_turns
 from axonn_ext.calibrate.shapes import PUBLISHED_LAYERS, PUBLISHED_ROWS
@@ -104,6 +106,28 @@ def test_mistakes_are_named(tune: Path, capsys: Capture, arguments: list[str], m
     assert main(["tune", "--device", "cpu", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert files(tune / "cache") == []
+
+
+@pytest.mark.long
+def test_what_was_measured_before_the_end_is_kept(tune: Path):
+    path, output = tune / "products.json", tune / "output"
+    shapes = [f"{m},512,512" for m in range(128, 1024, 64)]
+    options = ["--device", "cpu", "--threads", "1", "--json", str(path)]
+    job = commands.start([*commands.AXONN, "tune", "--shapes", *shapes, *options], output=output)
+    # At its start, the command tries whether it could write the file, which is empty then.
+    found = lambda: path.exists() and path.stat().st_size > 0  # noqa: E731
+    try:
+        commands.wait_until(found, "the first product")
+    finally:
+        job.send_signal(signal.SIGKILL)
+        assert job.wait(timeout=300) == -signal.SIGKILL
+    content = json.loads(path.read_text())
+    assert 1 <= len(content["rows"]) < 3 * len(shapes)
+    assert content["worst_speedup"] is not None
+    printed = output.read_text().splitlines()
+    assert printed[1].split()[:3] == ["pass", "Linears", "m,n,k"]
+    assert len(printed) - 2 >= len(content["rows"]) - 1
+    assert f"{content['rows'][0]['winner']}" in printed[2]
 
 
 def request_for(*arguments: str) -> Request:

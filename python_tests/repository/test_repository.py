@@ -22,7 +22,7 @@ LAYERS = (
     ("side_groups", "stamps", "terminal"),
     ("_library", "launch"),
     ("triton",),
-    ("ops", "tuning", "communicators"),
+    ("ops", "tuning", "communicators", "locked"),
     ("grid",),
     ("collectives", "tracing"),
     ("nn",),

@@ -151,7 +151,7 @@ COMMANDS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...], tuple[st
     ),
     ("bench", "gemm"): ((), ("--json",), ("--shapes", "--dtype")),
     ("bench", "link-overlap"): (("--chunks",), ("--json",), ("--shape",)),
-    ("verify",): ((), ("--json",), ("--what",)),
+    ("verify",): ((), ("--json",), ("--only", "--what")),
     ("doctor",): ((), ("--json",), ("--what",)),
 }  # fmt: skip
 TRAIN = " ".join(("train --nproc 1", *(f"--{key}={value}" for key, value in SMALL.items())))

@@ -28,8 +28,8 @@ def test_a_stamp_is_found_by_its_key_alone(tmp_path: Path):
     assert stamps.find(tmp_path, H100) == stamp
     for name in (field.name for field in dataclasses.fields(Key)):
         assert stamps.find(tmp_path, dataclasses.replace(H100, **{name: "another"})) is None
-    stamps.keep(tmp_path, Stamp(H100, RIGHT))
-    assert stamps.find(tmp_path, H100) == Stamp(H100, RIGHT)
+    stamps.keep(tmp_path, Stamp(H100, RIGHT, complete=False))
+    assert stamps.find(tmp_path, H100) == Stamp(H100, RIGHT, complete=False)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
@@ -62,6 +62,7 @@ def test_the_format_is_what_the_documents_say(tmp_path: Path):
     assert document == {
         "format": 1,
         "key": dataclasses.asdict(H100),
+        "complete": True,
         "kernels": {"fused": {"passed": False, "ranks": 1, "reasons": dict(WRONG.reasons)}},
     }
 
@@ -86,6 +87,8 @@ def test_a_damaged_stamp_counts_as_none(tmp_path: Path):
         text.replace('"reasons": {}', '"reasons": {"sums": "wrong"}', 1),
         text.replace('"reasons": {}', '"reasons": 7', 1),
         json.dumps(document | {"kernels": ["fused"]}),
+        json.dumps(document | {"complete": 1}),
+        json.dumps({name: document[name] for name in ("format", "key", "kernels")}),
         json.dumps(document | {"key": document["key"] | {"driver": "1"}}),
     ]
     for one in damaged:

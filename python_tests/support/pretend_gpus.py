@@ -1,0 +1,44 @@
+"""A machine that seems to have GPUs: which they are, and what our kernels can do on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from axonn_ext import _library, _machine
+
+H100_NAME = "NVIDIA H100 80GB HBM3"
+
+
+def pretend_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+    models: Sequence[str] = (H100_NAME,),
+    *,
+    why_none: str = "",
+    source: str = "cutlass",
+    reach: bool = True,
+    driver_names: Sequence[str] | None = None,
+) -> None:
+    """Lets torch, the driver's files and our extension say that there are these GPUs.
+
+    why_none      why none of the fused kernels runs there
+    source        whose GEMMs the fused kernels are
+    reach         whether GPUs reach each other's memory
+    driver_names  what the driver's files name, where that is not the same
+    """
+    names = sorted(set(models)) if driver_names is None else list(driver_names)
+    monkeypatch.setattr(_machine, "runs_cuda", lambda: True)
+    monkeypatch.setattr(_machine, "nvidia_gpus", lambda: names)
+    monkeypatch.setattr(_machine, "nvidia_driver", lambda: "580.65.06")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(models))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: models[number])
+    properties = SimpleNamespace(total_memory=80 << 30, major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: reach)
+    monkeypatch.setattr(torch.ops.axonn, "_why_no_fused_here", lambda *_: why_none, raising=False)
+    cuda = SimpleNamespace(gemm_source=lambda number: source, __file__=__file__)
+    monkeypatch.setattr(_library, "cuda", cuda)
