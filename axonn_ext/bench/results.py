@@ -92,10 +92,16 @@ def write_json(
     path: Path, machine: Json, rows: Sequence[Any], summary: Sequence[Any] | None = None
 ) -> None:
     """Writes the file that the documents describe. rows, summary: dataclasses."""
+    content = content_of(machine, rows, summary)
+    write_text("--json", path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def content_of(machine: Json, rows: Sequence[Any], summary: Sequence[Any] | None = None) -> Json:
+    """Returns what that file holds."""
     content: Json = {"machine": machine, "rows": [dataclasses.asdict(row) for row in rows]}
     if summary is not None:
         content["summary"] = [dataclasses.asdict(line) for line in summary]
-    write_text("--json", path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    return content
 
 
 def read_rows(path: Path) -> list[Row]:

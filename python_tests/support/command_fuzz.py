@@ -149,7 +149,7 @@ COMMANDS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...], tuple[st
         ("--elements", "--bucket", "--threads", "--rounds"), ("--json", "--plot", "--folder"),
         ("--dtype", "--device"),
     ),
-    ("bench", "gemm"): ((), ("--json",), ("--shapes", "--dtype")),
+    ("bench", "gemm"): ((), ("--json",), ("--shapes", "--dtype", "--tiles")),
     ("bench", "link-overlap"): (("--chunks",), ("--json",), ("--shape",)),
     ("verify",): ((), ("--json",), ("--what",)),
     ("doctor",): ((), ("--json",), ("--what",)),
