@@ -78,6 +78,11 @@ def write_files(
     """Writes what --json and --plot ask for, and says so. rows, summary: dataclasses."""
     if args.json is not None:
         write_json(args.json, machine, rows, summary)
+    write_plot(args, console, draw=draw)
+
+
+def write_plot(args: argparse.Namespace, console: Console, *, draw: Callable[[Path], None]) -> None:
+    """Writes what --plot asks for, and says what --json and --plot have written."""
     if args.plot is not None:
         with writing("--plot", args.plot):
             draw(args.plot)
