@@ -15,7 +15,9 @@ def gemm(
     residual: torch.Tensor | None = None,
     wait_chunks: int = 0,
     pad: torch.Tensor | None = None,
+    tile: str = "",
 ) -> torch.Tensor: ...
+def gemm_tiles(a: torch.Tensor, b: torch.Tensor) -> list[tuple[str, float]]: ...
 
 PAD_BYTES: int
 

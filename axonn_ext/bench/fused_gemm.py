@@ -1,9 +1,8 @@
-"""Compares the time of the fused GEMM, without any communication or waits, with torch.mm."""
+"""`axonn-ext bench gemm`: times the fused GEMM, without any communication, next to torch.mm."""
 
 from __future__ import annotations
 
 import argparse
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,17 @@ import torch
 from torch import Tensor
 
 from axonn_ext import _library
+from axonn_ext.bench import gemm_tiles
+from axonn_ext.bench.gemm_tiles import TILE_ROWS, TILE_SHAPES, parse_tiles
 from axonn_ext.bench.link_overlap import MAX_DIFFERENCE, parse_sizes, time_us
 from axonn_ext.bench.results import content_of
-from axonn_ext.calibrate.shapes import is_published, published_shapes
+from axonn_ext.calibrate.shapes import GemmShape, describe, is_published, published_shapes
 from axonn_ext.calibrate.this_machine import describe_machine
+from axonn_ext.terminal.console import Console
 from axonn_ext.terminal.errors import UserError, refuse_extra
 from axonn_ext.terminal.files import check_writable
-from axonn_ext.terminal.rows import RowsFile
+from axonn_ext.terminal.rows import Column, RowsFile, RowsTable
+from axonn_ext.train.memory import memory_problem
 
 # BLAS's names of the layouts of y = x @ weight.t(), dx = dy @ weight, dweight = dy.t() @ x.
 LAYOUTS = {"tn": (False, True), "nn": (False, False), "nt": (True, False)}
@@ -30,7 +33,26 @@ On one GPU of sm_90: A [M, K] @ B [K, N] by torch.mm (cuBLAS), by the kernel of 
 waits, and by the same kernel as if A came in 16 chunks, all of which are there. What the second
 costs over the first is our kernel; what the third costs over the second is waiting. At the end: the
 least speed of both over M >= 2048, below which auto has other kernels. SHAPE is M,N,K, "published"
-(MLPs of models from 7B to 405B) or published:M,M,... for some of its M."""
+(MLPs of models from 7B to 405B) or published:M,M,... for some of its M.
+
+With --tiles: torch.mm, and the kernel without waits on each tile, with the modelled time by which a
+call chooses its tile."""
+EPILOG = """\
+examples:
+  axonn-ext bench gemm --shapes published:8192 --layouts tn
+  axonn-ext bench gemm --tiles all --json tiles.json
+  axonn-ext bench gemm --tiles 128x256 64x128 --shapes 512,11008,4096
+"""
+SHAPES = (GemmShape(2048, 11008, 4096), GemmShape(8192, 14336, 4096))
+COLUMNS = (
+    Column("M,N,K", 17, is_number=True),
+    Column("layout"),
+    Column("torch us", 9, is_number=True),
+    Column("fused us", 9, is_number=True),
+    Column("waiting us", is_number=True),
+    Column("fused/torch", is_number=True),
+    Column("waiting/fused", is_number=True),
+)
 # With fewer rows, tiles of 128 rows leave most of the GPU idle, and another kernel is chosen.
 LEAST_ROWS = 2048
 LEAST_OF_TORCH, LEAST_OF_FUSED = 0.97, 0.99
@@ -50,6 +72,17 @@ class GemmRow:
     fused_over_torch: float  # below 1, the kernel is faster than cuBLAS
     waiting_over_fused: float
     max_difference: float  # relative to torch's result
+
+    def cells(self) -> tuple[str, ...]:
+        """Returns the row's cells below COLUMNS."""
+        times = (self.torch_us, self.fused_us, self.waiting_us)
+        ratios = (self.fused_over_torch, self.waiting_over_fused)
+        return (
+            ",".join(map(str, self.shape.values())),
+            self.layout,
+            *(f"{us:,.1f}" for us in times),
+            *(f"{ratio:.3f}" for ratio in ratios),
+        )
 
 
 @dataclass(frozen=True)
@@ -84,17 +117,22 @@ def stored(t: Tensor, transposed: bool) -> Tensor:
     return t.t().contiguous().t() if transposed else t
 
 
-def measure_gemm(m: int, n: int, k: int, dtype: str, layout: str) -> GemmRow:
-    """Times one product. Needs a GPU of sm_90."""
-    cuda = _library.cuda
-    assert cuda is not None
+def draw_operands(m: int, n: int, k: int, dtype: str, layout: str) -> tuple[Tensor, Tensor]:
+    """Returns a [m, k] and b [k, n] on the GPU, stored in the layout."""
     generator = torch.Generator("cuda").manual_seed(0)
 
     def draw(rows: int, columns: int, transposed: bool) -> Tensor:
         t = torch.randn(rows, columns, generator=generator, device="cuda", dtype=DTYPES[dtype])
         return stored(t, transposed)
 
-    a, b = draw(m, k, LAYOUTS[layout][0]), draw(k, n, LAYOUTS[layout][1])
+    return draw(m, k, LAYOUTS[layout][0]), draw(k, n, LAYOUTS[layout][1])
+
+
+def measure_gemm(m: int, n: int, k: int, dtype: str, layout: str) -> GemmRow:
+    """Times one product. Needs a GPU of sm_90."""
+    cuda = _library.cuda
+    assert cuda is not None
+    a, b = draw_operands(m, n, k, dtype, layout)
     pad = torch.zeros(cuda.PAD_BYTES, dtype=torch.uint8, device="cuda")
     calls: dict[str, Callable[[], Tensor]] = {
         "torch": lambda: torch.mm(a, b),
@@ -122,40 +160,60 @@ def measure_gemm(m: int, n: int, k: int, dtype: str, layout: str) -> GemmRow:
 def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
     parser = benchmarks.add_parser(
-        "gemm", help="the kernel of \"fused\" against torch.mm, on one GPU of sm_90",
-        description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "gemm", help="the kernel of \"fused\" and its tiles against torch.mm, on one GPU of sm_90",
+        description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--shapes", nargs="+", default=["2048,11008,4096", "8192,14336,4096"],
-                        metavar="SHAPE", help="(default: %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--shapes", nargs="+", default=[], metavar="SHAPE",
+        help="(default: 2048,11008,4096 8192,14336,4096; with --tiles the published layers with "
+        f"M = {', '.join(map(str, TILE_ROWS))})",
+    )  # fmt: skip
     parser.add_argument("--dtype", choices=list(DTYPES), default="bf16",
                         help="(default: %(default)s)")  # fmt: skip
     parser.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS),
                         help="(default: all)")  # fmt: skip
+    parser.add_argument("--tiles", nargs="+", metavar="TILE",
+                        help="time these tiles, named like 128x256, or all")  # fmt: skip
     parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="write machine and rows to a file, after each of them",
+        "--json", type=Path, metavar="FILE", help="write machine and rows to a file"
     )
     parser.set_defaults(run=run)
 
 
-def parse_shapes(text: str) -> tuple[tuple[int, int, int], ...]:
+def parse_shapes(text: str) -> tuple[GemmShape, ...]:
     """Returns the shapes of an argument of --shapes. Raises: UserError."""
     if is_published(text):
         return published_shapes(text, "expand")
     m, n, k = parse_sizes("--shapes", text)
     if any(size % 8 for size in (m, n, k)):
         raise UserError(f"--shapes: expected multiples of 8, which bulk loads need, got {text!r}")
-    return ((m, n, k),)
+    return (GemmShape(m, n, k),)
+
+
+def shapes_of(args: argparse.Namespace) -> list[GemmShape]:
+    """Returns the shapes that are asked for, or those of the default. Raises: UserError."""
+    default = SHAPES if args.tiles is None else TILE_SHAPES
+    asked = [shape for text in args.shapes for shape in parse_shapes(text)]
+    return list(dict.fromkeys(asked or default))
 
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     """Runs the command; raises UserError for a mistake of the user."""
     refuse_extra("bench gemm", extra)
-    shapes = dict.fromkeys(shape for text in args.shapes for shape in parse_shapes(text))
+    shapes = shapes_of(args)
+    tiles = None if args.tiles is None else parse_tiles(args.tiles)
     check_writable("--json", args.json)
+    _check_gpu(args, shapes)
+    products = [(shape, layout) for shape in shapes for layout in args.layouts]
+    with RowsFile("--json", args.json) as file:
+        return _time(args, products, file) if tiles is None else _time_tiles(
+            args, products, tiles, file
+        )  # fmt: skip
+
+
+def _check_gpu(args: argparse.Namespace, shapes: Sequence[GemmShape]) -> None:
+    """Raises UserError if there is no GPU with the kernels, or one that is too small."""
     if not torch.cuda.is_available():
         raise UserError("bench gemm needs a GPU of sm_90: torch sees no GPU here")
     device = torch.device("cuda", torch.cuda.current_device())
@@ -164,24 +222,51 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         raise UserError(f"bench gemm needs a GPU of sm_90: {why} (see axonn-ext doctor)")
     if _library.cuda is None or _library.cuda.gemm_source(device.index) != "cutlass":
         raise UserError("bench gemm needs a GPU of sm_90, and CUTLASS (see axonn-ext doctor)")
-    print(f"{'M,N,K':>20} {'layout':>7} {'torch us':>10} {'fused us':>10} {'waiting us':>11} "
-          f"{'fused/torch':>12} {'waiting/fused':>14}")  # fmt: skip
-    rows: list[GemmRow] = []
+    for shape in shapes:
+        num_bytes = shape.num_elements * DTYPES[args.dtype].itemsize
+        problem = memory_problem(f"--shapes: {describe(shape)}", num_bytes, "cuda")
+        if problem:
+            raise UserError(problem)
+
+
+def _time(
+    args: argparse.Namespace, products: Sequence[tuple[GemmShape, str]], file: RowsFile
+) -> int:
+    """Times torch.mm, the kernel and the kernel that waits; returns the command's status."""
     machine = describe_machine(threads=torch.get_num_threads(), device="cuda")
-    with RowsFile("--json", args.json) as file:
-        for (m, n, k), layout in itertools.product(shapes, args.layouts):
-            rows.append(measure_gemm(m, n, k, args.dtype, layout))
-            _show(rows[-1])
-            summary = summarize(rows)
-            file.write(content_of(machine, rows, [summary] if summary else []))
+    table = RowsTable(Console(), COLUMNS)
+    rows: list[GemmRow] = []
+    for shape, layout in products:
+        rows.append(measure_gemm(*shape, args.dtype, layout))
+        table.add(rows[-1].cells())
+        summary = summarize(rows)
+        file.write(content_of(machine, rows, [summary] if summary else []))
     if summary is not None:
         print(summary.sentence())
+    return _status(rows)
+
+
+def _time_tiles(
+    args: argparse.Namespace, products: Sequence[tuple[GemmShape, str]], tiles: Sequence[str],
+    file: RowsFile,
+) -> int:  # fmt: skip
+    """Times torch.mm and the kernel on each tile; returns the command's status."""
+    machine = describe_machine(threads=torch.get_num_threads(), device="cuda")
+    table = RowsTable(Console(), gemm_tiles.COLUMNS)
+    rows: list[gemm_tiles.TileRow] = []
+    for shape, layout in products:
+        a, b = draw_operands(*shape, args.dtype, layout)
+        found = gemm_tiles.measure_tiles(a, b, dtype=args.dtype, layout=layout, asked=tiles)
+        for row in found:
+            table.add(row.cells())
+        rows += found
+        summary = gemm_tiles.summarize(rows)
+        file.write(content_of(machine, rows, [summary] if summary else []))
+    if summary is not None:
+        print(summary.sentence())
+    return _status(rows)
+
+
+def _status(rows: Sequence[GemmRow | gemm_tiles.TileRow]) -> int:
     # cuBLAS may add in another order, so results may differ by two roundings.
     return 0 if max(row.max_difference for row in rows) <= MAX_DIFFERENCE else 1
-
-
-def _show(row: GemmRow) -> None:
-    sizes = ",".join(map(str, row.shape.values()))
-    print(f"{sizes:>20} {row.layout:>7} {row.torch_us:>10,.1f} {row.fused_us:>10,.1f} "
-          f"{row.waiting_us:>11,.1f} {row.fused_over_torch:>12.3f} "
-          f"{row.waiting_over_fused:>14.3f}", flush=True)  # fmt: skip

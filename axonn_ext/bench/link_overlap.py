@@ -9,8 +9,7 @@ fast NCCL is.
 from __future__ import annotations
 
 import argparse
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from axonn_ext import _library
 from axonn_ext.bench.results import content_of
-from axonn_ext.calibrate.measure import HEAD_START_CYCLES
+from axonn_ext.calibrate.measure import HEAD_START_CYCLES, Timing
 from axonn_ext.calibrate.shapes import is_size
 from axonn_ext.calibrate.this_machine import describe_machine
 from axonn_ext.terminal.arguments import whole
@@ -112,8 +111,13 @@ def summarize(rows: Sequence[LinkRow]) -> list[LinkSummary]:
     ]
 
 
-def time_us(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
+def time_us(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     """Returns the median time of each call on the current stream; calls run in turns."""
+    return {name: timing.median_us for name, timing in time_calls(calls).items()}
+
+
+def time_calls(calls: Mapping[str, Callable[[], object]]) -> dict[str, Timing[None]]:
+    """Returns the times of each call on the current stream; calls run in turns."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(-WARM_UP_CALLS, CALLS):
         for name, call in calls.items():
@@ -125,7 +129,7 @@ def time_us(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
             end.synchronize()
             if turn >= 0:
                 samples[name].append(begin.elapsed_time(end) * 1e3)
-    return {name: statistics.median(values) for name, values in samples.items()}
+    return {name: Timing(tuple(values), 1, None) for name, values in samples.items()}
 
 
 def measure_link(m: int, n: int, k: int, chunks: Sequence[int]) -> list[LinkRow]:

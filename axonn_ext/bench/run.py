@@ -11,7 +11,14 @@ import axonn_ext
 from axonn_ext.bench.case import Case
 from axonn_ext.bench.reference import Outputs, Verdict, judge
 from axonn_ext.bench.results import Ratios, Row
-from axonn_ext.calibrate.measure import MIN_BATCH_SECONDS, ROUNDS, Ranks, Timing, measure
+from axonn_ext.calibrate.measure import (
+    MIN_BATCH_SECONDS,
+    ROUNDS,
+    Ranks,
+    Timing,
+    measure,
+    synchronize_with,
+)
 
 NUM_WARM_UP_CALLS = 3
 FLOOR, COLLECTIVE, BASELINE = "floor", "collective", "sequential"
@@ -57,7 +64,7 @@ def run_case(
         ranks,
         rounds=rounds,
         min_batch_seconds=min_batch_seconds,
-        synchronize=_synchronize_with(case.spec.device),
+        synchronize=synchronize_with(case.spec.device),
         on_round=on_round,
     )
     for name in right:
@@ -65,13 +72,6 @@ def run_case(
         assert isinstance(outputs, dict)
         verdicts[name] = max(verdicts[name], verdict_on(outputs), key=lambda v: v.severity)
     return _rows(case, verdicts, timings, rounds=rounds)
-
-
-def _synchronize_with(device: str) -> Callable[[], None]:
-    """Returns a function that waits for the calls; on a GPU, for the current stream."""
-    if device == "cpu":
-        return lambda: None
-    return lambda: torch.cuda.current_stream().synchronize()
 
 
 def _timed(algorithm: str) -> str:

@@ -131,6 +131,13 @@ def measure(
     return {name: Timing(tuple(samples[name]), num_calls[name], last[name]) for name in calls}
 
 
+def synchronize_with(device: str) -> Callable[[], None]:
+    """Returns what waits for calls on "cpu" or "cuda": there, for the current stream."""
+    if device == "cpu":
+        return lambda: None
+    return lambda: torch.cuda.current_stream().synchronize()
+
+
 def span(ranks: Ranks, began: float, ended: float) -> float:
     """Returns the seconds from the first rank's start to the last rank's end, on all ranks."""
     times = ranks.exchange(began, ended)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from axonn_ext import ops  # noqa: F401  (registers torch.ops.axonn)
 from axonn_ext.calibrate.fit import Point
-from axonn_ext.calibrate.measure import Ranks, Timing, measure
+from axonn_ext.calibrate.measure import Ranks, Timing, measure, synchronize_with
 from axonn_ext.calibrate.messages import Shift
 from axonn_ext.calibrate.plan import SEND, Plan, Product
 from axonn_ext.calibrate.this_machine import DTYPES
@@ -63,14 +63,8 @@ def _time(plan: Plan, ranks: Ranks, calls: Mapping[str, Call]) -> dict[str, Timi
         call()
     return measure(
         calls, ranks, rounds=plan.rounds, min_batch_seconds=_MIN_BATCH_SECONDS,
-        synchronize=_synchronize_with(plan.device),
+        synchronize=synchronize_with(plan.device),
     )  # fmt: skip
-
-
-def _synchronize_with(device: str) -> Callable[[], None]:
-    if device == "cpu":
-        return lambda: None
-    return lambda: torch.cuda.current_stream().synchronize()
 
 
 def _seconds(timing: Timing[object]) -> tuple[float, float]:
@@ -116,7 +110,7 @@ def _points_of(plan: Plan, ranks: Ranks, make: Callable[[int], tuple[int, Call]]
     messages = [make(n) for n in (_SMALL_BYTES, _PROBE_BYTES)]
     probes = measure(
         {str(sent): call for sent, call in messages}, ranks, rounds=2, min_batch_seconds=0.0,
-        synchronize=_synchronize_with(plan.device),
+        synchronize=synchronize_with(plan.device),
     )  # fmt: skip
     latency, probe = (timing.min_us * 1e-6 for timing in probes.values())
     growth = _LARGEST_SECONDS[plan.device] / max(probe - latency, 0.1 * probe)

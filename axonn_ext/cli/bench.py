@@ -7,6 +7,7 @@ from typing import Any
 
 from axonn_ext.bench import command, fused_gemm, link_overlap
 from axonn_ext.bench.loss import command as loss
+from axonn_ext.bench.ops import command as ops
 from axonn_ext.bench.optimizer import command as optimizer
 from axonn_ext.bench.pipeline import command as pipeline
 from axonn_ext.bench.ranking import command as ranking
@@ -26,12 +27,15 @@ examples:
   axonn-ext bench linear --grid 2x2x1 --grid 2x2x2 --json linear.json --plot linear.png
   axonn-ext bench train --nproc 4 --grid 2x2x1 --baseline ddp --baseline tp
   axonn-ext bench loss --threads 0
+  axonn-ext bench ops --json ops.json
   axonn-ext bench pipeline --json pipeline.json --plot pipeline.png
   axonn-ext bench optimizer --threads 0
 """
 
 # Each module has add_parser(benchmarks), which adds its subcommands with `run` as their default.
-BENCHMARKS = (command, fused_gemm, link_overlap, links, loss, optimizer, pipeline, ranking, train)
+BENCHMARKS = (
+    command, fused_gemm, link_overlap, links, loss, ops, optimizer, pipeline, ranking, train
+)  # fmt: skip
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:

@@ -171,4 +171,9 @@ def _with_memory(machine: Machine, memory_bytes: int) -> Machine:
 
 def machine_of_gpu(gpu: str) -> str:
     """Returns the known machine that has such GPUs; gpu: the driver's name of them."""
-    return next((name for part, name in _MACHINES_OF_GPUS.items() if part in gpu), _OTHER_GPUS)
+    return known_machine_of_gpu(gpu) or _OTHER_GPUS
+
+
+def known_machine_of_gpu(gpu: str) -> str | None:
+    """Returns the known machine that has such GPUs; None if there is none."""
+    return next((name for part, name in _MACHINES_OF_GPUS.items() if part in gpu), None)

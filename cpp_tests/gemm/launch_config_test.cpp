@@ -57,6 +57,34 @@ TEST(Sm90Tiles, AreAllDifferent) {
   EXPECT_EQ(tiles.size(), kNumSm90Tiles);
 }
 
+TEST(Sm90Tiles, AreAskedForByDifferentNames) {
+  std::set<std::string> names;
+  for (const auto& config : candidates(kSm90, 2)) names.insert(config.tile());
+  EXPECT_EQ(names, (std::set<std::string>{"128x256", "128x128", "64x128"}));
+  EXPECT_EQ(names.size(), kNumSm90Tiles);
+}
+
+TEST(LaunchConfig, TheBestIsThatOfTheLegalOnesWithTheLeastModelledTime) {
+  for (const int64_t m : {1, 512, 2048, 8192, 16384}) {
+    const GemmProblem problem{.m = m, .n = 11008, .k = 4096};
+    const auto legal = legal_configs(problem, {}, kSm90);
+    ASSERT_EQ(legal.size(), kNumSm90Tiles);
+    const auto best = best_config(problem, {}, kSm90);
+    ASSERT_TRUE(best);
+    const double least = cost_us(*best, problem, kSm90);
+    bool found = false;
+    for (const auto& [config, us] : legal) {
+      EXPECT_EQ(why(config, problem), "");
+      EXPECT_EQ(us, cost_us(config, problem, kSm90));
+      EXPECT_GE(us, least);
+      found = found || config.describe() == best->describe();
+    }
+    EXPECT_TRUE(found);
+  }
+  EXPECT_TRUE(legal_configs({.m = 8, .n = 9, .k = 8}, {}, kSm90).empty());
+  EXPECT_TRUE(legal_configs({.m = 8, .n = 8, .k = 8, .element_bytes = 0}, {}, kSm90).empty());
+}
+
 // num_stages is of use only if one more would not fit, or is more than there may be.
 TEST(Sm90Tiles, HaveAsManyStagesAsFit) {
   for (const Sm90Tile& tile : kSm90Tiles) {

@@ -128,6 +128,10 @@ TORCH_LIBRARY(axonn, m) {
       "_cross_entropy_gradient(Tensor dy, Tensor logits, Tensor labels, Tensor statistics, "
       "int first_column, int ignore_index, Tensor(a!) out) -> ()");
 
+  // Returns the sum of slots [W, ..] over W, in the order of the slots, accumulated in fp32 (fp64
+  // for fp64, integers exactly): what a fused reduce-scatter does with what its ranks have stored.
+  m.def("_reduce_slots(Tensor slots) -> Tensor");
+
   // Returns the labels of tokens [.., S + 1], which are the next tokens, with ignore_index in the
   // place of those that Goldfish loss drops: one in k, by a hash of h tokens. documents has a
   // number for each token, which changes where another document begins.

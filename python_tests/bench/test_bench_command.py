@@ -117,6 +117,8 @@ def try_all(specs: list[Spec]) -> list[bool]:
         (["gemm", "--shapes", "8,8"], ["M,N,K", "'8,8'"]),
         (["gemm", "--shapes", "8,8,12"], ["multiples of 8", "'8,8,12'"]),
         (["gemm", "--shapes", "published:8"], ["published has M of", "got '8'"]),
+        (["gemm", "--tiles", "128"], ["rows and columns, like 128x256", "got '128'"]),
+        (["gemm", "--tiles", "128x256", "all"], ["like 128x256, got 'all'"]),
         (["ag-gemm", "--device", "cpu", "--baseline", "torch-symm-mem"], ["for GPUs alone, got"]),
         (["ag-gemm", "--baseline", "nccl"], ["invalid choice: 'nccl'"]),
         (["link-overlap", "--chunks", "0"], ["--chunks", ">= 1, got 0"]),
@@ -133,7 +135,17 @@ def test_mistakes_are_named_before_anything_starts(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("arguments", [["gemm-rs", "--device", "cuda"], ["link-overlap"], ["gemm"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["gemm-rs", "--device", "cuda"],
+        ["link-overlap"],
+        ["gemm"],
+        ["gemm", "--tiles", "all"],
+        ["train", "--device", "cuda"],
+    ],
+    ids=" ".join,
+)
 def test_a_missing_gpu_is_named(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert main(["bench", *arguments]) == 2
     assert "sees no GPU" in capsys.readouterr().err

@@ -16,23 +16,24 @@ from rich.console import Console
 
 from axonn_ext import GridShape
 from axonn_ext.bench.results import write_json
-from axonn_ext.bench.train import command, plot, report
+from axonn_ext.bench.train import command, options, plot, report
 from axonn_ext.bench.train.check import LOSS_BOUND, Trace, compare
 from axonn_ext.bench.train.gpt import TorchGPT, load_whole
 from axonn_ext.bench.train.plan import BASELINES, STRONG, WEAK, Plan, SystemSpec, Workload
 from axonn_ext.bench.train.results import MemoryUse, Row, rows_from_values, rows_to_values
-from axonn_ext.bench.train.run import check_systems, time_systems
+from axonn_ext.bench.train.run import peak_of, time_systems, try_systems
 from axonn_ext.bench.train.systems import (
     State,
     Step,
     System,
     build_system,
     torch_step,
-    whole_initial_state,
 )
+from axonn_ext.calibrate.measure import Ranks
 from axonn_ext.cli.main import Parser
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.terminal.errors import UserError
+from axonn_ext.train.auto_grid import known_machine_of_gpu, machine_of_gpu
 from commands import AXONN, run, torchrun
 
 SMALL = Workload(
@@ -40,7 +41,7 @@ SMALL = Workload(
 )
 SMALL_OPTIONS = (
     "--hidden", "32", "--layers", "2", "--heads", "4", "--sequence", "16", "--batch", "8",
-    "--vocabulary", "64", "--rounds", "2",
+    "--vocabulary", "64", "--rounds", "2", "--device", "cpu",
 )  # fmt: skip
 
 
@@ -58,12 +59,13 @@ def small_plan(
 
 def errors_of_all(plan: Plan) -> dict[str, float]:
     """The larger error of each system; infinite where it has a problem."""
-    state = whole_initial_state(plan)
-    systems = [build_system(spec, plan, state) for spec in plan.systems]
-    verdicts = check_systems(systems, dtype=plan.workload.dtype)
+    tried = try_systems(plan, Ranks())
+    assert all(each.memory is None for each in tried), "of CPUs it is measured in new processes"
     return {
-        name: math.inf if v.problem else max(v.loss_error, v.norm_error)
-        for name, v in verdicts.items()
+        each.system.name: math.inf
+        if each.verdict.problem
+        else max(each.verdict.loss_error, each.verdict.norm_error)
+        for each in tried
     }
 
 
@@ -152,6 +154,9 @@ def test_a_wrong_system_gets_no_time(pool, tmp_path):
         for name in ("single", "ours x=2"):
             row = by_name[name]
             assert row.problem is None and row.rounds == 2
+            assert row.device == "cpu" and row.peak_fraction is None and row.tflops is not None
+            flops = SMALL.model.flops_per_token() * (row.tokens_per_s or 0.0)
+            assert row.tflops == pytest.approx(flops / 1e12)
             assert row.median_ms is not None and row.median_ms >= (row.min_ms or math.inf) > 0
             tokens = SMALL.batch_size * SMALL.model.sequence_length
             assert row.tokens_per_s == pytest.approx(tokens / row.median_ms * 1e3)
@@ -184,10 +189,10 @@ def test_the_verdict_on_a_trace():
 # --- What is asked for ---------------------------------------------------------------------------
 
 
-def arguments(*options: str) -> argparse.Namespace:
+def arguments(*chosen: str) -> argparse.Namespace:
     parser = Parser()
     command.add_parser(parser.add_subparsers())
-    return parser.parse_args(["train", *options])
+    return parser.parse_args(["train", "--device", "cpu", *chosen])
 
 
 def test_the_default_plan_is_the_documented_one():
@@ -200,10 +205,23 @@ def test_the_default_plan_is_the_documented_one():
     assert Plan.from_json(plan.to_json()) == plan
 
 
+def test_defaults_depend_on_the_device():
+    for device, dtype, batch, asked in (
+        ("cpu", "fp32", 16, ()),
+        ("cuda", "bf16", 8, ()),
+        ("cuda", "fp32", 3, ("--dtype", "fp32", "--batch", "3")),
+    ):
+        args = arguments("--device", device, *asked)
+        options.fill_in(args)
+        assert (args.dtype, args.batch) == (dtype, batch)
+        sizes = options.SIZES[device]
+        assert (args.hidden, args.vocabulary) == (sizes["hidden"], sizes["vocabulary"])
+
+
 def test_scaling_makes_a_launch_for_each_number_of_ranks():
-    options = ("--nproc", "8", "--baseline", "ddp", "--grid", "1x1x4", "--grid", "2x2x2")
-    strong = command.make_plans(arguments(*options, "--strong"))
-    weak = command.make_plans(arguments(*options, "--weak"))
+    chosen = ("--nproc", "8", "--baseline", "ddp", "--grid", "1x1x4", "--grid", "2x2x2")
+    strong = command.make_plans(arguments(*chosen, "--strong"))
+    weak = command.make_plans(arguments(*chosen, "--weak"))
     assert [p.num_ranks for p in strong] == [p.num_ranks for p in weak] == [1, 2, 4, 8]
     assert [p.workload.batch_size for p in strong] == [16, 16, 16, 16]
     assert [p.workload.batch_size for p in weak] == [2, 4, 8, 16]
@@ -214,7 +232,7 @@ def test_scaling_makes_a_launch_for_each_number_of_ranks():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("chosen", "message"),
     [
         (("--grid", "2x2"), "grid must read like"),
         (("--nproc", "4", "--grid", "2x1x1"), "has 2 ranks, but 4 are started"),
@@ -228,9 +246,9 @@ def test_scaling_makes_a_launch_for_each_number_of_ranks():
         (("--layout", "round"), "layout must be one of sharded, replicated, got 'round'"),
     ],
 )
-def test_mistakes_are_named_before_anything_starts(options, message):
+def test_mistakes_are_named_before_anything_starts(chosen, message):
     with pytest.raises(UserError, match=message.replace("(", r"\(")):
-        command.make_plans(arguments(*options))
+        command.make_plans(arguments(*chosen))
 
 
 # --- Charts and the command ----------------------------------------------------------------------
@@ -268,11 +286,61 @@ def test_findings_say_who_is_ahead_and_what_is_noisy():
     assert report.findings(run_, cores=4)[1].startswith("noisy (ddp)")
 
 
+def test_the_table_of_gpus_has_the_share_of_the_peak(capsys):
+    known = made_up_row("ours", 1, 50)
+    known = dataclasses.replace(known, device="cuda", tflops=123.4, peak_fraction=0.375)
+    unknown = dataclasses.replace(known, kind="single", system="single", peak_fraction=None)
+    wrong = dataclasses.replace(
+        known, median_ms=None, tflops=None, peak_fraction=None, problem="wrong loss", memory=None
+    )
+    report.print_rows(Console(width=200), [unknown, known, wrong], cores=0)
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert "of peak" in head and "of it shared" not in head
+    assert lines[1].split()[-5:-1] == ["123.4", "37.5%", "1", "MiB"]
+    assert lines[0].split()[-5:-1] == ["123.4", "-", "1", "MiB"]
+    assert lines[2].split()[3:10] == ["wrong", "-", "-", "-", "-", "-", "-"]
+    assert not any("share 0 cores" in line for line in lines), "ranks of GPUs have one each"
+
+
+def test_the_peak_is_that_of_a_known_gpu():
+    assert known_machine_of_gpu("NVIDIA H100 80GB HBM3") == "dgx-h100"
+    assert known_machine_of_gpu("GPU in software") is None
+    assert machine_of_gpu("GPU in software") == "ethernet"
+    assert peak_of("cpu", "bf16") is None
+
+
+def test_rows_are_known_after_each_launch(monkeypatch):
+    plans = command.make_plans(arguments("--nproc", "2", "--baseline", "single", "--strong"))
+    asked: list[tuple[str, int]] = []
+
+    def launched(plan: Plan) -> object:
+        asked.append((plan.what, plan.num_ranks))
+        if plan.what == "memory":
+            return {"peak_bytes": 7, "shared_bytes": 3}
+        rows = [made_up_row(spec.kind, plan.num_ranks, 100) for spec in plan.systems]
+        return rows_to_values([dataclasses.replace(row, memory=None) for row in rows])
+
+    monkeypatch.setattr(command, "_launch", launched)
+    written: list[list[MemoryUse | None]] = []
+    rows = command._launch_all(
+        plans, Console(quiet=True), weigh=True,
+        write=lambda rows: written.append([row.memory for row in rows]),
+    )  # fmt: skip
+    use = MemoryUse(7, 3)
+    assert [row.memory for row in rows] == [use] * 4
+    assert asked == [("time", 1), ("memory", 1), ("memory", 1), ("time", 2), ("memory", 1),
+                     ("memory", 2)]  # fmt: skip
+    assert written == [
+        [None, None], [use, None], [use, use], [use, use, None, None], [use, use, use, None],
+        [use] * 4,
+    ]  # fmt: skip
+
+
 @pytest.mark.slow
 def test_the_command_times_weighs_and_writes(tmp_path: Path):
     table, chart = tmp_path / "rows.json", tmp_path / "chart.png"
-    options = [*SMALL_OPTIONS, "--hidden", "256", "--nproc", "2", "--baseline", "single"]
-    done = run([*AXONN, "bench", "train", *options, "--json", str(table), "--plot", str(chart)])
+    chosen = [*SMALL_OPTIONS, "--hidden", "256", "--nproc", "2", "--baseline", "single"]
+    done = run([*AXONN, "bench", "train", *chosen, "--json", str(table), "--plot", str(chart)])
     assert done.status == 0, done.output
     content = json.loads(table.read_text())
     assert content["machine"]["torch"] == torch.__version__
@@ -291,8 +359,8 @@ def test_the_command_times_weighs_and_writes(tmp_path: Path):
 @pytest.mark.slow
 def test_under_torchrun(tmp_path: Path):
     table = tmp_path / "rows.json"
-    options = [*SMALL_OPTIONS, "--baseline", "tp", "--json", str(table)]
-    done = run([*torchrun(2), "bench", "train", *options])
+    chosen = [*SMALL_OPTIONS, "--baseline", "tp", "--json", str(table)]
+    done = run([*torchrun(2), "bench", "train", *chosen])
     assert done.status == 0, done.output
     rows = rows_from_values(json.loads(table.read_text())["rows"])
     assert [row.system for row in rows] == ["single", "tp", "ours x=2"]

@@ -63,6 +63,42 @@ def test_bias_and_residual(cuda, dtype):
     virtual.check_bias_and_residual(cuda, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("transposed", LAYOUTS)
+@pytest.mark.parametrize("shape", [(264, 200, 136), (16, 64, 64)], ids=name_of)
+def test_every_tile_that_is_asked_for(cuda, dtype, transposed, shape):
+    """All go through K in one order, so their bits are equal."""
+    m, n, k = shape
+    a = stored(draw(m, k, seed=1, dtype=dtype), transposed[0])
+    b = stored(draw(k, n, seed=2, dtype=dtype), transposed[1])
+    want = cuda.gemm(a, b)
+    check(want, a.double() @ b.double(), a @ b)
+    modelled = cuda.gemm_tiles(a, b)
+    names = [tile for tile, _ in modelled]
+    assert names == [f"{m}x{n}" for (m, n, _), _, _ in cuda.gemm_candidates_sm90()]
+    assert all(us > 0 for _, us in modelled)
+    for tile in names:
+        assert torch.equal(cuda.gemm(a, b, tile=tile), want), tile
+        (product,) = torch.ops.axonn._mm_fused_sm90(a, b, None, tile)
+        assert torch.equal(product, want), tile
+
+
+def test_a_tile_that_there_is_not(cuda):
+    a = draw(64, 64, seed=1, dtype=torch.bfloat16)
+    known = ", ".join(tile for tile, _ in cuda.gemm_tiles(a, a))
+    for tile in ("96x96", "all"):
+        with pytest.raises(ValueError, match=f"tile must be one of {known}, got '{tile}'"):
+            cuda.gemm(a, a, tile=tile)
+
+
+def test_kernels_of_triton_choose_their_tiles():
+    if _library.cuda is None or _library.cuda.gemm_source(0) != "triton":
+        pytest.skip("the kernels here are not Triton's")
+    a = draw(64, 64, seed=1, dtype=torch.bfloat16)
+    with pytest.raises(NotImplementedError, match="choose their tiles by themselves"):
+        _library.cuda.gemm_tiles(a, a)
+
+
 def test_what_no_kernel_computes_is_refused(cuda):
     a = draw(64, 64, seed=1, dtype=torch.bfloat16)
     with pytest.raises(NotImplementedError, match="rows must be a multiple of 16 bytes"):

@@ -134,6 +134,10 @@ COMMANDS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...], tuple[st
     ("bench", "loss", "--device", "cuda"): (
         ("--rows", "--vocab", "--rounds", "--threads"), ("--json", "--plot"), ("--dtype",),
     ),
+    ("bench", "ops", "--device", "cuda"): (
+        ("--elements", "--slots", "--rows", "--vocab", "--rounds", "--threads"), ("--json",),
+        ("--op", "--dtype"),
+    ),
     ("bench", "ranking", "--nproc", "1"): (
         ("--rounds",), ("--machine", "--times", "--json", "--markdown"), ("--model",),
     ),
@@ -149,7 +153,7 @@ COMMANDS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...], tuple[st
         ("--elements", "--bucket", "--threads", "--rounds"), ("--json", "--plot", "--folder"),
         ("--dtype", "--device"),
     ),
-    ("bench", "gemm"): ((), ("--json",), ("--shapes", "--dtype")),
+    ("bench", "gemm"): ((), ("--json",), ("--shapes", "--dtype", "--tiles")),
     ("bench", "link-overlap"): (("--chunks",), ("--json",), ("--shape",)),
     ("verify",): ((), ("--json",), ("--only", "--what")),
     ("doctor",): ((), ("--json",), ("--what",)),
@@ -203,6 +207,8 @@ RIGHT: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("bench link-overlap --help", ()),
     ("bench links --nproc 1 --rounds 1 --device cpu --out new.toml", ("--json new.json",)),
     ("bench loss --rows 8 --vocab 16 --rounds 1", (*DRAWN, "--dtype fp32")),
+    ("bench ops --elements 5000 --rows 8 --vocab 16 --rounds 1 --device cpu --op reduce adamw",
+     ("--json new.json", "--dtype fp32", "--slots 3")),
     ("bench optimizer --elements 1000 --bucket 100 --rounds 1",
      (*DRAWN, "--dtype fp32", "--folder folder")),
     ("bench pipeline --grid pipe=2 --rounds 1 --micro-batches 2 --stage-ms 1 --case 1f1b --delay 0",

@@ -12,7 +12,7 @@ import torch
 from axonn_ext.bench.loss.memory import peak_bytes
 from axonn_ext.bench.loss.results import LossRow
 from axonn_ext.bench.loss.systems import SYSTEMS, TORCH, Batch, bind, worst_error
-from axonn_ext.calibrate.measure import Ranks, Timing, measure
+from axonn_ext.calibrate.measure import Ranks, Timing, measure, synchronize_with
 from axonn_ext.calibrate.this_machine import DTYPES
 from axonn_ext.grid import Grid
 
@@ -62,7 +62,7 @@ def run_case(
     }
     timings = measure(
         calls, Ranks(), rounds=rounds, on_round=on_round,
-        synchronize=_synchronize_with(case.device),
+        synchronize=synchronize_with(case.device),
     )  # fmt: skip
     return [
         _row(case, system, errors[system], peaks[system], timings, rounds) for system in SYSTEMS
@@ -98,9 +98,3 @@ def _row(
         rounds=rounds,
         threads=torch.get_num_threads(),
     )
-
-
-def _synchronize_with(device: str) -> Callable[[], None]:
-    if device != "cuda":
-        return lambda: None
-    return torch.cuda.current_stream().synchronize

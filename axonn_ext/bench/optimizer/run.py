@@ -22,7 +22,7 @@ from axonn_ext.bench.optimizer.systems import (
     drawn,
     moved_bytes,
 )
-from axonn_ext.calibrate.measure import Ranks, Timing, measure
+from axonn_ext.calibrate.measure import Ranks, Timing, measure, synchronize_with
 
 CHECKED_STEPS = 3
 _INTEGERS = {2: torch.int16, 4: torch.int32}  # of the width of a dtype, in bytes
@@ -37,17 +37,17 @@ def run_case(
     """
     gradients = drawn(case, seed=1)
     systems = {name: build(name, case, gradients) for name in SYSTEMS}
-    right = _check(systems, gradients, case)
+    right = right_systems(systems, gradients, case)
     calls = {name: systems[name].step for name in right}
     timings = measure(
         _passes(case) | calls, Ranks(), rounds=rounds, on_round=on_round,
-        synchronize=_synchronize_with(case.device),
+        synchronize=synchronize_with(case.device),
     )  # fmt: skip
     return [_row(case, name, systems[name], timings, rounds) for name in SYSTEMS]
 
 
-def _check(systems: dict[str, System], gradients: Sequence[Tensor], case: Case) -> list[str]:
-    """Returns the systems whose weights have the bits of torch's after a few steps."""
+def right_systems(systems: dict[str, System], gradients: Sequence[Tensor], case: Case) -> list[str]:
+    """Returns the systems whose weights have the bits of torch's after a few steps of all."""
     for step in range(CHECKED_STEPS):
         for gradient, new in zip(gradients, drawn(case, seed=1 + step), strict=True):
             gradient.copy_(new)
@@ -126,9 +126,3 @@ def _ratio(one: Timing[object], other: Timing[object]) -> float:
     """Returns the median of the ratios of the same rounds, which a slow spell affects least."""
     pairs = zip(one.samples_us, other.samples_us, strict=True)
     return statistics.median(a / b for a, b in pairs)
-
-
-def _synchronize_with(device: str) -> Callable[[], None]:
-    if device != "cuda":
-        return lambda: None
-    return torch.cuda.current_stream().synchronize

@@ -15,7 +15,7 @@ from axonn_ext.bench.train.check import compare, first_steps
 from axonn_ext.bench.train.plan import OURS, Plan, SystemSpec, Workload
 from axonn_ext.bench.train.run import time_steps
 from axonn_ext.bench.train.systems import Step, System, build_system, our_step
-from axonn_ext.calibrate.measure import Timing
+from axonn_ext.calibrate.measure import Ranks, Timing
 from axonn_ext.grid import Grid
 from axonn_ext.overlap import Orchestrator
 from axonn_ext.pipeline import MicroBatch, Pipeline
@@ -31,7 +31,7 @@ def time_configs(launch: Launch) -> list[Times]:
     with ExitStack() as opened:
         systems = [_build(launch, config, opened) for config in launch.configs]
         _check(systems)
-        timings: Mapping[str, Timing[None]] = time_steps(systems, launch.rounds)
+        timings: Mapping[str, Timing[None]] = time_steps(systems, Ranks(), launch.rounds)
     ordered = [timings[system.name] for system in systems]
     return [Times(1e-6 * t.min_us, 1e-6 * t.median_us, 1e-6 * t.iqr_us) for t in ordered]
 
@@ -88,7 +88,7 @@ def _step_of_stages(workload: Workload, config: Config, opened: ExitStack) -> Ca
 
 
 def _check(systems: list[System]) -> None:
-    traces = {system.name: first_steps(system, 1) for system in systems}
+    traces = {system.name: first_steps(system, Ranks(), 1) for system in systems}
     reference = traces[systems[0].name]
     for name, trace in traces.items():
         problem = compare(trace, reference).problem

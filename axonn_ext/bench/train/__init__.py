@@ -5,5 +5,5 @@ gpt, systems      torch's GPT-2, and a training step of each system
 check             whether every system computes the same losses
 run               timing and peak memory, in the processes of a launch
 results, report   the results as rows, JSON, a table and a chart
-command           the command line
+options, command  the command line
 """

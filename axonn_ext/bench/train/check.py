@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from axonn_ext.bench.train.plan import BF16, FP32
 from axonn_ext.bench.train.systems import System
+from axonn_ext.calibrate.measure import Ranks
 
 NUM_STEPS = 3
 
@@ -51,7 +51,7 @@ class Verdict:
     problem: str | None
 
 
-def first_steps(system: System, num_steps: int = NUM_STEPS) -> Trace:
+def first_steps(system: System, ranks: Ranks, num_steps: int = NUM_STEPS) -> Trace:
     """Runs the first steps of a system; all ranks must call this.
 
     The trace is equal on every rank. It is that of rank 0 or, if losses are local, their mean.
@@ -61,11 +61,8 @@ def first_steps(system: System, num_steps: int = NUM_STEPS) -> Trace:
         for i in range(num_steps):
             step = system.step()
             pairs[i, 0], pairs[i, 1] = step.loss.double(), step.norm.double()
-    if system.local_loss:
-        dist.all_reduce(pairs)
-        pairs /= dist.get_world_size()
-    else:
-        dist.broadcast(pairs, src=0)
+    found = torch.tensor(ranks.exchange(*pairs.flatten().tolist()), dtype=torch.float64)
+    pairs = (found.mean(0) if system.local_loss else found[0]).unflatten(0, (num_steps, 2))
     return Trace(tuple(pairs[:, 0].tolist()), tuple(pairs[:, 1].tolist()))
 
 

@@ -6,20 +6,20 @@ import argparse
 import dataclasses
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.bench.output import check_outputs, dots, subtitle, write_files
-from axonn_ext.bench.train import plot, report
+import torch
+
+from axonn_ext.bench.output import check_outputs, dots, subtitle, write_plot
+from axonn_ext.bench.results import Json, content_of
+from axonn_ext.bench.train import options, plot, report
 from axonn_ext.bench.train.plan import (
     BASELINES,
-    DTYPES,
     FIXED,
-    FP32,
     OURS,
     SINGLE,
-    STRONG,
     WEAK,
     Plan,
     SystemSpec,
@@ -27,104 +27,28 @@ from axonn_ext.bench.train.plan import (
 )
 from axonn_ext.bench.train.results import MemoryUse, Row, rows_from_values
 from axonn_ext.bench.train.worker import PLAN_FILE, RESULT_FILE, leave, run_folder, run_here
-from axonn_ext.calibrate.this_machine import describe_machine, num_cores
+from axonn_ext.calibrate.this_machine import (
+    check_device,
+    describe_machine,
+    num_cores,
+)
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
-from axonn_ext.spec.optimizer import ZERO_STAGES
 from axonn_ext.spec.parallel import ParallelConfig
-from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
 from axonn_ext.terminal.grids import check_processes, parse_grid
+from axonn_ext.terminal.rows import RowsFile
 from axonn_ext.train.memory import BYTES_OF_A_PARAMETER, memory_problem
 
 DEFAULT_NPROC = 4
 
-DESCRIPTION = """\
-Trains the same GPT with torch's own ways and with ours on the same ranks, one thread each, and
-compares tokens/s and peak memory. Every system must first compute the same losses as one process
-does, or it gets no time. The systems take turns, so that noise meets all of them alike."""
-
-EPILOG = """\
-baselines:
-  single  plain torch in one process with as many threads as this machine has cores
-  ddp     DistributedDataParallel           fsdp2  fully_shard, block by block
-  tp      DTensor tensor parallelism        tp-sp  with sequence parallelism
-
-examples:
-  axonn-ext bench train
-  axonn-ext bench train --baseline ddp --baseline fsdp2 --grid 2x2x1 --grid 2x1x2
-  axonn-ext bench train --strong --json strong.json --plot strong.png
-"""
-
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
-    parser = commands.add_parser(
-        "train", help="training against torch's own ways", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
-    parser.add_argument(
-        "--baseline", action="append", choices=BASELINES, metavar="NAME",
-        help="may be given several times (default: all); single is always there",
-    )  # fmt: skip
-    parser.add_argument(
-        "--grid", action="append", metavar="SHAPE",
-        help="of ours; may be given several times (default: 2x2x1 for 4 ranks)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--nproc", type=whole(1, MOST_PROCESSES), metavar="N", help="ranks to start (default: 4)"
-    )
-    scaling = parser.add_mutually_exclusive_group()
-    scaling.add_argument(
-        "--strong", action="store_const", const=STRONG, dest="scaling", default=FIXED,
-        help="the same batch on 1, 2, 4, ... up to N ranks",
-    )  # fmt: skip
-    scaling.add_argument(
-        "--weak", action="store_const", const=WEAK, dest="scaling",
-        help="the same batch for each of 1, 2, 4, ... up to N ranks; --batch is that of N",
-    )  # fmt: skip
-    for name, default, text in (
-        ("hidden", 512, "features"), ("layers", 6, "blocks"), ("heads", 8, "attention heads"),
-        ("sequence", 256, "tokens of a sequence"), ("batch", 16, "sequences of a global batch"),
-        ("vocabulary", 512, "rows of the tied table"), ("rounds", 10, "turns of every system"),
-    ):  # fmt: skip
-        parser.add_argument(
-            f"--{name}", type=whole(), default=default, metavar="N",
-            help=f"{text} (default: %(default)s)",
-        )  # fmt: skip
-    parser.add_argument(
-        "--dtype", choices=DTYPES, default=FP32,
-        help="of matrix products; bf16: each system's own mixed precision (default: %(default)s)",
-    )  # fmt: skip
-    _add_parallel_options(parser)
-    parser.add_argument("--no-memory", action="store_true", help="leave peak memory out")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a chart there")
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)  # folder of a launch
-    parser.set_defaults(run=run)
-
-
-def _add_parallel_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of our system; --keep-weights holds for fsdp2, too."""
-    group = parser.add_argument_group("how ours runs")
-    group.add_argument("--layout", default="sharded", metavar="NAME", help="sharded or replicated")
-    group.add_argument("--algorithm", default="auto", metavar="NAME", help="of the fused ops")
-    group.add_argument("--heads-over-y", action="store_true", help="y splits heads in attention")
-    group.add_argument(
-        "--zero", action="append", type=int, choices=ZERO_STAGES, metavar="STAGE",
-        help="0, 1 or 2: what data divides of gradients and AdamW's state; may be given several "
-        "times (default: 0)",
-    )  # fmt: skip
-    group.add_argument(
-        "--save-gathered", action="store_true", help="keep gathered inputs for backward"
-    )
-    group.add_argument(
-        "--no-reshard-after-forward", action="store_true",
-        help="keep gathered weights for backward; fsdp2 does so, too",
-    )  # fmt: skip
+    options.add_parser(commands).set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
@@ -134,16 +58,23 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     console = Console()
     if args.worker is not None:
         here = here or Process()
-        run_folder(args.worker, here, dots(console, here))
+        run_folder(args.worker, here, dots(console, here), _teller(console, here))
         leave(0)
     check_outputs(args)
-    if here is None:
-        rows = _launch_all(args, console)
-    else:
-        (plan,) = make_plans(args, here)
-        rows = run_here(plan, here, dots(console, here))
+    plans = make_plans(args, here)
+    machine = describe_machine(threads=1, device=args.device)
+    with RowsFile("--json", args.json) as file:
+        if here is None:
+            rows = _launch_all(
+                plans, console, weigh=not args.no_memory,
+                write=lambda rows: file.write(content_of(machine, rows)),
+            )  # fmt: skip
+        else:
+            rows = run_here(plans[0], here, dots(console, here), _teller(console, here))
+            if here.rank == 0:
+                file.write(content_of(machine, rows))
     if here is None or here.rank == 0:
-        _report(args, rows, console)
+        _report(args, rows, machine, console)
     status = report.exit_status(rows)
     if here is not None:
         leave(status)
@@ -155,7 +86,14 @@ def make_plans(args: argparse.Namespace, here: Process | None = None) -> list[Pl
 
     Raises: UserError with all problems that were found.
     """
+    options.fill_in(args)
+    check_device(args.device)
     most = _num_ranks(args, here)
+    if args.device == "cuda" and most > torch.cuda.device_count():
+        raise UserError(
+            f"bench train: {most} ranks on --device cuda need a GPU each, there are "
+            f"{torch.cuda.device_count()}"
+        )
     if args.scaling == WEAK and args.batch % most:
         raise UserError(f"--batch: {args.batch} must be divisible by --nproc {most} with --weak")
     baselines = [SystemSpec(kind) for kind in BASELINES if kind in (args.baseline or BASELINES)]
@@ -175,15 +113,16 @@ def make_plans(args: argparse.Namespace, here: Process | None = None) -> list[Pl
         try:
             plan = Plan(
                 Workload(_model(args), batch, dtype=args.dtype), _parallel(args),
-                (*baselines, *ours), num_ranks=count, single_threads=num_cores(),
-                rounds=args.rounds,
+                (*baselines, *ours), num_ranks=count, rounds=args.rounds, device=args.device,
+                single_threads=num_cores() if args.device == "cpu" else 1,
             )  # fmt: skip
         except ValueError as error:
             raise UserError(str(error)) from None
         plans.append(plan)
-        # One process trains the whole model.
-        num_bytes = plan.workload.model.num_parameters() * BYTES_OF_A_PARAMETER
-        problem = memory_problem("the model", num_bytes, "cpu")
+        # All systems are there at once. With ddp, every rank has the whole model.
+        copies = sum(count if spec.kind == "ddp" else 1 for spec in plan.systems)
+        num_bytes = copies * plan.workload.model.num_parameters() * BYTES_OF_A_PARAMETER
+        problem = memory_problem(f"{copies} models of this size", num_bytes, args.device)
         problems += [problem] if problem else []
         problems += [f"{count} ranks, {problem}" for problem in plan.problems()]
     if problems:
@@ -205,7 +144,8 @@ def _num_ranks(args: argparse.Namespace, here: Process | None) -> int:
     grids = [parse_grid("--grid", text) for text in args.grid or ()]
     for grid in grids:
         check_processes(grid)
-    return max((grid.size for grid in grids), default=DEFAULT_NPROC)
+    default = torch.cuda.device_count() if args.device == "cuda" else DEFAULT_NPROC
+    return max((grid.size for grid in grids), default=default)
 
 
 def _grids(args: argparse.Namespace, count: int, most: int) -> list[GridShape]:
@@ -252,15 +192,28 @@ def _parallel(args: argparse.Namespace) -> ParallelConfig:
 # --- Launches ------------------------------------------------------------------------------------
 
 
-def _launch_all(args: argparse.Namespace, console: Console) -> list[Row]:
+def _teller(console: Console, here: Process) -> Callable[[str], None]:
+    """Returns what shows a sentence on rank 0."""
+    if here.rank != 0:
+        return lambda text: None
+    return lambda text: say(console, text, style="dim")
+
+
+def _launch_all(
+    plans: Sequence[Plan], console: Console, *, weigh: bool,
+    write: Callable[[Sequence[Row]], None],
+) -> list[Row]:  # fmt: skip
+    """Starts the launches, one after another. write: gets all rows whenever there is a new one."""
     rows: list[Row] = []
-    for plan in make_plans(args):
+    for plan in plans:
         text = f"timing {len(plan.systems)} systems, {plan.num_ranks} ranks"
         say(console, text, style="dim")
         timed = rows_from_values(_launch(plan))
+        write([*rows, *timed])
         for i, (spec, row) in enumerate(zip(plan.systems, timed, strict=True)):
-            if not args.no_memory and row.problem is None:
+            if weigh and row.problem is None and row.memory is None:
                 timed[i] = dataclasses.replace(row, memory=_weigh(plan, spec, console))
+                write([*rows, *timed])
         rows += timed
     return rows
 
@@ -285,13 +238,12 @@ def _launch(plan: Plan) -> Any:
         return json.loads((folder / RESULT_FILE).read_text())
 
 
-def _report(args: argparse.Namespace, rows: Sequence[Row], console: Console) -> None:
+def _report(args: argparse.Namespace, rows: Sequence[Row], machine: Json, console: Console) -> None:
     """Prints the table, and writes the files that were asked for."""
-    machine = describe_machine(threads=1)
     report.print_rows(console, rows, cores=num_cores())
-    title = subtitle(machine, "one thread a rank", args.dtype)
-    write_files(
-        args, console, machine=machine, rows=rows,
+    title = subtitle(machine, *([] if args.device == "cuda" else ["one thread a rank"]), args.dtype)
+    write_plot(
+        args, console,
         draw=lambda path: plot.plot_rows(
             rows, path, scaling=args.scaling, cores=num_cores(), subtitle=title
         ),

@@ -18,6 +18,7 @@ SPLITS_BATCH = ("ddp", "fsdp2")
 SPLITS_MATRICES = ("tp", "tp-sp")
 FP32, BF16 = "fp32", "bf16"
 DTYPES = (FP32, BF16)
+DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Plan:
     """One launch: what is measured, and on how many ranks.
 
     single_threads: the threads of the only process of `single`; every other rank has one thread.
+    device: "cpu", or "cuda" for a GPU of each rank's own.
     """
 
     workload: Workload
@@ -73,7 +75,8 @@ class Plan:
     num_ranks: int
     single_threads: int
     rounds: int
-    what: str = field(default="time")  # or "memory", for a plan with one system
+    what: str = field(default="time")  # or "memory", for a plan with one system on CPUs
+    device: str = "cpu"
 
     def problems(self) -> list[str]:
         """Returns where the ranks do not divide the work; empty if every system can run."""

@@ -13,16 +13,17 @@ from axonn_ext.bench.train.results import Row
 from axonn_ext.terminal.console import plain_table, print_table, say
 
 _MIB = 2**20
-_COLUMNS = (
-    "", "ranks", "batch", "tokens/s", "ms a step", "spread", "vs single", "memory", "of it shared",
-    "loss error",
-)  # fmt: skip
+_SPEED = ("", "ranks", "batch", "tokens/s", "ms a step", "spread", "vs single")
+_COLUMNS = {
+    "cpu": (*_SPEED, "memory", "of it shared", "loss error"),
+    "cuda": (*_SPEED, "TFLOP/s", "of peak", "memory", "loss error"),
+}
 
 
 def print_rows(console: Console, rows: Sequence[Row], *, cores: int) -> None:
     """Prints a table of all runs, and notes about it."""
     table = plain_table()
-    for column in _COLUMNS:
+    for column in _COLUMNS[rows[0].device]:
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     runs = runs_of(rows)
     for run in runs:
@@ -56,7 +57,7 @@ def findings(run: Sequence[Row], *, cores: int) -> list[str]:
             ratio = speeds[best.system] / speeds[rival.system]
             text += f", {ratio:.2f} x the fastest of torch's on as many ranks ({rival.system})"
         lines.append(text)
-    if num_ranks > cores:
+    if run[0].device == "cpu" and num_ranks > cores:
         lines.append(
             f"{num_ranks} ranks share {cores} cores, all of which single has, too: split without "
             "any cost, the same arithmetic would reach 1.00 of single"
@@ -75,19 +76,26 @@ def _cells(row: Row) -> tuple[str, ...]:
     if row.median_ms is not None:
         speed = (
             f"{row.tokens_per_s:,.0f}",
-            f"{row.median_ms:,.0f}",
-            f"{row.spread_ms:,.0f}",
+            _milliseconds(row.median_ms),
+            _milliseconds(row.spread_ms or 0.0),
             f"{row.ratio_to_single:.2f}",
-        )
-    memory = ("-", "-")
-    if row.memory is not None:
-        memory = (
-            f"{row.memory.peak_bytes / _MIB:,.0f} MiB",
-            f"{row.memory.shared_bytes / _MIB:,.0f} MiB",
         )
     ranks = str(row.num_ranks) if row.num_threads == 1 else f"1 x {row.num_threads} threads"
     error = "not a number" if row.loss_error is None else f"{row.loss_error:.0e}"
-    return (row.system, ranks, str(row.batch_size), *speed, *memory, error)
+    memory = row.memory
+    peak = "-" if memory is None else f"{memory.peak_bytes / _MIB:,.0f} MiB"
+    if row.device == "cuda":
+        work = (
+            "-" if row.tflops is None else f"{row.tflops:,.1f}",
+            "-" if row.peak_fraction is None else f"{row.peak_fraction:.1%}",
+        )
+        return (row.system, ranks, str(row.batch_size), *speed, *work, peak, error)
+    shared = "-" if memory is None else f"{memory.shared_bytes / _MIB:,.0f} MiB"
+    return (row.system, ranks, str(row.batch_size), *speed, peak, shared, error)
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
 def _style(row: Row) -> str:

@@ -12,8 +12,9 @@ from typing import Any
 class MemoryUse:
     """The peak memory of training on the rank where it is largest, without that before training.
 
-    peak_bytes: resident memory. shared_bytes: the part of it that is symmetric memory which the
-    rank has read or written, including its peers'. A page that two ranks use counts on both.
+    peak_bytes: resident memory; on GPUs what torch has allocated. shared_bytes: the part of it that
+    is symmetric memory which the rank has read or written, including its peers'. A page that two
+    ranks use counts on both. On GPUs it is 0, as torch's allocator does not have that memory.
     """
 
     peak_bytes: int
@@ -26,7 +27,9 @@ class Row:
 
     loss_error, norm_error: the relative errors of the first steps, compared with `single`; None for
     values that are not numbers. spread_ms: the interquartile range of the rounds. ratio_to_single:
-    tokens/s over those of `single` in the same run. memory: None if it was not measured.
+    tokens/s over those of `single` in the same run. memory: None if it was not measured. tflops:
+    model flops of all ranks per second, in 10**12, with half of attention, which is causal.
+    peak_fraction: these over the peak of the GPUs; None for CPUs and for GPUs without a known peak.
     """
 
     system: str
@@ -46,6 +49,9 @@ class Row:
     ratio_to_single: float | None = None
     memory: MemoryUse | None = None
     dtype: str = "fp32"  # the dtype of matrix products
+    device: str = "cpu"
+    tflops: float | None = None
+    peak_fraction: float | None = None
 
 
 def rows_to_values(rows: Sequence[Row]) -> list[dict[str, Any]]:

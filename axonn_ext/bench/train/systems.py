@@ -9,7 +9,7 @@ weights in fp32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,17 +30,9 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from axonn_ext import (
-    Grid,
-    clip_grad_norm_,
-    full_state_dict,
-    initialize,
-    models,
-    sync_gradients,
-)
+from axonn_ext import Grid, clip_grad_norm_, full_state_dict, models, sync_gradients
 from axonn_ext.bench.train.gpt import TorchGPT, load_whole
 from axonn_ext.bench.train.plan import BF16, OURS, SINGLE, Plan, SystemSpec, Workload
-from axonn_ext.models.gpt2.model import GPT2
 from axonn_ext.optim import AdamW
 
 State = Mapping[str, Tensor]  # whole tensors with the names of models.gpt2's parameters
@@ -75,8 +67,9 @@ def whole_initial_state(plan: Plan) -> State:
     Every rank holds all of them, which only the comparison of systems needs.
     """
     grid = Grid(data=dist.get_world_size())
-    model = GPT2(plan.workload.model, grid, plan.parallel)
-    initialize(model, seed=plan.workload.seed)
+    model = models.build(
+        plan.workload.model, grid, plan.parallel, seed=plan.workload.seed, device=plan.device
+    )
     return model.import_state(full_state_dict(model))
 
 
@@ -89,15 +82,14 @@ def build_system(spec: SystemSpec, plan: Plan, state: State | None) -> System:
         assert spec.grid is not None
         return System(spec.name, _ours(Grid(**spec.grid.as_dict()), plan, zero=spec.zero))
     if spec.kind == SINGLE:
-        step = _single(plan.workload, state) if dist.get_rank() == 0 else None
+        step = _single(plan, state) if dist.get_rank() == 0 else None
         return System(spec.name, step, num_threads=plan.single_threads)
     if spec.kind == "ddp":
-        return System(spec.name, _ddp(plan.workload, state), local_loss=True)
+        return System(spec.name, _ddp(plan, state), local_loss=True)
     if spec.kind == "fsdp2":
-        reshard = plan.parallel.reshard_after_forward
-        return System(spec.name, _fsdp2(plan.workload, state, reshard), local_loss=True)
+        return System(spec.name, _fsdp2(plan, state), local_loss=True)
     if spec.kind in ("tp", "tp-sp"):
-        return System(spec.name, _tensor_parallel(plan.workload, state, spec.kind == "tp-sp"))
+        return System(spec.name, _tensor_parallel(plan, state, spec.kind == "tp-sp"))
     raise ValueError(f"kind must be a baseline or {OURS!r}, got {spec.kind!r}")
 
 
@@ -111,13 +103,27 @@ def batches(workload: Workload) -> Iterator[tuple[Tensor, Tensor]]:
         yield tokens[:, :-1], tokens[:, 1:]
 
 
+def _moved(batch: Iterable[Tensor], device: torch.device) -> list[Tensor]:
+    """Returns a batch of the host's on the device; for a GPU, without waiting for its arrival."""
+    if device.type == "cpu":
+        return list(batch)
+    return [t.contiguous().pin_memory().to(device, non_blocking=True) for t in batch]
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Returns where the model's parameters are."""
+    return next(model.parameters()).device
+
+
 # --- Ours ----------------------------------------------------------------------------------------
 
 
 def _ours(grid: Grid, plan: Plan, *, zero: int) -> Callable[[], Step]:
     workload = plan.workload
     dtype = torch.bfloat16 if workload.dtype == BF16 else torch.float32
-    model = models.build(workload.model, grid, plan.parallel, seed=workload.seed, dtype=dtype)
+    model = models.build(
+        workload.model, grid, plan.parallel, seed=workload.seed, dtype=dtype, device=plan.device
+    )
 
     def gradients(token_ids: Tensor, labels: Tensor) -> Tensor:
         loss = model.loss(token_ids, labels, float(workload.tokens_per_step))
@@ -141,11 +147,11 @@ def our_step(
         model, lr=workload.learning_rate, betas=workload.betas, eps=ADAM_EPS,
         weight_decay=workload.weight_decay, zero=zero,
     )  # fmt: skip
-    source = batches(workload)
+    source, device = batches(workload), device_of(model)
     rows = {0: ("data", "z")}
 
     def step() -> Step:
-        token_ids, labels = (grid.shard(t, rows) for t in next(source))
+        token_ids, labels = _moved((grid.shard(t, rows) for t in next(source)), device)
         optimizer.zero_grad()
         loss = gradients(token_ids, labels)
         norm = clip_grad_norm_(model, workload.clip_norm)
@@ -158,24 +164,31 @@ def our_step(
 # --- Torch's own ---------------------------------------------------------------------------------
 
 
-def _single(workload: Workload, state: State | None) -> Callable[[], Step]:
-    model = TorchGPT(workload.model)
+def _whole(plan: Plan, state: State | None) -> TorchGPT:
+    with torch.device(plan.device):
+        model = TorchGPT(plan.workload.model)
     if state is not None:
         load_whole(model, state)
-    return torch_step(model, workload)
+    return model
 
 
-def _ddp(workload: Workload, state: State | None) -> Callable[[], Step]:
-    model = TorchGPT(workload.model)
-    if state is not None:
-        load_whole(model, state)
-    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    return torch_step(wrapped, workload, part=dist.get_rank(), num_parts=dist.get_world_size())
+def _single(plan: Plan, state: State | None) -> Callable[[], Step]:
+    return torch_step(_whole(plan, state), plan.workload)
 
 
-def _fsdp2(workload: Workload, state: State | None, reshard: bool) -> Callable[[], Step]:
+def _ddp(plan: Plan, state: State | None) -> Callable[[], Step]:
+    model = _whole(plan, state)
+    wrapped = DistributedDataParallel(
+        model, gradient_as_bucket_view=True,
+        device_ids=[torch.cuda.current_device()] if plan.device == "cuda" else None,
+    )  # fmt: skip
+    return torch_step(wrapped, plan.workload, part=dist.get_rank(), num_parts=dist.get_world_size())
+
+
+def _fsdp2(plan: Plan, state: State | None) -> Callable[[], Step]:
     """Makes each block an FSDP unit; embeddings, last norm and tied head are in the root unit."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    workload, reshard = plan.workload, plan.parallel.reshard_after_forward
+    mesh = init_device_mesh(plan.device, (dist.get_world_size(),))
     with torch.device("meta"):
         model = TorchGPT(workload.model)
     policy = MixedPrecisionPolicy()
@@ -183,28 +196,29 @@ def _fsdp2(workload: Workload, state: State | None, reshard: bool) -> Callable[[
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for part in (*model.blocks, model):
         fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
-    _materialize(model, state)
+    _materialize(model, state, plan.device)
     return torch_step(
         model, workload, part=mesh.get_local_rank(), num_parts=mesh.size(), autocast=False
     )
 
 
 def _tensor_parallel(
-    workload: Workload, state: State | None, sequence_parallel: bool
+    plan: Plan, state: State | None, sequence_parallel: bool
 ) -> Callable[[], Step]:
     """Splits the matrices over all ranks like Megatron, and gathers the logits.
 
     sequence_parallel: the sequence is split between the matrices, too.
     """
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    workload = plan.workload
+    mesh = init_device_mesh(plan.device, (dist.get_world_size(),))
     with torch.device("meta"):
         model = TorchGPT(workload.model)
     outer, inner = _tensor_parallel_plan(sequence_parallel)
     parallelize_module(model, mesh, outer)
     for block in model.blocks:
         parallelize_module(block, mesh, inner)
-    _materialize(model, state)
-    positions = torch.arange(workload.model.sequence_length)
+    _materialize(model, state, plan.device)
+    positions = torch.arange(workload.model.sequence_length, device=plan.device)
     if sequence_parallel:
         positions = positions.chunk(mesh.size())[mesh.get_local_rank()]
     return torch_step(model, workload, positions=positions)
@@ -235,9 +249,9 @@ def _tensor_parallel_plan(
 
 
 @torch.no_grad()
-def _materialize(model: TorchGPT, state: State | None) -> None:
+def _materialize(model: TorchGPT, state: State | None, device: str) -> None:
     """Gives memory, ties and values to a model that was split on the meta device."""
-    model.to_empty(device="cpu")
+    model.to_empty(device=device)
     model.lm_head.weight = model.wte.weight
     if state is not None:
         load_whole(model, state)
@@ -260,8 +274,9 @@ def torch_step(
 
     autocast: whether torch.autocast casts to bf16, rather than the model itself.
     """
+    device = device_of(model)
     if positions is None:
-        positions = torch.arange(workload.model.sequence_length)
+        positions = torch.arange(workload.model.sequence_length, device=device)
     groups = _groups(list(model.parameters()))
     optimizer = torch.optim.AdamW(
         [
@@ -270,12 +285,12 @@ def torch_step(
         ],
         lr=workload.learning_rate, betas=workload.betas, eps=ADAM_EPS, fused=True,
     )  # fmt: skip
-    source = batches(workload)
+    source, mixed = batches(workload), autocast and workload.dtype == BF16
 
     def step() -> Step:
-        token_ids, labels = (t.chunk(num_parts)[part] for t in next(source))
+        token_ids, labels = _moved((t.chunk(num_parts)[part] for t in next(source)), device)
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast and workload.dtype == BF16):
+        with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
             logits = model(token_ids, positions)
         loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
         loss.backward()

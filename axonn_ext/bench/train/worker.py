@@ -23,7 +23,9 @@ from axonn_ext.launch.place import Process
 PLAN_FILE, RESULT_FILE = "plan.json", "result.json"
 
 
-def run_folder(folder: Path, here: Process, on_round: Callable[[], None]) -> None:
+def run_folder(
+    folder: Path, here: Process, on_round: Callable[[], None], tell: Callable[[str], None]
+) -> None:
     """Does what the plan in the folder says; rank 0 writes the result there."""
     plan = Plan.from_json((folder / PLAN_FILE).read_text())
     from axonn_ext.bench.train.run import time_systems, weigh_system
@@ -32,7 +34,7 @@ def run_folder(folder: Path, here: Process, on_round: Callable[[], None]) -> Non
         if plan.what == "memory":
             result: object = dataclasses.asdict(weigh_system(plan))
         else:
-            result = rows_to_values(time_systems(plan, on_round))
+            result = rows_to_values(time_systems(plan, on_round, tell=tell))
     if here.rank == 0:
         (folder / RESULT_FILE).write_text(json.dumps(result))
 
@@ -48,12 +50,14 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def run_here(plan: Plan, here: Process, on_round: Callable[[], None]) -> list[Row]:
+def run_here(
+    plan: Plan, here: Process, on_round: Callable[[], None], tell: Callable[[str], None]
+) -> list[Row]:
     """Times the systems of a plan in the processes that torchrun started."""
     from axonn_ext.bench.train.run import time_systems
 
     with _ranks(plan, here):
-        return time_systems(plan, on_round)
+        return time_systems(plan, on_round, tell=tell)
 
 
 @contextmanager
@@ -61,5 +65,5 @@ def _ranks(plan: Plan, here: Process) -> Iterator[None]:
     store = process.open_store(here)
     process.meet(store, here)
     torch.set_num_threads(1)  # `single` sets more threads for its own steps
-    with process.process_group(here, store):
+    with process.process_group(here, store, plan.device):
         yield

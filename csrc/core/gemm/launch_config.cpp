@@ -193,6 +193,8 @@ std::string LaunchConfig::describe() const {
               cluster_n, ", ", num_ctas, " CTAs");
 }
 
+std::string LaunchConfig::tile() const { return text(block_m, "x", block_n); }
+
 int64_t max_ctas(const LaunchConfig& config, const Residency& residency,
                  const DeviceLimits& limits) {
   const int64_t cluster = ctas_per_cluster(config);
@@ -241,21 +243,25 @@ std::vector<LaunchConfig> candidates(const DeviceLimits& limits, int64_t element
   return result;
 }
 
-std::optional<LaunchConfig> best_config(const GemmProblem& problem, const Residency& residency,
-                                        const DeviceLimits& limits) {
-  std::optional<LaunchConfig> best;
-  double best_us = 0;
-  if (problem.element_bytes < 1) return best;
+std::vector<ModelledConfig> legal_configs(const GemmProblem& problem, const Residency& residency,
+                                          const DeviceLimits& limits) {
+  std::vector<ModelledConfig> result;
+  if (problem.element_bytes < 1) return result;
   for (LaunchConfig config : candidates(limits, problem.element_bytes)) {
     config.num_ctas = residency.ranks_per_device < 1 ? 0 : max_ctas(config, residency, limits);
     if (!why_illegal(config, problem, residency, limits).empty()) continue;
-    const double us = cost_us(config, problem, limits);
-    if (!best || us < best_us) {
-      best = config;
-      best_us = us;
-    }
+    result.push_back({config, cost_us(config, problem, limits)});
   }
-  return best;
+  return result;
+}
+
+std::optional<LaunchConfig> best_config(const GemmProblem& problem, const Residency& residency,
+                                        const DeviceLimits& limits) {
+  const auto legal = legal_configs(problem, residency, limits);
+  const auto best = std::min_element(legal.begin(), legal.end(),
+                                     [](const auto& a, const auto& b) { return a.us < b.us; });
+  if (best == legal.end()) return std::nullopt;
+  return best->config;
 }
 
 }  // namespace axonn::kernels

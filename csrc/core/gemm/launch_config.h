@@ -27,6 +27,7 @@ struct LaunchConfig {
   Schedule schedule = Schedule::kCooperative;
 
   std::string describe() const;
+  std::string tile() const;  // its edges, like "128x256", by which a candidate is asked for
 };
 
 // The link by which the rows of other ranks come and go, as cost_us models it.
@@ -172,6 +173,16 @@ double cost_us(const LaunchConfig& config, const GemmProblem& problem, const Dev
 // Returns the configs that kernels are built for, with num_ctas not set; for sm_90 they are those
 // of sm90_tiles.h. Returns none for an architecture without kernels.
 std::vector<LaunchConfig> candidates(const DeviceLimits& limits, int64_t element_bytes);
+
+// A config and the modelled microseconds of a product on it.
+struct ModelledConfig {
+  LaunchConfig config;
+  double us;
+};
+
+// Returns the legal candidates, each on its largest legal grid, in the order of `candidates`.
+std::vector<ModelledConfig> legal_configs(const GemmProblem& problem, const Residency& residency,
+                                          const DeviceLimits& limits);
 
 // Returns the legal candidate with the least modelled cost, on its largest legal grid; the first of
 // equals. Returns none if no candidate is legal; the op then uses another algorithm.

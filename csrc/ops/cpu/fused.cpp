@@ -1,6 +1,5 @@
 #include "ops/cpu/fused.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -12,6 +11,7 @@
 #include "core/ranks/errors.h"
 #include "core/symmetric/protocol.h"
 #include "ops/checks.h"
+#include "ops/cpu/reduce_slots.h"
 
 namespace axonn::ops::cpu {
 namespace {
@@ -46,20 +46,6 @@ at::Tensor tensor_at(const std::byte* data, at::IntArrayRef sizes,
 
 bool is_column_major(const at::Tensor& t) {
   return t.dim() == 2 && !t.is_contiguous() && t.t().is_contiguous();
-}
-
-// Sets destination[i] = sum (or maximum) over sources, in their order, on all threads of this rank.
-void reduce_parallel(std::byte* destination, const std::vector<const std::byte*>& sources,
-                     int64_t count, c10::ScalarType type, kernels::ReduceOp op) {
-  constexpr int64_t kGrain = 32768;  // for fewer elements a thread costs more than it saves
-  const auto dtype = data_type(type);
-  at::parallel_for(0, count, kGrain, [&](int64_t begin, int64_t end) {
-    const int64_t offset = begin * kernels::size_of(dtype);
-    std::vector<const void*> shifted;
-    for (const auto* source : sources) shifted.push_back(source + offset);
-    kernels::reduce_slots(destination + offset, shifted.data(),
-                          static_cast<int64_t>(shifted.size()), end - begin, dtype, op);
-  });
 }
 
 }  // namespace

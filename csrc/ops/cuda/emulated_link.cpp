@@ -8,6 +8,8 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "core/cuda/fused/peer_state.h"
@@ -93,10 +95,11 @@ class EmulatedLink {
 
 // Returns a @ b, computed by the fused kernel. With wait_chunks, A's rows are treated as the shards
 // of four ranks, of that many chunks each, whose flags are all set: they are zeros in `pad`, at
-// epoch 0. This shows what waiting costs where there is nothing to wait for.
+// epoch 0. This shows what waiting costs where there is nothing to wait for. `tile` names the tile,
+// like "128x256"; if it is empty, the one with the least modelled time is used.
 at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
                 const std::optional<at::Tensor>& residual, int64_t wait_chunks,
-                const std::optional<at::Tensor>& pad) {
+                const std::optional<at::Tensor>& pad, const std::string& tile) {
   auto gemm = describe_product(kGemm, a, b);
   TORCH_CHECK_VALUE(!bias || (bias->sizes() == b.sizes().slice(1) && bias->is_contiguous()), kGemm,
                     ": bias must be contiguous, with ", b.size(1), " elements");
@@ -121,8 +124,19 @@ at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const std::optional<at
                      .epoch = peers.epoch,
                      .limit = {1'000'000'000, failure, 0}};
   }
-  launch_product(kGemm, gemm, a.device());
+  launch_product(kGemm, gemm, a.device(), tile);
   return output;
+}
+
+// Returns the tiles that `gemm` may be asked for, and the modelled microseconds of a @ b on each.
+// Without a tile it takes the first one that has the least.
+std::vector<std::pair<std::string, double>> gemm_tiles(const at::Tensor& a, const at::Tensor& b) {
+  std::vector<std::pair<std::string, double>> tiles;
+  for (const auto& [config, us] :
+       product_configs(kGemm, describe_product(kGemm, a, b), a.device())) {
+    tiles.emplace_back(config.tile(), us);
+  }
+  return tiles;
 }
 
 }  // namespace
@@ -130,7 +144,9 @@ at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const std::optional<at
 void bind_emulated_link(pybind11::module_& m) {
   namespace py = pybind11;
   m.def("gemm", &gemm, py::arg("a"), py::arg("b"), py::kw_only(), py::arg("bias") = py::none(),
-        py::arg("residual") = py::none(), py::arg("wait_chunks") = 0, py::arg("pad") = py::none());
+        py::arg("residual") = py::none(), py::arg("wait_chunks") = 0, py::arg("pad") = py::none(),
+        py::arg("tile") = "");
+  m.def("gemm_tiles", &gemm_tiles, py::arg("a"), py::arg("b"));
   m.attr("PAD_BYTES") = kPadBytes + kStateBytes;
   py::class_<EmulatedLink>(m, "EmulatedLink")
       .def(py::init<int64_t, int64_t, double, int64_t>(), py::arg("num_ranks"), py::kw_only(),

@@ -181,12 +181,14 @@ FusedGemm describe_product(const char* op, const at::Tensor& a, const at::Tensor
   return gemm;
 }
 
-void launch_product(const char* op, const FusedGemm& gemm, c10::Device device) {
+void launch_product(const char* op, const FusedGemm& gemm, c10::Device device,
+                    const std::string& tile) {
   TORCH_CHECK_NOT_IMPLEMENTED(gemm_source(device) == kernels::GemmSource::kCutlass, op,
                               ": a product without a collective is computed by the kernels for ",
                               "sm_90 (CUTLASS) alone");
   require_supported(op, gemm, device);
-  const LaunchConfig config = choose_config(op, gemm, device, {});
+  const LaunchConfig config =
+      tile.empty() ? choose_config(op, gemm, device, {}) : config_of_tile(op, gemm, device, tile);
   const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
   AXONN_CUDA_CHECK(gemm_backend(op, device).launch(gemm, config, stream.stream()));
 }

@@ -79,9 +79,11 @@ MatmulSum prepare_sum(const char* op, const at::Tensor& a, const at::Tensor& b, 
 // dtype. Raises as prepare_sum does, except for what no kernel computes.
 kernels::cuda::FusedGemm describe_product(const char* op, const at::Tensor& a, const at::Tensor& b);
 
-// Enqueues a product on the current stream. Raises NotImplementedError for what no kernel computes,
-// and where the kernels are Triton's, which are all fused with a collective.
-void launch_product(const char* op, const kernels::cuda::FusedGemm& gemm, c10::Device device);
+// Enqueues a product on the current stream, on the tile of that name (config_of_tile), or, if it is
+// empty, on the one with the least modelled time. Raises NotImplementedError for what no kernel
+// computes, and where the kernels are Triton's, which are all fused with a collective.
+void launch_product(const char* op, const kernels::cuda::FusedGemm& gemm, c10::Device device,
+                    const std::string& tile = "");
 
 // These enqueue the call. The result is allocated on the current stream, which must be the compute
 // stream or be waited for by it. The workspaces must have the bytes that were asked for.

@@ -31,6 +31,12 @@ std::optional<c10::OperatorHandle> find_cutlass() {
   return c10::Dispatcher::singleton().findSchema({"axonn::_gemm_backend_sm90", ""});
 }
 
+kernels::DeviceLimits limits_of(c10::Device device) {
+  kernels::DeviceLimits limits = kernels::kSm90;
+  limits.num_sms = attribute(cudaDevAttrMultiProcessorCount, device);
+  return limits;
+}
+
 GemmSources sources_for(c10::Device device) {
   return {.major = attribute(cudaDevAttrComputeCapabilityMajor, device),
           .minor = attribute(cudaDevAttrComputeCapabilityMinor, device),
@@ -92,8 +98,7 @@ const GemmBackend& gemm_backend(const char* op, c10::Device device) {
 kernels::LaunchConfig choose_config(const char* op, const FusedGemm& gemm, c10::Device device,
                                     const kernels::Residency& residency,
                                     const kernels::cuda::Traffic& traffic) {
-  kernels::DeviceLimits limits = kernels::kSm90;
-  limits.num_sms = attribute(cudaDevAttrMultiProcessorCount, device);
+  const auto limits = limits_of(device);
   if (gemm_backend(op, device).chooses_tiles) {
     kernels::LaunchConfig grid{};
     grid.num_ctas = max_ctas(grid, residency, limits);
@@ -106,6 +111,24 @@ kernels::LaunchConfig choose_config(const char* op, const FusedGemm& gemm, c10::
                               ", N=", gemm.n, ", K=", gemm.k, " on ", limits.num_sms, " SMs for ",
                               residency.ranks_per_device, " ranks");
   return *config;
+}
+
+std::vector<kernels::ModelledConfig> product_configs(const char* op, const FusedGemm& gemm,
+                                                     c10::Device device) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!gemm_backend(op, device).chooses_tiles, op, ": the kernels for ",
+                              device, " (Triton) choose their tiles by themselves, so none can be ",
+                              "asked for");
+  return kernels::legal_configs(kernels::cuda::problem_of(gemm, {}, {}), {}, limits_of(device));
+}
+
+kernels::LaunchConfig config_of_tile(const char* op, const FusedGemm& gemm, c10::Device device,
+                                     const std::string& tile) {
+  std::string names;
+  for (const auto& [config, us] : product_configs(op, gemm, device)) {
+    if (config.tile() == tile) return config;
+    names.append(names.empty() ? "" : ", ").append(config.tile());
+  }
+  TORCH_CHECK_VALUE(false, op, ": tile must be one of ", names, ", got '", tile, "'");
 }
 
 }  // namespace axonn::ops::cuda

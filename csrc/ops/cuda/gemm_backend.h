@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <string>
+#include <vector>
 
 #include "core/cuda/fused/fused_calls.h"
 #include "core/cuda/fused/tile_choice.h"
@@ -27,5 +28,16 @@ const kernels::cuda::GemmBackend& gemm_backend(const char* op, c10::Device devic
 kernels::LaunchConfig choose_config(const char* op, const kernels::cuda::FusedGemm& gemm,
                                     c10::Device device, const kernels::Residency& residency,
                                     const kernels::cuda::Traffic& traffic = {});
+
+// Returns the configs between which choose_config chooses for a product by itself, with the
+// modelled time of each. Raises NotImplementedError for a backend that chooses tiles by itself.
+std::vector<kernels::ModelledConfig> product_configs(const char* op,
+                                                     const kernels::cuda::FusedGemm& gemm,
+                                                     c10::Device device);
+
+// Returns that of these configs whose tile has this name (LaunchConfig::tile). Raises ValueError,
+// with the names that there are, for another one.
+kernels::LaunchConfig config_of_tile(const char* op, const kernels::cuda::FusedGemm& gemm,
+                                     c10::Device device, const std::string& tile);
 
 }  // namespace axonn::ops::cuda

@@ -42,7 +42,7 @@ std::vector<std::string> candidates(const at::Tensor& a, const at::Tensor& b,
 
 std::vector<at::Tensor> mm_fused_sm90(const at::Tensor& a, const at::Tensor& b,
                                       const std::optional<at::Tensor>& bias,
-                                      const std::string& /*name*/) {
+                                      const std::string& tile) {
   if (!takes(a, b)) return {};
   const c10::cuda::CUDAGuard guard(a.device());
   auto gemm = describe_product(kOp, a, b);
@@ -50,7 +50,7 @@ std::vector<at::Tensor> mm_fused_sm90(const at::Tensor& a, const at::Tensor& b,
   const bool in_epilogue = bias && bias->is_contiguous() && is_aligned(*bias);
   gemm.d = output.mutable_data_ptr();
   gemm.bias = in_epilogue ? bias->const_data_ptr() : nullptr;
-  launch_product(kOp, gemm, a.device());
+  launch_product(kOp, gemm, a.device(), tile);
   if (bias && !in_epilogue) output.add_(*bias);
   return {output};
 }

@@ -19,18 +19,23 @@ struct Traffic {
   bool in_switch = false;  // where they are added up, which may take SMs of its own
 };
 
+inline GemmProblem problem_of(const FusedGemm& gemm, const Traffic& traffic,
+                              const Residency& residency) {
+  return {.m = gemm.m,
+          .n = gemm.n,
+          .k = gemm.k,
+          .element_bytes = size_of(gemm.dtype),
+          .batches = traffic.num_ranks,
+          .arriving = traffic.arriving,
+          .leaving = leaving_rows(traffic.num_ranks, residency.link)};
+}
+
 // Returns the config with the least modelled cost, on the largest grid that leaves room on the
 // device for those that it waits for; none if no config is legal.
 inline std::optional<LaunchConfig> choose_tile(const FusedGemm& gemm, const Traffic& traffic,
                                                const Residency& residency,
                                                const DeviceLimits& limits) {
-  const GemmProblem problem{.m = gemm.m,
-                            .n = gemm.n,
-                            .k = gemm.k,
-                            .element_bytes = size_of(gemm.dtype),
-                            .batches = traffic.num_ranks,
-                            .arriving = traffic.arriving,
-                            .leaving = leaving_rows(traffic.num_ranks, residency.link)};
+  const GemmProblem problem = problem_of(gemm, traffic, residency);
   return traffic.in_switch ? best_config_beside_switch_sum(problem, residency, limits)
                            : best_config(problem, residency, limits);
 }

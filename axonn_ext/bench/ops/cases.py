@@ -1,0 +1,255 @@
+"""The ops that are timed, each by our way and by torch's, and what must be right of them first."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from axonn_ext.bench.loss import systems as losses
+from axonn_ext.bench.loss.run import PASSES, error_limit
+from axonn_ext.bench.optimizer import systems as optimizers
+from axonn_ext.bench.optimizer.run import right_systems
+from axonn_ext.calibrate.this_machine import DTYPES
+from axonn_ext.grid import Grid
+from axonn_ext.nn import goldfish_labels
+from axonn_ext.nn.loss import IGNORE_INDEX
+from axonn_ext.spec.goldfish import Goldfish
+from axonn_ext.spec.optimizer import BUCKET_ELEMENTS
+
+OURS, TORCH = "axonn_ext", "torch"
+WIDTH = 1024  # of the matrix that is filled
+SEQUENCE = 4096  # tokens of a row whose labels are found
+ELEMENTS_PER_TOKEN = 8
+SAMPLE = 1 << 20  # elements at either end that are checked
+SIGMAS = 6  # by which a mean of random numbers may be off
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is timed: the sizes, the dtype by its short name, and where.
+
+    elements: of the slots together, of what is filled, and of the optimizer's weights.
+    """
+
+    elements: int
+    slots: int
+    rows: int
+    vocab: int
+    dtype: str
+    device: str
+
+    @property
+    def width(self) -> int:
+        """The bytes of an element."""
+        return DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to compute an op.
+
+    call         computes it once
+    moved_bytes  what it must at least read and write
+    problem      computes it, and returns what is wrong, or ""; is called before anything is timed
+    """
+
+    call: Callable[[], object]
+    moved_bytes: int
+    problem: Callable[[], str]
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """An op in one shape; ways: OURS and TORCH, in this order."""
+
+    op: str
+    shape: dict[str, int]
+    dtype: str
+    ways: dict[str, Way]
+
+
+def reduce_case(sizes: Sizes, grid: Grid) -> OpCase:
+    """Returns the sum over slots [W, N], W N = elements, as fused reduce-scatters make it."""
+    count = max(1, sizes.elements // sizes.slots)
+    slots = torch.empty(sizes.slots, count, dtype=DTYPES[sizes.dtype], device=sizes.device)
+    slots.normal_(generator=torch.Generator(sizes.device).manual_seed(SEED))
+
+    def problem(call: Callable[[], Tensor]) -> str:
+        return sum_problem(call(), slots)
+
+    calls: dict[str, Callable[[], Tensor]] = {
+        OURS: partial(torch.ops.axonn._reduce_slots, slots), TORCH: partial(slots.sum, 0),
+    }  # fmt: skip
+    moved = slots.nbytes + count * sizes.width
+    ways = {name: Way(call, moved, partial(problem, call)) for name, call in calls.items()}
+    return OpCase("reduce", {"W": sizes.slots, "N": count}, sizes.dtype, ways)
+
+
+def sum_problem(got: Tensor, slots: Tensor) -> str:
+    """Returns why a sum over slots [W, N] is wrong at its ends, compared with float64."""
+    worst = 0.0
+    for part in (slice(0, SAMPLE), slice(-SAMPLE, None)):
+        want = slots[:, part].double().sum(0)
+        error = (got[part] - want).abs().max() / want.abs().max()
+        worst = max(worst, float(error.nan_to_num(nan=torch.inf)))
+    # One rounding to the dtype, and W of fp32 before.
+    limit = torch.finfo(slots.dtype).eps + len(slots) * 1e-7
+    return "" if worst <= limit else f"a relative error of {worst:.1e}, above {limit:.1e}"
+
+
+def fill_case(distribution: str, sizes: Sizes, grid: Grid) -> OpCase:
+    """Returns the initial values of a parameter [M, N], normal or uniform, from Philox."""
+    shape = [max(1, sizes.elements // WIDTH), WIDTH]
+    out = torch.empty(shape, dtype=DTYPES[sizes.dtype], device=sizes.device)
+    generator = torch.Generator(sizes.device).manual_seed(SEED)
+
+    def fill(target: Tensor, first_row: int) -> None:
+        torch.ops.axonn.fill_random_(
+            target, shape, [first_row, 0], "weight", SEED, distribution, 0.0, 1.0
+        )
+
+    def problem_of_ours() -> str:
+        fill(out, 0)
+        last = torch.empty_like(out[-1:])
+        fill(last, shape[0] - 1)
+        if not torch.equal(last, out[-1:]):
+            return "a row that is filled by itself has other values than in the whole"
+        return moments_problem(out, distribution)
+
+    def problem_of_torchs() -> str:
+        torchs()
+        return moments_problem(out, distribution)
+
+    fills = {"normal": out.normal_, "uniform": out.uniform_}
+    torchs = partial(fills[distribution], generator=generator)
+    ways = {
+        OURS: Way(partial(fill, out, 0), out.nbytes, problem_of_ours),
+        TORCH: Way(torchs, out.nbytes, problem_of_torchs),
+    }
+    return OpCase(f"fill-{distribution}", {"M": shape[0], "N": WIDTH}, sizes.dtype, ways)
+
+
+def moments_problem(values: Tensor, distribution: str) -> str:
+    """Returns why values are not from N(0, 1), or from U(0, 1), by mean and standard deviation."""
+    sample = values.flatten()[-SAMPLE:].double()
+    mean, deviation = (0.0, 1.0) if distribution == "normal" else (0.5, 12**-0.5)
+    # A standard deviation errs less than a mean does, but values are rounded, too.
+    limit = SIGMAS * deviation * sample.numel() ** -0.5 + torch.finfo(values.dtype).eps / 8
+    found_mean, found_deviation = float(sample.mean()), float(sample.std(correction=0))
+    if abs(found_mean - mean) <= limit and abs(found_deviation - deviation) <= limit:
+        return ""
+    return (
+        f"mean {found_mean:.4f} and standard deviation {found_deviation:.4f}, expected {mean:.4f} "
+        f"and {deviation:.4f} within {limit:.4f}"
+    )
+
+
+def goldfish_case(sizes: Sizes, grid: Grid) -> OpCase:
+    """Returns the labels of tokens [M, S + 1]; torch's way is the op in ATen's operators."""
+    goldfish = Goldfish()
+    rows = max(1, sizes.elements // ELEMENTS_PER_TOKEN // SEQUENCE)
+    generator = torch.Generator(sizes.device).manual_seed(SEED)
+    tokens = torch.randint(
+        sizes.vocab, (rows, SEQUENCE + 1), generator=generator, device=sizes.device
+    )
+    ours = partial(goldfish_labels, tokens, goldfish)
+    torchs = partial(
+        torch.ops.axonn.goldfish_labels.default._op_dk,
+        torch._C.DispatchKey.CompositeExplicitAutograd,
+        tokens, None, goldfish.k, goldfish.h, goldfish.window == "target", IGNORE_INDEX,
+    )  # fmt: skip
+
+    def problem_of_ours() -> str:
+        return "" if torch.equal(ours(), torchs()) else "labels differ from those of ATen's ops"
+
+    def problem_of_torchs() -> str:
+        return labels_problem(torchs(), tokens, goldfish)
+
+    moved = tokens.nbytes + rows * SEQUENCE * tokens.itemsize
+    ways = {OURS: Way(ours, moved, problem_of_ours), TORCH: Way(torchs, moved, problem_of_torchs)}
+    return OpCase("goldfish", {"M": rows, "S": SEQUENCE}, "int64", ways)
+
+
+def labels_problem(labels: Tensor, tokens: Tensor, goldfish: Goldfish) -> str:
+    """Returns why labels [M, S] of tokens [M, S + 1] cannot be those of Goldfish loss."""
+    dropped = labels == IGNORE_INDEX
+    if not bool((dropped | (labels == tokens[:, 1:])).all()):
+        return "a label that is kept is not the next token"
+    share = float(dropped[:, goldfish.h :].double().mean())
+    limit = SIGMAS * (dropped.numel() * goldfish.k) ** -0.5
+    if abs(share - 1 / goldfish.k) <= limit:
+        return ""
+    return (
+        f"{share:.4f} of the labels are dropped, expected {1 / goldfish.k:.4f} within {limit:.4f}"
+    )
+
+
+def loss_case(sizes: Sizes, grid: Grid) -> OpCase:
+    """Returns cross-entropy over logits [M, V] and its gradient; ours is written over the logits.
+
+    `axonn-ext bench loss` also times ours with memory of its own, and counts memory.
+    """
+    dtype = DTYPES[sizes.dtype]
+    batch = losses.Batch.draw(sizes.rows, sizes.vocab, dtype, sizes.device)
+    scratch = losses.Batch(batch.logits.clone(), batch.labels)  # which the call in place overwrites
+
+    def problem(system: str) -> str:
+        own = losses.Batch(batch.logits.clone(), batch.labels)
+        error, limit = (
+            losses.worst_error(losses.bind(system, own, grid)(), batch),
+            error_limit(sizes.dtype),
+        )
+        return "" if error <= limit else f"a relative error of {error:.1e}, above {limit:.1e}"
+
+    named = {OURS: losses.OURS_IN_PLACE, TORCH: losses.TORCH}
+    ways = {
+        name: Way(
+            losses.bind(system, scratch, grid), PASSES * batch.logits.nbytes,
+            partial(problem, system),
+        )
+        for name, system in named.items()
+    }  # fmt: skip
+    return OpCase("loss", {"M": sizes.rows, "V": sizes.vocab}, sizes.dtype, ways)
+
+
+def adamw_case(sizes: Sizes, grid: Grid) -> OpCase:
+    """Returns a step of AdamW; torch's is fused, over fp32 weights with fp32 gradients.
+
+    `axonn-ext bench optimizer` also times ours with its state on the host and on the disk.
+    """
+    case = optimizers.Case(
+        sizes.elements, sizes.dtype, sizes.device, BUCKET_ELEMENTS, Path(tempfile.gettempdir())
+    )
+    gradients = optimizers.drawn(case, seed=1)
+    named = {OURS: optimizers.DEVICE, TORCH: optimizers.TORCH}
+    systems = {system: optimizers.build(system, case, gradients) for system in named.values()}
+
+    def problem(system: str) -> str:
+        right = right_systems(systems, gradients, case)
+        return "" if system in right else "weights are not finite, or have other bits than torch's"
+
+    ways = {
+        name: Way(
+            systems[system].step, optimizers.moved_bytes(system, case), partial(problem, system)
+        )
+        for name, system in named.items()
+    }
+    return OpCase("adamw", {"N": sizes.elements}, sizes.dtype, ways)
+
+
+Build = Callable[[Sizes, Grid], OpCase]
+CASES: dict[str, Build] = {
+    "reduce": reduce_case,
+    "fill-normal": partial(fill_case, "normal"),
+    "fill-uniform": partial(fill_case, "uniform"),
+    "goldfish": goldfish_case,
+    "loss": loss_case,
+    "adamw": adamw_case,
+}
