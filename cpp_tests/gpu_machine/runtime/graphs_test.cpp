@@ -141,8 +141,8 @@ TEST(GraphsOfFusedCalls, AWorkspaceGrowsBetweenReplays) {
         is_replay ? gathers.replay(r, stream) : gathers.call_outside(r, stream);
       }
     }
-    // Of both memories that the workspace has had since, the second one was freed.
-    EXPECT_EQ(gathers.ranks()[0].peers.epoch_to_push, gathers.ranks()[0].pinned.epoch_to_push(2));
+    // Of both memories that the workspace has had since, the first one was freed.
+    EXPECT_EQ(gathers.ranks()[0].peers.epoch_to_push, gathers.ranks()[0].pinned.epoch_to_push(1));
     gathers.expect_results();
   }
 }
