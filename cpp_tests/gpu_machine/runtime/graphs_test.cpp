@@ -19,8 +19,13 @@ constexpr int64_t kM = 8, kK = 8, kN = 8;
 // A gather of every rank, captured into a graph, and one that is not.
 class Gathers {
  public:
-  Gathers(const RuntimeOptions& options, double timeout_seconds = 1)
+  Gathers(const RuntimeOptions& options, double timeout_seconds = 1,
+          kernels::cuda::Branches captured = kernels::cuda::Branches::kExpected,
+          uint64_t own_rows_ns = kernels::cuda::SpinLimit{}.own_rows_ns)
       : runtime_(options), random_(options.machine.seed), ranks_(kRanks, 0, timeout_seconds) {
+    ranks_.captured_branches = captured;
+    if (options.machine.seed % 2 == 0) ranks_.probe_writes();
+    for (auto& rank : ranks_.ranks) rank->peers.limit.own_rows_ns = own_rows_ns;
     const Matrix whole = Matrix::random(kM, kK, random_);
     for (int r = 0; r < kRanks; ++r) {
       const DeviceGuard guard(r);
@@ -174,6 +179,63 @@ TEST(GraphsOfFusedCalls, BranchesThatRunOneAfterTheOtherEndInTime) {
     }
   }
   EXPECT_GT(failed, 0);
+}
+
+// If the capture says that branches run in turn, a replay is right in whatever order they come.
+TEST(GraphsOfFusedCalls, BranchesThatWereCapturedInTurnMayRunInTurn) {
+  for (const Branches branches : {Branches::kOneAfterTheOther, Branches::kSideBySide}) {
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+      SCOPED_TRACE(seed);
+      Gathers gathers(with_seed(seed, branches), 1, kernels::cuda::Branches::kInTurn);
+      for (int replay = 0; replay < 2; ++replay) {
+        for (int r = 0; r < kRanks; ++r) {
+          const DeviceGuard guard(r);
+          gathers.replay(r, gathers.ranks()[r].compute.get());
+        }
+      }
+      gathers.expect_results();
+    }
+  }
+}
+
+// A GEMM in front of its own rank's pushes gives up long before the budget is over, and says why.
+TEST(GraphsOfFusedCalls, AGemmInFrontOfItsRanksPushesNotices) {
+  int noticed = 0;
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    SCOPED_TRACE(seed);
+    Gathers gathers(with_seed(seed, Branches::kOneAfterTheOther), 1e6,
+                    kernels::cuda::Branches::kExpected, /*own_rows_ns=*/100'000);
+    try {
+      for (int r = 0; r < kRanks; ++r) {
+        const DeviceGuard guard(r);
+        gathers.replay(r, gathers.ranks()[r].compute.get());
+      }
+      gathers.expect_results();
+    } catch (const CudaError&) {
+      bool is_told = false;
+      for (int r = 0; r < kRanks; ++r) {
+        const SpinFailure& failure = gathers.ranks()[r].pinned.failure();
+        is_told = is_told || (failure.state == SpinFailure::kWritten && failure.own_rows_stay);
+      }
+      EXPECT_TRUE(is_told);
+      ++noticed;
+    }
+  }
+  EXPECT_GT(noticed, 0);
+}
+
+// Side by side, a rank that comes late is waited for, however long its rows take.
+TEST(GraphsOfFusedCalls, AGemmWhoseRowsHaveLeftWaitsForALatePeer) {
+  for (uint64_t seed = 0; seed < 5; ++seed) {
+    SCOPED_TRACE(seed);
+    Gathers gathers(with_seed(seed), 1, kernels::cuda::Branches::kExpected, /*own_rows_ns=*/1'000);
+    for (int r = 0; r < kRanks; ++r) {
+      const DeviceGuard guard(r);
+      gathers.replay(r, gathers.ranks()[r].compute.get());
+      gathers.runtime().give_turns(20'000);  // before the other rank comes
+    }
+    gathers.expect_results();
+  }
 }
 
 // Flags are written by the streams' queues only where the host counts what the device counts.

@@ -95,6 +95,7 @@ struct RuntimeOptions {
   // Whether the host reads and writes devices' memory at its addresses, as it does pinned memory.
   bool host_reaches_devices = false;
   Capability capability;                       // of every device
+  int driver_version = 13000;                  // as cudaDriverGetVersion tells it: CUDA 13.0
   uint64_t device_bytes = uint64_t{64} << 30;  // of memory on each device
   // Files of PTX that kernels are looked up in, by their names; empty: in the fat binaries.
   std::string ptx_folder;

@@ -74,6 +74,7 @@ Runtime* make() {
   RuntimeOptions options;
   options.devices = static_cast<int>(number("GPU_MACHINE_DEVICES", 2));
   options.capability = capability_of(static_cast<int>(number("GPU_MACHINE_SM", 90)));
+  options.driver_version = static_cast<int>(number("GPU_MACHINE_DRIVER", 13000));
   options.device_bytes = number("GPU_MACHINE_BYTES", uint64_t{4} << 30);
   options.machine.seed = number("GPU_MACHINE_SEED", 0);
   options.machine.sms = static_cast<int>(number("GPU_MACHINE_SMS", 32));
