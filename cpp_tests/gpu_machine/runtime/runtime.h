@@ -84,11 +84,20 @@ using CapturePtr = std::shared_ptr<Capture>;
 // How the branches of graphs run. CUDA promises neither.
 enum class Branches { kSideBySide, kOneAfterTheOther };
 
+// What comes of a stream's write of a value (cuStreamWriteValue32) to memory of another device.
+// NVIDIA says that CUDA does not support it since 13.1; what a driver then does depends on it.
+enum class RemoteWrites {
+  kWork,
+  kRefused,  // by the call, with CUDA_ERROR_INVALID_VALUE
+  kIgnored,  // the call succeeds, and nothing is ever written
+};
+
 struct RuntimeOptions {
   Options machine{};
   int devices = 2;
   uint32_t most_turns = 64;  // of the machine in a call that does not wait
   Branches branches = Branches::kSideBySide;
+  RemoteWrites remote_writes = RemoteWrites::kWork;
   // How long a call waits, when the machine can do nothing, for other threads of the host to call.
   // After that it is a deadlock. A test whose host has one thread leaves it at 0.
   std::chrono::duration<double> patience{0};

@@ -11,6 +11,8 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "gpu_machine/runtime/runtime.h"
 
@@ -20,6 +22,21 @@ namespace {
 uint64_t number(const char* variable, uint64_t otherwise) {
   const char* text = std::getenv(variable);
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
+// What a variable names, of a few things; the first of them if it is not set.
+template <typename Value>
+Value one_of(const char* variable, const std::vector<std::pair<std::string, Value>>& values) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr) return values.front().second;
+  std::string names;
+  for (const auto& [name, value] : values) {
+    if (name == text) return value;
+    names += " " + name;
+  }
+  std::fprintf(stderr, "the GPU in software: %s is one of%s, got %s\n", variable, names.c_str(),
+               text);
+  std::abort();
 }
 
 // Where this library lies, and beside it the PTX and PyTorch's operators.
@@ -82,6 +99,10 @@ Runtime* make() {
   options.machine.patience = std::numeric_limits<uint64_t>::max();
   options.patience = std::chrono::seconds(number("GPU_MACHINE_PATIENCE", 60));
   options.host_reaches_devices = true;
+  options.remote_writes =
+      one_of<RemoteWrites>("GPU_MACHINE_REMOTE_WRITES", {{"work", RemoteWrites::kWork},
+                                                         {"refused", RemoteWrites::kRefused},
+                                                         {"ignored", RemoteWrites::kIgnored}});
   options.ptx_folder = folder() / "ptx";
   options.other_entry_points = [](const std::string& name) {
     void* const found = dlsym(RTLD_DEFAULT, name.c_str());
