@@ -6,6 +6,7 @@
 #include "gpu_machine/runtime/api.h"
 
 using axonn::gpu_machine::Dim;
+using axonn::gpu_machine::Node;
 using axonn::gpu_machine::Program;
 using axonn::gpu_machine::Runtime;
 
@@ -46,10 +47,11 @@ cudaError_t launch(Runtime& runtime, const void* function, const Configuration& 
     const auto* from = static_cast<const std::byte*>(arguments[i]);
     values.emplace_back(from, from + program->params[i].bytes);
   }
-  return runtime.submit(with.stream, [&machine = runtime.machine, program, with, values](int on) {
+  const auto enqueue = [&machine = runtime.machine, program, with, values](int on) {
     machine.enqueue(on, program, dim_of(with.grid), dim_of(with.block), values, with.shared_bytes,
                     dim_of(with.cluster), with.is_cooperative, with.overlaps);
-  });
+  };
+  return runtime.submit(with.stream, enqueue, Node::Kind::kKernel);
 }
 
 bool fits(dim3 cluster, dim3 grid) {

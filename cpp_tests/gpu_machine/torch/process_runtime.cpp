@@ -39,6 +39,12 @@ Value one_of(const char* variable, const std::vector<std::pair<std::string, Valu
   std::abort();
 }
 
+// Whether branches of graphs run side by side, and in which order if they do not.
+struct BranchesOfGraphs {
+  Branches branches = Branches::kOneAfterTheOther;
+  NodeOrder order;
+};
+
 // Where this library lies, and beside it the PTX and PyTorch's operators.
 std::filesystem::path folder() {
   Dl_info info{};
@@ -103,6 +109,13 @@ Runtime* make() {
       one_of<RemoteWrites>("GPU_MACHINE_REMOTE_WRITES", {{"work", RemoteWrites::kWork},
                                                          {"refused", RemoteWrites::kRefused},
                                                          {"ignored", RemoteWrites::kIgnored}});
+  const auto graphs = one_of<BranchesOfGraphs>("GPU_MACHINE_BRANCHES",
+                                               {{"side-by-side", {Branches::kSideBySide, {}}},
+                                                {"any-order", {}},
+                                                {"kernels-first", {.order = &kernels_first}},
+                                                {"kernels-last", {.order = &kernels_last}}});
+  options.branches = graphs.branches;
+  options.node_order = graphs.order;
   options.ptx_folder = folder() / "ptx";
   options.other_entry_points = [](const std::string& name) {
     void* const found = dlsym(RTLD_DEFAULT, name.c_str());
