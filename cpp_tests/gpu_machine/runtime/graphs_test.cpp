@@ -49,6 +49,12 @@ class Gathers {
   void replay(int r, cudaStream_t stream) {
     AXONN_CUDA_CHECK(cudaGraphLaunch(graphs_[static_cast<size_t>(r)], stream));
   }
+  void replay_all() {
+    for (int r = 0; r < kRanks; ++r) {
+      const DeviceGuard guard(r);
+      replay(r, ranks_[r].compute.get());
+    }
+  }
   void call_outside(int r, cudaStream_t stream) { call(r, eager_, stream); }
 
   void expect_results() {
@@ -151,18 +157,19 @@ TEST(GraphsOfFusedCalls, AWorkspaceGrowsBetweenReplays) {
   }
 }
 
-// Replays a gather on each rank, of whose branches one runs after the other. Returns whether all
-// went well; otherwise a rank has said in its time for whom it waited.
-bool goes_well(uint64_t seed, const NodeOrder& order) {
+RuntimeOptions in_turn(uint64_t seed, const NodeOrder& order) {
   RuntimeOptions options = with_seed(seed);
   options.branches = Branches::kOneAfterTheOther;
   options.node_order = order;
-  Gathers gathers(options, 1e-3);
+  return options;
+}
+
+// Replays a gather on each rank, of whose branches one runs after the other. Returns whether all
+// went well; otherwise a rank has said in its time for whom it waited.
+bool goes_well(uint64_t seed, const NodeOrder& order) {
+  Gathers gathers(in_turn(seed, order), 1e-3);
   try {
-    for (int r = 0; r < kRanks; ++r) {
-      const DeviceGuard guard(r);
-      gathers.replay(r, gathers.ranks()[r].compute.get());
-    }
+    gathers.replay_all();
     gathers.expect_results();
     return true;
   } catch (const CudaError&) {
@@ -182,6 +189,7 @@ bool goes_well(uint64_t seed, const NodeOrder& order) {
 // that of a graph's branches: one after the other, the ranks wait for each other until the budget
 // ends, unless all pushes come first.
 TEST(GraphsOfFusedCalls, BranchesThatRunOneAfterTheOtherEndInTime) {
+<<<<<<< HEAD
   constexpr int kTries = 20;
   int of_any_order = 0, with_kernels_first = 0, with_kernels_last = 0;
   for (uint64_t seed = 0; seed < kTries; ++seed) {
@@ -197,16 +205,11 @@ TEST(GraphsOfFusedCalls, BranchesThatRunOneAfterTheOtherEndInTime) {
 
 // If the capture says that branches run in turn, a replay is right in whatever order they come.
 TEST(GraphsOfFusedCalls, BranchesThatWereCapturedInTurnMayRunInTurn) {
-  for (const Branches branches : {Branches::kOneAfterTheOther, Branches::kSideBySide}) {
-    for (uint64_t seed = 0; seed < 20; ++seed) {
+  for (const NodeOrder& order : {NodeOrder(), NodeOrder(&kernels_first), NodeOrder(&kernels_last)}) {
+    for (uint64_t seed = 0; seed < 10; ++seed) {
       SCOPED_TRACE(seed);
-      Gathers gathers(with_seed(seed, branches), 1, kernels::cuda::Branches::kInTurn);
-      for (int replay = 0; replay < 2; ++replay) {
-        for (int r = 0; r < kRanks; ++r) {
-          const DeviceGuard guard(r);
-          gathers.replay(r, gathers.ranks()[r].compute.get());
-        }
-      }
+      Gathers gathers(in_turn(seed, order), 1, kernels::cuda::Branches::kInTurn);
+      for (int replay = 0; replay < 2; ++replay) gathers.replay_all();
       gathers.expect_results();
     }
   }
@@ -214,28 +217,23 @@ TEST(GraphsOfFusedCalls, BranchesThatWereCapturedInTurnMayRunInTurn) {
 
 // A GEMM in front of its own rank's pushes gives up long before the budget is over, and says why.
 TEST(GraphsOfFusedCalls, AGemmInFrontOfItsRanksPushesNotices) {
-  int noticed = 0;
-  for (uint64_t seed = 0; seed < 20; ++seed) {
+  for (uint64_t seed = 0; seed < 10; ++seed) {
     SCOPED_TRACE(seed);
-    Gathers gathers(with_seed(seed, Branches::kOneAfterTheOther), 1e6,
-                    kernels::cuda::Branches::kExpected, /*own_rows_ns=*/100'000);
-    try {
-      for (int r = 0; r < kRanks; ++r) {
-        const DeviceGuard guard(r);
-        gathers.replay(r, gathers.ranks()[r].compute.get());
-      }
-      gathers.expect_results();
-    } catch (const CudaError&) {
-      bool is_told = false;
-      for (int r = 0; r < kRanks; ++r) {
-        const SpinFailure& failure = gathers.ranks()[r].pinned.failure();
-        is_told = is_told || (failure.state == SpinFailure::kWritten && failure.own_rows_stay);
-      }
-      EXPECT_TRUE(is_told);
-      ++noticed;
+    Gathers gathers(in_turn(seed, &kernels_first), 1e6, kernels::cuda::Branches::kExpected,
+                    /*own_rows_ns=*/100'000);
+    EXPECT_THROW(
+        {
+          gathers.replay_all();
+          gathers.expect_results();
+        },
+        CudaError);
+    bool is_told = false;
+    for (int r = 0; r < kRanks; ++r) {
+      const SpinFailure& failure = gathers.ranks()[r].pinned.failure();
+      is_told = is_told || (failure.state == SpinFailure::kWritten && failure.own_rows_stay);
     }
+    EXPECT_TRUE(is_told);
   }
-  EXPECT_GT(noticed, 0);
 }
 
 // Side by side, a rank that comes late is waited for, however long its rows take.
@@ -250,6 +248,20 @@ TEST(GraphsOfFusedCalls, AGemmWhoseRowsHaveLeftWaitsForALatePeer) {
     }
     gathers.expect_results();
   }
+=======
+  constexpr uint64_t kTries = 20, kFew = 5;
+  uint64_t of_any_order = 0, with_kernels_first = 0, with_kernels_last = 0;
+  for (uint64_t seed = 0; seed < kTries; ++seed) {
+    SCOPED_TRACE(seed);
+    of_any_order += goes_well(seed, nullptr) ? 1 : 0;
+    if (seed >= kFew) continue;
+    with_kernels_first += goes_well(seed, &kernels_first) ? 1 : 0;
+    with_kernels_last += goes_well(seed, &kernels_last) ? 1 : 0;
+  }
+  EXPECT_LT(of_any_order, kTries);
+  EXPECT_EQ(with_kernels_first, 0u);
+  EXPECT_EQ(with_kernels_last, kFew);
+>>>>>>> h-machine
 }
 
 // Flags are written by the streams' queues only where the host counts what the device counts.
