@@ -8,7 +8,7 @@
 namespace axonn::kernels::cuda {
 namespace {
 
-constexpr int64_t kPage = int64_t{2} << 20, kFront = 132096;
+constexpr int64_t kPage = kPageBytes, kFront = kFrontBytes;
 
 TEST(WorkspaceSize, APowerOfTwoGetsItsOwnBytesBehindTheFront) {
   for (int64_t bytes = 2 * kPage; bytes <= int64_t{1} << 40; bytes *= 2) {

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/cuda/fused/workspace_size.h"
 #include "ops/composed/fused_cuda.h"
 #include "ops/composed/fused_settings.h"
 #include "ops/emulation/emulated_links.h"
@@ -121,6 +122,14 @@ PYBIND11_MODULE(_C, m) {
         "Notes that collectives beside a GPU's current stream take SMs, or no longer do.");
   m.def("free_sms_on", &axonn::ops::free_sms_on, pybind11::arg("device"),
         "The SMs that fused GEMMs leave free on a GPU now.");
+  m.def(
+      "fused_workspace_bytes",
+      [](int64_t bytes) {
+        using namespace axonn::kernels::cuda;
+        return memory_bytes(bytes, kFrontBytes, kPageBytes);
+      },
+      pybind11::arg("bytes"),
+      "The GPU memory that a group takes whose largest fused call needs a workspace of `bytes`.");
   m.def(
       "algorithm_candidates",
       [](bool is_cpu, bool shares_memory, bool is_supported, int64_t num_ranks,

@@ -9,11 +9,11 @@
 
 namespace axonn::kernels::cuda {
 
-inline constexpr int64_t kFrontBytes = kPadBytes + kStateBytes;  // in front of the workspace
+static_assert(kFrontBytes == kPadBytes + kStateBytes, "workspace_size.h needs no CUDA headers");
 
 class WorkspaceMemory {
  public:
-  explicit WorkspaceMemory(int64_t page_bytes = 2 << 20) : page_bytes_(page_bytes) {}
+  explicit WorkspaceMemory(int64_t page_bytes = kPageBytes) : page_bytes_(page_bytes) {}
 
   int64_t bytes() const { return bytes_; }  // of the workspace
 

@@ -14,6 +14,10 @@ namespace axonn::kernels::cuda {
 // whose need rises little by little grows at most eight times until it has doubled.
 inline constexpr int64_t kStepsPerDoubling = 8;
 
+// The flags and the rank's state in front of a workspace, and a page of device memory.
+inline constexpr int64_t kFrontBytes = 132096;
+inline constexpr int64_t kPageBytes = int64_t{2} << 20;
+
 // Returns the bytes of the memory for `front_bytes` and a workspace of at least `bytes`. The front
 // is not rounded with the workspace, which is often a power of two. `page_bytes`, a power of two, is
 // the least step.
