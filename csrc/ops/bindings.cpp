@@ -95,8 +95,8 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "configure",
       [](double timeout_seconds, int64_t symmetric_memory_bytes, int64_t fused_nccl_sms,
-         std::optional<int64_t> fused_free_sms, bool graphs_in_turn,
-         const std::string& cache_dir, const std::vector<std::string>& product_kernels,
+         std::optional<int64_t> fused_free_sms, bool graphs_in_turn, const std::string& cache_dir,
+         const std::vector<std::string>& product_kernels,
          const std::vector<std::string>& unverified_kernels, int64_t verified_fused_ranks,
          bool suggest_verify, const std::string& machine, const std::string& torch,
          const std::string& axonn_ext, const std::map<std::string, double>& emulated_links,

@@ -1,5 +1,5 @@
-// By whom the flags behind copies are raised: by the queue of a stream, where a probe has arrived, or
-// by the copy engine.
+// By whom the flags behind copies are raised: by the queue of a stream, where a probe has arrived,
+// or by the copy engine.
 #include <gtest/gtest.h>
 
 #include <string>

@@ -205,7 +205,8 @@ TEST(GraphsOfFusedCalls, BranchesThatRunOneAfterTheOtherEndInTime) {
 
 // If the capture says that branches run in turn, a replay is right in whatever order they come.
 TEST(GraphsOfFusedCalls, BranchesThatWereCapturedInTurnMayRunInTurn) {
-  for (const NodeOrder& order : {NodeOrder(), NodeOrder(&kernels_first), NodeOrder(&kernels_last)}) {
+  for (const NodeOrder& order :
+       {NodeOrder(), NodeOrder(&kernels_first), NodeOrder(&kernels_last)}) {
     for (uint64_t seed = 0; seed < 10; ++seed) {
       SCOPED_TRACE(seed);
       Gathers gathers(in_turn(seed, order), 1, kernels::cuda::Branches::kInTurn);
@@ -236,15 +237,22 @@ TEST(GraphsOfFusedCalls, AGemmInFrontOfItsRanksPushesNotices) {
   }
 }
 
-// Side by side, a rank that comes late is waited for, however long its rows take.
+// Side by side, a GEMM whose own rows have left waits for a late peer until the budget is over.
 TEST(GraphsOfFusedCalls, AGemmWhoseRowsHaveLeftWaitsForALatePeer) {
+  constexpr uint64_t kOwnRowsNs = 100'000;
   for (uint64_t seed = 0; seed < 5; ++seed) {
     SCOPED_TRACE(seed);
-    Gathers gathers(with_seed(seed), 1, kernels::cuda::Branches::kExpected, /*own_rows_ns=*/1'000);
-    for (int r = 0; r < kRanks; ++r) {
-      const DeviceGuard guard(r);
-      gathers.replay(r, gathers.ranks()[r].compute.get());
-      gathers.runtime().give_turns(20'000);  // before the other rank comes
+    Gathers gathers(with_seed(seed), 1, kernels::cuda::Branches::kExpected, kOwnRowsNs);
+    const Machine& machine = gathers.runtime().machine;
+    const uint64_t late = machine.now_ns() + 3 * kOwnRowsNs;
+    {
+      const DeviceGuard guard(0);
+      gathers.replay(0, gathers.ranks()[0].compute.get());
+    }
+    while (machine.now_ns() < late) gathers.runtime().give_turns(1000);
+    {
+      const DeviceGuard guard(1);
+      gathers.replay(1, gathers.ranks()[1].compute.get());
     }
     gathers.expect_results();
   }

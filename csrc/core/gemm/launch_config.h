@@ -81,7 +81,7 @@ struct Residency {
   // That kernels of others should find free: CTAs for which there is no SM start only when those
   // have ended, and a persistent grid then takes up to twice its time. At most half is left.
   int64_t free_sms = 0;
-  Link link = kNvlink;           // by which they bring and fetch rows
+  Link link = kNvlink;  // by which they bring and fetch rows
 };
 
 struct DeviceLimits {

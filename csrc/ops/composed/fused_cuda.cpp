@@ -21,9 +21,9 @@ constexpr auto kWhyNot = "axonn::_why_no_fused";
 
 // The signature is checked against the registered kernels.
 const auto& gather_op() {
-  using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, const std::string&,
-                               const std::string&, int64_t, const std::string&, int64_t, double,
-                               int64_t, bool);
+  using Signature =
+      at::Tensor(const at::Tensor&, const at::Tensor&, const std::string&, const std::string&,
+                 int64_t, const std::string&, int64_t, double, int64_t, bool);
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow(kGather, "").typed<Signature>();
   return op;

@@ -86,8 +86,8 @@ at::Tensor SymmetricWorkspace::allocate(const char* op, int64_t size) const {
   const auto problems = tell("memory", problem);
   for (size_t rank = 0; rank < problems.size(); ++rank) {
     TORCH_CHECK(problems[rank].empty(), op, ": rank ", rank, " of group '", group_name_,
-                "' cannot allocate ", size, " bytes of symmetric memory for its workspace: ",
-                problems[rank]);
+                "' cannot allocate ", size,
+                " bytes of symmetric memory for its workspace: ", problems[rank]);
   }
   return memory;
 }

@@ -18,10 +18,10 @@ inline void copy(void* to, const void* from, int64_t bytes, cudaStream_t stream)
       cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream));
 }
 
-// Raises a flag of a rank after what the stream has done before. The stream's queue writes the epoch
-// if the host knows it and the queue can write there. Otherwise the copy engine copies the epoch.
-// This device's memory has it nearer than the host's, but only what goes to another device may come
-// from there.
+// Raises a flag of a rank after what the stream has done before. The stream's queue writes the
+// epoch if the host knows it and the queue can write there. Otherwise the copy engine copies the
+// epoch. This device's memory has it nearer than the host's, but only what goes to another device
+// may come from there.
 void push_flag(const Peers& peers, int32_t to, int64_t flag, cudaStream_t stream);
 
 // Returns the ranks that need this rank's rows, beginning with the one that needs them first. Each

@@ -10,8 +10,8 @@
 
 namespace axonn::kernels::cuda {
 
-// Behind the flags of a pad lie the rank's own epoch, a word for each rank that write_probes writes,
-// and the rank's own counters, each part on cache lines of its own.
+// Behind the flags of a pad lie the rank's own epoch, a word for each rank that write_probes
+// writes, and the rank's own counters, each part on cache lines of its own.
 inline constexpr int64_t kStateBytes = 1024;
 inline constexpr int64_t kProbeOffset = kStateBytes / 4;
 static_assert(kMaxPeers * sizeof(uint32_t) <= kStateBytes / 4, "the probes must fit");

@@ -49,13 +49,13 @@ class WorkspaceMemory {
     bytes_ = size - kFrontBytes;
   }
 
-  bool is_captured() const { return captured_; }  // a graph uses the memory
+  bool is_captured() const { return captured_; }                  // a graph uses the memory
   bool graphs_use_any() const { return captured_ || kept_ > 0; }  // this memory or earlier ones
   // Notes that the memory, which no graph uses, is gone.
   void release() { bytes_ = 0; }
 
  private:
-  int64_t page_bytes_;  // of device memory
+  int64_t page_bytes_;     // of device memory
   int kept_ = 0;           // earlier memories that graphs use
   bool captured_ = false;  // whether a graph uses the memory
   bool in_call_ = false;   // whether a call has begun and not ended

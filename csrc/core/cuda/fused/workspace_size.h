@@ -19,8 +19,8 @@ inline constexpr int64_t kFrontBytes = 132096;
 inline constexpr int64_t kPageBytes = int64_t{2} << 20;
 
 // Returns the bytes of the memory for `front_bytes` and a workspace of at least `bytes`. The front
-// is not rounded with the workspace, which is often a power of two. `page_bytes`, a power of two, is
-// the least step.
+// is not rounded with the workspace, which is often a power of two. `page_bytes`, a power of two,
+// is the least step.
 constexpr int64_t memory_bytes(int64_t bytes, int64_t front_bytes, int64_t page_bytes) {
   if (bytes + front_bytes <= page_bytes) return page_bytes;
   const auto doubling = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(bytes)));

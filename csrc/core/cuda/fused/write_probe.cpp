@@ -8,8 +8,8 @@
 namespace axonn::kernels::cuda {
 namespace {
 
-constexpr uint32_t kProbe = 0x5eed0001;     // unlike what fresh memory holds
-constexpr int kNoRemoteWrites = 13010;      // CUDA 13.1, as cudaDriverGetVersion tells it
+constexpr uint32_t kProbe = 0x5eed0001;  // unlike what fresh memory holds
+constexpr int kNoRemoteWrites = 13010;   // CUDA 13.1, as cudaDriverGetVersion tells it
 
 // Where a rank's word lies in a pad.
 void* probe_at(void* pad, int32_t rank) {
