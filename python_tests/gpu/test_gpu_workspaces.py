@@ -112,7 +112,7 @@ def test_what_a_graph_uses_is_not_released(pool):
 
 
 def without_memory_on_rank_1() -> str:
-    """What each rank hears of a first call for which rank 1 has no memory, before one that works."""
+    """What a rank hears of a first call without memory on rank 1; the next call works."""
     if dist.get_rank() == 1:
         fail("cuMemCreate", OUT_OF_MEMORY)
     with pytest.raises(RuntimeError) as error:
