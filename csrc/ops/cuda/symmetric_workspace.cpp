@@ -83,6 +83,7 @@ at::Tensor SymmetricWorkspace::allocate(const char* op, int64_t size) const {
   } catch (const std::exception& error) {
     problem = error.what();
   }
+  if (!problem.empty()) (void)cudaGetLastError();  // else the next launch reports it
   const auto problems = tell("memory", problem);
   for (size_t rank = 0; rank < problems.size(); ++rank) {
     TORCH_CHECK(problems[rank].empty(), op, ": rank ", rank, " of group '", group_name_,
